@@ -39,8 +39,8 @@ lint: $(VENV)/.dev
 # A process compiles on one thread: twelve that each start a pool of compilers, and of threads for what is computed on
 # the CPU to compare with, wait for one another. What Triton compiles is shared through its cache on disk, so that tests
 # of one file may run in any process.
-GPU_KERNELS := $(sort $(wildcard tests/kernels/*_gpu.py))
-GPU_MODELS := $(filter-out $(GPU_KERNELS),$(sort $(wildcard tests/*/*_gpu.py)))
+GPU_KERNELS := $(sort $(shell find tests/kernels -name "*_gpu.py"))
+GPU_MODELS := $(filter-out $(GPU_KERNELS),$(sort $(shell find tests -name "*_gpu.py")))
 GPU_SHARED = OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 $(PYTHON) -m pytest -n $(GPU_JOBS) --dist worksteal \
   -m "gpu and not timing" --durations=20
 

@@ -1,1 +1,1 @@
-"""Studies that judge LoKA itself, run once in a while: each prints or writes what docs/results/ keeps."""
+"""Studies of LoKA itself, run occasionally; docs/results/ keeps what they print or write."""

@@ -1,10 +1,10 @@
-"""The scale benchmark: what the command line costs on models of 10,000 linear layers.
+"""Scale benchmark: time and memory of the command line on models of 10,000 linear layers.
 
     python -m benchmarks.cli_scale [--json]
 
-Runs `loka --help`, `loka init`, `loka plan` and `loka generate` as processes of their own and prints the wall time, the
-processor time and the peak memory of each; beside them what any program pays that builds the model: importing torch,
-and calling the factory. `loka init` looks for what every mod could change, `loka plan no_bias` lets one change it.
+Runs `loka --help`, `loka init`, `loka plan` and `loka generate` in separate processes and prints wall time, processor
+time and peak memory of each, beside the costs of any program that builds the model: importing torch, and calling the
+factory. `loka init` looks for changes by every mod; `plan no_bias` applies one of them.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ ten_thousand()
 print(imported - start, time.perf_counter() - ready)
 """
 
-# Linux counts the memory of the process that starts another into the started one's peak, so a bare one starts it.
+# Linux includes the memory of the parent in a child's peak, so a bare process starts it.
 LAUNCHER = """\
 import json, os, subprocess, sys, time
 start = time.perf_counter()
@@ -87,7 +87,7 @@ class ScaleBlock(nn.Module):
 
 
 class Tower(nn.Module):
-    """`layers` blocks one after the other: (B, width) -> (B, width)."""
+    """A sequence of `layers` blocks: (B, width) -> (B, width)."""
 
     def __init__(self, layers: int, width: int) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ def ten_thousand_inputs(batch_size: int) -> tuple[Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One process."""
+    """Cost of one process."""
 
     name: str
     seconds: float  # wall time, start of the interpreter included
@@ -151,7 +151,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class ScaleCosts:
-    """All runs, and the two parts that no command can avoid."""
+    """All runs, and the two costs that no command can avoid."""
 
     runs: tuple[Run, ...]
     import_torch_seconds: float
@@ -159,9 +159,9 @@ class ScaleCosts:
 
 
 def run_process(label: str, command: list[str], folder: Path) -> tuple[Run, str]:
-    """Run `command` in `folder`: what it cost, and its standard output.
+    """Run `command` in `folder`; returns its cost and its standard output.
 
-    Raises CheckFailedError, with the end of what it printed, where it fails.
+    Raises CheckFailedError, with the end of its output, if it fails.
     """
     with tempfile.TemporaryDirectory(prefix="loka-scale-") as scratch:
         report = Path(scratch) / "report.json"
@@ -193,7 +193,7 @@ def no_bias_arguments(folder: Path) -> list[str]:
 
 
 def measure() -> ScaleCosts:
-    """Run every command once, in a temporary folder. Raises CheckFailedError where one fails."""
+    """Run every command once, in a temporary folder. Raises CheckFailedError if one fails."""
     with tempfile.TemporaryDirectory(prefix="loka-scale-") as name:
         folder = Path(name)
         (folder / "ten_thousand.yaml").write_text(POLICY, encoding="utf-8")
@@ -213,7 +213,7 @@ def measure() -> ScaleCosts:
 
 
 def table(costs: ScaleCosts) -> str:
-    """The costs as text; "beyond" is what is left of a run's time without building the model."""
+    """The costs as text; "beyond" is a run's time without building the model."""
     lines = [
         f"{LAYERS} linear layers of {WIDTH} x {WIDTH}; "
         f"import torch {costs.import_torch_seconds:.2f} s, build the model {costs.build_seconds:.2f} s",

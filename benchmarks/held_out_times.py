@@ -1,11 +1,11 @@
-"""How far a looked-up time is from a measured one: each measured part is left out in turn and asked for.
+"""Error of looked-up times: each measured part is left out in turn and looked up from the others.
 
     python -m benchmarks.held_out_times FILE [--target h100] [--kind gemm] [--most 200]
 
-FILE is SQLite or text of `loka bench kernels`. For each kind of part one line: how many of its parts were asked for, of
-these how many lay between neighbours, and the ratio of looked-up and measured time (the larger by the smaller): in the
-geometric mean, at the 90th percentile, and the worst. On a grid that doubles, a part left out leaves neighbours four
-times apart, so that these ratios are above those of parts between measured ones. Needs no GPU.
+FILE is SQLite or text of `loka bench kernels`. Prints a line for each kind of part: how many parts were looked up, how
+many of these were interpolated, and the ratio of looked-up and measured time (larger over smaller) as geometric mean,
+90th percentile and maximum. On a grid of powers of two, a part left out leaves neighbours a factor of four apart, so
+these ratios overestimate the error of parts between measured ones. Needs no GPU.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from loka.kernels.measurements.lookup import Measurements
 from loka.kernels.measurements.measurement import Measurement, PartSeries
 from loka.kernels.measurements.parts import TimeSource
 
-MOST = 200  # parts of a kind that are asked for, spread over its sizes
+MOST = 200  # most parts of a kind that are looked up, spread over its sizes
 
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """What look-ups of one kind of part gave. Ratios are of the parts between neighbours; nan where there is none."""
+    """Results of the look-ups of one kind of part. Ratios are of interpolated parts; NaN if there are none."""
 
     kind: PartSeries
     asked: int
@@ -40,7 +40,7 @@ class HeldOut:
 
 
 def held_out(measurements: Measurements, most: int = MOST) -> Iterator[HeldOut]:
-    """Leave parts out in turn, kind by kind; kinds of one part alone are passed over."""
+    """Leave parts out in turn, kind by kind; kinds with a single part are skipped."""
     right = [each for each in measurements.measured if not each.wrong]
     for kind, group in groupby(right, lambda each: PartSeries.of(each.part)):
         found = list(group)

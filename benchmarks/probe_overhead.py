@@ -1,12 +1,12 @@
-"""What probing costs a training run: time and memory with the probe and without, in one run, in turns.
+"""Overhead of probing a training run: time and memory with and without the probe, alternating in one run.
 
     python -m benchmarks.probe_overhead [--factory loka.zoo:wukong_small --inputs ... --batch 16384]
                                   [--every 100] [--windows 7] [--autocast] [--device cuda] [--json]
 
-The model trains under torch.compile with plain SGD. A window is `every` steps, one of which is sampled where the probe
-is on. Windows with the probe and without it follow each other, so that a drifting clock meets both; figures are medians
-over windows with the least and the largest. What a save costs is measured apart, on the training thread and until the
-file is there, and spread over the steps between two saves.
+The model trains under torch.compile with plain SGD. A window is `every` steps, one of which is sampled if the probe is
+on. Windows with and without the probe alternate, so that clock drift affects both; figures are medians over windows
+with minimum and maximum. The cost of a save is measured separately, on the training thread and until the file exists,
+and spread over the steps between two saves.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from loka.sites.callables import current_directory_importable, find_callable
 
 SAVE_EVERY = 10_000  # steps, the default of Probe
 PATIENCE = 300  # seconds for a save
-SAVES = 3  # that are measured
+SAVES = 3  # number of measured saves
 
 POLICY = """\
 version: 1
@@ -44,7 +44,7 @@ model: {{factory: "{factory}", inputs: "{inputs}", batch_size: {batch}}}
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Median, least and largest of some measurements."""
+    """Median, minimum and maximum of some measurements."""
 
     median: float
     least: float
@@ -52,7 +52,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: list[float]) -> Spread:
-        """Of at least one value."""
+        """The spread of at least one value."""
         return cls(statistics.median(values), min(values), max(values))
 
     def __str__(self) -> str:
@@ -61,7 +61,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """What was measured; times in milliseconds, memory in MiB of the device (0 on the CPU)."""
+    """Measured overhead: times in milliseconds, device memory in MiB (0 on the CPU)."""
 
     device: str
     torch: str
@@ -71,23 +71,23 @@ class Overhead:
     autocast: bool
     off: Spread  # a step without the probe, mean over a window
     on: Spread  # a step with it, mean over a window
-    paired_percent: Spread  # of each window with the probe over the mean of its neighbours without
+    paired_percent: Spread  # overhead of each window with the probe over the mean of its neighbours without
     sampled: Spread  # one sampled step
     peak_off: float
     peak_on: float
-    state: float  # memory that the probe holds between steps
-    save_blocks: float  # of the training thread
-    save_done: float  # until the file is there
+    state: float  # memory held by the probe between steps
+    save_blocks: float  # time that a save blocks the training thread
+    save_done: float  # time until the file exists
     file_mib: float
 
     @property
     def percent(self) -> float:
-        """Training time that the probe adds, saves included where they block, in percent."""
+        """Training time added by the probe in percent, including the time that saves block."""
         return self.paired_percent.median + 100 * self.save_blocks / (SAVE_EVERY * self.off.median)
 
 
 class TrainingLoop:
-    """A compiled training step on one batch of example inputs, over and over."""
+    """A compiled training step, repeated on one batch of example inputs."""
 
     def __init__(self, factory: str, inputs: str, batch: int, device: str, autocast: bool) -> None:
         torch.manual_seed(0)
@@ -102,7 +102,7 @@ class TrainingLoop:
         self._optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-6)
 
     def step(self) -> None:
-        """Forward, backward and update."""
+        """Run forward, backward and update."""
         self._optimizer.zero_grad(set_to_none=True)
         with torch.autocast(self.device, torch.bfloat16) if self._autocast else nullcontext():
             output = self._compiled(*self.arguments)
@@ -110,7 +110,7 @@ class TrainingLoop:
         self._optimizer.step()
 
     def timed(self, steps: int, after: Callable[[], None]) -> tuple[float, float]:
-        """Mean milliseconds of a step, and the peak of the device's memory in MiB."""
+        """Mean milliseconds of a step, and peak device memory in MiB."""
         self.wait()
         if self.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
@@ -123,7 +123,7 @@ class TrainingLoop:
         return milliseconds, torch.cuda.max_memory_allocated() / 2**20 if self.device == "cuda" else 0.0
 
     def wait(self) -> None:
-        """Until the device has done everything."""
+        """Wait until the device is idle."""
         if self.device == "cuda":
             torch.cuda.synchronize()
 
@@ -131,7 +131,7 @@ class TrainingLoop:
 def measure(
     factory: str, inputs: str, batch: int, *, every: int, windows: int, autocast: bool, device: str
 ) -> Overhead:
-    """Run everything. Raises InputError where the model, the inputs or a number cannot be used."""
+    """Measure everything. Raises InputError if the model, the inputs or a number cannot be used."""
     if every <= SAVES or windows < 1 or batch < 1:
         raise InputError(
             f"--every must be above {SAVES}, --windows and --batch 1 or more, not {every}, {windows}, {batch}"
@@ -208,16 +208,16 @@ def _sampled(training: TrainingLoop, policy: Path, steps: int) -> Spread:
 
 
 def _save(training: TrainingLoop, probe: Probe, file: Path) -> tuple[float, float]:
-    """Milliseconds that a save holds the training thread (the device's work included), and until it is written."""
+    """Milliseconds that a save blocks the training thread (including device work), and until it is written."""
     file.unlink(missing_ok=True)
-    training.step()  # weights are looked at once a step
+    training.step()  # weights are recorded at most once a step
     probe.step()
     training.wait()
     start = time.perf_counter()
     probe.save()
     training.wait()
     blocked = time.perf_counter()
-    while not file.exists():  # it is renamed into place when it is whole
+    while not file.exists():  # it is renamed into place when complete
         if time.perf_counter() - start > PATIENCE:
             raise LokaError(f"the probe wrote no file in {PATIENCE} s")
         time.sleep(1e-3)
@@ -233,7 +233,7 @@ def _cast(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _nothing() -> None:
-    """What follows a step without the probe."""
+    """Do nothing after a step: the probe is off."""
 
 
 def main(arguments: list[str] | None = None) -> int:

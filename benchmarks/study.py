@@ -1,4 +1,4 @@
-"""The shared ends of the studies' command lines: errors become a message and an exit status."""
+"""Common code of the studies' command lines: errors become a message and an exit status."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from loka.errors import LokaError
 
 
 def run_study(study: Callable[[], str | None]) -> int:
-    """Run a study and print the text that it returns, if any; gives the exit status.
+    """Run a study and print its text, if any; returns the exit status.
 
     A LokaError is printed on stderr.
     """
@@ -24,5 +24,5 @@ def run_study(study: Callable[[], str | None]) -> int:
 
 
 def tell(line: str) -> None:
-    """A line of progress, on stderr."""
+    """Print a line of progress on stderr."""
     print(line, file=sys.stderr, flush=True)

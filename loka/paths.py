@@ -1,11 +1,38 @@
-"""Where files may be put by a rename: in the place of a plain file or of none, never of a device or a pipe."""
+"""Files that are read and written: plain ones, never a device or a pipe."""
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
+from io import BufferedReader
 from pathlib import Path
 
 from loka.errors import InputError
+
+_LONGEST = 300  # characters of a path in a message
+
+
+def open_plain(path: str | os.PathLike[str]) -> BufferedReader:
+    """Open a file for reading, in binary.
+
+    Raises OSError where it cannot be opened, or is no plain file: opening or reading a pipe would wait for a writer.
+    """
+    file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 - the caller closes it
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is a device or a pipe, no plain file", os.fspath(path))
+    return file
+
+
+def shown(path: str | os.PathLike[str]) -> str:
+    """A path as messages repeat it: one of thousands of characters is cut in its middle."""
+    text = os.fspath(path)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}...{text[-_LONGEST // 2 :]}"
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def resolved_path(path: Path) -> Path:

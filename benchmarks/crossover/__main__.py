@@ -1,4 +1,4 @@
-"""Where FP8 wins over BF16, from a file of measurements: `python -m benchmarks.crossover FILE [-o FOLDER]`.
+"""Map of where FP8 is faster than BF16, from measurements: `python -m benchmarks.crossover FILE [-o FOLDER]`.
 
 Writes crossover-DATE.md and .svg. Needs no GPU; the plot needs matplotlib.
 """
@@ -22,9 +22,9 @@ from loka.kernels.measurements.lookup import Measurements
 
 
 def draw(file: str, target: str, out: Path, as_json: bool) -> str:
-    """Write the page and the plot into the folder `out`; gives what is to be printed.
+    """Write the page and the plot into the folder `out`; returns the text to print.
 
-    Raises InputError for a file that is missing or damaged, or has no GEMM in both precisions.
+    Raises InputError for a file that is missing or damaged or has no GEMM in both precisions.
     """
     known = Measurements.open(file, target)
     found = crossover.crossover(known)

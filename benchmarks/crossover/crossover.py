@@ -1,15 +1,15 @@
-"""Where FP8 starts to win over BF16, by M, K and N: from recorded parts, as tables and as a plot.
+"""Crossover of FP8 and BF16 by M, K and N, computed from recorded parts.
 
-For a linear y = x @ weight.T, x of (M, K) and a weight of (N, K), BF16's time over FP8's in four views:
+For a linear y = x @ weight.T, x of (M, K) and a weight of (N, K), the ratio of BF16's time to FP8's in four views:
 
-- GEMM: fprop alone, operands already quantised, the faster of rowwise and tensorwise scaling, precise accumulation;
+- GEMM: only fprop, operands already quantised, the faster of rowwise and tensorwise scaling, precise accumulation;
 - GEMM, fast: the same with fast accumulation;
-- quantised: fprop (precise) with quantising x and the weight, one pass each;
-- trained: fprop, dgrad and wgrad (precise), with quantising x, the weight and the output gradient once each, and
+- quantised: fprop (precise) plus quantising x and the weight, one pass each;
+- trained: fprop, dgrad and wgrad (precise) plus quantising x, the weight and the output gradient once each, and
   transposing all three for the GEMMs that contract over their other dimension.
 
-Above 1 FP8 is faster. A ratio is a tie where it is nearer to 1 than the spreads of both times; it counts as a gain only
-beyond that. What was interpolated or estimated is not shown: a cell without measurements of its own is empty.
+Above 1, FP8 is faster. A ratio closer to 1 than the spreads of both times is a tie, and only a ratio beyond that counts
+as a gain. Interpolated and estimated times are not used: a cell without its own measurements is empty.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TIE = "="  # before a ratio inside the spreads
 
 
 class CrossoverView(StrEnum):
-    """What is timed on both sides."""
+    """The work that is timed in both precisions."""
 
     GEMM = "GEMM"
     FAST = "GEMM, fast"
@@ -47,19 +47,19 @@ _ROWS, _ONE = "e4m3 rowwise", "e4m3 tensorwise"
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """BF16's time over FP8's, and how much of it the spreads of both leave open."""
+    """BF16's time over FP8's, and its uncertainty from the spreads of both."""
 
     value: float
     noise: float
 
     @property
     def tie(self) -> bool:
-        """Whether the spreads hide who is faster."""
+        """True if the ratio differs from 1 by no more than the spreads."""
         return abs(self.value - 1.0) <= self.noise
 
     @property
     def gains(self) -> bool:
-        """Whether FP8 is faster beyond the spreads."""
+        """True if FP8 is faster beyond the spreads."""
         return self.value > 1.0 and not self.tie
 
 
@@ -68,7 +68,7 @@ Map = dict[CrossoverView, dict[Shape, Ratio]]
 
 
 def crossover(costs: PartCosts, sizes: Sequence[int] = SIZES) -> Map:
-    """The ratio of each view at each shape that was measured on both sides."""
+    """The ratio of each view at each shape that was measured in both precisions."""
     shapes = [(m, k, n) for k in sizes for n in sizes for m in sizes]
     found: Map = {}
     for view in CrossoverView:
@@ -78,7 +78,7 @@ def crossover(costs: PartCosts, sizes: Sequence[int] = SIZES) -> Map:
 
 
 def ratio_at(costs: PartCosts, view: CrossoverView, shape: Shape) -> Ratio | None:
-    """BF16 over FP8 at one shape; None where a part of it was not measured."""
+    """BF16 over FP8 at one shape; None if a part of it was not measured."""
     plain = total(plain_gemm(costs, *sizes) for sizes, _ in _gemms(view, shape))
     accumulation = "fast" if view is CrossoverView.FAST else "precise"
     gemms = [fp8_gemm(costs, *sizes, accumulation, scalings) for sizes, scalings in _gemms(view, shape)]
@@ -90,14 +90,14 @@ def ratio_at(costs: PartCosts, view: CrossoverView, shape: Shape) -> Ratio | Non
 
 
 def plain_gemm(costs: PartCosts, rows: int, columns: int, contraction: int) -> PartTime | None:
-    """A GEMM in BF16."""
+    """Time of a GEMM in BF16."""
     return measured(costs, Part(PartKind.GEMM, NATIVE, rows, columns, contraction))
 
 
 def fp8_gemm(
     costs: PartCosts, rows: int, columns: int, contraction: int, accumulation: str, scalings: Sequence[str]
 ) -> PartTime | None:
-    """The fastest measured one of cuBLASLt on operands that are quantised in one of these ways."""
+    """The least measured time of cuBLASLt's FP8 GEMM over these scalings of the operands."""
     recipes = (f"{scaling}, {scaling}, {accumulation}" for scaling in scalings)
     found = [
         measured(costs, Part(PartKind.GEMM, SCALED_MM, rows, columns, contraction, recipe=each)) for each in recipes
@@ -106,13 +106,13 @@ def fp8_gemm(
 
 
 def measured(costs: PartCosts, part: Part) -> PartTime | None:
-    """A part's time where it was measured itself."""
+    """A part's time if that very part was measured, else None."""
     timed = costs.time(part)
     return timed if timed is not None and timed.source is TimeSource.MEASURED else None
 
 
 def total(parts: Iterable[PartTime | None]) -> PartTime | None:
-    """The sum of times, None where one is missing; the spread is that of the sum if all err together."""
+    """The sum of times, None if one is missing; spreads are added as if fully correlated."""
     known: list[PartTime] = []
     for timed in parts:
         if timed is None:
@@ -123,9 +123,9 @@ def total(parts: Iterable[PartTime | None]) -> PartTime | None:
 
 
 def _gemms(view: CrossoverView, shape: Shape) -> tuple[tuple[Shape, tuple[str, ...]], ...]:
-    """Rows, columns and contraction of each GEMM of a view, and how its operands may be scaled.
+    """Rows, columns and contraction of each GEMM of a view, and the possible scalings of its operands.
 
-    What is quantised by rows has one scale a row; transposed copies of both operands serve either kernel.
+    Operands quantised by row have one scale per row; transposed copies of both operands suit either kernel.
     """
     m, k, n = shape
     if view in (CrossoverView.GEMM, CrossoverView.FAST):
@@ -136,7 +136,7 @@ def _gemms(view: CrossoverView, shape: Shape) -> tuple[tuple[Shape, tuple[str, .
 
 
 def _producers(view: CrossoverView, shape: Shape) -> tuple[Part, ...]:
-    """What makes the operands of a view's GEMMs."""
+    """The parts that produce the operands of a view's GEMMs."""
     m, k, n = shape
     quantised = tuple(Part(PartKind.QUANTISE, "rendered", *sizes, recipe=_ROWS) for sizes in ((m, k), (n, k)))
     if view in (CrossoverView.GEMM, CrossoverView.FAST):
@@ -150,7 +150,7 @@ def _producers(view: CrossoverView, shape: Shape) -> tuple[Part, ...]:
 
 
 def to_markdown(found: Map, machine: str, source: str, sizes: Sequence[int] = SIZES) -> str:
-    """The map as a page: where FP8 starts to win, then every ratio. `source` names what it was computed from."""
+    """The map as Markdown: the crossover points, then every ratio. `source` names the measurements."""
     parts = [
         "# Where FP8 wins over BF16",
         f"{machine}. {source}. Ratios are BF16's time over FP8's, sums of kernels that were each timed alone in CUDA "
@@ -165,7 +165,7 @@ def to_markdown(found: Map, machine: str, source: str, sizes: Sequence[int] = SI
 
 
 def summary(view: dict[Shape, Ratio]) -> str:
-    """How many shapes are won, lost and tied."""
+    """Number of shapes that FP8 wins, loses and ties, and the range of ratios."""
     gains = sum(ratio.gains for ratio in view.values())
     ties = sum(ratio.tie for ratio in view.values())
     best = max((ratio.value for ratio in view.values()), default=0.0)
@@ -175,7 +175,7 @@ def summary(view: dict[Shape, Ratio]) -> str:
 
 
 def least_rows(view: dict[Shape, Ratio], sizes: Sequence[int]) -> Table:
-    """By K (rows) and N (columns): the least M from which on FP8 gains, without a gap up to the largest."""
+    """By K (rows) and N (columns): the least M from which FP8 gains at every larger M."""
     lines = []
     for k in sizes:
         cells = []

@@ -1,4 +1,4 @@
-"""The crossover map as a picture: a square for each K in each view, M to the right, N upwards, the colour the ratio."""
+"""Plot of the crossover map: a square for each view and K, M to the right, N upwards, coloured by the ratio."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from benchmarks.crossover.crossover import SIZES, TITLES, CrossoverView, Map, Ra
 from loka.errors import InputError
 
 CELL = 0.34  # inches of a shape's square
-WIDEST = 1.0  # log2 of the ratio at which colours end: from half to twice BF16's speed
-COLOURS = "RdBu"  # red where FP8 is slower, blue where it is faster
-SALT = "loka"  # of the ids in the picture, so that equal maps make equal bytes
+WIDEST = 1.0  # |log2| of the ratio at the ends of the colour scale: half to twice BF16's speed
+COLOURS = "RdBu"  # red: FP8 is slower, blue: FP8 is faster
+SALT = "loka"  # of ids in the SVG, so that the output is deterministic
 
 
 def plot(found: Map, machine: str, path: Path, sizes: Sequence[int] = SIZES) -> None:
-    """Write the picture. Raises InputError where matplotlib is missing, or the file cannot be written."""
+    """Write the plot. Raises InputError if matplotlib is missing or the file cannot be written."""
     try:
         import matplotlib
     except ImportError as error:
@@ -56,7 +56,7 @@ def plot(found: Map, machine: str, path: Path, sizes: Sequence[int] = SIZES) -> 
 
 
 def values(view: dict[Shape, Ratio], k: int, sizes: Sequence[int]) -> list[list[float]]:
-    """log2 of the ratios at one K: a row for each N, a column for each M; NaN where there is none."""
+    """log2 of the ratios at one K: a row for each N, a column for each M; NaN for missing ones."""
     return [
         [math.log2(ratio.value) if (ratio := view.get((m, k, n))) is not None else math.nan for m in sizes]
         for n in sizes

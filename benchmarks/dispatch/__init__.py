@@ -1,1 +1,1 @@
-"""Dispatch against every single library on 27 regions: the plans, their measurement, and the tables."""
+"""Dispatch against every single library on 27 regions: plans, measurement and tables."""

@@ -1,7 +1,7 @@
 """Dispatch against every single library on 27 regions: `python -m benchmarks.dispatch FILE [M,N,K ...]`, on a GPU.
 
-FILE holds measurements of `loka bench kernels`. Each figure is a line in dispatch.jsonl as soon as it is there, and the
-next run goes on with the regions that are not complete; dispatch.md has the tables.
+FILE has measurements of `loka bench kernels`. Each result is written to dispatch.jsonl at once, and another run
+continues with incomplete regions; dispatch.md has the tables.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ LINES, PAGE = "dispatch.jsonl", "dispatch.md"
 
 
 def compare(options: argparse.Namespace) -> str:
-    """Plan the regions by measurements, measure what has no line yet and write the table; gives what is to be printed.
+    """Plan the regions by measurements, measure what is missing and write the tables; returns the text to print.
 
-    Raises InputError for shapes, variants, seconds or files that are not right, and where there is no GPU.
+    Raises InputError for wrong shapes, variants, seconds or files, and without a GPU.
     """
     if math.isnan(options.seconds) or options.seconds <= 0:
         raise InputError(f"--seconds: {options.seconds:g} is no time to work in; write a number above 0")

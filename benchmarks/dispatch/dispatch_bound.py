@@ -1,7 +1,7 @@
-"""What a region cannot go below: its bytes at the speed of a copy, and the best GEMM that was measured for each.
+"""Lower bound of a region's time: its bytes at the bandwidth of a copy, plus the best measured GEMM for each.
 
-In BF16 or in FP8, whichever is less: the passes between the GEMMs as `roofline` counts them, and for each of
-fprop, dgrad and wgrad the least time over all kernels, scalings and accumulations.
+The lesser of BF16 and FP8: the passes between the GEMMs as in `roofline`, and for each of fprop, dgrad and wgrad the
+least time over all kernels, scalings and accumulations.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SCALINGS = ("rowwise", "tensorwise")
 
 
 def bound_us(shape: Shape, costs: PartCosts, peaks: Peaks) -> float | None:
-    """Microseconds of a training step; None where no GEMM of it was measured."""
+    """Microseconds of a training step; None if not all three GEMMs were measured in one precision."""
     chain = chain_of(Form.LAYER_NORM, shape)
     bounds = []
     for precision in (Precision.BF16, Precision.FP8):
@@ -31,7 +31,7 @@ def bound_us(shape: Shape, costs: PartCosts, peaks: Peaks) -> float | None:
 
 
 def best_gemm_us(shape: Shape, gemm: Gemm, precision: Precision, costs: PartCosts) -> float | None:
-    """The least measured time of one GEMM, operands given."""
+    """Least time of one GEMM in microseconds, without making its operands."""
     if precision is Precision.BF16:
         timed = costs.time(gemm_part(shape, gemm, NATIVE))
         return None if timed is None else timed.us

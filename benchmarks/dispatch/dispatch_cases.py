@@ -1,17 +1,16 @@
-"""The regions that Dispatch is judged by, and the plans that are compared on each.
+"""Regions of the Dispatch study, and the plans that are compared on each.
 
-A region is LayerNorm -> Linear without bias -> LayerNorm -> sigmoid, forward and backward. Its plans are made as a
-user's are, from a policy under `compute: auto` and from measurements; the evidence that FP8 is safe is assumed, since
-speed alone is judged, and `min_speedup` is 1. Every plan keeps a GEMM in BF16 where the measurements say that FP8
-loses:
+A region is LayerNorm -> Linear without bias -> LayerNorm -> sigmoid, forward and backward. Plans are made as for users,
+from a policy with `compute: auto` and from measurements; since only speed is compared, FP8 is assumed to be safe, and
+`min_speedup` is 1. Every plan keeps a GEMM in BF16 if the measurements say that FP8 is slower:
 
 - `fused-bf16`: no GEMM in FP8;
-- `torchao-RECIPE`: torchao's Float8Linear as a whole, under torch.compile; where it loses, BF16 counts in its place;
-- `LIBRARY-ACCUMULATION`: one library and one accumulation alone;
-- `dispatch`: whatever of all of these is fastest, for each GEMM its own accumulation and its own library.
+- `torchao-RECIPE`: torchao's Float8Linear for the whole linear, under torch.compile; if it is slower, BF16 counts;
+- `LIBRARY-ACCUMULATION`: only one library and one accumulation;
+- `dispatch`: the fastest of all of these, with the accumulation and the library selected for each GEMM.
 
-The recipe is that of the generated chains: rowwise with power-of-two scales, transposed copies for the GEMMs that
-contract over the other dimension.
+The recipe is that of generated chains: rowwise with power-of-two scales, transposed copies for the GEMMs that contract
+over the other dimension.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ COMPILED, FUSED, DISPATCH = "bf16", "fused-bf16", "dispatch"
 TORCHAO = {
     "torchao-tensorwise": "tensorwise",
     "torchao-rowwise": "rowwise",
-}  # compiled, whole: measured where asked for
+}  # under torch.compile; measured only if requested
 LIBRARIES = {"cublas": SCALED_MM, "fbgemm": FBGEMM, "mslk": "mslk.rowwise"}
 HOWS = (Accumulation.PRECISE, Accumulation.FAST)
 SINGLES = tuple(f"{library}-{how.value}" for library in LIBRARIES for how in HOWS)
@@ -74,15 +73,15 @@ defaults:
 
 
 class Only:
-    """Measurements in which all GEMMs but those of some kernels, and the model's own, take forever."""
+    """Measurements in which GEMMs take FOREVER except on some kernels and natively."""
 
     def __init__(self, costs: Measurements, kernels: frozenset[str]) -> None:
-        """`kernels` by their names in the catalogue."""
+        """`kernels`: names in the catalogue."""
         self.name, self.sha256 = costs.name, costs.sha256
         self._costs, self._kernels = costs, kernels
 
     def time(self, part: Part) -> PartTime | None:
-        """As it was measured, but for a GEMM on another kernel."""
+        """The measured time, or FOREVER for a GEMM on another kernel."""
         timed = self._costs.time(part)
         if timed is not None and part.work is PartKind.GEMM and part.kernel not in (*self._kernels, NATIVE):
             return replace(timed, us=FOREVER)
@@ -94,7 +93,7 @@ Accumulations = Mapping[Gemm, Accumulation]
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """What measurements decide for a region, before its forward is traced, which takes most of planning."""
+    """Decisions for a region before its forward is traced, which takes most of the planning time."""
 
     examined: Examined
     costs: Only
@@ -102,28 +101,28 @@ class Decided:
 
     @property
     def runs(self) -> str:
-        """Its GEMMs in words: what is decided alike is one package."""
+        """Its GEMMs in words; equal decisions share a package."""
         return format_gemm(self.sites)
 
     @property
     def predicted_us(self) -> float:
-        """What measurements say that it takes; infinite where they do not say it."""
+        """Predicted microseconds of a step; infinite if unknown."""
         return sum(site.timing.chosen.us if site.timing is not None else float("inf") for site in self.sites)
 
     def plan(self) -> Plan:
-        """As `loka plan` makes it."""
+        """The plan, as made by `loka plan`."""
         return plan_of(self.examined, assumed_safe(self.examined), self.costs)
 
 
 def recorded_variants(costs: Measurements) -> tuple[str, ...]:
-    """What can be compared by these measurements: the singles of libraries that were measured."""
+    """The variants that these measurements cover: single libraries only if they were measured."""
     known = {part.kernel for part in costs.parts if part.work is PartKind.GEMM}
     singles = (name for name in SINGLES if LIBRARIES[name.partition("-")[0]] in known)
     return (COMPILED, *TORCHAO, FUSED, *singles, DISPATCH)
 
 
 def decisions(shape: Shape, workshop: Workshop, costs: Measurements) -> dict[str, Decided]:
-    """What is compared on a region, by name. Raises InputError where planning fails."""
+    """The decisions of each planned variant on a region. Raises InputError if planning fails."""
     examined = {how: examined_region(shape, workshop, dict.fromkeys(GEMMS, how), how.value) for how in HOWS}
     known = {part.kernel for part in costs.parts if part.work is PartKind.GEMM}
     found = {FUSED: _decided(examined[Accumulation.PRECISE], costs, frozenset())}
@@ -133,7 +132,7 @@ def decisions(shape: Shape, workshop: Workshop, costs: Measurements) -> dict[str
                 found[f"{library}-{how.value}"] = _decided(examined[how], costs, frozenset({kernel}))
     kernels = frozenset(LIBRARIES.values()) & known
     mixed = examined_region(shape, workshop, fastest(shape, costs, kernels), "mixed")
-    # a tie is broken by the order here: one library with precise sums comes before everything else
+    # Ties are broken by this order: single libraries with precise accumulation come early.
     candidates = [*found.values(), _decided(mixed, costs, kernels)]
     candidates += [_decided(examined[how], costs, kernels) for how in HOWS]
     found[DISPATCH] = min(candidates, key=lambda each: each.predicted_us)
@@ -141,10 +140,10 @@ def decisions(shape: Shape, workshop: Workshop, costs: Measurements) -> dict[str
 
 
 def fastest(shape: Shape, costs: Measurements, kernels: frozenset[str]) -> Accumulations:
-    """The accumulation of the fastest kernel for each GEMM; precise where none was measured."""
+    """The accumulation of the fastest kernel for each GEMM; precise if none was measured."""
     found = {}
     for gemm in GEMMS:
-        scalings = ("tensorwise", "rowwise") if gemm is Gemm.WGRAD else ("rowwise",)  # one scale serves as both
+        scalings = ("tensorwise", "rowwise") if gemm is Gemm.WGRAD else ("rowwise",)  # one scale suits both
         times = {
             how: min(
                 _fastest(shape, gemm, f"e4m3 {each}, e4m3 {each}, {how.value}", costs, kernels) for each in scalings
@@ -161,13 +160,13 @@ def _fastest(shape: Shape, gemm: Gemm, recipe: str, costs: Measurements, kernels
 
 
 def gemm_part(shape: Shape, gemm: Gemm, kernel: str, recipe: str = "") -> Part:
-    """One of a region's GEMMs on a kernel."""
+    """The part of one of a region's GEMMs on a kernel."""
     sizes = gemm_sizes(gemm, shape.m, shape.k, shape.n)
     return Part(PartKind.GEMM, kernel, sizes.rows, sizes.columns, sizes.contraction, recipe=recipe)
 
 
 def examined_region(shape: Shape, workshop: Workshop, accumulations: Accumulations, label: str) -> Examined:
-    """The region's model and sites under the policy with these accumulations."""
+    """Examine the region's model and sites under the policy with these accumulations."""
     region = subject(Form.LAYER_NORM, shape)
     factory, inputs = workshop.add(region)
     name = f"dispatch_{region.name}_{label}"
@@ -184,7 +183,7 @@ def _decided(examined: Examined, costs: Measurements, kernels: frozenset[str]) -
 
 
 def format_gemm(sites: Sequence[SitePlan]) -> str:
-    """The GEMMs of some sites in words."""
+    """The GEMMs of sites in words: kernel, scaling and accumulation of each."""
     words = []
     for site in sites:
         for gemm in site.gemms:
@@ -195,7 +194,7 @@ def format_gemm(sites: Sequence[SitePlan]) -> str:
 
 
 def is_rendered(plan: Plan) -> bool:
-    """Whether everything of a region's plan is in kernels: then nothing is left for torch.compile to fuse."""
+    """True if generated kernels run all of a region's plan, so that torch.compile has nothing to fuse."""
     return all(
         bool(site.region)
         and max(site.site.k, site.site.n) <= LARGEST_WIDTH

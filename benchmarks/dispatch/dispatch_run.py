@@ -1,8 +1,8 @@
-"""Measuring the plans of regions, a line of JSON for each: stopped at any time, it goes on where it was.
+"""Measurement of the plans of regions, a line of JSON for each, so that an interrupted run can continue.
 
-A region takes one training step: forward, and backward to its input and all weights, from a CUDA graph. Plans that run
-the same are measured once. Where everything of a plan is in rendered kernels and GEMMs it is captured as it is; only
-what has torch operations in it, as the model in BF16, is compiled first, which takes seconds.
+The time is that of one training step: forward, and backward to the input and all weights, from a CUDA graph. Equal
+plans are measured once. A plan of only rendered kernels and GEMMs is captured directly; others, and the model in BF16,
+have torch operations and are compiled first, which takes seconds.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from loka.bench.subjects.variants import Precision, Variant
 from loka.errors import InputError, LokaError
 from loka.kernels.measurements.lookup import Measurements
 
-AS_COMPILED = "the model as it is, compiled"  # what runs where nothing is replaced
+AS_COMPILED = "the model as it is, compiled"  # runs if nothing is replaced
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +46,19 @@ class Line:
     k: int
     n: int
     variant: str
-    runs: str  # its GEMMs in words; AS_COMPILED where nothing is replaced
-    us: float | None  # None where it failed
+    runs: str  # its GEMMs in words; AS_COMPILED if nothing is replaced
+    us: float | None  # None if it failed
     p10: float | None
     p90: float | None
-    predicted_us: float | None  # the sum of its measured parts; None where it was not planned by them
+    predicted_us: float | None  # sum of the measured parts; None if not planned by measurements
     bound_us: float | None  # of the region
-    output_db: float | None  # against float32
-    gradient_db: float | None  # the worst
+    output_db: float | None  # signal to error against float32
+    gradient_db: float | None  # the worst gradient's
     failure: str = ""
 
     @property
     def shape(self) -> Shape:
-        """Of its region."""
+        """Shape of its region."""
         return Shape(self.m, self.n, self.k)
 
 
@@ -70,7 +70,7 @@ def run_dispatch(
     progress: Progress,
     out_of_time: Callable[[], bool],
 ) -> list[Line]:
-    """Measure what the file of lines has not got, and give all of its lines. Raises InputError for a damaged file."""
+    """Measure what is missing from the file of lines; returns all lines. Raises InputError for a damaged file."""
     lines = read_lines(file)
     possible = recorded_variants(costs)
     variants = tuple(name for name in variants if name in possible)
@@ -93,7 +93,7 @@ def run_dispatch(
 
 
 def measured_variants(lines: Sequence[Line], shape: Shape) -> set[str]:
-    """What was measured of a region; what failed is tried again by the next run."""
+    """The measured variants of a region; failed ones are tried again by the next run."""
     return {line.variant for line in lines if line.shape == shape and line.us is not None}
 
 
@@ -105,13 +105,13 @@ def measured_lines(
     workshop: Workshop,
     progress: Progress,
 ) -> Iterator[Line]:
-    """The lines of a region that are not known yet, those of plans that run the same from one measurement."""
+    """Measure the missing lines of a region; equal plans share a measurement."""
     by_runs = {line.runs: line for line in known if line.shape == shape and line.us is not None}
     there = measured_variants(known, shape)
     try:
         found = decisions(shape, workshop, costs)
         work = _work(shape)
-    except Exception as error:  # noqa: BLE001  (the planner, or a device without the memory: told for each variant)
+    except Exception as error:  # noqa: BLE001  (of the planner, or out of memory: reported for each variant)
         progress(f"{shape}: {describe(error)}")
         yield from (_failed(shape, variant, "", describe(error)) for variant in variants if variant not in there)
         return
@@ -135,20 +135,20 @@ def measured_lines(
 def _measured(
     shape: Shape, variant: str, runs: str, decided: Decided | None, work: StepWork, workshop: Workshop
 ) -> Line:
-    """One plan, or the model as it is; what goes wrong is its failure."""
+    """Measure one plan or the unpatched model; an exception becomes the line's failure."""
     try:
         plan = decided.plan() if decided is not None else None
         if plan is not None and format_gemm(plan.sites) != runs:
             raise LokaError(f"traced, it is planned otherwise: {format_gemm(plan.sites)}")
         if variant in TORCHAO:
             found = measure(work, Variant(variant, Precision.FP8_FAST, torchao=TORCHAO[variant]), True, None)
-        elif plan is None or not plan.bindings:  # nothing is replaced: the model as it is
+        elif plan is None or not plan.bindings:  # nothing is replaced
             found = measure(work, Variant(variant, Precision.BF16), True, None)
         else:
             package = workshop.package(replace(plan, name=f"{plan.name}_{variant.replace('-', '_')}"))
             made = Variant(variant, Precision.BF16, defaults=runs)
             found = measure(work, made, True, package, compiled=not is_rendered(plan))
-    except Exception as error:  # noqa: BLE001  (the planner, the compiler and the device raise anything: it is told)
+    except Exception as error:  # noqa: BLE001  (planner, compiler and device may raise anything: it is reported)
         return _failed(shape, variant, runs, describe(error))
     timing, errors = found.timing, found.errors
     output, gradient = (errors.output, errors.gradient) if errors is not None else (None, None)
@@ -167,7 +167,7 @@ def _failed(shape: Shape, variant: str, runs: str, failure: str) -> Line:
 
 
 def read_lines(file: Path) -> list[Line]:
-    """The lines of a file, none where it is not there. Raises InputError, with its place, for what is no line."""
+    """The lines of a file; none if it does not exist. Raises InputError, with file and line, for an invalid line."""
     if not file.exists():
         return []
     found = []

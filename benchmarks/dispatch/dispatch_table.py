@@ -1,4 +1,4 @@
-"""The lines of the study as a table, with the means that Dispatch is judged by."""
+"""Tables of the study, with the means that Dispatch is judged by."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from benchmarks.dispatch.dispatch_run import Line
 from loka.bench.results import NOTHING, Table, markdown_table
 from loka.bench.speed.region_speed import Shape
 
-USUAL = (COMPILED, FUSED, *SINGLES, DISPATCH)  # what is measured where nothing is named
+USUAL = (COMPILED, FUSED, *SINGLES, DISPATCH)  # measured by default
 VARIANTS = (COMPILED, *TORCHAO, FUSED, *SINGLES, DISPATCH)
 
 
 def to_markdown(lines: Sequence[Line], machine: str, source: str) -> str:
-    """The page: times of all variants on all regions, then the means. Only regions that all variants have count."""
+    """The page: times of all variants on all regions, then means over the regions that all variants have."""
     names = variants_of(lines)
     parts = [
         "# Dispatch on 27 regions",
@@ -36,19 +36,19 @@ def to_markdown(lines: Sequence[Line], machine: str, source: str) -> str:
 
 
 def variants_of(lines: Sequence[Line]) -> tuple[str, ...]:
-    """Those that were measured, in their order."""
+    """The measured variants, in order."""
     there = {line.variant for line in lines if line.us is not None}
     return tuple(name for name in VARIANTS if name in there)
 
 
 def shapes_of(lines: Sequence[Line]) -> list[Shape]:
-    """Those that have lines: first the 27, in their order, then others as they come."""
+    """The shapes with lines: first those of the 27, in order, then others by first occurrence."""
     there = dict.fromkeys(line.shape for line in lines)
     return [*(shape for shape in SHAPES if shape in there), *(shape for shape in there if shape not in SHAPES)]
 
 
 def times(lines: Sequence[Line], names: Sequence[str]) -> Table:
-    """A line for each region: times, the bound, and how much of it Dispatch reaches."""
+    """A line for each region: times, the bound, and the share of it that Dispatch reaches."""
     found = {(line.shape, line.variant): line for line in lines if line.us is not None}
     rows = []
     for shape in shapes_of(lines):
@@ -63,7 +63,7 @@ def times(lines: Sequence[Line], names: Sequence[str]) -> Table:
 
 
 def means(lines: Sequence[Line], names: Sequence[str]) -> Table:
-    """Geometric means over the regions that every variant has: speed over compiled BF16, and the share of the bound."""
+    """Geometric means over regions that all variants have: speedup over compiled BF16, and share of the bound."""
     whole = complete(lines, names)
     rows: list[tuple[str, ...]] = []
     for name in names:
@@ -77,7 +77,7 @@ def means(lines: Sequence[Line], names: Sequence[str]) -> Table:
 
 
 def best_words(lines: Sequence[Line], names: Sequence[str]) -> str:
-    """Dispatch over the single library that is best over all regions."""
+    """Speedup of Dispatch over the single library that is best over all regions, in words."""
     whole = complete(lines, names)
     singles = [name for name in names if name in (*SINGLES, *TORCHAO)]
     if not whole or not singles or DISPATCH not in names:
@@ -88,7 +88,7 @@ def best_words(lines: Sequence[Line], names: Sequence[str]) -> str:
 
 
 def complete(lines: Sequence[Line], names: Sequence[str]) -> dict[Shape, dict[str, float]]:
-    """The times of the regions that every variant has; of torchao, BF16's where that is less."""
+    """The times of the regions that all variants have; torchao's is at most BF16's."""
     found: dict[Shape, dict[str, float]] = {}
     for line in lines:
         if line.us is not None:
@@ -102,7 +102,7 @@ def complete(lines: Sequence[Line], names: Sequence[str]) -> dict[Shape, dict[st
 
 
 def choices(lines: Sequence[Line]) -> Table:
-    """What Dispatch runs on each region, with the sum of the measured parts and the time of the whole."""
+    """The GEMMs that Dispatch runs on each region, with the sum of measured parts and the measured time."""
     rows: list[tuple[str, ...]] = [
         (
             f"{line.m}, {line.k}, {line.n}",
@@ -118,7 +118,7 @@ def choices(lines: Sequence[Line]) -> Table:
 
 
 def geometric_mean(ratios: Sequence[float]) -> float | None:
-    """None of nothing."""
+    """Geometric mean; None if empty."""
     return math.exp(statistics.fmean(map(math.log, ratios))) if ratios else None
 
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.exact_mods [CASE ...]`, on a GPU: the gain of each mod that rewrites forwards, as a table."""
+"""`python -m benchmarks.exact_mods [CASE ...]`, on a GPU: speedup of each mod that rewrites forwards, as a table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from loka.bench.results import markdown_table
 
 
 def measure(names: Sequence[str]) -> str:
-    """Measure the cases of these names, all where none is given; gives what is to be printed. Raises InputError."""
+    """Measure the cases of these names (none: all); returns the text to print. Raises InputError."""
     cases = named(names)
     require_gpu()
     return f"{environment()}\n\n{markdown_table(run(cases))}"

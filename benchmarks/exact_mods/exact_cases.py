@@ -1,4 +1,4 @@
-"""A few linears as a recommender has them, for each of the mods that rewrite forwards (`exact_mods`)."""
+"""Small models with typical linears of recommenders, for the mods that rewrite forwards (`exact_mods`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from loka.errors import InputError
 
 
 class Experts(nn.Module):
-    """Linears with an activation over one input, added up."""
+    """The sum of several linears with activations over one input."""
 
     def __init__(self, experts: int, k: int, n: int) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Projections(nn.Module):
 
 
 class Joined(nn.Module):
-    """A linear over two tensors side by side, as over a DLRM's interaction: K need be no multiple of anything."""
+    """A linear over a concatenation, as after a DLRM's interaction: K need not be a multiple of anything."""
 
     def __init__(self, k: int, n: int) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Joined(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class ModCase:
-    """A model, the mod that is for it, and the batch at which it is measured."""
+    """A model, its mod, and its batch size."""
 
     name: str
     mod: str
@@ -61,12 +61,12 @@ class ModCase:
 
     @property
     def bf16(self) -> bool:
-        """Whether the mod changes linears that stay in BF16: rows of a multiple of 8 elements are aligned there."""
+        """True if the mod changes linears in BF16, where rows of a multiple of 8 elements are already aligned."""
         return self.mod != "pad_alignment" or self.sizes[0] % 8 != 0
 
     @property
     def fp8(self) -> bool:
-        """Whether the mod leaves GEMMs that may run in FP8."""
+        """True if the model with the mod has GEMMs that may run in FP8."""
         return self.mod != "batch_small"
 
 
@@ -87,7 +87,7 @@ def build(case: ModCase) -> nn.Module:
 
 
 def inputs(case: ModCase, batch: int) -> tuple[Tensor, ...]:
-    """Standard normal inputs that need a gradient."""
+    """Standard normal inputs that require gradients."""
     shapes: tuple[tuple[int, ...], ...]
     match case.kind:
         case "experts":
@@ -100,7 +100,7 @@ def inputs(case: ModCase, batch: int) -> tuple[Tensor, ...]:
 
 
 def subject(case: ModCase) -> Subject:
-    """A case as a model to generate for."""
+    """A case as a Subject to generate a package for."""
     source = f'''\
 """{case.name}, for the planner."""
 
@@ -120,7 +120,7 @@ def inputs(batch_size):
 
 
 def named(names: Sequence[str]) -> tuple[ModCase, ...]:
-    """The cases of these names, all where none is given. Raises InputError for one that is not known."""
+    """The cases of these names (none: all). Raises InputError for an unknown one."""
     known = {case.name: case for case in CASES}
     unknown = [name for name in names if name not in known]
     if unknown:

@@ -1,8 +1,8 @@
-"""What the mods that rewrite forwards gain: `python -m benchmarks.exact_mods [CASE ...]`, on a GPU.
+"""Speedup of the mods that rewrite forwards: `python -m benchmarks.exact_mods [CASE ...]`, on a GPU.
 
-Each case is a few linears as a recommender has them, in BF16 and in FP8, each with the mod and without: one training
-step (forward, and the gradients of the inputs and of all parameters), compiled, from CUDA graphs, as `loka bench`
-measures. Without a mod, BF16 is the model as it is under torch.compile; all others are generated packages.
+Each case is a small model in BF16 and in FP8, with and without the mod: one training step (forward, and the gradients
+of the inputs and of all parameters), compiled, from CUDA graphs, measured as in `loka bench`. BF16 without a mod is
+the unchanged model under torch.compile; all others are generated packages.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ mods: [{mods}]
 
 
 def package(workshop: Workshop, case: ModCase, defaults: str, modded: bool) -> ModuleType:
-    """The generated package of a case under a policy with or without its mod."""
+    """Generate and import the package of a case, with or without its mod."""
     factory, example = workshop.add(subject(case))
     name = f"exact_{case.name}_{'fp8' if defaults == FP8 else 'bf16'}{'_mod' if modded else ''}"
     mods = f"{{use: {case.mod}}}" if modded else ""
@@ -60,7 +60,7 @@ def run(cases: Sequence[ModCase], milliseconds: int = MEASURED_MS) -> Table:
 
 
 def _pair(workshop: Workshop, case: ModCase, defaults: str, milliseconds: int) -> tuple[str, str, str]:
-    """A case without its mod and with it, and the ratio."""
+    """Times of a case without and with its mod, and their ratio, as text."""
     bare, modded = (_time(workshop, case, defaults, modded, milliseconds) for modded in (False, True))
     if isinstance(bare, str) or isinstance(modded, str):
         return _shown(bare), _shown(modded), NOTHING
@@ -68,7 +68,7 @@ def _pair(workshop: Workshop, case: ModCase, defaults: str, milliseconds: int) -
 
 
 def _time(workshop: Workshop, case: ModCase, defaults: str, modded: bool, milliseconds: int) -> float | str:
-    """Microseconds of one variant of a case, or why it could not be measured."""
+    """Microseconds of one variant of a case, or the reason why it failed."""
     torch.manual_seed(SEED)
     with torch.device("cuda"):
         base, given = build(case), inputs(case, case.batch)
@@ -78,7 +78,7 @@ def _time(workshop: Workshop, case: ModCase, defaults: str, modded: bool, millis
     try:
         made = package(workshop, case, defaults, modded) if modded or fp8 else None
         return measure(work, variant, True, made).timing.median_us
-    except (LokaError, RuntimeError) as error:  # a kernel that does not run; the others are measured all the same
+    except (LokaError, RuntimeError) as error:  # for example a kernel fails; the others are still measured
         return f"failed: {describe(error)}"
 
 

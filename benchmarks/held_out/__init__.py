@@ -1,1 +1,1 @@
-"""How close predicted errors come to the errors on real batches that nothing was learned from."""
+"""Comparison of predicted errors with errors on held-out real batches."""

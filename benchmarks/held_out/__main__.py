@@ -1,4 +1,4 @@
-"""`python -m benchmarks.held_out`: what Probe predicts against held-out real batches, as a table and as JSON."""
+"""`python -m benchmarks.held_out`: Probe's predictions against held-out real batches, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from benchmarks.study import run_study
 
 
 def compare(options: argparse.Namespace, command: str) -> str:
-    """Judge the models and write the files that are asked for; gives the tables. Raises LokaError."""
-    torch.set_num_threads(1)  # the order of sums, and so the last digits, depend on the number of threads
+    """Judge the models and write the requested files; returns the tables. Raises LokaError."""
+    torch.set_num_threads(1)  # the order of summation, and so the last digits, depends on the number of threads
     sizes = replace(StudySizes(), batches=options.batches, draws=options.draws, seed=options.seed)
     judged = [judge(CASES[name], sizes, whole_run=options.whole_run) for name in options.model or CASES]
     if options.out is not None:

@@ -1,4 +1,4 @@
-"""The samplers that the copula is compared with: standard normal, and the paper's Gaussian."""
+"""Samplers for comparison with the copula: standard normal, and the paper's Gaussian."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from loka.probe.stats.site_stats import JOINT, LowRank, OperandStats, SiteStats,
 
 
 class NormalSampler:
-    """Every element standard normal, in the GEMM's true shapes, but for the cap on rows."""
+    """Standard normal operands in the GEMM's shapes, except for the cap on rows."""
 
     name = "normal"
 
@@ -24,11 +24,11 @@ class NormalSampler:
         self._stats, self._rows = stats, check_rows(rows)
 
     def can_draw(self, gemm: Gemm) -> bool:
-        """Always: nothing that was learned is used but the shapes."""
+        """Always True: only the shapes are used."""
         return True
 
     def draw(self, gemm: Gemm, generator: torch.Generator) -> Drawn:
-        """Operands of N(0, 1); amax_* is the median of the largest of as many as the whole operand has."""
+        """Operands from N(0, 1); amax_* is the median of the maximum of the whole operand."""
         k, n, m = self._stats.k, self._stats.n, self._rows
         (r, s), c = {Gemm.FPROP: ((m, n), k), Gemm.DGRAD: ((m, k), n), Gemm.WGRAD: ((n, k), m)}[gemm]
         if gemm is Gemm.WGRAD:
@@ -44,9 +44,9 @@ class NormalSampler:
 
 
 class GaussianSampler:
-    """The paper's: activations multivariate normal with independent rows, the weight matrix normal.
+    """The paper's sampler: activations multivariate normal with independent rows, the weight matrix normal.
 
-    The operands of a weight gradient are drawn independently of each other, at up to JOINT features of each.
+    The operands of wgrad are drawn independently of each other, up to JOINT features of each.
     """
 
     name = "gaussian"
@@ -60,11 +60,11 @@ class GaussianSampler:
         self._weight = None if stats.weight is None else _MatrixNormal(stats.weight)
 
     def can_draw(self, gemm: Gemm) -> bool:
-        """Whether both operands were seen."""
+        """True if both operands were recorded."""
         return all(self._seen(operand) for operand in OPERANDS[gemm])
 
     def draw(self, gemm: Gemm, generator: torch.Generator) -> Drawn:
-        """T' = 1 mu^T + Z L^T and W' = mean + L_U Z L_V^T, the paper's."""
+        """Operands T' = 1 mu^T + Z L^T and W' = mean + L_U Z L_V^T, as in the paper."""
         require(self, gemm, self._stats.name)
         if gemm is Gemm.WGRAD:
             widths = min(self._stats.n, JOINT), min(self._stats.k, JOINT)
@@ -87,7 +87,7 @@ class GaussianSampler:
     def _activation(
         self, operand: Operand, rows: int, width: int, generator: torch.Generator
     ) -> tuple[Tensor, float | None]:
-        """Rows (rows, width) of an activation, the first `width` features, and the whole operand's usual maximum."""
+        """(rows, width) of an activation, its first `width` features, and the whole operand's median maximum."""
         normal = self._normals[operand]
         if normal is None:
             raise InputError(f"site {self._stats.name}: no {operand.value} was seen")
@@ -110,7 +110,7 @@ class _Normal:
         self._amax: dict[int, float] = {}
 
     def draw(self, rows: int, width: int, generator: torch.Generator) -> Tensor:
-        """Rows (rows, width) float32: the first `width` features."""
+        """The first `width` features of random rows: (rows, width), float32."""
         factor, own = self._factor[:width].float(), self._own[:width].float()
         drawn = torch.randn((rows, factor.shape[1]), generator=generator) @ factor.t()
         if bool(own.any()):
@@ -118,14 +118,14 @@ class _Normal:
         return drawn + self._mean[:width].float()
 
     def amax(self, rows: int) -> float:
-        """Median of the largest |x| in `rows` rows, taking elements as independent."""
+        """Median of the largest |x| in `rows` rows, assuming independent elements."""
         if rows not in self._amax:
             self._amax[rows] = median_amax(self._mean, self._deviation, rows)
         return self._amax[rows]
 
 
 class _MatrixNormal:
-    """W' = mean + L_U Z L_V^T for some rows, or some columns, of a weight (N, K)."""
+    """W' = mean + L_U Z L_V^T for some rows or columns of a weight (N, K)."""
 
     def __init__(self, stats: WeightStats) -> None:
         self._stats = stats
@@ -147,7 +147,7 @@ class _MatrixNormal:
         return drawn + means[0][chosen].float()[:, None] + means[1].float()
 
     def _largest(self) -> float:
-        """Median of the largest |x| of W', from at most ROW_CAP rows, each for as many as it stands for."""
+        """Median of the largest |x| of W', from about ROW_CAP rows, each weighted by the number it represents."""
         stats = self._stats
         n = stats.row_mean.numel()
         chosen = torch.arange(0, n, max(1, n // ROW_CAP))
@@ -171,7 +171,7 @@ def normal_amax(count: float) -> float:
 
 
 def median_amax(mean: Tensor, deviation: Tensor, times: float) -> float:
-    """Median of the largest |x| where each normal variable of `mean` and `deviation` is drawn `times` times."""
+    """Median of the largest |x| if each normal variable of `mean` and `deviation` is drawn `times` times."""
     low = 0.0
     high = float(mean.abs().max() + deviation.max() * normal_amax(2 * times * mean.numel())) if mean.numel() else 0.0
     spread = deviation.clamp(min=copula.TINY)

@@ -1,13 +1,13 @@
-"""How close the errors that Probe predicts come to the errors on held-out real batches.
+"""Comparison of the errors that Probe predicts with the errors on held-out real batches.
 
     python -m benchmarks.held_out [--model NAME ...] [--out FILE.json] [--table FILE.md]
 
-Trains each model, watches the last part of training with `loka.probe.probe.Probe`, freezes the weights, and takes every
-site's operands from forward and backward passes over rows that were never trained on. Each GEMM under each recipe then
-has an actual MERE and SQNR; beside them stand what three samplers predict from what was learned: N(0,1), the paper's
-Gaussian, and the copula. Two more predictions are made of real data, to tell what limits the samplers: batches of
-*training* rows under the same frozen weights (what they miss is the difference between the rows), and operands put
-together from single real rows of the watched part of training (what they miss, no profile of rows holds).
+Trains each model, watches the last part of training with `loka.probe.probe.Probe`, freezes the weights, and captures
+every site's operands in forward and backward passes over rows that were never trained on. This gives the actual MERE
+and SQNR of each GEMM under each recipe. They are compared with the predictions of three samplers from the profile:
+N(0,1), the paper's Gaussian, and the copula. Two more predictions from real data show what limits the samplers: batches
+of *training* rows under the same frozen weights (their gap is the difference between the rows), and operands assembled
+from single real rows of the watched part of training (their gap cannot be closed by any profile of rows).
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ SAMPLERS: tuple[tuple[str, Callable[[SiteStats, int], Sampler]], ...] = (
 
 
 def judge(case: StudyCase, sizes: StudySizes, *, whole_run: bool = False, say: Say = print) -> JudgedRow:
-    """Train, learn, and compare every prediction with the held-out batches.
+    """Train, record a profile, and compare every prediction with the held-out batches.
 
-    With `whole_run` the model is trained a second time, watched from the first step to the last, and the samplers are
-    judged on that profile as well. Raises InputError where data or callables are missing, and CheckFailedError where
-    the loss is not finite or the second training does not give the same weights.
+    With `whole_run` the model is trained again, watched from the first step to the last, and the samplers are judged on
+    that profile too. Raises InputError if data or callables are missing, and CheckFailedError if the loss is not
+    finite or the second training gives other weights.
     """
     clock = _Clock(say, f"{case.model} on {case.data}")
     job = case.job()
@@ -97,7 +97,7 @@ def judge(case: StudyCase, sizes: StudySizes, *, whole_run: bool = False, say: S
     for suffix, stats in profiles.items():
         for name, make in SAMPLERS:
             if suffix and name == NORMAL:
-                continue  # it does not look at the profile
+                continue  # it does not use the profile
             predicted[name + suffix] = predicted_errors(stats, sites, make, job.batch_size, sizes)
             clock.counter_id(f"predict: {name}{suffix}")
     rows = tuple(row for name, errors in predicted.items() for row in _rows(case, name, errors, actual))
@@ -107,9 +107,9 @@ def judge(case: StudyCase, sizes: StudySizes, *, whole_run: bool = False, say: S
 def train(
     case: StudyCase, job: TrainingJob, sizes: StudySizes, first: int, every: int, pool: RowPool | None = None
 ) -> tuple[nn.Module, dict[str, SiteStats]]:
-    """Train from the weights of `sizes.seed`, watched from step `first` on: the model and what was learned by site.
+    """Train from the weights of `sizes.seed`, watched after step `first`; returns the model and statistics by site.
 
-    `pool` takes rows of as many steps between those that are sampled (`every` at least 2), from a pass of its own.
+    `pool` gets rows of as many unsampled steps between (`every` is at least 2), from separate passes.
     """
     model = build(job, sizes.seed)
     optimizer = job.make_optimizer(model)
@@ -145,7 +145,7 @@ def train(
 def real_errors(
     model: nn.Module, sites: Sequence[Site], batches: Iterable[tuple[tuple[Tensor, ...], Tensor]], job: TrainingJob
 ) -> dict[Key, list[Errors]]:
-    """MERE and SQNR of every GEMM under every recipe, call by call, batch by batch; the weights stay as they are."""
+    """MERE and SQNR of every GEMM under every recipe, for each call and batch; the weights do not change."""
     found: dict[Key, list[Errors]] = {}
     for inputs, target in batches:
         for name, calls in capture(model, sites, inputs, target, job.loss).items():
@@ -155,7 +155,7 @@ def real_errors(
 
 
 def gemm_errors(a: Tensor, b: Tensor, recipes: Sequence[OperandRecipe]) -> list[Errors]:
-    """MERE and SQNR of a @ b.T, a (R, C) and b (S, C), with both quantised by each recipe in turn, in float64."""
+    """MERE and SQNR of a @ b.T in float64, a (R, C) and b (S, C), both quantised by each recipe in turn."""
     reference = a.double() @ b.double().t()
     found = []
     for recipe in recipes:
@@ -190,7 +190,7 @@ def predicted_errors(
 def pooled_errors(
     pool: RowPool, model: nn.Module, sites: Sequence[Site], job: TrainingJob, sizes: StudySizes
 ) -> dict[Key, list[Errors]]:
-    """MERE and SQNR of operands made of single real rows of the watched steps, with the weights as they are now."""
+    """MERE and SQNR of operands assembled from single real rows of the watched steps, with the current weights."""
     ((inputs, target),) = training_batches(job, 1, sizes.seed)
     now = capture(model, sites, inputs, target, job.loss)
     found: dict[Key, list[Errors]] = {}
@@ -214,14 +214,14 @@ def save(judged: Sequence[JudgedRow], sizes: StudySizes, path: Path) -> None:
 
 
 def write_table(text: str, path: Path) -> None:
-    """Write the tables; what stands in the file from the line NOTES on, written by hand, stays as it is."""
+    """Write the tables; handwritten text in the file after the line NOTES is kept."""
     notes = path.read_text(encoding="utf-8").partition(NOTES)[2] if path.is_file() else ""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"{text}\n{NOTES}{notes or chr(10)}", encoding="utf-8")
 
 
 class _Clock:
-    """Tells the wall time of each part, and keeps it."""
+    """Reports and records the wall time of each part."""
 
     def __init__(self, say: Say, label: str) -> None:
         self.say, self.label, self.seconds = say, label, dict[str, float]()
@@ -278,7 +278,7 @@ def _named(sites: Iterable[Site], name: str) -> Site:
 
 
 def _seed(seed: int, place: int, gemm: Gemm) -> int:
-    """One stream of random numbers for each GEMM of each site, the same for every sampler."""
+    """Seed for a GEMM of a site, the same for every sampler."""
     return (seed * 10_007 + place) * len(Gemm) + tuple(Gemm).index(gemm)
 
 

@@ -1,7 +1,7 @@
-"""The real operands of every site in one forward and backward, as matrices, with the weights left as they are.
+"""Capture of the operands of every site in one forward and backward, as matrices; the weights do not change.
 
-For y = x @ weight.T: the input x (M, K), the weight (N, K) and the output gradient dy (M, N), float32. What the model
-writes with the Parameter in front, P @ x, is read as (x^T @ P^T)^T, as `loka.sites` does.
+For y = x @ weight.T: the input x (M, K), the weight (N, K) and the output gradient dy (M, N), float32. A product with
+the Parameter first, P @ x, is read as (x^T @ P^T)^T, as in `loka.sites`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MATMUL = (torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__)
 
 @dataclass(frozen=True, slots=True)
 class CapturedOperands:
-    """One call of a site: `input` (M, K), `weight` (N, K), `grad_output` (M, N)."""
+    """Operands of one call of a site: `input` (M, K), `weight` (N, K), `grad_output` (M, N)."""
 
     input: Tensor
     weight: Tensor
@@ -50,7 +50,7 @@ class _Seen:
 
 
 class _Watch(TorchFunctionMode):
-    """Keeps both operands of each product with a Parameter in `names`, and has its output's gradient told."""
+    """Keeps both operands of each product with a Parameter in `names`, and its output's gradient by a hook."""
 
     def __init__(self, names: Mapping[int, str]) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class _Watch(TorchFunctionMode):
         return out
 
     def _name(self, tensor: Tensor) -> str | None:
-        """The site of a Parameter or of its transpose."""
+        """The site of a Parameter or of its transpose; None for other tensors."""
         base = tensor if tensor._base is None else tensor._base
         name = self.names.get(id(base))
         whole = tensor.dim() == 2 and sorted(tensor.shape) == sorted(base.shape)
@@ -93,10 +93,10 @@ class _Watch(TorchFunctionMode):
 def capture(
     model: nn.Module, sites: Iterable[Site], inputs: Inputs, target: Tensor, loss: Any
 ) -> dict[str, tuple[CapturedOperands, ...]]:
-    """One forward and backward of the model as it is: the operands of each call of every site, in the order of calls.
+    """Run one forward and backward; returns the operands of each call of every site, in order.
 
-    The weights, and the gradients that the Parameters hold, stay as they were. Raises InputError where a site that is
-    called in training was not seen, or takes part in no gradient.
+    Weights and existing gradients of Parameters do not change. Raises InputError if a site that is called in training
+    was not seen or received no gradient.
     """
     wanted = [site for site in sites if site.calls and site.blocked is None and site.weight is not None]
     parameters = dict(model.named_parameters())
@@ -131,5 +131,5 @@ def _whole(name: str, seen: _Seen) -> CapturedOperands:
 
 
 def _matrix(tensor: Tensor) -> Tensor:
-    """All leading dimensions as rows, float32, a copy of its own."""
+    """A float32 copy with all leading dimensions as rows."""
     return tensor.detach().float().reshape(-1, tensor.shape[-1]).clone()

@@ -1,4 +1,4 @@
-"""Which models are trained on which data for the comparison of samplers, and how much of everything."""
+"""Models, data and sizes of the comparison of samplers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class StudyCase:
         )
 
     def job(self) -> TrainingJob:
-        """The training job. Raises InputError where a callable cannot be found."""
+        """The training job. Raises InputError if a callable cannot be found."""
         factory: Callable[[], nn.Module] = _found(self.factory)
         batches: Batches = _found(self.batches)
         test_batches: Batches = _found(self.test_batches)
@@ -68,13 +68,13 @@ class StudyCase:
 
 @dataclass(frozen=True, slots=True)
 class StudySizes:
-    """How much is watched, held out and drawn."""
+    """Numbers of watched steps, held-out batches and draws."""
 
-    watched: int = 64  # last training steps that are watched
-    every: int = 2  # one of so many watched steps is sampled
+    watched: int = 64  # number of last training steps that are watched
+    every: int = 2  # one in `every` watched steps is sampled
     batches: int = 32  # held-out batches
     draws: int = 24  # sampled pairs of operands for each GEMM
-    pooled: int = 8  # operands put together from single real rows
+    pooled: int = 8  # draws of operands assembled from single real rows
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -135,10 +135,10 @@ CASES = {
 def held_out_batches(job: TrainingJob, count: int, seed: int) -> list[tuple[Any, Tensor]]:
     """`count` batches of the training batch size from the test rows, in an order drawn from `seed`.
 
-    Test rows can come in the order of time, where a batch holds neighbours; training batches are shuffled, so these
-    are too. Raises InputError where there are too few test rows, or the inputs are not tensors or a tuple of them.
+    Test rows may be in time order, which puts similar rows in one batch; training batches are shuffled, so these are
+    too. Raises InputError if there are too few test rows, or the inputs are not tensors or a tuple of them.
     """
-    # A large reading size: how the rows come is of no consequence once they are shuffled.
+    # Read in large batches: the original order is lost when rows are shuffled.
     parts = list(job.test_batches(job.test_batch_size, seed))
     if not parts:
         raise InputError("held-out comparison: the test batches are empty")

@@ -1,4 +1,4 @@
-"""Real rows of the watched steps, put together anew as if they were independent: the best that row by row can do."""
+"""Real rows of the watched steps, recombined as if independent: the limit of samplers that draw row by row."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 from benchmarks.held_out.held_out_capture import CapturedOperands
 from loka.sites.site import Site
 
-KEPT = 256  # rows of a call
+KEPT = 256  # most rows kept of a call
 
 
 class RowPool:
-    """Rows of input and output gradient, of the same place in a call, over several steps."""
+    """Pairs of corresponding rows of input and output gradient, over several steps."""
 
     def __init__(self, sites: Sequence[Site], batch_size: int, seed: int) -> None:
         self.sites = tuple(site for site in sites if site.calls and site.blocked is None and site.weight is not None)
@@ -23,14 +23,14 @@ class RowPool:
         self._rows: dict[str, list[tuple[Tensor, Tensor]]] = {}
 
     def add(self, found: Mapping[str, Sequence[CapturedOperands]]) -> None:
-        """Keep at most KEPT random rows of each call."""
+        """Add at most KEPT random rows of each call."""
         for name, calls in found.items():
             for one in calls:
                 chosen = torch.randperm(one.input.shape[0], generator=self._generator)[:KEPT]
                 self._rows.setdefault(name, []).append((one.input[chosen], one.grad_output[chosen]))
 
     def draws(self, weights: Mapping[str, Tensor], count: int) -> Iterator[dict[str, CapturedOperands]]:
-        """`count` times M rows of each site, drawn with replacement from all that was kept."""
+        """`count` draws of M rows of each site, with replacement from all kept rows."""
         pooled = {
             name: (torch.cat([x for x, _ in calls]), torch.cat([dy for _, dy in calls]))
             for name, calls in self._rows.items()

@@ -1,4 +1,4 @@
-"""The comparison of samplers as Markdown: what was measured, what keeps the target, and where it is missed most."""
+"""The comparison of samplers as Markdown: conditions, the target, tables, and the largest gaps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WORST = 12
 
 
 def markdown(command: str, judged: Sequence[JudgedRow], sizes: StudySizes) -> str:
-    """Every table of the result."""
+    """All tables of the result."""
     rows = [row for one in judged for row in one.rows]
     parts = [
         "# Samplers against held-out real batches",
@@ -107,7 +107,7 @@ def rows_of(judged: Iterable[JudgedRow]) -> list[HeldOutRow]:
 
 
 def _target(rows: Sequence[HeldOutRow]) -> str:
-    """Whether each part of the target is met, for all GEMMs and for each, in words and numbers."""
+    """Table of each part of the target, for all GEMMs together and for each: measured value, and whether it is met."""
     lines = [
         f"Medians over sites and recipes of |gap|, at most {TARGET_DB} dB in SQNR, {TARGET_MERE_PERCENT:g} % in MERE; "
         "and where the actual value is outside the Gaussian's interval, of our |gap| over the Gaussian's, at most "
@@ -181,7 +181,7 @@ def _by_gemm_and_all(rows: Sequence[HeldOutRow]) -> dict[str, list[HeldOutRow]]:
 
 
 def _worst(rows: Sequence[HeldOutRow]) -> str:
-    """Sites and GEMMs by our median |gap| in SQNR over the recipes, the largest first."""
+    """Sites and GEMMs with the largest median |gap| of the copula in SQNR over the recipes."""
     shown = (COPULA, GAUSSIAN, POOLED_ROWS, TRAINING_ROWS)
     found: list[tuple[tuple[str, str, str, str], list[Gaps]]] = []
     for key, group in grouped(rows, lambda row: (row.model, row.data, row.site, row.gemm.value)).items():
@@ -215,7 +215,7 @@ def _yes(met: bool) -> str:
 
 
 def _processor() -> str:
-    """The processor's name, as Linux tells it."""
+    """The processor's name from /proc/cpuinfo, elsewhere the architecture."""
     info = Path("/proc/cpuinfo")
     if info.is_file():
         for line in info.read_text(encoding="utf-8").splitlines():

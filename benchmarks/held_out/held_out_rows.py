@@ -1,4 +1,4 @@
-"""Predicted against actual error of one GEMM under one recipe, and what many such rows come to."""
+"""Predicted and actual error of a GEMM under a recipe, and statistics over many such rows."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from loka.probe.profile.profile import Interval
 
 K = TypeVar("K")
 
-EXACT_DB = 90.0  # SQNR above which quantisation is exact but for float32's own rounding: there is no error to predict
+EXACT_DB = 90.0  # above this SQNR quantisation is exact up to float32 rounding: there is no error to predict
 NORMAL, GAUSSIAN, COPULA = "N(0,1)", "gaussian", "copula"
 TRAINING_ROWS = "training rows"  # not a sampler: the actual error on training rows
-POOLED_ROWS = "pooled rows"  # not a sampler either: single real rows of the watched steps, put together at random
-WHOLE_RUN = " (whole run)"  # after a sampler's name: the profile is of all steps instead of the last
+POOLED_ROWS = "pooled rows"  # not a sampler either: single real rows of the watched steps, combined at random
+WHOLE_RUN = " (whole run)"  # suffix of a sampler's name: the profile covers all steps rather than the last
 Z95 = 1.959963984540054
 
 TARGET_DB = 0.3
@@ -30,7 +30,7 @@ TARGET_RATIO = 0.5
 
 @dataclass(frozen=True, slots=True)
 class HeldOutRow:
-    """One GEMM of a site under one recipe, both operands alike. Actual: over the held-out batches."""
+    """Errors of one GEMM of a site under one recipe for both operands. Actual: over the held-out batches."""
 
     model: str
     data: str
@@ -51,25 +51,25 @@ class HeldOutRow:
 
     @property
     def gap_db(self) -> float:
-        """Predicted minus actual SQNR, dB: positive promises too much."""
+        """Predicted minus actual SQNR, dB: positive is too optimistic."""
         return _difference(self.predicted_sqnr.mean, self.actual_sqnr.mean)
 
     @property
     def gap_mere_percent(self) -> float:
-        """Predicted minus actual MERE, percent of the actual: negative promises too much."""
+        """Predicted minus actual MERE, percent of the actual: negative is too optimistic."""
         actual = self.actual_mere.mean
         gap = _difference(self.predicted_mere.mean, actual)
         return 0.0 if gap == 0.0 else (100.0 * gap / actual if actual else math.inf)
 
     @property
     def exact(self) -> bool:
-        """Whether quantisation loses nothing here, so that there is nothing to predict (one column, rowwise)."""
+        """True if quantisation loses nothing (one column, rowwise), so that there is no error to predict."""
         return self.actual_sqnr.mean > EXACT_DB
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedRow:
-    """All rows of one case, and how long its parts took."""
+    """All rows of one case, and the time of its parts."""
 
     case: StudyCase
     rows: tuple[HeldOutRow, ...]
@@ -78,42 +78,42 @@ class JudgedRow:
 
 @dataclass(frozen=True, slots=True)
 class Gaps:
-    """|gap| over the rows of one group."""
+    """Statistics of |gap| over the rows of one group."""
 
     count: int
     db_median: float
     db_p90: float
     mere_median: float  # percent
     mere_p90: float  # percent
-    db_bias: float  # median of the gap with its sign, dB: positive promises too much
+    db_bias: float  # median of the signed gap, dB: positive is too optimistic
 
 
 @dataclass(frozen=True, slots=True)
 class Misses:
-    """Where the actual value lies outside the Gaussian's interval, and what another sampler's gap is there.
+    """Comparison of another sampler with the Gaussian on rows whose actual value is outside the Gaussian's interval.
 
-    `resolved` counts those whose intervals, the actual's too, do not touch: there the held-out batches do tell that
-    the Gaussian is wrong.
+    `resolved` counts rows where the intervals of the actual value and the Gaussian do not overlap: there the held-out
+    batches show that the Gaussian is wrong.
     """
 
     metric: str  # "SQNR" or "MERE"
     sampler: str
     count: int
     outside: int
-    ratio_median: float  # |its gap| / |the Gaussian's gap|, over the rows outside; NaN where there are none
-    halved: float  # share of the rows outside where that is at most TARGET_RATIO; NaN where there are none
+    ratio_median: float  # |its gap| / |the Gaussian's gap|, over the rows outside; NaN if there are none
+    halved: float  # share of the rows outside with a ratio of at most TARGET_RATIO; NaN if there are none
     resolved: int
     resolved_ratio_median: float
     resolved_halved: float
 
     @property
     def share(self) -> float:
-        """Rows outside over all rows."""
+        """Share of rows outside."""
         return self.outside / self.count if self.count else math.nan
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """Mean and its 95 % interval by the normal approximation; one value, or one that is not finite, spans itself."""
+    """Mean and its 95 % interval by the normal approximation; of zero width for one value or a non-finite mean."""
     mean = statistics.fmean(values) if all(map(math.isfinite, values)) else min(values, key=lambda v: -abs(v))
     if len(values) < 2 or not math.isfinite(mean):
         return Interval(mean, mean, mean)
@@ -122,7 +122,7 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def gaps(rows: Iterable[HeldOutRow]) -> Gaps:
-    """Medians and 90th percentiles of |gap|; rows where quantisation is exact are left out."""
+    """Medians and 90th percentiles of |gap|, without rows where quantisation is exact."""
     counted = [row for row in rows if not row.exact]
     if not counted:
         return Gaps(0, math.nan, math.nan, math.nan, math.nan, math.nan)
@@ -133,7 +133,7 @@ def gaps(rows: Iterable[HeldOutRow]) -> Gaps:
 
 
 def misses(rows: Iterable[HeldOutRow], sampler: str, metric: str) -> Misses:
-    """Compare `sampler` with the Gaussian on the rows that both have; exact ones are left out."""
+    """Compare `sampler` with the Gaussian on the rows that both have, without exact ones."""
     counted = [row for row in rows if not row.exact]
     theirs = {_key(row): row for row in counted if row.sampler == sampler}
     pairs = [(row, theirs[_key(row)]) for row in counted if row.sampler == GAUSSIAN and _key(row) in theirs]
@@ -154,7 +154,7 @@ def misses(rows: Iterable[HeldOutRow], sampler: str, metric: str) -> Misses:
 
 
 def grouped(rows: Iterable[HeldOutRow], key: Callable[[HeldOutRow], K]) -> dict[K, list[HeldOutRow]]:
-    """Rows by `key`, in the order in which the keys first come."""
+    """Rows grouped by `key`, in order of first occurrence."""
     groups: dict[K, list[HeldOutRow]] = {}
     for row in rows:
         groups.setdefault(key(row), []).append(row)
@@ -186,7 +186,7 @@ def _ratio(gaussian: HeldOutRow, other: HeldOutRow, metric: str) -> float:
     above, below = _of(other, metric)[2], _of(gaussian, metric)[2]
     if math.isinf(above):
         return math.inf
-    return above / below  # the Gaussian's gap is not zero where the actual lies outside its interval
+    return above / below  # below is not zero: the actual value is outside the Gaussian's interval
 
 
 def _share(ratios: Sequence[float]) -> float:
@@ -194,7 +194,7 @@ def _share(ratios: Sequence[float]) -> float:
 
 
 def _at(values: Sequence[float], percent: float) -> float:
-    """A percentile, between the two nearest values where it falls between; infinite values are the largest."""
+    """A percentile with linear interpolation; infinite values are the largest."""
     if not values:
         return math.nan
     finite = np.sort(np.minimum(np.asarray(values), np.finfo(np.float64).max))

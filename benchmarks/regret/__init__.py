@@ -1,1 +1,1 @@
-"""What deciding by one recording costs by another one of the same machine."""
+"""Regret of deciding by one recording, judged by another one of the same machine."""

@@ -1,4 +1,4 @@
-"""What deciding by one recording costs by another: `python -m benchmarks.regret FIRST SECOND`. Needs no GPU."""
+"""Regret of deciding by one recording, judged by another: `python -m benchmarks.regret FIRST SECOND`. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from loka.kernels.measurements.lookup import Measurements
 
 
 def compare(files: tuple[str, str], target: str, as_json: bool) -> str:
-    """Decide every problem by the first file and judge it by the second; gives what is to be printed.
+    """Decide every problem by the first file and judge it by the second; returns the text to print.
 
-    Raises InputError for a file that is missing or damaged, and for two that have no part in common.
+    Raises InputError for a file that is missing or damaged, and for two files without common parts.
     """
     first, second = (Measurements.open(name, target) for name in files)
     parts = first.parts

@@ -1,10 +1,10 @@
-"""What deciding by one recording costs by another: two sets of measurements of the same machine, side by side.
+"""Regret of decisions between two sets of measurements of the same machine.
 
-Each problem is a piece of work with the candidates that could run it, each a sum of parts, in the order in which ties
-are broken. The first set chooses: the fastest, or the first of those that its spreads do not tell from the fastest. The
-second says what the choice takes over the best by its own times: the regret, 1 where nothing is lost. Where the second
-would have chosen otherwise, the winner has flipped; a flip lies outside ties if both sets tell the two choices apart.
-Only what both sets have measured themselves takes part.
+Each problem is a piece of work with candidates that could run it, each a sum of parts, in tie-breaking order. The first
+set chooses the first candidate that its spreads do not distinguish from the fastest. The regret is the second set's
+time of that choice over its own least time: 1 if nothing is lost. If the second set would have chosen another
+candidate, the winner has flipped; the flip is outside ties if both sets distinguish the two choices. Only parts that
+both sets have measured are used.
 """
 
 from __future__ import annotations
@@ -19,38 +19,38 @@ from loka.bench.results import Table
 from loka.errors import InputError
 from loka.kernels.measurements.parts import Part, PartCosts, PartKind, PartTime
 
-WORST, LISTED = 5, 1.005  # problems that are listed, and the regret above which they are
+WORST, LISTED = 5, 1.005  # most problems listed, and the least regret of a listed one
 
 Size = tuple[int, int, int, str]  # rows, columns, contraction and dtype of a GEMM
 
 
 @dataclass(frozen=True, slots=True)
 class RegretProblem:
-    """A piece of work, and for each way of running it the parts that it takes."""
+    """A piece of work, and the parts of each way of running it."""
 
     name: str
-    candidates: Mapping[str, tuple[Part, ...]]  # in the order in which ties are broken
+    candidates: Mapping[str, tuple[Part, ...]]  # in tie-breaking order
 
 
 @dataclass(frozen=True, slots=True)
 class RegretOutcome:
-    """What came of one problem."""
+    """The result of one problem."""
 
     name: str
     chosen: str  # by the first set
-    best: str  # what the second would have chosen
-    regret: float  # the second set's time of `chosen`, over the least of its times
-    outside: bool  # whether both sets tell `chosen` and `best` apart
+    best: str  # chosen by the second set
+    regret: float  # the second set's time of `chosen` over its least time
+    outside: bool  # both sets distinguish `chosen` and `best`
 
     @property
     def flipped(self) -> bool:
-        """Whether the second set would have chosen otherwise."""
+        """True if the second set would have chosen another candidate."""
         return self.chosen != self.best
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Of all problems of one kind."""
+    """The results of all problems of one kind."""
 
     title: str
     outcomes: tuple[RegretOutcome, ...]
@@ -62,33 +62,33 @@ class Summary:
 
     @property
     def worst(self) -> float:
-        """The largest regret."""
+        """Largest regret."""
         return max(outcome.regret for outcome in self.outcomes)
 
     @property
     def flips(self) -> int:
-        """How many winners flipped."""
+        """Number of flipped winners."""
         return sum(outcome.flipped for outcome in self.outcomes)
 
     @property
     def outside(self) -> int:
-        """How many of them outside ties."""
+        """Number of flips outside ties."""
         return sum(outcome.flipped and outcome.outside for outcome in self.outcomes)
 
 
 def ties(first: PartTime, second: PartTime) -> bool:
-    """Whether the spreads of two times hide which is less."""
+    """True if two times differ by no more than their spreads."""
     return abs(first.us - second.us) <= math.hypot(first.us * first.spread, second.us * second.spread)
 
 
 def choose(times: Mapping[str, PartTime]) -> str:
-    """The first candidate in order that cannot be told from the fastest."""
+    """The first candidate, in order, that ties with the fastest."""
     fastest = min(times.values(), key=lambda timed: timed.us)
     return next(name for name, timed in times.items() if ties(timed, fastest))
 
 
 def judge(problem: RegretProblem, first: PartCosts, second: PartCosts) -> RegretOutcome | None:
-    """What `first` chooses, by `second`; None where fewer than two candidates were measured in both."""
+    """Judge the choice of `first` by `second`; None if fewer than two candidates were measured in both."""
     both = {}
     for name, parts in problem.candidates.items():
         sums = [total(measured(costs, part) for part in parts) for costs in (first, second)]
@@ -104,7 +104,7 @@ def judge(problem: RegretProblem, first: PartCosts, second: PartCosts) -> Regret
 
 
 def summarise(title: str, problems: Iterable[RegretProblem], first: PartCosts, second: PartCosts) -> Summary:
-    """All problems of a kind. Raises InputError where none of them was measured in both sets."""
+    """Judge all problems of a kind. Raises InputError if none was measured in both sets."""
     outcomes = [outcome for problem in problems if (outcome := judge(problem, first, second)) is not None]
     if not outcomes:
         raise InputError(f"{title}: the two sets have no measurements in common; record the same parts twice")
@@ -112,9 +112,9 @@ def summarise(title: str, problems: Iterable[RegretProblem], first: PartCosts, s
 
 
 def gemm_problems(parts: Iterable[Part]) -> dict[str, tuple[RegretProblem, ...]]:
-    """By recipe: for each size and dtype among measured parts every kernel that takes the recipe, and the model's own.
+    """Problems by recipe: for each measured size and dtype, the kernels measured with the recipe, and native.
 
-    This is what a plan decides of a GEMM: the recipe is the policy's.
+    This is a plan's decision about a GEMM, whose recipe is given by the policy.
     """
     gemms = sorted(part for part in parts if part.work is PartKind.GEMM)
     own = {_size(part): part for part in gemms if not part.recipe}
@@ -142,7 +142,7 @@ def _words(size: Size) -> str:
 
 
 def drift(parts: Iterable[Part], first: PartCosts, second: PartCosts) -> list[float]:
-    """How far the second set's time of each part is from the first's, as a share of it, sorted."""
+    """Relative difference of the second set's time of each part from the first's, sorted."""
     shares = []
     for part in parts:
         times = [measured(costs, part) for costs in (first, second)]
@@ -152,7 +152,7 @@ def drift(parts: Iterable[Part], first: PartCosts, second: PartCosts) -> list[fl
 
 
 def to_text(summaries: Sequence[Summary], shares: Sequence[float]) -> str:
-    """The outcome as text: a line for each kind, the worst problems, and how far the two sets are apart."""
+    """The results as text: a line for each kind, the worst problems, and the drift between the sets."""
     table: Table = (
         ("problems", "count", "regret, mean", "worst", "flips", "outside ties"),
         [
@@ -182,7 +182,7 @@ def to_text(summaries: Sequence[Summary], shares: Sequence[float]) -> str:
 
 
 def plain_table(table: Table) -> str:
-    """Columns set apart by blanks, all but the first to the right, without a trailing blank."""
+    """A table of columns separated by spaces, right-aligned except the first, without trailing spaces."""
     columns, rows = table
     lines = [columns, *rows]
     widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
@@ -196,7 +196,7 @@ def plain_table(table: Table) -> str:
 
 
 def to_plain(summaries: Sequence[Summary], shares: Sequence[float]) -> dict[str, object]:
-    """The same as JSON can hold it, with every problem that flipped."""
+    """The results as a dict for JSON, with every flipped problem."""
     return {
         "problems": [
             {
@@ -216,6 +216,6 @@ def to_plain(summaries: Sequence[Summary], shares: Sequence[float]) -> dict[str,
 
 
 def _drifts(shares: Sequence[float]) -> dict[str, float]:
-    """Median, 95th percentile and the most of sorted shares; nothing of none."""
+    """Median, 95th percentile and maximum of sorted shares; {} if there are none."""
     places = {"median": 0.5, "p95": 0.95, "most": 1.0} if shares else {}
     return {name: shares[min(int(share * len(shares)), len(shares) - 1)] for name, share in places.items()}

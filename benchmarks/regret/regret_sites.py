@@ -1,7 +1,7 @@
-"""Regret of whole sites: LayerNorm, SiLU -> Linear -> LayerNorm, SiLU by every way that the resolver compares.
+"""Regret of whole sites: LayerNorm, SiLU -> Linear -> LayerNorm, SiLU, with every option that the resolver compares.
 
-A site's candidates are the sets of its GEMMs in FP8 that can run together, each GEMM on each kernel, with what makes
-the operands (`loka.plan.select.workload`), all in one accumulation; last the model as it is.
+A site's candidates are the sets of its GEMMs in FP8 that can run together, each GEMM on each kernel, with the work that
+makes the operands (`loka.plan.select.workload`), all with one accumulation; the last is native.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PAIRS: dict[Gemm, OperandPair] = {
     Gemm.DGRAD: (_ROWS, _TRANSPOSED),
     Gemm.WGRAD: (_TRANSPOSED_TENSORWISE, _TRANSPOSED_TENSORWISE),
 }
-SETS = (  # of GEMMs in FP8: what is transposed has its source among them
+SETS = (  # sets of FP8 GEMMs: each includes the sources of its transposed operands
     (Gemm.FPROP, Gemm.DGRAD, Gemm.WGRAD),
     (Gemm.FPROP, Gemm.DGRAD),
     (Gemm.FPROP,),
@@ -38,13 +38,13 @@ SETS = (  # of GEMMs in FP8: what is transposed has its source among them
 def site_problems(
     kernels: Sequence[str] = (SCALED_MM,), how: Accumulation = Accumulation.PRECISE
 ) -> Iterator[RegretProblem]:
-    """A problem for each size; `kernels` are those of rowwise GEMMs, in order, wgrad's is always cuBLASLt's."""
+    """A problem for each size; `kernels`: of rowwise GEMMs, in order; wgrad always runs on cuBLASLt."""
     for m, k, n in product(ROWS, SIDES, SIDES):
         yield RegretProblem(f"{m} x {k} x {n}", candidates(SiteSizes(m, k, n), kernels, how))
 
 
 def candidates(sizes: SiteSizes, kernels: Sequence[str], how: Accumulation) -> dict[str, tuple[Part, ...]]:
-    """Every way of a site."""
+    """All execution options of a site, by name."""
     found: dict[str, tuple[Part, ...]] = {}
     for fp8 in SETS:
         recipe = Recipe.of({gemm: PAIRS[gemm] if gemm in fp8 else None for gemm in Gemm})

@@ -9,15 +9,15 @@ import torch
 
 from loka import dispatch
 
-STAMP = "c1dc4ca3a81ac1c049a788978bc46d389e28083b26f0b7bdef4bb0af57501e99"
+STAMP = "dadca9a599735756d8ded3fb4db7d17c459892227a0f4440c0f8c44287ab650b"
 dispatch.check_stamps(__name__, STAMP)
 
-from . import fused, kernels, modules  # noqa: E402 - a generation that was cut short may lack them
+from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing
 
 dispatch.check_stamps(__name__, STAMP, fused.STAMP, kernels.STAMP, modules.STAMP)
 
-# Which modules become which class. `sites` are named for reports; `gemms` are those of each site that run in FP8.
-# `shapes`, `reads` and `constants` are what the forward has built in: `apply` and `verify` compare them with the model.
+# The modules of each class. `sites` are names for reports; `gemms` are the FP8 GEMMs of each site. `shapes`, `reads`
+# and `constants` are built into the forward: `apply` and `verify` compare them with the model.
 BINDINGS = (
     dispatch.Binding(
         train=modules.EmbedDense,
@@ -142,7 +142,7 @@ BINDINGS = (
 
 
 def apply(model: torch.nn.Module, mode: str = "train") -> dispatch.Patch:
-    """Bind the plan to a model, in place; `remove` of what is returned takes it off again, `verify` says that it ran.
+    """Bind the plan to a model, in place. Of the returned patch, `remove` undoes this and `verify` checks that it ran.
 
     `mode` is "train", or "infer" for weights that are quantised once and frozen.
     """

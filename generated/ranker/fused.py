@@ -14,7 +14,7 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import concat_norm_reference, fm_reference
 from loka.kernels.fused.norm import norm_reference
 
-STAMP = "c1dc4ca3a81ac1c049a788978bc46d389e28083b26f0b7bdef4bb0af57501e99"
+STAMP = "dadca9a599735756d8ded3fb4db7d17c459892227a0f4440c0f8c44287ab650b"
 
 
 def _add_backward_e4m3_256_reference(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -26,7 +26,7 @@ from loka import dispatch
 
 from . import fused
 
-STAMP = "c1dc4ca3a81ac1c049a788978bc46d389e28083b26f0b7bdef4bb0af57501e99"
+STAMP = "dadca9a599735756d8ded3fb4db7d17c459892227a0f4440c0f8c44287ab650b"
 
 E4M3_MAX = 448.0  # largest finite value
 AMAX_FLOOR = 2.0**-100  # keeps the scale of a zero block positive

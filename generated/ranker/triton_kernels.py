@@ -13,7 +13,7 @@ from torch import Tensor
 from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import fm_reference
 
-STAMP = "c1dc4ca3a81ac1c049a788978bc46d389e28083b26f0b7bdef4bb0af57501e99"
+STAMP = "dadca9a599735756d8ded3fb4db7d17c459892227a0f4440c0f8c44287ab650b"
 
 
 @triton.jit

@@ -1,1 +1,1 @@
-"""Measuring: speed side by side with the peers, recordings for plans, mods one by one, quality over seeds."""
+"""Benchmarks: speed against other libraries, recorded measurements, ablation of mods, quality over seeds."""

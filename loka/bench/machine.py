@@ -1,4 +1,4 @@
-"""What a measurement ran on."""
+"""The machine that a measurement ran on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from loka.version import __version__
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """The device and the versions; None for what is not there."""
+    """Device name and versions; None for what is not installed."""
 
     device: str
     loka: str
@@ -35,7 +35,7 @@ class Environment:
 
 
 def require_gpu() -> None:
-    """Raises InputError unless the current device is a GPU of a target's architecture and Triton is there."""
+    """Raise InputError unless the current device is a GPU of a target's architecture and Triton is installed."""
     if not torch.cuda.is_available():
         raise InputError(
             "loka bench: no CUDA device is visible, and times of the reference path would say nothing; run it on a "
@@ -53,7 +53,7 @@ def require_gpu() -> None:
 
 
 def device_here() -> DeviceSpec:
-    """The spec of the current CUDA device; the default target's where there is none, or it is no target."""
+    """The spec of the current CUDA device; the default target's if there is none or it is not a target."""
     found = device_named(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
     return found or DEFAULT
 
@@ -63,7 +63,7 @@ def _architecture(spec: DeviceSpec) -> str:
 
 
 def environment() -> Environment:
-    """Of the current CUDA device, or of the CPU where there is none."""
+    """The environment of the current CUDA device, or of the CPU without one."""
     return Environment(
         device=torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
         loka=__version__,

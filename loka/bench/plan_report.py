@@ -1,4 +1,4 @@
-"""`loka report`: what was measured and decided for a policy, as one page of Markdown, from its plan and its profile."""
+"""`loka report`: a policy's measurements and decisions on one page of Markdown, from its plan and its profile."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from loka.plan.report.plan_rows import (
     total_time,
 )
 from loka.plan.report.profile_view import budgets
+from loka.policy.problems import printable
 from loka.probe.profile.profile import Finding
 
-SMALL = 0.001  # share of the model's FLOPs below which it falls short of nothing that a site stays as it is
+SMALL = 0.001  # share of the model's FLOPs below which a site outside FP8 is no shortfall
 
 
 def to_markdown(planned: Planned, policy: str) -> str:
-    """The page of a policy, which is named as the user names it. The same plan and profile give the same page."""
+    """The page of a policy, titled with the user's name for it. Deterministic for a plan and a profile."""
     plan, known = planned.plan, planned.known
     rows = group_sites(plan, alike=True)
     parts = [f"# {plan.name}: what was measured and decided", _summary(plan, known, policy)]
@@ -46,7 +47,7 @@ def to_markdown(planned: Planned, policy: str) -> str:
 
 
 def shortfalls(plan: Plan, rows: Sequence[PlanRow]) -> list[str]:
-    """What is not as one would have it, a line for each; `rows` are the plan's, alike sites in one."""
+    """The plan's shortfalls, a line each; `rows` are those of the plan, with sites alike in one row."""
     lines = [f"over budget and in FP8 all the same: {line}" for line in over_budget(plan)]
     judged = [gemm.evidence is not None for site in plan.sites for gemm in site.gemms if gemm.fp8]
     if judged.count(False):
@@ -98,8 +99,8 @@ def _mods(plan: Plan) -> str:
     lines = []
     for mod in plan.mods:
         gain = describe_gain_in(plan, mod)
-        lines.append(f"- {describe_mod(mod)}{f'; {gain}' if gain else ''}")
-        lines += [f"  - left {line}" for line in describe_unchanged(mod.unchanged)]
+        lines.append(printable(f"- {describe_mod(mod)}{f'; {gain}' if gain else ''}"))
+        lines += [printable(f"  - left {line}") for line in describe_unchanged(mod.unchanged)]
     return "\n".join(lines)
 
 
@@ -119,7 +120,7 @@ def _evidence(rows: Sequence[PlanRow]) -> Table:
 
 
 def _findings(findings: Sequence[Finding]) -> Table:
-    """Each kind of finding once for sites whose names differ in numbers alone, with the evidence of the first."""
+    """A line for each kind of finding and group of sites whose names differ only in numbers; evidence of the first."""
     groups: dict[tuple[str, str], list[Finding]] = {}
     for finding in findings:
         groups.setdefault((finding.kind, pattern_of(finding.site)), []).append(finding)
@@ -152,7 +153,7 @@ def _times(rows: Sequence[PlanRow]) -> Table:
 
 
 def _listed(lines: Sequence[str]) -> str:
-    return "\n".join(f"- {line}" for line in lines)
+    return "\n".join(f"- {printable(line)}" for line in lines)
 
 
 def _percent(share: float) -> str:

@@ -1,4 +1,4 @@
-"""What a benchmark found, as a record, as tables, and as files. Needs neither torch nor a terminal."""
+"""Results of a benchmark as a record, as tables, and as files. Needs neither torch nor a terminal."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from loka.bench.machine import Environment
 from loka.bench.speed.timing import Timing
 from loka.errors import InputError
 from loka.paths import resolved_path
+from loka.policy.problems import printable
 
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]  # columns and rows
 NOTHING = "-"
@@ -22,28 +23,28 @@ NOTHING = "-"
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Signal to error against float32 in dB; None where the signal is zero, or not finite, or was not looked at."""
+    """Signal to error against float32 in dB; None if the signal is zero, not finite, or was not compared."""
 
     output: float | None
     gradient: float | None  # the worst of all gradients
-    gradient_of: str  # what that is the gradient of; "" where there is none
+    gradient_of: str  # name of the tensor with that gradient; "" if there is none
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One variant on one piece of work."""
+    """Result of one variant on one piece of work."""
 
     work: str
     variant: str
-    timing: Timing | None  # None where it failed
-    bound_us: float | None = None  # None where no bound is known
-    peak_mib: float | None = None  # of a training step, what the variant itself holds
+    timing: Timing | None  # None if it failed
+    bound_us: float | None = None  # None if no bound is known
+    peak_mib: float | None = None  # of a training step: memory of the variant itself
     errors: Errors | None = None
     failure: str = ""
 
     @property
     def reached(self) -> float | None:
-        """The bound's share of the time."""
+        """Lower bound over measured time: 1 is the roofline."""
         if self.timing is None or self.bound_us is None:
             return None
         return self.bound_us / self.timing.median_us
@@ -51,7 +52,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Cells that belong side by side. Ratios are over `baseline`; the bound of `shown` stands beside the times."""
+    """Cells of one table. Ratios are over the variant `baseline`; the bound of the variant `shown` is printed."""
 
     title: str
     cells: tuple[Cell, ...]
@@ -72,12 +73,12 @@ class Report:
 
     @property
     def stem(self) -> str:
-        """The files' name without a suffix: region-2026-11-21T0812."""
+        """File name without a suffix: region-2026-11-21T0812."""
         return f"{self.what}-{self.date.replace(':', '').removesuffix('Z')}"
 
 
 def ratio(section: Section, cell: Cell) -> float | None:
-    """How many times the baseline's speed a cell has; None where one of them was not timed."""
+    """Speedup of a cell over the baseline; None if one of them was not timed."""
     for other in section.cells:
         if other.work == cell.work and other.variant == section.baseline and other.timing and cell.timing:
             return other.timing.median_us / cell.timing.median_us
@@ -85,7 +86,7 @@ def ratio(section: Section, cell: Cell) -> float | None:
 
 
 def geometric_mean(section: Section, variant: str) -> float | None:
-    """Of a variant's ratios; None where it, or the baseline, failed on any of the work."""
+    """Geometric mean of a variant's ratios; None if it or the baseline failed on any work."""
     ratios = [ratio(section, cell) for cell in section.cells if cell.variant == variant]
     known = [value for value in ratios if value is not None]
     if not known or len(known) < len(ratios):
@@ -104,10 +105,10 @@ def variants_of(section: Section) -> tuple[str, ...]:
 
 
 def side_by_side(section: Section) -> Table:
-    """A row for each piece of work: microseconds of each variant and, in brackets, how many times the baseline's speed.
+    """A row for each piece of work: microseconds of each variant and, in brackets, its speedup over the baseline.
 
-    The last columns are the bound of the section's `shown` variant and the share of it reached; the last row, where
-    there are several pieces of work, is the geometric mean of the ratios.
+    The last columns are the bound of the section's `shown` variant and the share of it reached; with several pieces of
+    work, the last row is the geometric mean of the ratios.
     """
     variants, works = variants_of(section), works_of(section)
     cells = {(cell.work, cell.variant): cell for cell in section.cells}
@@ -125,7 +126,7 @@ def side_by_side(section: Section) -> Table:
 
 
 def details(section: Section) -> Table:
-    """A row for each cell, with the spread, the bound, memory and errors; columns that are empty are left out."""
+    """A row for each cell with spread, bound, memory and errors; empty columns are left out."""
     times = ("median us", "p10", "p90", f"over {section.baseline}")
     columns = ("work", "variant", *times, "bound us", "reached", "peak MiB", "output dB", "worst gradient dB", "note")
     rows = [_detail(section, cell) for cell in section.cells]
@@ -177,14 +178,14 @@ def percent(share: float | None) -> str:
 
 
 def markdown_table(table: Table) -> str:
-    """A table of Markdown; a bar in a cell is escaped."""
+    """A table in Markdown; bars and unprintable characters in cells are escaped."""
     columns, rows = table
     lines = [columns, tuple("---" for _ in columns), *rows]
-    return "\n".join("| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(printable(text).replace("|", "\\|") for text in line) + " |" for line in lines)
 
 
 def to_markdown(report: Report) -> str:
-    """The report as a page."""
+    """The report as a Markdown page."""
     parts = [
         f"# loka bench {report.what}, {report.date}",
         f"`{report.command}`",
@@ -200,7 +201,7 @@ def to_markdown(report: Report) -> str:
 
 
 def to_plain(report: Report) -> dict[str, object]:
-    """The report as JSON can hold it, with ratios, shares and geometric means."""
+    """The report as a dict for JSON, with ratios, shares and geometric means."""
     sections: list[dict[str, object]] = []
     for section in report.sections:
         cells = [
@@ -224,7 +225,7 @@ def to_plain(report: Report) -> dict[str, object]:
 
 
 def usable_folder(folder: Path) -> None:
-    """Make a folder, and write into it. Raises InputError where that cannot be, before minutes are spent measuring."""
+    """Create a folder and check that it is writable. Raises InputError, before minutes are spent on measuring."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -236,7 +237,7 @@ def usable_folder(folder: Path) -> None:
 
 
 def write_files(report: Report, folder: Path) -> tuple[Path, Path]:
-    """Write STEM.json and STEM.md into a folder that is there, each whole or not at all. Raises InputError."""
+    """Write STEM.json and STEM.md into an existing folder, each atomically. Raises InputError."""
     texts = {
         ".json": json.dumps(to_plain(report), indent=2, allow_nan=False) + "\n",
         ".md": to_markdown(report),
@@ -250,7 +251,7 @@ def write_files(report: Report, folder: Path) -> tuple[Path, Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all. Raises InputError where that cannot be."""
+    """Write a file atomically. Raises InputError."""
     place = resolved_path(path)
     temporary = place.with_name(f".{place.name}.{os.getpid()}")
     try:

@@ -1,5 +1,4 @@
-"""The command line: one file a verb; each parses, calls and prints, and holds no logic of its own.
+"""The command line, one file for each verb: they parse options, call and print, without logic of their own.
 
-Nothing heavy is imported when a module of this room is: a verb imports what it needs when it runs, so that
-`loka --help` answers at once.
+Modules here import nothing heavy at the top: a verb imports what it needs when it runs, so that `loka --help` is fast.
 """

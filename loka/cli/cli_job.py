@@ -1,4 +1,4 @@
-"""The training job that a policy describes."""
+"""The training job of a policy, from the command line."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ DEVICES = ("auto", "cpu", "cuda")
 
 
 def make_job(policy: Policy, steps: int | None, device: str, tested: bool = True) -> TrainingJob:
-    """The policy's job; `steps` and `device` as the command line gives them. Not `tested`: train.test may be missing.
+    """The policy's job; `steps` and `device` as on the command line. Without `tested`, train.test may be missing.
 
-    Raises InputError, with the place in the policy, where it has no training section or a callable cannot be found.
+    Raises InputError, with the place in the policy, if it has no train section or a callable cannot be found.
     """
     from loka.bench.quality.policy_job import job_of
 
@@ -31,9 +31,9 @@ def make_job(policy: Policy, steps: int | None, device: str, tested: bool = True
 
 @contextmanager
 def training_of(policy: Policy) -> Iterator[None]:
-    """Training with the user's batches, model and loss: what they raise becomes an InputError that says where.
+    """Context of training with the user's batches, model and loss: their exceptions become InputErrors with a place.
 
-    An exception whose innermost frame, torch's apart, is LoKA's or a generated package's keeps its traceback.
+    An exception from LoKA or a generated package, by the innermost frame outside torch, is raised unchanged.
     """
     from loka.sites.callables import describe_error, place_of
 
@@ -41,7 +41,9 @@ def training_of(policy: Policy) -> Iterator[None]:
         yield
     except LokaError:
         raise
-    except Exception as error:  # the user's code can raise anything
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the user's code can raise anything
         place = place_of(error)
         if not place or place.startswith((_LOKA, os.path.abspath("generated") + os.sep)):
             raise
@@ -50,7 +52,7 @@ def training_of(policy: Policy) -> Iterator[None]:
 
 
 def choose_device(wanted: str) -> str:
-    """The device to train on: `auto` is a GPU where there is one. Raises InputError for one that is not there."""
+    """The device to train on; `auto` is a GPU if there is one. Raises InputError if the device is not available."""
     import torch
 
     if wanted not in DEVICES:

@@ -1,4 +1,4 @@
-"""What plans are decided by, for `loka doctor`: measurements and profiles, and whether they fit this machine."""
+"""Inputs of plans for `loka doctor`: measurements and profiles, and whether they match machine and model."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from loka.kernels.gemm.catalogue import GEMM_KERNELS
 from loka.kernels.measurements.lookup import Measurements
 from loka.kernels.measurements.versions import Versions
 from loka.mods.policy_loader import load_policy
-from loka.plan.evidence import check_sites, open_profile
+from loka.plan.evidence import check_sites, open_measurements, open_profile
 from loka.plan.planner import examine
-from loka.plan.select.open_measurements import open_measurements
 from loka.policy.policy import Policy
 
 RECORD = "loka bench kernels --record FILE"
-_LISTED = 3  # sites that a note names
+_LISTED = 3  # most sites named in a note
 
 
 def this_device() -> Versions | None:
-    """The current CUDA device with its versions, None where there is none."""
+    """The current CUDA device and its versions; None without one."""
     try:
         return Versions.here()
     except InputError:
@@ -27,7 +26,7 @@ def this_device() -> Versions | None:
 
 
 def shipped_items(here: Versions | None) -> tuple[Item, ...]:
-    """The sets of measurements that come with LoKA, and that there is none for a target."""
+    """An item for each target's shipped measurements, also if there are none."""
     items = []
     for target in GPU_TARGETS:
         name = f"measurements {target}"
@@ -47,13 +46,13 @@ def shipped_items(here: Versions | None) -> tuple[Item, ...]:
 
 
 def policy_items(path: str, here: Versions | None) -> tuple[Item, ...]:
-    """What one policy is decided by. Raises InputError where the policy itself cannot be read."""
+    """Items for the inputs of one policy's plan. Raises InputError if the policy itself cannot be read."""
     policy = load_policy(path)
     return (_target(policy, here), _measurements(policy, here), _profile(policy))
 
 
 def fitting(name: str, found: Measurements, here: Versions | None) -> Item:
-    """Measurements of a target against a machine that the target means, or that has no GPU."""
+    """Compare measurements with this machine, which is of their target or has no GPU."""
     if here is None:
         return Item(name, "ok", described(found), _noted(found, "no GPU here to compare with"))
     installed = {kernel.name: kernel.library.version() or "" for kernel in GEMM_KERNELS if kernel.library is not None}

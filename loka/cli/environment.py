@@ -1,4 +1,4 @@
-"""What this machine has, for `loka doctor`: versions, devices, libraries, and which path FP8 will take here."""
+"""This machine's versions, devices, libraries and FP8 path, for `loka doctor`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from loka.kernels.gemm.catalogue import Kernel
 from loka.kernels.gemm.gpu_here import FP8_CAPABILITY
 from loka.version import __version__
 
-OLDEST = {"torch": (2, 11), "triton": (3, 6)}  # what LoKA is written for and tested from
+OLDEST = {"torch": (2, 11), "triton": (3, 6)}  # oldest supported and tested versions
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One line of the report. `status` is ok, missing, stale or problem; only a problem keeps LoKA from working."""
+    """A line of the report. `status` is ok, missing, stale or problem; only a problem keeps LoKA from working."""
 
     name: str
     status: str
@@ -28,11 +28,11 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Optional:
-    """A library that LoKA can work with and does not need."""
+    """An optional library."""
 
     name: str
     module: str
-    distributions: tuple[str, ...]  # that provide the module, under any of these names
+    distributions: tuple[str, ...]  # any of these provides the module
     use: str
     install: str
     gpu_only: bool
@@ -45,7 +45,7 @@ LIBRARIES = (
 
 
 def examine() -> tuple[Item, ...]:
-    """Look at the machine. Imports torch, and libraries of kernels where nothing else says that they cannot run."""
+    """Examine the machine. Imports torch, and kernel libraries unless it is already clear that they cannot run."""
     capabilities = [torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())]
     return (
         Item("loka", "ok", __version__, ""),
@@ -106,7 +106,7 @@ def _library(library: Optional, gpu: bool) -> Item:
 
 
 def _kernel(kernel: Kernel) -> Item:
-    """Whether a kernel of the catalogue can run here, and why not; a plan for another machine may name it anyway."""
+    """An item that says if a kernel can run here, or why not; plans for other machines may use it anyway."""
     version = kernel.library.version() if kernel.library is not None else None
     reason = kernel.unavailable_reason()
     note = "can run here" if reason is None else f"cannot run here: {reason}"
@@ -119,7 +119,7 @@ def _has_module(name: str) -> bool:
         return False
     try:
         return parent == name or util.find_spec(name) is not None
-    except (ImportError, OSError):  # finding a submodule runs its parent, whose native parts may not load here
+    except (ImportError, OSError):  # finding a submodule imports its parent, whose native libraries may not load
         return False
 
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 def fresh_package(plan: Plan, policy: str) -> ModuleType:
-    """The generated package of a plan, imported.
+    """Import the generated package of a plan.
 
-    Raises CheckFailedError where it is missing, or is not what `loka generate` would write now.
+    Raises CheckFailedError if it is missing or differs from what `loka generate` would write now.
     """
     folder = default_folder(plan.name)
     differences = check_package(render_package(plan), folder)
@@ -37,7 +37,7 @@ def fresh_package(plan: Plan, policy: str) -> ModuleType:
 
 
 def verify(patch: object) -> None:
-    """Check that every planned FP8 GEMM of a trained model did run. Raises VerifyError (exit status 1)."""
+    """Check that every planned FP8 GEMM of a trained model ran. Raises VerifyError (exit status 1)."""
     from loka.dispatch import Patch
 
     if not isinstance(patch, Patch):
@@ -46,9 +46,9 @@ def verify(patch: object) -> None:
 
 
 def load_package(name: str) -> ModuleType:
-    """Import generated/NAME of the current directory, whatever was imported under that name before.
+    """Import generated/NAME of the current directory, replacing an earlier import of that name.
 
-    Raises InputError where another package of that name is found first.
+    Raises InputError if another package of that name is found first.
     """
     from loka.sites.callables import current_directory_importable
 
@@ -67,7 +67,7 @@ def load_package(name: str) -> ModuleType:
 
 
 def patcher(package: ModuleType) -> Callable[[nn.Module], Patch]:
-    """The package's `apply`, with what it warns of said once on stderr."""
+    """The package's `apply`, with each of LoKA's warnings printed once on stderr."""
     shown: set[str] = set()
 
     def patch(model: nn.Module) -> Patch:

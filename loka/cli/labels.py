@@ -1,4 +1,4 @@
-"""What the two models that `loka train` and `loka compare` set side by side are called."""
+"""Labels of the two models that `loka train` and `loka compare` compare."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AGAINST = ("model", "original")
 
 @dataclass(frozen=True, slots=True)
 class ComparisonLabels:
-    """The names of both runs: in columns, while they run, and in sentences."""
+    """Labels of both runs: in columns, in progress, and in sentences."""
 
     first: str  # in a column
     second: str
@@ -24,7 +24,7 @@ class ComparisonLabels:
 
     @property
     def by_run(self) -> dict[str, str]:
-        """What the training loop calls its runs -> what a person reads."""
+        """The training loop's name of a run -> label."""
         return {"as it is": self.first, "patched": self.running}
 
 
@@ -36,7 +36,7 @@ ORIGINAL = ComparisonLabels("original", "with mods", "with mods", "the original"
 def comparison_labels(plan: Plan, against: str = AGAINST[0]) -> ComparisonLabels:
     """The labels of a plan's comparison: FP8 against the same model, or the adapted model against the original.
 
-    Raises InputError for another word, and where no mod of the plan makes another model.
+    Raises InputError for another `against`, and for "original" if no mod of the plan changes modules.
     """
     if against not in AGAINST:
         raise InputError(f"--against is {against!r}, but must be one of {', '.join(AGAINST)}")

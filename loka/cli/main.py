@@ -1,4 +1,4 @@
-"""The entry point: registers the verbs, and turns errors into messages and exit statuses."""
+"""Entry point: registers the verbs, and turns errors into messages and exit statuses."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from loka.cli.output import note
+from loka.cli.output import note, results_alone
 from loka.cli.verbs import (
     bench,
     compare,
@@ -30,41 +30,61 @@ from loka.cli.verbs import (
     train,
     validate,
 )
-from loka.errors import LokaError, RenamedWarning
+from loka.errors import InputError, LokaError, RenamedWarning
 from loka.version import __version__
 
+_JSON = "--json"
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 BROKEN_PIPE = 141  # 128 + SIGPIPE
 
 
 class Verbs(TyperGroup):
-    """The verbs, and what becomes of their errors.
+    """The group of verbs, which handles their errors.
 
-    A LokaError is a message on stderr and its exit status. Any other exception is a fault of LoKA or of the user's own
-    code, and keeps its traceback.
+    A LokaError becomes a message on stderr and its exit status, and so does any exception of the model's own code,
+    including `sys.exit`. Any other exception is a fault in LoKA, and keeps its traceback.
     """
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            with _renaming_shown():
+            with results_alone() if _JSON in ctx.args else nullcontext(), _renaming_shown():
                 result = super().invoke(ctx)
             sys.stdout.flush()
             return result
         except LokaError as error:
-            print(error, file=sys.stderr)
+            note(str(error))
             raise typer.Exit(error.exit_status) from error
         except KeyboardInterrupt as error:
             print("interrupted", file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from error
         except BrokenPipeError as error:
-            # The reader has gone: what is left in the buffer has nowhere to go, and flushing it at exit would fail.
+            # The reader is gone: flushing the rest of the buffer at exit would fail.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(BROKEN_PIPE) from error
+        except BaseException as error:
+            message = _authors_fault(error)
+            if message is None:
+                raise
+            note(message)
+            raise typer.Exit(InputError.exit_status) from error
+
+
+def _authors_fault(error: BaseException) -> str | None:
+    """Message for an exception of the model's own code; None for one of LoKA or of the command line."""
+    if "loka.sites.callables" not in sys.modules:  # no verb has called the model's code
+        return None
+    if type(error).__module__.startswith(("typer.", "click.")):  # an option, or a way to leave
+        return None
+    from loka.sites.callables import authors_place, describe_error
+
+    if not authors_place(error):
+        return None
+    return f"the model's code raised {describe_error(error)}; make it work without LoKA first"
 
 
 @contextmanager
 def _renaming_shown() -> Iterator[None]:
-    """Print what is written under a name of before as a note, once in a run; other warnings are shown as ever."""
+    """Context that prints a RenamedWarning as a note, once in a run; other warnings are shown as usual."""
     shown = False
     with warnings.catch_warnings():
         warnings.simplefilter("always", RenamedWarning)
@@ -114,9 +134,9 @@ for verb in (init, validate, probe, plan, explain, diff, generate, train, compar
 
 
 def run() -> None:
-    """What `loka` and `python -m loka` call."""
-    # A large model is many small objects, none of them garbage: looking for some costs a sixth of `loka plan`. Verbs
-    # that train switch it on again.
+    """Entry point of `loka` and `python -m loka`."""
+    # A large model is many small objects, none of them garbage: collecting costs a sixth of `loka plan`. Verbs that
+    # train enable it again.
     gc.disable()
     try:
         app(prog_name="loka")

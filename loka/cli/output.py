@@ -1,4 +1,4 @@
-"""How verbs print: tables and lines for people, JSON for programs, files whole or not at all."""
+"""Output of verbs: tables and lines for people, JSON for programs, atomic files."""
 
 from __future__ import annotations
 
@@ -9,25 +9,63 @@ import shutil
 import sys
 import tempfile
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
 from loka.errors import InputError
 from loka.paths import resolved_path
+from loka.policy.problems import printable
 
-PIPED_WIDTH = 400  # columns of a table that goes into a file or a pipe, so that nothing in it is cut
+_STDOUT, _STDERR = 1, 2
+_results: ContextVar[TextIO | None] = ContextVar("_results", default=None)  # where print_json prints; None: sys.stdout
+PIPED_WIDTH = 400  # columns of a table that goes to a file or a pipe, so that nothing is cut
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 PolicyPath = Annotated[str, typer.Argument(metavar="POLICY", help="The policy, a YAML file.", show_default=False)]
 
 
 def print_json(value: Any) -> None:
-    """Dataclasses, enums, tuples and plain values as JSON on stdout, and nothing else on it."""
-    print(json.dumps(_plain(value), indent=2, allow_nan=False))
+    """Print dataclasses, enums, tuples and plain values as JSON on stdout; NaN and infinities become null."""
+    print(json.dumps(_plain(value), indent=2, allow_nan=False), file=_results.get(), flush=True)
+
+
+@contextmanager
+def results_alone() -> Iterator[None]:
+    """Context that reserves stdout for `print_json`: other output, including that of a model's code, goes to stderr.
+
+    This covers Python's `sys.stdout`, and what libraries and child processes write to the file descriptor.
+    """
+    stdout, descriptor = sys.stdout, os.dup(_STDOUT)
+    same = _is_descriptor(stdout, _STDOUT)  # a test's own stream is not the process's
+    try:
+        stdout.flush()
+        os.dup2(_STDERR, _STDOUT)
+        results = os.fdopen(os.dup(descriptor), "w", encoding="utf-8") if same else stdout
+        token = _results.set(results)
+        sys.stdout = sys.stderr
+        try:
+            yield
+        finally:
+            _results.reset(token)
+            sys.stdout = stdout
+            if same:
+                results.close()
+    finally:
+        os.dup2(descriptor, _STDOUT)
+        os.close(descriptor)
+
+
+def _is_descriptor(stream: TextIO, number: int) -> bool:
+    try:
+        return stream.fileno() == number
+    except (OSError, ValueError):
+        return False
 
 
 def _plain(value: Any) -> Any:
@@ -47,7 +85,7 @@ def _plain(value: Any) -> Any:
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[str] = (), tight: bool = False
 ) -> None:
-    """A table on stdout. The columns named in `numbers` are set to the right. Cells are text, never markup."""
+    """Print a table on stdout. Columns in `numbers` are right-aligned. Cells are text, never markup."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -57,22 +95,28 @@ def print_table(
     for column in columns:
         table.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(printable(cell)) for cell in row))
     console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False, markup=False, emoji=False)
     with console.capture() as capture:
         console.print(table)
-    # Padding to the full width, and the box's empty edges, would end up in files.
+    # Strip padding to the full width and the box's empty edges, which would end up in files.
     lines = [line.rstrip() for line in capture.get().splitlines()]
     print("\n".join(lines).strip("\n"))
 
 
+def print_line(text: str) -> None:
+    """Print a line on stdout. It may hold a model's names: unprintable characters, including newlines, are escaped."""
+    print(printable(text))
+
+
 def terminal_width() -> int | None:
-    """Columns of the terminal that stdout is; None for a file or a pipe."""
+    """Width of the terminal on stdout; None for a file or a pipe."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def print_wrapped(line: str) -> None:
-    """A line on stdout; in a terminal that is narrower, broken between words and indented by four more below."""
+    """Print a line on stdout; in a narrower terminal wrap it, continuation lines indented by four more."""
+    line = printable(line)
     width = terminal_width()
     if width is not None and len(line) > width:
         indent = " " * (len(line) - len(line.lstrip()) + 4)
@@ -81,19 +125,20 @@ def print_wrapped(line: str) -> None:
 
 
 def note(text: str) -> None:
-    """A line for people, on stderr: stdout is for results."""
-    print(text, file=sys.stderr)
+    """Print lines for people on stderr: stdout is for results. Unprintable characters are escaped."""
+    for line in text.split("\n"):
+        print(printable(line), file=sys.stderr)
 
 
 def percent(share: float) -> str:
-    """A share as a percentage with one decimal; what is there but rounds to nothing shows as `<0.1 %`."""
+    """A share as a percentage with one decimal; a positive share that rounds to 0 is `<0.1 %`."""
     return "<0.1 %" if 0 < share < 0.0005 else f"{100 * share:.1f} %"
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a file whole or not at all, making its directory.
+    """Write a file atomically, creating its directory.
 
-    Raises InputError where the directory or file cannot be written, or where a device stands there.
+    Raises InputError if the directory or file cannot be written, or the path is a device.
     """
     try:
         place = resolved_path(path)
@@ -108,7 +153,9 @@ def write_file(path: Path, text: str) -> None:
             os.unlink(temporary)
             raise
     except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror}); choose another place") from error
+        raise InputError(
+            f"{path}: cannot be written ({error.strerror}); free space, or choose another place"
+        ) from error
 
 
 def _umask() -> int:

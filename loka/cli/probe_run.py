@@ -1,4 +1,4 @@
-"""What `loka probe` does: train with a Probe inside, then estimate and find."""
+"""The work of `loka probe`: train with a Probe, then estimate errors and collect findings."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from loka.probe.stats.bias_track import BiasTrack
     from loka.probe.stats.site_stats import RecordedStats
 
-STEPS = 80  # where neither the command line nor the policy gives their number
-SAMPLES = 20  # at the least, where --every is left out
-SAVE_SAMPLES = 5  # between saves: what a run that is killed loses at most
-ROWS = 512  # of each call: a short run makes up for its few samples
+STEPS = 80  # default if neither the command line nor the policy gives a number
+SAMPLES = 20  # least number of samples without --every
+SAVE_SAMPLES = 5  # samples between saves: a killed run loses at most these
+ROWS = 512  # sampled from each call: many, because a short run has few samples
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What training showed: no estimates yet. `seconds` by stage."""
+    """Statistics from training, without estimates. `seconds` by stage."""
 
     recorded: RecordedStats
     biases: dict[str, BiasTrack]
@@ -34,14 +34,14 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """The whole profile. `seconds` by stage."""
+    """The complete profile. `seconds` by stage."""
 
     recorded: RecordedStats
     seconds: dict[str, float]
 
 
-class Interrupted(Exception):  # noqa: N818 - not an error: a person asked for it
-    """Ctrl-C, with what was recorded until then; None where nothing was."""
+class Interrupted(Exception):  # noqa: N818 - not an error: the user asked for it
+    """Ctrl-C, with the statistics recorded so far or None."""
 
     def __init__(self, recorded: RecordedStats | None) -> None:
         super().__init__("interrupted")
@@ -51,12 +51,12 @@ class Interrupted(Exception):  # noqa: N818 - not an error: a person asked for i
 def record(
     examined: Examined, steps: int | None, every: int | None, seed: int, device: str, path: Path | None = None
 ) -> Record:
-    """Train the policy's model with a Probe inside.
+    """Train the policy's model with a Probe.
 
-    What was sampled goes to `path`, in the background, every SAVE_SAMPLES samples and at the end: a run that is killed
-    leaves it there, also while it estimates. One that fails, or is interrupted before the first sample, leaves none.
+    Samples are saved to `path` in the background, every SAVE_SAMPLES samples and at the end, so that a killed run
+    leaves them, even during estimation. A run that fails or is interrupted before the first sample leaves no file.
 
-    Raises Interrupted, NonFiniteLossError, and InputError where the policy cannot train, no site can be watched, or no
+    Raises Interrupted, NonFiniteLossError, and InputError if the policy cannot train, no site can be watched, or no
     step was sampled.
     """
     from loka.bench.quality.adapted_job import adapted_job
@@ -106,7 +106,7 @@ def record(
 
 
 def _recorded(probe: Probe, path: Path | None) -> RecordedStats:
-    """What a Probe recorded that is closed: as it was saved, where it was."""
+    """Statistics of a closed Probe, from its file if there is one."""
     from loka.probe.profile import profile_file
     from loka.probe.stats.site_stats import RecordedStats
 
@@ -123,9 +123,9 @@ def _remove(path: Path | None) -> None:
 
 
 def finish(examined: Examined, record: Record, draws: int | None, seed: int) -> Learned:
-    """Estimate each GEMM's error under each recipe, with at most so many draws, and find.
+    """Estimate each GEMM's error under each recipe, with at most `draws` draws, and collect findings.
 
-    Raises Interrupted with the record, and InputError.
+    Raises Interrupted with the recorded statistics, and InputError.
     """
     from loka.cli.progress import Shown
     from loka.mods.suggestions import suggestible_mods
@@ -152,7 +152,7 @@ def finish(examined: Examined, record: Record, draws: int | None, seed: int) -> 
 
 
 def _check_watchable(examined: Examined) -> None:
-    """Raises InputError where the model has no GEMM that can be watched."""
+    """Raise InputError if the model has no GEMM that can be watched."""
     from loka.probe.capture.live_sites import PROBED
 
     if not any(site.weight is not None and site.kind in PROBED and site.calls for site in examined.sites):

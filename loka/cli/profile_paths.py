@@ -1,4 +1,4 @@
-"""Where a policy's profiles lie, and whether one fits its model."""
+"""Paths of a policy's profiles, and checks that a profile matches the model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SUFFIX = ".safetensors"
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The files of one policy's profile, and what to add to the policy so that it reads them."""
+    """The files of a policy's profile, and advice on naming it in the policy."""
 
     summary: Path
     full: Path
@@ -32,7 +32,7 @@ class Places:
 
     @classmethod
     def of(cls, policy: Policy, out: str | None) -> Places:
-        """`out` as the command line gives it, else what the policy or its base names, else profiles/NAME beside it."""
+        """Paths from `out` if given, else from the policy or its base, else profiles/NAME beside the policy."""
         folder = policy.path.parent
         named = policy.profile_file
         summary = Path(out) if out is not None else named or folder / "profiles" / f"{policy.name}{SUFFIX}"
@@ -53,7 +53,7 @@ class Places:
 
 
 def check_writable(path: Path) -> None:
-    """Raises InputError where a file cannot be made there: known before training, not after. Makes nothing."""
+    """Raise InputError if `path` cannot be written, before training starts. Creates nothing."""
     if path.is_dir():
         raise InputError(f"-o: {path} is a folder; name a file in it")
     folder = Path(os.path.abspath(path)).parent
@@ -66,7 +66,7 @@ def check_writable(path: Path) -> None:
 
 
 def merge_profiles(examined: Examined, files: Sequence[str]) -> Record:
-    """Full profiles of the policy's model as one. Raises InputError for a summary, another model, mods or sites."""
+    """Merge full profiles of the policy's model. Raises InputError for a summary, another model, mods or sites."""
     from loka.cli.probe_run import Record
     from loka.probe.profile import profile_file
     from loka.probe.profile.profile import Profile
@@ -88,7 +88,7 @@ def merge_profiles(examined: Examined, files: Sequence[str]) -> Record:
 
 
 def check_model(policy: Policy, model: str, path: str) -> None:
-    """Raises InputError where the profile at `path` is of another factory than the policy's."""
+    """Raise InputError if the profile at `path` is of another factory than the policy's."""
     if model != policy.model.factory:
         raise InputError(
             f"{path}: a profile of {model}, but {policy.where('model.factory')} names {policy.model.factory}; "
@@ -97,7 +97,7 @@ def check_model(policy: Policy, model: str, path: str) -> None:
 
 
 def check_mods(examined: Examined, profile: Profile, path: str) -> None:
-    """Raises InputError where the model that the profile at `path` was learned of was made by other mods."""
+    """Raise InputError if the profile at `path` was learned on a model with other mods."""
     from loka.mods.fingerprint import mismatch_reason, mod_fingerprints
 
     other = mismatch_reason(profile.mods, mod_fingerprints(examined.adapted.adaptations))
@@ -106,7 +106,7 @@ def check_mods(examined: Examined, profile: Profile, path: str) -> None:
 
 
 def check_shapes(sites: Sequence[Site], profile: Profile, path: str) -> None:
-    """Raises InputError, with both shapes, where a site has another shape than in the profile at `path`."""
+    """Raise InputError, with both shapes, if a site has another shape than in the profile at `path`."""
     for site in sites:
         known = profile.site(site.name)
         if known is not None and (known.k, known.n) != (site.k, site.n):

@@ -1,4 +1,4 @@
-"""How long work shows itself: a bar on a terminal, a plain line now and then elsewhere. Both go to stderr."""
+"""Progress of long work on stderr: a bar on a terminal, elsewhere a plain line from time to time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LINE_EVERY = 10.0  # seconds between plain lines
 
 
 class Shown:
-    """A context manager whose `update` takes a label, what is done, and the total where it is known."""
+    """Context manager of the progress display; `unit` names what is counted."""
 
     def __init__(self, unit: str) -> None:
         self._unit = unit
@@ -39,7 +39,7 @@ class Shown:
             self._bar.stop()
 
     def update(self, label: str, done: int, total: int | None) -> None:
-        """Show how far the work called `label` is."""
+        """Show progress of the work called `label`; `total` None: unknown."""
         if self._bar is not None:
             if label not in self._tasks:
                 self._tasks[label] = self._bar.add_task(label, total=total)

@@ -1,4 +1,4 @@
-"""A plan and the templates in, the files of a package out: deterministic, stamped, safe against kills."""
+"""Generation of packages: from a plan and the templates to files; deterministic, stamped, and safe to interrupt."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The devices that plans are decided for: what each is, what it reaches, and how kernels are launched on it."""
+"""Target devices of plans: properties, measured peaks, and launch parameters of kernels."""

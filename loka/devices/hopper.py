@@ -1,4 +1,4 @@
-"""The H100, as it was measured."""
+"""Measured properties and launch parameters of the H100."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SCALED_MM = ScaledMMLimits(
         }
     ),
     precise_e4m3=frozenset({"blockwise_1x128", "blockwise_128x128"}),
-    row_alignment={"blockwise_1x128": 4},  # its scales are read in vectors of 16 bytes
+    row_alignment={"blockwise_1x128": 4},  # scales are read in vectors of 16 bytes
 )
 
 _FORWARD = {
@@ -93,9 +93,9 @@ _LAUNCHES = LaunchTables(
         least_warps=4,
     ),
     transpose=SquareLaunch(tile=128, warps=4, chunk=1024),
-    cast_transpose=SquareLaunch(tile=128, warps=8, chunk=1024),  # not measured yet, chosen for its registers
+    cast_transpose=SquareLaunch(tile=128, warps=8, chunk=1024),  # not measured yet, chosen by register use
     fused_cast_transpose=FusedCastLaunch(columns=128, elements=8192, warps=8),
-    reduce=ReduceLaunch(columns=16, rows=128, warps=8),  # every thread has 8 reads on their way
+    reduce=ReduceLaunch(columns=16, rows=128, warps=8),  # 8 reads in flight per thread
     products_columns=1024,
     maxima_chunk=1024,
     fm_interaction=FmInteractionLaunch(
@@ -156,9 +156,9 @@ _LAUNCHES = LaunchTables(
     ),
 )
 
-# Rates: a copy of 1 GiB; products of 8192 x 8192 x 8192, in TF32 of 8192 x 2048 x 2048 (docs/bench.md); kernels of
-# mixing layers and joins (docs/results/LOG.md, "where Wukong small's step went": 1.07 GB of a join's gradients in
-# 379 us, 0.80 GB of its forward in 283 us).
+# Rates: a copy of 1 GiB; products of 8192 x 8192 x 8192, in TF32 of 8192 x 2048 x 2048 (docs/bench.md); kernels of FM
+# interactions and concat norms (docs/results/LOG.md, "where Wukong small's step went": the backward of a concat norm
+# moves 1.07 GB in 379 us, its forward 0.80 GB in 283 us).
 H100 = DeviceSpec(
     name="h100",
     architecture="Hopper",

@@ -1,6 +1,6 @@
-"""How rendered kernels are launched on a device, as data: one record for each family of kernels.
+"""Launch parameters of rendered kernels on a device: a dataclass for each family of kernels.
 
-The modules `*_launch` of `loka.kernels.fused` choose among these by what a kernel computes.
+The modules `*_launch` of `loka.kernels.fused` select among these by what a kernel computes.
 """
 
 from __future__ import annotations
@@ -11,57 +11,57 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RowLaunch:
-    """How a kernel that takes whole rows is launched."""
+    """Launch of a kernel over whole rows."""
 
-    rows: int  # that a program takes at a step, a power of two
+    rows: int  # of a program at a step, a power of two
     warps: int  # of a program
-    programs: int  # on each multiprocessor, at most
-    held: bool = True  # weight, bias and add stay in registers, or are read again (from the L1 cache) at each step
-    stages: int = 1  # steps whose rows are on their way into shared memory at once
+    programs: int  # most on each multiprocessor
+    held: bool = True  # weight, bias and add stay in registers; otherwise each step reads them again (L1 cache)
+    stages: int = 1  # steps whose rows are prefetched into shared memory at once
 
 
 @dataclass(frozen=True, slots=True)
 class RowLaunches:
-    """`RowLaunch` by the width that a program holds, a power of two; wider ones take `widest`.
+    """`RowLaunch` by the width that a program holds, a power of two; wider rows use `widest`.
 
-    Measured 512, 1024, 2048 and 4096 wide (docs/results/LOG.md, "rendered kernels" and "rows fetched ahead"); between
-    and beyond, by what fits the registers: a thread has at most 32 elements of a row.
+    Measured at widths 512, 1024, 2048 and 4096 (docs/results/LOG.md, "rendered kernels" and "rows fetched ahead");
+    others are chosen by registers: a thread holds at most 32 elements of a row.
     """
 
     forward: Mapping[int, RowLaunch]
-    forward_simple: Mapping[int, RowLaunch]  # without a norm over the whole row: a row waits for its maximum alone
-    backward: Mapping[int, RowLaunch]  # to a plain matrix; measured with the reduction of its sums, as the next
+    forward_simple: Mapping[int, RowLaunch]  # without a norm over the whole row: a row waits only for its maximum
+    backward: Mapping[int, RowLaunch]  # to a plain matrix; measured with the reduction of its sums, like the next
     backward_quantised: Mapping[int, RowLaunch]  # to FP8
-    backward_simple: Mapping[int, RowLaunch]  # without sums of columns: as many programs as there may be
+    backward_simple: Mapping[int, RowLaunch]  # without column sums: as many programs as possible
     widest: RowLaunch
-    streaming: int  # the width whose kernels of several matrices without a norm, or of one matrix or sum more ...
-    streaming_forward: RowLaunch  # ... take these: as many programs as their registers leave room for
+    streaming: int  # at this width, kernels with several matrices and no norm, or with an extra matrix or sum, ...
+    streaming_forward: RowLaunch  # ... use these: as many programs as registers allow
     streaming_backward: RowLaunch
-    loaded_backward: RowLaunch  # one sum or one matrix more, and four warps would spill
-    short: int  # widths up to this: several rows for a warp; a backward's sums need the registers of two
-    short_elements: int  # of a program's rows together
-    short_forward: RowLaunch  # its `rows` follow from `short_elements`
+    loaded_backward: RowLaunch  # with an extra sum or matrix, where four warps would spill
+    short: int  # widths up to this: several rows per warp; a backward's sums need the registers of two
+    short_elements: int  # of all rows of a program
+    short_forward: RowLaunch  # `rows` is computed from `short_elements`
     short_backward: RowLaunch
-    most_warps: int  # of a program that takes whole rows
-    least_summed: int  # steps of a program that has partial sums: each writes a row of them, whatever it has added up
+    most_warps: int  # of a program over whole rows
+    least_summed: int  # least steps of a program with partial sums: it writes a row of them, however few it added
 
 
 @dataclass(frozen=True, slots=True)
 class WideLaunch:
-    """How kernels of rows that no program holds are launched (docs/results/LOG.md, rows of 123200)."""
+    """Launch of kernels over rows too wide for one program (docs/results/LOG.md, rows of 123200)."""
 
-    chunk: int  # columns of a forward at a step
+    chunk: int  # columns of a forward's step
     forward: RowLaunch
-    stages_read: int  # matrices and vectors read at each step, above which a forward has one stage less
-    tile: tuple[int, int]  # rows and columns of a backward at a step
-    backward: RowLaunch  # `warps` at most
-    warp_elements: int  # of a backward's tile, for each warp
+    stages_read: int  # with more matrices and vectors read at each step, a forward has one stage less
+    tile: tuple[int, int]  # rows and columns of a backward's step
+    backward: RowLaunch  # `warps` is the most
+    warp_elements: int  # of a backward's tile, per warp
     least_warps: int
 
 
 @dataclass(frozen=True, slots=True)
 class SquareLaunch:
-    """How transpositions, and casts with a transposition, are launched: a square tile a program."""
+    """Launch of transposes and casts with a transpose: one square tile per program."""
 
     tile: int  # rows and columns
     warps: int  # of a program
@@ -70,7 +70,7 @@ class SquareLaunch:
 
 @dataclass(frozen=True, slots=True)
 class ReduceLaunch:
-    """How column sums are launched: a block of columns a program."""
+    """Launch of column sums: one block of columns per program."""
 
     columns: int
     rows: int  # read at a step
@@ -79,81 +79,81 @@ class ReduceLaunch:
 
 @dataclass(frozen=True, slots=True)
 class FusedCastLaunch:
-    """How a producer that writes both copies is launched: a tile of whole blocks a program."""
+    """Launch of a producer that writes both copies: one tile of whole blocks per program."""
 
-    columns: int  # of a tile, at least
+    columns: int  # least number of a tile
     elements: int  # of a tile
     warps: int
 
 
 @dataclass(frozen=True, slots=True)
 class FmInteractionLaunch:
-    """How kernels of FM interactions are launched; measured on 64 x 128 and 128 x 256 (docs/results/LOG.md)."""
+    """Launch of FM interactions; measured at 64 x 128 and 128 x 256 (docs/results/LOG.md)."""
 
-    fetched: int  # elements of a sample up to which three are on their way into shared memory, beyond them two
+    fetched: int  # elements of a sample up to which three samples are prefetched into shared memory, above it two
     forward: tuple[int, int]  # warps and programs
-    chunk: int  # columns that a backward takes at a step, at most
-    few: int  # embeddings up to which a backward takes `backward_few`
+    chunk: int  # most columns of a backward's step
+    few: int  # embeddings up to which a backward uses `backward_few`
     backward_few: tuple[int, int]
     backward: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class ConcatNormLaunch:
-    """How a norm of a concatenation is launched; measured 64, 128 and 256 wide (docs/results/LOG.md)."""
+    """Launch of a norm of a concatenation; measured at widths 64, 128 and 256 (docs/results/LOG.md)."""
 
-    wide: int  # widths above this take one row at a step
+    wide: int  # widths above this process one row at a step
     wide_warp_elements: int
     wide_elements: int  # of the rows of all programs on a multiprocessor
     most_warps: int
-    elements: int  # of a program's rows together
+    elements: int  # of all rows of a program
     launch: tuple[int, int]  # warps and programs
-    summed_elements: int  # of a backward with sums for a weight or a bias, which stay in registers
+    summed_elements: int  # the same for a backward with sums for a weight or a bias, which stay in registers
     summed: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class CrossLaunch:
-    """How a cross layer's backward is launched; measured 3456 and 1024 wide (docs/results/LOG.md)."""
+    """Launch of a cross layer's backward; measured at widths 3456 and 1024 (docs/results/LOG.md)."""
 
-    columns: int  # of a block, at most
+    columns: int  # most of a block
     elements: int  # of a block
     warps: int
-    programs: int  # for all blocks of columns together
+    programs: int  # of all blocks of columns together
 
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How a product is tiled and launched."""
+    """Tiling and launch of a product."""
 
     rows: int  # of a tile of the result
     columns: int  # of a tile of the result
     depth: int  # elements contracted at a step
-    stages: int  # steps on their way from memory
+    stages: int  # steps prefetched from memory
     warps: int  # of a program
-    programs: int = 1  # on each multiprocessor, at most
-    flattened: bool = True  # whether the steps of a program's next tile are fetched while this one is written
+    programs: int = 1  # most on each multiprocessor
+    flattened: bool = True  # a program's next tile is prefetched while this one is written
 
 
 @dataclass(frozen=True, slots=True)
 class Tilings:
-    """Every tiling that a rendered product may have, the first of each its usual one."""
+    """All tilings of rendered products; the first of each tuple is the default."""
 
     e4m3: tuple[Tiling, ...]
-    small: tuple[Tiling, ...]  # at most 64 columns, or the power of two that holds them
+    small: tuple[Tiling, ...]  # at most 64 columns, rounded up to a power of two
     bfloat16: tuple[Tiling, ...]
-    whole_rows: tuple[Tiling, ...]  # of 256 columns, two of them side by side; narrower ones take their power of two
+    whole_rows: tuple[Tiling, ...]  # of 256 columns, two tiles side by side; narrower rows use their power of two
     whole_rows_bfloat16: tuple[Tiling, ...]
-    # Rows that are not aligned are read by pointers, and those take up registers: smaller tiles, few to choose from.
+    # Unaligned rows are read by pointers, which take registers: smaller tiles, and fewer of them.
     pointers: tuple[Tiling, ...]
     whole_rows_pointers: tuple[Tiling, ...]
-    grouped: tuple[Tiling, ...]  # one program a tile: products that are many and small
+    grouped: tuple[Tiling, ...]  # one program per tile, for many small products
     grouped_pointers: tuple[Tiling, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchTables:
-    """How each family of rendered kernels is launched on a device."""
+    """Launch parameters of all families of rendered kernels on a device."""
 
     rows: RowLaunches
     wide: WideLaunch
@@ -161,8 +161,8 @@ class LaunchTables:
     cast_transpose: SquareLaunch
     fused_cast_transpose: FusedCastLaunch
     reduce: ReduceLaunch
-    products_columns: int  # of a program of `products`, at most; it takes one row
-    maxima_chunk: int  # partial maxima that a kernel of rows reads at a step
+    products_columns: int  # most of a program of `products`, which processes one row
+    maxima_chunk: int  # partial maxima that a row kernel reads at a step
     fm_interaction: FmInteractionLaunch
     concat_norm: ConcatNormLaunch
     cross: CrossLaunch

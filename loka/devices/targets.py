@@ -1,4 +1,4 @@
-"""The targets of plans, and the device of each.
+"""Targets of plans, and their devices.
 
 A new target is a member of `TargetDevice` and its entry in `DEVICES`, and a file of measurements of that name
 (`loka/kernels/measurements/data`). Nothing else in LoKA names a device or knows its numbers.
@@ -17,7 +17,7 @@ from loka.errors import InputError
 
 
 class TargetDevice(StrEnum):
-    """The devices that a plan can be decided for."""
+    """The device that a plan is for."""
 
     H100 = "h100"
     H200 = "h200"
@@ -36,7 +36,7 @@ GPUS = " or ".join(target.upper() for target in GPU_TARGETS)  # for messages: "H
 
 
 def spec_of(target: str) -> DeviceSpec:
-    """The device of a target. Raises InputError unless it is one that plans are decided for."""
+    """The device of a target. Raises InputError for an unknown one."""
     found = next((spec for known, spec in DEVICES.items() if known == target), None)
     if found is None:
         raise InputError(f"target {target!r} is not known; it can be {', '.join(DEVICES)}")
@@ -44,10 +44,10 @@ def spec_of(target: str) -> DeviceSpec:
 
 
 def means(target: str, name: str) -> bool:
-    """Whether a target ("h100") means a CUDA device of this name. A part of a partitioned GPU is another device."""
+    """True if a CUDA device of this name is the target ("h100"). A MIG partition of a GPU is not."""
     return re.search(rf"\b{re.escape(target)}\b", name, re.IGNORECASE) is not None and "MIG" not in name
 
 
 def device_named(name: str) -> DeviceSpec | None:
-    """The device that a CUDA device's name ("NVIDIA H200") stands for, None where no target means it."""
+    """The device for the name of a CUDA device ("NVIDIA H200"); None if it is no target's."""
     return next((spec_of(target) for target in GPU_TARGETS if means(target, name)), None)

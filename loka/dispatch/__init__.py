@@ -1,4 +1,4 @@
-"""What generated code imports: binding it to a live model, checking that it ran, and taking it off again."""
+"""Runtime of generated code: bind it to a live model, verify that it ran, and remove it again."""
 
 from __future__ import annotations
 

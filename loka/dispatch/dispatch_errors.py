@@ -1,4 +1,4 @@
-"""What binding can refuse, and what its checks can find."""
+"""Errors and warnings of binding and of its checks."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Sequence
 
 from loka.errors import CheckFailedError, InputError
 
-SHOWN = 20  # problems printed in one message; the rest are counted
+SHOWN = 20  # most problems printed in one message; the rest are counted
 
 
 class LokaWarning(UserWarning):
-    """Something works, but not as a user would expect: slow, or on a device that the plan was not made for."""
+    """Something works, but not as a user would expect: for example slowly, or on a device the plan is not for."""
 
 
 class NewModelWarning(LokaWarning):
-    """Mods have changed modules of a model: what comes out is another model, which has to be trained."""
+    """Mods have changed modules of a model: the result is another model, which has to be trained."""
 
 
 class BindError(InputError):
-    """A package cannot be bound to a model. `problems` holds every reason, one line each; the model is unchanged."""
+    """A package cannot be bound to a model, which is unchanged. `problems`: every reason, one line each."""
 
     def __init__(self, headline: str, problems: Sequence[str] = ()) -> None:
         self.headline = headline
@@ -31,11 +31,11 @@ class DtypeError(InputError, RuntimeError):
 
 
 class FrozenWeightError(InputError):
-    """A module with frozen FP8 weights was called where a gradient would be lost."""
+    """A module with frozen FP8 weights was called in a way that would lose a gradient."""
 
 
 class VerifyError(CheckFailedError):
-    """A planned FP8 GEMM did not run, the model changed, or a frozen weight is stale; `problems` has each finding."""
+    """A planned FP8 GEMM did not run, the model changed, or a frozen weight is stale. `problems`: each finding."""
 
     def __init__(self, headline: str, problems: Sequence[str] = ()) -> None:
         self.headline = headline
@@ -44,7 +44,7 @@ class VerifyError(CheckFailedError):
 
 
 class NonFiniteError(CheckFailedError):
-    """A NaN or an infinity was seen at a site. `site` and `gemm` name the first one."""
+    """A NaN or an infinity occurred at a site. `site` and `gemm` name the first one."""
 
     def __init__(self, message: str, site: str, gemm: str) -> None:
         self.site = site
@@ -53,7 +53,7 @@ class NonFiniteError(CheckFailedError):
 
 
 def listed(headline: str, problems: Sequence[str]) -> str:
-    """The headline with the problems under it, cut at `SHOWN`."""
+    """The headline followed by at most `SHOWN` problems."""
     lines = [headline, *(f"  {problem}" for problem in problems[:SHOWN])]
     if len(problems) > SHOWN:
         lines.append(f"  ... and {len(problems) - SHOWN} more (the exception's `problems` has them all)")

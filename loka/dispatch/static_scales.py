@@ -1,8 +1,8 @@
-"""Known scales of a bound module: the buffers that hold them, and the record of what they did not hold.
+"""Static scales of a bound module: buffers of the scales and of their overflow statistics.
 
-An operand whose maximum is known before the step (`range: static`) is quantised in one pass. What lies beyond
-saturates, and is counted by the kernel that writes the operand: in eager, compiled and captured models alike, on the
-device, without waiting for it. Both buffers are no part of the state_dict.
+An operand with a static scale (`range: static`) is quantised in one pass. Larger values saturate and are counted by the
+kernel that writes the operand, on the device and without synchronisation, in eager, compiled and captured models.
+Neither buffer is in the state_dict.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-# DistributedDataParallel reads names of buffers from this attribute of the model that it wraps, and leaves them alone.
+# DistributedDataParallel ignores the buffers named in this attribute of the wrapped model.
 _IGNORED = "_ddp_params_and_buffers_to_ignore"
 
 
 @dataclass(frozen=True, slots=True)
 class StaticScale:
-    """One operand of one site of a generated class."""
+    """An operand with a static scale, of one site of a generated class."""
 
-    site: int  # its number in the module's `Tickets`
+    site: int  # its number in the module's `CallCounters`
     operand: str  # "input" or "grad_output"
-    amax: float  # the maximum that was known when the package was generated
-    scale: float  # of each element
+    amax: float  # the maximum given when the package was generated
+    scale: float  # of all elements
 
     @property
     def buffers(self) -> tuple[str, str]:
-        """The module's buffers: the scale (1, 1) in float32, and the record (2,) in int64."""
+        """Names of the module's buffers: the scale (1, 1), float32, and the overflow statistics (2,), int64."""
         return f"loka_{self.operand}_scale_{self.site}", f"loka_{self.operand}_record_{self.site}"
 
 
 @dataclass(frozen=True, slots=True)
 class Overflow:
-    """What one operand of one site had that its known scale does not hold; these elements were saturated."""
+    """Elements of a site's operand beyond its static scale; they were saturated."""
 
     site: str
     operand: str
-    elements: int  # above the format's largest value at that scale
-    largest: float  # magnitude of all finite elements
-    amax: float  # that was known
+    elements: int  # number above the format's largest value at that scale
+    largest: float  # largest magnitude of the finite elements
+    amax: float  # of the static scale
 
     def __str__(self) -> str:
         return (
@@ -53,7 +53,7 @@ class Overflow:
 def set_static_scales(
     module: nn.Module, scales: Sequence[StaticScale], records: Mapping[str, torch.Tensor] | None = None
 ) -> None:
-    """Give a module its scales on its parameters' device, and its records: those of `records`, or new ones."""
+    """Set a module's static scales, on its parameters' device, and overflow statistics: from `records`, or zero."""
     kept = {} if records is None else {name: record for name, record in records.items() if not record.is_meta}
     device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
     with torch.inference_mode(False), torch.no_grad():
@@ -65,7 +65,7 @@ def set_static_scales(
 
 
 def drop_static_scales(module: nn.Module, scales: Sequence[StaticScale]) -> dict[str, torch.Tensor]:
-    """Remove the buffers of `set_static_scales`; returns the records."""
+    """Remove the buffers of `set_static_scales`; returns the overflow statistics."""
     records = {}
     for known in scales:
         for name in known.buffers:
@@ -77,7 +77,7 @@ def drop_static_scales(module: nn.Module, scales: Sequence[StaticScale]) -> dict
 
 
 def renew_overflow_stats(module: nn.Module, scales: Sequence[StaticScale]) -> None:
-    """Give a copy of a module records of its own, that start at nothing; those of the original stay."""
+    """Give a copy of a module its own overflow statistics, starting at zero; the original keeps its own."""
     module._buffers = dict(module._buffers)
     for known in scales:
         name = known.buffers[1]
@@ -85,12 +85,12 @@ def renew_overflow_stats(module: nn.Module, scales: Sequence[StaticScale]) -> No
 
 
 def names_in(owner: str, scales: Sequence[StaticScale]) -> list[str]:
-    """The qualified names of the buffers of a module called `owner`."""
+    """Qualified names of the buffers of the module `owner`."""
     return [f"{owner}.{name}" if owner else name for known in scales for name in known.buffers]
 
 
 def keep_from_ddp(root: nn.Module, names: Sequence[str]) -> None:
-    """Have DistributedDataParallel leave buffers alone: it would put the records of rank 0 over all others'."""
+    """Exclude buffers from DistributedDataParallel, which would overwrite the statistics of all ranks by rank 0's."""
     if names:
         setattr(root, _IGNORED, [*getattr(root, _IGNORED, ()), *names])
 
@@ -107,13 +107,13 @@ def give_back_to_ddp(root: nn.Module, names: Sequence[str]) -> None:
 
 
 def clear_overflow_stats(module: nn.Module, scales: Sequence[StaticScale]) -> None:
-    """Start the records anew, in place: CUDA graphs write into them."""
+    """Reset overflow statistics, in place because CUDA graphs write to them."""
     for known in scales:
         module.get_buffer(known.buffers[1]).zero_()
 
 
 def overflows(module: nn.Module, scales: Sequence[StaticScale], sites: Sequence[str]) -> Iterator[Overflow]:
-    """The operands of a module that had more than their scale holds; waits for the device."""
+    """The operands of a module with overflows; waits for the device."""
     for known in scales:
         elements, bits = module.get_buffer(known.buffers[1]).tolist()
         if elements:

@@ -1,1 +1,1 @@
-"""Forwards as straight-line statements: traced, shown to be the same function, and searched for patterns."""
+"""Forwards as straight-line statements: traced, checked for equivalence, and searched for patterns."""

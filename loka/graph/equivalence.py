@@ -1,9 +1,9 @@
-"""The equivalence check: the printed forward, with nothing replaced, must be the same function as the original.
+"""The equivalence check: the printed forward, with nothing replaced, must compute the same as the original.
 
 Both run side by side on copies that start equal, through training and evaluation, every example, with and without
-autocast to bfloat16. Compared, bit for bit: outputs, gradients of inputs and Parameters, inputs that were written into,
-buffers, Parameters, the random state, and Python attributes. Then each site's call is written as a linear between its
-views, and must give the same up to rounding.
+autocast to bfloat16. Compared, bit for bit: outputs, gradients of inputs and Parameters, inputs that were modified in
+place, buffers, Parameters, the random state, and Python attributes. With each site's call written as a linear between
+its views, the result must be the same up to rounding.
 """
 
 from __future__ import annotations
@@ -22,20 +22,19 @@ from loka.graph.ir import ForwardIR, Statement
 from loka.graph.loop_guards import checked_length
 from loka.graph.refused import CannotTraceError
 from loka.graph.trace.examples import ExampleCall, Examples, copy_tree
+from loka.sites.callables import message_of
 
 _INTERNAL = frozenset(vars(nn.Module()))
-_ROUNDING = 1e-4  # of the largest value, for a GEMM summed in another order; more for Parameters in bfloat16
-_CANCELLED = (
-    4  # roundings of the largest of all gradients: what is left of one that is a sum of zero, as of a key's bias
-)
+_ROUNDING = 1e-4  # relative to the largest value, for a GEMM summed in another order; larger for Parameters in bfloat16
+_CANCELLED = 4  # roundings of the largest gradient, left of sums that cancel, as in the gradient of a key's bias
 
 
 def difference(
     module: nn.Module, forward: ForwardIR, examples: Examples, copied: Callable[[], nn.Module]
 ) -> str | None:
-    """What tells the printed forward from the module's own, in a sentence; None where nothing does.
+    """The first difference between the printed forward and the module's own, in words; None where there is none.
 
-    `copied` makes a copy of the module. The module's mode and torch's and Python's random states are left alone.
+    `copied` makes a copy of the module. The module's mode and torch's and Python's random states are restored.
     """
     flags = [(child, child.training) for child in module.modules()]
     try:
@@ -49,9 +48,9 @@ def difference(
 def rounding_difference(
     module: nn.Module, forward: ForwardIR, examples: Examples, copied: Callable[[], nn.Module]
 ) -> str | None:
-    """What tells a rewritten forward from the module's own beyond rounding, in a sentence; None where nothing does.
+    """The first difference beyond rounding between a rewritten forward and the module's own, in words, or None.
 
-    Outputs, gradients and the random state, in training and evaluation, without autocast.
+    Compares outputs, gradients and the random state, in training and evaluation, without autocast.
     """
     flags = [(child, child.training) for child in module.modules()]
     try:
@@ -68,7 +67,7 @@ def rounding_difference(
 
 
 def source(forward: ForwardIR, rewritten: bool = False) -> str:
-    """The forward as Python; `rewritten`: with each site's call as torch.nn.functional.linear between its views."""
+    """Python source of the forward; `rewritten`: each site's call is a torch.nn.functional.linear between its views."""
     lines = [f"def forward({', '.join(('self', *forward.arguments))}):"]
     for statement in forward.statements:
         text = statement.text()
@@ -79,7 +78,7 @@ def source(forward: ForwardIR, rewritten: bool = False) -> str:
 
 
 def linear_text(statement: Statement, function: str = "torch.nn.functional.linear") -> str:
-    """A site's call as `function(x, weight, bias)` between its changes of view."""
+    """A site's call as `function(x, weight, bias)` with its changes of view. Raises ValueError for others."""
     if statement.call is None:
         raise ValueError(f"{statement.target} is no site's call")
     operands = [ref.text for ref in statement.operands]
@@ -89,7 +88,7 @@ def linear_text(statement: Statement, function: str = "torch.nn.functional.linea
 
 
 def with_forward(module: nn.Module, forward: ForwardIR, rewritten: bool = False) -> nn.Module:
-    """The module, its class changed to one whose forward is the printed text."""
+    """The module with its class changed to one whose forward is the printed text."""
     scope: dict[str, Any] = {"torch": torch, "dispatch": SimpleNamespace(checked_length=checked_length)}
     exec(compile(source(forward, rewritten), f"<forward of {forward.owner!r}>", "exec"), scope)  # noqa: S102 - own text
     kind = type(module)
@@ -118,7 +117,7 @@ def _compare_all(forward: ForwardIR, examples: Examples, copied: Callable[[], nn
 
 
 def _up_to_rounding(ours: nn.Module, theirs: nn.Module, examples: Examples) -> tuple[str, ExampleCall] | None:
-    """What tells two modules apart beyond rounding, and in which call."""
+    """The first difference between two modules beyond rounding, and the call that showed it."""
     coarsest = max((torch.finfo(p.dtype).eps for p in ours.parameters() if p.is_floating_point()), default=0.0)
     for call in examples.calls:
         a, b = (_run(m, call, autocast=False) for m in (ours, theirs))
@@ -157,14 +156,16 @@ def _run(module: nn.Module, call: ExampleCall, autocast: bool) -> _Outcome:
             state = torch.get_rng_state(), random.getstate()
             outputs = tuple(_leaves(output))
             gradients = _gradients(outputs, [tensor for _, tensor in named])
-    except Exception as error:  # noqa: BLE001 - the user's forward can raise anything; both sides must raise the same
-        return _Outcome(error=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - a forward can raise anything; both sides must raise the same
+        return _Outcome(error=f"{type(error).__name__}: {message_of(error)}")
     names = [name for name, _ in named]
     return _Outcome(outputs, tuple(_leaves((args, kwargs))), tuple(zip(names, gradients, strict=True)), state)
 
 
 def _with_leaves(value: Any, leaves: list[torch.Tensor]) -> Any:
-    """The same tree with float tensors that need a gradient but are no leaves, so that they may be written into."""
+    """The same tree with float tensors as non-leaves that need a gradient, so that they can be modified in place."""
     if isinstance(value, torch.Tensor):
         if not value.is_floating_point():
             return value
@@ -232,7 +233,7 @@ def _same_random(a: tuple[torch.Tensor, object], b: tuple[torch.Tensor, object])
 
 
 def _compare_leaves(a: tuple[object, ...], b: tuple[object, ...], rounding: float, beside: float = 0.0) -> str | None:
-    """`beside` is the largest value whose rounding may be left in any of these."""
+    """The first difference between two lists of values. `beside`: magnitude whose rounding is allowed."""
     if len(a) != len(b):
         return f"{len(b)} values instead of {len(a)}"
     for x, y in zip(a, b, strict=True):
@@ -269,7 +270,7 @@ def _compare_tensors(x: torch.Tensor, y: torch.Tensor, rounding: float, beside: 
 
 
 def _largest(x: torch.Tensor) -> float:
-    """The largest magnitude of a tensor's finite values; 0 where there is none."""
+    """Largest magnitude of a tensor's finite values; 0 where there are none."""
     if x.layout != torch.strided or not x.numel():
         return 0.0
     exact = torch.promote_types(x.dtype, torch.float32)
@@ -314,7 +315,7 @@ def _compare_named(a: Any, b: Any) -> tuple[str, str] | None:
 
 
 def _compare_values(x: object, y: object, depth: int) -> str | None:
-    """Attributes: tensors and plain values by value, containers and objects by what they hold, the rest by type."""
+    """The difference between two attributes: tensors and plain data by value, objects by content, others by type."""
     if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):
         return _compare_tensors(x, y, 0.0)
     if type(x) is not type(y):

@@ -1,4 +1,4 @@
-"""A forward as straight-line statements: traced, checked, printed and bound where a call or region is replaced."""
+"""IR of a forward: straight-line statements, and the regions and patterns found in them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from loka.graph.reads import Reads
 
 
 class RefKind(StrEnum):
-    """What a statement's operand is."""
+    """Kind of a statement's operand."""
 
     LOCAL = "local"  # a variable of the forward: an argument or an earlier target
     ATTRIBUTE = "attribute"  # an expression on self: "self.fmb[0].weight"
 
 
-DTYPE = "residual_dtype"  # the op of a statement that computes a dtype, from those of locals and other such targets
+DTYPE = "residual_dtype"  # op of a statement that computes a dtype from those of locals and other such targets
 
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """One operand of a statement. `text` is a safe Python expression, made by LoKA, never copied from a name."""
+    """One operand of a statement. `text` is a Python expression built by LoKA, never copied from a model."""
 
     kind: RefKind
     text: str
@@ -28,7 +28,7 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class SiteCall:
-    """A statement that is a GEMM of the plan, written as y = linear(x, weight, bias) between two changes of view.
+    """A statement's GEMM in the form y = linear(x, weight, bias) between two changes of view.
 
     `x`, `weight` and `bias` are templates over the statement's operands ("{0}.transpose(-1, -2)"); `out` is a template
     over the product ("{0}.transpose(-1, -2)"). For a plain linear they are "{0}", "{1}", "{2}" and "{0}".
@@ -45,25 +45,25 @@ class SiteCall:
 class Statement:
     """`target = template.format(*operands)`."""
 
-    target: str  # an identifier
+    target: str  # identifier
     op: str  # "linear", "layer_norm", "silu", "add", "cat", ...: the torch function's own name
     template: str  # "torch.nn.functional.layer_norm({0}, (2048,), {1}, {2}, 1e-05)"
     operands: tuple[Ref, ...]
     call: SiteCall | None = None
-    note: str = ""  # the module it came from, where a child was inlined: "fmb.1"
-    even: bool = False  # whether it is a sum or product of two locals that both have the result's shape
+    note: str = ""  # the inlined child it came from: "fmb.1"
+    even: bool = False  # True for a sum or product of two locals that both have the result's shape
 
     def text(self) -> str:
-        """The statement as Python, as the model has it."""
+        """The statement as Python code, without replacing its GEMM."""
         return f"{self.target} = {self.template.format(*(ref.text for ref in self.operands))}"
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Consecutive statements around one site that one kernel takes along.
+    """Consecutive statements around one site that can be fused with its GEMM.
 
-    `first` and `last` index `ForwardIR.statements`; what is read from outside are the region's arguments; only
-    the last target is read outside.
+    `first` and `last` index `ForwardIR.statements`. Values read from outside are the region's arguments; only the last
+    target is read outside.
     """
 
     site: str
@@ -74,17 +74,17 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class FmInteraction:
-    """Statements that mix a sample's embeddings (`fm_interaction`), which are computed together where they begin.
+    """Statements of an FM interaction (`fm_interaction`), computed together in the place of the first one.
 
-    Numbers but `sizes` index `ForwardIR.statements`.
+    All numbers but `sizes` index `ForwardIR.statements`.
     """
 
-    first: int  # the first of the statements below
+    first: int  # smallest index of the fields below
     transpose: int
     inner: int  # x^T @ rank
     outer: int  # x @ inner
     compress: int | None  # compress @ x
-    x: str  # the local that is mixed
+    x: str  # the local with the embeddings
     sizes: tuple[int, int, int, int]  # embeddings, dimension, rank, weighted sums (0 without `compress`)
 
     @property
@@ -94,49 +94,49 @@ class FmInteraction:
 
     @property
     def places(self) -> tuple[int, ...]:
-        """All of its statements."""
+        """All statements of the interaction."""
         found = (self.transpose, self.inner, self.outer, self.compress)
         return tuple(place for place in found if place is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class ConcatNorm:
-    """A norm with what is put together for it (`concat_norm`), which are computed together where the norm stands.
+    """A norm fused with the concatenation and sum before it (`concat_norm`), computed in the place of the norm.
 
     Numbers index `ForwardIR.statements`.
     """
 
     norm: int
-    skipped: tuple[int, ...]  # the concatenation and the sum, those that there are, and views before the norm's last
+    skipped: tuple[int, ...]  # the concatenation and the sum, where present, and the norm's statements before its last
     parts: tuple[Ref, ...]  # (B, n_i, d) each
-    residual: Ref | None  # (B, n, d), n the sum of the n_i
-    rows: tuple[int, ...] = ()  # the n_i; plans of LoKA before version 4 do not have them
+    residual: Ref | None  # (B, n, d), n being the sum of the n_i
+    rows: tuple[int, ...] = ()  # the n_i; missing in plans before version 4
 
     @property
     def places(self) -> tuple[int, ...]:
-        """All of its statements."""
+        """All statements of the pattern."""
         return (*self.skipped, self.norm)
 
 
 @dataclass(frozen=True, slots=True)
 class Cross:
-    """A multiply-add behind a GEMM (`loka.graph.patterns.cross`), which is computed where its sum stands.
+    """A multiply-add after a GEMM (`loka.graph.patterns.cross`), computed in the place of its sum.
 
-    Numbers index `ForwardIR.statements`.
+    Numbers except `width` index `ForwardIR.statements`.
     """
 
     sum: int  # factor * (product + bias) + residual
-    skipped: tuple[int, ...]  # the multiplication, and the addition of a bias, where they are statements of their own
+    skipped: tuple[int, ...]  # the multiplication and the addition of a bias, where these are separate statements
     linear: int  # the GEMM
-    product: str  # the local that it sets
-    bias: Ref | None  # (width,), of the GEMM or of an addition; where it is the GEMM's, that is computed without it
+    product: str  # the GEMM's target
+    bias: Ref | None  # (width,), of the GEMM or of an addition; in the first case the GEMM is computed without it
     factor: Ref  # (B, ..., width)
     residual: Ref  # (B, ..., width)
     width: int
 
     @property
     def places(self) -> tuple[int, ...]:
-        """Its statements but for the GEMM."""
+        """Its statements except the GEMM."""
         return (*self.skipped, self.sum)
 
     @property
@@ -147,25 +147,26 @@ class Cross:
 
 @dataclass(frozen=True, slots=True)
 class ForwardIR:
-    """One module's forward, with the children named in `inlined` printed into it.
+    """A module's forward, with the children named in `inlined` inlined.
 
-    It was shown to be the same function as the original: outputs, gradients, buffers, random state and attributes, in
-    training and evaluation, at two batch sizes, with and without autocast (`loka.graph.equivalence`).
+    The equivalence check passed (`loka.graph.equivalence`): the same outputs, gradients, buffers, random state and
+    attributes as the original, in training and evaluation, at two batch sizes, with and without autocast.
     """
 
     owner: str  # qualified name of the module; "" is the model
     owner_type: str  # "package.module.Class" of the module
-    arguments: tuple[str, ...]  # of forward, without self; with "=None"-like defaults as printed by LoKA
+    arguments: tuple[str, ...]  # arguments of forward without self, with their printed defaults
     statements: tuple[Statement, ...]
-    result: str  # the expression that is returned
-    inlined: tuple[str, ...]  # names of children, relative to the owner, whose forward is printed here
+    result: str  # expression of the return value
+    inlined: tuple[str, ...]  # names of the inlined children, relative to the owner
     source_hash: str  # over the source of the owner's forward and of every inlined child's
     regions: tuple[Region, ...] = ()
     mixes: tuple[FmInteraction, ...] = ()
     joins: tuple[ConcatNorm, ...] = ()
     crosses: tuple[Cross, ...] = ()
-    rewritten: tuple[str, ...] = ()  # by these mods, to the same function; then it is wanted whatever runs in FP8
-    # What the text has built in, for the model that it is bound to to be compared with.
-    reads: tuple[Reads, ...] = ()  # of the modules around what it calls; plans of before have none of these three
-    called: tuple[str, ...] = ()  # children, relative to the owner, that it calls: they run as they are
-    constants: tuple[tuple[str, str], ...] = ()  # global variables and the like, each with its value as text
+    rewritten: tuple[str, ...] = ()  # mods that rewrote it, to the same function; then it is used whatever runs in FP8
+    # Values built into the text, checked against the model on binding. Plans written before they existed have none of
+    # these three.
+    reads: tuple[Reads, ...] = ()  # attributes read from the owner and the modules below it
+    called: tuple[str, ...] = ()  # children, relative to the owner, that the forward calls as modules
+    constants: tuple[tuple[str, str], ...] = ()  # global variables, closures and defaults, each with its value as text

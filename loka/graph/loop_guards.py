@@ -1,4 +1,4 @@
-"""Loops in printed forwards: each was written out for a number of items, which every call checks."""
+"""Guards of unrolled loops: each loop was unrolled for a fixed number of items, which every call checks."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import TypeVar
 
 from loka.errors import InputError
 
-NAME = "dispatch.checked_length"  # as generated code calls it
+NAME = "dispatch.checked_length"  # its name in generated code
 
 Items = TypeVar("Items", bound=Sized)
 
 
 def checked_length(items: Items, count: int) -> Items:
-    """The list, tuple or Tensor as it is. Raises InputError unless it has `count` items, as when it was planned."""
+    """Return the list, tuple or Tensor unchanged. Raises InputError unless it has `count` items, as when planned."""
     if len(items) != count:
         raise InputError(
             f"a loop of this model was planned over {count} items and meets {len(items)}: run loka generate again, "

@@ -1,7 +1,7 @@
-"""The record of all that a traced forward read: children and their order, attributes, constants from outside.
+"""Record of everything a traced forward read: children and their order, attributes, constants from outside.
 
-A generated forward is right for every model in which these are the same. torch and the standard library only, since a
-training machine compares.
+A generated forward is valid for every model in which these are the same. Imports only torch and the standard library,
+as the comparison runs on the training machine.
 """
 
 from __future__ import annotations
@@ -21,48 +21,48 @@ from torch import nn
 from loka.graph.source import functions_named, functions_of, is_foreign, live_floats, names_in, operators_of, qualified
 from loka.graph.value_text import ValueTexts, closure_of, defaults_of, is_data, source_digest, tensor_text
 
-LIVE = "float"  # stands for a float that the generated forward reads anew in each call, whatever its value
-PRESENT = "a module"  # stands for a child that was looked at and not called
-NAMESPACE = "__dict__"  # the name under which a read of all attributes at once is known
-SOURCE = "source "  # begins the text for a method: a hash of its source follows
+LIVE = "float"  # text of a float that the generated forward reads in each call, whatever its value
+PRESENT = "a module"  # text of a child that was read but not called
+NAMESPACE = "__dict__"  # name for a read of all attributes at once
+SOURCE = "source "  # prefix of the text of a method; a hash of its source follows
 _TYPE_TESTS = frozenset({"isinstance", "issubclass", "type"})
-_TABLES = {"_parameters", "_buffers"}  # read where a forward goes through all of them
-_OURS = "loka_"  # begins the names of buffers that a bound module has besides the model's
-_OWN = frozenset(vars(nn.Module())) - _TABLES  # of every module
+_TABLES = {"_parameters", "_buffers"}  # read where a forward iterates over all of them
+_OURS = "loka_"  # prefix of the buffers that LoKA adds to a bound module
+_OWN = frozenset(vars(nn.Module())) - _TABLES  # attributes of every module
 
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """The record of what a forward read from modules that are alike."""
+    """Record of what a forward read from modules with equal values."""
 
     modules: tuple[str, ...]  # paths below the owner; "" is the owner itself
     type: str  # "torch.nn.modules.normalization.LayerNorm"
-    # The names of what a container holds, in order; their number where they are "0", "1", ...; None where the forward
+    # Names of the children of a container, in order; their number where they are "0", "1", ...; None where the forward
     # did not look.
     holds: int | tuple[str, ...] | None = None
     values: tuple[tuple[str, str], ...] = ()  # attributes, each with its value as text: ("eps", "1e-05")
 
 
 class NoValue(Enum):
-    """Stands for the value of an attribute that has none of its own."""
+    """Stands for an attribute without a value of its own."""
 
-    OF_CLASS = "of the class"  # a method or property: its source is compared, and what it reads is read by itself
+    OF_CLASS = "of the class"  # a method or property: its source is compared, and its reads are recorded
     ABSENT = "absent"
 
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """How a forward was traced. Modules are named by their paths below the owner."""
+    """Modules and attributes read during a trace. Modules are named by their paths below the owner."""
 
-    names: Mapping[str, Collection[str]]  # of the attributes that were read of each module
-    expanded: Collection[str]  # modules whose floats are read live, were their forwards called or not
+    names: Mapping[str, Collection[str]]  # attributes read from each module
+    expanded: Collection[str]  # modules whose floats are read live, whether or not their forward was called
     inlined: Collection[str]  # children whose forward is part of the generated one
-    called: Collection[str]  # children that the generated forward calls, which run as they are
-    relied: Collection[str] = ()  # those of them that are known, by their type, to make a new tensor
+    called: Collection[str]  # children that the generated forward calls as modules
+    relied: Collection[str] = ()  # called children that, by their type, always return a new tensor
 
 
 def reads_of(owner: nn.Module, traced: Traced) -> tuple[Reads, ...]:
-    """The record of one trace, with the values that the owner has now."""
+    """The record of one trace, with the owner's current values."""
     order = {path: place for place, (path, _) in enumerate(owner.named_modules())}
     children = {path: owner.get_submodule(path) for path in ("", *traced.names, *traced.inlined, *traced.called)}
     asking = [path for path in ("", *traced.inlined) if _asks_for_types(children[path])]
@@ -83,7 +83,7 @@ def reads_of(owner: nn.Module, traced: Traced) -> tuple[Reads, ...]:
 
 
 class _ForwardReader:
-    """The attributes that were read of each module, with their values as text, but for what is recorded elsewhere."""
+    """Text of the attributes read from each module, except those recorded elsewhere."""
 
     def __init__(self, owner: nn.Module, traced: Traced) -> None:
         self._traced, self._texts = traced, ValueTexts(owner)
@@ -91,7 +91,7 @@ class _ForwardReader:
         self._read = {path for path, names in traced.names.items() if _tells(children[path], names)}
 
     def values(self, path: str, child: nn.Module) -> tuple[tuple[str, str], ...]:
-        """Those of one module."""
+        """Names and texts for one module."""
         names = self._traced.names.get(path, ())
         live = live_floats(child, functions_of(child)) if path in ("", *self._traced.expanded) else ()
         found = {name: method_text(child, name) for name in self._methods(path, child)}
@@ -106,12 +106,12 @@ class _ForwardReader:
             return value_text(value, self._texts)
         if isinstance(value, nn.Module):
             return "" if here in {*self._read, *self._traced.inlined, *self._traced.called} else PRESENT
-        # The Parameters of the owner and of inlined children are among the shapes of a binding.
+        # Shapes of the owner's and inlined children's Parameters are recorded in the binding.
         shaped = isinstance(value, nn.Parameter) and path in ("", *self._traced.inlined)
         return "" if shaped else tensor_text(value)
 
     def _methods(self, path: str, child: nn.Module) -> Iterator[str]:
-        """Methods whose source the hash of the owner's forward does not cover."""
+        """Methods whose source is not covered by the hash of the owner's forward."""
         inlined = ("", *self._traced.inlined)
         yield from operators_of(child) if path in (*inlined, *self._read) else ()
         if path not in inlined:
@@ -121,18 +121,18 @@ class _ForwardReader:
 
 
 def value_text(value: object, texts: ValueTexts) -> str:
-    """The text for what `attribute_of` gives."""
+    """Text of a value returned by `attribute_of`."""
     return value.value if isinstance(value, NoValue) else texts.text(value)
 
 
 def method_text(module: nn.Module, name: str) -> str:
-    """A hash of the source of a method and of what it runs through."""
+    """Hash of the source of a method and of the functions it calls."""
     digests = (source_digest(function.__code__) for function in functions_named(module, name))
     return SOURCE + hashlib.sha256(" ".join(digests).encode()).hexdigest()[:16]
 
 
 def _meant(child: nn.Module, names: Collection[str]) -> set[str]:
-    """Those of the names that were read of a module which say something about the forward beyond its source."""
+    """The names read from a module that determine the forward beyond its source."""
     found = set(names)
     if NAMESPACE in found:
         found |= {*vars(child), *child._parameters, *child._buffers}
@@ -149,24 +149,24 @@ def _asks_for_types(module: nn.Module) -> bool:
 
 
 def _tells(child: nn.Module, names: Collection[str]) -> bool:
-    """True where reading these of a module says something about the forward beyond its source."""
+    """True if reading these names of a module determines the forward beyond its source."""
     return _looks_inside(child, names) or bool(_meant(child, names))
 
 
 def _looks_inside(module: nn.Module, names: Collection[str]) -> bool:
-    """True where a forward that read these looked through all that a module holds."""
+    """True if a forward that read these names iterated over the module's children."""
     return _held_in(module) in names or "_modules" in names or NAMESPACE in names
 
 
 def _held_in(module: nn.Module) -> str:
-    """The attribute in which a container of torch keeps what it holds."""
+    """The attribute in which a torch container keeps its items."""
     if isinstance(module, nn.ParameterList):
         return "_size"
     return "_keys" if isinstance(module, nn.ParameterDict) else "_modules"
 
 
 def held_by(module: nn.Module) -> int | tuple[str, ...]:
-    """The names of what a container holds, in order; their number where they are "0", "1", ..."""
+    """Names of a container's items, in order; their number where they are "0", "1", ..."""
     if isinstance(module, nn.ParameterList):
         return len(module)
     names = tuple(map(str, module.keys() if isinstance(module, nn.ParameterDict) else module._modules))
@@ -174,7 +174,7 @@ def held_by(module: nn.Module) -> int | tuple[str, ...]:
 
 
 def attribute_of(module: nn.Module, name: str) -> object:
-    """The value of a module's attribute, no code being run; of the tables of Parameters and buffers their names."""
+    """Value of a module's attribute, read without running code; for the Parameter and buffer tables, their names."""
     if name in _TABLES:
         return tuple(each for each in getattr(module, name) if not each.startswith(_OURS))
     for held in (vars(module), module._parameters, module._modules, module._buffers):
@@ -188,9 +188,9 @@ def attribute_of(module: nn.Module, name: str) -> object:
 
 
 def constants_of(owner: nn.Module, inlined: Collection[str], read: Iterable[Reads]) -> tuple[tuple[str, str], ...]:
-    """Names from outside of the model that a forward may read, each with its value as text.
+    """Names from outside the model that a forward may read, each with its value as text.
 
-    Global variables, those of imported modules, what closures hold, and defaults that are no literals.
+    These are global variables, those of imported modules, closure variables, and defaults that are not literals.
     """
     functions = _functions(owner, inlined, read)
     literal = {f"{name} of {qualified(function)}" for function in functions for name in _literals(function)}
@@ -200,9 +200,9 @@ def constants_of(owner: nn.Module, inlined: Collection[str], read: Iterable[Read
 
 
 def outside_values(owner: nn.Module, inlined: Collection[str], read: Iterable[Reads]) -> dict[str, object]:
-    """The values of names from outside that the functions of a forward have, literal defaults among them.
+    """Values of the names from outside that the functions of a forward use, including literal defaults.
 
-    `read` is what was read of the owner's modules, `inlined` names the children whose forward was traced.
+    `read` is the record of the owner's modules, `inlined` names the children whose forward was traced.
     """
     found: dict[str, object] = {}
     for function in _functions(owner, inlined, read):
@@ -213,7 +213,7 @@ def outside_values(owner: nn.Module, inlined: Collection[str], read: Iterable[Re
 
 
 def _globals(home: str, scope: Mapping[str, object], names: Collection[str], seen: set[str]) -> dict[str, object]:
-    """The values of some names in a file, and in the files that it imports under such a name."""
+    """Values of the given names in a file's globals, and in the modules imported under such a name."""
     seen.add(home)
     found: dict[str, object] = {}
     for name in names:
@@ -226,7 +226,7 @@ def _globals(home: str, scope: Mapping[str, object], names: Collection[str], see
 
 
 def _functions(owner: nn.Module, inlined: Collection[str], read: Iterable[Reads]) -> Iterable[FunctionType]:
-    """The functions that a traced forward may run through, each once."""
+    """The functions that a traced forward may call, each once."""
     found = [function for path in ("", *inlined) for function in functions_of(owner.get_submodule(path))]
     for reads in read:
         for name in [name for name, text in reads.values if text.startswith(SOURCE)]:
@@ -236,7 +236,7 @@ def _functions(owner: nn.Module, inlined: Collection[str], read: Iterable[Reads]
 
 
 def _literals(function: FunctionType) -> Iterator[str]:
-    """The arguments of a function whose defaults are literals, which its source tells."""
+    """Arguments of a function with literal defaults, which its source shows."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, SyntaxError, TypeError):

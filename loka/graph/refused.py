@@ -1,4 +1,4 @@
-"""The answer where a forward cannot become straight-line code."""
+"""The result for a forward that cannot become straight-line code."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from loka.errors import LokaError
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A module whose forward was not rewritten, and why, in the words of the user's code.
+    """A module whose forward was not rewritten, with the reason.
 
-    `reason` names the place where there is one: "branch on tensor size at models.py:44 'if x.size(0) > 1024'".
+    `reason` names the line of the user's code where there is one: "branch on tensor size at models.py:44 'if x.size(0)
+    > 1024'".
     """
 
     owner: str  # qualified name; "" is the model
@@ -22,4 +23,4 @@ class Refused:
 
 
 class CannotTraceError(LokaError):
-    """Raised inside the tracing files, and turned into `Refused` by `trace_forward`."""
+    """Raised during tracing; `trace_forward` turns it into `Refused`."""

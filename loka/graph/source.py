@@ -1,6 +1,6 @@
-"""The Python source behind a module's forward: which functions it runs through, and a hash that tells of changes.
+"""The Python source of a module's forward: the functions it calls, and a hash that detects changes.
 
-Only torch and the standard library are imported here, so that a training machine can compute the same hash.
+Imports only torch and the standard library, so that a training machine can compute the same hash.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from types import CodeType, FunctionType, ModuleType
 import torch
 from torch import nn
 
-_INTERNAL = frozenset(vars(nn.Module()))  # what every module's __dict__ holds
+_INTERNAL = frozenset(vars(nn.Module()))  # attributes of every module
 _SIMPLE = (int, str, bool, float, complex, type(None), torch.dtype, torch.device)
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether calling the module does more than its forward."""
+    """True if calling the module runs hooks besides its forward."""
     kinds = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return any(kinds)
 
 
 def functions_of(module: nn.Module) -> tuple[FunctionType, ...]:
-    """The functions outside torch and the standard library that the module's forward may run through, forward first.
+    """The functions outside torch and the standard library that the module's forward may call, forward first.
 
-    Followed by name: methods and properties of the class (and of its bases where `super` is used), functions of the
-    same file, of imported modules, and functions kept as attributes. Errs on the side of too many.
+    Calls are followed by name: methods and properties of the class (and of its bases where `super` is used), functions
+    of the same file, of imported modules, and functions kept as attributes. The result may contain too many.
     """
     found: dict[FunctionType, None] = {}
     for forward in _named(module, "forward", everywhere=False):
@@ -45,18 +45,18 @@ def functions_named(module: nn.Module, name: str) -> tuple[FunctionType, ...]:
 
 
 def operators_of(module: nn.Module) -> tuple[str, ...]:
-    """The methods of the module's class that are called by operators and built-in functions, as __getitem__ is."""
+    """Names of the class's special methods, such as __getitem__, except __init__ and __repr__."""
     names = dict.fromkeys(name for base in type(module).__mro__ for name in vars(base) if name.startswith("__"))
     return tuple(name for name in names if name not in ("__init__", "__repr__") and functions_named(module, name))
 
 
 def names_in(function: FunctionType) -> frozenset[str]:
-    """Every global and attribute name in a function's code, inner functions included."""
+    """All global and attribute names in a function's code, including inner functions."""
     return frozenset(_code_names(function.__code__))
 
 
 def live_floats(module: nn.Module, functions: Iterable[FunctionType]) -> tuple[str, ...]:
-    """Float attributes of the module that the functions name: read anew in each forward, never baked."""
+    """Float attributes of the module that the functions name: read in each forward, never built into the text."""
     names = {name for function in functions for name in names_in(function)}
     if is_block_norm(module):
         names.discard("eps")
@@ -64,10 +64,10 @@ def live_floats(module: nn.Module, functions: Iterable[FunctionType]) -> tuple[s
 
 
 def is_block_norm(module: nn.Module) -> bool:
-    """Whether a module looks like an RMSNorm over blocks, written by hand: one without Parameters and buffers.
+    """True if a module looks like a hand-written RMSNorm over blocks.
 
-    Its forward calls `rms_norm`, or its only child is an nn.RMSNorm. As in torch's own norms, its `eps` is built into
-    what is traced from it, and counts in the hash.
+    It has no Parameters or buffers, and its forward calls `rms_norm`, or its only child is an nn.RMSNorm. As in torch's
+    own norms, its `eps` is built into the traced text and part of the hash.
     """
     if any(True for _ in module.parameters()) or any(True for _ in module.buffers()):
         return False
@@ -78,11 +78,10 @@ def is_block_norm(module: nn.Module) -> bool:
 
 
 def is_swish_norm(module: nn.Module) -> bool:
-    """Whether a module looks like a SwishNorm: a hand-written forward over one sigmoid and the norm before it.
+    """True if a module looks like a SwishNorm: a hand-written forward over one sigmoid and a norm.
 
-    Its children are an nn.Sigmoid or nn.Hardsigmoid and one nn.LayerNorm, nn.RMSNorm or norm of blocks, in
-    nn.Sequentials or not; it has no Parameters and buffers of its own. What its forward does with them shows when it is
-    traced.
+    Its children are an nn.Sigmoid or nn.Hardsigmoid and one nn.LayerNorm, nn.RMSNorm or block norm, possibly inside
+    nn.Sequentials; it has no Parameters or buffers of its own. Tracing shows what its forward does with them.
     """
     if module._parameters or module._buffers or not functions_of(module):
         return False
@@ -93,7 +92,7 @@ def is_swish_norm(module: nn.Module) -> bool:
 
 
 def _leaves(module: nn.Module) -> Iterator[nn.Module]:
-    """The modules in a module, with those in nn.Sequentials in the place of these."""
+    """The children of a module, with nn.Sequentials replaced by their content."""
     for child in module.children():
         if type(child) is nn.Sequential:
             yield from _leaves(child)
@@ -102,12 +101,12 @@ def _leaves(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def forward_source_hash(module: nn.Module, inlined: tuple[str, ...] = ()) -> str:
-    """sha256 over what a straight-line forward was traced from.
+    """sha256 of the sources of a straight-line forward.
 
-    Covers the source of the module's forward and of what it runs through, the same of every inlined child (`inlined`:
-    names relative to the module), and the plain attributes (int, bool, str, tuples of them) that were baked into the
-    text. A torch.nn child counts as its qualified type and its plain attributes. Floats of other modules are read
-    live, and left out. Raises OSError where a source cannot be read, AttributeError where a child is missing.
+    Covers the source of the module's forward and of the functions it calls, the same for every inlined child
+    (`inlined`: names relative to the module), and the plain attributes (int, bool, str, tuples of them) that were built
+    into the text. A torch.nn child counts as its qualified type and its plain attributes. Floats of other modules are
+    read live and excluded. Raises OSError where a source cannot be read, AttributeError where a child is missing.
     """
     digest = hashlib.sha256()
     for name in ("", *inlined):
@@ -143,7 +142,7 @@ def _constant(name: str, value: object) -> Iterator[str]:
 
 
 def is_simple(value: object) -> bool:
-    """Whether a value is plain data, or a tuple of plain data: equal values have equal reprs."""
+    """True for plain data, or a tuple of plain data: equal values have equal reprs."""
     if isinstance(value, tuple):
         return all(is_simple(item) for item in value)
     return isinstance(value, _SIMPLE)
@@ -168,7 +167,7 @@ def _follow(function: FunctionType, module: nn.Module, found: dict[FunctionType,
 
 
 def _named(module: nn.Module, name: str, everywhere: bool) -> Iterator[FunctionType]:
-    """Functions that `self.name` may mean; `everywhere`: in every base class, not just the first that has it."""
+    """Functions that `self.name` may refer to; `everywhere`: in every base class, not just the first that has it."""
     if name in vars(module):
         yield from _plain_functions([vars(module)[name]])
     for base in type(module).__mro__:

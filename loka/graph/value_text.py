@@ -1,6 +1,6 @@
-"""Values of attributes as text: values that a forward could tell apart have different texts.
+"""Attribute values as text: values that a forward could distinguish have different texts.
 
-torch and the standard library only.
+Imports only torch and the standard library.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch import nn
 
 from loka.graph.source import is_foreign, qualified
 
-_LONGEST = 120  # characters of a text; of a longer one, its beginning and a hash of all of it
-_MOST = 1000  # values in one value
+_LONGEST = 120  # characters; a longer text is cut to its beginning and a hash of all of it
+_MOST = 1000  # nested values in one value
 _DEEPEST = 6
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, range, slice, type(...), torch.Size})
 _PRINTED = (torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -27,9 +27,9 @@ _CALLABLE = (type, FunctionType, BuiltinFunctionType, MethodType, functools.part
 
 
 class ValueTexts:
-    """The texts of values that the modules of one owner hold.
+    """Texts of the values that the modules of one owner hold.
 
-    A module or tensor of the owner is called by the first of its names, since that is how generated code reads it.
+    A module or tensor of the owner has the first of its names as text, as generated code reads it by that name.
     """
 
     def __init__(self, owner: nn.Module) -> None:
@@ -42,7 +42,9 @@ class ValueTexts:
         self._left = _MOST
         try:
             text = self._text(value, _DEEPEST)
-        except Exception as error:  # noqa: BLE001 - collections of the user's own can raise anything
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - collections of the user's own can raise anything
             text = f"{qualified(type(value))} (raises {type(error).__name__})"
         return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}... (sha256 {_digest(text)})"
 
@@ -104,7 +106,7 @@ class ValueTexts:
         return f"{getattr(value, '__module__', None) or 'torch'}.{name}"
 
     def _content(self, value: object, depth: int) -> str:
-        """What an object holds; of torch's and the standard library's own types nothing."""
+        """Text of an object's content; "" for torch's and the standard library's own types."""
         for kind in (int, float, str, bytes):
             if isinstance(value, kind):
                 return f"({kind.__repr__(value)})"
@@ -121,12 +123,12 @@ class ValueTexts:
 
 
 def tensor_text(tensor: torch.Tensor) -> str:
-    """A tensor that is read anew in each call: its shape alone."""
+    """Text of a tensor that is read in each call: only its shape."""
     return f"a tensor {tuple(tensor.shape)}"
 
 
 def is_data(value: object) -> bool:
-    """True for a value whose text tells its content: plain data, collections, objects of a user's class."""
+    """True for a value whose text shows its content: plain data, collections, objects of a user's class."""
     if isinstance(value, (torch.Tensor, nn.Module, *_CALLABLE)):
         return False
     known = isinstance(value, (*_PLAIN, *_PRINTED, Enum, tuple, list, set, frozenset, dict))
@@ -141,7 +143,7 @@ def defaults_of(function: FunctionType) -> dict[str, object]:
 
 
 def closure_of(function: FunctionType) -> dict[str, object]:
-    """What a function's inner names from outside of it hold."""
+    """Values of a function's closure variables, by name."""
     found = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         if name != "__class__":
@@ -154,8 +156,8 @@ def closure_of(function: FunctionType) -> dict[str, object]:
 
 @functools.lru_cache(maxsize=1024)
 def source_digest(code: CodeType) -> str:
-    """A short hash of a function's source; of its names where there is no source."""
-    # Where it ends tells two functions apart that stand in one line.
+    """Short hash of a function's source; of its names where there is no source."""
+    # The end position distinguishes two functions in one line.
     ends = [(line, column) for _, line, _, column in code.co_positions() if line is not None and column is not None]
     line, column = max(ends, default=(code.co_firstlineno, 0))
     try:

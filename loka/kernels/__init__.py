@@ -1,1 +1,1 @@
-"""Kernels: GEMMs of several libraries, fused Triton kernels as text, and what each costs when measured."""
+"""Kernels: GEMMs of several libraries, fused Triton kernels as text, and measured times."""

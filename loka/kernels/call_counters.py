@@ -1,12 +1,12 @@
-"""How often each planned GEMM ran, and on which kernel: a process-wide table of counters, keyed by number.
+"""Number of runs of each planned GEMM, by kernel: a process-wide table of counters, keyed by counter id.
 
-This is the only process-wide table of the project. A GEMM counts itself inside its operator (`gemm_operator`), because
-only what happens inside an operator still happens when the model is compiled; and an operator's arguments are tensors
-and numbers, so it can carry the number of a counter but no object that holds one. The table is that object.
+This is the only process-wide table of the project. A GEMM counts its calls inside its operator (`gemm_operator`),
+because only code inside an operator still runs when the model is compiled. An operator's arguments are tensors and
+numbers, so it can take a counter id but no object with a counter; the table maps the one to the other.
 
-A site takes three neighbouring numbers: fprop, dgrad (+ 1) and wgrad (+ 2). Under a CUDA graph an operator runs, and
+A site takes three neighbouring ids: fprop, dgrad (+ 1) and wgrad (+ 2). Under a CUDA graph an operator runs, and
 counts, while the graph is captured, and not when it is replayed: a count above zero says that the kernel is in the
-graph. Counting is safe between threads (backward runs in one of its own on a GPU).
+graph. Counting is thread-safe (on a GPU, backward runs in its own thread).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from threading import Lock
 from loka.errors import InputError
 
 _lock = Lock()
-_counts: dict[int, dict[str, int]] = {}  # by number, then by kernel: those that ran at least once since their reset
+_counts: dict[int, dict[str, int]] = {}  # by id, then by kernel: those that ran since the last reset
 _next = 0
 
 
 def new_counters(count: int) -> int:
-    """Take `count` numbers that nobody else has, and return the first; the others follow it.
+    """Reserve `count` consecutive ids and return the first.
 
     Raises InputError where count is not positive.
     """
@@ -36,19 +36,19 @@ def new_counters(count: int) -> int:
 
 
 def increment(number: int, kernel: str) -> None:
-    """Count one run on the kernel of that name in the catalogue."""
+    """Count one run on a kernel, by its name in the catalogue."""
     with _lock:
         found = _counts.setdefault(number, {})
         found[kernel] = found.get(kernel, 0) + 1
 
 
 def count(number: int) -> int:
-    """Runs counted since the number was taken or last reset, on whatever kernel."""
+    """Runs since the id was reserved or last reset, on all kernels."""
     return sum(counts(number).values())
 
 
 def counts(number: int) -> dict[str, int]:
-    """The same by kernel, for those that ran."""
+    """The same by kernel, for kernels that ran."""
     with _lock:
         return dict(_counts.get(number, {}))
 

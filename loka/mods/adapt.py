@@ -1,4 +1,4 @@
-"""Carrying out adaptations on a live model, and taking checkpoints across. Imports torch and the standard library."""
+"""Applies adaptations to a live model, and converts checkpoints. Imports only torch and the standard library."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from loka.mods.adaptation import Adaptation, Unchanged
 from loka.mods.registry import ModKind, module_mod, names_of
 from loka.mods.structure import parent_of
 
-_Saved = tuple[dict[str, Any], dict[str, Any]]  # what a module holds, and a copy
-SHOWN = 20  # problems printed in one message; the rest are counted
+_Saved = tuple[dict[str, Any], dict[str, Any]]  # the children or Parameters of a module, and a copy
+SHOWN = 20  # problems printed in one message; the rest is counted
 
 
 class AdaptError(InputError):
-    """A model that adaptations do not fit. `problems` holds every reason, one line each; the model is unchanged."""
+    """Raised for a model that adaptations do not fit. `problems` has one line per reason; the model is unchanged."""
 
     def __init__(self, headline: str, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
@@ -26,7 +26,7 @@ class AdaptError(InputError):
 
 
 class ConvertError(InputError):
-    """A checkpoint that cannot be taken across as it is. `lost` names what would be lost, and why."""
+    """Raised for a checkpoint that cannot be converted without loss. `lost` names what would be lost, with reasons."""
 
     def __init__(self, headline: str, lost: Sequence[Unchanged]) -> None:
         self.lost = tuple(lost)
@@ -34,13 +34,13 @@ class ConvertError(InputError):
 
 
 def adapt(model: nn.Module, adaptations: Sequence[Adaptation]) -> None:
-    """Change the modules of a model in place, as the adaptations say, one after the other.
+    """Apply adaptations to the modules of a model in place, one after the other.
 
-    Everything is checked, and the model is as it was where anything is wrong. A model that is adapted already stays as
-    it is. Make the optimizer, DDP and FSDP after this: what they hold of the Parameters that go would be left over.
+    Everything is checked, and the model is unchanged if anything is wrong. A model that is adapted already stays
+    unchanged. Create the optimizer, DDP and FSDP after this, or they would keep Parameters that are removed.
 
-    Raises AdaptError where a module is missing or another than the adaptations were made for, or where some are
-    changed already and some are not.
+    Raises AdaptError where a module is missing or is not the one the adaptations were made for, or where only some
+    modules are changed already.
     """
     if is_adapted(model, adaptations):
         return
@@ -65,9 +65,9 @@ _OTHER_MODEL = "this is not the model that was planned; nothing was changed. Pla
 
 
 def is_adapted(model: nn.Module, adaptations: Sequence[Adaptation]) -> bool:
-    """Whether all adaptations have been carried out on a model: False where none has.
+    """True if all adaptations have been applied to a model, False if none has.
 
-    Raises AdaptError where a module is missing, or where some modules are changed and some are not.
+    Raises AdaptError where a module is missing, or where only some modules are changed.
     """
     by_name: dict[str, list[Adaptation]] = {}
     for adaptation in adaptations:
@@ -99,17 +99,17 @@ def is_adapted(model: nn.Module, adaptations: Sequence[Adaptation]) -> bool:
 def convert(
     state: Mapping[str, Tensor], adaptations: Sequence[Adaptation], drop: bool = False
 ) -> OrderedDict[str, Tensor]:
-    """A state_dict of the model as it was, as one that the adapted model loads; `state` itself is left as it is.
+    """Convert a state_dict of the original model to one for the adapted model; `state` itself is not changed.
 
-    Biases are folded where that is exact; what is zero, or a norm's weight of ones, goes. A state_dict of the adapted
-    model comes back equal. Raises ConvertError where anything else would be lost, with all of it, unless `drop`: then
-    it is left out, and the model has to be trained anew; and InputError where this is no state_dict of either model:
-    Parameters are missing, under other names, of other sizes, or no tensors.
+    Biases are folded where that is exact; zero biases and a norm's weight of ones are dropped. A state_dict of the
+    adapted model is returned unchanged. Raises ConvertError, with everything concerned, if anything else would be lost,
+    unless `drop`: then it is left out, and the model has to be retrained. Raises InputError where `state` is no
+    state_dict of either model: Parameters are missing, or have other names or sizes, or are no tensors.
     """
     _check_state(state, adaptations)
     made: OrderedDict[str, Tensor] = OrderedDict(state)
     metadata = getattr(state, "_metadata", None)
-    if metadata is not None:  # load_state_dict reads the versions of modules there
+    if metadata is not None:  # load_state_dict reads the versions of modules from it
         made._metadata = metadata  # type: ignore[attr-defined]
     lost: list[Unchanged] = []
     for adaptation in adaptations:
@@ -131,7 +131,7 @@ def convert(
 
 
 def _check_state(state: Mapping[str, Tensor], adaptations: Sequence[Adaptation]) -> None:
-    """Raise InputError for what is no mapping, has the adapted modules under a wrapper's names, or no tensors there."""
+    """Raise InputError unless `state` is a mapping with tensors for the adapted modules, without a wrapper's prefix."""
     if not isinstance(state, Mapping):
         raise InputError(f"convert takes a state_dict, not {type(state).__name__}: give model.state_dict()")
     names = dict.fromkeys(name for adaptation in adaptations for name in adaptation.modules)
@@ -174,7 +174,7 @@ def _has(model: nn.Module, name: str) -> bool:
 
 
 def _wrapper(model: nn.Module, names: Mapping[str, object]) -> str:
-    """A hint where the model is wrapped, by DDP or torch.compile."""
+    """A hint if the model is wrapped by DDP or torch.compile."""
     for prefix in ("module", "_orig_mod"):
         if prefix in model._modules and any(_has(model, f"{prefix}.{name}") for name in names):
             return f": the model is wrapped in a {type(model).__name__}, adapt what it wraps ('.{prefix}')"

@@ -1,4 +1,4 @@
-"""What mods change, as data: a plan holds it, and generated code has adaptations as literals."""
+"""Changes of mods as data: plans contain them, and generated code has adaptations as literals."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ Setting = bool | int | float | str
 
 @dataclass(frozen=True, slots=True)
 class Adaptation:
-    """Modules that one mod changes in one way."""
+    """Modules that one mod changes in the same way."""
 
     mod: str  # its name in `loka.mods.registry`: "block_norm"
     modules: tuple[str, ...]  # qualified names, in model order
     replaces: str  # their type before: "torch.nn.modules.normalization.LayerNorm"
-    settings: tuple[tuple[str, Setting], ...] = ()  # what the change needs: (("block", 256), ("eps", 1e-05))
+    settings: tuple[tuple[str, Setting], ...] = ()  # parameters of the change: (("block", 256), ("eps", 1e-05))
 
 
 @dataclass(frozen=True, slots=True)
 class RewriteResult:
-    """One change that a mod made in the forward of one module. The function stays the same."""
+    """One change that a mod made in a module's forward; the function stays the same."""
 
-    mod: str  # as a policy writes it: "merge_siblings"
+    mod: str  # its name in policies: "merge_siblings"
     owner: str  # qualified name of the module whose forward was rewritten; "" is the model
-    sites: tuple[str, ...]  # those that took part, as they are called without the mod
-    site: str  # what they are now: "layers.0.q+k"
-    what: str  # for people: "2 linears over x are one GEMM of K 512, N 1024"
+    sites: tuple[str, ...]  # the sites it changed, by their names without the mod
+    site: str  # the site that they are now: "layers.0.q+k"
+    what: str  # description: "2 linears over x are one GEMM of K 512, N 1024"
 
 
 @dataclass(frozen=True, slots=True)
 class Unchanged:
-    """Something that a mod was asked for and leaves as it is, and why."""
+    """A module, Parameter or site that a mod was asked for and does not change, with the reason."""
 
     name: str  # qualified name of a module, Parameter or site
     reason: str
@@ -45,24 +45,24 @@ class ModelMod(Protocol):
 
     @property
     def exact(self) -> bool:
-        """Whether the function stays the same, up to rounding; else the model has to be trained anew."""
+        """True if the function stays the same, up to rounding; otherwise the model has to be retrained."""
         ...
 
     def unsupported_reason(self, model: nn.Module, name: str, adaptation: Adaptation) -> str | None:
-        """Why a module of an adaptation cannot be changed: it is not what was planned for. None where it can."""
+        """Reason why a module of an adaptation cannot be changed: it is not the planned one. None where it can."""
         ...
 
     def is_done(self, model: nn.Module, name: str, adaptation: Adaptation, last: bool) -> bool:
-        """Whether a module of an adaptation has been changed; `last`: and no later adaptation changed it again."""
+        """True if a module of an adaptation has been changed; `last`: and no later adaptation changed it again."""
         ...
 
     def change(self, model: nn.Module, adaptation: Adaptation) -> None:
-        """Change the modules of an adaptation, in place. Whoever calls has checked that they are what was planned."""
+        """Change the modules of an adaptation in place. The caller has checked that they are the planned ones."""
         ...
 
     def convert(self, state: dict[str, Tensor], adaptation: Adaptation) -> tuple[Unchanged, ...]:
-        """Take a state_dict of the model as it was to the adapted one's, in place.
+        """Convert a state_dict of the original model to the adapted one's, in place.
 
-        Returns what would be lost by that, each with its reason; what is lost is taken out all the same.
+        Returns what is lost, each with its reason; it is removed in any case.
         """
         ...

@@ -1,4 +1,4 @@
-"""What mods have to know of a model, seen while a copy of it runs on fake tensors: `Adaptable`."""
+"""Data flow of a model that mods need, recorded while a copy of it runs on fake tensors: `Adaptable`."""
 
 from __future__ import annotations
 
@@ -15,52 +15,52 @@ from loka.sites.callables import describe_error
 from loka.sites.discover import MANY
 from loka.sites.neighbours import Node
 from loka.sites.recorder import Call, Function
-from loka.sites.train_eval_diff import depends_on_mode
-from loka.sites.watched_forward import Watched, undisturbed, watch_fake, watch_real
+from loka.sites.watched_forward import Watched, depends_on_mode, undisturbed, watch_fake, watch_real
 
-# Changes of view that keep every row of a matrix, where its width is the same before and after.
+# Views that keep every row of a matrix, if its width is the same before and after.
 _KEEPS_ROWS = frozenset(
     ("view", "view_as", "reshape", "reshape_as", "flatten", "unflatten", "squeeze", "unsqueeze", "contiguous", "alias")
 )
-_BLOCKS = frozenset(("unflatten", "view", "reshape"))  # what cuts a row into blocks
+_BLOCKS = frozenset(("unflatten", "view", "reshape"))  # operations that split a row into blocks
 _OF_TORCH = (nn.LayerNorm, nn.RMSNorm, nn.SiLU)
 _NORMS = frozenset(("layer_norm", "rms_norm"))
-_DEPTH = 6  # results that a norm of blocks and its changes of view make, and one more
-_FEW = 2  # samples that a copy is run on where its forward reads numbers
+_DEPTH = 6  # results of a norm of blocks and its views, and one more
+_FEW = 2  # samples for running a copy whose forward reads values
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenFunction:
-    """A norm, an activation or a linear that a forward calls as a function: there is no module to exchange."""
+    """A norm, activation or linear that a forward calls as a function: there is no module to replace."""
 
     op: str  # "silu", "sigmoid" (of x * sigmoid(norm(x))), "layer_norm", "rms_norm", "linear"
-    owner: str  # qualified name of the module in whose forward it stands
-    place: str  # "models.py:44 'y = F.silu(x)'", "" where it is unknown
+    owner: str  # qualified name of the module whose forward calls it
+    place: str  # "models.py:44 'y = F.silu(x)'", "" if unknown
 
 
-PLACES = 5  # of one function in one forward, that one reason tells
+PLACES = 5  # of one function in one forward, listed in a reason
 
 
 @dataclass(frozen=True, slots=True)
 class Adaptable:
-    """A model to adapt. It may lie on the meta device; only its structure is looked at.
+    """A model to adapt. It may be on the meta device, as only its structure is read.
 
-    All but `module` was seen while a copy ran on example inputs (`analyse_dataflow`). Names stay true while
-    mods change modules of the model, so that one mod can look for work in what another left.
+    All fields but `module` were recorded while a copy ran on example inputs (`analyse_dataflow`). Names stay valid
+    while mods change modules of the model, so that a mod can find work in the result of another.
     """
 
     module: nn.Module
-    final: frozenset[str]  # linears whose product reaches an output with no other product after it
-    into: Mapping[str, str]  # linear -> the one linear that alone reads its product, with nothing in between
+    final: frozenset[str]  # linears whose product reaches an output without another product after it
+    into: Mapping[str, str]  # linear -> the linear that is the only reader of its product, with nothing in between
     called: frozenset[str] = frozenset()  # modules whose forward ran
-    read: Mapping[str, str] = field(default_factory=dict)  # Parameter -> what else reads it than its own linear: "mul"
-    swishes: frozenset[str] = frozenset()  # nn.Sigmoids whose product only multiplies what they, or their norm, read
+    read: Mapping[str, str] = field(default_factory=dict)  # Parameter -> another reader than its own linear: "mul"
+    swishes: frozenset[str] = frozenset()  # nn.Sigmoids whose result only multiplies their or their norm's input
     written: tuple[WrittenFunction, ...] = ()
 
     def calls(self, wants: Callable[[str], bool], *ops: str) -> Iterator[tuple[str, str, str]]:
         """The functions of `ops` that the wanted forwards call, each forward and function once.
 
-        As function, owner and where: ("silu", "body", " at models.py:44, models.py:57"); where is "" if unknown.
+        Yields function, owner and place: ("silu", "body", " at models.py:44, models.py:57"); the place is "" if
+        unknown.
         """
         places: dict[tuple[str, str], list[str]] = {}
         for each in self.written:
@@ -71,7 +71,7 @@ class Adaptable:
 
 
 def _listed(places: Sequence[str]) -> str:
-    """One place with its text, several without."""
+    """Text of places: a single one with its source line, several without."""
     if len(places) == 1:
         return places[0]
     lines = list(dict.fromkeys(place.partition(" '")[0] for place in places))
@@ -79,9 +79,9 @@ def _listed(places: Sequence[str]) -> str:
 
 
 def analyse_dataflow(built: BuiltModel) -> Adaptable:
-    """What mods have to know of a model. The model, its buffers, its hooks and the random state stay as they are.
+    """Records the data flow of a model. The model, its buffers, its hooks and the random state are unchanged.
 
-    Raises InputError where the forward raises on the example inputs, on fake tensors and on real samples alike.
+    Raises InputError where the forward raises on the example inputs, both as fake tensors and as real samples.
     """
     modules = dict(built.module.named_modules())
     with undisturbed():
@@ -96,17 +96,19 @@ def analyse_dataflow(built: BuiltModel) -> Adaptable:
 
 
 def _watched(built: BuiltModel, evaluate: bool) -> Watched:
-    """The model watched in a run on fake tensors, or on a few real samples, or on all: the first that works."""
+    """Records a run on fake tensors, on a few real samples, or on all of them: the first that works."""
     attempts: tuple[Callable[[], Watched], ...] = (
         lambda: watch_fake(built, built.batch_size, evaluate),
         lambda: watch_real(built, min(_FEW, built.batch_size), evaluate),
         lambda: watch_real(built, built.batch_size, evaluate),
     )
-    errors: list[Exception] = []
+    errors: list[BaseException] = []
     for attempt in attempts:
         try:
             return attempt()
-        except Exception as error:  # noqa: BLE001 - a user's forward can raise anything; the next attempt may work
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - a forward can raise anything; the next attempt may work
             errors.append(error)
     raise InputError(
         f"model: the forward of {type(built.module).__name__} raised {describe_error(errors[-1])}; make "
@@ -128,9 +130,9 @@ class _Linears:
             self._of[call.result] = call
 
     def final(self) -> Iterator[str]:
-        """Those whose product reaches an output with no other product after it, or nothing else that was seen.
+        """Linears whose product reaches an output without another product after it, or reaches no other product.
 
-        The latter, as a forward may write a product into its output in ways that the graph does not show.
+        The latter because a forward may write a product into its output in ways that the graph does not show.
         """
         last = set(_products_before(self._outputs))
         multiplied = _multiplied(call.result for calls in self._calls.values() for call in calls)
@@ -139,7 +141,7 @@ class _Linears:
                 yield name
 
     def into(self) -> dict[str, str]:
-        """The linear that alone reads a product, for those that have one; both are called once."""
+        """For each linear whose product has a single reader that is a linear, this linear; both are called once."""
         outputs = set(self._outputs)
         found = {}
         for name, calls in self._calls.items():
@@ -156,7 +158,7 @@ class _Linears:
 
 
 def _linear_of(call: Call, modules: Mapping[str, nn.Module]) -> str | None:
-    """The nn.Linear whose own product a call is, a subclass with torch's forward among them."""
+    """The nn.Linear whose own product a call is, including subclasses with torch's forward."""
     if call.module is not None:
         return call.module if isinstance(modules.get(call.module), nn.Linear) else None
     owner = modules.get(call.owner)
@@ -164,7 +166,7 @@ def _linear_of(call: Call, modules: Mapping[str, nn.Module]) -> str | None:
 
 
 def _products_before(outputs: Iterable[Node]) -> Iterator[Node]:
-    """The products that results come from, with no other product in between."""
+    """The products that results come from, without another product in between."""
     seen: set[Node] = set()
     waiting = list(outputs)
     while waiting:
@@ -179,7 +181,7 @@ def _products_before(outputs: Iterable[Node]) -> Iterator[Node]:
 
 
 def _multiplied(results: Iterable[Node]) -> set[Node]:
-    """The results, and what is made of them, that go into a product, however far off."""
+    """Those of the results, and of everything computed from them, that go into a product, at any distance."""
     seen: set[Node] = set()
     waiting = list(results)
     while waiting:
@@ -202,7 +204,7 @@ def _is_product(node: Node) -> bool:
 
 
 def _read_as_rows(result: Node) -> tuple[set[Node], list[Node]]:
-    """A product with its views, and what reads them; a change of view that may mix rows counts as a reader."""
+    """A product with its views, and their readers; a view that may mix rows counts as a reader."""
     seen, readers = {result}, dict[Node, None]()
     waiting = [result]
     while waiting:
@@ -217,7 +219,7 @@ def _read_as_rows(result: Node) -> tuple[set[Node], list[Node]]:
 
 
 def _read(watched: Watched, modules: Mapping[str, nn.Module]) -> dict[str, str]:
-    """For each Parameter of an nn.Linear that something else than the linear's own product reads: what does."""
+    """For each Parameter of an nn.Linear with a reader other than the linear's own product, this reader's operation."""
     own: dict[Node, str | None] = {}
     for call in (*watched.training, *(watched.evaluation or ())):
         own[call.result] = _linear_of(call, modules)
@@ -234,7 +236,7 @@ def _read(watched: Watched, modules: Mapping[str, nn.Module]) -> dict[str, str]:
 def _functions(
     watched: Watched, modules: Mapping[str, nn.Module]
 ) -> tuple[frozenset[str], tuple[WrittenFunction, ...]]:
-    """The nn.Sigmoids that make a Swish of something, and the functions that have no module."""
+    """The nn.Sigmoids that are part of a Swish, and the functions without a module."""
     kinds: dict[str, set[bool]] = {}
     written: dict[WrittenFunction, None] = {}
     for call in watched.functions:
@@ -251,7 +253,7 @@ def _functions(
 
 
 def _has_module(call: Function, module: nn.Module | None) -> bool:
-    """Whether a norm or an activation is a module of torch, a subclass among them, or a norm of blocks already."""
+    """True if a norm or activation is a module of torch, or a subclass, or a norm of blocks already."""
     if module is None or isinstance(module, _OF_TORCH):
         return module is not None
     of_blocks = call.op == "rms_norm" and bool(call.result.parents) and call.result.parents[0].op in _BLOCKS
@@ -263,7 +265,7 @@ def _place(call: Function | Call) -> str:
 
 
 def _is_swish(sigmoid: Node) -> bool:
-    """Whether the result of a sigmoid is read once, to multiply what the sigmoid takes, or what its norm takes."""
+    """True if the only reader of a sigmoid multiplies it by the sigmoid's input or its norm's input."""
     (product, *others) = sigmoid.children or (None,)
     if product is None or others or product.op != "mul" or len(product.parents) != 2:
         return False
@@ -272,7 +274,7 @@ def _is_swish(sigmoid: Node) -> bool:
 
 
 def _taken(sigmoid: Node) -> Iterator[Node]:
-    """What a sigmoid takes, and what its norm takes: the results before it, as far as norms and views go."""
+    """The inputs of a sigmoid and of its norm: the results before it, through norms and views."""
     node = sigmoid
     for _ in range(_DEPTH):
         before = [parent for parent in node.parents if not parent.constant]

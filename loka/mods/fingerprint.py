@@ -1,4 +1,4 @@
-"""Which mods made a model, in short: a profile says so, and a plan is decided by a profile of the same model alone."""
+"""Fingerprint of the mods that changed a model. Profiles have it, as a plan uses only a profile of the same model."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from loka.mods.adaptation import Adaptation
 
-_DIGITS = 16  # of a digest in hexadecimal
-_VALUES = 3  # of one setting that a text lists
+_DIGITS = 16  # hexadecimal digits of a digest
+_VALUES = 3  # listed per setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +18,12 @@ class ModFingerprint:
     """One mod that changed modules of a model."""
 
     mod: str  # its name in `loka.mods.registry`
-    digest: str  # of the modules that it changed and its settings for each, whatever their order
-    text: str  # the same for people: "13 modules, layers.0.norm to head.mlp.4, block 32, 64 or 128"
+    digest: str  # of the changed modules and the settings of each, independent of their order
+    text: str  # description: "13 modules, layers.0.norm to head.mlp.4, block 32, 64 or 128"
 
 
 def mod_fingerprints(adaptations: Iterable[Adaptation]) -> tuple[ModFingerprint, ...]:
-    """What adaptations made of a model, mod by mod, in the order of the names of these."""
+    """The fingerprint of each mod in some adaptations, sorted by the mods' names."""
     found: dict[str, list[Adaptation]] = {}
     for adaptation in adaptations:
         found.setdefault(adaptation.mod, []).append(adaptation)
@@ -31,10 +31,7 @@ def mod_fingerprints(adaptations: Iterable[Adaptation]) -> tuple[ModFingerprint,
 
 
 def mismatch_reason(seen: Sequence[ModFingerprint], made: Sequence[ModFingerprint]) -> str | None:
-    """How the model that `seen` tells of differs from that of `made`, as the end of "learned of the model ...".
-
-    None where they are the same.
-    """
+    """Difference between the models of two fingerprints, to complete "learned of the model ..."; None if equal."""
     there, here = ({each.mod: each for each in mods} for mods in (seen, made))
     lacking = [f"without {mod} ({here[mod].text})" for mod in here if mod not in there]
     beyond = [f"with {mod} ({there[mod].text})" for mod in there if mod not in here]
@@ -63,7 +60,7 @@ def _text(adaptations: Sequence[Adaptation]) -> str:
 
 
 def _listed(values: Sequence[float]) -> str:
-    """`32`, `32 or 64`, `32, 64, 128 or 2 others`."""
+    """Text of a list: `32`, `32 or 64`, `32, 64, 128 or 2 others`."""
     shown = [str(value) for value in values[:_VALUES]]
     if len(values) > _VALUES:
         rest = len(values) - _VALUES

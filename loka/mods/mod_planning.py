@@ -1,4 +1,4 @@
-"""What planning asks of mods, and what they answer: a protocol for each kind of mod (`loka.mods.registry.ModKind`)."""
+"""Protocols of mods in planning, one for each kind of mod (`loka.mods.registry.ModKind`), and their values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from loka.mods.adaptation import Adaptation, Setting, Unchanged
 from loka.mods.dataflow import Adaptable
 from loka.mods.rewriting.interactions import ChosenInteractions, FusedInteractions, Interacting, Reserved
 from loka.mods.rewriting.model_in_change import ModelInChange
-from loka.mods.rewriting.owner_scope import OwnerScope, RewrittenOwner
+from loka.mods.rewriting.rewriting_tracer import OwnerScope, RewrittenOwner
 from loka.mods.rewriting.site_outcome import SiteOutcome
 from loka.policy.policy import ModRule
 from loka.policy.schema.mod_schema import ModFields
@@ -24,30 +24,30 @@ from loka.sites.site import Site
 
 @dataclass(frozen=True, slots=True)
 class ModRequest:
-    """What one entry of a policy's `mods` asks for."""
+    """The request of one entry of a policy's `mods`."""
 
-    wants: Callable[[str], bool]  # whether a qualified name is matched, and not excepted
-    names: Callable[[str], bool]  # whether a pattern without a wildcard names it: then being unable is an error
-    settings: Mapping[str, Setting]  # the mod's own parameters, all of them
+    wants: Callable[[str], bool]  # True if a qualified name is matched and not excepted
+    names: Callable[[str], bool]  # True if a pattern without a wildcard names it: then a failure is an error
+    settings: Mapping[str, Setting]  # values of all of the mod's parameters
 
 
 @dataclass(frozen=True, slots=True)
 class ModMatch:
-    """What a mod would change in a model, and what it was asked for and cannot."""
+    """Changes that a mod would make in a model, and requested ones that it cannot make."""
 
     adaptations: tuple[Adaptation, ...] = ()
     unchanged: tuple[Unchanged, ...] = ()
-    named: tuple[str, ...] = ()  # what patterns choose the adapted modules by; () where that is their own names
+    named: tuple[str, ...] = ()  # names of the adapted modules for patterns; () if these are their own names
 
 
 class Concern(StrEnum):
-    """What may be wrong about a site, and a mod could mend."""
+    """A problem of a site that a mod could solve."""
 
-    BIAS = "bias"  # of the site itself
-    NORM_AFTER = "norm_after"  # that reads its product
-    NORM_BEFORE = "norm_before"  # that makes its input
-    ACTIVATION_BEFORE = "activation_before"  # that makes its input
-    INPUT_SIZES = "input_sizes"  # features of its input are of unlike sizes
+    BIAS = "bias"  # the site's own bias
+    NORM_AFTER = "norm_after"  # a norm that reads its product
+    NORM_BEFORE = "norm_before"  # a norm that makes its input
+    ACTIVATION_BEFORE = "activation_before"  # an activation that makes its input
+    INPUT_SIZES = "input_sizes"  # its input features differ in magnitude
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class SiteNeighbours:
 
 @dataclass(frozen=True, slots=True)
 class UnplannedModel:
-    """A model that no policy describes yet: what a mod looks at to be proposed for it."""
+    """A model without a policy, for which mods can be proposed."""
 
     module: nn.Module
     sites: tuple[Site, ...]
@@ -70,53 +70,53 @@ class UnplannedModel:
 
 @runtime_checkable
 class ModPlanning(Protocol):
-    """What every mod says."""
+    """Properties of every mod."""
 
     @property
     def name(self) -> str:
-        """As a policy writes it."""
+        """Name of the mod in policies."""
         ...
 
     @property
     def exact(self) -> bool:
-        """Whether the function stays the same, up to rounding; else the model has to be trained anew."""
+        """True if the function stays the same, up to rounding; otherwise the model has to be retrained."""
         ...
 
     @property
     def description(self) -> str:
-        """What it changes and what that is good for, in one line of `loka plan`."""
+        """The change and its benefit, in one line of `loka plan`."""
         ...
 
     @property
     def setting(self) -> type[ModFields]:
-        """What a policy may write: `use`, and the mod's own parameters, each with a default."""
+        """Schema of a policy's entry: `use`, and the mod's own parameters, each with a default."""
         ...
 
 
 @runtime_checkable
 class ModuleModPlanning(ModPlanning, Protocol):
-    """A mod that changes modules: what comes out is another model, in the model's own code."""
+    """A mod that changes modules: the result is another model, in the model's own code."""
 
     @property
     def opt_in(self) -> bool:
-        """Whether `loka init` leaves it out: it is for what a profile tells."""
+        """True if `loka init` leaves it out, as it needs a profile."""
         ...
 
     @property
     def of_paper(self) -> bool:
-        """Whether it is one of those of LoKA (arXiv 2605.10886), "Mods", which benchmarks measure."""
+        """True for the mods of LoKA (arXiv 2605.10886), "Mods", which benchmarks measure."""
         ...
 
     def find(self, model: Adaptable, request: ModRequest) -> ModMatch:
-        """What it would change in the model as it is now, earlier mods having been carried out. Changes nothing."""
+        """Changes that it would make in the current model, after earlier mods. Changes nothing."""
         ...
 
     def describe(self, adaptation: Adaptation, count: int) -> str:
-        """What becomes of each of `count` modules that are changed alike: "LayerNorm -> BlockNorm 256"."""
+        """Description of the change of `count` modules: "LayerNorm -> BlockNorm 256"."""
         ...
 
     def suggest(self, match: ModMatch, site: SiteNeighbours) -> Iterator[tuple[Concern, str]]:
-        """What a policy could write in `match` against concerns about a site; `match` is all that the mod can take."""
+        """Concerns about a site and an entry of `match` against each; `match` is all that the mod can change."""
         ...
 
 
@@ -125,7 +125,7 @@ class ForwardModPlanning(ModPlanning, Protocol):
     """A mod that rewrites forwards: the function stays the same."""
 
     def proposal(self, model: UnplannedModel) -> str | None:
-        """What it may change in a model, for `loka init`: "6 sites read 3 tensors"; None where nothing."""
+        """Possible changes in a model, for `loka init`: "6 sites read 3 tensors"; None for none."""
         ...
 
 
@@ -134,21 +134,21 @@ class SiteModPlanning(ForwardModPlanning, Protocol):
     """A mod that rewrites calls of sites in the forwards of their owners."""
 
     def rewrite_sites(self, model: ModelInChange, rule: ModRule) -> SiteOutcome:
-        """Carry out one entry, change by change; a change that is not the same function is never made."""
+        """Apply one entry, change by change; a change that would not keep the function is never made."""
         ...
 
 
 @runtime_checkable
 class OwnerModPlanning(ForwardModPlanning, Protocol):
-    """A mod that rewrites the statements of owners, once mods have rewritten the calls of sites in them."""
+    """A mod that rewrites the statements of owners, after mods have rewritten the calls of sites in them."""
 
     @property
     def nothing(self) -> str:
-        """Why a forward stays as it is where there is nothing to rewrite in it."""
+        """Reason for a forward without anything to rewrite."""
         ...
 
     def scopes(self, model: nn.Module, wants: Callable[[str], bool]) -> tuple[OwnerScope, ...]:
-        """The modules whose forwards are to be traced, among those that are wanted. Only the structure is read."""
+        """The wanted modules whose forwards are to be traced. Only the structure is read."""
         ...
 
     def inner(self, scope: OwnerScope, model: nn.Module) -> tuple[OwnerScope, ...]:
@@ -158,29 +158,29 @@ class OwnerModPlanning(ForwardModPlanning, Protocol):
     def rewrite(
         self, forward: ForwardIR, means: Callable[[str], bool], settings: Mapping[str, Setting]
     ) -> RewrittenOwner | str:
-        """The forward rewritten, or why not; `means` says of a module whether what its forward writes is meant."""
+        """The rewritten forward, or the reason why not; `means` is true for modules whose statements are meant."""
         ...
 
     def describe(self, count: int, settings: Mapping[str, Setting]) -> str:
-        """So many of the statements that it rewrites: "9 residual sums in float32"."""
+        """Description of `count` rewritten statements: "9 residual sums in float32"."""
         ...
 
 
 @runtime_checkable
 class InteractionModPlanning(ForwardModPlanning, Protocol):
-    """A mod that has interactions computed by kernels of their own."""
+    """A mod that computes interactions in their own kernels."""
 
     @property
     def nothing(self) -> str:
-        """Why a forward stays as it is where it has no interaction."""
+        """Reason for a forward without an interaction."""
         ...
 
     def interacting(self, sites: Sequence[Site], model: nn.Module, wants: Callable[[str], bool]) -> Interacting:
-        """Where a model may have interactions, in the modules that are wanted. Only the structure is read."""
+        """Where the wanted modules may have interactions. Only the structure is read."""
         ...
 
     def reserved(self, interacting: Interacting, sites: Sequence[Site]) -> Reserved:
-        """The sites that no other mod may write otherwise."""
+        """The sites that no other mod may rewrite."""
         ...
 
     def choose(
@@ -191,8 +191,9 @@ class InteractionModPlanning(ForwardModPlanning, Protocol):
         chains: Sequence[LinearChain],
         found: FusedInteractions,
     ) -> ChosenInteractions:
-        """The interactions that these owners write and that kernels take; `found` gets these, and why others stay.
+        """The interactions of these owners that kernels support.
 
-        `kept` names sites whose GEMMs stay in the model's dtype; a chain computes what stands in it.
+        They are added to `found`, with the reasons for others. `kept` names sites whose GEMMs stay in the model's
+        dtype; interactions in a chain are computed there.
         """
         ...

@@ -1,6 +1,6 @@
-"""From a policy to the model that is planned for: built, and changed by the policy's mods.
+"""Builds the model of a policy and applies the policy's mods.
 
-Whoever needs a policy's model builds it here, so that plan, profile and training are of the same one.
+All users of a policy's model build it here, so that plan, profile and training have the same one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ THINGS = "module that it could change"
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What one entry of a policy's `mods` changed in the model's modules, and what it left and why."""
+    """Changes that one entry of a policy's `mods` made to the model's modules, and the ones it could not make."""
 
     rule: ModRule
     adaptations: tuple[Adaptation, ...]
@@ -31,18 +31,18 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class Adapted:
-    """What all of a policy's model mods changed, in the order in which they did."""
+    """Changes of all of a policy's module mods, in order."""
 
     applied: tuple[Applied, ...] = ()
 
     @property
     def adaptations(self) -> tuple[Adaptation, ...]:
-        """In order; those of one mod may rely on those of mods before it."""
+        """In order; an adaptation may rely on those of earlier mods."""
         return tuple(adaptation for applied in self.applied for adaptation in applied.adaptations)
 
 
 def built_model(policy: Policy) -> tuple[BuiltModel, Adapted]:
-    """The model of a policy with its mods carried out, and what they changed.
+    """The model of a policy with its mods applied, and their changes.
 
     Raises InputError as `build_model` does, and PolicyError as `adapted` does.
     """
@@ -55,11 +55,11 @@ def adapted(
     rules: Sequence[ModRule],
     look: Callable[[BuiltModel], Adaptable] = analyse_dataflow,
 ) -> Adapted:
-    """Change a built model in place by the model mods among some entries of `mods`, one after the other.
+    """Apply the module mods in some entries of `mods` to a built model in place, one after the other.
 
-    Raises PolicyError, with everything that is wrong at its place: a pattern that matches nothing, an entry that
-    changes nothing, a module that an entry names and cannot change, one that two entries change. The model is as it
-    was where an entry is wrong before the first change, and else of no more use.
+    Raises PolicyError with all problems and their positions: a pattern that matches nothing, an entry that changes
+    nothing, a module that an entry names and cannot change, one that two entries change. If an entry is wrong before
+    the first change, the model is unchanged; otherwise it must not be used any more.
     """
     mods = {name: module_planning(name) for name in names_of(ModKind.MODULES)}
     entries = [rule for rule in rules if rule.use in mods]
@@ -81,7 +81,7 @@ def adapted(
             problems += idle_problems(rule, found.unchanged, _names(mod.find(seen, selection_of(rule, _everything))))
         for adaptation in found.adaptations:
             module_mod(rule.use).change(built.module, adaptation)
-            seen = None  # what stands between two linears may be another now
+            seen = None  # the data flow between linears may have changed
         applied.append(Applied(rule, found.adaptations, found.unchanged))
     if problems:
         raise PolicyError(problems)
@@ -89,7 +89,7 @@ def adapted(
 
 
 def _problems(rules: Sequence[ModRule], mods: Mapping[str, ModuleModPlanning], model: Adaptable) -> list[Problem]:
-    """What is wrong with entries before any is carried out: patterns that match nothing, and conflicts."""
+    """Problems of entries before any is applied: patterns that match nothing, and conflicts."""
     problems: list[Problem] = []
     earlier: list[tuple[ModRule, list[str]]] = []
     for rule in rules:
@@ -107,7 +107,7 @@ def _problems(rules: Sequence[ModRule], mods: Mapping[str, ModuleModPlanning], m
 
 
 def _names(found: ModMatch) -> list[str]:
-    """Everything that a mod has found, as patterns name it, whether it can change it or not."""
+    """Names of everything that a mod has found, as patterns name it, including what it cannot change."""
     changed = found.named or [name for adaptation in found.adaptations for name in adaptation.modules]
     return list(dict.fromkeys((*changed, *(unchanged.name for unchanged in found.unchanged))))
 

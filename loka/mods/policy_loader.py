@@ -1,4 +1,4 @@
-"""Reading a policy that may list every mod there is: the two meet here, for `loka.policy` knows no mod."""
+"""Loads a policy with the schemas of all mods, which `loka.policy` does not know."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from loka.policy.policy import Policy
 
 
 def load_policy(path: Path | str) -> Policy:
-    """Read a policy and the bases that it extends. Runs no code that they name, and needs neither torch nor a GPU.
+    """Read a policy and the bases that it extends.
 
-    What needs the model (patterns that match nothing, settings that contradict each other) is found by `make_plan`.
+    Does not run the code that they name, and needs neither torch nor a GPU. Problems that depend on the model (patterns
+    that match nothing, settings that contradict each other) are found by `make_plan`.
 
     Args:
-        path: of the policy, YAML.
+        path: The policy, a YAML file.
 
     Raises:
-        PolicyError: with everything that is wrong, each with its `file:line:column`; the file, or one that it extends,
+        PolicyError: With all problems, each with its `file:line:column`; also if the file, or one that it extends,
             cannot be read.
 
     Warns:
-        RenamedWarning: of a field under a name that it no longer has.
+        RenamedWarning: For a field under its old name.
     """
     return read_policy(path, mod_schemas())

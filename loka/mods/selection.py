@@ -1,4 +1,4 @@
-"""What an entry of a policy's `mods` selects, and what is wrong where nothing, or not all of it, can be had."""
+"""The selection of an entry of a policy's `mods`, and problems where nothing, or not all of it, can be changed."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from loka.policy.policy import ModRule, Pattern
 from loka.policy.problems import Problem, problem
 from loka.policy.schema.mod_schema import own_parameters
 
-_SHOWN = 3  # reasons that one message tells, and names that it tells of one reason
+_SHOWN = 3  # reasons in one message, and names for one reason
 
 
 def selected(rule: ModRule) -> ModRequest:
-    """What the entry selects."""
+    """The request of an entry."""
     return ModRequest(rule.wants, rule.names, dict(rule.settings))
 
 
 def selection_of(rule: ModRule, wants: Callable[[str], bool], name: str | None = None) -> ModRequest:
-    """The entry's parameters for other names than its own; `name` is one that stands for itself."""
+    """A request with the entry's parameters for other names; `name` is one named without a wildcard."""
     return ModRequest(wants, lambda other: other == name, dict(rule.settings))
 
 
 def selected_for_all(mod: ModPlanning) -> ModRequest:
-    """Everything that a mod can take, with its parameters as they are where a policy leaves them out."""
+    """A request for everything that a mod can change, with its default parameters."""
     fields = mod.setting.model_fields
     defaults = {name: fields[name].default for name in own_parameters(mod.setting)}
     return ModRequest(
@@ -34,7 +34,7 @@ def selected_for_all(mod: ModPlanning) -> ModRequest:
 
 
 def named_problems(rule: ModRule, unchanged: Sequence[Unchanged]) -> list[Problem]:
-    """What a pattern without a wildcard names and the mod cannot change."""
+    """Problems for names without a wildcard that the mod cannot change."""
     return [
         problem(pattern.place, f"{rule.use} cannot change {left.name!r}: {left.reason}; take it out of match")
         for left in unchanged
@@ -47,10 +47,10 @@ def named_problems(rule: ModRule, unchanged: Sequence[Unchanged]) -> list[Proble
 def unmatched_problems(
     rule: ModRule, alive: Callable[[Pattern], bool], known: Sequence[str], things: str
 ) -> list[Problem]:
-    """The patterns of an entry, those of `except` too, for which there is nothing; `optional` excuses them.
+    """Problems for patterns of an entry, including `except`, that match nothing; none if it is `optional`.
 
-    `alive` says of a pattern whether there is something that it matches, `known` names what there is, for the nearest,
-    and `things` says what these are: "linear", "site".
+    `alive` is true for a pattern that matches something, `known` has all names, for the closest one in the message, and
+    `things` is their kind: "linear", "site".
     """
     if rule.optional:
         return []
@@ -65,7 +65,7 @@ def unmatched_problems(
 
 
 def idle_problems(rule: ModRule, unchanged: Sequence[Unchanged], known: Sequence[str]) -> list[Problem]:
-    """An entry that changes nothing, although its patterns match something; `optional` excuses it."""
+    """Problem for an entry that changes nothing, although its patterns match something; none if it is `optional`."""
     if rule.optional:
         return []
     if not known:
@@ -78,7 +78,7 @@ def idle_problems(rule: ModRule, unchanged: Sequence[Unchanged], known: Sequence
 
 
 def conflicts(rule: ModRule, names: Iterable[str], earlier: Sequence[tuple[ModRule, Iterable[str]]]) -> list[Problem]:
-    """A problem for each earlier entry of the same mod that changes one of `names` too, with what that one changes."""
+    """A problem for each earlier entry of the same mod that also changes one of `names`; `earlier` has all changes."""
     wanted = list(dict.fromkeys(names))
     problems = []
     for other, taken in earlier:
@@ -98,7 +98,7 @@ def _nothing(rule: ModRule) -> str:
 
 
 def _reasons(unchanged: Sequence[Unchanged]) -> str:
-    """Each reason once, what most things have first: `'a.0', 'a.1' and 3 more: it is larger than ...; 'b': ...`."""
+    """Each reason once, the most frequent first: `'a.0', 'a.1' and 3 more: it is larger than ...; 'b': ...`."""
     names: dict[str, dict[str, None]] = {}
     for each in unchanged:
         names.setdefault(each.reason, {})[repr(each.name) if each.name else "the model itself"] = None

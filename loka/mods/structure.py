@@ -1,4 +1,4 @@
-"""What stands where in a model: names of modules, why one cannot be exchanged, and the exchange itself."""
+"""Structure of a model: names of modules, reasons why one cannot be replaced, and the replacement."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _INTERNAL = frozenset(vars(nn.Module()))
 
 
 def type_of(module: nn.Module) -> str:
-    """The module's own class as an `Adaptation` names it: "torch.nn.modules.linear.Linear"."""
+    """The module's original class as an `Adaptation` names it: "torch.nn.modules.linear.Linear"."""
     return qualified(_own_class(type(module)))
 
 
 def _own_class(kind: type) -> type:
-    """The class that the module was made with: kernels bound to it, and FSDP2, have put another in front since.
+    """The class that the module was created with, before binding kernels and FSDP2 replaced it.
 
-    Both derive from their own class and, last, from what the module was.
+    The replacement classes derive from their own class and, last, from the original one.
     """
     while "loka_original" in vars(kind) or any(_is_fsdp(base) for base in kind.__bases__):
         kind = kind.__bases__[-1]
@@ -30,18 +30,18 @@ def _own_class(kind: type) -> type:
 
 
 def _is_fsdp(kind: type) -> bool:
-    # By name: importing torch.distributed.fsdp takes long, and who uses it has imported it.
+    # By name: importing torch.distributed.fsdp is slow, and users of it have imported it.
     return kind.__name__ == "FSDPModule" and kind.__module__.startswith("torch.distributed")
 
 
 def short(module: nn.Module) -> str:
-    """The class as a person names it: "nn.Linear" of torch, the name alone of any other."""
+    """Short name of the class: "nn.Linear" for torch's, only the name for any other."""
     kind = type(module)
     return f"nn.{kind.__name__}" if kind.__module__.startswith("torch.nn.") else kind.__name__
 
 
 def every_name(model: nn.Module) -> dict[int, tuple[str, ...]]:
-    """All qualified names of each module, by its id, in model order: more than one where a module is shared."""
+    """All qualified names of each module, by its id, in model order: several for a shared module."""
     names: dict[int, tuple[str, ...]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         names[id(module)] = (*names.get(id(module), ()), name)
@@ -49,12 +49,12 @@ def every_name(model: nn.Module) -> dict[int, tuple[str, ...]]:
 
 
 def parent_of(model: nn.Module, name: str) -> nn.Module:
-    """The module that holds the one of that qualified name. Raises AttributeError where it is not there."""
+    """The parent of the module with that qualified name. Raises AttributeError where it is missing."""
     return model.get_submodule(name.rpartition(".")[0])
 
 
 def exchange(model: nn.Module, made: Mapping[str, nn.Module]) -> None:
-    """Put modules in the places of others, in the mode that those are in."""
+    """Replace modules by others, in the same training mode."""
     for name, module in made.items():
         module.train(model.get_submodule(name).training)
     for name, module in made.items():
@@ -62,7 +62,7 @@ def exchange(model: nn.Module, made: Mapping[str, nn.Module]) -> None:
 
 
 def held_elsewhere(model: nn.Module) -> dict[int, str]:
-    """Modules that an attribute other than a child holds, directly or in a list, by id: an exchange would miss it."""
+    """Modules held by an attribute other than a child, directly or in a list, by id: a replacement would miss it."""
     found: dict[int, str] = {}
     for name, module in model.named_modules():
         for key, value in vars(module).items():
@@ -82,7 +82,7 @@ def _flat(value: object) -> Iterator[nn.Module]:
 
 
 def unsupported_exchange(module: nn.Module, held: Mapping[int, str]) -> str | None:
-    """Why a module cannot give its place to another: it does more than its class says, or something else holds it."""
+    """Reason why a module cannot be replaced: it does more than its class, or is held elsewhere. Else None."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     if any(hooks):
         return "it has hooks, which would no longer run; add them after the mods"
@@ -98,7 +98,7 @@ def unsupported_exchange(module: nn.Module, held: Mapping[int, str]) -> str | No
 
 
 def why_another(module: nn.Module, replaces: str) -> str | None:
-    """What a live module that is to be exchanged is, where that is not what was planned, to stand after its name."""
+    """Reason why a live module is not the planned one, to follow its name; None where it is."""
     kind = type_of(module)
     if kind != replaces:
         return f"is a {kind}, not a {replaces}"
@@ -107,12 +107,12 @@ def why_another(module: nn.Module, replaces: str) -> str | None:
 
 
 def inside_encoder_layer(model: nn.Module, name: str) -> bool:
-    """Whether a module is a part of an nn.TransformerEncoderLayer, whose fused evaluation reads it, uncalled."""
+    """True if a module is part of an nn.TransformerEncoderLayer, whose fused evaluation reads it without calling it."""
     return bool(name) and isinstance(parent_of(model, name), nn.TransformerEncoderLayer)
 
 
 def grouped(mod: str, found: Iterable[tuple[str, str, tuple[tuple[str, Setting], ...]]]) -> tuple[Adaptation, ...]:
-    """Adaptations of (name, type, settings): modules that are changed in one way stand together, in model order."""
+    """Adaptations from (name, type, settings): modules with the same change are grouped, in model order."""
     groups: dict[tuple[str, tuple[tuple[str, Setting], ...]], list[str]] = {}
     for name, kind, settings in found:
         groups.setdefault((kind, settings), []).append(name)

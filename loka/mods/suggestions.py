@@ -1,4 +1,4 @@
-"""Which mods could be listed against what findings report of a site: those that the model can take."""
+"""Suggestions of mods against the findings about a site, from those that can change the model."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from loka.sites.build_model import BuiltModel
 from loka.sites.neighbours import Node
 from loka.sites.watched_forward import undisturbed, watch_fake
 
-_DEPTH = 6  # operations from a GEMM to what stands beside it, views among them
+_DEPTH = 6  # operations from a GEMM to its neighbours, including views
 
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """An entry of `mods`, as a policy could have it."""
+    """A possible entry of a policy's `mods`."""
 
     use: str  # the mod's name
     match: str
@@ -27,16 +27,16 @@ class Suggestion:
 
 @dataclass(frozen=True, slots=True)
 class Suggestible:
-    """The mods that a policy could list about one site, by the concern that each is against."""
+    """The possible mods about one site, by the concern they address."""
 
     against: Mapping[Concern, Suggestion] = field(default_factory=dict)
 
 
 def suggestible_mods(built: BuiltModel) -> dict[str, Suggestible]:
-    """What mods could change about each site of a model, by the site's name; {} where the model cannot be watched.
+    """The possible mods for each site of a model, by the site's name; {} where the model cannot be run.
 
-    The model stays as it is. A copy of it runs on fake tensors. Where two mods are against one concern, the first of
-    the registry counts.
+    The model is unchanged; a copy of it runs on fake tensors. If two mods address one concern, the first in the
+    registry is used.
     """
     try:
         model = analyse_dataflow(built)
@@ -59,7 +59,9 @@ def _neighbours(built: BuiltModel) -> Iterator[SiteNeighbours]:
     with undisturbed():
         try:
             watched = watch_fake(built, built.batch_size, evaluate=False)
-        except Exception:  # noqa: BLE001 - a user's forward can raise anything on fake tensors
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # noqa: BLE001 - a forward can raise anything on fake tensors
             return
     owners = {function.result: (function.op, function.owner) for function in watched.functions}
     for call in watched.training:
@@ -70,7 +72,7 @@ def _neighbours(built: BuiltModel) -> Iterator[SiteNeighbours]:
 
 
 def _nearest(start: Iterable[Node], owners: Mapping[Node, tuple[str, str]], forward: bool) -> dict[str, str]:
-    """The first function of each operation on the way from a GEMM to the next ones, as operation -> its module."""
+    """The first function of each operation between a GEMM and the next ones, as operation -> its module."""
     found: dict[str, str] = {}
     level = list(start)
     for _ in range(_DEPTH):

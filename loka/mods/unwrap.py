@@ -1,4 +1,4 @@
-"""Looking at a model through the wrappers that training puts around its modules."""
+"""Access to a model through the wrappers that training puts around its modules."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import nn
 
 @contextmanager
 def unwrapped(model: nn.Module, unwrap: Callable[[nn.Module], nn.Module]) -> Iterator[nn.Module]:
-    """The model with what its wrappers hold in the places of the wrappers, for as long as it is looked at.
+    """Context manager: the model with its wrappers replaced by the modules inside them.
 
-    `unwrap` gives the module inside of one that is a wrapper, and any other back.
+    `unwrap` returns the module inside a wrapper, and any other module unchanged.
     """
     root = unwrap(model)
     swapped: list[tuple[nn.Module, str, nn.Module]] = []

@@ -1,4 +1,4 @@
-"""The vocabulary of the field, in one place: the three GEMMs of a linear layer, their operands, formats and scalings.
+"""Enums shared by all rooms: the three GEMMs of a linear layer, their operands, formats and scalings.
 
 A linear layer y = x @ weight.T (x: M x K, weight: N x K) trains with three GEMMs:
 
@@ -15,9 +15,9 @@ from enum import StrEnum
 
 
 class Autocast(StrEnum):
-    """What a training loop's matrix products run in, by torch.autocast."""
+    """Dtype of a training loop's matrix products under torch.autocast."""
 
-    NONE = "none"  # the dtype of the weights
+    NONE = "none"  # no autocast: the dtype of the weights
     BFLOAT16 = "bfloat16"
 
 
@@ -30,7 +30,7 @@ class Gemm(StrEnum):
 
 
 class Operand(StrEnum):
-    """One matrix that goes into a GEMM."""
+    """One matrix operand of a GEMM."""
 
     INPUT = "input"
     WEIGHT = "weight"
@@ -52,30 +52,30 @@ class Format(StrEnum):
 
 
 class Scaling(StrEnum):
-    """How many scales an operand has; rows run along the dimension that the GEMM does not contract."""
+    """Granularity of an operand's scales; rows run along the dimension that the GEMM does not contract."""
 
-    TENSORWISE = "tensorwise"  # one
-    ROWWISE = "rowwise"  # one a row
-    BLOCKWISE_1X128 = "blockwise_1x128"  # one for 128 neighbours in a row
-    BLOCKWISE_128X128 = "blockwise_128x128"  # one for a square of 128 rows and 128 columns
+    TENSORWISE = "tensorwise"  # one scale
+    ROWWISE = "rowwise"  # one scale per row
+    BLOCKWISE_1X128 = "blockwise_1x128"  # one scale per 128 neighbours in a row
+    BLOCKWISE_128X128 = "blockwise_128x128"  # one scale per square of 128 rows and 128 columns
 
 
 class Range(StrEnum):
-    """Where a scale's maximum comes from: measured on the tensor in each step, or known beforehand."""
+    """Source of a scale's maximum: measured on the tensor in each step (dynamic), or given beforehand (static)."""
 
     DYNAMIC = "dynamic"
     STATIC = "static"
 
 
 class Accumulation(StrEnum):
-    """How the tensor core sums: `fast` keeps about 14 bits between promotions, `precise` promotes to float32."""
+    """Accumulation in the tensor core: `fast` keeps about 14 bits between promotions, `precise` promotes to float32."""
 
     FAST = "fast"
     PRECISE = "precise"
 
 
 class AccumulationSetting(StrEnum):
-    """What a policy asks of a GEMM's sums."""
+    """A policy's setting for a GEMM's accumulation."""
 
     FAST = "fast"
     PRECISE = "precise"
@@ -83,19 +83,19 @@ class AccumulationSetting(StrEnum):
 
 
 class Compute(StrEnum):
-    """What a policy asks of a GEMM."""
+    """A policy's setting for the precision of a GEMM."""
 
     AUTO = "auto"  # FP8 where the evidence allows it
     FP8 = "fp8"  # FP8 wherever it can run
-    KEEP = "keep"  # as the model has it
+    KEEP = "keep"  # the model's own dtype
 
 
 class Fuse(StrEnum):
-    """Whether a site's neighbours (norm, activation, residual) are taken along into one region."""
+    """A policy's setting for fusing a site with its neighbours (norm, activation, residual) into one region."""
 
-    AUTO = "auto"  # where a measured kernel gains by it
+    AUTO = "auto"  # where a measured kernel is faster for it
     ALWAYS = "always"
     NEVER = "never"
 
 
-GEMM_NAMESPACE = "loka"  # of the operators that are GEMMs, all of one form (loka.kernels.gemm.gemm_operator)
+GEMM_NAMESPACE = "loka"  # of the GEMM operators, which share one signature (loka.kernels.gemm.gemm_operator)

@@ -1,11 +1,11 @@
 """Error of a result against a reference: MERE and SQNR, computed in float64.
 
-MERE, the mean element-wise relative error, is mean(|out - ref| / max(|ref|, floor)). Without a floor it is ruled by
-the reference's elements next to zero, so the floor is FLOOR times the reference's root mean square, and the share of
-elements that fell under it is reported. SQNR is 10 log10(sum ref^2 / sum (out - ref)^2), in dB.
+MERE, the mean element-wise relative error, is mean(|out - ref| / max(|ref|, floor)). Without a floor the reference's
+elements near zero dominate it, so the floor is FLOOR times the reference's root mean square, and the share of elements
+below it is reported. SQNR is 10 log10(sum ref^2 / sum (out - ref)^2), in dB.
 
-A result that is not finite where the reference is has MERE = inf and SQNR = -inf, never NaN, so that it fails every
-budget that it is compared with.
+A result with non-finite elements has MERE = inf and SQNR = -inf, never NaN, so that it fails every error budget. A
+non-finite reference is an error.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from torch import Tensor
 
 from loka.errors import InputError
 
-FLOOR = 1e-3  # of the reference's root mean square
+FLOOR = 1e-3  # relative to the reference's root mean square
 
 
 @dataclass(frozen=True, slots=True)
 class Mere:
-    """Mean element-wise relative error, and how much of it the floor touched."""
+    """Mean element-wise relative error, and the share of elements that were floored."""
 
     value: float
-    floored: float  # share of elements with |ref| under the floor, 0 to 1
+    floored: float  # share of elements with |ref| below the floor, 0 to 1
 
 
 def mere(out: Tensor, ref: Tensor, floor: float = FLOOR) -> Mere:
     """Mean element-wise relative error of out against ref (same shape), |ref| floored at `floor` x RMS(ref).
 
-    An all-zero reference has no scale to measure by: the error is 0 where out is all zero too, and infinite where not.
-    Raises InputError on shapes that differ, no elements, a reference that is not finite, or a negative floor.
+    For an all-zero reference, the error is 0 if out is all zero too, and infinite if not. Raises InputError on shapes
+    that differ, no elements, a reference that is not finite, or a negative floor.
     """
     if not (math.isfinite(floor) and floor >= 0.0):
         raise InputError(f"MERE: the floor must be a finite number, zero or above, not {floor}")
@@ -45,7 +45,7 @@ def mere(out: Tensor, ref: Tensor, floor: float = FLOOR) -> Mere:
     error = (out - ref).abs()
     if not bool(magnitude.any()):
         return Mere(math.inf if bool(error.any()) else 0.0, 1.0)
-    # with floor = 0 an exact zero contributes nothing where it is met, and makes the mean infinite where not
+    # with floor = 0, an exact zero of ref contributes 0 if out is zero there, and otherwise makes the mean infinite
     ratio = (error / magnitude.clamp(min=least)).nan_to_num(nan=0.0, posinf=math.inf)
     return Mere(float(ratio.mean()), floored)
 
@@ -69,7 +69,7 @@ def sqnr(out: Tensor, ref: Tensor) -> float:
 
 
 def _check(metric: str, out: Tensor, ref: Tensor) -> tuple[Tensor, Tensor]:
-    """Both as float64 without gradient; raises InputError where they cannot be compared."""
+    """Return both as float64 without gradient; raise InputError where they cannot be compared."""
     if out.shape != ref.shape:
         raise InputError(f"{metric}: out has shape {tuple(out.shape)} and ref {tuple(ref.shape)}; they must be equal")
     if ref.numel() == 0:

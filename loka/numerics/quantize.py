@@ -1,8 +1,8 @@
-"""The reference quantisers: what every generated quantiser and every fused kernel must agree with, bit for bit.
+"""The reference quantisers, which every generated quantiser and every fused kernel must match bit for bit.
 
 The canonical sequence of operations, for a matrix x of (R, C), a format with largest finite value MAX, and blocks as
 the scaling prescribes (the whole matrix, a row, 128 neighbours in a row, a square of 128 x 128; a block at the edge is
-filled up with zeros):
+padded with zeros):
 
     x     = x.float()
     amax  = x.abs().nan_to_num(0.0, 0.0, 0.0).amax(block)     # over finite entries; 0 where there are none
@@ -10,21 +10,21 @@ filled up with zeros):
     scale = ((scale.view(torch.int32) + 0x7FFFFF) & 0x7F800000).view(torch.float32)     # where power_of_two
     q     = torch.where(x.isfinite(), (x / scale).clamp(-MAX, MAX), torch.nan).to(fp8).contiguous()
 
-where `x / scale` spreads each scale over its block. A value is then `q * scale`. Why so:
+where `x / scale` spreads each scale over its block. A value is then `q * scale`. The reasons:
 
-- Non-finite entries do not take part in amax, and become NaN: they poison what they would poison in the unquantised
-  layer (their own row of a product), not everything that shares a scale with them. The test is on x, not on the
-  quotient, so that a finite x that overflows the division saturates.
+- Non-finite entries are ignored in amax and become NaN: they spoil what they would spoil in the unquantised layer
+  (their own row of a product), not everything that shares a scale with them. The test is on x, not on the quotient, so
+  that a finite x that overflows the division saturates.
 - The floor keeps the scale of a zero block positive and a normal number, and 1 / scale finite: no 0 / 0.
-- A power of two is found on the bits: adding all ones to the mantissa carries into the exponent unless the mantissa
-  was zero, and clearing it rounds up. That is exact, which log2 and pow are not on every device. Scales are never
-  subnormal, so the exponent field is all there is to it.
-- The maximum of a 128 x 128 square is taken along rows first and then over rows: torch 2.11 cannot compile both at
-  once for symbolic sizes, and the order of maxima changes nothing.
+- Rounding up to a power of two works on the bits: adding all ones to the mantissa carries into the exponent unless the
+  mantissa was zero, and clearing it rounds up. That is exact, which log2 and pow are not on every device. Scales are
+  never subnormal, so the exponent field is enough.
+- The maximum of a 128 x 128 square is taken along rows first and then over rows: torch 2.11 cannot compile both at once
+  for symbolic sizes, and the order of maxima changes nothing.
 - Division, not multiplication by a reciprocal: one rounding instead of two.
-- With a static scale, amax is a number known beforehand and the clamp saturates what exceeds it.
-- A matrix without elements has no amax (torch raises), so it is returned before the sequence starts, with the scales
-  of an all-zero matrix.
+- With a static scale, amax is given beforehand and the clamp saturates what exceeds it.
+- A matrix without elements has no amax (torch raises), so it is returned before the sequence starts, with the scales of
+  an all-zero matrix.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from loka.numerics.enums import Format, Scaling
 from loka.numerics.formats import FORMATS
 from loka.numerics.scalings import block_of
 
-BLOCK = 128  # neighbours that share a scale in blockwise_1x128, elements
-AMAX_FLOOR = 2.0**-100  # of amax; keeps a zero block's scale positive and normal
+BLOCK = 128  # elements in a row that share a scale in blockwise_1x128
+AMAX_FLOOR = 2.0**-100  # lower bound of amax; keeps a zero block's scale positive and normal
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def scale_shape(rows: int, columns: int, scaling: Scaling) -> tuple[int, int]:
 
 
 def static_scale(amax: float, format: Format, power_of_two: bool) -> float:
-    """The scale of an operand whose largest |x| is known beforehand, as the float32 that the quantisers use.
+    """The static scale for a given maximum of |x|, rounded to float32 as in the quantisers.
 
     Raises InputError where amax is negative or not finite.
     """
@@ -79,7 +79,7 @@ def quantize(
 ) -> Quantized:
     """Quantise a matrix x of (R, C), any floating dtype, as the module's docstring describes.
 
-    `amax` is the known maximum of |x| for a static scale, one for the whole matrix whatever the scaling; None measures
+    `amax` is the maximum of |x| of a static scale, which holds for the whole matrix whatever the scaling; None measures
     it. R and C may be zero. Raises InputError where x is not a matrix or amax is not usable.
     """
     if x.dim() != 2:
@@ -102,7 +102,7 @@ def quantize(
 
 
 def dequantize(quantized: Quantized) -> Tensor:
-    """The float32 matrix (R, C) that a quantised one stands for."""
+    """The dequantised matrix (R, C), float32."""
     rows, columns = quantized.values.shape
     return quantized.values.float() * expand_scale(quantized.scale, rows, columns)
 
@@ -113,10 +113,10 @@ def round_up_to_power_of_two(scale: Tensor) -> Tensor:
 
 
 def expand_scale(scale: Tensor, rows: int, columns: int) -> Tensor:
-    """Scales of any granularity as a tensor that multiplies a (rows, columns) matrix, element by element.
+    """Scales of any granularity as a tensor that broadcasts against a (rows, columns) matrix.
 
-    The granularity is read from the shape: where two agree in shape, they agree in meaning. Raises InputError where
-    the shape belongs to no scaling of such a matrix.
+    The granularity follows from the shape: two scalings with the same shape of scales mean the same. Raises InputError
+    where the shape fits no scaling of such a matrix.
     """
     shape = tuple(scale.shape)
     for scaling in Scaling:
@@ -144,7 +144,7 @@ def _amax(x: Tensor, scaling: Scaling) -> Tensor:
 
 
 def _spread(scale: Tensor, scaling: Scaling, rows: int, columns: int) -> Tensor:
-    """Scales as a tensor that multiplies a (rows, columns) matrix; one a row or one in all does so as it is."""
+    """Scales as a tensor that broadcasts against a (rows, columns) matrix."""
     block = block_of(scaling)
     if block.rows is not None and block.rows > 1:
         scale = scale.repeat_interleave(block.rows, dim=0)[:rows]

@@ -1,11 +1,11 @@
-"""What the three GEMMs of a site run in, and the questions that planning, pricing and code generation ask of it.
+"""The recipe of a site: the operands of its three GEMMs, and the properties that planning and code generation read.
 
-Every question has its one answer here. Two forms of recipe can be run by chains of fused kernels, which write FP8 as
-they normalise and activate:
+Each property is defined here alone. Chains of fused kernels, whose norms and activations write FP8 directly, can run
+two forms of recipe:
 
-- rows: fprop's operands and the output gradient are e4m3 with measured power-of-two scales for each row; dgrad's weight
-  and both operands of wgrad are transposed copies of these (`requantize_transpose`);
-- static: inputs and output gradients are e4m3 under one static scale each, weights under one that is measured, so that
+- rows: fprop's operands and the output gradient are e4m3 with a dynamic power-of-two scale per row; dgrad's weight and
+  both operands of wgrad are transposed copies of these (`requantize_transpose`);
+- static: inputs and output gradients are e4m3 with one static scale each, weights with one dynamic scale, so that
   transposed copies hold the same values.
 """
 
@@ -20,62 +20,62 @@ TRANSPOSED_FROM: dict[tuple[Gemm, Operand], tuple[Gemm, Operand]] = {
     (Gemm.DGRAD, Operand.WEIGHT): (Gemm.FPROP, Operand.WEIGHT),
     (Gemm.WGRAD, Operand.GRAD_OUTPUT): (Gemm.DGRAD, Operand.GRAD_OUTPUT),
     (Gemm.WGRAD, Operand.INPUT): (Gemm.FPROP, Operand.INPUT),
-}  # the operands that are read along their other dimension, and where the same matrix is read along its rows
-BESIDE_TRANSPOSED = (Scaling.TENSORWISE, Scaling.ROWWISE)  # what the one scale of a transposed operand can stand for
+}  # operands read along their other dimension, and where the same matrix is read along its rows
+BESIDE_TRANSPOSED = (Scaling.TENSORWISE, Scaling.ROWWISE)  # forms of a transposed operand's one scale
 
 
 @dataclass(frozen=True, slots=True)
 class OperandRecipe:
-    """How one operand of one GEMM becomes FP8.
+    """The FP8 recipe of one operand of one GEMM.
 
-    A transposed operand (`requantize_transpose`) is the transposed copy of what another GEMM of its site reads: wgrad's
-    grad_output of dgrad's, wgrad's input of fprop's input, dgrad's weight of fprop's weight (TRANSPOSED_FROM). Its
-    source is quantised rowwise with power-of-two scales; it takes over the source's format, and all of it has one
-    scale, the largest of the source's. That fits a GEMM as a tensorwise scale or, repeated, as a rowwise one:
-    `scaling` says which its GEMM takes, tensorwise where both operands are transposed and rowwise beside a rowwise one.
-    `range` is dynamic and `power_of_two` true by definition.
+    A transposed operand (`requantize_transpose`) is the transposed copy of an operand of another GEMM of its site:
+    wgrad's grad_output of dgrad's, wgrad's input of fprop's, dgrad's weight of fprop's (TRANSPOSED_FROM). Its source is
+    quantised rowwise with power-of-two scales; it keeps the source's format, and has a single scale, the largest of the
+    source's. That fits a GEMM as a tensorwise scale or, repeated, as a rowwise one: `scaling` says which its GEMM
+    takes, tensorwise where both operands are transposed and rowwise beside a rowwise one. `range` is dynamic and
+    `power_of_two` true by definition.
     """
 
     format: Format = Format.E4M3
     scaling: Scaling = Scaling.ROWWISE
     range: Range = Range.DYNAMIC
-    amax: float | None = None  # the known maximum of |x|, for Range.STATIC
+    amax: float | None = None  # the maximum of |x|, for Range.STATIC
     power_of_two: bool = False  # round the scale up to a power of two, so that scaling is exact
     transposed: bool = False  # made from the FP8 copy that another GEMM of the site reads
 
     @property
     def is_static(self) -> bool:
-        """Whether its scale is known beforehand."""
+        """True if its scale is given beforehand."""
         return self.range is Range.STATIC
 
     @property
     def lacks_amax(self) -> bool:
-        """Whether its scale is to be static, and nothing says yet which maximum it follows from."""
+        """True if its scale is to be static and no maximum is given yet."""
         return self.is_static and self.amax is None
 
     @property
     def has_one_scale(self) -> bool:
-        """Whether one scale serves the whole operand, however its GEMM is handed it."""
+        """True if one scale serves the whole operand, in whatever shape its GEMM takes it."""
         return self.transposed or self.is_static or self.scaling is Scaling.TENSORWISE
 
     @property
     def reads_first_scale(self) -> bool:
-        """Whether its GEMM takes one scale of a transposed copy, which comes with one for each row, all alike."""
+        """True if its GEMM takes a single scale of a transposed copy, which has one per row, all equal."""
         return self.transposed and self.scaling is Scaling.TENSORWISE
 
     @property
     def can_be_transposed(self) -> bool:
-        """Whether another GEMM can read a transposed copy of what this recipe makes."""
+        """True if another GEMM can read a transposed copy of an operand of this recipe."""
         return self.scaling is Scaling.ROWWISE and not self.is_static and self.power_of_two
 
     @property
     def source(self) -> OperandRecipe:
-        """How the matrix is quantised that a transposed operand is copied from; the recipe itself for any other."""
+        """Recipe of the matrix that a transposed operand is copied from; any other operand is its own source."""
         return replace(self, scaling=Scaling.ROWWISE, transposed=False) if self.transposed else self
 
     @property
     def without_amax(self) -> OperandRecipe:
-        """The recipe without its known maximum."""
+        """The recipe without its static maximum."""
         return replace(self, amax=None)
 
 
@@ -83,18 +83,18 @@ OperandPair = tuple[OperandRecipe, OperandRecipe]  # in the order of `enums.OPER
 
 
 def transposed_copy(format: Format, beside: Scaling | None) -> OperandRecipe:
-    """The recipe of a transposed operand: its source's format, and the scaling of the operand beside it.
+    """The recipe of a transposed operand with its source's format and the scaling of the operand beside it.
 
-    `beside` is None where that is a transposed operand too.
+    `beside` is None if the operand beside it is transposed too.
     """
     scaling = Scaling.ROWWISE if beside not in (None, Scaling.TENSORWISE) else Scaling.TENSORWISE
     return OperandRecipe(format=format, scaling=scaling, power_of_two=True, transposed=True)
 
 
 def transposed_form(operands: OperandPair) -> OperandPair | None:
-    """Operands that are both transposed with their one scale written for each row instead, or the other way round.
+    """Two transposed operands with tensorwise scales changed to rowwise, or the other way round.
 
-    The products are the same, to the bit; kernels differ in how fast they read the two. None for other operands.
+    The products are bitwise equal; kernels differ in how fast they read the two forms. None for other operands.
     """
     first, second = operands
     if not (first.transposed and second.transposed) or first.scaling is not second.scaling:
@@ -106,7 +106,7 @@ def transposed_form(operands: OperandPair) -> OperandPair | None:
 
 
 def with_scalings(operands: OperandPair, form: OperandPair) -> OperandPair:
-    """The operands with the scalings of another pair."""
+    """The operands with the scalings of `form`."""
     first, second = operands
     return replace(first, scaling=form[0].scaling), replace(second, scaling=form[1].scaling)
 
@@ -122,35 +122,35 @@ class Recipe:
 
     @classmethod
     def of(cls, gemms: Mapping[Gemm, OperandPair | None]) -> Recipe:
-        """The recipe of a site's GEMMs; one without a dgrad in `gemms` has none."""
+        """The recipe of a site's GEMMs, without a dgrad if `gemms` has none."""
         fprop, dgrad, wgrad = (gemms.get(gemm) for gemm in Gemm)
         return cls(fprop, dgrad, wgrad, Gemm.DGRAD in gemms)
 
     def items(self) -> tuple[tuple[Gemm, OperandPair | None], ...]:
-        """The GEMMs that there are, in the order in which they are counted."""
+        """The site's GEMMs and their operands, in the order fprop, dgrad, wgrad."""
         dgrad = ((Gemm.DGRAD, self.dgrad),) if self.has_dgrad else ()
         return (Gemm.FPROP, self.fprop), *dgrad, (Gemm.WGRAD, self.wgrad)
 
     @property
     def fp8(self) -> bool:
-        """Whether any GEMM runs in FP8."""
+        """True if any GEMM runs in FP8."""
         return any(operands is not None for _, operands in self.items())
 
     @property
     def is_chain(self) -> bool:
-        """Whether chains of fused kernels make the operands of all three GEMMs (`loka.codegen.chains`)."""
+        """True if chains of fused kernels can make the operands of all three GEMMs (`loka.codegen.chains`)."""
         if self.wgrad is None:
             return False
         return self.is_static or (self._has_rows and _are_transposed_e4m3(self.wgrad))
 
     @property
     def keeps_wgrad(self) -> bool:
-        """Whether it is that of a chain but for wgrad, which stays in the model's dtype."""
+        """True if fprop and dgrad have the form of a chain and wgrad stays in the model's dtype."""
         return self.wgrad is None and (self._has_rows or self.is_static)
 
     @property
     def is_static(self) -> bool:
-        """Whether fprop and dgrad are those of a chain under static scales, and wgrad too, or in the model's dtype."""
+        """True if fprop and dgrad have the form of a static chain, and wgrad has too or stays in the model's dtype."""
         dgrad = self.dgrad_in_form
         if self.fprop is None or dgrad is None:
             return False
@@ -161,7 +161,7 @@ class Recipe:
 
     @property
     def transposed_operands(self) -> tuple[tuple[Gemm, Operand], ...]:
-        """The operands that are transposed copies of what another GEMM reads."""
+        """The operands that are transposed copies of an operand of another GEMM."""
         return tuple(
             (gemm, operand)
             for gemm, operands in self.items()
@@ -171,10 +171,10 @@ class Recipe:
 
     @property
     def dgrad_in_form(self) -> OperandPair | None:
-        """dgrad's operands; for a site that has no dgrad, those that it would have in the form of the other two.
+        """dgrad's operands; for a site without a dgrad, those that match the form of its other two GEMMs.
 
         Such a site then shares a form, and its generated code, with its neighbours. None where dgrad stays in the
-        model's dtype, and where the others do not say what it would be.
+        model's dtype, or where a site without a dgrad has no FP8 fprop.
         """
         if self.has_dgrad or self.fprop is None:
             return self.dgrad
@@ -186,7 +186,7 @@ class Recipe:
 
     @property
     def _has_rows(self) -> bool:
-        """Whether fprop and dgrad are those of a chain with a scale for each row."""
+        """True if fprop and dgrad have the form of a chain with a scale per row."""
         dgrad = self.dgrad_in_form
         if self.fprop is None or dgrad is None:
             return False
@@ -209,7 +209,7 @@ def _are_transposed_e4m3(operands: OperandPair) -> bool:
 
 
 def _is_e4m3_rows(operand: OperandRecipe) -> bool:
-    """Whether an operand is quantised as the kernels of a chain with a scale for each row do it."""
+    """True if an operand is e4m3, rowwise, dynamic, with power-of-two scales and not transposed."""
     return _is_e4m3(operand, Scaling.ROWWISE, Range.DYNAMIC) and operand.power_of_two
 
 

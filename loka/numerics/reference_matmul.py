@@ -1,4 +1,4 @@
-"""What a scaled matrix product means: dequantise both operands, multiply in float32."""
+"""The reference of a scaled matrix product: dequantise both operands, multiply in float32."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def reference_scaled_mm(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor, 
     """`(a * scale_a) @ (b * scale_b).T`: FP8 a of (R, C) and b of (S, C) give (R, S) in `out_dtype`.
 
     Scales are float32 and two-dimensional, of any granularity (`quantize.scale_shape`). Sizes may be zero; a
-    contraction over nothing gives zeros. Raises InputError where shapes do not fit.
+    contraction of length zero gives zeros. Raises InputError where shapes do not fit.
     """
     if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[1]:
         raise InputError(

@@ -1,14 +1,14 @@
 """The reference of requantize_transpose: the transposed copy of a quantised matrix, made from its FP8 values alone.
 
-A matrix of (R, C) quantised rowwise serves a GEMM that contracts over C. The GEMM that contracts over R wants it
-transposed, and one scale for each row of that, which no pass along the rows can know. One scale for all of it can be
-known once the rows are quantised: the largest of theirs, S. Where all scales are powers of two, row scale / S is a
-power of two that is at most 1, so that
+A matrix of (R, C) quantised rowwise serves a GEMM that contracts over C. The GEMM that contracts over R needs it
+transposed, with a scale per row of the transpose, which a pass along the rows cannot compute. A single scale is
+available once the rows are quantised: the largest row scale, S. Where all scales are powers of two, row scale / S is a
+power of two of at most 1, so that
 
     transposed[c, r] = values[r, c] * (scale[r] / S)
 
-is exact but for values that become subnormal, which are rounded to the nearest, ties to even, or vanish: they are
-small beside S.
+is exact except for values that become subnormal: these are rounded to nearest, ties to even, or to zero. They are small
+compared with S.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _FORMAT_OF = {info.dtype: format for format, info in FORMATS.items()}
 def requantize_transpose(quantized: Quantized, *, check: bool = False) -> Quantized:
     """Values (R, C) in e4m3 or e5m2 with scales (R, 1) become values (C, R), contiguous, with scales (C, 1), all S.
 
-    S is the largest row scale; without rows, that of an all-zero matrix. NaN stays NaN, zeros keep their sign. With
-    `check`, scales that are no powers of two (normal numbers, above zero) are refused; it waits for the GPU to read
-    them, so by default the caller answers for them. Raises InputError for values that are not FP8 and for scales of
+    S is the largest row scale; for a matrix without rows, the scale of an all-zero matrix. NaN stays NaN, zeros keep
+    their sign. With `check`, scales that are not positive normal powers of two are rejected; this synchronises with the
+    GPU, so by default the caller must ensure it. Raises InputError for values that are not FP8 and for scales of
     another shape.
     """
     values, scale = quantized.values, quantized.scale

@@ -1,7 +1,7 @@
-"""The scalings as data: the block that shares a scale, and which of them a GEMM's two operands can have together.
+"""Tables of the scalings: the block that shares a scale, and the pairs that a GEMM's two operands can have.
 
-Quantisers, labels, generated code and a policy's checks read these tables: a new scaling is a member of `Scaling` and
-one entry in each.
+Quantisers, labels, generated code and a policy's checks read these tables; a new scaling is a member of `Scaling` and
+an entry in each.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from loka.numerics.enums import Operand, Scaling
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The rows and columns of a matrix (R, C) that share one scale; None stands for all of them."""
+    """The rows and columns of a matrix (R, C) that share one scale; None means all of them."""
 
     rows: int | None
     columns: int | None
@@ -21,7 +21,7 @@ class Block:
     described: str  # in generated docstrings
 
     def count(self, rows: int, columns: int) -> tuple[int, int]:
-        """The blocks of a (rows, columns) matrix in each dimension, which is the shape of its scales."""
+        """Number of blocks of a (rows, columns) matrix in each dimension: the shape of its scales."""
         return _count(rows, self.rows), _count(columns, self.columns)
 
 
@@ -42,26 +42,26 @@ TOGETHER = frozenset(
         frozenset({Scaling.BLOCKWISE_1X128}),
         frozenset({Scaling.BLOCKWISE_1X128, Scaling.BLOCKWISE_128X128}),
     }
-)  # the scalings of the two operands of one GEMM, in either order
+)  # scalings of the two operands of one GEMM, in either order
 
 
 def block_of(scaling: Scaling) -> Block:
     """The block of a scaling."""
-    # By its value: torch.compile guards that, and not the key of a look-up, so that what it compiled for one scaling
-    # would run for another.
+    # Look up by value: torch.compile guards on that but not on a dictionary key, so code compiled for one scaling would
+    # run for another.
     return BLOCKS[Scaling(scaling.value)]
 
 
 def blockwise(operand: Operand) -> Scaling:
-    """The scaling in blocks that suits an operand: squares for a weight, neighbours in a row for the others."""
+    """The blockwise scaling for an operand: 128 x 128 squares for a weight, 1 x 128 for the others."""
     return Scaling.BLOCKWISE_128X128 if operand is Operand.WEIGHT else Scaling.BLOCKWISE_1X128
 
 
 def alike() -> tuple[Scaling, ...]:
-    """The scalings that both operands of a GEMM can have."""
+    """The scalings that both operands of a GEMM can have at once."""
     return tuple(scaling for scaling in Scaling if frozenset({scaling}) in TOGETHER)
 
 
 def mixed() -> tuple[tuple[Scaling, ...], ...]:
-    """The pairs of different scalings that a GEMM's operands can have."""
+    """The pairs of different scalings that the two operands of a GEMM can have."""
     return tuple(sorted(tuple(sorted(pair, key=list(Scaling).index)) for pair in TOGETHER if len(pair) > 1))

@@ -1,1 +1,1 @@
-"""From a policy to its plan: sites resolved, owners traced, kernels selected, modules bound."""
+"""Makes the plan of a policy: sites resolved, owners traced, kernels selected, modules bound."""

@@ -1,4 +1,4 @@
-"""A first policy for a model that has none: short, broad, and safe to start from."""
+"""Drafts a first policy for a model: short, broad, and safe to start from."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from loka.plan.mod_proposals import Proposal
 from loka.policy.schema.checks import package_name
 from loka.sites.site import GemmKind, Site
 
-HEAD = 16  # output features up to which a GEMM is kept: a head's few numbers cost little and carry the prediction
-NARROW = 16  # input features, the same
-LARGEST = 5  # sites that the comment names
+HEAD = 16  # output features up to which a GEMM is kept: a head's few outputs cost little and carry the prediction
+NARROW = 16  # input features up to which a GEMM is kept
+LARGEST = 5  # sites in the comment
 
 
 @dataclass(frozen=True, slots=True)
 class DraftOptions:
-    """What `loka init` was told. Callables are "package.module:name"."""
+    """Arguments of `loka init`. Callables are "package.module:name"."""
 
     name: str
     factory: str
@@ -32,9 +32,9 @@ class DraftOptions:
 
 
 def draft_policy(options: DraftOptions, sites: Sequence[Site], mods: Sequence[Proposal] = ()) -> str:
-    """The text of a policy whose rules each match at least one of the sites, however many there are.
+    """Text of a policy in which every rule matches at least one of the sites.
 
-    Mods stand in it as comments: those that make another model are for a person to decide.
+    Mods are included as comments, as a user has to decide about those that make a different model.
     """
     model = [f"factory: {_quoted(options.factory)}"]
     if options.inputs is not None:
@@ -63,7 +63,7 @@ def draft_policy(options: DraftOptions, sites: Sequence[Site], mods: Sequence[Pr
 
 
 def identifier(text: str) -> str:
-    """A name for a policy from a file's or function's name: letters, digits and _, no keyword, never empty."""
+    """A policy's name from the name of a file or function: letters, digits and _, no keyword, never empty."""
     made = re.sub(r"[^A-Za-z0-9_]+", "_", text).strip("_")[:60] or "model"
     if made[0].isdigit() or keyword.iskeyword(made):
         made = f"model_{made}"
@@ -79,12 +79,12 @@ def check_name(name: str) -> None:
 
 
 def _overview(sites: Sequence[Site]) -> list[str]:
-    """Comments: how large the model is, and where its FLOPs are."""
+    """Comments with the number of sites, and where the FLOPs are."""
     able = sum(site.share for site in sites if site.blocked is None)
     lines = [
         f"# {len(sites)} GEMM sites; those that can be patched hold {100 * able:.0f} % of the GEMM FLOPs. The largest:"
     ]
-    largest = sorted(sites, key=lambda site: -site.share)[:LARGEST]  # stable: the model's order where shares are equal
+    largest = sorted(sites, key=lambda site: -site.share)[:LARGEST]  # stable: model order where shares are equal
     for site in largest:
         blocked = " (cannot be patched)" if site.blocked else ""
         lines.append(f"#   {_one_line(site.name)}: K {site.k}, N {site.n}, {100 * site.share:.1f} %{blocked}")
@@ -92,7 +92,7 @@ def _overview(sites: Sequence[Site]) -> list[str]:
 
 
 def _mods(mods: Sequence[Proposal]) -> list[str]:
-    """Comments that become mods where the # is taken away."""
+    """Comments that become mods when the # is removed."""
     if not mods:
         return []
     lines = [
@@ -101,14 +101,14 @@ def _mods(mods: Sequence[Proposal]) -> list[str]:
         "# mods:",
     ]
     for mod in mods:
-        # Whether a forward can be rewritten is known once it is traced.
+        # Only tracing shows if a forward can be rewritten.
         use, kind = (", optional: true", "the same function") if mod.exact else ("", "another model, to be trained")
         lines.append(f"#   - {{use: {mod.use}{use}}} # {mod.what}; {kind}")
     return lines
 
 
 def _rules(sites: Sequence[Site]) -> list[str]:
-    """Rules that keep what rarely pays, each only where it matches something."""
+    """Rules that keep GEMMs that rarely gain from FP8, each only if it matches a site."""
     rules = []
     if any(site.n <= HEAD for site in sites):
         rules.append(f"  - {{match: {{max_n: {HEAD}}}, compute: keep, note: heads of few outputs}}")

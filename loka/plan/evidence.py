@@ -1,22 +1,27 @@
-"""What a profile says of each GEMM: whether its recipe keeps the budget, with the figures, and its static ranges.
+"""Evidence of a profile for each GEMM: a verdict on its recipe and budget, with figures, and its static ranges.
 
-Only a policy that names a profile opens one, and only then is anything imported for it.
+A profile is opened, and its code imported, only if the policy names one. So are measurements; without a file in the
+policy, those that ship for its target are.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path, PurePath
 
+from loka.devices.targets import TargetDevice
 from loka.errors import InputError
+from loka.kernels.measurements.lookup import Measurements
 from loka.mods.adaptation import Adaptation
 from loka.mods.fingerprint import mismatch_reason, mod_fingerprints
 from loka.numerics.enums import OPERANDS, Gemm, Operand, Scaling
 from loka.numerics.recipe import OperandPair
+from loka.paths import open_plain, shown
 from loka.plan.plan import Evidence, Plan
 from loka.plan.report.format import format_near_budget, format_operands, format_over_budget
-from loka.plan.select.open_measurements import portable_name
 from loka.policy.cascade.settings import Budget
 from loka.policy.policy import Policy
 from loka.probe.profile.profile import Estimate, OperandSummary, Profile, SiteProfile, Verdict
@@ -24,18 +29,18 @@ from loka.sites.site import Site
 
 NO_EVIDENCE = "no evidence: run loka probe"
 NEVER_RAN = "never ran while probing"
-_LISTED = 20  # GEMMs over budget, or sites of another shape, that a message names
+_LISTED = 20  # GEMMs over budget, or sites of another shape, listed in a message
 
 
 @dataclass(frozen=True, slots=True)
 class ProfiledSites:
-    """A profile, ready to be asked site by site."""
+    """A profile with its sites by name."""
 
     profile: Profile
     sites: Mapping[str, SiteProfile]
     name: str  # relative to the policy's directory: the same on every machine
     sha256: str
-    place: str = ""  # where the policy names it, file:line:column
+    place: str = ""  # position of the field in the policy, file:line:column
 
     @classmethod
     def of(cls, profile: Profile, name: str = "the profile", sha256: str = "", place: str = "") -> ProfiledSites:
@@ -45,35 +50,37 @@ class ProfiledSites:
 
 @dataclass(frozen=True, slots=True)
 class JudgedGemm:
-    """What the evidence says of one GEMM: `evidence` where there is an estimate, and why it is not safe, or ""."""
+    """Judgement of one GEMM: `evidence` if there is an estimate, and why FP8 is not safe, or ""."""
 
     evidence: Evidence | None
     unsupported_reason: str
 
 
 def open_profile(policy: Policy) -> ProfiledSites | None:
-    """The profile that a policy names, None where it names none.
+    """Opens the profile that a policy names; None where it names none.
 
-    Raises InputError with the place of the field where the file is missing, is no profile, or is of another model.
+    Raises InputError, with the position of the field, where the file is missing, is no profile, or is of another model.
     """
     path = policy.profile_file
     if path is None:
         return None
     place = policy.where("profile")
-    if not path.exists():
-        raise InputError(
-            f"{place}: profile: {path} is not there: run loka probe {policy.path}, or leave the field out until then"
-        )
-    from loka.probe.profile.profile_file import load_profile  # torch reads the file
+    from loka.probe.profile.profile_file import load_profile  # loading it imports torch
 
     try:
-        profile = load_profile(path)
-        with path.open("rb") as file:
+        with open_plain(path) as file:
+            profile = load_profile(path)
             digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError as error:
+        raise InputError(
+            f"{place}: profile: {path} is not there: run loka probe {policy.path}, or leave the field out until then"
+        ) from error
     except InputError as error:
         raise InputError(f"{place}: profile: {error}") from error
     except OSError as error:
-        raise InputError(f"{place}: profile: {path}: cannot be read: {error.strerror or error}") from error
+        raise InputError(
+            f"{place}: profile: {shown(path)}: cannot be read: {error.strerror or error}; check the path"
+        ) from error
     if profile.model != policy.model.factory:
         raise InputError(
             f"{place}: profile: {path} was learned of {profile.model}, and this policy is for {policy.model.factory}: "
@@ -83,9 +90,9 @@ def open_profile(policy: Policy) -> ProfiledSites | None:
 
 
 def check_sites(known: ProfiledSites, sites: Sequence[Site], adaptations: Sequence[Adaptation] = ()) -> None:
-    """Raises InputError where the profile is of another model than this one, which `adaptations` made of its factory's.
+    """Raises InputError if the profile is of another model; `adaptations` are those that mods applied to this one.
 
-    Either other mods made the model that the profile was learned of, or a site has another shape, told with both.
+    Either the profiled model had other mods, or a site has another shape; the message has both shapes.
     """
     other = mismatch_reason(known.profile.mods, mod_fingerprints(adaptations))
     if other is not None:
@@ -109,9 +116,9 @@ def check_sites(known: ProfiledSites, sites: Sequence[Site], adaptations: Sequen
 def judge(
     known: ProfiledSites | None, site: str, gemm: Gemm, requested: OperandPair, ranged: OperandPair, budget: Budget
 ) -> JudgedGemm:
-    """What the evidence says of a GEMM of a site under exactly the recipes that the policy asks for.
+    """Judges a GEMM of a site by the evidence for exactly the recipes that the policy requests.
 
-    `ranged` are the same with the static ranges filled in from the profile: an estimate for either will do.
+    `ranged` are the same with static ranges filled in from the profile: an estimate for either is used.
     """
     if known is None:
         return JudgedGemm(None, NO_EVIDENCE)
@@ -147,7 +154,7 @@ def evidence_of(estimate: Estimate, budget: Budget, profile: Profile) -> Evidenc
 def with_ranges(
     known: ProfiledSites | None, site: str, gemm: Gemm, requested: OperandPair
 ) -> tuple[OperandPair, str | None]:
-    """The recipes with each static range that has no `amax` filled from the profile, and why one cannot be, or None."""
+    """The recipes with missing static ranges filled from the profile, and the reason if one cannot be, or None."""
     if not any(recipe.lacks_amax for recipe in requested):
         return requested, None
     seen = known.sites.get(site) if known is not None else None
@@ -166,19 +173,19 @@ def with_ranges(
 
 
 def operand_of(seen: SiteProfile | None, operand: Operand) -> OperandSummary | None:
-    """The summary of an operand, None where it was not seen."""
+    """The summary of an operand; None where it was not recorded."""
     if seen is None:
         return None
     return next((each for each in seen.operands if each.operand is operand), None)
 
 
 def ran(seen: SiteProfile) -> bool:
-    """Whether a site was called while probing: its weight alone is there all the same."""
+    """True if a site was called while probing; the weight is recorded in any case."""
     return any(operand.operand is not Operand.WEIGHT for operand in seen.operands)
 
 
 def over_budget(plan: Plan) -> tuple[str, ...]:
-    """The GEMMs that run in FP8 although the evidence says that this is over their budget: a line for each."""
+    """The GEMMs that run in FP8 although the evidence says that they exceed their budget: a line for each."""
     return tuple(
         f"{site.site.name} {gemm.gemm.value}: {gemm.evidence.figures}"
         for site in plan.sites
@@ -188,7 +195,7 @@ def over_budget(plan: Plan) -> tuple[str, ...]:
 
 
 def over_budget_message(plan: Plan) -> str:
-    """The same as one message for people, with what to do; "" where nothing is over budget."""
+    """The same as one message with advice; "" where nothing is over budget."""
     lines = over_budget(plan)
     if not lines:
         return ""
@@ -208,7 +215,7 @@ def _estimate(seen: SiteProfile, gemm: Gemm, requested: OperandPair, ranged: Ope
 
 
 def _lacking(seen: SiteProfile, gemm: Gemm, requested: OperandPair) -> str:
-    """Why there is no estimate."""
+    """Reason why there is no estimate."""
     if not ran(seen):
         return NEVER_RAN
     for operand in OPERANDS[gemm]:
@@ -218,7 +225,7 @@ def _lacking(seen: SiteProfile, gemm: Gemm, requested: OperandPair) -> str:
 
 
 def with_merged_sites(known: ProfiledSites | None, sites: Sequence[Site]) -> ProfiledSites | None:
-    """A profile that also speaks of merged sites, as far as what it says of their members carries over."""
+    """The profile extended by merged sites, as far as the evidence for their members carries over."""
     merged = [site for site in sites if site.members and site.blocked is None]
     if known is None or not merged:
         return known
@@ -238,11 +245,11 @@ def _merged(seen: Mapping[str, SiteProfile], sites: Sequence[Site]) -> dict[str,
 
 
 def _worst(estimate: Estimate, members: Sequence[SiteProfile]) -> Estimate | None:
-    """The worst estimate of the members under one recipe, where theirs bound that of the merged GEMM.
+    """The worst estimate of the members with one recipe, if these bound that of the merged GEMM; otherwise None.
 
-    fprop's product is theirs side by side, and wgrad's theirs one above the other, so that no error is larger than the
-    largest of them, as long as each row of what differs between them has its own scale. dgrad adds their products up:
-    what errors and signals do in the sum, estimates of its terms do not say.
+    fprop's product is a concatenation of theirs along N, wgrad's along rows, so that no error is larger than the
+    largest of theirs, as long as the operand that differs between them has a scale per row. dgrad sums their products:
+    estimates of the terms do not determine the error of the sum.
     """
     differing = {Gemm.FPROP: 1, Gemm.WGRAD: 0}.get(estimate.gemm)  # the weight; the output gradient
     if differing is None:
@@ -264,6 +271,33 @@ def _worst(estimate: Estimate, members: Sequence[SiteProfile]) -> Estimate | Non
 
 
 def _largest(operand: OperandSummary, members: Sequence[SiteProfile]) -> OperandSummary:
-    """The summary of an operand from the member in which it was largest: what static ranges go by."""
+    """The summary of an operand from the member in which it was largest, which determines static ranges."""
     same = [each for member in members for each in member.operands if each.operand is operand.operand]
     return max(same, key=lambda each: each.amax)
+
+
+def open_measurements(policy: Policy) -> Measurements | None:
+    """The measurements in the file that a policy names; without one, the set that ships for its target, or None.
+
+    Raises InputError, with the position of the field, where the file is missing, damaged, something else, of a newer
+    LoKA, or was not measured on the policy's target, and where the target is the reference path.
+    """
+    path = policy.measurements_file
+    if path is None:
+        return Measurements.shipped(policy.target)
+    if policy.target == TargetDevice.REFERENCE:
+        raise InputError(
+            f"{policy.where('measurements')}: measurements: the reference path has no kernels to choose from, and "
+            "nothing is measured for it; leave `measurements` out, or name the target that was measured"
+        )
+    try:
+        return Measurements.open(path, policy.target, portable_name(policy, policy.measurements or "", path))
+    except InputError as error:
+        raise InputError(f"{policy.where('measurements')}: measurements: {error}") from error
+
+
+def portable_name(policy: Policy, named: str, path: Path) -> str:
+    """A file's name in a plan: relative to the policy's directory; for an absolute path, its last component."""
+    if PurePath(named).is_absolute():
+        return path.name
+    return PurePath(os.path.relpath(path, policy.path.parent)).as_posix()

@@ -1,4 +1,4 @@
-"""Mods that a model could take, for `loka init`: what each would change, found without a policy."""
+"""Proposals of mods for `loka init`: what each would change in a model without a policy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from loka.sites.site import Site
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """One mod that would change something, with its parameters left out."""
+    """One mod that would change something, with default parameters."""
 
     use: str
     what: str  # "14 biases dropped"
@@ -28,14 +28,14 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """What a first policy is drafted from."""
+    """Contents of a first policy."""
 
     sites: tuple[Site, ...]
     mods: tuple[Proposal, ...]
 
 
 def drafted_from(factory: str, inputs: str | None, batch_size: int) -> Drafted:
-    """The sites of a model that no policy describes yet, and the mods that it could take.
+    """The sites of a model without a policy, and the mods that could change it.
 
     Raises InputError as `build_model` and `find_sites` do.
     """
@@ -48,7 +48,7 @@ def drafted_from(factory: str, inputs: str | None, batch_size: int) -> Drafted:
 def proposals(
     built: BuiltModel, sites: Sequence[Site], siblings: Sequence[tuple[str, ...]] = ()
 ) -> tuple[Proposal, ...]:
-    """Those that leave the function as it is first. Nothing is traced: planning says what becomes of it."""
+    """Proposed mods, those that keep the function first. Nothing is traced: planning shows what they achieve."""
     return (*_same_function(UnplannedModel(built.module, tuple(sites), tuple(siblings))), *_new_model(built))
 
 

@@ -1,4 +1,4 @@
-"""plan.json of earlier versions: the names that its fields had, for those that they have now."""
+"""Upgrades plan.json of earlier versions: old names of fields to current ones."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import re
 from typing import Any
 
 FIRST_WITH_TODAYS_NAMES = 5
-_TABLES = ("decisions", "bindings")  # whose keys are names of fields alone
-_KEYS = {"turned": "transposed", "by_rows": "m_buckets"}  # the latter in files of any version
-_PATHS = {"turned": "requantize_transpose"}  # the last part of a policy's path
+_TABLES = ("decisions", "bindings")  # with keys that are only names of fields
+_KEYS = {"turned": "transposed", "by_rows": "m_buckets"}  # the latter in files of every version
+_PATHS = {"turned": "requantize_transpose"}  # last part of a policy path
 
 
 def upgraded(data: dict[str, Any]) -> dict[str, Any]:
-    """The data of a plan.json of any version under today's names; what is no plan's is left as it is."""
+    """The data of a plan.json of any version with current names; data that is no plan is unchanged."""
     found = dict(data)
     for name in _TABLES:
         if name in found:

@@ -1,4 +1,4 @@
-"""The frozen decision: for every GEMM what it runs in and why, and what is bound where. Nothing is decided after it."""
+"""The frozen plan: for every GEMM its recipe, kernel and reason, and all bindings. No decisions are made after it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from loka.policy.cascade.settings import Assignment
 from loka.probe.profile.profile import Interval, Verdict
 from loka.sites.site import Site
 
-NATIVE = "as-is"  # the kernel of a GEMM that stays as the model has it
-NOTHING_AROUND = "no norm, activation or residual around it can be taken along"  # a region_note that is no refusal
+NATIVE = "as-is"  # the kernel of a GEMM in the model's own dtype
+NOTHING_AROUND = "no norm, activation or residual around it can be taken along"  # a region_note that is not a problem
 
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A kernel that was turned down for a GEMM, and why."""
+    """A kernel that was rejected for a GEMM, and the reason."""
 
     kernel: str
     reason: str
@@ -29,137 +29,137 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the profile predicts of one GEMM under the recipe that the policy asks for, and what its budget says."""
+    """Errors that the profile predicts for one GEMM with the requested recipe, and the verdict by its budget."""
 
     mere: Interval  # floored (numerics.metrics)
     sqnr_db: Interval
     draws: int  # sampled pairs of operands
     steps: int  # training steps of the profile
-    samples: int  # of these steps, those that were sampled
+    samples: int  # number of these steps that were sampled
     verdict: Verdict
-    figures: str  # those over or about the budget: "MERE 0.26 [0.25, 0.27] over the budget 0.2"; "" where it is safe
+    figures: str  # those over or near the budget: "MERE 0.26 [0.25, 0.27] over the budget 0.2"; "" if safe
 
 
 @dataclass(frozen=True, slots=True)
 class KernelTime:
-    """What one GEMM takes on one kernel, its operands being there, and how far it is from the product in float64."""
+    """Time of one GEMM on one kernel, without quantising its operands, and its error relative to float64."""
 
     kernel: str
-    us: float  # of one call
-    spread: float  # half of the distance between the quartiles, as a share of the time
+    us: float  # of one call, microseconds
+    spread: float  # half the interquartile range, as a share of the time
     source: TimeSource
-    mere: float | None = None  # as measured; None where the measurements do not say
+    mere: float | None = None  # as measured; None if it was not
     sqnr_db: float | None = None
-    accumulation: Accumulation | None = None  # None of the model's own
+    accumulation: Accumulation | None = None  # None for the model's own GEMM
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """The time of one call of a site in a training step, microseconds: its GEMMs and what a plan may change around."""
+    """Time of one call of a site in a training step, microseconds: its GEMMs and what a plan may change around them."""
 
     forward: float
     backward: float
-    source: TimeSource  # that of its least certain part
+    source: TimeSource  # of its least certain part
 
     @property
     def us(self) -> float:
-        """Forward and backward."""
+        """Forward plus backward."""
         return self.forward + self.backward
 
 
 @dataclass(frozen=True, slots=True)
 class SiteTiming:
-    """What the decision for a site gains by the measurements (`loka.plan.select.workload` says what is counted)."""
+    """Measured gain of the decision for a site (`loka.plan.select.workload` lists what is counted)."""
 
     chosen: StepTime
     as_is: StepTime
-    kept: bool = False  # it stays as it is, or less of it runs in FP8 than may, because that is not faster enough
+    kept: bool = False  # less of it runs in FP8 than allowed, possibly nothing, because FP8 is not faster enough
 
     @property
     def speedup(self) -> float:
-        """Over the model as it is."""
+        """Speedup relative to the native model."""
         return self.as_is.us / self.chosen.us
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One execution option of all GEMMs of a site, and why it is the chosen one, or is not."""
+    """One execution option for all GEMMs of a site, and why it was chosen or not."""
 
     kernels: tuple[str, ...]  # of each GEMM, in the order of `SitePlan.gemms`
     time: StepTime
     outcome: str
-    mere: float | None = None  # the worst of its GEMMs in FP8, as measured on normal operands; None where one is not
+    mere: float | None = None  # the worst of its FP8 GEMMs, measured on normal operands; None if any is unknown
     sqnr_db: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class GemmPlan:
-    """One GEMM's decision. `operands` and `accumulation` are None where it stays as the model has it."""
+    """Decision for one GEMM. `operands` and `accumulation` are None if it stays in the model's dtype."""
 
     gemm: Gemm
-    kernel: str  # a name of `loka.kernels.gemm.catalogue`, "torch.scaled_mm"; NATIVE where it stays
+    kernel: str  # a name in `loka.kernels.gemm.catalogue`, "torch.scaled_mm"; NATIVE if it stays in the model's dtype
     operands: OperandPair | None
     accumulation: Accumulation | None
     reason: str  # "fp8 by policies/ranker.yaml:14", "kept: no evidence: run loka probe", ...
     rejected: tuple[Rejected, ...] = ()
-    evidence: Evidence | None = None  # also of a GEMM that is kept: what FP8 would cost
-    times: tuple[KernelTime, ...] = ()  # of every kernel that was measured, NATIVE among them
-    m_buckets: tuple[tuple[int, str], ...] = ()  # (largest M, kernel), ascending, where M varies; above all, the last
+    evidence: Evidence | None = None  # also for a GEMM that is kept: the error that FP8 would have
+    times: tuple[KernelTime, ...] = ()  # of every measured kernel, including NATIVE
+    m_buckets: tuple[tuple[int, str], ...] = ()  # (largest M, kernel), ascending, if M varies; larger M use the last
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        """Every kernel that it may run on, the planned batch size's first."""
+        """All kernels that it may run on, starting with that of the planned batch size."""
         return tuple(dict.fromkeys((self.kernel, *(kernel for _, kernel in self.m_buckets))))
 
     @property
     def fp8(self) -> bool:
-        """Whether this GEMM runs in FP8."""
+        """True if this GEMM runs in FP8."""
         return self.operands is not None
 
     @property
     def over_budget(self) -> bool:
-        """Whether this GEMM runs in FP8 although the evidence says that this is not safe."""
+        """True if this GEMM runs in FP8 although the evidence says that this is not safe."""
         return self.fp8 and self.evidence is not None and self.evidence.verdict is Verdict.UNSAFE
 
 
 @dataclass(frozen=True, slots=True)
 class SitePlan:
-    """One site's decision. `gemms` holds fprop, dgrad (left out where the input needs no gradient) and wgrad."""
+    """Decision for one site. `gemms` are fprop, dgrad (absent if the input needs no gradient) and wgrad."""
 
     site: Site
     gemms: tuple[GemmPlan, ...]
     history: dict[str, tuple[Assignment, ...]]
-    region: tuple[str, ...] = ()  # the operations of the region that is replaced around it, if one is
-    region_note: str = ""  # why its region is not replaced although the policy asks, or ""
-    timing: SiteTiming | None = None  # None where no measurement decided
+    region: tuple[str, ...] = ()  # the operations of the region that is replaced around it, if any
+    region_note: str = ""  # why its region is not replaced although the policy requests it, or ""
+    timing: SiteTiming | None = None  # None if no measurement decided
     candidates: tuple[Candidate, ...] = ()  # the execution options that were compared
-    gains_by_fusing: bool = False  # `fuse: auto`, and the measurements say that it is faster with its neighbours
+    gains_by_fusing: bool = False  # `fuse: auto`, and by the measurements it is faster when fused with its neighbours
 
     @property
     def fp8(self) -> bool:
-        """Whether any of its GEMMs runs in FP8."""
+        """True if any of its GEMMs runs in FP8."""
         return any(gemm.fp8 for gemm in self.gemms)
 
     @property
     def recipe(self) -> Recipe:
-        """What its GEMMs run in."""
+        """The recipe of its GEMMs."""
         return Recipe.of({gemm.gemm: gemm.operands for gemm in self.gemms})
 
 
 @dataclass(frozen=True, slots=True)
 class InteractionPlan:
-    """An interaction that kernels of its own compute, where a mod asks for that."""
+    """An interaction that a mod computes in its own kernels."""
 
-    work: PartKind  # MIX, JOIN or CROSS
-    owner: str  # the module whose forward writes it
-    what: str  # for people: "a mixing layer of 64 embeddings of 128, rank 32, 32 weighted sums"
+    work: PartKind  # the forward's kind: FM_INTERACTION, CONCAT_NORM or CROSS
+    owner: str  # the module whose forward contains it
+    what: str  # description: "a mixing layer of 64 embeddings of 128, rank 32, 32 weighted sums"
     form: str  # of its gradients' part, in the words of `loka.kernels.measurements.interaction_forms`
-    samples: int  # of one call: of a cross layer, rows
+    samples: int  # per call; rows for a cross layer
     columns: int
-    calls: int  # in a training step
-    sites: tuple[str, ...]  # that a mixing layer takes along; of a cross layer the GEMM before it
-    chosen: StepTime | None = None  # one call by our kernels; None where no measurement decides
-    as_is: StepTime | None = None  # one call by torch.compile; None where that was never measured
+    calls: int  # per training step
+    sites: tuple[str, ...]  # sites fused into an FM interaction; for a cross layer, the GEMM before it
+    chosen: StepTime | None = None  # one call with LoKA's kernels; None if no measurement decides
+    as_is: StepTime | None = None  # one call with torch.compile; None if never measured
 
     @property
     def takes(self) -> tuple[str, ...]:
@@ -168,85 +168,85 @@ class InteractionPlan:
 
     @property
     def speedup(self) -> float | None:
-        """Over torch.compile; None where either time is not known."""
+        """Speedup relative to torch.compile; None where either time is unknown."""
         return self.as_is.us / self.chosen.us if self.chosen is not None and self.as_is is not None else None
 
 
 class BindingKind(StrEnum):
-    """How a module gets its new forward."""
+    """Kind of a module's new forward."""
 
-    LINEAR = "linear"  # a plain nn.Linear: its own forward
-    FORWARD = "forward"  # a straight-line forward, with children inlined where a region crosses them
+    LINEAR = "linear"  # a plain nn.Linear with its own forward
+    FORWARD = "forward"  # a straight-line forward, with children inlined where a region contains them
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedBinding:
-    """One generated class and the modules that become it: same type, same shapes, same recipes."""
+    """One generated class and the modules bound to it: same type, same shapes, same recipes."""
 
     name: str  # of the generated class, an identifier: "LayersFmb0"
     kind: BindingKind
     modules: tuple[str, ...]  # qualified names, in model order; "" is the model itself
     module_type: str  # "torch.nn.modules.linear.Linear"
     sites: tuple[tuple[str, ...], ...]  # for each module, the names of its sites, in the order of their calls
-    shapes: tuple[tuple[str, tuple[int, ...]], ...]  # ("weight", (2048, 2048)), ...: what apply checks
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]  # ("weight", (2048, 2048)), ...: checked by apply
     forward: ForwardIR | None = None  # for BindingKind.FORWARD, traced on the first module
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A module whose straight-line forward was refused: `NOT PATCHED region 'tower': branch on ...`."""
+    """A module whose forward could not be traced: `NOT PATCHED region 'tower': branch on ...`."""
 
     owner: str
     reason: str
-    share: float  # of FLOPs that stay unpatched by it
+    share: float  # of FLOPs that stay unpatched because of it
 
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """What one mod gains by the measurements: the model planned without it, less the model as it is planned."""
+    """Gain of one mod by the measurements: time of the model planned without it, less the time of this plan."""
 
-    us: float  # of the sites in a training step; negative where the mod costs
-    share: float  # of the time without it
+    us: float  # of the sites in a training step; negative if the mod costs time
+    share: float  # relative to the time without it
 
 
 @dataclass(frozen=True, slots=True)
 class ModPlan:
-    """What one entry of the policy's `mods` does."""
+    """Result of one entry of the policy's `mods`."""
 
     use: str
     source: str  # "mod 2: block_norm"
-    place: str  # "ranker.yaml:14", the file as `Plan.policy_files` has it
-    exact: bool  # the function stays the same, up to rounding; else the model has to be trained anew
+    place: str  # "ranker.yaml:14", with the file as in `Plan.policy_files`
+    exact: bool  # the function stays the same, up to rounding; otherwise the model has to be retrained
     promise: str
     settings: tuple[tuple[str, Setting], ...] = ()
-    adaptations: tuple[Adaptation, ...] = ()  # of the model's modules, before its sites are found
-    rewritten: tuple[RewriteResult, ...] = ()  # of owners' forwards, in which the sites stand
-    unchanged: tuple[Unchanged, ...] = ()  # what it was asked for and leaves as it is
-    note: str = ""  # why it is there, as the policy says
-    gain: Gain | None = None  # None where it was not asked for, or measurements do not say
+    adaptations: tuple[Adaptation, ...] = ()  # of the model's modules, before its sites are discovered
+    rewritten: tuple[RewriteResult, ...] = ()  # in owners' forwards, which contain the sites
+    unchanged: tuple[Unchanged, ...] = ()  # requested, and not changed
+    note: str = ""  # the policy's note for the entry
+    gain: Gain | None = None  # None if it was not requested, or measurements are missing
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything that code generation needs. Serialises to the same bytes on every machine (`loka.plan.serialize`)."""
+    """Complete input of code generation. Serialises to the same bytes on every machine (`loka.plan.serialize`)."""
 
     name: str
     target: TargetDevice
     batch_size: int
-    policy_files: tuple[tuple[str, str], ...]  # (file as named, sha256), the policy first and then what it extends
+    policy_files: tuple[tuple[str, str], ...]  # (file as named, sha256), the policy first and then its bases
     sites: tuple[SitePlan, ...]  # in model order
     bindings: tuple[PlannedBinding, ...]
     skipped: tuple[Skipped, ...] = ()
     loka_version: str = ""
-    rule_notes: tuple[tuple[str, str], ...] = ()  # ("rule 2: layers.*.mlp.*", why the rule is there)
-    profile: tuple[str, str] | None = None  # (file from the policy's directory, sha256)
-    measurements: tuple[str, str] | None = None  # (the set's name, sha256)
-    mods: tuple[ModPlan, ...] = ()  # as the policy has them
-    interactions: tuple[InteractionPlan, ...] = ()  # that kernels of their own compute
+    rule_notes: tuple[tuple[str, str], ...] = ()  # ("rule 2: layers.*.mlp.*", the rule's note)
+    profile: tuple[str, str] | None = None  # (path relative to the policy's directory, sha256)
+    measurements: tuple[str, str] | None = None  # (name of the set, sha256)
+    mods: tuple[ModPlan, ...] = ()  # in the policy's order
+    interactions: tuple[InteractionPlan, ...] = ()  # computed in their own kernels
 
     @property
     def adaptations(self) -> tuple[Adaptation, ...]:
-        """What mods change in the model before its sites are found, in order."""
+        """Adaptations of modules before sites are discovered, in order."""
         return tuple(adaptation for mod in self.mods for adaptation in mod.adaptations)
 
     @property

@@ -1,4 +1,4 @@
-"""From a policy to its plan: build the model, find its sites, resolve, trace what has to be traced, bind."""
+"""Makes the plan of a policy: build the model, find its sites, resolve, trace the owners it needs, bind."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Protocol
 
 from torch import nn
@@ -22,38 +21,44 @@ from loka.mods.fingerprint import mod_fingerprints
 from loka.mods.modded_model import Adapted, built_model
 from loka.mods.policy_loader import load_policy
 from loka.mods.registry import interaction_planning
-from loka.plan.evidence import ProfiledSites, check_sites, open_profile, with_merged_sites
+from loka.paths import open_plain
+from loka.plan.evidence import ProfiledSites, check_sites, open_measurements, open_profile, with_merged_sites
 from loka.plan.plan import NATIVE, Plan
 from loka.plan.report.mod_plans import ForwardOutcome, mod_plans
 from loka.plan.resolve import Situation, resolve
-from loka.plan.rewrite.float64 import float64_sites
-from loka.plan.rewrite.interaction_mods import interaction_outcomes, requested_interactions
 from loka.plan.rewrite.owner_mods import OwnerTracer, owner_outcomes, requested_owners
 from loka.plan.rewrite.plan_bindings import bind
-from loka.plan.rewrite.rewrites import RewriteRequest, Rewrites, rewrite, rewrite_request_of, scopes_of, with_regions
-from loka.plan.rewrite.site_mods import with_site_mods
-from loka.plan.select.interaction_times import interaction_plans, without_fused_sites
+from loka.plan.rewrite.rewrites import (
+    RewriteRequest,
+    Rewrites,
+    float64_sites,
+    rewrite,
+    rewrite_request_of,
+    scopes_of,
+    with_regions,
+)
+from loka.plan.rewrite.site_mods import interaction_outcomes, requested_interactions, with_site_mods
+from loka.plan.select.latency_selection import interaction_plans, without_fused_sites
 from loka.plan.select.mod_gains import with_gains
-from loka.plan.select.open_measurements import open_measurements
 from loka.plan.select.workload import TracedNeighbours
 from loka.plan.serialize import from_json
 from loka.policy.cascade.cascade import resolve_settings
 from loka.policy.cascade.settings import Assignment, SiteFacts, SiteSettings
 from loka.policy.policy import Policy
 from loka.sites.build_model import BuiltModel, build_model
-from loka.sites.callables import call, current_directory_importable, find_callable
+from loka.sites.callables import call, current_directory_importable, directory_kept, find_callable
 from loka.sites.discover import find_sites
 from loka.sites.site import Site
 from loka.version import __version__
 
-# Measurements that ship speak of libraries that a user need not have; those that a policy names are of its own machine.
+# Shipped measurements include libraries that a user may not have; a policy's own are from the user's machine.
 _WITH_TORCH = tuple(kernel for kernel in GEMM_KERNELS if kernel.library is None and kernel.name != NATIVE)
 _FIELDS = ("model.factory", "model.inputs", "model.batch_size", "model")
 
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """A policy's model, changed by its mods, and its sites."""
+    """A policy's model with its mods applied, and its sites."""
 
     policy: Policy
     built: BuiltModel
@@ -65,7 +70,7 @@ class Examined:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A plan, and what it was decided by: the policy's profile and the measurements, None where there are none."""
+    """A plan with the profile and the measurements that decided it, each None if there was none."""
 
     plan: Plan
     known: ProfiledSites | None
@@ -73,27 +78,27 @@ class Planned:
 
 
 def make_plan(path: str | os.PathLike[str]) -> Plan:
-    """The plan of a policy: for every GEMM of its model what it runs in, and why.
+    """The plan of a policy: for every GEMM of its model the recipe and kernel, with the reason.
 
-    Builds the model, and runs it on fake tensors, and on a few samples to trace an owner. Needs no GPU. Sizes are those
-    of one call at the policy's batch size, times microseconds, shares those of the training GEMM FLOPs.
+    Builds the model, and runs it on fake tensors, and on a few samples to trace owners. Needs no GPU. Sizes are those
+    of one call at the policy's batch size, times are in microseconds, shares are of the training GEMM FLOPs.
 
     Args:
-        path: of the policy, YAML.
+        path: The policy, a YAML file.
 
     Raises:
-        InputError: the policy (PolicyError), a callable or the model is wrong, with `file:line:column`; its profile or
-            measurements are missing or of something else; a rule asks one site for what it cannot do.
+        InputError: The policy (PolicyError), a callable or the model is wrong, with `file:line:column`; its profile or
+            measurements are missing or do not fit; or a rule requests something impossible for one site.
     """
     return planned(path).plan
 
 
 def planned(path: str | os.PathLike[str], gains: bool = False) -> Planned:
-    """The plan of a policy, as `make_plan` makes it, with the profile and the measurements.
+    """The plan of a policy, as from `make_plan`, with the profile and the measurements.
 
-    With `gains` each mod says what it gains by the measurements; that takes one more plan for each of them.
+    With `gains`, the plan includes the measured gain of each mod, which takes another planning for each of them.
     """
-    with deferred_gc():  # ten thousand sites make a million objects and no garbage worth looking for
+    with deferred_gc(), directory_kept():  # ten thousand sites make a million objects and hardly any garbage
         policy = load_policy(os.fspath(path))
         known = open_profile(policy)
         measurements = open_measurements(policy)
@@ -113,8 +118,7 @@ def planned(path: str | os.PathLike[str], gains: bool = False) -> Planned:
 
 
 def _standing_in(known: ProfiledSites | None, examined: Examined) -> ProfiledSites | None:
-    """The profile of the whole policy, for its model without one mod: a gain compares times, and asks for no evidence
-    of its own."""
+    """The whole policy's profile for its model without one mod: a gain compares times, and needs no own evidence."""
     if known is None:
         return None
     mods = mod_fingerprints(examined.adapted.adaptations)
@@ -127,7 +131,8 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
     if not name.endswith(".json"):
         return make_plan(name)
     try:
-        text = Path(name).read_text(encoding="utf-8")
+        with open_plain(name) as file:
+            text = file.read().decode()
     except UnicodeDecodeError as error:
         raise InputError(f"{name}: not a text in UTF-8; name a plan.json of `loka generate`") from error
     except OSError as error:
@@ -136,13 +141,13 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
 
 
 def model_sites(factory: str, inputs: str | None, batch_size: int) -> tuple[Site, ...]:
-    """The sites of a model that no policy describes yet. Raises InputError as `build_model` and `find_sites` do."""
-    with deferred_gc(), current_directory_importable():
+    """The sites of a model without a policy. Raises InputError as `build_model` and `find_sites` do."""
+    with deferred_gc(), directory_kept(), current_directory_importable():
         return find_sites(build_model(factory, inputs, batch_size)).sites
 
 
 def examine(policy: Policy) -> Examined:
-    """Build a policy's model, change it by the policy's mods, find its sites, and apply the rules to them."""
+    """Build a policy's model, apply the policy's mods, find its sites, and apply the rules to them."""
     with _placed(policy), current_directory_importable():
         built, adapted = built_model(policy)
         found = find_sites(built)
@@ -155,16 +160,16 @@ def examine(policy: Policy) -> Examined:
 
 
 class RecordedPlan(PartCosts, Protocol):
-    """Costs that a plan names as what it was decided by."""
+    """Costs that a plan can name as the ones that decided it."""
 
     @property
     def name(self) -> str:
-        """The file or set, as the plan names it."""
+        """The file or set, as named in the plan."""
         ...
 
     @property
     def sha256(self) -> str:
-        """Of its measurements."""
+        """sha256 of its measurements."""
         ...
 
 
@@ -174,10 +179,10 @@ def plan_of(
     costs: RecordedPlan | None = None,
     kernels: tuple[Kernel, ...] = (),
 ) -> Plan:
-    """Decide, trace what has to be traced, decide again with what tracing found and refused, and bind.
+    """Decide, trace the owners needed, decide again with the results of tracing, and bind.
 
-    `known` is the evidence to decide by, `costs` the measurements; with these, `kernels` are those that FP8 may run on,
-    () for all. Raises InputError where the evidence is of other mods, or of sites of other shapes.
+    `known` is the evidence, `costs` the measurements; with measurements, `kernels` are those that FP8 may run on, ()
+    for all. Raises InputError where the evidence is for other mods, or for sites of other shapes.
     """
     policy, sites, model = examined.policy, examined.sites, examined.built.module
     settings = _as_recorded(policy, examined.settings)
@@ -199,7 +204,7 @@ def plan_of(
     request = rewrite_request_of(plans, settings, interacting, modded.changed, trace.scopes, wide)
     rewrites = _rewritten(request, model, trace)
     traced = rewrites.traced if costs is not None else TracedNeighbours()
-    if traced.chains or traced.alone:  # now that their neighbours are known, some may be as fast as they are
+    if traced.chains or traced.alone:  # with their neighbours known, some may be as fast without FP8
         plans = resolve(sites, settings, situation, {}, traced)
         again = rewrite_request_of(plans, settings, interacting, modded.changed, trace.scopes, wide)
         rewrites = _rewritten(again, model, trace) if again != request else rewrites
@@ -231,14 +236,14 @@ def plan_of(
 
 
 def _rewritten(request: RewriteRequest, model: nn.Module, trace: OwnerTracer) -> Rewrites:
-    """What tracing makes of a request. Owners are run once, whatever is asked for them later."""
+    """Traces the owners of a request. All owners are captured in one run."""
     with current_directory_importable():
         trace.capture([scope.owner for scope in scopes_of(request, model)])
         return rewrite(request, model, trace)
 
 
 def _as_recorded(policy: Policy, settings: Sequence[SiteSettings]) -> tuple[SiteSettings, ...]:
-    """The settings with files named as `Policy.files` does, so that a plan is the same wherever it is made."""
+    """The settings with files named as in `Policy.files`, so that a plan is the same on every machine."""
     known: dict[int, SiteSettings] = {}
     assignments: dict[Assignment, Assignment] = {}
 
@@ -255,7 +260,7 @@ def _as_recorded(policy: Policy, settings: Sequence[SiteSettings]) -> tuple[Site
 
 
 def _inputs(policy: Policy, built: BuiltModel) -> Callable[[int], tuple[tuple[Any, ...], dict[str, Any]]]:
-    """The example inputs of a model as a function of the batch size; `build_model` has found and called it before."""
+    """The example inputs of a model as a function of the batch size; `build_model` has checked it before."""
 
     def inputs(batch: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         spec = policy.model.inputs
@@ -274,7 +279,7 @@ def _inputs(policy: Policy, built: BuiltModel) -> Callable[[int], tuple[tuple[An
 
 @contextmanager
 def _placed(policy: Policy) -> Iterator[None]:
-    """Errors about a field of the policy's model get the field's place in front."""
+    """Adds the position of the field to errors about a field of the policy's model."""
     try:
         yield
     except InputError as error:

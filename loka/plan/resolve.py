@@ -1,7 +1,7 @@
-"""From what a policy asks to what runs: one decision for every GEMM of every site, each with its reason.
+"""Resolves a policy's settings: one decision for every GEMM of every site, each with its reason.
 
-Pure: settings, sites and what tracing found go in, decisions come out. Nothing here looks at a model or a device.
-Policy and evidence say what may run in FP8; where there are measurements, they then say what does (latency_selection).
+A pure function of settings, sites and the results of tracing, without access to a model or a device. Policy and
+evidence decide which GEMMs may run in FP8; measurements, if there are any, then decide which do (latency_selection).
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from loka.numerics.recipe import OperandPair, transposed_form, with_scalings
 from loka.plan.evidence import JudgedGemm, ProfiledSites, judge, with_ranges
 from loka.plan.plan import NATIVE, GemmPlan, Rejected, SitePlan
 from loka.plan.report.format import format_place
-from loka.plan.select.enumerate import Offer, SiteOptions, enumerate_options
-from loka.plan.select.kernel_overrides import (
+from loka.plan.select.enumerate import Offer, SiteOptions, enumerate_options, unsupported_transpose
+from loka.plan.select.latency_selection import SAFE, LatencySelection, problem_of, revise
+from loka.plan.select.perf_model import PerfModel
+from loka.plan.select.select import (
+    SelectionProblem,
     accepted_operands,
     candidates,
     impossible_overrides,
     overridden_operands,
+    select,
     unknown_kernels,
 )
-from loka.plan.select.latency_selection import SAFE, LatencySelection, problem_of, revise
-from loka.plan.select.perf_model import PerfModel
-from loka.plan.select.select import SelectionProblem, select
-from loka.plan.select.transposed_operands import unsupported_transpose
 from loka.plan.select.workload import SiteSizes, Surroundings, TracedNeighbours, gemm_part, surroundings_of
 from loka.policy.cascade.settings import Assignment, GemmSettings, SiteSettings
 from loka.probe.profile.profile import Verdict
 from loka.sites.site import Site
 
-# The kernels that can, each with the form of operands that it takes; and those that cannot.
+# Kernels that can run a GEMM, each with the form of its operands; and rejected ones.
 _Sifted = tuple[dict[str, OperandPair], tuple[Rejected, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What all sites of a plan are decided against."""
+    """Conditions common to all sites of a plan."""
 
     target: TargetDevice
     batch_size: int
-    files: Mapping[str, str] = field(default_factory=dict)  # a policy file as the plan calls it -> as the user named it
-    kernels: tuple[Kernel, ...] = ()  # FP8, the first preferred; (): PREFERRED, or, with measurements, all
+    files: Mapping[str, str] = field(default_factory=dict)  # policy file as named in the plan -> as named by the user
+    kernels: tuple[Kernel, ...] = ()  # FP8 kernels, preferred first; () means PREFERRED, or all with measurements
     known: ProfiledSites | None = None  # the policy's profile
     costs: PartCosts | None = None  # the measurements for the target
 
@@ -59,7 +59,7 @@ class Situation:
 
 
 class ImpossibleRuleError(InputError):
-    """Rules that name one site each and ask of it what it cannot do: one line for each in the message."""
+    """Rules that each name one site and request something impossible for it: a line for each in the message."""
 
 
 def resolve(
@@ -71,11 +71,11 @@ def resolve(
 ) -> tuple[SitePlan, ...]:
     """Decide every GEMM of every site; `settings[i]` belongs to `sites[i]`.
 
-    `refused` says, for each site whose owner's forward cannot be rewritten, why: such a site stays as it is. A GEMM
-    that a broad rule or the defaults want in FP8 and that cannot run so stays as it is, with the reason. `traced` says
-    which sites are neighbours in a chain; without it, each site is timed as if what is around it could be taken along.
+    `refused` has the reason for each site whose owner's forward cannot be rewritten: such a site is kept. A GEMM that a
+    broad rule or the defaults request in FP8, but that cannot run in FP8, is kept with the reason. `traced` has the
+    sites that are neighbours in a chain; without it, each site is timed as if it could be fused with its neighbours.
 
-    Raises ImpossibleRuleError where a rule that names exactly one site wants it in FP8 and it cannot.
+    Raises ImpossibleRuleError where a rule that names exactly one site requests FP8 and it cannot run so.
     """
     resolver = _Resolver(situation)
     decided: dict[tuple[object, ...], tuple[GemmPlan, ...]] = {}  # sites that are alike share their decisions
@@ -96,7 +96,7 @@ def resolve(
         overrides = impossible_overrides(
             site, wanted, gemms, situation.files, situation.batch_size, situation.target.value
         )
-        others = [plan for plan in gemms if plan.gemm not in overrides]  # once said, at the rule that names the kernel
+        others = [plan for plan in gemms if plan.gemm not in overrides]  # reported once, for the rule with the kernel
         problems.update(dict.fromkeys(_impossible(site, wanted, others, situation.files)))
         problems.update(dict.fromkeys(overrides.values()))
         drafts.append(_Draft(site, wanted, obstacle, gemms))
@@ -111,7 +111,7 @@ def resolve(
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
-    """A site as policy and evidence decide it."""
+    """A site as decided by policy and evidence."""
 
     site: Site
     wanted: SiteSettings
@@ -132,12 +132,12 @@ def _timed_plan(draft: _Draft, found: LatencySelection) -> SitePlan:
 
 
 def site_gemms(site: Site) -> tuple[Gemm, ...]:
-    """The GEMMs of one training step: no dgrad where the input needs no gradient."""
+    """The GEMMs of one training step, without dgrad if the input needs no gradient."""
     return tuple(gemm for gemm in Gemm if gemm is not Gemm.DGRAD or site.input_grad)
 
 
 class _Resolver:
-    """Decides the sites of one plan; what sites share is worked out once."""
+    """Decides the sites of one plan; results that sites share are computed once."""
 
     def __init__(self, situation: Situation) -> None:
         self._situation = situation
@@ -148,7 +148,7 @@ class _Resolver:
         self._around: dict[tuple[object, ...], Surroundings] = {}
 
     def decide(self, site: Site, wanted: SiteSettings, obstacle: str | None) -> tuple[GemmPlan, ...]:
-        """fprop, then dgrad, then wgrad: operands are transposed from those of GEMMs that are decided before."""
+        """Decide fprop, then dgrad, then wgrad: transposed operands come from GEMMs decided before."""
         gemms: dict[Gemm, GemmPlan] = {}
         for gemm in site_gemms(site):
             unable = obstacle or unsupported_transpose(gemm, wanted.gemms[gemm].operands, gemms)
@@ -183,7 +183,7 @@ class _Resolver:
         return GemmPlan(gemm, first, operands, requested.accumulation, reason, (*later, *rejected), judged.evidence)
 
     def _kernels(self, site: Site, gemm: Gemm, wanted: SiteSettings, requested: GemmSettings) -> _Sifted:
-        """The kernels that can run a GEMM, and those that cannot: asked once for sites that are alike."""
+        """The kernels that can run a GEMM, and the rejected ones; cached for sites that are alike."""
         key = (gemm, id(wanted), site.rows, site.k, site.n, requested.accumulation)
         if key not in self._sifted:
             self._sifted[key] = _sift(site, gemm, requested, self._situation, self._perf_model)
@@ -193,7 +193,7 @@ class _Resolver:
         return overridden_operands(site, gemm, requested, self._situation.batch_size, self._situation.target.value)
 
     def by_time(self, drafts: Sequence[_Draft], traced: TracedNeighbours) -> list[LatencySelection | None]:
-        """What measurements make of the drafts; None where they say nothing."""
+        """Decisions by measurements for the drafts; None where measurements are missing."""
         found: list[LatencySelection | None] = [None] * len(drafts)
         if self._perf_model is None:
             return found
@@ -236,7 +236,7 @@ class _Resolver:
         return self._enumerated[key]
 
     def _offers(self, draft: _Draft) -> dict[Gemm, Offer]:
-        """The GEMMs of a site that some kernel could run in FP8, whatever policy and evidence say of it."""
+        """The GEMMs of a site that some kernel could run in FP8, regardless of policy and evidence."""
         offers = {}
         for plan in draft.gemms:
             requested = draft.wanted.gemms[plan.gemm]
@@ -258,7 +258,7 @@ class _Resolver:
 def _runs(
     drafts: Sequence[_Draft], problems: Sequence[SelectionProblem | None], traced: TracedNeighbours
 ) -> Iterator[list[tuple[int, SelectionProblem]]]:
-    """The sites that decide together, by their places: neighbours in a chain, every other site by itself."""
+    """The sites that decide together, by index: neighbours in a chain, every other site separately."""
     places = {draft.site.name: place for place, draft in enumerate(drafts)}
     in_chains = {name for chain in traced.chains for name in chain}
     for chain in (*traced.chains, *((name,) for name in places if name not in in_chains)):
@@ -275,7 +275,7 @@ def _runs(
 
 
 def _over_budget(judged: JudgedGemm) -> str:
-    """What is said of a GEMM that is forced into FP8 against the evidence."""
+    """Text for a GEMM that is forced into FP8 against the evidence."""
     evidence = judged.evidence
     return f", over budget: {evidence.figures}" if evidence is not None and evidence.verdict is Verdict.UNSAFE else ""
 
@@ -283,7 +283,7 @@ def _over_budget(judged: JudgedGemm) -> str:
 def _sift(
     site: Site, gemm: Gemm, requested: GemmSettings, situation: Situation, perf_model: PerfModel | None
 ) -> _Sifted:
-    """The kernels that can run a GEMM, in order, and those that cannot or gave wrong numbers, with why."""
+    """The kernels that can run a GEMM, in order, and those that cannot or gave wrong results, with reasons."""
     able: dict[str, OperandPair] = {}
     rejected = []
     sizes, target = SiteSizes(site.rows.at(situation.batch_size), site.k, site.n), situation.target.value
@@ -306,7 +306,7 @@ def _sift(
 def _faster_form(
     kernel: Kernel, gemm: Gemm, requested: GemmSettings, sizes: SiteSizes, target: str, perf_model: PerfModel | None
 ) -> OperandPair:
-    """The operands as asked for, or in their other form where a kernel takes that faster, by more than the noise."""
+    """The operands as requested, or in their other form if a kernel is faster with it by more than the noise."""
     other = transposed_form(requested.operands)
     if perf_model is None or other is None:
         return requested.operands
@@ -327,13 +327,13 @@ def _kept(gemm: Gemm, reason: str, judged: JudgedGemm, rejected: tuple[Rejected,
 
 
 def _by(assignment: Assignment | None) -> str:
-    """Who decided: ` by policies/ranker.yaml:14`."""
+    """The source of a decision: ` by policies/ranker.yaml:14`."""
     place = format_place(assignment) if assignment is not None else ""
     return f" by {place}" if place else ""
 
 
 def _impossible(site: Site, wanted: SiteSettings, gemms: Sequence[GemmPlan], files: Mapping[str, str]) -> list[str]:
-    """A message for each GEMM that a rule for this one site wants in FP8, and that stays as it is."""
+    """A message for each GEMM that is kept although a rule for this one site requests FP8."""
     problems = []
     for plan in gemms:
         if plan.fp8 or wanted.gemms[plan.gemm].compute is not Compute.FP8:

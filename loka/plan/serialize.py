@@ -1,8 +1,8 @@
 """plan.json: a plan as text, the same bytes on every machine, and back.
 
-Ten thousand sites share few decisions and few histories. The file keeps each of them once, in a table, and a site
-names them by number; a reader gets the shared objects back as one object. One row of a table is one line, so that a
-review of a changed plan shows the sites that changed.
+Ten thousand sites share few decisions and few histories. The file has each of them once, in a table, and sites refer to
+them by index; reading restores the sharing. Each row of a table is one line, so that a diff of a plan shows the sites
+that changed.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from loka.policy.cascade.settings import Assignment
 from loka.sites.site import Site
 
 FORMAT = "loka.plan"
-# 2: measurements, and kernels by rows; 3: mods; 4: interactions; 5: today's names (`older_plans`). A plan is written in
-# the first version that has all it says.
+# 2: measurements, and kernels by rows; 3: mods; 4: interactions; 5: current names (`older_plans`). A plan is written in
+# the first version that can represent it.
 VERSION = 5
 
 Row = TypeVar("Row", bound=Hashable)
@@ -44,7 +44,7 @@ Row = TypeVar("Row", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class _SiteRow:
-    """A site with its decisions and history as numbers of rows in the tables."""
+    """A site with indices of its decisions and history in the tables."""
 
     site: Site
     gemms: tuple[int, ...]
@@ -57,7 +57,7 @@ class _SiteRow:
 
 @dataclass(frozen=True, slots=True)
 class _TimingRow:
-    """What sites that are alike share of their times."""
+    """Times shared by sites that are alike."""
 
     timing: SiteTiming
     candidates: tuple[Candidate, ...]
@@ -89,7 +89,7 @@ class _PlanFile:
 
 
 class _Table(Generic[Row]):
-    """Rows, each kept once. The same object is found by its identity, which spares hashing deep values again."""
+    """Table of unique rows. Known objects are found by identity, which avoids hashing deep values again."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
@@ -97,26 +97,26 @@ class _Table(Generic[Row]):
         self._by_identity: dict[int, tuple[Row, int]] = {}
 
     def number(self, row: Row) -> int:
-        """The number of a row, which is added where it is new."""
+        """Index of a row, which is added if it is new."""
         seen = self._by_identity.get(id(row))
         if seen is not None:
             return seen[1]
         number = self._by_value.setdefault(row, len(self.rows))
         if number == len(self.rows):
             self.rows.append(row)
-        self._by_identity[id(row)] = (row, number)  # the row is kept alive, so its identity stays its own
+        self._by_identity[id(row)] = (row, number)  # keeps the row alive, so that its identity stays unique
         return number
 
 
 class _Timings:
-    """The table of times; sites that are alike hold the same objects."""
+    """The table of times; sites that are alike share objects."""
 
     def __init__(self) -> None:
         self.table: _Table[_TimingRow] = _Table()
         self._rows: dict[tuple[int, int], _TimingRow] = {}
 
     def number(self, site: SitePlan) -> int | None:
-        """The number of a site's row, None where it has no times."""
+        """Index of a site's row; None where it has no times."""
         if site.timing is None:
             return None
         key = (id(site.timing), id(site.candidates))  # kept alive by the plan
@@ -131,7 +131,7 @@ def _adapter() -> TypeAdapter[_PlanFile]:
 
 
 def to_json(plan: Plan) -> str:
-    """The text of plan.json: keys sorted, one row a line, a newline at the end."""
+    """The text of plan.json: keys sorted, one row per line, a newline at the end."""
     data: dict[str, Any] = _adapter().dump_python(_to_file(plan), mode="json")
     for name, there in (
         ("profile", plan.profile is not None),
@@ -165,7 +165,7 @@ def to_json(plan: Plan) -> str:
 
 
 def from_json(text: str, name: str = "plan.json") -> Plan:
-    """Read what `to_json` wrote. `name` is the file's, for messages.
+    """Reads a plan from the text of `to_json`. `name` is the file's, for messages.
 
     Raises InputError for text that is truncated, is no plan, or was written by a newer LoKA.
     """
@@ -176,7 +176,7 @@ def from_json(text: str, name: str = "plan.json") -> Plan:
             f"{name}:{error.lineno}:{error.colno}: not a whole JSON file ({error.msg}); it may have been cut short: "
             "make it again with `loka generate`"
         ) from error
-    except ValueError as error:  # a number of more digits than Python reads
+    except ValueError as error:  # a number with more digits than Python reads
         raise InputError(f"{name}: damaged: {error}; make the plan again with `loka generate`") from error
     except RecursionError as error:
         raise InputError(f"{name}: nested too deeply to be a plan; name a plan.json of `loka generate`") from error
@@ -207,7 +207,7 @@ def from_json(text: str, name: str = "plan.json") -> Plan:
 
 
 def _refuse_nonsense(file: _PlanFile, name: str) -> None:
-    """Raises InputError for what is well formed and yet no plan, as an edit by hand leaves it."""
+    """Raises InputError for well-formed data that is no valid plan, for example after a manual edit."""
     wrong = ""
     if file.batch_size < 1:
         wrong = f"batch_size is {file.batch_size}, and has to be 1 or more"
@@ -308,7 +308,7 @@ def _site(file: _PlanFile, row: _SiteRow, history: dict[str, tuple[Assignment, .
 
 
 def _show_evidence(decision: dict[str, Any]) -> None:
-    """What a plan without a profile does not have is not written; JSON has no infinities, "inf" reads back as one."""
+    """Omits the evidence if there is none; infinities become "inf", which reads back as one, as JSON has none."""
     evidence = decision["evidence"]
     if evidence is None:
         del decision["evidence"]
@@ -318,20 +318,20 @@ def _show_evidence(decision: dict[str, Any]) -> None:
 
 
 def _show_transposed(decision: dict[str, Any]) -> None:
-    """Only an operand that is transposed says so."""
+    """Writes `transposed` only if it is true."""
     for recipe in decision["operands"] or ():
         if not recipe["transposed"]:
             del recipe["transposed"]
 
 
 def _show_times(decision: dict[str, Any]) -> None:
-    """Only a GEMM of which measurements say something has times."""
+    """Writes times only if there are any."""
     if not decision["times"]:
         del decision["times"]
 
 
 def _show_timing(site: dict[str, Any]) -> None:
-    """Only a site that measurements decided has its number of a row."""
+    """Writes the index of times, and `gains_by_fusing`, only if set."""
     if site["timing"] is None:
         del site["timing"]
     if not site["gains_by_fusing"]:
@@ -339,20 +339,20 @@ def _show_timing(site: dict[str, Any]) -> None:
 
 
 def _show_even(binding: dict[str, Any]) -> None:
-    """Only a statement whose tensors have one shape says so."""
+    """Writes `even` only if it is true."""
     for statement in (binding["forward"] or {}).get("statements", ()):
         if not statement["even"]:
             del statement["even"]
 
 
 def _show_crosses(binding: dict[str, Any]) -> None:
-    """Only a forward with cross layers says so."""
+    """Writes `crosses` only if there are any."""
     if binding["forward"] is not None and not binding["forward"]["crosses"]:
         del binding["forward"]["crosses"]
 
 
 def _show_built_in(binding: dict[str, Any]) -> None:
-    """Only a forward that was traced with what it read says so."""
+    """Writes the record of reads only if there is one."""
     for name in ("reads", "called", "constants"):
         if binding["forward"] is not None and not binding["forward"][name]:
             del binding["forward"][name]
@@ -362,7 +362,7 @@ _Item = TypeVar("_Item")
 
 
 def _row(table: tuple[_Item, ...] | list[_Item], number: int) -> _Item:
-    """A row by its number; unlike plain indexing, a negative number is no row."""
+    """A row by its index; unlike plain indexing, rejects negative indices."""
     if number < 0:
         raise IndexError(number)
     return table[number]

@@ -1,4 +1,4 @@
-"""From a policy file to a `Policy`: everything that can be known without the model is checked here."""
+"""Loads a policy file as a `Policy`, with all checks that do not need the model."""
 
 from __future__ import annotations
 
@@ -18,32 +18,33 @@ from loka.policy.problems import PolicyError, Problem
 from loka.policy.schema import policy_schema
 from loka.policy.schema.mod_schema import ModFields, ModSchemas, own_parameters
 from loka.policy.schema.validation_errors import validation_errors
-from loka.policy.yaml.extends import Documents, read_documents
+from loka.policy.yaml.compose import Documents, read_documents
 from loka.policy.yaml.renamed_keys import RenamedKey
 from loka.policy.yaml.tree import Mapping, Scalar, follow, plain
 from loka.policy.yaml.tree import Path as TreePath
 
 DEFAULT_BATCH_SIZE = 4096
-PLAN_FORMAT = "loka.plan"  # of loka.plan.serialize, a room above this one
+PLAN_FORMAT = "loka.plan"  # format of loka.plan.serialize, a room above this one
 DEFAULT_LEARNING_RATE = 1e-3
 EVERY_SITE = Match("*")
 
 
 def read_policy(path: Path | str, mods: ModSchemas) -> Policy:
-    """Read a policy and the bases that it extends. Runs no code that they name, and needs neither torch nor a GPU.
+    """Read a policy and the bases that it extends.
 
-    What needs the model (patterns that match nothing, settings that contradict each other) is found by `make_plan`.
+    Does not run the code that they name, and needs neither torch nor a GPU. Problems that depend on the model (patterns
+    that match nothing, settings that contradict each other) are found by `make_plan`.
 
     Args:
-        path: of the policy, YAML.
-        mods: the schemas of the mods that it may list.
+        path: The policy, a YAML file.
+        mods: The schemas of the mods that it may list.
 
     Raises:
-        PolicyError: with everything that is wrong, each with its `file:line:column`; the file, or one that it extends,
+        PolicyError: With all problems, each with its `file:line:column`; also if the file, or one that it extends,
             cannot be read.
 
     Warns:
-        RenamedWarning: of a field under a name that it no longer has.
+        RenamedWarning: For a field under its old name.
     """
     documents = read_documents(os.fspath(path))
     problems = list(documents.problems)
@@ -59,7 +60,7 @@ def read_policy(path: Path | str, mods: ModSchemas) -> Policy:
 
 
 def _renamed_message(renamed: tuple[RenamedKey, ...]) -> str:
-    """The first field under an old name, and at how many more places there is one."""
+    """The first field under an old name, and the number of further places."""
     others = len(dict.fromkeys(each.place for each in renamed)) - 1
     return f"{renamed[0]}" + (f" (so at {others} more place{'s' if others > 1 else ''})" if others else "")
 

@@ -1,4 +1,4 @@
-"""A policy that was read and found well-formed: what `loka.policy.load.load_policy` returns."""
+"""A policy that was read and is well-formed: the result of `loka.policy.load.read_policy`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from loka.policy.cascade.patterns import compile_pattern
+from loka.policy.cascade.patterns import REGEX_PREFIX, PatternError, compile_pattern, matches_whole
 from loka.policy.cascade.settings import Assignment, SiteFacts
-from loka.policy.problems import Place
+from loka.policy.problems import Place, PolicyError, problem
 from loka.policy.yaml.tree import Mapping, follow
 
 OPERAND_FIELDS = ("format", "scaling", "range", "amax", "power_of_two")  # the leaves of one operand
@@ -21,22 +21,22 @@ class ModelSpec:
 
     factory: str
     inputs: str | None
-    batch_size: int  # samples in a step
+    batch_size: int  # samples per step
 
 
 @dataclass(frozen=True, slots=True)
 class TrainSpec:
-    """How the model trains; callables are "package.module:name"."""
+    """Settings of training; callables are "package.module:name"."""
 
     batches: str
     loss: str
     test: str | None
-    steps: int | None  # None: the verb decides
-    batch_size: int  # that of the model where the policy gives none
+    steps: int | None  # None: the command decides
+    batch_size: int  # that of the model if the policy gives none
     optimizer: str  # adam | adagrad | sgd
     learning_rate: float
-    ema: float | None  # decay of the average of the weights that is evaluated; None: the weights themselves
-    autocast: bool = False  # under torch.autocast to bfloat16
+    ema: float | None  # decay of the moving average of the weights used in evaluation; None: no average
+    autocast: bool = False  # train under torch.autocast to bfloat16
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,27 +53,32 @@ class Pattern:
         return cls(text, place, compile_pattern(text))
 
     def matches(self, name: str) -> bool:
-        """Whether a fully qualified name is meant; case matters."""
-        return self.compiled.fullmatch(name) is not None
+        """True if a fully qualified name matches, case-sensitively. Raises PolicyError if matching takes too long."""
+        if not self.text.startswith(REGEX_PREFIX):
+            return self.compiled.fullmatch(name) is not None  # a glob does not backtrack
+        try:
+            return matches_whole(self.compiled, name)
+        except PatternError as error:
+            raise PolicyError([problem(self.place, str(error))]) from None
 
 
 @dataclass(frozen=True, slots=True)
 class SizeBound:
-    """A range that one figure of a site must lie in, ends included; None where it is open."""
+    """A range for one property of a site, ends included; None for an open end."""
 
     field: str  # m | k | n | share
     least: float | None
     largest: float | None
 
     def holds(self, facts: SiteFacts) -> bool:
-        """Whether the site's figure lies in the range."""
+        """True if the site's value is in the range."""
         value: float = getattr(facts, self.field)
         return (self.least is None or value >= self.least) and (self.largest is None or value <= self.largest)
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Which sites a rule is for: any of the patterns, and the kind, and every bound. Empty: every site."""
+    """The sites of a rule: any of the patterns, and the kind, and every bound. Empty: every site."""
 
     text: str  # as shown: "layers.*.mlp.*", "kind: linear, max_n: 16"
     patterns: tuple[Pattern, ...] = ()
@@ -81,7 +86,7 @@ class Match:
     bounds: tuple[SizeBound, ...] = ()
 
     def matches(self, facts: SiteFacts) -> bool:
-        """Whether a site is meant."""
+        """True if a site matches."""
         if self.kind is not None and facts.kind != self.kind:
             return False
         if not all(bound.holds(facts) for bound in self.bounds):
@@ -94,40 +99,40 @@ class Leaf:
     """One leaf of the settings and the value that one rule gives it.
 
     Leaves: GEMM.compute, .accumulation, .padding; GEMM.OPERAND.format, .scaling, .range, .amax, .power_of_two;
-    GEMM.kernel and GEMM.OPERAND.requantize_transpose, which no policy has until a rule sets them; budget.mere,
-    .sqnr_db, .min_speedup; fuse.
+    GEMM.kernel and GEMM.OPERAND.requantize_transpose, which exist only if a rule sets them; budget.mere, .sqnr_db,
+    .min_speedup; fuse.
     """
 
     assignment: Assignment
     value: object  # of the leaf's type in `settings`
-    column: int  # 1-based; 0 where the value is built in
+    column: int  # 1-based; 0 for built-in values
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule, spread out into leaves, broad before narrow."""
+    """One rule, expanded into leaves, broad before narrow."""
 
     match: Match
     optional: bool  # it may match nothing
     note: str | None
-    source: str  # "defaults", or "rule 2: layers.*.mlp.*"; the rules of a base count first
+    source: str  # "defaults", or "rule 2: layers.*.mlp.*"; the rules of a base are numbered first
     file: str
-    line: int  # 0 where the rule is built in
+    line: int  # 0 for the built-in rule
     column: int
     leaves: tuple[Leaf, ...]
 
     @property
     def assignments(self) -> tuple[Assignment, ...]:
-        """What the rule sets, leaf by leaf, in the order of the cascade."""
+        """The assignments of the rule, leaf by leaf, in the order of the cascade."""
         return tuple(leaf.assignment for leaf in self.leaves)
 
     @property
     def place(self) -> Place:
-        """Where the rule is written."""
+        """Position of the rule."""
         return Place(self.file, self.line, self.column)
 
     def naming_one_site(self) -> Rule:
-        """The same rule, its assignments marked: a site that cannot do what it asks is an error."""
+        """The same rule with its assignments marked: if the site cannot comply, that is an error."""
         leaves = (replace(leaf, assignment=replace(leaf.assignment, names_one_site=True)) for leaf in self.leaves)
         return replace(self, leaves=tuple(leaves))
 
@@ -137,29 +142,29 @@ class ModRule:
     """One entry of `mods`."""
 
     use: str  # the mod's name
-    match: tuple[Pattern, ...]  # over modules, sites or owners, as the mod says; empty: everything
+    match: tuple[Pattern, ...]  # over modules, sites or owners, depending on the mod; empty: everything
     except_: tuple[Pattern, ...]
-    settings: tuple[tuple[str, ModParameter], ...]  # the mod's own parameters, all of them
+    settings: tuple[tuple[str, ModParameter], ...]  # values of all of the mod's parameters
     optional: bool  # it may find nothing to change
     note: str | None
-    source: str  # "mod 2: block_norm"; the mods of a base count first
+    source: str  # "mod 2: block_norm"; the mods of a base are numbered first
     file: str
     line: int
     column: int
 
     @property
     def place(self) -> Place:
-        """Where the entry is written."""
+        """Position of the entry."""
         return Place(self.file, self.line, self.column)
 
     def wants(self, name: str) -> bool:
-        """Whether a qualified name is matched, and not excepted."""
+        """True if a qualified name is matched and not excepted."""
         if any(pattern.matches(name) for pattern in self.except_):
             return False
         return not self.match or any(pattern.matches(name) for pattern in self.match)
 
     def names(self, name: str) -> bool:
-        """Whether a pattern without a wildcard names it: that the mod cannot take it is then an error."""
+        """True if a pattern without a wildcard names it: then it is an error if the mod cannot change it."""
         return self.wants(name) and any(pattern.text == name for pattern in self.match)
 
 
@@ -168,27 +173,27 @@ class Policy:
     """A policy with its bases merged in. `rules` begins with the defaults, as a rule for every site."""
 
     version: int
-    name: str  # an identifier; the generated package is called so
-    path: Path  # as the user named it
+    name: str  # an identifier; also the name of the generated package
+    path: Path  # as named by the user
     files: tuple[tuple[str, str], ...]  # (path relative to the policy's directory, sha256): the policy, then its bases
     model: ModelSpec
     train: TrainSpec | None
-    target: str  # a TargetDevice
+    target: str  # the value of a TargetDevice
     rules: tuple[Rule, ...]
     mods: tuple[ModRule, ...] = ()
     profile: str | None = None
     measurements: str | None = None
     tree: Mapping = field(default_factory=lambda: Mapping(Place("", 0, 0)), repr=False, compare=False)
-    named: tuple[str, ...] = ()  # the files as messages name them, in the order of `files`
+    named: tuple[str, ...] = ()  # the files as named in messages, in the order of `files`
 
     @property
     def profile_file(self) -> Path | None:
-        """The file that `profile` names, relative to the file that names it; None where no profile is named."""
+        """Path of the `profile`, resolved relative to the file that names it; None if the policy names none."""
         return self._file("profile", self.profile)
 
     @property
     def measurements_file(self) -> Path | None:
-        """The file that `measurements` names, relative to the file that names it; None where none is named."""
+        """Path of the `measurements`, resolved relative to the file that names it; None if the policy names none."""
         return self._file("measurements", self.measurements)
 
     def _file(self, field: str, named: str | None) -> Path | None:
@@ -198,13 +203,13 @@ class Policy:
         return (Path(file).parent if file else self.path.parent) / named
 
     def where(self, dotted: str) -> str:
-        """The `file:line:column` of "model.factory" or "rules.0.match"; of what is above it where it is left out.
+        """The `file:line:column` of a field such as "model.factory" or "rules.0.match"; of its parent if left out.
 
-        Rules count from 0 without the defaults: "rules.0" is `rules[1]`, and "mods.0" `mods[0]`.
+        Rules count from 0 without the defaults: "rules.0" is `rules[1]`, and "mods.0" is `mods[0]`.
         """
         steps = [int(step) if step.isdigit() else step for step in dotted.split(".")]
         return str(follow(self.tree, steps).node.place)
 
     def relative(self, file: str) -> str:
-        """A file as `Assignment.file` names it, as `files` names it: the same on every machine."""
+        """A file of an `Assignment.file` with its name in `files`: the same on every machine."""
         return self.files[self.named.index(file)][0] if file in self.named else file

@@ -1,4 +1,4 @@
-"""What is wrong with a policy: one line a problem, each with its place and what to do."""
+"""Problems of a policy: one line each, with the position and advice."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from loka.errors import InputError
 
 
 def printable(text: str) -> str:
-    """The text on one line, with everything escaped that a terminal cannot show."""
+    """The text on one line, with unprintable characters escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
@@ -17,8 +17,8 @@ def printable(text: str) -> str:
 class Place:
     """A position in a policy file; line and column count from 1, columns in characters."""
 
-    file: str  # as the user named it
-    line: int  # 0 where the file as a whole is meant
+    file: str  # as named by the user
+    line: int  # 0 for the file as a whole
     column: int
 
     def __str__(self) -> str:
@@ -27,7 +27,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong: `file:line:column: what is wrong, what to do`."""
+    """One problem: `file:line:column: what is wrong, what to do`."""
 
     file: str
     line: int
@@ -39,12 +39,12 @@ class Problem:
 
 
 def problem(place: Place, message: str) -> Problem:
-    """A problem at a place."""
+    """A problem at a position."""
     return Problem(place.file, place.line, place.column, message)
 
 
 class PolicyError(InputError):
-    """A policy that cannot be used as it is. `problems` holds all that was found; str() is one line for each."""
+    """Raised for an unusable policy. `problems` has everything that was found; str() has a line for each."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(dict.fromkeys(problems))

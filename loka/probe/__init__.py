@@ -1,1 +1,1 @@
-"""Learning what each GEMM's operands look like in training, and what FP8 would cost it."""
+"""Learns the operands of each GEMM in training, and the error that FP8 would have."""

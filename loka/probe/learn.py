@@ -1,4 +1,4 @@
-"""From what was recorded in training to what planning reads: the error of each candidate recipe, and the findings."""
+"""Completes recorded statistics for planning: the error of each candidate recipe, and the findings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from loka.sites.site import Site
 
 LIMIT = 16  # sampled pairs of operands for each GEMM, at most
 
-Progress = Callable[[int, int], None]  # (sites done, sites in all)
+Progress = Callable[[int, int], None]  # (sites done, total sites)
 
 
 def finish(
@@ -37,14 +37,14 @@ def finish(
     suggestible: Mapping[str, Suggestible] | None = None,
     progress: Progress | None = None,
 ) -> RecordedStats:
-    """`recorded` with an estimate for each GEMM under each candidate recipe, and with its findings.
+    """`recorded` with an estimate for each GEMM and candidate recipe, and with its findings.
 
-    `sites` and `settings` are those of the policy, in the same order; the candidates are the standard ones and what the
-    policy itself asks for, each judged against the site's own budget. A GEMM that the policy keeps gets none.
-    `batch_size` gives M, `limit` the most sampled pairs of operands for a GEMM. `bias_norms`: what `bias_track`
-    saw, by site; `suggestible` which mods a policy could list, by site. Equal arguments give equal results.
+    `sites` and `settings` are those of the policy, in the same order; the candidates are the standard ones and the
+    policy's own, each judged against the site's own budget. A GEMM that the policy keeps gets none. `batch_size` gives
+    M, `limit` the most sampled pairs of operands for a GEMM. `bias_norms`: tracks of `bias_track` by site;
+    `suggestible`: possible mods by site. Equal arguments give equal results.
 
-    Raises InputError where `recorded` holds a site that the model lacks or that has another shape there.
+    Raises InputError if `recorded` has a site that the model lacks or that has another shape there.
     """
     known = {site.name: (site, wanted) for site, wanted in zip(sites, settings, strict=True)}
     check_sites(recorded, sites)
@@ -64,7 +64,7 @@ def finish(
 
 
 def check_sites(recorded: RecordedStats, sites: Sequence[Site]) -> None:
-    """Raises InputError, with both shapes, where what was recorded is of another model than that with `sites`."""
+    """Raises InputError, with both shapes, if the record is of another model than that with `sites`."""
     shapes = {site.name: (site.k, site.n) for site in sites}
     for stats in recorded.stats:
         shape = shapes.get(stats.name)
@@ -80,10 +80,10 @@ def check_sites(recorded: RecordedStats, sites: Sequence[Site]) -> None:
 
 
 def recipes_of(site: Site, settings: SiteSettings, seen: SiteProfile) -> dict[Gemm, tuple[OperandPair, ...]]:
-    """The recipes to judge for each GEMM of a site: what the policy asks for, then the standard candidates.
+    """The recipes to judge for each GEMM of a site: the policy's own, then the standard candidates.
 
-    A GEMM that the policy keeps is left out. A static range without `amax` takes what was seen, as planning does; where
-    there is none to take, the policy's own recipe is left out.
+    A GEMM that the policy keeps is left out. A static range without `amax` takes the largest |x| seen, as planning
+    does; if there is none, the policy's own recipe is left out.
     """
     found = {}
     for gemm, wanted in settings.gemms.items():
@@ -97,7 +97,7 @@ def recipes_of(site: Site, settings: SiteSettings, seen: SiteProfile) -> dict[Ge
 def _estimates(
     site: Site, stats: SiteStats, seen: SiteProfile, settings: SiteSettings, seed: int, limit: int
 ) -> tuple[Estimate, ...]:
-    """Nothing for a GEMM whose operands were not seen, or not once with a finite row."""
+    """Estimates of a site; none for a GEMM whose operands were not seen with at least one finite row."""
     recipes = recipes_of(site, settings, seen)
     gemms = tuple(gemm for gemm in recipes if _seen(gemm, stats))
     if not gemms:

@@ -1,4 +1,4 @@
-"""`loka.Probe`: learning in anyone's training loop what goes into the GEMMs of a model."""
+"""`loka.Probe`: records the operands of a model's GEMMs in any training loop."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
 
 class ProbeWarning(UserWarning):
-    """The Probe learned less than it was asked to."""
+    """The Probe recorded less than it was asked to."""
 
 
 class Probe:
-    """Learns, on one training step in `every`, what goes into each GEMM of a policy's model.
+    """Records, on one training step in `every`, the operands of each GEMM of a policy's model.
 
         with loka.Probe(model, "policies/ranker.yaml", path="ranker.full.safetensors") as probe:
             for inputs, target in batches:
@@ -49,9 +49,9 @@ class Probe:
                 optimizer.step()
                 probe.step()  # once, after each optimizer step
 
-    A sampled step runs eagerly under a mode that sees every torch function; nothing is installed in the model, and
-    the other steps run as they would, compiled graphs included. Counted from 0, step i is sampled where
-    i % every == every - 1. Evaluation, in eval mode and without gradients, is not looked at.
+    A sampled step runs eagerly under a mode that sees every torch function; nothing is installed in the model, and the
+    other steps run unchanged, including compiled graphs. Counted from 0, step i is sampled if i % every == every - 1.
+    Evaluation, in eval mode and without gradients, is ignored.
 
     A CUDA graph that the training loop captured itself replays without Python. Run sampled steps eagerly there:
 
@@ -60,21 +60,22 @@ class Probe:
         probe.step()
 
     DDP, torch.compile and activation checkpointing may be around or inside the model. Sharded, scripted or
-    nn.DataParallel models are refused. Sites that a generated package has patched are seen as their FP8 operands.
+    nn.DataParallel models are rejected. For sites patched by a generated package, the operands are the dequantised FP8
+    values.
 
     Args:
-        model: the model that trains, on the device that it trains on, as the policy's mods make it.
-        policy: a policy, or the path of one. Its `model` section is built once more, with its mods, to find the sites.
-        every: one step in so many is sampled.
-        path: where to save (the full form, see `loka.probe.profile.profile_file`); None: nothing is saved.
-        save_every: steps between saves; one more is made at the end, also after Ctrl-C.
-        rows: sampled of each call, the same ones of the input and of its output gradient. With one step in 100 over
-            10,000 steps the default makes 25,600 rows; a short run wants more.
-        group: ranks to merge over. `stats`, `recorded` and the save at the end are then collective, and rank 0 of the
-            group writes `path`; until then each rank saves a file of its own, with `.rankR` in its name.
+        model: The training model on its device, changed by the policy's mods.
+        policy: A policy, or the path of one. Its `model` section is built once more, with its mods, to find the sites.
+        every: One step in this number is sampled.
+        path: Where to save (the full form, see `loka.probe.profile.profile_file`); None: nothing is saved.
+        save_every: Steps between saves; one more save is made at the end, also after Ctrl-C.
+        rows: Rows sampled in each call, the same ones for the input and its output gradient. With one step in 100 over
+            10,000 steps the default gives 25,600 rows; a short run needs more.
+        group: Ranks to merge over. `stats`, `recorded` and the save at the end are then collective, and rank 0 of the
+            group writes `path`; until then each rank saves its own file, with `.rankR` in its name.
 
     Raises:
-        InputError: the model does not fit the policy, or cannot be watched.
+        InputError: The model does not fit the policy, or cannot be recorded.
     """
 
     def __init__(
@@ -95,8 +96,8 @@ class Probe:
             self._policy = policy if isinstance(policy, Policy) else load_policy(policy)
             built, adapted = built_model(self._policy)
             sites = find_sites(built).sites
-        self.unseen_steps = 0  # sampled steps in which no site was seen at all
-        self.samples = 0  # sampled steps in which any was
+        self.unseen_steps = 0  # sampled steps without any operand of a site
+        self.samples = 0  # sampled steps with at least one
         check_adapted(model, adapted.adaptations)
         self._mods = mod_fingerprints(adapted.adaptations)
         self._live = find_live(model, sites)
@@ -110,14 +111,14 @@ class Probe:
         self._stance: Any = None
         self._saver = Saver(self._wake)
         self._state = "new"  # open, closed
-        self._step = 0  # steps that are done
-        self._last_sampled = 0  # steps that were done when the last sampled one was
-        self._next = 0  # number of steps done at which there is something to do
+        self._step = 0  # completed steps
+        self._last_sampled = 0  # completed steps at the end of the last sampled one
+        self._next = 0  # number of completed steps at which there is something to do
         self._warned = False
 
     @property
     def sampling(self) -> bool:
-        """Whether the step that now runs is sampled, and so must run in Python."""
+        """True if the current step is sampled, and so must run in Python."""
         return self._watch is not None and self._watch.active
 
     def __enter__(self) -> Self:
@@ -140,29 +141,29 @@ class Probe:
         return self
 
     def step(self) -> None:
-        """Say that a training step is done: call it once after each optimizer step."""
+        """Report a completed training step: call it once after each optimizer step."""
         self._step += 1
         if self._step >= self._next:
             self._turn()
 
     def save(self) -> None:
-        """Save what was learned so far to `path`, in the background.
+        """Save the statistics so far to `path`, in the background.
 
-        Waits for a save that still runs. What goes wrong is raised by the next step, save or the end of `with`.
-        Raises InputError where the Probe has no path.
+        Waits for a running save. Errors are raised by the next step, save or the end of `with`. Raises InputError if
+        the Probe has no path.
         """
         self._save(self._own_path())
 
     def stats(self) -> tuple[SiteStats, ...]:
-        """The statistics learned so far of each site, tensors on the CPU; parts that were never seen are None.
+        """The statistics so far of each site, with tensors on the CPU; parts that were never seen are None.
 
-        It synchronises. With a group it is collective, and gives every rank what all have learned.
+        Synchronises. With a group it is collective, and returns the merged statistics on every rank.
         """
         stats = tuple(read(site) for site in self._snapshots())
         return stats if self._group is None else merge_across(stats, self._group)
 
     def recorded(self) -> RecordedStats:
-        """The full profile of what was learned so far, without estimates and findings. As `stats` otherwise."""
+        """The full profile so far, without estimates and findings. Collective and synchronising like `stats`."""
         return self._finish(self._ranks(), self._step, self._last_sampled, self.samples)(self.stats())
 
     def __exit__(
@@ -213,7 +214,7 @@ class Probe:
             self._stance = torch.compiler.set_stance("force_eager")
 
     def _leave(self, done: bool = True) -> None:
-        """End a sampled step, where one runs. One that was not done is no wonder where nothing was seen."""
+        """End a sampled step, if one runs; only a completed one counts as unseen."""
         watch = self._watch
         if watch is None or not watch.active:
             return
@@ -241,7 +242,7 @@ class Probe:
         self._saver.start(path, self._snapshots(), finish)
 
     def _save_last(self, alone: bool) -> None:
-        """The save at the end: of all ranks together, unless one was interrupted alone."""
+        """The save at the end: of all ranks together, unless only one was interrupted."""
         if self._path is None or self._group is None or alone:
             if self._path is not None:
                 self._save(self._own_path())
@@ -268,7 +269,7 @@ class Probe:
     def _finish(
         self, ranks: int, done: int, last_sampled: int, samples: int
     ) -> Callable[[tuple[SiteStats, ...]], RecordedStats]:
-        """What makes the full profile of statistics, as the Probe stands now; it runs in the saving thread."""
+        """A function that makes the full profile from statistics and the current counts; runs in the saving thread."""
         batch = self._policy.train.batch_size if self._policy.train else self._policy.model.batch_size
         rows = {live.site.name: live.site.rows.at(batch) for live in self._live.sites}
         return partial(_recorded, self._policy, self._mods, batch, rows, (last_sampled, self._every, samples * ranks))
@@ -298,5 +299,5 @@ def _recorded(
 
 
 def _rows_of(site: SiteStats, expected: int) -> int:
-    """M of a call: as it was seen on average, or as the policy's batch gives it."""
+    """M of a call: the average of the calls seen, otherwise that of the policy's batch size."""
     return site.input.rows // site.input.calls if site.input is not None and site.input.calls else expected

@@ -1,1 +1,1 @@
-"""Finding every GEMM of a model without running it on data."""
+"""Discovery of every GEMM of a model without running it on data."""

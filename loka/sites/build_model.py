@@ -1,7 +1,8 @@
-"""From the names in a policy to a model and an example of its inputs."""
+"""Builds the model that a policy names, and an example of its inputs."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
@@ -13,7 +14,13 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._pytree import tree_leaves
 
 from loka.errors import InputError
-from loka.sites.callables import call, current_directory_importable, describe_error, find_callable
+from loka.sites.callables import (
+    call,
+    current_directory_importable,
+    describe_error,
+    directory_kept,
+    find_callable,
+)
 from loka.sites.fake_outputs import LARGE, LargeToMeta, without_numbers
 
 
@@ -33,14 +40,14 @@ def build_model(factory: str, inputs: str | None, batch_size: int, *, large: int
     Args:
         factory: "package.module:name" of a function without arguments that returns an nn.Module.
         inputs: "package.module:name" of a function of the batch size that returns the positional arguments (a tuple,
-            or one tensor) or the keyword arguments (a dict). None: the model's method `example_inputs`, or else the
+            or one tensor) or the keyword arguments (a dict). None: the model's method `example_inputs`, otherwise the
             function of that name in the factory's module.
-        batch_size: samples in a batch.
-        large: tensors of more than so many bytes are built on the meta device.
+        batch_size: Samples in a batch.
+        large: Tensors of more than this number of bytes are built on the meta device.
 
     Raises:
-        InputError: something cannot be found or called, or returns what it should not. A lazy module (nn.LazyLinear)
-            is run once on the example inputs; where that fails, it is refused.
+        InputError: Something cannot be found or called, or returns a wrong type. A model with lazy modules
+            (nn.LazyLinear) is run once on the example inputs; also if that fails.
     """
     if batch_size < 1:
         raise InputError(f"model.batch_size: {batch_size} is not a number of samples; write 1 or more")
@@ -51,7 +58,13 @@ def build_model(factory: str, inputs: str | None, batch_size: int, *, large: int
         if not isinstance(module, nn.Module):
             found = _kind_of(module)
             raise InputError(f"model.factory: {factory}() returned {found}, not an nn.Module; return the model from it")
-        if "_orig_mod" in module._modules:  # torch.compile's: names would be those of what it wraps, with a prefix
+        if isinstance(module, nn.Linear):
+            raise InputError(
+                f"model.factory: {factory}() returned a bare {type(module).__name__}, and LoKA replaces modules inside "
+                f"of a model; return nn.Sequential(linear), or a module that holds it"
+            )
+        _check_modules(module, factory)
+        if "_orig_mod" in module._modules:  # torch.compile's wrapper: names would have a prefix
             raise InputError(f"model.factory: {factory}() returned a compiled model; return the model that it compiles")
         make_inputs, spec = _inputs_of(module, inputs, home, factory)
         args, kwargs = _as_arguments(call(make_inputs, (batch_size,), spec, "model.inputs"), spec)
@@ -94,8 +107,40 @@ def _as_arguments(made: object, spec: str) -> tuple[tuple[Any, ...], dict[str, A
     )
 
 
+def _check_modules(module: nn.Module, factory: str) -> None:
+    """Raise InputError for a model whose modules cannot be listed: it overrides `named_modules`, or is too deep."""
+    try:
+        with directory_kept():
+            for listed in (module.named_modules(), module.named_parameters(), module.named_buffers()):
+                dict(listed)
+    except RecursionError as error:
+        raise InputError(
+            f"model.factory: the modules of {factory}() are nested too deeply to be listed (Python's limit is "
+            f"{sys.getrecursionlimit()} calls); hold them in one nn.ModuleList or nn.Sequential"
+        ) from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise InputError(
+            f"model.factory: listing the modules and parameters of {factory}() raised {describe_error(error)}; make "
+            f"named_modules(), named_parameters() and named_buffers() work first"
+        ) from error
+
+
 def _check_numbers(inputs: object, spec: str) -> None:
-    for leaf in tree_leaves(inputs):
+    try:
+        leaves = tree_leaves(inputs)
+    except RecursionError as error:
+        raise InputError(
+            f"model.inputs: what {spec} returned is nested too deeply to be read (Python's limit is "
+            f"{sys.getrecursionlimit()} calls); return tensors in a tuple, a list or a dict"
+        ) from error
+    for leaf in leaves:
+        if isinstance(leaf, Tensor) and leaf.is_nested:
+            raise InputError(
+                f"model.inputs: {spec} returned a nested tensor, which has no sizes; return its values and offsets as "
+                "two tensors"
+            )
         found = without_numbers(leaf) if isinstance(leaf, Tensor) else None
         if found is not None:
             raise InputError(
@@ -105,7 +150,7 @@ def _check_numbers(inputs: object, spec: str) -> None:
 
 
 def _initialise_lazy(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], factory: str) -> None:
-    """Run a model that has lazy parameters once, in evaluation and without gradients, so that their sizes are known."""
+    """Run a model with lazy parameters once, in evaluation and without gradients, so that their sizes are known."""
     name = _first_lazy(module)
     if name is None:
         return
@@ -116,7 +161,7 @@ def _initialise_lazy(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str,
             module(*args, **kwargs)
     except KeyboardInterrupt:
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise InputError(
             f"model.factory: {factory}() has the lazy parameter {name!r}, and running it once on the example inputs "
             f"raised {describe_error(error)}; run the model once in the factory, or give the sizes"

@@ -1,14 +1,17 @@
-"""Finding and calling what a policy names as "package.module:name", with a person's mistakes told as such."""
+"""Finds and calls the "package.module:name" callables of a policy, with clear errors for mistakes."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
 import os
+import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 
@@ -19,21 +22,74 @@ from loka.errors import InputError
 _LIBRARY = (str(Path(torch.__file__).parent) + os.sep, str(Path(__file__).parent) + os.sep)
 
 
+_DEPENDENCIES = frozenset(("jinja2", "numpy", "pydantic", "rich", "safetensors", "torch", "triton", "typer", "yaml"))
+_LOKA = str(Path(__file__).parents[1]) + os.sep
+_STANDARD_LIBRARY = str(Path(os.__file__).parent) + os.sep
+_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
+_LONGEST = 400  # characters of an error's own message
+
+
+def working_directory() -> str:
+    """The current directory. Raises InputError if it has been removed."""
+    try:
+        return os.getcwd()
+    except OSError as error:
+        raise InputError("the current directory has been removed; change to one that exists") from error
+
+
 @contextmanager
-def current_directory_importable() -> Iterator[None]:
-    """Put the current directory first on sys.path for the time of the block."""
-    here = os.getcwd()
-    importlib.invalidate_caches()
-    sys.path.insert(0, here)
+def directory_kept() -> Iterator[None]:
+    """Restore the current directory after a block that runs a model author's code.
+
+    Raises InputError if that code removed the directory.
+    """
+    here = working_directory()
     try:
         yield
     finally:
+        try:
+            os.chdir(here)
+        except OSError as error:
+            raise InputError(f"the model's code removed the current directory, {here}; leave it in place") from error
+
+
+class _InstalledFirst(MetaPathFinder):
+    """Finds LoKA's own dependencies as if the current directory were not on sys.path."""
+
+    def __init__(self, here: str) -> None:
+        self._here = here
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None, /
+    ) -> ModuleSpec | None:
+        """The installed package; None for other names, or if it is not installed."""
+        if path is not None or fullname not in _DEPENDENCIES:
+            return None
+        elsewhere = [entry for entry in sys.path if entry not in ("", self._here)]
+        return PathFinder.find_spec(fullname, elsewhere, target)
+
+
+@contextmanager
+def current_directory_importable() -> Iterator[None]:
+    """Put the current directory first on sys.path inside the block.
+
+    Packages that LoKA and torch import are not searched in it: a `triton.py` there is not run.
+    """
+    here = working_directory()
+    finder = _InstalledFirst(here)
+    importlib.invalidate_caches()
+    sys.path.insert(0, here)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
         if here in sys.path:
             sys.path.remove(here)
 
 
 def is_library_file(filename: str) -> bool:
-    """Whether a file belongs to torch, to Python's own machinery, or to this room, rather than to a model's author."""
+    """True if a file belongs to torch, to Python's internals, or to this room, rather than to a model's author."""
     return filename.startswith(_LIBRARY) or filename.startswith("<")
 
 
@@ -46,28 +102,49 @@ def place_of(error: BaseException) -> str:
     return place
 
 
+def authors_place(error: BaseException) -> str:
+    """`file:line` of the model author's code that raised an error, itself or in a library; "" if LoKA's own did."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if frame.filename.startswith(_LOKA):
+            return ""
+        library = is_library_file(frame.filename) or frame.filename.startswith(_STANDARD_LIBRARY)
+        if not library and not _INSTALLED.search(frame.filename):
+            return f"{frame.filename}:{frame.lineno}"
+    return ""
+
+
+def message_of(error: BaseException) -> str:
+    """The first line of an error's message, bounded; its class may be the model author's, and raise from `__str__`."""
+    try:
+        lines = str(error).strip().splitlines()
+    except Exception:  # noqa: BLE001 - the author's __str__ can raise anything
+        return "its message cannot be read"
+    first = lines[0] if lines else ""
+    return first if len(first) <= _LONGEST else f"{first[:_LONGEST]}..."
+
+
 def describe_error(error: BaseException) -> str:
-    """`ValueError: the message, at file:line`, on one line."""
+    """Text of an error: `ValueError: the message, at file:line`, on one line."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{type(error).__name__}: {error.msg}, at {error.filename}:{error.lineno}"
     if isinstance(error, SystemExit):
         text = f"SystemExit({error.code!r})"
     else:
-        lines = str(error).strip().splitlines()
-        text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+        message = message_of(error)
+        text = f"{type(error).__name__}: {message}" if message else type(error).__name__
     place = place_of(error)
     return f"{text}, at {place}" if place else text
 
 
 def find_callable(spec: str, field: str) -> tuple[Callable[..., object], ModuleType]:
-    """The callable that `spec` ("package.module:name") names, and the module that it is in.
+    """The callable that `spec` ("package.module:name") names, and its module.
 
     Args:
-        spec: as the user wrote it.
-        field: what it is for, to begin the message with ("model.factory").
+        spec: As written by the user.
+        field: The field it is for, to begin the message with ("model.factory").
 
     Raises:
-        InputError: malformed, not found, raising while it is imported, or not callable.
+        InputError: It is malformed, not found, raises on import, or is not callable.
     """
     module_name, colon, name = spec.partition(":")
     parts = [*module_name.split("."), *name.split(".")]
@@ -89,15 +166,22 @@ def find_callable(spec: str, field: str) -> tuple[Callable[..., object], ModuleT
 
 
 def call(function: Callable[..., object], args: tuple[object, ...], spec: str, field: str) -> object:
-    """`function(*args)`; whatever it raises becomes an InputError that says where. Ctrl-C passes through."""
+    """`function(*args)`; its exceptions become an InputError with the position. Ctrl-C is passed on.
+
+    The current directory is restored after the call.
+    """
+    shown = ", ".join(repr(a) for a in args)
     try:
-        return function(*args)
+        with directory_kept():
+            return function(*args)
     except KeyboardInterrupt:
         raise
-    except (Exception, SystemExit) as error:
-        shown = ", ".join(repr(a) for a in args)
-        what = describe_error(error)
-        raise InputError(f"{field}: {spec}({shown}) raised {what}; make this call work first") from error
+    except InputError as error:
+        raise InputError(f"{field}: {spec}({shown}): {error}") from error
+    except BaseException as error:
+        raise InputError(
+            f"{field}: {spec}({shown}) raised {describe_error(error)}; make this call work first"
+        ) from error
 
 
 def _import(module_name: str, spec: str, field: str) -> ModuleType:
@@ -116,7 +200,7 @@ def _import(module_name: str, spec: str, field: str) -> ModuleType:
         raise InputError(
             f"{field}: importing {module_name} raised {what}; install {missing!r} or correct the import"
         ) from error
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise InputError(
             f"{field}: importing {module_name} raised {describe_error(error)}; make 'import {module_name}' work first"
         ) from error

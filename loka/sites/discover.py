@@ -1,8 +1,8 @@
-"""Every GEMM of a model, wherever it is written, found from one forward on fake tensors.
+"""Discovers every GEMM of a model, in whatever form, from one forward on fake tensors.
 
-The model is copied with fake tensors in place of its own, the batch is kept symbolic, and one forward is watched in
-training and one in evaluation. Where the forward reads numbers, which fake tensors do not have, a copy is run on two
-and three real samples instead.
+The model is copied with fake tensors, the batch is kept symbolic, and one forward is recorded in training and one in
+evaluation. If the forward reads values, which fake tensors do not have, a copy is run on two and three real samples
+instead.
 """
 
 from __future__ import annotations
@@ -20,16 +20,32 @@ from torch._subclasses.fake_tensor import (
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from loka.errors import InputError
-from loka.sites.batch_sizes import value_at
 from loka.sites.build_model import BuiltModel
-from loka.sites.call_sizes import MeasuredCall, measure_linear, measure_pair, measure_single, total_flops
 from loka.sites.callables import describe_error, place_of
-from loka.sites.merge_calls import in_model_order, never_called, siblings, to_sites
+from loka.sites.merge_calls import (
+    MeasuredCall,
+    in_model_order,
+    measure_linear,
+    measure_pair,
+    measure_single,
+    never_called,
+    siblings,
+    to_sites,
+    total_flops,
+)
 from loka.sites.site import Site
-from loka.sites.train_eval_diff import depends_on_mode, fused_in_evaluation
-from loka.sites.watched_forward import Watched, undisturbed, unusual_batch, watch_fake, watch_real
+from loka.sites.symbolic_inputs import value_at
+from loka.sites.watched_forward import (
+    Watched,
+    depends_on_mode,
+    fused_in_evaluation,
+    undisturbed,
+    unusual_batch,
+    watch_fake,
+    watch_real,
+)
 
-MANY = 1000  # modules above which the evaluation forward is left out where nothing asks for the mode
+MANY = 1000  # modules above which the evaluation forward is skipped if nothing depends on the mode
 
 _NEEDS_NUMBERS = (
     DataDependentOutputException,
@@ -41,9 +57,9 @@ _NEEDS_NUMBERS = (
 
 @dataclass(frozen=True)
 class SiteMap:
-    """Every GEMM of a model in model order: by the place of the owning module, then by the order of the calls.
+    """All GEMMs of a model in model order: by the position of the owning module, then by the order of the calls.
 
-    Convolutions and recurrent layers are not in it: `notes` names them.
+    Convolutions and recurrent layers are not included; `notes` names them.
     """
 
     sites: tuple[Site, ...]
@@ -63,10 +79,10 @@ class _Found:
 
 
 def find_sites(built: BuiltModel) -> SiteMap:
-    """Find every GEMM of a model. The model, its buffers, its hooks and the random state stay as they are.
+    """Find every GEMM of a model. The model, its buffers, its hooks and the random state are unchanged.
 
     Raises:
-        InputError: the forward raises, or depends on its inputs' values and cannot be run on a few real samples.
+        InputError: The forward raises, or depends on its inputs' values and cannot be run on a few real samples.
     """
     with undisturbed():
         return _find_sites(built)
@@ -85,6 +101,12 @@ def _find_sites(built: BuiltModel) -> SiteMap:
     sites, merge_notes = to_sites(found.training, found.evaluation, order, built.batch_size)
     sites, fused_notes = _without_fused(sites, fused_in_evaluation(modules))
     sites = in_model_order((*sites, *never_called(built.module, found.watched.called, sites)), order)
+    empty = next((site for site in sites if not site.k or not site.n), None)
+    if empty is not None:
+        raise InputError(
+            f"model: the weight of {empty.name!r} has {empty.k} inputs and {empty.n} outputs: there is nothing to "
+            f"multiply; give both a size, or take it out of the model"
+        )
     notes.extend((*found.notes, *merge_notes, *fused_notes, *_other_notes(found, built.batch_size)))
     return SiteMap(
         sites=sites,
@@ -94,7 +116,7 @@ def _find_sites(built: BuiltModel) -> SiteMap:
 
 
 def _find(built: BuiltModel, evaluate: bool) -> _Found:
-    """What the first attempt to run the model that works finds; the error of the last where none does."""
+    """The sites from the first attempt to run the model that works; raises an InputError if none does."""
     fixed = "the batch size is written into the forward: rows follow it only as far as one size shows"
     numbers = "the forward reads values: it was run on a few real samples, and other values may call other GEMMs"
     usual = unusual_batch(built)
@@ -105,21 +127,23 @@ def _find(built: BuiltModel, evaluate: bool) -> _Found:
         (True, lambda: _pair(built, 2, 3, watch_real, evaluate, numbers)),
         (True, lambda: _single(built, watch_real, evaluate, numbers)),
     ]
-    first: Exception | None = None
-    last: Exception | None = None
+    first: BaseException | None = None
+    last: BaseException | None = None
     for real, attempt in attempts:
         if isinstance(first, _NEEDS_NUMBERS) and not real:
             continue
         try:
             return attempt()
-        except Exception as error:  # noqa: BLE001 - a user's forward can raise anything; the next attempt may work
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - a forward can raise anything; the next attempt may work
             if first is None or (isinstance(error, _NEEDS_NUMBERS) and not isinstance(first, _NEEDS_NUMBERS)):
                 first = error
             last = error
     raise _refusal(built, first, last) from (last or first)
 
 
-def _refusal(built: BuiltModel, first: Exception | None, last: Exception | None) -> InputError:
+def _refusal(built: BuiltModel, first: BaseException | None, last: BaseException | None) -> InputError:
     kind = type(built.module).__name__
     if isinstance(first, _NEEDS_NUMBERS):
         where = f" at {place}" if (place := place_of(first)) else ""
@@ -166,7 +190,7 @@ def _single(built: BuiltModel, watch: Callable[[BuiltModel, int, bool], Watched]
 
 
 def _without_fused(sites: tuple[Site, ...], fused: tuple[str, ...]) -> tuple[tuple[Site, ...], tuple[str, ...]]:
-    """Take out the evaluation calls of the nn.Linears that torch's fused encoder layers bypass."""
+    """Remove the evaluation calls of nn.Linears that torch's fused encoder layers bypass."""
     bypassed = {f"{name}.{linear}" if name else linear for name in fused for linear in ("linear1", "linear2")}
     kept = tuple(replace(site, calls_eval=0) if site.name in bypassed else site for site in sites)
     if not any(site.name in bypassed for site in sites):

@@ -1,8 +1,7 @@
 """Outputs of linear layers and pointwise functions on fake tensors, made from shapes alone.
 
 Running F.linear or F.relu on a fake tensor with a symbolic batch takes up to two milliseconds. For the functions here
-the output's shape is known beforehand, so a fake tensor over a shared meta tensor is made instead, in some tens of
-microseconds.
+the output's shape is known, so a fake tensor over a shared meta tensor is made instead, in some tens of microseconds.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.overrides import TorchFunctionMode
 
-from loka.sites.batch_sizes import Size
 from loka.sites.products import size_of
+from loka.sites.symbolic_inputs import Size
 
-# The function, and the position of its `inplace` argument where it has one.
+# The function, and the position of its `inplace` argument if it has one.
 _POINTWISE: dict[Callable[..., Any], int | None] = {
     F.relu: 1,
     F.silu: 1,
@@ -44,7 +43,7 @@ _PAIRWISE: frozenset[Callable[..., object]] = frozenset(  # residual streams and
     (torch.add, torch.mul, torch.sub, torch.Tensor.add, torch.Tensor.mul, torch.Tensor.sub)
 )
 
-VIEWS = frozenset((torch.Tensor.unflatten, torch.Tensor.flatten))  # changes of view whose layout is known
+VIEWS = frozenset((torch.Tensor.unflatten, torch.Tensor.flatten))  # changes of view with a known layout
 
 _NORMS: dict[Callable[..., Any], tuple[str, ...]] = {
     F.layer_norm: ("input", "normalized_shape", "weight", "bias", "eps"),
@@ -54,20 +53,20 @@ _NORMS: dict[Callable[..., Any], tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FakeLayout:
-    """Shape, type and place of a contiguous floating-point fake tensor."""
+    """Shape, dtype and device of a contiguous floating-point fake tensor."""
 
     meta: Tensor
-    rows: Size  # of all dimensions but the last
+    rows: Size  # product of all dimensions but the last
     last: int
     dtype: torch.dtype
     device: torch.device
-    widths: dict[int, FakeLayout]  # layouts that differ in the last dimension alone; shared by all of them
+    widths: dict[int, FakeLayout]  # layouts that differ only in the last dimension; shared by all of them
     blocks: dict[int, FakeLayout] = field(default_factory=dict)  # the same elements with the last dimension in blocks
-    whole: FakeLayout | None = None  # of one in blocks: what it was cut from
+    whole: FakeLayout | None = None  # of a layout in blocks: the layout that was split
 
 
 class _FakeOutput(torch.autograd.Function):
-    """Gives a fake tensor a place in the autograd graph, so that requires_grad goes on and it is no leaf."""
+    """Adds a fake tensor to the autograd graph, so that it inherits requires_grad and is not a leaf."""
 
     @staticmethod
     def forward(ctx: Any, make: Callable[[], Tensor], source: Tensor) -> Tensor:
@@ -82,7 +81,7 @@ class FakeOutputs:
         self._statics: dict[tuple[Any, ...], Tensor] = {}
 
     def static(self, tensor: Tensor, device: torch.device) -> Tensor:
-        """The fake of a parameter or buffer, on `device`, with its requires_grad; sizes stay numbers."""
+        """The fake of a parameter or buffer, on `device`, with its requires_grad and static sizes."""
         if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
             return self.mode.from_tensor(tensor, static_shapes=True)
         key = (tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad)
@@ -90,13 +89,13 @@ class FakeOutputs:
         if meta is None:
             meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
             self._statics[key] = meta.requires_grad_(tensor.requires_grad)
-        fake = self._fake(meta, device)  # it requires a gradient as `meta` does
+        fake = self._fake(meta, device)  # has the requires_grad of `meta`
         if isinstance(tensor, torch.nn.Parameter):
-            fake._is_param = True  # what isinstance(fake, nn.Parameter) asks
+            fake._is_param = True  # checked by isinstance(fake, nn.Parameter)
         return fake
 
     def layout_of(self, tensor: Tensor) -> FakeLayout | None:
-        """The layout of a tensor; None where its outputs must be computed by torch."""
+        """The layout of a tensor; None if torch must compute its outputs."""
         if type(tensor) is not FakeTensor or tensor.layout != torch.strided or not tensor.dtype.is_floating_point:
             return None
         if tensor.dim() < 1 or not isinstance(tensor.shape[-1], int) or not tensor.is_contiguous():
@@ -117,7 +116,7 @@ class FakeOutputs:
         return found
 
     def viewed(self, func: Callable[..., Any], args: tuple[Any, ...], layout: FakeLayout) -> FakeLayout | None:
-        """The layout that a change of view gives: a norm of blocks cuts rows into blocks, and puts them together."""
+        """The layout after a change of view: a norm over blocks splits rows into blocks, and joins them again."""
         if func is torch.Tensor.flatten:
             return layout.whole if args[1:] in ((-2,), (-2, -1)) else None
         if func is not torch.Tensor.unflatten or len(args) != 3 or args[1] != -1 or len(args[2]) != 2:
@@ -136,7 +135,7 @@ class FakeOutputs:
         return found
 
     def make(self, layout: FakeLayout, sources: tuple[Tensor, ...]) -> Tensor:
-        """A tensor of a layout that was computed from `sources`."""
+        """A tensor with a layout that was computed from `sources`."""
         if torch.is_grad_enabled():
             for source in sources:
                 if source.requires_grad:  # one is enough for the output to require it too
@@ -151,7 +150,7 @@ class FakeOutputs:
 
 
 def keeps_layout(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
-    """The tensors that a call computes from, where its output is a new tensor of the first one's layout; else ()."""
+    """The tensors that a call reads, if its output is a new tensor with the layout of the first one; otherwise ()."""
     if not args or not isinstance(args[0], Tensor):
         return ()
     if func in _POINTWISE:
@@ -179,20 +178,20 @@ _SIZED: frozenset[Callable[..., object]] = frozenset(
 _MOVES: frozenset[Callable[..., object]] = frozenset((torch.Tensor.to, torch.Tensor.cpu, torch.Tensor.cuda))
 
 
-LARGE = 1 << 30  # bytes: tensors above are built on the meta device, so that planning needs no memory for them
+LARGE = 1 << 30  # bytes: larger tensors are built on the meta device, so that planning needs no memory for them
 
 
 def without_numbers(tensor: torch.Tensor) -> str | None:
-    """What a tensor without numbers is, in words; None for any other."""
+    """Description of a tensor without values ("a FakeTensor", "on the meta device"); None for any other."""
     if isinstance(tensor, FakeTensor):
         return "a FakeTensor"
     return "on the meta device" if tensor.is_meta else None
 
 
 class LargeToMeta(TorchFunctionMode):
-    """Sends tensors of more than `above` bytes that are made by a size (torch.empty, zeros, randn, ...) to "meta".
+    """Creates tensors of more than `above` bytes on "meta" if made from a size (torch.empty, zeros, randn, ...).
 
-    A tensor that is on "meta" already stays there when it is moved, so that `model.to("cpu")` in a factory works.
+    A tensor on "meta" stays there when it is moved, so that `model.to("cpu")` in a factory works.
     """
 
     def __init__(self, above: int) -> None:
@@ -207,7 +206,7 @@ class LargeToMeta(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """The call as it is, or with device="meta"."""
+        """Run the call unchanged, or with device="meta"."""
         named = dict(kwargs or {})
         if func in _SIZED and self._bytes(func, args, named) > self.above:
             self.sent += 1

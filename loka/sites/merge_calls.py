@@ -1,17 +1,18 @@
-"""From watched calls to sites: calls of one weight at one place are one site."""
+"""Measures recorded calls as functions of the batch, and merges those of one weight at one place into a site."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from torch import nn
 
-from loka.sites.call_sizes import MeasuredCall, total_flops
 from loka.sites.neighbours import fed_by, followed_by
 from loka.sites.recorder import Call
 from loka.sites.site import GemmKind, RowCount, Site
+from loka.sites.symbolic_inputs import NotLinearError, Size, rows_of, rows_through, value_at
 
 _Key = tuple[str | None, str, str, int, int, int]
 
@@ -21,8 +22,8 @@ def to_sites(
 ) -> tuple[tuple[Site, ...], tuple[str, ...]]:
     """Group calls into sites, in the order of the calls.
 
-    `evaluation` is None where it was not run: then it calls what training calls. `order` is each module's place.
-    Returns the sites, and notes on what one site cannot say.
+    `evaluation` is None if it was not run: it is then assumed to make the calls of training. `order` is each module's
+    position. Returns the sites, and notes on details that a site cannot represent.
     """
     groups: dict[_Key, tuple[list[MeasuredCall], list[MeasuredCall]]] = {}
     for calls, which in ((training, 0), (evaluation or [], 1)):
@@ -44,7 +45,7 @@ def to_sites(
 def siblings(calls: list[MeasuredCall], order: dict[str, int]) -> tuple[tuple[str, ...], ...]:
     """Names of sites that seem to read one tensor, two or more, in the order of their calls.
 
-    Parts of one tensor (unbind, chunk) count as one here. A site that is called several times is left out.
+    Parts of one tensor (unbind, chunk) count as one tensor here. A site that is called several times is left out.
     """
     groups: dict[_Key, tuple[list[MeasuredCall], list[MeasuredCall]]] = {}
     for measured in calls:
@@ -97,7 +98,7 @@ def never_called(model: nn.Module, called: frozenset[str], sites: Iterable[Site]
 
 
 def in_model_order(sites: Iterable[Site], order: dict[str, int]) -> tuple[Site, ...]:
-    """Sites by the place of the module that they are or belong to; at one place, in the order given."""
+    """Sites by the position of their module or owner; for equal positions, in the given order."""
     after = len(order)
     return tuple(sorted(sites, key=lambda site: order.get(site.name, order.get(site.owner, after))))
 
@@ -110,7 +111,7 @@ def _key(measured: MeasuredCall) -> _Key:
 
 
 def _names(groups: dict[_Key, tuple[list[MeasuredCall], list[MeasuredCall]]], order: dict[str, int]) -> list[str]:
-    """A name for each group, none twice: the module's, the Parameter's, or the owner's with a number."""
+    """A unique name for each group: the module's, the Parameter's, or the owner's with a number."""
     firsts = [(in_training or in_evaluation)[0].call for in_training, in_evaluation in groups.values()]
     wanted = [_wanted(call) for call in firsts]
     uses = Counter(wanted)
@@ -159,3 +160,115 @@ def _site(
         blocked=next((m.call.blocked for m in all_calls if m.call.blocked), None),
     )
     return site, note
+
+
+class UnlikeRunsError(ValueError):
+    """The forwards at two batch sizes call different GEMMs."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCall:
+    """A call with its rows, and its forward FLOPs at the example's batch size."""
+
+    call: Call
+    rows: RowCount
+    k: int
+    n: int
+    flops: int
+
+
+def total_flops(calls: list[MeasuredCall]) -> int:
+    """Forward FLOPs of all calls together, at the example's batch size."""
+    return sum(measured.flops for measured in calls)
+
+
+def measure_linear(calls: tuple[Call, ...], batch: int) -> tuple[list[MeasuredCall], tuple[str, ...]]:
+    """Read symbolic sizes. Rows that are not linear in the batch are given by their slope at `batch`, with a note."""
+    notes: list[str] = []
+    measured = []
+    values: dict[int, int] = {}  # by identity of a size, which the calls keep alive: symbolic arithmetic is slow
+    lines: dict[int, RowCount | NotLinearError] = {}
+
+    def at_batch(size: Size) -> int:
+        if isinstance(size, int):
+            return size
+        if id(size) not in values:
+            values[id(size)] = value_at(size, batch)
+        return values[id(size)]
+
+    for call in calls:
+        rows = lines.get(id(call.m))
+        if rows is None:
+            rows = lines[id(call.m)] = _line(call.m)
+        if isinstance(rows, NotLinearError):
+            notes.append(_bent(call, f"B being the batch, {rows}"))
+            rows = _rows_at(at_batch(call.m), batch)
+        flops = sum(2 * at_batch(m) * at_batch(k) * at_batch(n) for m, k, n in call.terms)
+        measured.append(MeasuredCall(call, rows, at_batch(call.k), at_batch(call.n), flops))
+    return measured, tuple(dict.fromkeys(notes))
+
+
+def measure_pair(
+    first: tuple[Call, ...], second: tuple[Call, ...], one: int, two: int, batch: int
+) -> tuple[list[MeasuredCall], tuple[str, ...]]:
+    """Fit a line through two runs, at the batch sizes `one` and `two`.
+
+    Raises:
+        UnlikeRunsError: The runs call different GEMMs.
+    """
+    if [_identity(call) for call in first] != [_identity(call) for call in second]:
+        raise UnlikeRunsError(f"the forward calls other GEMMs at a batch of {one} than of {two}")
+    notes: list[str] = []
+    measured = []
+    for call, other in zip(first, second, strict=True):
+
+        def at(size: Size, size_there: Size) -> RowCount:
+            return rows_through((one, int(size)), (two, int(size_there)))
+
+        try:
+            rows = at(call.m, other.m)
+            k, n = at(call.k, other.k).at(batch), at(call.n, other.n).at(batch)
+            flops = sum(
+                2 * at(m, m_).at(batch) * at(k_, k__).at(batch) * at(n_, n__).at(batch)
+                for (m, k_, n_), (m_, k__, n__) in zip(call.terms, other.terms, strict=True)
+            )
+        except NotLinearError as error:
+            notes.append(_bent(call, str(error)))
+            rows, k, n = _rows_at(int(call.m), one), int(call.k), int(call.n)
+            flops = sum(2 * int(a) * int(b) * int(c) for a, b, c in call.terms) * batch // one
+        measured.append(MeasuredCall(call, rows, k, n, flops))
+    return measured, tuple(dict.fromkeys(notes))
+
+
+def measure_single(calls: tuple[Call, ...], batch: int) -> list[MeasuredCall]:
+    """Sizes of one run at the example's batch size: rows divisible by it are taken as proportional to it."""
+    return [
+        MeasuredCall(
+            call,
+            _rows_at(int(call.m), batch),
+            int(call.k),
+            int(call.n),
+            sum(2 * int(m) * int(k) * int(n) for m, k, n in call.terms),
+        )
+        for call in calls
+    ]
+
+
+def _line(size: Size) -> RowCount | NotLinearError:
+    try:
+        return rows_of(size)
+    except NotLinearError as error:
+        return error
+
+
+def _rows_at(rows: int, batch: int) -> RowCount:
+    per_sample, rest = divmod(rows, batch)
+    return RowCount(per_sample) if per_sample and not rest else RowCount(0, rows)
+
+
+def _identity(call: Call) -> tuple[object, ...]:
+    return (call.kind, call.module, call.owner, call.weight, call.file, call.line)
+
+
+def _bent(call: Call, how: str) -> str:
+    return f"{call.module or call.weight or call.owner or 'the model'}: its rows are no line in the batch size ({how})"

@@ -1,4 +1,4 @@
-"""The graph of operations that one forward leaves, and what stands before and after a GEMM in it."""
+"""The graph of operations of one forward, and the operations before and after a GEMM in it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-DEPTH = 4  # neighbours told on each side
+DEPTH = 4  # neighbours recorded on each side
 
 _SAME: dict[str, str] = {
     "concat": "cat",
@@ -47,16 +47,16 @@ class Node:
 
     op: str  # "silu", "cat", "input", "parameter", ...
     parents: tuple[Node, ...] = ()
-    constant: bool = False  # of parameters, buffers and constants alone
+    constant: bool = False  # depends only on parameters, buffers and constants
     gemm: bool = False
-    parameter: str | None = None  # the qualified name, where this is a Parameter
+    parameter: str | None = None  # the qualified name, if this is a Parameter
     buffer: str | None = None
     children: list[Node] = field(default_factory=list)
-    layout: Any = None  # of `loka.sites.fake_outputs`
+    layout: Any = None  # a FakeLayout of `loka.sites.fake_outputs`
 
     @property
     def view(self) -> bool:
-        """Whether it shows the same numbers in another shape or type."""
+        """True if it has the same values in another shape or dtype."""
         return self.op in _VIEWS
 
 
@@ -93,7 +93,7 @@ def followed_by(node: Node | None) -> tuple[str, ...]:
 
 
 def _consumers(node: Node) -> list[Node]:
-    """What reads a result, views passed through, in the order of the calls."""
+    """The readers of a result, looking through views, in the order of the calls."""
     found: dict[Node, None] = {}
     waiting = list(reversed(node.children))
     while waiting:

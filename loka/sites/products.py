@@ -1,4 +1,4 @@
-"""Every torch function that multiplies matrices, as y = x @ weight.T with x of M x K and weight of N x K."""
+"""All torch functions that multiply matrices, as y = x @ weight.T with x of M x K and weight of N x K."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from loka.sites.batch_sizes import Size
 from loka.sites.site import GemmKind
+from loka.sites.symbolic_inputs import Size
 
 
 @dataclass(frozen=True, slots=True)
 class TensorOrigin:
-    """Where an operand of a product comes from."""
+    """Origin of an operand of a product."""
 
-    parameter: str | None  # qualified name, where the operand is a Parameter or its transpose
+    parameter: str | None  # qualified name, if the operand is a Parameter or its transpose
     computed_from: str = ""  # "Parameter 'w' by getitem", "buffer 'mask'", or "" for an activation
 
 
 class TensorOrigins(Protocol):
-    """Tells the origin of a tensor."""
+    """Function that gives the origin of a tensor."""
 
     def __call__(self, tensor: Tensor) -> TensorOrigin:
         """The origin of `tensor`."""
@@ -65,7 +65,7 @@ def size_of(shape: Any) -> Size:
 
 
 def unpatchable(weight: Tensor) -> str | None:
-    """Why a Parameter can be no FP8 weight by itself, or None."""
+    """Reason why a Parameter cannot be an FP8 weight by itself; None where it can."""
     if weight.dim() != 2:
         return f"its weight has {weight.dim()} dimensions, not two"
     if not weight.dtype.is_floating_point:
@@ -76,7 +76,7 @@ def unpatchable(weight: Tensor) -> str | None:
 def _product(
     kind: GemmKind, x: Tensor, weight: Tensor, origin: TensorOrigin, mkn: tuple[Size, Size, Size], bias: Any = None
 ) -> MatrixProduct:
-    """A product whose weight side is known."""
+    """A product with a known weight operand."""
     blocked = unpatchable(weight)
     if blocked is None and not x.dtype.is_floating_point:
         blocked = f"its input is {str(x.dtype).removeprefix('torch.')}"
@@ -104,7 +104,7 @@ def _between(kind: GemmKind, a: Tensor, b: Tensor, origins: TensorOrigins, bias:
 def _broadcast(a: Any, b: Any) -> list[Size]:
     longer, shorter = (a, b) if len(a) >= len(b) else (b, a)
     lead = len(longer) - len(shorter)
-    # A size of one gives way to the other; symbolic sizes are never one here, so that no guard is installed.
+    # A size of one is broadcast; symbolic sizes are never one here, so that no guard is installed.
     pairs = zip(longer[lead:], shorter, strict=True)
     return [*longer[:lead], *(q if _is_one(p) else p for p, q in pairs)]
 
@@ -182,7 +182,7 @@ def _einsum(args: Args, kwargs: Kwargs, origins: TensorOrigins) -> MatrixProduct
     letters: dict[str, Size] = {}
     for term, operand in zip(terms, operands, strict=True):
         for c, s in zip(term, operand.shape, strict=True):
-            if c not in letters or _is_one(letters[c]):  # a size of one gives way
+            if c not in letters or _is_one(letters[c]):  # a size of one is broadcast
                 letters[c] = s
     if arrow:
         dots = "".join(sorted({c for term in terms for c in term if c.isdigit()}))
@@ -194,7 +194,7 @@ def _einsum(args: Args, kwargs: Kwargs, origins: TensorOrigins) -> MatrixProduct
 
 
 def _expand_ellipsis(terms: list[str], operands: list[Tensor]) -> list[str]:
-    """Give the dimensions of "..." digits as letters, counted from the right as einsum aligns them."""
+    """Replace "..." by digits as letters for its dimensions, counted from the right as einsum aligns them."""
     widths = [o.dim() - len(t.replace("...", "")) if "..." in t else 0 for t, o in zip(terms, operands, strict=True)]
     return [t.replace("...", "0123456789"[max(widths) - w : max(widths)]) for t, w in zip(terms, widths, strict=True)]
 
@@ -208,7 +208,7 @@ def _einsum_product(
     k = size_of(letters[c] for c in weight if c not in output)
     n = size_of(letters[c] for c in weight if c in output and c not in rest)
     m = size_of(letters[c] for c in dict.fromkeys(rest) if c in output)
-    # Read as one product over every letter; with more than two operands that is an upper bound.
+    # Treated as one product over all letters; with more than two operands that is an upper bound.
     kept, summed = ([s for c, s in letters.items() if (c in output) is inside] for inside in (True, False))
     total = (size_of(kept), size_of(summed), 1)
     x = operands[1 - side] if len(operands) == 2 else operands[0 if side else 1]
@@ -221,7 +221,7 @@ def _einsum_product(
 
 
 def _einsum_blocked(terms: list[str], output: str, side: int, found: list[TensorOrigin]) -> str | None:
-    """Why an einsum is no matrix product with one weight, or None."""
+    """Reason why an einsum is not a matrix product with one weight; None where it is."""
     text = f"einsum '{','.join(terms)}->{output}'"
     if len(terms) != 2:
         return f"{text} has {len(terms)} operands"
@@ -260,7 +260,7 @@ def _tensordot(args: Args, kwargs: Kwargs, origins: TensorOrigins) -> MatrixProd
 
 
 def _chain(args: Args, kwargs: Kwargs, origins: TensorOrigins) -> MatrixProduct | None:
-    """chain_matmul and multi_dot; the order of multiplication is the library's, here it is read from the left."""
+    """chain_matmul and multi_dot; the library chooses the order of multiplication, here it is from the left."""
     parts = list(args[0]) if isinstance(args[0], list | tuple) else list(args)
     if len(parts) < 2 or any(p.dim() != 2 for p in parts):
         return None
@@ -279,7 +279,7 @@ def _bilinear(args: Args, kwargs: Kwargs, origins: TensorOrigins) -> MatrixProdu
 
 
 def _attention(args: Args, kwargs: Kwargs, origins: TensorOrigins) -> MatrixProduct | None:
-    """F.scaled_dot_product_attention: K is the two head widths together, so that 2 M K N counts both products."""
+    """F.scaled_dot_product_attention: K is the sum of both head widths, so that 2 M K N counts both products."""
     q, k, v = (_arg(args, kwargs, i, name) for i, name in enumerate(("query", "key", "value")))
     m, length = size_of(q.shape[:-1]), k.shape[-2]
     width, width_v = q.shape[-1], v.shape[-1]
@@ -289,7 +289,7 @@ def _attention(args: Args, kwargs: Kwargs, origins: TensorOrigins) -> MatrixProd
 
 
 def _multi_head(args: Args, kwargs: Kwargs, origins: TensorOrigins) -> MatrixProduct | None:
-    """F.multi_head_attention_forward, of (length, batch, width) or (length, width): projections and scores in one."""
+    """F.multi_head_attention_forward, of (length, batch, width) or (length, width): projections and scores together."""
     q, k, v = (_arg(args, kwargs, i, name) for i, name in enumerate(("query", "key", "value")))
     width = q.shape[-1]
     m, rows_k, rows_v, length = size_of(q.shape[:-1]), size_of(k.shape[:-1]), size_of(v.shape[:-1]), k.shape[0]
@@ -334,7 +334,7 @@ PRODUCTS: dict[Callable[..., Any], Describe] = {f: describe for describe, functi
 
 
 def other_terms(name: str, args: Args, out: Any) -> tuple[tuple[Size, Size, Size], ...]:
-    """(M, K, N) of convolutions and recurrent layers, which are no sites but told as notes. () for other calls."""
+    """(M, K, N) of convolutions and recurrent layers, which are notes and not sites. () for other calls."""
     if name.startswith("conv") and len(args) > 1 and isinstance(out, Tensor):
         weight = args[1]
         if "transpose" in name:

@@ -1,4 +1,4 @@
-"""One forward, watched: every call that multiplies matrices, with its owner, its line and its neighbours."""
+"""Records one forward: every call that multiplies matrices, with its owner, its line and its neighbours."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from loka.sites.batch_sizes import Size
 from loka.sites.callables import is_library_file
 from loka.sites.fake_outputs import VIEWS, FakeLayout, FakeOutputs, joins_two, keeps_layout
 from loka.sites.neighbours import Node, op_name
 from loka.sites.products import PRODUCTS, MatrixProduct, TensorOrigin, other_terms, unpatchable
 from loka.sites.site import GemmKind
+from loka.sites.symbolic_inputs import Size
 
 _AUTOGRAD_FUNCTION = os.path.join("torch", "autograd", "function.py")
 _TRANSPOSES = frozenset(("t", "T", "mT"))
@@ -39,7 +39,7 @@ class Call:
     n: Size
     terms: tuple[tuple[Size, Size, Size], ...]
     input_grad: bool
-    source: Node | None  # of the input
+    source: Node | None  # node of the input
     result: Node
     file: str
     line: int
@@ -48,7 +48,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """A convolution or recurrent layer: it costs FLOPs and is no site."""
+    """A convolution or recurrent layer, which costs FLOPs and is not a site."""
 
     op: str
     owner: str
@@ -57,7 +57,7 @@ class Other:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A call of a norm or an activation: which, in whose forward, and where; torch's own modules have no place."""
+    """A call of a norm or an activation, with its owner and position; torch's own modules have no position."""
 
     op: str  # one of FUNCTIONS
     owner: str
@@ -66,14 +66,14 @@ class Function:
     result: Node
 
 
-FUNCTIONS = frozenset(("silu", "sigmoid", "layer_norm", "rms_norm"))  # what mods may exchange
+FUNCTIONS = frozenset(("silu", "sigmoid", "layer_norm", "rms_norm"))  # functions that mods may replace
 
 
 class Recorder(TorchFunctionMode):
-    """Watches one forward of a copied model.
+    """Records one forward of a copied model.
 
-    `names` gives the qualified name of each Parameter of the copy by id, `buffers` that of each buffer. With
-    `fake_outputs`, linear layers and pointwise functions are not run but have their output made from its shape.
+    `names` has the qualified name of each Parameter of the copy by id, `buffers` that of each buffer. With
+    `fake_outputs`, linear layers and pointwise functions are not run; their outputs are made from their shapes.
     """
 
     def __init__(
@@ -97,15 +97,15 @@ class Recorder(TorchFunctionMode):
         self._nodes: dict[int, Node] = {key: Node("parameter", (), True, parameter=n) for key, n in names.items()}
         self._nodes.update({key: Node("buffer", (), True, buffer=n) for key, n in buffers.items()})
         self._fixed = frozenset(self._nodes)
-        self._kept: list[Tensor] = []  # ids in _nodes stay theirs as long as the tensors live
+        self._kept: list[Tensor] = []  # keeps the tensors alive, so that the ids in _nodes stay valid
 
     def add_inputs(self, tensors: Iterable[Tensor]) -> None:
-        """Tell the forward's inputs."""
+        """Record the forward's inputs."""
         for tensor in tensors:
             self._set(tensor, Node("input"))
 
     def watch(self, name: str, module: nn.Module) -> None:
-        """Have a module of the copy tell when its forward runs."""
+        """Wrap a module's forward, so that its calls are recorded."""
         original = module.forward
         if type(module).__module__.startswith("torch.nn.modules."):
             self._of_torch.add(name)
@@ -118,7 +118,7 @@ class Recorder(TorchFunctionMode):
         module.__dict__["forward"] = run
 
     def node_of(self, tensor: Tensor) -> Node | None:
-        """What made a tensor; None where nothing that was seen did."""
+        """The node that made a tensor; None where it was not recorded."""
         return self._nodes.get(id(tensor))
 
     def _named_forward(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -165,7 +165,7 @@ class Recorder(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run a torch function (or make its output), and remember what it was."""
+        """Run a torch function (or make its output), and record it."""
         named = dict(kwargs or {})
         describe = PRODUCTS.get(func)
         product = describe(args, named, self.origin) if describe else None
@@ -186,7 +186,7 @@ class Recorder(TorchFunctionMode):
         return out
 
     def origin(self, tensor: Tensor) -> TensorOrigin:
-        """Where an operand of a product comes from."""
+        """Origin of an operand of a product."""
         node = self._nodes.get(id(tensor))
         if node is None:
             return TensorOrigin(None, "a tensor that is neither Parameter nor input")
@@ -226,7 +226,7 @@ class Recorder(TorchFunctionMode):
         return self.fake_outputs.make(layout, sources), layout
 
     def _fake_linear(self, x: Tensor, weight: Tensor, tensors: tuple[Tensor, ...]) -> tuple[FakeLayout, Tensor] | None:
-        """The input's layout and the output of a linear layer; None where torch must compute it (or refuse it)."""
+        """The input's layout and the output of a linear layer; None if torch must compute it (or reject it)."""
         if self.fake_outputs is None:
             return None
         layout = self._layout(x)
@@ -250,7 +250,7 @@ class Recorder(TorchFunctionMode):
         return (node.layout or None) if node is not None else None
 
     def _result(self, op: str, operands: tuple[Any, ...], out: Any, gemm: bool) -> Node | None:
-        """Remember the result of an operation. None where it gave back a Parameter, or no tensor."""
+        """Record the result of an operation. None if it returned a Parameter, or no tensor."""
         parents = tuple(self._parents(operands))
         constant = all(parent.constant for parent in parents)
         node = Node(op, parents, constant, gemm)
@@ -282,7 +282,7 @@ class Recorder(TorchFunctionMode):
         return self.stack[-1] if self.stack else ""
 
     def _add_called(self, product: MatrixProduct, result: Node) -> None:
-        """A product that went through a torch function: find its owner and its line."""
+        """Record a product that went through a torch function, with its owner and line."""
         owner, module = self._owner(), None
         bias = None if product.bias is None else self.names.get(id(product.bias))
         file, line, opaque = self._place(sys._getframe(2))
@@ -343,7 +343,7 @@ class Recorder(TorchFunctionMode):
         )
 
     def _place(self, frame: FrameType | None) -> tuple[str, int, str | None]:
-        """File and line of the innermost frame that is the model's, and why no call in it can be patched."""
+        """File and line of the innermost frame in the model's code, and the reason if no call in it can be patched."""
         file, line, opaque = "", 0, None
         while frame is not None and frame.f_code is not self._stop:
             name = frame.f_code.co_filename
@@ -356,7 +356,7 @@ class Recorder(TorchFunctionMode):
 
 
 def is_plain_linear(module: nn.Module) -> bool:
-    """Whether a module is an nn.Linear, no subclass, whose weight is a Parameter that it holds itself."""
+    """True if a module is exactly an nn.Linear whose weight is a Parameter that it holds itself."""
     weight = module._parameters.get("weight")
     return (
         type(module) is nn.Linear
@@ -368,13 +368,13 @@ def is_plain_linear(module: nn.Module) -> bool:
 
 
 def _linear_names(name: str, linear: nn.Linear) -> tuple[str, str | None]:
-    """Its weight and bias, by its own name also where another module holds them too."""
+    """Names of its weight and bias by its own name, even if another module holds them too."""
     prefix = f"{name}." if name else ""
     return f"{prefix}weight", None if linear.bias is None else f"{prefix}bias"
 
 
 def _history(node: Node) -> str:
-    """`Parameter 'w' by getitem` for a constant that was computed."""
+    """History of a computed constant: `Parameter 'w' by getitem`."""
     if node.buffer is not None:
         return f"the buffer '{node.buffer}', which is no Parameter"
     ops: list[str] = []

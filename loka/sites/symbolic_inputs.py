@@ -1,4 +1,4 @@
-"""Example inputs with their batch dimension made symbolic, another size, or cut short."""
+"""Sizes that may depend on the batch, and example inputs with a symbolic batch, another batch size or fewer samples."""
 
 from __future__ import annotations
 
@@ -10,20 +10,66 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loka.sites.batch_sizes import Size
+from loka.sites.site import RowCount
+
+Size = int | torch.SymInt
+
+
+class NotLinearError(ValueError):
+    """A size that is not a linear function of the batch."""
+
+
+def value_at(size: Size, batch: int) -> int:
+    """The size at a batch size. Installs no guards."""
+    if isinstance(size, int):
+        return size
+    expression = _expression(size)
+    return int(expression.subs(dict.fromkeys(expression.free_symbols, batch)))
+
+
+def rows_of(size: Size) -> RowCount:
+    """The size as `per_sample * batch + fixed`.
+
+    Raises:
+        NotLinearError: it is another function of the batch, such as its square.
+    """
+    if isinstance(size, int):
+        return RowCount(0, size)
+    fixed, one, two = (value_at(size, batch) for batch in (1024, 1025, 2048))
+    per_sample = one - fixed
+    if two - fixed != 1024 * per_sample or len(_expression(size).free_symbols) > 1:
+        raise NotLinearError(str(size))
+    return RowCount(per_sample, fixed - 1024 * per_sample)
+
+
+def rows_through(first: tuple[int, int], second: tuple[int, int]) -> RowCount:
+    """The line through two points (batch, rows).
+
+    Raises:
+        NotLinearError: The slope is not an integer.
+    """
+    (batch, rows), (other, rows_there) = first, second
+    slope, rest = divmod(rows_there - rows, other - batch)
+    if rest:
+        raise NotLinearError(f"{rows} rows at batch {batch}, {rows_there} at batch {other}")
+    return RowCount(slope, rows - slope * batch)
+
+
+def _expression(size: torch.SymInt) -> Any:
+    return size.node.expr
 
 
 class NotCuttableError(ValueError):
-    """Inputs that cannot be cut to their first samples without knowing what they mean."""
+    """Inputs that cannot be sliced to their first samples without knowledge of their meaning."""
 
 
 BatchShape = tuple[Size, ...]
 
 
 def batch_shape(tensor: Tensor, batch: int, size: Size) -> BatchShape:
-    """The shape with the batch replaced by `size`: dimension 0 where it equals the batch.
+    """The shape with the batch replaced by `size`: dimension 0, if it equals the batch.
 
-    A 1-D integer tensor one longer than the batch is taken for the offsets of bags, as nn.EmbeddingBag wants them.
+    A 1-D integer tensor one longer than the batch is taken as offsets of bags, as in nn.EmbeddingBag.
     """
     shape: BatchShape = tuple(tensor.shape)
     if shape and shape[0] == batch:
@@ -34,10 +80,10 @@ def batch_shape(tensor: Tensor, batch: int, size: Size) -> BatchShape:
 
 
 def fake_inputs(value: Any, batch: int, size: Size, make: Callable[[Tensor, BatchShape], Tensor]) -> Any:
-    """Copy a structure of inputs; `make(tensor, shape)` gives each tensor's stand-in with the batch changed to `size`.
+    """Copy a structure of inputs; `make(tensor, shape)` replaces each tensor, with the batch changed to `size`.
 
-    Tuples, lists, dictionaries, dataclasses and plain objects are followed; torchrec's KeyedJaggedTensor is built anew,
-    with `size` as its stride, so that what depends on the batch in it does so still.
+    Tuples, lists, dictionaries, dataclasses and plain objects are traversed; torchrec's KeyedJaggedTensor is rebuilt
+    with `size` as its stride, so that its sizes still depend on the batch.
     """
 
     def visit(part: Any) -> Any:
@@ -54,7 +100,7 @@ def cut_inputs(value: Any, batch: int, size: int) -> Any:
     """A copy of the inputs with the first `size` samples of each tensor; `size == batch` copies.
 
     Raises:
-        NotCuttableError: jagged inputs, or offsets, and another size than the batch; a batch smaller than `size`.
+        NotCuttableError: Jagged inputs, or offsets, with a size other than the batch; a batch smaller than `size`.
     """
     if size > batch:
         raise NotCuttableError(f"{batch} samples cannot be cut to {size}")
@@ -74,7 +120,7 @@ def cut_inputs(value: Any, batch: int, size: int) -> Any:
 
 
 def rebuild(value: Any, visit: Callable[[Any], Any]) -> Any:
-    """A shallow copy of a container or plain object with each part visited; anything else as it is."""
+    """A shallow copy of a container or plain object with each part visited; anything else unchanged."""
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(visit(part) for part in value))
     if type(value) in (tuple, list):
@@ -107,7 +153,7 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 
 def _holds_tensors(value: Any) -> bool:
-    """Whether an object is a plain holder of tensors, directly or in a container; such an object is followed."""
+    """True if an object is a plain container of tensors, directly or nested; such objects are traversed."""
     held = getattr(value, "__dict__", None)
     if not isinstance(held, dict) or isinstance(value, type | torch.nn.Module) or callable(value):
         return False

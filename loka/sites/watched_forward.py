@@ -1,4 +1,4 @@
-"""One training and one evaluation forward of a copy of the model, on fake tensors or on a few real samples."""
+"""Records a training and an evaluation forward of a copy of the model, on fake tensors or on a few real samples."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -17,38 +18,37 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from loka.gc import deferred_gc
-from loka.sites.batch_sizes import Size
 from loka.sites.build_model import BuiltModel
 from loka.sites.copying import copy_model
 from loka.sites.fake_outputs import FakeOutputs
 from loka.sites.neighbours import Node
 from loka.sites.recorder import Call, Function, Other, Recorder
-from loka.sites.symbolic_inputs import BatchShape, cut_inputs, fake_inputs, tensors_in
+from loka.sites.symbolic_inputs import BatchShape, Size, cut_inputs, fake_inputs, tensors_in
 
 
 class SpecialisedError(ValueError):
-    """The forward transposed the symbolic batch into a number."""
+    """The forward turned the symbolic batch into a number."""
 
 
 @dataclass(frozen=True)
 class Watched:
-    """What one run of the model showed. `evaluation` is None where only training was run."""
+    """The record of one run of the model. `evaluation` is None if only training was run."""
 
     training: tuple[Call, ...]
     evaluation: tuple[Call, ...] | None
     others: tuple[Other, ...]
     called: frozenset[str]  # modules whose forward ran, in either mode
-    functions: tuple[Function, ...] = ()  # of training
-    outputs: tuple[Node, ...] = ()  # what the model gave back, in either mode
-    parameters: Mapping[str, Node] = field(default_factory=dict)  # each Parameter with what reads it, in either mode
+    functions: tuple[Function, ...] = ()  # in training
+    outputs: tuple[Node, ...] = ()  # results of the model, in either mode
+    parameters: Mapping[str, Node] = field(default_factory=dict)  # each Parameter, with its readers in either mode
 
 
 def watch_fake(built: BuiltModel, batch: int, evaluate: bool, symbolic: bool = False) -> Watched:
-    """Run the model on fake tensors with a batch of a certain size, or with a symbol that is worth `batch`.
+    """Run the model on fake tensors, with a fixed batch size or with a symbol of value `batch`.
 
     Raises:
-        SpecialisedError: the symbolic batch did not last.
-        Exception: whatever the forward raises.
+        SpecialisedError: The symbolic batch became a number.
+        Exception: Any exception of the forward.
     """
     shapes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
     mode = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
@@ -74,8 +74,8 @@ def watch_real(built: BuiltModel, batch: int, evaluate: bool) -> Watched:
     """Run a real copy of the model on the first samples of the example inputs.
 
     Raises:
-        NotCuttableError: the inputs cannot be cut to `batch` samples.
-        Exception: whatever the forward raises.
+        NotCuttableError: The inputs cannot be cut to `batch` samples.
+        Exception: Any exception of the forward.
     """
     args, kwargs = cut_inputs((built.args, built.kwargs), built.batch_size, batch)
     return _watch(copy_model(built.module, _real_copy), args, kwargs, None, None, evaluate)
@@ -84,7 +84,7 @@ def watch_real(built: BuiltModel, batch: int, evaluate: bool) -> Watched:
 def unusual_batch(built: BuiltModel) -> int:
     """A size at or just above the batch size that no parameter and no other dimension of the inputs has.
 
-    So the batch is not taken for another size that it happens to equal.
+    So the batch cannot be confused with another size that it happens to equal.
     """
     taken = {0, 1}
     for tensor in (*built.module.parameters(), *built.module.buffers()):
@@ -98,7 +98,7 @@ def unusual_batch(built: BuiltModel) -> int:
 
 
 def device_of(built: BuiltModel) -> torch.device:
-    """Where the model runs: where its inputs are."""
+    """The device of the model's inputs, where it runs."""
     return next((t.device for t in tensors_in((built.args, built.kwargs))), torch.device("cpu"))
 
 
@@ -142,16 +142,16 @@ def _watch(
 
 
 def _run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], recorder: Recorder) -> Any:
-    """The frame at which a search for the model's own line ends."""
+    """The frame at which the search for the model's own line ends."""
     with recorder:
         return model(*args, **kwargs)
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Leave the random state, the mode of torch.compile and of checkpointing, and the warnings as they were.
+    """Restore the random state, the mode of torch.compile and of checkpointing, and the warnings afterwards.
 
-    Garbage is not looked for meanwhile: the copy and its graph are many small objects, none of them garbage yet.
+    Garbage collection is deferred: the copy and its graph are many small objects, none of them garbage yet.
     """
     python, numbers = random.getstate(), torch.get_rng_state()
     numpy = sys.modules.get("numpy")
@@ -193,7 +193,7 @@ def _symbol(mode: FakeTensorMode, hint: int) -> torch.SymInt:
 
 
 def _fake_input(mode: FakeTensorMode, tensor: Tensor, shape: BatchShape) -> Tensor:
-    """A fake of a shape, with the order of strides of `tensor`."""
+    """A fake tensor of a shape, with the order of strides of `tensor`."""
     if tensor.layout != torch.strided:
         return mode.from_tensor(tensor, static_shapes=True)
     strides = tensor.stride()
@@ -215,9 +215,61 @@ def _real_copy(tensor: Tensor) -> Tensor:
 
 
 def _unwrap_compiled(modules: dict[str, nn.Module]) -> None:
-    """Have torch.compile's wrappers call the module that they hold: theirs holds on to the original model."""
+    """Make torch.compile's wrappers call the module that they hold, as their own forward calls the original model."""
     for module in modules.values():
         inner = module._modules.get("_orig_mod")
         if inner is not None and type(module).__name__ == "OptimizedModule":
             module.__dict__["forward"] = lambda *args, _inner=inner, **kwargs: _inner(*args, **kwargs)
         module.__dict__["_compiled_call_impl"] = None
+
+
+_TELLS = frozenset(("training", "is_grad_enabled", "is_inference_mode_enabled"))
+
+
+def depends_on_mode(modules: dict[str, nn.Module]) -> str | None:
+    """The name of the first module, except torch's own, whose class reads the mode; None where none does.
+
+    Only the code of the modules' own classes is read: torch's own dropout and normalisation never add or drop a GEMM.
+    """
+    reads_mode: dict[type, bool] = {}
+    for name, module in modules.items():
+        cls = type(module)
+        if cls not in reads_mode:
+            reads_mode[cls] = any(_asks(base) for base in cls.__mro__ if not base.__module__.startswith("torch."))
+        if reads_mode[cls]:
+            return name or type(module).__name__
+    return None
+
+
+def _asks(cls: type) -> bool:
+    return any(_mentions(value.__code__) for value in vars(cls).values() if isinstance(value, FunctionType))
+
+
+def _mentions(code: CodeType) -> bool:
+    return not _TELLS.isdisjoint(code.co_names) or any(_mentions(c) for c in code.co_consts if isinstance(c, CodeType))
+
+
+def fused_in_evaluation(modules: dict[str, nn.Module]) -> tuple[str, ...]:
+    """Names of the nn.TransformerEncoderLayers that run as one fused kernel in evaluation without gradients.
+
+    Their nn.Linears are then read, not called. The conditions are those of torch's forward that can be checked in
+    advance; it also requires a three-dimensional input and no autocast.
+    """
+    return tuple(name for name, module in modules.items() if is_fused(module))
+
+
+def is_fused(layer: nn.Module) -> bool:
+    """True if a module is such a layer."""
+    original = nn.TransformerEncoderLayer.forward
+    if not isinstance(layer, nn.TransformerEncoderLayer) or type(layer).forward is not original:
+        return False
+    attention = layer.self_attn
+    return bool(
+        isinstance(attention, nn.MultiheadAttention)
+        and attention.batch_first
+        and attention.in_proj_bias is not None
+        and attention._qkv_same_embed_dim
+        and attention.num_heads % 2 == 0
+        and layer.activation_relu_or_gelu
+        and layer.norm1.eps == layer.norm2.eps
+    )

@@ -1,4 +1,4 @@
-"""Templates in, Python text out: one loader of every template, and one wrapper of lines that came out too long.
+"""Rendering of templates to Python: the loader of all templates, and wrapping of long lines.
 
-What a template says is the business of the rooms above: `kernels` and `codegen` give it typed values.
+The rooms above, `kernels` and `codegen`, pass typed values to templates.
 """

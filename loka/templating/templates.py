@@ -1,4 +1,4 @@
-"""Where templates live: inside an installed LoKA, or beside the package in a checkout."""
+"""Loader of templates: from inside an installed LoKA, or from beside the package in a checkout."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ import jinja2
 from loka.errors import InputError
 from loka.templating.wrap import wrap
 
-KERNELS = "triton/"  # the templates of kernels, in a folder of their own
-OMIT = "\0"  # `omit` in a template: the line that it is in is left out
+KERNELS = "triton/"  # folder of the templates of kernels
+OMIT = "\0"  # value of `omit` in templates: its line is left out
 _SUFFIX = ".j2"
 _FIRST = "kernels.py" + _SUFFIX
-_NOTHING = re.compile(r"^ +\n", re.MULTILINE)  # a line whose only expression gave nothing
+_NOTHING = re.compile(r"^ +\n", re.MULTILINE)  # a line whose only expression was empty
 
 
 @dataclass(frozen=True, slots=True)
 class Templates:
-    """Every template, by its path below `templates/`, with the environment that renders them."""
+    """All templates by path below `templates/`, and the environment that renders them."""
 
     texts: tuple[tuple[str, str], ...]
     environment: jinja2.Environment
 
     def render(self, template: str, values: Mapping[str, object]) -> str:
-        """One template's text, with long lines wrapped; a name that it reads and was not given is an error.
+        """Render a template and wrap long lines; an undefined name is an error.
 
-        A line of spaces alone is dropped (`    {{ "x = x + add" if spec.add }}` leaves one where nothing is added), and
-        so is one with `omit` in it: `del {{ names | join(", ") or omit }}`.
+        A line of only spaces is dropped (`    {{ "x = x + add" if spec.add }}` may leave one), and so is a line with
+        `omit` in it: `del {{ names | join(", ") or omit }}`.
         """
         text = _NOTHING.sub("", self.environment.get_template(template).render(values))
         return wrap("\n".join(line for line in text.split("\n") if OMIT not in line))
 
     def hashes(self, *, kernels: bool = True) -> dict[str, str]:
-        """sha256 of each template, those of kernels only where a package has `kernels`."""
+        """sha256 of each template; those of kernels only with `kernels`."""
         return {
             name: hashlib.sha256(text.encode()).hexdigest()
             for name, text in self.texts
@@ -48,9 +48,9 @@ class Templates:
 
 
 def templates_folder() -> Traversable:
-    """The folder of templates: `loka/_share/templates` of a wheel, else `templates` beside the package.
+    """The folder of templates: `loka/_share/templates` in a wheel, otherwise `templates` beside the package.
 
-    Raises InputError where neither is there.
+    Raises InputError if neither exists.
     """
     package = resources.files("loka")
     places = [package.joinpath("_share", "templates"), package.joinpath("..", "templates")]
@@ -65,7 +65,7 @@ def templates_folder() -> Traversable:
 
 @cache
 def load_templates() -> Templates:
-    """All templates, read once for each process. Raises InputError where they are missing."""
+    """All templates, read once per process. Raises InputError if they are missing."""
     texts = tuple(sorted(_texts(templates_folder(), "")))
     return Templates(texts, _environment(dict(texts)))
 
@@ -79,7 +79,7 @@ def _texts(folder: Traversable, prefix: str) -> Iterator[tuple[str, str]]:
 
 
 def _environment(texts: dict[str, str]) -> jinja2.Environment:
-    # What is rendered is Python, not HTML: every value comes from a checked spec or was made safe for its place.
+    # The output is Python, not HTML: every value comes from a checked spec or was escaped for its place.
     environment = jinja2.Environment(
         loader=jinja2.DictLoader(texts),
         undefined=jinja2.StrictUndefined,
@@ -95,25 +95,25 @@ def _environment(texts: dict[str, str]) -> jinja2.Environment:
 
 
 def _at(text: str, columns: int) -> str:
-    """What a macro wrote, each of its lines but the first behind so many spaces; blank ones are left out.
+    """Indent a macro's output by `columns`, except its first line; blank lines are dropped.
 
-    So `        {{ quantise_row(spec) | at(8) }}` stands where its lines will.
+    Used as `        {{ quantise_row(spec) | at(8) }}`, at the indentation of the output.
     """
     return f"\n{' ' * columns}".join(line for line in text.split("\n") if line.strip())
 
 
 def _tuple(items: Iterable[object]) -> str:
-    """A tuple's literal: "(a, b)", "(a,)"; "" for none."""
+    """A tuple literal: "(a, b)", "(a,)"; "" for no items."""
     texts = [str(item) for item in items]
     return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})" if texts else ""
 
 
 def _targets(names: Iterable[str]) -> str:
-    """What a tuple is assigned to: "a, b", "(a,)"; "" for none."""
+    """Assignment targets of a tuple: "a, b", "(a,)"; "" for no names."""
     found = list(names)
     return _tuple(found) if len(found) == 1 else ", ".join(found)
 
 
 def _signature(parameters: Mapping[str, str]) -> str:
-    """Names with their types: "x: Tensor, counter_id: int"."""
+    """Parameters with types: "x: Tensor, counter_id: int"."""
     return ", ".join(f"{name}: {kind}" for name, kind in parameters.items())

@@ -1,7 +1,6 @@
-"""Lines of generated Python that are too long: statements opened where `ruff format` opens them, prose filled.
+"""Wrapping of long lines of generated Python: statements are broken as by `ruff format`, prose is filled.
 
-Templates write one statement a line, and a docstring's paragraph on one. No formatter has to run where code is
-generated.
+Templates write each statement, and each paragraph of a docstring, on one line. Generating code needs no formatter.
 """
 
 from __future__ import annotations
@@ -24,24 +23,24 @@ _COMMENT = re.compile(r" *# ")
 
 @dataclass(frozen=True, slots=True)
 class _Bracket:
-    """A bracket that nothing in its statement encloses: where it opens and closes, and the commas right inside it."""
+    """An outermost bracket of a statement: positions of its start, its end and the commas directly inside."""
 
     start: int
     end: int
     commas: tuple[int, ...]
 
     def items(self, line: str) -> list[str]:
-        """What stands between its commas, without the empty end that a trailing comma leaves."""
+        """The items between its commas, without the empty one after a trailing comma."""
         bounds = [self.start, *self.commas, self.end]
         parts = [line[left + 1 : right].strip() for left, right in pairwise(bounds)]
         return parts[:-1] if not parts[-1] else parts
 
 
 def wrap(text: str) -> str:
-    """`text`, with each line that is longer than WIDTH broken; it holds whole lines of Python.
+    """`text`, whole lines of Python, with each line longer than WIDTH broken.
 
-    A statement is opened at a bracket, and stays as it is where it has none; a line of a docstring, and a comment that
-    stands alone, are filled between words.
+    A statement is broken at a bracket, and unchanged without one; lines of docstrings and comments on their own lines
+    are filled.
     """
     lines: list[str] = []
     in_docstring = False
@@ -54,7 +53,7 @@ def wrap(text: str) -> str:
 
 
 def _filled(line: str) -> list[str]:
-    """A line of prose in as many as it takes, at its own indentation."""
+    """A line of prose, filled at its indentation."""
     margin = line[: len(line) - len(line.lstrip())]
     mark = "# " if _COMMENT.match(line) else ""
     width = WIDTH - len(margin) - len(mark)
@@ -63,7 +62,7 @@ def _filled(line: str) -> list[str]:
 
 
 def wrap_statement(line: str) -> list[str]:
-    """One statement, or one item of a bracket, in as many lines as it takes."""
+    """A statement, or an item of a bracket, broken over lines if it is too long."""
     if len(line) <= WIDTH:
         return [line]
     groups = _groups(line)
@@ -85,7 +84,7 @@ def wrap_statement(line: str) -> list[str]:
         inner = wrap_statement(f"{margin}    {text[target.end() :]}")
         if max(map(len, inner)) <= WIDTH:
             return [f"{margin}{target[0]}(", *inner, f"{margin})"]
-        return _opened(line, some[-1], margin, defines=False) if some else [line]  # brackets around it would not help
+        return _opened(line, some[-1], margin, defines=False) if some else [line]  # brackets around it do not help
     if (targets := _TARGETS.match(text)) is not None:
         value = f"{margin}    {text[targets.end() :]}"
         if len(margin) + targets.end() + 1 <= WIDTH and len(value) <= WIDTH:
@@ -103,14 +102,14 @@ def _one_a_line(names: str, margin: str) -> list[str]:
 
 
 def _opened(line: str, group: _Bracket, margin: str, *, defines: bool) -> list[str]:
-    """The statement with one bracket opened: arguments that fit on a line stay together, other items get one each."""
+    """The statement broken at one bracket: arguments that fit on a line share it, other items get a line each."""
     before, after = line[: group.start + 1], line[group.end :]
     items = group.items(line)
     inner = margin + "    "
     together = inner + ", ".join(items)
     head = before[:-1]
     called = before.endswith("(") and _CALLED.search(head) is not None and _KEYWORD.search(head) is None
-    alone = defines and len(items) == 1  # the only parameter of a function gets a comma
+    alone = defines and len(items) == 1  # a function's only parameter gets a comma
     trailing = len(group.commas) == len(items)
     if called and len(together) <= WIDTH and not alone and not trailing:
         return [before, together, *wrap_statement(margin + after)]
@@ -122,7 +121,7 @@ def _opened(line: str, group: _Bracket, margin: str, *, defines: bool) -> list[s
 
 
 def _returned(line: str, groups: list[_Bracket]) -> list[str]:
-    """The items of a tuple that is returned without a bracket of its own; [] where one value is."""
+    """The items of a tuple that is returned without brackets; [] for a single value."""
     start = line.index("return ") + len("return ")
     inside = [range(group.start, group.end) for group in groups]
     commas = [
@@ -135,7 +134,7 @@ def _returned(line: str, groups: list[_Bracket]) -> list[str]:
 
 
 def _groups(line: str) -> list[_Bracket] | None:
-    """The outermost brackets of a line, in order; None where it ends in a comment or inside a bracket."""
+    """The outermost brackets of a line, in order; None if it ends in a comment or inside a bracket."""
     found: list[_Bracket] = []
     depth, start = 0, 0
     commas: list[int] = []

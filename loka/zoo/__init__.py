@@ -53,7 +53,7 @@ def ranker_batches(batch_size: int, seed: int) -> ClickStream:
 
 
 def ranker_test_batches(batch_size: int, seed: int) -> ClickStream:
-    """Rows that no training stream holds."""
+    """Test rows, which occur in no training stream."""
     return ClickStream("test", TEST_SAMPLES, batch_size, seed)
 
 
@@ -71,13 +71,13 @@ def movietweetings_inputs(batch_size: int) -> tuple[Tensor, Tensor]:
 
 
 def movietweetings_batches(batch_size: int, seed: int) -> RatingBatches:
-    """One pass over the training rows, in an order drawn from `seed`. Raises InputError where the data is missing."""
+    """One pass over the training rows, in an order drawn from `seed`. Raises InputError if the data is missing."""
     train, _ = movietweetings.load(movietweetings.find_data())
     return RatingBatches(train, batch_size, seed)
 
 
 def movietweetings_test_batches(batch_size: int, seed: int) -> RatingBatches:
-    """The test rows in time order, whatever the seed. Raises InputError where the data is missing."""
+    """The test rows in time order; `seed` is ignored. Raises InputError if the data is missing."""
     _, test = movietweetings.load(movietweetings.find_data())
     return RatingBatches(test, batch_size, seed=None)
 
@@ -101,7 +101,7 @@ def wukong_small() -> Wukong:
 
 
 def wukong_small_inputs(batch_size: int) -> tuple[Tensor]:
-    """Embeddings (B, 64, 128), float32, standard normal, which ask for a gradient, as those of a table do."""
+    """Embeddings (B, 64, 128), float32, standard normal; they require gradients, like those from a table."""
     return (_normal(batch_size, SMALL.embeddings, SMALL.dim),)
 
 
@@ -111,17 +111,17 @@ def wukong_large() -> Wukong:
 
 
 def wukong_large_inputs(batch_size: int) -> tuple[Tensor]:
-    """Embeddings (B, 128, 256), float32, standard normal, which ask for a gradient, as those of a table do."""
+    """Embeddings (B, 128, 256), float32, standard normal; they require gradients, like those from a table."""
     return (_normal(batch_size, LARGE.embeddings, LARGE.dim),)
 
 
 def dcnv2() -> DCNv2:
-    """3456 features wide, 3 cross layers of rank 512, over-arch 1024-1024-512-256-1; measured at batch size 8192."""
+    """Width 3456, 3 cross layers of rank 512, over-arch 1024-1024-512-256-1; measured at batch size 8192."""
     return DCNv2(MLPERF)
 
 
 def dcnv2_inputs(batch_size: int) -> tuple[Tensor]:
-    """Embeddings (B, 27, 128), float32, standard normal, which ask for a gradient, as those of a table do."""
+    """Embeddings (B, 27, 128), float32, standard normal; they require gradients, like those from a table."""
     return (_normal(batch_size, MLPERF.embeddings, MLPERF.dim),)
 
 

@@ -1,9 +1,9 @@
-"""Realistic click data without a file: every row is a function of (seed, split, position) alone.
+"""Realistic click data without a file: each row is a function of seed, split and position.
 
-Categorical ids follow Zipf's law, as users, items and campaigns do; dense features are log-normal (counts, prices) or
-Student-t with three degrees of freedom, and come as they are, not squashed. The label is drawn from a planted
-teacher: a factorisation machine over all fields, the same for every seed, calibrated so that about 30 % of the rows
-are clicks and even the teacher itself reaches an AUC of only about 0.8.
+Categorical ids follow Zipf's law, like users, items and campaigns; dense features are log-normal (counts, prices) or
+Student-t with three degrees of freedom, without normalisation. Labels are drawn from a teacher, a factorisation
+machine over all fields that is the same for every seed, calibrated so that about 30 % of the rows are clicks and the
+teacher itself reaches an AUC of only about 0.8.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from loka.errors import InputError
 
@@ -31,9 +31,9 @@ DENSE = len(LOG_NORMAL_SIGMAS) + STUDENT_T
 BLOCK = 4096  # rows that share one random generator
 TEACHER_KEY = 20240302
 TEACHER_DIM = 4
-FACTOR_STD = 0.25  # of the latent factors: interactions matter, but do not drown the fields' own weights
+FACTOR_STD = 0.25  # of the latent factors: interactions matter, but do not dominate the fields' own weights
 SLOPE, INTERCEPT = 1.4, -1.09  # of the logit over the teacher's standardised score
-SPLITS = {"train": 1, "test": 2, "calibration": 3}  # separate streams: no row of one is in another
+SPLITS = {"train": 1, "test": 2, "calibration": 3}  # separate random streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Teacher:
 
 
 class ClickStream:
-    """`samples` rows of one split as batches ((dense, ids), target); iterating again gives the same rows again.
+    """`samples` rows of one split as batches ((dense, ids), target); each iteration gives the same rows.
 
     dense is (B, DENSE) float32, ids (B, len(ROWS)) int64, target (B,) float32. Rows do not depend on the
     batch size; the last batch may be smaller. Raises InputError for a batch size below one or a negative seed.
@@ -140,3 +140,26 @@ def _zipf(rows: int, exponent: float) -> Floats:
     cumulative: Floats = np.cumsum(mass / mass.sum())
     cumulative[-1] = 1.0
     return cumulative
+
+
+INITIAL_STD = 0.1  # of the embeddings; with unit variance, unseen ids would add too much noise
+
+
+class FeatureEmbedding(nn.Module):
+    """Dense features (B, dense), float, and categorical ids (B, tables), int64 -> embeddings (B, 1 + tables, dim).
+
+    A small MLP turns the dense features into the first embedding; each categorical id is looked up in its own table of
+    `rows[i]` rows.
+    """
+
+    def __init__(self, rows: tuple[int, ...], dense: int, dim: int) -> None:
+        super().__init__()
+        tables = [nn.Embedding(count, dim) for count in rows]
+        for table in tables:
+            nn.init.normal_(table.weight, std=INITIAL_STD)
+        self.tables = nn.ModuleList(tables)
+        self.dense = nn.Sequential(nn.Linear(dense, 2 * dim), nn.LayerNorm(2 * dim), nn.SiLU(), nn.Linear(2 * dim, dim))
+
+    def forward(self, dense: Tensor, ids: Tensor) -> Tensor:
+        looked_up = [table(ids[:, i]) for i, table in enumerate(self.tables)]
+        return torch.stack([self.dense(dense), *looked_up], 1)

@@ -1,4 +1,4 @@
-"""DLRM-DCNv2: a low-rank cross network (arXiv 2008.13535) and an over-arch, of MLPerf's size and small."""
+"""DLRM-DCNv2: a low-rank cross network (arXiv 2008.13535) and an over-arch, in MLPerf's size and small."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from loka.zoo.features import FeatureEmbedding
+from loka.zoo.clicks import FeatureEmbedding
 
 
 @dataclass(frozen=True, slots=True)
 class DCNSizes:
-    """The sizes of a DCNv2: `embeddings * dim` features wide."""
+    """Sizes of a DCNv2, whose width is `embeddings * dim`."""
 
     embeddings: int
     dim: int
@@ -21,7 +21,7 @@ class DCNSizes:
 
     @property
     def width(self) -> int:
-        """Features that the cross network keeps."""
+        """Width of the cross network."""
         return self.embeddings * self.dim
 
 
@@ -51,7 +51,7 @@ def over_arch(inputs: int, hidden: tuple[int, ...]) -> nn.Sequential:
 
 
 class DCNv2(nn.Module):
-    """The dense part alone, for measuring speed: embeddings (B, embeddings, dim) -> logits (B, 1)."""
+    """Only the dense part, for measuring speed: embeddings (B, embeddings, dim) -> logits (B, 1)."""
 
     def __init__(self, sizes: DCNSizes) -> None:
         super().__init__()

@@ -1,11 +1,11 @@
 """MovieTweetings, snapshot 100K: real ratings with timestamps (Dooms, De Pessemier and Martens, CrowdRec 2013).
 
-The label is rating >= 8. Rows are sorted by time; the first 80 % train, the rest test. Vocabularies come from
-the training rows alone, and so do the running counts and label averages: a training row sees only the rows before it, a
-test row only the training rows.
+The label is rating >= 8. Rows are sorted by time: the first 80 % are for training, the rest for testing. Vocabularies
+and label averages come from training rows only: a training row sees the rows before it, a test row all training rows.
+Counts of a user's and a movie's ratings include all earlier rows.
 
-The data is not part of the package. It is read from the folder that LOKA_DATA names (or its movietweetings-100k
-subfolder), else from shared/data/movietweetings-100k beside the repository that holds the current directory.
+The data is not part of the package. It is read from the folder LOKA_DATA (or its subfolder movietweetings-100k), else
+from shared/data/movietweetings-100k beside the repository that contains the current directory.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ FIELDS = (
     "user", "movie", "age", "genre_1", "genre_2", "genre_3", "genres", "hour", "weekday", "user_seen", "movie_seen",
 )  # fmt: skip
 ROWS = (8192, 5120, 16, GENRES, GENRES, GENRES, 512, 24, 7, 12, 12)  # of each field's embedding table
-# Counts come as buckets alone: as dense features they outgrow the training range, where each seed extrapolates anew.
+# Counts are only bucketed: as dense features they would leave the training range, where seeds extrapolate differently.
 DENSE_FIELDS = ("user_liking", "movie_liking", "genres_liking")
 DENSE = len(DENSE_FIELDS)
-PRIOR_WEIGHT = 3.0  # ratings at 50 % that every running average begins with
+PRIOR_WEIGHT = 3.0  # pseudo-ratings at 50 % in every running average
 
 HOW_TO_GET = (
     "download snapshots/100K (ratings.dat and movies.dat) of https://github.com/sidooms/MovieTweetings and set "
@@ -76,7 +76,7 @@ class _Movie:
 
 
 class RatingBatches:
-    """A split as batches ((dense, ids), target), in an order drawn from `seed`, or in time order where it is None."""
+    """A split as batches ((dense, ids), target), in an order drawn from `seed`, or in time order for None."""
 
     def __init__(self, split: Split, batch_size: int, seed: int | None) -> None:
         if batch_size < 1:
@@ -96,7 +96,7 @@ class RatingBatches:
 
 
 def find_data() -> Path:
-    """The folder that holds ratings.dat and movies.dat; raises InputError where there is none, saying how to get it."""
+    """The folder with ratings.dat and movies.dat. Raises InputError, with download advice, if there is none."""
     named = os.environ.get("LOKA_DATA")
     if named:
         candidates = [Path(named), Path(named) / NAME]
@@ -111,7 +111,7 @@ def find_data() -> Path:
 
 @lru_cache(maxsize=1)
 def load(folder: Path) -> tuple[Split, Split]:
-    """The training and the test split; raises InputError for a line that does not parse."""
+    """The training and the test split. Raises InputError for a line that does not parse."""
     ratings = sorted(_read_ratings(folder / "ratings.dat"), key=lambda rating: (rating.time, rating.user, rating.movie))
     movies = _read_movies(folder / "movies.dat")
     missing = next((rating.movie for rating in ratings if rating.movie not in movies), None)
@@ -129,7 +129,7 @@ def load(folder: Path) -> tuple[Split, Split]:
 
 
 class _Liking:
-    """How many rows of each key were seen, and which share of them was liked."""
+    """Number of rows of each key, and the share of them that was liked."""
 
     def __init__(self) -> None:
         self._seen: Counter[Hashable] = Counter()
@@ -140,7 +140,7 @@ class _Liking:
         self._surplus[key] += 1 if liked else -1
 
     def share(self, key: Hashable) -> float:
-        """From -1 (all disliked) to 1 (all liked), drawn towards 0 while little is known."""
+        """From -1 (all disliked) to 1 (all liked), shrunk towards 0 for few rows."""
         return self._surplus[key] / (self._seen[key] + PRIOR_WEIGHT)
 
 
@@ -172,7 +172,7 @@ def _features(
             when.hour, when.weekday(),
             _bucket(user_rows[rating.user], ROWS[9]), _bucket(film_rows[rating.movie], ROWS[10]),
         )  # fmt: skip
-        user_rows[rating.user] += 1  # who rated what is known at once; whether it was liked, only of training rows
+        user_rows[rating.user] += 1  # counts include test rows; labels are read from training rows only
         film_rows[rating.movie] += 1
         if row < cut:
             users.add(rating.user, rating.liked)
@@ -182,14 +182,14 @@ def _features(
 
 
 def _vocabulary(keys: Iterator[Hashable], rows: int, least: int) -> dict[Hashable, int]:
-    """Ids from 1, the most frequent key first; 0 stays for keys seen less than `least` times, or that find no room."""
+    """Ids from 1, most frequent key first; 0 is for keys seen less than `least` times or beyond `rows`."""
     counted = Counter(keys)
     frequent = sorted((key for key in counted if counted[key] >= least), key=lambda key: (-counted[key], str(key)))
     return {key: i for i, key in enumerate(frequent[: rows - 1], start=1)}
 
 
 def _bucket(count: int, buckets: int) -> int:
-    """0, 1, 2, 3-4, 5-8, ... : exponentially wider buckets, the last one open."""
+    """Bucket of a count: 0, 1, 2, 3-4, 5-8, ...; the last bucket is open."""
     return min(count if count < 3 else (count - 1).bit_length() + 1, buckets - 1)
 
 
@@ -214,7 +214,7 @@ def _read_movies(path: Path) -> dict[int, _Movie]:
 
 
 def _records(path: Path, fields: int) -> Iterator[tuple[str, list[str]]]:
-    """(file:line, fields) of every line; raises InputError where the number of fields is another."""
+    """(file:line, fields) of every line. Raises InputError for another number of fields."""
     with path.open(encoding="utf-8") as file:
         try:
             for number, line in enumerate(file, start=1):
@@ -227,5 +227,5 @@ def _records(path: Path, fields: int) -> Iterator[tuple[str, list[str]]]:
 
 
 def _repository(folder: Path) -> Path:
-    """The nearest folder upwards that is a repository's root, else `folder` itself."""
+    """The nearest repository root at or above `folder`; without one, `folder` itself."""
     return next((above for above in (folder, *folder.parents) if (above / ".git").exists()), folder)

@@ -1,7 +1,7 @@
 """Wukong (arXiv 2403.02545): stacked factorisation machines over feature embeddings.
 
-A layer takes n embeddings of dimension d, (B, n, d), and returns as many. The factorisation machine block makes the
-first half of them from pairwise products of all; the linear compression block makes the second half as weighted sums.
+A layer maps n embeddings of dimension d, (B, n, d), to as many. The factorisation machine block makes the first half
+from pairwise products of all inputs; the linear compression block makes the second half as weighted sums.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from loka.zoo.features import FeatureEmbedding
+from loka.zoo.clicks import FeatureEmbedding
 
 
 @dataclass(frozen=True, slots=True)
 class WukongSizes:
-    """The sizes of a Wukong; `embeddings` is even."""
+    """Sizes of a Wukong; `embeddings` must be even."""
 
-    embeddings: int  # n, feature embeddings that go through the layers
-    dim: int  # d, of one embedding
+    embeddings: int  # n, the number of feature embeddings in each layer
+    dim: int  # d, of an embedding
     layers: int
-    rank: int  # columns that the products of all pairs are projected on
-    hidden: int  # width of every MLP's two hidden layers
+    rank: int  # columns that the pairwise products are projected to
+    hidden: int  # width of the two hidden layers of every MLP
 
 
 SMALL = WukongSizes(embeddings=64, dim=128, layers=4, rank=32, hidden=2048)
@@ -81,7 +81,7 @@ def wukong_head(sizes: WukongSizes) -> nn.Sequential:
 
 
 class Wukong(nn.Module):
-    """The dense part alone, for measuring speed: embeddings (B, n, d) -> logits (B, 1)."""
+    """Only the dense part, for measuring speed: embeddings (B, n, d) -> logits (B, 1)."""
 
     def __init__(self, sizes: WukongSizes) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class Wukong(nn.Module):
 class WukongRanker(nn.Module):
     """The whole ranker: dense features (B, dense) and categorical ids (B, tables) -> logits (B,).
 
-    `rows` gives each embedding table's length; with the dense features' one embedding that makes
+    `rows` has the length of each embedding table; with the embedding of the dense features,
     `len(rows) + 1 == sizes.embeddings`.
     """
 

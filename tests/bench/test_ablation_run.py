@@ -127,6 +127,7 @@ def test_side_by_side_a_process_that_dies_takes_its_unit_alone(capfd: pytest.Cap
     assert "a compiler's chatter" in captured.err
 
 
+@pytest.mark.slow
 def test_a_process_that_takes_too_long_is_ended() -> None:
     slow = unit(Column.COMPILED, "tests.support.models.ablation_model:sleeping", name="slow")
     (outcome,) = measured((slow,), RunSettings(("infer",), 0, "cpu"), jobs=2, seconds=1.0)

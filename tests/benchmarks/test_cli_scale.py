@@ -36,6 +36,7 @@ from benchmarks.cli_scale import (
 from loka.errors import CheckFailedError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factory", [ten_thousand, chain, towers])
 def test_the_models_have_ten_thousand_linear_layers(factory: Callable[[], nn.Module]) -> None:
     with torch.device("meta"):

@@ -78,6 +78,7 @@ def test_where_fp8_loses_everything_stays_in_bf16(workshop: Workshop) -> None:
     assert {plan.runs for plan in plans.values()} == {"fprop as-is, dgrad as-is, wgrad as-is"}
 
 
+@pytest.mark.slow
 def test_wide_regions_are_rendered_in_chunks(workshop: Workshop) -> None:
     plans = decisions(WIDE, workshop, known(fp8=0.01))
     assert {gemm.kernel for gemm in plans[DISPATCH].sites[0].gemms} == {"torch.scaled_mm"}

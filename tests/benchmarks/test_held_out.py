@@ -133,6 +133,7 @@ def test_training_that_ends_early_is_told() -> None:
         judge(replace(TINY, steps=60), SIZES, say=lambda line: None)
 
 
+@pytest.mark.slow
 def test_the_command_writes_json_and_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study, "CASES", {"tiny": TINY})
     out, table = tmp_path / "deep" / "rows.json", tmp_path / "deep" / "samplers.md"

@@ -75,6 +75,7 @@ def test_the_map_is_written_as_a_page(
     assert len(json.loads(capsys.readouterr().out)["GEMM"]) == 64
 
 
+@pytest.mark.slow
 def test_two_recordings_are_compared(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     again = tmp_path / "again.sqlite"
     fill(again, Measurements.open(recorded, "h100").parts, factor=1.1)

@@ -170,9 +170,14 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
 
 
 @pytest.fixture
-def loka() -> Callable[..., Ran]:
-    """Call the command line; an exception that keeps its traceback is raised here."""
+def loka(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ran]:
+    """Call the command line; an exception that keeps its traceback is raised here.
+
+    How draws decide a GEMM is tested in tests/probe: here four are enough.
+    """
     from loka.cli.main import app
+
+    monkeypatch.setattr("loka.probe.learn.LIMIT", 4)
 
     def call(*arguments: str) -> Ran:
         result = CliRunner().invoke(app, list(arguments), catch_exceptions=False, prog_name="loka")

@@ -24,6 +24,7 @@ def test_the_draft_loads_plans_and_keeps_until_there_is_evidence(shop, loka):
     assert loka("generate", "policies/first.yaml").status == 0
 
 
+@pytest.mark.slow
 def test_mods_are_proposed_as_comments_that_a_policy_can_have(shop, loka):
     assert loka("init", "shopmodel:build", "-o", "policies/first.yaml", "--batch-size", "32").status == 0
     path = shop.folder / "policies/first.yaml"

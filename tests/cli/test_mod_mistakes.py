@@ -101,6 +101,7 @@ def drafted(shop, loka, model: str) -> str:
     return (shop.folder / "policies/first.yaml").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_small_linears_of_a_list_are_proposed_and_can_be_batched(small, shop, loka):
     line = next(line for line in drafted(shop, loka, "features").splitlines() if "batch_small" in line)
     assert "6 small linears of one shape may read different inputs; the same function" in line

@@ -41,6 +41,7 @@ HALF = replace(DEFAULT, bandwidth=DEFAULT.bandwidth / 2, interaction_bandwidth=D
 NORM = NormForward(1024, "layer_norm", True, True, 1e-5, None, False, True, True)
 
 
+@pytest.mark.slow
 def test_every_target_has_its_device() -> None:
     assert set(DEVICES) == set(TargetDevice)
     for target, device in DEVICES.items():
@@ -153,6 +154,7 @@ def test_an_interactions_time_by_bytes_is_the_devices() -> None:
     assert interaction_us(part, HALF) - START_US == pytest.approx(2 * (interaction_us(part) - START_US))
 
 
+@pytest.mark.slow
 def test_no_other_module_names_a_device_in_its_code() -> None:
     """Docstrings and comments may say where something was measured; code asks the table."""
     root = Path(loka.__file__).parent

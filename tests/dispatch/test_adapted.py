@@ -61,6 +61,7 @@ def is_adapted(model: nn.Module) -> bool:
     return isinstance(model[1], BlockNorm) and isinstance(model[2], nn.Hardswish) and model[0].bias is None
 
 
+@pytest.mark.slow
 def test_it_says_once_that_it_is_another_model_and_what_to_do():
     model = tower()
     with pytest.warns(dispatch.NewModelWarning) as said:

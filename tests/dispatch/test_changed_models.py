@@ -32,6 +32,7 @@ def test_an_unchanged_model_is_bound_and_computes_the_same(shape, inline):
     patch.verify()
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=300)
 @given(st.data(), st.sampled_from(WAYS))
 def test_what_changed_before_apply(data, which):
@@ -45,6 +46,7 @@ def test_what_changed_before_apply(data, which):
     patch.verify()
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=300)
 @given(st.data(), st.sampled_from(WAYS))
 def test_what_changed_after_apply(data, which):
@@ -58,6 +60,7 @@ def test_what_changed_after_apply(data, which):
     assert agree(model, twin, inputs(which[0]))
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=200)
 @given(st.data(), st.sampled_from(WAYS), st.booleans())
 def test_what_changed_inside_a_child_that_is_called(data, which, before):

@@ -17,6 +17,7 @@ from tests.support import dispatch_sample as sample
 FORBIDDEN = ("pydantic", "jinja2", "yaml", "typer", "rich", "safetensors", "loka.codegen", "loka.plan", "loka.policy")
 
 
+@pytest.mark.slow
 def test_dispatch_imports_torch_and_the_standard_library_only():
     program = (
         "import sys; import torch; before = set(sys.modules); import loka.dispatch;"

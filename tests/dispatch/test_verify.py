@@ -113,6 +113,7 @@ def test_activation_checkpointing(model, reentrant):
     patch.verify()
 
 
+@pytest.mark.slow
 def test_a_module_compiled_before_apply_runs_the_generated_forward(model):
     compiled = torch.compile(model, backend="aot_eager")
     models.step(compiled)

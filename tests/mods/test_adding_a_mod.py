@@ -109,6 +109,7 @@ def gradients(module: nn.Module, x: Tensor) -> dict[str, Tensor]:
     return {"y": y, **dict(zip(named, torch.autograd.grad(y.square().sum(), list(named.values())), strict=True))}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*is on cpu.*:loka.dispatch.dispatch_errors.LokaWarning")
 def test_from_policy_to_live_model(make: Callable[[str], Made]) -> None:
     plan, package = make("{use: six_relu, note: to try}, {use: late_bias}, {use: tanh_sigmoid}")

@@ -88,6 +88,7 @@ def error(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
     return max(((found[n] - e).norm() / (e.norm() + 1e-9)).item() for n, e in expected.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_in_the_models_dtype_it_is_the_same_function(make: Make, name: str) -> None:
     plan, files, package = make(name, KEEP)
@@ -122,6 +123,7 @@ def test_a_gradient_that_is_rounding_alone_refuses_no_mod(make: Make) -> None:
     assert error(found, expected) < 2e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("defaults", [FP8, CHAINS])
 @pytest.mark.parametrize("name", CASES)
 def test_in_fp8_it_errs_as_fp8_does_and_every_gemm_runs(make: Make, name: str, defaults: str) -> None:
@@ -142,6 +144,7 @@ def test_in_fp8_it_errs_as_fp8_does_and_every_gemm_runs(make: Make, name: str, d
     assert frozen[1] <= 1.5 * frozen[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("defaults", [KEEP, FP8])
 @pytest.mark.parametrize("name", CASES)
 def test_training_goes_on_as_without_the_mods(make: Make, name: str, defaults: str) -> None:
@@ -201,6 +204,7 @@ def test_one_product_is_batched_over_slices_and_stays_in_the_models_dtype(make: 
     assert "torch.cat" not in files["modules.py"]
 
 
+@pytest.mark.slow
 def test_padded_sites_have_sizes_that_the_kernels_take(make: Make) -> None:
     plan, files, _ = make("bottom", f"{FP8}, padding: false")
     sizes = {site.site.name: (site.site.k, site.site.n) for site in plan.sites}
@@ -275,6 +279,7 @@ def test_what_may_change_nothing_changes_nothing(make: Make) -> None:
     assert len(plan.sites) == 27
 
 
+@pytest.mark.slow
 def test_the_plan_says_what_each_mod_made(make: Make) -> None:
     plan, _, _ = make("both", KEEP)
     made = {mod.use: [(each.site, each.what) for each in mod.rewritten] for mod in plan.mods}
@@ -288,6 +293,7 @@ def test_the_plan_says_what_each_mod_made(make: Make) -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("defaults", "rules", "said"),
     [

@@ -62,6 +62,7 @@ def step(model: nn.Module, batch: int) -> dict[str, Tensor]:
     return {"y": y.detach(), **{name: p.grad for name, p in model.named_parameters() if p.grad is not None}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("batch", [64, 37])  # the last batch is an odd one
 def test_padding_leaves_the_function_as_it_is(make: Make, name: str, batch: int) -> None:
@@ -80,6 +81,7 @@ def test_padding_leaves_the_function_as_it_is(make: Make, name: str, batch: int)
         assert (found[key] - value).norm() <= 1e-5 * value.norm() + 1e-9, key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_padded_sites_of_fp8_err_as_they_did(make: Make, name: str) -> None:
     """Zeros change no scale of a row; sums in another order round to another FP8 value at times."""
@@ -97,6 +99,7 @@ def test_padded_sites_of_fp8_err_as_they_did(make: Make, name: str) -> None:
         assert (steps[1][key] - value).norm() <= 1e-2 * value.norm() + 1e-9, key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("use", ["merge_siblings", "batch_small"])
 def test_there_are_neither_siblings_nor_batches(make: Make, name: str, use: str) -> None:
@@ -104,6 +107,7 @@ def test_there_are_neither_siblings_nor_batches(make: Make, name: str, use: str)
         make(name, "compute: keep", f"{{use: {use}}}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mods", "reason"),
     [

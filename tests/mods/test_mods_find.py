@@ -301,6 +301,7 @@ def test_hard_swish_takes_the_sigmoids_of_swish_norms(body, sigmoid):
     assert models.find("hard_swish", model, x, match=["head"]).adaptations == ()
 
 
+@pytest.mark.slow
 def test_torchrecs_swish_layer_norm():
     mlp = pytest.importorskip("torchrec.modules.mlp")
     model, x = Wrapped(mlp.MLP(16, [32, 16], activation="swish_layernorm"), 16), torch.randn(4, 16)

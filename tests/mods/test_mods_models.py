@@ -16,7 +16,8 @@ from loka.graph.patterns.region import find_regions, inline_for
 from loka.graph.refused import Refused
 from loka.graph.trace.examples import ModelInputs, capture_examples
 from loka.graph.trace.trace import trace_forward
-from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, NORMS
+from loka.kernels.fused.norm.norm_spec import ACTIVATIONS
+from loka.kernels.fused.norm.norms import NORMS
 from loka.mods.adapt import adapt, convert, is_adapted
 from loka.mods.mod_modules import BlockNorm
 from loka.sites.build_model import BuiltModel

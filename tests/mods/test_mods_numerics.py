@@ -66,6 +66,7 @@ def reference(plain: nn.Sequential, adapted: nn.Sequential, mods: Sequence[str],
     return x @ head.weight.t() + head.bias
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     widths=st.lists(WIDTHS, min_size=2, max_size=4),

@@ -18,7 +18,7 @@ from loka.graph.trace.examples import ModelInputs, capture_examples
 from loka.graph.trace.trace import trace_forward
 from loka.mods.mod_modules import BlockNorm
 from loka.mods.residual_high_precision.residual_high_precision import widen_residual_sums
-from loka.mods.rewriting.owner_scope import RewrittenOwner
+from loka.mods.rewriting.rewriting_tracer import RewrittenOwner
 from loka.zoo.dlrm import DCNSizes, DCNv2
 from loka.zoo.wukong import Wukong, WukongSizes
 

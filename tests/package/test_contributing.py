@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -19,10 +20,13 @@ import loka.mods
 from loka.devices import targets
 from loka.devices.hopper import H100
 from loka.devices.targets import TargetDevice, spec_of
-from loka.errors import InputError
-from loka.graph.patterns import region
-from loka.kernels.fused.norm import norm_reference, norm_values
-from loka.kernels.fused.norm.norm_spec import NORMS, SAVING, NormForward
+from loka.errors import InputError, LokaError
+from loka.graph.patterns.norm import TORCH_NORMS
+from loka.kernels.fused.norm import norm_reference
+from loka.kernels.fused.norm.norm_formulas import FORMULAS
+from loka.kernels.fused.norm.norm_spec import NormForward
+from loka.kernels.fused.norm.norm_values import norm_title
+from loka.kernels.fused.norm.norms import NORMS, NormTraits
 from loka.kernels.gemm import catalogue, scaled_mm
 from loka.kernels.gemm.catalogue import GEMM_KERNELS, kernel_named, operator_named
 from loka.mods import registry
@@ -34,10 +38,12 @@ from loka.numerics.quantize import dequantize, quantize
 from loka.numerics.scalings import BLOCKS, TOGETHER, Block
 from loka.policy.schema.policy_schema import ScalingChoice, json_schema
 from tests.support import markdown
+from tests.support.added_norm import edits as added_norm
+from tests.support.processes.launch import environment
 
 PAGE = markdown.read(markdown.REPOSITORY / "CONTRIBUTING.md")
 CHECKLISTS = {title: text for title, _, text in (part.partition("\n") for part in PAGE.split("\n## Add ")[1:])}
-AT_MOST = {"a GEMM library": 2, "a mod": 3, "a target device": 2, "a scaling recipe": 6, "a norm": 12}
+AT_MOST = {"a GEMM library": 2, "a mod": 3, "a target device": 2, "a scaling recipe": 6, "a norm": 4}
 
 
 def _files(checklist: str) -> list[str]:
@@ -52,8 +58,9 @@ def test_there_is_a_checklist_for_each_kind_of_addition() -> None:
 @pytest.mark.parametrize("title", AT_MOST)
 def test_the_files_of_a_checklist_exist(title: str) -> None:
     """A file that is to be made is called NAME or TARGET; one that is made so already stands for it."""
+    made = ("hard_swish", "mslk", "h100", "rms_norm")
     for path in _files(CHECKLISTS[title]):
-        names = [path.replace("NAME", name).replace("TARGET", name) for name in ("hard_swish", "mslk", "h100")]
+        names = [path.replace("NAME", name).replace("TARGET", name) for name in made]
         assert any((markdown.REPOSITORY / name).exists() for name in names), path
 
 
@@ -153,22 +160,40 @@ def test_every_scaling_is_in_each_table_of_the_checklist() -> None:
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_every_norm_has_a_title_and_a_reference_with_its_gradient(norm: str) -> None:
+def test_every_norm_has_a_title_a_template_and_a_reference_with_its_gradient(norm: str) -> None:
     x = torch.randn(4, 64, requires_grad=True)
     forward = norm_reference.norm_forward(x, norm=norm, eps=1e-5, block=16)
     (expected,) = torch.autograd.grad(forward.y.square().sum(), x)
-    statistics: dict[str, Tensor | None] = {
-        "mean": forward.mean.detach() if forward.mean.numel() else None,
-        "rstd": forward.rstd.detach() if norm in SAVING else None,
-    }
+    saved: dict[str, Tensor | None] = {name: getattr(forward, name).detach() for name in NORMS[norm].saved}
     grad = (2 * forward.y).detach()
-    made = norm_reference.norm_backward(grad, x=x.detach(), norm=norm, eps=1e-5, block=16, **statistics)
+    made = norm_reference.norm_backward(grad, x=x.detach(), norm=norm, eps=1e-5, block=16, **saved)
     torch.testing.assert_close(made.x, expected, rtol=1e-4, atol=1e-5)
     spec = NormForward(64, norm, False, False, 1e-5, None, add=False, quantise=False, save=False, block=16)
-    assert norm_values.TITLES[norm] in norm_values.norm_title(spec)
+    assert NORMS[norm].title in norm_title(spec)
+    assert (markdown.REPOSITORY / "templates" / "triton" / "norm" / f"{norm}.j2").exists()
 
 
-def test_norms_that_torch_has_are_recognised_in_forwards() -> None:
+def test_every_norm_is_in_each_table_of_the_checklist() -> None:
     """A block_norm is an rms_norm between changes of view: `loka.graph.patterns.norm` puts it together."""
-    assert set(NORMS) - region.NORMS == {"block_norm"}
-    assert [norm for norm in region.NORMS if not hasattr(F, norm)] == []
+    assert set(NORMS) == set(FORMULAS)
+    assert set(NORMS) - set(TORCH_NORMS) == {"block_norm"}
+    assert [norm for norm in TORCH_NORMS if not hasattr(F, norm)] == []
+    with pytest.raises(LokaError, match=r"Toy goes over whole rows and saves no rstd; name it in `saved`"):
+        NormTraits("Toy", saved=("mean",))
+
+
+@pytest.mark.slow
+def test_a_norm_is_added_by_the_files_of_the_checklist(tmp_path: Path) -> None:
+    """torch.nn.functional.normalize, added to a copy of LoKA: its kernels, and a model from policy to `verify`."""
+    pytest.importorskip("triton", reason="Triton interprets kernels; this platform has none")
+    assert added_norm.edited_files() == set(_files(CHECKLISTS["a norm"]))
+    added_norm.write_loka_with_norm(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.added_norm.taken_through"],
+        cwd=tmp_path,  # first on the path of what is imported
+        env=environment(TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES=""),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == 96  # results of kernels that were compared

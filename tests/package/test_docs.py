@@ -63,6 +63,7 @@ def _small(text: str) -> str:
     return text
 
 
+@pytest.mark.slow
 def test_the_guide_works_step_by_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its files, commands and scripts, at small sizes, where FP8 has to be forced to be used at all."""
     guide = markdown.read(markdown.GUIDE)

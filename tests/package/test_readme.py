@@ -35,6 +35,7 @@ def test_the_excerpts_are_in_the_generated_package() -> None:
     assert "my.apply(model)" in script
 
 
+@pytest.mark.slow
 def test_the_example_of_mods_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its policy is planned and generated, and the lines beside it run, with a checkpoint that has nothing to lose."""
     policy = markdown.blocks(MODS, "yaml")[0]

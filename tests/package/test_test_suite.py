@@ -7,6 +7,8 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).parents[1]
 FILES = sorted(TESTS.rglob("*.py"))
 EDITS = {f"sys.path.{change}" for change in ("insert", "append", "extend", "remove")}
@@ -34,6 +36,7 @@ def names_in(file: Path) -> set[str]:
     return {dotted(node) for node in nodes_of(file) if isinstance(node, ast.Attribute | ast.Name)}
 
 
+@pytest.mark.slow
 def test_no_test_edits_the_path() -> None:
     assert {name_of(file) for file in FILES if EDITS & names_in(file)} == IN_ANOTHER_PROCESS
 

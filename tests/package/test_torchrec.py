@@ -73,6 +73,7 @@ def package(tmp_path_factory: pytest.TempPathFactory):
     monkeypatch.undo()
 
 
+@pytest.mark.slow
 def test_the_cross_network_is_covered_and_trains(package) -> None:
     plan, user, generated = package
     cross = [site for site in plan.sites if "crossnet" in site.site.name]

@@ -171,6 +171,7 @@ def test_a_higher_min_speedup_never_adds_fp8(k, n, seed, recipe, one, other, fus
     assert fp8[1] <= fp8[0]
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.lists(widths, min_size=3, max_size=6), seeds, floors, floors)
 def test_in_a_chain_neither_and_it_is_never_slower_than_as_it_was(sizes, seed, one, other) -> None:

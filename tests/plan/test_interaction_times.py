@@ -34,7 +34,7 @@ from loka.plan.report.explain_site import explain
 from loka.plan.report.mod_plans import describe_gain_in
 from loka.plan.report.plan_diff import diff
 from loka.plan.report.plan_rows import format_total, group_interactions, group_sites, total_time
-from loka.plan.select.interaction_times import interaction_plans
+from loka.plan.select.latency_selection import interaction_plans
 from loka.plan.select.perf_model import PerfModel
 from loka.plan.serialize import from_json, to_json
 from tests.support.plan.plan_costs import HOPPER, MadeUp

@@ -13,8 +13,8 @@ from loka.errors import InputError
 from loka.kernels.measurements import text_file
 from loka.kernels.measurements.lookup import export
 from loka.mods.policy_loader import load_policy
+from loka.plan.evidence import open_measurements
 from loka.plan.planner import make_plan, planned
-from loka.plan.select.open_measurements import open_measurements
 from tests.support.plan.measured_cases import HOPPER, gemm, grid, record
 
 HEAD = 'version: 1\nname: shop\nmodel: {factory: "small:build", inputs: "small:inputs", batch_size: 64}\n'
@@ -23,7 +23,7 @@ import torch
 
 
 def build():
-    return torch.nn.Linear(32, 32)
+    return torch.nn.Sequential(torch.nn.Linear(32, 32))
 
 
 def inputs(batch_size):

@@ -14,7 +14,7 @@ from loka.numerics.recipe import OperandRecipe
 from loka.plan.evidence import NO_EVIDENCE
 from loka.plan.plan import NATIVE, SitePlan
 from loka.plan.resolve import Situation, resolve
-from loka.plan.select.kernel_overrides import accepted_operands, candidates
+from loka.plan.select.select import accepted_operands, candidates
 from loka.policy.cascade.settings import Assignment, GemmSettings, SiteSettings
 from loka.sites.site import Site
 from tests.support.plan.plan_costs import MadeUp

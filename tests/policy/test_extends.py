@@ -12,7 +12,7 @@ from loka.mods.policy_loader import load_policy
 from loka.policy.cascade.settings import SiteFacts, SiteSettings
 from loka.policy.policy import Policy
 from loka.policy.problems import PolicyError
-from loka.policy.yaml.extends import MAX_CHAIN
+from loka.policy.yaml.compose import MAX_CHAIN
 
 HEAD = 'version: 1\nname: ranker\nmodel: {factory: "pkg.models:ranker"}\n'
 SITE = SiteFacts("layers.0.mlp.0", "linear", 64, 32, 16, 1.0)

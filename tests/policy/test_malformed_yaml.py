@@ -219,7 +219,7 @@ def test_large_file_is_refused_unread(load: Callable[..., Policy]) -> None:
     [
         ("none.yaml", "no such file; check the path"),
         (".", "is a directory; give the path of a policy"),
-        ("/dev/null", "not a regular file"),
+        ("/dev/null", "a device or a pipe, no plain file"),
         ("a\0b", "is no valid path"),
         ("x" * 5000, "cannot be read"),
     ],

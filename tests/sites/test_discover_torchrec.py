@@ -43,6 +43,7 @@ def built():
     return BuiltModel(model, (torch.randn(BATCH, 13), jagged), {}, BATCH)
 
 
+@pytest.mark.slow
 def test_the_cross_network_is_two_thirds_of_the_flops(built):
     found = find_sites(built)
     cross = [site for site in found.sites if site.owner == "inter_arch.crossnet"]
@@ -58,6 +59,7 @@ def test_the_cross_network_is_two_thirds_of_the_flops(built):
     assert all(site.where.startswith("crossnet.py:") for site in cross)
 
 
+@pytest.mark.slow
 def test_every_other_gemm_is_a_plain_linear(built):
     sites = find_sites(built).sites
     linears = [site for site in sites if site.kind is GemmKind.LINEAR]

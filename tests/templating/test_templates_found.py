@@ -17,6 +17,7 @@ def place(monkeypatch: pytest.MonkeyPatch, package: Path) -> None:
     monkeypatch.setattr(importlib_resources, "files", lambda name: package)
 
 
+@pytest.mark.slow
 def test_a_wheel_comes_before_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "loka"
     place(monkeypatch, package)

@@ -1,1 +1,1 @@
-"""Every subset of a policy's mods in every way of running the model: measured, and written as a report."""
+"""Ablation: subsets of a policy's mods, each run in several ways, measured and written as a report."""

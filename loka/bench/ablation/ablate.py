@@ -1,4 +1,4 @@
-"""`loka bench model POLICY --ablate mods` without the command line: checked, measured, and written as it goes."""
+"""`loka bench model POLICY --ablate mods` without the command line: check, measure, write reports on the way."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ABLATED = ("mods",)
 
 @dataclass(frozen=True, slots=True)
 class AblationRequest:
-    """What a person asks for, as it was typed."""
+    """The command-line options of an ablation, unchecked."""
 
     what: str
     names: tuple[str, ...]
@@ -51,7 +51,7 @@ class AblationRequest:
     seconds: float = math.inf
 
     def command(self) -> str:
-        """As it is typed again."""
+        """The command line that repeats the request."""
         parts = ["loka", "bench", self.what, *self.names, "--ablate", self.ablate]
         for option, value in (("--modes", self.modes), ("--only", self.only), ("--batch", self.batch)):
             parts += [option, str(value)] if value is not None else []
@@ -61,7 +61,7 @@ class AblationRequest:
 
 @dataclass(frozen=True, slots=True)
 class AblationWork:
-    """A request that is in order."""
+    """A checked request."""
 
     policy: Policy
     rows: tuple[AblationRow, ...]
@@ -72,7 +72,7 @@ class AblationWork:
 
 
 def check(request: AblationRequest) -> AblationWork:
-    """Everything that can be known before the model is built. Raises InputError."""
+    """Check everything that can be checked before the model is built. Raises InputError."""
     if request.ablate not in ABLATED:
         raise InputError(f"--ablate: there is no {request.ablate!r} to ablate; write --ablate mods")
     if request.what != "model" or len(request.names) != 1:
@@ -104,16 +104,16 @@ def check(request: AblationRequest) -> AblationWork:
 
 
 def kinds_of(mods: tuple[str, ...]) -> Kinds:
-    """Which of these mods change modules, and which leave the function as it is."""
+    """Sort these mods: those that change modules, and those that keep the function."""
     exact = frozenset(mod for mod in mods if planning_of(mod).exact)
     return Kinds(frozenset(mods) & frozenset(names_of(ModKind.MODULES)), exact)
 
 
 def run(request: AblationRequest, out: Path, progress: Progress, now: datetime | None = None) -> Ablation:
-    """Check a request and measure what it asks for; the files in `out` are written anew after each unit.
+    """Check a request and measure its units; the files in `out` are rewritten after each unit.
 
-    On a GPU that is no Hopper it is refused; without any it runs on the CPU. Raises InputError for that, where the
-    request is not in order, and where `out` cannot be written into.
+    Without a GPU it runs on the CPU. Raises InputError for an invalid request, a GPU that is not a target, and a folder
+    that cannot be written to.
     """
     work = check(request)
     if work.wanted.device == "cuda":

@@ -1,4 +1,4 @@
-"""What an ablation found: as a record, as tables, as a page and as JSON."""
+"""The results of an ablation: as a record, as tables, as Markdown and as JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from loka.bench.ablation.plan_rows_columns import NONE, AblationRow, Column
 from loka.bench.machine import Environment
 from loka.bench.results import NOTHING, Table, markdown_table, write_text
 
-TEXTS = ("row", "mods", "what it is", "column", "target", "verdict")  # columns of words, the others are numbers
+TEXTS = ("row", "mods", "what it is", "column", "target", "verdict")  # text columns; the others hold numbers
 MODES = {"train": "one training step", "infer": "one inference"}
 ON_GPU = (
     "Microseconds: the median of CUDA-graph replays; in brackets how many times the speed of torch.compile's BF16 "
@@ -34,7 +34,7 @@ LOSS = (
 
 @dataclass(frozen=True, slots=True)
 class Ablation:
-    """What was measured so far."""
+    """The results so far."""
 
     name: str  # of the policy
     factory: str
@@ -46,18 +46,18 @@ class Ablation:
     exact: frozenset[str]
     rows: tuple[AblationRow, ...]
     columns: tuple[Column, ...]
-    cells: tuple[tuple[str, Column], ...]  # rows and columns that were asked for
+    cells: tuple[tuple[str, Column], ...]  # the requested rows and columns
     modes: tuple[str, ...]
     loss_steps: int
-    outcomes: dict[tuple[str, Column], UnitOutcome]  # by row and column; of those that were measured
+    outcomes: dict[tuple[str, Column], UnitOutcome]  # by row and column; only measured cells
 
     @property
     def stem(self) -> str:
-        """The files' name without a suffix: ablation-wukong_mods-2026-11-21T0812."""
+        """File name without a suffix: ablation-wukong_mods-2026-11-21T0812."""
         return f"ablation-{self.name}-{self.date.replace(':', '').removesuffix('Z')}"
 
     def found(self, row: str, column: Column, mode: str) -> Mode | None:
-        """What was measured of a cell; None where it failed or was not measured."""
+        """The result of a cell; None if it failed or was not measured."""
         outcome = self.outcomes.get((row, column))
         return outcome.modes.get(mode) if outcome is not None else None
 
@@ -67,13 +67,13 @@ class Ablation:
         return found.timing.median_us if found is not None else None
 
     def ratio(self, row: str, column: Column, mode: str) -> float | None:
-        """How many times the speed of torch.compile's BF16 without mods; None on a CPU, where times say nothing."""
+        """Speedup over torch.compile's BF16 without mods; None on a CPU, where times say nothing."""
         base, own = self.time(NONE, Column.COMPILED, mode), self.time(row, column, mode)
         return base / own if self.on_gpu and base and own else None
 
     @property
     def targets(self) -> tuple[JudgedTarget, ...]:
-        """The targets by these figures; none for another model, and none on a CPU."""
+        """The speed targets judged by these times; empty for another model and on a CPU."""
         return judged(self.rows, self.exact, self.time) if self.on_gpu and self.factory == FACTORY else ()
 
 
@@ -90,14 +90,14 @@ def tables(ablation: Ablation) -> list[tuple[str, Table]]:
 
 
 def rows_table(ablation: Ablation) -> Table:
-    """What each row is."""
+    """A description of each row."""
     return ("row", "mods", "what it is"), [
         (row.name, ", ".join(row.mods) or NOTHING, row.title) for row in ablation.rows
     ]
 
 
 def side_by_side(ablation: Ablation, mode: str) -> Table:
-    """A row for each subset of the mods: microseconds of each column, and the ratio."""
+    """A line for each subset of the mods: microseconds and speedup in each column."""
     rows = [
         (row.name, *(_time_and_ratio(ablation, row.name, column, mode) for column in ablation.columns))
         for row in ablation.rows
@@ -106,7 +106,7 @@ def side_by_side(ablation: Ablation, mode: str) -> Table:
 
 
 def details(ablation: Ablation, mode: str) -> Table:
-    """A line for each cell that was measured; columns that are empty are left out."""
+    """A line for each measured cell; empty columns are left out."""
     columns = ("mods", "column", "median us", "p10", "p90", "ratio", "peak MiB", "launches", "output dB")
     lines = []
     for row in ablation.rows:
@@ -118,7 +118,7 @@ def details(ablation: Ablation, mode: str) -> Table:
 
 
 def loss_table(ablation: Ablation) -> Table:
-    """A line for each cell that was trained."""
+    """A line for each trained cell."""
     lines = []
     for row in ablation.rows:
         for column in ablation.columns:
@@ -131,7 +131,7 @@ def loss_table(ablation: Ablation) -> Table:
 
 
 def targets_table(ablation: Ablation) -> Table:
-    """What is to be reached, and what was."""
+    """The speed targets and the measured ratios."""
     return ("target", "mods", "at least", "measured", "verdict"), [
         (
             each.target.title,
@@ -145,7 +145,7 @@ def targets_table(ablation: Ablation) -> Table:
 
 
 def notes(ablation: Ablation) -> list[str]:
-    """How to read the tables."""
+    """Notes below the tables: how to read them, what failed, what was not measured."""
     notes = [ON_GPU if ablation.on_gpu else ON_CPU]
     if ablation.loss_steps:
         notes.append(LOSS.format(steps=ablation.loss_steps))
@@ -159,12 +159,12 @@ def notes(ablation: Ablation) -> list[str]:
 
 
 def heading(ablation: Ablation) -> str:
-    """What was run, and where."""
+    """The model, its batch size and the machine."""
     return f"{ablation.factory} at batch size {ablation.batch}. {ablation.environment}."
 
 
 def to_markdown(ablation: Ablation) -> str:
-    """The ablation as a page."""
+    """The ablation as a Markdown page."""
     parts = [f"# Ablation of the mods of {ablation.name}, {ablation.date}", f"`{ablation.command}`", heading(ablation)]
     for title, table in tables(ablation):
         parts += [f"## {title[0].upper()}{title[1:]}", markdown_table(table)]
@@ -172,7 +172,7 @@ def to_markdown(ablation: Ablation) -> str:
 
 
 def to_plain(ablation: Ablation) -> dict[str, object]:
-    """The ablation as JSON can hold it."""
+    """The ablation as a dict for JSON."""
     cells = [
         {
             "row": row.name,
@@ -214,7 +214,7 @@ def to_plain(ablation: Ablation) -> dict[str, object]:
 
 
 def write_files(ablation: Ablation, folder: Path) -> tuple[Path, Path]:
-    """Write STEM.json and STEM.md into a folder that is there, each whole or not at all. Raises InputError."""
+    """Write STEM.json and STEM.md into an existing folder, each atomically. Raises InputError."""
     data, page = folder / f"{ablation.stem}.json", folder / f"{ablation.stem}.md"
     write_text(data, json.dumps(to_plain(ablation), indent=2, allow_nan=False) + "\n")
     write_text(page, to_markdown(ablation))

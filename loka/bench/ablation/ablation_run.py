@@ -1,7 +1,7 @@
-"""Carrying an ablation out: units are prepared side by side, each in a process of its own, and timed one at a time.
+"""Run the units of an ablation: prepared side by side, each in its own process, and timed one at a time.
 
-A group of units compiles, runs and captures at the same time; once all of the group are ready, or have failed, each is
-timed while the others wait, so that nothing else uses the device. What takes a process down takes one unit with it.
+A group of units compiles, runs and captures at the same time. Once all of the group are ready or have failed, each is
+timed while the others wait, so that nothing else uses the device. A process that crashes loses only its own unit.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from loka.bench.speed.comparison import Progress
 
 MOST_JOBS = 6  # processes: each holds a captured step of the model in the device's memory
 OUT_OF_MEMORY = "OutOfMemoryError"
-LONGEST = 24 * 3600.0  # seconds that a process may say nothing where --seconds does not say less
-STOPPING = 10.0  # seconds in which a process that has sent everything has to end
+LONGEST = 24 * 3600.0  # longest wait for a process, in seconds, if --seconds sets no shorter one
+STOPPING = 10.0  # seconds that a process has to exit after its last message
 
 
 def default_jobs(device: str) -> int:
-    """How many units are prepared side by side unless the user says it."""
+    """Default number of units that are prepared side by side."""
     return max(1, min(MOST_JOBS, (os.cpu_count() or 1) // 2)) if device == "cuda" else 1
 
 
 def run_units(
     units: Sequence[Unit], wanted: RunSettings, jobs: int, seconds: float, progress: Progress
 ) -> Iterator[tuple[Unit, UnitOutcome]]:
-    """Measure units in this order, each as soon as it is there; those that `seconds` do not suffice for are left out.
+    """Measure units in this order and yield each as soon as it is done; units after `seconds` are left out.
 
-    With one job all of it happens in this process.
+    With one job everything runs in this process.
     """
     end = time.monotonic() + seconds
     for first in range(0, len(units), jobs):
@@ -51,7 +51,7 @@ def run_units(
 
 
 def words(outcome: UnitOutcome) -> str:
-    """An outcome on one line: a run that is cut short has told it."""
+    """An outcome on one line of progress, so that an interrupted run has still reported it."""
     parts = [f"{mode} {_describe_mode(found)}" for mode, found in outcome.modes.items()]
     if outcome.loss is not None:
         parts.append(f"log loss {outcome.loss.test:.5f} after {outcome.loss.steps} steps")
@@ -81,7 +81,7 @@ def _group(
         for child in started.children:
             outcome = child.outcome(end)
             if len(group) > 1 and any(OUT_OF_MEMORY in why for why in outcome.failures.values()):
-                crowded.append(child.unit)  # beside the others there was no room
+                crowded.append(child.unit)  # tried again alone: the others took the memory
                 continue
             yield child.unit, outcome
     for unit in crowded:
@@ -90,7 +90,7 @@ def _group(
 
 @dataclass(slots=True)
 class _Child:
-    """A process that prepares a unit; `failure` is why it has none."""
+    """A process that prepares a unit; `failure` is the reason if it could not."""
 
     unit: Unit
     process: SpawnProcess
@@ -98,11 +98,11 @@ class _Child:
     failure: str = ""
 
     def wait_ready(self, end: float) -> None:
-        """Until its unit is captured, or it has failed, or the time is up."""
+        """Wait until its unit is captured, it has failed, or the time is up."""
         self._received(end)
 
     def outcome(self, end: float) -> UnitOutcome:
-        """Let it time its unit."""
+        """Let the process time its unit and return the result."""
         if not self.failure:
             self.channel.send("go")
             found = self._received(end)
@@ -111,7 +111,7 @@ class _Child:
         return UnitOutcome({}, None, {"": self.failure}, 0.0)
 
     def _received(self, end: float) -> object:
-        """What the process sends next; its failure is set where it sends nothing."""
+        """The next message of the process; sets `failure` and returns None if there is none."""
         try:
             if self.channel.poll(min(max(0.0, end - time.monotonic()), LONGEST)):
                 return self.channel.recv()
@@ -123,7 +123,7 @@ class _Child:
 
 
 class _Started:
-    """The processes of a group, which end with the block."""
+    """Context manager: the processes of a group, ended on exit."""
 
     def __init__(self, group: Sequence[Unit], wanted: RunSettings, threads: int) -> None:
         context = get_context("spawn")

@@ -1,4 +1,4 @@
-"""The speeds that mods are to reach, and what of them an ablation shows."""
+"""Speed targets of the mods, judged by an ablation."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from dataclasses import dataclass
 from loka.bench.ablation.plan_rows_columns import NONE, AblationRow, Column
 from loka.mods.registry import paper_mods
 
-FACTORY = "loka.zoo:wukong_small"  # the model that the targets are of, on an H100
+FACTORY = "loka.zoo:wukong_small"  # the targets are for this model on an H100
 
 Time = Callable[[str, Column, str], float | None]  # (row, column, mode) -> median microseconds
 
 
 @dataclass(frozen=True, slots=True)
 class SpeedTarget:
-    """A ratio of two times: `over` (a column, of the row itself or of no mods) divided by `column`, in `mode`."""
+    """A least ratio of two times: `over` divided by `column`, in `mode`.
+
+    `over` is a column of the same row, or of the row without mods (`of_no_mods`).
+    """
 
     title: str
     mode: str
@@ -23,7 +26,7 @@ class SpeedTarget:
     over: Column
     of_no_mods: bool
     least: float
-    exact: bool = False  # of the exact mods alone, not of the paper's three
+    exact: bool = False  # for the exact mods alone rather than the paper's three
 
 
 TARGETS = (
@@ -42,11 +45,11 @@ TARGETS = (
 
 @dataclass(frozen=True, slots=True)
 class JudgedTarget:
-    """A target and what was measured of it, in one row of the ablation."""
+    """A target and its measured ratio in one row of the ablation."""
 
     target: SpeedTarget
     row: str
-    ratio: float | None  # None where one of its two times is missing
+    ratio: float | None  # None if one of the two times is missing
 
     @property
     def verdict(self) -> str:
@@ -57,9 +60,9 @@ class JudgedTarget:
 
 
 def judged(rows: Sequence[AblationRow], exact: frozenset[str], time: Time) -> tuple[JudgedTarget, ...]:
-    """The targets by these rows: those of the paper's mods for each row that adds only exact mods to them.
+    """The targets judged in each row they apply to: the paper's mods, with or without exact mods.
 
-    `exact` are the exact mods that the policy has.
+    Targets with `exact` apply to the row of all exact mods. `exact`: the exact mods of the policy.
     """
     found, paper = [], frozenset(paper_mods())
     for target in TARGETS:

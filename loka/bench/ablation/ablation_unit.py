@@ -1,4 +1,4 @@
-"""One unit of an ablation: planned, generated, compiled and captured, and then, when its turn comes, timed."""
+"""One unit of an ablation: planned, generated, compiled, captured, and timed in its turn."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ MODES = ("train", "infer")
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """What is measured of every unit."""
+    """The measurements to take of every unit."""
 
     modes: tuple[str, ...]  # of MODES
     loss_steps: int  # 0: the model is not trained
@@ -55,17 +55,17 @@ class RunSettings:
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """What one step takes."""
+    """Measured cost and error of one step."""
 
     timing: Timing
     peak_mib: float | None  # of one step, model included; None on a CPU
-    launches: int | None  # kernels in the captured graph; None where they were not seen
+    launches: int | None  # kernels in the captured graph; None if they could not be counted
     output_db: float | None  # of an inference, signal to error against the same adapted model in float32
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What training came to."""
+    """Losses after a short training."""
 
     train: float  # mean of the last tenth of the steps
     test: float  # log loss on the test batches, of the averaged weights
@@ -75,7 +75,7 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class UnitOutcome:
-    """Of one unit: by mode what was measured, or why not; "" as the key of what concerns all of it."""
+    """The result of one unit: measurements and failures by mode; the key "" is a failure of the whole unit."""
 
     modes: dict[str, Mode]
     loss: Loss | None
@@ -84,7 +84,7 @@ class UnitOutcome:
 
     @property
     def reasons(self) -> dict[str, str]:
-        """Each reason why something failed -> of what: "train, infer"; "" where it concerns all of the unit."""
+        """Reason of a failure -> what failed: "train, infer", or "" for the whole unit."""
         found: dict[str, list[str]] = {}
         for what, why in self.failures.items():
             found.setdefault(why, []).append(what)
@@ -93,7 +93,7 @@ class UnitOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """A mode that is ready to be timed. `check` raises VerifyError where a planned kernel did not run."""
+    """A mode that is ready to be timed. `check` raises VerifyError if a planned kernel did not run."""
 
     replay: Callable[[], object]
     peak_mib: float | None
@@ -103,7 +103,7 @@ class Captured:
 
 
 class PreparedUnit:
-    """A unit whose modes are captured. Whatever fails is kept as its failure; `tell` is told how far it is."""
+    """A unit whose modes are captured. Exceptions are kept as failures; `tell` is called with lines of progress."""
 
     def __init__(self, unit: Unit, wanted: RunSettings, tell: Callable[[str], None]) -> None:
         def done(what: str) -> None:
@@ -128,7 +128,7 @@ class PreparedUnit:
                     done("trained")
 
     def finish(self) -> UnitOutcome:
-        """Time what is captured. Nothing else may use the device meanwhile."""
+        """Time the captured modes. Nothing else may use the device meanwhile."""
         modes = {}
         for mode, each in self._captured.items():
             with self._failures_kept(mode):
@@ -142,22 +142,22 @@ class PreparedUnit:
     def _failures_kept(self, what: str) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # noqa: BLE001  (the planner, the compiler and the device raise anything: it is told)
+        except Exception as error:  # noqa: BLE001  (planner, compiler and device may raise anything: it is reported)
             self._failures[what] = describe(error)
 
 
 @dataclass(frozen=True, slots=True)
 class UnitPackage:
-    """What a unit's policy comes to: its model's adaptations and example inputs, and its package where it has one."""
+    """A planned unit: policy, adaptations and example inputs of its model, and its generated package if any."""
 
     policy: Policy
     adaptations: tuple[Adaptation, ...]
     example: Example
-    package: ModuleType | None  # None for the adapted model as torch.compile has it
+    package: ModuleType | None  # None for the adapted model under torch.compile
 
     @classmethod
     def of(cls, unit: Unit, workshop: Workshop) -> UnitPackage:
-        """Plan and generate. Raises LokaError where the planner refuses, or nothing would be another model."""
+        """Plan and generate. Raises LokaError if the planner fails, or if the column would measure another one."""
         path = workshop.write(f"{unit.package}.yaml", unit.text)
         policy = load_policy(path)
         built, adapted = built_model(policy)
@@ -169,18 +169,18 @@ class UnitPackage:
         return cls(policy, adapted.adaptations, Example(built.args, built.kwargs), package)
 
     def ready(self, model: nn.Module, training: bool) -> Patch | None:
-        """Make the model, in place, what this unit measures."""
+        """Adapt or patch the model in place; returns the patch, None without a package."""
         if self.package is None:
             adapt(model, self.adaptations)
             return None
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", LokaWarning)  # of the device, and of a new model: none is kept
+            warnings.simplefilter("ignore", LokaWarning)  # about the device and a new model: irrelevant here
             patch: Patch = self.package.apply(model, mode="train" if training else "infer")
         return patch
 
 
 def _refuse_nothing(unit: Unit, plan: Plan) -> None:
-    """Raises LokaError where another column would be measured under this one's name."""
+    """Raise LokaError if the plan has nothing to measure, so that the result would be that of another column."""
     if unit.column is Column.FP8 and not any(site.fp8 for site in plan.sites):
         reasons = dict.fromkeys(gemm.reason for site in plan.sites for gemm in site.gemms)
         raise LokaError(f"no GEMM can run in FP8: {'; '.join(reasons)}")
@@ -190,7 +190,7 @@ def _refuse_nothing(unit: Unit, plan: Plan) -> None:
 
 
 def capture(made: UnitPackage, base: nn.Module, training: bool, device: str) -> Captured:
-    """Prepare a copy of `base` in bfloat16, run it, look at memory and numbers, and capture one step."""
+    """Prepare a copy of `base` in bfloat16, run it, measure memory and error, and capture one step."""
     on_gpu = device == "cuda"
     held = torch.cuda.memory_allocated() if on_gpu else 0
     torch._dynamo.reset()
@@ -241,7 +241,7 @@ def trained(made: UnitPackage, wanted: RunSettings) -> Loss:
 
 
 def _reference(made: UnitPackage, base: nn.Module, device: str) -> list[Tensor]:
-    """The outputs of the adapted model in float32, from the weights and inputs that bfloat16 holds."""
+    """Outputs of the adapted model in float32, from weights and inputs rounded to bfloat16."""
     model = copy.deepcopy(base).to(device, torch.bfloat16).float().eval()
     adapt(model, made.adaptations)
     inputs = made.example.fresh(device, torch.bfloat16, training=False).fresh(device, torch.float32, training=False)
@@ -256,7 +256,7 @@ def _worst_db(found: Any, expected: list[Tensor]) -> float | None:
 
 
 def _peak_mib(step: Step, held: int) -> float:
-    """The most memory during one step, less what was `held` before the mode was prepared."""
+    """Peak memory of one step, without the bytes that were `held` before the mode was prepared."""
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.synchronize()
@@ -267,11 +267,11 @@ def _peak_mib(step: Step, held: int) -> float:
 
 
 def in_a_process(unit: Unit, wanted: RunSettings, threads: int, channel: Connection) -> None:
-    """Prepare a unit, say so, wait to be told to go, and send what was measured: the body of a process of its own.
+    """Body of a child process: prepare a unit, report it, wait for "go", and send the result.
 
     `threads` is its share of the CPUs.
     """
-    os.dup2(2, 1)  # stdout is for results alone, and compilers write to it
+    os.dup2(2, 1)  # stdout is for results only, but compilers write to it
     torch.set_num_threads(threads)
     inductor.compile_threads = threads
     prepared = PreparedUnit(unit, wanted, lambda line: print(line, file=sys.stderr, flush=True))

@@ -1,8 +1,8 @@
-"""What an ablation of a policy's mods compares: rows are subsets of the mods, columns are ways of running the model.
+"""Rows and columns of an ablation: subsets of a policy's mods, and ways of running the model.
 
-`compile-bf16` is the adapted model in bfloat16 under torch.compile: of the mods it has those that change modules; those
-that rewrite forwards leave it as it is. `loka-bf16` is the generated package with every GEMM kept and `fuse: always`,
-`loka-fp8` that of the policy as it is written. Each is planned from a policy in text with the row's mods alone.
+`compile-bf16` is the adapted model in bfloat16 under torch.compile: it has the mods that change modules, but not those
+that rewrite forwards. `loka-bf16` is the generated package with every GEMM kept and `fuse: always`, `loka-fp8` the
+package of the policy as written. Each is planned from a policy in text that has only the row's mods.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class AblationRow:
 
     name: str  # none, all, exact, no_bias (that one alone), all-no_bias (all but that one)
     mods: tuple[str, ...]  # by their names in a policy, in its order
-    title: str  # what it is, in words
+    title: str  # description for people
 
 
 BASE = AblationRow(NONE, (), "none of the mods")
@@ -44,7 +44,7 @@ BASE = AblationRow(NONE, (), "none of the mods")
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What is measured once: the mods that count in a column. `text` is its policy, `package` that policy's name."""
+    """One measurement: the mods that matter in a column. `text` is its policy, `package` the name of that policy."""
 
     column: Column
     mods: tuple[str, ...]
@@ -53,20 +53,20 @@ class Unit:
 
     @property
     def label(self) -> str:
-        """For lines of progress."""
+        """Name in lines of progress."""
         return f"{self.column.value} with {', '.join(self.mods) or 'no mods'}"
 
 
 @dataclass(frozen=True, slots=True)
 class Kinds:
-    """What the mods of a policy are."""
+    """The mods of a policy by kind."""
 
-    adapting: frozenset[str]  # those that change modules: torch.compile sees them too
-    exact: frozenset[str]  # those that leave the function as it is, up to rounding
+    adapting: frozenset[str]  # change modules: torch.compile sees them too
+    exact: frozenset[str]  # keep the function, up to rounding
 
 
 def mods_of(policy: Policy) -> tuple[str, ...]:
-    """The mods that a policy uses, each once, in its order. Raises InputError where there are none."""
+    """The mods that a policy uses, each once, in its order. Raises InputError if there are none."""
     entries = cast("list[dict[str, Any]]", _tree(policy).get("mods") or [])
     mods = tuple(dict.fromkeys(str(entry["use"]) for entry in entries))
     if not mods:
@@ -75,9 +75,9 @@ def mods_of(policy: Policy) -> tuple[str, ...]:
 
 
 def rows_of(mods: Sequence[str], exact: Collection[str]) -> tuple[AblationRow, ...]:
-    """The rows, what matters most first; subsets that are the same are one row, under the first name.
+    """The rows, most important first; equal subsets are one row under the first name.
 
-    None of the mods; all; the exact ones; each alone; all but each.
+    In order: no mods, all, the exact ones, each alone, all but each.
     """
     kept = tuple(mod for mod in mods if mod in exact)
     rows = [BASE, AblationRow(ALL, tuple(mods), "all mods")]
@@ -92,9 +92,9 @@ def rows_of(mods: Sequence[str], exact: Collection[str]) -> tuple[AblationRow, .
 
 
 def chosen(names: str | None, rows: Sequence[AblationRow]) -> tuple[tuple[AblationRow, ...], tuple[Column, ...]]:
-    """The rows and the columns of a comma-separated list; all of a kind of which it names none, and all for None.
+    """The rows and the columns of a comma-separated list; all rows if it names none, and likewise all columns.
 
-    Raises InputError for a name that is neither, and for an empty list.
+    None selects everything. Raises InputError for an unknown name and for an empty list.
     """
     wanted = [name.strip() for name in (names or "").split(",") if name.strip()]
     if names is not None and not wanted:
@@ -110,9 +110,9 @@ def chosen(names: str | None, rows: Sequence[AblationRow]) -> tuple[tuple[Ablati
 
 
 def unit_of(policy: Policy, row: AblationRow, column: Column, kinds: Kinds, whole: bool) -> Unit:
-    """What is measured for a row in a column. `whole`: the row has all of the policy's mods.
+    """The unit of a row in a column. `whole`: the row has all of the policy's mods.
 
-    Rows that differ in nothing that a column sees have the same unit there.
+    Rows that differ only in mods that a column ignores share a unit there.
     """
     mods = tuple(mod for mod in row.mods if column is not Column.COMPILED or mod in kinds.adapting)
     package = "_".join(["ablation", column.value.replace("-", "_"), *mods])
@@ -120,10 +120,10 @@ def unit_of(policy: Policy, row: AblationRow, column: Column, kinds: Kinds, whol
 
 
 def _text(policy: Policy, package: str, mods: Collection[str], column: Column, whole: bool) -> str:
-    """The policy with these of its mods, as YAML.
+    """The policy with only these mods, as YAML.
 
-    A profile was learned of the model with all mods, and says nothing of another one. Rules may name sites that only
-    come about with a mod, so that without it they match nothing.
+    A profile describes the model with all mods, so any other row drops it. Rules become optional: they may name sites
+    that exist only with a mod.
     """
     tree = _tree(policy)
     tree.pop("extends", None)

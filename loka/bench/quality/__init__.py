@@ -1,1 +1,1 @@
-"""Training as a policy describes it, alone or in pairs: loss, normalised entropy, AUC."""
+"""Training by a policy, alone or in paired runs: loss, normalised entropy, AUC."""

@@ -1,4 +1,4 @@
-"""A training job of the model as a policy's mods make it."""
+"""Training job of a model that a policy's mods have adapted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from loka.mods.adaptation import Adaptation
 
 
 def adapted_job(job: TrainingJob, adaptations: Sequence[Adaptation]) -> TrainingJob:
-    """The job whose factory adapts what it builds; weights that stay are those of the same seed without mods."""
+    """The job with a factory that also adapts the model; weights the mods keep equal those of the seed without mods."""
     if not adaptations:
         return job
 

@@ -1,4 +1,4 @@
-"""How good predicted click probabilities are: log loss, normalised entropy (NE) and AUC."""
+"""Quality of predicted click probabilities: log loss, normalised entropy (NE) and AUC."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def log_loss(logits: Tensor, target: Tensor) -> float:
 def base_entropy(target: Tensor) -> float:
     """Entropy in nats of the share of clicks: the log loss of predicting that share for every row.
 
-    Raises InputError where all rows are alike, so that nothing can be normalised by it.
+    Raises InputError if all targets are equal: the entropy is 0.
     """
     share = float(target.double().mean())
     if not 0 < share < 1:
@@ -30,8 +30,8 @@ def base_entropy(target: Tensor) -> float:
 def normalised_entropy(logits: Tensor, target: Tensor) -> float:
     """Log loss over the entropy of the base rate of the same rows (He et al., ADKDD 2014).
 
-    1 is no better than predicting the base rate, 0 is perfect. Raises InputError for shapes that
-    differ, for no rows, and where all rows are alike.
+    1 is no better than predicting the base rate, 0 is perfect. Raises InputError for different shapes, for no rows,
+    and if all targets are equal.
     """
     return log_loss(logits, target) / base_entropy(target)
 
@@ -54,7 +54,7 @@ def auc(scores: Tensor, target: Tensor) -> float:
 
 
 def _pair(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Both as float64, once they are one-dimensional, of one length, not empty, and the target is 0 or 1."""
+    """Both as float64. Raises InputError unless they are non-empty vectors of one length and the target is 0 or 1."""
     if scores.dim() != 1 or scores.shape != target.shape or len(target) == 0:
         raise InputError(
             "scores and target must be two vectors of one length, at least 1, "

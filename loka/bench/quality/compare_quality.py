@@ -1,7 +1,7 @@
-"""Whether FP8 costs quality: paired seeds, so that the noise between seeds cancels.
+"""Test for a loss of quality by FP8, with paired seeds, so that the noise between seeds cancels.
 
-Two runs of one seed share initial weights, batches and their order; only the precision differs. What is tested is
-the mean of the relative difference in normalised entropy (NE), with Student's t over the seeds.
+Two runs of one seed share initial weights, batches and their order; only the precision differs. Student's t over the
+seeds tests the mean of the relative difference in normalised entropy (NE).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CONFIDENCE = 0.95
 
 
 class QualityVerdict(StrEnum):
-    """What the seeds show of the patched model."""
+    """Verdict on the patched model."""
 
     WITHIN_BUDGET = "within budget"  # the whole interval is at most the budget
     TOLD_APART = "told apart"  # worse: the whole interval is above zero, and it is not within budget
@@ -30,9 +30,9 @@ class QualityVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """The outcome over all seeds.
+    """The result over all seeds.
 
-    Differences are patched minus as it is, relative NE, in percent: positive is worse.
+    Differences are relative NE in percent, patched minus unpatched: positive is worse.
     """
 
     pairs: tuple[PairResult, ...]
@@ -40,17 +40,17 @@ class Quality:
 
     @property
     def differences(self) -> tuple[float, ...]:
-        """Of each seed."""
+        """Difference of each seed."""
         return tuple(pair.ne_difference_percent for pair in self.pairs)
 
     @property
     def mean(self) -> float:
-        """Over the seeds."""
+        """Mean difference over the seeds."""
         return fmean(self.differences)
 
     @property
     def standard_error(self) -> float | None:
-        """Of the mean; None for a single seed."""
+        """Standard error of the mean; None for a single seed."""
         return stdev(self.differences) / math.sqrt(len(self.pairs)) if len(self.pairs) > 1 else None
 
     @property
@@ -63,7 +63,7 @@ class Quality:
 
     @property
     def verdict(self) -> QualityVerdict:
-        """See Verdict; a single seed decides nothing."""
+        """See QualityVerdict; a single seed is undecided."""
         if self.interval is None:
             return QualityVerdict.UNDECIDED
         low, high = self.interval
@@ -81,11 +81,11 @@ def compare(
     check: Callable[[object], None] | None = None,
     finished: Callable[[PairResult], None] | None = None,
 ) -> Quality:
-    """Train a pair for each seed.
+    """Train a pair of models for each seed.
 
     `progress` is called with the seed, "as it is" or "patched", samples done and samples in all; `check` with what
-    `patch` returned, after each patched run; `finished` with each seed's pair. Raises ValueError without a seed, and
-    as `train_pair` does.
+    `patch` returned, after each patched run; `finished` with each seed's pair. Raises ValueError without seeds, and
+    the errors of `train_pair`.
     """
     if not seeds:
         raise ValueError("compare needs at least one seed")
@@ -99,7 +99,7 @@ def compare(
 
 
 def t_quantile(confidence: float, freedom: int) -> float:
-    """The t such that a Student-t variable with `freedom` degrees of freedom lies within [-t, t] with `confidence`."""
+    """The t for which a Student-t variable of `freedom` degrees of freedom lies in [-t, t] with `confidence`."""
     low, high = 0.0, 1.0
     while t_within(high, freedom) < confidence:
         high *= 2

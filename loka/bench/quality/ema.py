@@ -1,4 +1,4 @@
-"""An exponential moving average of a model's weights, which damps the noise that training ends in."""
+"""Exponential moving average of a model's weights, which damps the noise at the end of training."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 class WeightAverage:
     """After step t: average += (1 - decay) / (1 - decay^t) * (weight - average).
 
-    That is the exponentially weighted mean of the weights after steps 1 to t; the random initial weights have no part
-    in it. Decay 0 is the weights themselves.
+    This is the exponentially weighted mean of the weights after steps 1 to t, without the random initial weights.
+    Decay 0 gives the weights themselves.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -23,14 +23,14 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take the weights of one more step in."""
+        """Add the weights of one more step to the average."""
         self._step += 1
         share = (1 - self._decay) / (1 - self._decay**self._step)
         torch._foreach_lerp_(self._average, self._weights, share)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """The model holds the averaged weights inside, and its own again after."""
+        """Context in which the model holds the averaged weights; its own are restored after."""
         own = [weight.detach().clone() for weight in self._weights]
         with torch.no_grad():
             torch._foreach_copy_(self._weights, self._average)

@@ -12,9 +12,9 @@ from loka.sites.callables import current_directory_importable, find_callable
 
 
 def job_of(policy: Policy, steps: int | None, device: str, tested: bool = True) -> TrainingJob:
-    """The policy's job on `device`; `steps` None: the policy's own. Not `tested`: train.test may be missing.
+    """The policy's job on `device`; `steps` None: as in the policy. Without `tested`, train.test may be missing.
 
-    Raises InputError, with the place in the policy, where it has no training section or a callable cannot be found.
+    Raises InputError, with the place in the policy, if it has no train section or a callable cannot be found.
     """
     spec = policy.train
     if spec is None:

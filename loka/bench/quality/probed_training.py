@@ -1,4 +1,4 @@
-"""The training loop of `loka probe`: the job's own steps, with a Probe that watches some of them."""
+"""Training loop of `loka probe`: the job's own steps, some of them watched by a Probe."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from loka.errors import InputError
 
 
 class Stepped(Protocol):
-    """What is told after each optimizer step."""
+    """Receiver of a call after each optimizer step."""
 
     def step(self) -> None:
-        """One step is over."""
+        """Called after a step."""
 
 
 @dataclass(slots=True)
 class Steps:
-    """How far training is; the loop counts here, so that an interrupt loses nothing."""
+    """Number of steps done, counted by the loop, so that it survives an interrupt."""
 
     done: int = 0
 
@@ -38,10 +38,10 @@ def train_watched(
     steps: Steps,
     progress: Callable[[int], None] | None = None,
 ) -> None:
-    """Train `model`, which is on the job's device, in place on at most `job.steps` of `batches`.
+    """Train `model`, which is on the job's device, in place on at most `job.steps` batches.
 
-    Random numbers (dropout) follow `seed`. Raises NonFiniteLossError, found at most CHECK_EVERY steps late, and
-    InputError where the batches are empty.
+    `seed` sets the random numbers (dropout). Raises NonFiniteLossError at most CHECK_EVERY steps late, and InputError
+    if there are no batches.
     """
     optimizer = job.make_optimizer(model)
     unread: list[Tensor] = []
@@ -68,7 +68,7 @@ def train_watched(
 
 
 def length(batches: Any) -> int | None:
-    """How many batches there are; None where they do not know."""
+    """Number of batches; None if they have no length."""
     try:
         return len(batches)
     except TypeError:
@@ -76,7 +76,7 @@ def length(batches: Any) -> int | None:
 
 
 def _check(unread: list[Tensor], done: int) -> None:
-    """Raises NonFiniteLossError at the first of the last losses that is not finite, and forgets them."""
+    """Raise NonFiniteLossError at the first unread loss that is not finite; clear the list."""
     if not unread:
         return
     values = torch.stack(unread).float().cpu()

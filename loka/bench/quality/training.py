@@ -1,4 +1,4 @@
-"""One training loop for `loka train` and `loka compare`: train a model, or the same model as it is and patched."""
+"""The training loop of `loka train` and `loka compare`: train a model, or one unpatched and patched."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from loka.bench.quality.ema import WeightAverage
 from loka.bench.quality.training_job import Inputs, Progress, TrainingJob
 from loka.errors import CheckFailedError, InputError
 
-CHECK_EVERY = 32  # steps between looks at the loss: on a GPU each look waits for it
+CHECK_EVERY = 32  # steps between reads of the loss: on a GPU each read synchronises
 CURVE_POINTS = 10
 
 
@@ -34,7 +34,7 @@ class NonFiniteLossError(CheckFailedError):
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """What one training run came to. NE, AUC and log loss are of the averaged weights, on the test rows."""
+    """Result of one training run. NE, AUC and log loss: of the averaged weights, on the test rows."""
 
     ne: float
     auc: float
@@ -56,16 +56,16 @@ class PairResult:
 
     @property
     def ne_difference_percent(self) -> float:
-        """Patched minus as it is, relative, in percent: positive is worse."""
+        """Relative difference of NE in percent, patched minus unpatched: positive is worse."""
         return 100 * (self.patched.ne - self.as_is.ne) / self.as_is.ne
 
 
 def train(model: nn.Module, job: TrainingJob, seed: int, progress: Progress | None = None) -> TrainResult:
     """Train `model`, in place, on the batches of `seed` and evaluate the averaged weights on the test batches.
 
-    The model moves to `job.device` and keeps its own last weights. Random numbers during training (dropout) follow
-    `seed`; the caller's generators are left as they were. Raises NonFiniteLossError, and InputError where the batches
-    are empty or the output is not one logit for each sample: of the first test batch before the first step.
+    The model moves to `job.device` and keeps its own last weights. `seed` sets the random numbers of training
+    (dropout); the caller's generators are unchanged. Raises NonFiniteLossError, and InputError if there are no batches
+    or the output is not one logit for each sample, which is checked on the first test batch before the first step.
     """
     model.to(job.device)
     check_output(model, job, seed)
@@ -92,11 +92,11 @@ def train_pair(
     progress: Callable[[str, int, int | None], None] | None = None,
     check: Callable[[object], None] | None = None,
 ) -> PairResult:
-    """Train the factory's model as it is, then the same one patched, from the same weights on the same batches.
+    """Train the factory's model unpatched, then patched, from the same weights on the same batches.
 
-    `patch(model)` changes the model in place; what it returns is handed to `check` once the patched model has trained
-    and been evaluated (`loka.dispatch.Patch.verify`, for one). `progress` is called with "as it is" or "patched" first.
-    Raises as `train` does, and InputError where two calls of the factory differ in their parameters.
+    `patch(model)` changes the model in place; its result is passed to `check` after the patched model is trained and
+    evaluated (for example to call `loka.dispatch.Patch.verify`). The first argument of `progress` is "as it is" or
+    "patched". Raises the errors of `train`, and InputError if two calls of the factory differ in their parameters.
     """
     model = build(job, seed)
     initial = {name: value.detach().clone() for name, value in model.state_dict().items()}
@@ -114,13 +114,13 @@ def train_pair(
 
 
 def check_output(model: nn.Module, job: TrainingJob, seed: int) -> None:
-    """Predict the first test batch, so that what cannot be evaluated is told before any step. Raises as `predict`."""
+    """Predict the first test batch, so that a wrong output fails before training. Raises the errors of `predict`."""
     with seeded(seed, job.device), job.precision():
         predict(model, islice(job.test_batches(job.test_batch_size, seed), 1), job.device)
 
 
 def build(job: TrainingJob, seed: int) -> nn.Module:
-    """The factory's model with the weights of `seed`, on the job's device."""
+    """The factory's model with the initial weights of `seed`, on the job's device."""
     with seeded(seed, job.device):
         return job.factory().to(job.device)
 
@@ -129,7 +129,7 @@ def build(job: TrainingJob, seed: int) -> nn.Module:
 def predict(model: nn.Module, batches: Iterable[tuple[Inputs, Tensor]], device: str) -> tuple[Tensor, Tensor]:
     """Logits and targets (R,) of all rows on the CPU, float32, in evaluation mode; the model's mode is restored.
 
-    Raises InputError where there is no batch, or where an output is not one logit for each sample of its target.
+    Raises InputError if there is no batch, or an output is not one logit for each sample.
     """
     was_training = model.training
     model.eval()
@@ -149,7 +149,7 @@ def predict(model: nn.Module, batches: Iterable[tuple[Inputs, Tensor]], device: 
 
 
 def _check_one_logit(output: object, target: object) -> None:
-    """Raise InputError unless there is one logit for each sample; the training loss may take any other form."""
+    """Raise InputError unless there is one logit for each sample; only evaluation requires it, the loss does not."""
     if not isinstance(target, Tensor):
         raise InputError(
             f"the test batches must yield (inputs, target) with one Tensor of labels, (R,) or (R, 1), not "
@@ -164,7 +164,7 @@ def _check_one_logit(output: object, target: object) -> None:
 
 
 def _check_labels(target: object) -> None:
-    """Raise InputError unless a training batch's target is a Tensor with a row for each sample."""
+    """Raise InputError unless the target of a training batch is a Tensor with a row for each sample."""
     if not isinstance(target, Tensor) or target.dim() == 0:
         raise InputError(
             f"the training batches must yield (inputs, target) with one Tensor of a row for each sample, not "
@@ -173,7 +173,7 @@ def _check_labels(target: object) -> None:
 
 
 def call(model: nn.Module, inputs: Inputs) -> Any:
-    """The model on a tuple or list of positional arguments, a dict of keywords, or one Tensor."""
+    """Call the model with a tuple or list of positional arguments, a dict of keywords, or one Tensor."""
     if isinstance(inputs, Mapping):
         return model(**inputs)
     if isinstance(inputs, tuple | list):
@@ -184,7 +184,7 @@ def call(model: nn.Module, inputs: Inputs) -> Any:
 def _fit(
     model: nn.Module, job: TrainingJob, seed: int, progress: Progress | None
 ) -> tuple[int, float, list[float], WeightAverage]:
-    """The loop itself: samples, seconds, the loss of every step, and the averaged weights."""
+    """The loop itself; returns samples, seconds, the loss of every step, and the averaged weights."""
     optimizer, average = job.make_optimizer(model), WeightAverage(model, job.ema)
     batches = job.batches(job.batch_size, seed)
     total = _samples_in_all(batches, job)
@@ -219,7 +219,7 @@ def _fit(
 
 
 def _read(unread: list[Tensor], losses: list[float]) -> None:
-    """Move losses to the host; raises NonFiniteLossError at the first that is not finite."""
+    """Move losses to the host. Raises NonFiniteLossError at the first that is not finite."""
     if not unread:
         return
     values = torch.stack(unread).float().cpu()
@@ -232,7 +232,7 @@ def _read(unread: list[Tensor], losses: list[float]) -> None:
 
 
 def _samples_in_all(batches: Iterable[Any], job: TrainingJob) -> int | None:
-    """What a progress bar runs to: exact where the batches know their `samples`, None where their number is unknown."""
+    """Number of samples for a progress bar: exact if the batches have `samples`, None if their length is unknown."""
     length = len(batches) if isinstance(batches, Sized) else None
     if job.steps is not None:
         length = job.steps if length is None else min(job.steps, length)
@@ -264,7 +264,7 @@ def _labelled(progress: Callable[[str, int, int | None], None] | None, label: st
 
 
 def _form(value: object) -> str:
-    """A value in a message: a Tensor's shape, or a container of those."""
+    """A value as shown in a message: the shape of a Tensor, or a container of shapes."""
     if isinstance(value, Tensor):
         return str(tuple(value.shape))
     if isinstance(value, Mapping):
@@ -281,7 +281,7 @@ def _wait(device: str) -> None:
 
 @contextmanager
 def seeded(seed: int, device: str) -> Iterator[None]:
-    """Torch's generators start at `seed` inside, and are the caller's own again after."""
+    """Context in which torch's generators start at `seed`; the caller's state is restored after."""
     cuda = torch.device(device).type == "cuda"
     with torch.random.fork_rng(devices=[torch.device(device)] if cuda else []):
         torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""What is trained, on what, and how: plain callables and numbers, so that no policy is needed to measure."""
+"""Description of a training run in callables and numbers, so that measuring needs no policy."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from loka.errors import InputError
 
-Inputs = Any  # what one call of the model takes: a tuple, a dict of keywords, or one Tensor
+Inputs = Any  # inputs of one call of the model: a tuple, a dict of keywords, or one Tensor
 Batches = Callable[[int, int], Iterable[tuple[Inputs, Tensor]]]  # (batch_size, seed) -> (inputs, target) ...
-Progress = Callable[[int, int | None], None]  # (samples done, samples in all, None where nobody knows)
+Progress = Callable[[int, int | None], None]  # (samples done, samples in all or None if unknown)
 
 OPTIMIZERS = ("adam", "adagrad", "sgd")
 
@@ -30,7 +30,7 @@ class TrainingJob:
     batch_size: int
     optimizer: str = "adam"
     learning_rate: float = 2e-3
-    ema: float = 0.99  # decay a step of the averaged weights that are evaluated; 0 evaluates the last weights
+    ema: float = 0.99  # decay per step of the averaged weights that are evaluated; 0 evaluates the last weights
     warmup: int = 50  # steps over which the learning rate rises to its value; without it training stalls at first
     steps: int | None = None  # None: one pass over the batches
     test_batch_size: int = 4096
@@ -57,11 +57,11 @@ class TrainingJob:
         return self.learning_rate * min(1.0, step / (self.warmup + 1))
 
     def precision(self) -> AbstractContextManager[object]:
-        """What forward, loss and evaluation run under."""
+        """Context of forward, loss and evaluation: autocast or none."""
         return torch.autocast(torch.device(self.device).type, torch.bfloat16) if self.autocast else nullcontext()
 
     def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """The optimiser over the parameters that train."""
+        """Optimiser of the trainable parameters. Raises InputError if there are none."""
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not parameters:
             raise InputError("the model has no parameter that trains")

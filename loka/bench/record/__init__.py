@@ -1,1 +1,1 @@
-"""Measuring parts on this machine's GPU, into the file that plans are priced by."""
+"""Time kernels on this machine's GPU and record them for the latency model of plans."""

@@ -1,9 +1,9 @@
-"""Whether a kernel's numbers are right: looked at before it is timed, for the fastest kernel may be a wrong one.
+"""Check of a kernel's results before it is timed: the fastest kernel may be a wrong one.
 
-A product is compared on up to 512 rows and 512 columns, evenly spaced, so that up to sizes of 65536 every tile of
-128 x 128 is met, with float64: of the operands before they were quantised, which gives the error that is recorded, and
-of the operands that the kernel was given, which tells a kernel that is wrong from one that is imprecise: by the energy
-of the difference, and by single elements that are much further off than others are, as in one tile of thousands.
+A product is sampled on up to 512 rows and 512 columns, evenly spaced, which meets every 128 x 128 tile up to sizes of
+65536, and compared with two float64 products. That of the operands before quantisation gives the recorded error. That
+of the kernel's own operands tells a wrong kernel from an imprecise one: by the energy of the difference, and by single
+elements that are much further off than the rest, as in one bad tile of thousands.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from torch import Tensor
 
 from loka.numerics.metrics import mere, sqnr
 
-SPACED = 512  # rows and columns of a product that are looked at
-LEAST_DB = 40.0  # of a product against its own operands; rounding it to bfloat16 leaves 53 to 56
+SPACED = 512  # rows and columns of a product that are compared
+LEAST_DB = 40.0  # of a product against that of its own operands; rounding it to bfloat16 leaves 53 to 56
 LEAST_FAST_DB = 15.0  # the same where the tensor core keeps about 14 bits of a long sum
-OUTLIER = 60.0  # times the median error, from which an element is wrong; rounding to bfloat16 gives up to 20
-LEAST_PRODUCER_DB = 30.0  # of another kernel against its reference: single values may be rounded to the FP8 one beside
+OUTLIER = 60.0  # multiple of the median error above which an element is wrong; rounding to bfloat16 gives up to 20
+LEAST_PRODUCER_DB = 30.0  # of other kernels against the reference: single values may round to a neighbouring FP8 value
 LEAST_SUM_DB = 30.0  # of sums over rows: a float32 sum of values that cancel
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What a kernel's numbers are worth. `wrong` says why they are not right, "" where they are."""
+    """Error of a kernel's results. `wrong` is the reason if they are wrong, "" otherwise."""
 
     mere: float | None = None
     sqnr_db: float | None = None
@@ -40,7 +40,7 @@ def spaced(size: int, most: int = SPACED) -> Tensor:
 
 
 def check_product(found: Tensor, exact: Tensor, own: Tensor, fast: bool) -> Check:
-    """A product's sample against float64 products: `exact` of what was quantised, `own` of the kernel's operands."""
+    """Check a sampled product against float64 ones: `exact` of unquantised operands, `own` of the kernel's operands."""
     if not bool(found.isfinite().all()):
         return Check(wrong="its product is not finite where its operands are")
     least = LEAST_FAST_DB if fast else LEAST_DB
@@ -54,14 +54,14 @@ def check_product(found: Tensor, exact: Tensor, own: Tensor, fast: bool) -> Chec
 
 
 def outlier(found: Tensor, own: Tensor) -> float:
-    """The largest error over the median one; 0 where half of the elements have none."""
+    """Largest error over the median error; 0 if half of the elements have none."""
     error = (found.double() - own.double()).abs()
     median = float(error.median())
     return float(error.max()) / median if median > 0 else 0.0
 
 
 def check_values(what: str, found: Tensor, expected: Tensor, least: float = LEAST_PRODUCER_DB) -> str:
-    """Why a kernel's result is wrong beside its reference's, or ""."""
+    """Reason why a kernel's result disagrees with its reference, or ""."""
     if found.shape != expected.shape:
         return f"{what} has shape {tuple(found.shape)}, its reference {tuple(expected.shape)}"
     if not bool(found.isfinite().all()):

@@ -1,9 +1,9 @@
-"""Microseconds of one kernel's work from a CUDA graph, in a few milliseconds: thousands of parts are measured in a row.
+"""Timing of one kernel by a CUDA graph, in a few milliseconds, because a recording measures thousands of parts.
 
-A graph holds several launches, each on arguments and results of its own. Before each replay more than the L2 cache is
-read, so that every launch finds its arguments in memory, however small they are; were it written, launches would pay
-for writing those lines back. Graphs are captured by hand: the context manager of torch empties the allocator's cache
-each time, which costs more than the measurement.
+A graph holds several launches, each with its own arguments and results. Before each replay more than the L2 cache is
+read, so that even small arguments come from memory; writing instead would charge the launches for the write-back of
+dirty lines. Graphs are captured by hand: torch's context manager empties the allocator's cache each time, which costs
+more than the measurement.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from loka.errors import InputError
 from loka.gc import deferred_gc
 
 MOST_SETS = 32  # sets of arguments
-LEAST_LAUNCHES = 8  # in a graph: a replay's start of about 3 us is shared by them
-LARGE = 256 * 2**20  # bytes of one launch from which two launches are enough
+LEAST_LAUNCHES = 8  # in a graph: they share the 3 us or so that starting a replay takes
+LARGE = 256 * 2**20  # bytes moved by a launch from which two launches are enough
 WARM_UPS = 2  # eager calls before a capture
 MEASURED_US = 12_000  # of replays
 LEAST_SAMPLES, MOST_SAMPLES = 5, 15
@@ -34,7 +34,7 @@ Call = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Time of one call: the median in microseconds, half the distance of the quartiles as a share of it, samples."""
+    """Time of one call: median in microseconds, half the interquartile range relative to it, number of samples."""
 
     us: float
     spread: float
@@ -42,22 +42,22 @@ class Span:
 
 
 class Clock(Protocol):
-    """How a call is timed."""
+    """Timer of calls."""
 
     def time(self, call: Call, arguments: Sequence[Any]) -> Span:
-        """Of one call on these arguments, or on copies of them."""
+        """Time a call on these arguments, or on copies of them."""
         ...
 
 
 class GraphClock:
-    """Times on the current CUDA device."""
+    """Clock of the current CUDA device, by graph replays."""
 
     def __init__(self) -> None:
         self._cache = torch.zeros(device_here().l2_bytes, dtype=torch.float32, device="cuda")  # four times the cache
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def time(self, call: Call, arguments: Sequence[Any]) -> Span:
-        """Capture launches on copies of the arguments, and replay them. What the call raises passes through."""
+        """Capture launches on copies of the arguments, and replay them. Errors of the call propagate."""
         moved = size_of(arguments) + result_bytes(call(*arguments))
         count, launches = counts(moved)
         sets = [tuple(arguments), *(copy_of(arguments) for _ in range(count - 1))]
@@ -70,9 +70,9 @@ class GraphClock:
 
     def _capture(self, call: Call, sets: Sequence[tuple[Any, ...]], launches: int) -> Callable[[], None]:
         graph = torch.cuda.CUDAGraph()
-        kept: list[Any] = []  # results, so that each launch writes to memory of its own
+        kept: list[Any] = []  # results are kept, so that each launch writes to its own memory
         self._stream.wait_stream(torch.cuda.current_stream())
-        # What garbage collection frees of other graphs and compiled kernels may end a capture.
+        # Garbage collection of other graphs and compiled kernels could abort a capture.
         with torch.cuda.stream(self._stream), deferred_gc():
             for index in range(WARM_UPS):
                 call(*sets[index % len(sets)])
@@ -86,7 +86,7 @@ class GraphClock:
         return graph.replay
 
     def _samples(self, replay: Callable[[], None], launches: int) -> list[float]:
-        """Microseconds of a launch, one for each replay."""
+        """Microseconds per launch, one sample for each replay."""
         (first,) = self._replays(replay, 1)
         number = min(max(int(MEASURED_US / max(first, 1.0)), LEAST_SAMPLES), MOST_SAMPLES)
         return [total / launches for total in self._replays(replay, number)]
@@ -103,13 +103,13 @@ class GraphClock:
 
 
 def counts(moved: int) -> tuple[int, int]:
-    """How many sets of arguments, and how many launches, for a call that reads and writes so many bytes."""
+    """Number of argument sets and of launches for a call that reads and writes `moved` bytes."""
     count = min(rotations(moved, device_here().l2_bytes), MOST_SETS)
     return count, count if moved >= LARGE else max(count, LEAST_LAUNCHES)
 
 
 def span_of(samples: Sequence[float]) -> Span:
-    """Median and spread of microseconds. Raises InputError where there are fewer than two of them."""
+    """Median and spread of times in microseconds. Raises InputError for fewer than two."""
     if len(samples) < 2:
         raise InputError(f"{len(samples)} timings of a kernel say nothing about their spread; two are needed")
     median = statistics.median(samples)
@@ -118,12 +118,12 @@ def span_of(samples: Sequence[float]) -> Span:
 
 
 def copy_of(arguments: Sequence[Any]) -> tuple[Any, ...]:
-    """The arguments with tensors of their own."""
+    """The arguments, tensors cloned."""
     return tuple(value.clone() if isinstance(value, Tensor) else value for value in arguments)
 
 
 def result_bytes(result: object) -> int:
-    """Bytes of the tensors that a call gave back."""
+    """Bytes of the tensors in a call's result."""
     return size_of(result if isinstance(result, tuple | list) else (result,))
 
 

@@ -1,4 +1,4 @@
-"""`loka bench kernels --record` and `--export`: kernels are measured into a file, and a file is written as text."""
+"""`loka bench kernels --record` and `--export`: measure kernels into a file, and write a file as text."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from loka.kernels.measurements.lookup import Recording, Versions, export
 
 @dataclass(frozen=True, slots=True)
 class RecordCommand:
-    """The arguments of one command, as they were typed."""
+    """The command-line options, unchecked."""
 
-    what: str  # kernels; the rest of `loka bench` records nothing
-    names: tuple[str, ...] = ()  # of --export without --record: the file of measurements
-    record: Path | None = None  # file that measurements are written into
+    what: str  # must be kernels; other benchmarks record nothing
+    names: tuple[str, ...] = ()  # for --export without --record: the file of measurements
+    record: Path | None = None  # file to record into
     parts: str | None = None  # kinds of parts, comma-separated
-    policy: Path | None = None  # whose sites' parts are recorded, in place of those that ship
-    seconds: float = math.inf  # after which recording stops, to go on another time
-    jobs: int = 0  # processes that compile, by the CPUs where 0
-    export: Path | None = None  # file that measurements are written into as text
-    target: str = DEFAULT_TARGET  # whose measurements are exported
+    policy: Path | None = None  # record the parts of its sites instead of the shipped grid
+    seconds: float = math.inf  # recording stops after this; another run continues
+    jobs: int = 0  # processes that compile; 0: by the number of CPUs
+    export: Path | None = None  # text file to export to
+    target: str = DEFAULT_TARGET  # device whose measurements are exported
 
     @property
     def records(self) -> bool:
-        """Whether it records or exports; else it is a comparison of `loka.bench.speed.request`."""
+        """True if it records or exports; otherwise it is a comparison of `loka.bench.speed.request`."""
         return any(each is not None for each in (self.record, self.export, self.policy))
 
 
 @dataclass(frozen=True, slots=True)
 class CommandOutcome:
-    """The result of a command as text, and as JSON can hold it."""
+    """The result of a command as text and as a dict for JSON."""
 
     text: str
     plain: dict[str, object]
 
 
 def carry_out(command: RecordCommand, progress: Progress) -> CommandOutcome:
-    """Record, export or both; gives what is to be printed.
+    """Record, export or both; returns the output to print.
 
-    Raises InputError where an argument is wrong, a file is missing or damaged, or there is no GPU to record on.
+    Raises InputError for a wrong argument, a missing or damaged file, and without a GPU to record on.
     """
     _check(command)
     outcomes = []
@@ -59,7 +59,7 @@ def carry_out(command: RecordCommand, progress: Progress) -> CommandOutcome:
 
 
 def _check(command: RecordCommand) -> None:
-    """Raises InputError for arguments that do not go together."""
+    """Raise InputError for wrong options and for options that exclude each other."""
     if command.what != "kernels":
         raise InputError(
             f"loka bench {command.what}: --record and --export are for `loka bench kernels`; leave them out"
@@ -76,7 +76,7 @@ def _check(command: RecordCommand) -> None:
 
 
 def record(command: RecordCommand, file: Path, progress: Progress) -> CommandOutcome:
-    """Measure the parts that the file lacks."""
+    """Measure the parts that are missing from the file."""
     works = tuple(filter(None, (command.parts or "").split(",")))
     versions = libraries()
     parts = parts_of(works, command.policy)
@@ -89,7 +89,7 @@ def record(command: RecordCommand, file: Path, progress: Progress) -> CommandOut
 
 
 def export_text(command: RecordCommand, text: Path) -> CommandOutcome:
-    """Write measurements as text: those of the file just recorded, or of the one that is named."""
+    """Write measurements as text: of the file just recorded, or of the named one."""
     if command.record is None and len(command.names) != 1:
         raise InputError("loka bench kernels --export: name the one file of measurements that is to be exported")
     source = command.record if command.record is not None else Path(command.names[0])

@@ -1,6 +1,6 @@
-"""The rendered kernels of parts: all of them written as one module, and compiled in several processes at once.
+"""The rendered kernels of parts: written as one module, and compiled in several processes.
 
-Triton keeps what it compiled on disk, so that a process of its own can do it: it calls each kernel once, on few rows.
+Triton caches compiled kernels on disk, so other processes can fill the cache: they call each kernel once, on few rows.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ FEW_ROWS = 256  # of the first call
 
 
 class CompiledKernels:
-    """The module of the kernels of these parts, in a folder that is there for the time of measuring."""
+    """The module of the kernels of these parts, in a temporary folder."""
 
     def __init__(self, parts: Sequence[Part], folder: Path) -> None:
-        """Write them."""
+        """Render and write the kernels."""
         self._folder = folder
         self._parts = parts
         specs = dict.fromkeys(spec for part in parts for spec in _specs(part))
@@ -52,13 +52,14 @@ class CompiledKernels:
             (package / file).write_text(text, encoding="utf-8")
 
     def module(self) -> ModuleType:
-        """The host functions of the kernels."""
+        """The module with the host functions of the kernels."""
         return load(self._folder)
 
     def compile(self, jobs: int, progress: Progress) -> None:
-        """Compile each kernel in one of `jobs` processes; what does not compile is told, and fails again later."""
+        """Compile each kernel in one of `jobs` processes; failures are reported, and occur again when measuring."""
         first: dict[tuple[object, ...], Part] = {}
-        for part in sorted(self._parts, key=lambda part: part.work not in BACKWARDS):  # a step compiles its forward
+        # Backwards first: compiling a step compiles its forward too.
+        for part in sorted(self._parts, key=lambda part: part.work not in BACKWARDS):
             if part.kernel == COMPILED:
                 first.setdefault((replace(part, work=family(part.work)),), part)
             elif specs := _specs(part):
@@ -75,7 +76,7 @@ class CompiledKernels:
 
 
 def load(folder: Path) -> ModuleType:
-    """The module of kernels in a folder; one of that name that came from another folder gives way to it."""
+    """Import the module of kernels from a folder, in place of one loaded from another folder."""
     loaded = sys.modules.get(PACKAGE)
     if loaded is None or Path(loaded.__file__ or "").parent.parent != folder:
         for name in [name for name in sys.modules if name == PACKAGE or name.startswith(f"{PACKAGE}.")]:
@@ -87,16 +88,16 @@ def load(folder: Path) -> ModuleType:
 
 
 def compile_parts(folder: str, parts: Sequence[Part]) -> list[str]:
-    """Call each part's kernels once, in a process of its own; a line for each that cannot be."""
+    """Call each part's kernels once; returns a line for each failure. Runs in a child process."""
     producers, interactions = Producers(lambda: load(Path(folder))), InteractionParts(lambda: load(Path(folder)))
 
     def prepare(part: Part) -> PreparedCall:
-        if part.work in INTERACTIONS:  # torch.compile is for the very number of samples
+        if part.work in INTERACTIONS:  # torch.compile specialises on the number of samples
             few = part if part.kernel == COMPILED else replace(part, rows=FEW_ROWS)
             return interactions.prepare(few)
         return producers.prepare(replace(part, rows=FEW_ROWS))
 
-    inductor.compile_threads = 1  # these processes are many already
+    inductor.compile_threads = 1  # there are many processes already
     failures = []
     for part in parts:
         try:
@@ -104,13 +105,13 @@ def compile_parts(folder: str, parts: Sequence[Part]) -> list[str]:
             prepared.call(*prepared.arguments)
             torch.cuda.synchronize()
             torch.cuda.empty_cache()  # for the other processes
-        except Exception as error:  # noqa: BLE001  (a compiler's or a driver's: it is told, and the others are compiled)
+        except Exception as error:  # noqa: BLE001  (of compiler or driver: reported, and the others still compile)
             failures.append(f"{part}: {describe(error)}")
     return failures
 
 
 def _specs(part: Part) -> tuple[AnySpec, ...]:
-    """A part's kernels; none for a GEMM, nor where no kernel is rendered for it, which its measurement will tell."""
+    """A part's kernels; none for a GEMM, nor for a part without a rendered kernel, which measuring reports."""
     if part.work is PartKind.GEMM or part.kernel == COMPILED:
         return ()
     with contextlib.suppress(LokaError):

@@ -1,7 +1,7 @@
-"""GEMM parts on their kernels: operands, the call, and the check of its numbers.
+"""GEMM parts: operands, the call of a kernel, and the check of its results.
 
-Operands are standard normal, a (rows, contraction) and b (columns, contraction), both contiguous. They are made once
-for all parts of one size, which therefore should follow each other.
+Operands are standard normal, a (rows, contraction) and b (columns, contraction), both contiguous. Those of the last
+size are kept, so parts of one size should follow each other.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 @dataclass(frozen=True, slots=True)
 class PreparedCall:
-    """A part that can be called: `check` looks at what the call gave back."""
+    """A part that is ready to be timed: the call, its arguments and a check of its result."""
 
     call: Callable[..., Any]
     arguments: tuple[Any, ...]
     check: Callable[[Any], Check]
-    parts: int = 1  # equal ones that one call does: each takes its share of the time
-    less: Callable[..., Any] | None = None  # a call on the same arguments that is in this one, and is no part of it
+    parts: int = 1  # number of equal parts in one call; the time is divided by it
+    less: Callable[..., Any] | None = None  # work included in the call whose time is subtracted; same arguments
 
 
 @dataclass(frozen=True, slots=True)
 class GemmPartRecipe:
-    """How a GEMM's operands are quantised, and its sums added."""
+    """Recipe of a GEMM: formats and scalings of both operands, accumulation."""
 
     formats: tuple[Format, Format]
     scalings: tuple[Scaling, Scaling]
@@ -51,12 +51,12 @@ class GemmPartRecipe:
 
     @property
     def fast(self) -> bool:
-        """Whether accumulation is fast."""
+        """True for fast accumulation."""
         return self.accumulation is Accumulation.FAST
 
 
 def parse_recipe(text: str) -> GemmPartRecipe:
-    """ "e4m3 rowwise, e4m3 rowwise, precise" as a recipe. Raises InputError for anything else."""
+    """Parse a recipe such as "e4m3 rowwise, e4m3 rowwise, precise". Raises InputError."""
     try:
         first, second, accumulation = text.split(", ")
         (format_a, scaling_a), (format_b, scaling_b) = first.split(" "), second.split(" ")
@@ -70,7 +70,7 @@ def parse_recipe(text: str) -> GemmPartRecipe:
 
 
 class GemmOperands:
-    """Both operands of the GEMM parts of one size and dtype, and the float64 product of a sample of them."""
+    """Operands of the GEMM parts of one size and dtype, and the float64 product of sampled rows and columns."""
 
     def __init__(self, part: Part, device: str) -> None:
         generator = torch.Generator(device).manual_seed(SEED)
@@ -83,11 +83,11 @@ class GemmOperands:
         self._own: dict[GemmPartRecipe, Tensor] = {}
 
     def quantised(self, recipe: GemmPartRecipe) -> tuple[Quantized, Quantized]:
-        """Both operands in FP8."""
+        """Both operands in FP8, quantised once for each recipe."""
         return self._one(0, recipe), self._one(1, recipe)
 
     def check(self, found: Tensor, recipe: GemmPartRecipe | None) -> Check:
-        """A product (rows, columns) of these operands, without a recipe of the plain ones."""
+        """Check a product (rows, columns) of the quantised operands, or of the plain ones if `recipe` is None."""
         sample = found[self._places[0]][:, self._places[1]]
         own = self._exact if recipe is None else self._own_product(recipe)
         return check_product(sample, self._exact, own, fast=recipe is not None and recipe.fast)
@@ -112,7 +112,7 @@ class GemmOperands:
 
 
 def _sampled(made: Quantized, scaling: Scaling, places: Tensor) -> Tensor:
-    """Rows of a quantised matrix in float32."""
+    """Dequantise some rows of a matrix to float32."""
     block, values = BLOCKS[scaling], made.values[places].float()
     scale = made.scale if block.rows is None else made.scale[places // block.rows]
     if block.columns is not None:
@@ -121,37 +121,37 @@ def _sampled(made: Quantized, scaling: Scaling, places: Tensor) -> Tensor:
 
 
 def size_key(part: Part) -> tuple[int, int, int, str]:
-    """What parts have in common that share operands."""
+    """Key of the parts that share operands: sizes and dtype."""
     return part.rows, part.columns, part.contraction, part.dtype
 
 
 @cache
 def unavailable_reason(kernel: str) -> str | None:
-    """Why a kernel cannot run on this machine, asked once."""
+    """Reason why a kernel cannot run on this machine, or None; cached."""
     return kernel_named(kernel).unavailable_reason()
 
 
 class Gemms:
-    """Prepares GEMM parts: the model's own, and those of the catalogue that have an operator."""
+    """Prepares GEMM parts: native ones, and those on kernels of the catalogue that have an operator."""
 
     def __init__(self, device: str = "cuda", target: str = DEFAULT_TARGET) -> None:
-        """`target` is what kernels are asked about."""
+        """`target` is the device for which kernels state what they support."""
         self._device = device
         self._target = target
         self._operands: GemmOperands | None = None
         self._counter_id = call_counters.new_counters(1)
 
     def operands(self, part: Part) -> GemmOperands:
-        """Of the part's size; those of the last size are kept."""
+        """Operands of the part's size; those of the last size are kept."""
         if self._operands is None or self._operands.key != size_key(part):
             self._operands = None  # frees its memory first
             self._operands = GemmOperands(part, self._device)
         return self._operands
 
     def prepare(self, part: Part) -> PreparedCall:
-        """A part's call.
+        """Prepare a part's call.
 
-        Raises InputError where the kernel does not take the part, or cannot run on this machine.
+        Raises InputError if the kernel does not support the part or cannot run on this machine.
         """
         if part.dtype not in DTYPES:
             raise InputError(f"no GEMM writes {part.dtype!r}; it can be {', '.join(DTYPES)}")
@@ -166,7 +166,7 @@ class Gemms:
         return PreparedCall(call, arguments, lambda found: operands.check(found, recipe))
 
     def _of_catalogue(self, part: Part, recipe: GemmPartRecipe) -> Callable[..., Tensor]:
-        """The operator of a kernel, as generated code calls it."""
+        """The operator of a kernel, called as in generated code."""
         kernel = kernel_named(part.kernel)
         formats = zip(recipe.formats, recipe.scalings, strict=True)
         first, second = (OperandRecipe(format=format, scaling=scaling) for format, scaling in formats)
@@ -187,6 +187,6 @@ class Gemms:
 
 
 def plain_product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b.T, of float32 matrices in TF32."""
+    """a @ b.T; float32 matrices are multiplied in TF32."""
     with float32_products("high"):
         return torch.mm(a, b.t())

@@ -1,12 +1,12 @@
-"""Which parts are measured for the set that ships: sizes of recommenders, and every power of two around them.
+"""The parts measured for the shipped set: sizes of recommenders, and the powers of two around them.
 
-GEMM sizes are products of (rows, columns, contraction) from four families: a cube of powers of two, on which the
-crossover map stands; long rows, as fprop and dgrad have; long contractions, as wgrad has; and the odd sizes of known
-recommenders. fprop, dgrad and wgrad of all sites share them: which of the three a GEMM is, its sizes do not say.
+GEMM sizes (rows, columns, contraction) come from four families: a cube of powers of two, which the crossover map
+uses; long rows, as in fprop and dgrad; long contractions, as in wgrad; and the odd sizes of known recommenders. A
+size is measured once, whether it is used by fprop, dgrad or wgrad.
 
-Counted for an H100, at 10 to 25 ms a part: 1,058 GEMM sizes on seven to eleven kernels and recipes, some on a part of
-the sizes only, and 16 producers on 10 widths and 8 to 11 numbers of rows, and on five sizes of wider rows. The largest
-products take 12 ms in BF16, so that arithmetic is a small part of it all. Interactions stand in a grid of their own.
+On an H100, at 10 to 25 ms a part: 1,058 GEMM sizes on seven to eleven kernels and recipes, some of them on part of the
+sizes only, and 16 producers on 10 widths, 8 to 11 numbers of rows, and five sizes of wider rows. The largest products
+take 12 ms in BF16, so arithmetic is a small share of the total. `interaction_grid` has the interactions.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Size = tuple[int, int, int]  # rows, columns, contraction
 
 POWERS = tuple(64 << step for step in range(8))  # 64 to 8192
 LONG = (16384, 32768, 65536)
-LONG_SIDES = POWERS  # of the two short sides beside a long one
-ODD_SIDES = (  # the columns and contractions of DCNv2's and DLRM's layers, and their batches
+LONG_SIDES = POWERS  # sizes of the two short sides beside a long one
+ODD_SIDES = (  # columns and contractions of the layers of DCNv2 and DLRM
     (512, 3456), (3456, 512), (1024, 3456), (3456, 1024), (3456, 3456), (1024, 480), (480, 1024), (1536, 512),
     (512, 1536), (768, 256), (256, 768), (3072, 768), (768, 3072), (1024, 479), (512, 13), (24, 512),
 )  # fmt: skip
 ODD_ROWS = (512, 2048, 8192, 32768, 65536)
 VAST = ((2048, 1024, 123200), (2048, 123200, 1024), (1024, 123200, 2048), (2048, 1024, 32768), (2048, 32768, 1024))
-SPARSE = (64, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536)  # sides of what is measured less often
+SPARSE = (64, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536)  # sides for the less common recipes and dtypes
 
 ROWWISE_PRECISE = "e4m3 rowwise, e4m3 rowwise, precise"
 ROWWISE_FAST = "e4m3 rowwise, e4m3 rowwise, fast"
@@ -49,19 +49,19 @@ SPARSE_RECIPES = (
 
 WIDTHS = (64, 128, 256, 512, 1024, 2048, 3456, 4096, 8192, 16384)
 ROWS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
-WIDE = ((1024, 123200), (2048, 123200), (1024, 32768), (2048, 32768), (8192, 32768))  # the widest linears: weights, x
-FEW_ROWS = (64, 128, 256)  # of weights; and the map has batches as small
+WIDE = ((1024, 123200), (2048, 123200), (1024, 32768), (2048, 32768), (8192, 32768))  # weights and x of wide linears
+FEW_ROWS = (64, 128, 256)  # of weights; the crossover map has such small batches too
 LARGEST_MATRIX = 2**28  # elements
 WRITTEN = ("bfloat16", "e4m3 rowwise")
 AROUNDS = ("layer_norm", "layer_norm silu", "rms_norm", "block_norm hardswish", "relu", "silu")
 BLOCK_NORM = "block_norm hardswish"
 QUANTISED = ("e4m3 rowwise", "e4m3 tensorwise", "e4m3 blockwise_1x128", "e5m2 rowwise")
-QUANTISED_WIDE = ("e4m3 rowwise", "e5m2 rowwise")  # where a row is taken in chunks
+QUANTISED_WIDE = ("e4m3 rowwise", "e5m2 rowwise")  # for rows that are processed in chunks
 PARTS = tuple(work.value for work in PartKind)
 
 
 def grid(works: Sequence[str] = PARTS, others: Sequence[str] = ()) -> tuple[Part, ...]:
-    """The parts of these kinds of work; `others` are further FP8 kernels with rowwise scales, by their names.
+    """The parts of these kinds of work; `others`: names of further FP8 kernels with rowwise scales.
 
     Raises InputError for an unknown kind.
     """
@@ -79,7 +79,7 @@ def grid(works: Sequence[str] = PARTS, others: Sequence[str] = ()) -> tuple[Part
 
 
 def gemm_sizes() -> tuple[Size, ...]:
-    """Every size, once, sorted."""
+    """Every GEMM size once, sorted."""
     cube = set(product(POWERS, POWERS, POWERS))
     rows = {(long, *sides) for long in LONG for sides in product(LONG_SIDES, LONG_SIDES)}
     contractions = {(*sides, long) for long in LONG for sides in product(LONG_SIDES, LONG_SIDES)}
@@ -93,7 +93,7 @@ def gemm_sizes() -> tuple[Size, ...]:
 
 
 def gemm_parts(others: Sequence[str]) -> Iterator[Part]:
-    """All sizes in BF16, in cuBLASLt's FP8 and on other kernels; sparse ones also in TF32, blockwise and with e5m2."""
+    """All sizes in BF16, in cuBLASLt's FP8 and on other kernels; SPARSE sizes also in TF32, blockwise and e5m2."""
     for rows, columns, contraction in gemm_sizes():
         for recipe in DENSE_RECIPES:
             yield Part(PartKind.GEMM, SCALED_MM, rows, columns, contraction, recipe=recipe)
@@ -108,7 +108,7 @@ def gemm_parts(others: Sequence[str]) -> Iterator[Part]:
 
 
 def producer_parts(work: PartKind) -> Iterator[Part]:
-    """Every width and number of rows that a matrix of LARGEST_MATRIX elements has room for."""
+    """Every width and number of rows with at most LARGEST_MATRIX elements, and the sizes of WIDE."""
     heights = ROWS if work in (PartKind.FORWARD, PartKind.BACKWARD) else (*FEW_ROWS, *ROWS)
     sizes = [(rows, width) for width in WIDTHS for rows in heights if rows * width <= LARGEST_MATRIX]
     for rows, width in (*sizes, *WIDE):
@@ -117,7 +117,7 @@ def producer_parts(work: PartKind) -> Iterator[Part]:
 
 
 def kinds(work: PartKind, width: int) -> Iterator[tuple[str, str]]:
-    """What is written, and what stands around, for the parts of one width."""
+    """Pairs of (recipe, norm and activation) that are measured for one width."""
     if work is PartKind.REQUANTIZE_TRANSPOSE:
         yield "e4m3 tensorwise", ""
     elif work is PartKind.COPY:

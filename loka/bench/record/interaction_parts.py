@@ -1,13 +1,13 @@
-"""Parts of interactions, prepared: mixing layers, joins and cross layers, on our kernels and by torch.compile.
+"""Prepared parts of interactions: FM interactions, concat norms and cross layers, rendered and by torch.compile.
 
-Everything is standard normal, weights of mixing layers over the root of what they add up. A rendered part is what a
-generated package launches: the kernel, and behind a backward the one that adds up its partial sums. A compiled part is
-of the model's own operations, under torch.compile for the part's own number of samples: its forward saves what the
-gradients need; its backward is the step, forward and gradients, less that forward. What is passed on is a copy in the
-step and in the forward that it is compared with, so that it costs the difference nothing.
+Inputs are standard normal, weights of FM interactions divided by the root of the number of terms. A rendered part runs
+what a generated package launches: the kernel, and after a backward the one that adds its partial sums. A compiled part
+runs the model's own operations under torch.compile for the part's number of samples: its forward saves what the
+gradients need; its backward is timed as the whole step less that forward. A passed-on input is a copy in both, so that
+it cancels in the difference.
 
-Results are compared with the same operations in float64, with their gradients by autograd, on evenly spaced samples, on
-all of them up to SAMPLED elements; sums over samples only where those are all.
+Results are compared with the same operations in float64, gradients with autograd's, on evenly spaced samples of up to
+SAMPLED elements; sums over samples are compared only if that is all of them.
 """
 
 from __future__ import annotations
@@ -35,33 +35,33 @@ from loka.kernels.fused.rendering import AnySpec
 from loka.kernels.measurements.interaction_forms import BACKWARDS, ConcatNormForm, CrossForm, FmForm, family, form_of
 from loka.kernels.measurements.parts import COMPILED, RENDERED, Part
 
-SUMMED = frozenset({"rank", "compress", "weight", "bias"})  # inputs without samples: their gradients are sums
+SUMMED = frozenset({"rank", "compress", "weight", "bias"})  # shared by all samples: their gradients are sums
 
-Module = Callable[[], ModuleType]  # of the rendered kernels, imported when it is first needed
+Module = Callable[[], ModuleType]  # module of the rendered kernels, imported on first use
 Named = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Interaction:
-    """One in torch: its inputs by name, what it computes of them, and the gradients of its results."""
+    """An interaction in torch: inputs by name, the computation, and gradients of its results."""
 
     inputs: dict[str, Tensor]
     compute: Callable[[Named], tuple[Tensor, ...]]
     gradients: tuple[Tensor, ...]
 
     def at(self, places: Tensor, dtype: torch.dtype) -> Interaction:
-        """On some samples, in another dtype."""
+        """The interaction on the samples `places` and in another dtype."""
         inputs = {name: (value if name in SUMMED else value[places]).to(dtype) for name, value in self.inputs.items()}
         return Interaction(inputs, self.compute, tuple(grad[places].to(dtype) for grad in self.gradients))
 
     @property
     def leaves(self) -> dict[str, Tensor]:
-        """The inputs, each asking for a gradient of its own."""
+        """The inputs as leaves that require gradients."""
         return {name: value.detach().requires_grad_() for name, value in self.inputs.items()}
 
 
 def interaction_of(part: Part, device: str) -> Interaction:
-    """A part's inputs. Raises InputError where it is none, or has a dtype that no kernel takes."""
+    """A part's inputs. Raises InputError if it is not an interaction or no kernel takes its dtype."""
     if part.dtype not in DTYPES:
         raise InputError(f"no kernel takes {part.dtype!r}; it can be {', '.join(DTYPES)}")
     generator = torch.Generator(device).manual_seed(SEED)
@@ -92,7 +92,7 @@ def interaction_of(part: Part, device: str) -> Interaction:
 
 
 def specs_of(part: Part) -> tuple[AnySpec, ...]:
-    """The rendered kernels of a part in the order of their launches; a forward's is one."""
+    """The rendered kernels of a part in the order of their launches; a forward has one."""
     forward, backward = interaction_specs.specs_of(form_of(part.work, part.around), part.columns)
     if part.work not in BACKWARDS:
         return (forward,)
@@ -102,14 +102,14 @@ def specs_of(part: Part) -> tuple[AnySpec, ...]:
 
 @dataclass
 class InteractionParts:
-    """Prepares parts of interactions. `module` has the rendered kernels of all of them, `specs_of` each."""
+    """Prepares parts of interactions. `module` gives the rendered kernels that `specs_of` describes."""
 
     module: Module
     device: str = "cuda"
     _last: tuple[Part, Compiled] | None = None
 
     def prepare(self, part: Part) -> PreparedCall:
-        """A part's call. Raises InputError where no kernel is rendered for it."""
+        """Prepare a part's call. Raises InputError if no kernel is rendered for it."""
         made = interaction_of(part, self.device)
         expected = ReferenceOutputs(made, part.columns)
         if part.kernel == COMPILED:
@@ -131,7 +131,7 @@ class InteractionParts:
         return PreparedCall(call, arguments, lambda found: expected.check_gradients(_by_input(first, found)))
 
     def _compiled(self, part: Part, made: Interaction, expected: ReferenceOutputs) -> PreparedCall:
-        """A forward and the step of the same form are compiled once where one follows the other."""
+        """Prepare a compiled part; forward and step of one form share a compilation if one follows the other."""
         key = replace(part, work=family(part.work))
         if self._last is None or self._last[0] != key:
             self._last = key, Compiled.of(made)
@@ -147,14 +147,14 @@ class InteractionParts:
 
 @dataclass
 class ReferenceOutputs:
-    """What an interaction gives in float64, on evenly spaced samples."""
+    """Results and gradients of an interaction in float64, on evenly spaced samples."""
 
     interaction: Interaction
     columns: int
 
     @cached_property
     def places(self) -> Tensor:
-        """Of the samples that are looked at."""
+        """Indices of the samples that are compared."""
         first = next(iter(self.interaction.inputs.values()))
         most = max(SAMPLED // max(first[0].numel(), 1), 1)
         return spaced(first.shape[0], most).to(first.device)
@@ -168,14 +168,14 @@ class ReferenceOutputs:
         return tuple(each.detach() for each in results), dict(zip(leaves, found, strict=True))
 
     def check_results(self, made: Any) -> Check:
-        """Of a forward: the results, statistics behind them left out."""
+        """Check a forward's results, without the statistics after them."""
         found = made if isinstance(made, tuple | list) else (made,)
         pairs = zip(found, self._exact[0], strict=False)
         wrong = [check_values("its result", each.detach()[self.places], right) for each, right in pairs]
         return _check(wrong)
 
     def check_gradients(self, found: Named) -> Check:
-        """Of a backward, by the inputs' names: those of samples, and sums where all samples are looked at."""
+        """Check a backward's gradients by input name; sums only if all samples are compared."""
         exact = self._exact[1]
         parts = [gradient for name, gradient in exact.items() if name.startswith("part_")]
         if parts:
@@ -197,14 +197,14 @@ def _check(wrong: Sequence[str]) -> Check:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """An interaction's own operations under torch.compile. Gradients of the results follow the inputs as arguments."""
+    """An interaction's own operations under torch.compile; arguments are the inputs, then gradients of the results."""
 
     compute: Callable[..., tuple[Tensor, ...]]
     count: int  # of the inputs
 
     @classmethod
     def of(cls, made: Interaction) -> Compiled:
-        """Compiled when it is first called. What was compiled before is forgotten: the compiler counts versions."""
+        """Compile on the first call. Resets dynamo, which limits the number of recompilations."""
         torch._dynamo.reset()
         names, compute = tuple(made.inputs), made.compute
 
@@ -214,7 +214,7 @@ class Compiled:
         return cls(torch.compile(computed, fullgraph=True, dynamic=False), len(names))
 
     def forward(self, *arguments: Tensor) -> tuple[Tensor, ...]:
-        """The results, with what the gradients need."""
+        """The results; autograd saves what the gradients need."""
         return self.compute(*self._leaves(arguments))
 
     def step(self, *arguments: Tensor) -> tuple[Tensor, ...]:
@@ -227,7 +227,7 @@ class Compiled:
 
 
 def _given(part: Part, made: Interaction) -> dict[str, Tensor]:
-    """What rendered kernels are called with, by the names of their parameters."""
+    """Arguments of rendered kernels by parameter name."""
     inputs, gradients = made.inputs, made.gradients
     match form_of(part.work, part.around):
         case FmForm() as form:
@@ -251,10 +251,10 @@ def _given(part: Part, made: Interaction) -> dict[str, Tensor]:
 
 
 def _by_input(spec: AnySpec, found: Any) -> dict[str, Tensor]:
-    """A backward kernel's results by the inputs whose gradients they are."""
+    """A backward kernel's results by the names of the inputs."""
     results = found if isinstance(found, tuple | list) else (found,)
     named = zip(spec.results, results, strict=True)
-    joined = not isinstance(spec, FmBackward)  # dx of a join is that of all parts
+    joined = not isinstance(spec, FmBackward)  # dx of a concat norm is the gradient of all parts
     return {"joined" if name == "dx" and joined else name.removeprefix("d"): value for name, value in named}
 
 

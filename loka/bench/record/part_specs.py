@@ -1,16 +1,16 @@
-"""What the parts that are no GEMMs run: the specs of their rendered kernels.
+"""Specs of the rendered kernels of parts other than GEMMs.
 
 | work | `around` | `recipe` | kernels |
 |---|---|---|---|
 | quantise | | `e4m3 rowwise`, `e4m3 blockwise_1x128`, the same with e5m2 | one |
 | quantise | | `e4m3 tensorwise` | one that finds the maximum, one that writes |
-| turn | | `e4m3 tensorwise` | a third of one that transposes three such matrices, as generated packages do it |
-| forward | norm, activation | a dtype, or as of quantise | one, with the statistics that the backward needs |
-| backward | norm, activation | a dtype, or as of quantise but tensorwise | one, and one that adds up sums |
+| requantize_transpose | | `e4m3 tensorwise` | a third of one for three such matrices, as in generated packages |
+| forward | norm, activation | a dtype, or as for quantise | one, with the statistics that the backward needs |
+| backward | norm, activation | a dtype, or as for quantise except tensorwise | one, and one that adds partial sums |
 | copy | | the dtype of `part.dtype`: transposed, contiguous; another dtype: converted | torch's |
 
-The sums are those for the norm's weight and bias. A layer_norm has a weight and a bias, an rms_norm a weight, a
-block_norm of 256 neither.
+The sums are the gradients of the norm's weight and bias, if it usually has them (`norms.NORMS`): a layer_norm has both,
+an rms_norm a weight, a block_norm of 256 neither.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from dataclasses import dataclass
 
 from loka.errors import InputError
 from loka.kernels.fused.cast_transpose.matrix_spec import Reduce, RequantizeTranspose
-from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, NORMS, SAVING, NormBackward, NormForward, Spec
+from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, NormBackward, NormForward, Spec
+from loka.kernels.fused.norm.norms import NORMS, traits_of
 from loka.kernels.fused.quantisation import ROWWISE, Quantisation
 from loka.kernels.measurements.parts import Part, PartKind
 from loka.numerics.enums import Format, Scaling
@@ -33,24 +34,24 @@ _MODES = {Scaling.ROWWISE: "rowwise", Scaling.TENSORWISE: "tensorwise", Scaling.
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """The norm and the activation of a part."""
+    """The norm and the activation of a part, each optional."""
 
     norm: str | None
     activation: str | None
 
     @property
     def weight(self) -> bool:
-        """Whether the norm has one."""
-        return self.norm in SAVING
+        """True if the norm usually has a weight."""
+        return "weight" in traits_of(self.norm).parameters
 
     @property
     def bias(self) -> bool:
-        """Whether the norm has one."""
-        return self.norm == "layer_norm"
+        """True if the norm usually has a bias."""
+        return "bias" in traits_of(self.norm).parameters
 
 
 def parse_around(text: str) -> Around:
-    """ "layer_norm silu", "silu", "rms_norm", "". Raises InputError for another word, or two of a kind."""
+    """Parse `around`: "layer_norm silu", "silu", "rms_norm", "". Raises InputError for anything else."""
     words = text.split()
     norms = [word for word in words if word in NORMS]
     activations = [word for word in words if word in ACTIVATIONS]
@@ -61,7 +62,7 @@ def parse_around(text: str) -> Around:
 
 
 def parse_written(recipe: str) -> Quantisation | None:
-    """What a producer writes: a Quantisation with scales that are powers of two, None for a plain dtype.
+    """Parse what a producer writes: a Quantisation with power-of-two scales, or None for a plain dtype.
 
     Raises InputError for a recipe that no kernel has.
     """
@@ -75,9 +76,9 @@ def parse_written(recipe: str) -> Quantisation | None:
 
 
 def specs_of(part: Part) -> tuple[Spec, ...]:
-    """The rendered kernels of a part in the order of their launches; none for a copy.
+    """The specs of a part's rendered kernels in the order of their launches; none for a copy.
 
-    Raises InputError where no kernel is rendered for it, and for a GEMM.
+    Raises InputError if no kernel is rendered for it, and for a GEMM.
     """
     match part.work:
         case PartKind.REQUANTIZE_TRANSPOSE:

@@ -1,4 +1,4 @@
-"""The parts that the sites of a policy's model need: every one that planning would ask for if all of it were safe."""
+"""The parts that a policy's sites need: all that planning would look up if every GEMM were safe in FP8."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from loka.version import __version__
 
 
 class RequestedParts:
-    """Costs that note what they are asked for, and say that all of it takes a microsecond."""
+    """Part costs that record each requested part and answer one microsecond."""
 
     def __init__(self) -> None:
-        """Nothing yet."""
+        """Start without requests."""
         self.name, self.sha256 = "requested", ""
         self._parts: dict[Part, None] = {}
 
     def time(self, part: Part) -> PartTime | None:
-        """One microsecond."""
+        """Record the part; always one microsecond."""
         self._parts[part] = None
         return PartTime(1.0, 0.0, TimeSource.MEASURED)
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """What was asked for, in that order."""
+        """The requested parts, in the order of the first requests."""
         return tuple(self._parts)
 
 
 def parts_of_policy(path: str | os.PathLike[str]) -> tuple[Part, ...]:
-    """The parts of every execution option of the sites of a policy, at its batch size, whatever a profile says of them.
+    """The parts of every execution option of a policy's sites, at its batch size; any profile is ignored.
 
-    Raises InputError as planning does.
+    Raises the InputErrors of planning.
     """
     examined = examine(load_policy(os.fspath(path)))
     requested = RequestedParts()
@@ -45,7 +45,7 @@ def parts_of_policy(path: str | os.PathLike[str]) -> tuple[Part, ...]:
 
 
 def assumed_safe(examined: Examined) -> ProfiledSites:
-    """Evidence that every GEMM of every site is safe in the recipe that its policy asks for."""
+    """Made-up evidence that every GEMM of every site is safe in the recipe of its policy."""
     mere, sqnr = Interval(0.0, 0.0, 0.0), Interval(99.0, 99.0, 99.0)
     sites = []
     for site, settings in zip(examined.sites, examined.settings, strict=True):

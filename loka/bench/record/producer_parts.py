@@ -1,7 +1,7 @@
-"""Parts that are no GEMMs, prepared: arguments, one call for all of a part's launches, and the check of its numbers.
+"""Prepared parts other than GEMMs: arguments, one call for all launches of a part, and the check of its results.
 
-A kernel is compared with its reference on evenly spaced rows, on all of them up to 16 million elements; sums over rows
-only where those are all.
+A kernel is compared with its reference on evenly spaced rows of up to 16 million elements; sums over rows are compared
+only if that is all of them.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from loka.numerics.formats import FORMATS
 from loka.numerics.quantize import Quantized, quantize
 from loka.numerics.requantize_transpose import requantize_transpose
 
-SAMPLED = 2**24  # elements of a matrix, at most, that go through a reference
+SAMPLED = 2**24  # most elements of a matrix that are compared with the reference
 FORMAT_OF = {info.dtype: format for format, info in FORMATS.items()}
-BY_ROWS = frozenset({"x", "grad", "mean", "rstd"})  # parameters that have a row, or an element, for each of x
+BY_ROWS = frozenset({"x", "grad", "mean", "rstd"})  # parameters with a row or an element for each row of x
 
-Module = Callable[[], ModuleType]  # of the rendered kernels, imported when it is first needed
+Module = Callable[[], ModuleType]  # module of the rendered kernels, imported on first use
 
 
 @dataclass(frozen=True, slots=True)
 class Producers:
-    """Prepares parts other than GEMMs. `module` has the kernels of all of them, `specs_of` each."""
+    """Prepares parts other than GEMMs. `module` gives the rendered kernels that `specs_of` describes."""
 
     module: Module
     device: str = "cuda"
 
     def prepare(self, part: Part) -> PreparedCall:
-        """A part's call. Raises InputError where no kernel is rendered for it."""
+        """Prepare a part's call. Raises InputError if no kernel is rendered for it."""
         torch.manual_seed(SEED)
         if part.dtype not in DTYPES:
             raise InputError(f"no kernel takes {part.dtype!r}; it can be {', '.join(DTYPES)}")
@@ -87,7 +87,7 @@ class Producers:
         )
 
     def _check(self, spec: NormForward | NormBackward, arguments: Sequence[Any], made: Any) -> Check:
-        """Results by rows against the reference on sampled rows, sums where all rows are sampled."""
+        """Compare results with the reference on sampled rows; sums only if all rows are sampled."""
         results = made if isinstance(made, tuple | list) else (made,)
         rows = arguments[0].shape[0]
         places = spaced(rows, max(SAMPLED // spec.width, 1)).to(arguments[0].device)
@@ -107,7 +107,7 @@ class Producers:
 
 
 def _values(results: dict[str, Tensor], places: Tensor | slice) -> Tensor:
-    """The first result in float32, its rows at `places`; FP8 is multiplied by its scales."""
+    """Rows `places` of the first result in float32; FP8 values are dequantised."""
     name, first = next(iter(results.items()))
     if name != "values":
         return first[places].float()
@@ -120,14 +120,17 @@ def _values(results: dict[str, Tensor], places: Tensor | slice) -> Tensor:
 def with_sums(
     backward: Callable[..., Any], reduce: Callable[..., Any], count: int, dtype: torch.dtype, *arguments: Any
 ) -> Any:
-    """A backward kernel, and the kernel that adds up the last `count` of its results, partial sums; gives these."""
+    """Call a backward kernel, then the kernel that reduces the last `count` of its results, which are partial sums.
+
+    Returns the results of the backward kernel.
+    """
     results = backward(*arguments)
     reduce(*(item for sums in results[-count:] for item in (sums, dtype)))
     return results
 
 
 def _in_two(maximum: Callable[..., Any], write: Callable[..., Any], *arguments: Any) -> Any:
-    """The kernel that finds the maximum, and the one that writes under it."""
+    """Call the kernel that finds the maximum, then the one that quantises with it."""
     found = maximum(*arguments)
     return write(*arguments, found[0] if isinstance(found, tuple | list) else found)
 
@@ -143,7 +146,7 @@ def _check_tensorwise(x: Tensor, made: Any) -> Check:
 
 
 def _check_transposed(arguments: Sequence[Tensor], made: Sequence[Tensor]) -> Check:
-    """Of each matrix: values, scales and largest among the arguments, values and scales among the results."""
+    """Check each matrix; `arguments` hold values, scales and maximum of each, `made` values and scales."""
     reasons = []
     for index in range(TRANSPOSED_PER_LAUNCH):
         values, scale = arguments[3 * index : 3 * index + 2]

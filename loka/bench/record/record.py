@@ -1,7 +1,7 @@
-"""Measuring parts one after another, and writing each down as soon as it is there: it may be stopped at any time.
+"""Record parts one after another; each result is stored at once, so a run may be stopped at any time.
 
-A part that was measured before, with the same versions, is left out. A kernel with wrong numbers is written down with
-the reason, and so is never chosen. What cannot run is told and not written down; it stops nothing.
+A part that was measured before with the same versions is skipped. A kernel with wrong results is stored with the
+reason, so that it is never chosen. A part that cannot run is reported and not stored; the others go on.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ from loka.errors import InputError, LokaError
 from loka.kernels.measurements.interaction_forms import family
 from loka.kernels.measurements.parts import INTERACTIONS, Part, PartKind
 
-RESTLESS = 0.03  # spread of a time from which it is taken once more; the calmer one counts
+RESTLESS = 0.03  # spread above which a time is measured again; the one with less spread counts
 _BROKEN = ("illegal memory access", "unspecified launch failure", "device-side assert", "misaligned address")
 
 
 class Bench(Protocol):
-    """Something that knows how to run parts."""
+    """Prepares parts for measuring."""
 
     def prepare(self, part: Part) -> PreparedCall:
-        """A part's call, arguments and check."""
+        """Prepare a part's call, arguments and check."""
         ...
 
 
 class Store(Protocol):
-    """Where measurements are kept."""
+    """Storage of measurements."""
 
     def has(self, part: Part) -> bool:
-        """Whether the part was measured before."""
+        """True if the part was measured before."""
         ...
 
     def add(self, part: Part, span: Span, check: Check) -> None:
-        """Write a measurement down, for good."""
+        """Store a measurement durably."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What came of a list of parts."""
+    """Counts of a run over a list of parts."""
 
     measured: int
-    known: int  # before
-    wrong: int  # of those measured
+    known: int  # measured before
+    wrong: int  # measured, but with wrong results
     failed: int
 
     def __str__(self) -> str:
@@ -62,14 +62,14 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class AllParts:
-    """GEMMs, producers and interactions."""
+    """The Bench of all kinds of parts: GEMMs, producers and interactions."""
 
     gemms: Gemms
     producers: Producers
     interactions: InteractionParts
 
     def prepare(self, part: Part) -> PreparedCall:
-        """Whichever it is."""
+        """Prepare a part by its kind."""
         if part.work in INTERACTIONS:
             return self.interactions.prepare(part)
         return self.gemms.prepare(part) if part.work is PartKind.GEMM else self.producers.prepare(part)
@@ -78,9 +78,9 @@ class AllParts:
 def record(
     parts: Iterable[Part], store: Store, bench: Bench, clock: Clock, progress: Progress, seconds: float = float("inf")
 ) -> Tally:
-    """Measure each part that the store lacks, for `seconds` at most. A line of progress for each.
+    """Measure each part that is missing from the store, for `seconds` at most, with a line of progress for each.
 
-    Raises LokaError where a kernel has broken the device: nothing can be measured in this process any more.
+    Raises LokaError if a kernel has broken the device: nothing more can be measured in this process.
     """
     wanted = in_order(parts)
     end = time.monotonic() + seconds
@@ -112,9 +112,9 @@ def record(
 
 
 def measure(part: Part, bench: Bench, clock: Clock) -> tuple[Span, Check]:
-    """A part's time, after a look at its numbers. A restless time is taken twice.
+    """Check a part's results, then time it.
 
-    Raises what the kernel raises.
+    Errors of the kernel propagate.
     """
     prepared = bench.prepare(part)
     check = prepared.check(prepared.call(*prepared.arguments))
@@ -125,7 +125,7 @@ def measure(part: Part, bench: Bench, clock: Clock) -> tuple[Span, Check]:
 
 
 def _calmer(call: Callable[..., Any], prepared: PreparedCall, clock: Clock) -> Span:
-    """A call's time; a restless one is taken twice."""
+    """A call's time; above RESTLESS it is measured twice."""
     span = clock.time(call, prepared.arguments)
     if span.spread > RESTLESS:
         span = min(span, clock.time(call, prepared.arguments), key=lambda each: each.spread)
@@ -133,7 +133,7 @@ def _calmer(call: Callable[..., Any], prepared: PreparedCall, clock: Clock) -> S
 
 
 def _difference(whole: Span, less: Span) -> Span:
-    """What is left of a time without another. Raises InputError where nothing is."""
+    """Difference of two times. Raises InputError unless it is positive."""
     us = whole.us - less.us
     if us <= 0:
         raise InputError(f"a step took {whole.us:.2f} us and its forward alone {less.us:.2f}; measure it again")
@@ -142,7 +142,7 @@ def _difference(whole: Span, less: Span) -> Span:
 
 
 def in_order(parts: Iterable[Part]) -> Sequence[Part]:
-    """Without repetitions; GEMMs first, those of one size together, smaller ones first; gradients by their forward."""
+    """The parts once each: GEMMs first, grouped by size, small ones first; a backward next to its forward."""
     once = dict.fromkeys(parts)
     return sorted(once, key=_place)
 
@@ -153,13 +153,13 @@ def _place(part: Part) -> tuple[object, ...]:
 
 
 def part_label(part: Part) -> str:
-    """A part, for a line of progress."""
+    """Name of a part in a line of progress."""
     size = f"{part.rows} x {part.columns}" + (f" x {part.contraction}" if part.work is PartKind.GEMM else "")
     return " ".join(text for text in (part.work.value, part.kernel, size, part.dtype, part.recipe, part.around) if text)
 
 
 def format_result(span: Span, check: Check) -> str:
-    """A time and its errors, for a line of progress."""
+    """A time and its errors in a line of progress."""
     text = f"{span.us:.2f} us (spread {span.spread:.1%}, {span.runs})"
     if check.sqnr_db is not None:
         text += f", MERE {check.mere:.4f}, {check.sqnr_db:.1f} dB"

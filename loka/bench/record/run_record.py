@@ -1,4 +1,4 @@
-"""`loka bench kernels --record FILE`: the parts are chosen, compiled and measured on this machine's GPU."""
+"""`loka bench kernels --record FILE`: choose parts, compile them and measure them on this machine's GPU."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ MOST_JOBS = 12
 
 
 def libraries() -> dict[str, str]:
-    """The version of each kernel's own library, by the kernel's name, where it is installed."""
+    """Kernel name -> version of its library, for installed libraries."""
     found = {kernel.name: kernel.library.version() for kernel in GEMM_KERNELS if kernel.library is not None}
     return {kernel: version for kernel, version in found.items() if version is not None}
 
 
 def parts_of(works: Sequence[str], policy: Path | None = None) -> tuple[Part, ...]:
-    """The parts of these kinds, of all where none is named: those that ship, or those that a policy's sites need.
+    """The parts of these kinds (none named: all) in the shipped grid, or those that a policy's sites need.
 
-    Of kernels whose library is not installed there are none. Raises InputError for another kind, and as planning does.
+    Kernels whose library is not installed are left out. Raises InputError for an unknown kind, and those of planning.
     """
     known = libraries()
     others = [kernel.name for kernel in GEMM_KERNELS if kernel.operator is not None and kernel.name in known]
@@ -48,9 +48,9 @@ def parts_of(works: Sequence[str], policy: Path | None = None) -> tuple[Part, ..
 def run_record(
     store: Store, parts: Sequence[Part], progress: Progress, seconds: float = float("inf"), jobs: int = 0
 ) -> Tally:
-    """Compile, in `jobs` processes (0: by the CPUs), and measure what the store lacks, for `seconds` at most.
+    """Compile in `jobs` processes (0: by the CPUs) and measure what is missing from the store, for `seconds` at most.
 
-    Raises LokaError where a kernel has broken the device.
+    Raises LokaError if a kernel has broken the device.
     """
     start = time.monotonic()
     left = [part for part in in_order(parts) if not store.has(part)]

@@ -1,4 +1,4 @@
-"""An open file of measurements as the place where recording keeps its results."""
+"""An open file of measurements as the Store of a recording."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class RecordingStore:
     recording: Recording
 
     def has(self, part: Part) -> bool:
-        """Whether the part was measured before, with these versions."""
+        """True if the part was measured before with these versions."""
         return self.recording.has(part)
 
     def add(self, part: Part, span: Span, check: Check) -> None:
-        """Write one measurement, in a transaction of its own."""
+        """Write one measurement in its own transaction."""
         self.recording.add(Measurement(part, span.us, span.spread, span.runs, check.mere, check.sqnr_db, check.wrong))

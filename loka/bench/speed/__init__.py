@@ -1,1 +1,1 @@
-"""Steps of models, regions and kernels, timed side by side with the peers and with what bounds them."""
+"""Speed of models, regions and kernels, side by side with other libraries and the roofline."""

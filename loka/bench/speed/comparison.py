@@ -1,4 +1,4 @@
-"""Every variant on one piece of work, side by side; what fails is told in its place and stops nothing."""
+"""Every variant on one piece of work, side by side; a failure is reported in its cell and the others go on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from loka.bench.subjects.variants import Variant
 LONGEST_FAILURE = 300  # characters
 
 Progress = Callable[[str], None]
-Bound = Callable[[Variant, bool, BuiltPackage | None], float | None]  # (variant, training, its package) -> microseconds
+Bound = Callable[[Variant, bool, BuiltPackage | None], float | None]  # (variant, training, package) -> microseconds
 
 
 class Comparison:
@@ -64,7 +64,7 @@ class Comparison:
 def compare(
     name: str, make: Callable[[], Comparison], variants: Sequence[Variant], modes: Sequence[bool], progress: Progress
 ) -> dict[bool, tuple[Cell, ...]]:
-    """The cells of one piece of work by mode (True: training); where `make` raises, each of them says why."""
+    """The cells of one piece of work by mode (True: training); if `make` raises, each cell holds the failure."""
     try:
         comparison = make()
     except Exception as error:  # noqa: BLE001  (out of memory, or a device that an earlier variant has broken)
@@ -79,11 +79,11 @@ def compare(
 def cell_of(
     label: str, work: str, variant: str, run: Callable[[], tuple[MeasuredStep, float | None]], progress: Progress
 ) -> Cell:
-    """What `run` measures, and the bound, as a cell; whatever it raises becomes the cell's failure."""
+    """The measurement and the bound that `run` returns, as a cell; any exception becomes the cell's failure."""
     start = time.perf_counter()
     try:
         found, bound = run()
-    except Exception as error:  # noqa: BLE001  (a peer, the compiler and the device raise anything: it is told)
+    except Exception as error:  # noqa: BLE001  (libraries, compiler and device may raise anything: it is reported)
         failure = describe(error)
         progress(f"{label} {variant}: failed: {failure}")
         return Cell(work, variant, None, failure=failure)
@@ -92,7 +92,7 @@ def cell_of(
 
 
 def _words(found: MeasuredStep) -> str:
-    """What was found, for a line of progress: a run that is cut short has told it."""
+    """The measurement in a line of progress, so that an interrupted run has still reported it."""
     timing, errors = found.timing, found.errors
     words = f"{timing.median_us:.1f} us ({timing.p10_us:.1f} to {timing.p90_us:.1f})"
     if found.peak_mib is not None:
@@ -102,6 +102,6 @@ def _words(found: MeasuredStep) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """The type and the message of an error, on one line and not too long."""
+    """Type and message of an error on one line of at most LONGEST_FAILURE characters."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     return text if len(text) <= LONGEST_FAILURE else text[: LONGEST_FAILURE - 3] + "..."

@@ -1,4 +1,4 @@
-"""How many kernels a CUDA graph launches, as CUPTI sees them in a replay."""
+"""Number of kernels that a CUDA graph launches, counted by CUPTI in a replay."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Callable
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-DEVICE = "CUDA"  # torch names the type of a device so
+DEVICE = "CUDA"  # torch's name of the device type
 NO_KERNELS = ("Memcpy", "Memset")
 
 
 def launches_of(replay: Callable[[], object]) -> int | None:
-    """Kernels of one replay on the current CUDA device, copies and fills of memory left out; None where none is seen.
+    """Number of kernels in one replay on the current CUDA device, without memcpy and memset; None if none is seen.
 
-    The profiler may lose what runs while it starts, so the second of two looks counts. Where it cannot be used at all
-    (another tool has CUPTI, or the driver forbids it) no kernel is seen: a time is worth having without their number.
+    The profiler may lose what runs while it starts, so the second of two runs counts. If it cannot be used at all
+    (another tool has CUPTI, or the driver forbids it) the result is None: times are useful without this number.
     """
     try:
         _seen(replay)
@@ -25,7 +25,7 @@ def launches_of(replay: Callable[[], object]) -> int | None:
 
 
 def _seen(replay: Callable[[], object]) -> list[str]:
-    """The names of what the device did."""
+    """Names of the device's activities in one replay."""
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as found:
         replay()
@@ -34,5 +34,5 @@ def _seen(replay: Callable[[], object]) -> list[str]:
 
 
 def kernels_among(names: list[str]) -> int:
-    """How many of a device's activities are kernels."""
+    """Number of kernels among a device's activities."""
     return sum(not name.startswith(NO_KERNELS) for name in names)

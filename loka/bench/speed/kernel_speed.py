@@ -1,6 +1,6 @@
-"""The rendered kernels, family by family, against the time of the bytes that each reads and writes.
+"""Speed of the rendered kernels by family, against the time to move the bytes that each reads and writes.
 
-Each is compared with its reference on the same arguments, too: a kernel that is fast and wrong shows.
+Each result is compared with the reference on the same arguments, so that a fast but wrong kernel shows.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ SHAPES = ((16384, 512), (8192, 1024), (16384, 2048), (8192, 4096))  # rows, widt
 EPS = 1e-5
 KNOWN = Quantisation("static", overflow_stats=True)
 
-Arguments = Callable[[int, int], tuple[Any, ...]]  # (rows, width) -> one set, on the GPU
+Arguments = Callable[[int, int], tuple[Any, ...]]  # (rows, width) -> one set of arguments on the GPU
 
 
 @dataclass(frozen=True, slots=True)
 class KernelCase:
-    """One kernel: its spec for a width, and what it is called with."""
+    """One kernel: its spec for a width, and its arguments."""
 
     family: str
     title: str
@@ -75,18 +75,18 @@ def _backward(title: str, norm: str, activation: str | None, quantise: bool) -> 
 
 
 def _known(case: KernelCase) -> KernelCase:
-    """The same kernel under a known scale, with a record of what that does not hold."""
+    """The same kernel with a static scale and overflow statistics."""
 
     def spec(width: int) -> AnySpec:
         made = case.spec(width)
         return replace(made, how=KNOWN) if isinstance(made, NormForward | NormBackward) else made
 
-    title = case.title.replace("e4m3", "e4m3, known scale")
+    title = case.title.replace("e4m3", "e4m3, static scale")
     return KernelCase("known", title, spec, lambda rows, width: static_arguments(spec(width), rows, width))
 
 
 def _cast_transpose(case: KernelCase) -> KernelCase:
-    """The same under a known scale, as it is and transposed."""
+    """The same with a static scale, writing both the result and its transpose."""
     known = _known(case)
 
     def spec(width: int) -> AnySpec:
@@ -97,7 +97,7 @@ def _cast_transpose(case: KernelCase) -> KernelCase:
 
 
 def _whole(title: str, spec: AnySpec, square: bool = False) -> KernelCase:
-    """A kernel that takes a matrix whole; a weight is square."""
+    """A kernel over a whole matrix; `square`: a weight (width, width)."""
     return KernelCase(
         "known", title, lambda width: spec, lambda rows, width: static_arguments(spec, width if square else rows, width)
     )
@@ -130,7 +130,7 @@ CASES = (
     _known(_forward("BlockNorm, Hard Swish -> e4m3", "block_norm", "hardswish", quantise=True)),
     _known(_backward("SiLU, LayerNorm backward -> e4m3", "layer_norm", "silu", quantise=True)),
     _known(_backward("Hard Swish, BlockNorm backward -> e4m3", "block_norm", "hardswish", quantise=True)),
-    _whole("cast and transpose, known scale", CastTranspose(KNOWN)),
+    _whole("cast and transpose, static scale", CastTranspose(KNOWN)),
     _whole("cast and transpose a square weight, maximum found", CastTranspose(Quantisation("tensorwise")), square=True),
     _cast_transpose(_forward("BlockNorm, Hard Swish -> e4m3", "block_norm", "hardswish", quantise=True)),
     _cast_transpose(_backward("Hard Swish, BlockNorm backward -> e4m3", "block_norm", "hardswish", quantise=True)),
@@ -146,7 +146,7 @@ CASES = (
 
 
 def families(names: Sequence[str]) -> tuple[str, ...]:
-    """The families to measure, all of them where none is named. Raises InputError for a name that is not known."""
+    """The families to measure; all if none is named. Raises InputError for an unknown name."""
     for name in names:
         if name not in FAMILIES:
             near = difflib.get_close_matches(name, FAMILIES, n=2)
@@ -156,7 +156,7 @@ def families(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def run_kernels(chosen: Sequence[str], variants: Sequence[str], progress: Progress) -> tuple[Section, ...]:
-    """Measure the kernels of these families on the current GPU; `variants` are those of the GEMMs."""
+    """Measure the kernels of these families on the current GPU; `variants` selects the library GEMMs."""
     peaks = roofline.peaks_of(torch.cuda.get_device_name())
     sections = []
     cases = [case for case in CASES if case.family in chosen]
@@ -196,7 +196,7 @@ def _cell(case: KernelCase, rows: int, width: int, module: ModuleType, peaks: Pe
 
 
 def first_value(names: Sequence[str], results: tuple[Tensor, ...]) -> Tensor:
-    """The first of a kernel's results in float32; FP8 rows are multiplied by their scales, where these follow them."""
+    """The first result of a kernel in float32; FP8 values are dequantised if scales follow them."""
     first = results[0].float()
     return first * results[1] if tuple(names[:2]) == ("values", "scale") else first
 
@@ -208,7 +208,7 @@ def _tuple(results: Any) -> tuple[Tensor, ...]:
 def norm_arguments(
     spec: NormForward | NormBackward, rows: int, device: str = "cuda", dtype: torch.dtype = torch.bfloat16
 ) -> tuple[Tensor, ...]:
-    """A set for a norm's kernel: matrices (rows, width) and vectors (width,) in `dtype`, statistics of x in float32."""
+    """Arguments of a norm's kernel: matrices (rows, width), vectors (width,) in `dtype`, float32 statistics of x."""
     matrices = {name: torch.randn(rows, spec.width, device=device, dtype=dtype) for name in ("grad", "x")}
     x = matrices["x"].float()
     statistics = {"mean": x.mean(1), "rstd": torch.rsqrt(x.var(1, unbiased=False) + EPS)}
@@ -218,7 +218,7 @@ def norm_arguments(
 
 
 def static_arguments(spec: AnySpec, rows: int, width: int, device: str = "cuda") -> tuple[Tensor, ...]:
-    """A set for a kernel under one scale: what a norm's takes, or x (rows, width), and the scale with its record."""
+    """Arguments of a kernel with one scale: those of a norm or x (rows, width), then scale and overflow statistics."""
     if isinstance(spec, Transpose):
         return tuple(requantize_arguments((rows, width), device=device)[0] for _ in range(spec.count))
     if isinstance(spec, NormForward | NormBackward):
@@ -226,7 +226,7 @@ def static_arguments(spec: AnySpec, rows: int, width: int, device: str = "cuda")
     else:
         plain = (torch.randn(rows, width, device=device, dtype=torch.bfloat16),)
     known = {
-        "scale": torch.full((1, 1), 2.0**-4, device=device),  # all is below 28
+        "scale": torch.full((1, 1), 2.0**-4, device=device),  # all values are below 28
         "overflow_stats": torch.zeros(2, dtype=torch.int64, device=device),
         "maxima": torch.full((device_here().multiprocessors,), 5.0, device=device),
     }
@@ -234,7 +234,7 @@ def static_arguments(spec: AnySpec, rows: int, width: int, device: str = "cuda")
 
 
 def requantize_arguments(*sizes: tuple[int, int], device: str = "cuda") -> tuple[Tensor, ...]:
-    """A set for `requantize_transpose`: for each operand e4m3 values, power-of-two scales and the largest of them."""
+    """Arguments of `requantize_transpose`: e4m3 values, power-of-two scales and their maximum for each operand."""
     found: list[Tensor] = []
     for rows, columns in sizes:
         values = torch.randn(rows, columns, device=device, dtype=torch.bfloat16).to(torch.float8_e4m3fn)
@@ -244,9 +244,9 @@ def requantize_arguments(*sizes: tuple[int, int], device: str = "cuda") -> tuple
 
 
 def reduce_arguments(width: int, count: int, device: str = "cuda") -> tuple[Any, ...]:
-    """A set for `reduce`: for each operand the partial sums that a LayerNorm backward leaves, and the sum's dtype."""
+    """Arguments of `reduce`: partial sums of a LayerNorm backward and the dtype of the sum, for each operand."""
     spec = NormBackward(width, "layer_norm", True, True, EPS, "silu", False, True)
-    # Each of a backward's programs leaves one row of partial sums.
+    # Each program of a backward writes one row of partial sums.
     here = device_here()
     parts = configuration(spec, here).programs * here.multiprocessors
     return tuple(item for _ in range(count) for item in (torch.randn(parts, width, device=device), torch.bfloat16))

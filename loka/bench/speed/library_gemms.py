@@ -1,4 +1,4 @@
-"""FP8 GEMMs of the libraries on operands that are already quantised, beside BF16."""
+"""Speed of FP8 GEMMs of libraries on operands that are already quantised, compared with BF16."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SHAPES = (  # M, N, K
 
 @dataclass(frozen=True, slots=True)
 class LibraryGemm:
-    """One library's GEMM; `scaling` None takes the operands in BF16."""
+    """A library's GEMM; with `scaling` None it takes BF16 operands."""
 
     name: str
     precision: Precision
@@ -55,13 +55,13 @@ GEMMS = (
     LibraryGemm("fbgemm-rowwise-fast", Precision.FP8_FAST, Scaling.ROWWISE, fbgemm=True),
 )
 NAMES = tuple(gemm.name for gemm in GEMMS)
-SHOWN = "scaled-mm-rowwise"  # whose bound stands beside the times
+SHOWN = "scaled-mm-rowwise"  # its bound is printed beside the times
 
 _TYPE = {Scaling.TENSORWISE: ScalingType.TensorWise, Scaling.ROWWISE: ScalingType.RowWise}
 
 
 def run_gemms(names: Sequence[str], peaks: Peaks | None, progress: Progress) -> Section:
-    """Measure the GEMMs of these names on the current GPU, on inputs that the L2 cache does not hold."""
+    """Measure the GEMMs of these names on the current GPU, with operands that are not in the L2 cache."""
     cells = []
     for m, n, k in SHAPES:
         work = f"{m} x {n} x {k}"
@@ -96,13 +96,13 @@ def _measure(gemm: LibraryGemm, m: int, n: int, k: int, peaks: Peaks | None) -> 
 
 
 def operands(m: int, n: int, k: int, device: str) -> tuple[Tensor, Tensor]:
-    """a (M, K) and b (N, K), BF16, standard normal."""
+    """Operands a (M, K) and b (N, K), BF16, standard normal."""
     a, b = (torch.randn(rows, k, device=device, dtype=torch.bfloat16) for rows in (m, n))
     return a, b
 
 
 def arguments_of(gemm: LibraryGemm, a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
-    """What the GEMM is called with: a and b, in FP8 each followed by its scales."""
+    """Arguments of the GEMM: a and b, in FP8 each followed by its scales."""
     if gemm.scaling is None:
         return a, b
     first, second = (quantize(x, format=Format.E4M3, scaling=gemm.scaling) for x in (a, b))
@@ -117,7 +117,7 @@ def arguments_of(gemm: LibraryGemm, a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
 
 
 def call_of(gemm: LibraryGemm) -> Callable[..., Any]:
-    """The function of a GEMM's arguments: a @ b.T in BF16. Raises PeerMissingError where the library is missing."""
+    """The function for these arguments: a @ b.T in BF16. Raises PeerMissingError if the library is missing."""
     if gemm.scaling is None:
         return lambda a, b: F.linear(a, b)
     fast = gemm.precision is Precision.FP8_FAST
@@ -131,10 +131,10 @@ def call_of(gemm: LibraryGemm) -> Callable[..., Any]:
 
 
 def fbgemm_rowwise() -> Callable[..., Tensor]:
-    """FBGEMM's operator. Raises PeerMissingError where the library is missing."""
+    """FBGEMM's rowwise operator. Raises PeerMissingError if the library is missing."""
     try:
         import fbgemm_gpu.experimental.gen_ai  # noqa: F401  (registers its operators)
-    except (ImportError, OSError) as error:  # its native parts may not load
+    except (ImportError, OSError) as error:  # OSError: a native library does not load
         raise PeerMissingError(f"FBGEMM GenAI is not installed ({error}); pip install 'loka[fbgemm]'") from error
     operator: Callable[..., Tensor] = torch.ops.fbgemm.f8f8bf16_rowwise
     return operator

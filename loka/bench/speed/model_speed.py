@@ -1,4 +1,4 @@
-"""The zoo's dense models at the sizes that speed is judged at, as every variant, side by side."""
+"""Speed of the zoo's dense models in every variant, at their benchmark batch sizes."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from loka.errors import InputError
 from loka.plan.planner import model_sites
 from loka.sites.site import GemmKind, Site
 
-MEASURED_MS = 800  # of replays: a step takes up to 40 ms, and a spread needs samples
+MEASURED_MS = 800  # of replays: a step takes up to 40 ms, and the spread needs several samples
 PRODUCTS = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum")  # as Site.fed_by names them
 LINEARS = (GemmKind.LINEAR, GemmKind.FUNCTIONAL_LINEAR)
 
 
 @dataclass(frozen=True, slots=True)
 class BenchModel:
-    """A model of the zoo, and the batch that its speed is judged at. Its inputs ask for a gradient."""
+    """A model of the zoo and its batch size in benchmarks. Its inputs require gradients."""
 
     build: Callable[[], nn.Module]
     inputs: Callable[[int], tuple[Tensor, ...]]
@@ -53,7 +53,7 @@ MODELS = {
 
 
 def named(names: Sequence[str]) -> tuple[str, ...]:
-    """The models to measure, all of them where none is named. Raises InputError for a name that is not known."""
+    """The models to measure; all if none is named. Raises InputError for an unknown name."""
     for name in names:
         if name not in MODELS:
             near = difflib.get_close_matches(name, MODELS, n=2)
@@ -65,7 +65,7 @@ def named(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def subject(name: str) -> Subject:
-    """A model of the zoo as one to generate for."""
+    """A model of the zoo as a Subject to generate a package for."""
     source = f'''\
 """{name} of the zoo, for the planner."""
 
@@ -125,7 +125,7 @@ def _comparison(
 
 
 def fp8_sites(variant: Variant, sites: Iterable[Site], made: BuiltPackage | None) -> frozenset[str]:
-    """The names of the sites that a variant runs in FP8: by the plan of its package, or by torchao's filter."""
+    """Names of the sites that a variant runs in FP8, by the plan of its package or by torchao's filter."""
     if made is not None:
         return frozenset(plan.site.name for plan in made.plan.sites if plan.fp8)
     if not variant.torchao:
@@ -134,11 +134,11 @@ def fp8_sites(variant: Variant, sites: Iterable[Site], made: BuiltPackage | None
 
 
 def site_works(sites: Iterable[Site], batch: int, fp8: frozenset[str]) -> tuple[SiteWork, ...]:
-    """What the bound counts of each site.
+    """The work that the bound counts for each site.
 
-    A linear that something elementwise feeds has a pass in front of it. The other products of one module are taken to
-    read one tensor: of them the largest fed one has a pass, so that a tensor read by several counts once. A product
-    that runs once a sample counts as one of all its rows.
+    A linear fed by an elementwise operation has a pass before it. The other products of one module are assumed to read
+    one tensor: only the largest fed one has a pass, so that a shared tensor counts once. A product that runs once for
+    each sample counts as one with all rows.
     """
     passed: dict[str, Site] = {}
     for site in sites:
@@ -155,5 +155,5 @@ def site_works(sites: Iterable[Site], batch: int, fp8: frozenset[str]) -> tuple[
 
 
 def _is_fed(site: Site) -> bool:
-    """Whether something elementwise stands between this GEMM and the one before."""
+    """True if an elementwise operation stands between this GEMM and the one before."""
     return any(True for _ in takewhile(lambda operation: operation not in PRODUCTS, site.fed_by))

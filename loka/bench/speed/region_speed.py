@@ -1,4 +1,4 @@
-"""Regions: a linear or two with the norms and activations around them, as every variant, side by side."""
+"""Speed of regions, one or two linears with norms and activations around them, in every variant."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BLOCK = 256
 
 
 class Form(StrEnum):
-    """What a region is made of."""
+    """The operations of a region."""
 
     LAYER_NORM = "layer-norm"  # LayerNorm -> Linear (no bias) -> LayerNorm -> sigmoid
     BLOCK_NORM = "block-norm"  # Linear (no bias) -> BlockNorm -> Hard Swish -> Linear (no bias)
@@ -84,12 +84,12 @@ class BlockNormRegion(nn.Module):
 
 
 def build(form: Form, k: int, n: int) -> nn.Module:
-    """The region's module, its weights from torch's generator."""
+    """The region's module, with weights from torch's generator."""
     return LayerNormRegion(k, n) if form is Form.LAYER_NORM else BlockNormRegion(k, n)
 
 
 def parse_shape(text: str) -> Shape:
-    """ "8192,2048,1024" is M, N, K; "8192,2048" has K = N. Raises InputError."""
+    """Parse M,N,K such as "8192,2048,1024", or M,N with K = N. Raises InputError."""
     parts = re.split(r"[,x]", text)
     if len(parts) not in (2, 3) or not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
         raise InputError(f"loka bench: {text!r} is no shape; write M,N,K like 8192,2048,2048, or M,N for K = N")
@@ -98,20 +98,20 @@ def parse_shape(text: str) -> Shape:
 
 
 def check_shape(form: Form, shape: Shape) -> None:
-    """Raises InputError where the form cannot have the shape."""
+    """Raise InputError if the form cannot have the shape."""
     if form is Form.BLOCK_NORM and shape.n % BLOCK:
         raise InputError(f"loka bench region: N = {shape.n} is no multiple of {BLOCK}, a block of the block-norm form")
 
 
 def chain_of(form: Form, shape: Shape) -> RooflineChain:
-    """The region's linears and passes, for its bound."""
+    """The region's linears and elementwise passes, for its bound."""
     if form is Form.LAYER_NORM:
         return RooflineChain(shape.m, (shape.k, shape.n), before=True, after=True)
     return RooflineChain(shape.m, (shape.k, shape.n, shape.n), before=False, after=False)
 
 
 def subject(form: Form, shape: Shape) -> Subject:
-    """The region as a model to generate for."""
+    """The region as a Subject to generate a package for."""
     source = f'''\
 """The region {form.value} at {shape}, for the planner."""
 
@@ -155,7 +155,7 @@ def run_regions(
 
 
 def title(form: Form, training: bool) -> str:
-    """What a section of the report is called."""
+    """Title of a section of the report."""
     what = {
         Form.LAYER_NORM: "LayerNorm -> Linear -> LayerNorm -> sigmoid",
         Form.BLOCK_NORM: "Linear -> BlockNorm -> Hard Swish -> Linear",

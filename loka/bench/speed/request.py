@@ -1,4 +1,4 @@
-"""`loka bench` without the command line: a request is checked, then measured, and a report comes back."""
+"""`loka bench` without the command line: check a request, measure it, return a report."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from loka.bench.subjects.variants import choose, variants_named
 from loka.errors import InputError
 
 WHAT = ("kernels", "region", "model")
-STUDIES = ("crossover", "regret", "dispatch")  # of LoKA itself: they stand in the repository, outside the package
+STUDIES = ("crossover", "regret", "dispatch")  # studies of LoKA itself, in the repository but not in the package
 ONLY = ("train", "infer")
 FORMS = tuple(form.value for form in Form)
-BELONGS: Mapping[str, tuple[str, ...]] = {  # an option -> those of which one must be there
+BELONGS: Mapping[str, tuple[str, ...]] = {  # option -> options of which one is required with it
     "--parts": ("--record",),
     "--policy": ("--record",),
     "--seconds": ("--record", "--ablate"),
@@ -30,7 +30,7 @@ BELONGS: Mapping[str, tuple[str, ...]] = {  # an option -> those of which one mu
     "--batch": ("--ablate",),
     "--loss-steps": ("--ablate",),
 }
-EXCLUDES: Mapping[str, tuple[str, ...]] = {  # an option -> those that it says nothing to
+EXCLUDES: Mapping[str, tuple[str, ...]] = {  # option -> options that it cannot be combined with
     "--form": ("--record", "--export", "--ablate"),
     "--variants": ("--record", "--export", "--ablate"),
     "--only": ("--record", "--export"),
@@ -55,7 +55,7 @@ KERNELS = (
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a person asks for, as it was typed."""
+    """The command-line options of a benchmark, unchecked."""
 
     what: str
     names: tuple[str, ...] = ()  # shapes, models or families
@@ -64,7 +64,7 @@ class Request:
     variants: str | None = None
 
     def command(self) -> str:
-        """As it is typed again."""
+        """The command line that repeats the request."""
         parts = ["loka", "bench", self.what, *self.names]
         for option, value in (("--form", self.form), ("--only", self.only), ("--variants", self.variants)):
             parts += [option, value] if value is not None else []
@@ -73,7 +73,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class BenchJob:
-    """A request that is in order: what will be measured."""
+    """A checked request, with the function that measures it."""
 
     request: Request
     variants: tuple[str, ...]
@@ -81,9 +81,9 @@ class BenchJob:
 
 
 def check_options(what: str, given: Collection[str]) -> None:
-    """Refuse options that would be ignored, and studies, which are no part of the command line.
+    """Reject options that would be ignored, and studies, which are not part of the command line.
 
-    `given` are the options that were typed, "--jobs" for one. Raises InputError.
+    `given`: the options on the command line, such as "--jobs". Raises InputError.
     """
     if what in STUDIES:
         raise InputError(
@@ -100,7 +100,7 @@ def check_options(what: str, given: Collection[str]) -> None:
 
 
 def check(request: Request) -> BenchJob:
-    """Everything that can be known before measuring. Raises InputError."""
+    """Check everything that can be checked before measuring. Raises InputError."""
     if request.what not in WHAT:
         raise InputError(f"loka bench: there is no {request.what!r} to measure; write one of {', '.join(WHAT)}")
     if request.form is not None and request.what != "region":
@@ -129,9 +129,9 @@ def check(request: Request) -> BenchJob:
 
 
 def run(request: Request, out: Path, progress: Progress, now: datetime | None = None) -> Report:
-    """Check a request and measure what it asks for; `out` is only made ready for the report's files.
+    """Check a request and measure it; the folder `out` is created, but the report is not written.
 
-    Raises InputError where the request is not in order, there is no GPU, or `out` cannot be written into.
+    Raises InputError for an invalid request, without a GPU, and if `out` is not writable.
     """
     job = check(request)
     require_gpu()

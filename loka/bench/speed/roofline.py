@@ -1,14 +1,14 @@
-"""The time that a piece of work cannot go below on a device, if nothing is lost between its kernels.
+"""Lower bound of the time of a piece of work on a device, assuming no gaps between kernels.
 
-A GEMM takes the longer of its FLOPs at the device's peak and its operands and result at the bandwidth of a copy.
-Between GEMMs stands one elementwise pass, whatever it computes, which takes the bytes that it must read and write at
-that bandwidth: a bound for kernels of which each makes one pass over its tensors and keeps nothing from the one before.
-Vectors (the parameters of norms, biases, scales) count nothing. Where tensors stay in the L2 cache between two kernels,
-the bound can be beaten: a share above 100 % says so.
+A GEMM takes the longer of two times: its FLOPs at the device's peak, and its operands and result at the bandwidth of a
+copy. Between GEMMs there is one elementwise pass, whatever it computes, which takes the bytes it must read and write at
+that bandwidth. This bounds kernels that each make one pass over their tensors and keep nothing from the kernel before.
+Vectors (parameters of norms, biases, scales) count nothing. If tensors stay in the L2 cache between two kernels, the
+bound can be beaten, and the share reached is above 100 %.
 
-In FP8 the pass before a GEMM writes its operand as one byte an element; in training also the transposed copy that
-grad-weight reads, since Hopper's FP8 tensor cores take K-major operands alone. An operand that no pass makes is
-quantised by a pass of its own, and so are the weights in each training step; in inference they are frozen.
+In FP8 the pass before a GEMM writes its operand with one byte an element; in training also the transposed copy that
+wgrad reads, since Hopper's FP8 tensor cores take only K-major operands. An operand that no pass writes is quantised by
+a separate pass, and so are the weights in each training step; in inference they are frozen.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from loka.devices.targets import DEVICES
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """What a device reaches at best: bytes a second read and written, and FLOPs a second by precision."""
+    """Peaks of a device: bandwidth in bytes a second, reads plus writes, and FLOPs a second by precision."""
 
     bandwidth: float
     flops: dict[Precision, float]
 
 
-# Precisions with a peak from large square products, and what a `DeviceSpec` calls it. TF32's is of smaller ones.
+# Precisions with a peak measured on large square products, and its name in a `DeviceSpec`. TF32's is of smaller ones.
 _FLOPS = {Precision.BF16: "bfloat16", Precision.FP8: "e4m3", Precision.FP8_FAST: "e4m3 fast"}
 
 
 @dataclass(frozen=True, slots=True)
 class RooflineChain:
-    """x of (rows, widths[0]) through len(widths) - 1 linears, an elementwise pass between each two.
+    """x of (rows, widths[0]) through len(widths) - 1 linears, with an elementwise pass between each two.
 
-    `before` and `after`: whether such a pass (a norm, an activation) also stands before the first and after the last.
+    `before`, `after`: there is such a pass (a norm, an activation) also before the first and after the last linear.
     """
 
     rows: int
@@ -54,11 +54,11 @@ class SiteWork:
     n: int
     calls: int
     fp8: bool
-    fed: int  # elements of the input that an elementwise pass makes for it; 0 where none does
+    fed: int  # elements of the input that an elementwise pass writes for it; 0 if none does
 
 
 def peaks_of(device: str) -> Peaks | None:
-    """The peaks of a device by its name, None where they were not measured."""
+    """The peaks of the device of this name; None if they were not measured."""
     found = next((spec for spec in DEVICES.values() if spec.measured_on and spec.measured_on == device), None)
     if found is None:
         return None
@@ -66,9 +66,9 @@ def peaks_of(device: str) -> Peaks | None:
 
 
 def product_us(rows: int, columns: int, contraction: int, precision: Precision, peaks: Peaks, copies: int = 1) -> float:
-    """Microseconds of `copies` products (rows x contraction) by (contraction x columns), the result in BF16 or float32.
+    """Microseconds of `copies` products (rows x contraction) by (contraction x columns), with BF16 or float32 results.
 
-    Raises KeyError where the peaks have none for the precision.
+    Raises KeyError if there is no peak for the precision.
     """
     flops = 2 * rows * columns * contraction / peaks.flops[precision]
     element, operand = _sizes(precision)
@@ -77,14 +77,14 @@ def product_us(rows: int, columns: int, contraction: int, precision: Precision, 
 
 
 def bytes_us(moved: float, peaks: Peaks) -> float:
-    """Microseconds of bytes read and written."""
+    """Microseconds to move `moved` bytes, read plus written."""
     return 1e6 * moved / peaks.bandwidth
 
 
 def chain_us(chain: RooflineChain, precision: Precision, training: bool, peaks: Peaks) -> float | None:
-    """Microseconds of a chain, forward alone or forward and backward to its input and all weights.
+    """Microseconds of a chain: forward, in training also backward to its input and all weights.
 
-    None where the precision has no peak. All linears are in `precision`.
+    All linears run in `precision`. None if it has no peak.
     """
     if precision not in peaks.flops:
         return None
@@ -106,7 +106,7 @@ def chain_forward_bytes(chain: RooflineChain, precision: Precision, training: bo
         if index or chain.before or precision.is_fp8:
             moved += chain.rows * k * (element + written)
         if precision.is_fp8 and training:
-            moved += n * k * (element + 2 * operand)  # the copy that fprop reads, and dgrad's
+            moved += n * k * (element + 2 * operand)  # read the weight, write the copies for fprop and dgrad
     if chain.after:
         moved += chain.rows * chain.widths[-1] * 2 * element
     return moved
@@ -129,12 +129,12 @@ def chain_backward_bytes(chain: RooflineChain, precision: Precision) -> int:
 
 
 def model_us(sites: Iterable[SiteWork], precision: Precision, training: bool, peaks: Peaks) -> float | None:
-    """Microseconds of a model's GEMMs, and of one elementwise pass before each that is fed by one.
+    """Microseconds of a model's GEMMs and of one elementwise pass before each that is fed by one.
 
-    Sites that are not FP8 count in BF16, or in TF32 where that is the precision. What is not counted, so that the bound
-    is lower than a model of every operation would give: operands of a pass beyond the first (residuals, the parts of a
-    concatenation), copies and transposes, what follows the last GEMM, and what has no GEMM at all (embeddings, loss).
-    None where a precision has no peak.
+    Sites outside FP8 count in BF16, or in TF32 if that is `precision`. Not counted, which makes the bound lower than a
+    model of every operation would be: operands of a pass beyond the first (residuals, the parts of a concatenation),
+    copies and transposes, operations after the last GEMM, and parts without GEMMs (embeddings, loss). None if a
+    precision has no peak.
     """
     rest = Precision.TF32 if precision is Precision.TF32 else Precision.BF16
     if precision not in peaks.flops or rest not in peaks.flops:
@@ -153,7 +153,7 @@ def model_us(sites: Iterable[SiteWork], precision: Precision, training: bool, pe
 
 
 def _three_products(rows: int, k: int, n: int, precision: Precision, training: bool, peaks: Peaks) -> float:
-    """fprop, and in training dgrad and wgrad."""
+    """Microseconds of fprop, in training also of dgrad and wgrad."""
     total = product_us(rows, n, k, precision, peaks)
     if training:
         total += product_us(rows, k, n, precision, peaks) + product_us(n, k, rows, precision, peaks)
@@ -165,13 +165,13 @@ def _linears(chain: RooflineChain) -> Sequence[tuple[int, int]]:
 
 
 def _sizes(precision: Precision) -> tuple[int, int]:
-    """Bytes of an element of a tensor, and of a GEMM's operand."""
+    """Bytes of an element of a tensor, and of an element of a GEMM's operand."""
     if precision is Precision.TF32:
         return 4, 4
     return 2, 1 if precision.is_fp8 else 2
 
 
 def _written(precision: Precision, training: bool) -> int:
-    """Bytes an element that a pass writes for the GEMM after it: in FP8 training also the transposed copy."""
+    """Bytes per element that a pass writes for the GEMM after it; FP8 training includes the transposed copy."""
     operand = _sizes(precision)[1]
     return 2 * operand if precision.is_fp8 and training else operand

@@ -1,8 +1,8 @@
-"""One step of a model, as each variant, timed: training (forward, and backward to inputs and parameters) or inference.
+"""Timing of one step of a model in each variant: training (forward, backward to inputs and parameters) or inference.
 
-Each variant is on its own: a deep copy of the one base model, the compiler reset, the memory of the one before freed.
-All run under torch.compile, the generated packages with fullgraph, and from CUDA graphs. Weights are quantised inside
-a training step, and before an inference.
+Each variant is independent: a deep copy of one base model, a reset compiler, the memory of the variant before freed.
+All run under torch.compile, generated packages with fullgraph, and from CUDA graphs. Weights are quantised inside a
+training step, but before an inference.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ Step = Callable[[], Sequence[Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """What every variant of a comparison does. Tensors are on the device, in float32, of values that BF16 holds."""
+    """The common work of all variants. Tensors are on the device, in float32, with values exact in BF16."""
 
     name: str
     base: nn.Module
     inputs: tuple[Tensor, ...]
-    reference: dict[bool, list[Tensor]]  # for training: output and gradients in float32; for inference: the output
-    leaves: tuple[str, ...]  # what the gradients are of: "x", then the parameters
-    milliseconds: int  # of replays that are timed
+    reference: dict[bool, list[Tensor]]  # True: output and gradients of training in float32; False: inference output
+    leaves: tuple[str, ...]  # names of the tensors with gradients: "x", then the parameters
+    milliseconds: int  # of timed replays
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredStep:
-    """What came of one variant."""
+    """Measurements of one variant."""
 
     timing: Timing
     peak_mib: float | None
@@ -53,7 +53,7 @@ class MeasuredStep:
 def make_work(
     name: str, base: nn.Module, inputs: tuple[Tensor, ...], modes: Sequence[bool], milliseconds: int
 ) -> StepWork:
-    """Round the model and its inputs to BF16 and compute the reference of each mode (True: training)."""
+    """Round the model and its inputs to BF16, and compute the reference of each mode (True: training)."""
     base = base.bfloat16().float()
     inputs = tuple(value.bfloat16().float() for value in inputs)
     names = ("x",) if len(inputs) == 1 else tuple(f"x{index}" for index in range(len(inputs)))
@@ -70,10 +70,10 @@ def make_work(
 def measure(
     work: StepWork, variant: Variant, training: bool, package: ModuleType | None, compiled: bool = True
 ) -> MeasuredStep:
-    """Prepare, compile, look at memory and numbers, capture and time one variant on a GPU.
+    """Prepare one variant on a GPU, compile it, measure memory and errors, capture it and time it.
 
-    Without `compiled` the model is captured as it is, which says the same where all of it is in kernels. Whatever goes
-    wrong is raised; VerifyError where a planned FP8 GEMM did not run.
+    Without `compiled` the model is captured without torch.compile, which is equivalent if generated kernels run all of
+    it. Errors propagate; raises VerifyError if a planned FP8 GEMM did not run.
     """
     with _alone() as held, float32_products("high"):
         ready = peers.prepare(variant, copy.deepcopy(work.base), training, package)
@@ -92,17 +92,17 @@ def measure(
 
 
 def fresh_inputs(work: StepWork, dtype: torch.dtype, training: bool) -> tuple[Tensor, ...]:
-    """Copies of the inputs in `dtype`, leaves that need a gradient in training."""
+    """Copies of the inputs in `dtype`; in training they are leaves that require gradients."""
     return tuple(value.detach().to(dtype, copy=True).requires_grad_(training) for value in work.inputs)
 
 
 def step_of(
     called: Callable[..., Tensor], inputs: tuple[Tensor, ...], training: bool, owner: nn.Module | None = None
 ) -> Step:
-    """The step of a model that is called as `called`; `owner` has the parameters where that is not the model itself.
+    """The step of a model that runs as `called`; `owner` has the parameters if `called` is not the model itself.
 
-    Training returns the output and the gradients of the inputs and of all parameters, against a random gradient of the
-    output, the same in every variant; inference returns the output.
+    Training returns the output and the gradients of the inputs and all parameters for a random output gradient, the
+    same in every variant; inference returns the output.
     """
     if not training:
 
@@ -125,14 +125,14 @@ def step_of(
 
 
 def output_gradient(output: Tensor) -> Tensor:
-    """Standard normal, of values that BF16 holds, in the dtype of `output`."""
+    """A standard normal gradient in the dtype of `output`, with values exact in BF16."""
     generator = torch.Generator(output.device).manual_seed(SEED + 1)
     drawn = torch.randn(output.shape, generator=generator, device=output.device, dtype=torch.float32)
     return drawn.bfloat16().to(output.dtype)
 
 
 def errors_of(found: Sequence[Tensor], reference: Sequence[Tensor], leaves: Sequence[str]) -> Errors:
-    """Signal to error in dB: of the output, and of the worst gradient."""
+    """Signal to error in dB of the output and of the worst gradient."""
     output = decibels(found[0], reference[0])
     gradients = [
         (value, name)
@@ -146,7 +146,7 @@ def errors_of(found: Sequence[Tensor], reference: Sequence[Tensor], leaves: Sequ
 
 
 def decibels(found: Tensor, expected: Tensor) -> float | None:
-    """10 log10 of the energy of `expected` over that of the difference; None where it is not finite, or no signal."""
+    """10 log10 of the energy of `expected` over that of the difference; None if not finite or without signal."""
     signal = float(expected.double().square().sum())
     noise = float((found.double() - expected.double()).square().sum())
     if not signal or not math.isfinite(signal) or not math.isfinite(noise):
@@ -156,7 +156,7 @@ def decibels(found: Tensor, expected: Tensor) -> float | None:
 
 @contextmanager
 def float32_products(precision: str) -> Iterator[None]:
-    """`highest` or `high` (TF32) for products of float32 matrices, for the time of the block."""
+    """Context that sets the precision of float32 products, `highest` or `high` (TF32), and restores it."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:
@@ -167,7 +167,7 @@ def float32_products(precision: str) -> Iterator[None]:
 
 @contextmanager
 def _alone() -> Iterator[int]:
-    """Nothing is left of the variant before; gives the bytes that are allocated all the same."""
+    """Context for one variant, with memory of others freed; yields the bytes that remain allocated."""
     _forget()
     try:
         yield torch.cuda.memory_allocated()
@@ -182,7 +182,7 @@ def _forget() -> None:
 
 
 def _peak_mib(step: Step, held: int) -> float:
-    """The most memory during one step, less what was `held` before the variant was made."""
+    """Peak memory of one step in MiB, without the bytes that were `held` before the variant was built."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     step()

@@ -1,4 +1,4 @@
-"""Microseconds on a GPU: the median and the spread of replays of a CUDA graph."""
+"""GPU timing: median and spread of replays of a CUDA graph, in microseconds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from loka.errors import InputError
 
 WARM_UPS = 3  # eager runs before a capture
 WARM_UP_MS, MEASURED_MS = 20, 150  # of replays
-LAUNCHES = 8  # in a graph of a single kernel, at least
+LAUNCHES = 8  # least number in a graph of a single kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,20 +29,20 @@ class Timing:
 
 
 class Timer(Protocol):
-    """How a step is captured and its replays are timed."""
+    """Captures steps and times their replays."""
 
     def capture(self, step: Callable[[], object]) -> Callable[[], None]:
-        """What replays the step."""
+        """Capture a step; returns a function that replays it."""
         ...
 
     def milliseconds(self, replay: Callable[[], None], measured: int) -> list[float]:
-        """Of each replay, for about `measured` milliseconds in all."""
+        """Time of each replay, for about `measured` milliseconds in all."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TimedReplay:
-    """Replays a captured step, and holds on to it: a graph reads the step's tensors, and owns none of them."""
+    """Replays a captured step. It keeps the step alive: a graph reads the step's tensors without owning them."""
 
     graph: torch.cuda.CUDAGraph
     step: Callable[[], object]
@@ -55,7 +55,7 @@ class GraphTimer:
     """CUDA graphs, timed by Triton's do_bench, which overwrites the L2 cache between two replays."""
 
     def capture(self, step: Callable[[], object]) -> Callable[[], None]:
-        """A CUDA graph of one step, after eager runs on a stream of their own."""
+        """A CUDA graph of one step, after eager runs on a side stream."""
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -68,7 +68,7 @@ class GraphTimer:
         return TimedReplay(graph, step)
 
     def milliseconds(self, replay: Callable[[], None], measured: int) -> list[float]:
-        """The GPU's time between events around each replay."""
+        """Time between CUDA events around each replay."""
         from triton.testing import do_bench
 
         return [float(time) for time in do_bench(replay, warmup=WARM_UP_MS, rep=measured, return_mode="all")]
@@ -78,14 +78,14 @@ GRAPHS = GraphTimer()
 
 
 def time_step(step: Callable[[], object], measured: int = MEASURED_MS, timer: Timer = GRAPHS) -> Timing:
-    """One step from a CUDA graph."""
+    """Time one step from a CUDA graph."""
     return summarise([1e3 * time for time in timer.milliseconds(timer.capture(step), measured)])
 
 
 def time_call(call: Callable[..., Any], sets: Sequence[Sequence[Any]], timer: Timer = GRAPHS) -> Timing:
-    """One call, from a graph of calls on each set of arguments in turn, at least LAUNCHES of them."""
+    """Time one call, from a graph of at least LAUNCHES calls that cycle through the sets of arguments."""
     launches = max(LAUNCHES, len(sets))
-    kept: list[Any] = []  # results, so that each call writes to memory of its own
+    kept: list[Any] = []  # results are kept, so that each call writes to its own memory
 
     def all_launches() -> None:
         kept[:] = [call(*sets[index % len(sets)]) for index in range(launches)]
@@ -95,7 +95,7 @@ def time_call(call: Callable[..., Any], sets: Sequence[Sequence[Any]], timer: Ti
 
 
 def rotations(bytes_of_one: int, cache: int = DEFAULT.l2_bytes) -> int:
-    """How many sets of arguments, used in turn, are more than twice the cache; at least two."""
+    """Number of argument sets that together exceed twice the cache; at least two."""
     return max(2, 2 * cache // max(bytes_of_one, 1) + 1)
 
 

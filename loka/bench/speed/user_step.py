@@ -1,7 +1,7 @@
-"""One step of a user's model, whatever its inputs and outputs are: the work of `steps`, without its limits.
+"""One step of a user's model with any inputs and outputs: a general form of `steps`.
 
-Training is the forward, and the gradients of all parameters and of the inputs that ask for one, against a random
-gradient of every output; inference is the forward without gradients.
+Training is the forward and the gradients of all parameters and of the inputs that require one, for a random gradient of
+every output; inference is the forward without gradients.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Example:
     kwargs: dict[str, Any]
 
     def fresh(self, device: str, dtype: torch.dtype, training: bool) -> Example:
-        """A copy: floating-point tensors in `dtype`, in training with a gradient where the original asks for one."""
+        """A copy on `device`: floating-point tensors in `dtype`, requiring gradients as before if `training`."""
 
         def moved(value: Any) -> Any:
             if not isinstance(value, Tensor):
@@ -41,12 +41,12 @@ class Example:
 
     @property
     def leaves(self) -> list[Tensor]:
-        """The tensors that need a gradient."""
+        """The tensors that require gradients."""
         return [value for value in tensors_of((self.args, self.kwargs)) if value.requires_grad]
 
 
 def real_model(policy: Policy, device: str) -> nn.Module:
-    """The policy's model with weights of a fixed seed. Raises InputError as building it for a plan does."""
+    """The policy's model with weights of a fixed seed. Raises the InputErrors of building it for a plan."""
     with current_directory_importable():
         factory = find_callable(policy.model.factory, "model.factory")[0]
         with torch.random.fork_rng(devices=[]):
@@ -58,10 +58,10 @@ def real_model(policy: Policy, device: str) -> nn.Module:
 
 
 def user_step(called: Callable[..., object], example: Example, training: bool, owner: nn.Module) -> Step:
-    """The step of a model that is called as `called`; `owner` has its parameters.
+    """The step of a model that runs as `called`; `owner` has its parameters.
 
-    Training gives the outputs and then the gradients (those of what no output depends on are left out); inference the
-    outputs. Raises InputError where no output of a model in training has a gradient.
+    Training returns the outputs, then the gradients of tensors that some output depends on; inference returns the
+    outputs. Raises InputError in training if no output requires a gradient.
     """
 
     def outputs() -> list[Tensor]:
@@ -89,7 +89,7 @@ def user_step(called: Callable[..., object], example: Example, training: bool, o
 
 
 def tensors_of(value: object) -> list[Tensor]:
-    """The tensors in tuples, lists and mappings, in order."""
+    """The tensors in nested tuples, lists and mappings, in order."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, Mapping):

@@ -1,1 +1,1 @@
-"""What is measured: models as they are, as the peers make them, and as generated packages make them."""
+"""Subjects of benchmarks: models unchanged, with other libraries, and with generated packages."""

@@ -1,4 +1,4 @@
-"""The maxima that known scales are made of: what a Probe learns in one training step of the work itself."""
+"""Maxima for static scales: learned by a Probe in one training step of the benchmark's own work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from loka.probe.profile.profile import Profile
 def learned(work: StepWork, policy: Path) -> Profile:
     """The profile of one training step in bfloat16, on the device of `work`, without estimates.
 
-    `policy` names the model that `work` has. Raises InputError where the model is another.
+    `policy` must name the model of `work`. Raises InputError otherwise.
     """
     model = copy.deepcopy(work.base).bfloat16().train()
     step = step_of(model, fresh_inputs(work, torch.bfloat16, training=True), training=True)

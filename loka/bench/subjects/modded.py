@@ -1,4 +1,4 @@
-"""Models with the paper's mods (LoKA, "Mods"), for measuring them where there is no policy that asks for them."""
+"""Models with the paper's mods (LoKA, "Mods"), for benchmarks that have no policy."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from loka.mods.registry import module_planning, paper_mods
 from loka.mods.selection import selected_for_all
 from loka.sites.build_model import BuiltModel
 
-SAMPLES = 2  # that the structure is looked at with
+SAMPLES = 2  # batch size for the analysis of the structure
 
 
 def with_mods(build: Callable[[], nn.Module], inputs: Callable[[int], tuple[Tensor, ...]]) -> nn.Module:
-    """The model that `build` makes, without biases but for the final layer's, with BlockNorm and Hard Swish."""
+    """The model that `build` makes with the paper's mods: no biases except the final layer's, BlockNorm, Hard Swish."""
     model = build()
     with torch.device("meta"):
         shape = build()
-    with torch.device("cpu"):  # wherever the caller builds: the structure is looked at on fake tensors
+    with torch.device("cpu"):  # regardless of the caller's device: the analysis runs on fake tensors
         built = BuiltModel(shape, inputs(SAMPLES), {}, SAMPLES)
         for name in paper_mods():
             mod = module_planning(name)

@@ -1,4 +1,4 @@
-"""Generated packages for measuring: a policy in a temporary folder, planned, rendered and imported as a user's is."""
+"""Generated packages for benchmarks: a policy in a temporary folder is planned, rendered and imported as usual."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from loka.probe.profile.profile import Profile
 from loka.probe.profile.profile_file import save
 from loka.templating.templates import load_templates
 
-SMALLEST = 64  # sites with K or N up to this stay as the model has them
+SMALLEST = 64  # sites with K or N up to this stay native
 
 POLICY = """\
 version: 1
@@ -37,14 +37,14 @@ mods: [{{use: {interactions}, optional: true}}]
 """
 
 
-Learn = Callable[[Path], Profile]  # the profile of a policy's model
+Learn = Callable[[Path], Profile]  # policy file -> profile of its model
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A model to generate for. `source` is a module's text with `build()` and `inputs(batch_size)`.
+    """A model to generate a package for. `source`: text of a module with `build()` and `inputs(batch_size)`.
 
-    The inputs that need a gradient must say so (requires_grad): the plan leaves out what needs none.
+    Inputs that need a gradient must have requires_grad set: the plan leaves out unneeded gradients.
     """
 
     name: str  # an identifier
@@ -54,14 +54,14 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class BuiltPackage:
-    """A generated package, imported, and the plan that it follows."""
+    """A generated and imported package, and its plan."""
 
     package: ModuleType
     plan: Plan
 
 
 class Workshop:
-    """A temporary folder that packages are generated into and imported from, for the time of a `with` block."""
+    """Context manager: a temporary folder that packages are generated into and imported from."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="loka-bench-")
@@ -81,17 +81,17 @@ class Workshop:
         self._folder.cleanup()
 
     def add(self, subject: Subject) -> tuple[str, str]:
-        """Make a subject importable; gives its factory and its inputs as "module:name"."""
+        """Make a subject importable; returns its factory and its inputs as "module:name"."""
         module = f"loka_bench_{subject.name}"
         (self._path / f"{module}.py").write_text(subject.source, encoding="utf-8")
         self._announce(module)
         return f"{module}:build", f"{module}:inputs"
 
     def make(self, subject: Subject, variant: Variant, learn: Learn | None = None) -> BuiltPackage:
-        """Generate `variant`'s package for `subject`; `learn` gives the profile of a variant with known scales.
+        """Generate `variant`'s package for `subject`; `learn` returns the profile of a variant with static scales.
 
-        Raises LokaError where such a variant comes without, where the planner refuses, where a variant in FP8 gets no
-        GEMM in FP8, and where nothing is replaced: the model as it is would be measured under another name.
+        Raises LokaError if such a variant has no `learn`, if the planner fails, if an FP8 variant gets no GEMM in FP8,
+        and if nothing is replaced, since the unchanged model would be measured under another name.
         """
         factory, inputs = self.add(subject)
         name = f"{factory.partition(':')[0]}_{variant.name.replace('-', '_')}"
@@ -117,19 +117,19 @@ class Workshop:
         return BuiltPackage(importlib.import_module(name), plan)
 
     def write(self, file: str, text: str) -> Path:
-        """Put a file into the folder."""
+        """Write a file into the folder; returns its path."""
         path = self._path / file
         path.write_text(text, encoding="utf-8")
         return path
 
     def package(self, plan: Plan) -> ModuleType:
-        """Generate and import the package of a plan that was made elsewhere; the folder has one of each name."""
+        """Generate and import the package of an existing plan; its name must be new in the folder."""
         write_package(render_package(plan), self._path / plan.name)
         self._announce(plan.name)
         return importlib.import_module(plan.name)
 
     def kernels(self, specs: Sequence[AnySpec]) -> ModuleType:
-        """The module of these specs' Triton kernels and host functions, as a generated package has it."""
+        """The module of these specs' Triton kernels and host functions, as in a generated package."""
         templates = load_templates()
         name = "loka_bench_kernels"
         folder = self._path / name
@@ -142,7 +142,7 @@ class Workshop:
         return importlib.import_module(f"{name}.{KERNELS_FILE.removesuffix('.py')}")
 
     def _announce(self, name: str) -> None:
-        """A module of that name is now in the folder; one that was imported before is another."""
+        """Note that a module of that name is now in the folder, and drop an earlier import of the name."""
         _forget(name)
         self._imported.append(name)
         importlib.invalidate_caches()

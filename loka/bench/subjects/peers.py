@@ -1,4 +1,4 @@
-"""Turning a copy of a model into a variant of it: torchao's swaps, and the generated packages."""
+"""Preparation of a model as a variant: torchao's conversions and generated packages."""
 
 from __future__ import annotations
 
@@ -16,49 +16,49 @@ from loka.errors import InputError
 if TYPE_CHECKING:
     from loka.dispatch import Patch
 
-LEAST_K = 512  # in_features from which torchao's FP8 is asked for; below, it is slower than what it replaces
-ALIGNMENT = 16  # of in_features and out_features, as Hopper's FP8 GEMMs take them
+LEAST_K = 512  # least in_features for torchao's FP8; below, it is slower than BF16
+ALIGNMENT = 16  # of in_features and out_features: required by Hopper's FP8 GEMMs
 
 
 class PeerMissingError(InputError):
-    """A library to compare with is not installed."""
+    """A library of the comparison is not installed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A model as a variant, not compiled yet. `patch` is the generated package's, which verifies that it ran."""
+    """A model prepared as a variant, not compiled yet. `patch`: of the generated package, for `verify`."""
 
     model: nn.Module
     patch: Patch | None
 
     def verify(self, training: bool) -> None:
-        """Raises VerifyError unless every planned FP8 GEMM ran."""
+        """Raise VerifyError unless every planned FP8 GEMM ran."""
         if self.patch is not None:
             self.patch.verify(backward=training)
 
 
 def dtype_of(variant: Variant) -> torch.dtype:
-    """Of parameters and activations."""
+    """Dtype of parameters and activations."""
     return torch.float32 if variant.precision is Precision.TF32 else torch.bfloat16
 
 
 def is_wide(module: nn.Module) -> bool:
-    """Whether a module is a linear that torchao is asked to run in FP8."""
+    """True if torchao is to run this module, a linear, in FP8."""
     if not isinstance(module, nn.Linear):
         return False
     return takes_fp8(module.in_features, module.out_features)
 
 
 def takes_fp8(k: int, n: int) -> bool:
-    """Whether torchao is asked to run a linear of these sizes in FP8."""
+    """True if torchao is to run linears of these sizes in FP8."""
     return k % ALIGNMENT == 0 and n % ALIGNMENT == 0 and k >= LEAST_K
 
 
 def prepare(variant: Variant, model: nn.Module, training: bool, package: ModuleType | None) -> Ready:
-    """Make `model`, which is changed, the variant: weights quantised in each step of training, frozen in inference.
+    """Turn `model` into the variant, in place: weights are quantised in each training step, frozen in inference.
 
-    `package` is the variant's generated one, None for the others. Raises PeerMissingError where a library is not
-    installed; what a library raises passes through.
+    `package` is the variant's generated package or None. Raises PeerMissingError if a library is not installed; errors
+    of a library propagate.
     """
     model = model.to(dtype_of(variant)).train(training)
     if package is not None:
@@ -88,7 +88,7 @@ def _torchao_inference(model: nn.Module, granularity: str) -> nn.Module:
         raise PeerMissingError(f"torchao is not installed ({error}); pip install 'loka[torchao]'") from error
     grain = PerRow() if granularity == "rowwise" else PerTensor()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # its notes on future versions
+        warnings.simplefilter("ignore")  # deprecation notes
         config = Float8DynamicActivationFloat8WeightConfig(granularity=grain)
         quantize_(model, config, filter_fn=lambda module, name: is_wide(module))
     return model

@@ -1,4 +1,4 @@
-"""What is measured side by side: the model as it is, the peers, and the generated packages."""
+"""The variants of a comparison: the unchanged model, other libraries, and generated packages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from loka.errors import InputError
 
 
 class Precision(StrEnum):
-    """What the GEMMs of a variant multiply in."""
+    """Precision of a variant's GEMMs."""
 
     TF32 = "tf32"
     BF16 = "bf16"
@@ -19,28 +19,28 @@ class Precision(StrEnum):
 
     @property
     def is_fp8(self) -> bool:
-        """Whether operands are FP8."""
+        """True if operands are FP8."""
         return self in (Precision.FP8, Precision.FP8_FAST)
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way of running a model. At most one of `torchao` and `defaults` is set; neither is the model as it is."""
+    """One way of running a model. At most one of `torchao` and `defaults` is set; with neither it is unchanged."""
 
     name: str
     precision: Precision  # of the GEMMs that it changes; the others stay BF16
-    torchao: str = ""  # the training recipe, which the inference configuration of the same granularity stands for
-    defaults: str = ""  # of the policy that its package is generated from, in YAML
-    known: bool = False  # whether that policy takes maxima from a profile, which is then learned of the work itself
+    torchao: str = ""  # training recipe; inference uses the configuration of the same granularity
+    defaults: str = ""  # defaults of the package's policy, in YAML
+    known: bool = False  # that policy has static scales, from a profile learned on the benchmark's own work
 
     @property
     def generated(self) -> bool:
-        """Whether it is a generated package."""
+        """True for a generated package."""
         return bool(self.defaults)
 
 
-BASELINE = "bf16"  # what ratios are over
-SHOWN = "loka-fp8"  # whose bound stands beside the times
+BASELINE = "bf16"  # ratios are over this variant
+SHOWN = "loka-fp8"  # its bound is printed beside the times
 
 _TRANSPOSED = "compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true, fuse: always"
 _KNOWN = (
@@ -65,7 +65,7 @@ NAMES = tuple(variant.name for variant in VARIANTS)
 def choose(names: str | None, known: tuple[str, ...] = NAMES) -> tuple[str, ...]:
     """The names in a comma-separated list, in the order of `known`; all of them for None.
 
-    Raises InputError for a name that is not known, and for an empty list.
+    Raises InputError for an unknown name, and for an empty list.
     """
     if names is None:
         return known

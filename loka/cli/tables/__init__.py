@@ -1,1 +1,1 @@
-"""Tables and lines that several verbs print."""
+"""Tables and lines that verbs print."""

@@ -1,4 +1,4 @@
-"""What `loka plan` says of mods: what each changed, what it left and why, and what it gains."""
+"""Lines of `loka plan` about mods: what each changed, what it left and why, and its gain."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from loka.plan.plan import Plan
 
-_SHOWN = 5  # reasons of one mod
+_SHOWN = 5  # most reasons shown for a mod
 
 
 def print_mods(plan: Plan) -> None:
-    """A line for each mod, and one for each reason why something was left as it is."""
-    from loka.cli.output import print_wrapped
+    """Print a line for each mod, and one for each reason why something was left unchanged."""
+    from loka.cli.output import print_line, print_wrapped
     from loka.plan.report.mod_plans import describe_gain_in, describe_mod, describe_unchanged
 
     if not plan.mods:
         return
-    print("Mods:")
+    print_line("Mods:")
     for mod in plan.mods:
         gain = describe_gain_in(plan, mod)
         print_wrapped(f"  {describe_mod(mod)}{f'; {gain}' if gain else ''}")
@@ -26,4 +26,4 @@ def print_mods(plan: Plan) -> None:
             print_wrapped(f"    left {line}")
         rest = len(left) - _SHOWN
         if rest > 0:
-            print(f"    and {rest} more reason{'s' if rest > 1 else ''}; --json has all of them")
+            print_line(f"    and {rest} more reason{'s' if rest > 1 else ''}; --json has all of them")

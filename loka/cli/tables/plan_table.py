@@ -1,18 +1,18 @@
-"""The table of `loka plan`: everything in one line for files and wide terminals, with a legend for narrow ones."""
+"""Table of `loka plan`: full cells for files and wide terminals, short ones with a legend for narrow terminals."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from loka.cli.output import percent, print_table, terminal_width
+from loka.cli.output import percent, print_line, print_table, terminal_width
 
 if TYPE_CHECKING:
     from loka.plan.report.plan_rows import InteractionRow, PlanRow
 
 COUNT, REGION = "count", "region"
-TIMES = ("us", "BF16 us", "gain")  # of a training step, as planned and as the model has it
-EVIDENCE = ("MERE", "SQNR dB", "steps")  # the worst of a line; steps: sampled of all
+TIMES = ("us", "BF16 us", "gain")  # of a training step, planned and native
+EVIDENCE = ("MERE", "SQNR dB", "steps")  # the worst of a line's sites; steps: sampled of all
 COLUMNS = (
     *("site", COUNT, "kind", "M", "K", "N", "FLOPs", "fprop", "dgrad", "wgrad", REGION),
     *TIMES,
@@ -21,13 +21,13 @@ COLUMNS = (
 )
 NUMBERS = (COUNT, "M", "K", "N", "FLOPs", *TIMES)
 _SHORT = ("site", COUNT, "M", "K", "N", "FLOPs", "fprop", "dgrad", "wgrad", *TIMES, "MERE", "why")
-_REASON = 40  # characters that a reason shall have room for in one line
+_REASON = 40  # least width for a reason in the full table
 _SPACES = 3  # between two columns
-_KEPT = len("as-is")  # characters of a recipe that needs no letter
+_KEPT = len("as-is")  # a recipe of up to this length needs no letter
 
 
 def show_rows(rows: Sequence[PlanRow], hidden: frozenset[str]) -> None:
-    """The rows of a plan without the columns that say nothing in it."""
+    """Print the rows of a plan without the columns in `hidden`."""
     cells = [_cells(row) for row in rows]
     columns = [column for column in COLUMNS if column not in hidden]
     widths = [max(len(column), *(len(each[column]) for each in cells), 0) for column in columns[:-1]]
@@ -39,7 +39,7 @@ def show_rows(rows: Sequence[PlanRow], hidden: frozenset[str]) -> None:
 
 
 def show_interactions(rows: Sequence[InteractionRow]) -> None:
-    """What kernels of their own compute between the GEMMs, where there is something."""
+    """Print the interactions that have their own kernels, if there are any."""
     if not rows:
         return
     columns = ("interaction", "in", "count", "samples", "us", "compiled us", "gain", "time")
@@ -61,7 +61,7 @@ def _cells(row: PlanRow) -> dict[str, str]:
 
 
 def _show_short(rows: Sequence[dict[str, str]], hidden: frozenset[str]) -> None:
-    """Recipes as letters and reasons as numbers, which are explained below."""
+    """Print recipes as letters and reasons as numbers, with a legend below."""
     words = [each[gemm] for each in rows for gemm in ("fprop", "dgrad", "wgrad")]
     letters = {text: _letter(place) for text, place in _numbered(text for text in words if len(text) > _KEPT).items()}
     reasons = _numbered(each["reason"] for each in rows)
@@ -73,13 +73,13 @@ def _show_short(rows: Sequence[dict[str, str]], hidden: frozenset[str]) -> None:
         table.append([short[column] for column in columns])
     print_table(columns, table, (*NUMBERS, "why"), tight=True)
     for text, letter in letters.items():
-        print(f"{letter}: {text}")
+        print_line(f"{letter}: {text}")
     for reason, number in reasons.items():
-        print(f"{number}: {reason}")
+        print_line(f"{number}: {reason}")
 
 
 def _numbered(texts: Iterable[str]) -> dict[str, int]:
-    """Different texts with running numbers from 1."""
+    """Distinct text -> running number from 1."""
     return {text: number for number, text in enumerate(dict.fromkeys(texts), start=1)}
 
 
@@ -90,6 +90,6 @@ def _letter(number: int) -> str:
 
 
 def _without_interval(mere: str) -> str:
-    """0.26 dgrad of "0.26 [0.25, 0.27] dgrad"."""
+    """ "0.26 [0.25, 0.27] dgrad" -> "0.26 dgrad"."""
     start, _, rest = mere.partition(" [")
     return f"{start} {rest.partition('] ')[2]}" if rest else mere

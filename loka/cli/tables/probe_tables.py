@@ -1,4 +1,4 @@
-"""How `loka probe` shows a profile: sites that are alike in one line a GEMM, findings that are alike in one."""
+"""Tables of `loka probe`: a line per GEMM for sites that are alike, and one entry for findings that are alike."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from loka.cli.output import print_table
+from loka.cli.output import print_line, print_table
 from loka.numerics.enums import Compute, Gemm
 from loka.numerics.recipe import OperandPair
 from loka.plan.report.plan_rows import common_pattern, pattern_of
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("site", "count", "M", "K", "N", "GEMM", "recipe", "MERE", "95 %", "SQNR, dB", "95 % ", "verdict")
 NUMBERS = ("count", "M", "K", "N", "MERE", "SQNR, dB")
-MANY = 12  # operands; --check without drift shows those that moved most
+MANY = 12  # operands that --check shows at least, those that moved most first
 
 _NUMBER = re.compile(r"(?<![a-zA-Z])\d[\d.]*(?:e[+-]?\d+)?|\binf\b")
 _MOD = re.compile(r'mods: \[\{use: (\w+), match: ("(?:[^"\\]|\\.)*")\}\]')  # a remedy that is a mod
@@ -36,15 +36,15 @@ _WORST_FIRST = (Verdict.UNSAFE, Verdict.UNDECIDED, Verdict.SAFE)
 
 @dataclass(frozen=True, slots=True)
 class ProbeRow:
-    """A site of the policy with what the profile says of it."""
+    """A site of the policy with its settings and its profile."""
 
     site: Site
     settings: SiteSettings
-    profile: SiteProfile | None  # None: it cannot be watched
+    profile: SiteProfile | None  # None: not watched
 
 
 def show_sites(examined: Examined, profile: Profile) -> None:
-    """For each GEMM that the policy does not keep: its recipe's MERE and SQNR, of the worst of the sites in a line."""
+    """Print MERE and SQNR of each GEMM that is not kept, in its recipe; a line shows the worst of its sites."""
     groups = _groups(examined, profile)
     lines = []
     for rows in groups:
@@ -57,31 +57,31 @@ def show_sites(examined: Examined, profile: Profile) -> None:
             head = ("",) * len(head)
     print_table(COLUMNS, lines, NUMBERS)
     if any(len(rows) > 1 for rows in groups):
-        print("A line for several sites shows the worst of them.")
+        print_line("A line for several sites shows the worst of them.")
 
 
 def show_findings(findings: Sequence[Finding], names: Sequence[str], modules: Sequence[str]) -> None:
-    """Each kind of finding once for sites that are alike, with the evidence of the first, and the remedy for all.
+    """Print findings once for sites that are alike, with the evidence of the first and a remedy for all.
 
-    `names` are those of all sites, `modules` those of all modules, which mods are matched over.
+    `names`: all sites. `modules`: all modules, which a mod's pattern is matched against.
     """
     for group in group_findings(findings):
         first = group[0]
         sites = list(dict.fromkeys(finding.site for finding in group))
         pattern, matched = _pattern(sites, names)
         more = "" if len(sites) == 1 else f", {len(sites)} sites"
-        print(f"{first.kind}: {pattern}{more}")
-        print(f"    {first.evidence if len(sites) == 1 else f'{first.site}: {first.evidence}'}")
+        print_line(f"{first.kind}: {pattern}{more}")
+        print_line(f"    {first.evidence if len(sites) == 1 else f'{first.site}: {first.evidence}'}")
         if _MOD.fullmatch(first.remedy):
-            print(f"    {_mod_for_all(group, modules)}")
+            print_line(f"    {_mod_for_all(group, modules)}")
         else:
-            print(f"    {first.remedy.replace(json.dumps(first.site), matched)}")
+            print_line(f"    {first.remedy.replace(json.dumps(first.site), matched)}")
     if findings:
         print()
 
 
 def group_findings(findings: Iterable[Finding]) -> list[list[Finding]]:
-    """Findings that differ only in numbers, those in the sites' names among them."""
+    """Groups of findings that differ only in numbers, including those in sites' names."""
     groups: dict[tuple[str, ...], list[Finding]] = {}
     for finding in findings:
         mod = _MOD.fullmatch(finding.remedy)
@@ -92,14 +92,14 @@ def group_findings(findings: Iterable[Finding]) -> list[list[Finding]]:
 
 
 def _mod_for_all(group: Sequence[Finding], modules: Sequence[str]) -> str:
-    """The mod that several findings propose, for exactly what they name."""
+    """The mod that several findings propose, with a `match` for exactly their modules."""
     found = [mod for finding in group if (mod := _MOD.fullmatch(finding.remedy)) is not None]
     _, matched = _pattern(list(dict.fromkeys(str(json.loads(mod[2])) for mod in found)), modules)
     return f"mods: [{{use: {found[0][1]}, match: {matched}}}]"
 
 
 def show_drift(drifts: Sequence[SiteDrift]) -> None:
-    """The operands that moved most against their thresholds, furthest first; all of those beyond it."""
+    """Print operands by drift relative to their threshold, largest first: MANY of them and all beyond it."""
     ranked = sorted(drifts, key=lambda drift: drift.distance / drift.threshold, reverse=True)
     shown = [drift for place, drift in enumerate(ranked) if drift.exceeded or place < MANY]
     print_table(
@@ -118,11 +118,11 @@ def show_drift(drifts: Sequence[SiteDrift]) -> None:
         numbers=("octaves", "limit"),
     )
     if len(shown) < len(ranked):
-        print(f"{len(ranked) - len(shown)} more moved less.")
+        print_line(f"{len(ranked) - len(shown)} more moved less.")
 
 
 def result(examined: Examined, learned: Learned, places: Places) -> dict[str, object]:
-    """The profile's estimates of the policy's recipes, and its findings, for programs."""
+    """The JSON of a probe: estimates of the policy's recipes, and findings."""
     profile = learned.recorded.profile
     return {
         "name": profile.name,
@@ -149,7 +149,7 @@ def result(examined: Examined, learned: Learned, places: Places) -> dict[str, ob
 
 
 def drift_result(known: Profile, drifts: Sequence[SiteDrift]) -> dict[str, object]:
-    """A comparison for programs."""
+    """The JSON of a comparison."""
     return {
         "name": known.name,
         "created": known.created,
@@ -208,7 +208,7 @@ def _ends(interval: Interval, digits: int) -> str:
 
 
 def _recipe_words(gemm: Gemm, operands: OperandPair) -> str:
-    """The recipe's words, without the maxima of static ranges: those may differ from site to site in one line."""
+    """Label of a recipe without maxima of static scales, which may differ among the sites of a line."""
     first, second = operands
     return recipe_label(gemm, (replace(first, amax=None), replace(second, amax=None)))
 
@@ -233,7 +233,7 @@ def _gemm_results(row: ProbeRow) -> list[dict[str, object]]:
 
 
 def _pattern(sites: Sequence[str], names: Sequence[str]) -> tuple[str, str]:
-    """What to call sites that are alike, and what a policy's `match` says for exactly them: a glob, or all names."""
+    """A label for sites that are alike, and a policy's `match` for exactly them: a glob or all names, as JSON."""
     if len(sites) == 1:
         return sites[0], json.dumps(sites[0])
     pattern = common_pattern(sites)

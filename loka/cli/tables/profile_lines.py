@@ -1,11 +1,11 @@
-"""What a profile holds of one site, as `loka explain` prints it."""
+"""Lines of `loka explain` about a site's profile."""
 
 from __future__ import annotations
 
 import sys
 from typing import TYPE_CHECKING
 
-from loka.cli.output import percent, print_table
+from loka.cli.output import percent, print_line, print_table
 
 if TYPE_CHECKING:
     from loka.plan.report.profile_view import ProfileView
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def show_profile_view(seen: ProfileView) -> None:
-    """The operands with their distributions, the recipes with their errors, and the findings."""
-    print(f"evidence: {seen.profile}, {seen.samples} samples in {seen.steps} steps, made {seen.created}")
+    """Print operands with their distributions, recipes with their errors, and findings."""
+    print_line(f"evidence: {seen.profile}, {seen.samples} samples in {seen.steps} steps, made {seen.created}")
     if seen.note:
-        print(f"  {seen.note}")
+        print_line(f"  {seen.note}")
     for operand in seen.operands:
         _show_operand(operand)
     if seen.operands:
@@ -25,9 +25,9 @@ def show_profile_view(seen: ProfileView) -> None:
         _show_recipes(seen)
     if seen.unjudged:
         gemms = ", ".join(gemm.value for gemm in seen.unjudged)
-        print(f"no estimate of {gemms}: loka probe makes none of what the policy keeps, or was never finite")
+        print_line(f"no estimate of {gemms}: loka probe makes none of what the policy keeps, or was never finite")
     for finding in seen.findings:
-        print(f"finding {finding.kind}: {finding.evidence}; {finding.remedy}")
+        print_line(f"finding {finding.kind}: {finding.evidence}; {finding.remedy}")
 
 
 def _show_operand(operand: OperandSummary) -> None:
@@ -36,12 +36,12 @@ def _show_operand(operand: OperandSummary) -> None:
     calls = f"{operand.calls} calls, " if operand.calls else ""
     bars, axis = histogram(operand.operand, operand.magnitudes, BLOCKS if _shows(BLOCKS) else ASCII)
     print()
-    print(f"{operand.operand.value}: |x| of {operand.sampled} rows of {operand.rows}, {calls}log height:")
+    print_line(f"{operand.operand.value}: |x| of {operand.sampled} rows of {operand.rows}, {calls}log height:")
     if bars:
-        print(f"  {bars}")
-        print(f"  {axis}")
+        print_line(f"  {bars}")
+        print_line(f"  {axis}")
     amax = f"amax {operand.amax:.4g}, usually {operand.usual_amax:.4g}, rms {operand.rms:.4g}"
-    print(
+    print_line(
         f"  {amax}, zeros {percent(operand.zeros)}, non-finite {operand.nonfinite} in {operand.nonfinite_calls} calls"
     )
     spreads = [
@@ -50,7 +50,7 @@ def _show_operand(operand: OperandSummary) -> None:
         if each is not None
     ]
     if spreads:
-        print(f"  octaves from rms to amax within {', within '.join(spreads)}")
+        print_line(f"  octaves from rms to amax within {', within '.join(spreads)}")
 
 
 def _quantiles(spread: Quantiles) -> str:
@@ -58,7 +58,7 @@ def _quantiles(spread: Quantiles) -> str:
 
 
 def _show_shares(seen: ProfileView) -> None:
-    """What a dynamic scale of each kind would lose: one line for an operand and kind of scale."""
+    """Print losses with dynamic scales, a line for each operand and kind of scale."""
     rows: dict[tuple[str, str], list[str]] = {}
     formats: dict[str, None] = {}
     for operand in seen.operands:
@@ -88,11 +88,11 @@ def _show_recipes(seen: ProfileView) -> None:
         for each in seen.recipes
     ]
     print_table(("GEMM", "recipe", "MERE", "SQNR dB", "draws", "verdict"), rows, ("draws",))
-    print(f"budget: MERE {seen.budget.mere:g}, SQNR {seen.budget.sqnr_db:g} dB; speed {seen.speed}")
+    print_line(f"budget: MERE {seen.budget.mere:g}, SQNR {seen.budget.sqnr_db:g} dB; speed {seen.speed}")
 
 
 def _shows(text: str) -> bool:
-    """Whether stdout can print the text."""
+    """True if stdout's encoding can print the text."""
     try:
         text.encode(sys.stdout.encoding or "ascii")
     except (UnicodeEncodeError, LookupError):

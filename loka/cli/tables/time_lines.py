@@ -1,11 +1,11 @@
-"""What measurements say of one site, as `loka explain` prints it."""
+"""Lines of `loka explain` about a site's times."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from loka.cli.output import print_table
+from loka.cli.output import print_line, print_table
 
 if TYPE_CHECKING:
     from loka.plan.plan import Candidate, KernelTime
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 def show_inside(inside: Inside) -> None:
-    """The interaction that a site is part of, and its times."""
+    """Print the interaction that a site is part of, and its times."""
     from loka.plan.report.format import format_figure
 
     computes = "computed in" if inside.takes else "read by"
     print()
-    print(f"{computes} {inside.what} in {inside.owner or 'the model itself'}, by {' and '.join(inside.kernels)}")
+    print_line(f"{computes} {inside.what} in {inside.owner or 'the model itself'}, by {' and '.join(inside.kernels)}")
     rows = [
         (name, format_figure(time.forward), format_figure(time.backward), format_figure(time.us), time.source.value)
         for name, time in (("our kernels", inside.chosen), ("torch.compile", inside.as_is))
@@ -28,16 +28,16 @@ def show_inside(inside: Inside) -> None:
         columns = ("forward", "backward", "us")
         print_table(("one call by", *columns, "source"), rows, columns, tight=True)
     if inside.chosen is not None and inside.as_is is None:
-        print("never measured by torch.compile: what it gains is not known")
+        print_line("never measured by torch.compile: what it gains is not known")
 
 
 def show_timing(timing: ExplainedTiming) -> None:
-    """The times of one call, and a line for each execution option of the site's GEMMs."""
+    """Print the times of one call, and a line for each execution option of the site's GEMMs."""
     from loka.plan.report.format import format_figure, format_speedup, format_us
 
     chosen, as_is = timing.chosen, timing.as_is
     print()
-    print(
+    print_line(
         f"time of one call by {timing.measurements}: {format_us(chosen.us)}, {format_us(as_is.us)} in BF16, "
         f"{format_speedup(timing.speedup)} (min_speedup {timing.min_speedup:g}), {chosen.source.value}"
     )
@@ -60,7 +60,7 @@ def show_timing(timing: ExplainedTiming) -> None:
 
 
 def show_kernels(gemms: Sequence[Decision]) -> None:
-    """The product alone on every kernel, with its error where that was measured, and why the others lost."""
+    """Print the product's time on every kernel, its error if measured, and why the others were rejected."""
     from loka.plan.report.format import format_figure, format_kernel
 
     rows: list[tuple[str, ...]] = []
@@ -81,7 +81,7 @@ def show_kernels(gemms: Sequence[Decision]) -> None:
 
 
 def _error(found: Candidate | KernelTime) -> tuple[str, str]:
-    """MERE and SQNR as measured, `-` where they are not known."""
+    """MERE and SQNR as measured, `-` if unknown."""
     return (
         "-" if found.mere is None else f"{found.mere:.3g}",
         "-" if found.sqnr_db is None else f"{found.sqnr_db:.1f}",
@@ -89,7 +89,7 @@ def _error(found: Candidate | KernelTime) -> tuple[str, str]:
 
 
 def _never_timed(gemms: Sequence[Decision]) -> dict[tuple[str, str], str]:
-    """The kernels without a time and why they are not taken, with the GEMMs of which that is said."""
+    """(kernel, reason) of rejected kernels without a time -> names of the GEMMs."""
     from loka.plan.report.format import format_kernel
 
     found: dict[tuple[str, str], list[str]] = {}

@@ -1,4 +1,4 @@
-"""`loka bench`: speed, side by side with the peers, on the GPU of this machine."""
+"""`loka bench`: speed on this machine's GPU, side by side with other libraries."""
 
 from __future__ import annotations
 
@@ -61,10 +61,12 @@ def command(
     ] = None,
     modes: Annotated[str | None, typer.Option(help="Of --ablate: train, infer. Default: both.")] = None,
     batch: Annotated[int | None, typer.Option(help="Of --ablate: samples in a step. Default: the policy's.")] = None,
-    loss_steps: Annotated[int, typer.Option(help="Of --ablate: train so many steps, and compare the loss.")] = 0,
+    loss_steps: Annotated[
+        int, typer.Option(help="Of --ablate: number of training steps after which the loss is compared.")
+    ] = 0,
     as_json: Json = False,
 ) -> None:
-    """Measure speed side by side: BF16, TF32, torchao, FBGEMM and the generated kernels. Record what kernels cost."""
+    """Measure speed side by side: BF16, TF32, torchao, FBGEMM and generated kernels. Record times of kernels."""
     gc.enable()
     from loka.bench.speed.request import Request, check_options, run
 
@@ -105,7 +107,7 @@ def command(
 
 
 def show_ablation(request: AblationRequest, out: Path, as_json: bool) -> None:
-    """Measure with each subset of the mods, and print what was found; the files are there as soon as figures are."""
+    """Measure each subset of the mods and print the results; files are rewritten after each unit."""
     from loka.bench.ablation import ablation_report
     from loka.bench.ablation.ablate import run
 
@@ -123,7 +125,7 @@ def show_ablation(request: AblationRequest, out: Path, as_json: bool) -> None:
 
 
 def show(report: Report) -> None:
-    """For each section the times side by side, and everything that is known of each."""
+    """Print times side by side and the details of each section."""
     from loka.bench.results import details, side_by_side, variants_of
 
     print(f"{report.command}\n{report.environment}")

@@ -1,4 +1,4 @@
-"""`loka compare`: quality against the model as it is, over paired seeds."""
+"""`loka compare`: quality against the unpatched model, over paired seeds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from loka.cli.labels import AGAINST, ORIGINAL, ComparisonLabels, comparison_labels
-from loka.cli.output import Json, PolicyPath, note, print_json, print_table
+from loka.cli.output import Json, PolicyPath, note, print_json, print_line, print_table
 from loka.cli.verbs.train import Device, Steps
 from loka.errors import InputError
 
@@ -37,9 +37,9 @@ def command(
     ] = AGAINST[0],
     as_json: Json = False,
 ) -> None:
-    """Compare the quality of FP8 with the model as it is; exit 1 where it is lost.
+    """Compare the quality of FP8 with that of the model without it; exit 1 if quality is lost.
 
-    Where the policy's mods make another model, FP8 with them is compared with that model without FP8.
+    If the policy's mods change the model, both runs have them.
     """
     gc.enable()
     if against == AGAINST[1] and budget is not None:
@@ -86,7 +86,7 @@ def command(
 
 
 def show(quality: Quality, labels: ComparisonLabels) -> None:
-    """Each seed, the mean with its interval, and the verdict; another model has none, and is reported as it is."""
+    """Print each seed, the mean with its interval, and the verdict (none against the original model)."""
     ne, auc = ([f"{figure} {label}" for label in (labels.first, labels.second)] for figure in ("NE", "AUC"))
     columns = ("seed", *ne, "difference", *auc)
     print_table(
@@ -110,9 +110,9 @@ def show(quality: Quality, labels: ComparisonLabels) -> None:
         low, high = quality.interval
         line += f", standard error {quality.standard_error:.4f} %, 95 % interval {low:+.4f} % to {high:+.4f} %"
     if labels is ORIGINAL:
-        print(f"{line}; it is another model, so that the seeds are hardly pairs")
+        print_line(f"{line}; it is another model, so that the seeds are hardly pairs")
     else:
-        print(f"{line}; budget {quality.budget_percent:g} %: {quality.verdict.value}")
+        print_line(f"{line}; budget {quality.budget_percent:g} %: {quality.verdict.value}")
 
 
 def _finished(pair: PairResult, labels: ComparisonLabels) -> None:
@@ -120,7 +120,7 @@ def _finished(pair: PairResult, labels: ComparisonLabels) -> None:
 
 
 def _result(quality: Quality, labels: ComparisonLabels) -> dict[str, object]:
-    """The first run is called as_is, and the second fp8, or with_mods where the first is the original."""
+    """The JSON of a comparison: runs are `as_is` and `fp8`, or `with_mods` if the first is the original."""
     original = labels is ORIGINAL
     return {
         "against": labels.first,

@@ -1,4 +1,4 @@
-"""`loka diff`: what changed between two policies or plans."""
+"""`loka diff`: changes between two policies or plans."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loka.cli.output import Json, percent, print_json, print_table, print_wrapped
+from loka.cli.output import Json, percent, print_json, print_line, print_table, print_wrapped
 
 if TYPE_CHECKING:
     from loka.plan.report.plan_diff import ModChange, PlanDiff, RegionChange, TimeChange
@@ -33,20 +33,20 @@ def command(
 
 
 def show(change: PlanDiff) -> None:
-    """What changed, the largest first; one line where nothing did."""
+    """Print the changes, largest first; one line if there are none."""
     if change.same:
-        print(f"Both decide the same: {percent(change.share_fp8[0])} of the training GEMM FLOPs in FP8.")
+        print_line(f"Both decide the same: {percent(change.share_fp8[0])} of the training GEMM FLOPs in FP8.")
         _show_times(change)
         return
     if change.target[0] != change.target[1]:
-        print(f"target: {change.target[0]} -> {change.target[1]}")
+        print_line(f"target: {change.target[0]} -> {change.target[1]}")
     if change.batch_size[0] != change.batch_size[1]:
-        print(f"batch size: {change.batch_size[0]} -> {change.batch_size[1]}")
+        print_line(f"batch size: {change.batch_size[0]} -> {change.batch_size[1]}")
     for mod in change.mods:
         print_wrapped(f"mod {mod.mod}: {mod.before}; now {mod.after}{_moved(mod)}")
     for label, names in (("added", change.added), ("removed", change.removed), ("resized", change.resized)):
         for name in names:
-            print(f"{label}: {name}")
+            print_line(f"{label}: {name}")
     if change.gemms:
         times = {each.site: _us(each) for each in change.times}
         columns = ("site", "GEMM", "before", "after", "FLOPs", "site's us", "evidence")
@@ -64,12 +64,12 @@ def show(change: PlanDiff) -> None:
     for line in region_lines(change.regions):
         print_wrapped(line)
     before_share, after_share = change.share_fp8
-    print(f"FLOPs in FP8: {percent(before_share)} -> {percent(after_share)}")
+    print_line(f"FLOPs in FP8: {percent(before_share)} -> {percent(after_share)}")
     _show_times(change)
 
 
 def region_lines(regions: Sequence[RegionChange]) -> list[str]:
-    """`region of layers.*.up (3): linear; now linear -> silu`: sites that differ in numbers alone have one line."""
+    """`region of layers.*.up (3): linear; now linear -> silu`; sites that differ only in numbers share a line."""
     from loka.plan.report.plan_rows import common_pattern, pattern_of
 
     groups: dict[tuple[str, tuple[str, ...], tuple[str, ...]], list[str]] = {}
@@ -84,7 +84,7 @@ def region_lines(regions: Sequence[RegionChange]) -> list[str]:
 
 
 def _moved(mod: ModChange) -> str:
-    """What a mod changes that it did not, and the other way round, where it has both before and after."""
+    """Names that a mod changes in only one of the plans, if both have the mod."""
     if "-" in (mod.before, mod.after):
         return ""
     more = [f"{word} {', '.join(names)}" for word, names in (("with", mod.added), ("without", mod.removed)) if names]
@@ -92,25 +92,25 @@ def _moved(mod: ModChange) -> str:
 
 
 def _show_times(change: PlanDiff) -> None:
-    """The measurements and the time of all sites, where either differs."""
+    """Print measurements and total times if they differ."""
     before, after = (each or "none" for each in change.measurements)
     if before != after:
-        print(f"measurements: {before} -> {after}")
+        print_line(f"measurements: {before} -> {after}")
     for each in change.interactions:
         count = f"{each.count[0]} -> {each.count[1]} of them, " if each.count[0] != each.count[1] else ""
-        print(f"{each.what} in {each.owner}: {count}{each.us[0]} -> {each.us[1]} us")
+        print_line(f"{each.what} in {each.owner}: {count}{each.us[0]} -> {each.us[1]} us")
     if change.total_us[0] == change.total_us[1]:
         return
     if all(change.counted) and change.counted[0] != change.counted[1]:
         from loka.plan.report.format import format_figure
 
         first, second = (format_figure(us or 0.0) for us in change.total_us)
-        print(
+        print_line(
             f"a training step: {first} us for {change.counted[0]}; now {second} us for {change.counted[1]}. "
             "This is not the same work: what one counts as GEMMs the other counts in interactions"
         )
         return
-    print(f"{change.counted[1] or change.counted[0]}, a training step: {_pair(*change.total_us)} us")
+    print_line(f"{change.counted[1] or change.counted[0]}, a training step: {_pair(*change.total_us)} us")
 
 
 def _us(change: TimeChange) -> str:

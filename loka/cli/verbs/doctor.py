@@ -1,4 +1,4 @@
-"""`loka doctor`: what this machine has, and which path FP8 will take on it."""
+"""`loka doctor`: this machine's versions, devices and libraries, and its FP8 path."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def command(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Report Python, torch, Triton, the devices, the libraries, which path FP8 takes here, and the measurements."""
+    """Report Python, torch, Triton, devices, libraries, the path FP8 takes here, and measurements."""
     from loka.cli.doctor_inputs import policy_items, shipped_items, this_device
     from loka.cli.environment import examine
 

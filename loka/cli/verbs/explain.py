@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loka.cli.output import Json, PolicyPath, percent, print_json, print_table
+from loka.cli.output import Json, PolicyPath, percent, print_json, print_line, print_table
 
 if TYPE_CHECKING:
     from loka.plan.report.explain_site import Explanation
@@ -19,7 +19,7 @@ def command(
     site: Annotated[str, typer.Argument(metavar="SITE", help="A site's name, as `loka plan` prints it.")],
     as_json: Json = False,
 ) -> None:
-    """Explain one site: what it is, what runs, why, and the rule that set each field, what a profile saw."""
+    """Explain one site: what it is, what runs and why, the rule that set each field, and its profile."""
     from loka.plan.planner import planned
     from loka.plan.report.explain_site import explain
 
@@ -32,10 +32,10 @@ def command(
 
 
 def show(site: Explanation) -> None:
-    """The site, its GEMMs and its fields."""
-    print(f"{site.site}: {site.kind}, M {site.m} ({site.rows}), K {site.k}, N {site.n}")
+    """Print the site, its GEMMs and its fields."""
+    print_line(f"{site.site}: {site.kind}, M {site.m} ({site.rows}), K {site.k}, N {site.n}")
     for label, text in _facts(site):
-        print(f"  {label}: {text}")
+        print_line(f"  {label}: {text}")
     print()
     print_table(
         ("GEMM", "runs in", "kernel", "reason"),
@@ -74,14 +74,14 @@ def show(site: Explanation) -> None:
     notes = [(field.holds.source, field.holds.note) for field in site.fields]
     for source, text in dict.fromkeys(notes + [(each.mod, each.note) for each in site.mods]):
         if text:
-            print(f"{source}: {text}")
+            print_line(f"{source}: {text}")
 
 
 def _show_rejected(site: Explanation) -> None:
     rejected = [(each.gemm.value, kernel, reason) for each in site.gemms for kernel, reason in each.rejected]
     if rejected:
         print()
-        print_table(("GEMM", "turned down", "because"), rejected)
+        print_table(("GEMM", "rejected", "because"), rejected)
 
 
 def _facts(site: Explanation) -> list[tuple[str, str]]:

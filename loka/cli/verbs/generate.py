@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from loka.cli.output import PolicyPath
+from loka.cli.output import PolicyPath, print_line
 
 NAME = "generate"
 
@@ -32,12 +32,12 @@ def command(
 
     made = loka.generate(policy, out, force=force, check=check)
     if check:
-        print(f"{made.folder} is fresh")
+        print_line(f"{made.folder} is fresh")
         return
     print_skipped(made.plan)
-    print(summary_line(made.plan))
+    print_line(summary_line(made.plan))
     over = over_budget_message(made.plan)
     if over:
-        note(f"warning: {over}")  # what is forced is written; `loka plan` is the check
+        note(f"warning: {over}")  # the package is written anyway; `loka plan` is the check
     changes = [*(f"wrote {name}" for name in made.written), *(f"removed {name}" for name in made.removed)]
-    print(f"{made.folder}: {', '.join(changes) if changes else 'nothing to change'}")
+    print_line(f"{made.folder}: {', '.join(changes) if changes else 'nothing to change'}")

@@ -1,4 +1,4 @@
-"""`loka init`: a first policy, drafted from the model itself."""
+"""`loka init`: a first policy, drafted from the model."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def command(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:
-    """Draft a first policy from the model itself."""
+    """Draft a first policy from the model."""
     from loka.errors import InputError
     from loka.plan.draft import DraftOptions, check_name, draft_policy, identifier
     from loka.plan.mod_proposals import drafted_from
@@ -54,6 +54,9 @@ def command(
     schema = path.parent / "schema.json"
     write_file(path, text)
     if not schema.exists():
-        write_file(schema, schema_text())
-        note(f"wrote {schema}, for your editor")
+        try:
+            write_file(schema, schema_text())
+            note(f"wrote {schema}, for your editor")
+        except InputError as error:  # the policy is complete without it
+            note(f"note: {error}")
     note(f"wrote {path}; next: loka plan {path}")

@@ -1,4 +1,4 @@
-"""`loka plan`: what each GEMM will run in, and why."""
+"""`loka plan`: the recipe of each GEMM, and why."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loka.cli.output import Json, PolicyPath, percent, print_json
+from loka.cli.output import Json, PolicyPath, percent, print_json, print_line
 from loka.cli.tables.mod_lines import print_mods
 from loka.cli.tables.plan_table import COUNT, EVIDENCE, REGION, TIMES, show_interactions, show_rows
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from loka.plan.plan import Plan
 
 NAME = "plan"
-MANY = 60  # sites; above it, those that are alike are shown as one line
+MANY = 60  # sites; with more, those that are alike share a line
 
 
 def command(
@@ -43,7 +43,7 @@ def command(
 
 
 def show(plan: Plan, all_sites: bool) -> None:
-    """The table, what could not be patched, and the summary."""
+    """Print the table, what could not be patched, mods, budgets, the summary and times."""
     from loka.plan.report.plan_rows import group_interactions, group_sites
 
     grouped = len(plan.sites) > MANY and not all_sites
@@ -60,46 +60,46 @@ def show(plan: Plan, all_sites: bool) -> None:
     print_skipped(plan)
     print_mods(plan)
     if grouped:
-        print(f"{len(plan.sites)} sites in {len(rows)} groups; --all shows each.")
+        print_line(f"{len(plan.sites)} sites in {len(rows)} groups; --all shows each.")
     print_budgets(plan)
-    print(summary_line(plan))
+    print_line(summary_line(plan))
     print_times(plan)
 
 
 def print_budgets(plan: Plan) -> None:
-    """What the figures of the table are held against, where there are any."""
+    """Print the budgets of the sites, if there is a profile or measurements."""
     from loka.plan.report.profile_view import budgets
 
     if plan.profile is None and plan.measurements is None:
         return
     for budget, count in budgets(plan).items():
         limits = f"MERE {budget.mere:g}, SQNR {budget.sqnr_db:g} dB, min_speedup {budget.min_speedup:g}"
-        print(f"budget of {limits}: {count} site{'s' if count != 1 else ''}")
+        print_line(f"budget of {limits}: {count} site{'s' if count != 1 else ''}")
 
 
 def print_times(plan: Plan) -> None:
-    """What sites and interactions take, and where the times come from; a line where nothing was measured."""
+    """Print the total time of sites and interactions and its sources, or that there is none."""
     from loka.plan.report.plan_rows import format_time_sources, format_total, total_time
 
     total = total_time(plan)
     if plan.measurements is None or total is None:
         if plan.measurements is not None:
-            print(f"{plan.measurements[0]} has no times for what may run here: none decided.")
+            print_line(f"{plan.measurements[0]} has no times for what may run here: none decided.")
         return
-    print(f"{format_total(total)}, by {plan.measurements[0]} ({format_time_sources(total)}).")
+    print_line(f"{format_total(total)}, by {plan.measurements[0]} ({format_time_sources(total)}).")
 
 
 def print_skipped(plan: Plan) -> None:
-    """A line for each module whose forward could not be rewritten."""
+    """Print a line for each module whose forward could not be rewritten."""
     for skipped in plan.skipped:
         name = f"region {skipped.owner!r}" if skipped.owner else "the model itself"
         share = f" ({percent(skipped.share)} of FLOPs)" if skipped.share else ""
         rest = "" if skipped.share else "; its sites are patched one by one"
-        print(f"NOT PATCHED {name}{share}: {skipped.reason}{rest}")
+        print_line(f"NOT PATCHED {name}{share}: {skipped.reason}{rest}")
 
 
 def summary_line(plan: Plan) -> str:
-    """How much of the model runs in FP8."""
+    """Summary of a plan: the share of the model in FP8."""
     count = sum(site.fp8 for site in plan.sites)
     classes = "class" if len(plan.bindings) == 1 else "classes"
     return (

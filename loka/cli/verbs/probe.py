@@ -1,4 +1,4 @@
-"""`loka probe`: what each GEMM's operands look like in training, and what FP8 would cost."""
+"""`loka probe`: statistics of each GEMM's operands in training, and the estimated error in FP8."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loka.cli.output import Json, PolicyPath, note, print_json
+from loka.cli.output import Json, PolicyPath, note, print_json, print_line
 from loka.cli.verbs.train import Device
 from loka.errors import InputError
 
@@ -33,7 +33,7 @@ def command(
         int | None, typer.Option(min=1, help="Training steps. Default: the policy's, or 80, or one pass.")
     ] = None,
     every: Annotated[
-        int | None, typer.Option(min=1, help="Sample one step in so many. Default: what gives 20 samples.")
+        int | None, typer.Option(min=1, help="Sample one step in this many. Default: as gives 20 samples.")
     ] = None,
     out: Annotated[
         str | None,
@@ -50,7 +50,7 @@ def command(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Learn what each GEMM's operands look like in training, and what FP8 would cost it."""
+    """Record statistics of each GEMM's operands in training, and estimate the error in FP8."""
     gc.enable()
     from loka.mods.policy_loader import load_policy
     from loka.plan.planner import examine
@@ -91,7 +91,7 @@ def _check_usage(
     check: bool,
     device: str,
 ) -> None:
-    """Raises InputError for options that contradict each other. A shell's `--from *.x` leaves all but one in `more`."""
+    """Raise InputError for contradicting options. A shell's `--from *.x` leaves all files but one in `more`."""
     if more and not merged:
         raise InputError(f"loka probe takes one policy, but was given {more[0]!r} too; merge profiles with --from")
     if merged and check:
@@ -117,7 +117,7 @@ def _learn(
     seed: int,
     device: str,
 ) -> Learned:
-    """Train with a Probe and estimate; what was sampled lies in a file of its own until the profile does."""
+    """Train with a Probe and estimate; until the profile is written, samples are in `places.interrupted`."""
     from loka.cli.probe_run import Interrupted, finish, record
 
     try:
@@ -145,7 +145,7 @@ def _merge(examined: Examined, files: list[str], draws: int | None, seed: int) -
 
 
 def _save(learned: Learned, places: Places) -> None:
-    """The full form first: what plans is there only once what it came from is."""
+    """Save the full form first, so that a summary exists only with its full form."""
     from loka.probe.profile import profile_file
 
     profile_file.save(places.full, learned.recorded)
@@ -160,13 +160,13 @@ def _show(examined: Examined, learned: Learned, places: Places) -> None:
     print()
     modules = [name for name, _ in examined.built.module.named_modules()]
     show_findings(profile.findings, [site.name for site in examined.sites], modules)
-    print(_summary_line(profile))
+    print_line(_summary_line(profile))
     for path, what in ((places.summary, "what loka plan reads"), (places.full, "all statistics, for --from")):
-        print(f"{path}: {Path(path).stat().st_size / 1000:.0f} kB, {what}")
+        print_line(f"{path}: {Path(path).stat().st_size / 1000:.0f} kB, {what}")
     times = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in learned.seconds.items())
     note(f"time: {times}")
     if places.advice:
-        print(places.advice)
+        print_line(places.advice)
 
 
 def _summary_line(profile: Profile) -> str:
@@ -180,7 +180,7 @@ def _summary_line(profile: Profile) -> str:
 def _check_drift(
     examined: Examined, steps: int | None, every: int | None, seed: int, device: str, as_json: bool
 ) -> None:
-    """Compare a fresh sample with the policy's profile. Raises InputError where that is missing or of another model."""
+    """Compare a fresh sample with the policy's profile. Raises InputError if it is missing or of another model."""
     from loka.cli.probe_run import Interrupted, record
     from loka.cli.profile_paths import Places, check_model, check_mods, check_shapes
     from loka.cli.tables.probe_tables import drift_result, show_drift
@@ -202,7 +202,7 @@ def _check_drift(
     if as_json:
         print_json(drift_result(known, drifts))
     else:
-        print(f"{path}: {drift.age(known)}")
+        print_line(f"{path}: {drift.age(known)}")
         show_drift(drifts)
     if beyond:
         note(

@@ -1,4 +1,4 @@
-"""`loka report`: what was measured and decided, in one readable page."""
+"""`loka report`: measurements and decisions on one page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def command(
         str | None, typer.Option("-o", "--out", metavar="FILE", help="Write the page to a file instead of printing it.")
     ] = None,
 ) -> None:
-    """Write a page of what was measured and decided: plan, mods, evidence, findings, times, and what falls short."""
+    """Write a page of measurements and decisions: plan, mods, evidence, findings, times, and what falls short."""
     from loka.bench.plan_report import to_markdown
     from loka.plan.planner import planned
 

@@ -26,7 +26,7 @@ def command(
 
 
 def schema_text() -> str:
-    """The schema as the text of a file."""
+    """The schema as text."""
     from loka.mods.registry import mod_schemas
     from loka.policy.schema.policy_schema import json_schema
 

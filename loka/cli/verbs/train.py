@@ -1,4 +1,4 @@
-"""`loka train`: the model as it is and in FP8, side by side."""
+"""`loka train`: the model without and with FP8, side by side."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from loka.cli.labels import ComparisonLabels, comparison_labels
-from loka.cli.output import Json, PolicyPath, note, percent, print_json, print_table
+from loka.cli.output import Json, PolicyPath, note, percent, print_json, print_line, print_table
 
 if TYPE_CHECKING:
     from loka.bench.quality.training import PairResult
@@ -27,7 +27,7 @@ def command(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Train the model as it is and in FP8, with the generated package, and compare them; both with the mods."""
+    """Train the model without and with the generated package, and compare the two; mods apply to both."""
     gc.enable()
     from loka.bench.quality.adapted_job import adapted_job
     from loka.bench.quality.training import train_pair
@@ -56,7 +56,7 @@ def command(
 
 
 def show(pair: PairResult, plan: Plan, device: str, labels: ComparisonLabels) -> None:
-    """What ran in what, and what came of it."""
+    """Print the recipes of the sites and the results of both runs."""
     from loka.plan.report.plan_rows import group_sites
 
     rows = group_sites(plan, alike=True)
@@ -82,7 +82,9 @@ def show(pair: PairResult, plan: Plan, device: str, labels: ComparisonLabels) ->
         ],
         numbers=(labels.first, labels.second, "difference"),
     )
-    print(f"{as_is.samples} samples in {as_is.steps} steps on {device}, seed {pair.seed}; every planned FP8 GEMM ran.")
+    print_line(
+        f"{as_is.samples} samples in {as_is.steps} steps on {device}, seed {pair.seed}; every planned FP8 GEMM ran."
+    )
     if device == "cpu":
         note("note: without an FP8 GPU the samples/s of FP8 are those of the torch reference path, not of FP8 hardware")
 

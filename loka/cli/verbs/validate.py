@@ -1,4 +1,4 @@
-"""`loka validate`: whether a policy is well formed, its callables exist and its patterns match."""
+"""`loka validate`: check that a policy is well formed, its callables exist and its patterns match."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from loka.cli.output import Json, PolicyPath, note, print_json
+from loka.cli.output import Json, PolicyPath, note, print_json, print_line
 
 NAME = "validate"
 
@@ -26,13 +26,16 @@ def command(
         "name": loaded.name,
         "rules": len(loaded.rules) - 1,
         "sites": None,
-    }  # the first is the defaults
+    }  # the first rule is the defaults
     text = f"{policy}: fine"
     if not no_model:
+        from loka.bench.quality.policy_job import job_of
         from loka.plan.evidence import over_budget_message
         from loka.plan.planner import make_plan
 
         plan = make_plan(policy)
+        if loaded.train is not None:
+            job_of(loaded, None, "cpu", tested=loaded.train.test is not None)
         sites = len(plan.sites)
         result["sites"] = sites
         text += f", {sites} sites"
@@ -42,4 +45,4 @@ def command(
     if as_json:
         print_json(result)
     else:
-        print(text)
+        print_line(text)

@@ -1,1 +1,1 @@
-"""Functions of several linears, and of interactions, with their own backward: what their text is made of."""
+"""Generated autograd functions of several linears and of interactions: shapes, names and views for the templates."""

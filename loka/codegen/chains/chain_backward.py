@@ -1,4 +1,4 @@
-"""The backward of a chain as views: stage by stage from the last to the first."""
+"""Views of a chain's backward: stage by stage, from the last to the first."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from loka.numerics.enums import Gemm
 
 @dataclass(slots=True)
 class ChainBackward:
-    """The backward of one shape; partial sums are gathered from stage to stage, and added up in the end."""
+    """The backward of one shape. Partial sums are collected over the stages and reduced at the end."""
 
     shape: ChainShape
     names: ChainNames
-    _partial: list[str] = field(default_factory=list)  # vectors whose gradients are there as partial sums
+    _partial: list[str] = field(default_factory=list)  # vectors whose gradients exist as partial sums
 
     def stages(self) -> tuple[BackwardStage, ...]:
-        """All stages from the last to the first."""
+        """All stages, from the last to the first."""
         return tuple(self._stage(index) for index in reversed(range(len(self.shape.stages))))
 
     def _stage(self, index: int) -> BackwardStage:
@@ -85,7 +85,7 @@ class ChainBackward:
         return StageKind.KEPT_WGRAD if self.shape.stages[index].keeps_wgrad else StageKind.FP8
 
     def dx(self, index: int) -> InputGradient:
-        """Where a stage computes the gradient of its input."""
+        """The place where the gradient of a stage's input is computed."""
         if index or self._needs_dx:
             return InputGradient.ALWAYS
         if self.shape.stages[0].before is not None:
@@ -94,27 +94,27 @@ class ChainBackward:
 
     @property
     def _needs_dx(self) -> bool:
-        """Whether the input's gradient is always computed: a norm with parameters before the first linear needs it."""
+        """True if x's gradient is always computed: a norm with parameters before the first linear needs it."""
         return bool(self.names.pre_vectors())
 
     def _guarded(self, index: int) -> bool:
         return self.dx(index) is not InputGradient.ALWAYS
 
     def _frees(self, index: int) -> bool:
-        """Whether anything of a chain follows that should not find the stage's matrices in memory."""
+        """True if later work of the chain should run after the stage's matrices are freed."""
         return index > 0 or self.dx(0) is InputGradient.LAST
 
     def position(self, name: str) -> int:
-        """An argument's place among forward's."""
+        """Position of an argument among forward's."""
         return self.names.tensors().index(name)
 
     def optional(self) -> tuple[str, ...]:
-        """The gradients that are computed only where they are needed."""
+        """The gradients that are computed only if needed."""
         weights = [f"weight{self.names.suffix(index)}" for index in range(len(self.shape.stages))]
         return (*([] if self._needs_dx else ["dx"]), *(f"d{name}" for name in (*self.shape.others, *weights)))
 
     def gradients(self) -> tuple[str, ...]:
-        """What backward returns for each of forward's arguments."""
+        """The values that backward returns, one for each argument of forward."""
         static = {name for index in range(len(self.shape.stages)) for name in self.names.static_scales(index)}
         found = ["None" if name in static else f"d{name}" for name in self.names.tensors()]
         return (*found, *["None"] * (1 + len(self.names.counter_ids())))
@@ -122,7 +122,7 @@ class ChainBackward:
     # The gradient of a stage's product.
 
     def _gradient(self, index: int) -> Launch | None:
-        """From the gradient of a stage's result to that of its product; None where they are the same."""
+        """Launch from the gradient of a stage's result to that of its product; None if they are the same."""
         stage, names, s = self.shape.stages[index], self.names, self.names.suffix(index)
         read_again, carry = self.shape.reader(index) is not None, not self.shape.leaves_sum(index)
         spec: AnySpec | None = shapes.backward_after(stage, self.shape.fp8, carried=read_again, carry=carry)
@@ -140,7 +140,7 @@ class ChainBackward:
         return launch(spec, arguments, results)
 
     def _quantised(self, index: int) -> Launch:
-        """The output gradient in FP8 for dgrad alone."""
+        """Launch that quantises the output gradient for dgrad only."""
         stage, names = self.shape.stages[index], self.names
         spec = shapes.quantiser(stage.n)
         arguments = {"x": "grad", **names.static_scale("dy", index)}
@@ -148,12 +148,12 @@ class ChainBackward:
         return launch(under(spec, stage.dy) if self.shape.known else spec, arguments, results)
 
     def _residual_grad(self, index: int) -> str | None:
-        """The gradient that a stage's result has as the residual of a later stage."""
+        """Name of the gradient that a stage's result has as the residual of a later stage, or None."""
         reader = self.shape.reader(index)
         return None if reader is None else f"dsum{self.names.suffix(reader)}"
 
     def _grad_stays(self, index: int, gradient: Launch | None) -> str | None:
-        """What the gradient of a stage's result is called from then on; None where it goes."""
+        """New name of the gradient of a stage's result if it is kept; None if it is freed."""
         stage, s = self.shape.stages[index], self.names.suffix(index)
         if gradient is None:
             return None
@@ -162,7 +162,7 @@ class ChainBackward:
         return f"dsum{s}" if stage.summed and "residual_grad_out" not in gradient.spec.results else None
 
     def _static_transpose(self, index: int) -> Launch | None:
-        """With static scales, what has no transposed copy yet is transposed for wgrad."""
+        """With static scales: launch that transposes the operands of wgrad that have no transposed copy yet."""
         s = self.names.suffix(index)
         dy, x = gradient_kernel(self.shape, index), input_kernel(self.shape, index)
         missing = [] if "transposed" in dy.results else [("dy_fp8", "dy_fp8_t")]
@@ -175,22 +175,22 @@ class ChainBackward:
     # Memory.
 
     def _freed(self, index: int) -> tuple[str, ...]:
-        """The matrices that no stage before this one reads."""
+        """The matrices that no earlier stage reads."""
         stage, s = self.shape.stages[index], self.names.suffix(index)
         saved = [f"x_fp8{s}", f"weight_fp8{s}", self.names.hidden(index), self.names.sum(index)]
-        saved += [f"x_fp8_t{s}", *([f"weight_fp8_t{s}"] if index else [])]  # of static scales
-        saved += [f"y{s}"] if stage.times is None else []  # a factor's gradient reads the product in the end
+        saved += [f"x_fp8_t{s}", *([f"weight_fp8_t{s}"] if index else [])]  # with static scales
+        saved += [f"y{s}"] if stage.times is None else []  # a factor's gradient reads the product at the end
         reader, residual_grad = self.shape.reader(index), self._residual_grad(index)
         done = reader is not None and self.shape.stages[reader].times is None
         read = [residual_grad] if residual_grad is not None and done else []
         return tuple([name for name in saved if name in self.names.saved()] + read + self._made(index))
 
     def _made(self, index: int) -> list[str]:
-        """The matrices that a stage makes for itself alone, and always."""
+        """The matrices that a stage always makes and only it reads."""
         stage = self.shape.stages[index]
         if not self.shape.fp8:
             return ["dy"] if shapes.backward_after(stage, quantise=False) is not None else []
-        last = self.dx(index) is not InputGradient.ALWAYS  # its dgrad comes in the end
+        last = self.dx(index) is not InputGradient.ALWAYS  # its dgrad runs at the end
         if self.shape.known:
             transposed = not stage.keeps_wgrad and "transposed" in gradient_kernel(self.shape, index).results
             return [*([] if last else ["dy_fp8"]), *(["dy_fp8_t"] if transposed else [])]
@@ -198,12 +198,12 @@ class ChainBackward:
         return dgrad if stage.keeps_wgrad else [*dgrad, "dy_fp8_t", "x_fp8_t"]
 
     def _summed_up(self, gradient: Launch | None, vectors: dict[str, str]) -> list[str]:
-        """The vectors whose gradients a kernel gives as partial sums."""
+        """The vectors whose gradients a kernel writes as partial sums."""
         results = gradient.spec.results if gradient is not None else ()
         return [vector for key, vector in vectors.items() if f"d{key}" in results]
 
     def _full_launch(self) -> Launch | None:
-        """Adds up partial sums once they fill a launch: of rows of 3456 one is 5 MB, which is not kept any longer."""
+        """Launch that reduces partial sums once they fill one, so that they are freed: at width 3456 each has 5 MB."""
         most = LARGEST_COUNT["reduce"]
         if len(self._partial) < most:
             return None
@@ -211,7 +211,7 @@ class ChainBackward:
         return _reduce(ready)
 
     def reduce(self, norm: NormGradient | None) -> tuple[Launch, ...]:
-        """Adds up the partial sums that are left, those of the first norm too; ask after `stages`."""
+        """Launches that reduce the remaining partial sums and those of `norm`. Call `stages` first."""
         left = [*self._partial, *self._summed_up(None if norm is None else norm.gradient, _PRE_NORM)]
         most = LARGEST_COUNT["reduce"]
         return tuple(_reduce(left[start : start + most]) for start in range(0, len(left), most))
@@ -219,7 +219,7 @@ class ChainBackward:
     # The gradients of arguments.
 
     def norm(self) -> NormGradient | None:
-        """Through the norm before the first linear."""
+        """The gradient through the norm before the first linear; None without a norm."""
         stage = self.shape.stages[0]
         if stage.before is None:
             return None
@@ -238,11 +238,11 @@ class ChainBackward:
         return NormGradient(several, gradient)
 
     def x(self) -> Launch | None:
-        """The sum of x's gradients, where that through the first linear is not the only one and no norm adds them."""
+        """Launch that adds x's gradients, if the first linear's is not the only one and no norm's kernel adds them."""
         return self._products("x", "dx", "x_dtype", ["grad"]) if self.dx(0) is InputGradient.LAST else None
 
     def others(self) -> tuple[OtherGradient, ...]:
-        """The gradients of the arguments that stages multiply by or add."""
+        """Gradients of the arguments that stages multiply by or add."""
         return tuple(self._other(name) for name in self.shape.others)
 
     def _other(self, name: str) -> OtherGradient:
@@ -252,7 +252,7 @@ class ChainBackward:
         return OtherGradient(name, self.position(name), self._products(name, f"d{name}", f"{name}_dtype"), "")
 
     def _shares(self, argument: str) -> tuple[list[str], list[tuple[str, str, str | None]]]:
-        """What stages add to an argument's gradient: sums' gradients, and those with the product that they go with."""
+        """Terms of an argument's gradient: gradients of sums, and (gradient, product, bias) to be multiplied."""
         plain: list[str] = []
         pairs: list[tuple[str, str, str | None]] = []
         for index, stage in enumerate(self.shape.stages):
@@ -265,14 +265,14 @@ class ChainBackward:
         return plain, pairs
 
     def _sum_gradient(self, index: int) -> list[str]:
-        """The matrices that the gradient of a stage's sum is the sum of."""
+        """The matrices that add up to the gradient of a stage's sum."""
         s, residual_grad = self.names.suffix(index), self._residual_grad(index)
         if residual_grad is None or not self.shape.leaves_sum(index):
             return [f"dsum{s}"]
         return [f"grad{s}", residual_grad]
 
     def _products(self, argument: str, target: str, dtype: str, plain: Sequence[str] = ()) -> Launch:
-        """`target` as the sum of an argument's shares and of `plain` matrices."""
+        """Launch that writes `target`, the sum of an argument's shares and of the matrices `plain`."""
         shares, pairs = self._shares(argument)
         terms = [*plain, *shares]
         spec = Products(argument_width(self.shape, argument), len(terms), tuple(bias is not None for *_, bias in pairs))
@@ -284,7 +284,7 @@ _PRE_NORM = {"weight": "pre_norm_weight", "bias": "pre_norm_bias"}
 
 
 def argument_width(shape: ChainShape, argument: str) -> int:
-    """Columns of a matrix that stages multiply by or add."""
+    """Number of columns of an argument that stages multiply by or add."""
 
     def reads(stage: StageShape) -> bool:
         return argument in (stage.times, stage.residual)
@@ -297,6 +297,6 @@ def _partial_sums(vectors: dict[str, str]) -> dict[str, str]:
 
 
 def _reduce(vectors: Sequence[str]) -> Launch:
-    """The gradients of these vectors from their partial sums, each in the vector's dtype."""
+    """Launch that reduces partial sums to the gradients of these vectors, each in the vector's dtype."""
     arguments = [argument for vector in vectors for argument in (f"{vector}_sums", f"{vector}.dtype")]
     return Launch(Reduce(len(vectors)), tuple(arguments), tuple(f"d{vector}" for vector in vectors))

@@ -1,4 +1,4 @@
-"""Which chains a forward has, and what their functions are called with."""
+"""The chains of a forward, and the arguments of their functions."""
 
 from __future__ import annotations
 
@@ -14,33 +14,32 @@ from loka.errors import LokaError
 from loka.graph.ir import ForwardIR, Ref, RefKind, Region, SiteCall
 from loka.graph.patterns.linear_chain import LinearChain, chain_input, find_chains, residual_stage
 from loka.graph.patterns.norm import ChainNorm
-from loka.graph.patterns.padded_linear import unpadded
+from loka.graph.patterns.region import unpadded
 from loka.kernels.fused.norm.norm_widths import LARGEST_HELD
 from loka.plan.plan import SitePlan
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedChain:
-    """A chain of a forward and what is rendered for it; `sites` numbers its linears' sites in the binding."""
+    """A chain of a forward and its shape; `sites`: numbers of its linears' sites in the binding."""
 
     chain: LinearChain
     shape: ChainShape
     sites: tuple[int, ...]
-    others: tuple[Ref, ...] = ()  # what is passed for the shape's `others`
+    others: tuple[Ref, ...] = ()  # arguments for the shape's `others`
 
     @property
     def places(self) -> range:
-        """The statements that it takes."""
+        """Indices of the statements that it replaces."""
         return range(self.chain.first, self.chain.last + 1)
 
 
 def planned_chains(forward: ForwardIR, index: Mapping[int, int], plans: Sequence[SitePlan]) -> dict[int, PlannedChain]:
-    """The chains of GEMMs that are alike, by their first statement.
+    """The chains of GEMMs of one kind, by their first statement.
 
-    These are GEMMs in FP8 with transposed copies or under static scales (`Recipe.is_chain`, `Recipe.is_static`),
-    wherever they stand, also without those for wgrad where the chain has both of its operands in the model's dtype, and
-    GEMMs in the model's dtype whose region the plan replaces. `index` gives the site's number for each statement that
-    is a GEMM.
+    Kinds: FP8 with transposed copies (`Recipe.is_chain`; wgrad may stay native if the chain has both of its operands in
+    the model's dtype), FP8 with static scales (`Recipe.is_static`), and native GEMMs in a region that the plan
+    replaces. `index`: statement of a GEMM -> number of its site.
     """
     around = {place: region for region in forward.regions for place in range(region.first, region.last + 1)}
     kinds: dict[str, str] = {}
@@ -69,10 +68,10 @@ def planned_chains(forward: ForwardIR, index: Mapping[int, int], plans: Sequence
 
 
 def chain_recipe(plan: SitePlan) -> SiteRecipe:
-    """The recipe of a site as a part of a chain.
+    """The recipe of a site as part of a chain.
 
-    A site that needs no dgrad and keeps wgrad says nothing of transposed copies: its dgrad, which never runs, is
-    written as the others of a chain are.
+    A site without dgrad that keeps wgrad has no transposed copies in its recipe; it gets the dgrad recipe of a chain,
+    which never runs.
     """
     recipe = site_recipe(plan)
     if recipe.operands.is_static:
@@ -99,14 +98,14 @@ def _planned(
 
 
 def _missing_columns(forward: ForwardIR, chain: LinearChain, shape: ChainShape) -> int:
-    """The zero columns behind the first linear's operands that its kernels write themselves, in place of torch."""
+    """Number of zero columns padding the first linear's operands that its kernels write instead of torch."""
     bare = unpadded(site_call(forward, chain.stages[0].linear))
     takes = shape.fp8 and not shape.known and shape.stages[0].k <= LARGEST_HELD
     return bare.columns if bare is not None and takes else 0
 
 
 def _without_operands(planned: PlannedChain) -> set[str]:
-    """The sites that keep wgrad, and whose operands the chain does not have in the model's dtype."""
+    """The sites that keep wgrad although the chain does not have its operands in the model's dtype."""
     stages = planned.shape.stages
     return {
         stage.site
@@ -116,7 +115,7 @@ def _without_operands(planned: PlannedChain) -> set[str]:
 
 
 def _sums_of(forward: ForwardIR, chain: LinearChain) -> tuple[list[StageSums], list[tuple[str, Ref]]]:
-    """What each stage multiplies by and adds, and the arguments that are passed for that, by their names."""
+    """The names each stage multiplies by and adds, and the (name, argument) pairs that are passed for them."""
     inner = [residual_stage(forward, chain, stage) for stage in chain.stages]
     outer: dict[Ref, None] = {}
     x = chain_input(forward, chain)
@@ -136,7 +135,7 @@ def _sums_of(forward: ForwardIR, chain: LinearChain) -> tuple[list[StageSums], l
 
 
 def site_call(forward: ForwardIR, place: int) -> SiteCall:
-    """The GEMM that a statement is."""
+    """The GEMM call of a statement. Raises LokaError if it is none."""
     found = forward.statements[place].call
     if found is None:
         raise LokaError(f"statement {place} is no GEMM. This is a fault in LoKA: please report it.")
@@ -146,12 +145,12 @@ def site_call(forward: ForwardIR, place: int) -> SiteCall:
 def chain_arguments(
     forward: ForwardIR, planned: PlannedChain, scope: statement_text.NameScope, frozen: bool
 ) -> list[str]:
-    """What a chain's function is called with; with `frozen` weights they come from the module's buffers."""
+    """Arguments of a chain's function; `frozen` weights are read from the module's buffers."""
     chain, shape = planned.chain, planned.shape
     arguments: list[str] = []
     for stage, number in zip(chain.stages, planned.sites, strict=True):
         operands = forward.statements[stage.linear].operands
-        # A local that is not known here is the chain's own: the input of a linear, which no argument below reads.
+        # A local that is unknown here is internal to the chain: the input of a linear, which no argument below reads.
         known = [ref.kind is RefKind.ATTRIBUTE or ref.text in scope.local for ref in operands]
         texts = [_text(ref, scope) if there else "_" for ref, there in zip(operands, known, strict=True)]
         call = site_call(forward, stage.linear)

@@ -1,4 +1,4 @@
-"""The forward of a chain as views: what makes each operand, which GEMM reads it, what is freed when."""
+"""Views of a chain's forward: the kernel that makes each operand, the GEMM that reads it, and when it is freed."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from loka.codegen.chains.static_operands import both_copies, input_kernel, maxim
 from loka.codegen.modules.gemm_calls import GemmView, gemm_view
 from loka.codegen.modules.linear_recipes import SiteRecipe
 from loka.errors import LokaError
+from loka.graph.patterns.norm import TORCH_NORMS
 from loka.kernels.fused.norm.norm_spec import GATES
 from loka.kernels.fused.rendering import AnySpec
 from loka.numerics.enums import Gemm
 
-SUMS_DTYPE = "sums_dtype"  # the dtype of sums and products with arguments, as torch would find it
+SUMS_DTYPE = "sums_dtype"  # dtype of sums and products with arguments, by torch's promotion
 
 
 def gemm_of(recipe: SiteRecipe, gemm: Gemm) -> GemmView:
-    """One of a chain's FP8 GEMMs."""
+    """View of one of a chain's FP8 GEMMs. Raises LokaError if it has no recipe."""
     found = dict(recipe.items())[gemm]
     if found is None:
         raise LokaError(f"a chain's {gemm} has no recipe. This is a fault in LoKA: please report it.")
@@ -30,7 +31,7 @@ def gemm_of(recipe: SiteRecipe, gemm: Gemm) -> GemmView:
 
 @dataclass(frozen=True, slots=True)
 class ChainForward:
-    """The forward of one shape, for training or for frozen weights; `x` is what its input is called."""
+    """The forward of one shape, for training or for frozen weights; `x`: name of its input."""
 
     shape: ChainShape
     names: ChainNames
@@ -38,7 +39,7 @@ class ChainForward:
     x: str
 
     def input(self) -> Launch | None:
-        """What makes the first linear's input; with a static scale and without a norm, transposed as well."""
+        """Launch that makes the first linear's input; with a static scale and without a norm, its transpose too."""
         stage, names = self.shape.stages[0], self.names
         if not self.shape.fp8 and stage.before is None:
             return None
@@ -74,7 +75,7 @@ class ChainForward:
         )
 
     def _cast_weight(self, index: int) -> tuple[Launch, ...]:
-        """A stage's weight in FP8; with one scale as it is and transposed, once its maximum is known."""
+        """Launches that quantise a stage's weight; with static scales: find its maximum, then write both copies."""
         stage, s = self.shape.stages[index], self.names.suffix(index)
         weight = {"x": f"weight{s}", "maxima": f"weight_maxima{s}"}
         if not self.shape.known:
@@ -86,7 +87,7 @@ class ChainForward:
         )
 
     def _epilogue(self, index: int) -> Launch:
-        """The kernel on a product, which gives the next linear's input, or the result."""
+        """Launch on a product, which writes the next linear's input or the result."""
         stage, names, fp8 = self.shape.stages[index], self.names, self.shape.fp8
         s, last = names.suffix(index), index == len(self.shape.stages) - 1
         keep = fp8 and self.shape.keeps(index, self.frozen)
@@ -107,7 +108,7 @@ class ChainForward:
         return launch(spec, arguments, results)
 
     def _freed(self, index: int) -> tuple[str, ...]:
-        """The matrices of a stage that nothing reads any more."""
+        """The matrices of a stage that are not read again."""
         stage, s = self.shape.stages[index], self.names.suffix(index)
         residual = [self.names.sum(stage.residual)] if isinstance(stage.residual, int) else []
         saved = self.names.saved()
@@ -115,13 +116,13 @@ class ChainForward:
 
 
 def sums_dtype(stages: tuple[ForwardStage, ...], names: ChainNames) -> tuple[str, ...] | None:
-    """The arguments whose dtypes sums have; None where no kernel is told."""
+    """The arguments whose dtypes decide that of sums; None if no kernel takes it."""
     launches = [stage.epilogue for stage in stages if stage.epilogue is not None]
     return names.summed if any(SUMS_DTYPE in each.arguments for each in launches) else None
 
 
 def torch_steps(shape: ChainShape, names: ChainNames) -> tuple[TorchStep, ...]:
-    """The chain in torch's own operations."""
+    """The chain in torch operations."""
     steps: list[TorchStep] = []
     for index, stage in enumerate(shape.stages):
         steps += _torch_stage(stage, names, index, steps[-1].result if steps else "x")
@@ -131,7 +132,7 @@ def torch_steps(shape: ChainShape, names: ChainNames) -> tuple[TorchStep, ...]:
 
 
 def _torch_stage(stage: StageShape, names: ChainNames, index: int, x: str) -> Iterator[TorchStep]:
-    """One stage of it, from x to y."""
+    """One stage in torch operations, from x to y."""
     s = names.suffix(index)
     if stage.before is not None:
         yield from _torch_norm(stage.before, stage.k, x, "y", "pre_norm", "")
@@ -154,12 +155,18 @@ def _torch_stage(stage: StageShape, names: ChainNames, index: int, x: str) -> It
 
 
 def _torch_norm(norm: NormShape, width: int, x: str, result: str, name: str, suffix: str) -> Iterator[TorchStep]:
-    """A norm; that of blocks is an rms_norm between two changes of view."""
+    """A norm in torch operations; a block_norm is an rms_norm between unflatten and flatten."""
     if norm.kind == "block_norm":
         yield TorchStep("blocks", (x, -1, (width // norm.block, norm.block)), method="unflatten")
         yield TorchStep("blocks", ("blocks", (norm.block,), None, norm.eps), function="rms_norm")
         yield TorchStep(result, ("blocks", -2), method="flatten")
         return
-    weight = f"{name}_weight{suffix}" if norm.weight else None
-    biases = (f"{name}_bias{suffix}" if norm.bias else None,) if norm.kind == "layer_norm" else ()
-    yield TorchStep(result, (x, (width,), weight, *biases, norm.eps), function=norm.kind)
+    given = {
+        "input": x,
+        "normalized_shape": (width,),
+        "weight": f"{name}_weight{suffix}" if norm.weight else None,
+        "bias": f"{name}_bias{suffix}" if norm.bias else None,
+        "eps": norm.eps,
+        **TORCH_NORMS[norm.kind].fixed,
+    }
+    yield TorchStep(result, tuple(given[name] for name in TORCH_NORMS[norm.kind].arguments), function=norm.kind)

@@ -1,4 +1,4 @@
-"""The chains of a package: one autograd function for each shape, its wrapper, and its form for frozen weights."""
+"""The chains of a package: an autograd function for each shape, its wrapper, and a function for frozen weights."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from loka.kernels.fused.rendering import AnySpec
 
 
 class Chains:
-    """The chains of one package and the kernels that they call, each once, in the order of their first uses."""
+    """The chains of one package and the kernels they call, each once, in order of first use."""
 
     def __init__(self, names: Names) -> None:
         self._names = names
         self._function_names: dict[ChainShape, str] = {}
         self._layers: dict[ChainShape, dict[str, None]] = {}
-        self._trained: dict[ChainShape, str] = {}  # with the name of the class
+        self._trained: dict[ChainShape, str] = {}  # shape -> name of the class
         self._frozen: dict[ChainShape, None] = {}
 
     def function(self, shape: ChainShape, layers: Layers, frozen: bool) -> str:
-        """The wrapper's name in kernels.py for one more call: it is that of the first layers that have this shape."""
+        """Register a call; returns the wrapper's name in kernels.py, after the first layers with this shape."""
         if shape not in self._function_names:
             self._function_names[shape] = self._names.first_free((layers.name, layers.longer), ("_frozen",))
         name = self._function_names[shape]
@@ -40,20 +40,20 @@ class Chains:
         return name
 
     def views(self) -> tuple[ChainView, ...]:
-        """Every chain for training that was asked for."""
+        """Views of all registered chains for training."""
         return tuple(self._view(shape, function) for shape, function in self._trained.items())
 
     def frozen_views(self) -> tuple[FrozenChainView, ...]:
-        """Every chain for frozen weights that was asked for."""
+        """Views of all registered chains for frozen weights."""
         return tuple(self._frozen_view(shape) for shape in self._frozen)
 
     @property
     def known(self) -> bool:
-        """Whether any has known scales."""
+        """True if any chain has static scales."""
         return any(shape.known for shape in (*self._trained, *self._frozen))
 
     def specs(self) -> tuple[AnySpec, ...]:
-        """The kernels that the chains call."""
+        """Specs of the kernels that the chains call."""
         views = (*self.views(), *self.frozen_views())
         return tuple(dict.fromkeys(spec for view in views for spec in kernels_of(view)))
 
@@ -117,13 +117,13 @@ class Chains:
 
 
 def _typed(tensors: Sequence[str], names: ChainNames, between: Mapping[str, str] | None = None) -> dict[str, str]:
-    """A function's parameters with their types."""
+    """A function's parameters and their types."""
     counter_ids = dict.fromkeys(names.counter_ids(), "int")
     return {**dict.fromkeys(tensors, "Tensor"), **(between or {}), **counter_ids}
 
 
 def _sizes(shape: ChainShape, names: ChainNames) -> str:
-    """The arguments that are no vectors, with their sizes: "x (..., 512), weight (2048, 512)"."""
+    """The matrix arguments with their sizes: "x (..., 512), weight (2048, 512)"."""
     first = shape.stages[0].given or shape.stages[0].k
     others = [f"{other} (..., {argument_width(shape, other)})" for other in shape.others]
     weights = [

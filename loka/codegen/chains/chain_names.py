@@ -1,4 +1,4 @@
-"""The names in a chain's code: arguments, intermediate results, and what is kept for backward."""
+"""Names in a chain's code: arguments, intermediate results, and tensors saved for backward."""
 
 from __future__ import annotations
 
@@ -6,62 +6,62 @@ from loka.codegen.chains import chain_shapes as shapes
 from loka.codegen.chains.chain_shapes import ChainShape
 from loka.codegen.chains.static_operands import input_kernel
 
-# Results of `CastTranspose`, and what they are called here.
+# Results of `CastTranspose`, and their names here.
 _COPIES = (("values", "fp8"), ("transposed", "fp8_t"), ("scale", "scale"))
 
 
 class ChainNames:
-    """What a chain's function calls its arguments and intermediate results; stages are told apart by number."""
+    """Names of arguments and intermediate results in a chain's function; stages differ by a numeric suffix."""
 
     def __init__(self, shape: ChainShape) -> None:
         self._shape = shape
 
     @property
     def result(self) -> str:
-        """What forward returns."""
+        """The result of forward."""
         stage = self._shape.stages[-1]
         return "out" if stage.followed else f"y{self.suffix(len(self._shape.stages) - 1)}"
 
     def suffix(self, index: int) -> str:
-        """ "_1" of the second stage; "" where there is one stage alone."""
+        """Suffix of a stage's names: "_1" for the second; "" if there is only one stage."""
         return f"_{index}" if len(self._shape.stages) > 1 else ""
 
     def hidden(self, index: int) -> str:
-        """The input of a linear that runs in the model's dtype: what the kernel before it made, or a plain product."""
+        """The input of a native linear: the result of the kernel before it, or a plain product."""
         if index and not self._shape.stages[index - 1].followed:
             return f"y{self.suffix(index - 1)}"
         return f"h{self.suffix(index)}"
 
     def quantised(self, operand: str, index: int, frozen: bool = False) -> dict[str, str]:
-        """The results of a kernel that quantises; frozen weights and a wgrad that is kept need no transposed copies."""
+        """The results of a quantising kernel; without a maximum if there is no transposed copy to make later."""
         s = self.suffix(index)
         no_copy = frozen or (operand == "x" and self._shape.stages[index].keeps_wgrad)
         scale_max = "_" if no_copy else f"{operand}_scale_max{s}"
         return {"values": f"{operand}_fp8{s}", "scale": f"{operand}_scale{s}", "scale_max": scale_max}
 
     def static_scale(self, operand: str, index: int) -> dict[str, str]:
-        """What a kernel that quantises an operand with a static scale is given."""
+        """The extra arguments of a kernel that quantises an operand with a static scale."""
         s = self.suffix(index)
         return {"scale": f"{operand}_scale{s}", "overflow_stats": f"{operand}_overflow_stats{s}"}
 
     def both_copies(self, operand: str, index: int) -> dict[str, str]:
-        """The results of a kernel that makes an operand as it is and transposed; a weight's scale is one of them."""
+        """The results of a kernel that writes an operand and its transpose; for a weight also the scale."""
         s = self.suffix(index)
         return {name: f"{operand}_{kind}{s}" for name, kind in _COPIES}
 
     def plain_input(self, index: int) -> str:
-        """A linear's input in the model's dtype, where wgrad needs it so."""
+        """A linear's input in the model's dtype, for a native wgrad."""
         if index == 0:
             return "x"
         return self.sum(index - 1) if self._shape.stages[index - 1].summed else f"y{self.suffix(index - 1)}"
 
     def after(self, index: int) -> dict[str, str]:
-        """The parameters of the kernel behind a linear."""
+        """The parameters of the kernel after a linear."""
         s = self.suffix(index)
         return {"add": f"bias{s}", "weight": f"norm_weight{s}", "bias": f"norm_bias{s}"}
 
     def sum(self, index: int) -> str:
-        """What a stage's product and residual came to."""
+        """The sum of a stage's product and residual."""
         return f"sum{self.suffix(index)}"
 
     def dy_scale(self, index: int) -> str:
@@ -69,7 +69,7 @@ class ChainNames:
         return f"dy_scale{self.suffix(index)}" if self._shape.known else "dy_scale"
 
     def source(self, name: str | int | None, x: str = "x") -> str:
-        """What a stage multiplies by or adds; `x` is what the chain's input is called here."""
+        """The matrix a stage multiplies by or adds; `x`: name of the chain's input."""
         return self.sum(name) if isinstance(name, int) else x if name == "x" else str(name)
 
     @property
@@ -95,7 +95,7 @@ class ChainNames:
         return [name for name, present in there if present]
 
     def tensors(self) -> list[str]:
-        """forward's tensors."""
+        """The tensor arguments of forward."""
         found = ["x", *self._shape.others, *self.pre_vectors()]
         for index in range(len(self._shape.stages)):
             found += [f"weight{self.suffix(index)}", *self.vectors(index)]
@@ -114,7 +114,7 @@ class ChainNames:
         return [self.static_scale("dy", index)["overflow_stats"] for index in stages]
 
     def frozen_tensors(self) -> list[str]:
-        """The frozen function's tensors: each FP8 weight comes with its scales."""
+        """The tensor arguments of the frozen function: each FP8 weight is followed by its scales."""
         found: list[str] = []
         stages = range(len(self._shape.stages))
         of_gradients = {name for index in stages for name in self.static_scale("dy", index).values()}
@@ -126,12 +126,12 @@ class ChainNames:
         return found
 
     def counter_ids(self) -> list[str]:
-        """The numbers under which FP8 GEMMs count."""
+        """The counter ids of FP8 GEMMs."""
         stages = range(len(self._shape.stages)) if self._shape.fp8 else ()
         return [f"counter_id{self.suffix(index)}" for index in stages]
 
     def saved(self) -> list[str]:
-        """What forward keeps for backward."""
+        """The tensors that forward saves for backward."""
         found: list[str] = []
         if self._shape.stages[0].before is not None:
             spec = shapes.backward_before(self._shape.stages[0])
@@ -157,14 +157,14 @@ class ChainNames:
         return list(dict.fromkeys(found))
 
     def _saved_static(self, index: int) -> list[str]:
-        """The operands of a stage with static scales; what has a transposed copy already is read in that alone."""
+        """The saved operands of a stage with static scales; of x only the transposed copy if there is one."""
         s, kept = self.suffix(index), self._shape.stages[index].keeps_wgrad
         x = "x_fp8_t" if "transposed" in input_kernel(self._shape, index).results else "x_fp8"
         operands = [self.plain_input(index)] if kept else [f"{x}{s}", f"x_scale{s}"]
         return [*operands, f"weight_fp8_t{s}", f"weight_scale{s}", f"dy_scale{s}"]
 
     def dtypes(self) -> dict[str, str]:
-        """The dtypes that backward cannot read off what is saved: each by its name there."""
+        """The dtypes that backward cannot take from saved tensors: name in backward -> expression in forward."""
         found = {}
         named = any("x" in (stage.times, stage.residual) for stage in self._shape.stages)
         if self._shape.fp8 and (len(self._shape.stages) > 1 or self._shape.stages[0].before is not None or named):

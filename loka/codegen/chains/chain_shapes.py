@@ -1,4 +1,4 @@
-"""What a chain is without the names of its module: operations, sizes, recipes, and the kernels that it is made of."""
+"""Shape of a chain, independent of its module's names: operations, sizes, recipes, and the kernels of its stages."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from loka.codegen.modules.linear_recipes import SiteRecipe
 from loka.errors import LokaError
 from loka.graph.patterns.linear_chain import LinearChain, StaticOperands
 from loka.graph.patterns.norm import ChainNorm
-from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, BLOCK, GATES, NORMS, NormBackward, NormForward
+from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, BLOCK, GATES, NormBackward, NormForward
 from loka.kernels.fused.norm.norm_widths import LARGEST_HELD, LARGEST_WIDTH
+from loka.kernels.fused.norm.norms import NORMS
 from loka.numerics.recipe import OperandRecipe
 from loka.plan.plan import SitePlan
 
@@ -34,8 +35,8 @@ class NormShape:
 class StageShape:
     """[norm] linear [* matrix] [+ matrix] [norm] [activation] for x (M, k) and a weight (n, k).
 
-    `before` is there in the first stage alone. `times` and `residual` name an argument of the chain, "x" among them;
-    where `residual` is a number, it is the result of that stage.
+    Only the first stage may have `before`. `times` and `residual` name an argument of the chain, possibly "x"; if
+    `residual` is a number, it is the result of that stage.
     """
 
     k: int
@@ -47,64 +48,64 @@ class StageShape:
     activation: str | None = None
     times: str | None = None
     residual: str | int | None = None
-    given: int = 0  # columns that x and the weight have, where a first stage's kernels write zeros behind them up to k
+    given: int = 0  # actual columns of x and weight, if the first stage's kernels pad them with zeros to k; else 0
 
     @property
     def summed(self) -> bool:
-        """Whether the product is multiplied by a matrix, or one is added to it."""
+        """True if the product is multiplied by a matrix or one is added to it."""
         return self.times is not None or self.residual is not None
 
     @property
     def keeps_wgrad(self) -> bool:
-        """Whether wgrad alone runs in the model's dtype."""
+        """True if only wgrad runs in the model's dtype."""
         return self.recipe.operands.keeps_wgrad
 
     @property
     def x(self) -> OperandRecipe:
-        """How its input becomes FP8."""
+        """Recipe of its input."""
         return _operand(self.recipe.fprop, 0)
 
     @property
     def weight(self) -> OperandRecipe:
-        """How its weight becomes FP8."""
+        """Recipe of its weight."""
         return _operand(self.recipe.fprop, 1)
 
     @property
     def dy(self) -> OperandRecipe:
-        """How its output gradient becomes FP8."""
+        """Recipe of its output gradient."""
         return _operand(self.recipe.dgrad, 0)
 
     @property
     def bent(self) -> bool:
-        """Whether a norm or an activation follows."""
+        """True if a norm or an activation follows."""
         return self.after is not None or self.activation is not None
 
     @property
     def followed(self) -> bool:
-        """Whether a kernel works on the product, and takes the linear's bias along."""
+        """True if a kernel processes the product; it then adds the linear's bias too."""
         return self.bent or self.summed
 
 
 @dataclass(frozen=True, slots=True)
 class ChainShape:
-    """Everything that a chain's text depends on: chains of one shape share their function."""
+    """All that a chain's generated text depends on: chains of one shape share their function."""
 
     stages: tuple[StageShape, ...]
-    others: tuple[str, ...] = ()  # arguments beside x that stages multiply by or add
+    others: tuple[str, ...] = ()  # arguments other than x that stages multiply by or add
 
     @property
     def fp8(self) -> bool:
-        """Whether the GEMMs run in FP8, all of them, or in the model's dtype, all of them."""
+        """True if all GEMMs run in FP8; otherwise all are native."""
         return self.stages[0].recipe.fp8
 
     @property
     def known(self) -> bool:
-        """Whether inputs and output gradients have known scales, all of them."""
+        """True if all inputs and output gradients have static scales."""
         return self.stages[0].recipe.operands.is_static
 
     @property
     def worthwhile(self) -> bool:
-        """Whether there is a kernel for anything in it: in the model's dtype a linear alone is best left to torch."""
+        """True if generated kernels help: a native linear without neighbours is left to torch."""
         return self.fp8 or any(stage.before is not None or stage.followed for stage in self.stages)
 
     @property
@@ -121,26 +122,26 @@ class ChainShape:
         return tuple(found)
 
     def reader(self, index: int) -> int | None:
-        """The stage whose residual is what a stage ends with."""
+        """Number of the stage whose residual is the result of stage `index`, or None."""
         return next((number for number, stage in enumerate(self.stages) if stage.residual == index), None)
 
     def keeps(self, index: int, frozen: bool) -> bool:
-        """Whether a stage's kernel also writes the sum that it makes: for a residual, or for the backward of a norm."""
+        """True if a stage's kernel also writes its sum, for a later residual or for backward."""
         stage, following = self.stages[index], self.stages[index + 1 : index + 2]
         backward = stage.bent or any(other.keeps_wgrad for other in following)
         return self.reader(index) is not None or (stage.summed and backward and not frozen)
 
     def leaves_sum(self, index: int) -> bool:
-        """Whether the gradient of a stage's sum stays as the two matrices that it comes from, which live on anyway.
+        """True if the gradient of a stage's sum stays as its two terms, which are kept in memory anyway.
 
-        It is then added up where it is used: by the kernels of the arguments' gradients, and by no stage before.
+        They are then added where they are used, by the kernels of the arguments' gradients.
         """
         stage, reader = self.stages[index], self.reader(index)
         within = stage.bent or isinstance(stage.residual, int)
         return reader is not None and not within and self.stages[reader].times is not None
 
     def has_operands(self, index: int) -> bool:
-        """Whether a stage's input and output gradient are there in the model's dtype, for a wgrad in it."""
+        """True if a stage's input and output gradient exist in the model's dtype, as a native wgrad needs."""
         stage, before = self.stages[index], self.stages[index - 1]
         if stage.followed or stage.bias:
             return False
@@ -151,7 +152,7 @@ class ChainShape:
 
 @dataclass(frozen=True, slots=True)
 class StageSums:
-    """The names of what one stage multiplies by and adds, as `StageShape` has them."""
+    """Names of the matrices that a stage multiplies by and adds, as in `StageShape`."""
 
     times: str | None
     residual: str | int | None
@@ -167,12 +168,12 @@ def chain_shape(
 ) -> ChainShape:
     """The shape of a found chain; `plans`, `biases`, `recipes` and `sums` are those of its stages.
 
-    Raises LokaError where a norm is not as wide as the linear beside it.
+    Raises LokaError if the width of a norm does not match its linear.
     """
     stages = []
     for stage, plan, bias, recipe, more in zip(chain.stages, plans, biases, recipes, sums, strict=True):
         for norm, width in ((stage.before, plan.site.k), (stage.after, plan.site.n)):
-            if norm is not None and (width % norm.width if norm.kind == "block_norm" else norm.width != width):
+            if norm is not None and (width % norm.width if norm.kind == "block_norm" else norm.width not in (0, width)):
                 raise LokaError(
                     f"{stage.site}: a norm over {norm.width} elements stands beside a linear of {width}. This is a "
                     "fault in LoKA: please report it."
@@ -197,18 +198,18 @@ def _operand(gemm: GemmRecipe | None, place: int) -> OperandRecipe:
 
 
 def fits(plan: SitePlan) -> bool:
-    """Whether the kernels are wide enough for a site's input and output."""
+    """True if the kernels support the widths of a site's input and output."""
     return max(plan.site.k, plan.site.n) <= LARGEST_WIDTH
 
 
 def quantiser(width: int, given: int = 0) -> NormForward:
-    """The kernel that makes e4m3 rows of a matrix; of one that has fewer columns, `given`, with zeros behind these."""
+    """The kernel that quantises a matrix to e4m3 by row; `given` columns are padded with zeros to `width`."""
     plain = NormForward(width, None, False, False, _NO_EPS, None, add=False, quantise=True, save=False)
     return replace(plain, width=given, aligned=width) if given else plain
 
 
 def forward_before(stage: StageShape, quantise: bool, save: bool) -> NormForward:
-    """The kernel that makes a first linear's input from x."""
+    """The kernel that makes the first linear's input from x."""
     norm = stage.before
     if norm is None:
         return quantiser(stage.k, stage.given)
@@ -231,7 +232,7 @@ def _sums(stage: StageShape) -> tuple[bool, bool]:
 
 
 def backward_before(stage: StageShape, carried: bool = False) -> NormBackward:
-    """The kernel that makes x's gradient from that of a first linear's input; `carried` if x has another gradient."""
+    """The kernel from the gradient of the first linear's input to that of x; `carried`: x has another gradient too."""
     norm = stage.before
     if norm is None:
         raise LokaError("no norm stands before the linear. This is a fault in LoKA: please report it.")
@@ -242,9 +243,9 @@ def backward_before(stage: StageShape, carried: bool = False) -> NormBackward:
 def backward_after(
     stage: StageShape, quantise: bool, carried: bool = False, carry: bool = True
 ) -> NormBackward | NormForward | None:
-    """The kernel that makes the product's gradient from that of the stage's result; None where they are the same.
+    """The kernel from the gradient of a stage's result to that of its product; None if they are the same.
 
-    `carried` says whether the result has a gradient from a residual too, `carry` whether a sum of both is wanted.
+    `carried`: the result has a gradient from a residual too. `carry`: the sum of both is to be written.
     """
     if stage.summed or carried:
         return _backward_of_sum(stage, quantise, carried, carry)

@@ -1,4 +1,4 @@
-"""Mixing layers, joins and cross layers of a forward: what is rendered for each, and what it is called with."""
+"""FM interactions, concat norms and cross layers of a forward: their shapes and the arguments of their functions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from loka.kernels.fused.rendering import AnySpec
 
 @dataclass(frozen=True, slots=True)
 class FunctionView:
-    """One autograd function and its wrapper, as templates/function/KIND.py.j2 reads it."""
+    """View of an autograd function and its wrapper, for templates/function/KIND.py.j2."""
 
     kind: str  # fm_interaction, concat_norm or cross
     name: str  # of the wrapper
@@ -29,14 +29,14 @@ class FunctionView:
 
 
 class InteractionCalls:
-    """The mixing layers, joins and cross layers of one package, each once, in the order of their first uses."""
+    """The FM interactions, concat norms and cross layers of a package, each once, in order of first use."""
 
     def __init__(self, names: Names) -> None:
         self._names = names
         self._found: dict[Shape, tuple[str, str]] = {}
 
     def function(self, shape: Shape, layers: Layers) -> str:
-        """The wrapper's name in kernels.py for one more call, after the first layers with this shape."""
+        """Register a call; returns the wrapper's name in kernels.py, after the first layers with this shape."""
         if shape not in self._found:
             kind = _KINDS[type(shape)]
             short = [layers.name] if kind in layers.name.split("_") else []  # cross_0, rather than cross_0_cross
@@ -45,16 +45,16 @@ class InteractionCalls:
         return self._found[shape][0]
 
     def views(self) -> tuple[FunctionView, ...]:
-        """Every function that was asked for."""
+        """Views of all registered functions."""
         return tuple(FunctionView(_KINDS[type(shape)], *names, shape) for shape, names in self._found.items())
 
     def specs(self) -> tuple[AnySpec, ...]:
-        """The kernels that the functions call, each once."""
+        """Specs of the kernels that the functions call, each once."""
         return tuple(dict.fromkeys(spec for shape in self._found for spec in kernels_of(shape)))
 
 
 def fm_shape(mix: FmInteraction, joins: Sequence[ConcatNorm]) -> FmShape:
-    """The shape of a mixing layer in a forward with these joins."""
+    """The shape of an FM interaction in a forward with these concat norms."""
     return FmShape(FmSizes(*mix.sizes), any(_adds(join, mix) for join in joins))
 
 
@@ -63,12 +63,12 @@ def _adds(join: ConcatNorm, mix: FmInteraction) -> bool:
 
 
 def passing(join: ConcatNorm, mixes: Sequence[FmInteraction]) -> FmInteraction | None:
-    """The mixing layer that hands on what a join adds."""
+    """The FM interaction whose function passes through the residual of a concat norm, or None."""
     return next((mix for mix in mixes if _adds(join, mix)), None)
 
 
 def concat_norm_shape(join: ConcatNorm, forward: ForwardIR) -> ConcatNormShape | None:
-    """The shape of a join; None where no kernel takes it."""
+    """The shape of a concat norm; None if no kernel supports it."""
     norm = norm_of(join, forward)
     if unsupported_reason(norm.kind, norm.width, len(join.parts)) is not None:
         return None
@@ -78,7 +78,7 @@ def concat_norm_shape(join: ConcatNorm, forward: ForwardIR) -> ConcatNormShape |
 
 
 def norm_of(join: ConcatNorm, forward: ForwardIR) -> ChainNorm:
-    """The norm that a join ends with."""
+    """The norm of a concat norm."""
     norm = concatenated_norm(forward, join)
     if norm is None:
         raise LokaError(f"statement {join.norm} is no norm. This is a fault in LoKA: please report it.")
@@ -86,7 +86,7 @@ def norm_of(join: ConcatNorm, forward: ForwardIR) -> ChainNorm:
 
 
 def fm_arguments(mix: FmInteraction, forward: ForwardIR, scope: statement_text.NameScope) -> list[str]:
-    """What a mixing layer's function is called with."""
+    """Arguments of an FM interaction's function."""
     weights = [forward.statements[mix.inner].operands[1].text]
     if mix.compress is not None:
         weights.append(forward.statements[mix.compress].operands[0].text)
@@ -96,7 +96,7 @@ def fm_arguments(mix: FmInteraction, forward: ForwardIR, scope: statement_text.N
 def concat_norm_arguments(
     join: ConcatNorm, forward: ForwardIR, scope: statement_text.NameScope, handed: Mapping[str, str]
 ) -> list[str]:
-    """What a join's function is called with; `handed` has the name of what a mixing layer handed on, by local."""
+    """Arguments of a concat norm's function; `handed`: local -> name of its copy from an FM interaction's function."""
     parts = [scope.read(part.text) for part in join.parts]
     norm = norm_of(join, forward)
     vectors = [ref.text for ref in (norm.weight, norm.bias) if ref is not None]
@@ -106,7 +106,7 @@ def concat_norm_arguments(
 
 
 def cross_shape(cross: Cross, later: Sequence[Cross], biased: bool) -> CrossShape:
-    """The shape of a cross layer before these others; `biased` says whether it takes the bias."""
+    """The shape of a cross layer that `later` ones follow; `biased`: its kernel adds the bias."""
     passes = any(other.factor == cross.factor for other in later)
     return CrossShape(cross.width, biased, cross.residual == cross.factor, passes)
 
@@ -114,7 +114,7 @@ def cross_shape(cross: Cross, later: Sequence[Cross], biased: bool) -> CrossShap
 def cross_arguments(
     cross: Cross, biased: bool, scope: statement_text.NameScope, handed: Mapping[str, str]
 ) -> list[str]:
-    """What a cross layer's function is called with; `handed` has what a layer before handed on, by local."""
+    """Arguments of a cross layer's function; `handed`: local -> name of its copy from an earlier layer's function."""
     bias = [cross.bias.text] if biased and cross.bias is not None else []
     factor = handed.get(cross.factor.text) or scope.read(cross.factor.text)
     residual = [scope.read(cross.residual.text)] if cross.residual != cross.factor else []

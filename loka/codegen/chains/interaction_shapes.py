@@ -1,6 +1,6 @@
-"""What the functions around GEMMs are rendered for: FM interactions, norms of concatenations, cross layers.
+"""Shapes of the functions around GEMMs: FM interactions, norms of concatenations, cross layers.
 
-Each shape is one autograd function with its wrapper, whose code is templates/function/KIND.py.j2.
+Each shape gives one autograd function and its wrapper, from templates/function/KIND.py.j2.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class FmShape:
     """An FM interaction."""
 
     sizes: FmSizes
-    passes: bool  # whether x is handed on, for a sum that adds it: its gradient is then added in the same kernel
+    passes: bool  # x is also returned, for a sum that reads it: the backward kernel then adds that gradient
 
     @property
     def forward(self) -> FmForward:
@@ -34,18 +34,18 @@ class FmShape:
 
     @property
     def backward(self) -> FmBackward:
-        """The kernel of their gradients."""
+        """The kernel of the gradients."""
         return FmBackward(self.sizes, self.passes)
 
     @property
     def reduce(self) -> Reduce:
-        """The kernel that adds up partial sums."""
+        """The kernel that reduces partial sums."""
         return Reduce(2 if self.sizes.made else 1)
 
 
 @dataclass(frozen=True, slots=True)
 class ConcatNormShape:
-    """A norm of what is put together for it."""
+    """A norm of a concatenation, optionally with a residual."""
 
     forward: ConcatNormForward
 
@@ -56,12 +56,12 @@ class ConcatNormShape:
 
     @property
     def reduce(self) -> Reduce | None:
-        """The kernel that adds up partial sums."""
+        """The kernel that reduces partial sums; None without parameters."""
         return Reduce(len(self.vectors)) if self.vectors else None
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The names of the tensors that are put together."""
+        """Names of the concatenated tensors."""
         return part_names(self.forward.parts)
 
     @property
@@ -76,8 +76,8 @@ class CrossShape:
 
     width: int
     bias: bool
-    itself: bool  # whether the residual is the factor
-    passes: bool  # whether the factor is handed on, for the next layer: its gradients are then added in the same kernel
+    itself: bool  # the residual is the factor
+    passes: bool  # the factor is also returned, for the next layer: the backward kernel then adds that gradient
 
     @property
     def forward(self) -> NormForward:
@@ -91,7 +91,7 @@ class CrossShape:
 
     @property
     def reduce(self) -> Reduce | None:
-        """The kernel that adds up partial sums."""
+        """The kernel that reduces partial sums; None without a bias."""
         return Reduce(1) if self.bias else None
 
 

@@ -1,8 +1,8 @@
-"""Chains under known scales: what their kernels are told, and what their modules keep.
+"""Chains with static scales: quantisation in their kernels, and buffers of their modules.
 
-An input or an output gradient whose maximum is known has one scale, so that the kernel that makes it writes e4m3 in one
-pass and transposing it changes no value. Each such operand of a site comes with two buffers of its module: the scale,
-and a record of what the scale did not hold (`kernels.fused.quantisation`), which the kernels add to.
+An input or output gradient with a static scale has one scale for all elements, so that its kernel writes e4m3 in one
+pass and a transpose changes no value. Each such operand of a site has two buffers in its module: the scale, and the
+overflow statistics (`kernels.fused.quantisation`), which the kernels add to.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from loka.numerics.recipe import OperandRecipe
 
 @dataclass(frozen=True, slots=True)
 class StaticOperand:
-    """One operand of a module whose scale is known: a `dispatch.StaticScale` of its class."""
+    """An operand with a static scale: becomes a `dispatch.StaticScale` of the module's class."""
 
     site: int  # its number in the binding
     operand: Operand
-    amax: float  # the known maximum
-    scale: float  # what follows from it
+    amax: float  # maximum from the plan
+    scale: float  # derived from amax
 
 
 def quantisation(recipe: OperandRecipe) -> Quantisation:
-    """How the kernel that makes an operand of a chain quantises it."""
+    """Quantisation in the kernel that makes an operand of a chain: static or rowwise."""
     if recipe.is_static:
         return Quantisation("static", recipe.format, recipe.power_of_two, overflow_stats=True)
     return ROWWISE
@@ -44,19 +44,19 @@ _Norm = TypeVar("_Norm", NormForward, NormBackward)
 
 
 def under(spec: _Norm, recipe: OperandRecipe) -> _Norm:
-    """The kernel `spec` for an operand of that recipe, if it quantises at all."""
+    """The kernel `spec` with the quantisation of that recipe; unchanged if it does not quantise."""
     return replace(spec, how=quantisation(recipe)) if spec.quantise else spec
 
 
 def both_copies(recipe: OperandRecipe) -> CastTranspose:
-    """The kernel that makes an operand that no other kernel makes, as it is and transposed."""
+    """The kernel that only casts an operand, writing it and its transpose."""
     if recipe.is_static:
         return CastTranspose(quantisation(recipe))
     return CastTranspose(Quantisation("tensorwise", recipe.format, recipe.power_of_two))
 
 
 def input_kernel(shape: ChainShape, index: int) -> NormForward | FusedCastTranspose | CastTranspose:
-    """The kernel that makes a stage's input in training; with its transposed copy, if it can and wgrad reads one."""
+    """The kernel that makes a stage's input in training, with its transpose if supported and read by wgrad."""
     stage = shape.stages[index]
     if index:
         spec = forward_after(shape.stages[index - 1], True, save=True, keep=shape.keeps(index - 1, frozen=False))
@@ -69,7 +69,7 @@ def input_kernel(shape: ChainShape, index: int) -> NormForward | FusedCastTransp
 
 
 def gradient_kernel(shape: ChainShape, index: int) -> NormBackward | FusedCastTranspose | CastTranspose:
-    """The kernel that makes a stage's output gradient for dgrad, and for a wgrad in FP8 transposed too, if it can."""
+    """The kernel that makes a stage's output gradient, with its transpose if supported."""
     stage = shape.stages[index]
     spec = backward_after(stage, True, carried=shape.reader(index) is not None, carry=not shape.leaves_sum(index))
     if not isinstance(spec, NormBackward):
@@ -85,7 +85,7 @@ def maximum(width: int) -> NormForward:
 
 
 def without_maxima(recipe: SiteRecipe) -> SiteRecipe:
-    """The recipe without the numbers that are known: a chain is given the scales, so that one text serves all."""
+    """The recipe without maxima: a chain takes scales as arguments, so that sites can share its text."""
 
     def plain(gemm: GemmRecipe | None) -> GemmRecipe | None:
         if gemm is None:
@@ -97,22 +97,22 @@ def without_maxima(recipe: SiteRecipe) -> SiteRecipe:
 
 
 def buffers(site: int, operand: Operand) -> tuple[str, str]:
-    """The names of the scale and of the record, as `loka.dispatch.static_scales` has them."""
+    """Names of the buffers of the scale and the overflow statistics, as in `loka.dispatch.static_scales`."""
     return f"loka_{operand.value}_scale_{site}", f"loka_{operand.value}_record_{site}"
 
 
 def operands(frozen: bool) -> tuple[Operand, ...]:
-    """The operands of a stage that have known scales; with frozen weights there is no backward."""
+    """The operands of a stage with static scales; with frozen weights there is no backward."""
     return (Operand.INPUT,) if frozen else (Operand.INPUT, Operand.GRAD_OUTPUT)
 
 
 def arguments(site: int, frozen: bool) -> list[str]:
-    """What a stage of a chain is called with: scale and record of the input, and of the output gradient."""
+    """Arguments for a stage: scale and overflow statistics of the input, and unless frozen of the output gradient."""
     return [f"self.{name}" for operand in operands(frozen) for name in buffers(site, operand)]
 
 
 def static_operand(site: int, operand: Operand, recipe: SiteRecipe) -> StaticOperand:
-    """An operand of a chain under known scales, with the numbers that follow from the plan."""
+    """An operand of a chain with its maximum from the plan and the static scale. Raises LokaError without amax."""
     gemm = recipe.fprop if operand is Operand.INPUT else recipe.dgrad
     found = None if gemm is None else gemm.operands[0]
     if found is None or found.amax is None:

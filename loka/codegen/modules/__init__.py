@@ -1,1 +1,1 @@
-"""One class for each binding: forwards as straight-line text, and the linears that they call."""
+"""Generated module classes, one for each binding: forwards as straight-line code, and the linears they call."""

@@ -1,4 +1,4 @@
-"""ADAPTATIONS of a generated package: what mods change in the model, as Python that stays short for many layers."""
+"""ADAPTATIONS of a generated package: the mods' changes to the model, as Python that stays short for many layers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from loka.mods.adaptation import Adaptation
 from loka.templating.wrap import WIDTH
 
 _INDENT = 12
-_LONGEST = 8  # names that repeat together, from layer to layer
-_FEWEST = 6  # names, from which on a range is easier to read than a list
+_LONGEST = 8  # most names in a group that repeats from layer to layer
+_FEWEST = 6  # names from which a range is easier to read than a list
 
 
 def adaptation_text(adaptation: Adaptation) -> BindingText:
-    """The fields of one `dispatch.Adaptation`, laid out."""
+    """The fields of one `dispatch.Adaptation` as text."""
     fields = [field_text("mod", adaptation.mod), _modules_text(adaptation.modules)]
     fields.append(field_text("replaces", adaptation.replaces))
     fields += [field_text("settings", adaptation.settings)] if adaptation.settings else []
@@ -23,7 +23,7 @@ def adaptation_text(adaptation: Adaptation) -> BindingText:
 
 
 def _modules_text(names: tuple[str, ...]) -> str:
-    """`modules=(...)`, with names that repeat from layer to layer as a range over the layers."""
+    """`modules=(...)`; names that repeat from layer to layer become a comprehension over a range."""
     if fits("modules", names):
         return field_text("modules", names)
     margin = " " * (_INDENT - 4)
@@ -44,7 +44,7 @@ def _lines(names: Sequence[str]) -> Iterator[str]:
 
 
 def _repeated(names: Sequence[str]) -> tuple[int, str]:
-    """How many of the first names repeat in one number, and the text for them; 0 where too few do.
+    """Number of leading names that repeat with one running number, and their text; 0 if too few do.
 
     >>> _repeated([f"layers.{i}.{name}" for i in range(4) for name in "ab"])
     (8, '*(name for i in range(4) for name in (f"layers.{i}.a", f"layers.{i}.b"))')

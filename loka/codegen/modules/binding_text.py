@@ -1,4 +1,4 @@
-"""BINDINGS of a generated package: which modules become which class, as Python that stays short for many layers."""
+"""BINDINGS of a generated package: modules and their generated classes, as Python that stays short for many layers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from loka.templating.wrap import WIDTH
 
 _INDENT = 8
 _PLAIN = re.compile(r"[A-Za-z0-9_.]*")
-_FEWEST = 8  # modules, from which on a range is easier to read than a list
+_FEWEST = 8  # modules from which a range is easier to read than a list
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class BindingText:
 
 
 def binding_text(view: BoundView) -> BindingText:
-    """The fields of one `dispatch.Binding`, laid out."""
+    """The fields of one `dispatch.Binding` as text."""
     binding = view.binding
     forward = binding.forward
     plain: list[tuple[str, object]] = [
@@ -58,7 +58,7 @@ def _reads_code(reads: Reads) -> Code:
 
 
 def _values_code(values: tuple[tuple[str, str], ...]) -> Code:
-    """Attributes and their values; for many items that are alike `tuple((f"{i}", "...") for i in range(24))`."""
+    """Attributes and their values; many equal items become `tuple((f"{i}", "...") for i in range(24))`."""
     names, texts = [name for name, _ in values], {text for _, text in values}
     ranged = numbered([(name,) for name in sorted(names, key=int)]) if all(map(str.isdecimal, names)) else None
     if len(values) < _FEWEST or len(texts) > 1 or ranged is None:
@@ -67,7 +67,7 @@ def _values_code(values: tuple[tuple[str, str], ...]) -> Code:
 
 
 def _paths_code(paths: Sequence[str]) -> Code:
-    """A tuple of paths; many that differ in a number become ranges: `*(f"layers.{i}.norm" for i in range(24))`."""
+    """A tuple of paths; many that differ only in a number become `*(f"layers.{i}.norm" for i in range(24))`."""
     if len(paths) < _FEWEST:
         return literal(tuple(paths))
     patterns = min((_by_number(paths, place) for place in range(max(path.count(".") for path in paths) + 1)), key=len)
@@ -85,7 +85,7 @@ def _paths_code(paths: Sequence[str]) -> Code:
 
 
 def _by_number(paths: Sequence[str], place: int) -> list[list[str]]:
-    """Paths that are alike but for the number at one place, together, by that number."""
+    """Groups of paths that differ only in the number at one position, sorted by that number."""
     found: dict[tuple[str | None, ...], list[str]] = {}
     for path in paths:
         parts: list[str | None] = [*path.split(".")]
@@ -99,12 +99,12 @@ def _by_number(paths: Sequence[str], place: int) -> list[list[str]]:
 
 
 def field_text(name: str, value: object) -> str:
-    """`name=value,` as a line of a call, opened where it is too long for one."""
+    """`name=value,` in a call, broken over lines if it is too long for one."""
     return lay_out(f"{name}=", literal(value), ",", _INDENT)
 
 
 def fits(name: str, value: object) -> bool:
-    """Whether `name=value,` is one line."""
+    """True if `name=value,` fits on one line."""
     return _INDENT + len(name) + 1 + len(literal(value).flat()) + 1 <= WIDTH
 
 
@@ -118,7 +118,7 @@ def _names_field(name: str, names: tuple[str, ...]) -> str:
 
 
 def _sites_field(sites: tuple[tuple[str, ...], ...]) -> str:
-    """`sites=(...)`, the same way: `sites=tuple((f"layers.{i}.fmb.0",) for i in range(12))`."""
+    """`sites=(...)`, or for many layers `sites=tuple((f"layers.{i}.fmb.0",) for i in range(12))`."""
     ranged = None if len(sites) < _FEWEST or fits("sites", sites) else numbered(sites)
     if ranged is None:
         return field_text("sites", sites)
@@ -129,7 +129,7 @@ def _sites_field(sites: tuple[tuple[str, ...], ...]) -> str:
 
 
 def numbered(rows: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], str] | None:
-    """Rows of names that differ in one number alone: f-strings over `i`, and its range; None where they are not so.
+    """F-strings over `i` and its range, for rows of names that differ only in one number; None for other rows.
 
     >>> numbered([("layers.0.up",), ("layers.1.up",), ("layers.2.up",)])
     (('f"layers.{i}.up"',), 'range(3)')

@@ -1,4 +1,4 @@
-"""The body of one straight-line forward: FP8 linears and outlined regions in place of its planned GEMMs."""
+"""The body of a straight-line forward, with chains, outlined regions and FP8 linears for its planned GEMMs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ INDENT = 8
 
 
 class Writer(Protocol):
-    """What a body asks of the package that it is written into."""
+    """The package that a body is written into."""
 
     @property
     def kernels(self) -> str:
@@ -51,14 +51,14 @@ class Writer(Protocol):
 
     @property
     def mixes(self) -> InteractionCalls:
-        """The package's mixing layers, joins and cross layers."""
+        """The package's FM interactions, concat norms and cross layers."""
 
     def kernel_name(self, recipe: SiteRecipe, has_bias: bool, frozen: bool) -> str:
-        """The wrapper in kernels.py for one more call, without the module."""
+        """Register a call; returns the wrapper's name in kernels.py, without the module."""
 
 
 class ForwardBody:
-    """The body of one straight-line forward, for training or frozen."""
+    """The body of a straight-line forward, for training or with frozen weights."""
 
     def __init__(
         self,
@@ -72,9 +72,7 @@ class ForwardBody:
         self._writer = writer
         self._forward = forward
         self._sites = binding.sites
-        self._fallback = snake(
-            name.removesuffix("Frozen")
-        )  # what functions are called whose layers have nothing in common
+        self._fallback = snake(name.removesuffix("Frozen"))  # name of functions whose layers have nothing in common
         self._layers = layers([(module,) for module in binding.modules], self._fallback)
         self._plans = plans
         self._frozen = frozen
@@ -94,11 +92,11 @@ class ForwardBody:
         joins = [join for join in forward.joins if taken.isdisjoint(join.places)]
         self._joins = [join for join in joins if concat_norm_shape(join, forward) is not None]
         self._crosses = [cross for cross in forward.crosses if taken.isdisjoint(cross.places)]
-        # The GEMMs whose bias a cross layer adds.
+        # GEMMs whose bias is added by the kernel of a cross layer.
         self._unbiased = {cross.linear for cross in self._crosses if cross.bias is not None} - taken
-        self.known: dict[tuple[int, Operand], None] = {}  # sites' operands whose scales the module keeps
-        self._handed: dict[str, str] = {}  # locals that a mixing layer handed on, under their new names
-        self._handed_factors: dict[str, str] = {}  # those that a cross layer handed on
+        self.known: dict[tuple[int, Operand], None] = {}  # (site, operand) pairs with static scales in the module
+        self._handed: dict[str, str] = {}  # local -> name of its copy returned by an FM interaction
+        self._handed_factors: dict[str, str] = {}  # local -> name of its copy returned by a cross layer
         self.frozen_weights: list[tuple[SitePlan, str | None]] = [(plan, None) for plan in plans]
         self.imports: set[str] = set()
         self.lines: list[str] = []
@@ -148,20 +146,20 @@ class ForwardBody:
 
     @property
     def fuses(self) -> bool:
-        """Whether kernels take along what stands around a GEMM in the model's dtype."""
+        """True if kernels fuse operations around native GEMMs."""
         return bool(self._mixes or self._joins or self._crosses) or any(
             not planned.shape.fp8 for planned in self._chains.values()
         )
 
     def _taken(self) -> set[int]:
-        """The statements that chains take, and regions that become functions of their own."""
+        """Indices of the statements in chains and in outlined regions."""
         taken = {place for planned in self._chains.values() for place in planned.places}
         spans = {region: range(region.first, region.last + 1) for region in self._forward.regions}
         apart = [region for region, span in spans.items() if taken.isdisjoint(span)]
         return taken.union(*(spans[region] for region in apart if self._outlined(region)))
 
     def _dtype(self, position: int) -> None:
-        """A statement that computes a dtype, also of what is nowhere in the text as a kernel computes it on its way."""
+        """Write a statement that computes a dtype, possibly of a value that exists only inside a kernel."""
         statement = self._forward.statements[position]
         template, texts = statement.template, []
         for number, ref in enumerate(statement.operands):
@@ -173,7 +171,7 @@ class ForwardBody:
         self._assign(position, statement_text.checked(template.format(*texts), texts))
 
     def _dtype_of(self, name: str) -> str:
-        """The dtype of a local by those that it is computed from, where the text does not have it."""
+        """Expression for the dtype of a local; if the text does not define it, from the locals it is computed from."""
         if name in self._scope.local:
             return f"{self._scope.read(name)}.dtype"
         made = next(step for step in self._forward.statements if step.target == name)
@@ -187,7 +185,7 @@ class ForwardBody:
         return found
 
     def _mix(self, mix: FmInteraction) -> None:
-        """Compute a mixing layer's results where the first of its statements stands."""
+        """Call an FM interaction's function at the position of its first statement."""
         shape, statements = fm_shape(mix, self._joins), self._forward.statements
         name = f"{self._writer.kernels}.{self._writer.mixes.function(shape, self._layers)}"
         code = call(name, map(Code, fm_arguments(mix, self._forward, self._scope)))
@@ -238,14 +236,14 @@ class ForwardBody:
         self._assign_product(chain.last, code, self._call_at(linears[-1]).out)
 
     def _runs_fp8(self, position: int) -> bool:
-        """Whether the statement is a GEMM of which something runs in FP8 here."""
+        """True if the statement is a GEMM that runs in FP8 here: any of the three, with frozen weights fprop."""
         if position not in self._index:
             return False
         recipe = site_recipe(self._plans[self._index[position]])
         return recipe.fprop is not None if self._frozen else recipe.fp8
 
     def _outlined(self, region: Region) -> bool:
-        """Whether a region becomes a function: its GEMM runs in FP8 and it holds more than that."""
+        """True if a region becomes a function: its GEMM runs in FP8 and it has other operations too."""
         calls = [n for n in range(region.first, region.last + 1) if self._forward.statements[n].call is not None]
         if len(calls) != 1 or region.last >= len(self._forward.statements):
             raise LokaError(
@@ -292,14 +290,14 @@ class ForwardBody:
         self._assign_product(position, code, parts.out)
 
     def _kept(self, position: int, texts: Sequence[str]) -> Code:
-        """A statement as the model has it; a GEMM whose bias a cross layer adds is without it."""
+        """The unchanged expression of a statement, without the bias of a GEMM if a cross layer's kernel adds it."""
         if position not in self._unbiased:
             return statement_text.expression(self._forward.statements[position], [*texts, "self"])
         parts = statement_text.linear_call(self._call_at(position), texts)
         return statement_text.checked(f"torch.nn.functional.linear({parts.x}, {parts.weight})", [*texts, "self"])
 
     def _assign_product(self, position: int, code: Code, out: str) -> None:
-        """Give a GEMM's statement its value: the product, in the view that the model takes of it."""
+        """Assign the product to a GEMM's target, with the model's change of view."""
         if out == "{0}":
             self._assign(position, code)
             return
@@ -311,11 +309,11 @@ class ForwardBody:
         return site_call(self._forward, position)
 
     def _freeze(self, position: int) -> bool:
-        """Whether the weight of a GEMM is frozen here; a weight that the forward computes is quantised in each call."""
+        """True if a GEMM's weight is frozen here; a weight that the forward computes is quantised in each call."""
         return self._frozen and self._freeze_all([position])
 
     def _freeze_all(self, positions: Sequence[int]) -> bool:
-        """Freeze the weights of several GEMMs, or of none."""
+        """Freeze the weights of these GEMMs, all or none; returns True if they are frozen."""
         weights = {position: self._frozen_weight(position) for position in positions}
         for position, weight in weights.items():
             if weight is None:
@@ -323,7 +321,7 @@ class ForwardBody:
             index = self._index[position]
             others = [other for p, other in weights.items() if self._index[p] == index]
             if any(other != weight for other in (*others, self.frozen_weights[index][1] or weight)):
-                return False  # a site that is called twice, in two views
+                return False  # a site called twice with different views of its weight
         for position, weight in weights.items():
             index = self._index[position]
             self.frozen_weights[index] = (self._plans[index], weight)
@@ -331,7 +329,7 @@ class ForwardBody:
         return True
 
     def _frozen_weight(self, position: int) -> str | None:
-        """The expression for a weight that no call computes, None for one that the forward does."""
+        """The expression of a weight that depends on attributes only; None if the forward computes it."""
         statement, gemm = self._forward.statements[position], self._call_at(position)
         read = [ref for index, ref in enumerate(statement.operands) if f"{{{index}}}" in gemm.weight]
         if any(ref.kind is RefKind.LOCAL for ref in read):
@@ -342,7 +340,7 @@ class ForwardBody:
         return self._scope.define(target) if target in self._used else None
 
     def _assign(self, position: int, code: Code) -> None:
-        """Give a statement's target its value, or return it where it is the result."""
+        """Assign to a statement's target, or return the value if it is the result."""
         if self._is_result(position):
             self.lines += statement_text.returned(code, INDENT, self._scope)
         else:
@@ -350,7 +348,7 @@ class ForwardBody:
             self.lines += statement_text.assignment(target, code, INDENT, self._scope)
 
     def _is_result(self, position: int) -> bool:
-        """Whether a statement is the last and what it sets is returned as it is."""
+        """True if a statement is the last one and its target is the forward's result."""
         statements = self._forward.statements
         return position == len(statements) - 1 and statements[position].target == self._forward.result
 
@@ -362,14 +360,14 @@ class ForwardBody:
         self._comment(", ".join(shown(note) for note in notes if note))
 
     def _comment(self, notes: str) -> None:
-        """Say where statements come from when that changes."""
+        """Write a comment with the origin of statements when it changes."""
         if notes and notes != self._note:
             self.lines += (" " * INDENT + "# " + line for line in wrapped(f"from {notes}", 10).split("\n"))
         self._note = notes
 
 
 def _site_indices(forward: ForwardIR, sites: Sequence[str]) -> dict[int, int]:
-    """For each statement that is a GEMM, by position, the number of its site in the binding."""
+    """Position of a GEMM's statement -> number of its site in the binding."""
     calls = [(n, statement.call.site) for n, statement in enumerate(forward.statements) if statement.call is not None]
     if [site for _, site in calls] == list(sites):
         return {position: index for index, (position, _) in enumerate(calls)}

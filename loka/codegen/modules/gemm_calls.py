@@ -1,4 +1,4 @@
-"""The calls of FP8 GEMMs in generated code: which operator, and what it is given."""
+"""Calls of FP8 GEMMs in generated code: the operator and its arguments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from loka.numerics.recipe import OperandPair
 
 @dataclass(frozen=True, slots=True)
 class GemmRecipe:
-    """What one GEMM runs in, and on which kernel; None as a recipe stands for "as the model has it"."""
+    """Recipe and kernel of one FP8 GEMM. Where it is optional, None means native."""
 
     operands: OperandPair
     accumulation: Accumulation
@@ -26,17 +26,17 @@ class GemmRecipe:
 
 @dataclass(frozen=True, slots=True)
 class GemmView:
-    """An FP8 GEMM but for its operands, as the macro `gemm` of templates/chain/calls.j2 reads it."""
+    """An FP8 GEMM without its operands, for the macro `gemm` of templates/chain/calls.j2."""
 
     operator: str  # "dispatch.scaled_mm"
     scaling: tuple[str, str]  # of both operands
-    one_scale: tuple[bool, bool]  # whether the first of an operand's scales stands for all
+    one_scale: tuple[bool, bool]  # for each operand: its first scale applies to all
     fast: bool  # accumulation
-    m_buckets: str  # the literal of the table of kernels by the batch's rows; "" without one
+    m_buckets: str  # literal of the table of kernels by rows of the batch; "" without one
 
 
 def gemm_view(gemm: Gemm, recipe: GemmRecipe) -> GemmView:
-    """The operator that runs a GEMM, with what it is told beside its operands."""
+    """The view of a GEMM: its operator and the arguments other than operands."""
     first, second = recipe.operands
     table = "".join(code.flat() for code in _table(recipe.m_buckets))
     return GemmView(
@@ -61,7 +61,7 @@ def gemm_call(
 
 
 def _function(gemm: Gemm, recipe: GemmRecipe) -> str:
-    """Operators of other libraries than torch are called as such: importing `loka.dispatch` registers them."""
+    """Expression of the operator; other libraries' are in `torch.ops`, registered by importing `loka.dispatch`."""
     if recipe.m_buckets:
         return "dispatch.mm_by_k_bucket" if gemm is Gemm.WGRAD else "dispatch.mm_by_m_bucket"
     if recipe.kernel == SCALED_MM.name:
@@ -70,7 +70,7 @@ def _function(gemm: Gemm, recipe: GemmRecipe) -> str:
 
 
 def _table(m_buckets: Sequence[tuple[int, str]]) -> list[Code]:
-    """The table of kernels by the batch's rows, for a GEMM that has one."""
+    """The argument with the table of kernels by rows of the batch, or no argument."""
     for _, kernel in m_buckets:
         _operator(kernel)
     return [literal(table_text(m_buckets))] if m_buckets else []
@@ -84,14 +84,14 @@ def _operator(kernel: str) -> str:
 
 
 def kernel_suffix(recipe: GemmRecipe) -> str:
-    """What a kernel adds to a function's name: "_on_fbgemm_rowwise", "_m_buckets"; torch's adds nothing."""
+    """Suffix of a function's name for its kernel: "_on_fbgemm_rowwise", "_m_buckets", or "" for torch's."""
     if recipe.m_buckets:
         return "_m_buckets"
     return "" if recipe.kernel == SCALED_MM.name else "_on_" + re.sub(r"\W", "_", recipe.kernel)
 
 
 def kernel_label(recipe: GemmRecipe) -> str:
-    """The same as prose: " on fbgemm.rowwise", " on fbgemm.rowwise up to 2048 rows, then torch.scaled_mm"."""
+    """The suffix in words: " on fbgemm.rowwise", " on fbgemm.rowwise up to 2048 rows, then torch.scaled_mm"."""
     if not recipe.m_buckets:
         return "" if recipe.kernel == SCALED_MM.name else f" on {recipe.kernel}"
     steps = [f"{kernel} up to {limit} rows" for limit, kernel in recipe.m_buckets[:-1]]

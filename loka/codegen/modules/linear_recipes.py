@@ -1,6 +1,6 @@
-"""What generated kernels are made of: a quantiser for each operand recipe, a linear for each recipe of three GEMMs.
+"""Generated quantisers, one for each operand recipe, and linears, one for each recipe of three GEMMs.
 
-Everything is named after what it does: `e4m3_rowwise`, `linear_e4m3_rowwise`, `linear_e4m3_rowwise_wgrad_as_is`.
+Names follow the recipe: `e4m3_rowwise`, `linear_e4m3_rowwise`, `linear_fprop_dgrad_e4m3_rowwise_wgrad_as_is`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from loka.plan.plan import GemmPlan, SitePlan
 
 _DTYPE = {Format.E4M3: "torch.float8_e4m3fn", Format.E5M2: "torch.float8_e5m2"}
 _VARIABLE = {Operand.INPUT: "x", Operand.WEIGHT: "weight", Operand.GRAD_OUTPUT: "dy"}
-# Each operand as a GEMM reads it, along the dimension that it contracts (docs/kernels.md).
+# Each operand as a GEMM reads it, with the contracted dimension last (docs/kernels.md).
 _VIEW = {
     (Gemm.FPROP, Operand.INPUT): "x",
     (Gemm.FPROP, Operand.WEIGHT): "weight",
@@ -32,38 +32,38 @@ _VIEW = {
     (Gemm.WGRAD, Operand.GRAD_OUTPUT): "dy.t()",
     (Gemm.WGRAD, Operand.INPUT): "x.t()",
 }
-_LONGEST = 76  # characters of a linear's name; a recipe that needs more is told by its docstring
+_LONGEST = 76  # most characters of a linear's name; a longer recipe is only in its docstring
 
 
 @dataclass(frozen=True, slots=True)
 class SiteRecipe:
-    """What the three GEMMs of a site run in."""
+    """Recipes of the three GEMMs of a site; None is native."""
 
     fprop: GemmRecipe | None
     dgrad: GemmRecipe | None
     wgrad: GemmRecipe | None
 
     def items(self) -> tuple[tuple[Gemm, GemmRecipe | None], ...]:
-        """The GEMMs in the order in which they are counted."""
+        """The GEMMs and their recipes, in the order of counter ids."""
         return (Gemm.FPROP, self.fprop), (Gemm.DGRAD, self.dgrad), (Gemm.WGRAD, self.wgrad)
 
     @property
     def fp8(self) -> bool:
-        """Whether any GEMM runs in FP8."""
+        """True if any GEMM runs in FP8."""
         return any(recipe is not None for _, recipe in self.items())
 
     @property
     def operands(self) -> Recipe:
-        """What it runs in, whatever the kernels."""
+        """The recipe of the operands, without kernels."""
         return Recipe.of({gemm: None if recipe is None else recipe.operands for gemm, recipe in self.items()})
 
 
 def site_recipe(plan: SitePlan) -> SiteRecipe:
     """The recipe of a planned site.
 
-    A site whose input needs no gradient has no dgrad in its plan, and never runs one. So that such a site shares its
-    linear with its neighbours, its dgrad is written as fprop and wgrad have its operands; where wgrad's are transposed,
-    with fprop's recipe for the output gradient, and the weight transposed.
+    A site whose input needs no gradient has no dgrad in its plan and never runs one. To let it share its linear with
+    other sites, it gets the dgrad that matches fprop and wgrad; if wgrad reads transposed copies, with fprop's recipe
+    for the output gradient, and the weight transposed.
     """
     found = {gemm.gemm: _gemm_recipe(gemm) for gemm in plan.gemms}
     fprop, dgrad, wgrad = (found.get(gemm) for gemm in Gemm)
@@ -83,7 +83,7 @@ def _gemm_recipe(plan: GemmPlan) -> GemmRecipe | None:
 
 
 def describe(plan: SitePlan) -> str:
-    """What each planned GEMM runs in: "fprop, dgrad in e4m3 rowwise; wgrad in the model's dtype"."""
+    """The recipes of a plan's GEMMs in words: "fprop, dgrad in e4m3 rowwise; wgrad in the model's dtype"."""
     return recipe_label((gemm.gemm, _gemm_recipe(gemm)) for gemm in plan.gemms)
 
 
@@ -96,7 +96,7 @@ def recipe_label(gemms: Iterable[tuple[Gemm, GemmRecipe | None]]) -> str:
 
 
 def _recipe_said(recipe: GemmRecipe) -> str:
-    """The name as prose: "e5m2 by e4m3 rowwise with fast accumulation"; `transposed` is said of transposed copies."""
+    """A recipe in words: "e5m2 by e4m3 rowwise with fast accumulation", "transposed copies, tensorwise"."""
     first, second = recipe.operands
     if first.transposed and second.transposed:
         return f"transposed copies, {BLOCKS[first.scaling].label}" + _run_said(recipe)
@@ -124,7 +124,7 @@ def operand_name(recipe: OperandRecipe) -> str:
 
 def _suffix(recipe: OperandRecipe) -> str:
     amax = "" if recipe.amax is None else f"_amax_{_number_name(recipe.amax)}"
-    amax = "_known" if recipe.is_static and not amax else amax  # one text for all maxima
+    amax = "_known" if recipe.is_static and not amax else amax  # one function for all maxima
     transposed = "_transposed" if recipe.transposed else ""
     return BLOCKS[recipe.scaling].label + amax + ("_pow2" if recipe.power_of_two else "") + transposed
 
@@ -146,7 +146,7 @@ def _number_name(value: float) -> str:
 
 
 def _gemm_name(recipe: GemmRecipe | None) -> str:
-    """e4m3_rowwise, e4m3_rowwise_fast_on_fbgemm_rowwise, as_is; precise and torch's kernel are not said."""
+    """e4m3_rowwise, e4m3_rowwise_fast_on_fbgemm_rowwise, as_is; precise and torch's kernel are omitted."""
     if recipe is None:
         return "as_is"
     fast = "_fast" if recipe.accumulation == Accumulation.FAST else ""
@@ -166,7 +166,7 @@ def _operands_name(recipe: GemmRecipe) -> str:
 
 
 def linear_name(recipe: SiteRecipe) -> str:
-    """linear_e4m3_rowwise where all three agree, else linear_fprop_dgrad_e4m3_rowwise_wgrad_as_is and the like."""
+    """linear_e4m3_rowwise if all three agree, otherwise for example linear_fprop_dgrad_e4m3_rowwise_wgrad_as_is."""
     groups: dict[str, list[str]] = {}
     for gemm, gemm_recipe in recipe.items():
         groups.setdefault(_gemm_name(gemm_recipe), []).append(gemm.value)
@@ -186,7 +186,7 @@ def _class_of(function: str) -> str:
 
 
 class Recipes:
-    """The quantisers and linears that one package needs, each once, in the order in which they are first used."""
+    """The quantisers and linears of a package, each once, in order of first use."""
 
     def __init__(self, names: Names) -> None:
         self._names = names
@@ -195,11 +195,11 @@ class Recipes:
         self._quantisers: dict[OperandRecipe, str] = {}
         self._bias: dict[str, set[bool]] = {}
         self.requantize_transpose: str | None = (
-            None  # the name of the function that makes transposed copies, where one is needed
+            None  # name of the function that makes transposed copies, if one is needed
         )
 
     def linear(self, recipe: SiteRecipe, has_bias: bool) -> str:
-        """The wrapper's name for one more call."""
+        """Register a call; returns the wrapper's name."""
         if recipe not in self._linears:
             name = self._names.unique(linear_name(recipe))
             self._linears[recipe] = (name, self._names.unique(_class_of(name)))
@@ -208,7 +208,7 @@ class Recipes:
         return name
 
     def frozen(self, recipe: GemmRecipe, has_bias: bool) -> str:
-        """The wrapper's name for one more call with a frozen weight."""
+        """Register a call with a frozen weight; returns the wrapper's name."""
         if recipe not in self._frozen:
             self._frozen[recipe] = self._names.unique(f"linear_{_gemm_name(recipe)}_frozen")
         name = self._frozen[recipe]
@@ -216,13 +216,13 @@ class Recipes:
         return name
 
     def quantiser(self, recipe: OperandRecipe) -> str:
-        """The quantiser's name."""
+        """Register a use; returns the quantiser's name."""
         if recipe not in self._quantisers:
             self._quantisers[recipe] = self._names.unique(operand_name(recipe))
         return self._quantisers[recipe]
 
     def linears(self) -> tuple[LinearView, ...]:
-        """Every linear that was asked for."""
+        """Views of all registered linears."""
         return tuple(
             LinearView(
                 function,
@@ -239,7 +239,7 @@ class Recipes:
         )
 
     def frozens(self) -> tuple[FrozenView, ...]:
-        """Every linear with a frozen weight that was asked for."""
+        """Views of all registered linears with frozen weights."""
         return tuple(
             FrozenView(
                 _header(name, ("weight", "scale"), self._bias_of(name)), self._frozen_lines(recipe), self._bias_of(name)
@@ -248,7 +248,7 @@ class Recipes:
         )
 
     def quantisers(self) -> tuple[QuantiserView, ...]:
-        """Every quantiser that the linears above use; ask last."""
+        """Views of all registered quantisers. Call it last: the other views register some."""
         return tuple(
             QuantiserView(
                 name,
@@ -264,14 +264,14 @@ class Recipes:
         )
 
     def formats(self) -> tuple[tuple[str, str], ...]:
-        """The constants for the formats in use: ("E4M3_MAX", "448.0")."""
+        """Constants of the formats in use: ("E4M3_MAX", "448.0")."""
         used = {recipe.format for recipe in self._quantisers}
         return tuple((f"{format.value.upper()}_MAX", repr(FORMATS[format].max)) for format in Format if format in used)
 
     def _lines(
         self, gemm: Gemm, recipe: GemmRecipe | None, result: str, dtype: str, counter_id: str, indent: int
     ) -> tuple[str, ...]:
-        """Quantise both operands, multiply."""
+        """Lines that quantise both operands and multiply."""
         if recipe is None:
             return ()
         lines: list[str] = []
@@ -284,7 +284,7 @@ class Recipes:
         return (*lines, *lay_out(result, gemm_call(gemm, recipe, operands, dtype, counter_id), "", indent).split("\n"))
 
     def _quantised(self, recipe: OperandRecipe, view: str) -> Code:
-        """A call that quantises an operand; a transposed one along its rows, before it is transposed."""
+        """A call that quantises an operand; a transposed operand is quantised by row first, then transposed."""
         if not recipe.transposed:
             return call(self.quantiser(recipe), [Code(view)])
         if self.requantize_transpose is None:
@@ -293,7 +293,7 @@ class Recipes:
         return call(self.requantize_transpose, [Code("*" + quantised.flat())])
 
     def _frozen_lines(self, recipe: GemmRecipe) -> tuple[str, ...]:
-        """Quantise x, multiply it with the frozen weight."""
+        """Lines that quantise x and multiply it with the frozen weight."""
         quantised = call(self.quantiser(recipe.operands[0]), [Code("x.reshape(-1, x.shape[-1])")])
         operands = ["x_fp8", "x_scale", "weight", "scale"]
         product = gemm_call(Gemm.FPROP, recipe, operands, "dtype", "counter_id")

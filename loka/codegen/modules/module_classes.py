@@ -1,4 +1,4 @@
-"""One module class for each binding, and its frozen sibling for inference."""
+"""The module class of each binding, and its class with frozen weights for inference."""
 
 from __future__ import annotations
 
@@ -25,34 +25,35 @@ from loka.plan.plan import BindingKind, PlannedBinding, SitePlan
 
 @dataclass(frozen=True, slots=True)
 class ModuleView:
-    """One generated class, as templates/modules.py.j2 reads it."""
+    """View of one generated class, for templates/modules.py.j2."""
 
     name: str
     docstring: str
     header: str  # def forward(...) -> ...:
     body: tuple[str, ...]
     quantize: tuple[str, ...] = ()  # the lines of quantize; () in a class for training
-    known: tuple[str, ...] = ()  # the lines that name the operands with known scales
+    known: tuple[str, ...] = ()  # the lines that declare operands with static scales
 
 
 @dataclass(frozen=True, slots=True)
 class BoundView:
-    """The two classes of one binding and what its sites run in FP8."""
+    """The two classes of one binding, and the FP8 GEMMs of its sites."""
 
     binding: PlannedBinding
     train: ModuleView
-    infer: ModuleView | None  # None where no fprop is in FP8 and no kernel takes anything along; `train` under mods
+    # None if no fprop is in FP8 and no kernel fuses anything; then `train` if mods rewrote the forward.
+    infer: ModuleView | None
     gemms: tuple[tuple[str, ...], ...]
-    kernels: tuple[tuple[tuple[str, ...], ...], ...] = ()  # of each of `gemms`; () where all are torch.scaled_mm
+    kernels: tuple[tuple[tuple[str, ...], ...], ...] = ()  # for each of `gemms`; () if all are torch.scaled_mm
 
 
 @dataclass(slots=True)
 class ModuleWriter:
-    """Writes the classes of one package, and collects the kernels and regions that they call."""
+    """Writes the classes of one package and collects the kernels and regions they call."""
 
     sites: Mapping[str, SitePlan]
     batch_size: int
-    kernels: str  # the name under which the module of kernels is imported
+    kernels: str  # name under which the module of kernels is imported
     recipes: Recipes
     regions: Regions
     chains: Chains
@@ -61,7 +62,7 @@ class ModuleWriter:
     imports: set[str] = field(default_factory=set)
 
     def bound(self, binding: PlannedBinding) -> BoundView:
-        """The classes for one binding. Raises LokaError where the plan contradicts itself."""
+        """The classes of one binding. Raises LokaError if the plan contradicts itself."""
         name = self.class_names.unique(class_name(binding.modules, binding.module_type, binding.name), ("Frozen",))
         plans = self._site_plans(binding)
         gemms = tuple(tuple(gemm.gemm.value for gemm in plan.gemms if gemm.fp8) for plan in plans)
@@ -75,7 +76,7 @@ class ModuleWriter:
         return BoundView(binding, train, infer, gemms, () if usual else kernels)
 
     def _site_plans(self, binding: PlannedBinding) -> tuple[SitePlan, ...]:
-        """The plans of the first module's sites; every other module's must run the same."""
+        """The plans of the first module's sites. Raises LokaError if other modules have other recipes."""
         found: list[tuple[SitePlan, ...]] = []
         for names in binding.sites:
             missing = [name for name in names if name not in self.sites]
@@ -97,7 +98,7 @@ class ModuleWriter:
     def _linear(
         self, binding: PlannedBinding, name: str, plans: tuple[SitePlan, ...], frozen: bool
     ) -> tuple[ModuleView, bool]:
-        """The class of a plain linear; it takes nothing along."""
+        """The class of a single linear, and False: it fuses nothing."""
         (plan,) = plans
         recipe = site_recipe(plan)
         bias = "self.bias" if any(path == "bias" for path, _ in binding.shapes) else None
@@ -127,7 +128,7 @@ class ModuleWriter:
     def _forward(
         self, binding: PlannedBinding, name: str, plans: tuple[SitePlan, ...], frozen: bool
     ) -> tuple[ModuleView, bool]:
-        """The class of a straight-line forward, and whether kernels take anything along in the model's dtype."""
+        """The class of a straight-line forward, and True if kernels fuse operations around native GEMMs."""
         if binding.forward is None:
             raise LokaError(f"the binding {binding.name!r} has no forward. This is a fault in LoKA: please report it.")
         body = ForwardBody(self, binding.forward, binding, name, plans, frozen)
@@ -143,7 +144,7 @@ class ModuleWriter:
         return view, body.fuses
 
     def kernel_name(self, recipe: SiteRecipe, has_bias: bool, frozen: bool) -> str:
-        """The wrapper in kernels.py for one more call, without the module."""
+        """Register a call; returns the wrapper's name in kernels.py, without the module."""
         if frozen and recipe.fprop is not None:
             return self.recipes.frozen(recipe.fprop, has_bias)
         return self.recipes.linear(recipe, has_bias)
@@ -152,7 +153,7 @@ class ModuleWriter:
         return f"{self.kernels}.{self.kernel_name(recipe, has_bias, frozen)}"
 
     def _quantize_lines(self, weights: Sequence[tuple[SitePlan, str | None]]) -> tuple[str, ...]:
-        """`return (kernels.e4m3_rowwise(self.weight), None, ...)`: one for each site."""
+        """`return (kernels.e4m3_rowwise(self.weight), None, ...)`, one item for each site."""
         items = []
         for plan, weight in weights:
             recipe = site_recipe(plan).fprop
@@ -165,7 +166,7 @@ class ModuleWriter:
         return tuple(lay_out("return ", code, "", INDENT).split("\n"))
 
     def _docstring(self, binding: PlannedBinding, plans: tuple[SitePlan, ...], frozen: bool) -> str:
-        """Which modules, their sizes, and what each GEMM runs in."""
+        """The class's docstring: its modules, their sizes, and the recipe of each GEMM."""
         modules = f"{listed(binding.modules)}: {shown(binding.module_type)}" + (
             ", its weights frozen" if frozen else ""
         )
@@ -190,7 +191,7 @@ class ModuleWriter:
 
 
 def _known_lines(found: Sequence[StaticOperand]) -> tuple[str, ...]:
-    """`loka_known = (dispatch.StaticScale(0, "input", 3.5, 0.015625), ...)`: the scales that a module keeps."""
+    """`loka_known = (dispatch.StaticScale(0, "input", 3.5, 0.015625), ...)`: the static scales of a module."""
     if not found:
         return ()
     each = [(one.site, one.operand.value, one.amax, one.scale) for one in found]

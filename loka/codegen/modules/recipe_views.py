@@ -1,4 +1,4 @@
-"""What the templates of quantisers and linears are given."""
+"""Views of quantisers and linears for their templates."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from loka.numerics.scalings import Block
 
 @dataclass(frozen=True, slots=True)
 class QuantiserView:
-    """One quantiser, as templates/quantiser.py.j2 reads it."""
+    """View of a quantiser, for templates/quantiser.py.j2."""
 
     name: str
     format: str  # e4m3
     dtype: str  # torch.float8_e4m3fn
-    maximum: str  # the constant that holds the format's largest finite value
-    block: Block  # what shares a scale
+    maximum: str  # constant with the format's largest finite value
+    block: Block  # elements that share a scale
     power_of_two: bool
-    amax: str | None  # the known maximum, as a Python number; None where it is measured
-    static_scale: str | None  # and the scale that follows from it
+    amax: str | None  # maximum of a static scale as a Python number; None for a dynamic scale
+    static_scale: str | None  # the scale derived from it
 
 
 @dataclass(frozen=True, slots=True)
 class LinearView:
-    """One linear: an autograd function and its wrapper, as templates/linear.py.j2 reads it.
+    """View of a linear, an autograd function and its wrapper, for templates/linear.py.j2.
 
-    fprop, dgrad and wgrad are lines of code; () stands for a plain matmul.
+    fprop, dgrad and wgrad are lines of code; () is a plain matmul.
     """
 
     function: str  # LinearE4m3Rowwise
@@ -34,12 +34,12 @@ class LinearView:
     fprop: tuple[str, ...]
     dgrad: tuple[str, ...]
     wgrad: tuple[str, ...]
-    bias: str  # "always", "never", "sometimes": what the calls pass
+    bias: str  # "always", "never", "sometimes": calls that pass one
 
 
 @dataclass(frozen=True, slots=True)
 class FrozenView:
-    """The wrapper for a weight that was quantised once, as templates/linear_frozen.py.j2 reads it."""
+    """View of a linear with a frozen weight, for templates/linear_frozen.py.j2."""
 
     header: str
     fprop: tuple[str, ...]

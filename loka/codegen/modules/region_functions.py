@@ -1,4 +1,4 @@
-"""Regions as functions of their own: what is read from outside becomes parameters, the GEMM becomes the FP8 linear."""
+"""Regions outlined as functions: values read from outside become parameters, the GEMM becomes the FP8 linear."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _INDENT = 4
 
 @dataclass(frozen=True, slots=True)
 class RegionView:
-    """One outlined function, as templates/region.py.j2 reads it."""
+    """View of an outlined function, for templates/region.py.j2."""
 
     header: str
     docstring: str
@@ -26,7 +26,7 @@ class RegionView:
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """What the region's GEMM becomes: the wrapper, whether its weight is frozen, and how prose calls it."""
+    """Replacement of a region's GEMM: the wrapper, whether its weight is frozen, and its name in docstrings."""
 
     function: str
     frozen: bool
@@ -43,7 +43,7 @@ class Regions:
         self.imports: set[str] = set()
 
     def function(self, region: Region, statements: Sequence[Statement], linear: Linear) -> tuple[str, tuple[Ref, ...]]:
-        """The function for a region's statements, and what to pass for it, before weight, scale and counter_id."""
+        """The name of the function for a region, and its arguments before weight, scale and counter_id."""
         reads = outside_reads(statements, linear.frozen)
         neutral = _Outline(statements, reads, linear, lambda ref, number: f"p{number}", lambda number: f"v{number}")
         key = tuple(neutral.body)
@@ -59,7 +59,7 @@ class Regions:
 
 
 def outside_reads(statements: Sequence[Statement], frozen: bool) -> tuple[Ref, ...]:
-    """What the statements read that they do not set, each once, in order; without the weight where it is frozen."""
+    """Values that the statements read but do not set, each once, in order; without a frozen weight."""
     inside: set[str] = set()
     reads: dict[Ref, None] = {}
     for statement in statements:
@@ -74,13 +74,13 @@ def outside_reads(statements: Sequence[Statement], frozen: bool) -> tuple[Ref, .
 
 
 def _needs(statement: Statement, index: int) -> bool:
-    """Whether the site's input or bias reads an operand."""
+    """True if the site's input or bias reads the operand."""
     site_call = statement.call
     return site_call is not None and f"{{{index}}}" in site_call.x + (site_call.bias or "")
 
 
 def _function_name(region: Region) -> str:
-    """layer_norm_linear_silu; a long one says where it begins and ends."""
+    """layer_norm_linear_silu; a long name has only the first and the last operation."""
     name = variable_name("_".join(region.ops), "region")
     if len("_".join(region.ops)) > 50:
         name = variable_name(f"{region.ops[0]}_to_{region.ops[-1]}", "region")
@@ -94,7 +94,7 @@ def _parameter_name(ref: Ref, number: int) -> str:
 
 
 def _said_ops(region: Region, statements: Sequence[Statement]) -> list[str | None]:
-    """The region's operations, None for its GEMM."""
+    """Names of the region's operations, None for its GEMM."""
     return [None if statement.call is not None else variable_name(statement.op, "op") for statement in statements]
 
 
@@ -104,7 +104,7 @@ def _header(name: str, parameters: Sequence[str]) -> str:
 
 
 class _Outline:
-    """One region's parameters and body, under the names that the two callables give."""
+    """Parameters and body of a region, with names from the two callables."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class _Outline:
         self.body += lines
 
     def _define(self, statement: Statement, target: str) -> str:
-        """The target's name; a target that is set a second time keeps its own."""
+        """The target's name; a target that is set again keeps its name."""
         scope = self._scope
         if statement.target not in scope.local:
             scope.local[statement.target] = scope.names.unique(
@@ -157,7 +157,7 @@ class _Outline:
         scope, linear, site_call = self._scope, self._linear, statement.call
         if site_call is None:
             raise LokaError("a region without a GEMM. This is a fault in LoKA: please report it.")
-        # An operand that only the frozen weight reads is no parameter; the templates below do not use it then.
+        # An operand that only the frozen weight reads is not a parameter; the expressions below do not use it then.
         texts = [
             self._attributes.get(ref.text, ref.text) if ref.kind is RefKind.ATTRIBUTE else scope.local.get(ref.text, "")
             for ref in statement.operands

@@ -1,4 +1,4 @@
-"""The signature of a traced forward: its arguments, their defaults, and what is known to be a tensor."""
+"""The signature of a traced forward: arguments, defaults and annotations."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from loka.codegen.modules import statement_text
 from loka.codegen.text.layout import Code, call, lay_out
 from loka.errors import LokaError
 from loka.graph.ir import ForwardIR
+from loka.graph.patterns.region import NORMS
 from loka.plan.plan import PlannedBinding
 
-# Operations of torch that give exactly one tensor, and those that do where one operand is a tensor: for annotations.
+# For annotations: torch operations that return one tensor, and those that do if one operand is a tensor.
 _ONE_TENSOR = frozenset(
-    {"linear", "matmul", "mm", "bmm", "addmm", "einsum", "layer_norm", "rms_norm", "silu", "relu", "sigmoid", "tanh"}
-    | {"gelu", "hardswish", "softmax", "cat", "stack"}
+    {"linear", "matmul", "mm", "bmm", "addmm", "einsum", "silu", "relu", "sigmoid", "tanh", "gelu", "hardswish"}
+    | {"softmax", "cat", "stack"}
+    | NORMS
 )
 _ELEMENTWISE = frozenset(
     {"add", "sub", "mul", "neg", "clone", "contiguous"} | {"reshape", "view", "flatten", "permute"}
@@ -24,15 +26,15 @@ _ELEMENTWISE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One argument, or, without a name, the mark "/" or "*" between arguments."""
+    """One argument; without a name, the mark "/" or "*" between arguments."""
 
     name: str
-    default: str | None  # Python that `straight.checked` let pass
+    default: str | None  # a Python expression that passed `statement_text.checked`
     mark: str = ""  # "*" or "**" before the name
 
 
 def parse_argument(text: str) -> Argument:
-    """One printed argument: "x", "mask=None", "*inputs", "/"."""
+    """Parse a printed argument: "x", "mask=None", "*inputs", "/". Raises LokaError."""
     if text in ("/", "*"):
         return Argument("", None, text)
     match = re.fullmatch(r"(\*{0,2})([^\W\d]\w*)\s*(?::[^=]*)?(?:=\s*(.+))?", text.strip())
@@ -42,7 +44,7 @@ def parse_argument(text: str) -> Argument:
 
 
 def forward_header(forward: ForwardIR, arguments: Sequence[Argument]) -> str:
-    """`def forward(self, x: Tensor, mask: Any = None) -> Tensor:`; what is not known to be a tensor is Any."""
+    """`def forward(self, x: Tensor, mask: Any = None) -> Tensor:`; Any unless certainly a tensor."""
     tensors = _tensors(forward)
     items = [Code("self")]
     for argument in arguments:
@@ -57,7 +59,7 @@ def forward_header(forward: ForwardIR, arguments: Sequence[Argument]) -> str:
 
 
 def _tensors(forward: ForwardIR) -> set[str]:
-    """The locals that are one tensor for certain: what such operations give, and what a GEMM takes as its input."""
+    """Locals that are certainly one tensor: results of such operations, and inputs of GEMMs."""
     tensors: set[str] = set()
     for statement in forward.statements:
         read = [ref.text for ref in statement.operands]
@@ -72,6 +74,6 @@ def _tensors(forward: ForwardIR) -> set[str]:
 
 
 def outside_names(bindings: Sequence[PlannedBinding]) -> set[str]:
-    """The arguments of all traced forwards: a module import must not carry such a name."""
+    """Names of the arguments of all traced forwards, which imports of modules must not use."""
     forwards = [binding.forward for binding in bindings if binding.forward is not None]
     return {parse_argument(text).name for forward in forwards for text in forward.arguments} - {""}

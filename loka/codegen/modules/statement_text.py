@@ -1,4 +1,4 @@
-"""Straight-line statements as text: renamed locals, FP8 linears in place of GEMMs, long expressions taken apart."""
+"""Text of straight-line statements: renamed locals, FP8 linears in place of GEMMs, long expressions split up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from loka.errors import LokaError
 from loka.graph.ir import RefKind, SiteCall, Statement
 from loka.templating.wrap import WIDTH
 
-# What a printed statement may read besides its operands: modules, the one that every generated file has, and builtins.
+# Names a printed statement may read besides its operands: modules, `dispatch` and builtins.
 _GLOBALS = frozenset({"torch", "math", "operator"})
 _DISPATCH = "dispatch"
 _BUILTINS = frozenset({"abs", "bool", "complex", "float", "getattr", "int", "len", "max", "min", "slice", "tuple"})
@@ -20,7 +20,7 @@ _BUILTINS = frozenset({"abs", "bool", "complex", "float", "getattr", "int", "len
 
 @dataclass(frozen=True, slots=True)
 class LinearCall:
-    """A GEMM as a call: the operands' expressions, and the product's further way."""
+    """A GEMM as a call: expressions of its operands, and the change of view of its product."""
 
     x: str
     weight: str
@@ -29,7 +29,7 @@ class LinearCall:
 
 
 class NameScope:
-    """The names of one function: what the traced text calls its locals, and what the generated text calls them."""
+    """Names of one generated function: local of the traced text -> name in the generated text."""
 
     def __init__(self, arguments: Iterable[str] = ()) -> None:
         arguments = tuple(arguments)
@@ -37,14 +37,14 @@ class NameScope:
         self.local: dict[str, str] = {name: name for name in arguments}
 
     def define(self, target: str) -> str:
-        """The generated name of a target; a name that is ours, or no plain variable, becomes another."""
+        """The generated name of a target: its own if it is a plain variable and free."""
         if target not in self.local:
             plain = is_plain_variable(target)
             self.local[target] = self.names.unique(target if plain else variable_name(target, "value"))
         return self.local[target]
 
     def read(self, name: str) -> str:
-        """The generated name of a local that was defined before."""
+        """The generated name of a local. Raises LokaError if it is not defined yet."""
         if name not in self.local:
             raise LokaError(
                 f"a traced forward reads {name!r} before it is set. This is a fault in LoKA: please report it."
@@ -53,7 +53,7 @@ class NameScope:
 
 
 def used_later(statements: Sequence[Statement], result: str) -> set[str]:
-    """The targets that any later statement or the result reads."""
+    """The locals that any statement or the result reads."""
     used = {node.id for node in ast.walk(parse(result)) if isinstance(node, ast.Name)}
     for statement in statements:
         used |= {ref.text for ref in statement.operands if ref.kind is RefKind.LOCAL}
@@ -61,10 +61,9 @@ def used_later(statements: Sequence[Statement], result: str) -> set[str]:
 
 
 def operand_texts(statement: Statement, scope: NameScope, attributes: Mapping[str, str]) -> list[str]:
-    """The statement's operands as the generated function names them.
+    """The statement's operands in generated names.
 
-    `attributes` maps expressions on self to parameters where a function is outlined; elsewhere it is empty and they
-    stay as they are.
+    `attributes`: expression on self -> parameter, for an outlined function; others stay unchanged.
     """
     return [
         scope.read(ref.text) if ref.kind is RefKind.LOCAL else attributes.get(ref.text, ref.text)
@@ -73,18 +72,18 @@ def operand_texts(statement: Statement, scope: NameScope, attributes: Mapping[st
 
 
 def expression(statement: Statement, texts: Sequence[str]) -> Code:
-    """What the statement computes, as the model has it."""
+    """The statement's expression, unchanged except for names."""
     return checked(statement.template.format(*texts), texts)
 
 
 def linear_call(site_call: SiteCall, texts: Sequence[str]) -> LinearCall:
-    """A site's operands, each between its changes of view."""
+    """A site's operands, with their changes of view."""
     bias = None if site_call.bias is None else site_call.bias.format(*texts)
     return LinearCall(site_call.x.format(*texts), site_call.weight.format(*texts), bias, site_call.out)
 
 
 def checked(text: str, operands: Iterable[str] = ()) -> Code:
-    """`text` parsed and laid out. Raises LokaError where it reads any name but its operands', modules' and builtins."""
+    """`text` as Code. Raises LokaError if it reads names other than its operands', modules and builtins."""
     node = parse(text)
     allowed = _GLOBALS | _BUILTINS | {_DISPATCH} | {part.id for op in operands for part in _names(parse(op))}
     for name in _names(node):
@@ -96,7 +95,7 @@ def checked(text: str, operands: Iterable[str] = ()) -> Code:
 
 
 def globals_of(text: str) -> set[str]:
-    """The modules, of those that a statement may read, that `text` reads."""
+    """The permitted modules that `text` reads."""
     return {name.id for name in _names(parse(text))} & _GLOBALS
 
 
@@ -114,9 +113,9 @@ def _names(node: ast.expr) -> list[ast.Name]:
 
 
 def assignment(target: str | None, code: Code, indent: int, scope: NameScope) -> list[str]:
-    """`target = code`, or, for a target that nobody reads, the expression for what it does.
+    """`target = code`; an unused target (None) leaves the call alone, or assigns to `_`.
 
-    What is too long for a line and cannot be opened at a bracket is taken apart into several statements.
+    An expression that is too long for a line and cannot be broken at its last bracket becomes several statements.
     """
     before = f"{target} = " if target is not None else "" if code.close == ")" and code.text[0].isalpha() else "_ = "
     lines: list[str] = []
@@ -126,7 +125,7 @@ def assignment(target: str | None, code: Code, indent: int, scope: NameScope) ->
 
 
 def returned(code: Code, indent: int, scope: NameScope) -> list[str]:
-    """`return code`, taken apart like an assignment."""
+    """`return code`, split up like an assignment."""
     margin = " " * indent
     whole = f"{margin}return {code.flat()}"
     if len(whole) <= WIDTH:
@@ -138,12 +137,12 @@ def returned(code: Code, indent: int, scope: NameScope) -> list[str]:
 
 
 def _opens_well(code: Code) -> bool:
-    """Whether the bracket at the end is the only one, so that opening it is what ruff would do."""
+    """True if the last bracket is the only one, which is where ruff would break the line."""
     return bool(code.items) and not any(bracket in code.text[:-1] for bracket in "([")
 
 
 def _taken_apart(code: Code, indent: int, scope: NameScope) -> tuple[list[str], Code]:
-    """The outermost parts of an expression as statements of their own, in order of evaluation."""
+    """Statements for the outermost parts of an expression, in order of evaluation, and the rest of it."""
     node = parse(code.flat())
     lines: list[str] = []
 
@@ -175,7 +174,7 @@ def _replace_parts(node: ast.expr, part: Callable[[ast.expr], ast.expr]) -> None
 
 
 def _is_path(node: ast.expr) -> bool:
-    """A dotted name, possibly with constant indices: nothing to compute."""
+    """True for a dotted name, possibly with constant indices, which computes nothing."""
     while isinstance(node, ast.Attribute | ast.Subscript):
         if isinstance(node, ast.Subscript) and not isinstance(node.slice, ast.Constant):
             return False
@@ -186,7 +185,7 @@ def _is_path(node: ast.expr) -> bool:
 def linear_statements(
     target: str | None, function: str, operands: Sequence[str], out: str, indent: int, scope: NameScope
 ) -> list[str]:
-    """`target = function(operands)`, and a second statement for a change of the product's view."""
+    """`target = function(operands)`, with a second statement if the product's view changes."""
     product = call(function, [code_of(parse(operand)) for operand in operands])
     if out == "{0}":
         return assignment(target, product, indent, scope)

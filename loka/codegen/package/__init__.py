@@ -1,1 +1,1 @@
-"""A package as files: rendered, written so that no kill leaves a mix, and checked for freshness."""
+"""A package as files: rendered, written so that an interrupt leaves no mix, and checked for freshness."""

@@ -1,4 +1,4 @@
-"""Whether a folder holds exactly what would be generated now, for `loka generate --check`."""
+"""Comparison of a folder with the package that would be generated now, for `loka generate --check`."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from loka.errors import InputError
 
 
 class DifferenceKind(StrEnum):
-    """How a file differs."""
+    """Kind of difference of a file."""
 
-    MISSING = "missing"  # it would be generated, and is not there
-    STALE = "stale"  # as it was once generated; today it would be another, or none
+    MISSING = "missing"  # it would be generated, but does not exist
+    STALE = "stale"  # unchanged since it was generated, but would be different or absent now
     EDITED = "edited"  # changed since it was generated
-    FOREIGN = "foreign"  # not LoKA's
+    FOREIGN = "foreign"  # not written by LoKA
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One file that is not as it would be generated."""
+    """A file that differs from what would be generated, with advice."""
 
     name: str
     kind: DifferenceKind
@@ -42,9 +42,9 @@ _ADVICE = {
 
 
 def check_package(files: Mapping[str, str], folder: Path) -> tuple[Difference, ...]:
-    """Compare a rendered package with a folder; () where it is fresh. Hidden files and `__pycache__` do not count.
+    """Compare a rendered package with a folder; () if it is fresh. Hidden files and `__pycache__` are ignored.
 
-    Raises InputError where the folder cannot be read.
+    Raises InputError if the folder cannot be read.
     """
     try:
         recorded = recorded_outputs(folder)
@@ -68,7 +68,7 @@ def _kind(
         return DifferenceKind.MISSING if name in files else None
     if name in files and digest == text_hash(files[name]):
         return None
-    # The manifest has no record of itself: one that lists outputs is an older one.
+    # The manifest does not list itself: a readable one that differs is from an older generation.
     if name == MANIFEST:
         return DifferenceKind.STALE if recorded else DifferenceKind.EDITED
     return DifferenceKind.STALE if digest in recorded.get(name, ()) else DifferenceKind.EDITED

@@ -1,4 +1,4 @@
-"""`loka.generate`: from a policy to the files of its package, or to what differs from them."""
+"""`loka.generate`: write the package of a policy, or check an existing one."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ ROOT = Path("generated")
 
 @dataclass(frozen=True, slots=True)
 class GeneratedPackage:
-    """A package that is in its folder, as its policy wants it. `written` and `removed` are names of files in it."""
+    """A package in its folder, up to date with its policy. `written`, `removed`: names of files in it."""
 
     plan: Plan
     folder: Path
-    written: tuple[str, ...] = ()  # by this call; () where nothing had changed
+    written: tuple[str, ...] = ()  # by this call; () if nothing had changed
     removed: tuple[str, ...] = ()
 
 
 def default_folder(name: str) -> Path:
-    """The folder of a package unless the user names one, relative to the current directory."""
+    """Default folder of a package, relative to the current directory."""
     return ROOT / name
 
 
@@ -44,20 +44,20 @@ def generate(
         generated.folder  # generated/ranker
         generated.plan.share_fp8  # 0.953
 
-    Equal inputs give equal bytes. The files are replaced as one: a run that is killed leaves the old package, the new
-    one, or one that refuses to be imported. Needs no GPU.
+    The output is deterministic to the byte. The files are replaced together: a killed run leaves the old package, the
+    new one, or one that refuses to be imported. Needs no GPU.
 
     Args:
-        policy: path of the policy, YAML. Its model is built, and run on fake tensors.
-        out: folder of the package; None: generated/NAME under the current directory. It is made where it is missing.
+        policy: path of the policy, YAML. Its model is built and run on fake tensors.
+        out: folder of the package, created if missing; None: generated/NAME under the current directory.
         force: overwrite files that were edited since they were generated.
-        check: write nothing; say whether the folder holds what would be written.
+        check: write nothing; raise if the folder differs from what would be written.
 
     Raises:
-        InputError: the policy, its model, its profile or its measurements are wrong (PolicyError where it is the
-            policy's text, with `file:line:column`); a file was edited and `force` is not given; the folder cannot be
-            written; both `force` and `check`.
-        CheckFailedError: with `check`, where a file is missing, stale, edited or not LoKA's; a line for each.
+        InputError: the policy, its model, its profile or its measurements are wrong (PolicyError for the policy's text,
+            with `file:line:column`); a file was edited and `force` is not given; the folder cannot be written; both
+            `force` and `check`.
+        CheckFailedError: with `check`, if a file is missing, stale, edited or not LoKA's; a line for each.
     """
     if check and force:
         raise InputError("generate: check writes nothing, so that there is nothing to force; leave one of the two out")

@@ -1,9 +1,10 @@
-"""A plan in, the files of its package out: the same bytes on any machine, formatted, and stamped as one generation."""
+"""Rendering of a plan to the files of its package: formatted, stamped, and the same bytes on any machine."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import keyword
 import re
 from collections.abc import Collection
 from pathlib import PurePath, PurePosixPath
@@ -17,7 +18,7 @@ from loka.codegen.modules.module_classes import BoundView, ModuleWriter
 from loka.codegen.modules.region_functions import Regions
 from loka.codegen.modules.signature import outside_names
 from loka.codegen.text.comments import shown
-from loka.codegen.text.identifiers import RESERVED, Names
+from loka.codegen.text.identifiers import Names
 from loka.codegen.text.layout import quoted
 from loka.devices.spec import DeviceSpec
 from loka.devices.targets import DEVICES
@@ -37,10 +38,10 @@ _UNSTAMPED = "0" * 64
 def render_package(plan: Plan, plan_json: str | None = None) -> dict[str, str]:
     """The package's files, by name, ending with manifest.json.
 
-    `plan_json` is the text of plan.json where it is at hand; else the plan is serialised here. Raises InputError where
-    the plan's name cannot be a package's, LokaError where a plan contradicts itself.
+    `plan_json`: text of plan.json; None: the plan is serialised here. Raises InputError if the plan's name cannot name
+    a package, LokaError if the plan contradicts itself.
     """
-    if not plan.name.isidentifier() or not plan.name.isascii() or plan.name in RESERVED - {"self", "apply"}:
+    if not plan.name.isidentifier() or not plan.name.isascii() or keyword.iskeyword(plan.name):
         raise InputError(
             f"a package cannot be called {plan.name!r}: give the policy a name that is a Python identifier"
         )
@@ -48,7 +49,7 @@ def render_package(plan: Plan, plan_json: str | None = None) -> dict[str, str]:
     text = to_json(plan) if plan_json is None else plan_json
     files = _render_code(plan, templates)
     inputs = _inputs(plan, text, templates, KERNELS_FILE in files)
-    # Over the inputs and what came of them, so that two generations with one stamp have the same files.
+    # Over inputs and outputs, so that two generations with one stamp have the same files.
     stamp = _sha256(json.dumps([inputs, files], sort_keys=True))
     stamped = {name: code.replace(_UNSTAMPED, stamp, 1) for name, code in files.items()}
     stamped[PLAN] = text
@@ -89,7 +90,7 @@ def _render_code(plan: Plan, templates: Templates) -> dict[str, str]:
 
 
 def _fused_files(templates: Templates, writer: ModuleWriter, policy: str, device: DeviceSpec) -> dict[str, str]:
-    """The files of Triton kernels and of their operators, none where nothing calls any."""
+    """The files of Triton kernels and their operators; none if no kernel is called."""
     specs = dict.fromkeys((*writer.chains.specs(), *writer.mixes.specs()))
     kernels = [render(spec, templates, device=device) for spec in specs]
     return render_files(kernels, templates, policy, _UNSTAMPED) if kernels else {}
@@ -137,7 +138,7 @@ def _modules(templates: Templates, writer: ModuleWriter, views: list[BoundView],
 
 
 def _with_exemptions(code: str, arguments: Collection[str] = ()) -> str:
-    """`code`, with a line that excuses what its names force: a name too long for a line, arguments in upper case."""
+    """`code`, with a noqa line for findings that names of the model cause: long lines, arguments in upper case."""
     rules = []
     if any(len(line) > WIDTH and " " in line.strip() for line in code.split("\n")):
         rules.append("E501")
@@ -149,7 +150,7 @@ def _with_exemptions(code: str, arguments: Collection[str] = ()) -> str:
 
 
 def policy_name(plan: Plan) -> str:
-    """The policy's file as the user named it; of an absolute path the last part, which is the same on any machine."""
+    """The policy's file as the user named it; of an absolute path only the file name, so that machines agree."""
     file = plan.policy_files[0][0] if plan.policy_files else plan.name
     return _portable(file)
 
@@ -160,7 +161,7 @@ def _portable(file: str) -> str:
 
 
 def _inputs(plan: Plan, plan_json: str, templates: Templates, has_kernels: bool) -> dict[str, str]:
-    """What the package was made from: sha256 by name."""
+    """Inputs of the package: name -> sha256."""
     inputs = {f"policy {_portable(file)}": digest for file, digest in plan.policy_files}
     if plan.profile is not None:
         inputs[f"profile {_portable(plan.profile[0])}"] = plan.profile[1]

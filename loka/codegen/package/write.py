@@ -1,9 +1,9 @@
-"""Files onto the disk, so that a kill at any moment leaves the old package, the new one, or one that refuses to import.
+"""Writing of packages: a kill at any moment leaves the old package, the new one, or one that refuses to import.
 
-Every file is written beside its place and renamed into it. manifest.json, which carries the stamp that the package
-checks while it is imported, is removed before the first rename and comes back last: in between the package refuses to
-import, whatever runs that were cut short had left. A journal keeps what the old manifest said of the files, and what is
-about to be written, so that the next run knows a half-written generation from a person's edit.
+Every file is written to a temporary file and renamed. manifest.json has the stamp that the package checks on import; it
+is removed before the first rename and written last, so in between the package refuses to import, whatever interrupted
+runs left behind. A journal keeps the hashes of the old manifest and of the new files, so that the next run can tell a
+half-written generation from a user's edit.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from pathlib import Path
 
 from loka.codegen.package.render_package import MANIFEST
 from loka.errors import InputError
+from loka.paths import open_plain
 
 JOURNAL = ".loka-journal.json"
 TEMPORARY = ".loka-tmp"
-_WAIT = 10.0  # seconds for which a second run waits for the first
+_WAIT = 10.0  # seconds that a second run waits for the first
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenPackage:
-    """What a run changed in the folder."""
+    """Changes of a run in the folder, as file names."""
 
     written: tuple[str, ...]
     unchanged: tuple[str, ...]
@@ -36,24 +37,29 @@ class WrittenPackage:
 
 
 def write_package(files: Mapping[str, str], folder: Path, force: bool = False) -> WrittenPackage:
-    """Put a rendered package into `folder`, which is made where it is missing.
+    """Write a rendered package into `folder`, which is created if missing.
 
-    Files that LoKA did not write stay. Raises InputError where a file was edited since it was generated (unless
-    `force`), where another run holds the folder, and where the disk refuses.
+    Files that LoKA did not write stay. Raises InputError if a file was edited since it was generated (unless `force`),
+    if another run has locked the folder, and if writing fails.
     """
+    missing = [place for place in (folder, *folder.parents) if not place.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder):
             return _write(files, folder, force)
     except OSError as error:
+        with contextlib.suppress(OSError):  # one that is not empty stays
+            for place in missing:
+                place.rmdir()
         where = error.filename or folder
         raise InputError(
-            f"{where}: cannot write the package: {error.strerror or error}; nothing was committed"
+            f"{where}: cannot write the package: {error.strerror or error}; nothing was committed: free space, or "
+            "choose another folder with --out"
         ) from error
 
 
 def recorded_outputs(folder: Path) -> dict[str, frozenset[str]]:
-    """The hashes under which LoKA may have written each file: the manifest's, and those of a run that was cut short."""
+    """Hashes of each file as LoKA may have written it: from the manifest, and from an interrupted run's journal."""
     found: dict[str, set[str]] = {}
     for record in (MANIFEST, JOURNAL):
         for name, digests in _outputs(folder / record).items():
@@ -62,20 +68,21 @@ def recorded_outputs(folder: Path) -> dict[str, frozenset[str]]:
 
 
 def file_hash(path: Path) -> str | None:
-    """sha256 of a file, None where there is none."""
+    """sha256 of a file; None if it does not exist."""
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        with open_plain(path) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:
         return None
 
 
 def text_hash(text: str) -> str:
-    """sha256 of what will be written."""
+    """sha256 of a text as UTF-8."""
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
 def edited_files(files: Mapping[str, str], folder: Path) -> tuple[str, ...]:
-    """Files on the disk that are neither what LoKA wrote nor what it is about to write."""
+    """Files in the folder that differ from what LoKA wrote and from what it is about to write."""
     recorded = recorded_outputs(folder)
     names = sorted({*files, *recorded} - {MANIFEST})
     edited = []
@@ -100,7 +107,7 @@ def _write(files: Mapping[str, str], folder: Path, force: bool) -> WrittenPackag
     changed = [name for name in order if file_hash(folder / name) != text_hash(files[name])]
     obsolete = sorted(name for name in recorded_outputs(folder) if name not in files and (folder / name).is_file())
     if changed or obsolete:
-        changed = [*(name for name in changed if name != MANIFEST), MANIFEST]  # it is removed, and so written anew
+        changed = [*(name for name in changed if name != MANIFEST), MANIFEST]  # always rewritten: _commit removes it
         _commit(files, folder, changed, obsolete)
     with contextlib.suppress(FileNotFoundError):
         (folder / JOURNAL).unlink()
@@ -109,15 +116,21 @@ def _write(files: Mapping[str, str], folder: Path, force: bool) -> WrittenPackag
 
 
 def _commit(files: Mapping[str, str], folder: Path, changed: list[str], obsolete: list[str]) -> None:
-    """Everything onto the disk first, so that a full disk changes nothing; then the renames, without a manifest.
+    """Write all temporary files first, so that a full disk changes nothing; then rename them, without a manifest.
 
     `changed` ends with the manifest.
     """
     temporaries: dict[str, Path] = {}
+    killed_before = (folder / JOURNAL).exists()
     try:
-        _write_journal(files, folder)
-        for name in changed:
-            temporaries[name] = _write_temporary(folder, name, files[name])
+        try:
+            _write_journal(files, folder)
+            for name in changed:
+                temporaries[name] = _write_temporary(folder, name, files[name])
+        except OSError:
+            if not killed_before:
+                (folder / JOURNAL).unlink(missing_ok=True)
+            raise
         (folder / MANIFEST).unlink(missing_ok=True)
         _sync_folder(folder)
         for name in changed[:-1]:
@@ -133,7 +146,7 @@ def _commit(files: Mapping[str, str], folder: Path, changed: list[str], obsolete
 
 
 def _write_journal(files: Mapping[str, str], folder: Path) -> None:
-    """What this run will write, with what earlier runs wrote or may have left."""
+    """Write the journal: hashes that this run will write, and those of earlier runs."""
     outputs = {name: set(digests) for name, digests in recorded_outputs(folder).items()}
     for name, text in files.items():
         if name != MANIFEST:
@@ -157,7 +170,7 @@ def _write_temporary(folder: Path, name: str, text: str) -> Path:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make renames last through a power cut, where the system can."""
+    """Make renames durable, if the system supports it."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -167,20 +180,21 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _remove_temporaries(folder: Path) -> None:
-    """What a killed run left; the folder is locked, so no other run is using it."""
+    """Remove files of a killed run; the folder is locked, so no other run uses them."""
     for path in folder.glob(f".*{TEMPORARY}"):
         path.unlink(missing_ok=True)
 
 
 def _remove_cache(folder: Path) -> None:
-    """Byte code is taken for a source file's by size and second; two generations can agree in both."""
+    """Remove cached byte code: it is matched by size and second of the source, which two generations can share."""
     shutil.rmtree(folder / "__pycache__", ignore_errors=True)
 
 
 def _outputs(record: Path) -> dict[str, list[str]]:
-    """The outputs that a manifest or journal lists: plain file names only; {} where it cannot be read."""
+    """The outputs that a manifest or journal lists, plain file names only; {} if it cannot be read."""
     try:
-        data = json.loads(record.read_text(encoding="utf-8"))
+        with open_plain(record) as file:
+            data = json.loads(file.read().decode())
     except (OSError, ValueError, RecursionError):
         return {}
     outputs = data.get("outputs") if isinstance(data, dict) else None
@@ -196,7 +210,7 @@ def _outputs(record: Path) -> dict[str, list[str]]:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """One run at a time for each folder, where the system can lock a folder; elsewhere renames alone keep it whole."""
+    """Lock of the folder against other runs; without effect on systems that cannot lock folders."""
     try:
         import fcntl  # not on Windows
     except ImportError:

@@ -1,1 +1,1 @@
-"""Python as text: identifiers, comments, and lines as ruff lays them out."""
+"""Python as text: identifiers, comments, and line breaks as in ruff's format."""

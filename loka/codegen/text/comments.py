@@ -1,4 +1,4 @@
-"""Text that goes into comments and docstrings of generated code, where a name must not be able to end either."""
+"""Text in comments and docstrings of generated code; no name of the model can break out of them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from loka.templating.wrap import WIDTH
 
 _PLAIN = re.compile(r"[A-Za-z0-9_.\-*/]+")
-_LONGEST = 72  # characters of a name that are shown
+_LONGEST = 72  # most characters of a shown name
 
 
 def shown(name: str) -> str:
-    """A name as prose shows it: as it is where it is plain, else quoted and escaped to ASCII; cut where it is long.
+    """A name for prose: unchanged if plain, otherwise quoted and escaped to ASCII; long names are cut.
 
-    The result is safe in a comment and, as it holds no backslash and no double quote, in a docstring.
+    The result is safe in a comment and, having no backslash and no double quote, in a docstring.
     """
     if not name:
         return "(the model itself)"
@@ -26,15 +26,15 @@ def shown(name: str) -> str:
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:
-    """The first few names and how many there are: "layers.0.fmb.0, layers.1.fmb.0, ... (12)"."""
+    """The first names and the number of all: "a.0, a.1, a.2, ... (12 in all)"."""
     head = ", ".join(shown(name) for name in names[:most])
     return head if len(names) <= most else f"{head}, ... ({len(names)} in all)"
 
 
 def wrapped(text: str, indent: int, hanging: int = 0, first: int = 0) -> str:
-    """`text` in lines of at most 120 characters, the first of which starts `first` columns further right.
+    """`text` wrapped to 120 columns at `indent`; the first line starts `first` columns further right.
 
-    `text` is our prose around names that went through `shown`.
+    Names in `text` must have passed through `shown`.
     """
     lines = textwrap.wrap(
         text,

@@ -1,7 +1,7 @@
-"""Identifiers made from names that are not ours: module paths, attribute paths, operation names, argument names.
+"""Identifiers made from names of the user: module paths, attribute paths, operation names, argument names.
 
-Nothing here trusts its input. What comes out is plain ASCII, starts with a letter, and is neither a keyword nor a
-builtin nor a name that generated code uses itself.
+The input is not trusted. The result is plain ASCII, starts with a letter, and is neither a keyword nor a builtin nor a
+name that generated code uses itself.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ RESERVED = frozenset(
 )
 _CLASS = re.compile(r"[A-Z][A-Za-z0-9]{0,79}")
 _VARIABLE = re.compile(r"[a-z_][a-z0-9_]*")
-_LONGEST = 60  # characters of a made name, before a number makes it unique
+_LONGEST = 60  # most characters of a derived name, before a number makes it unique
 
 
 class Names:
-    """Names that are taken in one scope; `unique` hands out each only once."""
+    """Names taken in one scope; `unique` returns each only once."""
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
         self._taken = {*RESERVED, *taken}
 
     def first_free(self, wanted: Sequence[str], also: Sequence[str] = ()) -> str:
-        """The first of these names that is free, with each suffix of `also`; else the last made `unique`."""
+        """The first of these names that is free, also with each suffix of `also`; else the last made `unique`."""
         for name in wanted[:-1]:
             if not any(name + suffix in self._taken for suffix in ("", *also)):
                 return self.unique(name, also)
         return self.unique(wanted[-1], also)
 
     def unique(self, wanted: str, also: Sequence[str] = ()) -> str:
-        """`wanted`, or `wanted_2`, `wanted_3`, ... so that it, and it followed by each suffix of `also`, is free."""
+        """`wanted`, or `wanted_2`, `wanted_3`, ...: the first that is free, also with each suffix of `also`."""
         name, number = wanted, 1
         while any(name + suffix in self._taken for suffix in ("", *also)):
             number += 1
@@ -62,19 +62,18 @@ class Names:
 
 
 def words(name: str) -> list[str]:
-    """The ASCII letters and digits of a name, split at everything else: "fmb.0.low_rank" -> fmb, 0, low, rank."""
+    """Words of ASCII letters and digits in a name: "fmb.0.low_rank" -> fmb, 0, low, rank."""
     plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode("ascii")
     return re.findall(r"[A-Za-z0-9]+", plain)
 
 
 def class_name(modules: Sequence[str], module_type: str, hint: str = "") -> str:
-    """A class name for modules that share one forward; the parts of their paths that differ are left out.
+    """A class name for modules that share one forward, from the parts that their paths have in common.
 
     >>> class_name(("layers.0.fmb.0", "layers.1.fmb.0"), "torch.nn.modules.linear.Linear")
     'LayersFmb0'
 
-    `hint` is taken as it is where it is a plain class name. Where the paths have nothing in common, the name is the
-    type's.
+    `hint` is used unchanged if it is a plain class name. If the paths have nothing in common, the type gives the name.
     """
     if _CLASS.fullmatch(hint) and hint not in RESERVED:
         return hint
@@ -94,24 +93,24 @@ def variable_name(name: str, fallback: str) -> str:
 
 
 def is_plain_variable(name: str) -> bool:
-    """Whether a name can stay as it is: lower case, readable in any font, and no name of ours."""
+    """True if a name can stay unchanged: lower case, not `l`, and not used by generated code."""
     return bool(_VARIABLE.fullmatch(name)) and name not in RESERVED and name != "l"
 
 
 def _camel(name: str) -> str:
     made = ""
     for word in words(name):
-        # Two digits would run into each other: "layers.1.2" is Layers1X2.
+        # Keeps two numbers apart: "layers.1.2" is Layers1X2.
         joint = "X" if made[-1:].isdigit() and word[0].isdigit() else ""
         made += joint + word[0].upper() + word[1:]
     return made[:_LONGEST]
 
 
 def class_of(function: str) -> str:
-    """The autograd function of a wrapper: that of head_mlp_0 is HeadMlp0Function."""
+    """Name of a wrapper's autograd function: head_mlp_0 -> HeadMlp0Function."""
     return f"{_camel(function)}Function"
 
 
 def snake(name: str) -> str:
-    """A class name as a function's: LayersFmb0 as layers_fmb0."""
+    """A class name in snake case: LayersFmb0 -> layers_fmb0."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()

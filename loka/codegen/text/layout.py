@@ -1,8 +1,8 @@
-"""Python laid out as `ruff format` lays it out, so that no formatter has to run where code is generated.
+"""Python in the layout of `ruff format`, so that generating code needs no formatter.
 
-Only what generated code needs: expressions without lambdas and comprehensions, in statements of one expression. What
-does not fit on a line is opened at its outermost bracket: a call's arguments on one line if that holds them, else, and
-for tuples and lists, one item a line with a trailing comma, which ruff keeps.
+Covers what generated code needs: expressions without lambdas and comprehensions, in statements of one expression. What
+does not fit on a line is broken at its outermost bracket: the arguments of a call go on one line if they fit;
+otherwise, and for tuples and lists, there is one item a line with a trailing comma, which ruff keeps.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _IF, _COMPARISON, _POWER, _PRIMARY = 1, 5, 13, 15
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """An expression: text that cannot be opened, or, where there are `items`, text up to a bracket and its items."""
+    """An expression: text without a break, or with `items` the text up to a bracket and the items inside."""
 
     text: str  # "x.shape", or "torch.cat(" or "modules=("
     items: tuple[Code, ...] = ()
@@ -61,7 +61,7 @@ class Code:
     comma: bool = False  # a tuple of one keeps its comma on one line
 
     def flat(self) -> str:
-        """The expression on one line."""
+        """The expression as one line."""
         if not self.items:
             return self.text + self.close
         inside = ", ".join(item.flat() for item in self.items)
@@ -69,12 +69,12 @@ class Code:
 
 
 def lay_out(before: str, code: Code, after: str, indent: int) -> str:
-    """`before code after` at `indent` columns, opened where it is longer than a line; no final newline."""
+    """`before code after` at `indent` columns, broken if longer than a line; without a final newline."""
     return "\n".join(wrap_statement(" " * indent + before + code.flat() + after))
 
 
 def literal(value: object) -> Code:
-    """Strings, numbers, None and tuples of them as Python."""
+    """Strings, numbers, None and tuples of them as Python. Raises LokaError for other types."""
     if isinstance(value, str):
         return Code(quoted(value))
     if isinstance(value, tuple):
@@ -86,7 +86,7 @@ def literal(value: object) -> Code:
 
 
 def quoted(text: str) -> str:
-    """A string literal in ASCII, in the quotes that need fewer escapes."""
+    """A string literal in ASCII, with the quotes that need fewer escapes."""
     body = text.encode("unicode_escape", "surrogatepass").decode("ascii")
     quote = "'" if body.count('"') > body.count("'") else '"'
     return quote + body.replace(quote, "\\" + quote) + quote
@@ -98,7 +98,7 @@ def call(function: str, arguments: Iterable[Code]) -> Code:
 
 
 def parse(text: str) -> ast.expr:
-    """One expression. Raises LokaError where `text` is none."""
+    """Parse one expression. Raises LokaError for anything else."""
     try:
         return ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -106,7 +106,7 @@ def parse(text: str) -> ast.expr:
 
 
 def code_of(node: ast.expr) -> Code:
-    """A parsed expression as it is laid out."""
+    """A parsed expression as Code."""
     match node:
         case ast.Call(func=ast.Name("getattr"), args=[owner, ast.Constant(str(name))], keywords=[]) if (
             name.isidentifier() and name.isascii()
@@ -139,13 +139,13 @@ def _keyword(keyword: ast.keyword) -> Code:
 
 
 def _nested(node: ast.expr, binds: int) -> str:
-    """A part of an expression, in brackets where it binds less tightly than what is around it."""
+    """Text of a subexpression, in brackets if it binds less tightly than `binds`."""
     text, own = _flat(node)
     return text if own >= binds else f"({text})"
 
 
 def _flat(node: ast.expr) -> tuple[str, int]:
-    """An expression on one line, and how tightly it binds."""
+    """An expression on one line, and its precedence."""
     match node:
         case ast.Name(id=name):
             return name, _PRIMARY
@@ -176,7 +176,7 @@ def _flat(node: ast.expr) -> tuple[str, int]:
             return text, _COMPARISON
         case ast.BoolOp(op=op, values=values):
             word, binds = (" and ", 3) if isinstance(op, ast.And) else (" or ", 2)
-            # `and` inside `or` is put in brackets, for readability.
+            # `and` inside `or` gets brackets for readability.
             return word.join(_nested(value, 4) for value in values), binds
         case ast.IfExp(test=test, body=body, orelse=other):
             return f"{_nested(body, 2)} if {_nested(test, 2)} else {_nested(other, _IF)}", _IF
@@ -198,7 +198,7 @@ def _constant(value: object) -> tuple[str, int]:
 
 
 def _owner(node: ast.expr) -> str:
-    """What stands before a dot or an index; an integer needs brackets there."""
+    """Text of the object before a dot or an index; a number gets brackets."""
     text = _nested(node, _PRIMARY)
     return f"({text})" if isinstance(node, ast.Constant) and not isinstance(node.value, str) else text
 
@@ -215,7 +215,7 @@ def _index(node: ast.expr) -> str:
 
 
 def _slice(parts: Sequence[str | None], simple: bool) -> str:
-    """The colons of a slice stand apart where a bound is more than a name or a number: x[a + 1 :]."""
+    """Text of a slice; colons are spaced if a bound is more than a name or a number: x[a + 1 :]."""
     if simple:
         return ":".join(part or "" for part in parts)
     text = parts[0] or ""
@@ -241,7 +241,7 @@ def _binary(left: ast.expr, op: ast.operator, right: ast.expr) -> tuple[str, int
 
 
 def _hugs_power(node: ast.expr) -> bool:
-    """What ruff lets stand close to `**`: names, attributes of names, numbers, and these with a sign."""
+    """True for operands that ruff puts next to `**` without spaces: names, attributes, numbers, and these signed."""
     if isinstance(node, ast.UnaryOp):
         return isinstance(node.op, ast.USub | ast.UAdd | ast.Invert) and _hugs_power(node.operand)
     while isinstance(node, ast.Attribute):

@@ -1,1 +1,1 @@
-"""From a generated package to a bound model: checked, adapted, bound, all or nothing."""
+"""Binding of a generated package to a model: checked, adapted, bound, all or nothing."""

@@ -1,4 +1,4 @@
-"""What mods change in a live model before kernels are bound: carried out once, or taken back where binding fails."""
+"""Mods' changes to a live model before kernels are bound: applied once, and undone if binding fails."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from loka.mods.unwrap import unwrapped
 
 
 def adapt(model: nn.Module, package: str, adaptations: Sequence[Adaptation]) -> None:
-    """Change the modules of a model as the mods of its plan do, in place; nothing where that was done already.
+    """Apply the plan's mods to a model, in place; does nothing if they are already applied.
 
-    Comes before the optimiser, DDP, FSDP and torch.compile, which hold what goes. Warns (NewModelWarning) that what
-    comes out has to be trained. Raises BindError with every reason why this is not the model that was planned, and
-    where it is wrapped, compiled, sharded or bound; it is then unchanged.
+    Call it before creating the optimiser, DDP, FSDP or torch.compile, which keep references to replaced modules. Warns
+    (NewModelWarning) that the changed model has to be trained. Raises BindError, with the model unchanged, with every
+    reason why it differs from the planned one, and if it is wrapped, compiled, sharded or bound.
     """
     if not isinstance(model, nn.Module):
         raise BindError(f"{package}: adapt takes the model, an nn.Module, not {type(model).__name__}")
@@ -35,7 +35,7 @@ def adapt(model: nn.Module, package: str, adaptations: Sequence[Adaptation]) -> 
 
 @contextmanager
 def adapting(model: nn.Module, package: str, adaptations: Sequence[Adaptation], stacklevel: int) -> Iterator[None]:
-    """As `adapt`, taken back where what runs inside raises; the warning comes after it."""
+    """Context of `adapt`: undoes the changes if its body raises, otherwise warns after it."""
     if not adaptations or _is_done(model, package, adaptations):
         yield
         return
@@ -50,7 +50,7 @@ def adapting(model: nn.Module, package: str, adaptations: Sequence[Adaptation], 
     except AdaptError as error:
         _restore(saved)
         raise _refused(package, error) from error
-    except BaseException:  # whatever stopped it, an interrupt too: nothing may stay half changed
+    except BaseException:  # including an interrupt: never leave the model half changed
         _restore(saved)
         raise
     if not all(module_mod(adaptation.mod).exact for adaptation in adaptations):
@@ -58,7 +58,7 @@ def adapting(model: nn.Module, package: str, adaptations: Sequence[Adaptation], 
 
 
 def _is_done(model: nn.Module, package: str, adaptations: Sequence[Adaptation]) -> bool:
-    """Whether a model is adapted, wrappers passed over."""
+    """True if the model inside any wrappers is adapted. Raises BindError if a wrapper cannot be opened."""
     try:
         with unwrapped(unwrap(model), _inside) as root:
             return is_adapted(root, adaptations)
@@ -72,12 +72,12 @@ def _is_done(model: nn.Module, package: str, adaptations: Sequence[Adaptation]) 
 
 
 def _inside(module: nn.Module) -> nn.Module:
-    """What a wrapper holds that can be opened; any other module as it is."""
+    """The module inside a wrapper that can be opened; any other module unchanged."""
     return module if _closed(module) is not None else unwrap(module)
 
 
 def _closed(module: nn.Module) -> str | None:
-    """The name of the wrapper that a module lies in and that cannot be opened; None where there is none."""
+    """Name of a wrapper around the module that cannot be opened, or None."""
     try:
         unwrap(module)
     except ClosedWrapperError as error:
@@ -86,7 +86,7 @@ def _closed(module: nn.Module) -> str | None:
 
 
 def _problems(model: nn.Module) -> list[str]:
-    """Why modules of a model cannot be changed now."""
+    """Reasons why the model's modules cannot be changed now."""
     found: dict[str, None] = {}
     for module in model.modules():
         if _closed(module) is not None or unwrap(module) is not module:
@@ -112,7 +112,7 @@ def _restore(saved: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
 
 
 def _said(package: str, adaptations: Sequence[Adaptation]) -> str:
-    """What was changed, and what follows."""
+    """Text of the warning: what was changed, and what to do."""
     counts: Counter[str] = Counter()
     for adaptation in adaptations:
         counts[adaptation.mod] += len(adaptation.modules)

@@ -1,4 +1,4 @@
-"""Binding a generated package to a live model: all of it, or nothing."""
+"""Binding of a generated package to a live model, all or nothing."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ def apply(
     mode: str = "train",
     adaptations: Sequence[Adaptation] = (),
 ) -> Patch:
-    """Give the modules that `bindings` name their generated forwards, in place.
+    """Give the modules named in `bindings` their generated forwards, in place.
 
-    What mods change in the model (`adaptations`) comes first, where `adapt` was not called before.
+    The mods' changes to the model (`adaptations`) are applied first, unless `adapt` was called before.
 
     `package` is the generated package's name, for messages; `target` the device of its plan ("h100", "h200",
     "reference"). Mode "train" quantises weights in every forward; "infer" quantises them once, into buffers that are
-    no part of the state_dict. Wrappers (DDP, torch.compile) around the model are passed over.
+    not in the state_dict. The model may be wrapped (DDP, torch.compile).
 
-    Raises BindError with every reason why the package does not fit the model (other children, order, types, constants
-    or shapes than its forwards were made from) or a planned kernel cannot run on the
-    model's device (its library is missing, for one); the model is then unchanged. Warns
-    (LokaWarning) where the model's device has no FP8 or is not `target`, and as `adapt` does.
+    Raises BindError, with the model unchanged, with every reason why the package does not fit the model (children,
+    order, types, constants or shapes differ from those it was generated from) or a planned kernel cannot run on the
+    model's device (for example a missing library). Warns (LokaWarning) if the model's device has no FP8 or is not
+    `target`, and as `adapt` does.
     """
     root = _root(model, package)
     if mode not in MODES:
@@ -51,26 +51,26 @@ def apply(
         raise BindError(f"{package}: mode must be 'train' or 'infer', not {mode!r}{hint}")
     with adapting(model, package, adaptations, stacklevel=5):
         bound = _bound(root, package, bindings, mode)
-    # Said of the line that called the generated package's apply.
+    # The warning points to the caller of the generated package's apply.
     warn_of_devices(package, target, (part.module for part in bound), stacklevel=3)
     return Patch(root, package, bound)
 
 
 def _bound(root: nn.Module, package: str, bindings: Sequence[Binding], mode: str) -> tuple[BoundModule, ...]:
-    """The modules of the bindings, bound; all or none of them."""
+    """Bind the modules of the bindings, all or none."""
     matches, problems = match_modules(root, bindings, mode)
     if problems:
         raise BindError(f"{package} does not fit this model, which is left as it was:", problems)
     problems = library_problems(matches, mode)
     if problems:
         raise BindError(f"{package} cannot run on this machine; the model is left as it was:", problems)
-    # What can fail is made before the first module changes.
+    # Do everything that can fail before the first module changes.
     prepared = [(match, derive(match.generated, type(match.module)), _quantized(match)) for match in matches]
     bound = []
     try:
         for match, derived, frozen in prepared:
             bound.append(BoundModule(match.name, match.module, _bind(match, derived, frozen, mode)))
-    except BaseException:  # whatever stopped it, an interrupt too: nothing may stay half bound
+    except BaseException:  # including an interrupt: never leave the model half bound
         for match in matches:
             unbind(match.module)
         raise

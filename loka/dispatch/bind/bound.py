@@ -1,6 +1,6 @@
-"""A bound module: the user's own module whose class has changed to one derived from a generated class and its own.
+"""Bound modules: a user's module whose class is replaced by one derived from a generated class and its own.
 
-Its parameters, hooks, name in the model and state_dict keys stay as they were; only `forward` is another.
+Parameters, hooks, the name in the model and state_dict keys are unchanged; only `forward` differs.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from loka.kernels.gemm.scaled_mm import KERNEL
 if TYPE_CHECKING:
     from loka.dispatch.bind.binding import Binding
 
-# A generated module's forward, and what `quantize` returns: for each site the FP8 weight and its scales, or None.
+# Result of a generated class's `quantize`: for each site the FP8 weight and its scales, or None.
 Frozen = tuple[tuple[torch.Tensor, torch.Tensor] | None, ...]
 
 
 class CallCounters:
-    """The numbers under which one bound module's GEMMs count themselves, and what they stand for.
+    """Counter ids of a bound module's GEMMs, and the sites and GEMMs that they count.
 
-    Site i counts its fprop under `counter_id(i)`, dgrad under that + 1, wgrad under that + 2. A copy, by `copy`,
-    `deepcopy` or pickle, draws numbers of its own, so that a copy that runs does not speak for the original.
+    Site i counts fprop under `counter_id(i)`, dgrad under the next id and wgrad under the one after. A copy, by `copy`,
+    `deepcopy` or pickle, gets new ids, so that its runs do not count for the original.
     """
 
     def __init__(
@@ -38,8 +38,8 @@ class CallCounters:
         sites: tuple[str, ...],
         gemms: tuple[tuple[str, ...], ...],
         inlined: tuple[str, ...] = (),
-        kernels: tuple[tuple[tuple[str, ...], ...], ...] = (),  # of each of `gemms`; () where all are torch.scaled_mm
-        binding: Binding | None = None,  # what the module was held to when it was bound
+        kernels: tuple[tuple[tuple[str, ...], ...], ...] = (),  # of each of `gemms`; () if all are torch.scaled_mm
+        binding: Binding | None = None,  # the conditions checked when the module was bound
     ) -> None:
         self.sites = sites
         self.gemms = gemms
@@ -49,16 +49,16 @@ class CallCounters:
         self.numbers = tuple(call_counters.new_counters(3) for _ in sites)
 
     def counter_id(self, index: int) -> int:
-        """The number of site `index`'s fprop."""
+        """The counter id of the fprop of site `index`."""
         return self.numbers[index]
 
     def planned(self, index: int) -> dict[str, tuple[str, ...]]:
-        """Site `index`'s GEMMs, each with the kernels that it may run on."""
+        """FP8 GEMMs of site `index`, each with its permitted kernels."""
         gemms = self.gemms[index]
         return dict(zip(gemms, self.kernels[index] if self.kernels else ((KERNEL,),) * len(gemms), strict=True))
 
     def copy(self) -> CallCounters:
-        """The same with numbers of its own."""
+        """A copy with new counter ids."""
         return CallCounters(self.sites, self.gemms, self.inlined, self.kernels, self.binding)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -66,26 +66,26 @@ class CallCounters:
 
 
 class Bound(nn.Module):
-    """Base of every generated module class. It is mixed in front of a module's own class by `derive`.
+    """Base of every generated module class. `derive` puts it in front of a module's own class.
 
-    A generated class defines `forward`, and for frozen weights `quantize`, which returns for each site, in order, the
-    FP8 weight and its scales (or None where a site has none); they become the buffers `loka_weight_i`, `loka_scale_i`.
+    A generated class defines `forward`, and for frozen weights `quantize`, which returns the FP8 weight and its scales
+    (or None) for each site in order; they become the buffers `loka_weight_i` and `loka_scale_i`.
     """
 
     loka: CallCounters
-    loka_known: tuple[StaticScale, ...] = ()  # operands whose scales are buffers of the module
+    loka_known: tuple[StaticScale, ...] = ()  # operands with static scales, which are buffers of the module
 
     # Set on each derived class by `derive`.
     loka_generated: type[Bound]
     loka_original: type[nn.Module]
 
     def __new__(cls, *args: object, **kwargs: object) -> Self:
-        # In front of FSDPModule.__new__, which takes a fixed place in the method resolution order for the user's class.
+        # Overrides FSDPModule.__new__, which expects the user's class at a fixed position in the MRO.
         return object.__new__(cls)
 
     def __init__(self, *args: object, **kwargs: object) -> None:
-        # Constructed anew, by slicing an nn.Sequential or by type(module)(...): the plan was for the module that was
-        # bound, so what comes out is plain.
+        # A new instance, by slicing an nn.Sequential or by type(module)(...), is not bound: the plan was for the
+        # original module.
         if not hasattr(type(self), "loka_original"):
             super().__init__()
             return
@@ -95,7 +95,7 @@ class Bound(nn.Module):
     def __reduce_ex__(self, protocol: Any) -> Any:
         derived = derived_class(type(self))
         reduced = super().__reduce_ex__(max(int(protocol), 2))
-        if type(self) is not derived:  # wrapped once more (FSDP2): that wrapper decides
+        if type(self) is not derived:  # wrapped again (FSDP2): the wrapper decides
             return reduced
         if isinstance(reduced, str) or reduced[0] is not copyreg.__newobj__ or reduced[1] != (derived,):  # type: ignore[attr-defined]
             raise BindError(
@@ -124,10 +124,10 @@ class Bound(nn.Module):
         return copied  # type: ignore[no-any-return]
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        """Move or cast the module; frozen weights are quantised anew, since a cast would turn FP8 into another type.
+        """Move or cast the module; frozen weights are quantised again, since a cast would convert their FP8 dtype.
 
-        Where FSDP has split the weights that they are made from, they move as they are.
-        Known scales are made anew for the same reason; their records move.
+        If FSDP has split the weights that they were made from, they are moved unchanged.
+        Static scales are created again for the same reason; overflow statistics are moved.
         """
         generated = derived_class(type(self)).loka_generated
         frozen = drop_frozen(self) if is_frozen_class(generated) else {}
@@ -153,10 +153,10 @@ class Bound(nn.Module):
 
 
 def derive(generated: type[Bound], original: type[nn.Module]) -> type[Bound]:
-    """A class for one module: `generated` in front of `original`, with a forward code object of its own.
+    """A class for one module: `generated` in front of `original`, with its own copy of forward's code object.
 
-    torch.compile keeps its compiled variants by code object. Were it shared, each layer that is compiled on its own
-    would count as one recompilation of the first, for its differing counter ids, and run into the limit of eight.
+    torch.compile caches by code object. With a shared one, layers that are compiled one by one would count as
+    recompilations of the first, because their counter ids differ, and hit the limit of eight.
     """
     namespace: dict[str, Any] = {
         "__module__": generated.__module__,
@@ -168,14 +168,14 @@ def derive(generated: type[Bound], original: type[nn.Module]) -> type[Bound]:
     if is_frozen_class(generated):
         namespace["loka_forward"] = forward
         forward = own_function(_forward_without_gradients)
-        if hasattr(original, "quantize"):  # the user's method of that name stays the user's
+        if hasattr(original, "quantize"):  # keep the user's method of that name
             namespace["quantize"] = original.quantize
     namespace["forward"] = forward
     return type(original.__name__, (generated, original), namespace)
 
 
 def derived_class(cls: type) -> type[Bound]:
-    """The class that `derive` made, in the method resolution order of a bound module's class."""
+    """The class made by `derive` in the MRO of a bound module's class. Raises TypeError if there is none."""
     for base in cls.__mro__:
         if "loka_original" in vars(base):
             return base
@@ -183,12 +183,12 @@ def derived_class(cls: type) -> type[Bound]:
 
 
 def is_bound(module: nn.Module) -> bool:
-    """Whether a module has a generated forward."""
+    """True if a module has a generated forward."""
     return isinstance(module, Bound)
 
 
 def unbound_class(cls: type) -> type:
-    """`cls` without what `derive` put in, also where a wrapper (FSDP2, a parametrisation) derived from that."""
+    """`cls` without the class made by `derive`, also if a wrapper (FSDP2, a parametrisation) was derived from it."""
     derived = derived_class(cls)
     if cls is derived:
         return derived.loka_original
@@ -198,16 +198,16 @@ def unbound_class(cls: type) -> type:
 
 
 def unsharded_class(cls: type) -> type:
-    """The user's class under the one that FSDP2's `fully_shard` puts in front, or `cls` where it did not."""
+    """The user's class behind the one that FSDP2's `fully_shard` adds; `cls` if there is none."""
     for index, base in enumerate(cls.__mro__):
-        # By name: importing torch.distributed.fsdp takes long, and who uses it has imported it.
+        # By name: importing torch.distributed.fsdp is slow.
         if base.__name__ == "FSDPModule" and base.__module__.startswith("torch.distributed"):
             return cls.__mro__[index + 1]
     return cls
 
 
 def plain_class(cls: type) -> type:
-    """The user's class under what binding and `fully_shard` put in front."""
+    """The user's class behind those added by binding and `fully_shard`."""
     while True:
         below = unsharded_class(cls)
         below = derived_class(below).loka_original if issubclass(below, Bound) else below
@@ -217,29 +217,29 @@ def plain_class(cls: type) -> type:
 
 
 def type_name(cls: type) -> str:
-    """The qualified name, as `package.module.Class`."""
+    """Qualified name of a class: `package.module.Class`."""
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def is_frozen_class(generated: type[Bound]) -> bool:
-    """Whether a generated class works on weights that were quantised once."""
+    """True if a generated class uses frozen weights."""
     return hasattr(generated, "quantize")
 
 
 def quantize(generated: type[Bound], module: nn.Module) -> Frozen:
-    """The frozen weights of `module` by a generated class's `quantize`; nothing is stored."""
+    """Quantise the weights of `module` by a generated class's `quantize`, without storing them."""
     with torch.inference_mode(False), torch.no_grad():
         frozen: Frozen = generated.quantize(module)  # type: ignore[attr-defined]
     return frozen
 
 
 def frozen_names(index: int) -> tuple[str, str]:
-    """The buffers of site `index`: its FP8 weight and its scales."""
+    """Names of the buffers of site `index`: FP8 weight and scales."""
     return f"loka_weight_{index}", f"loka_scale_{index}"
 
 
 def set_frozen(module: nn.Module, frozen: Frozen) -> None:
-    """Store frozen weights as non-persistent buffers; in place where they are there, since CUDA graphs read them."""
+    """Store frozen weights as non-persistent buffers, in existing ones if possible, since CUDA graphs read them."""
     for index, pair in enumerate(frozen):
         if pair is None:
             continue
@@ -253,7 +253,7 @@ def set_frozen(module: nn.Module, frozen: Frozen) -> None:
 
 
 def same_kind(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors agree in shape, dtype and device."""
+    """True if two tensors agree in shape, dtype and device."""
     return (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
 
 
@@ -270,7 +270,7 @@ def drop_frozen(module: Bound) -> dict[str, torch.Tensor]:
 
 
 def _without_frozen(state: Any) -> Any:
-    """A module's state less its frozen weights: plain pickle cannot load FP8, and they follow from the rest."""
+    """A module's state without frozen weights: pickle cannot load FP8, and they are derived from the rest."""
     if not isinstance(state, dict) or "_buffers" not in state:
         return state
     names = {name for index in range(len(state["loka"].sites)) for name in frozen_names(index)}
@@ -279,7 +279,7 @@ def _without_frozen(state: Any) -> Any:
 
 
 def own_function(function: Any) -> Any:
-    """The same function with a code object of its own."""
+    """A copy of the function with its own code object."""
     copied = types.FunctionType(
         function.__code__.replace(),
         function.__globals__,
@@ -296,14 +296,14 @@ def own_function(function: Any) -> Any:
 
 
 def _forward_without_gradients(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """The forward of a frozen module: the generated one, unless a gradient would be lost by it."""
+    """Forward of a frozen module: the generated one. Raises FrozenWeightError if a gradient would be lost."""
     if torch.is_grad_enabled():
         _refuse_gradients(self, args, kwargs)
     return self.loka_forward(*args, **kwargs)
 
 
 def _refuse_gradients(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise where autograd would record this call: frozen FP8 weights have no backward."""
+    """Raise FrozenWeightError if autograd would record this call: frozen FP8 weights have no backward."""
     if any(parameter.requires_grad for parameter in module.parameters()):
         wanted = "its parameters"
     elif any(tensor.requires_grad for tensor in _tensors((args, kwargs))):
@@ -328,5 +328,5 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _rebuild(generated: type[Bound], original: type[nn.Module]) -> Bound:
-    """An empty bound module, for pickle and copy to fill; it calls no user code."""
+    """An empty bound module, for pickle and copy to fill; calls no user code."""
     return object.__new__(derive(generated, original))

@@ -1,4 +1,4 @@
-"""Compares what a generated forward has built in with the live model: modules, their order, values, shapes."""
+"""Comparison of the values built into a generated forward with the live model: modules, order, values, shapes."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from loka.graph.value_text import ValueTexts, tensor_text
 
 AGAIN = "run loka generate again"
 BACK = "change it back, or remove the patch and run loka generate again"
-_SHOWN = 6  # names of items in one message
+_SHOWN = 6  # most names of items in a message
 
 
 def built_in_problems(module: nn.Module, binding: Binding, after: bool = False) -> list[str]:
-    """Every difference between a module and the one that its forward was generated for, with names and what to do.
+    """All differences between a module and the one that its forward was generated for, with names and advice.
 
-    `after`: the module is bound by now. Children that the generated forward calls may be anything that is there.
+    `after`: the module is already bound. Children that the generated forward calls only have to exist.
     """
     advice = BACK if after else AGAIN
     found = list(_changed(module, binding, after))
@@ -50,7 +50,7 @@ def _changed(module: nn.Module, binding: Binding, after: bool) -> Iterator[str]:
             child = below(module, path)
             if child is not None:
                 yield from (_whose(path) + what for what in _differences(child, path, reads, texts, after))
-            elif path not in binding.inlined:  # those are missed by `check.child_problems`
+            elif path not in binding.inlined:  # those are reported by `child_problems`
                 yield f"has no child {path!r}, planned was a {reads.type}"
     for path in binding.called:
         if below(module, path) is None:
@@ -68,15 +68,15 @@ def _changed_outside(module: nn.Module, binding: Binding) -> Iterator[str]:
 
 
 def lost_parameters(module: nn.Module, binding: Binding) -> Iterator[str]:
-    """The planned parameters that a bound module no longer has, or has in another shape."""
+    """Planned parameters that a bound module no longer has, or has with another shape."""
     children: dict[str, nn.Module | None] = {}
     for name, shape in binding.shapes:
         path, _, own = name.rpartition(".")
         child = children[path] if path in children else children.setdefault(path, below(module, path))
         if child is None:
-            continue  # said by `check.child_problems`
+            continue  # reported by `child_problems`
         found = child._parameters.get(own)
-        if found is None:  # that of a parametrisation is computed, as in the generated forward
+        if found is None:  # a parametrised parameter is computed, also in the generated forward
             found = getattr(child, own, None)
         if not isinstance(found, torch.Tensor):
             yield f"has no parameter {name!r}, planned with shape {shape}: {BACK}"
@@ -87,7 +87,7 @@ def lost_parameters(module: nn.Module, binding: Binding) -> Iterator[str]:
 
 
 def below(module: nn.Module, path: str) -> nn.Module | None:
-    """The child of a dotted path, "" for the module itself; None where there is none."""
+    """The child at a dotted path, the module itself for ""; None if there is none."""
     found: nn.Module | None = module
     for part in path.split(".") if path else ():
         found = found._modules.get(part) if found is not None else None
@@ -95,7 +95,7 @@ def below(module: nn.Module, path: str) -> nn.Module | None:
 
 
 def same_type(cls: type, planned: str) -> bool:
-    """Whether a class is the planned one; a script's own classes live in __main__ and were planned under its name."""
+    """True if a class is the planned one; classes of a script are in __main__ but were planned under its name."""
     if type_name(cls) == planned:
         return True
     if cls.__module__ != "__main__":
@@ -107,7 +107,7 @@ def same_type(cls: type, planned: str) -> bool:
 
 
 def _unbound(module: nn.Module) -> nn.Module:
-    """A view of a module as its own class, whose forward is the one that was traced."""
+    """A view of a module with its own class, whose forward was traced."""
     view: nn.Module = object.__new__(plain_class(type(module)))
     view.__dict__ = vars(module)
     return view
@@ -131,8 +131,8 @@ def _differences(child: nn.Module, path: str, reads: Reads, texts: ValueTexts, a
 
 
 def _is_planned(value: object, planned: str, after: bool) -> bool:
-    """True where a value is as planned and that shows without its text."""
-    if planned == LIVE:  # the hash of the forward's source knows floats alone; once bound, any number is read
+    """True if a value is as planned and this is clear without computing its text."""
+    if planned == LIVE:  # the source hash leaves out only floats; once bound, any number is read
         return isinstance(value, float) or (after and type(value) is int)
     if planned == PRESENT:
         return isinstance(value, nn.Module)
@@ -149,7 +149,7 @@ def _whose(path: str) -> str:
 
 
 def _other_items(held: int | tuple[str, ...], planned: int | tuple[str, ...]) -> str:
-    """The difference between what a container holds and what was planned."""
+    """Message about the difference between a container's items and the planned ones."""
     if isinstance(held, int) and isinstance(planned, int):
         return f"holds {held} item{'' if held == 1 else 's'}, planned {'was' if planned == 1 else 'were'} {planned}"
     now, then = (tuple(map(str, range(each))) if isinstance(each, int) else each for each in (held, planned))

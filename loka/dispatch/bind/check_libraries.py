@@ -1,4 +1,4 @@
-"""Whether the kernels that a package plans can run where its modules are; otherwise nothing is bound."""
+"""Check that a package's planned kernels can run on the devices of its modules, before anything is bound."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from loka.errors import InputError
 from loka.kernels.gemm.catalogue import kernel_named
 from loka.kernels.gemm.gpu_here import has_fp8
 
-SHOWN = 3  # sites named for each kernel
+SHOWN = 3  # most sites named for a kernel
 
 
 def library_problems(matches: Iterable[ModuleMatch], mode: str) -> list[str]:
-    """One line for each planned kernel that cannot run on the modules' devices: why, for which sites, what to do.
+    """A line for each planned kernel that cannot run on the modules' devices: reason, sites, advice.
 
-    On the CPU and on GPUs without FP8 every kernel runs by its reference; a kernel that this LoKA does not have cannot.
+    On the CPU and on GPUs without FP8 every kernel runs by its reference; only an unknown kernel is a problem there.
     """
-    planned: dict[str, dict[str, bool]] = {}  # by kernel, its sites, and whether any of them is on a GPU with FP8
+    planned: dict[str, dict[str, bool]] = {}  # kernel -> site -> True if it is on a GPU with FP8
     for match in matches:
         for site, kernels in zip(match.sites, match.binding.planned_kernels(mode), strict=True):
             for kernel in kernels:

@@ -1,4 +1,4 @@
-"""Whether a package fits a live model: every reason against it, found before anything changes."""
+"""Check that a package fits a live model: all problems, found before anything changes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HOOKS = {
 
 @dataclass(frozen=True, slots=True)
 class ModuleMatch:
-    """One module of the live model and what it becomes."""
+    """A module of the live model and its generated class."""
 
     name: str
     module: nn.Module
@@ -36,7 +36,7 @@ class ModuleMatch:
 
 
 def match_modules(root: nn.Module, bindings: Sequence[Binding], mode: str) -> tuple[list[ModuleMatch], list[str]]:
-    """Every module that the bindings name, and every reason why one cannot be bound; `root` is left as it is."""
+    """The modules named in the bindings, and all reasons why some cannot be bound; `root` is unchanged."""
     matches: list[ModuleMatch] = []
     problems: list[str] = []
     seen: dict[int, str] = {}
@@ -71,7 +71,7 @@ def match_modules(root: nn.Module, bindings: Sequence[Binding], mode: str) -> tu
 
 
 def child_problems(module: nn.Module, inlined: Sequence[str]) -> Iterator[str]:
-    """What a module's inlined children have that would no longer happen, since their own forward is not called."""
+    """Problems of a module's inlined children, whose own forward is not called: hooks, parametrisations and so on."""
     for name in inlined:
         child = below(module, name)
         if child is None:
@@ -91,7 +91,7 @@ def child_problems(module: nn.Module, inlined: Sequence[str]) -> Iterator[str]:
 
 
 def changes_since(module: nn.Module, inlined: Sequence[str], binding: Binding | None) -> Iterator[str]:
-    """What has changed in a module since it was bound, of what its generated forward was made from."""
+    """Changes in a module since it was bound that its generated forward does not reflect."""
     if binding is not None:
         yield from built_in_problems(module, binding, after=True)
         yield from lost_parameters(module, binding)
@@ -99,7 +99,7 @@ def changes_since(module: nn.Module, inlined: Sequence[str], binding: Binding | 
 
 
 def _problems(module: nn.Module, binding: Binding, mode: str) -> Iterator[str]:
-    """Why one module cannot be bound."""
+    """Reasons why one module cannot be bound."""
     if is_bound(module):
         yield "is bound already: remove the first patch (patch.remove())"
         return
@@ -138,13 +138,13 @@ def _shape_problems(module: nn.Module, binding: Binding, mode: str) -> Iterator[
 
 
 def _unplanned(module: nn.Module, binding: Binding) -> Iterator[str]:
-    """Parameters that the generated forward would leave out: a bias that was added since, for one."""
+    """Parameters that the generated forward would ignore, for example a bias added since."""
     planned = {name for name, _ in binding.shapes}
     for child in ("", *binding.inlined):
         try:
             parameters = module.get_submodule(child).named_parameters(recurse=False)
         except AttributeError:
-            continue  # said by child_problems
+            continue  # reported by child_problems
         for own, _ in parameters:
             name = f"{child}.{own}" if child else own
             if name not in planned:
@@ -152,7 +152,7 @@ def _unplanned(module: nn.Module, binding: Binding) -> Iterator[str]:
 
 
 def shown(name: str) -> str:
-    """A module's name, for messages."""
+    """A module's name in messages."""
     return f"'{name}'" if name else "the model itself"
 
 

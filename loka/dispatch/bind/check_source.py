@@ -1,4 +1,4 @@
-"""Whether a forward that a generated one was traced from is still the same, by the hash in the plan."""
+"""Check by the hash in the plan that a traced forward has not changed since."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import nn
 from loka.dispatch.bind.bound import unsharded_class
 from loka.graph.source import forward_source_hash
 
-# Attributes that data parallelism leaves on modules. The hash covers a module's plain attributes.
+# Attributes that data parallelism adds to modules. The hash covers a module's plain attributes.
 _PARALLEL = ("_fsdp", "_is_fsdp", "_ddp")
 
 
 def source_problems(module: nn.Module, inlined: tuple[str, ...], planned: str) -> Iterator[str]:
-    """Why the forward of `module`, or that of a child in `inlined`, is not what the hash `planned` was made from."""
+    """Reasons why the forward of `module`, with its children in `inlined`, does not match the hash `planned`."""
     view = _unparallel(module)
     try:
         found = forward_source_hash(view, inlined)
@@ -31,7 +31,7 @@ def source_problems(module: nn.Module, inlined: tuple[str, ...], planned: str) -
 
 
 def _unparallel(module: nn.Module) -> nn.Module:
-    """A look at a module and its children as they were before DDP or FSDP2: their own classes and attributes."""
+    """A view of a module and its children without the classes and attributes of DDP and FSDP2."""
     view: nn.Module = object.__new__(unsharded_class(type(module)))
     view.__dict__ = {name: value for name, value in vars(module).items() if not name.startswith(_PARALLEL)}
     view.__dict__["_modules"] = {

@@ -1,4 +1,4 @@
-"""Telling the user, once, when a model runs on another device than its plan was made for."""
+"""Warning that a model runs on another device than its plan was made for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from loka.kernels.gemm.gpu_here import has_fp8
 
 
 def warn_of_devices(package: str, target: str, modules: Iterable[nn.Module], stacklevel: int) -> None:
-    """Warn where `modules` lie on a CPU, a GPU without FP8 or a GPU that is not `target`; silent for "reference"."""
+    """Warn if `modules` are on a CPU, a GPU without FP8 or a GPU that is not `target`; never for "reference"."""
     if target == "reference":
         return
     devices = {parameter.device for module in modules for parameter in module.parameters()}

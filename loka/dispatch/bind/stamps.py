@@ -1,4 +1,4 @@
-"""A generated package is whole, or it does not import."""
+"""Check on import that a generated package is complete."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from loka.dispatch.dispatch_errors import BindError
+from loka.paths import open_plain
 
 MANIFEST = "manifest.json"
 
@@ -15,7 +16,7 @@ def check_stamps(package: str, stamp: str, *others: str) -> None:
     """Raise BindError unless `others` and the `stamp` of manifest.json beside the package are all `stamp`.
 
     `package` is the `__name__` of the generated package, which calls this while it is imported. The manifest is
-    removed before any other file changes and written last, so a generation that was cut short leaves none.
+    removed before any other file changes and written last, so an interrupted generation leaves none.
     """
     file = getattr(sys.modules[package], "__file__", None)
     manifest = _manifest_stamp(Path(file).with_name(MANIFEST)) if file else ""
@@ -29,9 +30,10 @@ def check_stamps(package: str, stamp: str, *others: str) -> None:
 
 
 def _manifest_stamp(path: Path) -> str:
-    """The stamp in a manifest; "" where it cannot be read."""
+    """The stamp in a manifest; "" if it cannot be read."""
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        with open_plain(path) as file:
+            manifest = json.loads(file.read().decode())
     except (OSError, ValueError):
         return ""
     stamp = manifest.get("stamp") if isinstance(manifest, dict) else None

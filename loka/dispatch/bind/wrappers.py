@@ -1,4 +1,4 @@
-"""Finding a module by the name that the plan gives it, through the wrappers that training puts around modules."""
+"""Lookup of modules by their names in the plan, through the wrappers that training adds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import nn
 
 from loka.dispatch.bind.bound import type_name
 
-# Wrapper classes and the attribute under which each keeps the module: the plan was made without them.
+# Wrapper class -> attribute with the wrapped module. The plan was made without wrappers.
 _INSIDE = {
     "torch._dynamo.eval_frame.OptimizedModule": "_orig_mod",
     "torch.nn.parallel.distributed.DistributedDataParallel": "module",
@@ -14,7 +14,7 @@ _INSIDE = {
     "torch.distributed.algorithms._checkpoint.checkpoint_wrapper.CheckpointWrapper": "_checkpoint_wrapped_module",
     "torchrec.distributed.model_parallel.DistributedModelParallel": "_dmp_wrapped_module",  # DDP inside, by default
 }
-# These flatten or move the parameters of what they hold.
+# These flatten or move the parameters of the wrapped module.
 _CLOSED = {
     "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel": "FullyShardedDataParallel",
     "torch.jit._script.RecursiveScriptModule": "torch.jit.script",
@@ -23,13 +23,13 @@ _ADDED = frozenset(_INSIDE.values()) - {"module"}  # a model may have a child of
 
 
 class ClosedWrapperError(Exception):
-    """A module lies in a wrapper that cannot be opened; `str` names the wrapper."""
+    """A module is in a wrapper that cannot be opened; `str` names the wrapper."""
 
 
 def unwrap(module: nn.Module) -> nn.Module:
-    """The module inside the wrappers of `_INSIDE` (torch.compile, DDP, torchrec's DMP, ...), however many.
+    """The module inside any number of the wrappers in `_INSIDE` (torch.compile, DDP, torchrec's DMP, ...).
 
-    Raises ClosedWrapperError at a wrapper whose inside has changed.
+    Raises ClosedWrapperError for a wrapper that changes the wrapped module.
     """
     while True:
         names = [type_name(base) for base in type(module).__mro__]
@@ -43,7 +43,7 @@ def unwrap(module: nn.Module) -> nn.Module:
 
 
 def find_module(root: nn.Module, name: str) -> nn.Module | None:
-    """The module of a qualified name ("" is `root`), wrappers passed over on the way; None where there is none.
+    """The module of a qualified name ("" is `root`), looking through wrappers; None if there is none.
 
     Raises ClosedWrapperError as `unwrap` does.
     """
@@ -57,5 +57,5 @@ def find_module(root: nn.Module, name: str) -> nn.Module | None:
 
 
 def plain_name(name: str) -> str:
-    """A qualified name without the parts that wrappers add."""
+    """A qualified name without the parts added by wrappers."""
     return ".".join(part for part in name.split(".") if part not in _ADDED)

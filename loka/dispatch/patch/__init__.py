@@ -1,1 +1,1 @@
-"""What `apply` returns: verify, keep, remove, refresh, and the search for a NaN."""
+"""The Patch returned by `apply`: verify, keep, remove, refresh, and the search for a NaN."""

@@ -1,4 +1,4 @@
-"""Which modules of a patch go back to their own forward when sites are named."""
+"""Selection of the modules of a patch that go back to their own forward."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from fnmatch import fnmatchcase
 
 from loka.dispatch.dispatch_errors import BindError
 
-_SHOWN = 3  # names in a hint
+_SHOWN = 3  # most names in a hint
 
 
 def chosen_modules(
     package: str, patterns: Sequence[str], modules: Sequence[tuple[str, ...]], known: Sequence[str]
 ) -> list[int]:
-    """The numbers of the modules all of whose sites the patterns name; `modules` holds each one's sites.
+    """Indices of the modules whose sites all match the patterns; `modules` has the sites of each.
 
-    `known` are all site names of the patch, those that were sent back before too. A pattern is a site's name, or a glob
-    whose `*` crosses dots. Raises BindError for a pattern that matches nothing, and for one that names some of the
-    sites of a module but not all: they share its forward, so that one cannot go back without the others.
+    `known`: all site names of the patch, including those already sent back. A pattern is a site's name, or a glob whose
+    `*` crosses dots. Raises BindError for a pattern that matches nothing, and if the patterns match some sites of a
+    module but not all: they share its forward, so one cannot go back without the others.
     """
     if not patterns:
         raise BindError(f"{package}: keep takes the names of sites, or globs over them")
@@ -48,7 +48,7 @@ def chosen_modules(
 
 
 def _hint(pattern: str, known: Sequence[str]) -> str:
-    """What may have been meant; a site that mods made of several is called after these, with a plus."""
+    """Hint on similar names; a site that mods merged from several has their names joined by "+"."""
     close = difflib.get_close_matches(pattern, known, n=2, cutoff=0.4)
     hint = f"nearest: {', '.join(close)}" if close else f"there are {len(known)}: see patch.sites"
     merged = [site for site in known if "+" in site and site not in close]

@@ -1,4 +1,4 @@
-"""Finding the first site that makes or meets a NaN or an infinity."""
+"""Search for the first site that produces or reads a NaN or an infinity."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from loka.numerics.enums import GEMM_NAMESPACE, OPERANDS, Gemm
 
 
 class NonFiniteTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Looks at every FP8 GEMM whose counter_id number is in `names` (number -> site, GEMM), forward and backward.
+    """Checks every FP8 GEMM whose counter id is in `names` (id -> site, GEMM), forward and backward.
 
-    autograd carries the mode to the threads in which it runs the backward of GPU tensors.
+    autograd propagates the mode to its backward threads.
     """
 
     def __init__(self, names: dict[int, tuple[str, str]]) -> None:
@@ -36,7 +36,7 @@ class NonFiniteTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _check(site: str, gemm: str, arguments: dict[str, Any], out: torch.Tensor) -> None:
-    """Raise NonFiniteError where an operand or, with finite operands, the result is not finite."""
+    """Raise NonFiniteError if an operand or, with finite operands, the result is not finite."""
     for operand, matrix, scale in zip(OPERANDS[Gemm(gemm)], ("a", "b"), ("scale_a", "scale_b"), strict=True):
         if not (_finite(arguments[matrix]) and _finite(arguments[scale])):
             raise NonFiniteError(

@@ -1,4 +1,4 @@
-"""A package bound to a model: whether its kernels ran, and the way back."""
+"""A package bound to a model: verification that its kernels ran, and removal."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from loka.dispatch.static_scales import (
 )
 from loka.kernels import call_counters
 
-GEMMS = ("fprop", "dgrad", "wgrad")  # in the order of their counter_id numbers
+GEMMS = ("fprop", "dgrad", "wgrad")  # in the order of their counter ids
 
 _NO_FORWARD = (
     "the module's forward did not run: the model was not called, took another branch, ran as a copy, was compiled or "
@@ -51,7 +51,7 @@ _NO_BACKWARD = "no backward reached it"
 
 @dataclass(frozen=True, slots=True)
 class BoundModule:
-    """One module of a patch. `counters` are those it was bound with: they outlive its removal by another patch."""
+    """A module of a patch. `counters`: from its binding; they stay valid if another patch removes it."""
 
     name: str
     module: nn.Module
@@ -59,31 +59,30 @@ class BoundModule:
 
 
 class Patch:
-    """What `apply` returns. `sites` are the names of the patched sites, in the package's order."""
+    """A package bound to a model, as returned by `apply`. `sites`: names of the patched sites, in order."""
 
     def __init__(self, root: nn.Module, package: str, modules: tuple[BoundModule, ...]) -> None:
         self._root = root
         self._package = package
         self._modules = modules
-        self._all = tuple(site for bound in modules for site in bound.counters.sites)  # those sent back too
-        self._since: dict[int, dict[str, int]] = {}  # counts at the last reset, by number and kernel
+        self._all = tuple(site for bound in modules for site in bound.counters.sites)  # including those sent back
+        self._since: dict[int, dict[str, int]] = {}  # counts at the last reset, by counter id and kernel
         self._removed = False
 
     @property
     def sites(self) -> tuple[str, ...]:
-        """The names of the sites that are bound."""
+        """Names of the bound sites."""
         return () if self._removed else tuple(site for bound in self._modules for site in bound.counters.sites)
 
     def verify(self, backward: bool = True) -> None:
-        """Raise VerifyError unless each planned FP8 GEMM ran, on its planned kernel, since `apply` or the last `reset`.
+        """Raise VerifyError unless each planned FP8 GEMM ran on its planned kernel since `apply` or the last `reset`.
 
-        It also raises, with names, where the model is no longer what its generated forwards were made from: children,
-        their order, types and constants, shapes of parameters. Children that a generated forward calls may change.
-        `backward=False` asks for the forward GEMMs alone. A GEMM counts when its kernel is launched, so a CUDA graph
-        counts when it is captured, not when it is replayed. For frozen weights it also raises where the weight has
-        changed since it was quantised; a weight that FSDP has split since `apply` is not compared. Warns (LokaWarning)
-        of `overflows`. Reads no GPU memory in mode "train" where no scale is known beforehand; else, and in mode
-        "infer", it synchronises.
+        Also raises if the model no longer matches its generated forwards: children, their order, types and constants,
+        shapes of parameters. Children that a generated forward calls may change.
+        `backward=False` checks only forward GEMMs. A GEMM counts when its kernel is launched: a CUDA graph counts when
+        it is captured, not when it is replayed. Raises too if a frozen weight has changed since it was quantised; a
+        weight that FSDP has split since `apply` is not compared. Warns (LokaWarning) about `overflows`. Synchronises
+        with the GPU in mode "infer" and if there are static scales.
         """
         self._require_bound("verify")
         changes = [change for bound in self._modules for change in self._changes(bound)]
@@ -109,10 +108,10 @@ class Patch:
             warnings.warn(_said(self._package, over), LokaWarning, stacklevel=2)
 
     def overflows(self) -> tuple[Overflow, ...]:
-        """What known scales (`range: static`) did not hold since `apply` or the last `reset`, by site and operand.
+        """Overflows of static scales (`range: static`) since `apply` or the last `reset`, by site and operand.
 
-        Such elements were saturated. They are counted on the device in every step, replayed CUDA graphs included; to
-        ask waits for the device. () where no scale is known beforehand.
+        The elements were saturated. They are counted on the device in every step, including replayed CUDA graphs;
+        reading the counts waits for the device. () without static scales.
         """
         self._require_bound("ask for overflows")
         return tuple(
@@ -123,7 +122,7 @@ class Patch:
         )
 
     def reset(self) -> None:
-        """Start counting anew, so that `verify` and `overflows` ask what ran since now."""
+        """Restart counting: `verify` and `overflows` then cover what runs from now on."""
         self._require_bound("reset")
         for bound in self._modules:
             if isinstance(bound.module, Bound):
@@ -131,9 +130,9 @@ class Patch:
         self._since = {number: call_counters.counts(number) for number, _ in self._labels()}
 
     def refresh(self) -> None:
-        """Quantise frozen weights anew, in place; nothing in mode "train". load_state_dict does it by itself.
+        """Quantise frozen weights again, in place; no effect in mode "train". load_state_dict does it automatically.
 
-        Raises BindError where FSDP has split the weights since `apply`: load first, then apply, then shard.
+        Raises BindError if FSDP has split the weights since `apply`: load first, then apply, then shard.
         """
         self._require_bound("refresh")
         for bound in self._modules:
@@ -143,13 +142,13 @@ class Patch:
     def keep(self, *patterns: str) -> tuple[str, ...]:
         """Send sites back to the model's own forward, as `compute: keep` would, and return their names.
 
-        A pattern is a site's name, or a glob whose `*` crosses dots: `patch.keep("layers.0.*", "head")`. All other
-        sites stay as they are, and `verify` asks for them alone. Sites that share a generated forward go back together.
-        A compiled model compiles anew; a CUDA graph that was captured before must be captured again. To have these
-        sites in FP8 again, `remove` the patch and apply the package anew.
+        A pattern is a site's name, or a glob whose `*` crosses dots: `patch.keep("layers.0.*", "head")`. Other sites
+        are unchanged, and `verify` then covers only them. Sites that share a generated forward go back together.
+        A compiled model recompiles; CUDA graphs must be captured again. To run these sites in FP8 again, `remove` the
+        patch and apply the package again.
 
-        Raises BindError, with nothing changed, where a pattern matches no site of this patch, or where sites that are
-        not named share a forward with one that is.
+        Raises BindError, with nothing changed, if a pattern matches no site of this patch, or if sites that do not
+        match share a forward with one that does.
         """
         self._require_bound("keep")
         sites = [bound.counters.sites for bound in self._modules]
@@ -162,9 +161,9 @@ class Patch:
     def remove(self) -> None:
         """Give every module its own class and forward back; a second call does nothing.
 
-        What mods changed in the model stays: what is left is the adapted model, in its own kernels.
+        The mods' changes to the model stay: the result is the adapted model with its own kernels.
 
-        What was put around a module's class since, by FSDP2's fully_shard for one, stays.
+        Classes added since by wrappers such as FSDP2's fully_shard stay too.
         """
         for bound in self._modules:
             if isinstance(bound.module, Bound):
@@ -174,10 +173,10 @@ class Patch:
 
     @contextmanager
     def trace_nonfinite(self) -> Iterator[None]:
-        """While active, raise NonFiniteError at the first site whose GEMM meets or makes a NaN or an infinity.
+        """Context that raises NonFiniteError at the first site whose GEMM reads or produces a NaN or an infinity.
 
         For debugging: each GEMM is checked on the host, forward and backward, which is slow and synchronises. Replayed
-        CUDA graphs pass unseen; run the model eagerly. Warns (LokaWarning) where no GEMM was seen at all.
+        CUDA graphs are not checked; run the model eagerly. Warns (LokaWarning) if no GEMM was seen.
         """
         self._require_bound("trace_nonfinite")
         with NonFiniteTrace(dict(self._labels())) as trace:
@@ -202,7 +201,7 @@ class Patch:
             raise BindError(f"{self._package}: cannot {verb}: this patch was removed; apply the package again")
 
     def _labels(self) -> Iterator[tuple[int, tuple[str, str]]]:
-        """Every counter_id number of the patch, with its site and GEMM."""
+        """Every counter id of the patch, with its site and GEMM."""
         for bound in self._modules:
             for site, number in zip(bound.counters.sites, bound.counters.numbers, strict=True):
                 for offset, gemm in enumerate(GEMMS):
@@ -215,7 +214,7 @@ class Patch:
         return tuple(kernel for kernel, count in call_counters.counts(number).items() if count > before.get(kernel, 0))
 
     def _changes(self, bound: BoundModule) -> Iterator[str]:
-        """What has happened to a bound module that makes its counts mean something else."""
+        """Changes to a bound module that invalidate its counts."""
         name, module = bound.name, bound.module
         if not isinstance(module, Bound) or "forward" in vars(module) or module.loka is not bound.counters:
             yield f"{shown(name)}: lost its generated forward since apply"
@@ -229,8 +228,8 @@ class Patch:
 
 
 def _said(package: str, over: tuple[Overflow, ...]) -> str:
-    """What known scales did not hold, and what to do."""
-    head = f"{package}: {len(over)} operands had more than their known scales hold (range: static):"
+    """Text of the warning about overflows of static scales, with advice."""
+    head = f"{package}: {len(over)} operands had more than their static scales hold (range: static):"
     advice = (
         "run loka probe again and generate, give a larger amax, or use range: dynamic there; until then "
         "patch.keep(SITE, ...) sends sites back to the model's own GEMMs"
@@ -239,14 +238,14 @@ def _said(package: str, over: tuple[Overflow, ...]) -> str:
 
 
 def _strangers(site: str, planned: dict[str, tuple[str, ...]], ran: dict[str, tuple[str, ...]]) -> Iterator[str]:
-    """The GEMMs of a site that ran on another kernel than the plan's: its package was edited, or is not its own."""
+    """Messages about GEMMs that ran on unplanned kernels: the package was edited or belongs to another plan."""
     for gemm, kernels in ran.items():
         if others := [kernel for kernel in kernels if kernel not in planned[gemm]]:
             yield f"{site}: {gemm} ran on {', '.join(others)}, planned was {' or '.join(planned[gemm])}"
 
 
 def _why(gemms: tuple[str, ...], absent: tuple[str, ...]) -> str:
-    """The likely reason why the `absent` ones of a site's planned GEMMs did not run."""
+    """The likely reason why the `absent` GEMMs of a site did not run."""
     if "fprop" in absent:
         return _NO_FORWARD
     if "fprop" not in gemms and absent == gemms:
@@ -261,7 +260,7 @@ def _why(gemms: tuple[str, ...], absent: tuple[str, ...]) -> str:
 def patch_of(model: nn.Module) -> Patch:
     """The patch of a bound model that came from deepcopy, pickle or torch.load.
 
-    Raises BindError where no module of it is bound.
+    Raises BindError if no module of it is bound.
     """
     root = unwrap(model)
     modules = tuple(
@@ -276,22 +275,22 @@ def patch_of(model: nn.Module) -> Patch:
 
 
 def refresh_module(module: Bound) -> None:
-    """Quantise one module's frozen weights anew. Raises BindError where this process has but a part of them."""
+    """Quantise one module's frozen weights again. Raises BindError if this process has only a part of them."""
     generated = derived_class(type(module)).loka_generated
     if is_frozen_class(generated):
         if is_split(module):
             raise BindError(
                 f"{', '.join(module.loka.sites)}: FSDP has split the weights since apply, so that they "
-                "cannot be quantised anew, and the frozen ones stay as they are: load the weights, apply with "
+                "cannot be quantised again, and the frozen ones stay as they are: load the weights, apply with "
                 "mode='infer', then shard (fully_shard), in this order"
             )
         set_frozen(module, quantize(generated, module))
 
 
 def stale_sites(module: Bound) -> tuple[str, ...]:
-    """The sites of a module whose frozen weight is no longer what its parameter quantises to.
+    """The sites of a module whose frozen weight no longer equals the quantised parameter.
 
-    () where FSDP has split the parameters: a process would have to gather them, which takes all processes.
+    () if FSDP has split the parameters: to compare, all processes would have to gather them.
     """
     generated = derived_class(type(module)).loka_generated
     if not is_frozen_class(generated) or is_split(module):
@@ -306,13 +305,13 @@ def stale_sites(module: Bound) -> tuple[str, ...]:
 
 
 def refresh_after_load(module: nn.Module, incompatible_keys: Any) -> None:
-    """A load_state_dict post hook: frozen weights follow what was loaded."""
+    """load_state_dict post hook that quantises frozen weights again."""
     if isinstance(module, Bound):
         refresh_module(module)
 
 
 def unbind(module: nn.Module) -> None:
-    """Give one module its own class back; nothing happens to one that is not bound."""
+    """Restore a module's own class; no effect if it is not bound."""
     if not isinstance(module, Bound):
         return
     if "loka" in vars(module):

@@ -1,4 +1,4 @@
-"""Linears that torch's attention layers read without calling, so that no patched forward of theirs runs."""
+"""Linears whose weights torch's attention layers read without calling them, so that a patched forward never runs."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import torch
 from torch import nn
 
 from loka.dispatch.bind.wrappers import find_module
-from loka.sites.train_eval_diff import is_fused
+from loka.sites.watched_forward import is_fused
 
 
 def uncalled_reason(root: nn.Module, name: str) -> str | None:
-    """Why the layer that holds the module `name` of `root` may read its weight without calling it, and what to do.
+    """Reason why a layer around the module `name` may read its weight without calling it, with advice; or None.
 
-    An nn.MultiheadAttention never calls what it holds. An nn.TransformerEncoderLayer in evaluation does not while
-    torch's fused path is enabled; that also wants no gradients, no autocast and a batch, which cannot be told
-    afterwards. None where no such layer is around the module.
+    An nn.MultiheadAttention never calls its children. An nn.TransformerEncoderLayer in evaluation does not if torch
+    takes its fused path; that also requires no gradients, no autocast and a batch, which cannot be checked afterwards.
     """
     parts = name.split(".")
     for length in range(len(parts) - 1, -1, -1):

@@ -1,1 +1,1 @@
-"""What generated functions call in each step: dtypes under autocast, saved tensors, rows."""
+"""Functions that generated code calls in each step: dtypes under autocast, saved tensors, rows."""

@@ -1,4 +1,4 @@
-"""Tensors of any number of dimensions as the matrices that kernels of rows read."""
+"""Reshaping of tensors to the matrices that row kernels read."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from loka.errors import InputError
 
 
 def rows(width: int, *tensors: torch.Tensor) -> list[torch.Tensor]:
-    """Tensors of one shape (..., width) as matrices (M, width), in the order in which they are given.
+    """Tensors of one shape (..., width) as matrices (M, width), in the given order.
 
-    Raises InputError where their shapes differ, also where torch would broadcast them, or end in another width.
+    Raises InputError if their shapes differ, even if torch would broadcast them, or end in another width.
     """
     shapes = [tuple(tensor.shape) for tensor in tensors]
     if any(shape != shapes[0] for shape in shapes) or shapes[0][-1:] != (width,):

@@ -1,4 +1,4 @@
-"""The dtypes in which operations return their results, under autocast too."""
+"""Result dtypes of operations, including under autocast."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from loka.dispatch.dispatch_errors import DtypeError
 
 
 def output_dtype(x: torch.Tensor, *weights: torch.Tensor) -> torch.dtype:
-    """What F.linear would return for an input `x`: under torch.autocast its dtype, elsewhere that of `x`.
+    """Dtype of F.linear's result for an input `x`: autocast's under torch.autocast, otherwise that of `x`.
 
-    Like autocast itself, it leaves float64 alone. Safe under torch.compile, which guards on the autocast state.
+    Like autocast itself, it keeps float64. Safe under torch.compile, which guards on the autocast state.
 
-    Raises DtypeError, as torch raises a RuntimeError, where `x` is of another dtype than `weights` without autocast, or
-    holds no floating-point numbers.
+    Raises DtypeError, as torch raises a RuntimeError, if the dtypes of `x` and of `weights` differ without autocast, or
+    if `x` is not floating-point.
     """
     device = x.device.type
     dtype = x.dtype
@@ -31,7 +31,7 @@ def output_dtype(x: torch.Tensor, *weights: torch.Tensor) -> torch.dtype:
 
 
 def summed_dtype(*added: torch.Tensor) -> torch.dtype:
-    """What a sum or product of these would be: their widest dtype, which no autocast changes."""
+    """Dtype of a sum or product of these: the promoted dtype, which autocast does not change."""
     dtype = added[0].dtype
     for other in added[1:]:
         dtype = torch.promote_types(dtype, other.dtype)
@@ -39,9 +39,9 @@ def summed_dtype(*added: torch.Tensor) -> torch.dtype:
 
 
 def joined_dtype(*added: torch.Tensor) -> torch.dtype:
-    """What a norm of the sum or concatenation of these would return: their widest dtype.
+    """Dtype of a norm of the sum or concatenation of these: the promoted dtype.
 
-    Under torch.autocast it is float32, as that has it for a LayerNorm on a GPU, but for float64.
+    Under torch.autocast it is float32, as for a LayerNorm on a GPU, except for float64.
     """
     dtype = summed_dtype(*added)
     if dtype != torch.float64 and _autocasts(added[0].device.type):
@@ -50,5 +50,5 @@ def joined_dtype(*added: torch.Tensor) -> torch.dtype:
 
 
 def _autocasts(device: str) -> bool:
-    """Whether torch.autocast is on for a device; there is none for "meta", which torch refuses to be asked about."""
+    """True if torch.autocast is on for a device; always False for "meta", for which torch raises."""
     return device != "meta" and torch.is_autocast_enabled(device)

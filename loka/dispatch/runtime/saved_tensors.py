@@ -1,4 +1,4 @@
-"""What the backward of a generated function owns."""
+"""Saved tensors in the backward of generated functions."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor
 
 
 def saved_tensors(ctx: Any) -> tuple[Tensor, ...]:
-    """The tensors that forward saved, given up by `ctx`: what backward deletes then is free, long before it returns.
+    """The tensors saved by forward, released by `ctx`, so that backward can free them before it returns.
 
-    Autograd frees them layer by layer where each layer is a function; a chain of layers has to do so itself. They stay
-    with `ctx` where the graph is kept (retain_graph), and under torch.compile, which frees each after its last use.
+    With one function for each layer, autograd frees them layer by layer; a chain of layers must do so itself. `ctx`
+    keeps them if the graph is retained (retain_graph), and under torch.compile, which frees each after its last use.
     """
     tensors: tuple[Tensor, ...] = ctx.saved_tensors
     if not torch.compiler.is_compiling():

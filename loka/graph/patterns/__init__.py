@@ -1,1 +1,1 @@
-"""What kernels can take along: linear chains, interactions, norms behind concatenations, cross layers."""
+"""Patterns that kernels can fuse: linear chains, interactions, norms after concatenations, cross layers."""

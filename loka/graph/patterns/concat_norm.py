@@ -1,7 +1,7 @@
-"""Joins: a concatenation of rows, a residual and a norm, which one kernel can take together.
+"""Concatenation norms: a concatenation of rows, a residual and a norm, which one kernel can compute.
 
-joined = torch.cat([a, b], 1)      # (B, n_a, d), (B, n_b, d); or one tensor alone
-summed = joined + x                # need not be there after a concatenation
+joined = torch.cat([a, b], 1)      # (B, n_a, d), (B, n_b, d); or a single tensor
+summed = joined + x                # optional after a concatenation
 out = layer_norm(summed, (d,), weight, bias)
 """
 
@@ -22,12 +22,12 @@ _CONCATENATIONS = ("torch.cat", "torch.concat", "torch.concatenate")
 
 
 def find_concat_norms(forward: ForwardIR, shapes: Mapping[str, Shape]) -> tuple[ConcatNorm, ...]:
-    """The joins of a forward, in the order of their norms; `shapes` are those of the targets and arguments.
+    """The concatenation norms of a forward, in order of their norms; `shapes` are those of targets and arguments.
 
-    A block_norm of one block, the whole row, is an rms_norm; its changes of view go with it.
+    A block_norm with one block, the whole row, counts as an rms_norm; its changes of view are fused too.
 
-    What is computed on the way must be read by nobody else, and all tensors must be (B, n, d), B the batch. A forward
-    that changes a tensor in place has none: a join is computed where its norm stands.
+    Intermediate values must have no other readers, and all tensors must be (B, n, d), B the batch. A forward that
+    changes a tensor in place has none, as the pattern is computed in the place of its norm.
     """
     return () if changes_in_place(forward.statements) else tuple(_found(forward, shapes))
 
@@ -37,7 +37,7 @@ def _found(forward: ForwardIR, shapes: Mapping[str, Shape]) -> Iterator[ConcatNo
     places = {statement.target: place for place, statement in enumerate(statements)}
 
     def only_for(name: str, first: int, last: int | None = None) -> int | None:
-        """Where a local is computed that one statement alone reads, or the statements up to `last`."""
+        """Index of the statement that sets a local with no readers but `first` to `last`; None where there is none."""
         around = set(range(first, (first if last is None else last) + 1))
         read = readers.get(name, set())
         return places.get(name) if read and read <= around and places.get(name, first) < first else None
@@ -68,7 +68,7 @@ def _found(forward: ForwardIR, shapes: Mapping[str, Shape]) -> Iterator[ConcatNo
 
 
 def concatenated_norm(forward: ForwardIR, join: ConcatNorm) -> ChainNorm | None:
-    """The norm that a join ends with, as its kernels have it; None where its statement is none."""
+    """The norm at the end of the pattern, as its kernel computes it; None where that statement is no norm."""
     run = norm_ending_at(forward.statements, join.norm)
     if run is None or run.norm.kind != "block_norm":
         return None if run is None else run.norm
@@ -76,12 +76,12 @@ def concatenated_norm(forward: ForwardIR, join: ConcatNorm) -> ChainNorm | None:
 
 
 def _is_whole(run: NormRun, shapes: Mapping[str, Shape]) -> bool:
-    """Whether a norm is over whole rows: a block_norm is where there is one block."""
+    """True if a norm is over whole rows: for a block_norm, if there is one block."""
     return run.norm.kind != "block_norm" or shapes.get(run.source, ())[-1:] == (run.norm.width,)
 
 
 def _concatenated(statement: Statement) -> tuple[Ref, ...]:
-    """The parts that a statement concatenates along the rows of each sample; none where it does something else."""
+    """The parts that a statement concatenates along the rows of each sample; () for another operation."""
     call = arguments(statement)
     if call is None or statement.call is not None or call[0] not in _CONCATENATIONS:
         return ()
@@ -105,6 +105,6 @@ def _is_rows(ref: Ref, shapes: Mapping[str, Shape], width: int) -> bool:
 
 
 def _fits(parts: tuple[Ref, ...], residual: Ref | None, shapes: Mapping[str, Shape]) -> bool:
-    """Whether nothing is broadcast in the sum."""
+    """True if the sum does not broadcast."""
     rows = sum(shapes[part.text][1] or 0 for part in parts)
     return residual is None or shapes[residual.text][1] == rows

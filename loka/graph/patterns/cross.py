@@ -1,7 +1,7 @@
-"""Cross layers of a DCNv2 (arXiv 2008.13535): a GEMM's product times a matrix plus another, which one kernel can take.
+"""Cross layers of a DCNv2 (arXiv 2008.13535): a GEMM's product times a matrix plus another, in one kernel.
 
-u = linear(x, weight, bias)        # (B, ..., n); the bias may be added by a statement of its own
-out = x0 * u + x                   # x0 and x of that shape, x0 the same for all layers; x may be x0
+u = linear(x, weight, bias)        # (B, ..., n); the bias may be added by a separate statement
+out = x0 * u + x                   # x0 and x of the same shape, x0 the same for all layers; x may be x0
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from loka.graph.trace.observed_shapes import Shape
 
 _PRODUCTS = ("{0} * {1}", "torch.mul({0}, {1})", "{0}.mul({1})")
 _SUMS = ("{0} + {1}", "torch.add({0}, {1})", "{0}.add({1})")
-_BOTH = ("torch.addcmul({0}, {1}, {2})", "{0}.addcmul({1}, {2})")  # the first operand is the sum's
+_BOTH = ("torch.addcmul({0}, {1}, {2})", "{0}.addcmul({1}, {2})")  # the first operand is the residual
 
 
 def find_crosses(forward: ForwardIR, shapes: Mapping[str, Shape]) -> tuple[Cross, ...]:
     """The cross layers of a forward, in the order of their sums; `shapes` are those of the targets and arguments.
 
-    One factor must be a GEMM's product, with or without a bias, that nobody else reads; all tensors must be of one
-    shape (B, ..., n), B the batch. A forward that changes a tensor in place has none: a cross layer is computed where
-    its sum stands.
+    One factor must be a GEMM's product, with or without a bias, that has no other readers; all tensors must have the
+    same shape (B, ..., n), B the batch. A forward that changes a tensor in place has none, as a cross layer is computed
+    in the place of its sum.
     """
     return () if changes_in_place(forward.statements) else tuple(_found(forward, shapes))
 
@@ -43,7 +43,7 @@ def _found(forward: ForwardIR, shapes: Mapping[str, Shape]) -> Iterator[Cross]:
 
 
 class _Only:
-    """Where locals are computed that one statement alone reads."""
+    """Finds the statement that sets a local with a single reader."""
 
     def __init__(self, forward: ForwardIR) -> None:
         self._readers = readers_of(forward)
@@ -59,7 +59,7 @@ class _Only:
 def _written_at(
     statements: Sequence[Statement], end: int, only_for: _Only
 ) -> Iterator[tuple[int, tuple[Ref, Ref], Ref]]:
-    """The ways to read a statement as a sum of a product: where the product stands, its two factors, the residual."""
+    """The readings of a statement as product + residual: index of the product, its two factors, the residual."""
     statement = statements[end]
     if statement.template in _BOTH:
         residual, first, second = statement.operands
@@ -98,7 +98,7 @@ def _cross(
 
 
 def _biased(statements: Sequence[Statement], place: int, only_for: _Only) -> int | None:
-    """The GEMM whose product a statement adds a Parameter to."""
+    """Index of the GEMM whose product a statement adds a Parameter to."""
     statement = statements[place]
     if statement.template not in _SUMS or RefKind.ATTRIBUTE not in [ref.kind for ref in statement.operands]:
         return None
@@ -107,7 +107,7 @@ def _biased(statements: Sequence[Statement], place: int, only_for: _Only) -> int
 
 
 def _own_bias(statement: Statement) -> Ref | None:
-    """The bias that a GEMM adds, where it is an attribute as it is."""
+    """The GEMM's own bias, where it is an attribute without a change of view."""
     call = statement.call
     index = "" if call is None or call.bias is None else call.bias.removeprefix("{").removesuffix("}")
     if call is None or call.bias != f"{{{index}}}" or not index.isdecimal():

@@ -1,8 +1,8 @@
-"""Mixing layers: the small products that combine a sample's embeddings, which one kernel can take together.
+"""FM interactions: the small products that combine a sample's embeddings, which one kernel can compute.
 
 inner = x.transpose(1, 2) @ rank        # x (B, n, d), rank (n, r)
 products = x @ inner                    # (B, n, r): all pairs, at low rank
-compressed = compress @ x               # (B, c, d), weighted sums; need not be there
+compressed = compress @ x               # (B, c, d), weighted sums; optional
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _TRANSPOSED = {f"{{0}}.transpose({a}, {b})" for a, b in ((1, 2), (2, 1), (-1, -2
 
 
 def find_fm_interactions(forward: ForwardIR, shapes: Mapping[str, Shape]) -> tuple[FmInteraction, ...]:
-    """The mixing layers of a forward, each as far as it goes; `shapes` are those of the targets and arguments.
+    """The FM interactions of a forward, each as long as possible; `shapes` are those of the targets and arguments.
 
-    Both matrices must be Parameters, and what is computed on the way must be read by nobody else. A forward that
-    changes a tensor in place has none: a mixing layer is computed where its first statement stands.
+    Both matrices must be Parameters, and intermediate values must have no other readers. A forward that changes a
+    tensor in place has none, as an interaction is computed in the place of its first statement.
     """
     if changes_in_place(forward.statements):
         return ()
@@ -29,12 +29,12 @@ def find_fm_interactions(forward: ForwardIR, shapes: Mapping[str, Shape]) -> tup
 
 
 def changes_in_place(statements: Sequence[Statement]) -> bool:
-    """Whether a statement may change a tensor that another one reads."""
+    """True if a statement may change a tensor that another one reads."""
     return any(_writes(step) or step.target == "_" for step in statements)
 
 
 def in_place_reason(statements: Sequence[Statement]) -> str | None:
-    """Which statement may change a tensor that another one reads, and what to do; None where there is none."""
+    """The first statement that may change a tensor in place, and what to do about it; None where there is none."""
     odd = next((step for step in statements if changes_in_place([step])), None)
     if odd is None:
         return None
@@ -74,7 +74,7 @@ def _found(forward: ForwardIR, shapes: Mapping[str, Shape]) -> Iterator[FmIntera
 
 
 def _operands(statement: Statement, first: RefKind, second: RefKind) -> tuple[str, str]:
-    """The operands of a product of these kinds; two empty names where the statement is none."""
+    """Names of the operands of a matrix product with operands of these kinds; two empty names for other statements."""
     if statement.template not in _PRODUCTS or [ref.kind for ref in statement.operands] != [first, second]:
         return "", ""
     left, right = statement.operands
@@ -86,7 +86,7 @@ def _transposes(statement: Statement, x: str) -> bool:
 
 
 def _compressing(statements: Sequence[Statement], shapes: Mapping[str, Shape], x: str, d: int) -> int | None:
-    """The first statement that takes weighted sums of x."""
+    """The first statement that computes weighted sums of x."""
     for place, statement in enumerate(statements):
         weight, right = _operands(statement, RefKind.ATTRIBUTE, RefKind.LOCAL)
         if not weight or right != x or statement.call is None:

@@ -1,4 +1,4 @@
-"""Chains: runs of regions, each [norm] linear [* matrix] [+ matrix] [norm] [activation], that one function can take."""
+"""Linear chains: runs of regions, each [norm] linear [* matrix] [+ matrix] [norm] [activation], run by one function."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ _PAIRS = {
 
 @dataclass(frozen=True, slots=True)
 class ChainStage:
-    """One linear of a chain, with what stands around it.
+    """One linear of a chain, with the operations around it.
 
-    `before` is there in a chain's first stage alone. The linear's input is what was computed just before it.
+    Only a chain's first stage has `before`. The linear's input is the value computed just before it.
     """
 
     site: str
-    linear: int  # the GEMM's place in `ForwardIR.statements`
+    linear: int  # the GEMM's index in `ForwardIR.statements`
     before: ChainNorm | None = None
     after: ChainNorm | None = None
-    activation: str | None = None  # "silu"; "gate_sigmoid": it multiplies what the norm `after` takes
-    times: Ref | None = None  # what the linear's result is multiplied by: a local from outside the chain
-    residual: Ref | None = None  # what is added then: a local from outside, or an earlier stage's result
+    activation: str | None = None  # "silu"; "gate_sigmoid" multiplies the input of the norm `after`
+    times: Ref | None = None  # factor of the linear's result: a local from outside the chain
+    residual: Ref | None = None  # added after that: a local from outside, or an earlier stage's result
 
 
 @dataclass(frozen=True, slots=True)
 class LinearChain:
-    """Consecutive statements, each of which but the last is read by the next alone, or by a later stage's residual too.
+    """Consecutive stages, each of which but the last is read only by the next one and at most one later residual.
 
     `first` and `last` index `ForwardIR.statements`.
     """
@@ -45,7 +45,7 @@ class LinearChain:
 
 @dataclass(frozen=True, slots=True)
 class StaticOperands:
-    """What the kernels of a chain can do around its linears."""
+    """The operations that the kernels of a chain support around its linears."""
 
     norms: frozenset[str]
     activations: frozenset[str]
@@ -62,16 +62,16 @@ def find_chains(
 ) -> tuple[LinearChain, ...]:
     """The chains in a forward's regions, in the order of the statements.
 
-    `regions` are those that may be rendered so, in order; a region of one statement is a linear alone. A chain
-    takes the part of a region that has the form [norm] linear [* matrix] [+ matrix] [norm] [activation] with
-    operations in `known`; what follows in the region stays outside, and ends the chain. The matrices are locals of
-    the result's shape (`Statement.even`), and are taken after sites that `sums` agrees to; the second may be what
-    an earlier stage ended with, if that was a sum too and is read elsewhere by the next linear alone. A norm at a
-    region's end that its chain did not take goes before the next region's linear, if that alone reads it. A linear
-    whose weight or bias, or a norm whose weight or bias, is computed inside the chain ends the chain before it, and
-    so does a site that is not `alike` the one before, and one that reads a Parameter which the chain has read. A linear
-    whose operand is a view begins a chain, one whose product is permuted is a chain of one. `sizes` gives K and N of a
-    site: without them, a block_norm is taken only where its statements show that the blocks divide the width.
+    `regions` are the candidates, in order; a region of one statement is just a linear. A chain takes the part of a
+    region that has the form [norm] linear [* matrix] [+ matrix] [norm] [activation] with operations in `known`; the
+    rest of the region stays outside and ends the chain. The matrices are locals of the result's shape
+    (`Statement.even`), taken only for sites where `sums` is true; the second may be the result of an earlier stage, if
+    that was a sum too and its only other reader is the next linear. A norm at a region's end that its chain did not
+    take goes before the next region's linear, if that is its only reader. A chain ends before a linear or norm whose
+    weight or bias is computed inside the chain, before a site that is not `alike` the previous one, and before one that
+    reads a Parameter which the chain already reads. A linear whose operand is a view starts a chain; one whose product
+    is permuted is a chain of one. `sizes` gives K and N of a site: without it, a block_norm is taken only where its
+    statements show that the blocks divide the width.
     """
     finder = _Finder(forward, regions, known, sums, sizes or {})
     found = [chain for region in regions if (chain := finder.stage(region)) is not None]
@@ -79,7 +79,7 @@ def find_chains(
 
 
 class _Finder:
-    """Chains of one stage, region by region."""
+    """Finds chains of one stage, region by region."""
 
     def __init__(
         self,
@@ -94,10 +94,10 @@ class _Finder:
         self._readers = readers_of(forward)
         self._known, self._sums = known, sums
         self._wanted = {place for region in regions for place in range(region.first, region.last + 1)}
-        self._free = 0  # the first statement that no chain has taken
+        self._free = 0  # the first statement not yet in a chain
 
     def stage(self, region: Region) -> LinearChain | None:
-        """A region as a chain of one; None where its GEMM is in another chain."""
+        """A region as a chain of one; None where its GEMM is in another chain already."""
         statements = self._statements
         places = [n for n in range(region.first, region.last + 1) if statements[n].call is not None]
         if not places or places[0] < self._free:
@@ -114,7 +114,7 @@ class _Finder:
         return LinearChain(first, last, (stage,))
 
     def _norm_before(self, linear: int, width: int) -> NormRun | None:
-        """The norm just before a linear, if it feeds that alone and may be taken."""
+        """The norm just before a linear, if the linear is its only reader and kernels support it."""
         run = norm_ending_at(self._statements, linear - 1) if linear else None
         if run is None or run.first < self._free or not self._takes(run, width):
             return None
@@ -124,7 +124,7 @@ class _Finder:
         return run
 
     def _follow(self, first: int, end: int, stage: ChainStage, width: int) -> tuple[int, ChainStage]:
-        """How far the chain goes on after its linear: the last statement, and the stage with what follows."""
+        """The last statement of the chain after its linear, and the stage with the operations found there."""
         last, after, activation = stage.linear, None, None
         inside = {self._statements[n].target for n in range(first, last + 1)}
         found: dict[str, Ref | None] = {"mul": None, "add": None}
@@ -153,9 +153,9 @@ class _Finder:
         return bool(_parameters(self._statements, first, last) & _parameters(self._statements, run.first, run.last))
 
     def _gate(self, last: int, run: NormRun, end: int, inside: Collection[str], width: int) -> str | None:
-        """The gate where an activation of a norm's result multiplies what the norm took, and nothing else reads these.
+        """ "gate_sigmoid" for y * sigmoid(norm(y)), the norm's statements and the two after it; None otherwise.
 
-        That is y * sigmoid(norm(y)), over the statements of the norm and the two after it.
+        Nothing else may read the intermediate values.
         """
         if run.last + 2 > end or not self._takes(run, width) or not self._goes_on(last, run.last + 2, inside):
             return None
@@ -171,7 +171,7 @@ class _Finder:
         return gate if plain and factors == {taken, act.target} else None
 
     def _goes_on(self, last: int, end: int, inside: Collection[str]) -> bool:
-        """Whether only the statements after `last` up to `end` read it, and these read nothing else of the chain."""
+        """True if only the statements after `last` up to `end` read it, and they read nothing else of the chain."""
         span = range(last + 1, end + 1)
         refs = (ref for place in span for ref in self._statements[place].operands if ref.kind is RefKind.LOCAL)
         reads = [ref.text for ref in refs if ref.text in inside]
@@ -180,17 +180,19 @@ class _Finder:
         return once and self._readers.get(target, set()) <= set(span)
 
     def _takes(self, run: NormRun, width: int) -> bool:
-        """Whether a kernel takes a norm over a dimension of `width` (0: unknown), and nothing else reads inside it."""
+        """True if a kernel supports a norm over `width` elements (0: unknown), and nothing else reads inside it."""
         places = set(range(run.first, run.last + 1))
         within = [self._statements[place].target for place in range(run.first, run.last)]
         if run.norm.kind not in self._known.norms or not places <= self._wanted:
             return False
         if any(not self._readers.get(target, set()) <= places for target in within):
             return False
+        if run.norm.kind != "block_norm":
+            return True
         block = run.norm.width
         divides = width % block == 0 if width else run.divides
         fits = block & (block - 1) == 0 and block <= self._known.largest_block
-        return run.norm.kind != "block_norm" or (divides and fits)
+        return divides and fits
 
     def _activation(self, place: int) -> str | None:
         statement = self._statements[place]
@@ -200,7 +202,7 @@ class _Finder:
 def _joined(
     forward: ForwardIR, chains: Sequence[LinearChain], alike: Callable[[str, str], bool]
 ) -> Iterator[LinearChain]:
-    """Neighbouring chains as one where the first's result goes into the second's first linear, and no further.
+    """Neighbouring chains joined where the first's result is read only by the second's first linear.
 
     A later residual of the same chain may read it as well.
     """
@@ -219,7 +221,7 @@ def _joined(
 
 
 def _parameters(statements: Sequence[Statement], first: int, last: int) -> set[str]:
-    """What statements read of the module. torch.compile takes no autograd function with one tensor in two places."""
+    """Attributes that statements read. torch.compile rejects an autograd function with one tensor as two arguments."""
     refs = (ref for place in range(first, last + 1) for ref in statements[place].operands)
     return {ref.text for ref in refs if ref.kind is RefKind.ATTRIBUTE}
 
@@ -227,7 +229,7 @@ def _parameters(statements: Sequence[Statement], first: int, last: int) -> set[s
 def _closed_runs(
     statements: Sequence[Statement], readers: dict[str, set[int]], run: Sequence[LinearChain]
 ) -> Iterator[LinearChain]:
-    """The longest chains that a run of neighbours makes, from its start on."""
+    """The longest closed chains in a run of neighbours, from its start."""
     start = 0
     while start < len(run):
         end = len(run)
@@ -241,7 +243,7 @@ def _closed_runs(
 def _follows(
     statements: Sequence[Statement], readers: dict[str, set[int]], chain: LinearChain, following: LinearChain
 ) -> bool:
-    """Whether the first linear of a chain multiplies what the chain before it ended with."""
+    """True if the first linear of `following` multiplies the result of `chain`."""
     if following.first != chain.last + 1 or following.stages[0].before is not None:
         return False
     target = statements[chain.last].target
@@ -252,12 +254,12 @@ def _follows(
 
 
 def _is_closed(statements: Sequence[Statement], readers: dict[str, set[int]], run: Sequence[LinearChain]) -> bool:
-    """Whether what a run of chains ended with is read by the next linear, and by one residual at most, of the run."""
+    """True if every result but the last is read only by the run's next linear and at most one of its residuals."""
     ends = {statements[chain.last].target: index for index, chain in enumerate(run[:-1])}
     inside = {statements[n].target for n in range(run[0].first, run[-1].last + 1)}
     residuals = {place: ref for chain in run if (place := _residual_place(chain)) and (ref := chain.stages[0].residual)}
     for index, chain in enumerate(run):
-        # What a chain reads of itself was looked at when it was found: a block_norm reads its sizes, too.
+        # A chain's reads of its own values were checked when it was found: a block_norm also reads its sizes.
         others = inside - {statements[n].target for n in range(chain.first, chain.last + 1)}
         for place in range(chain.first, chain.last + 1):
             reads = [ref.text for ref in statements[place].operands if ref.kind is RefKind.LOCAL and ref.text in others]
@@ -277,7 +279,7 @@ def _is_closed(statements: Sequence[Statement], readers: dict[str, set[int]], ru
 
 
 def _ends_with_a_sum(run: Sequence[LinearChain], index: int | None, reader: int) -> bool:
-    """Whether a chain of the run before the reader ends with the sum that a kernel keeps."""
+    """True if a chain of the run before the reader ends with a sum, which a kernel writes out."""
     if index is None or index >= reader:
         return False
     stage = run[index].stages[-1]
@@ -286,13 +288,13 @@ def _ends_with_a_sum(run: Sequence[LinearChain], index: int | None, reader: int)
 
 
 def _residual_place(chain: LinearChain) -> int | None:
-    """The statement that adds the residual of a chain of one."""
+    """Index of the statement that adds the residual of a chain of one."""
     stage = chain.stages[0]
     return None if stage.residual is None else stage.linear + 1 + (stage.times is not None)
 
 
 def chain_input(forward: ForwardIR, chain: LinearChain) -> str | None:
-    """The local that a chain takes as it is; None where it takes a view or an expression."""
+    """The local that is a chain's input; None where the input is a view or an expression."""
     if chain.stages[0].before is None:
         return _input(forward.statements[chain.first])
     ref = forward.statements[chain.first].operands[0]
@@ -300,7 +302,7 @@ def chain_input(forward: ForwardIR, chain: LinearChain) -> str | None:
 
 
 def residual_stage(forward: ForwardIR, chain: LinearChain, stage: ChainStage) -> int | None:
-    """The number of the stage whose result a stage's residual is; None for one from outside the chain."""
+    """Index of the stage whose result is a stage's residual; None for a residual from outside the chain."""
     if stage.residual is None:
         return None
     linears = [other.linear for other in chain.stages]
@@ -310,7 +312,7 @@ def residual_stage(forward: ForwardIR, chain: LinearChain, stage: ChainStage) ->
 
 
 def _input(statement: Statement) -> str | None:
-    """The local that a linear multiplies as it is; None where the operand is a view or an expression."""
+    """The local that a linear multiplies directly; None where the operand is a view or an expression."""
     call = statement.call
     index = None if call is None else _placeholder(call.x)
     if index is None or index >= len(statement.operands):
@@ -321,7 +323,7 @@ def _input(statement: Statement) -> str | None:
 
 
 def _other(statement: Statement, op: str, target: str) -> Ref | None:
-    """The matrix that a sum or product takes beside `target`; None where it is another operation."""
+    """The other matrix of a sum or product with `target`; None for another operation."""
     if statement.op != op or not statement.even or statement.template not in _PAIRS[op]:
         return None
     others = [ref for ref in statement.operands if ref.text != target]
@@ -333,13 +335,13 @@ def _others(call: SiteCall) -> str:
 
 
 def _placeholder(template: str) -> int | None:
-    """3 of "{3}"."""
+    """The index in a placeholder, 3 for "{3}"; None for other text."""
     inner = template.removeprefix("{").removesuffix("}")
     return int(inner) if template == f"{{{inner}}}" and inner.isdecimal() else None
 
 
 def _is_plain_activation(statement: Statement) -> bool:
-    """Whether an activation is called with its operand alone; in place or not is one here, as nothing else reads it."""
+    """True if an activation takes only its operand; `inplace` is ignored, as nothing else reads the operand."""
     parsed = arguments(statement)
     if parsed is None or statement.call is not None or len(statement.operands) != 1:
         return False
@@ -352,10 +354,10 @@ def _is_plain_activation(statement: Statement) -> bool:
 
 
 def readers_of(forward: ForwardIR) -> dict[str, set[int]]:
-    """For each target, the statements that read it; the result counts as one past the last.
+    """The indices of the statements that read each local; the forward's result counts as one past the last.
 
-    A target that is set twice has the readers of both, so that no chain runs over it. Who reads a dtype alone is no
-    reader: it is known without the tensor.
+    A target that is set twice has the readers of both, so that no chain contains it. A statement that reads only the
+    dtype does not count: it does not need the tensor.
     """
     readers: dict[str, set[int]] = {}
     for index, statement in enumerate(forward.statements):

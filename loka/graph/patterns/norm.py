@@ -1,40 +1,69 @@
-"""Norms over the last dimension, or over blocks of it, as a forward's statements spell them."""
+"""Norms over the last dimension, or over blocks of it, recognised in a forward's statements."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from torch import nn
 
 from loka.graph.ir import Ref, RefKind, Statement
 
-# How torch's norms over the last dimension are printed, and the names of their arguments in order.
-_NORM_ARGUMENTS = {
-    "torch.nn.functional.layer_norm": ("input", "normalized_shape", "weight", "bias", "eps"),
-    "torch.layer_norm": ("input", "normalized_shape", "weight", "bias", "eps", "cudnn_enable"),
-    "torch.nn.functional.rms_norm": ("input", "normalized_shape", "weight", "eps"),
-    "torch.rms_norm": ("input", "normalized_shape", "weight", "eps"),
-}
-_LAYER_NORM_EPS = 1e-05  # torch's default; an rms_norm without eps takes one that depends on the dtype
+
+@dataclass(frozen=True, slots=True)
+class TorchNorm:
+    """A torch norm over the last dimension, as in traced statements and in generated code.
+
+    `arguments` are those of `torch.nn.functional.NAME`, in order. Five of them have the meaning of layer_norm's: input,
+    normalized_shape, weight, bias, eps; any other must be in `fixed`.
+    """
+
+    arguments: tuple[str, ...]
+    defaults: Mapping[str, object] = field(default_factory=dict)  # torch's; without one, eps depends on the dtype
+    fixed: Mapping[str, object] = field(
+        default_factory=dict
+    )  # required values of arguments; with others it is another norm
+    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # equivalent functions, with their arguments
+    module: type[nn.Module] | None = None  # torch's module; its forward is inlined where kernels may fuse it
+
+
+# By the function's name, which is also that of the norm in kernels (`loka.kernels.fused.norm.norms`).
+TORCH_NORMS: Mapping[str, TorchNorm] = MappingProxyType(
+    {
+        "layer_norm": TorchNorm(
+            ("input", "normalized_shape", "weight", "bias", "eps"),
+            defaults={"eps": 1e-05},
+            aliases={"torch.layer_norm": ("input", "normalized_shape", "weight", "bias", "eps", "cudnn_enable")},
+            module=nn.LayerNorm,
+        ),
+        "rms_norm": TorchNorm(
+            ("input", "normalized_shape", "weight", "eps"),
+            aliases={"torch.rms_norm": ("input", "normalized_shape", "weight", "eps")},
+            module=nn.RMSNorm,
+        ),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ChainNorm:
-    """A norm over the last dimension, of `width` elements; a block_norm over each `width` neighbours in it."""
+    """A norm over the last dimension, of `width` elements; a block_norm is over blocks of `width` neighbours in it."""
 
-    kind: str  # "layer_norm", "rms_norm" or "block_norm"
-    width: int
+    kind: str  # "block_norm", or one of TORCH_NORMS
+    width: int  # 0 if torch's function does not have it
     eps: float
     weight: Ref | None
     bias: Ref | None
 
 
 def arguments(statement: Statement) -> tuple[str, list[ast.expr], dict[str, ast.expr]] | None:
-    """The function that a statement calls and its arguments; operand i reads as the name `operand_i`."""
+    """The function that a statement calls and its arguments, with operand i as the name `operand_i`; or None."""
     names = [f"operand_{number}" for number in range(len(statement.operands))]
     try:
         node = ast.parse(statement.template.format(*names), mode="eval").body
-    except (SyntaxError, ValueError, IndexError, KeyError):  # a template that is no call of this form
+    except (SyntaxError, ValueError, IndexError, KeyError):  # the template is no call of this form
         return None
     if not isinstance(node, ast.Call) or any(keyword.arg is None for keyword in node.keywords):
         return None
@@ -42,33 +71,57 @@ def arguments(statement: Statement) -> tuple[str, list[ast.expr], dict[str, ast.
 
 
 def parse_norm(statement: Statement) -> ChainNorm | None:
-    """The norm that a statement is; None where it is another operation, or a norm over more than one dimension."""
+    """The norm that a statement computes; None for another operation, or a norm over more than one dimension."""
     parsed = arguments(statement)
-    if statement.call is not None or parsed is None or parsed[0] not in _NORM_ARGUMENTS:
+    called = None if parsed is None or statement.call is not None else _called(parsed[0])
+    if parsed is None or called is None:
         return None
-    function, positional, named = parsed
-    names = _NORM_ARGUMENTS[function]
+    _, positional, named = parsed
+    kind, norm, names = called
     given = {**dict(zip(names, positional, strict=False)), **named}
     if len(positional) > len(names) or set(given) - set(names) or operand(statement, given.get("input")) is None:
         return None
     if given["input"] is not positional[0] or operand(statement, given["input"]) != statement.operands[0]:
         return None
-    kind = function.rpartition(".")[2]
-    shape, eps = literal(given.get("normalized_shape")), literal(given.get("eps"))
-    if eps is None and kind == "layer_norm" and "eps" not in given:
-        eps = _LAYER_NORM_EPS
-    if not isinstance(shape, tuple | list) or len(shape) != 1 or not isinstance(eps, float):
+    if any(not _is(given.get(name), value, norm.defaults.get(name)) for name, value in norm.fixed.items()):
+        return None
+    width = _width(given.get("normalized_shape")) if "normalized_shape" in names else 0
+    eps = literal(given["eps"]) if "eps" in given else norm.defaults.get("eps")
+    if width is None or not isinstance(eps, float):
         return None
     affine = [given.get(name) for name in ("weight", "bias")]
     refs = [operand(statement, _uncast(node)) for node in affine]
     absent = [node is None or _is_none(node) for node in affine]
     if any(ref is None and not none for ref, none in zip(refs, absent, strict=True)):
         return None
-    return ChainNorm(kind, int(shape[0]), eps, refs[0], refs[1])
+    return ChainNorm(kind, width, eps, refs[0], refs[1])
+
+
+def _called(function: str) -> tuple[str, TorchNorm, tuple[str, ...]] | None:
+    """The name and the norm of a torch function, and the names of the function's arguments."""
+    for name, norm in TORCH_NORMS.items():
+        spelled = {f"torch.nn.functional.{name}": norm.arguments, **norm.aliases}
+        if function in spelled:
+            return name, norm, spelled[function]
+    return None
+
+
+def _is(node: ast.expr | None, value: object, default: object) -> bool:
+    """True if an argument has this value, explicitly or by default."""
+    try:
+        return (default if node is None else ast.literal_eval(node)) == value
+    except ValueError:
+        return False
+
+
+def _width(node: ast.expr | None) -> int | None:
+    """The only size of a literal `normalized_shape`."""
+    shape = literal(node)
+    return int(shape[0]) if isinstance(shape, tuple | list) and len(shape) == 1 else None
 
 
 def operand(statement: Statement, node: ast.expr | None) -> Ref | None:
-    """The operand that an argument is, taken as it is."""
+    """The operand that an argument is, without a change of view; None for another expression."""
     number = node.id.removeprefix("operand_") if isinstance(node, ast.Name) else ""
     if not isinstance(node, ast.Name) or node.id != f"operand_{number}" or not number.isdecimal():
         return None
@@ -76,7 +129,7 @@ def operand(statement: Statement, node: ast.expr | None) -> Ref | None:
 
 
 def _uncast(node: ast.expr | None) -> ast.expr | None:
-    """What is cast to float32, or to its own dtype where that is wider: kernels compute in float32 themselves."""
+    """The argument of a cast to float32, or to its own dtype where that is wider: kernels compute in float32 anyway."""
     match node:
         case ast.Call(func=ast.Attribute(value=ast.Name() as cast, attr="to")) if (
             ast.unparse(node) == f"{cast.id}.to(torch.promote_types({cast.id}.dtype, torch.float32))"
@@ -86,7 +139,7 @@ def _uncast(node: ast.expr | None) -> ast.expr | None:
 
 
 def literal(node: ast.expr | None) -> object:
-    """A constant argument's value; None where it is none."""
+    """The value of a constant argument; None for another expression."""
     try:
         return None if node is None else ast.literal_eval(node)
     except ValueError:
@@ -99,15 +152,15 @@ def _is_none(node: ast.expr) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class NormRun:
-    """The statements that one norm is written as, and what it is of.
+    """The statements of one norm, and its input.
 
-    `divides` says whether the statements alone show that the blocks divide the last dimension; where they do not,
-    whoever knows its size has to look.
+    `divides` is true if the statements alone show that the blocks divide the last dimension; otherwise the caller has
+    to check the size.
     """
 
     first: int
     last: int
-    source: str  # what is normalised, a local but for a norm of one statement
+    source: str  # the input, a local except for a norm of one statement
     norm: ChainNorm
     divides: bool = True
 
@@ -116,12 +169,12 @@ _LONGEST_RUN = 8  # statements: shape, two sizes, view, norm, two sizes, view
 
 
 def norm_starting_at(statements: Sequence[Statement], first: int) -> NormRun | None:
-    """The norm whose first statement is `statements[first]`: one statement, or, for a block_norm, several.
+    """The norm that starts at `statements[first]`: one statement, or several for a block_norm.
 
-    A block_norm is an rms_norm without weight over blocks of the last dimension, between two changes of view: to
-    blocks by `unflatten(-1, (-1, 256))`, or by a `view` or `reshape` whose last size is written out; back by
-    `flatten(-2)` after an unflatten, by `view_as` of its input, or by a `view` to its shape or to its sizes in order.
-    The sizes may be read before either view.
+    A block_norm is an rms_norm without weight over blocks of the last dimension, between two changes of view: to blocks
+    by `unflatten(-1, (-1, 256))`, or by a `view` or `reshape` whose last size is a literal; back by `flatten(-2)` after
+    an unflatten, by `view_as` of its input, or by a `view` to its shape or to its sizes in order. The sizes may be read
+    before either view.
     """
     norm = parse_norm(statements[first])
     if norm is not None:
@@ -130,7 +183,7 @@ def norm_starting_at(statements: Sequence[Statement], first: int) -> NormRun | N
 
 
 def norm_ending_at(statements: Sequence[Statement], last: int) -> NormRun | None:
-    """The norm whose last statement is `statements[last]`."""
+    """The norm that ends at `statements[last]`."""
     for first in range(last, max(last - _LONGEST_RUN, -1), -1):
         run = norm_starting_at(statements, first)
         if run is not None and run.last == last:
@@ -162,14 +215,14 @@ def _block_norm(statements: Sequence[Statement], first: int) -> NormRun | None:
 
 @dataclass(frozen=True, slots=True)
 class _Split:
-    """A change of view to blocks; `unflattened`: of the last dimension alone, so that they divide it."""
+    """A change of view to blocks; `unflattened`: it splits only the last dimension, so the blocks divide it."""
 
     block: int
     unflattened: bool
 
 
 def _after_sizes(statements: Sequence[Statement], first: int, source: str, sizes: dict[str, int | None]) -> int:
-    """The first statement that reads no size of `source`; fills `sizes`: None for the shape, or the dimension."""
+    """The first statement that reads no size of `source`; fills `sizes` (target -> dimension, None for the shape)."""
     for place in range(first, len(statements)):
         read, dimension = _size(statements[place], source, sizes)
         if not read:
@@ -179,7 +232,7 @@ def _after_sizes(statements: Sequence[Statement], first: int, source: str, sizes
 
 
 def _size(statement: Statement, source: str, sizes: dict[str, int | None]) -> tuple[bool, int | None]:
-    """Whether a statement is the shape of `source` or one of its sizes, and which."""
+    """True if a statement is the shape of `source` or one of its sizes, and the dimension (None for the shape)."""
     if len(statement.operands) != 1 or statement.call is not None or statement.operands[0].kind is not RefKind.LOCAL:
         return False, None
     read, template = statement.operands[0].text, statement.template
@@ -194,7 +247,7 @@ def _size(statement: Statement, source: str, sizes: dict[str, int | None]) -> tu
 
 
 def _split(statement: Statement, source: str) -> _Split | None:
-    """How a statement cuts `source` into blocks, if it does."""
+    """The split of `source` into blocks by a statement; None for another operation."""
     viewed = _view(statement)
     if viewed is None or viewed[1].text != source or viewed[1].kind is not RefKind.LOCAL:
         return None
@@ -210,7 +263,7 @@ def _split(statement: Statement, source: str) -> _Split | None:
 
 
 def _joins(statement: Statement, target: str, source: str, sizes: dict[str, int | None], split: _Split) -> bool:
-    """Whether a statement gives `target`, the norm's result in blocks, the shape of `source`."""
+    """True if a statement gives `target`, the norm's result in blocks, the shape of `source` again."""
     viewed = _view(statement)
     if viewed is None or viewed[1].text != target:
         return False
@@ -223,13 +276,13 @@ def _joins(statement: Statement, target: str, source: str, sizes: dict[str, int 
         return False
     if name in ("view_as", "reshape_as"):
         return names == [source]
-    # A view to the sizes 0, 1, ... has as many elements as the input only if no dimension is left out.
+    # A view to sizes 0, 1, ... has as many elements as the input only if no dimension is left out.
     whole = len(names) == 1 and sizes.get(names[0], 0) is None
     return name in ("view", "reshape") and (whole or [sizes.get(n) for n in names] == list(range(len(names))))
 
 
 def _view(statement: Statement) -> tuple[str, Ref, list[ast.expr]] | None:
-    """A method of a tensor, or torch's function of that name, without keywords: the name, the tensor, the rest."""
+    """A view method, or torch's function of that name, without keywords: its name, the tensor, the other arguments."""
     parsed = arguments(statement)
     if parsed is None or statement.call is not None or parsed[2]:
         return None

@@ -1,4 +1,4 @@
-"""Regions: which statements around a site one kernel could take along, and which module must be rewritten for them."""
+"""Regions: the statements around a site that can be fused with it, and the module to rewrite for that."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from itertools import pairwise, takewhile
 
 from torch import nn
 
-from loka.graph.ir import ForwardIR, RefKind, Region, Statement
+from loka.graph.ir import ForwardIR, RefKind, Region, SiteCall, Statement
 from loka.graph.patterns.linear_chain import readers_of
-from loka.graph.patterns.norm import norm_ending_at, norm_starting_at
+from loka.graph.patterns.norm import TORCH_NORMS, norm_ending_at, norm_starting_at
 from loka.graph.source import functions_of, has_hooks, is_block_norm, is_swish_norm
 from loka.graph.source import names_in as names_in_code
 from loka.sites.site import GemmKind, Site
 
-NORMS = frozenset({"layer_norm", "rms_norm"})  # over the last dimension
+NORMS = frozenset(TORCH_NORMS)  # over the last dimension
+NORM_MODULES = tuple(norm.module for norm in TORCH_NORMS.values() if norm.module is not None)
 ACTIVATIONS = frozenset(
     {
         "relu", "relu6", "silu", "gelu", "sigmoid", "tanh", "hardswish", "hardsigmoid", "hardtanh", "leaky_relu", "elu",
@@ -24,9 +25,8 @@ ACTIVATIONS = frozenset(
     }
 )  # fmt: skip
 ELEMENTWISE = frozenset({"add", "sub", "mul"})
-_NORM_TYPES = (nn.LayerNorm, nn.RMSNorm)
 _INLINABLE = (
-    nn.LayerNorm, nn.RMSNorm, nn.ReLU, nn.ReLU6, nn.SiLU, nn.GELU, nn.Sigmoid, nn.Tanh, nn.Hardswish, nn.Hardsigmoid,
+    *NORM_MODULES, nn.ReLU, nn.ReLU6, nn.SiLU, nn.GELU, nn.Sigmoid, nn.Tanh, nn.Hardswish, nn.Hardsigmoid,
     nn.Hardtanh, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.Softplus, nn.Softsign, nn.LogSigmoid, nn.Mish, nn.Identity,
 )  # fmt: skip
 
@@ -35,7 +35,7 @@ _INTERNAL = frozenset(vars(nn.Module()))
 
 @dataclass(frozen=True, slots=True)
 class RegionScope:
-    """Which module's forward is rewritten for a group of sites, in the terms of `trace_forward`."""
+    """A module whose forward is rewritten for a group of sites; the arguments of `trace_forward`."""
 
     owner: str  # qualified name; "" is the model
     inline: tuple[str, ...]  # children, relative to the owner
@@ -45,10 +45,10 @@ class RegionScope:
 def find_regions(forward: ForwardIR, wanted: Collection[str]) -> tuple[Region, ...]:
     """The region around each call of the wanted sites (names relative to the owner), in the order of the statements.
 
-    A region grows over the statements that follow the site: norms over the last dimension, activations, and elementwise
-    products and sums with anything that was there before; and over a norm just before it, if the norm is in no other
-    region. It ends where everything but its last target is read inside it alone. A site whose product is permuted takes
-    nothing along; its region has one operation.
+    A region extends over the statements that follow the site: norms over the last dimension, activations, and
+    elementwise products and sums with earlier values; and over a norm just before it, if the norm is in no other
+    region. It is the longest such run of which only the last target is read outside. A site whose product is permuted
+    is a region of one operation.
     """
     statements = forward.statements
     readers = readers_of(forward)
@@ -72,7 +72,7 @@ def find_regions(forward: ForwardIR, wanted: Collection[str]) -> tuple[Region, .
 
 
 def _norm_before(statements: Sequence[Statement], site: int, free: int, readers: dict[str, set[int]]) -> int:
-    """The first statement of the norm just before `site`, or `site`."""
+    """Index of the first statement of the norm just before `site`; `site` where there is none."""
     if statements[site - 1].op in NORMS:
         return site - 1
     run = norm_ending_at(statements, site - 1)
@@ -84,7 +84,7 @@ def _norm_before(statements: Sequence[Statement], site: int, free: int, readers:
 
 
 def _end(statements: Sequence[Statement], first: int, site: int, readers: dict[str, set[int]]) -> int:
-    """The last statement of the longest region from `first` over `site`."""
+    """Index of the last statement of the longest region that starts at `first` and contains `site`."""
     end, inside = site, {statements[site].target}
     free = site + 1  # the statements before it are in the region
     for index in range(site + 1, len(statements)):
@@ -116,19 +116,19 @@ def inline_for(
     held: Mapping[str, str] | None = None,
     also: Mapping[str, Collection[str]] | None = None,
 ) -> tuple[RegionScope, ...]:
-    """Which modules' forwards must be rewritten so that the region around each site stands in one of them.
+    """The modules whose forwards must be rewritten so that one of them contains the region around each site.
 
-    For a plain nn.Linear: the smallest enclosing module that also holds the norm before it (where `fed_by` starts
+    For a plain nn.Linear, it is the smallest enclosing module that also holds the norm before it (where `fed_by` starts
     with one) and the norm or activation after it (where `followed_by` does). In an nn.Sequential these are its
-    siblings; at its ends, and for a module that only wraps one child, the search goes on in the parent, up to the
-    first hand-written forward. A linear without such neighbours within reach needs no owner, and has no scope. For a
-    Parameter: the module whose forward uses it. A linear that a mod rewrites is of another kind, and where nothing
-    stands around it, it is its own owner; a site that a mod merged stands for its members. Scopes whose owner would be
-    inlined into another's are merged into that one. A site in `chained` (names) is also wanted together with an
-    activation before it, so that a chain (`linear_chain`) can run over it; and together with the chained linear
-    that its result goes into, directly or through sums and products, where `joins` agrees to the module that holds
-    both. `held` gives a site's owner where that is known; `also` are owners that are wanted without a site, each with
-    further modules whose forwards are to be inlined in it. In the order of the model's modules.
+    siblings; at its ends, and for a module that only wraps one child, the search continues in the parent, up to the
+    first hand-written forward. A linear without such neighbours in reach needs no owner, and has no scope. For a
+    Parameter, it is the module whose forward uses it. A linear that a mod rewrites is of another kind: without
+    neighbours it is its own owner. A site merged by a mod stands for its members. Scopes whose owner would be inlined
+    into another's are merged into that one. The owner of a site in `chained` (names) also holds an activation before
+    it, so that a chain (`linear_chain`) can include it; and the chained linear that its result goes into, directly or
+    through sums and products, if `joins` is true for the module that holds both. `held` gives owners that are known
+    already; `also` are owners to rewrite without a site, each with modules to inline in it. Scopes are in the order of
+    the model's modules.
     """
     modules, sites = dict(model.named_modules()), tuple(sites)
     linears = [site for site in sites if site.name in chained and site.name in modules]
@@ -154,7 +154,7 @@ def inline_for(
 
 
 def _links(sites: Sequence[Site], modules: dict[str, nn.Module], joins: Callable[[str], bool]) -> dict[str, str]:
-    """For linears whose result goes into the next one's, the smallest module with a forward that holds both."""
+    """For linears whose result goes into the next one, the smallest module with a forward that holds both."""
     owners: dict[str, str] = {}
     for site, following in pairwise(sites):
         if not _feeds(site, following):
@@ -169,14 +169,14 @@ def _links(sites: Sequence[Site], modules: dict[str, nn.Module], joins: Callable
 
 
 def _feeds(site: Site, following: Site) -> bool:
-    """Whether the next linear seems to multiply a site's result, or a sum or product of it."""
+    """True if the next linear seems to multiply a site's result, or a sum or product of it."""
     between = list(takewhile(lambda op: op in ELEMENTWISE, site.followed_by))
     ends = len(between) < len(site.followed_by) and site.followed_by[len(between)] == "linear"
     return ends and following.fed_by[:1] == (between[-1] if between else "linear",)
 
 
 def _weight_names(site: Site, modules: dict[str, nn.Module], owner: str) -> tuple[str, ...]:
-    """What a site is called in `trace_forward`: the linear, or the Parameter; several where a mod merged them."""
+    """Names of a site in `trace_forward`: its linear or its Parameter; several for a merged site."""
     if site.members:
         return site.members
     return (site.name if site.name in modules and site.name != owner else site.weight or site.name,)
@@ -190,8 +190,8 @@ def _owner_of(site: Site, modules: dict[str, nn.Module], chained: bool) -> str |
 
 
 def _owner_around(site: Site, modules: dict[str, nn.Module], chained: bool) -> str | None:
-    """For a plain nn.Linear, the smallest module with what stands around it."""
-    feeds, types = (NORMS | ACTIVATIONS, _INLINABLE) if chained else (NORMS, _NORM_TYPES)
+    """The smallest module that holds a plain nn.Linear and the norm or activation around it; None without these."""
+    feeds, types = (NORMS | ACTIVATIONS, _INLINABLE) if chained else (NORMS, NORM_MODULES)
     before = bool(site.fed_by) and site.fed_by[0] in feeds
     after = bool(site.followed_by) and site.followed_by[0] in NORMS | ACTIVATIONS | ELEMENTWISE
     found, inside = None, site.name
@@ -220,14 +220,14 @@ def _owner_around(site: Site, modules: dict[str, nn.Module], chained: bool) -> s
 
 
 def _is_one(module: nn.Module, types: tuple[type[nn.Module], ...]) -> bool:
-    """Whether a module is of such a type, or a block norm or a SwishNorm where norms or activations are among these."""
+    """True for a module of these types; a block norm counts as nn.RMSNorm, a SwishNorm as nn.Sigmoid."""
     if isinstance(module, types) or (nn.RMSNorm in types and is_block_norm(module)):
         return True
     return nn.Sigmoid in types and is_swish_norm(module)
 
 
 def _uses(parent: nn.Module, types: tuple[type[nn.Module], ...], names: frozenset[str]) -> bool:
-    """Whether a hand-written forward has a child of such a type, or names such a function."""
+    """True if a hand-written forward has a child of such a type, or names such a function."""
     called = (function for function in functions_of(parent) if names & names_in_code(function))
     held = (value for name, value in vars(parent).items() if name not in _INTERNAL)
     functions = (value for value in held if getattr(value, "__name__", "") in names)
@@ -236,13 +236,13 @@ def _uses(parent: nn.Module, types: tuple[type[nn.Module], ...], names: frozense
 
 
 def has_operators(parent: nn.Module) -> bool:
-    """Whether a hand-written forward has an infix operator."""
+    """True if a hand-written forward uses an infix operator."""
     instructions = (step for function in functions_of(parent) for step in dis.get_instructions(function))
     return any(step.opname == "BINARY_OP" for step in instructions)
 
 
 def _only_wraps(parent: nn.Module) -> bool:
-    """Whether a module holds one child, and neither Parameters nor functions: nothing that could follow the child."""
+    """True if a module holds one child and neither Parameters nor functions, so that nothing can follow the child."""
     functions = (value for name, value in vars(parent).items() if name not in _INTERNAL and callable(value))
     return len(parent._modules) == 1 and not parent._parameters and next(functions, None) is None
 
@@ -250,7 +250,7 @@ def _only_wraps(parent: nn.Module) -> bool:
 def scope_of(
     owner: str, names: Sequence[str], modules: dict[str, nn.Module], inlined: Collection[str] = ()
 ) -> RegionScope:
-    """The scope for sites of one owner: linears and Parameters by their qualified names, and modules to be inlined."""
+    """The scope of one owner, for linears and Parameters by their qualified names, and modules to inline."""
     relative = [_relative(name, owner) for name in dict.fromkeys(names)]
     inline: dict[str, None] = {}
     for name in (*relative, *(_relative(each, owner) for each in inlined)):
@@ -263,7 +263,7 @@ def scope_of(
 
 
 def _norms_and_activations(owner: str, path: str, modules: dict[str, nn.Module]) -> Iterator[str]:
-    """The norms and activations among the children of an inlined module; one with hooks stays a call."""
+    """Names of the norms and activations among the children of an inlined module, except those with hooks."""
     for name, child in modules[".".join(filter(None, (owner, path)))].named_children():
         if type(child) in _INLINABLE and not has_hooks(child):
             yield f"{path}.{name}".lstrip(".")
@@ -272,7 +272,7 @@ def _norms_and_activations(owner: str, path: str, modules: dict[str, nn.Module])
 
 
 def parents(name: str) -> Iterator[str]:
-    """ "layers.0.fmb", "layers.0", "layers", "" for "layers.0.fmb.0"."""
+    """The enclosing modules, innermost first: "layers.0", "layers", "" for "layers.0.fmb"."""
     while name:
         name = name.rpartition(".")[0]
         yield name
@@ -280,3 +280,43 @@ def parents(name: str) -> Iterator[str]:
 
 def _relative(name: str, owner: str) -> str:
     return name.removeprefix(f"{owner}.") if owner else name
+
+
+_PAD = "torch.nn.functional.pad("
+
+
+def padded(call: SiteCall, columns: int, rows: int, n: int) -> SiteCall:
+    """The call with `columns` zero columns appended to x and weight, and `rows` zero rows to weight and bias.
+
+    If `rows` is not 0, the product is sliced to its first `n` columns.
+    """
+    below = f", 0, {rows}" if rows else ""
+    x = f"{_PAD}{call.x}, (0, {columns}))" if columns else call.x
+    weight = f"{_PAD}{call.weight}, (0, {columns}{below}))"
+    bias, out = call.bias, call.out
+    if rows:
+        out = out.replace("{0}", f"{{0}}[..., :{n}]")
+        bias = None if bias is None else f"{_PAD}{bias}, (0, {rows}))"
+    return SiteCall(call.site, x, weight, bias, out)
+
+
+@dataclass(frozen=True, slots=True)
+class Unpadded:
+    """A padded linear whose zero columns are left to the kernels that write its operands."""
+
+    x: str  # template, as in `SiteCall`
+    weight: str  # template; its rows may still be padded
+    columns: int  # zero columns missing at the end of both
+
+
+def unpadded(call: SiteCall) -> Unpadded | None:
+    """The call without the zero columns added by `padded`; None where there are none."""
+    x, _, columns = call.x.rpartition(", (0, ")
+    weight, _, pads = call.weight.rpartition(", (0, ")
+    if not (x.startswith(_PAD) and weight.startswith(_PAD) and columns.removesuffix("))").isdecimal()):
+        return None
+    added, _, rows = pads.removesuffix("))").partition(", 0, ")
+    if added != columns.removesuffix("))"):
+        return None
+    bare = weight.removeprefix(_PAD)
+    return Unpadded(x.removeprefix(_PAD), f"{_PAD}{bare}, (0, 0, 0, {rows}))" if rows else bare, int(added))

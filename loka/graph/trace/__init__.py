@@ -1,1 +1,1 @@
-"""From a module to statements: torch.fx, what it gets wrong, and the text that comes of it."""
+"""Tracing a module to statements: torch.fx, checks for what it misses, and printing."""

@@ -1,4 +1,4 @@
-"""How a model calls the modules whose forwards are rewritten: real arguments, at two batch sizes."""
+"""Examples: the arguments with which a model calls the modules to rewrite, at two batch sizes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch import nn
 from loka.graph.refused import Refused
 from loka.sites.fake_outputs import LARGE, without_numbers
 
-MOST_CALLS = 4  # calls kept of one module at one batch size: those that differ in shape or arguments
+MOST_CALLS = 4  # kept per module and batch size; they differ in shape or arguments
 
 
 @dataclass(frozen=True, slots=True)
 class ExampleCall:
-    """One call of a module: what it was given at one batch size of the model."""
+    """One call of a module: its arguments at one batch size of the model."""
 
     batch: int
     args: tuple[Any, ...]
@@ -35,7 +35,7 @@ class Examples:
 
 @dataclass(frozen=True, slots=True)
 class ModelInputs:
-    """What the model itself is called with."""
+    """Arguments of the model itself."""
 
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] | None = None
@@ -44,12 +44,12 @@ class ModelInputs:
 def capture_examples(
     model: nn.Module, owners: Collection[str], batches: Mapping[int, ModelInputs]
 ) -> dict[str, Examples | Refused]:
-    """What each module in `owners` is called with, at each batch size.
+    """The calls of each module in `owners`, at each batch size.
 
-    Runs the model once for each batch size, without gradients, in the mode that it is in. Its buffers and the random
-    state are put back. Tables that were built without storage (on the meta device) are stood in for by one row, read
-    for every index. A module that is not called at every batch size is `Refused`, and so are all where another kind of
-    tensor is without storage. Exceptions of the model pass through.
+    Runs the model once per batch size, without gradients, in its current mode. Its buffers and the random state are
+    restored. Embedding tables without storage (on the meta device) are replaced by one row, read for every index. A
+    module that is not called at every batch size is `Refused`; all are, if another kind of tensor has no storage.
+    Exceptions of the model are passed on.
     """
     blocked = missing_storage(model, tables=False)
     if blocked is not None:
@@ -71,7 +71,7 @@ def capture_examples(
 
 @contextlib.contextmanager
 def _tables_stood_in(model: nn.Module) -> Iterator[None]:
-    """Every meta Parameter of two dimensions shows one random row for all indices, at no cost in memory."""
+    """Replaces every two-dimensional meta Parameter by one random row for all indices, which takes no memory."""
     swapped: list[tuple[nn.Module, str, nn.Parameter | None]] = []
     try:
         for module in model.modules():
@@ -109,7 +109,7 @@ def _listen(module: nn.Module, batch: int, calls: list[ExampleCall]) -> torch.ut
 
 
 def form_of(value: object) -> object:
-    """What two calls are told apart by: dtypes and shapes of tensors, plain values, types of the rest."""
+    """Key that distinguishes calls: dtypes and shapes of tensors, plain values, types of the rest."""
     if isinstance(value, torch.Tensor):
         return str(value.dtype), tuple(value.shape)
     if isinstance(value, tuple | list):
@@ -120,7 +120,7 @@ def form_of(value: object) -> object:
 
 
 def copy_tree(value: Any) -> Any:
-    """Containers and tensors copied, so that a forward that writes into its inputs leaves the example alone."""
+    """Copy of containers and tensors, so that a forward that modifies its inputs does not change the example."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -133,9 +133,10 @@ def copy_tree(value: Any) -> Any:
 
 
 def missing_storage(module: nn.Module, tables: bool = True) -> str | None:
-    """The first tensor of a module without numbers, in a sentence; `tables`: meta matrices among Parameters count too.
+    """The first tensor of a module without values, in words; None where there is none.
 
-    What is too large to be stored for planning is on the meta device by LoKA's doing, anything else by the factory's.
+    `tables`: count meta matrices too. LoKA itself puts tensors that are too large for planning on the meta device;
+    others were put there by the factory.
     """
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         is_table = isinstance(tensor, nn.Parameter) and tensor.ndim == 2 and tensor.is_floating_point()

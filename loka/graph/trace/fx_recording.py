@@ -21,8 +21,9 @@ from loka.graph.trace.examples import ExampleCall
 from loka.graph.trace.lint import place_in, training_reads
 from loka.graph.trace.loop_lengths import LoopError, length_of
 from loka.graph.trace.printer import TrainingFlag, is_identifier
+from loka.sites.callables import message_of
 
-_BY_TORCH: dict[object, Callable[..., Any]] = {math.sqrt: torch.sym_sqrt}  # of a size, a number that may be symbolic
+_BY_TORCH: dict[object, Callable[..., Any]] = {math.sqrt: torch.sym_sqrt}  # of sizes that may be symbolic
 _SIZES = {"shape", "size", "dim", "ndim", "numel", "nelement"}
 
 
@@ -33,23 +34,23 @@ class Op:
     node: fx.Node
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    child: str  # the inlined child whose forward it stands in, "" for the owner's own
+    child: str  # the inlined child whose forward it is part of, "" for the owner's own
 
 
 @dataclass(frozen=True, slots=True)
 class FxRecording:
-    """A whole forward. `called` are the inlined children, in the order of their first calls."""
+    """The operations of a whole forward. `called` are the inlined children, in the order of their first calls."""
 
     ops: tuple[Op, ...]
     called: tuple[str, ...]
-    reads: Mapping[str, Collection[str]]  # by the path of a module, the attributes that were read of it
+    reads: Mapping[str, Collection[str]]  # attributes read from each module, by its path
 
 
 def fx_record(module: nn.Module, expand: frozenset[str], calls: Sequence[ExampleCall]) -> FxRecording:
-    """Traces a module (a copy: tracing may leave proxies in it), children in `expand` (relative names) traced through.
+    """Traces a module, and through its children in `expand` (relative names).
 
-    `calls` tell how often loops over lists and parts of tensors turn. Raises CannotTraceError with the reason, in the
-    words of the user's code.
+    Pass a copy: tracing may leave proxies in it. `calls` give the lengths of loops over lists and tensors. Raises
+    CannotTraceError with the reason and the line of the user's code.
     """
     reads = _ReadLog(module)
     training = _trace(module.train(), expand, calls, reads)
@@ -59,7 +60,7 @@ def fx_record(module: nn.Module, expand: frozenset[str], calls: Sequence[Example
 
 
 def _trace(module: nn.Module, expand: frozenset[str], calls: Sequence[ExampleCall], reads: _ReadLog) -> _Tracer:
-    """One trace, begun anew at each loop whose length is found out."""
+    """One trace, restarted at each loop whose length has to be determined."""
     lengths: dict[int, int | None] = {}
     while True:
         tracer = _Tracer(expand, lengths, reads)
@@ -68,14 +69,16 @@ def _trace(module: nn.Module, expand: frozenset[str], calls: Sequence[ExampleCal
         except LoopError as loop:
             try:
                 lengths[loop.place] = length_of(module, loop, calls)
-            except Exception:  # noqa: BLE001  (user code on part of its way: the loop is refused then, with its place)
+            except KeyboardInterrupt:
+                raise
+            except BaseException:  # noqa: BLE001  (user code on part of its way: the loop is refused then, with its place)
                 lengths[loop.place] = None
         else:
             return tracer
 
 
 class _ReadLog:
-    """The attributes that a forward reads from its modules while it is traced, those that are missing among them."""
+    """Records the attributes that a forward reads from its modules while it is traced, including missing ones."""
 
     def __init__(self, module: nn.Module) -> None:
         self.names: dict[str, set[str]] = {}
@@ -84,7 +87,7 @@ class _ReadLog:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """While active, reads count between `listen` and the end; those inside of `unheard` do not."""
+        """While active, reads are recorded from `listen` on, except inside `unheard`."""
         before = vars(nn.Module).get("__getattribute__")
         own = before or object.__getattribute__
 
@@ -104,12 +107,12 @@ class _ReadLog:
                 nn.Module.__getattribute__ = before  # type: ignore[method-assign]
 
     def listen(self) -> None:
-        """The forward is about to run."""
+        """Starts recording: the forward is about to run."""
         self._listening = True
 
     @contextmanager
     def unheard(self) -> Iterator[None]:
-        """What the tracer reads for itself."""
+        """Reads of the tracer itself, which are not recorded."""
         before, self._listening = self._listening, False
         try:
             yield
@@ -121,14 +124,14 @@ class _ReadLog:
         if path is None:
             return
         if name == NAMESPACE and sys._getframe(2).f_globals.get("__name__") == nn.Module.__module__:
-            return  # torch's own look-up of a child, Parameter or buffer, which is noted under that one's name
+            return  # torch's own look-up of a child, Parameter or buffer, which is recorded under its own name
         self.names.setdefault(path, set()).add(name)
 
 
 class _Tracer(fx.Tracer):
     """torch.fx's tracer: leaves are all children but those in `expand`; buffers are proxies; floats are read live.
 
-    `lengths` are those of loops, by place; None for one that cannot be unrolled.
+    `lengths` maps a loop's place to its number of items; None for a loop that cannot be unrolled.
     """
 
     def __init__(self, expand: frozenset[str], lengths: Mapping[int, int | None], reads: _ReadLog) -> None:
@@ -151,9 +154,9 @@ class _Tracer(fx.Tracer):
         try:
             with self.reads.kept():
                 self.graph = self.trace(module)
-        except (CannotTraceError, LoopError):
+        except (CannotTraceError, LoopError, KeyboardInterrupt):
             raise
-        except Exception as error:  # user code meets proxies: anything can be raised
+        except BaseException as error:  # user code meets proxies: anything can be raised
             where = self._place(traceback.extract_tb(error.__traceback__))
             raise CannotTraceError(f"{_words(error)} {where}".strip()) from error
         finally:
@@ -181,7 +184,7 @@ class _Tracer(fx.Tracer):
             self._inside.pop()
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
-        """Parameters and buffers as proxies; torch.fx's own looks through all Parameters at each access."""
+        """Parameters and buffers as proxies; torch.fx's own method searches all Parameters at each access."""
         name = self._tensors.get(id(attr_val))
         if name is None:
             return attr_val
@@ -238,7 +241,7 @@ class _Tracer(fx.Tracer):
         return iter([items[place] for place in range(length)])  # type: ignore[index]
 
     def _place(self, frames: traceback.StackSummary) -> str:
-        """The innermost line of the functions that are being traced."""
+        """The innermost line in the functions that are being traced, as text; "" where there is none."""
         for frame in reversed(frames):
             if frame.filename in self._files and frame.lineno is not None:
                 return place_in(frame.filename, frame.lineno)
@@ -246,7 +249,7 @@ class _Tracer(fx.Tracer):
 
 
 def _kind(node: fx.Node) -> str:
-    """What a traced value is, for a person: an argument, a tensor's size, or a tensor's value."""
+    """Description of a traced value: an argument, a tensor's size, an attribute, or a tensor's value."""
     if node.op == "placeholder":
         return f"argument '{node.target}'"
     seen: set[fx.Node] = set()
@@ -263,8 +266,8 @@ def _kind(node: fx.Node) -> str:
     return "a tensor's value"
 
 
-def _words(error: Exception) -> str:
-    text = str(error).split("\n")[0]
+def _words(error: BaseException) -> str:
+    text = message_of(error)
     if isinstance(error, TypeError) and "item assignment" in text:
         return "assignment into a tensor"
     if isinstance(error, RuntimeError) and "'len' is not supported" in text:
@@ -274,7 +277,7 @@ def _words(error: Exception) -> str:
 
 
 def _merge(training: _Tracer, evaluation: _Tracer, modules: Iterable[nn.Module]) -> tuple[Op, ...]:
-    """The operations of both traces; raises where they differ in more than the value of `self.training`."""
+    """The operations of both traces. Raises CannotTraceError if more than the value of `self.training` differs."""
     ours, theirs = list(training.graph.nodes), list(evaluation.graph.nodes)
     same = dict(zip(theirs, ours, strict=False))
     ops = []
@@ -293,11 +296,11 @@ def _merge(training: _Tracer, evaluation: _Tracer, modules: Iterable[nn.Module])
 
 
 class _DifferentError(Exception):
-    """Two traces differ."""
+    """The two traces differ."""
 
 
 def _both(a: Any, b: Any, same: dict[fx.Node, fx.Node]) -> Any:
-    """An argument of both traces; `TrainingFlag` where it is True in training and False in evaluation."""
+    """An argument merged from both traces; `TrainingFlag` where it is True in training and False in evaluation."""
     if isinstance(a, fx.Node) and isinstance(b, fx.Node) and same.get(b) is a:
         return a
     if a is True and b is False:

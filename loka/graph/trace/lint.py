@@ -1,7 +1,7 @@
-"""What tracing would change without a trace, found in the source of a forward before it is traced.
+"""Checks a forward's source, before tracing, for behaviour that a trace would lose silently.
 
-The equivalence check compares behaviour and so misses what does not show on two batches: a checkpoint block, a float
-that a schedule changes later, a side of `mask is None` that the example did not take. These are looked for here.
+The equivalence check compares behaviour on two batches and misses what these do not show: a checkpoint block, a float
+that a schedule changes later, a branch of `mask is None` that the example did not take.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import nn
 
 from loka.graph.ir import ForwardIR, RefKind, Statement
 from loka.graph.patterns.linear_chain import readers_of
-from loka.graph.patterns.region import ACTIVATIONS, ELEMENTWISE, NORMS
+from loka.graph.patterns.region import ACTIVATIONS, ELEMENTWISE, NORM_MODULES, NORMS
 from loka.graph.source import functions_of, has_hooks, is_block_norm, live_floats
 
 _LABELS = {"record_function", "range", "annotate"}  # with-blocks that only label a profile
@@ -39,10 +39,10 @@ _IMPURE_MODULES = {"random", "time", "os", "datetime", "uuid", "secrets", "numpy
 
 
 def lint(module: nn.Module) -> str | None:
-    """The first thing in the source of a module's forward that a traced forward would lose; None where there is none.
+    """The first construct in the source of a module's forward that a trace would lose; None where there is none.
 
-    The words name the place: "block under 'torch.no_grad()' at models.py:12 'with torch.no_grad():'". A torch.nn
-    module has nothing to find: what torch's own forwards do is compared by the equivalence check.
+    The text names the line: "block under 'torch.no_grad()' at models.py:12 'with torch.no_grad():'". torch.nn modules
+    are not linted: the equivalence check covers torch's own forwards.
     """
     functions = functions_of(module)
     live = live_floats(module, functions)
@@ -57,18 +57,18 @@ def lint(module: nn.Module) -> str | None:
 
 
 def place(function: FunctionType, line: int) -> str:
-    """ "at models.py:44 'if x.size(0) > 1024'" for a line (1-based, of the file)."""
+    """The text "at models.py:44 'if x.size(0) > 1024'" for a line (1-based, of the file)."""
     return place_in(function.__code__.co_filename, line)
 
 
 def place_in(filename: str, line: int) -> str:
-    """The same from a file's name."""
+    """The same, from a file's name."""
     text = linecache.getline(filename, line).strip().rstrip(":")
     return f"at {os.path.basename(filename)}:{line} '{text}'"
 
 
 def training_reads(modules: Iterable[nn.Module]) -> str:
-    """The first place that reads `.training`, or ""."""
+    """The first line that reads `.training`, as `place` gives it; "" where there is none."""
     for module in modules:
         for function in functions_of(module):
             tree = _parse(function)
@@ -89,7 +89,7 @@ def _parse(function: FunctionType) -> ast.FunctionDef | None:
 
 
 class _Linter:
-    """Walks one function; `module` is what its first argument stands for, if it is a method."""
+    """Walks one function; `module` is the value of its first argument, if it is a method."""
 
     def __init__(self, function: FunctionType, tree: ast.FunctionDef, module: nn.Module, live: tuple[str, ...]) -> None:
         self.function, self.tree, self.module, self.live = function, tree, module, live
@@ -108,7 +108,7 @@ class _Linter:
         )
 
     def findings(self) -> Iterator[tuple[str, int]]:
-        """What is wrong, and the line."""
+        """Descriptions of the constructs found, each with its line."""
         for decorator in self.tree.decorator_list:
             if _last(decorator) not in _DECORATORS and not ast.unparse(decorator).startswith("torch.jit."):
                 yield f"decorator '{ast.unparse(decorator)}'", decorator.lineno
@@ -207,7 +207,7 @@ class _Linter:
         return tuple(reversed(names))
 
     def _value(self, chain: tuple[str, ...]) -> object:
-        """What the chain holds now; None where that cannot be told without running code."""
+        """The current value of the chain; None where it cannot be read without running code."""
         value: object = self.module
         for name in chain:
             if isinstance(value, nn.Module) and (name in value._parameters or name in value._buffers):
@@ -220,14 +220,14 @@ class _Linter:
 
 
 def _in_order(node: ast.AST) -> Iterator[ast.AST]:
-    """The node and what is in it, in the order of the source."""
+    """The node and its descendants, in the order of the source."""
     yield node
     for child in ast.iter_child_nodes(node):
         yield from _in_order(child)
 
 
 def _last(node: ast.expr) -> str:
-    """The last name of what is called: "no_grad" of torch.no_grad()."""
+    """Last name of a called expression: "no_grad" for torch.no_grad()."""
     while isinstance(node, ast.Call):
         node = node.func
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
@@ -243,23 +243,23 @@ def _holds_float(values: list[object] | dict[object, object] | set[object]) -> b
 
 
 _IN_PLACE = "inplace=True"
-# Operations whose result is a new tensor, never a view of an operand, and is not written into one (`out=`).
+# Operations that return a new tensor, never a view of an operand, unless written into one (`out=`).
 _MAKING = ACTIVATIONS | ELEMENTWISE | NORMS | {"linear", "matmul", "bmm", "baddbmm", "addmm", "addcmul", "cat", "stack"}
 
 
 def makes_its_result(child: nn.Module) -> bool:
-    """Whether what a child gives is a new tensor whatever it is called with."""
-    return type(child) in (nn.Linear, nn.LayerNorm, nn.RMSNorm) and not has_hooks(child)
+    """True if a child always returns a new tensor."""
+    return type(child) in (nn.Linear, *NORM_MODULES) and not has_hooks(child)
 
 
 def out_of_place(forward: ForwardIR, made: Collection[str] = ()) -> ForwardIR:
-    """The forward with those activations out of place that alone read a tensor which a statement before made.
+    """The forward with in-place activations made out of place where they are the only reader of a new tensor.
 
-    `made` names locals that children give, and that are new tensors.
+    `made` names locals returned by children that are new tensors.
     """
     readers = readers_of(forward)
     statements: list[Statement] = []
-    making = set(made)  # targets that hold a new tensor
+    making = set(made)  # targets that are new tensors
     for step in forward.statements:
         alone = [ref.text for ref in step.operands if ref.kind is RefKind.LOCAL and len(readers[ref.text]) == 1]
         if step.op in ACTIVATIONS and _IN_PLACE in step.template and making.intersection(alone) and step.target != "_":

@@ -1,4 +1,4 @@
-"""How often a traced loop turns: as often as it does in every call that is known of the module."""
+"""Lengths of traced loops: the number of items, where it is the same in every known call of the module."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from loka.graph.trace.examples import ExampleCall, copy_tree
 
 
 class LoopError(Exception):
-    """Tracing came to a loop over a traced value, whose length the trace does not have."""
+    """Tracing reached a loop over a traced value, whose length the trace does not have."""
 
     def __init__(self, graph: fx.Graph, node: fx.Node) -> None:
-        """`node` of `graph` is looped over; it is the latest that was traced, or one before."""
+        """`node` of `graph` is iterated over; it is the latest traced node, or an earlier one."""
         super().__init__(node.name)
         self.graph, self.node = graph, node
 
     @property
     def place(self) -> int:
-        """Which loop it is: the number of operations before it, the same whenever the module is traced."""
+        """Identifies the loop: the number of operations before it, the same in every trace of the module."""
         return len(self.graph.nodes)
 
 
 def length_of(module: nn.Module, loop: LoopError, calls: Sequence[ExampleCall]) -> int | None:
-    """How many items the loop has in all of the calls; None where that differs, or where it is over something else.
+    """Number of items of the loop in all calls; None where it differs, or where the value is no list, tuple or Tensor.
 
-    Runs what was traced before the loop, on `module`, which may change its buffers. Whatever that raises passes.
+    Runs the operations traced before the loop on `module`, which may change its buffers. Their exceptions are passed
+    on.
     """
     before = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}

@@ -1,4 +1,4 @@
-"""The shapes of what a traced forward computes, seen on its examples."""
+"""Shapes of the locals of a traced forward, observed on its examples."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from loka.graph.equivalence import with_forward
 from loka.graph.ir import ForwardIR, RefKind, Statement
 from loka.graph.trace.examples import Examples, copy_tree
 
-Shape = tuple[int | None, ...]  # None is a dimension that follows the batch
+Shape = tuple[int | None, ...]  # None is a dimension that differs between calls, such as the batch
 _PAIRS = frozenset({"add", "mul"})
 
 
 def observed_shapes(forward: ForwardIR, examples: Examples, copied: Callable[[], nn.Module]) -> Mapping[str, Shape]:
-    """The shape of each argument and each statement's target that is one tensor; a name that is set twice is left out.
+    """The shape of each argument and target that is a tensor; a name that is set twice is left out.
 
-    `copied` makes a copy of the owner. The forward was shown to run on the examples (`loka.graph.equivalence`).
+    `copied` makes a copy of the owner. The forward must have passed the equivalence check, so that it runs on the
+    examples.
     """
     targets = [statement.target for statement in forward.statements if statement.target != "_"]
     owner = copied()
@@ -30,7 +31,7 @@ def observed_shapes(forward: ForwardIR, examples: Examples, copied: Callable[[],
     once = [target for target in dict.fromkeys(targets) if targets.count(target) == 1]
     once = [target for target in once if target not in signature.parameters]
     shown = with_forward(owner, replace(forward, result=f"({' '.join(f'{name},' for name in once)})"))
-    shown._forward_hooks = OrderedDict()  # the owner's own are for its result, and this one's are all its locals
+    shown._forward_hooks = OrderedDict()  # the owner's hooks expect its result, and this forward returns all its locals
     seen: list[dict[str, Shape]] = []
     with _evaluating(shown), torch.no_grad():
         for call in examples.calls:
@@ -55,7 +56,7 @@ def _is_even(statement: Statement, shapes: Mapping[str, Shape]) -> bool:
 
 
 def _common(name: str, seen: Sequence[Mapping[str, Shape]]) -> Shape:
-    """A shape that all calls agree on, None where a dimension differs; () where it has not always as many."""
+    """The shape common to all calls, None where a dimension differs; () where the number of dimensions differs."""
     shapes = [shapes.get(name, ()) for shapes in seen]
     if len({len(shape) for shape in shapes}) > 1:
         return ()
@@ -64,7 +65,7 @@ def _common(name: str, seen: Sequence[Mapping[str, Shape]]) -> Shape:
 
 @contextmanager
 def _evaluating(module: nn.Module) -> Iterator[None]:
-    """The module in evaluation; a copy shares children with its original, so that the flags are put back."""
+    """The module in evaluation mode; the flags are restored, as a copy shares children with its original."""
     flags = [(child, child.training) for child in module.modules()]
     module.eval()
     try:

@@ -1,7 +1,7 @@
 """Python text for traced operations: constants, attribute paths, functions under their public names, statements.
 
-Everything here becomes code, so nothing is copied from a model: names are checked to be identifiers or repr'd, and
-constants are printed only where their type is known.
+All of it becomes code, so nothing is copied from a model unchecked: names must be identifiers or are repr'd, and
+constants are printed only for known types.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from loka.graph.refused import CannotTraceError
 RESERVED = frozenset(
     {*dir(builtins), *keyword.kwlist, *keyword.softkwlist}
     | {"self", "torch", "dispatch", "kernels", "modules", "Tensor", "Any", "ctx"}
-)  # what a variable must not be called
+)  # not allowed as names of variables
 HIDING = frozenset({"self", "torch", "dispatch", "kernels", "modules", "getattr", "slice", "float", "complex", "abs"})
-# what an argument must not be called: the text of the forward, or of the file around it, uses these names
+# not allowed as names of arguments: the text of the forward, or of the file around it, uses these names
 
 INFIX: dict[Callable[..., object], str] = {
     operator.add: "+", operator.sub: "-", operator.mul: "*", operator.truediv: "/", operator.floordiv: "//",
@@ -44,11 +44,11 @@ _NAMESPACES = {
 
 
 class TrainingFlag:
-    """Stands in a traced argument for `self.training`: True in the training trace, False in the other."""
+    """Stands for `self.training` in a traced argument: True in the training trace, False in the other."""
 
 
 def is_identifier(name: str) -> bool:
-    """Whether a name can stand in the text of a method as it is: plain, no keyword, not mangled by a class body."""
+    """True if a name can be used in the text of a method: plain ASCII, no keyword, not mangled by a class body."""
     return name.isidentifier() and name.isascii() and not keyword.iskeyword(name) and not name.startswith("__")
 
 
@@ -84,7 +84,7 @@ def sequence(items: list[str], brackets: str) -> str:
 def attribute(root: nn.Module, path: str) -> str:
     """The expression on `self` for a dotted path below a module: `self.fmb[0].weight`, `self.towers["user"].scale`.
 
-    Names that are no identifiers are reached through get_submodule, get_parameter, get_buffer or getattr, repr'd.
+    Names that are not identifiers are reached through get_submodule, get_parameter, get_buffer or getattr, repr'd.
     """
     text, value = "self", root
     for name in path.split(".") if path else ():
@@ -114,7 +114,7 @@ def _step(parent: object, name: str) -> str:
 
 
 def _quoted(name: str) -> str:
-    """A string literal, in double quotes where that changes nothing else."""
+    """A string literal, in double quotes where no escape is needed."""
     return f'"{name}"' if re.fullmatch(r"[\w .:/-]*", name, re.ASCII) else repr(name)
 
 
@@ -130,7 +130,7 @@ def _public_names() -> dict[int, str]:
 
 
 def public_name(function: object) -> str:
-    """ "torch.nn.functional.layer_norm" for a function of torch; raises CannotTraceError for one of anything else."""
+    """ "torch.nn.functional.layer_norm" for a function of torch; raises CannotTraceError for any other."""
     if function is loop_guards.checked_length:
         return loop_guards.NAME
     found = _public_names().get(id(function))
@@ -145,7 +145,7 @@ def public_name(function: object) -> str:
 
 
 def variable(hint: str, taken: set[str]) -> str:
-    """A free lower-case identifier near `hint`, numbered where it is taken; adds it to `taken`."""
+    """A free lower-case identifier close to `hint`, numbered if taken; adds it to `taken`."""
     plain = "_".join(re.findall(r"[A-Za-z0-9]+", hint)).lower()[:40] or "value"
     plain = f"v_{plain}" if plain[0].isdigit() else plain
     name, number = plain, 0
@@ -157,7 +157,7 @@ def variable(hint: str, taken: set[str]) -> str:
 
 
 def names_in(expression: str, names: Iterable[str]) -> set[str]:
-    """Which of `names` an expression made here reads."""
+    """The subset of `names` that an expression made here reads."""
     read = {node.id for node in ast.walk(ast.parse(expression, mode="eval")) if isinstance(node, ast.Name)}
     return read & set(names)
 
@@ -192,7 +192,7 @@ class Template:
         return f"{{{self.operands.index(ref)}}}"
 
     def index(self, value: object) -> str:
-        """The inside of square brackets."""
+        """The text inside square brackets."""
         if isinstance(value, tuple) and value:
             items = [self._slice(item) for item in value]
             return ", ".join(items) + ("," if len(items) == 1 else "")
@@ -205,7 +205,7 @@ class Template:
         return f"{start}:{stop}" + (f":{step}" if step else "")
 
     def atom(self, value: object) -> str:
-        """An argument that an operator or a dot follows: negative numbers, and ints before a dot, in brackets."""
+        """An argument before an operator or a dot: constants are put in brackets."""
         text = self.arg(value)
         return f"({text})" if not isinstance(value, fx.Node | str | tuple | list | dict) else text
 
@@ -225,5 +225,5 @@ class Template:
 
 
 def literal(text: str) -> str:
-    """Text that `str.format` leaves as it is."""
+    """Text escaped so that `str.format` leaves it unchanged."""
     return text.replace("{", "{{").replace("}", "}}")

@@ -1,4 +1,4 @@
-"""Recognising a traced operation on a Parameter as y = linear(x, weight, bias) between two changes of view."""
+"""Recognises a traced operation on a Parameter as y = linear(x, weight, bias) between two changes of view."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _TRANSPOSES = ((0, 1), (1, 0), (-1, -2), (-2, -1))
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Which fx nodes are Parameters that are sites; `views` are plain transposes of such nodes."""
+    """The fx nodes that are Parameters of sites; `views` are plain transposes of such nodes."""
 
     sites: Mapping[fx.Node, str]  # get_attr node -> site, relative to the owner
     views: Mapping[fx.Node, fx.Node]  # W.t() -> W
-    names: frozenset[str]  # every site
+    names: frozenset[str]  # all sites
 
     def site(self, value: object) -> str | None:
-        """The site whose Parameter, or whose Parameter's transpose, a value is."""
+        """The site whose Parameter, or its transpose, a value is; None otherwise."""
         if not isinstance(value, fx.Node):
             return None
         return self.sites.get(self.views.get(value, value))
@@ -54,10 +54,10 @@ def find_weights(owner: nn.Module, ops: tuple[Op, ...], sites: Mapping[str, nn.P
 def site_call(op: Op, weights: Weights, template: Template) -> SiteCall | None:
     """The operation as a linear; None where it is no GEMM with a site's Parameter.
 
-    Raises CannotTraceError where a site's Parameter goes into a GEMM that cannot be written so.
+    Raises CannotTraceError where a site's Parameter is used in a GEMM that cannot be written as a linear.
     """
     target, args, kwargs = op.node.target, list(op.args), dict(op.kwargs)
-    if op.child in weights.names:  # where linears share a Parameter, a call belongs to the linear that it stands in
+    if op.child in weights.names:  # where linears share a Parameter, a call belongs to the linear that it is in
         weights = replace(weights, sites=dict.fromkeys(weights.sites, op.child))
     is_gemm = target in _GEMMS if op.node.op == "call_function" else target in _GEMM_METHODS
     used = [weights.site(value) for value in _flat([*args, *kwargs.values()]) if weights.site(value) is not None]
@@ -130,7 +130,7 @@ def _einsum(args: list[object], weights: Weights, template: Template) -> SiteCal
 
 
 def einsum_views(x: str, p: str, out: str) -> tuple[str, bool, str] | None:
-    """How an einsum "x,p->out" is a linear: the view of x, whether the Parameter is transposed, the product's view.
+    """An einsum "x,p->out" as a linear: the view of x, True if the Parameter is transposed, the product's view.
 
     >>> einsum_views("bnd", "nk", "bkd")
     ('.permute(0, 2, 1)', True, '.permute(0, 2, 1)')

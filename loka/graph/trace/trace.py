@@ -1,7 +1,7 @@
-"""A module's forward as straight-line statements, or the reason why not.
+"""Traces a module's forward to straight-line statements, or gives the reason why that is impossible.
 
-Tracing runs on a copy, with the stateless torch.nn children shared, so that a module with thousands of children is not
-copied for the sake of one Parameter; the module itself is left as it was.
+Tracing runs on a copy that shares the stateless torch.nn children, so that a module with thousands of children is not
+copied for one Parameter; the module itself is left unchanged.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from loka.graph.trace.printer import (
     variable,
 )
 from loka.graph.trace.site_calls import Weights, find_weights, site_call
+from loka.sites.callables import message_of
 
 _PURE_METHODS = {"size", "dim", "numel"}
 _WRAPPERS = {"FSDPModule", "FullyShardedDataParallel", "DistributedDataParallel", "OptimizedModule", "ScriptModule"}
@@ -54,13 +55,14 @@ def trace_forward(
     inline: Collection[str] = (),
     sites: Collection[str] = (),
 ) -> ForwardIR | Refused:
-    """The forward of `module`, called `owner` in its model, as statements that were shown to be the same function.
+    """The forward of `module`, named `owner` in its model, as statements that passed the equivalence check.
 
-    `examples` says how the model calls the module (`capture_examples`). `inline` names children, relative to the
-    module, whose forwards are printed into this one, the way to them included. `sites` names what becomes a `SiteCall`,
+    `examples` are the model's calls of the module (`capture_examples`). `inline` names children, relative to the
+    module, whose forwards are inlined, with the modules on the way to them. `sites` names what becomes a `SiteCall`,
     relative to the module: Parameters ("compress", "W_kernels.0") and nn.Linear children ("fmb.0"; these are inlined).
-    Every site must be used in a GEMM that can be written as y = x @ weight.T, or the answer is `Refused`; a reason that
-    concerns one site starts with its quoted name. Raises InputError where `inline` or `sites` name nothing.
+    Every site must be used in a GEMM that can be written as y = x @ weight.T, or the result is `Refused`; a reason that
+    concerns one site starts with its quoted name. Raises InputError where `inline` or `sites` name something that does
+    not exist.
     """
     expand = expanded(module, inline, sites)
     try:
@@ -80,14 +82,14 @@ def trace_forward(
 
 
 def with_findings(forward: ForwardIR, shapes: Mapping[str, Shape]) -> ForwardIR:
-    """The forward with all that is found in it by the shapes of its locals."""
+    """The forward with the patterns found in it by the shapes of its locals."""
     mixes, joins = find_fm_interactions(forward, shapes), find_concat_norms(forward, shapes)
     crosses = find_crosses(forward, shapes)
     return replace(with_even_statements(forward, shapes), mixes=mixes, joins=joins, crosses=crosses)
 
 
 def expanded(module: nn.Module, inline: Collection[str], sites: Collection[str]) -> frozenset[str]:
-    """The children to trace through: `inline`, the linears of `sites`, and the way to each."""
+    """The children to trace through: `inline`, the linears of `sites`, and the modules on the way to each."""
     names = {id(child): name for name, child in module.named_modules()}
     expand: set[str] = set()
     for name in (*inline, *sites):
@@ -139,8 +141,10 @@ def copy_owner(module: nn.Module, expand: frozenset[str]) -> nn.Module:
         memo.update((id(parameter), parameter) for parameter in child.parameters())
     try:
         copied: nn.Module = copy.deepcopy(module, memo)
-    except Exception as error:  # __deepcopy__ and pickling hooks of the user's classes can raise anything
-        raise CannotTraceError(f"the module cannot be copied ({type(error).__name__}: {error})") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # __deepcopy__ and pickling hooks of the user's classes can raise anything
+        raise CannotTraceError(f"the module cannot be copied ({type(error).__name__}: {message_of(error)})") from error
     return copied
 
 
@@ -207,7 +211,7 @@ def _hash(module: nn.Module, inlined: tuple[str, ...]) -> str:
 
 
 def _arguments(module: nn.Module) -> tuple[str, ...]:
-    """forward's arguments with their defaults, "/" and "*" where the signature has them."""
+    """forward's arguments with their defaults, with "/" and "*" as in the signature."""
     printed: list[str] = []
     kinds = inspect.Parameter
     previous: object = kinds.POSITIONAL_ONLY
@@ -230,13 +234,13 @@ def _arguments(module: nn.Module) -> tuple[str, ...]:
 
 
 class _Printed:
-    """Turns a recording into statements."""
+    """Prints a recording as statements."""
 
     def __init__(self, module: nn.Module, recording: FxRecording, weights: Weights) -> None:
         self.module, self.weights = module, weights
         self.refs: dict[fx.Node, Ref] = {}
         self.statements: list[Statement] = []
-        self.made: dict[str, str] = {}  # locals that children give, and that are new tensors, with these children
+        self.made: dict[str, str] = {}  # locals returned by children that are new tensors, with these children
         self.result = "None"
         ops = _without_dead(recording.ops, weights)
         self.used = {node for op in ops for node in _inputs(op)}
@@ -298,13 +302,13 @@ class _Printed:
         return name, self._hint(op, name), template.call(public_name(target), args, op.kwargs)
 
     def _hint(self, op: Op, name: str) -> str:
-        """A torch.nn child is one operation, which is called after the child; anything else after the operation."""
+        """A name hint: the child's name for a torch.nn child, which is one operation, otherwise the operation's."""
         if op.child and type(self.module.get_submodule(op.child)).__module__.startswith("torch.nn."):
             return _last_name(op.child)
         return name
 
     def _drop_unread(self) -> None:
-        """Sizes and items that only a dropped transpose read are gone too; what has an effect stays, as `_`."""
+        """Unread targets become `_`: statements may have effects and stay."""
         names = {s.target for s in self.statements}
         read = {ref.text for s in self.statements for ref in s.operands} | names_in(self.result, names)
         self.statements = [
@@ -313,13 +317,13 @@ class _Printed:
 
 
 def _last_name(path: str) -> str:
-    """ "fmb_norm" of "layers.fmb_norm", "fmb_0" of "layers.fmb.0"."""
+    """Last name of a path: "fmb_norm" for "layers.fmb_norm", "fmb_0" for "layers.fmb.0"."""
     parts = path.split(".")
     return "_".join(parts[-2:]) if parts[-1].isdecimal() else parts[-1]
 
 
 def _without_dead(ops: tuple[Op, ...], weights: Weights) -> list[Op]:
-    """The operations without what has neither a reader nor an effect: sizes, items, folded transposes."""
+    """The operations without those that have neither a reader nor an effect: sizes, items, folded transposes."""
     kept: list[Op] = []
     used: set[fx.Node] = set()
     for op in reversed(ops):

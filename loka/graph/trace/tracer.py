@@ -1,4 +1,4 @@
-"""Running and tracing the owners of a model: examples are captured once, layers that are alike are traced once."""
+"""Traces the owners of a model: examples are captured once, and layers that are alike are traced once."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from loka.graph.trace.examples import Examples, ModelInputs, capture_examples, f
 from loka.graph.trace.trace import trace_forward
 from loka.sites.callables import describe_error
 
-BATCHES = (5, 8)  # samples in the two runs that examples are captured in: small, unlike, and more than one
+BATCHES = (5, 8)  # samples in the two runs that capture examples: small, different, and more than one
 _INTERNAL = frozenset(vars(nn.Module()))
 
 
 @dataclass(slots=True)
 class Tracer:
-    """Traces owners of one model. `inputs(batch)` gives what the model is called with at a batch size."""
+    """Traces owners of one model. `inputs(batch)` gives the model's arguments at a batch size."""
 
     model: nn.Module
     inputs: Callable[[int], tuple[tuple[Any, ...], dict[str, Any]]]
@@ -31,7 +31,7 @@ class Tracer:
     _traced: dict[object, ForwardIR | Refused] = field(default_factory=dict)
 
     def capture(self, owners: Collection[str]) -> None:
-        """Run the model to see how it calls some modules; those that were seen before are not run for again."""
+        """Run the model to capture the calls of some modules; those captured before are skipped."""
         new = [owner for owner in owners if owner not in self._examples]
         if not new:
             return
@@ -40,19 +40,21 @@ class Tracer:
             self._examples |= capture_examples(self.model, new, batches)
         except InputError as error:
             self._examples |= {owner: Refused(owner, f"its inputs cannot be captured: {error}") for owner in new}
-        except Exception as error:  # noqa: BLE001 - the user's forward can raise anything
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - a forward can raise anything
             reason = f"running the model on {' and '.join(map(str, BATCHES))} samples raised {describe_error(error)}"
             self._examples |= {owner: Refused(owner, reason) for owner in new}
 
     def examples(self, owner: str) -> Examples:
-        """How the model calls a module that was traced. Raises LokaError for one that could not be."""
+        """The captured calls of a traced module. Raises LokaError if it was never traced."""
         found = self._examples.get(owner)
         if not isinstance(found, Examples):
             raise LokaError(f"{owner!r} was never traced. This is a fault in LoKA: please report it.")
         return found
 
     def __call__(self, scope: RegionScope) -> ForwardIR | Refused:
-        """The forward of one owner, or why not."""
+        """The forward of one owner, or the reason why it cannot be traced."""
         self.capture([scope.owner])
         module, examples = self.model.get_submodule(scope.owner), self._examples[scope.owner]
         if isinstance(examples, Refused):
@@ -68,10 +70,10 @@ class Tracer:
 
 
 def _fingerprint(module: nn.Module, scope: RegionScope, examples: Examples) -> object | None:
-    """What two modules must share to have one straight-line forward; None where that cannot be told.
+    """Key that is equal for modules with the same straight-line forward; None where that cannot be decided.
 
-    Their source, the plain attributes of every module in them, the forms of Parameters and buffers, the ways in which
-    they are called, and what is asked of them.
+    It has their source, the plain attributes of every module in them, shapes and dtypes of Parameters and buffers,
+    their calls, and the scope.
     """
     try:
         source = forward_source_hash(module, scope.inline)
@@ -91,7 +93,7 @@ def _fingerprint(module: nn.Module, scope: RegionScope, examples: Examples) -> o
 
 
 def _ties(module: nn.Module) -> tuple[str, ...]:
-    """For each name of a module or tensor in a module the first one of the same thing."""
+    """For each name of a module or tensor, the first name of the same object."""
     modules, tensors = module.named_modules(remove_duplicate=False), module.named_parameters(remove_duplicate=False)
     buffers = module.named_buffers(remove_duplicate=False)
     firsts: dict[int, str] = {}

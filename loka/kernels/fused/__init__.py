@@ -1,1 +1,1 @@
-"""Triton kernels that generated packages contain: what each is made for, how it is launched, its reference."""
+"""Triton kernels of generated packages: their specs, launches and references."""

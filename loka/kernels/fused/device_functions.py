@@ -1,4 +1,4 @@
-"""The functions that kernels call on the device: a module of kernels has those that its kernels use, each once."""
+"""Device functions that kernels call: a module of kernels contains those that its kernels use, each once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NAME = re.compile(r"^def (\w+)\(", re.MULTILINE)
 
 
 def device_functions(templates: Templates) -> dict[str, str]:
-    """The text of each function, by name, in the order in which a module has them."""
+    """The text of each function, by name, in the order of the template."""
     texts = [text.strip("\n") + "\n" for text in templates.render(_TEMPLATE, {}).split("\n\n\n")]
     return {match[1]: text for text in texts if (match := _NAME.search(text)) is not None}
 

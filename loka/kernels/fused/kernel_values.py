@@ -1,4 +1,4 @@
-"""What a family of kernels gives its template: a spec, how it is launched, and words for the docstring. No code."""
+"""Template values of a kernel: a spec, its launch, and words for the docstring. No code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class KernelSpec(Protocol):
-    """What every spec tells about its host function."""
+    """Properties that every spec has: names of its host function, parameters and results."""
 
     @property
     def function(self) -> str:
@@ -20,26 +20,26 @@ class KernelSpec(Protocol):
 
     @property
     def results(self) -> tuple[str, ...]:
-        """What it returns, in order; one result is no tuple."""
+        """Its results, in order; a single result is not returned as a tuple."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelValues:
     """The values of one kernel's template, `triton/FAMILY.py.j2`.
 
-    The template is rendered twice, in the layout `triton/kernel.py.j2` and in `triton/operator.py.j2`. It fills their
-    blocks: kernel, checks, outputs, launch, reference and, where the usual ones do not fit, parameters and shapes.
+    The template is rendered twice, in the layouts `triton/kernel.py.j2` and `triton/operator.py.j2`. It fills their
+    blocks: kernel, checks, outputs, launch, reference and, where the defaults do not fit, parameters and shapes.
     """
 
     family: str  # the template: "norm/forward"
     spec: KernelSpec
     launch: object  # the family's launch configuration
-    title: str  # what the kernel computes, in a phrase
+    title: str  # the operation, in a phrase
     shapes: Mapping[str, str]  # of parameters and results, by name: "(M, 512)"
-    numbers: Mapping[str, object] = field(default_factory=dict)  # more that the text is specialised to, by name
+    numbers: Mapping[str, object] = field(default_factory=dict)  # further values built into the text, by name
 
     def context(self) -> dict[str, object]:
-        """The names that the template reads."""
+        """The variables of the template."""
         return {
             "spec": self.spec,
             "launch": self.launch,

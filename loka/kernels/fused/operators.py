@@ -1,6 +1,6 @@
-"""Registration of generated kernels as operators `loka_generated::NAME`, and what their host functions ask of a device.
+"""Registers generated kernels as operators `loka_generated::NAME`; helpers of their host functions.
 
-Imported by generated packages; needs torch and the standard library only.
+Imported by generated packages; needs only torch and the standard library.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from loka.errors import InputError
 NAMESPACE = "loka_generated"
 
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
-_cuda: dict[str, Callable[..., Any]] = {}  # what each operator runs on a GPU, by name
+_cuda: dict[str, Callable[..., Any]] = {}  # GPU implementation of each operator, by name
 
 
 def operator(
@@ -33,10 +33,9 @@ def operator(
 
     `reference` is the typed function that the schema is inferred from and that runs on the CPU; `cuda` launches the
     kernel; `fake` gives shapes and dtypes. None of them returns an argument; `changes` names those that `cuda` and
-    `reference` write into. A name carries a digest of
-    the kernel's text, so that two packages with one name mean the same kernel: the operator stays, and the last `cuda`
-    is used, for the package of an earlier one may be gone. The operator has no derivative: it is called inside a
-    torch.autograd.Function.
+    `reference` modify. A name contains a digest of the kernel's text, so that the same name in two packages means the
+    same kernel: the operator is kept, and the last `cuda` is used, as the package of an earlier one may be gone. The
+    operator has no derivative: it is called inside a torch.autograd.Function.
     """
     _cuda[name] = cuda
     packet = torch.ops.loka_generated
@@ -53,9 +52,9 @@ def operator(
 
 
 def deferred(package: str, function: str) -> Callable[..., Any]:
-    """The function of that name in `package`.triton_kernels, which is imported, and Triton with it, on the first call.
+    """The function of that name in `package`.triton_kernels, imported on the first call, with Triton.
 
-    So a generated package can be imported, and run by its reference, where there is no Triton.
+    So a generated package can be imported, and its references run, without Triton.
     """
 
     @cache
@@ -70,11 +69,11 @@ def deferred(package: str, function: str) -> Callable[..., Any]:
 
 
 def known_to_inductor(qualified: str, fake: Callable[..., Any]) -> Callable[..., Any]:
-    """`fake` of the operator "NAMESPACE::NAME", which also tells a compilation under way that it is called as it is.
+    """`fake` of the operator "NAMESPACE::NAME", which also registers the operator as a fallback with Inductor.
 
-    Up to torch 2.12 Inductor finds that out by itself when it first meets an operator, and prints the operator's
-    arguments into a message, used or not: each with all that it was computed from. In the backward of a long chain that
-    takes hours (vllm-project/vllm#43111 has the same).
+    Up to torch 2.12 Inductor registers an unknown operator itself, and formats the operator's arguments into a log
+    message, even if it is not shown: each with everything that it was computed from. In the backward of a long chain
+    that takes hours (vllm-project/vllm#43111 is the same problem).
     """
     if torch.torch_version.TorchVersion(torch.__version__) >= "2.13":
         return fake
@@ -92,16 +91,16 @@ def known_to_inductor(qualified: str, fake: Callable[..., Any]) -> Callable[...,
 
 
 def programs(x: Tensor, rows: int, per_multiprocessor: int) -> int:
-    """How many programs take the rows of x (M, ...): each at least `rows`, if there are as many; at most so many a SM.
+    """Number of programs for the rows of x (M, ...): at least `rows` each, at most `per_multiprocessor` per SM.
 
-    At least one, so that without rows there is still a program that writes the (zero) sums; one on the CPU, where the
-    reference runs. M may be symbolic.
+    At least one, so that without rows a program still writes the (zero) sums; one on the CPU, where the reference runs.
+    M may be symbolic.
     """
     return programs_for(x.shape[0], x.device, rows, per_multiprocessor)
 
 
 def programs_for(m: int, device: torch.device, rows: int, per_multiprocessor: int) -> int:
-    """How many programs take m rows, as `programs` says."""
+    """Number of programs for m rows, as in `programs`."""
     if device.type != "cuda":
         return 1
     steps = (m + rows - 1) // rows
@@ -111,10 +110,10 @@ def programs_for(m: int, device: torch.device, rows: int, per_multiprocessor: in
 
 
 def row_parts(x: Tensor, rows: int, across: int, per_multiprocessor: int) -> int:
-    """Into how many parts the rows of x (M, ...) are divided where `across` programs stand side by side on each row.
+    """Number of parts of the rows of x (M, ...), where `across` programs share each row.
 
-    Each part has at least `rows`, if there are as many; all programs are about so many a SM. At least one part, so that
-    without rows there are programs that write the (zero) sums; one on the CPU.
+    Each part has at least `rows`; all programs together are at most about `per_multiprocessor` per SM. At least one
+    part, so that without rows programs still write the (zero) sums; one on the CPU.
     """
     if x.device.type != "cuda":
         return 1
@@ -126,7 +125,7 @@ def row_parts(x: Tensor, rows: int, across: int, per_multiprocessor: int) -> int
 
 
 def tiles(x: Tensor, side: int) -> int:
-    """How many tiles of `side` x `side` cover x (M, N), at least one; one on the CPU, where the reference runs."""
+    """Number of `side` x `side` tiles that cover x (M, N), at least one; one on the CPU, where the reference runs."""
     if x.device.type != "cuda":
         return 1
     down, across = ((size + side - 1) // side for size in x.shape)
@@ -137,13 +136,13 @@ def tiles(x: Tensor, side: int) -> int:
 
 @cache
 def multiprocessors(device: int | None) -> int:
-    """Multiprocessors of a CUDA device, asked once."""
+    """Number of multiprocessors of a CUDA device, cached."""
     count: int = torch.cuda.get_device_properties(device).multi_processor_count
     return count
 
 
 def check_rows(x: Tensor, width: int, rows: int | None = None) -> None:
-    """Raises InputError unless x is a floating matrix of (M, width); where `rows` is given, M is that many."""
+    """Raises InputError unless x is a floating matrix of (M, width), with M = `rows` if given."""
     if rows is not None and x.dim() == 2 and x.shape[0] != rows:
         raise InputError(
             f"a kernel for matrices of {rows} rows got one of shape {tuple(x.shape)}; the package was generated for "
@@ -176,12 +175,12 @@ def check_joined(*parts: Tensor, width: int) -> None:
 
 
 def whole_rows(x: Tensor) -> Tensor:
-    """x (M, N) itself where each row is contiguous, wherever the rows lie; else a copy."""
+    """x (M, N) unchanged if each row is contiguous, whatever the row stride; otherwise a copy."""
     return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
 
 
 def whole_samples(x: Tensor) -> Tensor:
-    """x (B, n, d) itself where each sample is contiguous, wherever the samples lie; else a copy."""
+    """x (B, n, d) unchanged if each sample is contiguous, whatever the batch stride; otherwise a copy."""
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
 
 
@@ -192,7 +191,7 @@ def check_matrix(x: Tensor) -> None:
 
 
 def check_scale(scale: Tensor) -> None:
-    """Raises InputError unless a static scale is one float32 number in a tensor; its value is not looked at."""
+    """Raises InputError unless a static scale is a single float32 number in a tensor; its value is not read."""
     if scale.numel() != 1 or scale.dtype != torch.float32:
         raise InputError(
             f"a kernel with a static scale needs it as one float32 number, not {scale.dtype} of shape "
@@ -201,7 +200,7 @@ def check_scale(scale: Tensor) -> None:
 
 
 def check_overflow_stats(overflow_stats: Tensor) -> None:
-    """Raises InputError unless what a kernel adds its counts to is (2,) int64; its values are not looked at."""
+    """Raises InputError unless the overflow statistics are (2,) int64; their values are not read."""
     if overflow_stats.shape != (2,) or overflow_stats.dtype != torch.int64:
         raise InputError(
             "a kernel that counts what a scale does not hold needs overflow_stats of two int64, not "
@@ -211,7 +210,7 @@ def check_overflow_stats(overflow_stats: Tensor) -> None:
 
 
 def _on_its_device(name: str) -> Callable[..., Any]:
-    """The CUDA implementation: a launch goes to the current device, so that has to be the first argument's."""
+    """The CUDA implementation, run with the first argument's device as the current one, where kernels are launched."""
 
     def run(*arguments: Any) -> Any:
         launch = _cuda[name]

@@ -1,28 +1,32 @@
-"""How a producer quantises what it made: the granularity of the scales, the format, and whether scales are rounded.
+"""Quantisation modes of fused kernels: the granularity of the scales, the format, and rounding of the scales.
 
-| scaling | scales | passes over the result | what else comes back | |---|---|---|---| | rowwise | (M, 1), found | one |
-`scale_max` (P,): the largest scale that each program wrote, for `RequantizeTranspose` | | blockwise | (M, ceil(width /
-128)), found | one | | | static | one, given as `scale` (1, 1) | one | `amax` (P,), `overflow` (P,): see below; or, with
-`overflow_stats`, neither | | tensorwise | (1, 1), found from `maxima` (Q,) | two launches: `maximum`, then this one | |
-| maximum | none: nothing is written but `amax` (P,) | | |
+| scaling    | scales                            | launches                       | further results              |
+|------------|-----------------------------------|--------------------------------|------------------------------|
+| rowwise    | (M, 1), computed                  | one                            | `scale_max` (P,)             |
+| blockwise  | (M, ceil(width / 128)), computed  | one                            |                              |
+| static     | one, given as `scale` (1, 1)      | one                            | `amax` (P,), `overflow` (P,) |
+| tensorwise | (1, 1), computed from `maxima`    | two: `maximum`, then this one  |                              |
+| maximum    | none: only `amax` is written      | one                            | `amax` (P,)                  |
 
-With a static scale (of a profile's maximum, or of the last step's) nothing is read twice. The largest finite magnitude
-that each program met is returned, and how many elements were above the format's maximum at that scale (int32). Those
-are saturated; the counts are the record of it. `tensorwise` finds the scale on the device from the `amax` of a launch
-of `maximum` with the same arguments: the host reads nothing.
+`scale_max` is the largest scale that each program wrote. It is for `RequantizeTranspose`, which takes e4m3 with
+power-of-two scales. `CastTranspose` quantises a matrix and its transpose under one scale in a single pass, where no
+operation comes before.
 
-With `overflow_stats`, a static scale's kernel adds to a tensor `overflow_stats` (2,) int64 that the caller keeps,
-instead of returning amax and overflow: overflow_stats[0] grows by the count, overflow_stats[1] to the bits of the
-largest magnitude, which order as the magnitudes do. So steps add up on the device, and nothing else is launched.
+With a static scale (from a profile's maximum, or from the last step) nothing is read twice. Each program returns the
+largest finite magnitude that it read, and the number of elements above the format's maximum at that scale (int32),
+which are saturated. `tensorwise` computes the scale on the device from `maxima` (Q,), the `amax` of a launch of
+`maximum` with the same arguments; the host reads nothing.
 
-`scale_max` is for `RequantizeTranspose`, which takes e4m3 with scales that are powers of two. A transposed copy under
-one scale comes with the rows in the same pass where nothing is computed before (`CastTranspose`).
+With `overflow_stats`, a kernel with a static scale updates a tensor `overflow_stats` (2,) int64 of the caller instead
+of returning amax and overflow: the count is added to overflow_stats[0], and overflow_stats[1] becomes the maximum of
+itself and the bits of the largest magnitude, which sort like the magnitudes. So the statistics accumulate over steps on
+the device, without another launch.
 
-Any norm, activation, vector and matrix goes with any mode, forward and backward. Refused, by the specs: a mode without
-`quantise`; a `maximum` that would save a norm's statistics, keep a sum or carry a gradient, which the launch that
-writes the values does.
+Any norm, activation, vector and matrix can be combined with any mode, forward and backward. Specs reject a mode without
+`quantise`, and a `maximum` that would save a norm's statistics, keep a sum or pass on a gradient, as the launch that
+writes the values does that.
 
-Values agree with `numerics.quantize` bit for bit, given the same float32 result of the producer.
+Values agree with `numerics.quantize` bit for bit, given the same float32 input.
 """
 
 from __future__ import annotations
@@ -53,12 +57,12 @@ _SHORT = {"rowwise": "rows", "blockwise": "blocks", "static": "static", "tensorw
 
 @dataclass(frozen=True, slots=True)
 class Quantisation:
-    """The mode of a quantising kernel. Raises InputError for one that does not exist."""
+    """Quantisation mode of a kernel. Raises InputError for one that does not exist."""
 
     scaling: str = "rowwise"  # one of SCALINGS
     format: Format = Format.E4M3
-    power_of_two: bool = True  # scales rounded up to powers of two, or, where static, promised to be: no division then
-    overflow_stats: bool = False  # where static: amax and overflow go to a tensor that the caller keeps
+    power_of_two: bool = True  # scales are rounded up to powers of two or, if static, must be such: no division
+    overflow_stats: bool = False  # static only: amax and overflow are added to a tensor of the caller
 
     def __post_init__(self) -> None:
         if self.scaling not in SCALINGS:
@@ -72,7 +76,7 @@ class Quantisation:
 
     @property
     def name(self) -> str:
-        """In the names of kernels: e4m3, e5m2_static, e4m3_blockwise_divided, maximum."""
+        """Suffix of kernel names: e4m3, e5m2_static, e4m3_blockwise_divided, maximum."""
         if self.scaling == "maximum":
             return "maximum"
         parts = [self.format.value, *([self.scaling] if self.scaling != "rowwise" else [])]
@@ -81,7 +85,7 @@ class Quantisation:
 
     @property
     def description(self) -> str:
-        """What a kernel makes."""
+        """Description of the result, for docstrings."""
         if self.scaling == "maximum":
             return "its largest magnitude"
         scales = _DESCRIPTIONS[self.scaling].format("power-of-two " if self.power_of_two else "")
@@ -89,21 +93,21 @@ class Quantisation:
 
     @property
     def short_description(self) -> str:
-        """The same where little room is left."""
+        """A shorter description."""
         if self.scaling == "maximum":
             return "maximum"
         return f"{self.format.value} {_SHORT[self.scaling]}"
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The host function's parameters that come last."""
+        """Last parameters of the host function."""
         if self.overflow_stats:
             return ("scale", "overflow_stats")
         return {"static": ("scale",), "tensorwise": ("maxima",)}.get(self.scaling, ())
 
     @property
     def results(self) -> tuple[str, ...]:
-        """What the host function returns first."""
+        """First results of the host function."""
         if self.overflow_stats:
             return ("values",)
         return {
@@ -116,7 +120,7 @@ class Quantisation:
 
     @property
     def found(self) -> bool:
-        """Whether the kernel finds scales from maxima."""
+        """True if the kernel computes scales from maxima."""
         return self.scaling in _FOUND
 
     @property
@@ -126,17 +130,17 @@ class Quantisation:
 
     @property
     def reference(self) -> str:
-        """The name of the function in `norm_reference` that quantises so."""
+        """Name of the function in `norm_reference` with the same quantisation."""
         return "quantise_static_counted" if self.overflow_stats else _REFERENCES[self.scaling]
 
     @property
     def triton_type(self) -> str:
-        """The values' type in a kernel."""
+        """The values' dtype in Triton."""
         return "tl.float8e4nv" if self.format is Format.E4M3 else "tl.float8e5"
 
     @property
     def torch_type(self) -> str:
-        """The values' type in torch."""
+        """The values' dtype in torch."""
         return str(FORMATS[self.format].dtype)
 
 

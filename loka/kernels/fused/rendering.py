@@ -1,7 +1,7 @@
-"""Specs in, the text of Triton kernels and of the operators around them out: formatted, the same bytes on any machine.
+"""Renders specs as the text of Triton kernels and their operators: formatted, the same bytes on any machine.
 
-Two files of a generated package come of it. `triton_kernels.py` holds the kernels and their host functions and imports
-Triton; `fused.py` holds the operators and imports it not: each operator runs its reference on the CPU, and loads
+They are two files of a generated package. `triton_kernels.py` has the kernels and their host functions and imports
+Triton; `fused.py` has the operators and does not import it: each operator runs its reference on the CPU, and loads
 `triton_kernels` when it is first called on a GPU.
 """
 
@@ -93,9 +93,9 @@ class Rendered:
     name: str  # of the operator: the function's with a digest of the text
     text: str  # the Triton kernel and its host function; no imports
     operator: str  # reference, shapes and registration of the operator; no imports
-    digest: str  # sha256 of `text` and of the device functions that it calls
+    digest: str  # sha256 of `text` and the device functions that it calls
     parameters: tuple[str, ...]  # of the operator, in order; a plain forward and `Reduce` take dtypes as well
-    results: tuple[str, ...]  # of the operator, in order; one is no tuple
+    results: tuple[str, ...]  # of the operator, in order; a single result is no tuple
 
 
 def render(
@@ -104,7 +104,7 @@ def render(
     launched: AnyConfiguration | None = None,
     device: DeviceSpec = DEFAULT,
 ) -> Rendered:
-    """A kernel for `spec` on a device. `launched`, of the spec's own kind, overrides how it is launched there."""
+    """Renders the kernel of a spec for a device. `launched`, of the spec's own kind, overrides the device's launch."""
     values = _values(spec, launched, device)
     template, context = KERNELS + values.family + _SUFFIX, values.context()
     text = templates.render(template, {**context, "layout": _KERNEL_LAYOUT, "on_gpu": True})
@@ -116,7 +116,7 @@ def render(
 
 
 def _values(spec: AnySpec, launched: AnyConfiguration | None, device: DeviceSpec) -> KernelValues:
-    """What a spec's template is given."""
+    """Template values of a spec."""
     match spec:
         case TiledGemm():
             tiled = launched if isinstance(launched, Tiling) else gemm_tiling.tiling(spec, device)
@@ -154,10 +154,9 @@ def _values(spec: AnySpec, launched: AnyConfiguration | None, device: DeviceSpec
 
 
 def render_files(kernels: Sequence[Rendered], templates: Templates, subject: str, stamp: str = "") -> dict[str, str]:
-    """The two files of a package, by name. `subject` is what their docstrings name; a `stamp` becomes STAMP.
+    """The two files of a package, by name. Their docstrings name the `subject`; a `stamp` becomes STAMP.
 
-    Kernels of one function are written once; they come sorted by that name. Raises InputError where two texts claim
-    one name.
+    Each kernel is written once, sorted by function name. Raises InputError for two different kernels of one name.
     """
     by_function = {kernel.function: kernel for kernel in kernels}
     for kernel in kernels:
@@ -178,7 +177,7 @@ def render_files(kernels: Sequence[Rendered], templates: Templates, subject: str
     }
 
 
-# Modules that generated kernels and operators call, with their packages.
+# Modules imported by generated kernels and operators, with their packages.
 _IMPORTED = {
     "operators": "loka.kernels.fused",
     "cross_reference": "loka.kernels.fused.cross",
@@ -191,7 +190,7 @@ _IMPORTED = {
 
 
 def _imports(texts: Sequence[str]) -> dict[str, object]:
-    """What a file imports for these texts: packages with their modules, and whether descriptors of tensors."""
+    """Imports of a file with these texts: packages with their modules, and whether it needs tensor descriptors."""
     packages: dict[str, list[str]] = {}
     for module, package in _IMPORTED.items():
         if any(f"{module}." in text for text in texts):

@@ -1,1 +1,1 @@
-"""FP8 GEMMs, one file a library: can it run this one, why not, run it."""
+"""FP8 GEMMs, one file per library: support, availability, and the operator."""

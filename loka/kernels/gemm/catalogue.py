@@ -1,4 +1,4 @@
-"""Every kernel that a GEMM can run on: whether it can run this one, and if not, why (docs/kernels.md).
+"""Catalogue of the kernels that a GEMM can run on (docs/kernels.md).
 
 | kernel            | file         | what it is                                          |
 |-------------------|--------------|-----------------------------------------------------|
@@ -34,17 +34,17 @@ __all__ = [
     "operator_named",
 ]
 
-GEMM_KERNELS: tuple[Kernel, ...] = (  # the FP8 ones first
+GEMM_KERNELS: tuple[Kernel, ...] = (  # FP8 kernels first
     SCALED_MM,
     fbgemm.ROWWISE,
     mslk.ROWWISE,
     NATIVE,
 )
-PREFERRED: tuple[Kernel, ...] = (SCALED_MM,)  # what FP8 runs on where neither a policy nor a measurement decides
+PREFERRED: tuple[Kernel, ...] = (SCALED_MM,)  # default FP8 kernels, where neither a policy nor a measurement decides
 
 
 def kernel_named(name: str) -> Kernel:
-    """The kernel of that name. Raises InputError, with the names that come near, where there is none."""
+    """The kernel of that name. Raises InputError, with the closest name, where there is none."""
     names = [kernel.name for kernel in GEMM_KERNELS]
     if name in names:
         return GEMM_KERNELS[names.index(name)]
@@ -55,7 +55,7 @@ def kernel_named(name: str) -> Kernel:
 
 @cache
 def operator_named(name: str) -> torch._ops.OpOverload:
-    """The operator of the kernel of that name, in the form of `gemm_operator`. Raises InputError where it has none."""
+    """The operator of the named kernel, with the signature of `gemm_operator`. Raises InputError where it has none."""
     operator = kernel_named(name).operator
     if operator is None:
         raise InputError(f"the kernel {name!r} is not called by generated code: it has no operator")

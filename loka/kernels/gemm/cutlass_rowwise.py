@@ -1,10 +1,10 @@
-"""The FP8 GEMM with rowwise scales that FBGEMM GenAI has, and MSLK after it: CUTLASS kernels for Hopper, in one form.
+"""The FP8 GEMM with rowwise scales of FBGEMM GenAI and its successor MSLK: CUTLASS kernels for Hopper.
 
     f8f8bf16_rowwise(Tensor XQ, Tensor WQ, Tensor x_scale, Tensor w_scale, Tensor? bias, bool use_fast_accum) -> Tensor
 
-XQ (M, K) and WQ (N, K) are contiguous and e4m3: FBGEMM 1.6 refuses an XQ of e5m2, which its kernels were written for.
-x_scale (M,) and w_scale (N,) are float32; the bias is (N,) in bfloat16 or float32; the result is bfloat16. K must be a
-multiple of 16 and N of 8: 16 bytes of each row.
+XQ (M, K) and WQ (N, K) are contiguous and e4m3: FBGEMM 1.6 rejects an XQ of e5m2, although its kernels were written for
+it. x_scale (M,) and w_scale (N,) are float32; the bias is (N,) in bfloat16 or float32; the result is bfloat16. K must
+be a multiple of 16 and N of 8: 16 bytes of each row.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _BIASES = (torch.bfloat16, torch.float32)
 
 @dataclass(frozen=True, slots=True)
 class CutlassRowwise:
-    """One library's kernel of this form, as a candidate. `define_operator` makes its operator."""
+    """One library's kernel of this signature. `define_operator` registers its operator."""
 
     name: str  # "fbgemm.rowwise"
     operator: str  # "loka::fbgemm_rowwise_mm"
@@ -54,7 +54,7 @@ class CutlassRowwise:
         target: str,
         dtype: str = BFLOAT16,
     ) -> str | None:
-        """Rowwise scales, e4m3, results in bfloat16; the reference takes every size."""
+        """Rowwise scales, e4m3, and bfloat16 results are supported; the reference takes every size."""
         device = spec_of(target)
         first, second = operands
         refusal = refuse_range(gemm, operands) or _refuse_recipe(
@@ -67,15 +67,16 @@ class CutlassRowwise:
         return refusal
 
     def unavailable_reason(self) -> str | None:
-        """It needs its library and a Hopper GPU."""
+        """The kernel needs its library and a Hopper GPU."""
         return self.library.unavailable_reason()
 
 
 def define_operator(kernel: CutlassRowwise) -> torch._ops.OpOverload:
-    """Register the kernel's operator (`gemm_operator` has its form).
+    """Register the kernel's operator (its signature is in `gemm_operator`).
 
     Results are rounded to bfloat16 and then converted, also by the reference, which runs on the CPU and on a GPU
-    without FP8 tensor cores. On other GPUs what the kernel cannot run is an InputError, and so is a missing library.
+    without FP8 tensor cores. On other GPUs the operator raises InputError for unsupported operands and for a missing
+    library.
     """
     reference = gemm_operator.reference(kernel.operator, kernel.name, WRITTEN)
 
@@ -117,7 +118,7 @@ def _launch(
     fast: bool,
     bias: Tensor | None,
 ) -> Tensor:
-    """Pad what the kernel cannot take, run it, cut."""
+    """Run the kernel with zero padding to supported sizes, and slice the result."""
     rows, columns = a.shape[0], b.shape[0]
     a = scaled_mm_layout.pad_operand(a, MULTIPLES.rows, MULTIPLES.contraction)
     b = scaled_mm_layout.pad_operand(b, MULTIPLES.columns, MULTIPLES.contraction)

@@ -1,4 +1,4 @@
-"""What a kernel says of itself: the protocol that every library's file in this room follows (docs/kernels.md)."""
+"""The protocol of GEMM kernels, which every library's file in this room follows (docs/kernels.md)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BFLOAT16 = "bfloat16"
 
 @dataclass(frozen=True, slots=True)
 class GemmSizes:
-    """The sizes of one GEMM as a product of a (rows x contraction) and b (columns x contraction), transposed."""
+    """The sizes of one GEMM: a (rows x contraction) times b (columns x contraction), transposed."""
 
     rows: int
     columns: int
@@ -31,21 +31,21 @@ def gemm_sizes(gemm: Gemm, m: int, k: int, n: int) -> GemmSizes:
 
 
 class Kernel(Protocol):
-    """One way of running a GEMM."""
+    """An implementation of GEMMs."""
 
     @property
     def name(self) -> str:
-        """What a plan and a policy call it: "library.kernel"."""
+        """Its name in plans and policies: "library.kernel"."""
         ...
 
     @property
     def operator(self) -> str | None:
-        """The operator that generated code calls, "loka::scaled_mm"; None where none is generated for it."""
+        """The operator that generated code calls, such as "loka::scaled_mm"; None where no code is generated for it."""
         ...
 
     @property
     def library(self) -> Library | None:
-        """The package that it comes from and that LoKA does without; None where that is torch."""
+        """The optional package that it belongs to; None for torch."""
         ...
 
     def unsupported_reason(
@@ -60,21 +60,21 @@ class Kernel(Protocol):
         target: str,
         dtype: str = BFLOAT16,
     ) -> str | None:
-        """Why it cannot run this GEMM on this target, or None where it can; what this machine has plays no part.
+        """Reason why it cannot run this GEMM on this target, None where it can; independent of this machine.
 
         `operands` are in the order of `names.OPERANDS[gemm]`; m, k and n are those of y = x @ weight.T, m at the
-        policy's batch size; without `padding`, sizes must fit as they are; `dtype` is that of the model's activations.
-        Raises InputError on an unknown target.
+        policy's batch size; without `padding`, sizes must fit without padding; `dtype` is that of the model's
+        activations. Raises InputError on an unknown target.
         """
         ...
 
     def unavailable_reason(self) -> str | None:
-        """Why it cannot run on this machine, or None where it can: library, version, device. May import the library."""
+        """Reason why it cannot run on this machine (library, version, device), or None. May import the library."""
         ...
 
 
 def refuse_range(gemm: Gemm, operands: OperandPair) -> str | None:
-    """Why an operand cannot be quantised, whatever multiplies it: a static scale without its maximum."""
+    """Reason why an operand cannot be quantised for any kernel: a static scale without its maximum."""
     for operand, recipe in zip(OPERANDS[gemm], operands, strict=True):
         if recipe.lacks_amax:
             return f"{gemm.value}.{operand.value} has a static scale but no amax; give amax, or use range: dynamic"
@@ -82,7 +82,7 @@ def refuse_range(gemm: Gemm, operands: OperandPair) -> str | None:
 
 
 def refuse_sizes(gemm: Gemm, sizes: GemmSizes, multiples: GemmSizes) -> str | None:
-    """Why sizes do not fit without padding; `multiples` says what each must be a multiple of."""
+    """Reason why sizes do not fit without padding; each must be a multiple of that in `multiples`."""
     letters = {Gemm.FPROP: "MNK", Gemm.DGRAD: "MKN", Gemm.WGRAD: "NKM"}[gemm]
     wanted = (
         (letters[0], sizes.rows, multiples.rows),

@@ -1,4 +1,4 @@
-"""The form that all operators of FP8 GEMMs have, and their registration.
+"""The common signature of FP8 GEMM operators, and their registration.
 
     loka::NAME(Tensor a, Tensor scale_a, Tensor b, Tensor scale_b, str scaling_a, str scaling_b,
                ScalarType dtype, bool fast, SymInt counter_id, Tensor? bias=None) -> Tensor
@@ -6,11 +6,12 @@
 `(a * scale_a) @ (b * scale_b).T + bias` for FP8 a of (R, C) and b of (S, C), with scales in the shapes of
 `numerics.quantize.scale_shape`, and a bias of (S,) or none; the result is (R, S), contiguous, of `dtype`. Sizes may be
 zero. `scaling_a` and `scaling_b` are values of `names.Scaling`; `fast` is the tensor core's fast accumulation, which
-the reference does not have; `counter_id` is the number that counts the call, under the name of the kernel (`ticks`).
+the reference ignores; `counter_id` is the counter of the call, which counts under the name of the kernel
+(`call_counters`).
 
-Everything in the namespace `loka` is such a GEMM (`is_gemm`). An operator has no derivative: it is called inside a
-torch.autograd.Function. It is defined with torch.library.Library: an empty operator of this signature then costs 4 us a
-call over its body, against 13 us with torch.library.custom_op (torch 2.13, one CPU core).
+Every operator in the namespace `loka` is such a GEMM. An operator has no derivative: it is called inside a
+torch.autograd.Function. It is defined with torch.library.Library: an empty operator of this signature then costs 4 us
+per call, compared with 13 us with torch.library.custom_op (torch 2.13, one CPU core).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ BIAS = "Tensor? bias=None"
 
 
 class GemmFunction(Protocol):
-    """What an operator runs on a device."""
+    """Implementation of an operator on a device."""
 
     def __call__(
         self,
@@ -55,13 +56,13 @@ class GemmFunction(Protocol):
 
 
 _library = torch.library.Library(GEMM_NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
-_functions: dict[torch._ops.OpOverload, dict[str, GemmFunction]] = {}  # what each operator runs, by type of device
+_functions: dict[torch._ops.OpOverload, dict[str, GemmFunction]] = {}  # of each operator, by device type
 
 
 def define(name: str, cpu: GemmFunction, cuda: GemmFunction) -> torch._ops.OpOverload:
-    """Register the operator `loka::NAME` and return it; `cpu` and `cuda` count their calls themselves.
+    """Register the operator `loka::NAME` and return it; `cpu` and `cuda` must count their calls.
 
-    A name can be taken once in a process: torch raises RuntimeError on the second time.
+    A name can be used once per process: torch raises RuntimeError the second time.
     """
     qualified = f"{GEMM_NAMESPACE}::{name}"
 
@@ -86,12 +87,12 @@ def define(name: str, cpu: GemmFunction, cuda: GemmFunction) -> torch._ops.OpOve
 
 
 def function_of(operator: torch._ops.OpOverload, device: str) -> GemmFunction:
-    """What an operator of `define` runs on a type of device, for an operator that stands for several."""
+    """Implementation of an operator from `define` on a device type, for an operator that dispatches to several."""
     return _functions[operator][device]
 
 
 def register(name: str, arguments: str, cpu: object, cuda: object, fake: object) -> None:
-    """Define `loka::NAME(arguments) -> Tensor` with what it runs where."""
+    """Define `loka::NAME(arguments) -> Tensor` with its implementations."""
     qualified = f"{GEMM_NAMESPACE}::{name}"
     _library.define(f"{name}({arguments}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
     torch.library.register_fake(qualified, known_to_inductor(qualified, fake), lib=_library)  # type: ignore[arg-type]
@@ -117,8 +118,8 @@ def fake_product(name: str, a: Tensor, b: Tensor, dtype: torch.dtype, bias: Tens
 def reference(name: str, kernel: str, written: torch.dtype | None = None) -> GemmFunction:
     """The reference of the operator `name`: dequantise, multiply in float32. It takes every pair of recipes.
 
-    `kernel` is what its calls count for; `written` the one dtype that the kernel writes, to which the result is rounded
-    first, or None where it writes every dtype.
+    Its calls count as `kernel`. `written` is the only dtype that the kernel writes, to which the result is rounded
+    first; None where it writes every dtype.
     """
 
     def run(
@@ -150,6 +151,6 @@ def check_bias(name: str, bias: Tensor, b: Tensor) -> None:
 
 
 def empty_product(a: Tensor, b: Tensor, dtype: torch.dtype, bias: Tensor | None) -> Tensor:
-    """The product where one of its sizes is zero."""
+    """The product if one of its sizes is zero."""
     empty = a.new_zeros((a.shape[0], b.shape[0]), dtype=dtype)
     return empty if bias is None else empty + bias.to(dtype)

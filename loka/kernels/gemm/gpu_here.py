@@ -1,4 +1,4 @@
-"""Which devices are here, as kernels ask for it."""
+"""Capabilities of the visible CUDA devices."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from functools import cache
 
 import torch
 
-FP8_CAPABILITY = (8, 9)  # the first compute capability whose tensor cores take FP8
+FP8_CAPABILITY = (8, 9)  # the first compute capability with FP8 tensor cores
 
 
 @cache
 def has_fp8(device: int) -> bool:
-    """Whether the tensor cores of a CUDA device take FP8."""
+    """True if a CUDA device has FP8 tensor cores."""
     return torch.version.hip is None and torch.cuda.get_device_capability(device) >= FP8_CAPABILITY
 
 
 def unsupported_device(capability: tuple[int, int]) -> str | None:
-    """Why no visible CUDA device has this compute capability or a later one, or None where one has."""
+    """Reason why no visible CUDA device has at least this compute capability; None where one has."""
     wanted = f"{capability[0]}.{capability[1]}"
     if not torch.cuda.is_available() or torch.version.hip is not None:
         return f"no CUDA device is visible; it needs one of compute capability {wanted}"

@@ -1,6 +1,6 @@
-"""Libraries of kernels that LoKA works with and does without: whether they are here, and their operators.
+"""Optional kernel libraries: their versions, availability and operators.
 
-Nothing of a library is imported before `load_failure` or `loaded_operator` asks for it.
+A library is imported only by `load_failure` and `loaded_operator`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ class Library:
     """A package that registers operators with torch when one of its modules is imported."""
 
     name: str  # "FBGEMM GenAI"
-    distributions: tuple[str, ...]  # that provide it, under any of these names
-    oldest: tuple[int, int]  # the first release that is built for the oldest torch of LoKA
-    install: str  # the command
-    module: str  # which registers the operators
+    distributions: tuple[str, ...]  # packages that provide it, under any of these names
+    oldest: tuple[int, int]  # the first release built for the oldest torch that LoKA supports
+    install: str  # the command to install it
+    module: str  # module that registers the operators
     operator: str  # "fbgemm::f8f8bf16_rowwise"
-    capability: tuple[int, int]  # of the first device that its kernels are built for
+    capability: tuple[int, int]  # lowest compute capability that its kernels are built for
 
     def version(self) -> str | None:
-        """The installed version; None where it is not installed. Imports nothing."""
+        """The installed version; None where it is not installed. Does not import the library."""
         for distribution in self.distributions:
             try:
                 return metadata.version(distribution)
@@ -39,7 +39,7 @@ class Library:
         return None
 
     def missing_reason(self) -> str | None:
-        """Why the installation does not do, or None where it does. Imports nothing."""
+        """Reason why the installation is not sufficient; None where it is. Does not import the library."""
         version = self.version()
         if version is None:
             return f"{self.name} is not installed: {self.install}"
@@ -49,7 +49,7 @@ class Library:
         return None
 
     def load_failure(self) -> str | None:
-        """Why its module cannot be imported or lacks the operator, or None; imports it."""
+        """Reason why its module cannot be imported or lacks the operator; None where it works. Imports the module."""
         try:
             importlib.import_module(self.module)
         except (ImportError, OSError, RuntimeError, AttributeError) as error:  # it was built for another torch
@@ -63,13 +63,13 @@ class Library:
         return None
 
     def unavailable_reason(self) -> str | None:
-        """Why its kernels cannot run on this machine, or None where they can; the cheap questions first."""
+        """Reason why its kernels cannot run on this machine; None where they can. Cheap checks come first."""
         return self.missing_reason() or unsupported_device(self.capability) or self.load_failure()
 
 
 @cache
 def loaded_operator(library: Library) -> torch._ops.OpOverload:
-    """The library's operator, its module imported on the first call. Raises InputError where that cannot be."""
+    """The library's operator; imports its module on the first call. Raises InputError where that fails."""
     refusal = library.missing_reason() or library.load_failure()
     if refusal is not None:
         raise InputError(f"{library.operator}: {refusal}")
@@ -79,6 +79,6 @@ def loaded_operator(library: Library) -> torch._ops.OpOverload:
 
 
 def release(version: str) -> tuple[int, ...]:
-    """The numbers that a version starts with: (1, 6, 0) of "1.6.0+cu130"."""
+    """The release numbers of a version: (1, 6, 0) for "1.6.0+cu130"."""
     found = re.match(r"\d+(\.\d+)*", version)
     return tuple(int(part) for part in found.group().split(".")) if found else (0,)

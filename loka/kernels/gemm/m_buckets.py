@@ -3,15 +3,15 @@
     loka::mm_by_m_bucket(Tensor a, Tensor scale_a, Tensor b, Tensor scale_b, str scaling_a, str scaling_b,
                          ScalarType dtype, bool fast, SymInt counter_id, str table, Tensor? bias=None) -> Tensor
 
-As the other GEMMs (`gemm_operator`), and a table that the plan has decided: "2048: fbgemm.rowwise, 8192: mslk.rowwise"
-says that up to 2048 rows run on the catalogue's kernel fbgemm.rowwise, and all others on mslk.rowwise. The batch's rows
-are the rows of `a` in fprop and dgrad (`mm_by_m_bucket`), and its columns in wgrad, which contracts over them
+The arguments are those of other GEMMs (`gemm_operator`) and a table from the plan: with "2048: fbgemm.rowwise, 8192:
+mslk.rowwise", up to 2048 rows run on the catalogue's kernel fbgemm.rowwise, and all others on mslk.rowwise. The batch's
+rows are the rows of `a` in fprop and dgrad (`mm_by_m_bucket`), and its columns in wgrad, which contracts over them
 (`mm_by_k_bucket`).
 
-The choice is made inside of the operator, so that a compiled model neither sees it nor is compiled again for another
-batch; a CUDA graph has the kernel that was chosen when it was captured. The call counts under the kernel that ran. It
-costs 0.7 to 0.8 us more than an operator without a table (torch 2.13, one CPU core); calling the kernels' own operators
-would be 3.3 us more.
+The kernel is chosen inside the operator, so that a compiled model does not see the choice and is not recompiled for
+another batch; a CUDA graph keeps the kernel that was chosen during capture. The call counts under the kernel that ran.
+It costs 0.7 to 0.8 us more than an operator without a table (torch 2.13, one CPU core); calling the kernels' own
+operators would cost 3.3 us more.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _ENTRY = re.compile(r"(\d+): ([a-z0-9_.]+)")
 
 
 def table_text(m_buckets: Sequence[tuple[int, str]]) -> str:
-    """A table, (most rows, kernel) ascending, as the operator takes it; the last kernel has no limit.
+    """The operator's text for a table of (most rows, kernel), ascending; the last kernel has no limit.
 
-    Raises InputError where it is empty or does not ascend.
+    Raises InputError for a table that is empty or not ascending.
     """
     limits = [limit for limit, _ in m_buckets]
     if not limits or limits != sorted(set(limits)) or limits[0] < 0:
@@ -44,7 +44,7 @@ def table_text(m_buckets: Sequence[tuple[int, str]]) -> str:
 
 
 def parse_table(text: str) -> tuple[tuple[int, str], ...]:
-    """What `table_text` wrote. Raises InputError for anything else."""
+    """Parses the text of `table_text`. Raises InputError for anything else."""
     found = [_ENTRY.fullmatch(entry) for entry in text.split(", ")]
     rows = tuple((int(entry[1]), entry[2]) for entry in found if entry is not None)
     if len(rows) < len(found) or table_text(rows) != text:
@@ -53,14 +53,14 @@ def parse_table(text: str) -> tuple[tuple[int, str], ...]:
 
 
 def _functions(device: str, table: str) -> tuple[tuple[int, ...], tuple[GemmFunction, ...]]:
-    """The limits of all kernels but the last, and what each kernel runs on a type of device."""
+    """The limits of all kernels but the last, and the implementation of each kernel on a device type."""
     rows = parse_table(table)
     functions = tuple(gemm_operator.function_of(operator_named(kernel), device) for _, kernel in rows)
     return tuple(limit for limit, _ in rows[:-1]), functions
 
 
 def _register(name: str, dimension: int) -> torch._ops.OpOverload:
-    """Define an operator whose batch runs along a dimension of `a`."""
+    """Define an operator whose batch is a dimension of `a`."""
 
     def run_on(device: str) -> Callable[..., Tensor]:
         functions_of = cache(partial(_functions, device))
@@ -124,7 +124,7 @@ def mm_by_m_bucket(
 ) -> Tensor:
     """Call the operator for fprop and dgrad. a: FP8 (R, C), R of the batch; b: FP8 (S, C); result: (R, S) of `dtype`.
 
-    Scales are float32, two-dimensional. Raises InputError where the table is malformed, the chosen kernel refuses the
+    Scales are float32, two-dimensional. Raises InputError where the table is malformed, the chosen kernel rejects the
     operands, or its library is missing.
     """
     out: Tensor = _m_bucket(a, scale_a, b, scale_b, scaling_a, scaling_b, dtype, fast, counter_id, table, bias)

@@ -1,4 +1,4 @@
-"""MSLK's CUTLASS GEMM with rowwise scales (`cutlass_rowwise`): MSLK is what FBGEMM GenAI has become."""
+"""MSLK's CUTLASS GEMM with rowwise scales (`cutlass_rowwise`); MSLK is the successor of FBGEMM GenAI."""
 
 from __future__ import annotations
 

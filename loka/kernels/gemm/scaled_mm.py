@@ -1,10 +1,9 @@
-"""The operator `loka::scaled_mm` (`gemm_operator` has its form): an FP8 GEMM by torch, which is cuBLASLt on Hopper.
+"""The operator `loka::scaled_mm` (its signature is in `gemm_operator`): torch's FP8 GEMM, which is cuBLASLt on Hopper.
 
-On the CPU, and on a GPU without FP8 tensor cores (compute capability under 8.9), the reference runs: dequantise,
-multiply in float32. It takes every pair of recipes. On other GPUs `torch.nn.functional.scaled_mm` runs, which takes
-what `scaled_mm_limits` says; anything else is an error, never the reference. Where the GPU's kernel takes the bias
-(tensorwise and rowwise, all in bfloat16), it is added before the result is rounded, as in the reference; elsewhere
-after.
+On the CPU, and on a GPU without FP8 tensor cores (compute capability below 8.9), the reference runs: dequantise,
+multiply in float32. It takes every pair of recipes. On other GPUs `torch.nn.functional.scaled_mm` runs, within
+`scaled_mm_limits`; anything else is an error, never the reference. Where the GPU's kernel takes the bias (tensorwise
+and rowwise, all in bfloat16), the bias is added before the result is rounded, as in the reference; otherwise after.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ def _cuda(
 
 
 def _takes_bias(first: Scaling, second: Scaling, dtype: torch.dtype, bias: torch.dtype) -> bool:
-    """Whether the GPU's kernel adds the bias itself."""
+    """True if the GPU's kernel adds the bias."""
     scalings = {first, second} <= {Scaling.TENSORWISE, Scaling.ROWWISE}
     return scalings and dtype == bias == torch.bfloat16
 
@@ -127,8 +126,8 @@ def scaled_mm(
 
     A bias (S,) is added to each row of the result.
 
-    `scaling_a` and `scaling_b` are values of `names.Scaling`; `counter_id` is the number that counts the call.
-    Raises InputError where shapes do not fit, or where the GPU has no kernel for the recipe.
+    `scaling_a` and `scaling_b` are values of `Scaling`; `counter_id` is the counter of the call. Raises InputError
+    where shapes do not fit, or where the GPU has no kernel for the recipe.
     """
     out: Tensor = _operator(a, scale_a, b, scale_b, scaling_a, scaling_b, dtype, fast, counter_id, bias)
     return out

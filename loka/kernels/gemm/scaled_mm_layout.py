@@ -1,7 +1,7 @@
-"""Operands and scales in the sizes and strides that `torch.nn.functional.scaled_mm` wants on a GPU.
+"""Operands and scales in the sizes and strides that `torch.nn.functional.scaled_mm` needs on a GPU.
 
 Zero padding changes no result: a zero multiplies only padding of the other operand, and padded rows and columns of the
-product are cut.
+product are sliced off.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def pad_operand(x: Tensor, row_multiple: int, column_multiple: int) -> Tensor:
     rows, columns = x.shape
     more_rows, more_columns = -rows % row_multiple, -columns % column_multiple
     if more_rows or more_columns:
-        # bytes: padding is not implemented for every FP8 type, and 0x00 is zero in both
+        # as bytes: padding is not implemented for every FP8 type, and 0x00 is zero in both
         x = F.pad(x.view(torch.uint8), (0, more_columns, 0, more_rows)).view(x.dtype)
     x = x.contiguous()
-    # a matrix of one row counts as contiguous whatever its first stride; the kernel reads that stride
+    # a matrix of one row counts as contiguous whatever its first stride, but the kernel reads that stride
     return x if x.stride(0) == x.shape[1] else x.as_strided(x.shape, (x.shape[1], 1))
 
 
@@ -38,7 +38,7 @@ def pad_vector(x: Tensor, size: int) -> Tensor:
 
 
 def first_scale(scale: Tensor, scaling: Scaling, rows: int) -> Tensor:
-    """Scales of the first operand of `rows` (padded) rows.
+    """Scales of the first operand with `rows` (padded) rows.
 
     tensorwise (1, 1); rowwise (R, 1); 1x128 (R, n) with strides (1, R); 128x128 (n rounded up to 4, R / 128) with
     strides (1, n rounded up to 4).
@@ -49,7 +49,7 @@ def first_scale(scale: Tensor, scaling: Scaling, rows: int) -> Tensor:
 
 
 def second_scale(scale: Tensor, scaling: Scaling, rows: int) -> Tensor:
-    """Scales of the second operand of `rows` (padded) rows: as `first_scale`, but rowwise (1, R)."""
+    """Scales of the second operand with `rows` (padded) rows: as `first_scale`, but rowwise (1, R)."""
     if scaling is Scaling.ROWWISE:
         return _pad_rows(scale, rows).reshape(-1).unsqueeze(0)
     return _blockwise_scale(scale, scaling, rows)

@@ -1,13 +1,13 @@
-"""What the FP8 GEMM behind `torch.nn.functional.scaled_mm` takes on a device, by the limits that its spec has.
+"""Operands that the FP8 GEMM of `torch.nn.functional.scaled_mm` takes on a device, by the limits in its spec.
 
 Those of Hopper (`loka.devices.hopper`) were measured on an H100 with torch 2.11 and CUDA 13.0 (docs/results/LOG.md,
-tests/kernels/test_scaled_mm_gpu.py). The checks are torch's own (aten/src/ATen/native/cuda/ScaledBlas.cpp) or
+tests/kernels/gemm/test_scaled_mm_gpu.py). The checks are torch's own (aten/src/ATen/native/cuda/ScaledBlas.cpp) or
 cuBLASLt's, where it finds no algorithm:
 
-- the pairs of scalings in `pairs`, no others; a transposed operand (`requantize_transpose`) has one scale for all its
-  rows, which serves as a tensorwise scale and, as it is returned, as a rowwise one: its recipe says which;
-- e5m2 for one operand at most, and for none under blockwise scaling;
-- contraction and columns of the result in multiples of 16; rows are free, but for a 1x128-scaled first operand
+- only the pairs of scalings in `pairs`; a transposed operand (`requantize_transpose`) has the same scale for all its
+  rows, which can be used as a tensorwise or as a rowwise scale: its recipe says which;
+- e5m2 for one operand at most, and for none with blockwise scaling;
+- contraction and columns of the result in multiples of 16; rows are free, except for a 1x128-scaled first operand
   (multiples of 4);
 - fast accumulation with tensorwise and rowwise scales only.
 """
@@ -29,7 +29,7 @@ def refuse_recipe(
     accumulation: Accumulation,
     limits: ScaledMMLimits = DEFAULT.scaled_mm,
 ) -> str | None:
-    """Why a device's kernel cannot multiply operands of these scalings and formats, or None where it can."""
+    """Reason why a device's kernel cannot multiply operands of these scalings and formats; None where it can."""
     if scalings not in limits.pairs:
         allowed = ", ".join(sorted(f"{a} x {b}" for a, b in limits.pairs))
         return f"no kernel multiplies {scalings[0].value} x {scalings[1].value}; it takes {allowed}"
@@ -44,6 +44,6 @@ def refuse_recipe(
 
 @cache
 def limits_of(device: int) -> ScaledMMLimits:
-    """What a CUDA device's kernel takes; of one that is no target, what the default target's does."""
+    """Limits of a CUDA device's kernel; the default target's for a device that is no target."""
     found = device_named(torch.cuda.get_device_name(device))
     return (found or DEFAULT).scaled_mm

@@ -1,4 +1,4 @@
-"""What torch itself has: cuBLASLt's FP8 GEMMs behind `loka::scaled_mm`, and the GEMM that the model has anyway."""
+"""torch's own GEMMs: cuBLASLt's FP8 GEMMs in `loka::scaled_mm`, and the model's native GEMM."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ScaledMM:
         target: str,
         dtype: str = BFLOAT16,
     ) -> str | None:
-        """The reference takes every recipe and size; a device's kernel what its `ScaledMMLimits` say."""
+        """The reference takes every recipe and size; a device's kernel is limited by its `ScaledMMLimits`."""
         device = spec_of(target)
         refusal = refuse_range(gemm, operands)
         if refusal is not None or device.is_reference:
@@ -48,16 +48,16 @@ class ScaledMM:
         return refusal
 
     def unavailable_reason(self) -> str | None:
-        """Without an FP8 GPU the operator runs as well, by its reference: slow, and no kernel."""
+        """Without an FP8 GPU no kernel is available, although the operator still runs its slow reference."""
         refusal = unsupported_device(FP8_CAPABILITY)
         return None if refusal is None else f"{refusal}; its reference runs"
 
 
 @dataclass(frozen=True, slots=True)
 class Native:
-    """The model's own GEMM, in the model's own precision: BF16, or float32, for which torch may use TF32.
+    """The model's native GEMM, in the model's own precision: BF16, or float32, for which torch may use TF32.
 
-    `torch.backends.cuda.matmul.allow_tf32` and autocast decide which; a plan leaves both alone.
+    `torch.backends.cuda.matmul.allow_tf32` and autocast decide which; a plan does not change them.
     """
 
     name: str = "as-is"
@@ -76,12 +76,12 @@ class Native:
         target: str,
         dtype: str = BFLOAT16,
     ) -> str | None:
-        """What the model runs, it can run."""
+        """The native GEMM can always run."""
         spec_of(target)
         return None
 
     def unavailable_reason(self) -> str | None:
-        """What the model runs, it can run."""
+        """The native GEMM can always run."""
         return None
 
 

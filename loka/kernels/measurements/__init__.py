@@ -1,1 +1,1 @@
-"""Times and errors of parts: files, look-up, and what lies between measured sizes."""
+"""Measured times and errors of parts: files, look-up and interpolation."""

@@ -1,8 +1,8 @@
-"""The forms of interactions: everything but the number of samples and the dtype that a part of one depends on.
+"""The forms of interactions: everything but the number of samples and the dtype that a part's time depends on.
 
-A part holds the form in its `around`, in words: "64 embeddings, rank 32, 32 sums, passing" of an FM interaction,
-"32 + 32 rows, residual, layer_norm, weight, bias" of a concat_norm, "bias, itself, passing" of a cross layer. What is
-passed on matters to the gradients alone, and a forward's part does not name it.
+`Part.around` has the form in words: "64 embeddings, rank 32, 32 sums, passing" of an FM interaction, "32 + 32 rows,
+residual, layer_norm, weight, bias" of a concat_norm, "bias, itself, passing" of a cross layer. `passing` matters only
+for the gradients, and a forward's part does not have it.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ class FmForm:
 
     embeddings: int  # n
     rank: int
-    sums: int  # 0 where there are none
-    passing: bool = False  # a gradient of the samples that came another way is added
+    sums: int  # 0 for none
+    passing: bool = False  # another gradient of the samples is added
 
     @property
     def words(self) -> str:
-        """As `Part.around` has it."""
+        """The form in words, for `Part.around`."""
         sums = [f"{self.sums} sums"] if self.sums else []
         return ", ".join([f"{self.embeddings} embeddings, rank {self.rank}", *sums, *_named(passing=self.passing)])
 
     def moved(self, columns: int, backward: bool) -> int:
-        """Elements of one sample, d = `columns`, that are read and written."""
+        """Elements read and written for one sample, with d = `columns`."""
         sample, made = self.embeddings * columns, self.embeddings * self.rank + self.sums * columns
         return made + (sample * (3 if self.passing else 2) if backward else sample)
 
 
 @dataclass(frozen=True, slots=True)
 class ConcatNormForm:
-    """A norm over concatenated samples: parts of so many rows one after another, a residual, and a norm."""
+    """A norm over concatenated samples: parts with the given rows, a residual, and a norm."""
 
-    rows: tuple[int, ...]  # of each part
+    rows: tuple[int, ...]  # rows of each part
     residual: bool
     norm: str  # one of `concat_norm_spec.NORMS`
     weight: bool
@@ -52,13 +52,13 @@ class ConcatNormForm:
 
     @property
     def words(self) -> str:
-        """As `Part.around` has it."""
+        """The form in words, for `Part.around`."""
         rows = f"{' + '.join(map(str, self.rows))} rows"
         flags = [*_named(residual=self.residual), self.norm, *_named(weight=self.weight, bias=self.bias)]
         return ", ".join([rows, *flags])
 
     def moved(self, columns: int, backward: bool) -> int:
-        """Elements of one sample that are read and written; statistics and sums are few."""
+        """Elements read and written for one sample, without the few of statistics and sums."""
         return sum(self.rows) * columns * (2 + self.residual + backward)
 
 
@@ -68,15 +68,15 @@ class CrossForm:
 
     bias: bool
     itself: bool  # the residual is the factor
-    passing: bool = False  # a gradient of the factor that came another way is added
+    passing: bool = False  # another gradient of the factor is added
 
     @property
     def words(self) -> str:
-        """As `Part.around` has it."""
+        """The form in words, for `Part.around`."""
         return ", ".join(_named(bias=self.bias, itself=self.itself, passing=self.passing))
 
     def moved(self, columns: int, backward: bool) -> int:
-        """Elements of one row that are read and written."""
+        """Elements read and written for one row."""
         return columns * (5 + self.passing if backward else 4 - self.itself)
 
 
@@ -92,7 +92,7 @@ BACKWARDS = frozenset(backward for _, backward in _WORKS.values())
 
 
 def parts_of(form: Form, samples: int, columns: int, kernel: str, dtype: str = "bfloat16") -> tuple[Part, Part]:
-    """The forward and the gradients of an interaction, as parts."""
+    """The parts of an interaction's forward and gradients."""
     first, second = _WORKS[type(form)]
     forward = form if isinstance(form, ConcatNormForm) else replace(form, passing=False)
     return (
@@ -102,23 +102,23 @@ def parts_of(form: Form, samples: int, columns: int, kernel: str, dtype: str = "
 
 
 def family(work: PartKind) -> PartKind:
-    """The forward's kind of work, for that of the gradients too; another kind is its own."""
+    """The forward's kind for an interaction's forward or gradients; any other kind unchanged."""
     return next((forward for forward, backward in _WORKS.values() if work is backward), work)
 
 
 def moved(part: Part) -> int:
-    """Elements that an interaction's kernel reads and writes, each once. Raises InputError for a form that is none."""
+    """Elements that an interaction's kernel reads and writes, each once. Raises InputError for an unknown form."""
     return part.rows * form_of(part.work, part.around).moved(part.columns, part.work in BACKWARDS)
 
 
 def unlike(one: Part, other: Part) -> int:
-    """In how many words the forms of two parts of one kind of work differ, numbers left out."""
+    """Number of words in which the forms of two parts of one kind differ, ignoring numbers."""
     return len(_flags(one.around) ^ _flags(other.around))
 
 
 @cache
 def form_of(work: PartKind, around: str) -> Form:
-    """The form of a part of this kind of work. Raises InputError where the words name none."""
+    """The form of a part of this kind. Raises InputError where the words name none."""
     words = around.split(", ") if around else []
     try:
         match family(work):

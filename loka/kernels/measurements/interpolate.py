@@ -1,8 +1,8 @@
-"""Times between, beside and beyond measured ones of one kind of part: the arithmetic behind `measurements`.
+"""Interpolation and extrapolation of measured times for one kind of part.
 
-Measured parts stand in nested tables: for each value on the first axis a table over the second, and so on. What was
-measured is rarely a full grid, and each table is asked for its own neighbours, so that a point that was measured alone
-spoils nothing.
+Measured parts are in nested tables: for each value on the first axis there is a table over the second, and so on.
+Measurements are rarely a full grid, and each table is searched for its own neighbours, so that an isolated point does
+no harm.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from loka.kernels.measurements.measurement import Measurement
 from loka.kernels.measurements.part_bounds import bound_us, element_bytes
 from loka.kernels.measurements.parts import Part, PartKind
 
-REACH = 4  # a neighbour has at least a quarter, and at most four times, of the size in question
-ALIGNMENT = 16  # bytes: kernels for rows of other lengths are others, or pad
+REACH = 4  # a neighbour's size is within this factor
+ALIGNMENT = 16  # bytes: kernels for other row lengths are different, or pad
 
 Axes = tuple[int, ...]
 
 
 def axes_of(part: Part) -> Axes:
-    """Where a part stands: rows, columns, contraction of a GEMM; else columns and rows."""
+    """Coordinates of a part: rows, columns and contraction of a GEMM; otherwise columns and rows."""
     if part.work is PartKind.GEMM:
         return (part.rows, part.columns, part.contraction)
     return (part.columns, part.rows)
 
 
 def is_aligned(part: Part) -> bool:
-    """Whether rows begin at multiples of ALIGNMENT: those of a GEMM's operands, as FP8 or in the dtype, and result."""
+    """True if rows begin at multiples of ALIGNMENT: of a GEMM's operands, in FP8 or in the dtype, and of the result."""
     element = 1 if part.work is PartKind.GEMM and part.recipe else element_bytes(part.dtype)
     return part.columns * element % ALIGNMENT == 0 and part.contraction * element % ALIGNMENT == 0
 
 
 class Near(NamedTuple):
-    """What measured parts say of a place: the share of time and bound, the spread, and the least and largest time."""
+    """Interpolated values at a point: time / bound, spread, and the least and largest time used."""
 
     share: float
     spread: float
@@ -57,7 +57,7 @@ class Point:
 
 @dataclass(slots=True)
 class Table:
-    """Measured parts by one axis. Below the last axis stand points, above it tables."""
+    """Measured parts by one axis. The entries are points on the last axis, and tables on the others."""
 
     values: list[int] = field(default_factory=list)
     logs: list[float] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Table:
 
     @classmethod
     def of(cls, measurements: Sequence[Measurement], device: DeviceSpec = DEFAULT) -> Table:
-        """A table of measurements of one kind; there is at least one."""
+        """A table of measurements of one kind, at least one."""
         root = cls()
         for axes, index in sorted((axes_of(each.part), index) for index, each in enumerate(measurements)):
             each = measurements[index]
@@ -90,7 +90,7 @@ class Table:
         self.below.append(below)
 
     def between(self, axes: Axes) -> Near | None:
-        """Between measured neighbours on every axis, None where some axis has none within REACH."""
+        """Interpolation between measured neighbours on every axis; None where an axis has no neighbour within REACH."""
         size = axes[0]
         index = bisect_left(self.values, size)
         if index < len(self.values) and self.values[index] == size:
@@ -108,7 +108,7 @@ class Table:
         return below.between(axes[1:]) if isinstance(below, Table) else below.near
 
     def _first(self, indices: range, axes: Axes) -> tuple[int, Near] | None:
-        """The first of some values, from near to far, that has neighbours on the other axes."""
+        """The first of some values, from near to far, with neighbours on the other axes."""
         for index in indices:
             value = self.values[index]
             if value == axes[0]:
@@ -121,7 +121,7 @@ class Table:
         return None
 
     def beside(self, axes: Axes) -> Near:
-        """At the nearest place within what was measured, however far its neighbours are."""
+        """Value at the nearest point within the measured range, however far its neighbours are."""
         size = axes[0]
         index = bisect_left(self.values, size)
         if index == len(self.values):
@@ -136,18 +136,18 @@ class Table:
         return below.beside(axes[1:]) if isinstance(below, Table) else below.near
 
     def _weight(self, low: int, high: int, size: int) -> float:
-        """How far a size is from one value to another, in the logarithms."""
+        """Position of a size between two values, 0 to 1, in logarithms."""
         return (math.log(size) - self.logs[low]) / (self.logs[high] - self.logs[low])
 
     def nearest(self, axes: Axes) -> tuple[float, Measurement]:
-        """The measured part at the least distance in the logarithms of all axes, with the square of that distance."""
+        """The nearest measured part, by distance in the logarithms of all axes, and the square of that distance."""
         found = self._nearest([math.log(size) for size in axes], math.inf)
         if found is None:
             raise ValueError("a table has at least one point")
         return found
 
     def _nearest(self, logs: Sequence[float], limit: float) -> tuple[float, Measurement] | None:
-        """The nearest at a distance under a limit; of equally near ones the smallest by the first axis."""
+        """The nearest within a squared distance; among equally near ones the smallest on the first axis."""
         best: tuple[float, Measurement] | None = None
         for index in self._outwards(logs[0]):
             apart = (self.logs[index] - logs[0]) ** 2
@@ -163,7 +163,7 @@ class Table:
         return best
 
     def _outwards(self, log: float) -> Iterator[int]:
-        """Indices by the distance of their values from one, the nearest first."""
+        """Indices by distance from a value, the nearest first."""
         high = bisect_left(self.logs, log)
         low = high - 1
         while low >= 0 or high < len(self.logs):
@@ -176,6 +176,6 @@ class Table:
 
 
 def _mean(low: Near, high: Near, weight: float) -> Near:
-    """The geometric mean of shares; the larger spread."""
+    """Geometric mean of the shares; the larger spread."""
     share = low.share * (high.share / low.share) ** weight
     return Near(share, max(low.spread, high.spread), min(low.least, high.least), max(low.most, high.most))

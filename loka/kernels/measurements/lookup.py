@@ -1,28 +1,28 @@
-"""What parts cost and how they err on a target, looked up in what was measured: `PartCosts` for the resolver.
+"""Times and errors of parts on a target, looked up in measurements: the `PartCosts` of the planner.
 
 Measurements come from a file that a policy names, or from the set that ships for the target, always those of one
-machine (`measurement_choice`). A part that was not measured itself is answered from measured ones of its kind: the same
+machine (`measurement_choice`). A part that was not measured is interpolated from measured ones of its kind: the same
 work, kernel, dtype, recipe, and norm or activation. The rules:
 
 - Each measured time is a multiple of its part's bound (`part_bounds`): bytes at the device's bandwidth or FLOPs at its
-  peak, whichever takes longer, and a kernel's start. This multiple is interpolated, its logarithm linearly in those of
-  rows, columns and a GEMM's contraction, between measured neighbours within a factor of four on either side; times the
-  bound of the part that was asked for it is the time, held within the times of those neighbours. INTERPOLATED.
-  Times themselves, interpolated like this, lie 3 to 5 % too high for GEMMs (held out of an H100's measurements,
-  `held_out_times`): between what the start rules and what FLOPs rule they bend upwards, and the bound with them.
-- Where a side has no such neighbour, outside of what was measured or in a gap: the same with the multiple at the
-  nearest place within what was measured. ESTIMATED.
-- Sizes whose rows are no multiples of 16 bytes have other kernels, or are padded: they and aligned ones do not speak
-  for each other between neighbours (on an H100, 8192 x 1024 x 479 in BF16 takes 69 us, x 480 18 us). Where only the
-  others were measured, their time is taken, as ESTIMATED.
-- The spread is the largest of the times that were used, together with what no single recording shows, as the root of
-  the sum of squares: another recording on the same H100 an hour later gave times that differ by up to 1 % for three
-  parts in four (`DRIFT`), and times that were looked up lie 2.6 to 4.9 % off in the mean where they were held out
-  (`HELD_OUT`). Without it, ties would be too narrow, and decisions would follow the recording.
-- A kernel whose numbers were wrong at a part has no time there, nor where such a part is the nearest measured one, and
-  its times count nowhere.
-- Nothing of the kind was measured: None. But an interaction has many kinds, one for each form: there the nearest
-  measured form of the same work and kernel stands in, scaled by the bytes of both, as ESTIMATED.
+  peak, whichever takes longer, plus the start of a kernel. The logarithm of this multiple is interpolated linearly in
+  the logarithms of rows, columns and a GEMM's contraction, between measured neighbours within a factor of four on
+  either side. The time is this multiple times the bound of the part, clamped to the times of those neighbours.
+  INTERPOLATED. Interpolating the times themselves gives values 3 to 5 % too high for GEMMs (held-out measurements of an
+  H100, `held_out_times`): between the regime of the start and that of the FLOPs they are convex, and so is the bound.
+- Where a side has no such neighbour, outside the measured range or in a gap, the multiple at the nearest point of the
+  range is used. ESTIMATED.
+- Sizes whose rows are not multiples of 16 bytes have other kernels, or are padded: there is no interpolation between
+  them and aligned ones (on an H100, 8192 x 1024 x 479 in BF16 takes 69 us, x 480 18 us). Where only the others were
+  measured, their time is taken, as ESTIMATED.
+- The spread is the largest of the times that were used, combined, as the root of the sum of squares, with what a single
+  recording does not show: another recording on the same H100 an hour later gave times that differ by up to 1 % for
+  three parts in four (`DRIFT`), and held-out times differ by 2.6 to 4.9 % in the mean from those looked up
+  (`HELD_OUT`). Without it, ties would be too narrow, and decisions would depend on the recording.
+- A kernel with wrong results at a part has no time there, nor where such a part is the nearest measured one, and its
+  times are used nowhere.
+- If nothing of the kind was measured, the result is None. But an interaction has many kinds, one for each form: the
+  nearest measured form of the same work and kernel is used, scaled by the ratio of bytes, as ESTIMATED.
 """
 
 from __future__ import annotations
@@ -48,22 +48,22 @@ from loka.kernels.measurements.versions import Versions, difference
 
 __all__ = ["Measurement", "Measurements", "Recording", "Versions", "export"]
 
-DRIFT = 0.01  # of a measured time from one recording to the next, as a share
-HELD_OUT = 0.035  # of a time that is looked up between others, or beside them
+DRIFT = 0.01  # relative change of a measured time from one recording to the next
+HELD_OUT = 0.035  # relative error of a time that is interpolated or extrapolated
 _SHIPPED_AGAIN = "it came with LoKA: install LoKA again, or name a file of your own in the policy (`measurements:`)"
 
 
 @dataclass(slots=True)
 class _Known:
-    """The measurements of one kind, those with right numbers and those with wrong ones, by alignment."""
+    """The measurements of one kind, with right and with wrong results, by alignment."""
 
     device: DeviceSpec
     right: dict[bool, list[Measurement]] = field(default_factory=dict)
     wrong: dict[bool, list[Measurement]] = field(default_factory=dict)
-    tables: dict[tuple[bool, bool], Table] = field(default_factory=dict)  # by (right, aligned), made when first asked
+    tables: dict[tuple[bool, bool], Table] = field(default_factory=dict)  # by (right, aligned), built on demand
 
     def table(self, right: bool, aligned: bool) -> Table | None:
-        """The table of one sort, None where there is none."""
+        """The table of one sort; None where there is none."""
         found = (self.right if right else self.wrong).get(aligned)
         if found is None:
             return None
@@ -72,12 +72,12 @@ class _Known:
         return self.tables[right, aligned]
 
     def right_table(self, part: Part) -> Table | None:
-        """Right ones that speak for a part: of its alignment, else the others."""
+        """Table of right results for a part: of its alignment, otherwise of the other."""
         aligned = is_aligned(part)
         return self.table(True, aligned) or self.table(True, not aligned)
 
     def alignment(self, part: Part) -> bool:
-        """That of the measured ones that speak for a part, right or wrong: its own, where any were measured."""
+        """Alignment of the measurements used for a part, right or wrong: its own, if any were measured."""
         aligned = is_aligned(part)
         return aligned if aligned in self.right or aligned in self.wrong else not aligned
 
@@ -86,9 +86,9 @@ class Measurements(PartCosts):
     """Measured parts of one machine, in memory, read-only."""
 
     def __init__(self, measured: MeasuredSet, name: str, device: DeviceSpec = DEFAULT) -> None:
-        """From a set that was read; `device` is what it was measured on."""
+        """From a set of measurements; `device` is the device they were taken on."""
         self.device = device
-        self.name = name  # of the file, as the plan names it
+        self.name = name  # of the file, as plans name it
         self._set = measured
         self.machine = measured.machine
         self.libraries = dict(measured.libraries)
@@ -106,15 +106,16 @@ class Measurements(PartCosts):
     def open(cls, path: str | os.PathLike[str], target: str, name: str | None = None) -> Measurements:
         """The measurements for a target in a file of `loka bench kernels`: SQLite, or the text exported from it.
 
-        `name` is what a plan calls the file; left out, its last part.
+        `name` is the file's name in plans, by default the last component of the path.
 
-        Raises InputError where it is missing, damaged, something else, of a newer LoKA, or has nothing for the target.
+        Raises InputError where the file is missing, damaged, something else, of a newer LoKA, or has nothing for the
+        target.
         """
         path = Path(path)
         try:
             text = is_text(path)
         except OSError:
-            text = False  # `head_of` says what is wrong
+            text = False  # `head_of` raises the error
         if text:
             return cls(read_text(path, target), name or path.name, spec_of(target))
         if not head_of(path):
@@ -123,7 +124,7 @@ class Measurements(PartCosts):
 
     @classmethod
     def shipped(cls, target: str) -> Measurements | None:
-        """The set that ships for a target, None where there is none. Raises InputError where it is damaged."""
+        """The set that ships for a target; None where there is none. Raises InputError where it is damaged."""
         path = shipped_file(target)
         if not path.exists():
             return None
@@ -131,7 +132,7 @@ class Measurements(PartCosts):
 
     @classmethod
     def of(cls, measurements: Iterable[Measurement], machine: Versions, name: str = "measurements") -> Measurements:
-        """From measurements at hand. Raises InputError where a figure makes no sense."""
+        """From measurements in memory. Raises InputError where a figure makes no sense."""
         kept = []
         for each in measurements:
             each.check()
@@ -148,22 +149,22 @@ class Measurements(PartCosts):
 
     @cached_property
     def sha256(self) -> str:
-        """Of its measurements: the same for an SQLite file and the text exported from it."""
+        """sha256 of its measurements: the same for an SQLite file and the text exported from it."""
         return digest(lines_of(self._set))
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """What was measured, with right numbers or wrong ones."""
+        """The measured parts, with right or wrong results."""
         return tuple(self._exact)
 
     def time(self, part: Part) -> PartTime | None:
-        """A part's time by the rules above; None where nothing of its kind was measured, or its numbers are wrong."""
+        """A part's time by the rules above; None where nothing of its kind was measured, or its results are wrong."""
         if part not in self._times:
             self._times[part] = self._time(part)
         return self._times[part]
 
     def error(self, part: Part) -> tuple[float, float] | None:
-        """MERE and SQNR (dB) of the nearest measured part of a GEMM's kernel and recipe, None where there is none."""
+        """MERE and SQNR (dB) at the nearest measured part of a GEMM's kernel and recipe; None where there is none."""
         nearest = self._exact.get(part)
         if nearest is None or nearest.wrong:
             known = self._known.get(PartSeries.of(part))
@@ -174,7 +175,7 @@ class Measurements(PartCosts):
         return nearest.mere, nearest.sqnr_db
 
     def wrong_reason(self, part: Part) -> str:
-        """Why the numbers of a part's kernel were refused, there or at the nearest measured part; else ""."""
+        """Why a kernel's results were wrong at a part or at the nearest measured part; "" where they were right."""
         exact = self._exact.get(part)
         if exact is not None:
             return exact.wrong
@@ -191,9 +192,9 @@ class Measurements(PartCosts):
         return f"{nearest.wrong} (at {size_words(nearest.part)}, the nearest measured)"
 
     def stale(self, here: Versions, libraries: Mapping[str, str] | None = None) -> tuple[str, ...]:
-        """A line for each difference between the machine that measured and this one.
+        """A line for each difference between the measured machine and this one.
 
-        `libraries`: the versions here of kernels' own libraries, by the kernel's name, where they are to be compared.
+        `libraries`: installed versions of kernels' own libraries, by kernel name, to be compared as well.
         """
         lines = list(self.machine.differences(here))
         for kernel, found in sorted((libraries or {}).items()):
@@ -223,7 +224,7 @@ class Measurements(PartCosts):
         return PartTime(near.share * bound_us(part, self.device), hypot(near.spread, HELD_OUT), TimeSource.ESTIMATED)
 
     def _like(self, part: Part) -> PartTime | None:
-        """An interaction's time by that of the nearest form: of those with most words alike, nearest in bytes."""
+        """An interaction's time from that of the nearest form: most words in common, then nearest in bytes."""
         near = []
         for kind in self._known:
             if (kind.work, kind.kernel, kind.dtype) == (part.work, part.kernel, part.dtype):

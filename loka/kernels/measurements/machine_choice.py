@@ -1,4 +1,4 @@
-"""Of everything that a file holds for a target, the measurements of one machine: never a mix of several."""
+"""Selection of one machine's measurements from all that a file has for a target: never a mix of several."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from loka.kernels.measurements.versions import Versions
 
 @dataclass(frozen=True, slots=True)
 class RecordedMachine:
-    """A measurement as a file has it."""
+    """A measurement with the machine it was taken on, from a file."""
 
     versions: Versions  # with the version of the kernel's own library
-    finished: bool  # a recording under these versions came to its end
-    recorded: str  # when, UTC: "2026-11-21T09:33:00.125Z"
+    finished: bool  # a recording with these versions was completed
+    recorded: str  # time, UTC: "2026-11-21T09:33:00.125Z"
     measurement: Measurement
 
 
 def choose(rows: Sequence[RecordedMachine]) -> MeasuredSet:
-    """The measurements of the machine, that is of the driver and versions too, that was measured last of the complete.
+    """The measurements of the latest complete machine in `rows` (at least one); a machine includes driver and versions.
 
-    Complete: a recording came to its end, and there is every kind of work that any machine has in `rows` (at least
-    one), interactions left out, which not every model has. Where no machine is complete, the one with the most
-    measurements. A kernel that was measured with several versions of its own library counts with the one recorded last.
-    What is left aside is named in `others`.
+    A machine is complete if a recording was completed and it has every kind of work that any machine in `rows` has,
+    except interactions, which not every model has. If no machine is complete, the one with the most measurements is
+    taken. For a kernel measured with several versions of its library, the one recorded last is used. `others` names
+    everything that is not used.
     """
     machines: dict[Versions, list[RecordedMachine]] = {}
     for row in rows:
@@ -40,7 +40,7 @@ def choose(rows: Sequence[RecordedMachine]) -> MeasuredSet:
         return False, "", len(own), machine
 
     best = max(machines, key=rank)
-    libraries: dict[str, tuple[str, str]] = {}  # of each kernel: when it was recorded last, and with which library
+    libraries: dict[str, tuple[str, str]] = {}  # by kernel: when it was recorded last, and with which library
     for row in machines[best]:
         kernel, seen = row.measurement.part.kernel, (row.recorded, row.versions.library)
         libraries[kernel] = max(libraries.get(kernel, seen), seen)

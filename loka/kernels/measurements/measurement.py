@@ -1,4 +1,4 @@
-"""One measurement, and a set of them from one machine: what files of measurements hold and look-ups are made from."""
+"""One measurement, and a set of them from one machine."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from loka.errors import InputError
 from loka.kernels.measurements.parts import Part, PartKind
 from loka.kernels.measurements.versions import Versions
 
-DIGITS = 6  # significant ones that are kept of a figure; the spread of a time is far above
+DIGITS = 6  # significant digits kept of a figure; the spread of a time is far larger
 SPREAD_DIGITS = 2  # of the spread itself
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What one part cost, and how its result erred.
+    """Measured time and error of one part.
 
-    `us` is the median over `runs`, `spread` half of the distance between the quartiles as a share of it. A kernel whose
-    numbers are wrong need not be timed: `us` is 0 then. `mere` and `sqnr_db` of a GEMM are against float64 of the
+    `us` is the median over `runs`, in microseconds; `spread` is half the interquartile range as a share of it. A kernel
+    with wrong results need not be timed: `us` is 0 then. `mere` and `sqnr_db` of a GEMM are against float64 of the
     unquantised operands (numerics.metrics), None for other work.
     """
 
@@ -30,7 +30,7 @@ class Measurement:
     runs: int
     mere: float | None
     sqnr_db: float | None
-    wrong: str = ""  # why its numbers are wrong: such a kernel is never chosen; "" where they are right
+    wrong: str = ""  # why its results are wrong, and it is never chosen; "" where they are right
 
     def check(self) -> None:
         """Raises InputError where a figure makes no sense."""
@@ -55,7 +55,7 @@ class Measurement:
         return ""
 
     def rounded(self) -> Measurement:
-        """The same with its figures as files keep them."""
+        """The same with its figures rounded as in files."""
         return replace(
             self,
             us=rounded(self.us),
@@ -67,7 +67,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True, order=True)
 class PartSeries:
-    """What parts must share for the time of one to say something of another's."""
+    """The key that parts share if the time of one can be derived from another's."""
 
     work: PartKind
     kernel: str
@@ -77,19 +77,19 @@ class PartSeries:
 
     @classmethod
     def of(cls, part: Part) -> PartSeries:
-        """The kind of a part."""
+        """The series of a part."""
         return cls(part.work, part.kernel, part.dtype, part.recipe, part.around)
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSet:
-    """All measurements of one machine, in the order of their kinds and sizes."""
+    """All measurements of one machine, sorted by kind and size."""
 
     machine: Versions
     libraries: tuple[tuple[str, str], ...]  # (kernel, version of its own library), where it has one
     date: str  # of the newest measurement, UTC: "2026-11-21T09:33:00.125Z"
     measurements: tuple[Measurement, ...]  # checked and rounded
-    others: tuple[str, ...] = ()  # what the file has beside it, in words: not used
+    others: tuple[str, ...] = ()  # other contents of the file, in words: not used
 
     @classmethod
     def of(
@@ -100,7 +100,7 @@ class MeasuredSet:
         measurements: Iterable[Measurement],
         others: Iterable[str] = (),
     ) -> MeasuredSet:
-        """Sorted and rounded, so that equal contents make equal sets."""
+        """A sorted and rounded set, so that equal contents make equal sets."""
         ordered = sorted(
             (each.rounded() for each in measurements), key=lambda each: (PartSeries.of(each.part), each.part)
         )
@@ -108,16 +108,16 @@ class MeasuredSet:
 
 
 def rounded(figure: float, digits: int = DIGITS) -> float:
-    """With so many significant digits."""
+    """The figure rounded to that many significant digits."""
     return float(f"{figure:.{digits}g}")
 
 
 def size_words(part: Part) -> str:
-    """`4096 x 512 x 256` of a GEMM, else `4096 x 512`."""
+    """Sizes as text: `4096 x 512 x 256` for a GEMM, otherwise `4096 x 512`."""
     sizes = (part.rows, part.columns, part.contraction) if part.work is PartKind.GEMM else (part.rows, part.columns)
     return " x ".join(map(str, sizes))
 
 
 def digest(lines: Iterable[str]) -> str:
-    """The sha256 of lines as a file has them."""
+    """The sha256 of lines, each with its newline."""
     return hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()

@@ -1,6 +1,6 @@
-"""A bound on the time of a part from its bytes and FLOPs: for scaling a measured time to sizes that nobody measured.
+"""Lower bound of a part's time from its bytes and FLOPs, to scale measured times to other sizes.
 
-Only ratios of bounds of one kind of part are used, so that what a device reaches of its peaks cancels.
+Only ratios of bounds of one kind of part are used, so that the share of the peak that a device reaches cancels.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from loka.devices.targets import DEFAULT
 from loka.kernels.measurements.interaction_forms import moved as elements_moved
 from loka.kernels.measurements.parts import INTERACTIONS, Part, PartKind
 
-# What a kernel takes however little it does. An assumption: the smallest GEMMs measured in graphs take 3.2 us in all.
+# Minimum time of a kernel, us. An assumption: the smallest GEMMs measured in graphs take 3.2 us in total.
 START_US = 2.0
 
-# Passes over a matrix in the model's dtype, and in FP8, of the works that are bound by memory.
+# Passes over a matrix in the model's dtype, and in FP8, of memory-bound work.
 _PASSES = {
     PartKind.QUANTISE: (1, 1),
     PartKind.REQUANTIZE_TRANSPOSE: (0, 2),
@@ -24,12 +24,12 @@ _PASSES = {
 
 
 def element_bytes(dtype: str) -> int:
-    """Of a number in a model's dtype."""
+    """Bytes of an element in a model's dtype."""
     return 4 if dtype == "float32" else 2
 
 
 def bound_us(part: Part, device: DeviceSpec = DEFAULT) -> float:
-    """Microseconds below which a part hardly goes; it grows with each of its sizes."""
+    """Lower bound of a part's time, in microseconds; it grows with each of its sizes."""
     element = element_bytes(part.dtype)
     if part.work in INTERACTIONS:
         return START_US + 1e6 * elements_moved(part) * element / device.bandwidth
@@ -44,10 +44,10 @@ def bound_us(part: Part, device: DeviceSpec = DEFAULT) -> float:
 
 
 def interaction_us(part: Part, device: DeviceSpec = DEFAULT) -> float:
-    """What a rendered kernel of an interaction is expected to take where none was measured, in microseconds."""
+    """Estimated time of an interaction's rendered kernel that was not measured, in microseconds."""
     return START_US + 1e6 * elements_moved(part) * element_bytes(part.dtype) / device.interaction_bandwidth
 
 
 def added_us(rows: int, columns: int, dtype: str, device: DeviceSpec = DEFAULT) -> float:
-    """What a pass takes that adds two matrices, in microseconds."""
+    """Estimated time of a pass that adds two matrices, in microseconds."""
     return START_US + 1e6 * 3 * rows * columns * element_bytes(dtype) / device.bandwidth

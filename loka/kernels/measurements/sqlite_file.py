@@ -1,11 +1,11 @@
-"""What a user measures: an SQLite file that several processes may write to at once, and that no kill makes worse.
+"""A user's measurements: an SQLite file that several processes may write at once, and that a kill does not damage.
 
-Each measurement is a transaction of its own in a write-ahead log, so that what was finished is there after a kill at
-any moment. Where the last writer leaves in order, the file is again a single one that can be copied. Several writers
-need a disk of this machine: SQLite's log does not work over a network.
+Each measurement is a separate transaction in a write-ahead log, so that finished ones survive a kill at any moment.
+When the last writer closes it properly, it is a single file again that can be copied. Several writers need a local
+disk: SQLite's log does not work over a network.
 
-Schema 1: `versions` has a row for each machine and library, `finished` the time when a recording of it last came to its
-end, or NULL; `measurements` has a row for each part under each versions, the newest measurement of it.
+Schema 1: `versions` has a row for each machine and library, `finished` the time when a recording of it was last
+completed, or NULL; `measurements` has a row for each part and versions, the newest measurement of it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from loka.kernels.measurements.machine_choice import RecordedMachine, choose
 from loka.kernels.measurements.measurement import MeasuredSet, Measurement
 from loka.kernels.measurements.parts import Part, PartKind
 from loka.kernels.measurements.versions import Versions
+from loka.paths import open_plain, shown
 
-APPLICATION_ID = 0x4C6F4B41  # "LoKA": tells the file from any other SQLite file
+APPLICATION_ID = 0x4C6F4B41  # "LoKA": distinguishes the file from other SQLite files
 SCHEMA = 1
 MAGIC = b"SQLite format 3\x00"
 PATIENCE = 60.0  # seconds that a writer waits for others
@@ -61,14 +62,14 @@ _VERSIONS = "device, capability, driver, cuda, cublas, torch, triton, library"
 
 
 class Recording:
-    """A file of measurements, open for writing, as a context manager. Several processes may have it open.
+    """Context manager that opens a file of measurements for writing. Several processes may have it open.
 
-    Raises InputError on entering where the file is something else, damaged, of a newer LoKA, or cannot be written; it
-    is left as it was then. A file that is not there is made, with its folders.
+    Entering it raises InputError where the file is something else, damaged, of a newer LoKA, or cannot be written; the
+    file is then unchanged. A missing file is created, with its folders.
     """
 
     def __init__(self, path: str | os.PathLike[str], versions_of: Callable[[str], Versions]) -> None:
-        """`versions_of` gives the versions under which a kernel is measured, by the kernel's name."""
+        """`versions_of` gives the versions for a kernel's name."""
         self._path = Path(path)
         self._versions_of = versions_of
         self._connection: sqlite3.Connection | None = None
@@ -98,7 +99,7 @@ class Recording:
                 with _transaction(connection):
                     for key in sorted(set(self._ids.values())):
                         connection.execute("UPDATE versions SET finished = ? WHERE id = ?", (now, key))
-            # A single file again; where others still write or read, the last of them does it.
+            # A single file again; if others still write or read, the last of them does this.
             with contextlib.suppress(sqlite3.OperationalError):
                 connection.execute("PRAGMA busy_timeout = 0")
                 connection.execute("PRAGMA journal_mode = DELETE")
@@ -108,7 +109,7 @@ class Recording:
             connection.close()
 
     def has(self, part: Part) -> bool:
-        """Whether a part was measured already under the versions of its kernel, by this recording or another."""
+        """True if a part was measured already with the versions of its kernel, by this recording or another."""
         try:
             found = self._open.execute(_HAS, (self._key(part.kernel), *_part_row(part))).fetchone()
         except sqlite3.Error as error:
@@ -116,7 +117,7 @@ class Recording:
         return found is not None
 
     def add(self, measurement: Measurement) -> None:
-        """Keep a measurement, in place of an earlier one of the same part; when this returns, it is on the disk.
+        """Write a measurement, replacing an earlier one of the same part; when this returns, it is on the disk.
 
         Raises InputError where its figures make no sense, or where the file cannot be written.
         """
@@ -131,7 +132,7 @@ class Recording:
             raise _broken(self._path, error) from error
 
     def stopped_early(self) -> None:
-        """Say that this recording leaves parts for another time, so that it does not count as one that ended."""
+        """Mark this recording as incomplete: it leaves parts to be measured later."""
         self._ended = False
 
     @property
@@ -141,7 +142,7 @@ class Recording:
         return self._connection
 
     def _key(self, kernel: str) -> int:
-        """The number of the kernel's versions in the file."""
+        """Id of the kernel's versions in the file."""
         if kernel not in self._ids:
             row = self._versions_of(kernel).as_row()
             marks = ", ".join("?" * len(row))
@@ -159,7 +160,7 @@ def read_file(path: Path, target: str) -> MeasuredSet:
     """
     with _reading(path) as connection:
         _identify(connection, path, may_be_new=False)
-        connection.execute("BEGIN")  # one moment of a file that others may be writing to
+        connection.execute("BEGIN")  # a consistent snapshot, although others may be writing
         rows = _rows(connection, path, target)
         devices = [row[0] for row in connection.execute("SELECT DISTINCT device FROM versions ORDER BY device")]
     if not rows:
@@ -168,23 +169,23 @@ def read_file(path: Path, target: str) -> MeasuredSet:
 
 
 def head_of(path: Path) -> bytes:
-    """The bytes by which an SQLite file is known, b"" of an empty file. Raises InputError where there are others."""
+    """The first bytes of an SQLite file, b"" for an empty file. Raises InputError for any other file."""
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             head = file.read(len(MAGIC))
     except FileNotFoundError as error:
         raise InputError(
             f"{path}: is not there; make it with `loka bench kernels --record {path}`, or check the path"
         ) from error
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}; check the path") from error
+        raise InputError(f"{shown(path)}: cannot be read: {error.strerror or error}; check the path") from error
     if head not in (b"", MAGIC):
         raise InputError(f"{path}: no file of measurements; name one of `loka bench kernels --record`")
     return head
 
 
 def nothing_for(target: str, devices: Sequence[str]) -> str:
-    """What is wrong with measurements of these devices alone."""
+    """Error text for a file with measurements of these devices only."""
     known = f"it has measurements of {', '.join(devices)}" if devices else "it has no measurements yet"
     return (
         f"nothing was measured on a device of target {target}: {known}; record it on one with "
@@ -220,9 +221,9 @@ def _now() -> str:
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """A connection that changes nothing, unless it has to undo a transaction that a kill left half done.
+    """A read-only connection, unless it has to roll back a transaction that was interrupted by a kill.
 
-    What goes wrong with the file while it is open is an InputError that names it.
+    Errors of the file while it is open become an InputError that names it.
     """
     mode = "rw" if Path(f"{path}-journal").exists() else "ro"
     address = f"{path.absolute().as_uri()}?mode={mode}"
@@ -234,12 +235,12 @@ def _reading(path: Path) -> Iterator[sqlite3.Connection]:
             yield connection
     except sqlite3.Error as error:
         raise _broken(path, error) from error
-    except (ValueError, TypeError, OverflowError) as error:  # what no LoKA has written, text that is no UTF-8
+    except (ValueError, TypeError, OverflowError) as error:  # values that no LoKA wrote, or text that is not UTF-8
         raise _damaged(path, error) from error
 
 
 def _identify(connection: sqlite3.Connection, path: Path, may_be_new: bool) -> None:
-    """Raises InputError unless the file is one of ours, whole, and of a schema that is known."""
+    """Raises InputError unless the file is a valid file of measurements with a known schema."""
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (schema,) = connection.execute("PRAGMA user_version").fetchone()
     (objects,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
@@ -264,7 +265,7 @@ def _identify(connection: sqlite3.Connection, path: Path, may_be_new: bool) -> N
 
 
 def _prepared(path: Path) -> sqlite3.Connection:
-    """A connection that writes, on a file that has the tables."""
+    """A connection for writing, to a file that has the tables."""
     connection = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)
     try:
         connection.execute("PRAGMA journal_mode = WAL")
@@ -283,19 +284,19 @@ def _prepared(path: Path) -> sqlite3.Connection:
 
 @contextlib.contextmanager
 def _transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-    """Whole or not at all; the right to write is taken at once, so that waiting for others is enough."""
+    """A transaction; it takes the write lock at once, so that waiting for others is enough."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield connection
     except BaseException:
-        if connection.in_transaction:  # after some errors SQLite has taken it back already
+        if connection.in_transaction:  # after some errors SQLite has rolled back already
             connection.execute("ROLLBACK")
         raise
     connection.execute("COMMIT")
 
 
 def _patiently(prepare: Callable[[], sqlite3.Connection]) -> sqlite3.Connection:
-    """Changing the journal's mode does not wait for others as a transaction does: try again for a while."""
+    """Calls `prepare` until it succeeds: changing the journal's mode does not wait for locks as a transaction does."""
     end = time.monotonic() + PATIENCE
     while True:
         try:
@@ -314,7 +315,7 @@ def _damaged(path: Path, what: object) -> InputError:
 
 def _broken(path: Path, error: sqlite3.Error) -> InputError:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR):  # the last: a table is not there
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR):  # the last: a table is missing
         return _damaged(path, error)
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return InputError(f"{path}: another process has held it for over {PATIENCE:.0f} s; wait for it, or end it")

@@ -1,9 +1,9 @@
-"""Measurements as text: one line for each, for review and for the sets that ship with the package.
+"""Measurements as text, one per line, for review and for the sets that ship with the package.
 
-Line 1 is about the file: format, version, command, and the sha256 of all other lines; line 2 about the machine. Then
-each kind of part has a line, and under it each measurement: rows, columns, contraction (0 but for a GEMM),
-microseconds, spread, runs; of a GEMM also MERE, SQNR in dB, and why it is wrong where it is. Equal measurements make
-equal bytes. Version 1 wrote nulls where there is no error.
+Line 1 describes the file: format, version, command, and the sha256 of all other lines; line 2 describes the machine.
+Then each kind of part has a line, followed by its measurements: rows, columns, contraction (0 except for a GEMM),
+microseconds, spread, runs; for a GEMM also MERE and SQNR in dB; then the reason if the results are wrong. Equal
+measurements make equal bytes. Version 1 wrote nulls where there is no error.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from loka.kernels.measurements.measurement import MeasuredSet, Measurement, Part
 from loka.kernels.measurements.parts import Part, PartKind
 from loka.kernels.measurements.sqlite_file import MAGIC, head_of, nothing_for, read_file
 from loka.kernels.measurements.versions import Versions
-from loka.paths import resolved_path
+from loka.paths import open_plain, resolved_path
 
 FORMAT = "loka.measurements"
 VERSION = 2
-DATA = Path(__file__).parent / "data"  # the sets that ship, one file a target
+DATA = Path(__file__).parent / "data"  # the sets that ship, one file per target
 _START = f'{{"format": "{FORMAT}"'
 _AGAIN = "take it from where it was kept, or export it again"
 
 
 def export(sqlite: str | os.PathLike[str], text: str | os.PathLike[str], target: str, command: str) -> MeasuredSet:
-    """Write what an SQLite file has for a target as text; `command` says how it was measured. Gives what was written.
+    """Write an SQLite file's measurements for a target as text, and return them; `command` made them.
 
-    Raises InputError as `measurement_file.read_file` does, where the file is such a text already, and where the text
-    cannot be written, or would take the place of an SQLite file.
+    Raises InputError as `sqlite_file.read_file` does, if the file is such a text already, if the text cannot be
+    written, or if it would replace an SQLite file.
     """
     source, path = Path(sqlite), Path(text)
     measured = _to_export(source, target)
@@ -63,7 +63,7 @@ def to_text(measured: MeasuredSet, command: str) -> str:
 
 
 def lines_of(measured: MeasuredSet) -> Iterator[str]:
-    """All lines of a set but the first."""
+    """All lines of a set except the first."""
     yield json.dumps(
         {"machine": asdict(measured.machine), "libraries": dict(measured.libraries), "date": measured.date}
     )
@@ -80,18 +80,19 @@ def lines_of(measured: MeasuredSet) -> Iterator[str]:
 
 
 def is_text(path: Path) -> bool:
-    """Whether a file begins as these do. Raises OSError where it cannot be read."""
-    with path.open("rb") as file:
+    """True if a file begins as these texts do. Raises OSError where it cannot be read."""
+    with open_plain(path) as file:
         return file.read(len(_START)) == _START.encode()
 
 
 def read_text(path: Path, target: str, advice: str = _AGAIN) -> MeasuredSet:
-    """The set in a text. Raises InputError where it is damaged, edited, of a newer LoKA, or not for the target.
+    """Reads the set of a text. Raises InputError where it is damaged, edited, of a newer LoKA, or not for the target.
 
-    `advice` is what to do about one that is damaged.
+    `advice` tells what to do about a damaged file.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        with open_plain(path) as file:
+            text = file.read().decode()
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}; {advice}") from error
     except UnicodeDecodeError as error:
@@ -122,12 +123,12 @@ def read_text(path: Path, target: str, advice: str = _AGAIN) -> MeasuredSet:
 
 
 def shipped_file(target: str) -> Path:
-    """Where the set of a target is, if it ships."""
+    """Path of the set that ships for a target, which may not exist."""
     return DATA / f"{target}.jsonl"
 
 
 def _to_export(source: Path, target: str) -> MeasuredSet:
-    with contextlib.suppress(OSError):  # `head_of` says what is wrong
+    with contextlib.suppress(OSError):  # `head_of` raises the error
         if is_text(source):
             raise InputError(f"{source}: a text already; name the file of `loka bench kernels --record`")
     head_of(source)
@@ -135,7 +136,7 @@ def _to_export(source: Path, target: str) -> MeasuredSet:
 
 
 def _is_recording(path: Path) -> bool:
-    """Whether an SQLite file stands there, with measurements that only it may have."""
+    """True if the path is an SQLite file, whose measurements may exist nowhere else."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -165,7 +166,7 @@ def _measurement(kind: PartSeries, row: Sequence[Any]) -> Measurement:
 
 
 def _written(figure: float | None) -> float | str | None:
-    """JSON has no infinity."""
+    """A figure for JSON, which has no infinity."""
     return figure if figure is None or math.isfinite(figure) else str(figure)
 
 

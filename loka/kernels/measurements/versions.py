@@ -1,4 +1,4 @@
-"""Which machine a kernel was measured on: the device and the versions that its time and numbers hang on."""
+"""The machine that a kernel was measured on: the device, and the versions that its time and results depend on."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from loka.devices.targets import GPUS, means
 from loka.errors import InputError
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
-MAPS_FILE = Path("/proc/self/maps")  # the libraries that this process has loaded
-_DRIVER_TEXT = 96  # bytes that NVML wants for a driver's version, its end included
+MAPS_FILE = Path("/proc/self/maps")  # lists the libraries that this process has loaded
+_DRIVER_TEXT = 96  # bytes that NVML needs for a driver's version, with the terminator
 _WORDS = {"cuda": "CUDA", "cublas": "cuBLAS", "triton": "Triton"}
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Versions:
-    """A machine as a key: times measured under one are not those of another. "" where a version is not known."""
+    """A machine as a key: times measured on one do not hold for another. "" for an unknown version."""
 
     device: str  # "NVIDIA H100 80GB HBM3"
     capability: str  # "9.0"
@@ -30,11 +30,11 @@ class Versions:
     cublas: str  # of the library that torch has loaded
     torch: str
     triton: str
-    library: str  # of the kernel's own library; "" for torch's, Triton's and our own
+    library: str  # version of the kernel's own library; "" for torch's, Triton's and LoKA's kernels
 
     @classmethod
     def here(cls, library: str = "") -> Versions:
-        """Of the current CUDA device. Raises InputError where there is none."""
+        """Versions of the current CUDA device. Raises InputError where there is none."""
         if not torch.cuda.is_available():
             raise InputError(
                 f"no CUDA device is visible, so there is nothing to measure on; record on a machine with an {GPUS} "
@@ -54,15 +54,15 @@ class Versions:
 
     @property
     def machine(self) -> Versions:
-        """The same without the kernel's own library: what all kernels of one recording share."""
+        """The same without the kernel's own library: common to all kernels of one recording."""
         return replace(self, library="")
 
     def is_of(self, target: str) -> bool:
-        """Whether a target of policies ("h100") means this device. A part of a partitioned GPU is another device."""
+        """True if a target of policies ("h100") includes this device. A MIG slice of a GPU is another device."""
         return means(target, self.device)
 
     def differences(self, here: Versions) -> tuple[str, ...]:
-        """A line for each field, the library left out, in which `here` is not what was measured with."""
+        """A line for each field, except the library, in which `here` differs from the measured machine."""
         pairs = ((field.name, getattr(self, field.name), getattr(here, field.name)) for field in fields(self)[:-1])
         return tuple(difference(_WORDS.get(name, name), mine, theirs) for name, mine, theirs in pairs if mine != theirs)
 
@@ -77,7 +77,7 @@ class Versions:
 
 
 def difference(what: str, measured: str, here: str) -> str:
-    """`driver: measured with 575.57.08, this machine has 580.65.06`."""
+    """Text of a difference: `driver: measured with 575.57.08, this machine has 580.65.06`."""
     return f"{what}: measured with {measured or 'an unknown one'}, this machine has {here or 'none that is known'}"
 
 
@@ -91,7 +91,7 @@ def _installed(*names: str) -> str:
 
 
 def _driver() -> str:
-    """The driver's version by NVML, which every driver brings along, else as the kernel module says it."""
+    """The driver's version from NVML, which every driver includes, otherwise from the kernel module."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
         text = ctypes.create_string_buffer(_DRIVER_TEXT)
@@ -110,13 +110,13 @@ def _driver() -> str:
 
 
 def driver_in(text: str) -> str:
-    """The version in /proc/driver/nvidia/version, "" where there is none."""
+    """The version in the text of /proc/driver/nvidia/version; "" where there is none."""
     found = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s", text)
     return found.group(1) if found else ""
 
 
 def _cublas() -> str:
-    """The version of the cuBLASLt that this process has loaded, as it says it itself."""
+    """The version that the loaded cuBLASLt reports; "" where none is loaded."""
     try:
         maps = MAPS_FILE.read_text(encoding="utf-8", errors="replace")
         found = re.search(r"(/\S*libcublasLt\.so\S*)", maps)
@@ -130,5 +130,5 @@ def _cublas() -> str:
 
 
 def cublas_words(number: int) -> str:
-    """130101 as "13.1.1"."""
+    """cuBLAS's version number as text: "13.1.1" for 130101."""
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"

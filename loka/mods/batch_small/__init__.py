@@ -1,1 +1,1 @@
-"""Small linears of one shape over different tensors, as one batched product."""
+"""Small linears of one shape over different tensors, as one batched GEMM."""

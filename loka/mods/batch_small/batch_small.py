@@ -1,13 +1,14 @@
-"""batch_small: small linears of one shape over different tensors of one shape become one batched product.
+"""batch_small: small linears of one shape over different tensors of one shape become one batched GEMM.
 
 y0 = linear(x[:, 0], w0, b0)             weights = stack([w0, w1, w2])
 y1 = linear(x[:, 1], w1, b1)     ->      products = baddbmm(stack([b0, b1, b2]).unsqueeze(1), x.transpose(0, 1),
 y2 = linear(x[:, 2], w2, b2)                                weights.transpose(1, 2))
                                          y0, y1, y2 = products.unbind(0)
 
-The same function up to rounding. Launches of many small GEMMs take longer than their work; here there is one forward
-and two backward. Inputs that are slices of one tensor are read in place, others are stacked (M x K elements each). The
-weights are copied into one tensor in each forward. The product stays in the model's dtype: at such sizes FP8 loses.
+The function stays the same up to rounding. Launching many small GEMMs takes longer than computing them; the batched
+form has one launch forward and two backward. Inputs that are slices of one tensor are read in place, others are stacked
+(M x K elements each). Each forward copies the weights into one tensor. The product stays in the model's dtype: at such
+sizes FP8 is slower.
 """
 
 from __future__ import annotations
@@ -35,32 +36,32 @@ FEW = f"fewer than {FEWEST} linears of its shape that the mod is for, over diffe
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Linears to batch, in the order of their places in the batch; sites are named as in the forward."""
+    """Linears to batch, in the order of the batch; sites have their names in the forward."""
 
     name: str  # of the batched site
     members: tuple[str, ...]
     k: int
     n: int
     base: str | None  # an expression over the local `source` whose slices along the first dimension are the inputs
-    source: str  # "" where the inputs are stacked
+    source: str  # "" if the inputs are stacked
 
     @property
     def mod(self) -> str:
-        """As a policy writes it."""
+        """Name of the mod in policies."""
         return NAME
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The sites whose calls go."""
+        """The sites whose calls are removed."""
         return self.members
 
     @property
     def makes(self) -> str:
-        """The site that they are then."""
+        """The site that replaces them."""
         return self.name
 
     def under(self, rename: Callable[[str], str]) -> Batch:
-        """The same with its sites under other names."""
+        """The same with its sites renamed."""
         return replace(self, name=rename(self.name), members=tuple(map(rename, self.members)))
 
     def rewritten(self, forward: ForwardIR) -> ForwardIR:
@@ -70,22 +71,22 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class _Slice:
-    """A linear's input as the `index`-th of the equal parts of a local, along its second dimension."""
+    """A linear's input as the `index`-th of equal parts of a local, along its second dimension."""
 
     source: str
     index: int
-    flat: bool  # of (B, parts * K), not of (B, parts, K)
+    flat: bool  # parts of (B, parts * K), not of (B, parts, K)
 
 
 def find(
     forward: ForwardIR, sites: Mapping[str, Size], shapes: Mapping[str, Shape], owner: str = ""
 ) -> tuple[tuple[Batch, ...], tuple[Unchanged, ...]]:
-    """The linears of `sites` that can be batched, three or more, and the other sites that the forward calls, and why.
+    """The linears of `sites` that can be batched, three or more, and reasons for other sites that the forward calls.
 
-    `sites` are small enough; `shapes` are those of the forward's locals. Inputs have two dimensions. What stands
-    between the first and the last of them and reads their results is moved behind them: views, norms, activations and
-    sums, nothing else. A forward that changes tensors in place has none, but for an activation that follows each linear
-    alike.
+    `sites` are small enough; `shapes` are those of the forward's locals. Inputs must have two dimensions. Statements
+    between the first and the last linear that read their results are moved after them; these can be views, norms,
+    activations and sums. A forward that changes tensors in place has none, except for an activation that follows each
+    linear in the same way.
     """
     plain, reasons = rewriting_tools.plain_linears(forward, sites)
     readers = Counter(linear.x for linear in plain)
@@ -110,7 +111,7 @@ def find(
 
 
 def _levels(forward: ForwardIR, group: Sequence[PlainLinear]) -> list[list[PlainLinear]]:
-    """The linears by how many of the group stand one after another on the way to them."""
+    """The linears grouped by the number of linears of the group on the path to them."""
     linears = {linear.place: linear for linear in group}
     depth: dict[str, int] = {}  # of locals
     levels: dict[int, list[PlainLinear]] = {}
@@ -138,7 +139,7 @@ def _unsupported_reason(forward: ForwardIR, group: Sequence[PlainLinear]) -> str
 
 
 def _dependent(forward: ForwardIR, places: set[int]) -> set[int]:
-    """The statements before the last of `places` that read what those made, directly or not."""
+    """The statements before the last of `places` that depend on results of `places`."""
     made = set[str]()
     found = set()
     for place in range(min(places), max(places) + 1):
@@ -154,7 +155,7 @@ def _dependent(forward: ForwardIR, places: set[int]) -> set[int]:
 def _batch(
     forward: ForwardIR, group: Sequence[PlainLinear], size: Size, shapes: Mapping[str, Shape], owner: str
 ) -> Batch:
-    """The batch of a group; in the order of the slices where the inputs are slices of one local."""
+    """The batch of a group, in the order of the slices if the inputs are slices of one local."""
     slices = [_slice(forward, linear.x, size.k, shapes) for linear in group]
     base, source, order = None, "", list(range(len(group)))
     known = [each for each in slices if each is not None]
@@ -168,7 +169,7 @@ def _batch(
 
 
 def _base(first: _Slice, parts: int, k: int, shape: Shape) -> str:
-    """(parts, B, K), without a copy."""
+    """Template of the inputs as (parts, B, K), without a copy."""
     begin, unit = first.index, k if first.flat else 1
     whole = begin == 0 and shape[1] == parts * unit
     cut = "{0}" if whole else f"{{0}}[:, {begin * unit or ''}:{(begin + parts) * unit}]"
@@ -176,7 +177,7 @@ def _base(first: _Slice, parts: int, k: int, shape: Shape) -> str:
 
 
 def _slice(forward: ForwardIR, x: str, k: int, shapes: Mapping[str, Shape]) -> _Slice | None:
-    """What part of another local x is; None where it is none."""
+    """The part of another local that x is; None where it is none."""
     steps = {step.target: step for step in forward.statements}
     step = steps.get(x)
     if step is None or step.op != "getitem" or len(step.operands) != 1 or step.operands[0].kind is not RefKind.LOCAL:
@@ -199,7 +200,7 @@ def _slice(forward: ForwardIR, x: str, k: int, shapes: Mapping[str, Shape]) -> _
 
 
 def _index(template: str) -> int | tuple[int | slice] | None:
-    """i of "{0}[i]", (i,) of "{0}[:, i]", (slice(i, j),) of "{0}[:, i:j]"; None of anything else."""
+    """Index of a template: i for "{0}[i]", (i,) for "{0}[:, i]", (slice(i, j),) for "{0}[:, i:j]"; None for others."""
     node = ast.parse(template.format("x"), mode="eval").body
     if not isinstance(node, ast.Subscript):
         return None
@@ -225,7 +226,7 @@ def _number(node: ast.expr) -> int | None:
 
 
 def _part(step: Statement | None, index: int, k: int, shapes: Mapping[str, Shape]) -> _Slice | None:
-    """The `index`-th result of an unbind, chunk or split of equal parts along the second dimension."""
+    """The `index`-th result of an unbind, chunk or split into equal parts along the second dimension."""
     parsed = arguments(step) if step is not None else None
     if step is None or parsed is None or step.op not in ("unbind", "chunk", "split") or len(step.operands) != 1:
         return None
@@ -250,12 +251,12 @@ def _part(step: Statement | None, index: int, k: int, shapes: Mapping[str, Shape
 
 
 def rewrite(forward: ForwardIR, batch: Batch) -> ForwardIR:
-    """The forward with the linears batched, where the last of them stood; what reads them before that is moved.
+    """The forward with the linears batched in the place of the last one; earlier readers are moved.
 
-    An activation that follows each of them alike is computed on all products at once, and so is a concatenation or a
-    stack of all that comes of them, in their order.
+    An activation that follows each of them in the same way is computed on all products at once, and so is a
+    concatenation or stack of all their results in order.
 
-    Raises LokaError where they do not stand in it as `find` saw them.
+    Raises LokaError where the forward does not call them as `find` saw them.
     """
     calls = {linear.site: linear for linear in _calls(forward, batch)}
     if set(calls) != set(batch.members):
@@ -282,7 +283,7 @@ def _calls(forward: ForwardIR, batch: Batch) -> tuple[PlainLinear, ...]:
 def _batched(
     forward: ForwardIR, batch: Batch, group: Sequence[PlainLinear], after: tuple[int, ...] | None
 ) -> list[Statement]:
-    """The statements that stand for the linears, and for the activation that follows them."""
+    """The statements that replace the linears, and the activation after them."""
     name = rewriting_tools.free_names(forward)
     made: list[Statement] = []
 
@@ -330,7 +331,7 @@ def _batched(
 
 
 def _whole(forward: ForwardIR, inputs: Sequence[str]) -> Ref | None:
-    """What inputs are all slices of along the first dimension, in order: the products of a batch before this one."""
+    """The tensor whose slices along the first dimension are the inputs, in order: the products of an earlier batch."""
     steps = {step.target: step for step in forward.statements}
     parts = [steps.get(x) for x in inputs]
     taken = {part.operands for part in parts if part is not None and part.op == "getitem"}
@@ -342,14 +343,14 @@ def _whole(forward: ForwardIR, inputs: Sequence[str]) -> Ref | None:
     made = steps.get(unbound.operands[0].text)
     if made is not None and made.op in ACTIVATIONS:
         made = steps.get(made.operands[0].text)
-    if made is None or made.op not in ("bmm", "baddbmm") or "+" not in made.note:  # a batch is called after its members
+    if made is None or made.op not in ("bmm", "baddbmm") or "+" not in made.note:  # a batch is named after its members
         return None
     weights = steps[made.operands[1].text]
     return unbound.operands[0] if len(weights.operands) == len(inputs) else None
 
 
 def _gathered(forward: ForwardIR, targets: Sequence[str]) -> ForwardIR:
-    """The forward with a concatenation or stack of all parts, which alone reads them, taken of the whole."""
+    """The forward with a concatenation or stack that is the only reader of all parts computed from the whole tensor."""
     readers = readers_of(forward)
     places = {place for target in targets for place in readers.get(target, set())}
     if len(places) != 1 or max(places) >= len(forward.statements):

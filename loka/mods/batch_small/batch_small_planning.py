@@ -1,4 +1,4 @@
-"""batch_small, planned: which small linears of a model can be one batched product, and what site that is."""
+"""Planning of batch_small: the small linears of a model that can be one batched GEMM, and the resulting site."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ from loka.mods.rewriting.site_outcome import SiteOutcome
 from loka.numerics.enums import Compute
 from loka.policy.cascade.settings import SiteSettings
 from loka.policy.policy import ModRule
-from loka.policy.schema.fields import Size
-from loka.policy.schema.mod_schema import ModFields
+from loka.policy.schema.mod_schema import ModFields, Size
 from loka.sites.site import GemmKind, Site
 
 BATCHED = "batch_small: it is one batched product with others, which stays in the model's dtype"
 _NAMED = "a rule asks for it in FP8 by its name, and a batched product stays in the model's dtype"
 _MERGED = "merge_siblings has made it one GEMM with others"
 _LARGE = "it is larger than max_k and max_n allow"
-_LIMIT = 256  # of K and N, unless a policy says otherwise
+_LIMIT = 256  # default limit of K and N
 
 
 class BatchSmallSetting(ModFields):
@@ -50,7 +49,7 @@ class BatchSmallPlanning:
     setting: type[ModFields] = BatchSmallSetting
 
     def rewrite_sites(self, model: ModelInChange, rule: ModRule) -> SiteOutcome:
-        """Batch what the entry is for."""
+        """Batch the sites of a policy entry."""
         outcome, limits = SiteOutcome(model, rule, usual=(FEW, _LARGE)), dict(rule.settings)
         wanted = {}
         for site in outcome.wanted():
@@ -79,9 +78,9 @@ class BatchSmallPlanning:
         return outcome
 
     def proposal(self, model: UnplannedModel) -> str | None:
-        """Linears of one list and one shape, small by the mod's own limits, that do not read one tensor.
+        """Number of linears of one list and one shape, below the default limits, that do not read one tensor.
 
-        Square ones are left out: those of a list may as well stand in a row, as cross layers do.
+        Square ones are excluded: those of a list may also be applied in sequence, as cross layers are.
         """
         siblings = {name for names in model.siblings for name in names}
         alike: dict[tuple[object, ...], list[str]] = {}
@@ -100,7 +99,7 @@ def _is_in_a_list(name: str, model: nn.Module) -> bool:
 
 
 def _is_fp8_by_name(settings: SiteSettings) -> bool:
-    """Whether a rule that names this one site asks for any of its GEMMs in FP8."""
+    """True if a rule that names this one site asks for any of its GEMMs in FP8."""
     fp8 = (gemm for gemm, asked in settings.gemms.items() if asked.compute is Compute.FP8)
     rules = (settings.compute_set_by(gemm) for gemm in fp8)
     return any(rule is not None and rule.names_one_site for rule in rules)
@@ -109,7 +108,8 @@ def _is_fp8_by_name(settings: SiteSettings) -> bool:
 def _families(model: ModelInChange, wanted: Mapping[str, Site]) -> dict[str, list[str]]:
     """Sites of one shape that one forward may call, by that forward's module, the innermost first.
 
-    These are what one module calls, and what is called alike but for one number ("towers.*.fc") with the module around.
+    These are the sites that one module calls, and those whose names differ in one number ("towers.*.fc"), which are
+    assigned to the module around them.
     """
     alike: dict[tuple[object, ...], list[str]] = {}
     for name, site in wanted.items():
@@ -134,7 +134,7 @@ def _what(change: Batch) -> str:
 
 
 def batched_site(name: str, owner: str, members: Sequence[Site]) -> Site:
-    """The batched product that small linears are; M, K and N are those of one, `calls` counts them all."""
+    """The site of a batched GEMM; M, K and N are those of one linear, `calls` counts them all."""
     first = members[0]
     return replace(
         first,

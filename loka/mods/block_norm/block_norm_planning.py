@@ -1,4 +1,4 @@
-"""BlockNorm, planned: which norms can become norms over blocks, and of what width."""
+"""Planning of block_norm: the norms that can become norms over blocks, and the size of the blocks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from loka.policy.schema import checks
 from loka.policy.schema.mod_schema import ModFields, power_of_two
 
 NAME = "block_norm"
-EPS = 1e-6  # of an nn.RMSNorm that has none of its own
+EPS = 1e-6  # for an nn.RMSNorm without eps
 _NORMS = (nn.LayerNorm, nn.RMSNorm)
 _OPERATIONS = ("layer_norm", "rms_norm")
 
@@ -42,14 +42,14 @@ class BlockNormSetting(ModFields):
 
 @dataclass(frozen=True, slots=True)
 class BlockNormPlanning:
-    """Norms over blocks in the places of nn.LayerNorm and nn.RMSNorm over the last dimension.
+    """Replaces nn.LayerNorm and nn.RMSNorm over the last dimension by norms over blocks.
 
-    Not exact, a new model. No mean is subtracted, so that nothing cancels; no statistic spans more than a block, so
-    that it fuses into the GEMM before it, and one outlier does not shrink a whole row in FP8; training and inference
-    use the same blocks (LoKA, "Mods": BlockNorm, blocks of 256).
+    Not exact: the result is a new model. No mean is subtracted, so that nothing cancels; no statistic spans more than a
+    block, so that the norm fuses into the GEMM before it, and one outlier does not scale down a whole row in FP8;
+    training and inference use the same blocks (LoKA, "Mods": BlockNorm, blocks of 256).
 
-    Widths: the block is the largest power of two that divides the width, `block` at most and 16 at least; a norm of
-    a width without such a block is left as it is. `eps` stays the norm's own (1e-6 for an nn.RMSNorm without one).
+    The block is the largest power of two that divides the width, at most `block` and at least 16; a norm of a width
+    without such a block is not changed. `eps` stays the norm's own (1e-6 for an nn.RMSNorm without one).
 
     Quality: NE was 0.09 +- 0.02 % worse on MovieTweetings (small Wukong, one epoch, four seeds), where rows are short.
     """
@@ -64,7 +64,7 @@ class BlockNormPlanning:
     of_paper: bool = True
 
     def find(self, model: Adaptable, request: ModRequest) -> ModMatch:
-        """The norms to exchange. `request.settings`: block, a power of two."""
+        """The norms to replace. `request.settings`: block, a power of two."""
         most = int(request.settings.get("block", 256))
         names, held = every_name(model.module), held_elsewhere(model.module)
         found: list[tuple[str, str, tuple[tuple[str, Setting], ...]]] = []
@@ -91,12 +91,12 @@ class BlockNormPlanning:
         return ModMatch(grouped(self.name, found), tuple(unchanged))
 
     def describe(self, adaptation: Adaptation, count: int) -> str:
-        """What becomes of each norm: "LayerNorm -> BlockNorm 256"."""
+        """Description of the change: "LayerNorm -> BlockNorm 256"."""
         block = dict(adaptation.settings).get("block", "")
         return f"{adaptation.replaces.rpartition('.')[2]} -> BlockNorm {block}".strip()
 
     def suggest(self, match: ModMatch, site: SiteNeighbours) -> Iterator[tuple[Concern, str]]:
-        """The norms beside a site."""
+        """The norms next to a site."""
         norms = {name for adaptation in match.adaptations for name in adaptation.modules}
         yield from _norm_among(site.after, norms, Concern.NORM_AFTER)
         yield from _norm_among(site.before, norms, Concern.NORM_BEFORE)
@@ -108,7 +108,7 @@ def _norm_among(functions: Mapping[str, str], norms: set[str], concern: Concern)
 
 
 def _unsupported_reason(model: nn.Module, name: str, module: nn.Module, held: dict[int, str]) -> str | None:
-    """Why a module cannot become a BlockNorm, its width apart."""
+    """Reason why a module cannot become a BlockNorm, apart from its width; None where it can."""
     if not isinstance(module, _NORMS):
         return f"it is a {short(module)}, no nn.LayerNorm or nn.RMSNorm"
     if type(module) not in _NORMS:

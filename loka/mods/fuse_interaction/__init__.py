@@ -1,1 +1,1 @@
-"""Mixing layers, joins and cross layers, computed by kernels of their own."""
+"""FM interactions, concatenation norms and cross layers in their own kernels."""

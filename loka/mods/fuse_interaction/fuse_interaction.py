@@ -1,4 +1,4 @@
-"""fuse_interaction, carried out: the interactions of a traced forward that kernels take, and why others stay."""
+"""Applies fuse_interaction: chooses the interactions of a forward that kernels support, with reasons for others."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from loka.kernels.fused.interaction.concat_norm_spec import unsupported_reason a
 from loka.kernels.fused.interaction.fm_spec import unsupported_reason as why_not_mixed
 from loka.kernels.measurements.interaction_forms import ConcatNormForm, CrossForm, FmForm
 from loka.mods.rewriting.interactions import ChosenInteractions, Fused, FusedInteractions
-from loka.mods.rewriting.owner_scope import writer_of
+from loka.mods.rewriting.rewriting_tracer import writer_of
 
 NAME = "fuse_interaction"
 NOTHING = "its forward has no mixing layer, join or cross layer in a form that a kernel takes (docs/mods.md)"
-FM_FUSED = ("transpose", "matmul", "matmul")  # the operations around a site of a mixing layer
+FM_FUSED = ("transpose", "matmul", "matmul")  # the operations around a site of an FM interaction
 CROSSED = ("linear", "mul", "add")  # around the GEMM of a cross layer
 
 
@@ -29,10 +29,10 @@ def choose_interactions(
     chains: Sequence[LinearChain],
     found: FusedInteractions,
 ) -> ChosenInteractions:
-    """The interactions that these owners write, and that kernels take.
+    """The interactions in the forwards of these owners that kernels support.
 
     `kept` names sites whose GEMMs stay in the model's dtype. A cross layer in one of the `chains` is computed there.
-    `found` gets these, and why others stay.
+    These interactions are added to `found`, and the reasons for others.
     """
     in_place = in_place_reason(forward.statements)
     if in_place is not None:
@@ -53,12 +53,12 @@ def choose_interactions(
 
 
 def sites_of(mix: FmInteraction, forward: ForwardIR) -> tuple[str, ...]:
-    """The sites that a mixing layer multiplies by."""
+    """The sites of an FM interaction."""
     return tuple(site for place in (mix.inner, mix.compress) if place is not None for site in _site_at(forward, place))
 
 
 def _with_passing(fused: Fused, passing: bool) -> Fused:
-    """With what the form says of gradients that are added on the way."""
+    """The same with `passing` set in its form."""
     if isinstance(fused.form, FmForm | CrossForm):
         return replace(fused, form=replace(fused.form, passing=passing))
     return fused
@@ -144,12 +144,12 @@ def _site_at(forward: ForwardIR, place: int) -> tuple[str, ...]:
 
 
 def _called_beside(forward: ForwardIR, place: int) -> str:
-    """A site whose call the same module writes; any other of the forward where there is none."""
+    """A site that the same module calls; any other of the forward where there is none."""
     calls = [(step.note == forward.statements[place].note, step.call.site) for step in forward.statements if step.call]
     return max(calls, key=lambda each: each[0], default=(False, ""))[1]
 
 
 def _writers(forward: ForwardIR, owners: Collection[str]) -> list[str]:
-    """Those of the owners whose forward this is, or is inlined in this."""
+    """The owners whose forward this is or contains."""
     inside = {".".join(filter(None, (forward.owner, name))) for name in ("", *forward.inlined)}
     return sorted(owner for owner in owners if owner in inside)

@@ -1,15 +1,15 @@
-"""`fuse_interaction`: what mixes, joins and crosses features is computed by one kernel forward and one backward.
+"""Planning of fuse_interaction: interactions of features are computed by one kernel forward and one backward.
 
-What it takes, wherever a module's forward writes it (docs/mods.md has the forms):
+It supports these interactions, wherever in a forward they are (docs/mods.md has the forms):
 
-- a mixing layer (`fm_interaction`): all pairs of a sample's embeddings at low rank, and weighted sums of them;
-- a join (`loka.graph.patterns.concat_norm`): a concatenation of rows, a residual and a norm;
+- an FM interaction (`fm_interaction`): all pairs of a sample's embeddings at low rank, and weighted sums of them;
+- a concatenation norm (`loka.graph.patterns.concat_norm`): a concatenation of rows, a residual and a norm;
 - a cross layer (`loka.graph.patterns.cross`): x0 * (linear(x) + bias) + x, as in a DCNv2.
 
-The function stays the same, to rounding: the kernels add up in float32 whatever the dtypes. Parameters and the keys of
-the state_dict stay, so that a checkpoint needs no conversion and `patch.remove()` undoes all of it.
+The function stays the same, up to rounding: the kernels accumulate in float32 whatever the dtypes. Parameters and the
+keys of the state_dict stay, so that a checkpoint needs no conversion and `patch.remove()` undoes everything.
 
-The mod is matched over the modules whose forward writes an interaction: "layers.*" for the layers of a Wukong,
+Patterns match the modules whose forward contains an interaction: "layers.*" for the layers of a Wukong,
 "interact.cross.*" for the cross layers of a DCNv2.
 """
 
@@ -43,7 +43,7 @@ class FuseInteractionSetting(ModFields):
 
 @dataclass(frozen=True, slots=True)
 class FuseInteractionPlanning:
-    """Looks for interactions where the sites of a model show that there may be one."""
+    """Looks for interactions where the sites of a model indicate one."""
 
     name: str = NAME
     exact: bool = True
@@ -52,11 +52,11 @@ class FuseInteractionPlanning:
     nothing: str = NOTHING
 
     def interacting(self, sites: Sequence[Site], model: nn.Module, wants: Callable[[str], bool]) -> Interacting:
-        """Where to look, in the modules that are wanted."""
+        """Where the wanted modules may have interactions."""
         return interacting(sites, model, wants)
 
     def reserved(self, interacting: Interacting, sites: Sequence[Site]) -> Reserved:
-        """The matmuls of mixing layers, and the products of cross layers."""
+        """The matmuls of FM interactions, and the products of cross layers."""
         return Reserved(NAME, mixing_sites(interacting, sites), interacting.crossing)
 
     def choose(
@@ -67,17 +67,17 @@ class FuseInteractionPlanning:
         chains: Sequence[LinearChain],
         found: FusedInteractions,
     ) -> ChosenInteractions:
-        """The interactions that kernels take."""
+        """The interactions that kernels support."""
         return choose_interactions(forward, owners, kept, chains, found)
 
     def proposal(self, model: UnplannedModel) -> str | None:
-        """How many modules may write an interaction."""
+        """Number of modules that may contain an interaction, in words; None for none."""
         owners = len(interacting(model.sites, model.module, lambda name: True).owners)
         return f"{owners} module{'s' if owners != 1 else ''} may mix, join or cross features" if owners else None
 
 
 def interacting(sites: Sequence[Site], model: nn.Module, wants: Callable[[str], bool]) -> Interacting:
-    """Where to look, in the modules that are wanted. Only the structure of `model` is read."""
+    """Where the wanted modules may have interactions. Only the structure of `model` is read."""
     modules = dict(model.named_modules())
     owners: dict[str, None] = {}
     seen: list[Site] = []
@@ -96,18 +96,18 @@ def interacting(sites: Sequence[Site], model: nn.Module, wants: Callable[[str], 
 
 
 def _is_parameter(site: Site) -> bool:
-    """Whether a site multiplies by a Parameter outside of an nn.Linear, as mixing layers do."""
+    """True if a site multiplies by a Parameter outside an nn.Linear, as FM interactions do."""
     return site.kind is not GemmKind.LINEAR and site.weight is not None and not site.blocked
 
 
 def _joins(site: Site) -> bool:
-    """Whether a norm follows a site's product after a concatenation, a sum, or both."""
+    """True if a norm follows a site's product after a concatenation, a sum, or both."""
     between = list(takewhile(lambda op: op in ("cat", "add"), site.followed_by))
     return bool(between) and set(site.followed_by[len(between) : len(between) + 1]) <= NORMS | {"rms_norm", "view"}
 
 
 def _crosses(site: Site) -> bool:
-    """Whether a site's product, with or without a bias, is multiplied and added to."""
+    """True if a site's product, with or without a bias, is multiplied and then added to."""
     after = site.followed_by[1:] if site.followed_by[:2] == ("add", "mul") else site.followed_by
     multiplied = after[:2] == ("mul", "add") or after[:1] == ("addcmul",)
     return multiplied and site.weight is not None and not site.blocked
@@ -126,7 +126,7 @@ def _writer(site: Site, modules: Mapping[str, nn.Module]) -> str:
 
 
 def _together(sites: Iterable[Site], modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, str]]:
-    """For cross layers of one width and one kind of module, one after another, the smallest module that holds them."""
+    """For consecutive cross layers of one width and one kind of module, the smallest module that holds them."""
 
     def kind(site: Site) -> tuple[object, ...]:
         return type(modules[_writer(site, modules)]), site.n
@@ -141,17 +141,17 @@ def _together(sites: Iterable[Site], modules: Mapping[str, nn.Module]) -> Iterat
 
 
 def _common(names: Sequence[str]) -> str:
-    """The longest path that all names begin with."""
+    """The longest common prefix of the names' paths."""
     parts = [name.split(".") for name in names]
     same = takewhile(lambda step: len(set(step)) == 1, zip(*parts, strict=False))
     return ".".join(step[0] for step in same)
 
 
 def mixing_sites(interacting: Interacting, sites: Sequence[Site]) -> frozenset[str]:
-    """Names of the matmuls that may be a mixing layer's and are to be fused: no other mod may write them otherwise.
+    """Names of matmuls that may be part of an FM interaction to be fused: no other mod may rewrite them.
 
-    A mixing layer of n embeddings of d, rank r, has `x^T @ rank`, d rows a sample, K = n, N = r; `x @` that, n rows,
-    K = d, N = r; and perhaps `compress @ x`, which has as many rows and the K of the first.
+    An FM interaction of n embeddings of dimension d at rank r has `x^T @ rank`, with d rows per sample, K = n, N = r;
+    `x @` that, with n rows, K = d, N = r; and perhaps `compress @ x`, with the rows and K of the first.
     """
     matmuls = [site for site in interacting.sites if site.kind is GemmKind.MATMUL]
     products = {(each.owner, each.rows.per_sample, each.k, each.n) for each in sites if each.weight is None}

@@ -1,1 +1,1 @@
-"""Hard swish in the places of SiLU and of the sigmoids of SwishNorms."""
+"""Hard Swish in place of SiLU and of the sigmoids of SwishNorms."""

@@ -1,4 +1,4 @@
-"""Hard Swish, carried out: SiLU and the sigmoids of SwishNorms, without exponentials."""
+"""Applies hard_swish: SiLU and the sigmoids of SwishNorms without exponentials."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from loka.mods.structure import exchange, why_another
 
 @dataclass(frozen=True, slots=True)
 class HardSwishMod:
-    """nn.SiLU becomes nn.Hardswish, not in place, and nn.Sigmoid nn.Hardsigmoid.
+    """Replaces nn.SiLU by nn.Hardswish, not in place, and nn.Sigmoid by nn.Hardsigmoid.
 
-    Checkpoints: they have no parameters, so that nothing changes.
+    Checkpoints do not change, as these have no parameters.
     """
 
     exact: bool = False
 
     def unsupported_reason(self, model: nn.Module, name: str, adaptation: Adaptation) -> str | None:
-        """Why the activation is not the one that was found."""
+        """Reason why the activation is not the planned one; None where it is."""
         return why_another(model.get_submodule(name), adaptation.replaces)
 
     def is_done(self, model: nn.Module, name: str, adaptation: Adaptation, last: bool) -> bool:
-        """Whether the hard one is there."""
+        """True if the hard activation is in place."""
         return type(model.get_submodule(name)) is _hard(adaptation.replaces)
 
     def change(self, model: nn.Module, adaptation: Adaptation) -> None:
-        """Put the hard ones in their places."""
+        """Replace the activations by hard ones."""
         old = {name: model.get_submodule(name) for name in adaptation.modules}
         made = {id(module): _hard(adaptation.replaces)() for module in old.values()}
         exchange(model, {name: made[id(module)] for name, module in old.items()})
 
     def convert(self, state: dict[str, Tensor], adaptation: Adaptation) -> tuple[Unchanged, ...]:
-        """Nothing to do: activations have no parameters."""
+        """Activations have no parameters, so nothing changes."""
         return ()
 
 

@@ -1,4 +1,4 @@
-"""Hard Swish, planned: which activations can become hard ones."""
+"""Planning of hard_swish: the activations that can become hard ones."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class HardSwishSetting(ModFields):
 class HardSwishPlanning:
     """x * ReLU6(x + 3) / 6 in place of x * sigmoid(x); in SwishNorm, x * sigmoid(norm(x)), the sigmoid becomes hard.
 
-    An nn.Sigmoid whose product does nothing but multiply what it takes, or what its norm takes, becomes
-    nn.Hardsigmoid: that of torchrec's SwishLayerNorm, and of any module of that form. Patterns name the SiLU, or the
-    module whose forward has the product.
+    An nn.Sigmoid whose result only multiplies its own input, or its norm's input, becomes nn.Hardsigmoid: that of
+    torchrec's SwishLayerNorm, and of any module of that form. Patterns match the SiLU, or the module whose forward has
+    the product.
 
-    Not exact, a new model: up to 0.142 off, at 3 and -3. No exponential, so that it costs little in the
-    epilogue of a GEMM, and exactly zero or x outside of [-3, 3] (LoKA, "Mods": Hard Swish).
+    Not exact, a new model: it differs by up to 0.142, at 3 and -3. It has no exponential, so that it costs little in
+    the epilogue of a GEMM, and is exactly zero or x outside [-3, 3] (LoKA, "Mods": Hard Swish).
 
     Quality: NE differed by -0.02 +- 0.02 % on MovieTweetings (small Wukong, one epoch, four seeds).
     """
@@ -47,7 +47,7 @@ class HardSwishPlanning:
     of_paper: bool = True
 
     def find(self, model: Adaptable, request: ModRequest) -> ModMatch:
-        """The activations to exchange."""
+        """The activations to replace."""
         names, held = every_name(model.module), held_elsewhere(model.module)
         swishes = {id(model.module.get_submodule(name)) for name in model.swishes}
         found: list[tuple[str, str, tuple[tuple[str, Setting], ...]]] = []
@@ -78,7 +78,7 @@ class HardSwishPlanning:
         return ModMatch(grouped(self.name, found), tuple(unchanged), tuple(named))
 
     def describe(self, adaptation: Adaptation, count: int) -> str:
-        """What becomes of each activation: "SiLU -> Hardswish"."""
+        """Description of the change: "SiLU -> Hardswish"."""
         before = adaptation.replaces.rpartition(".")[2]
         return f"{before} -> {'Hardsigmoid' if before == 'Sigmoid' else 'Hardswish'}"
 
@@ -100,7 +100,7 @@ def _multiplier(model: nn.Module, name: str) -> str:
 
 
 def _has_swish(module: nn.Module, swishes: set[int]) -> bool:
-    """Whether a module holds the sigmoid of a SwishNorm, which is told under its name."""
+    """True if a module contains the sigmoid of a SwishNorm, which is reported under the module's name."""
     return any(id(child) in swishes for child in module.modules())
 
 

@@ -4,12 +4,12 @@ q = linear(x, wq, bq)                    merged = linear(x, cat([wq, wk]), cat([
 k = linear(x, wk, bk)           ->       parts = merged.split((nq, nk), -1)
                                          q, k = parts[0], parts[1]
 
-The same function up to rounding. One GEMM of a larger N fills the GPU better than several small ones, x is quantised
-once, and the input's gradient is one product in place of a sum of products. Each forward copies the weights into one
-matrix (K x sum of N elements); with frozen FP8 weights that is done once. An activation that follows each of them
-alike is computed on the merged result, so that it can be fused with the GEMM.
+The function stays the same up to rounding. One GEMM of a larger N fills the GPU better than several small ones, x is
+quantised once, and the input's gradient is one product instead of a sum of products. Each forward copies the weights
+into one matrix (K x sum of N elements); with frozen FP8 weights that is done once. An activation that follows each
+linear in the same way is computed on the merged result, so that it can be fused with the GEMM.
 
-Where one linear has a bias and another none, that one's part of the merged bias is zeros.
+For a linear without a bias, if another one has a bias, its part of the merged bias is zero.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ALONE = "no other linear that the mod is for reads its input"
 
 @dataclass(frozen=True, slots=True)
 class Siblings:
-    """Linears to merge, in the order of their calls; sites are named as in the forward."""
+    """Linears to merge, in the order of their calls; sites have their names in the forward."""
 
     name: str  # of the merged site
     members: tuple[str, ...]
@@ -38,21 +38,21 @@ class Siblings:
 
     @property
     def mod(self) -> str:
-        """As a policy writes it."""
+        """Name of the mod in policies."""
         return NAME
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The sites whose calls go."""
+        """The sites whose calls are removed."""
         return self.members
 
     @property
     def makes(self) -> str:
-        """The site that they are then."""
+        """The site that replaces them."""
         return self.name
 
     def under(self, rename: Callable[[str], str]) -> Siblings:
-        """The same with its sites under other names."""
+        """The same with its sites renamed."""
         return replace(self, name=rename(self.name), members=tuple(map(rename, self.members)))
 
     def rewritten(self, forward: ForwardIR) -> ForwardIR:
@@ -61,17 +61,17 @@ class Siblings:
 
     @property
     def n(self) -> int:
-        """Of the merged GEMM."""
+        """N of the merged GEMM."""
         return sum(self.sizes)
 
 
 def find(
     forward: ForwardIR, sites: Mapping[str, Size], owner: str = ""
 ) -> tuple[tuple[Siblings, ...], tuple[Unchanged, ...]]:
-    """The linears of `sites` that read one local, two or more, and the other sites that the forward calls, and why.
+    """The linears of `sites` that read one local, two or more, and reasons for the other sites that the forward calls.
 
-    A forward that changes tensors in place has none, but for an activation that follows each sibling alike. `owner` is
-    how names of sites begin in this forward.
+    A forward that changes tensors in place has none, except for an activation that follows each sibling in the same
+    way. `owner` is the prefix of the merged site's name.
     """
     linears, reasons = rewriting_tools.plain_linears(forward, sites)
     groups: dict[str, list[PlainLinear]] = {}
@@ -92,9 +92,9 @@ def find(
 
 
 def rewrite(forward: ForwardIR, siblings: Siblings) -> ForwardIR:
-    """The forward with the siblings merged, where the first of them stood.
+    """The forward with the siblings merged in the place of the first one.
 
-    Raises LokaError where they do not stand in it as `find` saw them.
+    Raises LokaError where the forward does not call them as `find` saw them.
     """
     sizes = {name: Size(siblings.k, n) for name, n in zip(siblings.members, siblings.sizes, strict=True)}
     group = rewriting_tools.plain_linears(forward, sizes)[0]

@@ -1,4 +1,4 @@
-"""merge_siblings, planned: which sites of a model can be one GEMM, and what site they are then."""
+"""Planning of merge_siblings: the sites of a model that can be one GEMM, and the resulting site."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class MergeSiblingsSetting(ModFields):
 
 @dataclass(frozen=True, slots=True)
 class MergeSiblingsPlanning:
-    """Merges the sites of one K, M and dtype that read one tensor, and that the policy treats alike."""
+    """Merges the sites of one K, M and dtype that read one tensor, and that have the same settings in the policy."""
 
     name: str = NAME
     exact: bool = True
@@ -35,7 +35,7 @@ class MergeSiblingsPlanning:
     setting: type[ModFields] = MergeSiblingsSetting
 
     def rewrite_sites(self, model: ModelInChange, rule: ModRule) -> SiteOutcome:
-        """Merge what the entry is for."""
+        """Merge the sites of a policy entry."""
         outcome = SiteOutcome(model, rule, usual=(ALONE,))
         wanted = {site.name: site for site in outcome.wanted()}
         groups = [
@@ -59,7 +59,7 @@ class MergeSiblingsPlanning:
         return outcome
 
     def proposal(self, model: UnplannedModel) -> str | None:
-        """How many sites read the tensors of others."""
+        """Number of sites that share an input tensor, in words; None for none."""
         if not model.siblings:
             return None
         tensors = f"{len(model.siblings)} tensors" if len(model.siblings) > 1 else "one tensor"
@@ -67,7 +67,7 @@ class MergeSiblingsPlanning:
 
 
 def _alike(model: ModelInChange, group: Sequence[str], outcome: SiteOutcome) -> Iterator[list[str]]:
-    """The sites of a group that can be one GEMM: of one K and M and dtype, and with the same settings."""
+    """The sites of a group that can be one GEMM: of one K, M and dtype, and with the same settings."""
     shapes: dict[tuple[object, ...], list[str]] = {}
     for name in group:
         site = model.sites[name]
@@ -97,7 +97,7 @@ def _what(change: Siblings) -> str:
 
 
 def merged_site(name: str, owner: str, members: Sequence[Site]) -> Site:
-    """The one GEMM that siblings are: N and the share of FLOPs add up."""
+    """The site of merged siblings: N and the shares of FLOPs add up."""
     first = members[0]
     same_after = all(site.followed_by == first.followed_by for site in members)
     return replace(

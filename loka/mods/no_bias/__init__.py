@@ -1,1 +1,1 @@
-"""Linears without biases, but for final prediction layers."""
+"""Linears without biases, except final prediction layers."""

@@ -1,4 +1,4 @@
-"""No Bias, carried out: linears lose their biases, and checkpoints fold what folds exactly."""
+"""Applies no_bias: linears lose their biases, and checkpoints fold those that fold exactly."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from loka.mods.structure import type_of
 
 @dataclass(frozen=True, slots=True)
 class NoBiasMod:
-    """Takes the bias from nn.Linears.
+    """Removes the bias of nn.Linears.
 
-    Checkpoints: a bias is folded into the linear that alone reads its product with nothing in between, if that one
-    keeps a bias: b2 + W2 b1, in float64; this is exact up to rounding. A bias of zeros goes. Any other is lost.
+    In checkpoints, a bias is folded into the linear that is the only and direct reader of the product, if that one
+    keeps a bias: b2 + W2 b1, in float64; this is exact up to rounding. A bias of zeros is dropped. Any other is lost.
     """
 
     exact: bool = False
 
     def unsupported_reason(self, model: nn.Module, name: str, adaptation: Adaptation) -> str | None:
-        """Why its bias cannot go."""
+        """Reason why its bias cannot be removed; None where it can."""
         linear = model.get_submodule(name)
         if type_of(linear) != adaptation.replaces:
             return f"is a {type_of(linear)}, not a {adaptation.replaces}"
         return None if linear._parameters.get("bias") is not None else "has no bias"
 
     def is_done(self, model: nn.Module, name: str, adaptation: Adaptation, last: bool) -> bool:
-        """Whether it is such a linear without a bias."""
+        """True if it is such a linear without a bias."""
         linear = model.get_submodule(name)
         return type_of(linear) == adaptation.replaces and linear._parameters.get("bias", linear) is None
 
     def change(self, model: nn.Module, adaptation: Adaptation) -> None:
-        """Take the biases."""
+        """Remove the biases."""
         for name in adaptation.modules:
             model.get_submodule(name)._parameters["bias"] = None
 
@@ -44,7 +44,7 @@ class NoBiasMod:
         into = str(dict(adaptation.settings).get("into", ""))
         lost = []
         for name in adaptation.modules:
-            own = state[f"{name}.weight" if name else "weight"]  # in each checkpoint, of the model as it was or adapted
+            own = state[f"{name}.weight" if name else "weight"]  # in every checkpoint, original or adapted
             bias = state.pop(f"{name}.bias" if name else "bias", None)
             if bias is None:
                 continue  # the checkpoint is of the adapted model
@@ -62,7 +62,7 @@ class NoBiasMod:
 
 
 def _check_sizes(name: str, bias: Tensor, features: torch.Size) -> None:
-    """Raise InputError where a checkpoint's bias has other features than a weight that makes or reads them."""
+    """Raise InputError if a bias in a checkpoint does not fit the features of a weight that makes or reads them."""
     if bias.shape != features:
         raise InputError(
             f"the checkpoint's bias of {name!r} has shape {tuple(bias.shape)}, and a weight beside it asks for "

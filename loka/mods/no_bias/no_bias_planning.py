@@ -1,4 +1,4 @@
-"""No Bias, planned: which linears can lose their biases, and where these fold to."""
+"""Planning of no_bias: the linears that can lose their biases, and where these are folded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FINAL = "a final prediction layer, which keeps its bias; 'final: drop' takes tha
 
 
 class FinalBias(StrEnum):
-    """What happens to the biases of final prediction layers."""
+    """Treatment of the biases of final prediction layers."""
 
     KEEP = "keep"
     DROP = "drop"
@@ -45,16 +45,17 @@ class NoBiasSetting(ModFields):
 
 @dataclass(frozen=True, slots=True)
 class NoBiasPlanning:
-    """Takes the bias from nn.Linears, subclasses with torch's own forward among them.
+    """Removes the bias of nn.Linears, including subclasses with torch's own forward.
 
-    Not exact, a new model: a norm after the linear, or the next linear's bias, can stand in for most of a bias, but
-    not for all. It saves the bias's addition, its gradient, which is a sum over all rows, and its traffic (LoKA,
+    Not exact, a new model: a norm after the linear, or the next linear's bias, can replace most of a bias, but not all
+    of it. It saves the bias's addition, its gradient, which is a sum over all rows, and its memory traffic (LoKA,
     "Mods": the largest single gain in latency of the three).
 
-    Final prediction layers keep theirs, unless `final` is "drop": the mean of the predictions is in it.
+    Final prediction layers keep theirs, unless `final` is "drop", as it contains the mean of the predictions.
 
     Quality: a tower of raw dense features needs its biases, as thresholds. On MovieTweetings (small Wukong, one epoch)
-    NE was 1.8 to 1.9 % worse without them, and -0.01 +- 0.01 % where they alone were kept: except that tower.
+    NE was 1.8 to 1.9 % worse without them, and changed by -0.01 +- 0.01 % if only these were kept: put that tower in
+    `except`.
     """
 
     name: str = NAME
@@ -65,7 +66,7 @@ class NoBiasPlanning:
     of_paper: bool = True
 
     def find(self, model: Adaptable, request: ModRequest) -> ModMatch:
-        """The linears whose biases go. `request.settings`: final, "keep" or "drop"."""
+        """The linears that lose their biases. `request.settings`: final, "keep" or "drop"."""
         refusals = _Refusals(model, keep_final=request.settings.get("final", "keep") == "keep")
         dropped: dict[str, nn.Linear] = {}
         unchanged: list[Unchanged] = []
@@ -85,17 +86,17 @@ class NoBiasPlanning:
         return ModMatch(_adaptations(dropped, _folds(dropped, model, refusals)), tuple(unchanged))
 
     def describe(self, adaptation: Adaptation, count: int) -> str:
-        """What becomes of so many linears."""
+        """Description of the change of `count` linears."""
         return "bias dropped" if count == 1 else "biases dropped"
 
     def suggest(self, match: ModMatch, site: SiteNeighbours) -> Iterator[tuple[Concern, str]]:
-        """The site itself, where its bias is the concern."""
+        """The site itself, if its bias is the concern."""
         if any(site.site in adaptation.modules for adaptation in match.adaptations):
             yield Concern.BIAS, site.site
 
 
 class _Refusals:
-    """Why a linear keeps its bias."""
+    """Finds the reason why a linear keeps its bias."""
 
     def __init__(self, model: Adaptable, keep_final: bool) -> None:
         self._model, self._keep_final = model, keep_final
@@ -104,7 +105,7 @@ class _Refusals:
         self._holders = Counter(id(parameter) for _, parameter in named)
 
     def reason(self, name: str, module: nn.Module) -> str | None:
-        """None where its bias can go."""
+        """Reason why a linear keeps its bias; None where it can be removed."""
         if not isinstance(module, nn.Linear):
             return "no nn.Linear"
         if isinstance(module, LazyModuleMixin):
@@ -130,7 +131,7 @@ class _Refusals:
         return "its bias is shared: another module holds it too" if self.holders(linear.bias) > 1 else None
 
     def holders(self, parameter: nn.Parameter) -> int:
-        """Names that a Parameter has in the model."""
+        """Number of names of a Parameter in the model."""
         return self._holders[id(parameter)]
 
     def _elsewhere(self, name: str) -> str | None:
@@ -147,7 +148,7 @@ def _has_bias(linear: nn.Linear) -> bool:
 
 
 def _folds(dropped: Mapping[str, nn.Linear], model: Adaptable, refusals: _Refusals) -> dict[str, str]:
-    """For each bias that can be folded, the linear that takes it; one that is folded itself may be in between."""
+    """For each bias that can be folded, the linear it ends up in, possibly through others that are folded too."""
     modules = dict(model.module.named_modules())
 
     def takes(name: str) -> bool:
@@ -172,7 +173,7 @@ def _folds(dropped: Mapping[str, nn.Linear], model: Adaptable, refusals: _Refusa
 
 
 def _adaptations(dropped: Mapping[str, nn.Linear], folds: Mapping[str, str]) -> tuple[Adaptation, ...]:
-    """Folded ones one by one, each before the one that takes its bias; then the rest together."""
+    """Adaptations: folded linears one by one, each before the one that takes its bias; then the rest together."""
     distances = _distances(folds)
     ordered = sorted(folds, key=lambda name: -distances[name])
     found: list[tuple[str, str, tuple[tuple[str, Setting], ...]]] = [
@@ -183,7 +184,7 @@ def _adaptations(dropped: Mapping[str, nn.Linear], folds: Mapping[str, str]) -> 
 
 
 def _distances(folds: Mapping[str, str]) -> dict[str, int]:
-    """Linears that each bias is folded through."""
+    """Number of linears that each bias is folded through."""
     distances: dict[str, int] = {}
     for name in folds:
         path = []

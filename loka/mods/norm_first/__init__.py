@@ -1,1 +1,1 @@
-"""Norms of the inputs of linears, in the places of norms of their outputs."""
+"""Norms of the inputs of linears, in place of norms of their outputs."""

@@ -1,4 +1,4 @@
-"""Norm first, carried out: the norm behind a linear takes the linear's input instead."""
+"""Applies norm_first: the norm after a linear moves to the linear's input."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from loka.mods.structure import parent_of, type_of, why_another
 class NormFirstMod:
     """In an nn.Sequential, [linear, norm] becomes [norm, linear]; both keep their names.
 
-    A norm of another width than the linear's input is made anew for that, of the same kind, with ones and zeros.
+    A norm whose width differs from the linear's input is replaced by one of the same kind and the right width, with
+    ones and zeros.
 
-    Checkpoints: the linear's Parameters stay. Of a norm that is made anew, weights of ones and biases of zeros pass;
+    In checkpoints, the linear's Parameters stay. Of a replaced norm, weights of ones and biases of zeros are converted;
     any other is lost.
     """
 
     exact: bool = False
 
     def unsupported_reason(self, model: nn.Module, name: str, adaptation: Adaptation) -> str | None:
-        """Why the norm is not the one that was found, behind the linear that was."""
+        """Reason why the norm is not the planned one after the planned linear; None where it is."""
         settings, norm = dict(adaptation.settings), model.get_submodule(name)
         other = why_another(norm, adaptation.replaces)
         if other is not None:
@@ -41,7 +42,7 @@ class NormFirstMod:
         )
 
     def is_done(self, model: nn.Module, name: str, adaptation: Adaptation, last: bool) -> bool:
-        """Whether the norm stands before the linear, and is of the linear's input."""
+        """True if the norm is before the linear and has the width of the linear's input."""
         settings, norm = dict(adaptation.settings), model.get_submodule(name)
         keys, linear = _places(model, name, adaptation)
         if linear is None or keys.index(_last(name)) + 1 != keys.index(str(settings["linear"])):
@@ -53,7 +54,7 @@ class NormFirstMod:
         return type_of(norm) == adaptation.replaces and getattr(norm, "normalized_shape", None) == (settings["width"],)
 
     def change(self, model: nn.Module, adaptation: Adaptation) -> None:
-        """Put the norms before their linears."""
+        """Move the norms before their linears."""
         settings = dict(adaptation.settings)
         width, linear = int(settings["width"]), str(settings["linear"])
         for name in adaptation.modules:
@@ -68,7 +69,7 @@ class NormFirstMod:
             container.update((key, moved[key]) for key in order)
 
     def convert(self, state: dict[str, Tensor], adaptation: Adaptation) -> tuple[Unchanged, ...]:
-        """Give norms of another width their new Parameters."""
+        """Replace the Parameters of norms whose width changes."""
         settings = dict(adaptation.settings)
         width, lost = int(settings["width"]), list[Unchanged]()
         for name in adaptation.modules if width != settings["outputs"] else ():
@@ -84,7 +85,7 @@ class NormFirstMod:
 
 
 def _resized(norm: nn.Module | None, width: int, block: int) -> nn.Module:
-    """A norm of the same kind for another width, in the same mode, dtype and place."""
+    """A norm of the same kind for another width, with the same mode, dtype and device."""
     if isinstance(norm, BlockNorm):
         return BlockNorm(block, norm.eps).train(norm.training)
     if not isinstance(norm, nn.LayerNorm | nn.RMSNorm):
@@ -103,7 +104,7 @@ def _resized(norm: nn.Module | None, width: int, block: int) -> nn.Module:
 
 
 def _places(model: nn.Module, name: str, adaptation: Adaptation) -> tuple[list[str], nn.Module | None]:
-    """The names of what stands beside the norm, in order, and the linear; None where there is none of its name."""
+    """Names of the norm's siblings, in order, and the linear; None where there is none of its name."""
     children = parent_of(model, name)._modules
     return list(children), children.get(str(dict(adaptation.settings)["linear"]))
 

@@ -1,4 +1,4 @@
-"""Norm first, planned: which norms can go before their linears, so that the scale of a site's input is bounded."""
+"""Planning of norm_first: the norms that can move before their linears, to bound the scale of a site's input."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from loka.policy.schema.mod_schema import ModFields
 
 NAME = "norm_first"
 _NORMS = (nn.LayerNorm, nn.RMSNorm, BlockNorm)
-_NARROWEST = 2  # a norm of one element leaves its sign at best
+_NARROWEST = 2  # a norm of one element keeps at most its sign
 
 
 class NormFirstSetting(ModFields):
@@ -31,27 +31,27 @@ class NormFirstSetting(ModFields):
 
 @dataclass(frozen=True, slots=True)
 class NormFirstPlanning:
-    """In an nn.Sequential, [linear, norm] becomes [norm, linear]: the norm is of the linear's input.
+    """In an nn.Sequential, [linear, norm] becomes [norm, linear]: the norm is applied to the linear's input.
 
-    Patterns name the linear. Both keep their names, and only their order in the nn.Sequential changes, so that
-    state_dict keys stay, and `sequential[0]` is the norm. A norm of another width than the linear's input is made anew
-    for that, of the same kind; a BlockNorm's block follows the rule of BlockNorms' widths, and does not grow. Where
-    norms become BlockNorms too, either mod may come first.
+    Patterns match the linear. Both keep their names, and only their order in the nn.Sequential changes, so that
+    state_dict keys stay, and `sequential[0]` is the norm. A norm whose width differs from the linear's input is
+    replaced by one of the same kind; a BlockNorm's block follows the rule of block_norm, and does not grow. If norms
+    become BlockNorms too, either mod may come first.
 
     Not exact, a new model. The operand of the site's fprop and wgrad has a root mean square of one in every row, so
-    that an FP8 scale chosen beforehand holds, whatever the layers before it do. What the linear gives is no longer
-    normalised (LoKA, "Mods", has norms after linears; this mod is for sites whose inputs drift).
+    that a static FP8 scale stays valid, whatever the layers before it do. The linear's output is no longer normalised
+    (LoKA, "Mods", has norms after linears; this mod is for sites whose inputs drift).
     """
 
     name: str = NAME
     exact: bool = False
-    description: str = "the norm is of the linear's input: its scale is bounded, so that a known scale holds"
+    description: str = "the norm is of the linear's input: its scale is bounded, so that a static scale holds"
     setting: type[ModFields] = NormFirstSetting
-    opt_in: bool = True  # for inputs that drift, which a profile tells
+    opt_in: bool = True  # for inputs that drift, which a profile shows
     of_paper: bool = False
 
     def find(self, model: Adaptable, request: ModRequest) -> ModMatch:
-        """The pairs to exchange."""
+        """The pairs to swap."""
         found: list[tuple[str, str, tuple[tuple[str, Setting], ...]]] = []
         unchanged: dict[str, str] = {}
         named: list[str] = []
@@ -74,11 +74,11 @@ class NormFirstPlanning:
         return ModMatch(grouped(self.name, found), left, tuple(named))
 
     def describe(self, adaptation: Adaptation, count: int) -> str:
-        """What becomes of each norm: "LayerNorm before its linear"."""
+        """Description of the change: "LayerNorm before its linear"."""
         return f"{adaptation.replaces.rpartition('.')[2]} before its linear"
 
     def suggest(self, match: ModMatch, site: SiteNeighbours) -> Iterator[tuple[Concern, str]]:
-        """The site itself, where its input is the concern."""
+        """The site itself, if its input is the concern."""
         if site.site in match.named:
             yield Concern.INPUT_SIZES, site.site
 
@@ -101,7 +101,7 @@ def _unsupported_reason(
     names: dict[int, tuple[str, ...]],
     held: dict[int, str],
 ) -> str | None:
-    """Why a linear and its norm cannot change places."""
+    """Reason why a linear and its norm cannot be swapped; None where they can."""
     parts = [model.module.get_submodule(name) for name in (linear, norm, container)]
     site, norm_module, sequential = parts
     for part in parts:
@@ -126,7 +126,7 @@ def _unsupported_reason(
 
 
 def _settings(model: nn.Module, linear: str, norm: str) -> tuple[tuple[str, Setting], ...]:
-    """The linear's name beside the norm, its sizes, and the block of a BlockNorm."""
+    """The linear's name within the nn.Sequential, its sizes, and the block of a BlockNorm."""
     site, before = model.get_submodule(linear), model.get_submodule(norm)
     width, outputs = int(getattr(site, "in_features", 0)), int(getattr(site, "out_features", 0))
     found: tuple[tuple[str, Setting], ...] = (

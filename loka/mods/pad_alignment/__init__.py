@@ -1,1 +1,1 @@
-"""GEMMs whose K and N are padded to what kernels take."""
+"""GEMMs whose K and N are padded to sizes that kernels support."""

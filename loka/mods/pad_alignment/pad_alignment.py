@@ -1,13 +1,14 @@
-"""pad_alignment: K or N of a linear that is no multiple of 16 bytes is padded with zeros, and the result is cut.
+"""pad_alignment: K or N of a linear that is not a multiple of 16 bytes is padded with zeros, and the result is sliced.
 
 y = linear(x, w, b)     ->     y = linear(pad(x, (0, 1)), pad(w, (0, 1, 0, 13)), pad(b, (0, 13)))[..., :3]
 
-The same function: a zero in x meets a zero in w. The FP8 GEMM takes K and N in multiples of 16 alone, and pads by
-itself where they are not: the FP8 copies of both operands, for each of the three GEMMs in which the size is a
-contraction or a column. Padded here, x and w are padded once, in the pass that makes them where torch.compile fuses it
-(x as it is concatenated or computed elementwise), and kernels of other libraries, which pad nothing, can run. In BF16
-an odd K makes rows that begin off 16 bytes, which the library's fast kernels do not take; a multiple of 8 elements is
-enough there, and padding it further costs a copy for nothing (3384 to 3392: 11 % slower, docs/results/LOG.md).
+The function stays the same: a zero in x is multiplied by a zero in w. The FP8 GEMM supports only multiples of 16 for K
+and N, and its operator pads other sizes itself: the FP8 copies of both operands, for each of the three GEMMs in which
+the size is a contraction or a column. With this mod, x and w are padded once, in the pass that makes them if
+torch.compile fuses it (if x is concatenated or computed elementwise), and kernels of other libraries, which do not pad,
+can run. In BF16 an odd K makes rows that are not aligned to 16 bytes, which the library's fast kernels do not support;
+a multiple of 8 elements is enough there, and padding further costs a copy for nothing (3384 to 3392: 11 % slower,
+docs/results/LOG.md).
 
 M, the batch, is not padded: the operators pad it where a GEMM contracts over it.
 """
@@ -19,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from loka.errors import LokaError
 from loka.graph.ir import ForwardIR, SiteCall, Statement
-from loka.graph.patterns.padded_linear import padded
+from loka.graph.patterns.region import padded
 from loka.mods.adaptation import Unchanged
 from loka.mods.rewriting import rewriting_tools
 from loka.mods.rewriting.rewriting_tools import Size
@@ -30,17 +31,17 @@ ALIGNED = "K and N are such multiples already"
 
 @dataclass(frozen=True, slots=True)
 class Pad:
-    """One linear to pad; the site is named as in the forward."""
+    """One linear to pad; the site has its name in the forward."""
 
     site: str
     k: int  # before
     n: int
-    to: int  # elements that both are made multiples of
-    columns: bool = True  # whether N is padded too; not where a kernel of another mod takes the product
+    to: int  # elements: K and N become multiples of it
+    columns: bool = True  # pad N too; False if a kernel of another mod reads the product
 
     @property
     def mod(self) -> str:
-        """As a policy writes it."""
+        """Name of the mod in policies."""
         return NAME
 
     @property
@@ -54,7 +55,7 @@ class Pad:
         return self.site
 
     def under(self, rename: Callable[[str], str]) -> Pad:
-        """The same with its site under another name."""
+        """The same with its site renamed."""
         return replace(self, site=rename(self.site))
 
     def rewritten(self, forward: ForwardIR) -> ForwardIR:
@@ -63,7 +64,7 @@ class Pad:
 
     @property
     def padded(self) -> Size:
-        """The sizes that the GEMM gets."""
+        """The sizes of the padded GEMM."""
         n = -(-self.n // self.to) * self.to if self.columns else self.n
         return Size(-(-self.k // self.to) * self.to, n)
 
@@ -71,9 +72,9 @@ class Pad:
 def find(
     forward: ForwardIR, sites: Mapping[str, tuple[Size, int]], crossed: Collection[str] = ()
 ) -> tuple[tuple[Pad, ...], tuple[Unchanged, ...]]:
-    """The sites of a forward with a K or N that is no multiple of what is given with it, and the others, and why.
+    """The sites of a forward whose K or N is not a multiple of the number in `sites`, and reasons for the others.
 
-    N of the `crossed` stays as it is: a cross layer takes their products.
+    N of the `crossed` is not padded, as a cross layer reads their products.
     """
     found: dict[str, Pad] = {}
     reasons: dict[str, str] = {}
@@ -91,7 +92,7 @@ def find(
 
 
 def rewrite(forward: ForwardIR, pad: Pad) -> ForwardIR:
-    """The forward with every call of the site padded. Raises LokaError where it calls the site nowhere."""
+    """The forward with every call of the site padded. Raises LokaError where it does not call the site."""
     statements = [
         _padded(step, step.call, pad) if step.call is not None and step.call.site == pad.site else step
         for step in forward.statements

@@ -1,4 +1,4 @@
-"""pad_alignment, planned: which sites have a K or N that kernels do not take as it is."""
+"""Planning of pad_alignment: the sites with a K or N that kernels do not support without padding."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from loka.policy.schema import checks
 from loka.policy.schema.mod_schema import ModFields, power_of_two
 from loka.sites.site import GemmKind, Site
 
-_TO = 16  # unless a policy says otherwise
+_TO = 16  # default multiple
 _MIXED = "it is part of a mixing layer, for which fuse_interaction has kernels that mask sizes themselves"
 
 
@@ -38,7 +38,7 @@ class PadAlignmentSetting(ModFields):
 
 @dataclass(frozen=True, slots=True)
 class PadAlignmentPlanning:
-    """Pads each site by itself, in its owner's forward; a linear in its own."""
+    """Pads each site separately, in its owner's forward; an nn.Linear in its own forward."""
 
     name: str = NAME
     exact: bool = True
@@ -46,7 +46,7 @@ class PadAlignmentPlanning:
     setting: type[ModFields] = PadAlignmentSetting
 
     def rewrite_sites(self, model: ModelInChange, rule: ModRule) -> SiteOutcome:
-        """Pad what the entry is for."""
+        """Pad the sites of a policy entry."""
         outcome, to = SiteOutcome(model, rule, usual=(ALIGNED,)), int(dict(rule.settings)["to"])
         owners: dict[str, list[str]] = {}
         for site in outcome.wanted():
@@ -77,7 +77,7 @@ class PadAlignmentPlanning:
         return outcome
 
     def proposal(self, model: UnplannedModel) -> str | None:
-        """How many linears have a size that is no multiple."""
+        """Number of linears with a size that is no multiple, in words; None for none."""
         odd = [site for site in model.sites if site.kind is GemmKind.LINEAR and (site.k % _TO or site.n % _TO)]
         if not odd:
             return None
@@ -92,27 +92,27 @@ def _read_as_it_is(mod: str) -> str:
 
 
 def _multiple(model: ModelInChange, name: str, to: int) -> int:
-    """Elements that a site's sizes become multiples of: `to` bytes, in FP8 or, where all of it is kept, in 16 bits."""
+    """Elements that a site's sizes become multiples of: `to` bytes in FP8, or in 16 bits if all its GEMMs are kept."""
     kept = all(asked.compute is Compute.KEEP for asked in model.settings[name].gemms.values())
     return to // 2 if kept else to
 
 
 def _mixed(forward: ForwardIR) -> frozenset[str]:
-    """The sites of mixing layers."""
+    """The sites of FM interactions."""
     places = [place for mix in forward.mixes for place in (mix.inner, mix.compress) if place is not None]
     calls = (forward.statements[place].call for place in places)
     return frozenset(call.site for call in calls if call is not None)
 
 
 def _what(change: Pad, other: str) -> str:
-    """What is padded, and what is left to another mod."""
+    """Description of the padding, and of the sizes left to another mod."""
     sizes = [("K", change.k, change.padded.k), ("N", change.n, change.padded.n)]
     left = [] if change.columns or change.n % change.to == 0 else [f"N {change.n} left to {other}"]
     return ", ".join([*(f"{name} {old} padded to {new}" for name, old, new in sizes if old != new), *left])
 
 
 def padded_site(site: Site, pad: Pad) -> Site:
-    """The site with the sizes that its GEMM gets. A plain linear is a linear of its own forward then."""
+    """The site with the padded sizes. A plain linear becomes a functional linear in its own forward."""
     kind = GemmKind.FUNCTIONAL_LINEAR if site.kind is GemmKind.LINEAR else site.kind
     return replace(site, kind=kind, k=pad.padded.k, n=pad.padded.n)
 

@@ -1,1 +1,1 @@
-"""Residual sums that are computed and kept in a wider dtype."""
+"""Residual sums computed and kept in a wider dtype."""

@@ -1,26 +1,26 @@
 """`residual_high_precision`: residual sums are computed and kept in a wider dtype.
 
-A residual sum is a + b, both locals of the forward of one shape, where one, or what it is a view of, is what the other
-is computed from, or is widened already: x + f(x), and whatever is added to that later. What the mod promises, within
-the forward of an owner and of the children that are printed into it:
+A residual sum is a + b, both locals of the forward with the same shape, where the other is computed from one of them or
+from the tensor that it is a view of, or where one is widened already: x + f(x), and whatever is added to it later. The
+mod guarantees, within the forward of an owner and its inlined children:
 
-- Each residual sum adds in float32 (or the model's dtype, where that is wider), and is rounded to float32 alone. What a
-  branch f(x) gives is rounded by the branch, as before.
-- The sum stays in float32 for the next residual sum, for norms over the last dimension, whose results stay so too for
-  the next residual sum, and through changes of view on the way to either.
-- Everything else that reads the sum or the norm, a GEMM, a product, the owner's result, gets it in the dtype that it
-  has in the model, cast once: so the dtypes of all else, of the owner's result and of every gradient are the model's.
+- Each residual sum is computed in float32 (or the model's dtype, if that is wider), and rounded only to float32. The
+  result of a branch f(x) is rounded by the branch, as before.
+- The sum stays in float32 for the next residual sum, for norms over the last dimension, whose results also stay in
+  float32 for the next residual sum, and through changes of view before either.
+- Every other reader of the sum or the norm (a GEMM, a product, the owner's result) gets it in the dtype that it has in
+  the model, cast once; so all other dtypes, of the owner's result and of every gradient too, are the model's.
 
-It is the same function at a higher precision, so not the same bits: nearer to the model in float32. In a model in
-float32 nothing changes. Parameters and the keys of the state_dict stay. The price is memory: what autograd keeps of a
-stream is twice as large.
+It is the same function at a higher precision, so results are not bitwise equal, but closer to the model in float32. In
+a float32 model nothing changes. Parameters and the keys of the state_dict stay. The cost is memory: the tensors of a
+stream that autograd saves are twice as large.
 
-With `dtype: bfloat16` a float16 model's streams are kept in bfloat16, whose range is that of float32, at less
-precision; streams of any other dtype stay as they are.
+With `dtype: bfloat16` a float16 model's streams are kept in bfloat16, which has the range of float32 at less precision;
+streams of any other dtype do not change.
 
-Chains and joins take such sums as they are, since their kernels add in float32 and give what is wider; a chain of
-several cross layers ends at each, as the next linear reads a cast. The mod is matched over owners: the model ("*"), or
-the modules that hold a stream. Where both a module and one inside it match, the outer one counts.
+Linear chains and concatenation norms support such sums directly, as their kernels add in float32 and return the wider
+dtype; a chain of several cross layers ends at each, as the next linear reads a cast. Patterns match owners: the model
+("*"), or the modules that hold a stream. If both a module and one inside it match, the outer one is used.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from loka.graph.patterns.fm_interaction import in_place_reason
 from loka.graph.patterns.linear_chain import readers_of
 from loka.graph.patterns.norm import NormRun, norm_starting_at
 from loka.graph.trace.printer import names_in, variable
-from loka.mods.rewriting.owner_scope import RewrittenOwner, writer_of
+from loka.mods.rewriting.rewriting_tracer import RewrittenOwner, writer_of
 
 NAME = "residual_high_precision"
 NO_SUM = "its forward has no residual sum a + b of locals of one shape, one of which is computed from the other"
@@ -48,10 +48,10 @@ _WIDER = {
 
 
 def widen_residual_sums(forward: ForwardIR, dtype: str, wants: Callable[[str], bool]) -> RewrittenOwner | str:
-    """The forward with its residual sums kept in `dtype`, "float32" or "bfloat16"; or why that cannot be.
+    """The forward with its residual sums kept in `dtype`, "float32" or "bfloat16"; or the reason why not.
 
-    `wants` says of a module, by its name in the model, whether the sums that its forward writes are meant. Statements
-    say by `even` which sums are of equal shapes. What was found in the forward by statements' numbers is left out.
+    `wants` is true for names of modules whose sums are to be widened. `Statement.even` marks the sums of equal shapes.
+    Findings that index statements (regions, patterns) are dropped.
     """
     in_place = in_place_reason(forward.statements)
     if in_place is not None:
@@ -69,11 +69,11 @@ def widen_residual_sums(forward: ForwardIR, dtype: str, wants: Callable[[str], b
 
 @dataclass(frozen=True, slots=True)
 class _ResidualStream:
-    """What of a forward is kept in a wider dtype, by the places of statements."""
+    """The statements of a forward that are kept in a wider dtype, by index."""
 
     sums: frozenset[int]
-    norms: Mapping[int, NormRun]  # by the first statement: those that read what is widened
-    views: frozenset[int]  # on the way to a sum or a norm
+    norms: Mapping[int, NormRun]  # by first statement; norms that read widened locals
+    views: frozenset[int]  # before a sum or a norm
 
     def widened_locals(self, forward: ForwardIR) -> frozenset[str]:
         """The locals that are kept in a wider dtype."""
@@ -91,11 +91,11 @@ def _set_twice(forward: ForwardIR) -> str | None:
 
 
 def _residual_stream(forward: ForwardIR, wants: Callable[[str], bool]) -> _ResidualStream:
-    """The sums, the norms of them, and the views on the way from these to the next."""
+    """The residual sums, the norms of them, and the views before the next of these."""
     statements = forward.statements
     before: dict[str, set[str]] = {}  # the locals that a local is computed from
     widened: set[str] = set()
-    viewed: dict[str, str] = {}  # what a local is a view of
+    viewed: dict[str, str] = {}  # the local that a local is a view of
     sums, norms, views = set(), dict[int, NormRun](), set()
     for place, statement in enumerate(statements):
         read = [ref.text for ref in statement.operands if ref.kind is RefKind.LOCAL]
@@ -132,13 +132,13 @@ def _is_view(statement: Statement) -> bool:
 
 
 def _is_closed(forward: ForwardIR, run: NormRun) -> bool:
-    """Whether what a norm of several statements computes on the way is read by the norm alone."""
+    """True if intermediate results of a norm of several statements are read only by the norm."""
     readers, inside = readers_of(forward), set(range(run.first, run.last + 1))
     return all(readers.get(forward.statements[place].target, set()) <= inside for place in range(run.first, run.last))
 
 
 def _leading_on(forward: ForwardIR, sums: set[int], norms: Mapping[int, NormRun], views: set[int]) -> Iterator[int]:
-    """The views that a sum, a norm, or another such view reads."""
+    """The views whose readers are a sum, a norm, or another such view."""
     useful = {ref.text for place in (*sums, *norms) for ref in forward.statements[place].operands}
     for place in sorted(views, reverse=True):
         statement = forward.statements[place]
@@ -148,17 +148,17 @@ def _leading_on(forward: ForwardIR, sums: set[int], norms: Mapping[int, NormRun]
 
 
 class _Writer:
-    """Writes the forward anew: widened locals get a second name, and are cast where they are first read otherwise."""
+    """Rewrites the forward: widened locals get a second name, and are cast before their first other reader."""
 
     def __init__(self, forward: ForwardIR, stream: _ResidualStream, dtype: str) -> None:
         self._forward, self._stream, self._wider, self._dtype_name = forward, stream, _WIDER[dtype], dtype
         self._kept_wide = stream.widened_locals(forward)
         self._taken = {text.partition("=")[0].strip() for text in forward.arguments}
         self._taken |= {statement.target for statement in forward.statements}
-        self._wide: dict[str, str] = {}  # a local -> its name in the wider dtype
-        self._dtypes: dict[str, Ref] = {}  # a widened local -> what has the dtype that it has in the model
-        self._sources: dict[str, Statement] = {}  # a widened local -> the statement that made it, as it was
-        self._cast: set[str] = set()  # widened locals that are there in the model's dtype, too
+        self._wide: dict[str, str] = {}  # local -> its name in the wider dtype
+        self._dtypes: dict[str, Ref] = {}  # widened local -> something with its dtype in the model
+        self._sources: dict[str, Statement] = {}  # widened local -> the original statement that sets it
+        self._cast: set[str] = set()  # widened locals that were cast to the model's dtype too
         self._roots = self._widened()
         self._made: list[Statement] = []
 
@@ -178,9 +178,9 @@ class _Writer:
         return tuple(self._made), self._forward.result
 
     def _widened(self) -> frozenset[str]:
-        """The locals that enter a stream: of a sum of two that are not widened, the one that the other is made of.
+        """The locals that enter a stream: of two operands that are not widened, the one that is set first.
 
-        In bfloat16 all that is added: torch adds a bfloat16 and a float16 in float32.
+        For bfloat16, all operands that are not widened: torch adds a bfloat16 and a float16 in float32.
         """
         found = set[str]()
         for place in self._stream.sums:
@@ -193,7 +193,7 @@ class _Writer:
         return frozenset(found)
 
     def _is_before(self, one: str, other: str) -> bool:
-        """Whether a local is set before another; an argument is before every statement."""
+        """True if a local is set before another; an argument is set before every statement."""
         order = [statement.target for statement in self._forward.statements]
         return one not in order or (other in order and order.index(one) < order.index(other))
 
@@ -208,7 +208,7 @@ class _Writer:
         self._widen(statement.target, statement.note)
 
     def _write_wide(self, statement: Statement, renamed: bool, vectors: bool) -> None:
-        """A statement on wide operands; `renamed`: its target is widened; `vectors`: all but the first are cast."""
+        """Writes a statement on wide operands; `renamed`: widen its target; `vectors`: cast all but the first."""
         template = statement.template
         for number, ref in enumerate(statement.operands[1:] if vectors else (), start=1):
             if ref.text not in self._wide:
@@ -226,9 +226,10 @@ class _Writer:
         )
 
     def _widen(self, name: str, note: str) -> None:
-        """The wider copy of a local that enters a stream.
+        """Write the wider copy of a local that enters a stream.
 
-        It is a tensor of its own where nothing is cast, too: the compiler gives no function one tensor twice.
+        It is a separate tensor even if nothing is cast, as the compiler rejects a function with one tensor as two
+        arguments.
         """
         if name in self._roots:
             self._wide[name] = self._new(f"{name}_wide")
@@ -238,7 +239,7 @@ class _Writer:
             )
 
     def _read(self, ref: Ref, statement: Statement) -> Ref:
-        """An operand of a statement outside of the stream: what is widened as the model has it, but for its sizes."""
+        """An operand of a statement outside the stream: in the model's dtype, except for reading its sizes."""
         if ref.kind is not RefKind.LOCAL or ref.text not in self._kept_wide:
             return ref
         if statement.template.startswith(_SIZES) and len(statement.operands) == 1:
@@ -247,14 +248,14 @@ class _Writer:
         return ref
 
     def _narrow(self, name: str) -> None:
-        """Cast a widened local to the dtype that it has in the model, once."""
+        """Cast a widened local to its dtype in the model, once."""
         if name not in self._cast:
             self._cast.add(name)
             operands = (Ref(RefKind.LOCAL, self._wide[name]), self._dtype(name))
             self._made.append(Statement(name, "to", "{0}.to({1})", operands, note=self._sources[name].note))
 
     def _dtype(self, name: str) -> Ref:
-        """The local that has the dtype of a widened one in the model; it is computed where it is first read."""
+        """The local with the dtype that a widened one has in the model; computed before its first reader."""
         if name in self._dtypes:
             return self._dtypes[name]
         source = self._sources[name]
@@ -269,7 +270,7 @@ class _Writer:
             self._dtypes[name] = self._dtype(read[0].text)
             return self._dtypes[name]
         else:
-            # Under autocast a norm gives float32, whatever it is given, but for float64.
+            # Under autocast a norm returns float32 for every input except float64.
             wide = "torch.promote_types({1}, torch.float32)"
             template = f"{wide} if torch.is_autocast_enabled({{0}}.device.type) else {{1}}"
             operands = (Ref(RefKind.LOCAL, self._wide[name]), self._dtype(self._normed(name)))
@@ -282,7 +283,7 @@ class _Writer:
         return any(self._forward.statements[place].target == name for place in self._stream.views)
 
     def _normed(self, name: str) -> str:
-        """What the norm that sets a local is of."""
+        """The input of the norm that sets a local."""
         runs = self._stream.norms.values()
         return next(run.source for run in runs if self._forward.statements[run.last].target == name)
 

@@ -1,4 +1,4 @@
-"""residual_high_precision, planned: whose residual sums are kept in a wider dtype, and what a policy may write."""
+"""Planning of residual_high_precision: the modules whose residual sums are widened, and the policy schema."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from loka.mods.adaptation import Setting
 from loka.mods.mod_planning import OwnerModPlanning, UnplannedModel
 from loka.mods.residual_high_precision.residual_high_precision import NAME, NO_SUM, widen_residual_sums
 from loka.mods.residual_high_precision.residual_streams import inner, residual_streams
-from loka.mods.rewriting.owner_scope import OwnerScope, RewrittenOwner
+from loka.mods.rewriting.rewriting_tracer import OwnerScope, RewrittenOwner
 from loka.policy.schema.mod_schema import ModFields
 
 
@@ -37,7 +37,7 @@ class ResidualHighPrecisionSetting(ModFields):
 
 @dataclass(frozen=True, slots=True)
 class ResidualHighPrecisionPlanning:
-    """Widens the residual sums of the outermost modules that are matched and hold one."""
+    """Widens the residual sums of the outermost matched modules that contain one."""
 
     name: str = NAME
     exact: bool = True
@@ -46,11 +46,11 @@ class ResidualHighPrecisionPlanning:
     nothing: str = NO_SUM
 
     def scopes(self, model: nn.Module, wants: Callable[[str], bool]) -> tuple[OwnerScope, ...]:
-        """The outermost of the wanted modules with a sum in their forward or below."""
+        """The outermost of the wanted modules with a sum in their own forward or below."""
         return residual_streams(model, wants)
 
     def inner(self, scope: OwnerScope, model: nn.Module) -> tuple[OwnerScope, ...]:
-        """The writers in a module, for where its own forward cannot be had."""
+        """The scopes inside a module whose own forward cannot be traced."""
         return inner(scope, model)
 
     def rewrite(
@@ -60,11 +60,11 @@ class ResidualHighPrecisionPlanning:
         return widen_residual_sums(forward, str(settings["dtype"]), means)
 
     def describe(self, count: int, settings: Mapping[str, Setting]) -> str:
-        """So many residual sums."""
+        """Description of `count` residual sums."""
         return f"{count} residual sum{'s' if count > 1 else ''} in {settings['dtype']}"
 
     def proposal(self, model: UnplannedModel) -> str | None:
-        """None: it buys precision at the price of memory, which is for people to ask for."""
+        """None: it costs memory, so users have to ask for it."""
         return None
 
 

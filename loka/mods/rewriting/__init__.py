@@ -1,1 +1,1 @@
-"""What mods that rewrite forwards share: tools, the model while sites change, the values that planning gets."""
+"""Code shared by mods that rewrite forwards: tools, the model while sites change, values for planning."""

@@ -1,4 +1,4 @@
-"""A model's sites while the mods that rewrite forwards change them, one after the other."""
+"""A model's sites while mods that rewrite forwards change them, one after the other."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ModelInChange:
     """The model's sites while mods change them.
 
     `settings[i]` belongs to `sites[i]`; `siblings` are names of sites that seem to read one tensor
-    (`SiteMap.siblings`). `reserved` are sites that another mod takes as they are written.
+    (`SiteMap.siblings`). `reserved` are sites that another mod needs unchanged.
     """
 
     def __init__(
@@ -45,11 +45,11 @@ class ModelInChange:
         self.trace = RewritingTracer(tracer)
 
     def capture(self, owners: Collection[str]) -> None:
-        """See how the model calls some modules, in one run."""
+        """Run the model once to capture the calls of some modules."""
         self.trace.capture(tuple(dict.fromkeys(owners)))
 
     def look(self, owner: str, names: Sequence[str]) -> tuple[ForwardIR, dict[str, Shape]] | Refused:
-        """The forward of a module as mods have it so far, with the shapes of its locals; or why it cannot be had."""
+        """The forward of a module with the changes so far, and the shapes of its locals; or the reason why not."""
         scope = self._scope(owner, names)
         found = self.trace(scope)
         return found if isinstance(found, Refused) else (found, self.trace.shapes(scope, found))
@@ -62,12 +62,12 @@ class ModelInChange:
         return name if name in self.modules and name != owner else self.sites[name].weight or name
 
     def called(self, name: str, owner: str) -> str:
-        """What an owner's forward calls a site."""
+        """Name of a site in an owner's forward."""
         site = self.sites[name]
         return relative(name if site.members else self._weight_name(name, owner), owner)
 
     def take(self, owned: OwnedChange, names: Sequence[str], site: Site) -> str | None:
-        """Carry out a change of some sites, which are one then; or say why not, with nothing changed."""
+        """Apply a change of some sites, which become one; or return the reason why not, with nothing changed."""
         self.trace.add(owned)
         found = self.trace(self._scope(owned.owner, names))
         if isinstance(found, Refused):
@@ -89,7 +89,7 @@ class ModelInChange:
         return site if name == first else None if name in names else old
 
     def unsupported_reason(self, site: Site) -> str | None:
-        """Why a site can be no part of a rewritten forward."""
+        """Reason why a site cannot be part of a rewritten forward; None where it can."""
         if site.blocked is not None:
             return site.blocked
         if not (site.members or site.name in self.modules or site.name == site.weight):
@@ -102,13 +102,13 @@ class ModelInChange:
         return None
 
     def kind_of_weight(self, site: Site) -> tuple[object, ...]:
-        """What weights that are put together must share."""
+        """Properties that weights must share to be combined: dtype and device."""
         name = site.weight if site.weight is not None else ""
         weight = self.parameters.get(name)
         return (None,) if weight is None else (weight.dtype, weight.device)
 
     def around(self, names: Sequence[str]) -> str:
-        """The smallest module with a forward that holds the calls of some sites."""
+        """The smallest module with a forward that contains the calls of some sites."""
         owners = [self.sites[name].owner.split(".") for name in names]
         same = takewhile(lambda step: len(set(step)) == 1, zip(*owners, strict=False))
         owner = ".".join(step[0] for step in same)

@@ -1,4 +1,4 @@
-"""Changing straight-line forwards: what the mods that rewrite them share. Everything here returns a new forward."""
+"""Tools to change straight-line forwards, shared by mods. Every function returns a new forward."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOT_PLAIN = "it is not written as a linear over one local of the forward"
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The weight of a site: N x K."""
+    """Size of a site's weight: N x K."""
 
     k: int
     n: int
@@ -33,9 +33,9 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class PlainLinear:
-    """A site's statement that is y = linear(x, weight, bias) of a local, without a change of view."""
+    """A statement of a site that is y = linear(x, weight, bias) of a local, without a change of view."""
 
-    place: int  # in `ForwardIR.statements`
+    place: int  # index in `ForwardIR.statements`
     site: str
     x: str  # the local
     statement: Statement
@@ -43,9 +43,9 @@ class PlainLinear:
 
 
 def plain_linears(forward: ForwardIR, sites: Mapping[str, Size]) -> tuple[tuple[PlainLinear, ...], dict[str, str]]:
-    """The sites' calls that are plain linears, in order; and for each other site that is called, why it is not taken.
+    """The sites' calls that are plain linears, in order; and for each other site that is called, the reason.
 
-    A site that is called twice is not taken.
+    A site that is called twice is not included.
     """
     found: dict[str, PlainLinear] = {}
     reasons: dict[str, str] = {}
@@ -78,12 +78,12 @@ def _plain(place: int, statement: Statement, call: SiteCall) -> PlainLinear | No
 
 
 def fields_of(template: str) -> tuple[int, ...]:
-    """The numbers of the operands that a template reads, in order."""
+    """The indices of the operands that a template reads, in order."""
     return tuple(int(field) for _, field, _, _ in Formatter().parse(template) if field)
 
 
 class OperandTexts:
-    """The operands of a statement that is made of others."""
+    """Collects the operands of a statement that is built from others."""
 
     def __init__(self) -> None:
         self.refs: list[Ref] = []
@@ -95,7 +95,7 @@ class OperandTexts:
         return f"{{{self.refs.index(ref)}}}"
 
     def take(self, template: str, operands: Sequence[Ref]) -> str:
-        """Another statement's template, reading the same operands here."""
+        """Another statement's template, with its operands renumbered for this one."""
         parts = []
         for text, field, _, _ in Formatter().parse(template):
             parts.append(literal(text))
@@ -112,16 +112,16 @@ def linear_statement(target: str, call: SiteCall, operands: Sequence[Ref], note:
 
 
 def free_names(forward: ForwardIR) -> Callable[[str], str]:
-    """Makes names for new locals: near a hint, and like no other of the forward."""
+    """A function that makes names for new locals from hints, distinct from all others of the forward."""
     arguments = {text.partition("=")[0].strip() for text in forward.arguments}
     taken = arguments | {statement.target for statement in forward.statements}
     return lambda hint: variable(hint, taken)
 
 
 def with_statements(forward: ForwardIR, statements: Sequence[Statement]) -> ForwardIR:
-    """The forward with other statements; what was found in the old ones by their numbers is left out.
+    """The forward with other statements; patterns that index the old ones are dropped.
 
-    Raises LokaError where regions were found already: mods come before.
+    Raises LokaError where regions were found already: mods must come first.
     """
     if forward.regions:
         raise LokaError("a mod came after regions were found. This is a fault in LoKA: please report it.")
@@ -129,7 +129,7 @@ def with_statements(forward: ForwardIR, statements: Sequence[Statement]) -> Forw
 
 
 def without_dead(forward: ForwardIR, pure: Container[str]) -> ForwardIR:
-    """The forward without statements that nobody reads, of those whose targets are in `pure`."""
+    """The forward without unread statements whose targets are in `pure`."""
     while True:
         readers = readers_of(forward)
         kept = [step for step in forward.statements if step.target not in pure or step.target in readers]
@@ -139,14 +139,14 @@ def without_dead(forward: ForwardIR, pure: Container[str]) -> ForwardIR:
 
 
 def in_place_reason(forward: ForwardIR, except_places: Container[int] = ()) -> str | None:
-    """Which statement, but for those at some places, may change a tensor that another one reads; None where none."""
+    """The first statement, except at some places, that may change a tensor in place, in words, or None."""
     steps = [step for place, step in enumerate(forward.statements) if place not in except_places]
     unread = [step for step in steps if step.target == "_" and step.op in PURE and "inplace=True" not in step.template]
     return fm_interaction.in_place_reason([step for step in steps if step not in unread])
 
 
 def common_activation(forward: ForwardIR, group: Sequence[PlainLinear]) -> tuple[int, ...] | None:
-    """The places of an activation that alone reads each linear's result, called alike; None where there is none."""
+    """Indices of the activations that are the only readers of the linears, all called alike; None without these."""
     readers = readers_of(forward)
     places = []
     for linear in group:
@@ -161,7 +161,7 @@ def common_activation(forward: ForwardIR, group: Sequence[PlainLinear]) -> tuple
 
 
 def joined_name(owner: str, members: Sequence[str]) -> str:
-    """What several sites are called together: "layers.0.q+k", "experts.0.0+7" for eight of them."""
+    """Name of several sites together: "layers.0.q+k", "experts.0.0+7" for eight of them."""
     prefix = f"{owner}." if owner else ""
     relative = [member.removeprefix(prefix) for member in members]
     return prefix + ("+".join(relative) if len(relative) < 4 else f"{relative[0]}+{len(relative) - 1}")

@@ -1,4 +1,4 @@
-"""Tracing owners whose forwards mods rewrite: whoever looks at an owner sees the rewritten forward."""
+"""Traces owners whose forwards mods rewrite: every user of an owner sees the rewritten forward."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from loka.mods.rewriting.site_change import OwnedChange, SiteChange
 
 @dataclass(slots=True)
 class RewritingTracer:
-    """Traces owners, and rewrites what comes back by the changes that are in it; a tracer of the same form."""
+    """Traces owners and applies the changes of their forwards; has the interface of `Tracer`."""
 
     tracer: Tracer
     _owned: dict[str, list[tuple[int, OwnedChange]]] = field(default_factory=dict)  # by owner, numbered in order
     _count: int = 0
-    _made: dict[object, ForwardIR | str] = field(default_factory=dict)  # or why it is not the same function
-    _modules: dict[str, nn.Module] = field(default_factory=dict)  # of the model, once they are asked for
+    _made: dict[object, ForwardIR | str] = field(default_factory=dict)  # or the difference, in words
+    _modules: dict[str, nn.Module] = field(default_factory=dict)  # of the model, filled on demand
 
     def add(self, owned: OwnedChange) -> None:
-        """From now on every forward with that owner in it has the change, after those that were added before."""
+        """Apply a change from now on to every forward that contains its owner, after earlier changes."""
         self._owned.setdefault(owned.owner, []).append((self._count, owned))
         self._count += 1
 
     def drop(self, owned: OwnedChange) -> None:
-        """Take back the change that was added last."""
+        """Undo the change that was added last."""
         self._owned[owned.owner].pop()
 
     def capture(self, owners: Collection[str]) -> None:
-        """Run the model to see how it calls some modules."""
+        """Run the model to capture the calls of some modules."""
         self.tracer.capture(owners)
 
     def __call__(self, scope: RegionScope) -> ForwardIR | Refused:
-        """The rewritten forward of one owner, or why not; its sites are those that mods made of them."""
+        """The rewritten forward of one owner, or the reason why not; its sites are those made by mods."""
         if not self._owned:
             return self.tracer(scope)
         module = self.tracer.model.get_submodule(scope.owner)
@@ -61,9 +61,9 @@ class RewritingTracer:
         return Refused(scope.owner, made) if isinstance(made, str) else replace(made, owner=scope.owner)
 
     def _with_sites(self, scope: RegionScope, sites: Collection[str]) -> RegionScope:
-        """The scope with other sites of its owner too, and the activations beside these as they were when changed.
+        """The scope with further sites of its owner, and the activations next to these inlined as at their change.
 
-        One that is called as a module may change, in place, what is a part of a merged product now.
+        An activation called as a module could change part of a merged product in place.
         """
         names = [f"{scope.owner}.{name}".lstrip(".") for name in sites]
         self._modules = self._modules or dict(self.tracer.model.named_modules())
@@ -72,14 +72,14 @@ class RewritingTracer:
         return replace(scope, inline=inline, sites=tuple(dict.fromkeys((*scope.sites, *sites))))
 
     def shapes(self, scope: RegionScope, forward: ForwardIR) -> dict[str, Shape]:
-        """The shapes of a forward's locals, as this traced it."""
+        """The shapes of the locals of a forward from this tracer."""
         module = self.tracer.model.get_submodule(scope.owner)
         inside = expanded(module, scope.inline, scope.sites)
         examples = self.tracer.examples(scope.owner)
         return dict(observed_shapes(forward, examples, lambda: copy_owner(module, inside)))
 
     def _rewritten(self, scope: RegionScope, traced: ForwardIR, changes: Collection[SiteChange]) -> ForwardIR | str:
-        """The forward with the changes made, checked against the module's own; else what tells the two apart."""
+        """The forward with the changes applied, checked against the module's own; or the difference, in words."""
         module, examples = self.tracer.model.get_submodule(scope.owner), self.tracer.examples(scope.owner)
         inside = expanded(module, scope.inline, scope.sites)
         forward = traced
@@ -96,10 +96,38 @@ class RewritingTracer:
 
 
 def _read_by(changes: Collection[SiteChange]) -> tuple[str, ...]:
-    """The sites that changes read and no change before them makes."""
+    """The sites that changes read and no earlier change makes."""
     made: set[str] = set()
     read: dict[str, None] = {}
     for change in changes:
         read.update(dict.fromkeys(site for site in change.reads if site not in made))
         made.add(change.makes)
     return tuple(read)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerScope:
+    """A module whose forward a mod is to rewrite; all names are qualified."""
+
+    mod: str  # its name in policies
+    owner: str
+    writers: tuple[str, ...]  # the modules, including the owner, whose forwards may contain statements to rewrite
+    inline: tuple[str, ...]  # modules to inline into its forward
+
+
+@dataclass(frozen=True, slots=True)
+class RewrittenOwner:
+    """A forward that a mod has rewritten, and the targets of the original statements that it rewrote."""
+
+    forward: ForwardIR
+    targets: tuple[str, ...]
+
+
+def is_under(name: str, owner: str) -> bool:
+    """True if a module is the owner or inside it."""
+    return name == owner or not owner or name.startswith(f"{owner}.")
+
+
+def writer_of(forward: ForwardIR, place: int) -> str:
+    """The module whose forward a statement comes from."""
+    return ".".join(filter(None, (forward.owner, forward.statements[place].note)))

@@ -10,11 +10,11 @@ from loka.graph.ir import ForwardIR
 
 
 class SiteChange(Protocol):
-    """One change, hashable; sites are named as in the forward, and a forward is rewritten once for each."""
+    """One change, hashable; sites have their names in the forward, and a forward is rewritten once for each change."""
 
     @property
     def mod(self) -> str:
-        """As a policy writes it."""
+        """Name of the mod in policies."""
         ...
 
     @property
@@ -24,15 +24,15 @@ class SiteChange(Protocol):
 
     @property
     def makes(self) -> str:
-        """The site that they are then; one of `reads` where it stays that."""
+        """The site that replaces them; one of `reads` if that stays."""
         ...
 
     def under(self, rename: Callable[[str], str]) -> Self:
-        """The same with its sites under other names."""
+        """The same with its sites renamed."""
         ...
 
     def rewritten(self, forward: ForwardIR) -> ForwardIR:
-        """The forward with the change carried out. Raises LokaError where the calls are not those that were found."""
+        """The forward with the change applied. Raises LokaError where the calls are not the expected ones."""
         ...
 
 
@@ -41,11 +41,11 @@ class OwnedChange:
     """One change that a mod makes in the forward of one module."""
 
     owner: str  # qualified name
-    change: SiteChange  # its sites are named as the owner calls them
+    change: SiteChange  # its sites are named relative to the owner
     linear: bool = False  # the owner is the nn.Linear itself, and the site is its "weight"
 
     def seen_from(self, owner: str) -> SiteChange:
-        """The change as it is called in the forward of a module around its owner, or of its owner."""
+        """The change with names relative to its owner or a module around it."""
         path = relative(self.owner, owner) if self.owner != owner else ""
         if not path:
             return self.change
@@ -53,5 +53,5 @@ class OwnedChange:
 
 
 def relative(name: str, owner: str) -> str:
-    """What a module calls what lies in it."""
+    """A qualified name relative to a module."""
     return name.removeprefix(f"{owner}.") if owner else name

@@ -1,4 +1,4 @@
-"""Carrying out one entry of a policy's `mods` on a model's sites: what was made of which, what stays and why."""
+"""Applies one entry of a policy's `mods` to a model's sites, and collects changes and reasons."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from loka.sites.site import Site
 
 
 class SiteOutcome:
-    """What one entry makes, as it is found.
+    """Collects the changes of one entry, and the sites it does not change.
 
-    `usual` are reasons that go untold where other sites were changed: no broad pattern can mean sites with these.
+    `usual` are reasons that are not reported if other sites were changed, as a broad pattern does not mean such sites.
     """
 
     def __init__(self, model: ModelInChange, rule: ModRule, usual: Collection[str] = ()) -> None:
         self.rewritten: list[RewriteResult] = []
         self._model, self._rule, self._usual = model, rule, usual
-        self._left: dict[str, str] = {}  # site -> why
+        self._left: dict[str, str] = {}  # site -> reason
 
     @property
     def unchanged(self) -> tuple[Unchanged, ...]:
-        """What is left, but for what goes untold; all of it where nothing was changed."""
+        """The sites that are not changed, except those with usual reasons if others were changed."""
         changed = {site for each in self.rewritten for site in (*each.sites, each.site)}
         return tuple(
             Unchanged(name, reason)
@@ -37,12 +37,12 @@ class SiteOutcome:
         )
 
     def leave(self, names: Collection[str], reason: str) -> None:
-        """Say why sites stay as they are; what was said first counts."""
+        """Record the reason why sites are not changed; the first reason counts."""
         for name in names:
             self._left.setdefault(name, reason)
 
     def wanted(self) -> list[Site]:
-        """The sites that the entry is for and that can be rewritten; one of several where it is for all of these."""
+        """The sites of the entry that can be rewritten; a merged site only if the entry matches all of its members."""
         wanted = []
         for site in self._model.sites.values():
             names = site.members or (site.name,)
@@ -59,9 +59,9 @@ class SiteOutcome:
     def traced(
         self, names: Sequence[str], owner: str
     ) -> Iterator[tuple[ForwardIR, dict[str, Shape], dict[str, Size], dict[str, str]]]:
-        """An owner's forward, the shapes of its locals, its sites' sizes, and their names in the model by those in it.
+        """An owner's forward, the shapes of its locals, its sites' sizes, and their names in the model.
 
-        Nothing where it cannot be traced, or not with any of the sites; sites that stand in the way are left out.
+        Yields nothing if it cannot be traced with any of the sites; sites that prevent tracing are left out.
         """
         model, names = self._model, list(names)
         while names:
@@ -76,9 +76,9 @@ class SiteOutcome:
             names = [name for name in names if name not in odd] if odd else []
 
     def take(self, owned: OwnedChange, members: Sequence[str], site: Site, what: str) -> None:
-        """Carry out a change, after which sites are `site`, or leave them where it is not the same function.
+        """Apply a change that replaces sites by `site`, or leave them if the function would change.
 
-        `what` is the change for people, without names that differ from layer to layer.
+        `what` describes the change, without names that differ between layers.
         """
         reason = self._model.take(owned, members, site)
         if reason is not None:

@@ -1,1 +1,1 @@
-"""A plan for people: rows, explanations, differences, in the same words everywhere."""
+"""Reports of plans: rows, explanations, differences, with the same wording everywhere."""

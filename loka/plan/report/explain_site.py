@@ -1,4 +1,4 @@
-"""Everything that is known of one site, and why it runs as it does."""
+"""Explanation of one site: all its facts and decisions, with reasons."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from loka.plan.plan import Candidate, KernelTime, Plan, PlannedBinding, SitePlan
 from loka.plan.report.format import format_gemm, format_place
 from loka.plan.report.mod_plans import Touch, touches
 from loka.plan.report.profile_view import ProfileView, budget_of, describe_speed, profile_view
-from loka.plan.select.interaction_times import interaction_by_site, kernel_names, place_in_interaction
+from loka.plan.select.latency_selection import interaction_by_site, kernel_names, place_in_interaction
 from loka.policy.cascade.settings import Assignment
 
 
 @dataclass(frozen=True, slots=True)
 class ExplainedSetting:
-    """One field of the policy: who set it to what, and where (`file:line`; "" where it is built in)."""
+    """Value of one policy field with its source and position (`file:line`; "" for built-in defaults)."""
 
     value: str
     source: str
     place: str
-    note: str = ""  # why the rule is there, as the policy says
+    note: str = ""  # the policy's note for the rule
 
     def __str__(self) -> str:
         return f"{self.source} ({self.place})" if self.place else self.source
@@ -32,7 +32,7 @@ class ExplainedSetting:
 
 @dataclass(frozen=True, slots=True)
 class FieldHistory:
-    """One field of a site's settings: the assignment that holds, and those that it overrode, the latest first."""
+    """One field of a site's settings: the assignment in effect, and those that it overrode, the latest first."""
 
     path: str
     holds: ExplainedSetting
@@ -41,45 +41,45 @@ class FieldHistory:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One GEMM of the site. `m`, `k` and `n` are the sizes of y = x @ weight.T, alike for all three."""
+    """One GEMM of the site."""
 
     gemm: Gemm
     runs_in: str
     kernel: str
     reason: str
-    rejected: tuple[tuple[str, str], ...]  # (kernel, why it was turned down)
-    times: tuple[KernelTime, ...] = ()  # of the product alone, on every kernel that was measured
+    rejected: tuple[tuple[str, str], ...]  # (kernel, reason)
+    times: tuple[KernelTime, ...] = ()  # of the product alone, on every measured kernel
     accumulation: Accumulation | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ExplainedTiming:
-    """What the site takes in one call, by which measurements, and the execution options that were compared."""
+    """Time of one call of the site, the measurements used, and the execution options compared."""
 
     measurements: str
     chosen: StepTime
     as_is: StepTime
     speedup: float
     min_speedup: float
-    gemms: tuple[Gemm, ...]  # those of the candidates' kernels
+    gemms: tuple[Gemm, ...]  # the GEMMs of the candidates' kernels
     candidates: tuple[Candidate, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """The interaction that a site is part of. A cross layer's GEMM stays one; a mixing layer computes its sites."""
+    """The interaction that a site is part of. A cross layer's GEMM stays separate."""
 
     what: str  # "a mixing layer of 64 embeddings of 128, rank 32, 32 weighted sums"
     owner: str
     takes: bool  # the site's GEMMs are computed in it
     kernels: tuple[str, ...]  # forward and gradients
-    chosen: StepTime | None  # of one call
-    as_is: StepTime | None  # by torch.compile
+    chosen: StepTime | None  # per call
+    as_is: StepTime | None  # with torch.compile
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What `loka explain` prints."""
+    """Data of `loka explain`."""
 
     site: str
     kind: str
@@ -100,21 +100,21 @@ class Explanation:
     blocked: str | None
     region: tuple[str, ...]
     region_note: str
-    bound_in: str  # "modules.LayersFmb0, with 3 modules alike"; "" where nothing of it is replaced
+    bound_in: str  # "modules.LayersFmb0, with 3 modules alike"; "" if nothing of it is replaced
     gemms: tuple[Decision, ...]
     fields: tuple[FieldHistory, ...]
-    evidence: ProfileView | None = None  # None where the policy names no profile
-    timing: ExplainedTiming | None = None  # None where no measurement decided
-    members: tuple[str, ...] = ()  # the sites that a mod made one of
-    untimed: str = ""  # why there are measurements and yet no times of it
-    mods: tuple[Touch, ...] = ()  # what mods did at the site and beside it
+    evidence: ProfileView | None = None  # None if the policy names no profile
+    timing: ExplainedTiming | None = None  # None if no measurement decided
+    members: tuple[str, ...] = ()  # the sites that a mod merged into it
+    untimed: str = ""  # why it has no times although there are measurements
+    mods: tuple[Touch, ...] = ()  # changes of mods at the site and next to it
     inside: Inside | None = None  # the interaction that it is part of
 
 
 def find_site(plan: Plan, name: str) -> SitePlan:
-    """The site of a name, or the one that a mod made of it and others.
+    """The site of that name, or the merged site that contains it.
 
-    Raises InputError for a name that no site has, with the nearest names.
+    Raises InputError for an unknown name, with the closest names.
     """
     for candidate in plan.sites:
         if name == candidate.site.name or name in candidate.site.members:
@@ -128,9 +128,9 @@ def find_site(plan: Plan, name: str) -> SitePlan:
 
 
 def explain(plan: Plan, name: str, known: ProfiledSites | None = None) -> Explanation:
-    """Collect everything that the plan holds of one site, and the profile that it was decided by.
+    """Collect everything that the plan has on one site, and the evidence of the profile.
 
-    Raises InputError for a name that no site has.
+    Raises InputError for an unknown name.
     """
     found = find_site(plan, name)
     site = found.site
@@ -221,7 +221,7 @@ def _profile_view(found: SitePlan, known: ProfiledSites) -> ProfileView:
 
 
 def _fields(plan: Plan, found: SitePlan, notes: Mapping[str, str]) -> tuple[FieldHistory, ...]:
-    """Every field, those that the policy set first; a range that the profile gave stands as if set by it."""
+    """All fields, those set by the policy first; a range from the profile appears as if the profile had set it."""
     history = {path: entries for path, entries in found.history.items() if entries}
     history |= {path: (*history.get(path, ()), given) for path, given in _given_ranges(plan, found)}
     fields = [_field(path, entries, notes) for path, entries in sorted(history.items())]
@@ -229,7 +229,7 @@ def _fields(plan: Plan, found: SitePlan, notes: Mapping[str, str]) -> tuple[Fiel
 
 
 def _given_ranges(plan: Plan, found: SitePlan) -> list[tuple[str, Assignment]]:
-    """The static ranges of a site that no rule gave, each as an assignment of the profile."""
+    """The static ranges of a site that no rule gave, each as an assignment by the profile."""
     given = []
     for gemm in found.gemms:
         for operand, recipe in zip(OPERANDS[gemm.gemm], gemm.operands or (), strict=False):

@@ -15,7 +15,7 @@ USUAL = PREFERRED[0].name  # the default kernel
 def format_recipe(recipe: OperandRecipe) -> str:
     """One operand: `e4m3 rowwise`, `e5m2 tensorwise static(448) pow2`, `e4m3 transposed`."""
     if recipe.transposed:
-        return f"{recipe.format.value} transposed"  # the rest follows from that
+        return f"{recipe.format.value} transposed"  # implies the rest
     words = [recipe.format.value, recipe.scaling.value]
     if recipe.is_static:
         words.append("static" if recipe.amax is None else f"static({recipe.amax:g})")
@@ -25,12 +25,12 @@ def format_recipe(recipe: OperandRecipe) -> str:
 
 
 def format_gemm(gemm: GemmPlan) -> str:
-    """One GEMM: `e4m3 rowwise` where both operands are alike, else both with their names; `as-is` where it is kept."""
+    """One GEMM: `e4m3 rowwise` for operands with equal recipes, otherwise both with names; `as-is` if it is kept."""
     return NATIVE if gemm.operands is None else format_operands(gemm.gemm, gemm.operands)
 
 
 def format_operands(gemm: Gemm, pair: OperandPair) -> str:
-    """The recipes of both operands: `e4m3 rowwise` where they are alike, else each with its operand's name."""
+    """The recipes of both operands: `e4m3 rowwise` if they are equal, otherwise each with its operand's name."""
     first, second = pair
     if first == second:
         return format_recipe(first)
@@ -39,7 +39,7 @@ def format_operands(gemm: Gemm, pair: OperandPair) -> str:
 
 
 def format_decision(plan: SitePlan, gemm: Gemm) -> str:
-    """What one GEMM of a site runs in, or `-` where the site has no such GEMM; the kernel where it is not the usual."""
+    """Recipe of one GEMM of a site, and its kernel if not the default one; `-` where the site has no such GEMM."""
     for decision in plan.gemms:
         if decision.gemm is gemm:
             return f"{format_gemm(decision)}{_format_kernels(decision)}"
@@ -47,7 +47,7 @@ def format_decision(plan: SitePlan, gemm: Gemm) -> str:
 
 
 def _format_kernels(decision: GemmPlan) -> str:
-    """The kernels that do not go without saying: ` by fbgemm.rowwise`, ` by fbgemm.rowwise up to M 1024, ...`."""
+    """Kernels other than the default one: ` by fbgemm.rowwise`, ` by fbgemm.rowwise up to M 1024, ...`."""
     if decision.m_buckets:
         *below, (_, above) = decision.m_buckets
         return " by " + ", ".join([*(f"{kernel} up to M {rows}" for rows, kernel in below), f"{above} above"])
@@ -55,9 +55,9 @@ def _format_kernels(decision: GemmPlan) -> str:
 
 
 def format_reasons(plan: SitePlan) -> str:
-    """Why a site runs as it does: one reason where its GEMMs share it, else each with its name.
+    """Reasons for a site's decisions: one if its GEMMs share it, otherwise each with its GEMM.
 
-    That there is nothing around a site to take along is left to `explain`: it is no refusal.
+    A region without anything to fuse is reported only by `explain`, as that is not a problem.
     """
     reasons: dict[str, list[str]] = {}
     for decision in plan.gemms:
@@ -72,7 +72,7 @@ def format_reasons(plan: SitePlan) -> str:
 
 
 def format_place(assignment: Assignment) -> str:
-    """Where a field was set: `ranker.yaml:14`; "" where it is built in."""
+    """Position where a field was set: `ranker.yaml:14`; "" for built-in defaults."""
     return f"{assignment.file}:{assignment.line}" if assignment.line else ""
 
 
@@ -87,19 +87,19 @@ def format_sqnr(sqnr_db: Interval) -> str:
 
 
 def format_evidence(evidence: Evidence | None) -> str:
-    """The verdict and the figures: `undecided, MERE 0.021 [0.02, 0.022], SQNR 24.1 dB [23.4, 24.8]`."""
+    """The verdict with its figures: `undecided, MERE 0.021 [0.02, 0.022], SQNR 24.1 dB [23.4, 24.8]`."""
     if evidence is None:
         return "no evidence"
     return f"{evidence.verdict.value}, MERE {format_mere(evidence.mere)}, SQNR {_decibels(evidence.sqnr_db)}"
 
 
 def format_kernel(kernel: str, accumulation: Accumulation | None) -> str:
-    """A kernel, and that it sums fast where it does: `torch.scaled_mm fast`."""
+    """A kernel, with its fast accumulation if it has: `torch.scaled_mm fast`."""
     return f"{kernel} fast" if accumulation is Accumulation.FAST else kernel
 
 
 def format_us(us: float) -> str:
-    """A time: `43.2 us`, `1204 us`."""
+    """A time with its unit: `43.2 us`, `1204 us`."""
     return f"{format_figure(us)} us"
 
 
@@ -114,7 +114,7 @@ def format_speedup(speedup: float) -> str:
 
 
 def format_over_budget(mere: Interval, sqnr_db: Interval, budget: Budget) -> str:
-    """Which figures lie wholly outside the budget: `MERE 0.26 [0.25, 0.27] over the budget 0.2`."""
+    """Figures that lie wholly outside the budget: `MERE 0.26 [0.25, 0.27] over the budget 0.2`."""
     found = []
     if mere.low > budget.mere:
         found.append(f"MERE {format_mere(mere)} over the budget {budget.mere:g}")
@@ -124,7 +124,7 @@ def format_over_budget(mere: Interval, sqnr_db: Interval, budget: Budget) -> str
 
 
 def format_near_budget(mere: Interval, sqnr_db: Interval, budget: Budget) -> str:
-    """Which intervals hold the budget: `SQNR 24.1 dB [23.4, 24.8] about the budget 24`."""
+    """Figures whose intervals contain the budget: `SQNR 24.1 dB [23.4, 24.8] about the budget 24`."""
     found = []
     if mere.low <= budget.mere < mere.high:
         found.append(f"MERE {format_mere(mere)} about the budget {budget.mere:g}")

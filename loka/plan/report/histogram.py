@@ -1,4 +1,4 @@
-"""A histogram of magnitudes as a few lines of text: one column an octave, heights by the logarithm of the count."""
+"""Histogram of magnitudes as text: one column per octave, heights by the logarithm of the count."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from loka.numerics.enums import Operand
 from loka.probe.stats.bins import LOWEST, PER_OCTAVE
 
 BLOCKS = "▁▂▃▄▅▆▇█"
-ASCII = ".:-=+*#@"  # for a terminal that shows no blocks
-_COUNTER_ID = 8  # octaves from one label of the axis to the next
+ASCII = ".:-=+*#@"  # for a terminal without block characters
+_COUNTER_ID = 8  # octaves between labels of the axis
 
 
 def histogram(operand: Operand, magnitudes: Sequence[int], levels: str = BLOCKS) -> tuple[str, str]:
-    """The bars and the axis below them; of an operand without a non-zero value two empty lines.
+    """The bars and the axis below them; two empty strings for an operand without non-zero values.
 
     `magnitudes` are counts of |x| in half octaves (`bins`). Both ends are shown at whole labels. `levels`
     are the characters of the bars, lowest first; an octave without a value is a space.
@@ -37,5 +37,5 @@ def _at(octaves: Sequence[int], index: int) -> int:
 
 
 def _bar(height: float, levels: str) -> str:
-    """A level for a height above 0 and up to 1."""
+    """The character for a height in (0, 1]."""
     return levels[min(int(height * len(levels)), len(levels) - 1)]

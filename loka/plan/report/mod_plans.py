@@ -1,4 +1,4 @@
-"""The policy's mods as a plan holds them, in a few words, and which of them a site has to do with."""
+"""The mods of a plan in words, and the mods that concern a site."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from loka.policy.policy import Policy
 
 
 class ForwardOutcome(Protocol):
-    """What one entry of the policy's `mods` made of the forwards of owners, and what it left as it is."""
+    """Changes that one entry of the policy's `mods` made to forwards, and those it could not make."""
 
     @property
     def rewritten(self) -> tuple[RewriteResult, ...]: ...
@@ -25,7 +25,7 @@ class ForwardOutcome(Protocol):
 
 
 def mod_plans(policy: Policy, adapted: Adapted, outcomes: Mapping[str, ForwardOutcome]) -> tuple[ModPlan, ...]:
-    """All entries of a policy's `mods`, with what they did; `outcomes` of forwards by the entry's `source`."""
+    """All entries of a policy's `mods` with their results; `outcomes` of forwards are by the entry's `source`."""
     modules = {applied.rule.source: applied for applied in adapted.applied}
     plans = []
     for rule in policy.mods:
@@ -52,7 +52,7 @@ def mod_plans(policy: Policy, adapted: Adapted, outcomes: Mapping[str, ForwardOu
 
 
 def describe_changes(mod: ModPlan) -> str:
-    """What a mod changed: `12 biases`, `8 LayerNorm -> BlockNorm 256, 2 RMSNorm -> BlockNorm 64`; "nothing"."""
+    """Changes of a mod: `12 biases`, `8 LayerNorm -> BlockNorm 256, 2 RMSNorm -> BlockNorm 64`; "nothing"."""
     words = describe_adaptations(mod.adaptations)
     made = _alike((each.owner, each.what) for each in mod.rewritten)
     words += [f"{what} in {owner}{f' ({count} times)' if count > 1 else ''}" for owner, what, count in made]
@@ -60,7 +60,7 @@ def describe_changes(mod: ModPlan) -> str:
 
 
 def describe_adaptations(adaptations: Sequence[Adaptation]) -> list[str]:
-    """What becomes of how many modules: `12 biases dropped`, `8 LayerNorm -> BlockNorm 256`."""
+    """Adaptations in words, with numbers of modules: `12 biases dropped`, `8 LayerNorm -> BlockNorm 256`."""
     alike: dict[str, list[Adaptation]] = {}
     for adaptation in adaptations:
         alike.setdefault(_describe_each(adaptation), []).append(adaptation)
@@ -75,7 +75,7 @@ def describe_mod(mod: ModPlan) -> str:
 
 
 def describe_gain(mod: ModPlan) -> str:
-    """What a mod gains: `gains 12.3 us of a training step, 3.1 % (estimated)`; "" where that is not known."""
+    """Gain of a mod: `gains 12.3 us of a training step, 3.1 % (estimated)`; "" where unknown."""
     if mod.gain is None:
         return ""
     if mod.gain.us == 0:
@@ -85,7 +85,7 @@ def describe_gain(mod: ModPlan) -> str:
 
 
 def describe_gain_in(plan: Plan, mod: ModPlan) -> str:
-    """What a mod of a plan gains; of one whose interactions torch.compile was never measured with, that."""
+    """Gain of a mod in a plan; if torch.compile was never measured for its interactions, says so."""
     untimed = [each for each in plan.interactions if each.chosen is not None and each.as_is is None]
     if mod.gain is None and mod.use in names_of(ModKind.INTERACTIONS) and len(untimed) == len(plan.interactions) > 0:
         return "its gain is not known: never measured by torch.compile"
@@ -93,13 +93,13 @@ def describe_gain_in(plan: Plan, mod: ModPlan) -> str:
 
 
 def describe_unchanged(unchanged: Sequence[Unchanged]) -> list[str]:
-    """What a mod left, a line for each reason: `layers.*.norm (4): 100 is no multiple of 16`."""
+    """Things that a mod did not change, a line for each reason: `layers.*.norm (4): 100 is no multiple of 16`."""
     groups = _alike((each.name, each.reason) for each in unchanged)
     return [f"{name}{f' ({count})' if count > 1 else ''}: {reason}" for name, reason, count in groups]
 
 
 def _alike(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str, int]]:
-    """What is told of names that differ in numbers alone, once, with the pattern of the names and their number."""
+    """Groups names that differ only in numbers and share a text: the pattern of the names, the text, their number."""
     groups: dict[tuple[str, str], list[str]] = {}
     for name, text in pairs:
         groups.setdefault((pattern_of(name), text), []).append(name)
@@ -108,7 +108,7 @@ def _alike(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Touch:
-    """What one mod did at a site, or beside it."""
+    """A change of one mod at a site or next to it."""
 
     mod: str  # "mod 2: block_norm"
     place: str  # "ranker.yaml:14"
@@ -117,7 +117,7 @@ class Touch:
 
 
 def touches(plan: Plan, site: str) -> tuple[Touch, ...]:
-    """What mods did at a site of the plan or its neighbours: modules beside it that no other site stands between."""
+    """Changes of mods at a site or its neighbours: modules next to it, without another site in between."""
     beside = _beside(plan, site)
     owner = next((each.site.owner for each in plan.sites if each.site.name == site), "")
     found = []
@@ -135,7 +135,7 @@ def touches(plan: Plan, site: str) -> tuple[Touch, ...]:
 
 
 class _Beside:
-    """Whether a module stands beside a site: of the same parent, and in a list, with no other site between the two."""
+    """Predicate for modules next to a site: of the same parent and, in a list, without another site in between."""
 
     def __init__(self, site: str, sites: Sequence[str]) -> None:
         self._sites = frozenset(sites)
@@ -165,7 +165,7 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def _describe_each(adaptation: Adaptation, count: int = 1) -> str:
-    """What becomes of each of so many modules: `bias dropped`, `LayerNorm -> BlockNorm 256`."""
+    """Change of each of `count` modules: `bias dropped`, `LayerNorm -> BlockNorm 256`."""
     if adaptation.mod in names_of(ModKind.MODULES):
         return module_planning(adaptation.mod).describe(adaptation, count)
-    return f"{adaptation.replaces.rpartition('.')[2]} by {adaptation.mod}"  # of a plan that another LoKA has written
+    return f"{adaptation.replaces.rpartition('.')[2]} by {adaptation.mod}"  # in a plan of another version of LoKA

@@ -1,4 +1,4 @@
-"""What changed between two plans."""
+"""Differences between two plans."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class GemmChange:
     before: str
     after: str
     share: float  # of the model's forward FLOPs, in the second plan
-    evidence: str = ""  # where it changed too: "undecided: ... -> safe: ..."
+    evidence: str = ""  # if it changed too: "undecided: ... -> safe: ..."
 
 
 @dataclass(frozen=True, slots=True)
 class RegionChange:
-    """A site whose replaced region differs; an empty tuple where only the site itself is replaced."""
+    """A site whose replaced region differs; an empty tuple if only the site itself is replaced."""
 
     site: str
     before: tuple[str, ...]
@@ -39,27 +39,27 @@ class TimeChange:
     site: str
     before: float | None
     after: float | None
-    source: tuple[str, str]  # measured, interpolated or estimated; "" where a plan has none
+    source: tuple[str, str]  # measured, interpolated or estimated; "" if a plan has none
 
 
 @dataclass(frozen=True, slots=True)
 class InteractionChange:
-    """Interactions, alike but for numbers in their owners' names, that differ between the plans."""
+    """Interactions that differ between the plans; those with equal owners except for numbers share a row."""
 
     what: str  # "a mixing layer of 64 embeddings of 128, rank 32, 32 weighted sums"
     owner: str  # "layers.*"
-    count: tuple[int, int]  # how many there are, before and after
-    us: tuple[str, str]  # of one in a training step; "-" where it is not known
+    count: tuple[int, int]  # number of them, before and after
+    us: tuple[str, str]  # of one in a training step; "-" if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class ModChange:
-    """A mod that changes something else in the second plan; "-" stands for one that a plan does not have."""
+    """A mod with different changes in the second plan; "-" stands for a mod that a plan does not have."""
 
     mod: str  # "block_norm"
     before: str  # "8 LayerNorm -> BlockNorm 256"
     after: str
-    added: tuple[str, ...]  # modules that it changes, or sites whose owner it rewrites, in the second plan alone
+    added: tuple[str, ...]  # modules that it changes, or sites whose owner it rewrites, only in the second plan
     removed: tuple[str, ...]
 
 
@@ -67,7 +67,7 @@ class ModChange:
 class PlanDiff:
     """The difference between two plans, in the order of the second one."""
 
-    added: tuple[str, ...]  # sites that only the second plan has
+    added: tuple[str, ...]  # sites only in the second plan
     removed: tuple[str, ...]
     resized: tuple[str, ...]  # sites whose M, K or N differ
     gemms: tuple[GemmChange, ...]
@@ -76,15 +76,15 @@ class PlanDiff:
     batch_size: tuple[int, int]
     share_fp8: tuple[float, float]  # of the training GEMM FLOPs, before and after
     times: tuple[TimeChange, ...] = ()
-    total_us: tuple[float | None, float | None] = (None, None)  # of what is timed in a training step
-    counted: tuple[str, str] = ("", "")  # what that is: "GEMMs with their norms and interactions"
-    measurements: tuple[str, str] = ("", "")  # the sets' names, with the start of their hashes
+    total_us: tuple[float | None, float | None] = (None, None)  # of everything timed in a training step
+    counted: tuple[str, str] = ("", "")  # what was timed: "GEMMs with their norms and interactions"
+    measurements: tuple[str, str] = ("", "")  # names of the sets, with the start of their hashes
     mods: tuple[ModChange, ...] = ()
     interactions: tuple[InteractionChange, ...] = ()
 
     @property
     def same(self) -> bool:
-        """Whether both plans decide the same, whatever they say of the time."""
+        """True if both plans make the same decisions, whatever their times."""
         lists = (self.mods, self.added, self.removed, self.resized, self.gemms, self.regions)
         if any(each.count[0] != each.count[1] for each in self.interactions):
             return False
@@ -132,7 +132,7 @@ def _interaction_changes(before: Plan, after: Plan) -> tuple[InteractionChange, 
 
 
 def _mod_changes(before: Plan, after: Plan) -> tuple[ModChange, ...]:
-    """What each mod changes; entries of one mod are told as one."""
+    """Changes of each mod; entries of one mod are combined."""
     uses = dict.fromkeys(mod.use for mod in (*after.mods, *before.mods))
     changes = []
     for use in uses:
@@ -144,7 +144,7 @@ def _mod_changes(before: Plan, after: Plan) -> tuple[ModChange, ...]:
 
 
 def _mod(plan: Plan, use: str) -> tuple[str, tuple[str, ...]]:
-    """What the entries of a mod change in words, and the modules and sites."""
+    """Changes of a mod's entries in words, and the modules and sites."""
     mods = [mod for mod in plan.mods if mod.use == use]
     names = [name for mod in mods for adaptation in mod.adaptations for name in adaptation.modules]
     names += [name for mod in mods for made in mod.rewritten for name in made.sites]
@@ -192,7 +192,7 @@ def _gemm_changes(before: SitePlan, after: SitePlan) -> list[GemmChange]:
 
 
 def _because(before: SitePlan, after: SitePlan, gemm: Gemm) -> str:
-    """How the evidence for a GEMM changed, "" where it did not."""
+    """Change of the evidence for a GEMM; "" if it did not change."""
     was, now = (_evidence_of(plan, gemm) for plan in (before, after))
     return f"{format_evidence(was)} -> {format_evidence(now)}" if was != now else ""
 
@@ -202,7 +202,7 @@ def _evidence_of(plan: SitePlan, gemm: Gemm) -> Evidence | None:
 
 
 def _kernel(plan: SitePlan, gemm: Gemm, words: str) -> str:
-    """The recipe with what the short words leave out, for GEMMs whose operands are the same."""
+    """The recipe with kernel and accumulation, for GEMMs whose short text is the same in both plans."""
     for decision in plan.gemms:
         if decision.gemm is gemm and decision.accumulation is not None:
             return f"{words} by {decision.kernel}, {decision.accumulation.value} accumulation"

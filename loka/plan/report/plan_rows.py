@@ -1,4 +1,4 @@
-"""A plan as rows of a table: one a site, or one for all sites that are alike."""
+"""A plan as rows of a table: one per site, or one for all sites that are alike."""
 
 from __future__ import annotations
 
@@ -19,46 +19,46 @@ from loka.plan.report.format import (
     format_sqnr,
     format_us,
 )
-from loka.plan.select.interaction_times import interaction_by_site, place_in_interaction, step_times
+from loka.plan.select.latency_selection import interaction_by_site, place_in_interaction, step_times
 from loka.probe.profile.profile import Verdict
 
 NOT_KNOWN = "-"
-_NUMBER = re.compile(r"(?<![^.#])\d+(?![^.#])")  # a part of a name that is a number: the 3 in "layers.3.fmb"
+_NUMBER = re.compile(r"(?<![^.#])\d+(?![^.#])")  # a numeric part of a name: the 3 in "layers.3.fmb"
 _PARTS = re.compile(r"([.#])")
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRow:
-    """Sites that are alike but for the numbers in their names. `pattern` is a glob where they are several."""
+    """Sites that differ only in the numbers in their names. `pattern` is a glob for several sites."""
 
     pattern: str
     count: int
     kind: str
-    rows: str  # M of one call, at the plan's batch size; with the number of calls where there are several
+    rows: str  # M of one call, at the plan's batch size; with the number of calls if there are several
     k: int
     n: int
-    share: float  # of the model's forward GEMM FLOPs, all of them together
+    share: float  # of the model's forward GEMM FLOPs, all sites together
     runs_in: tuple[str, str, str]  # fprop, dgrad, wgrad
-    region: tuple[str, ...]  # the operations of the region that is replaced around each
+    region: tuple[str, ...]  # the operations of the region that is replaced around each site
     reason: str
-    mere: str = "-"  # the worst of all its GEMMs, with its interval and which GEMM's it is; `-` without evidence
+    mere: str = "-"  # the worst of all its GEMMs, with its interval and the GEMM; `-` without evidence
     sqnr_db: str = "-"
     steps: str = "-"  # sampled steps of all steps, "40/4000"
-    us: str = "-"  # of all calls of one site in a training step; `-` without measurements
-    as_is_us: str = "-"  # the same as the model has it
+    us: str = "-"  # all calls of one site in a training step; `-` without measurements
+    as_is_us: str = "-"  # the same for the native model
     speedup: str = "-"  # "1.31x"
 
 
 def group_sites(plan: Plan, alike: bool) -> tuple[PlanRow, ...]:
-    """The rows of a plan in model order; `alike`: sites that differ only in the numbers of their names share one."""
+    """The rows of a plan in model order; `alike`: sites that differ only in the numbers of their names share a row."""
     groups: dict[tuple[object, ...], list[SitePlan]] = {}
     in_interactions = {name: place_in_interaction(each) for name, each in interaction_by_site(plan).items()}
     for number, found in enumerate(plan.sites):
         site = found.site
         key: tuple[object, ...] = (number,)
         if alike:
-            # Sites that share decisions hold the same objects (loka.plan.resolve); their identities are enough here.
-            # With a profile each site has its own evidence: then it is what was decided that counts.
+            # Sites with the same decisions share objects (loka.plan.resolve), so identities suffice here. With a
+            # profile each site has its own evidence, and decisions are compared by value.
             decided = id(found.gemms) if plan.profile is None else tuple(map(_decided, found.gemms))
             key = (pattern_of(site.name), site.kind, site.rows, site.k, site.n, site.calls, decided)
             key = (*key, found.region, found.region_note, found.timing, site.name in in_interactions)
@@ -67,18 +67,18 @@ def group_sites(plan: Plan, alike: bool) -> tuple[PlanRow, ...]:
 
 
 def pattern_of(name: str) -> str:
-    """A name with each part that is a number as a star: layers.3.fmb.0 -> layers.*.fmb.*"""
+    """A name with each numeric part replaced by a star: layers.3.fmb.0 -> layers.*.fmb.*"""
     return _NUMBER.sub("*", name)
 
 
 def common_pattern(names: Sequence[str]) -> str:
-    """The names' common glob: a part on which they differ is a star. All have as many parts."""
+    """The names' common glob: parts that differ become a star. All names have the same number of parts."""
     parts = zip(*(_PARTS.split(name) for name in names), strict=True)
     return "".join(part[0] if len(set(part)) == 1 else "*" for part in parts)
 
 
 def _decided(gemm: GemmPlan) -> tuple[object, ...]:
-    """What two GEMMs share that are decided alike, whatever their figures are."""
+    """Key of a GEMM's decision without its figures."""
     if gemm.evidence is None:
         return (gemm.gemm, gemm.kernel, _without_amax(gemm), gemm.reason)
     reason = gemm.reason.replace(gemm.evidence.figures, "")
@@ -127,7 +127,7 @@ def _row(plan: Plan, group: list[SitePlan], in_interactions: Mapping[str, str]) 
 
 
 def _times(plan: SitePlan) -> tuple[str, str, str]:
-    """What a site takes in a training step, as it is planned and as the model has it, and the ratio."""
+    """Time of a site in a training step, planned and native, and the speedup."""
     if plan.timing is None:
         return "-", "-", "-"
     chosen, as_is = (each.us * plan.site.calls for each in (plan.timing.chosen, plan.timing.as_is))
@@ -136,17 +136,17 @@ def _times(plan: SitePlan) -> tuple[str, str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """The times of all sites that measurements decided, and of interactions, in one training step; their sources."""
+    """Sum of the times of all sites that measurements decided, and of interactions, in one training step."""
 
     us: float
     as_is_us: float
-    sites: tuple[tuple[TimeSource, int], ...]  # how many sites' times are measured, interpolated, estimated
-    interactions: tuple[tuple[TimeSource, int], ...] = ()  # the same of interactions
-    left_out: int = 0  # interactions that are not in it: torch.compile's time for them is not known
+    sites: tuple[tuple[TimeSource, int], ...]  # number of sites whose times are measured, interpolated, estimated
+    interactions: tuple[tuple[TimeSource, int], ...] = ()  # the same for interactions
+    left_out: int = 0  # interactions not included, as torch.compile's time for them is unknown
 
     @property
     def speedup(self) -> float:
-        """Over the model as it is."""
+        """Speedup relative to the native model."""
         return self.as_is_us / self.us
 
 
@@ -171,7 +171,7 @@ def _counted(sources: Sequence[TimeSource]) -> tuple[tuple[TimeSource, int], ...
 
 
 def format_total(total: Total) -> str:
-    """`GEMMs with their norms and interactions: 14213 us a training step, 33695 us in BF16, 2.37x`."""
+    """A total: `GEMMs with their norms and interactions: 14213 us a training step, 33695 us in BF16, 2.37x`."""
     return (
         f"{format_summed(total)}: {format_us(total.us)} a training step, {format_us(total.as_is_us)} in BF16, "
         f"{format_speedup(total.speedup)}"
@@ -179,7 +179,7 @@ def format_total(total: Total) -> str:
 
 
 def format_summed(total: Total) -> str:
-    """What a total is the sum of: `GEMMs with their norms and interactions`."""
+    """Contents of a total: `GEMMs with their norms and interactions`."""
     what = "GEMMs with their norms"
     if total.interactions:
         what += " and interactions"
@@ -190,7 +190,7 @@ def format_summed(total: Total) -> str:
 
 
 def format_time_sources(total: Total) -> str:
-    """`sites: 11 measured, 5 estimated; interactions: 8 measured`."""
+    """Sources of the times: `sites: 11 measured, 5 estimated; interactions: 8 measured`."""
     words = []
     for name, counts in (("sites", total.sites), ("interactions", total.interactions)):
         if counts:
@@ -200,20 +200,20 @@ def format_time_sources(total: Total) -> str:
 
 @dataclass(frozen=True, slots=True)
 class InteractionRow:
-    """Interactions that are alike but for the numbers in their owners' names."""
+    """Interactions that differ only in the numbers in their owners' names."""
 
     what: str
-    owner: str  # a glob where they are several
+    owner: str  # a glob for several
     count: int
-    samples: int  # of one call
-    us: str  # of all calls of one in a training step; `-` where it is not known
-    as_is_us: str  # the same by torch.compile
+    samples: int  # per call
+    us: str  # all calls of one in a training step; `-` if unknown
+    as_is_us: str  # the same with torch.compile
     speedup: str
-    source: str  # of the time by our kernels
+    source: str  # of the time with LoKA's kernels
 
 
 def group_interactions(plan: Plan) -> tuple[InteractionRow, ...]:
-    """The interactions that kernels of their own compute, in the model's order."""
+    """The interactions with their own kernels, in model order."""
     groups: dict[tuple[object, ...], list[InteractionPlan]] = {}
     for each in plan.interactions:
         key = (pattern_of(each.owner), each.what, each.samples, each.calls, each.chosen, each.as_is)
@@ -239,7 +239,7 @@ def _interaction_row(group: Sequence[InteractionPlan]) -> InteractionRow:
 
 
 def _worst(group: list[SitePlan]) -> SitePlan:
-    """The site whose reason is shown for a group: of those that are alike, the one with the largest MERE."""
+    """The site whose reason is shown for a group: the one with the largest MERE."""
 
     def error(plan: SitePlan) -> float:
         evidence = (gemm.evidence for gemm in plan.gemms if gemm.evidence is not None)
@@ -249,7 +249,7 @@ def _worst(group: list[SitePlan]) -> SitePlan:
 
 
 def _runs_in(group: list[SitePlan], gemm: Gemm) -> str:
-    """What a GEMM of the group runs in; where only static ranges differ, without them."""
+    """Recipe of a GEMM of the group; without static ranges if only these differ."""
     words = {id(each.gemms): format_decision(each, gemm) for each in group}
     if len(set(words.values())) == 1:
         return next(iter(words.values()))
@@ -261,7 +261,7 @@ def _runs_in(group: list[SitePlan], gemm: Gemm) -> str:
 
 
 def _figures(evidence: Sequence[tuple[Gemm, Evidence]]) -> tuple[str, str, str]:
-    """The worst MERE and SQNR of some GEMMs, each with its GEMM's name, and the steps seen."""
+    """The worst MERE and SQNR of some GEMMs, each with the GEMM's name, and the sampled steps."""
     if not evidence:
         return "-", "-", "-"
     mere_of, mere = max(evidence, key=lambda each: each[1].mere.mean)

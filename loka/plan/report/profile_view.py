@@ -1,4 +1,4 @@
-"""What a profile holds of one site, judged against the site's budget: for `loka explain`."""
+"""Evidence of a profile for one site, judged against the site's budget, for `loka explain`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOT_JUDGED = "not judged: no measurement decides here, nor does min_speedup"
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """One recipe of the profile for one GEMM. `runs` marks what the plan runs."""
+    """One recipe of the profile for one GEMM. `runs` marks the one in the plan."""
 
     gemm: Gemm
     recipe: str
@@ -24,7 +24,7 @@ class Tried:
     sqnr_db: Interval
     draws: int
     verdict: Verdict
-    figures: str  # those over or about the budget
+    figures: str  # those over or near the budget
     runs: bool
 
 
@@ -36,19 +36,19 @@ class ProfileView:
     created: str
     steps: int
     samples: int
-    note: str  # why there is nothing, or ""
+    note: str  # why there is no evidence, or ""
     speed: str
     budget: Budget
     operands: tuple[OperandSummary, ...]
     recipes: tuple[Tried, ...]
     findings: tuple[Finding, ...]
-    unjudged: tuple[Gemm, ...] = ()  # without an estimate though its operands were seen: it was kept, or never finite
+    unjudged: tuple[Gemm, ...] = ()  # without an estimate although its operands were recorded: kept, or never finite
 
 
 def profile_view(
     known: ProfiledSites, site: str, budget: Budget, running: dict[Gemm, str], speed: str = NOT_JUDGED
 ) -> ProfileView:
-    """What the profile holds of a site. `running` gives the words of the recipe that each GEMM runs in."""
+    """Evidence of the profile for a site. `running` is the text of each GEMM's planned recipe."""
     found = known.sites.get(site)
     note = "the profile does not have this site: run loka probe" if found is None else ""
     if found is not None and not ran(found):
@@ -88,21 +88,21 @@ def profile_view(
 
 
 def describe_speed(plan: SitePlan, budget: Budget) -> str:
-    """What the measurements say beside the budget's `min_speedup`."""
+    """The measured speedup against the budget's `min_speedup`, in words."""
     if plan.timing is None:
         return NOT_JUDGED
     return f"{format_speedup(plan.timing.speedup)}, {budget.min_speedup:g} at least to be in FP8"
 
 
 def budget_of(history: dict[str, tuple[Assignment, ...]]) -> Budget:
-    """A site's budget, from the assignments that hold: a plan keeps these."""
+    """A site's budget, from the assignments in effect, which a plan keeps."""
     given = {name: float(history[f"budget.{name}"][-1].value) for name in _BUDGET if history.get(f"budget.{name}")}
     return Budget(**given)
 
 
 def budgets(plan: Plan) -> dict[Budget, int]:
-    """The budgets of a plan's sites, in the order of the sites, and how many have each."""
-    known: dict[int, Budget] = {}  # by the identity of a history, which sites that are alike share
+    """The budgets of a plan's sites, in the order of the sites, with the number of sites of each."""
+    known: dict[int, Budget] = {}  # by identity of a history, which sites that are alike share
     found: dict[Budget, int] = {}
     for site in plan.sites:
         if id(site.history) not in known:

@@ -1,1 +1,1 @@
-"""Owners whose forwards are rewritten: traced once for all that are alike, changed by mods, bound."""
+"""Owners whose forwards are rewritten: traced once per group of equal ones, changed by mods, bound."""

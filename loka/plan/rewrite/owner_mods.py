@@ -1,4 +1,4 @@
-"""Tracing owners whose statements mods rewrite, and what is wrong where there is nothing to rewrite."""
+"""Traces owners whose statements mods rewrite, and reports entries without anything to rewrite."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from loka.graph.trace.trace import copy_owner, expanded, with_findings
 from loka.mods.adaptation import RewriteResult, Setting, Unchanged
 from loka.mods.mod_planning import OwnerModPlanning
 from loka.mods.registry import ModKind, names_of, owner_planning
-from loka.mods.rewriting.owner_scope import OwnerScope, is_under, writer_of
-from loka.mods.rewriting.rewriting_tracer import RewritingTracer
+from loka.mods.rewriting.rewriting_tracer import OwnerScope, RewritingTracer, is_under, writer_of
 from loka.mods.rewriting.site_change import relative
 from loka.mods.selection import conflicts, idle_problems, named_problems, unmatched_problems
 from loka.plan.report.plan_rows import common_pattern, pattern_of
@@ -27,7 +26,7 @@ from loka.policy.problems import PolicyError, Problem
 
 @dataclass(frozen=True, slots=True)
 class OwnerRequest:
-    """What one entry of `mods` asks for."""
+    """The request of one entry of `mods`."""
 
     rule: ModRule
     mod: OwnerModPlanning
@@ -39,14 +38,14 @@ class OwnerRequest:
         return dict(self.rule.settings)
 
     def means(self, writer: str) -> bool:
-        """Whether what a module's forward writes is meant."""
+        """True if the statements in a module's forward are to be rewritten."""
         if any(pattern.matches(writer) for pattern in self.rule.except_):
             return False
         return any(is_under(writer, scope.owner) for scope in self.scopes)
 
 
 def requested_owners(rules: Sequence[ModRule], model: nn.Module) -> tuple[OwnerRequest, ...]:
-    """What entries ask for. Raises PolicyError where two of one mod are for one module, naming both."""
+    """The requests of entries. Raises PolicyError if two of one mod match one module, naming both."""
     requests: list[OwnerRequest] = []
     for name in names_of(ModKind.OWNERS):
         mod = owner_planning(name)
@@ -65,25 +64,25 @@ _Outcome = tuple[str, str]  # the entry's source, and the owner of a traced scop
 
 @dataclass(slots=True)
 class OwnerTracer:
-    """Traces owners, with the changes of sites made, and has mods rewrite what comes back."""
+    """Traces owners, with the changes of sites applied, and lets mods rewrite the result."""
 
     tracer: RewritingTracer
     requests: tuple[OwnerRequest, ...]
-    written: dict[_Outcome, tuple[str, ...]] = field(default_factory=dict)  # the writer of each rewritten statement
+    written: dict[_Outcome, tuple[str, ...]] = field(default_factory=dict)  # the module of each rewritten statement
     reasons: dict[_Outcome, str] = field(default_factory=dict)  # why nothing in it is rewritten
     _rewritten: dict[object, tuple[ForwardIR, tuple[str, ...]] | str] = field(default_factory=dict)
 
     @property
     def scopes(self) -> tuple[OwnerScope, ...]:
-        """All that is asked for."""
+        """All scopes of the requests."""
         return tuple(scope for request in self.requests for scope in request.scopes)
 
     def capture(self, owners: Collection[str]) -> None:
-        """Run the model to see how it calls some modules."""
+        """Run the model to capture the calls of some modules."""
         self.tracer.capture(owners)
 
     def __call__(self, scope: RegionScope) -> ForwardIR | Refused:
-        """The forward of one owner, or why not."""
+        """The forward of one owner, or the reason why it cannot be traced."""
         forward = self.tracer(scope)
         if isinstance(forward, Refused):
             return forward
@@ -107,7 +106,7 @@ class OwnerTracer:
     def _rewrite(
         self, scope: RegionScope, forward: ForwardIR, request: OwnerRequest
     ) -> tuple[ForwardIR, tuple[str, ...]] | str:
-        """The rewritten forward, checked against the module's own, and the writers; or why not."""
+        """The rewritten forward, checked against the module's own, and the writers; or the reason why not."""
         module = self.tracer.tracer.model.get_submodule(scope.owner)
         examples = self.tracer.tracer.examples(scope.owner)
         inside = expanded(module, scope.inline, scope.sites)
@@ -133,20 +132,20 @@ class OwnerTracer:
 
 @dataclass(frozen=True, slots=True)
 class RewrittenOwners:
-    """What came of one entry: the changes, by the owner whose forward has them, and what stays and why."""
+    """Result of one entry: the changes, by the owner of the forward, and what is not changed, with reasons."""
 
     rewritten: tuple[RewriteResult, ...] = ()
     unchanged: tuple[Unchanged, ...] = ()
-    writers: frozenset[str] = frozenset()  # the modules whose forwards write what is rewritten
+    writers: frozenset[str] = frozenset()  # the modules whose forwards contain rewritten statements
 
 
 def owner_outcomes(
     tracer: OwnerTracer, owners: Collection[str], refused: Mapping[str, str], model: nn.Module
 ) -> dict[str, RewrittenOwners]:
-    """What came of each entry, by its `source`, in the forwards that the plan has: those of `owners`.
+    """The result of each entry, by its `source`, in the forwards of the plan: those of `owners`.
 
-    `refused` are modules that could not be traced, and why. Raises PolicyError for entries that rewrite nothing, and
-    for modules that they name and that stay.
+    `refused` are modules that could not be traced, with reasons. Raises PolicyError for entries that rewrite nothing,
+    and for modules that they name and that are not changed.
     """
     found = {request.rule.source: _outcome(request, tracer, owners, refused) for request in tracer.requests}
     problems: list[Problem] = []
@@ -182,7 +181,7 @@ def _outcome(
 
 
 def _what(request: OwnerRequest, owner: str, writers: Sequence[str]) -> str:
-    """What is rewritten, by its writers: `9 residual sums in float32: of layers.* (8), of its own forward`."""
+    """Description of the changes, by writer: `9 residual sums in float32: of layers.* (8), of its own forward`."""
     groups: dict[str, list[str]] = {}
     for name in writers:
         inner = relative(name, owner) if name != owner else ""
@@ -195,7 +194,7 @@ def _what(request: OwnerRequest, owner: str, writers: Sequence[str]) -> str:
 
 
 def check_apart(entries: Sequence[tuple[ModRule, Iterable[str]]]) -> None:
-    """Raises PolicyError where two entries of one mod are for one module; each comes with its modules."""
+    """Raises PolicyError if two entries of one mod have a module in common; each comes with its modules."""
     problems = [
         each
         for place, (rule, names) in enumerate(entries)
@@ -209,10 +208,10 @@ def check_apart(entries: Sequence[tuple[ModRule, Iterable[str]]]) -> None:
 def owner_problems(
     rule: ModRule, changed: Collection[str], left: Sequence[Unchanged], model: nn.Module, reason: str
 ) -> list[Problem]:
-    """Patterns that match no module, modules that they name and that stay, and an entry that changes nothing.
+    """Problems of an entry: patterns without a match, named modules that are not changed, no change at all.
 
-    `changed` are the modules that it changes, `left` those that it does not, or not wholly, and why; `reason` is why
-    any other module stays.
+    `changed` are the modules that it changes, `left` those that it does not fully change, with reasons; `reason` is
+    that of any other module.
     """
     modules = [name for name, _ in model.named_modules()]
     explained = {each.name for each in left}

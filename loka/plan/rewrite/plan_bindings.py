@@ -1,4 +1,4 @@
-"""Which modules become which generated class: grouped, so that layers that are alike share one class."""
+"""Groups modules by generated class, so that layers that are alike share one class."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LONGEST = 60  # characters of a class name
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """One module that is to be bound, before it is grouped with those that are alike."""
+    """One module to be bound, before it is grouped with others."""
 
     module: str
     sites: tuple[str, ...]
@@ -28,10 +28,10 @@ class _Member:
 
 
 def bind(plans: Sequence[SitePlan], forwards: Mapping[str, ForwardIR], model: nn.Module) -> tuple[PlannedBinding, ...]:
-    """The bindings of a plan, in the order in which their first modules come in the model.
+    """The bindings of a plan, in the model order of their first modules.
 
-    `forwards` holds the rewritten forward of each owner that gets one, with the FP8 sites among its calls; every other
-    plain nn.Linear with a GEMM in FP8 is bound on its own. Only the types and shapes of `model` are read.
+    `forwards` has the rewritten forwards by owner, with the FP8 sites among their calls; every other plain nn.Linear
+    with a GEMM in FP8 is bound separately. Only the types and shapes of `model` are read.
     """
     decided = {plan.site.name: plan for plan in plans}
     covered = {call for forward in forwards.values() for call in site_calls(forward)}
@@ -63,10 +63,10 @@ def site_calls(forward: ForwardIR) -> tuple[str, ...]:
 
 
 def class_name(modules: Sequence[str], module_type: str, weight: tuple[int, ...], taken: set[str]) -> str:
-    """A class name from what the modules' names have in common: layers.0.fmb.0, layers.1.fmb.0 -> LayersFmb0.
+    """A class name from the common parts of the modules' names: layers.0.fmb.0, layers.1.fmb.0 -> LayersFmb0.
 
-    Of names that are not equally deep, it is what they end in. The model itself, and modules with nothing in common,
-    are called after their type and, where it has one, the shape of their weight: Linear256x512. `taken` gets the name.
+    For names of different depths, their last parts count. The model itself, and modules with nothing in common, are
+    named after their type and the shape of their weight, if any: Linear256x512. Adds the name to `taken`.
     """
     depth = min(name.count(".") for name in modules) + 1
     common = common_pattern([".".join(name.split(".")[-depth:]) for name in modules])
@@ -109,7 +109,7 @@ def _binding(members: Sequence[_Member], model: nn.Module, names: set[str]) -> P
 
 
 def _shapes(module: nn.Module, forward: ForwardIR | None) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """The parameters that a generated forward may read: the module's own and those of its inlined children."""
+    """Parameters that a generated forward may read: those of the module and of its inlined children."""
     shapes = []
     for child in ("", *(forward.inlined if forward is not None else ())):
         prefix = f"{child}." if child else ""
@@ -119,7 +119,7 @@ def _shapes(module: nn.Module, forward: ForwardIR | None) -> tuple[tuple[str, tu
 
 
 def _forward_key(member: _Member, decided: Mapping[str, SitePlan], model: nn.Module) -> tuple[object, ...]:
-    """What the members of a group share: type, shapes, the text of the forward, the recipe of every site."""
+    """Key of a group: type, shapes, text of the forward, and the recipe of every site."""
     forward = member.forward
     if forward is None:
         raise LokaError(
@@ -131,7 +131,7 @@ def _forward_key(member: _Member, decided: Mapping[str, SitePlan], model: nn.Mod
 
 
 def _relative(forward: ForwardIR) -> ForwardIR:
-    """The forward without the name of its owner, so that those of all layers of one kind are equal."""
+    """The forward without the name of its owner, so that the forwards of equal layers are equal."""
     prefix = f"{forward.owner}." if forward.owner else ""
     statements = tuple(
         step if step.call is None else replace(step, call=replace(step.call, site=step.call.site.removeprefix(prefix)))

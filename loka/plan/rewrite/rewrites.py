@@ -1,62 +1,65 @@
-"""Whose forward has to be rewritten for a plan, and what tracing made of it.
+"""Decides which forwards to rewrite for a plan, and collects the results of tracing them.
 
-A plain nn.Linear gets a forward of its own. A GEMM on a Parameter, or a region around a GEMM, needs the forward of the
-module that holds it all, the owner. Only owners that the plan needs are run and traced.
+A plain nn.Linear gets its own forward. A GEMM on a Parameter, or a region around a GEMM, needs the forward of the
+module that contains all of it, the owner. Only owners that the plan needs are run and traced.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import nn
 
 from loka.graph.ir import ForwardIR, Region
 from loka.graph.patterns.linear_chain import ChainStage, LinearChain, StaticOperands, find_chains
 from loka.graph.patterns.region import RegionScope, find_regions, inline_for
 from loka.graph.refused import Refused
-from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, GATES, NORMS
+from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, GATES
 from loka.kernels.fused.norm.norm_widths import LARGEST_HELD
+from loka.kernels.fused.norm.norms import NORMS
 from loka.mods.registry import interaction_planning, owner_planning
 from loka.mods.rewriting.interactions import FusedInteractions, Interacting
-from loka.mods.rewriting.owner_scope import OwnerScope
+from loka.mods.rewriting.rewriting_tracer import OwnerScope
 from loka.numerics.enums import Compute, Fuse
 from loka.plan.plan import NOTHING_AROUND, SitePlan, Skipped
-from loka.plan.rewrite.float64 import REASON as FLOAT64
-from loka.plan.rewrite.float64 import float64_modules
-from loka.plan.rewrite.site_names import called_by_owner, named_as_in_model, weight_of
+from loka.plan.rewrite.site_mods import called_by_owner, named_as_in_model, weight_of
 from loka.plan.select.workload import Surroundings, TracedNeighbours
 from loka.policy.cascade.settings import SiteSettings
 from loka.sites.site import GemmKind, Site
 
 OUTSIDE = "its Parameter belongs to a module outside of the one that multiplies by it"
 SEVERAL = "it stands for several calls of one Parameter, which cannot be told apart"
+FLOAT64 = "its Parameters are float64, and fused kernels compute in float32"
+
+
 _STATIC_OPERANDS = StaticOperands(frozenset(NORMS), frozenset(ACTIVATIONS + GATES), LARGEST_HELD)
 
 
 @dataclass(frozen=True, slots=True)
 class RewriteRequest:
-    """Sites that need the forward of their owner, some for several reasons, and owners that need it without a site."""
+    """Sites that need the forward of their owner, for one or several reasons, and owners needed without a site."""
 
-    parameters: tuple[Site, ...] = ()  # on Parameters: without a rewritten forward they stay as they are
-    fused: tuple[Site, ...] = ()  # their neighbours are to be taken along
-    kept: frozenset[str] = frozenset()  # names of those whose GEMMs stay in the model's dtype
-    chained: frozenset[str] = frozenset()  # names of those in `fused` whose operands are those of a chain
-    apart: frozenset[str] = frozenset()  # owners in which chained linears of several modules are not to be joined
+    parameters: tuple[Site, ...] = ()  # on Parameters: without a rewritten forward they are not changed
+    fused: tuple[Site, ...] = ()  # to be fused with their neighbours
+    kept: frozenset[str] = frozenset()  # names of sites whose GEMMs stay in the model's dtype
+    chained: frozenset[str] = frozenset()  # names of sites in `fused` with the operands of a chain
+    apart: frozenset[str] = frozenset()  # owners in which chained linears of several modules are not joined
     crossed: tuple[Site, ...] = ()  # linears that cross layers may follow
-    together: tuple[tuple[str, str], ...] = ()  # of these: the module that holds all that belong together
+    together: tuple[tuple[str, str], ...] = ()  # for these: the module that holds all that belong together
     owners: frozenset[str] = frozenset()  # modules whose interactions are to be fused
-    changed: frozenset[str] = frozenset()  # names of those in `parameters` that mods changed, whatever they run in
+    changed: frozenset[str] = frozenset()  # names of sites in `parameters` that mods changed, whatever their recipe
     scopes: tuple[OwnerScope, ...] = ()  # modules whose statements mods rewrite
     float64: frozenset[str] = frozenset()  # names of kept sites that are not in `fused` because of their dtype
 
     @property
     def sites(self) -> tuple[Site, ...]:
-        """All of them, each once."""
+        """All sites, each once."""
         return tuple({site.name: site for site in (*self.parameters, *self.fused, *self.crossed)}.values())
 
     def only(self, names: Container[str]) -> RewriteRequest:
-        """The part of the request that is for some sites, with all owners."""
+        """The part of the request that concerns some sites, with all owners."""
         return replace(
             self,
             parameters=tuple(site for site in self.parameters if site.name in names),
@@ -69,7 +72,7 @@ class RewriteRequest:
         )
 
     def within(self, scope: RegionScope) -> RewriteRequest:
-        """The part of the request that a scope is for."""
+        """The part of the request that concerns a scope."""
         prefix = f"{scope.owner}." if scope.owner else ""
         names = {prefix + name for name in scope.sites}
         inside = {scope.owner, *(prefix + name for name in scope.inline)}
@@ -79,43 +82,43 @@ class RewriteRequest:
 
     @property
     def without_interactions(self) -> RewriteRequest:
-        """The request without those sites and owners that only interactions are for."""
+        """The request without the sites and owners that only interactions need."""
         other = {site.name for site in self.needed} | {site.name for site in self.fused}
         return replace(self.only(other), crossed=(), together=(), owners=frozenset())
 
     @property
     def needed(self) -> tuple[Site, ...]:
-        """The sites on Parameters that run in FP8, or as a mod has them, if their owner can be rewritten."""
+        """The sites on Parameters that run in FP8 or were changed by a mod."""
         return tuple(site for site in self.parameters if site.name not in self.kept or site.name in self.changed)
 
 
-# Trace an owner; sites in the forward that comes back are named as the owner calls them.
+# Traces an owner; sites in the returned forward have names relative to the owner.
 Trace = Callable[[RegionScope], "ForwardIR | Refused"]
 
 
 @dataclass(slots=True)
 class Rewrites:
-    """What came of the requests. Sites are named as in the model, in forwards too."""
+    """Results of the requests. Sites have their names in the model, also in forwards."""
 
     forwards: dict[str, ForwardIR] = field(default_factory=dict)  # by owner
-    refused: dict[str, str] = field(default_factory=dict)  # site on a Parameter -> why it stays as it is
+    refused: dict[str, str] = field(default_factory=dict)  # site on a Parameter -> why it is not changed
     skipped: list[Skipped] = field(default_factory=list)
     regions: dict[str, tuple[str, ...]] = field(default_factory=dict)  # site -> the operations of its region
     notes: dict[str, str] = field(default_factory=dict)  # site -> why its region is not replaced
-    chains: list[LinearChain] = field(default_factory=list)  # of linears in FP8 with transposed copies
+    chains: list[LinearChain] = field(default_factory=list)  # of FP8 linears with transposed copies
     interactions: FusedInteractions = field(default_factory=FusedInteractions)
     untraced: dict[str, str] = field(default_factory=dict)  # module -> why its statements cannot be rewritten
 
     @property
     def traced(self) -> TracedNeighbours:
-        """What is now known of the sites' neighbours."""
+        """The neighbours of sites that tracing found."""
         around = {name: found for chain in self.chains for name, found in _surroundings(chain)}
         chains = tuple(tuple(stage.site for stage in chain.stages) for chain in self.chains)
         return TracedNeighbours(chains, around, frozenset(name for name in self.notes if name not in around))
 
 
 def _surroundings(chain: LinearChain) -> list[tuple[str, Surroundings]]:
-    """What stands around each site of a chain: what follows a linear is what precedes the next."""
+    """Surroundings of each site of a chain: operations after a linear are those before the next."""
     found = []
     before = chain.stages[0].before.kind if chain.stages[0].before is not None else ""
     for number, stage in enumerate(chain.stages):
@@ -138,11 +141,11 @@ def rewrite_request_of(
     scopes: tuple[OwnerScope, ...] = (),
     float64: frozenset[str] = frozenset(),
 ) -> RewriteRequest:
-    """The sites of a plan that cannot be patched by a forward of their own, or shall not.
+    """The request for the sites of a plan that need, or should get, a rewritten forward of their owner.
 
-    Among them those that mods changed, `changed` by name, and those with `fuse: always` that the policy or the
+    These include the sites changed by mods, `changed` by name, and those with `fuse: always` that the policy or the
     measurements keep: only the kernels around their GEMMs are replaced, unless the site is in `float64`. `interacting`
-    says where interactions are to be fused, `scopes` where mods rewrite statements.
+    has the interactions to fuse, `scopes` the owners in which mods rewrite statements.
     """
     interacting = interacting or Interacting()
     seen = {site.name for site in interacting.sites}
@@ -178,7 +181,7 @@ def rewrite_request_of(
 
 
 def _may_be_fused_in_native_dtype(plan: SitePlan, wanted: SiteSettings) -> bool:
-    """Whether the policy itself keeps all of a site's GEMMs, or their times do, and the site could be patched."""
+    """True if the policy keeps all GEMMs of a site, or their times do, and the site could be patched."""
     site = plan.site
     keeps = all(requested.compute is Compute.KEEP for requested in wanted.gemms.values())
     by_time = plan.timing is not None and plan.timing.kept
@@ -186,7 +189,7 @@ def _may_be_fused_in_native_dtype(plan: SitePlan, wanted: SiteSettings) -> bool:
 
 
 def rewrite(request: RewriteRequest, model: nn.Module, trace: Trace) -> Rewrites:
-    """Trace the owners of the sites, and sort out what came back. Only the structure of `model` is read here."""
+    """Trace the owners of the sites, and sort the results. Only the structure of `model` is read here."""
     made = Rewrites(notes=dict.fromkeys(sorted(request.float64), FLOAT64))
     wide = float64_modules(request.owners, model)
     made.interactions.refuse(sorted(wide), FLOAT64)
@@ -232,9 +235,9 @@ def scopes_of(request: RewriteRequest, model: nn.Module) -> tuple[RegionScope, .
 def _retry(
     request: RewriteRequest, scope: RegionScope, reason: str, model: nn.Module, trace: Trace, made: Rewrites
 ) -> None:
-    """Without the sites that the reason names, else in smaller owners, else without interactions, long chains, regions.
+    """Trace again without the sites that the reason names; otherwise with less joined, fused or chained.
 
-    Statements are then rewritten in the modules that write them. Where nothing is left, the owner is refused.
+    Statements are then rewritten in the inner modules. If nothing is left, the owner is refused.
     """
     named = {site.name for site in request.parameters if reason.startswith(f"'{called_by_owner(site, scope.owner)}' ")}
     rest = {site.name for site in request.sites} - named
@@ -271,7 +274,7 @@ def _refuse(request: RewriteRequest, owner: str, reason: str, made: Rewrites) ->
 
 
 def _take(request: RewriteRequest, scope: RegionScope, traced: ForwardIR, made: Rewrites) -> None:
-    """Keep a forward if it is worth it: for the sites on Parameters that it calls, or for a region."""
+    """Keep a forward if it is needed for the sites on Parameters that it calls, or for a region."""
     fused = {site.name for site in request.fused}
     relative = {called_by_owner(site, scope.owner) for site in request.parameters if site.name in fused}
     relative |= {name for name in scope.sites if (f"{scope.owner}.{name}" if scope.owner else name) in fused}
@@ -300,7 +303,7 @@ def _take(request: RewriteRequest, scope: RegionScope, traced: ForwardIR, made: 
 
 
 def _chained(request: RewriteRequest, forward: ForwardIR) -> tuple[tuple[LinearChain, ...], set[str]]:
-    """The chains of linears in FP8, and the sites in the model's dtype that kernels take something for."""
+    """The chains of FP8 linears, and the native sites that kernels can fuse with something."""
     sizes = {site.name: (site.k, site.n) for site in request.sites}
     fp8 = [region for region in forward.regions if region.site in request.chained]
     worth_fusing: set[str] = set()
@@ -315,7 +318,7 @@ def _wanted(forward: ForwardIR, names: Container[str]) -> tuple[Region, ...]:
 
 
 def with_regions(plans: Sequence[SitePlan], rewrites: Rewrites) -> tuple[SitePlan, ...]:
-    """The plans with what came of their regions."""
+    """The plans with the results for their regions."""
     if not rewrites.regions and not rewrites.notes:
         return tuple(plans)
     return tuple(_with_region(plan, rewrites) for plan in plans)
@@ -325,6 +328,26 @@ def _with_region(plan: SitePlan, rewrites: Rewrites) -> SitePlan:
     name = plan.site.name
     if name in rewrites.regions:
         return replace(plan, region=rewrites.regions[name], region_note="")
-    if name in rewrites.notes and name not in rewrites.refused:  # why it is refused is its GEMMs' reason
+    if name in rewrites.notes and name not in rewrites.refused:  # the reason of a refusal is in its GEMMs
         return replace(plan, region=(), region_note=rewrites.notes[name])
     return plan
+
+
+def float64_sites(sites: Iterable[Site], model: nn.Module) -> frozenset[str]:
+    """The names of the sites that multiply by a float64 Parameter; for merged sites, those of any member."""
+    wide = {name for name, parameter in model.named_parameters(remove_duplicate=False) if _is_float64(parameter)}
+    return frozenset(site.name for site in sites if wide and not wide.isdisjoint(_weights(site)))
+
+
+def float64_modules(names: Iterable[str], model: nn.Module) -> frozenset[str]:
+    """The named modules with a float64 Parameter, in themselves or below."""
+    return frozenset(name for name in names if any(map(_is_float64, model.get_submodule(name).parameters())))
+
+
+def _weights(site: Site) -> set[str]:
+    """Possible names of a site's Parameters: members have their site's name, a linear its module's."""
+    return {site.weight or site.name, *site.members, *(f"{member}.weight" for member in site.members)}
+
+
+def _is_float64(parameter: nn.Parameter) -> bool:
+    return parameter.dtype == torch.float64

@@ -1,22 +1,28 @@
-"""The policy's mods that rewrite calls of sites: what each entry makes of a model, and what its sites are then.
+"""Applies the policy's mods that rewrite calls of sites: the result of each entry, and the resulting sites.
 
-They are carried out in the order of the registry, in whatever order the policy has them, so that what one makes can be
-taken by the next. An owner is traced to see what stands in it; what was found is carried out and checked at once, so
-that a change which is not the same function is never planned.
+They are applied in the order of the registry, whatever the order in the policy, so that each can work on the result of
+the previous one. An owner is traced to find changes; each change is applied and checked at once, so that a change that
+does not keep the function is never planned. Interactions with their own kernels are found here too.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from torch import nn
+
+from loka.errors import LokaError
+from loka.graph.ir import ForwardIR, SiteCall, Statement
 from loka.graph.trace.tracer import Tracer
 from loka.mods.adaptation import RewriteResult, Unchanged
-from loka.mods.registry import ModKind, names_of, site_planning
-from loka.mods.rewriting.interactions import Reserved
+from loka.mods.registry import ModKind, interaction_planning, names_of, site_planning
+from loka.mods.rewriting.interactions import FusedInteractions, Interacting, Reserved
 from loka.mods.rewriting.model_in_change import ModelInChange
 from loka.mods.rewriting.rewriting_tracer import RewritingTracer
 from loka.mods.selection import conflicts, idle_problems, named_problems, unmatched_problems
+from loka.plan.rewrite.owner_mods import check_apart, owner_problems
 from loka.policy.cascade.settings import SiteSettings
 from loka.policy.policy import ModRule, Pattern
 from loka.policy.problems import PolicyError, Problem
@@ -25,25 +31,25 @@ from loka.sites.site import Site
 
 @dataclass(frozen=True, slots=True)
 class RewrittenSites:
-    """What one entry of the policy's `mods` changed in forwards, and what it was asked for and leaves, and why."""
+    """Changes that one entry of the policy's `mods` made to forwards, and requested ones that it did not make."""
 
     rewritten: tuple[RewriteResult, ...] = ()
     unchanged: tuple[Unchanged, ...] = ()
-    known: tuple[str, ...] = ()  # names of all sites that it could be asked for
+    known: tuple[str, ...] = ()  # names of all sites that it could match
 
 
 @dataclass(frozen=True, slots=True)
 class ModdedSites:
-    """A model's sites and settings once mods have rewritten calls of them."""
+    """A model's sites and settings after mods have rewritten calls."""
 
     sites: tuple[Site, ...]
     settings: tuple[SiteSettings, ...]
-    trace: RewritingTracer  # of the model's owners, with all that was changed
+    trace: RewritingTracer  # traces the model's owners, with all changes
     outcomes: Mapping[str, RewrittenSites] = field(default_factory=dict)  # by the entry's `source`
 
     @property
     def changed(self) -> frozenset[str]:
-        """Names of sites that mods changed."""
+        """Names of the sites that mods changed."""
         return frozenset(each.site for outcome in self.outcomes.values() for each in outcome.rewritten)
 
 
@@ -55,10 +61,10 @@ def with_site_mods(
     tracer: Tracer,
     reserved: Reserved,
 ) -> ModdedSites:
-    """Carry out the mods of sites among some entries of `mods`; `settings[i]` belongs to `sites[i]`.
+    """Apply the mods of sites in some entries of `mods`; `settings[i]` belongs to `sites[i]`.
 
     `siblings` are names of sites that seem to read one tensor (`SiteMap.siblings`), `reserved` those that another mod
-    takes as they are written. Owners are run and traced. Raises PolicyError with all that is wrong with the entries.
+    needs unchanged. Owners are run and traced. Raises PolicyError with all problems of the entries.
     """
     order = names_of(ModKind.SITES)
     entries = [rule for rule in rules if rule.use in order]
@@ -75,8 +81,10 @@ def with_site_mods(
 
 
 def _check(rules: Sequence[ModRule], outcomes: Mapping[str, RewrittenSites]) -> None:
-    """Raise PolicyError with a site that an entry names and cannot take, a pattern that matches no site, a site that
-    two entries of one mod are for, and an entry that changes nothing. `outcomes` are by the entries' `source`.
+    """Raise PolicyError for problems of entries; `outcomes` are by the entries' `source`.
+
+    These are a named site that cannot be changed, a pattern that matches no site, a site that two entries of one mod
+    match, and an entry that changes nothing.
     """
     problems: list[Problem] = []
     earlier: list[tuple[ModRule, tuple[str, ...]]] = []
@@ -98,3 +106,101 @@ def _check(rules: Sequence[ModRule], outcomes: Mapping[str, RewrittenSites]) -> 
 
 def _alive_among(known: Sequence[str]) -> Callable[[Pattern], bool]:
     return lambda pattern: any(map(pattern.matches, known))
+
+
+@dataclass(frozen=True, slots=True)
+class EntryInteractions:
+    """Interactions fused for one entry, and the modules that are not changed, with reasons."""
+
+    rewritten: tuple[RewriteResult, ...]
+    unchanged: tuple[Unchanged, ...]
+
+
+def requested_interactions(rules: Sequence[ModRule], sites: Sequence[Site], model: nn.Module) -> Interacting:
+    """Where interactions are to be fused. Raises PolicyError if two entries match one module, naming both."""
+    entries = _entries(rules)
+    found = interaction_planning().interacting(sites, model, lambda name: any(rule.wants(name) for rule in entries))
+    check_apart([(rule, [owner for owner in sorted(found.owners) if rule.wants(owner)]) for rule in entries])
+    return found
+
+
+def interaction_outcomes(
+    rules: Sequence[ModRule], model: nn.Module, found: FusedInteractions
+) -> dict[str, EntryInteractions]:
+    """The result of each entry, by its `source`.
+
+    Raises PolicyError for entries without any fused interaction, and for modules that they name and that are not
+    changed.
+    """
+    outcomes: dict[str, EntryInteractions] = {}
+    problems: list[Problem] = []
+    for rule in _entries(rules):
+        fused = [each for each in found.fused if rule.wants(each.owner)]
+        left = tuple(Unchanged(owner, reason) for owner, reason in found.reasons.items() if rule.wants(owner))
+        rewritten = tuple(RewriteResult(rule.use, each.owner, each.sites, "", each.what) for each in fused)
+        outcomes[rule.source] = EntryInteractions(rewritten, left)
+        problems += owner_problems(rule, {each.owner for each in fused}, left, model, interaction_planning().nothing)
+    if problems:
+        raise PolicyError(problems)
+    return outcomes
+
+
+def _entries(rules: Sequence[ModRule]) -> tuple[ModRule, ...]:
+    return tuple(rule for rule in rules if rule.use == interaction_planning().name)
+
+
+def weight_of(site: Site) -> str | None:
+    """Name of the Parameter that a site multiplies by; merged sites use the site's name."""
+    return site.name if site.members else site.weight
+
+
+def called_by_owner(site: Site, owner: str) -> str:
+    """Name of a site on a Parameter relative to the owner."""
+    weight = weight_of(site) or ""
+    return weight.removeprefix(f"{owner}.") if owner else weight
+
+
+def named_as_in_model(parameters: Sequence[Site], owner: str, traced: ForwardIR) -> tuple[ForwardIR, tuple[Site, ...]]:
+    """An owner's forward with its sites named as in the model, and the sites of `parameters` without a call.
+
+    A Parameter used in several places makes several sites with one relative name, which its calls get in order.
+    """
+    sharing: dict[str, list[Site]] = {}
+    for site in parameters:
+        sharing.setdefault(called_by_owner(site, owner), []).append(site)
+    calls = Counter(step.call.site for step in traced.statements if step.call is not None)
+    lost = tuple(
+        site
+        for relative, sites in sharing.items()
+        if len(sites) > 1 and calls[relative] != len(sites)
+        for site in sites
+    )
+    unnamed = {site.name for site in lost}
+    seen: Counter[str] = Counter()
+
+    def named(step: Statement) -> Statement:
+        if step.call is None:
+            return step
+        relative = step.call.site
+        sites = sharing.get(relative)
+        if sites is None:
+            name = f"{owner}.{relative}" if owner else relative
+        else:
+            name = sites[min(seen[relative], len(sites) - 1)].name
+            seen[relative] += 1
+        return replace(step, call=None if name in unnamed else replace(step.call, site=name))
+
+    statements = tuple(map(named, traced.statements))
+    regions = tuple(
+        replace(region, site=_call_in(statements, region.first, region.last).site)
+        for region in traced.regions
+        if any(step.call is not None for step in statements[region.first : region.last + 1])
+    )
+    return replace(traced, statements=statements, regions=regions), lost
+
+
+def _call_in(statements: Sequence[Statement], first: int, last: int) -> SiteCall:
+    for step in statements[first : last + 1]:
+        if step.call is not None:
+            return step.call
+    raise LokaError("a region without a GEMM. This is a fault in LoKA: please report it.")

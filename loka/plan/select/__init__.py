@@ -1,1 +1,1 @@
-"""Options of running each site, what they cost, and the choice among them."""
+"""Execution options of each site, their latency, and the choice among them."""

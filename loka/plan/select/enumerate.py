@@ -1,4 +1,4 @@
-"""The execution options of a site: which of its GEMMs are in FP8, each on its fastest kernel, and what it all takes."""
+"""Enumerates the execution options of a site: the GEMMs in FP8, each on its fastest kernel, and the cost."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from itertools import combinations
 from math import isfinite
 
 from loka.kernels.gemm.catalogue import GEMM_KERNELS
-from loka.numerics.enums import Accumulation, Fuse, Gemm
-from loka.numerics.recipe import OperandPair, Recipe
+from loka.numerics.enums import OPERANDS, Accumulation, Fuse, Gemm, Scaling
+from loka.numerics.recipe import TRANSPOSED_FROM, OperandPair, Recipe
 from loka.plan.plan import NATIVE, GemmPlan, KernelTime, Rejected, StepTime
-from loka.plan.report.format import format_kernel, format_us
+from loka.plan.report.format import format_kernel, format_recipe, format_us
 from loka.plan.select.perf_model import Latency, PerfModel
-from loka.plan.select.transposed_operands import unsupported_transpose
 from loka.plan.select.workload import (
     SiteSizes,
     Surroundings,
@@ -22,27 +21,27 @@ from loka.plan.select.workload import (
     workload_of,
 )
 
-MERE_OF_FAST, DB_OF_FAST = 0.005, 0.25  # what fast sums may cost beside precise ones, as measured on normal operands
+MERE_OF_FAST, DB_OF_FAST = 0.005, 0.25  # accepted loss of fast accumulation, measured on normal operands
 LEAST_ROWS = 256  # smaller batches share a kernel
-WORTH_A_TABLE = 1.05  # what a kernel for other batches must gain over the planned one
-ROWS_BEYOND = 8  # times the planned M: how far a table of kernels by rows goes
+WORTH_A_TABLE = 1.05  # required speedup of another kernel over the planned one for other batches
+ROWS_BEYOND = 8  # multiple of the planned M up to which a table of kernels by rows extends
 _OF_LIBRARIES = frozenset(kernel.name for kernel in GEMM_KERNELS if kernel.library is not None)
 _POSITIONS = {kernel.name: place for place, kernel in enumerate(GEMM_KERNELS)}
 Order = tuple[tuple[bool, int, str], ...]
-Run = tuple[str, Accumulation]  # a kernel and how it sums
+Run = tuple[str, Accumulation]  # a kernel and its accumulation
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A GEMM that could run in FP8: the kernels that can, each with the form of the recipe that it takes."""
+    """A GEMM that could run in FP8: the kernels that can run it, each with its form of the operands."""
 
     kernels: Mapping[Run, OperandPair]
-    padding: bool = True  # without it, what runs depends on whether the batch's rows fit
+    padding: bool = True  # if False, kernels depend on whether the batch's rows fit
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a step of a site takes."""
+    """Time of a site's step."""
 
     forward: Latency
     backward: Latency
@@ -50,11 +49,11 @@ class Cost:
 
     @classmethod
     def of(cls, forward: Latency, backward: Latency) -> Cost:
-        """With the sum."""
+        """The cost of both directions, with their sum."""
         return cls(forward, backward, forward + backward)
 
     def rounded(self) -> StepTime:
-        """As a plan records it: to the nanosecond."""
+        """Rounded to the nanosecond, as recorded in a plan."""
         return StepTime(round(self.forward.us, 3), round(self.backward.us, 3), self.total.source)
 
 
@@ -64,57 +63,57 @@ class ExecutionOption:
 
     kernels: tuple[str, ...]  # in the order of the site's GEMMs
     fp8: frozenset[Gemm]
-    order: Order  # that in which ties are broken: by fprop's place in the catalogue, then dgrad's, then wgrad's
+    order: Order  # order for ties: position of fprop's kernel in the catalogue, then dgrad's, then wgrad's
     chained: bool  # its operands are made as in a chain
     fused: bool  # with its neighbours, in one kernel
     apart: Cost
-    joined: Cost  # where the site before is in the same chain
-    error: tuple[float, float] | None  # MERE and SQNR (dB), the worst of its GEMMs in FP8; None where one is not known
+    joined: Cost  # if the previous site is in the same chain
+    error: tuple[float, float] | None  # MERE and SQNR (dB), the worst of its FP8 GEMMs; None if any is unknown
 
     def cost(self, joined: bool) -> Cost:
-        """What it takes beside such a neighbour."""
+        """Its cost, depending on whether the previous site is in the same chain."""
         return self.joined if joined else self.apart
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KernelChoice:
-    """The kernels of one GEMM, timed: the one that is chosen, and why the others are not."""
+    """The timed kernels of one GEMM: the chosen one, and reasons for the others."""
 
     kernel: str
     accumulation: Accumulation
-    operands: OperandPair  # in the form that it takes
+    operands: OperandPair  # in the form for this kernel
     latency: Latency
-    error: tuple[float, float] | None  # MERE and SQNR (dB) of the kernel that is chosen
-    times: tuple[KernelTime, ...]  # the model's own last
+    error: tuple[float, float] | None  # MERE and SQNR (dB) of the chosen kernel
+    times: tuple[KernelTime, ...]  # the native one last
     rejected: tuple[Rejected, ...]
     m_buckets: tuple[tuple[int, str], ...] = ()  # as in a GemmPlan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SiteOptions:
-    """All execution options of a site that measurements tell the time of, in the order in which ties are broken."""
+    """All execution options of a site with a known time, in the order for ties."""
 
     gemms: tuple[Gemm, ...]
-    choices: Mapping[Gemm, KernelChoice]  # of the GEMMs that could run in FP8
-    own: Mapping[Gemm, KernelTime]  # the model's own
+    choices: Mapping[Gemm, KernelChoice]  # for the GEMMs that could run in FP8
+    own: Mapping[Gemm, KernelTime]  # native kernels
     options: tuple[ExecutionOption, ...]
 
     @property
     def native(self) -> ExecutionOption:
-        """All GEMMs in the model's dtype: the last, whatever else there is."""
+        """All GEMMs in the model's dtype: always the last option."""
         return self.options[-1]
 
     def option(self, fp8: frozenset[Gemm]) -> ExecutionOption | None:
-        """The one with exactly these GEMMs in FP8."""
+        """The option with exactly these GEMMs in FP8; None where there is none."""
         return next((option for option in self.options if option.fp8 == fp8), None)
 
     def times(self, gemm: Gemm) -> tuple[KernelTime, ...]:
-        """Every kernel that was measured for a GEMM."""
+        """Times of all kernels measured for a GEMM."""
         return self.choices[gemm].times if gemm in self.choices else (self.own[gemm],)
 
 
 def place_in_catalogue(kernel: str) -> tuple[bool, int, str]:
-    """Where a kernel comes in ties: as in the catalogue, then those that it lacks by name, the model's own last."""
+    """Sort key of a kernel for ties: order of the catalogue, then unknown kernels by name, the native one last."""
     return kernel == NATIVE, _POSITIONS.get(kernel, len(_POSITIONS)), kernel
 
 
@@ -126,9 +125,9 @@ def enumerate_options(
     fuse: Fuse,
     perf_model: PerfModel,
 ) -> SiteOptions | None:
-    """The execution options of a site; None where not even the model's own GEMMs were measured.
+    """The execution options of a site; None where not even its native GEMMs were measured.
 
-    `around` is fused with the GEMMs where `fuse` says so; under Fuse.AUTO where that is faster by more than the noise.
+    `around` is fused with the GEMMs as `fuse` requires; with Fuse.AUTO, if that is faster by more than the noise.
     """
     own = {gemm: perf_model.part(native_part(gemm, sizes)) for gemm in gemms}
     known = {gemm: latency for gemm, latency in own.items() if latency is not None}
@@ -152,7 +151,7 @@ def enumerate_options(
 
 
 def _choice(gemm: Gemm, sizes: SiteSizes, offer: Offer, own: Latency, perf_model: PerfModel) -> KernelChoice | None:
-    """The fastest kernel for a GEMM; of those that cannot be told apart from it, the first in the catalogue."""
+    """The fastest kernel for a GEMM; among ties with it, the first in the catalogue."""
     latencies: dict[Run, Latency] = {}
     errors: dict[Run, tuple[float, float] | None] = {}
     times, rejected = [], []
@@ -189,12 +188,12 @@ def _choice(gemm: Gemm, sizes: SiteSizes, offer: Offer, own: Latency, perf_model
 
 
 def _place(run: Run) -> tuple[tuple[bool, int, str], bool]:
-    """Precise sums before fast ones of the same kernel."""
+    """Sort key of a run: precise accumulation before fast of the same kernel."""
     return place_in_catalogue(run[0]), run[1] is Accumulation.FAST
 
 
 def _less_accurate(run: Run, errors: Mapping[Run, tuple[float, float] | None]) -> str:
-    """Why fast sums are no choice beside precise ones of the same kernel, or ""."""
+    """Reason why fast accumulation is not acceptable compared with precise on the same kernel, or ""."""
     kernel, accumulation = run
     precise = (kernel, Accumulation.PRECISE)
     if accumulation is Accumulation.PRECISE or precise not in errors:
@@ -213,11 +212,11 @@ def _less_accurate(run: Run, errors: Mapping[Run, tuple[float, float] | None]) -
 def _m_buckets(
     gemm: Gemm, sizes: SiteSizes, offer: Offer, chosen: Run, kernels: Sequence[str], perf_model: PerfModel
 ) -> tuple[tuple[int, str], ...]:
-    """The kernels for batches of other sizes, where another gains enough there; () where none does.
+    """The kernels for batches of other sizes, if another one gains enough there; otherwise ().
 
-    Looked at where M is a power of two, from 256 to 8 times the planned one; up to each of them the kernel holds that
-    is best at it, about the planned M the chosen one. `kernels` take operands in one form, and need no library
-    that the chosen one does without: none shall be missing for the sake of batches that may never come.
+    Kernels are compared at powers of two of M, from 256 to 8 times the planned M; each is used for M up to the size
+    where it is best, and the chosen one around the planned M. `kernels` take operands in the same form, and need no
+    library that the chosen one does not need: batches that may never occur should not add a dependency.
     """
     limits = [LEAST_ROWS << place for place in range(64) if LEAST_ROWS << place <= ROWS_BEYOND * sizes.m]
     if len(kernels) < 2 or not limits:
@@ -236,7 +235,7 @@ def _m_buckets(
 def _fastest_at(
     gemm: Gemm, sizes: SiteSizes, offer: Offer, chosen: Run, kernels: Sequence[str], perf_model: PerfModel
 ) -> str:
-    """The kernel for some rows: the one chosen for the planned rows unless another gains enough over it."""
+    """The kernel for a number of rows: the one chosen for the planned rows unless another gains enough over it."""
     latencies: dict[str, Latency] = {}
     for kernel in kernels:
         latency = perf_model.part(gemm_part(gemm, sizes, kernel, offer.kernels[kernel, chosen[1]], chosen[1]))
@@ -267,7 +266,7 @@ def _kernel_time(
 
 
 def _valid_sets(gemms: Sequence[Gemm], choices: Mapping[Gemm, KernelChoice]) -> Iterator[frozenset[Gemm]]:
-    """The sets of GEMMs that can run in FP8 together: what is transposed has its source among them."""
+    """The sets of GEMMs that can run in FP8 together: each transposed operand has its source in the set."""
     able = [gemm for gemm in gemms if gemm in choices]
     for count in range(len(able) + 1):
         for chosen in combinations(able, count):
@@ -292,7 +291,7 @@ def _option(
     fuse: Fuse,
     perf_model: PerfModel,
 ) -> ExecutionOption | None:
-    """An execution option with its costs; None where something around the GEMMs was never measured."""
+    """An execution option with its costs; None where an operation around the GEMMs was never measured."""
     kernels = tuple(choices[gemm].kernel if gemm in fp8 else NATIVE for gemm in gemms)
     recipe = Recipe.of({gemm: choices[gemm].operands if gemm in fp8 else None for gemm in gemms})
     products = {gemm: choices[gemm].latency if gemm in fp8 else own[gemm] for gemm in gemms}
@@ -328,7 +327,7 @@ def _option(
 
 
 def _worst(errors: Sequence[tuple[float, float] | None]) -> tuple[float, float] | None:
-    """The largest MERE and the least SQNR."""
+    """The largest MERE and the smallest SQNR; None if any is unknown."""
     known = [error for error in errors if error is not None and all(map(isfinite, error))]
     if not known or len(known) < len(errors):
         return None
@@ -336,7 +335,36 @@ def _worst(errors: Sequence[tuple[float, float] | None]) -> tuple[float, float] 
 
 
 def _gains(fused: Cost | None, alone: Cost) -> bool:
-    """Whether a site is faster with its neighbours, beyond the noise."""
+    """True if a site is faster when fused with its neighbours, beyond the noise."""
     if fused is None:
         return False
     return fused.total.us < alone.total.us and not fused.total.ties_with(alone.total)
+
+
+def unsupported_transpose(gemm: Gemm, operands: OperandPair, decided: Mapping[Gemm, GemmPlan]) -> str | None:
+    """Reason why an operand of a GEMM cannot be transposed from another GEMM's; None where all can.
+
+    `decided` has the site's GEMMs before this one. A site whose input needs no gradient has no dgrad: its wgrad
+    quantises the output gradient along its rows itself, and transposes it.
+    """
+    # From the last: wgrad's input, whose source is not affected by other refusals, gives the cause.
+    for operand, recipe in reversed(tuple(zip(OPERANDS[gemm], operands, strict=True))):
+        if not recipe.transposed:
+            continue
+        if (gemm, operand) not in TRANSPOSED_FROM:
+            return f"{operand} is read along its rows in {gemm}; there is nothing to transpose it from"
+        source_gemm, source = TRANSPOSED_FROM[gemm, operand]
+        plan = decided.get(source_gemm)
+        if plan is None:
+            continue
+        start = f"{operand} is to be transposed from {source_gemm}'s, which"
+        if plan.operands is None:
+            return f"{start} stays as it is"
+        found = plan.operands[OPERANDS[source_gemm].index(source)]
+        if not found.can_be_transposed:
+            instead = ", or say nothing of requantize_transpose: under one scale, a copy made anew has the same values"
+            return (
+                f"{start} is {format_recipe(found)}; give {source_gemm} scaling: rowwise, range: dynamic and "
+                f"power_of_two: true{instead if found.scaling is Scaling.TENSORWISE else ''}"
+            )
+    return None

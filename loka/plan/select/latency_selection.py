@@ -1,28 +1,36 @@
-"""Decisions by time: what may run in FP8 is decided before; here measurements say what of it does, and on which kernel.
+"""Selection by latency: among the GEMMs that may run in FP8, measurements decide which do, and on which kernel.
 
-A site that lacks a measurement, of the recipe that it may run in or of the model's own GEMMs, stays decided as it is
-without any.
+A site without measurements, of its recipe or of its native GEMMs, keeps the decision made without them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from loka.devices.spec import DeviceSpec
+from loka.devices.targets import DEFAULT
+from loka.kernels.fused.interaction.interaction_specs import specs_of
+from loka.kernels.measurements.interaction_forms import CrossForm, FmForm, Form, form_of, parts_of
+from loka.kernels.measurements.part_bounds import added_us
+from loka.kernels.measurements.parts import COMPILED, RENDERED, PartCosts, PartKind, TimeSource
+from loka.mods.rewriting.interactions import Fused
 from loka.numerics.enums import Compute, Gemm
 from loka.numerics.recipe import with_scalings
-from loka.plan.plan import NATIVE, Candidate, GemmPlan, Rejected, SiteTiming
+from loka.plan.plan import NATIVE, Candidate, GemmPlan, InteractionPlan, Plan, Rejected, SitePlan, SiteTiming, StepTime
 from loka.plan.report.format import format_kernel, format_us
-from loka.plan.select.enumerate import ExecutionOption, SiteOptions
+from loka.plan.select.enumerate import Cost, ExecutionOption, SiteOptions
+from loka.plan.select.perf_model import Latency, PerfModel
 from loka.plan.select.select import Selection, SelectionProblem
 from loka.policy.cascade.settings import SiteSettings
+from loka.sites.site import GemmKind, Site
 
-SAFE = "safe by evidence"  # how the reason of a GEMM that `auto` runs in FP8 begins
+SAFE = "safe by evidence"  # start of the reason of a GEMM that `auto` runs in FP8
 
 
 @dataclass(frozen=True, slots=True)
 class LatencySelection:
-    """A site's decision by time, as `SitePlan` holds it."""
+    """A site's decision by latency, with the fields of `SitePlan`."""
 
     gemms: tuple[GemmPlan, ...]
     timing: SiteTiming
@@ -33,9 +41,10 @@ class LatencySelection:
 def problem_of(
     site_options: SiteOptions | None, gemms: Sequence[GemmPlan], wanted: SiteSettings
 ) -> SelectionProblem | None:
-    """What is left to be decided of a site by time; None where its measurements do not suffice.
+    """The selection problem of a site; None where its measurements do not suffice.
 
-    `gemms` are decided by policy and evidence: those in FP8 may be sent back, if the policy does not force them.
+    `gemms` are decided by policy and evidence: those in FP8 may return to the native kernel, unless the policy forces
+    them.
     """
     may = frozenset(plan.gemm for plan in gemms if plan.fp8)
     if site_options is None or site_options.option(may) is None:
@@ -45,7 +54,7 @@ def problem_of(
 
 
 def revise(problem: SelectionProblem, gemms: Sequence[GemmPlan], chosen: Selection) -> LatencySelection:
-    """The decisions with the kernels and reasons of the option that was chosen."""
+    """The decisions with the kernels and reasons of the chosen option."""
     site_options, option, cost = problem.site_options, chosen.option, chosen.cost
     native = site_options.native.cost(False).rounded()
     timing = SiteTiming(cost.rounded(), native, kept=option.fp8 != problem.may)
@@ -80,12 +89,12 @@ def revise(problem: SelectionProblem, gemms: Sequence[GemmPlan], chosen: Selecti
 
 
 def _timed(site_options: SiteOptions, gemm: Gemm) -> frozenset[str]:
-    """The kernels that were measured for a GEMM."""
+    """The kernels measured for a GEMM."""
     return frozenset(each.kernel for each in site_options.times(gemm))
 
 
 def _once(rejected: Iterable[Rejected]) -> tuple[Rejected, ...]:
-    """Each kernel with the first reason that is given for it."""
+    """Each kernel with its first reason."""
     first: dict[str, Rejected] = {}
     for each in rejected:
         first.setdefault(each.kernel, each)
@@ -93,7 +102,7 @@ def _once(rejected: Iterable[Rejected]) -> tuple[Rejected, ...]:
 
 
 def _kept(plan: GemmPlan, problem: SelectionProblem, chosen: Selection) -> GemmPlan:
-    """A GEMM that may run in FP8, and does not for its time."""
+    """A GEMM that may run in FP8, but is kept because of its time."""
     reason = f"kept: {_why_native(plan.gemm, problem, chosen)}"
     able = [
         Rejected(format_kernel(each.kernel, each.accumulation), reason)
@@ -107,7 +116,7 @@ def _kept(plan: GemmPlan, problem: SelectionProblem, chosen: Selection) -> GemmP
 
 
 def _why_native(gemm: Gemm, problem: SelectionProblem, chosen: Selection) -> str:
-    """Why a GEMM is not in FP8: against the fastest option in which it is; where none is, in which any GEMM is."""
+    """Why a GEMM is not in FP8: compared with the fastest option that has it in FP8; if there is none, any GEMM."""
     least = problem.least
     others = [
         option for option in problem.allowed if (option is not least if chosen.option is least else gemm in option.fp8)
@@ -124,7 +133,7 @@ def _why_native(gemm: Gemm, problem: SelectionProblem, chosen: Selection) -> str
 
 
 def _outcome(option: ExecutionOption, problem: SelectionProblem, chosen: Selection) -> str:
-    """Why an option is the chosen one, or is not."""
+    """Why an option was chosen or not."""
     if option is chosen.option:
         return "chosen"
     if not problem.must <= option.fp8:
@@ -143,3 +152,104 @@ def _outcome(option: ExecutionOption, problem: SelectionProblem, chosen: Selecti
 
 def _names(gemms: Iterable[Gemm]) -> str:
     return ", ".join(gemm.value for gemm in Gemm if gemm in frozenset(gemms))
+
+
+def interaction_plans(
+    fused: Sequence[Fused],
+    plans: Sequence[SitePlan],
+    batch_size: int,
+    costs: PartCosts | None,
+    device: DeviceSpec = DEFAULT,
+) -> tuple[InteractionPlan, ...]:
+    """The interactions with their own kernels, with times if there are `costs`."""
+    sites = {plan.site.name: plan.site for plan in plans}
+    perf_model = PerfModel(costs, device) if costs is not None else None
+    claimed: set[str] = set()
+    found = []
+    for each in fused:
+        if each.form is None:
+            continue
+        forward, backward = parts_of(each.form, _samples(each, sites, batch_size), each.columns, RENDERED)
+        fused_sites = each.sites
+        if forward.work is PartKind.FM_INTERACTION:
+            products = (site.name for site in sites.values() if _multiplies(site, each, forward.rows, batch_size))
+            fused_sites += tuple(name for name in products if name not in claimed)[:1]
+            claimed.update(fused_sites)
+        beside = sites.get(each.beside)
+        found.append(
+            InteractionPlan(
+                work=forward.work,
+                owner=each.owner,
+                what=each.what,
+                form=backward.around,
+                samples=forward.rows,
+                columns=each.columns,
+                calls=beside.calls if beside is not None else 1,
+                sites=fused_sites,
+                chosen=_time(each.form, forward.rows, each.columns, RENDERED, perf_model),
+                as_is=_time(each.form, forward.rows, each.columns, COMPILED, perf_model),
+            )
+        )
+    return tuple(found)
+
+
+def without_fused_sites(plans: Sequence[SitePlan], interactions: Sequence[InteractionPlan]) -> tuple[SitePlan, ...]:
+    """The plans, without times for sites fused into interactions, which are no separate GEMMs any more."""
+    fused_sites = {name for each in interactions for name in each.takes}
+    if not fused_sites:
+        return tuple(plans)
+    return tuple(replace(plan, timing=None, candidates=()) if plan.site.name in fused_sites else plan for plan in plans)
+
+
+def interaction_by_site(plan: Plan) -> Mapping[str, InteractionPlan]:
+    """The interaction that a site is fused into, by the site's name."""
+    return {name: each for each in plan.interactions for name in each.takes}
+
+
+def place_in_interaction(interaction: InteractionPlan) -> str:
+    """Text for a site fused into an interaction: `in the mixing layer of layers.0`."""
+    return f"in the mixing layer of {interaction.owner or 'the model itself'}"
+
+
+def kernel_names(interaction: InteractionPlan) -> tuple[str, str]:
+    """Names of its forward and gradient kernels in a generated package's fused.py."""
+    forward, gradients = specs_of(form_of(interaction.work, interaction.form), interaction.columns)
+    return forward.function, gradients.function
+
+
+def step_times(interactions: Sequence[InteractionPlan]) -> Iterator[tuple[InteractionPlan, StepTime, StepTime]]:
+    """The interactions with both times known, with these times."""
+    for each in interactions:
+        if each.chosen is not None and each.as_is is not None:
+            yield each, each.chosen, each.as_is
+
+
+def _samples(fused: Fused, sites: Mapping[str, Site], batch_size: int) -> int:
+    """Samples of one call, from the rows of one of its sites, if any. A concatenation norm follows the batch."""
+    site = sites.get(fused.sites[0]) if fused.sites else None
+    if site is None or fused.form is None:
+        return batch_size
+    rows = site.rows.at(batch_size)
+    return rows if site.kind is GemmKind.LINEAR else rows // fused.columns  # x^T (B, d, n) times rank
+
+
+def _multiplies(site: Site, fused: Fused, samples: int, batch_size: int) -> bool:
+    """True if a product without a Parameter is the outer one of an FM interaction: x (B, n, d) times x^T @ rank."""
+    form = fused.form
+    if site.kind is not GemmKind.BMM or site.owner != fused.owner or not isinstance(form, FmForm):
+        return False
+    return (site.k, site.rows.at(batch_size)) == (fused.columns, samples * form.embeddings) and site.n == form.rank
+
+
+def _time(form: Form, samples: int, columns: int, kernel: str, perf_model: PerfModel | None) -> StepTime | None:
+    if perf_model is None:
+        return None
+    first, second = parts_of(form, samples, columns, kernel)
+    forward, backward = perf_model.part(first), perf_model.part(second)
+    if forward is None or backward is None:
+        return None
+    if kernel == RENDERED and isinstance(form, CrossForm) and form.passing:
+        # Another linear and another cross layer read the sum: their gradients are added in a pass between LoKA's
+        # kernels, and by torch.compile within others (docs/results/LOG.md, "cross layers in kernels of their own").
+        backward += Latency(added_us(samples, columns, second.dtype, perf_model.device), 0.0, TimeSource.ESTIMATED)
+    return Cost.of(forward, backward).rounded()

@@ -1,4 +1,4 @@
-"""What each mod gains: the time of all sites as they are planned, against the same model planned without the mod."""
+"""Gain of each mod: the time of all sites as planned, compared with the same model planned without the mod."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from loka.errors import InputError
 from loka.mods.registry import ModKind, names_of
 from loka.plan.plan import Gain, ModPlan, Plan
 from loka.plan.report.plan_rows import total_time
-from loka.plan.select.interaction_times import step_times
+from loka.plan.select.latency_selection import step_times
 from loka.policy.policy import Policy
 
 
 def with_gains(plan: Plan, policy: Policy, replan: Callable[[Policy], Plan]) -> Plan:
-    """The plan of a policy with the gain of each of its mods; `replan` plans the policy with one mod fewer."""
+    """The plan of a policy with the gain of each of its mods; `replan` plans the policy without one mod."""
     mods = []
     for number, mod in enumerate(plan.mods):
         if not mod.adaptations and not mod.rewritten:
@@ -26,7 +26,7 @@ def with_gains(plan: Plan, policy: Policy, replan: Callable[[Policy], Plan]) -> 
         fewer = (*policy.mods[:number], *policy.mods[number + 1 :])
         try:
             without = replan(replace(policy, mods=fewer))
-        except InputError:  # what other mods, or rules, ask for is not there without it
+        except InputError:  # other mods, or rules, may need the result of this one
             mods.append(mod)
             continue
         mods.append(replace(mod, gain=gain_of(without, plan)))
@@ -34,9 +34,9 @@ def with_gains(plan: Plan, policy: Policy, replan: Callable[[Policy], Plan]) -> 
 
 
 def gain_by_fusing(plan: Plan, mod: ModPlan) -> Gain | None:
-    """By how much the interactions that a mod fuses take less than by torch.compile; None where no such time is known.
+    """Gain of the interactions that a mod fuses over torch.compile; None where no such time is known.
 
-    Its sites are no GEMMs of their own in this plan, so that a plan without it says nothing of the same work.
+    Its sites are no separate GEMMs in this plan, so that a plan without the mod does not have comparable times.
     """
     total, owners = total_time(plan), {each.owner for each in mod.rewritten}
     times = [found for found in step_times(plan.interactions) if found[0].owner in owners]
@@ -47,9 +47,9 @@ def gain_by_fusing(plan: Plan, mod: ModPlan) -> Gain | None:
 
 
 def gain_of(without: Plan, with_it: Plan) -> Gain | None:
-    """By how much the second plan takes less; None where measurements do not have the same sites of both.
+    """Gain of the second plan over the first; None where the sites without times differ.
 
-    Interactions count in both. A site that either plan alone has must be timed: a mod may make one site of several.
+    Interactions count in both. A site in only one of the plans must be timed, as a mod may merge several sites.
     """
     before, after = total_time(without), total_time(with_it)
     if before is None or after is None or _untimed(without) != _untimed(with_it):

@@ -1,4 +1,4 @@
-"""Times of parts, looked up once each, and their sums."""
+"""Latency model: times of parts, each looked up once, and their sums."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 
 from loka.devices.spec import DeviceSpec
 from loka.devices.targets import DEFAULT
-from loka.kernels.fused.norm.norm_spec import NORMS
+from loka.kernels.fused.norm.norms import NORMS
 from loka.kernels.measurements.part_bounds import bound_us, interaction_us
 from loka.kernels.measurements.parts import INTERACTIONS, Part, PartCosts, PartKind, PartTime, TimeSource
 from loka.numerics.enums import Format
@@ -21,20 +21,20 @@ _DOUBT = {TimeSource.MEASURED: 0, TimeSource.INTERPOLATED: 1, TimeSource.ESTIMAT
 
 @runtime_checkable
 class Judges(Protocol):
-    """Costs that also know of errors: a set of measurements (`loka.kernels.measurements.lookup`)."""
+    """Costs that also have errors: a set of measurements (`loka.kernels.measurements.lookup`)."""
 
     def error(self, part: Part) -> tuple[float, float] | None:
-        """MERE and SQNR (dB) of the nearest measured part of a GEMM's kernel and recipe."""
+        """MERE and SQNR (dB) at the nearest measured part of a GEMM's kernel and recipe."""
         ...
 
     def wrong_reason(self, part: Part) -> str:
-        """Why a kernel's numbers were refused, or ""."""
+        """Why a kernel's results were wrong, or ""."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """A time with its noise, both in microseconds: half of the distance between the quartiles."""
+    """A time with its noise, half the interquartile range, both in microseconds."""
 
     us: float
     noise: float
@@ -44,20 +44,20 @@ class Latency:
         return Latency(self.us + other.us, hypot(self.noise, other.noise), less_sure(self.source, other.source))
 
     def ties_with(self, other: Latency) -> bool:
-        """Whether the two cannot be told apart: their difference lies inside the noise of both together."""
+        """True if the two cannot be distinguished: their difference is within the noise of both together."""
         return abs(self.us - other.us) <= hypot(self.noise, other.noise)
 
 
-# A norm with its gradient, by torch.compile over rendered: the median of 26 regions on an H100, from 1.08 to 1.78
-# (docs/results/dispatch-2026-11-21.md: compiled BF16 against our own).
+# Time of a norm with its gradient by torch.compile over rendered: the median of 26 regions on an H100, from 1.08 to
+# 1.78 (docs/results/dispatch-2026-11-21.md: compiled BF16 against LoKA's own).
 COMPILED_NORMS = 1.5
-# What is not recorded takes so much more than the rendered kernel that it is derived from. Under static scales: the
-# passes of measured steps less their GEMMs, the median of four regions with LayerNorms and the mean of two with
-# BlockNorms (1.19 and 1.30), on an H100.
+# Time of kernels that are not recorded, as a multiple of the rendered kernel that they are derived from. For static
+# scales: the passes of measured steps less their GEMMs, the median of four regions with LayerNorms and the mean of two
+# with BlockNorms (1.19 and 1.30), on an H100.
 _OVER_RENDERED = {COMPILED: COMPILED_NORMS, STATIC_SCALES: 1.03, STATIC_SCALES_TILES: 1.25}
 
-# The noise of an interaction's time by its bytes: eight measured kernels (docs/results/LOG.md, "where Wukong small's
-# step went") are from 10 % below it to 15 % above.
+# Noise of an interaction's time estimated from its bytes: eight measured kernels (docs/results/LOG.md, "where Wukong
+# small's step went") are from 10 % below it to 15 % above.
 BY_BYTES = 0.1
 
 NOTHING = Latency(0.0, 0.0, TimeSource.MEASURED)
@@ -71,11 +71,12 @@ def less_sure(first: TimeSource, second: TimeSource) -> TimeSource:
 class PerfModel:
     """Looks parts up in `costs`, each once.
 
-    A part other than a GEMM that was not measured takes the time of a substitute, scaled by the bytes of both: its own
+    A part other than a GEMM that was not measured gets the time of a substitute, scaled by the bytes of both: its own
     norm with another activation or without one, a LayerNorm for another norm, e4m3 rowwise for another recipe, a
-    quantiser for another kind of work. It counts as estimated. A GEMM that was not measured has no time. What the
-    compiler writes takes `COMPILED_NORMS` times what is rendered, estimated too, as what runs under static scales. An
-    interaction of which nothing was measured is estimated by its bytes on our kernels, and has no time compiled.
+    quantiser for another kind of work. It counts as estimated. A GEMM that was not measured has no time. Kernels
+    compiled by torch take `COMPILED_NORMS` times the rendered ones; this is estimated too, as are kernels with static
+    scales. An interaction without any measurement is estimated from its bytes for LoKA's kernels, and has no compiled
+    time.
     """
 
     def __init__(self, costs: PartCosts, device: DeviceSpec = DEFAULT) -> None:
@@ -85,13 +86,13 @@ class PerfModel:
         self._known: dict[Part, Latency | None] = {}
 
     def part(self, part: Part) -> Latency | None:
-        """A part's time; None where nothing tells it."""
+        """A part's time; None where it cannot be derived."""
         if part not in self._known:
             self._known[part] = self._look_up(part)
         return self._known[part]
 
     def sum(self, parts: Iterable[Part]) -> Latency | None:
-        """The time of several parts, one after the other; None where one of them has none."""
+        """The time of several parts, one after the other; None where one of them is unknown."""
         us, squares, source = 0.0, 0.0, TimeSource.MEASURED
         for part in parts:
             latency = self.part(part)
@@ -101,11 +102,11 @@ class PerfModel:
         return Latency(us, sqrt(squares), source)
 
     def error(self, part: Part) -> tuple[float, float] | None:
-        """MERE and SQNR of a GEMM as they were measured, where the costs know them."""
+        """Measured MERE and SQNR of a GEMM, if the costs have them."""
         return self._judges.error(part) if self._judges is not None else None
 
     def wrong_reason(self, part: Part) -> str:
-        """Why a kernel's numbers were refused when they were measured, or ""."""
+        """Why a kernel's results were wrong when it was measured, or ""."""
         return self._judges.wrong_reason(part) if self._judges is not None else ""
 
     def _look_up(self, part: Part) -> Latency | None:
@@ -146,7 +147,7 @@ def _latency(timed: PartTime) -> Latency:
 
 
 def _substitutes(part: Part) -> list[Part]:
-    """Parts that move like bytes, the nearest first."""
+    """Parts that move similar bytes, the nearest first."""
     found = [replace(part, around=around) for around in _like(part.around)]
     if _is_fp8(part):
         found += [replace(each, recipe="e4m3 rowwise") for each in (part, *found)]
@@ -155,7 +156,7 @@ def _substitutes(part: Part) -> list[Part]:
 
 
 def _like(around: str) -> list[str]:
-    """Norms and activations like some, the nearest first."""
+    """Similar norms and activations, the nearest first."""
     norms = [word for word in around.split() if word in NORMS]
     activations = _ACTIVATIONS if len(around.split()) > len(norms) else ()
     found = [" ".join((*norms, activation)) for activation in activations]
@@ -166,5 +167,5 @@ def _like(around: str) -> list[str]:
 
 
 def _is_fp8(part: Part) -> bool:
-    """Whether what a part writes is FP8."""
+    """True if a part writes FP8."""
     return part.recipe.split(" ")[0] in tuple(Format)

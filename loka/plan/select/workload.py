@@ -1,25 +1,24 @@
-"""What a site's step is made of, for each execution option: the parts (`parts`) that are timed.
+"""Workload of a site's step for each execution option: the parts (`parts`) that are timed.
 
-A site's step is its GEMMs, what makes their operands, and the norms and activations around it, forward and backward:
+A site's step has its GEMMs, the kernels that make their operands, and the norms and activations around it, forward and
+backward:
 
-- as the model has it: forward, the norm and activation before, in BF16, and the GEMM; backward, the gradient of those
-  after, in BF16, and the GEMMs;
-- in a chain's recipe, with its neighbours taken along: forward, the norm and activation before write FP8, and the
-  weight is quantised; backward, the gradient of those after is written in FP8; it, the input and the weight are
-  transposed;
-- in a chain's recipe alone: the same, with a quantiser each for the input and the output gradient;
-- in a chain under static scales: the same passes, which take longer than those that find rows' scales
-  (`STATIC_SCALES`, and `STATIC_SCALES_TILES` beside a BlockNorm, whose kernels write both copies of a tile);
-- in any other recipe, and where some of its GEMMs stay in BF16: each GEMM quantises both of its operands anew, from a
-  transposed copy where it has to. Such a site is no chain; where `fuse: always` would have rendered its norms, the
-  compiler writes them (`COMPILED`), which costs the site what fusion gains.
+- native: forward, the norm and activation before, in BF16, and the GEMM; backward, the gradient of those after, in
+  BF16, and the GEMMs;
+- with a chain's recipe, fused with its neighbours: forward, the norm and activation before write FP8, and the weight is
+  quantised; backward, the gradient of those after is written in FP8; it, the input and the weight are transposed;
+- with a chain's recipe, not fused: the same, with a quantiser each for the input and the output gradient;
+- with static scales in a chain: the same passes, which take longer than those that compute rowwise scales
+  (`STATIC_SCALES`, and `STATIC_SCALES_TILES` next to a BlockNorm, whose kernels write both copies of a tile);
+- with any other recipe, and if some of its GEMMs stay in BF16: each GEMM quantises both of its operands separately,
+  from a transposed copy where necessary. Such a site is no chain; norms that `fuse: always` would have rendered are
+  compiled by torch (`COMPILED`), which loses the gain of fusion.
 
 A norm between two linears is counted once: its forward with the linear that reads it, its gradient with the linear
-before it. What is summed on the way (products, residuals, biases) costs the same bytes in each of these, and is left
-out. Transposed copies of the last are counted as a copy and a quantiser; the compiler may make one kernel of both.
+before it. Sums in between (products, residuals, biases) cost the same bytes in each of these, and are left out.
+Transposed copies for other recipes are counted as a copy and a quantiser; the compiler may fuse both.
 
-The model's norms are counted as rendered kernels too, where it stays as it is: what FP8 gains is then never what fusion
-gains.
+The native model's norms are counted as rendered kernels too, so that the gain of FP8 never includes the gain of fusion.
 """
 
 from __future__ import annotations
@@ -29,8 +28,9 @@ from dataclasses import dataclass, field, replace
 from itertools import dropwhile, takewhile
 
 from loka.graph.patterns.region import ELEMENTWISE
-from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, NORMS
+from loka.kernels.fused.norm.norm_spec import ACTIVATIONS
 from loka.kernels.fused.norm.norm_widths import LARGEST_WIDTH
+from loka.kernels.fused.norm.norms import NORMS
 from loka.kernels.gemm.catalogue import gemm_sizes
 from loka.kernels.measurements.parts import Part, PartKind
 from loka.numerics.enums import Accumulation, Format, Gemm, Scaling
@@ -39,8 +39,8 @@ from loka.plan.plan import NATIVE
 from loka.sites.site import Site
 
 RENDERED = "rendered"
-COMPILED = "compiled"  # by torch.compile; not measured, derived from what is rendered
-# Rendered under static scales; not recorded, derived from what is rendered.
+COMPILED = "compiled"  # by torch.compile; not measured, derived from rendered kernels
+# Rendered, with static scales; not recorded, derived from rendered kernels.
 STATIC_SCALES, STATIC_SCALES_TILES = "static", "static-tiles"
 DTYPE = "bfloat16"  # of activations: the model's own, or autocast's
 _GEMMS = frozenset({"linear", "matmul", "mm", "addmm", "einsum", "bmm"})
@@ -48,22 +48,22 @@ _GEMMS = frozenset({"linear", "matmul", "mm", "addmm", "einsum", "bmm"})
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What stands around a site, as kernels of a chain would take it along: "layer_norm silu", "" for nothing."""
+    """The operations around a site that a chain's kernels could fuse: "layer_norm silu", "" for none."""
 
     before: str = ""  # makes the input
     after: str = ""  # is applied to the product
-    first: bool = True  # no linear stands before `before`: its gradient is counted here
-    last: bool = True  # no linear reads what `after` makes: its forward is counted here
-    takes_before: bool = True  # the site's own kernel can make its input from it; else only in a chain with the linear
+    first: bool = True  # no linear before `before`, so its gradient is counted here
+    last: bool = True  # no linear reads the result of `after`, so its forward is counted here
+    takes_before: bool = True  # the site's own kernel can fuse it; otherwise only in a chain with the linear before
     takes_after: bool = True  # the kernel of its gradient can write FP8
 
     @property
     def any(self) -> bool:
-        """Whether there is anything to take along."""
+        """True if there is anything to fuse."""
         return bool(self.before or self.after)
 
     def in_chain(self, traced: Surroundings) -> Surroundings:
-        """The same, where tracing found what a chain takes of it; what it does not take is there all the same."""
+        """The same with the results of tracing; operations that a chain does not fuse are still counted."""
         return Surroundings(
             before=traced.before or self.before,
             after=traced.after or self.after,
@@ -84,13 +84,13 @@ class SiteSizes:
 
     @property
     def fits(self) -> bool:
-        """Whether rendered kernels are wide enough for both."""
+        """True if rendered kernels support both widths."""
         return max(self.k, self.n) <= LARGEST_WIDTH
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The parts of one step beside its GEMMs, in the order in which they run."""
+    """The parts of one step besides its GEMMs, in execution order."""
 
     forward: tuple[Part, ...]
     backward: tuple[Part, ...]
@@ -98,22 +98,22 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class TracedNeighbours:
-    """What tracing found of the sites whose neighbours were to be taken along."""
+    """Results of tracing for sites that were to be fused with their neighbours."""
 
-    chains: tuple[tuple[str, ...], ...] = ()  # the names of the sites of each
-    around: Mapping[str, Surroundings] = field(default_factory=dict)  # of each site in a chain
-    alone: frozenset[str] = frozenset()  # the others: no kernel takes anything around them along
+    chains: tuple[tuple[str, ...], ...] = ()  # the names of the sites of each chain
+    around: Mapping[str, Surroundings] = field(default_factory=dict)  # by site in a chain
+    alone: frozenset[str] = frozenset()  # the others: no kernel fuses anything around them
 
 
 def surroundings_of(site: Site) -> Surroundings:
-    """What the model's own operations around a site amount to, before anything is traced."""
+    """The model's own operations around a site, before tracing."""
     before, beyond = _around(tuple(reversed(site.fed_by)), backwards=True)
     after, behind = _around(site.followed_by, backwards=False)
     return Surroundings(before, after, beyond not in _GEMMS, behind not in _GEMMS, takes_before=before in NORMS)
 
 
 def _around(ops: tuple[str, ...], backwards: bool) -> tuple[str, str]:
-    """[norm] [activation] next to a site, in words, and the operation beyond; `ops` in the order of the forward."""
+    """[norm] [activation] next to a site, in words, and the operation beyond; `ops` are in the order of the forward."""
     near = tuple(reversed(ops)) if backwards else ops
     skipped = tuple(takewhile(lambda op: op in ELEMENTWISE, near))
     near = near[len(skipped) :]
@@ -129,7 +129,7 @@ def _around(ops: tuple[str, ...], backwards: bool) -> tuple[str, str]:
 def gemm_part(
     gemm: Gemm, sizes: SiteSizes, kernel: str, pair: OperandPair | None, accumulation: Accumulation | None
 ) -> Part:
-    """The GEMM itself on a kernel; `pair` and `accumulation` are None where it stays as the model has it."""
+    """The GEMM itself on a kernel; `pair` and `accumulation` are None for the native one."""
     found = gemm_sizes(gemm, sizes.m, sizes.k, sizes.n)
     recipe = ""
     if pair is not None:
@@ -139,18 +139,18 @@ def gemm_part(
 
 
 def native_part(gemm: Gemm, sizes: SiteSizes) -> Part:
-    """The model's own GEMM."""
+    """The native GEMM."""
     return gemm_part(gemm, sizes, NATIVE, None, None)
 
 
 def workload_of(
     sizes: SiteSizes, recipe: Recipe, around: Surroundings, fused: bool, joined: bool, unfused: bool = False
 ) -> Workload:
-    """The parts beside the GEMMs.
+    """The parts besides the GEMMs.
 
-    `fused` says whether kernels of a chain take the neighbours along, and `joined` whether the site before is in the
-    same chain, so that its last kernel makes this one's input; `unfused`, whether norms and activations are left to the
-    compiler that other options of this site have rendered.
+    `fused`: the kernels of a chain include the neighbours. `joined`: the previous site is in the same chain, so that
+    its last kernel makes this one's input. `unfused`: norms and activations are compiled by torch that other options of
+    this site have rendered.
     """
     if sizes.fits and recipe.is_chain:
         workload = _chained(sizes, recipe, around, fused, joined)
@@ -160,7 +160,7 @@ def workload_of(
 
 
 def _under_static_scales(workload: Workload, around: Surroundings) -> Workload:
-    """The passes that write FP8 or transpose it, as they are under static scales; the others as they were."""
+    """The passes that write FP8 or transpose it, with static scales; the others unchanged."""
     kernel = STATIC_SCALES_TILES if "block_norm" in f"{around.before} {around.after}" else STATIC_SCALES
 
     def known(parts: tuple[Part, ...]) -> tuple[Part, ...]:
@@ -198,7 +198,7 @@ def _chained(sizes: SiteSizes, recipe: Recipe, around: Surroundings, fused: bool
 
 
 def _plain(sizes: SiteSizes, recipe: Recipe, around: Surroundings) -> Workload:
-    """Each GEMM in FP8 quantises its own operands; norms and activations stay as they are."""
+    """Each FP8 GEMM quantises its own operands; norms and activations stay native."""
     m, k, n = sizes.m, sizes.k, sizes.n
     forward, backward = [*_before(sizes, around)], [*_after(sizes, around)]
     fprop, dgrad, wgrad = recipe.fprop, recipe.dgrad, recipe.wgrad
@@ -217,7 +217,7 @@ def _plain(sizes: SiteSizes, recipe: Recipe, around: Surroundings) -> Workload:
 
 
 def _across(recipe: OperandRecipe, rows: int, columns: int) -> tuple[Part, ...]:
-    """The passes that make an operand along the other dimension of a matrix: quantised or not, then transposed."""
+    """The passes that make an operand along the other dimension of a matrix: quantised or copied, then transposed."""
     if recipe.transposed:
         return (
             _part(PartKind.QUANTISE, rows, columns, f"{recipe.format.value} rowwise"),
@@ -227,14 +227,14 @@ def _across(recipe: OperandRecipe, rows: int, columns: int) -> tuple[Part, ...]:
 
 
 def _quantised(recipe: OperandRecipe, rows: int, columns: int) -> Part:
-    """A quantiser; one under a static scale reads its matrix once, as one by rows does."""
+    """A quantiser; one with a static scale reads its matrix once, like a rowwise one."""
     if recipe.is_static:
         return _part(PartKind.QUANTISE, rows, columns, f"{recipe.format.value} {Scaling.ROWWISE.value}")
     return _part(PartKind.QUANTISE, rows, columns, _written(recipe))
 
 
 def _transposed(rows: int, columns: int, recipe: OperandRecipe | None = None) -> Part:
-    """A matrix of (rows, columns) in FP8, transposed; all of the copy has one scale."""
+    """The transposition of an FP8 matrix (rows, columns); the copy has a single scale."""
     written = recipe.format.value if recipe is not None else Format.E4M3.value
     return _part(PartKind.REQUANTIZE_TRANSPOSE, rows, columns, f"{written} {Scaling.TENSORWISE.value}")
 

@@ -1,1 +1,1 @@
-"""Rules in order, field by field: the settings of each site, with who set what."""
+"""Rules in order, field by field: the settings of each site, with the source of each."""

@@ -1,4 +1,4 @@
-"""The cascade: rules in order, field by field, the last one wins; every field remembers who set it."""
+"""The cascade: rules in order, field by field, the last one wins; every field records who set it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _STATIC_WITHOUT_AMAX = (
 
 
 class _State:
-    """The leaves of one site: each one's last assignment with its number in the cascade, and all of them."""
+    """The leaves of one site: each one's last assignment with its position in the cascade, and all assignments."""
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self.last: dict[str, tuple[int, Leaf]] = {}
@@ -51,24 +51,24 @@ class _State:
         return self.last[path][1].value
 
     def transposed(self, gemm: Gemm, operand: Operand) -> bool:
-        """Whether an operand is transposed; there is no such leaf unless a rule sets one."""
+        """True if an operand is transposed; the leaf exists only if a rule sets it."""
         path = f"{gemm}.{operand}.requantize_transpose"
         return path in self.last and self.value(path) is True
 
     def kernel(self, gemm: Gemm) -> str:
-        """The kernel that a rule pins; there is no such leaf either unless one does."""
+        """The kernel that a rule names; the leaf exists only if a rule sets it."""
         path = f"{gemm}.kernel"
         return cast(str, self.value(path)) if path in self.last else ANY_KERNEL
 
     def later(self, first: str, second: str) -> Leaf:
-        """The one of two leaves that was assigned last."""
+        """The leaf that was assigned last, of two."""
         return max(self.last[first], self.last[second], key=lambda numbered: numbered[0])[1]
 
 
 def resolve_settings(policy: Policy, facts: Sequence[SiteFacts]) -> tuple[SiteSettings, ...]:
-    """What the policy says of each site, in the order of `facts`. Sites that the same rules match share one object.
+    """The settings of each site, in the order of `facts`. Sites matched by the same rules share one object.
 
-    Raises PolicyError for every pattern that matches nothing and every contradiction between the fields of a GEMM.
+    Raises PolicyError with all patterns that match nothing and all contradictions between the fields of a GEMM.
     """
     columns = [_matched(rule, facts) for rule in policy.rules]
     rules = [_marked(rule, column) for rule, column in zip(policy.rules, columns, strict=True)]
@@ -95,7 +95,7 @@ def _matched(rule: Rule, facts: Sequence[SiteFacts]) -> list[bool]:
 
 
 def _marked(rule: Rule, column: list[bool]) -> Rule:
-    # A rule by kind or size that happens to meet one site does not name it.
+    # A rule by kind or size that happens to match one site does not name it.
     return rule.naming_one_site() if rule.match.patterns and column.count(True) == 1 else rule
 
 
@@ -114,7 +114,7 @@ def _settings(state: _State) -> SiteSettings:
 
 
 def _followed(state: _State, gemms: dict[Gemm, GemmSettings]) -> dict[str, tuple[Assignment, ...]]:
-    """The history of each field of a transposed operand that is not as the rules left it: the source decides it."""
+    """The history of each field of a transposed operand that its source determines, and not the rules."""
     found = {}
     for (gemm, operand), source in TRANSPOSED_FROM.items():
         if not state.transposed(gemm, operand):
@@ -164,7 +164,7 @@ def _other(gemm: Gemm, operand: Operand) -> Operand:
 
 
 def _conflicts(state: _State, profiled: bool) -> list[tuple[Place, str]]:
-    """Fields of one GEMM that contradict each other; none where it stays as the model has it.
+    """Fields of one GEMM that contradict each other; none if it is kept.
 
     `profiled`: the policy names a profile, from which planning takes a static range's maximum.
     """
@@ -240,7 +240,7 @@ _NO_GEMM = "the model has no GEMM: correct the factory"
 
 
 def unmatched_patterns(rules: Sequence[Rule], facts: Sequence[SiteFacts]) -> list[Problem]:
-    """A problem for each pattern, and each mapping as a whole, that no site matches; `optional` excuses it."""
+    """A problem for each pattern, and each mapping as a whole, that no site matches; none for `optional` rules."""
     problems: list[Problem] = []
     names = [site.name for site in facts]
     candidates: list[str] | None = None
@@ -260,7 +260,7 @@ def unmatched_patterns(rules: Sequence[Rule], facts: Sequence[SiteFacts]) -> lis
 
 
 def hint(pattern: Pattern, names: Sequence[str], nothing: str) -> str:
-    """What to write instead of a pattern that matches none of some names; `nothing` where there is no name."""
+    """Advice for a pattern that matches none of some names; `nothing` if there are no names."""
     return _hint(pattern, _candidates(names), nothing)
 
 
@@ -276,7 +276,7 @@ def _hint(pattern: Pattern, candidates: list[str], nothing: str) -> str:
 
 
 def _candidates(names: Sequence[str]) -> list[str]:
-    """Patterns that match something: names with their numbers starred, the names themselves, and what begins them."""
+    """Patterns that match something: names with their numbers starred, the names themselves, and their prefixes."""
     starred = dict.fromkeys(_starred(name) for name in names)
     begins = dict.fromkeys(
         ".".join([*parts[:length], "*"])
@@ -291,14 +291,14 @@ def _starred(name: str) -> str:
 
 
 def _as_glob(text: str) -> str:
-    """A regular expression roughly as a glob, so that it can be compared with names."""
+    """A regular expression as an approximate glob, for comparison with names."""
     if not text.startswith("re:"):
         return text[:200]
     return re.sub(r"(\\d|\.|\[[^\]]*\])[*+]", "*", text[3:203]).replace("\\.", ".").strip("^$")
 
 
 def _what_there_is(match: Match, facts: Sequence[SiteFacts]) -> str:
-    """The kinds and the ranges of the model, as far as the mapping asks about them."""
+    """The kinds and the ranges of the model, for the criteria in the mapping."""
     if not facts:
         return _NO_GEMM
     parts = []

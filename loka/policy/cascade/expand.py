@@ -1,4 +1,4 @@
-"""A setting of a policy spread out into leaves, broad before narrow: what the cascade works on."""
+"""Expands a setting of a policy into leaves, broad before narrow, for the cascade."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BUILT_IN = "built-in"
 
 @dataclass(frozen=True, slots=True)
 class RuleOrigin:
-    """Where a setting is written: its tree and path, and the name that provenance shows."""
+    """Origin of a setting: its tree and path, and the name shown as its source."""
 
     root: Mapping
     path: Path
@@ -36,7 +36,7 @@ class RuleOrigin:
 
 
 def shown_value(value: object) -> str:
-    """A leaf's value as a policy would write it."""
+    """A leaf's value in the syntax of policies."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -67,7 +67,7 @@ def expand(setting: SiteSetting, origin: RuleOrigin) -> tuple[Leaf, ...]:
 
 
 def built_in() -> tuple[Leaf, ...]:
-    """The settings of a site that no policy has touched, leaf by leaf."""
+    """The built-in settings of a site, leaf by leaf."""
     recipe, budget = OperandRecipe(), Budget()
     values: dict[str, object] = {}
     for gemm in Gemm:
@@ -112,7 +112,7 @@ def _operand_fields(
             else:
                 yield origin.leaf(f"{gemm}.{operand}.{name}", value, *steps, name)
             if value is Range.DYNAMIC:
-                # A policy has no word for "no amax": measuring forgets the one that was given before.
+                # Policies cannot write "no amax": `range: dynamic` clears an earlier one.
                 yield origin.leaf(f"{gemm}.{operand}.amax", None, *steps, name)
     transposed = getattr(fields, "requantize_transpose", None)
     if transposed is not None:

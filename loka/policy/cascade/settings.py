@@ -1,4 +1,4 @@
-"""What a policy says about one site, once its cascade of rules has been applied: frozen, complete, with provenance."""
+"""Settings of one site after the cascade of rules: frozen, complete, with the source of each field."""
 
 from __future__ import annotations
 
@@ -7,30 +7,28 @@ from dataclasses import dataclass, field
 from loka.numerics.enums import Accumulation, Compute, Fuse, Gemm
 from loka.numerics.recipe import OperandPair
 
-ANY_KERNEL = "auto"  # what `kernel` says where measurements are to decide
+ANY_KERNEL = "auto"  # value of `kernel` that leaves the choice to measurements
 
 
 @dataclass(frozen=True, slots=True)
 class GemmSettings:
-    """What a policy asks of one GEMM of a site."""
+    """A policy's settings for one GEMM of a site."""
 
     compute: Compute
     operands: OperandPair
     accumulation: Accumulation = Accumulation.PRECISE
-    padding: bool = True  # zero-pad sizes that the kernel cannot take
-    kernel: str = ANY_KERNEL  # a name of `loka.kernels.gemm.catalogue`, or whichever is fastest
-    may_be_fast: bool = (
-        False  # `accumulation: auto`: precise, or fast where measurements say that it gains and errs alike
-    )
+    padding: bool = True  # zero-pad sizes that the kernel does not support
+    kernel: str = ANY_KERNEL  # a name in `loka.kernels.gemm.catalogue`, or ANY_KERNEL for the fastest
+    may_be_fast: bool = False  # `accumulation: auto`: fast where measurements show that it is faster and as accurate
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The error and the gain that a GEMM must keep to run in FP8 under `compute: auto`."""
+    """Limits of error and speedup for a GEMM to run in FP8 under `compute: auto`."""
 
     mere: float = 0.2  # mean element-wise relative error, floored (numerics.metrics)
     sqnr_db: float = 24.0  # signal to quantisation noise, dB
-    min_speedup: float = 1.05  # over the model as it is
+    min_speedup: float = 1.05  # relative to the native model
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +38,16 @@ class Assignment:
     path: str  # "compute", "budget.mere", "fprop.compute", "dgrad.grad_output.format", ...
     value: str  # as written
     source: str  # "defaults", or "rule 2: layers.*.mlp.*"
-    file: str  # as the user named it
-    line: int  # 1-based; 0 where the value is built in
-    names_one_site: bool = False  # the rule's pattern names exactly one site: then being unable is an error
+    file: str  # as named by the user
+    line: int  # 1-based; 0 for built-in values
+    names_one_site: bool = False  # the rule's pattern matches exactly one site: then a failure is an error
 
 
 @dataclass(frozen=True, slots=True)
 class SiteSettings:
     """The outcome of the cascade for one site.
 
-    `history[path]` lists every assignment of a field in order; the last one holds, those before it were overridden.
+    `history[path]` has all assignments of a field in order; the last one is in effect, the others were overridden.
     """
 
     gemms: dict[Gemm, GemmSettings]
@@ -58,7 +56,7 @@ class SiteSettings:
     history: dict[str, tuple[Assignment, ...]] = field(default_factory=dict)
 
     def compute_set_by(self, gemm: Gemm) -> Assignment | None:
-        """The assignment that set a GEMM's `compute`: the GEMM's own or the site-wide one, whichever holds."""
+        """The assignment that set a GEMM's `compute`: the GEMM's own or the site-wide one, whichever is in effect."""
         value = self.gemms[gemm].compute.value
         for path in (f"{gemm.value}.compute", "compute"):
             assignments = self.history.get(path)
@@ -69,7 +67,7 @@ class SiteSettings:
 
 @dataclass(frozen=True, slots=True)
 class SiteFacts:
-    """What a rule's `match` may ask about a site. `loka.sites.Site` provides it; the policy room needs no more.
+    """Properties of a site that a rule's `match` can test. `loka.sites.Site` provides them.
 
     Shapes are those of y = x @ weight.T: x is M x K, weight is N x K; `m` is at the policy's batch size.
     """

@@ -1,1 +1,1 @@
-"""The schema of a policy, and its errors in a policy's own words."""
+"""The schema of a policy, and its errors in the terms of policies."""

@@ -1,4 +1,4 @@
-"""What single values of a policy must be, beyond their type. Each check returns the value or says what to write."""
+"""Checks of single values of a policy, beyond their type. Each returns the value or raises with advice."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ NAME_PATTERN = "^[A-Za-z_][A-Za-z0-9_]*$"
 CALLABLE_PATTERN = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
 KERNEL_PATTERN = r"^(auto|[a-z][a-z0-9_]*\.[a-z][a-z0-9_]*)$"
 POWERS_OF_TWO = tuple(2**exponent for exponent in range(20))
-MAX_NAME = 100  # a directory is called so
+MAX_NAME = 100  # also the name of a directory
 
 _NAME = re.compile(NAME_PATTERN)
 _KERNEL = re.compile(KERNEL_PATTERN)
 
 
 def refuse(reason: str) -> PydanticCustomError:
-    """The error that pydantic passes on with our own words."""
+    """An error for pydantic with LoKA's own message."""
     return PydanticCustomError("loka", "{reason}", {"reason": reason})
 
 
@@ -52,7 +52,7 @@ def callable_name(value: str) -> str:
 
 
 def kernel_name(value: str) -> str:
-    """The syntax of "library.kernel"; planning knows which there are."""
+    """The syntax of "library.kernel"; planning checks that it exists."""
     if value == "as-is":
         raise refuse("as-is is the model's own GEMM; write compute: keep")
     if not _KERNEL.fullmatch(value):
@@ -78,7 +78,7 @@ def pattern(value: str) -> str:
 
 
 class _Fields(Protocol):
-    """A model that knows which of its fields were given."""
+    """A pydantic model that records which of its fields were given."""
 
     @property
     def model_fields_set(self) -> set[str]: ...
@@ -88,7 +88,7 @@ _F = TypeVar("_F", bound=_Fields)
 
 
 def requantize_transpose(value: _F) -> _F:
-    """An operand that is transposed says nothing else: the rest follows from the one it is made from."""
+    """A transposed operand has no other fields: they follow from its source."""
     others = sorted(value.model_fields_set - {"requantize_transpose"})
     if getattr(value, "requantize_transpose", None) and others:
         raise refuse(f"a transposed operand takes the rest from the one it is made from; leave out {', '.join(others)}")
@@ -96,7 +96,7 @@ def requantize_transpose(value: _F) -> _F:
 
 
 def criteria(value: _F) -> _F:
-    """Criteria say something, and no lower bound is over its upper one."""
+    """Criteria are not empty, and no lower bound exceeds its upper bound."""
     if not value.model_fields_set:
         raise refuse('an empty mapping says nothing; write "*" for every site')
     for name in ("m", "k", "n", "share"):

@@ -1,6 +1,6 @@
-"""The schema of `mods`: what every mod takes, and one model for each, told apart by `use`.
+"""The schema of `mods`: common fields, and one model for each mod, discriminated by `use`.
 
-The models come from above, from whoever knows which mods there are (`loka.mods.registry`): this room knows none.
+The models are passed in by the caller (`loka.mods.registry`), as this room does not know the mods.
 """
 
 from __future__ import annotations
@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Union
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from loka.policy.schema import checks
-from loka.policy.schema.fields import Names, SchemaModel, doc
 
 _NAMES_DOC = (
     'a glob over fully qualified names ("layers.*"; * crosses dots), "re:..." for a regular expression that matches '
@@ -19,8 +18,41 @@ _NAMES_DOC = (
 )
 
 
+LARGEST = 2**31 - 1
+
+
+class SchemaModel(BaseModel):
+    """Base of all models: unknown keys are errors."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+def doc(title: str, description: str, **more: Any) -> Any:
+    """An optional field."""
+    return Field(default=None, title=title, description=description, **more)
+
+
+def match_tag(value: object) -> str | None:
+    """Tag of a match's form; None for a value of no such form."""
+    # Angle brackets: a tag appears in pydantic's error locations, where it must not look like a key.
+    if isinstance(value, str):
+        return "<pattern>"
+    if isinstance(value, list):
+        return "<patterns>"
+    return "<criteria>" if isinstance(value, dict) else None
+
+
+Text = Annotated[str, Field(min_length=1)]
+Size = Annotated[int, Field(ge=1, le=LARGEST)]
+Pattern = Annotated[str, AfterValidator(checks.pattern)]
+Names = Annotated[
+    Annotated[Pattern, Tag("<pattern>")] | Annotated[list[Pattern], Field(min_length=1), Tag("<patterns>")],
+    Discriminator(match_tag),
+]
+
+
 class ModFields(SchemaModel):
-    """What every mod takes beside its own parameters. A mod's own model adds `use`, a literal, and these parameters."""
+    """Common fields of all mods. A mod's own model adds `use`, a literal, and its own parameters."""
 
     match: Names | None = doc("Match", f"What the mod is for: {_NAMES_DOC} Left out: all that it can take.")
     except_: Names | None = Field(
@@ -32,24 +64,22 @@ class ModFields(SchemaModel):
     note: str | None = doc("Note", "Why the mod is there; shown by loka explain.")
 
 
-ModSchemas = Mapping[
-    str, type[ModFields]
-]  # by the name that a policy calls the mod, in the order in which they are told
+ModSchemas = Mapping[str, type[ModFields]]  # by the mod's name in policies, in the order of messages
 
 
 def power_of_two(least: int, largest: int, default: int, title: str, description: str) -> Any:
-    """A field for a power of two from `least` to `largest`; its type says both too, for the error messages."""
+    """A field for a power of two from `least` to `largest`; its type also has both, for error messages."""
     sizes = [size for size in checks.POWERS_OF_TWO if least <= size <= largest]
     return Field(default=default, title=title, description=description, json_schema_extra={"enum": sizes})
 
 
 def own_parameters(model: type[ModFields]) -> tuple[str, ...]:
-    """The names of a mod's own parameters, in the order in which its model has them."""
+    """The names of a mod's own parameters, in the order of its model."""
     return tuple(name for name in model.model_fields if name not in ModFields.model_fields and name != "use")
 
 
 def any_mod(mods: ModSchemas) -> Any:
-    """The type of one entry of `mods`: the model that its `use` names. There are two mods at least."""
+    """The type of one entry of `mods`: the model selected by its `use`. There must be at least two mods."""
 
     def tag(value: object) -> str | None:
         use = value.get("use") if isinstance(value, dict) else None

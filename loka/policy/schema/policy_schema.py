@@ -1,4 +1,4 @@
-"""The schema of a policy. Titles and descriptions are the users' documentation: `loka schema` prints them."""
+"""The schema of a policy. Titles and descriptions are user documentation: `loka schema` prints them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,18 @@ from pydantic_core import PydanticCustomError
 from loka.devices.targets import DEFAULT_TARGET, TargetDevice
 from loka.numerics.enums import AccumulationSetting, Autocast, Compute, Format, Fuse, Range
 from loka.policy.schema import checks
-from loka.policy.schema.fields import Names, Pattern, SchemaModel, Size, Text, doc, match_tag
-from loka.policy.schema.mod_schema import ModFields, ModSchemas, any_mod
+from loka.policy.schema.mod_schema import (
+    ModFields,
+    ModSchemas,
+    Names,
+    Pattern,
+    SchemaModel,
+    Size,
+    Text,
+    any_mod,
+    doc,
+    match_tag,
+)
 from loka.policy.yaml.renamed_keys import NEW, OLD
 
 FLOAT32_TINY = 1.2e-38
@@ -21,7 +31,7 @@ FLOAT32_MAX = 3.4e38
 
 
 class ScalingChoice(StrEnum):
-    """A scaling as a policy writes it: those of `names.Scaling`, and a shorthand."""
+    """A scaling in a policy: the values of `Scaling`, and a shorthand."""
 
     TENSORWISE = "tensorwise"
     ROWWISE = "rowwise"
@@ -31,7 +41,7 @@ class ScalingChoice(StrEnum):
 
 
 class SiteKind(StrEnum):
-    """What a site can be, for `match: {kind: ...}`; the same words as `loka.sites.site.GemmKind`."""
+    """The kinds of sites, for `match: {kind: ...}`; the same words as `loka.sites.site.GemmKind`."""
 
     LINEAR = "linear"
     FUNCTIONAL_LINEAR = "functional_linear"
@@ -43,7 +53,7 @@ class SiteKind(StrEnum):
 
 
 class Optimizer(StrEnum):
-    """The optimisers that `loka train` and `loka compare` know."""
+    """The optimisers of `loka train` and `loka compare`."""
 
     ADAM = "adam"
     ADAGRAD = "adagrad"
@@ -61,7 +71,7 @@ _Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class OperandSetting(SchemaModel):
-    """How one operand of one GEMM becomes FP8."""
+    """The FP8 recipe of one operand of one GEMM."""
 
     format: Annotated[Format, Strict(False)] | None = doc(
         "FP8 format", "e4m3: three bits of mantissa, up to 448. e5m2: two bits, up to 57344. Default: e4m3."
@@ -79,7 +89,7 @@ class OperandSetting(SchemaModel):
         "from amax. Setting dynamic forgets an amax that an earlier rule gave. Default: dynamic.",
     )
     amax: Annotated[float, Field(ge=FLOAT32_TINY, le=FLOAT32_MAX, allow_inf_nan=False)] | None = doc(
-        "Known maximum", "The largest magnitude that the operand takes, for range: static. Greater than zero."
+        "Maximum", "The largest magnitude that the operand takes, for range: static. Greater than zero."
     )
     power_of_two: bool | None = doc(
         "Power-of-two scales", "Round each scale up to a power of two, so that scaling is exact. Default: false."
@@ -102,7 +112,7 @@ class TransposableSetting(OperandSetting):
 
 
 class GemmFields(OperandSetting):
-    """What can be said of a GEMM as a whole; format, scaling, range, amax and power_of_two go to both operands."""
+    """Settings of a whole GEMM; format, scaling, range, amax and power_of_two apply to both operands."""
 
     compute: Annotated[Compute, Strict(False)] | None = doc(
         "Compute",
@@ -149,7 +159,7 @@ class WgradSetting(GemmFields):
 
 
 class BudgetSetting(SchemaModel):
-    """The error and the gain that a GEMM must keep to run in FP8 under compute: auto."""
+    """Limits of error and speedup for a GEMM to run in FP8 under compute: auto."""
 
     mere: _Number | None = doc(
         "MERE", "The largest mean element-wise relative error of the GEMM's result. Default: 0.2."
@@ -159,7 +169,7 @@ class BudgetSetting(SchemaModel):
 
 
 class SiteSetting(GemmFields):
-    """What a policy asks of a site. Fields here go to all three GEMMs; those under one GEMM are narrower and win."""
+    """Settings of a site. Fields here apply to all three GEMMs; those under one GEMM are narrower and win."""
 
     requantize_transpose: bool | None = _REQUANTIZE_TRANSPOSE
     fuse: Annotated[Fuse, Strict(False)] | None = doc(
@@ -174,7 +184,7 @@ class SiteSetting(GemmFields):
 
 
 class Criteria(SchemaModel):
-    """Sites by what they are; all of it must hold. Shapes are those of y = x @ weight.T, x M x K, weight N x K."""
+    """Sites by properties; all criteria must hold. Shapes are those of y = x @ weight.T, x M x K, weight N x K."""
 
     kind: Annotated[SiteKind, Strict(False)] | None = doc("Kind", "How the model writes the GEMM.")
     name: Names | None = doc(
@@ -204,7 +214,7 @@ _MATCH_DOC = (
 
 
 class RuleSetting(SiteSetting):
-    """One rule: the sites it is for, and the fields it sets. Rules go in order; later wins, field by field."""
+    """One rule: the sites that it matches and the fields that it sets. Later rules win, field by field."""
 
     match: _Match = Field(title="Match", description=_MATCH_DOC)
     optional: bool | None = doc("Optional", "The rule may match nothing. Default: false, so that a typing error shows.")
@@ -212,7 +222,7 @@ class RuleSetting(SiteSetting):
 
 
 class ModelSetting(SchemaModel):
-    """The model, by the callables that build it."""
+    """The model, given by the callables that build it."""
 
     factory: _Callable = Field(
         title="Factory", description='"package.module:name" of a function that returns the model.'
@@ -226,7 +236,7 @@ class ModelSetting(SchemaModel):
 
 
 class TrainSetting(SchemaModel):
-    """How the model trains, for probe, train and compare."""
+    """Training of the model, for probe, train and compare."""
 
     batches: _Callable = Field(
         title="Batches",
@@ -265,7 +275,7 @@ _MODS = doc("Mods", "Changes to the model that make more of it safe and fast in 
 
 
 class PolicySetting(SchemaModel):
-    """A LoKA policy: which GEMMs of a model run in FP8, and how."""
+    """A LoKA policy: the GEMMs of a model that run in FP8, and their recipes."""
 
     version: Annotated[Literal[1], BeforeValidator(_version)] = Field(
         title="Version", description="Of the policy language: 1."
@@ -293,7 +303,7 @@ class PolicySetting(SchemaModel):
     )
     defaults: SiteSetting | None = doc("Defaults", "What holds for every site before the rules.")
     rules: list[RuleSetting] | None = doc("Rules", "In order; each sets only the fields that it names; later wins.")
-    mods: list[ModFields] | None = _MODS  # `policy_setting` puts the models of mods here
+    mods: list[ModFields] | None = _MODS  # `policy_setting` replaces this by the models of mods
 
 
 def policy_setting(mods: ModSchemas) -> type[PolicySetting]:
@@ -314,7 +324,7 @@ def _policy_setting(mods: tuple[tuple[str, type[ModFields]], ...]) -> type[Polic
 def json_schema(mods: ModSchemas) -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of a policy file with these mods, for editors and `loka schema`.
 
-    A file that extends another may leave out what its base gives, so what is required hangs on `extends`.
+    A file that extends another may leave out fields that its base has, so the required fields depend on `extends`.
     """
     schema: dict[str, Any] = _without_null(policy_setting(mods).model_json_schema(by_alias=True))
     required = {name: schema["$defs"][name].pop("required") for name in ("ModelSetting", "TrainSetting")}
@@ -335,7 +345,7 @@ def json_schema(mods: ModSchemas) -> dict[str, Any]:
 
 
 def _without_null(node: Any) -> Any:
-    """The schema without the null that stands for a field left out: a policy cannot write it."""
+    """The schema without the null that stands for an omitted field, which a policy cannot write."""
     if isinstance(node, list):
         return [_without_null(item) for item in node]
     if not isinstance(node, dict):

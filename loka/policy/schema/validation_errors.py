@@ -1,4 +1,4 @@
-"""What pydantic found, in the words of a policy and at its place."""
+"""Validation errors of pydantic in the terms of policies, with positions."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ _COMPARED = {
 
 
 def validation_errors(errors: Iterable[ErrorDetails], root: Mapping, complete: bool, mods: ModSchemas) -> list[Problem]:
-    """One problem for each error of pydantic's that is not on the list already.
+    """One problem for each pydantic error that is not reported already.
 
-    `complete` is False where a base could not be read: then what seems to be missing may stand there. `mods` are those
+    `complete` is False if a base could not be read, which may have the fields that seem to be missing. `mods` are those
     that the policy may list.
     """
     problems = []
@@ -105,7 +105,7 @@ def _no_mod(found: FoundNode, mods: ModSchemas) -> Problem:
 
 
 def describe(node: Node) -> str:
-    """A value in a few words: `text "abc"`, `the number 3`, `a list`."""
+    """Short description of a value: `text "abc"`, `the number 3`, `a list`."""
     if isinstance(node, Mapping):
         return "a mapping"
     if isinstance(node, Sequence):
@@ -118,14 +118,14 @@ def describe(node: Node) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that was probably meant."""
+    """The known word closest to `word`, if any is close."""
     words = {each.lower(): each for each in known}
     close = difflib.get_close_matches(word[:60].lower().replace("-", "_"), words, n=1, cutoff=0.6)
     return words[close[0]] if close else None
 
 
 def known_keys(path: Path) -> tuple[str, ...]:
-    """The keys that the mapping at a path may have; none where any may stand."""
+    """The keys allowed in the mapping at a path; () if unknown."""
     return _keys(_model_at(path))
 
 
@@ -228,11 +228,11 @@ def _example(field: str) -> str:
 
 
 def _name(path: Path) -> str:
-    """The field that a message is about: its last key."""
+    """The field of a message: the last key of its path."""
     keys = [step for step in path if isinstance(step, str)]
     return f"{keys[-1]}: " if keys else ""
 
 
 def _reported(root: Mapping, path: Path) -> bool:
-    """Whether a value, or what it stands in, is on the list of problems already."""
+    """True if a value, or one that contains it, is reported already."""
     return any(follow(root, path[:length]).node.reported for length in range(len(path) + 1))

@@ -1,1 +1,1 @@
-"""YAML as a tree in which every value knows its place; bases merged."""
+"""YAML as a tree with the position of every value, and merging of bases."""

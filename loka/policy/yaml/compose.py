@@ -1,17 +1,21 @@
-"""YAML text to a tree with places: one document, text keys, no tags beyond the core schema, bounded depth and size.
+"""Composes YAML text to a tree with positions: one document, text keys, core schema tags, bounded depth and size.
 
-PyYAML parses; its events are composed here, because its own composer recurses, forgets which tags were written, and
-reads words as YAML 1.1 does.
+PyYAML parses; its events are composed here, because its own composer recurses, does not keep explicit tags, and
+resolves words as in YAML 1.1. A file that `extends` others is merged with them into one tree.
 """
 
 from __future__ import annotations
 
+import os
+import posixpath
 from dataclasses import dataclass, field, replace
 from typing import NoReturn, Protocol
 
 import yaml
 
-from loka.policy.problems import Place, Problem, problem
+from loka.policy.problems import Place, PolicyError, Problem, printable, problem
+from loka.policy.yaml.policy_file import read_source
+from loka.policy.yaml.renamed_keys import RenamedKey, with_current_keys
 from loka.policy.yaml.tree import (
     SCALAR_TAGS,
     Entry,
@@ -20,12 +24,13 @@ from loka.policy.yaml.tree import (
     Scalar,
     ScalarError,
     Sequence,
+    merge_documents,
     resolve,
     resolve_tagged,
 )
 
 MAX_DEPTH = 32
-MAX_NODES = 50_000  # aliases written out
+MAX_NODES = 50_000  # with aliases expanded
 
 _CONTAINER_TAGS = {
     yaml.MappingStartEvent: ("tag:yaml.org,2002:map", "!"),
@@ -45,19 +50,19 @@ _ADVICE = (
 
 
 class _Mark(Protocol):
-    """PyYAML's position, counted from 0."""
+    """PyYAML's position, 0-based."""
 
     line: int
     column: int
 
 
 class _StopError(Exception):
-    """The rest of the document cannot be read; the problem is on the list."""
+    """The rest of the document cannot be read; the problem is reported."""
 
 
 @dataclass(slots=True)
 class _Frame:
-    """A list or mapping that is still open."""
+    """An open list or mapping."""
 
     place: Place
     mapping: bool
@@ -67,12 +72,12 @@ class _Frame:
     items: list[Node] = field(default_factory=list)
     entries: dict[str, Entry] = field(default_factory=dict)
     at_key: bool = True
-    key: str | None = None  # None where the key was refused: its value is dropped
+    key: str | None = None  # None if the key was rejected: its value is dropped
     key_place: Place | None = None
 
 
 def compose(text: str, file: str) -> tuple[Mapping | None, list[Problem]]:
-    """The document as a tree, and what is wrong with it; no tree where it cannot be read to its end."""
+    """The document as a tree, and its problems; no tree if it cannot be read to its end."""
     composer = _Composer(file)
     try:
         return composer.run(text), composer.problems
@@ -118,7 +123,7 @@ class _Composer:
         except yaml.YAMLError as error:
             self._stop(Place(self.file, 1, 1), f"not valid YAML: {error}; correct it")
         except (ValueError, OverflowError):
-            # PyYAML does not check the number in \U escapes and %YAML before it converts it.
+            # PyYAML converts the number in \U escapes and %YAML without checking it.
             mark = loader.get_mark() if loader else None
             self._stop(self._at(mark), "an escape or version number that is out of range; correct it")
         finally:
@@ -202,7 +207,7 @@ class _Composer:
             frame.at_key = True
 
     def _key(self, frame: _Frame, node: Node) -> str | None:
-        """The text of a key; None, with the problem on the list, where it cannot be one."""
+        """The text of a key; None, with a problem reported, for a value that cannot be a key."""
         if not isinstance(node, Scalar) or not isinstance(node.value, str):
             what = f"{node.text or 'nothing'} is" if isinstance(node, Scalar) else "a list or mapping is"
             self.problems.append(problem(node.place, f"{what} no key; a key is a word followed by ':'"))
@@ -250,14 +255,14 @@ def _foreign_tag(tag: str) -> str:
 
 
 def _mark(error: yaml.MarkedYAMLError) -> _Mark | None:
-    """Where to look: at the quote that was opened or the value that begins with *; else at what was met."""
+    """Position of an error: the opening quote or the value that begins with *; otherwise where the parser stopped."""
     if "end of stream" in (error.problem or "") or error.context == "while scanning an alias":
         return error.context_mark or error.problem_mark
     return error.problem_mark or error.context_mark
 
 
 def _syntax(error: yaml.MarkedYAMLError) -> str:
-    """PyYAML's message in terms of what to do."""
+    """Advice for PyYAML's message."""
     message = error.problem or error.context or "unreadable"
     if error.context == "while scanning an alias":
         return "a value that begins with * must be in quotes; add them"
@@ -265,3 +270,90 @@ def _syntax(error: yaml.MarkedYAMLError) -> str:
         if part in message:
             return advice
     return f"not valid YAML: {message}; check the indentation, quotes and brackets here"
+
+
+MAX_CHAIN = 16  # files
+
+
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """Result of reading: the merged tree, the files, and the problems so far."""
+
+    tree: Mapping | None  # None if a file could not be read to its end
+    files: tuple[tuple[str, str], ...]  # (relative to the policy's directory, sha256)
+    named: tuple[str, ...]  # as named in messages
+    problems: tuple[Problem, ...]
+    complete: bool  # True if every base was read; otherwise missing fields may be in a base
+    renamed: tuple[RenamedKey, ...] = ()  # keys under old names
+
+
+def read_documents(path: str) -> Documents:
+    """Reads a policy and its bases. Problems are collected, not raised."""
+    directory, name = os.path.split(path)
+    return _read(directory, name, None, ())
+
+
+def _read(directory: str, relative: str, named_at: Place | None, seen: tuple[str, ...]) -> Documents:
+    """One file and its bases; `relative` is relative to the policy's directory, `named_at` the position of its name."""
+    path = os.path.join(directory, relative)
+    named = path if named_at is None else _shown(path)
+    try:
+        source = read_source(path, named)
+    except PolicyError as error:
+        return Documents(None, (), (), tuple(_blame(each, named_at) for each in error.problems), False)
+    files, names = ((relative, source.sha256),), (named,)
+    tree, problems = compose(source.text, named)
+    if tree is None:
+        return Documents(None, files, names, tuple(problems), False)
+    current = with_current_keys(tree)
+    tree, problems = current.tree, [*problems, *current.problems]
+    entry = tree.entries.get("extends")
+    if entry is None or entry.node.reported:
+        return Documents(tree, files, names, tuple(problems), entry is None, current.renamed)
+    target = entry.node
+    refusal = _refusal(target)
+    seen = (*seen, os.path.realpath(path))
+    if refusal is None and isinstance(target, Scalar):
+        base = posixpath.normpath(posixpath.join(posixpath.dirname(relative), str(target.value)))
+        if os.path.realpath(os.path.join(directory, base)) in seen:
+            refusal = f"extends: {target.value!r} extends this file in turn; remove one of the two"
+        elif len(seen) >= MAX_CHAIN:
+            refusal = f"extends: more than {MAX_CHAIN} files in a chain; merge some of them"
+        else:
+            found = _over(tree, _read(directory, base, target.place, seen), files, names, problems)
+            return replace(found, renamed=current.renamed + found.renamed)
+    problems.append(problem(target.place, refusal or ""))
+    # The value is reported: validation must not report it again.
+    entries = {**tree.entries, "extends": replace(entry, node=replace(target, reported=True))}
+    return Documents(replace(tree, entries=entries), files, names, tuple(problems), False, current.renamed)
+
+
+def _over(
+    tree: Mapping, base: Documents, files: tuple[tuple[str, str], ...], names: tuple[str, ...], problems: list[Problem]
+) -> Documents:
+    """A file's own tree merged over its base."""
+    merged = tree if base.tree is None else merge_documents(base.tree, tree)
+    found = (*problems, *base.problems)
+    return Documents(merged, files + base.files, names + base.named, found, base.complete, base.renamed)
+
+
+def _refusal(target: object) -> str | None:
+    """Reason why a value of `extends` names no file; None where it does."""
+    if not isinstance(target, Scalar) or not isinstance(target.value, str) or not target.value.strip():
+        return "extends: give the path of one policy, relative to this file"
+    if os.path.isabs(target.value) or "\\" in target.value:
+        return f"extends: {target.value!r} must be relative to this file, with forward slashes; write it so"
+    return None
+
+
+def _blame(found: Problem, named_at: Place | None) -> Problem:
+    """A base that cannot be opened is reported where it is named."""
+    if named_at is None or found.line:
+        return found
+    return problem(named_at, f"extends: {printable(found.file)}: {found.message}")
+
+
+def _shown(path: str) -> str:
+    """The path without `x/..`, if that leads to the same file."""
+    short = os.path.normpath(path)
+    return short if os.path.realpath(short) == os.path.realpath(path) else path

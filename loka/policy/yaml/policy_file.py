@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-import stat
 from dataclasses import dataclass
 
+from loka.paths import open_plain
 from loka.policy.problems import Place, PolicyError, problem
 
 MAX_BYTES = 1_000_000
 
-# What YAML allows in a text, less U+0085, U+2028 and U+2029, which YAML 1.1 takes for line breaks and editors do not.
+# Characters allowed in YAML, except U+0085, U+2028 and U+2029, which are line breaks in YAML 1.1 but not in editors.
 _REFUSED = re.compile("[^\t\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _BREAK = re.compile("\r\n|\r|\n")
 _UTF_16_OR_32 = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
@@ -22,15 +21,15 @@ _UTF_16_OR_32 = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
 class PolicySource:
     """The text of one policy file, without a byte order mark, and the hash of its bytes."""
 
-    file: str  # as the user named it
+    file: str  # as named by the user
     text: str
     sha256: str
 
 
 def read_source(path: str, file: str) -> PolicySource:
-    """Reads `path`, calling it `file` in messages.
+    """Reads `path`, named `file` in messages.
 
-    Raises PolicyError where it cannot be opened, is over `MAX_BYTES`, is no UTF-8 or holds control characters.
+    Raises PolicyError if it cannot be opened, is larger than `MAX_BYTES`, is not UTF-8 or contains control characters.
     """
     data = _read(path, file)
     digest = hashlib.sha256(data).hexdigest()
@@ -38,7 +37,7 @@ def read_source(path: str, file: str) -> PolicySource:
 
 
 def decode(data: bytes, file: str) -> str:
-    """UTF-8 bytes as text; raises PolicyError at the first byte or character that is refused."""
+    """Decodes UTF-8; raises PolicyError at the first byte or character that is not allowed."""
     if data.startswith(_UTF_16_OR_32):
         raise _refuse(file, 1, 1, "the file is in UTF-16 or UTF-32; save it as UTF-8")
     data = data.removeprefix(b"\xef\xbb\xbf")
@@ -57,16 +56,14 @@ def decode(data: bytes, file: str) -> str:
 
 
 def line_and_column(before: str) -> tuple[int, int]:
-    """The position, counted from 1, that follows a piece of text from the start of the file."""
+    """The 1-based position after a text from the start of the file."""
     lines = _BREAK.split(before)
     return len(lines), len(lines[-1]) + 1
 
 
 def _read(path: str, file: str) -> bytes:
     try:
-        with open(path, "rb", opener=_open) as stream:
-            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-                raise _refuse(file, 0, 0, "not a regular file; give the path of a policy")
+        with open_plain(path) as stream:
             data = stream.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise _refuse(file, 0, 0, "no such file; check the path") from None
@@ -79,11 +76,6 @@ def _read(path: str, file: str) -> bytes:
     if len(data) > MAX_BYTES:
         raise _refuse(file, 0, 0, f"over {MAX_BYTES} bytes; a policy is a short text: use broader rules")
     return data
-
-
-def _open(path: str, flags: int) -> int:
-    # Without O_NONBLOCK, opening a FIFO would wait for its writer.
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _refuse(file: str, line: int, column: int, message: str) -> PolicyError:

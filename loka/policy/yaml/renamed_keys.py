@@ -1,4 +1,4 @@
-"""Keys of a policy that have another name today: the old one stands for the new one wherever that may stand."""
+"""Renamed keys of a policy: an old name is accepted wherever the new one is."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from loka.policy.problems import Place, Problem, problem
 from loka.policy.yaml.tree import Entry, Mapping, Node, Sequence
 
 OLD, NEW = "turned", "requantize_transpose"
-# The mappings below `defaults` and below a rule in which the key may stand; () is the setting of the site itself.
+# Mappings below `defaults` or a rule that may contain the key; () is the setting of the site itself.
 _SETTINGS = ((), ("dgrad",), ("wgrad",), ("dgrad", "weight"), ("wgrad", "grad_output"), ("wgrad", "input"))
 
 
 @dataclass(frozen=True, slots=True)
 class RenamedKey:
-    """An old name in a policy."""
+    """A key under its old name."""
 
     place: Place
     old: str
@@ -26,7 +26,7 @@ class RenamedKey:
 
 @dataclass(frozen=True, slots=True)
 class CurrentKeys:
-    """A tree with today's names, the old ones that it had, and where both names of one key stand side by side."""
+    """A tree with current names, the old names that it had, and problems where both names are given."""
 
     tree: Mapping
     renamed: tuple[RenamedKey, ...]
@@ -34,7 +34,7 @@ class CurrentKeys:
 
 
 def with_current_keys(tree: Mapping) -> CurrentKeys:
-    """One document of a policy under today's names, before it is merged with what it extends."""
+    """One document of a policy with current names, before it is merged with its base."""
     renamed: list[RenamedKey] = []
     problems: list[Problem] = []
     entries = dict(tree.entries)
@@ -52,7 +52,7 @@ def _entry(entry: Entry, renamed: list[RenamedKey], problems: list[Problem], pat
 
 
 def _setting(node: Node, path: tuple[str, ...], renamed: list[RenamedKey], problems: list[Problem]) -> Node:
-    """A setting, and those that stand in it; a key that is not a setting's is left for validation to refuse."""
+    """A setting and the settings inside it; other keys are left for validation."""
     if not isinstance(node, Mapping):
         return node
     entries: dict[str, Entry] = {}

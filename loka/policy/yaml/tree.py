@@ -1,4 +1,4 @@
-"""A YAML document as a tree in which every value and every key knows its place."""
+"""A YAML document as a tree with the position of every value and every key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Path = tuple[str | int, ...]  # ("rules", 0, "fprop", "format")
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """Text, a number, a boolean or nothing. `reported` marks a value whose problem is already on the list."""
+    """Text, a number, a boolean or nothing. `reported` marks a value whose problem is reported already."""
 
     place: Place
     value: str | int | float | bool | None
@@ -27,7 +27,7 @@ class Scalar:
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """A list. `size` counts the nodes in it, aliases written out."""
+    """A list. `size` counts the nodes in it, with aliases expanded."""
 
     place: Place
     items: tuple[Node, ...]
@@ -45,7 +45,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """A mapping with text keys. `size` counts the nodes in it, aliases written out."""
+    """A mapping with text keys. `size` counts the nodes in it, with aliases expanded."""
 
     place: Place
     entries: MappingType[str, Entry] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Mapping:
 
 Node = Scalar | Sequence | Mapping
 
-APPENDED = ("rules", "mods")  # lists of the top level that a base and its child both add to
+APPENDED = ("rules", "mods")  # top-level lists to which a base and its child both add
 
 
 def plain(node: Node) -> object:
@@ -68,14 +68,14 @@ def plain(node: Node) -> object:
 
 
 def merge_documents(base: Mapping, child: Mapping) -> Mapping:
-    """The child over its base: mappings merge key by key, `rules` and `mods` of the base come first."""
+    """The child merged over its base: mappings by key; `rules` and `mods` of the base come first."""
     merged = _merge(base, child)
     entries = dict(merged.entries)
     for name in APPENDED:
         if name not in base.entries or name not in child.entries:
             continue
         ours, theirs = child.entries[name], base.entries[name].node
-        # A value of the wrong type stays alone, so that validation reports it at its own place.
+        # A value of the wrong type is kept alone, so that validation reports it at its own position.
         if not isinstance(theirs, Sequence):
             entries[name] = base.entries[name]
         elif isinstance(ours.node, Sequence):
@@ -95,7 +95,7 @@ def _merge(base: Mapping, child: Mapping) -> Mapping:
 
 @dataclass(frozen=True, slots=True)
 class FoundNode:
-    """Where a path leads: as far as it exists in the tree."""
+    """Node at the end of a path, as far as the path exists in the tree."""
 
     path: Path
     node: Node
@@ -103,7 +103,7 @@ class FoundNode:
 
 
 def follow(root: Mapping, path: SequenceType[str | int]) -> FoundNode:
-    """Walks down as far as the path exists; steps that are not there are left out."""
+    """Walks down the path; steps that do not exist are skipped."""
     found = FoundNode((), root, root.place)
     for step in path:
         node = found.node
@@ -133,13 +133,13 @@ ScalarValue = str | int | float | bool | None
 
 
 class ScalarError(ValueError):
-    """A word that has no meaning here; the message says what to write."""
+    """A word without a meaning here; the message has advice."""
 
 
 def resolve(text: str) -> ScalarValue:
     """The value of an unquoted word.
 
-    Raises ScalarError for numbers that are not finite or too long, and for words that YAML readers disagree about.
+    Raises ScalarError for numbers that are not finite or too long, and for words that YAML parsers resolve differently.
     """
     if text in _NULL:
         return None
@@ -167,7 +167,7 @@ def resolve(text: str) -> ScalarValue:
 
 
 def resolve_tagged(text: str, tag: str) -> ScalarValue:
-    """The value of a word under one of the core schema's tags; raises ScalarError where they disagree."""
+    """The value of a word with a tag of the core schema; raises ScalarError if they do not match."""
     name = SCALAR_TAGS[tag]
     if name == "str":
         return text
@@ -180,7 +180,7 @@ def resolve_tagged(text: str, tag: str) -> ScalarValue:
 
 
 def looks_like_number(text: str) -> bool:
-    """Whether the text would be a number without its quotes."""
+    """True if the text would be a number without its quotes."""
     return bool(_DECIMAL.fullmatch(text) or _FLOAT.fullmatch(text))
 
 

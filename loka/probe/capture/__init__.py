@@ -1,1 +1,1 @@
-"""Watching sampled steps of a live model: operands of each site, as matrices."""
+"""Capture of sampled steps of a live model: operands of each site, as matrices."""

@@ -1,7 +1,7 @@
 """Updates of trackers as CUDA graphs: an update is some eighty small kernels, which take less time than their launches.
 
-All graphs of a Probe share their memory for what lies between, so they run one after another, on a stream of their own:
-beside the user's forward and backward, whose large kernels leave room for small ones.
+All graphs of a Probe share memory for intermediate tensors, so they run one after another, on a separate stream:
+concurrently with the user's forward and backward, whose large kernels leave room for small ones.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-MOST = 512  # graphs of a device; models with more operands than that are large, and their steps take longer
+MOST = 512  # graphs of a device; for models with more operands, launches matter less
 
 
 class Replays:
@@ -22,19 +22,19 @@ class Replays:
         self.device = device
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        # Updates of like shapes share what they read from.
+        # Updates of equal shapes share their input tensors.
         self._inputs: dict[tuple[torch.Size, torch.Size], tuple[Tensor, Tensor]] = {}
         self._captured = 0
 
     @property
     def full(self) -> bool:
-        """Whether there are so many graphs that another one would cost more memory than it is worth."""
+        """True if another graph would cost more memory than it is worth."""
         return self._captured >= MOST
 
     def capture(self, update: Callable[[Tensor, Tensor], None], first: Tensor, second: Tensor) -> GraphReplay:
-        """`update(first, second)` as a graph; it is not run now. What it needs once (handles, kernels) must be there.
+        """Captures `update(first, second)` as a graph, without running it. Handles and kernels must exist already.
 
-        Waits for the device: call it outside of training steps.
+        Waits for the device: call it outside training steps.
         """
         shapes = (first.shape, second.shape)
         first, second = self._inputs.setdefault(shapes, (torch.zeros_like(first), torch.zeros_like(second)))
@@ -46,7 +46,7 @@ class Replays:
 
     @contextmanager
     def beside(self, *tensors: Tensor) -> Iterator[None]:
-        """What is queued inside runs beside the current stream, after what that holds by now; it reads `tensors`."""
+        """Work queued inside runs beside the current stream, after what that has queued; it reads `tensors`."""
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         for tensor in tensors:
             tensor.record_stream(self._stream)
@@ -54,12 +54,12 @@ class Replays:
             yield
 
     def join(self) -> None:
-        """Have the current stream wait for all updates so far."""
+        """Make the current stream wait for all updates so far."""
         torch.cuda.current_stream(self.device).wait_stream(self._stream)
 
 
 class GraphReplay:
-    """One captured update, and the tensors that it reads."""
+    """One captured update, and its input tensors."""
 
     def __init__(self, replays: Replays, graph: torch.cuda.CUDAGraph, first: Tensor, second: Tensor) -> None:
         self._replays = replays
@@ -68,11 +68,11 @@ class GraphReplay:
         self.second = second
 
     def fits(self, first: Tensor, second: Tensor) -> bool:
-        """Whether an update of these shapes can be replayed."""
+        """True if an update of these shapes can be replayed."""
         return first.shape == self.first.shape and second.shape == self.second.shape
 
     def run(self, first: Tensor, second: Tensor, after: Callable[[], None]) -> None:
-        """Queue the update with these values, then what `after` queues."""
+        """Queue the update with these values, then the work that `after` queues."""
         with self._replays.beside(first, second):
             self.first.copy_(first)
             self.second.copy_(second)
@@ -80,5 +80,5 @@ class GraphReplay:
             after()
 
     def join(self) -> None:
-        """Have the current stream wait for all updates so far."""
+        """Make the current stream wait for all updates so far."""
         self._replays.join()

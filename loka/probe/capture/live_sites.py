@@ -1,4 +1,4 @@
-"""Finding the sites of a policy's model in the live one, through the wrappers that training puts around modules."""
+"""Maps the sites of a policy's model to the live one, through the wrappers that training puts around modules."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from loka.sites.site import GemmKind, Site
 
 PROBED = frozenset((GemmKind.LINEAR, GemmKind.FUNCTIONAL_LINEAR, GemmKind.MATMUL, GemmKind.ADDMM, GemmKind.EINSUM))
 
-# Wrapper classes and the attribute under which each keeps the module: the policy's model is without them.
+# Wrapper classes and the attribute with the wrapped module: the policy's model does not have them.
 _INSIDE = {
     "torch._dynamo.eval_frame.OptimizedModule": "_orig_mod",
     "torch.nn.parallel.distributed.DistributedDataParallel": "module",
@@ -41,13 +41,13 @@ _REFUSED = {
 
 @runtime_checkable
 class LiveCounters(Protocol):
-    """What a module patched by a generated package carries as `loka`: the numbers under which its GEMMs run."""
+    """Attribute `loka` of a module patched by a generated package: the counter ids of its GEMMs."""
 
     sites: tuple[str, ...]
-    gemms: tuple[tuple[str, ...], ...]  # of each site, those that run in FP8
+    gemms: tuple[tuple[str, ...], ...]  # for each site, the GEMMs that run in FP8
 
     def counter_id(self, index: int) -> int:
-        """The number of site `index`'s fprop; dgrad is one more, wgrad two."""
+        """The counter id of the site's fprop; dgrad is one more, wgrad two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,9 @@ class LiveSite:
 
     site: Site
     parameter: nn.Parameter
-    module: nn.Module | None  # whose forward runs for the site: the nn.Linear, else the owner
-    counter_id: int | None = None  # where a generated package runs it in FP8, the number of its fprop
-    fp8: tuple[str, ...] = ()  # and which of its GEMMs
+    module: nn.Module | None  # the module whose forward runs for the site: the nn.Linear, otherwise the owner
+    counter_id: int | None = None  # counter id of its fprop, if a generated package runs it in FP8
+    fp8: tuple[str, ...] = ()  # the GEMMs that then run in FP8
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +71,13 @@ class LiveModel:
 
 
 def find_live(model: nn.Module, sites: tuple[Site, ...]) -> LiveModel:
-    """Map sites onto a live model by name.
+    """Map sites to a live model by name.
 
-    Sites whose weight is no Parameter of two dimensions, and those that cannot be patched, are left out.
+    Sites whose weight is not a two-dimensional Parameter, and those that cannot be patched, are left out.
 
     Raises:
-        InputError: a wrapper or Parameter that cannot be watched, a Parameter that is missing, or of another shape
-            than in the model that the policy builds.
+        InputError: A wrapper or Parameter that cannot be observed, a missing Parameter, or one with another shape than
+            in the model that the policy builds.
     """
     root = unwrap(model, "the model")
     patched = dict(_patched(root))
@@ -98,7 +98,7 @@ def find_live(model: nn.Module, sites: tuple[Site, ...]) -> LiveModel:
 
 
 def check_adapted(model: nn.Module, adaptations: Sequence[Adaptation]) -> None:
-    """Raises InputError where a live model is not as the policy's mods make it."""
+    """Raises InputError if the policy's mods have not been applied to a live model."""
     if not adaptations:
         return
     try:
@@ -115,9 +115,9 @@ def check_adapted(model: nn.Module, adaptations: Sequence[Adaptation]) -> None:
 
 
 def unwrap(module: nn.Module, name: str) -> nn.Module:
-    """The module inside torch.compile, DDP, torchrec's DMP and activation-checkpoint wrappers, however many.
+    """The module inside any number of torch.compile, DDP, torchrec DMP and activation-checkpoint wrappers.
 
-    Raises InputError, with `name` in it, at a wrapper that hides what runs inside.
+    Raises InputError, with `name`, for a wrapper that hides the operations inside.
     """
     while True:
         names = [f"{base.__module__}.{base.__qualname__}" for base in type(module).__mro__]
@@ -131,7 +131,7 @@ def unwrap(module: nn.Module, name: str) -> nn.Module:
 
 
 def find_module(root: nn.Module, name: str) -> nn.Module | None:
-    """The module of a qualified name ("" is `root`), wrappers passed over on the way; None where there is none."""
+    """The module of a qualified name ("" is `root`), skipping wrappers on the way; None where there is none."""
     module = root
     for part in name.split(".") if name else ():
         child = module._modules.get(part)
@@ -176,7 +176,7 @@ def _checked(root: nn.Module, site: Site) -> nn.Parameter:
 
 
 def _patched(root: nn.Module) -> Iterator[tuple[str, tuple[int, tuple[str, ...]]]]:
-    """The sites that a generated package runs, with their numbers."""
+    """The sites that a generated package runs, with their counter ids and FP8 GEMMs."""
     for module in root.modules():
         counters = vars(module).get("loka")
         if isinstance(counters, LiveCounters):

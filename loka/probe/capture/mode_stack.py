@@ -1,4 +1,4 @@
-"""Where a mode stands on this thread's stack of torch function modes, and that it stays there in the backward."""
+"""Position of a mode on this thread's stack of torch function modes, also during the backward."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ BACKWARDS = frozenset((torch.Tensor.backward, torch.autograd.backward, torch.aut
 
 
 def modes() -> list[Any]:
-    """The modes of this thread, the outermost call's last."""
+    """The modes of this thread, lowest first."""
     return [torch._C._get_function_stack_at(place) for place in range(torch._C._len_torch_function_stack())]
 
 
 def put_on(mode: TorchFunctionMode) -> None:
-    """Put a mode under all others, but over the default device's, which must stay the lowest.
+    """Insert a mode below all others, except the default device's, which must stay the lowest.
 
-    Modes of the user that are on the stack now may be left while `mode` stays: leaving takes what is on top.
+    The user's modes on the stack can then exit while `mode` stays, as exiting pops the top of the stack.
     """
     below = _pop_all()
     default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
@@ -31,7 +31,7 @@ def put_on(mode: TorchFunctionMode) -> None:
 
 
 def take_off(mode: TorchFunctionMode) -> None:
-    """Take a mode off, wherever it stands; nothing happens where it is not there."""
+    """Remove a mode from any position; does nothing if it is not there."""
     for each in _pop_all():
         if each is not mode:
             torch._C._push_on_torch_function_stack(each)
@@ -39,11 +39,11 @@ def take_off(mode: TorchFunctionMode) -> None:
 
 @contextmanager
 def kept_in_backward(mode: TorchFunctionMode) -> Iterator[None]:
-    """While a mode handles one of BACKWARDS it is off the stack; put it on again where autograd's engine starts.
+    """While a mode handles one of BACKWARDS it is off the stack; this puts it back when autograd's engine starts.
 
-    What runs in the backward, a forward that is run again or a torch.autograd.Function, is then seen too: the engine
-    takes the stack with it into its threads. torch has no switch for it before 2.13, so the function by which
-    torch.autograd starts the engine is replaced for the time of this one call, and only for this thread.
+    So the mode also sees operations in the backward (a recomputed forward, a torch.autograd.Function): the engine
+    copies the stack to its threads. torch has no option for this before 2.13, so the function with which torch.autograd
+    starts the engine is replaced during this call, only for this thread.
     """
     engine = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
     thread = threading.get_ident()
@@ -65,5 +65,5 @@ def kept_in_backward(mode: TorchFunctionMode) -> Iterator[None]:
 
 
 def _pop_all() -> list[Any]:
-    """Empty the stack; what was on it, the lowest first."""
+    """Empty the stack and return its modes, lowest first."""
     return [torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack())][::-1]

@@ -1,4 +1,4 @@
-"""From a call of a torch function to the operands of y = x @ weight.T, as views of what the call was given."""
+"""Operands of y = x @ weight.T from the call of a torch function, as views of its arguments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from loka.graph.trace.site_calls import einsum_views
 
-IsWeight = Callable[[Any], bool]  # whether an argument is a site's Parameter or its transpose
+IsWeight = Callable[[Any], bool]  # True if an argument is a site's Parameter or its transpose
 View = Callable[[Tensor], Tensor]
 
 _STEP = re.compile(r"\.(permute|movedim)\(([-\d, ]+)\)")
@@ -23,12 +23,12 @@ _STEP = re.compile(r"\.(permute|movedim)\(([-\d, ]+)\)")
 
 @dataclass(frozen=True, slots=True)
 class OperandProduct:
-    """One call that multiplies a site's Parameter. `weight` is what the call was given for it, (N, K) or (K, N)."""
+    """One call that multiplies a site's Parameter. `weight` is the argument, (N, K) or (K, N)."""
 
     x: Tensor  # (..., K), a view: its rows are those of the matrix (M, K)
     weight: Tensor
     transposed: bool  # `weight` is (K, N)
-    gradient: View  # of the output, as (..., N) with the rows of x in the same order; it holds no tensor
+    gradient: View  # of the output, as (..., N) with the rows of x in the same order; it references no tensor
 
     @property
     def k(self) -> int:
@@ -44,18 +44,18 @@ class OperandProduct:
 def find_product(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], is_weight: IsWeight
 ) -> OperandProduct | None:
-    """The product of an input and a site's Parameter that a call makes; None for any other call."""
+    """The product of an input and a site's Parameter in a call; None for any other call."""
     parse = _PARSERS.get(function)
     return None if parse is None else parse(args, kwargs, is_weight)
 
 
 def rows_of(x: Tensor) -> int:
-    """M of (..., C)."""
+    """Number of rows M of (..., C)."""
     return math.prod(x.shape[:-1])
 
 
 def take_rows(x: Tensor, index: Tensor | None) -> Tensor:
-    """Rows of (..., C) by number, as contiguous float32 (R, C); all where `index` is None. `x` itself is not copied."""
+    """Rows of (..., C) by index, as contiguous float32 (R, C); all rows if `index` is None. `x` is not copied."""
     if index is None:
         return x.reshape(-1, x.shape[-1]).float().contiguous()
     if x.dim() == 2:
@@ -69,7 +69,7 @@ def take_rows(x: Tensor, index: Tensor | None) -> Tensor:
 
 
 def column_amax(x: Tensor) -> Tensor:
-    """The largest |x| of each column of (..., C), float32 (C,), in one pass; NaN and infinity show."""
+    """The largest |x| of each column of (..., C), float32 (C,), in one pass; NaN and infinity propagate."""
     if x.numel() == 0:
         return x.new_zeros(x.shape[-1], dtype=torch.float32)
     amax: Tensor = torch.linalg.vector_norm(x, math.inf, dim=tuple(range(x.dim() - 1)))
@@ -95,7 +95,7 @@ def _arg(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, *names: s
 
 
 def _between(a: Any, b: Any, is_weight: IsWeight) -> OperandProduct | None:
-    """a @ b with torch.matmul's rules for the dimensions, one side a Parameter."""
+    """a @ b with torch.matmul's rules for the dimensions; one operand is a Parameter."""
     if not (isinstance(a, Tensor) and isinstance(b, Tensor)) or not a.dim() or not b.dim():
         return None
     left, right = is_weight(a), is_weight(b)
@@ -159,7 +159,7 @@ def _einsum(args: tuple[Any, ...], kwargs: dict[str, Any], is_weight: IsWeight) 
 
 
 def _apply(view: str, tensor: Tensor) -> Tensor:
-    """A view as `einsum_views` writes it: nothing, or one permute or movedim."""
+    """Applies a view from `einsum_views`: none, or one permute or movedim."""
     found = _STEP.fullmatch(view)
     if found is None:
         return tensor

@@ -1,8 +1,8 @@
-"""The operands of sites that a generated package runs in FP8: those of the operators of GEMMs, dequantised.
+"""The operands of sites that a generated package runs in FP8, from the GEMM operators, dequantised.
 
-Such an operator carries a number that says which site and which GEMM it is (docs/kernels.md). What is learned is
-then what came out of the quantisers, with its rounding and underflow. GEMMs of such a site that are not in FP8 call
-torch functions inside its torch.autograd.Function.
+The counter id of such an operator identifies its site and GEMM (docs/kernels.md). The statistics are then those of the
+quantised values, with rounding and underflow. Other GEMMs of such a site call torch functions inside its
+torch.autograd.Function.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from loka.probe.capture.operand_views import OperandProduct, rows_of, take_rows
 from loka.probe.capture.row_sampling import RowNumbers, is_rerun
 from loka.probe.stats.site_trackers import Trackers, apart
 
-_COUNTER_ID = 8  # the operator's argument
+_COUNTER_ID = 8  # position of the operator's argument
 
 
 class Patched:
-    """Looks at the GEMMs of patched sites. `take` and `take_kept` return how many operands went into a tracker."""
+    """Records the GEMMs of patched sites. `take` and `take_kept` return the number of operands added to a tracker."""
 
     def __init__(self, sites: tuple[LiveSite, ...], trackers: Mapping[str, Trackers], numbers: RowNumbers) -> None:
         self._any = bool(sites)
@@ -38,11 +38,11 @@ class Patched:
         }
 
     def runs(self, func: Any) -> bool:
-        """Whether a function is the operator of a GEMM that sites may run on."""
+        """True if a function is a GEMM operator that sites may run on."""
         return self._any and isinstance(func, torch._ops.OpOverload) and func.namespace == GEMM_NAMESPACE
 
     def take(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        """Look at one call of the operator."""
+        """Record one call of the operator."""
         found = self._gemms.get(args[_COUNTER_ID] if len(args) > _COUNTER_ID else kwargs.get("counter_id", -1))
         if found is None:
             return 0
@@ -52,13 +52,13 @@ class Patched:
         trackers.check_device(a)
         if gemm is Gemm.FPROP:
             return 0 if is_rerun() else self._take_input(trackers, a, scale_a)
-        # dgrad does not run where the input needs no gradient; wgrad has the gradient too.
+        # dgrad does not run if the input needs no gradient; wgrad has the gradient too.
         if gemm is Gemm.DGRAD:
             return self._take_gradient(trackers, a, scale_a) if Gemm.WGRAD not in live.fp8 else 0
         return self._take_both(live, trackers, (a, scale_a), (b, scale_b))
 
     def take_kept(self, live: LiveSite, product: OperandProduct) -> int:
-        """Look at a GEMM of a patched site that its package left as it is: x @ weight.T, or dy @ weight in backward."""
+        """Record a native GEMM of a patched site: x @ weight.T, or dy @ weight in the backward."""
         trackers = self._trackers[live.site.name]
         trackers.check_device(product.x)
         site, index = live.site, None
@@ -93,7 +93,7 @@ class Patched:
         return 1
 
     def _take_both(self, live: LiveSite, trackers: Trackers, a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> int:
-        """wgrad has dy.t() and x.t(): the gradient, and matching rows of the input."""
+        """Record wgrad's operands, dy.t() and x.t(): the gradient, and matching rows of the input."""
         with apart(a[0].device):
             grad, x = dequantize(Quantized(*a)).t(), dequantize(Quantized(*b)).t()
             index = self._numbers.draw(rows_of(x), x.device)

@@ -1,8 +1,8 @@
-"""Merging what all ranks learned, exactly, with one packed all_reduce.
+"""Merges the statistics of all ranks exactly, with one packed all_reduce.
 
-Counts and comoments are added. What does not add (a mean, a maximum) has a slot for each rank, zero in the tensors of
-the others, so that the same sum carries it; each rank then merges the slots by itself, in the same order. Everything
-travels as float64, which holds counts up to 2^53 exactly.
+Counts and comoments are added. Values that are not sums (means, maxima) have a slot for each rank, zero in the tensors
+of the others, so that the same sum transports them; each rank then merges the slots locally, in the same order.
+Everything is sent as float64, which represents counts up to 2^53 exactly.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ class _Group:
 
 
 def merge_across(stats: tuple[SiteStats, ...], group: dist.ProcessGroup) -> tuple[SiteStats, ...]:
-    """What all ranks of `group` learned, the same on every rank; collective. Weights are the rank's own (replicated).
+    """The merged statistics of all ranks of `group`, equal on every rank; collective.
 
-    A small all_reduce before the packed one finds out whether the ranks have the same sites.
+    Weights are the rank's own (replicated). A small all_reduce before the packed one checks that the ranks have the
+    same sites.
 
-    Raises InputError, on every rank, where they do not.
+    Raises InputError, on every rank, if they differ.
     """
     ranks = _Group(group, dist.get_rank(group), dist.get_world_size(group))
     device = torch.device("cuda", torch.cuda.current_device()) if "nccl" in dist.get_backend(group) else None
@@ -51,7 +52,7 @@ def merge_across(stats: tuple[SiteStats, ...], group: dist.ProcessGroup) -> tupl
 
 
 def _check_same(stats: tuple[SiteStats, ...], ranks: _Group, device: torch.device | None) -> None:
-    """Each rank puts a number for its sites in a slot of its own."""
+    """Each rank puts a hash of its sites in its own slot."""
     text = repr([(site.name, site.k, site.n) for site in stats])
     number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")  # below 2^53
     slots = torch.zeros(ranks.size, dtype=torch.float64, device=device)
@@ -97,7 +98,7 @@ def _packed_moments(moments: Moments, ranks: _Group) -> Iterator[Tensor]:
 
 @dataclass(slots=True)
 class _Reader:
-    """Takes the pieces out again, in the order in which they were packed."""
+    """Reads the pieces in the order in which they were packed."""
 
     packed: Tensor
     place: int = 0
@@ -144,7 +145,7 @@ def _unpacked_operand(operand: Operand, width: int, reader: _Reader, ranks: _Gro
 
 
 def _unpacked_moments(width: int, reader: _Reader, ranks: _Group) -> Moments:
-    """The comoments about the common mean: those about the ranks' own, and those of the ranks' means."""
+    """The comoments about the common mean: the ranks' own comoments, plus those of the ranks' means."""
     counts, means = reader.take(ranks.size), reader.take(ranks.size, width)
     diagonal, comoment = reader.take(width), reader.take(width, _sketch_columns(width))
     total = float(counts.sum())
@@ -163,7 +164,7 @@ def _no_moments(width: int) -> Moments:
 
 
 def _nothing(width: int) -> OperandStats:
-    """An operand that a rank has not seen."""
+    """Statistics of an operand that a rank has not seen."""
     count: Callable[..., Tensor] = lambda *shape: torch.zeros(shape, dtype=torch.int64)  # noqa: E731
     return OperandStats(
         operand=Operand.INPUT,

@@ -1,4 +1,4 @@
-"""Which rows of a call are looked at."""
+"""Sampling of the rows of a call."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ SEED = 20260417
 
 
 class RowNumbers:
-    """Draws row numbers on the device, from generators of its own: training's random numbers stay as they are."""
+    """Draws row indices on the device, from its own generators: training's random numbers do not change."""
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
         self._generators: dict[torch.device, torch.Generator] = {}
 
     def prepare(self, device: torch.device) -> None:
-        """Make a device's generator."""
+        """Create a device's generator."""
         if device not in self._generators:
             self._generators[device] = torch.Generator(device).manual_seed(SEED)
 
     def draw(self, total: int, device: torch.device) -> Tensor | None:
-        """`rows` different numbers below `total`, (R,) int64; None where all rows are to be taken.
+        """`rows` different indices below `total`, (R,) int64; None if all rows are to be taken.
 
-        One of each of `rows` equal parts of the call, turned by a random number: nothing is drawn twice, so that pairs
-        of sampled rows are pairs of different rows.
+        One from each of `rows` equal parts of the call, rotated by a random offset: no index is drawn twice, so that
+        pairs of sampled rows are pairs of different rows.
         """
         if total <= self.rows:
             return None
@@ -36,5 +36,5 @@ class RowNumbers:
 
 
 def is_rerun() -> bool:
-    """Whether a forward that runs now is run again for a backward, by activation checkpointing."""
+    """True if the running forward is a recomputation for a backward, by activation checkpointing."""
     return bool(torch._C._current_graph_task_id() != -1)

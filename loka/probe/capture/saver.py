@@ -1,7 +1,7 @@
-"""Writing what was learned while training goes on: copies are queued on the device, a thread waits for them and writes.
+"""Saves statistics while training continues: copies are queued on the device, a thread waits for them and writes.
 
-On CUDA the copies go to pinned memory on a stream of their own, and the thread waits for an event: training neither
-waits nor synchronises. One save runs at a time.
+On CUDA the copies go to pinned memory on a separate stream, and the thread waits for an event: training neither waits
+nor synchronises. One save runs at a time.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Saver:
 
     @property
     def busy(self) -> bool:
-        """Whether a save is running."""
+        """True while a save is running."""
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, path: Path, snapshots: tuple[SiteSnapshot, ...], finish: Finish) -> None:
-        """Begin to write `finish` of the statistics to `path`. Waits for a save that still runs; raises its error."""
+        """Start writing `finish` of the statistics to `path`. Waits for a running save; raises its error."""
         self.wait()
         copies = _Copies(self._streams)
         on_host = tuple(
@@ -51,14 +51,14 @@ class Saver:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until nothing is being saved; raise what went wrong."""
+        """Wait until no save is running; raise its error."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
         self.raise_error()
 
     def raise_error(self) -> None:
-        """Raise, once, what went wrong in the last save."""
+        """Raise the error of the last save, once."""
         error, self._error = self._error, None
         if isinstance(error, LokaError):
             raise error
@@ -75,7 +75,7 @@ class Saver:
 
 
 class _Copies:
-    """Device tensors on their way to the host. The originals are kept until they have arrived."""
+    """Copies of device tensors to the host. The originals are kept alive until the copies are complete."""
 
     def __init__(self, streams: dict[torch.device, torch.cuda.Stream]) -> None:
         self._streams = streams
@@ -84,18 +84,18 @@ class _Copies:
         self._kept: list[Tensor] = []
 
     def to_host(self, snapshot: Snapshot) -> Snapshot:
-        """The same snapshot in host memory, once `wait` has returned."""
+        """The same snapshot in host memory, valid once `wait` has returned."""
         return replace(snapshot, tensors={name: self._copy(tensor) for name, tensor in snapshot.tensors.items()})
 
     def queued(self) -> None:
-        """Mark that no more copies follow."""
+        """Mark that all copies are queued."""
         for device in self._used:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(self._streams[device])
             self._events.append(event)
 
     def wait(self) -> None:
-        """Wait until all copies have arrived."""
+        """Wait until all copies are complete."""
         for event in self._events:
             event.synchronize()
         self._kept.clear()

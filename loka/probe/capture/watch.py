@@ -1,7 +1,7 @@
-"""Watching one training step: what goes into the GEMMs of the sites, forward and backward, goes into their trackers.
+"""Records one training step: the operands of the sites' GEMMs, forward and backward, go into their trackers.
 
 Nothing is installed in the model. While a sampled step runs, a mode sees each torch function that is called, so the
-model must run eagerly and in Python; `Probe` sees to that.
+model must run eagerly and in Python; `Probe` ensures that.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from loka.sites.site import GemmKind
 
 
 class _Running(threading.local):
-    """Names of the modules whose forward runs in this thread; a checkpoint's second forward has a thread of its own."""
+    """Names of the modules whose forward runs in this thread; a checkpoint's recomputation may have its own thread."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
 
 
 class Watch(TorchFunctionMode):
-    """The mode of sampled steps. `calls` counts what went into a tracker since `start`."""
+    """The mode of sampled steps. `calls` counts the operands added to trackers since `start`."""
 
     def __init__(self, live: LiveModel, trackers: Mapping[str, Trackers], numbers: RowNumbers) -> None:
         super().__init__()
         self.active = False
-        self.open = True  # False: gradients that still arrive are left alone
+        self.open = True  # False: gradients that still arrive are ignored
         self.calls = 0
         self._root = live.root
         self._numbers = numbers
@@ -68,7 +68,7 @@ class Watch(TorchFunctionMode):
         self.active = True
 
     def stop(self) -> None:
-        """Leave nothing behind in the model or on the stack of modes; the step's gradients may still arrive."""
+        """Remove everything from the model and the stack of modes; the step's gradients may still arrive."""
         if not self.active:
             return
         self.active = False
@@ -84,7 +84,7 @@ class Watch(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run a torch function; where it multiplies a site's Parameter, look at its operands."""
+        """Run a torch function; if it multiplies a site's Parameter, record its operands."""
         named = dict(kwargs or {})
         if func in mode_stack.BACKWARDS:
             with mode_stack.kept_in_backward(self):
@@ -105,7 +105,7 @@ class Watch(TorchFunctionMode):
         return out
 
     def _can_look(self, x: Tensor) -> bool:
-        # Evaluation between steps is not looked at. A checkpointed forward has no gradients, but is in training.
+        # Evaluation between steps is ignored. A checkpointed forward has no gradients, but is in training mode.
         if not (torch.is_grad_enabled() or self._root.training or is_rerun()):
             return False
         if type(x) not in (Tensor, nn.Parameter) or x.is_meta:
@@ -118,7 +118,7 @@ class Watch(TorchFunctionMode):
         return True
 
     def _take(self, live: LiveSite, product: OperandProduct, out: Any) -> None:
-        """Count the input of a call, and await its output gradient: the latter alone of a forward that is run again."""
+        """Record the input of a call and wait for its output gradient; only the latter for a recomputed forward."""
         trackers = self._trackers.get(live.site.name)
         rerun, awaits = is_rerun(), isinstance(out, Tensor) and out.requires_grad
         if trackers is None or (rerun and not awaits):
@@ -140,7 +140,7 @@ class Watch(TorchFunctionMode):
     def _take_gradient(
         self, trackers: Trackers, views: tuple[View, View], index: Tensor | None, part: Tensor, grad: Tensor | None
     ) -> None:
-        """The hook on an output: it holds some features of the sampled rows of the input, and no more of it."""
+        """The hook on an output: it keeps some features of the input's sampled rows, and nothing else of the input."""
         if not self.open or grad is None or type(grad) is not Tensor:
             return
         with apart(grad.device):
@@ -150,7 +150,7 @@ class Watch(TorchFunctionMode):
         return isinstance(value, Tensor) and self._key_of(value) in self._sites
 
     def _key_of(self, tensor: Tensor) -> int:
-        """The id of the Parameter that a tensor is, or is the transpose of; of the tensor itself for others."""
+        """The id of the Parameter that a tensor is or transposes; the tensor's own id for others."""
         base = tensor._base
         if id(tensor) in self._sites or base is None or tensor.dim() != 2 or base.dim() != 2:
             return id(tensor)
@@ -159,7 +159,7 @@ class Watch(TorchFunctionMode):
         return id(base) if transposed and tensor.storage_offset() == base.storage_offset() else id(tensor)
 
     def _choose(self, candidates: list[LiveSite], product: OperandProduct, frame: FrameType) -> LiveSite | None:
-        """The site that a call belongs to; None where nothing tells."""
+        """The site that a call belongs to; None if that is ambiguous."""
         fitting = [live for live in candidates if (live.site.k, live.site.n) == (product.k, product.n)]
         if len(candidates) == 1 or not fitting:
             return fitting[0] if fitting else None
@@ -175,10 +175,10 @@ class Watch(TorchFunctionMode):
 
 
 def _before_views(out: Tensor) -> tuple[Tensor, View]:
-    """What to hook for the gradient of a product, and how its gradient is that of `out`.
+    """The tensor to hook for the gradient of a product, and the view from its gradient to that of `out`.
 
-    torch.matmul and F.linear fold dimensions and return a view. An operation in place on a view (an activation) takes
-    its own node out of the graph, hooks and all; the node of what it is a view of stays.
+    torch.matmul and F.linear fold dimensions and return a view. An in-place operation on a view (an activation) removes
+    its node from the graph, with its hooks; the node of the view's base stays.
     """
     base = out._base
     if base is None or base.grad_fn is None or base.numel() != out.numel() or not base.is_contiguous():
@@ -200,7 +200,7 @@ def _module_name(live: LiveSite) -> str:
 
 
 def _tell(module: nn.Module, name: str, running: _Running) -> tuple[RemovableHandle, RemovableHandle]:
-    """Hooks that note a module's name while its forward runs."""
+    """Hooks that record a module's name while its forward runs."""
 
     def entered(module: nn.Module, args: Any) -> None:
         running.names.append(name)
@@ -213,7 +213,7 @@ def _tell(module: nn.Module, name: str, running: _Running) -> tuple[RemovableHan
 
 
 def _place(frame: FrameType | None) -> str:
-    """`file:line` of the innermost frame that is the user's, as a Site tells it."""
+    """`file:line` of the innermost frame of user code, as in `Site.where`."""
     while frame is not None:
         if not is_library_file(frame.f_code.co_filename):
             return f"{basename(frame.f_code.co_filename)}:{frame.f_lineno}"

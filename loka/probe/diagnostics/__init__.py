@@ -1,1 +1,1 @@
-"""Findings: what was learned that will cost accuracy in FP8, and what helps; drift since then."""
+"""Findings: causes of lost accuracy in FP8, with remedies; drift since the profile was made."""

@@ -1,20 +1,20 @@
-"""How far the operands of a model have moved since its profile was made, site by site, in octaves.
+"""Drift of a model's operands since its profile was made, site by site, in octaves.
 
 The distance of an operand is the largest of three:
 
 - magnitudes: the one-dimensional Wasserstein distance between the two histograms of log2 |x| of non-zero elements, in
-  octaves: how far a magnitude has to move on average. All values eight times as large are 3 octaves.
-- amax: the change of log2 of the usual amax (median over calls), at half its value: it hangs on single elements, and
-  between short samples of the same training it scatters more than the magnitudes do.
-- zeros: the change of the share of zeros, at ZEROS octaves for the whole: a change by a quarter counts as one octave.
+  octaves: the average move of a magnitude. If all values become eight times as large, that is 3 octaves.
+- amax: the change of log2 of the usual amax (median over calls), at half its value: it depends on single elements, and
+  varies more than the magnitudes between short samples of the same training.
+- zeros: the change of the share of zeros, times ZEROS octaves: a change by a quarter counts as one octave.
 
 Where only one of the two has a non-zero element, or non-finite elements where the profile has none, the distance is
-bins.OCTAVES, the whole range of the histograms: nothing that the profile says can hold.
+bins.OCTAVES, the whole range of the histograms: the profile cannot be valid.
 
-The thresholds are what different seeds of one model do not reach, each trained from the start for 60 steps of 512
-samples (zoo.ranker, ten seeds, 45 pairs, the furthest of 30 operands): at most 1.15 octaves for inputs and 3.7 for
-gradients, with medians of 0.4 and 1.3. From step 140 to 200 it is 0.7 and 1.8. Gradients vary with the seed and shrink
-or grow as training goes, so theirs is wider; scales that are measured at each step follow that.
+The thresholds are above the distances between different seeds of one model, each trained from scratch for 60 steps of
+512 samples (zoo.ranker, ten seeds, 45 pairs, the largest of 30 operands): at most 1.15 octaves for inputs and 3.7 for
+gradients, with medians of 0.4 and 1.3. From step 140 to 200 they are 0.7 and 1.8. Gradients vary with the seed and
+shrink or grow during training, so their threshold is wider; dynamic scales follow that.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from loka.probe.profile.profile import OperandSummary, Profile, SiteProfile
 from loka.probe.stats.bins import OCTAVES, PER_OCTAVE
 
 THRESHOLD = {Operand.INPUT: 1.5, Operand.GRAD_OUTPUT: 4.0}  # octaves
-AMAX = 0.5  # octaves of distance for an octave of the usual amax
+AMAX = 0.5  # octaves of distance per octave of the usual amax
 ZEROS = 4.0  # octaves of distance for a share of zeros that changes from 0 to 1
-FEW_ROWS = 4.0  # octaves that n sampled rows scatter, times sqrt(n)
-NAMED = 4  # sites in `way_back`
+FEW_ROWS = 4.0  # scatter of n sampled rows in octaves, times sqrt(n)
+NAMED = 4  # sites listed by `way_back`
 
 
 @dataclass(frozen=True, slots=True)
 class SiteDrift:
-    """One activation operand of a site: how far it is from what the profile says of it."""
+    """Drift of one activation operand of a site from its profile."""
 
     site: str
     operand: Operand
     distance: float  # octaves
     threshold: float  # octaves
-    words: str  # what changed most, and by how much
+    words: str  # the largest change, in words
 
     @property
     def exceeded(self) -> bool:
-        """Whether the profile no longer describes this operand."""
+        """True if the profile no longer describes this operand."""
         return self.distance > self.threshold
 
 
@@ -59,11 +59,11 @@ def compare(
     input_threshold: float = THRESHOLD[Operand.INPUT],
     grad_threshold: float = THRESHOLD[Operand.GRAD_OUTPUT],
 ) -> tuple[SiteDrift, ...]:
-    """Compare what a profile says with a fresh sample of the same model; summaries suffice.
+    """Compare a profile with a fresh sample of the same model; summaries suffice.
 
-    One row for each activation operand that either side has seen, in the order of `fresh`; sites that it lacks last.
-    Thresholds are in octaves; few rows on either side raise them by FEW_ROWS / sqrt(rows), what such samples scatter.
-    Raises InputError where a site's K or N changed, or a threshold is not positive.
+    One row for each activation operand that either side has seen, in the order of `fresh`, then sites that it lacks.
+    Thresholds are in octaves; they are raised by FEW_ROWS / sqrt(rows), the scatter of few rows. Raises InputError
+    where a site's K or N changed, or a threshold is not positive.
     """
     thresholds = {Operand.INPUT: input_threshold, Operand.GRAD_OUTPUT: grad_threshold}
     for operand, threshold in thresholds.items():
@@ -85,14 +85,14 @@ def compare(
 
 
 def exceeded(drifts: Iterable[SiteDrift]) -> tuple[SiteDrift, ...]:
-    """Those beyond their threshold, the furthest beyond first."""
+    """The drifts beyond their threshold, the largest excess first."""
     return tuple(sorted((drift for drift in drifts if drift.exceeded), key=_excess, reverse=True))
 
 
 def way_back(drifts: Iterable[SiteDrift]) -> str:
-    """The call on a running model's patch that sends the sites of these back to the model's own GEMMs, as text.
+    """Text of the call on a running model's patch that returns these sites to their native GEMMs.
 
-    Sites that share one generated forward go back together: the call says so where it needs more names.
+    Sites that share one generated forward return together: the call reports if it needs more names.
     """
     names = list(dict.fromkeys(drift.site for drift in drifts))
     shown = [repr(name) for name in names[:NAMED]]
@@ -100,7 +100,7 @@ def way_back(drifts: Iterable[SiteDrift]) -> str:
 
 
 def age(profile: Profile, now: datetime | None = None) -> str:
-    """In words, how much training the profile has seen, and how old it is. `now` is aware; None takes the present."""
+    """The training that the profile has seen, and its age, as text. `now` is timezone-aware; None: the present."""
     seen = f"{profile.samples} samples over {profile.steps} training steps"
     try:
         created = datetime.fromisoformat(profile.created)
@@ -118,8 +118,8 @@ def age(profile: Profile, now: datetime | None = None) -> str:
 def magnitude_distance(a: tuple[int, ...], b: tuple[int, ...]) -> float:
     """Wasserstein distance in octaves between two histograms of magnitudes, (bins.MAGNITUDE_BINS,), neither empty.
 
-    In one dimension it is the area between the two distribution functions. The geometric middles of neighbouring bins
-    lie exactly half an octave apart.
+    In one dimension it is the area between the two distribution functions. The geometric centres of neighbouring bins
+    are exactly half an octave apart.
     """
     total_a, total_b = sum(a), sum(b)
     below_a = below_b = 0
@@ -170,7 +170,7 @@ def _one_sided(old: SiteProfile | None, new: SiteProfile | None, before: Operand
 
 
 def _distance(before: OperandSummary, after: OperandSummary) -> tuple[float, str]:
-    """The distance of two samples of one operand, and what makes it."""
+    """The distance between two samples of one operand, and its cause."""
     if after.nonfinite_calls and not before.nonfinite_calls:
         return float(
             OCTAVES
@@ -197,5 +197,5 @@ def _describe_magnitudes(before: OperandSummary, after: OperandSummary) -> str:
 
 
 def _octaves(before: float, after: float) -> float:
-    """log2(after / before), 0 where one of them is zero: then it says nothing of the size of a change."""
+    """log2(after / before); 0 if either is zero, when the ratio is meaningless."""
     return math.log2(after / before) if before > 0.0 and after > 0.0 else 0.0

@@ -1,4 +1,4 @@
-"""What a rule about a site may look at, and how it words what it finds."""
+"""Inputs of the rules about a site, and the wording of findings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from loka.sites.site import Site
 
 
 class FindingKind(StrEnum):
-    """What a finding is about."""
+    """Kind of a finding."""
 
     BIAS_DIVERGES = "bias_diverges"
     NORM_CANCELS = "norm_cancels"
@@ -36,7 +36,7 @@ class FindingKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FindingEvidence:
-    """All that a rule may look at."""
+    """All inputs of a rule."""
 
     site: Site
     stats: SiteStats
@@ -47,20 +47,20 @@ class FindingEvidence:
 
     @property
     def gemms(self) -> tuple[Gemm, ...]:
-        """The GEMMs that there are and that the policy does not keep as they are."""
+        """The existing GEMMs that the policy does not keep."""
         there = (gemm for gemm in Gemm if gemm is not Gemm.DGRAD or self.site.input_grad)
         return tuple(gemm for gemm in there if self.settings.gemms[gemm].compute is not Compute.KEEP)
 
     def recipe(self, gemm: Gemm, operand: Operand) -> OperandRecipe:
-        """How the policy quantises an operand of a GEMM."""
+        """The policy's recipe for an operand of a GEMM."""
         return self.settings.gemms[gemm].operands[OPERANDS[gemm].index(operand)]
 
     def operand(self, operand: Operand) -> OperandSummary | None:
-        """The summary of an operand that was seen."""
+        """The summary of an operand; None if it was not seen."""
         return next((each for each in self.summary.operands if each.operand is operand), None)
 
     def activation(self, operand: Operand) -> OperandStats | None:
-        """The statistics of the input or the output gradient, where they were seen."""
+        """The statistics of the input or the output gradient; None if not seen."""
         return self.stats.input if operand is Operand.INPUT else self.stats.grad_output
 
     def finding(self, kind: FindingKind, evidence: str, remedy: str) -> Finding:
@@ -69,36 +69,36 @@ class FindingEvidence:
 
     @property
     def quoted(self) -> str:
-        """The site's name as remedies write it."""
+        """The site's name as quoted in remedies."""
         return f'"{self.site.name}"'
 
     def mod(self, concern: Concern, change: str) -> str:
-        """The mod against a concern about this site, as a policy writes it; without one, a change by hand."""
+        """The mod against a concern about this site, in policy syntax; without one, a manual change."""
         found = self.suggestible.against.get(concern)
         if found is None:
             return self.by_hand(change)
         return f"mods: [{{use: {found.use}, match: {json.dumps(found.match)}}}]"
 
     def by_hand(self, change: str) -> str:
-        """A change of the model that no mod makes."""
+        """A manual change of the model."""
         return f"in the model, {change}"
 
     def afresh(self, gemm: Gemm) -> str:
-        """What a rule has to undo before a scaling means dynamic scales of its own; "" where there is nothing."""
+        """Fields that a rule must reset so that a scaling has its own dynamic scales; "" for none."""
         recipes = self.settings.gemms[gemm].operands
         transposed = "requantize_transpose: false, " if any(recipe.transposed for recipe in recipes) else ""
         static = "range: dynamic, " if any(recipe.is_static for recipe in recipes) else ""
         return transposed + static
 
     def rule(self, setting: str) -> str:
-        """A rule for this site, as a policy writes it."""
+        """A rule for this site, in policy syntax."""
         return f"rules: [{{match: {self.quoted}, {setting}}}]"
 
 
 def estimate_of(summary: SiteProfile, gemm: Gemm, operands: OperandPair) -> Estimate | None:
-    """The estimate of a GEMM under a recipe, or None where none was made.
+    """The estimate of a GEMM for a recipe; None if none was made.
 
-    A static range without `amax` takes what was seen, as planning does.
+    A static range without `amax` takes the largest |x| seen, as planning does.
     """
     mine = [each for each in summary.estimates if each.gemm is gemm]
     wanted = (operands, with_observed_ranges(summary, gemm, operands))
@@ -106,9 +106,9 @@ def estimate_of(summary: SiteProfile, gemm: Gemm, operands: OperandPair) -> Esti
 
 
 def with_observed_ranges(summary: SiteProfile, gemm: Gemm, operands: OperandPair) -> OperandPair | None:
-    """The recipes with the largest |x| seen for each static range that has no `amax`.
+    """The recipes with the largest |x| seen filled in for each static range without `amax`.
 
-    None where one has none to take: its operand was never seen, or held nothing but zeros.
+    None if one is missing: its operand was never seen, or was always zero.
     """
     largest = {seen.operand: seen.amax for seen in summary.operands}
     ranged = []

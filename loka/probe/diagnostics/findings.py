@@ -1,7 +1,7 @@
-"""What was learned of a site that will cost accuracy in FP8, with the evidence in numbers and what helps.
+"""Findings about a site: causes of lost accuracy in FP8, with figures and remedies.
 
-Each rule looks at one site and gives at most one finding an operand or GEMM. Rules about how an operand is quantised
-look only at GEMMs that the policy does not keep as they are.
+Each rule is about one site and gives at most one finding per operand or GEMM. Rules about the quantisation of an
+operand consider only GEMMs that the policy does not keep.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def find(
 ) -> tuple[Finding, ...]:
     """The findings about one site, in the order of the rules.
 
-    `summary` is that of `stats`, with its estimates; `bias` what `bias_track` saw of the site's bias, None
-    where it has none or nobody looked; `suggestible` which mods a policy could list about it, None where nobody looked.
+    `summary` is that of `stats`, with its estimates; `bias` the track of the site's bias from `bias_track`, None if it
+    has none or was not tracked; `suggestible` the possible mods, None if unknown.
     """
     evidence = FindingEvidence(site, stats, summary, settings, bias, suggestible or Suggestible())
     if (seen := evidence.operand(Operand.INPUT)) is None or seen.calls == 0:
@@ -61,7 +61,7 @@ def _no_gradient(evidence: FindingEvidence) -> Iterator[Finding]:
 
 
 def _nonfinite(evidence: FindingEvidence) -> Iterator[Finding]:
-    """One NaN or infinity makes a dynamic scale infinite: what shares it is lost."""
+    """One NaN or infinity makes a dynamic scale infinite: everything that shares the scale is lost."""
     for seen in evidence.summary.operands:
         if seen.nonfinite or seen.nonfinite_calls:
             where = f"in {seen.nonfinite_calls} of {seen.calls} calls, " if seen.calls else ""
@@ -84,7 +84,7 @@ def _always_zero(evidence: FindingEvidence) -> Iterator[Finding]:
 
 
 def _too_few_rows(evidence: FindingEvidence) -> Iterator[Finding]:
-    """Fewer rows than features leave a covariance undetermined; as many and it is singular after taking the mean."""
+    """Fewer rows than features leave a covariance undetermined; with as many it is singular after centring."""
     if not evidence.gemms:
         return
     for seen in evidence.summary.operands:
@@ -98,7 +98,7 @@ def _too_few_rows(evidence: FindingEvidence) -> Iterator[Finding]:
 
 
 def _over_budget(evidence: FindingEvidence) -> Iterator[Finding]:
-    """What the estimates say against the policy's own recipe, and a recipe that is safe where there is one."""
+    """Estimates of the policy's own recipe over the budget, and a safe recipe if there is one."""
     budget = evidence.settings.budget
     for gemm in evidence.gemms:
         wanted = evidence.settings.gemms[gemm].operands
@@ -122,7 +122,7 @@ def _over_budget(evidence: FindingEvidence) -> Iterator[Finding]:
 
 
 def _numbers(estimate: Estimate, verdict: Verdict, budget: Budget) -> str:
-    """The figures that lie outside the budget, of an undecided GEMM also those whose interval holds it."""
+    """The figures outside the budget; for an undecided GEMM also those whose interval contains it."""
     mere, sqnr = estimate.mere, estimate.sqnr_db
     parts = []
     if mere.low > budget.mere or (verdict is Verdict.UNDECIDED and mere.high > budget.mere):
@@ -133,18 +133,18 @@ def _numbers(estimate: Estimate, verdict: Verdict, budget: Budget) -> str:
 
 
 def _undone(evidence: FindingEvidence, gemm: Gemm) -> str:
-    """What the policy says of a GEMM beyond format and scaling: the recipe that is safe was judged without it."""
+    """Fields to reset for a safe recipe, which was judged without the policy's other settings."""
     rounded = any(recipe.power_of_two for recipe in evidence.settings.gemms[gemm].operands)
     return evidence.afresh(gemm) + ("power_of_two: false, " if rounded else "")
 
 
 def _special(operands: OperandPair) -> bool:
-    """Whether a recipe is more than the format and scaling that `_recipe_setting` writes."""
+    """True if a recipe has more than the format and scaling that `_recipe_setting` writes."""
     return any(recipe.power_of_two or recipe.transposed or recipe.is_static for recipe in operands)
 
 
 def _recipe_setting(gemm: Gemm, operands: OperandPair) -> str:
-    """The fields of two operands as a policy writes them, those that both share once."""
+    """The fields of two operands in policy syntax, with common fields once."""
     fields = []
     for name in ("format", "scaling"):
         first, second = (getattr(recipe, name).value for recipe in operands)
@@ -157,7 +157,7 @@ def _recipe_setting(gemm: Gemm, operands: OperandPair) -> str:
 
 
 def _merged(fields: list[str]) -> str:
-    """`input: {format: a}, input: {scaling: b}` as `input: {format: a, scaling: b}`: a mapping has each key once."""
+    """Merges fields of one key: `input: {format: a}, input: {scaling: b}` becomes `input: {format: a, scaling: b}`."""
     merged: dict[str, list[str]] = {}
     for text in fields:
         key, _, value = text.partition(": ")

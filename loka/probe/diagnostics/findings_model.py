@@ -1,4 +1,4 @@
-"""Findings about what the model does around a GEMM: its bias, the normalisation beside it, the activation before it."""
+"""Findings about the model around a GEMM: its bias, the normalisation next to it, the activation before it."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from loka.probe.profile.profile import Finding
 from loka.probe.stats.moments import covariance
 from loka.probe.stats.site_stats import LowRank, Moments, WeightStats
 
-# The paper's rule for a bias that diverges is a norm of 0.1. A linear of PyTorch is born with a bias whose norm is
-# about sqrt(N / 3K), often above that, so what counts here is growth: by 0.1, and by half of what it was, which
-# separates a bias that moves away from one that learns a little.
+# The paper's rule for a bias that diverges is a norm of 0.1. A PyTorch linear is initialised with a bias of norm about
+# sqrt(N / 3K), often above that, so this rule is about growth: by 0.1, and by half of its initial norm, which separates
+# a diverging bias from one that learns a little.
 BIAS_GROWTH = 0.1
 BIAS_RATIO = 1.5
-# Subtracting a mean that holds this share of the power quarters the signal and leaves the rounding noise: one bit less.
+# Subtracting a mean with this share of the power quarters the signal's power and keeps the rounding noise: one bit
+# less.
 MEAN_SHARE = 0.75
-# Octaves of amax / rms beyond what a Gaussian of the same size has: 2 of the 8.8 that e4m3 has above 1 go to outliers.
+# Octaves of amax / rms beyond a Gaussian of the same size: 2 of the 8.8 that e4m3 has above 1 go to outliers.
 OUTLIER_OCTAVES = 2.0
-AMPLIFYING = frozenset(("silu", "gelu", "sigmoid"))  # smooth gates: unbounded or saturating where ReLU6 is neither
+AMPLIFYING = frozenset(("silu", "gelu", "sigmoid"))  # smooth gates: unbounded or saturating, unlike ReLU6
 
 
 def bias_diverges(evidence: FindingEvidence) -> Iterator[Finding]:
-    """A bias whose norm grows in training pushes values out of the range that a scale was made for."""
+    """A bias whose norm grows in training, which moves values out of the range of a scale."""
     bias = evidence.bias
     if bias is None or not evidence.gemms:
         return
@@ -43,7 +44,7 @@ def bias_diverges(evidence: FindingEvidence) -> Iterator[Finding]:
 
 
 def norm_cancels(evidence: FindingEvidence) -> Iterator[Finding]:
-    """A LayerNorm subtracts each row's mean: where that is most of the row, rounding noise is most of what is left."""
+    """A LayerNorm subtracts each row's mean: if that is most of the row, the remainder is mostly rounding noise."""
     if not evidence.gemms:
         return
     if evidence.site.followed_by[:1] == ("layer_norm",):
@@ -67,7 +68,7 @@ def norm_cancels(evidence: FindingEvidence) -> Iterator[Finding]:
 
 
 def activation_outliers(evidence: FindingEvidence) -> Iterator[Finding]:
-    """An activation whose output has larger maxima, against its RMS, than a Gaussian: in a row or in the tensor."""
+    """An activation whose output has larger maxima relative to its RMS than a Gaussian: in a row or in the tensor."""
     seen = evidence.operand(Operand.INPUT)
     activation = evidence.site.fed_by[:1]
     if seen is None or not evidence.gemms or not AMPLIFYING.intersection(activation) or seen.rms <= 0:
@@ -98,7 +99,7 @@ def gaussian_spread(count: int, quantile: float) -> float:
 
 
 def mean_share(moments: Moments) -> float:
-    """The part of an operand's power that the means of its features hold, 0 to 1; 0 where there is no power."""
+    """The share of an operand's power in the means of its features, 0 to 1; 0 if there is no power."""
     if moments.count == 0:
         return 0.0
     mean = float(moments.mean.double().square().sum())
@@ -107,11 +108,11 @@ def mean_share(moments: Moments) -> float:
 
 
 def output_mean_share(evidence: FindingEvidence) -> float | None:
-    """The part of the power of y = x @ weight.T + bias that its row means hold, 0 to 1.
+    """The share of the power of y = x @ weight.T + bias in its row means, 0 to 1.
 
-    y is not watched: its first two moments follow from those of x and the weight, exactly where the covariance is
-    whole and the weight's rows are all kept, else from the low-rank covariance and the rows kept. None where the input
-    or the weight was not seen, or not finite.
+    y is not recorded: its first two moments follow from those of x and the weight, exactly if the covariance is full
+    and all rows of the weight are kept, otherwise from the low-rank covariance and the kept rows. None if the input or
+    the weight was not seen, or is not finite.
     """
     seen, weight = evidence.stats.input, evidence.stats.weight
     if seen is None or weight is None or seen.moments.count < 2 or weight.nonfinite:
@@ -129,14 +130,14 @@ def output_mean_share(evidence: FindingEvidence) -> float | None:
 
 
 def _average_row(weight: WeightStats) -> Tensor:
-    """(K,): the mean over all rows of the weight, which the additive fit holds."""
+    """The mean over all rows of the weight, (K,), from the additive fit."""
     if weight.rows.shape[0] == weight.row_mean.shape[0]:
         return weight.rows.double().mean(0)
     return weight.column_mean.double() + weight.row_mean.double().mean()
 
 
 def _quadratic(rows: Tensor, spread: Tensor | LowRank) -> Tensor:
-    """r C r^T of each of the rows (R, K), for C (K, K): (R,)."""
+    """r C r^T for each of the rows (R, K), with C (K, K): (R,)."""
     if isinstance(spread, LowRank):
         low = (rows @ spread.factor.double()).square().sum(1)
         return low + rows.square() @ spread.diagonal.double()

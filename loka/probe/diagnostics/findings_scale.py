@@ -1,4 +1,4 @@
-"""Findings about scales: features and rows that dominate one, gradients that fall below one."""
+"""Findings about scales: features and rows that dominate a scale, gradients that underflow."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from loka.probe.diagnostics.finding_evidence import FindingEvidence, FindingKind
 from loka.probe.profile.profile import Finding, OperandSummary
 from loka.probe.stats.bins import SPREAD_STEPS, HistogramView
 
-# Octaves from the usual feature (row) to the largest. Of a Gaussian's elements one in a hundred lies about 8.5 octaves
-# below the maximum; e4m3 keeps full precision 14.8 octaves below it. So beyond 6, one element in a hundred of the usual
-# feature is subnormal.
+# Octaves from the usual feature (row) to the largest. In a Gaussian, one element in a hundred is about 8.5 octaves
+# below the maximum; e4m3 has full precision down to 14.8 octaves below it. So beyond 6, one element in a hundred of the
+# usual feature is subnormal.
 DOMINANT_OCTAVES = 6.0
-UNDERFLOW_SHARE = 0.01  # of all elements of a gradient: rounding one in a hundred to zero biases what is summed
-BLOCK = 128  # neighbours that share a scale under blockwise_1x128
+UNDERFLOW_SHARE = 0.01  # of all elements of a gradient: rounding one in a hundred to zero biases the sums
+BLOCK = 128  # neighbours that share a scale in blockwise_1x128
 
 _ACROSS_FEATURES = {Gemm.FPROP: Operand.INPUT, Gemm.DGRAD: Operand.GRAD_OUTPUT}  # scaled along their features
 _WIDE_SCALES = (Scaling.TENSORWISE, Scaling.ROWWISE)
 
 
 def feature_dominates(evidence: FindingEvidence) -> Iterator[Finding]:
-    """One feature far above the others sets the scale that all share, tensorwise and rowwise alike."""
+    """One feature far above the others determines the scale that all share, tensorwise and rowwise."""
     for gemm, operand in _ACROSS_FEATURES.items():
         seen = evidence.activation(operand)
         if gemm not in evidence.gemms or evidence.recipe(gemm, operand).scaling not in _WIDE_SCALES or seen is None:
@@ -53,7 +53,7 @@ def _one_size(evidence: FindingEvidence, operand: Operand) -> str:
 
 
 def row_dominates(evidence: FindingEvidence) -> Iterator[Finding]:
-    """A few rows far above the others set a tensorwise scale. One scale a row helps."""
+    """A few rows far above the others determine a tensorwise scale. Rowwise scales help."""
     for gemm, operand in _ACROSS_FEATURES.items():
         seen = evidence.activation(operand)
         if gemm not in evidence.gemms or evidence.recipe(gemm, operand).scaling is not Scaling.TENSORWISE:
@@ -69,7 +69,7 @@ def row_dominates(evidence: FindingEvidence) -> Iterator[Finding]:
 
 
 def gradient_underflows(evidence: FindingEvidence) -> Iterator[Finding]:
-    """An output gradient of which too much is rounded to zero."""
+    """An output gradient with too many elements rounded to zero."""
     seen = evidence.operand(Operand.GRAD_OUTPUT)
     for gemm in (Gemm.DGRAD, Gemm.WGRAD):
         if gemm not in evidence.gemms or seen is None:
@@ -91,10 +91,10 @@ SCALE_RULES = (feature_dominates, row_dominates, gradient_underflows)
 
 
 def underflow(seen: OperandSummary, gemm: Gemm, recipe: OperandRecipe) -> float | None:
-    """The part of an operand that a recipe rounds to zero; None where no histogram is of that scale's block.
+    """The share of an operand that a recipe rounds to zero; None without a histogram for that granularity.
 
-    dgrad scales grad_output along its features, wgrad its transpose along the rows. A transposed operand, or one of a
-    static range, has one scale, and loses what a tensorwise one does, however its GEMM takes that scale.
+    dgrad scales grad_output along its features, wgrad its transpose along the rows. A transposed operand, or one with a
+    static range, has one scale, and loses as much as a tensorwise one, in whatever form its GEMM takes that scale.
     """
     across = {
         Scaling.ROWWISE: HistogramView.ROWWISE if gemm is Gemm.DGRAD else HistogramView.COLUMNWISE,
@@ -106,10 +106,9 @@ def underflow(seen: OperandSummary, gemm: Gemm, recipe: OperandRecipe) -> float 
 
 
 def _remedy(seen: OperandSummary, gemm: Gemm, recipe: OperandRecipe, afresh: str) -> str:
-    """The gentlest change that keeps enough: a finer scale costs no precision, e5m2 one bit, and keeping all gain.
+    """The mildest sufficient change: a finer scale costs no precision, e5m2 one bit, and keeping the GEMM all speedup.
 
-    `afresh`: what has to be undone before scales can be one a row. A transposed operand has no format of its own
-    either.
+    `afresh`: fields to reset before scales can be rowwise. A transposed operand has no format of its own either.
     """
     rowwise = replace(recipe, scaling=Scaling.ROWWISE, transposed=False, range=Range.DYNAMIC, amax=None)
     finer = f"{afresh}scaling: rowwise"
@@ -129,7 +128,7 @@ def _first_that_keeps(seen: OperandSummary, gemm: Gemm, choices: Sequence[tuple[
 
 
 def _octaves_to_the_largest(row_rms: Tensor) -> float | None:
-    """From the median row to the largest, of rows that are not zero; None where there are none."""
+    """Octaves from the median row to the largest, among non-zero rows; None without any."""
     counts = row_rms[1:].double()
     if float(counts.sum()) == 0:
         return None

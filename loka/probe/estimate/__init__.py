@@ -1,1 +1,1 @@
-"""Operands drawn from what was learned, and the error of each recipe on them."""
+"""Operands drawn from the statistics, and the error of each recipe on them."""

@@ -1,4 +1,4 @@
-"""The recipes that an error is estimated for, GEMM by GEMM, and their words."""
+"""The recipes for which errors are estimated, by GEMM, and their labels."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from loka.numerics.enums import OPERANDS, Format, Gemm, Operand, Scaling
 from loka.numerics.recipe import OperandPair, OperandRecipe, transposed_copy
 from loka.numerics.scalings import BLOCKS, blockwise
 
-_ROWS = OperandRecipe(power_of_two=True)  # what an operand is transposed from
+_ROWS = OperandRecipe(power_of_two=True)  # source of a transposed operand
 _BESIDE_ROWS = transposed_copy(Format.E4M3, Scaling.ROWWISE)
 _BESIDE_TRANSPOSED = transposed_copy(Format.E4M3, None)
 _TRANSPOSED = {
@@ -19,9 +19,10 @@ _TRANSPOSED = {
 def candidates(gemm: Gemm) -> tuple[OperandPair, ...]:
     """The standard recipes of a GEMM, all with dynamic scales, in a fixed order and without duplicates.
 
-    e4m3 tensorwise, rowwise and in blocks (1x128, a weight 128x128); e5m2 for the output gradient alone, tensorwise
-    and rowwise, where there is one; e5m2 for both operands, tensorwise and rowwise; and e4m3 as transposed operands go
-    together: fprop rowwise with power-of-two scales, dgrad so with its weight transposed, wgrad with both transposed.
+    e4m3 tensorwise, rowwise and in blocks (1x128, a weight 128x128); e5m2 for the output gradient only, tensorwise and
+    rowwise, if there is one; e5m2 for both operands, tensorwise and rowwise; and the e4m3 recipe with transposed
+    operands: fprop rowwise with power-of-two scales, dgrad the same with its weight transposed, wgrad with both
+    transposed.
     """
     first, second = OPERANDS[gemm]
     pairs = [_pair(Format.E4M3, Format.E4M3, scaling) for scaling in (Scaling.TENSORWISE, Scaling.ROWWISE)]
@@ -34,7 +35,7 @@ def candidates(gemm: Gemm) -> tuple[OperandPair, ...]:
 
 
 def recipe_label(gemm: Gemm, pair: OperandPair) -> str:
-    """A recipe as a person says it: "e4m3 rowwise", or both operands where they differ."""
+    """A recipe in words: "e4m3 rowwise", or both operands if they differ."""
     one, other = (_describe_operand(recipe) for recipe in pair)
     if one == other:
         return one

@@ -1,15 +1,15 @@
-"""Learned marginals, a Gaussian copula, and a learned scale of rows: how our sampler makes operands.
+"""Samples operands from learned marginals, a Gaussian copula, and a learned scale of rows.
 
-A sample is a matrix (C, n): features down, rows of the operand across, so that what belongs to a feature is
-contiguous. It is made in three steps:
+A sample is a matrix (C, n): features down, rows of the operand across, so that each feature is contiguous. It is made
+in three steps:
 
 1. z ~ N(0, R): dependence. R is chosen so that the features have the learned (Pearson) correlation *after* step 2,
    which weakens it. With g the marginal's quantile function of a normal score and a_k its Hermite coefficients,
    features i and j come out correlated by sum_k a_ik a_jk R_ij^k (Mehler), which is solved for R_ij.
-2. Marginals, by ranks: the j-th largest of a feature's n values becomes the j-th largest of n stratified draws from
-   the learned histogram. Exact zeros (after a ReLU) stay an atom.
-3. Row scale: rows keep their order by root mean square and take sorted draws of the learned row_rms histogram; then
-   the marginals are imposed anew, and so on in turn.
+2. Marginals, by ranks: the j-th largest of a feature's n values becomes the j-th largest of n stratified draws from the
+   learned histogram. Exact zeros (after a ReLU) stay an atom.
+3. Row scale: rows keep their order by root mean square and take sorted draws of the learned row_rms histogram; then the
+   marginals are imposed again, and so on alternately.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from torch import Tensor
 from loka.probe.stats.bins import MAGNITUDE_BINS, PER_OCTAVE, SPREAD_STEPS, VALUE_BINS, ZERO_BIN
 from loka.probe.stats.site_stats import LowRank
 
-GRID = 1024  # points of a normal score at which a marginal is looked at
+GRID = 1024  # points of a normal score at which a marginal is evaluated
 HERMITE = 6  # terms of Mehler's series; the rest of a marginal's variance counts as one more
 BISECTIONS = 20
-STRETCH = 1.3  # at most, of one side of a marginal
-TURNS = 4  # row scale and marginals, in turn
+STRETCH = 1.3  # of one side of a marginal, at most
+TURNS = 4  # alternations of row scale and marginals
 TINY = 1e-30
 
 
@@ -36,11 +36,11 @@ TINY = 1e-30
 class Marginals:
     """The distribution of each of C features, from histograms in the bins of bins.VALUE_BINS.
 
-    Within a bin the density is linear, with a slope limited by the neighbours' densities: half an octave is wide
-    enough for a flat one to overstate the tails.
+    Within a bin the density is linear, with a slope limited by the neighbours' densities: bins of half an octave are so
+    wide that a constant density would overstate the tails.
     """
 
-    cumulative: Tensor  # (C, VALUE_BINS) float64: share of values up to and with each bin
+    cumulative: Tensor  # (C, VALUE_BINS) float64: share of values up to and including each bin
     mass: Tensor  # (C, VALUE_BINS)
     low: Tensor  # (C, VALUE_BINS), edges
     high: Tensor
@@ -59,7 +59,7 @@ class Marginals:
 
 
 def marginals(values: Tensor, lowest: int, column_amax: Tensor) -> Marginals:
-    """The distributions behind `values` (C, VALUE_BINS); the outer bins of each feature end at its `column_amax` (C,).
+    """The distributions for `values` (C, VALUE_BINS); the outer bins of each feature end at its `column_amax` (C,).
 
     A feature without any count is zero.
     """
@@ -105,7 +105,7 @@ def _tilt(mass: Tensor, low: Tensor, high: Tensor) -> Tensor:
 def spread_quantile(histogram: Tensor, lowest: int, u: Tensor) -> Tensor:
     """Values (n,) float64 at levels u (n,) of a histogram (ROW_RMS_BINS,) of log2 magnitudes; bin 0 is zero.
 
-    All zero where nothing was counted.
+    All zero if nothing was counted.
     """
     counts = histogram.double()
     total = float(counts.sum())
@@ -136,9 +136,9 @@ class Latent:
 
 
 def latent(covariance: Tensor | LowRank, shapes: Marginals) -> Latent:
-    """The normal scores that give features with these marginals this covariance, as nearly as a copula can.
+    """The normal scores that give features with these marginals this covariance, as closely as a copula can.
 
-    A whole covariance (C, C) is solved element by element, and what is then not positive is cut; of a low rank one the
+    A full covariance (C, C) is solved element by element, and negative eigenvalues are dropped; for a low-rank one the
     factor is corrected to first order.
     """
     coefficients = _hermite(shapes)
@@ -162,8 +162,8 @@ def latent(covariance: Tensor | LowRank, shapes: Marginals) -> Latent:
 def _hermite(shapes: Marginals) -> Tensor:
     """Coefficients (C, HERMITE + 1) of each marginal in normalised Hermite polynomials of degree 1 and up.
 
-    They are of the standardised feature: their squares sum to 1, the last one being what is left over. A constant
-    feature has none.
+    They are those of the standardised feature: their squares sum to 1, with the remainder as the last one. They are
+    zero for a constant feature.
     """
     u = (torch.arange(GRID, dtype=torch.float64) + 0.5) / GRID
     z = torch.special.ndtri(u)
@@ -205,7 +205,7 @@ def levels(count: int, rows: int, generator: torch.Generator) -> Tensor:
 
 
 def by_ranks(scores: Tensor, ascending: Tensor) -> Tensor:
-    """The values `ascending` (C, n), in the order that each feature's scores (C, n) have."""
+    """The values `ascending` (C, n), arranged in the order of each feature's scores (C, n)."""
     order = np.argsort(scores.numpy(), axis=1)
     placed = np.empty_like(ascending.numpy())
     np.put_along_axis(placed, order, ascending.numpy(), axis=1)
@@ -213,7 +213,7 @@ def by_ranks(scores: Tensor, ascending: Tensor) -> Tensor:
 
 
 def scale_rows(x: Tensor, ascending: Tensor) -> Tensor:
-    """x (C, n) with the n rows' root mean squares made `ascending` (n,), in the order that they have."""
+    """x (C, n) with the n rows' root mean squares set to `ascending` (n,), in the rows' own order."""
     rms = x.square().mean(0).sqrt()
     target = torch.empty_like(rms)
     target[rms.argsort()] = ascending.to(rms.dtype)
@@ -232,10 +232,10 @@ def joined(parts: list[Marginals]) -> Marginals:
 
 
 def fitted(shapes: Marginals, mean: Tensor, variance: Tensor) -> Marginals:
-    """The same with each feature's negative and positive values stretched to meet its `mean` and `variance` (C,).
+    """The same with each feature's negative and positive values stretched to match its `mean` and `variance` (C,).
 
-    A bin is wide against a value that hardly varies (the lower end of SiLU), and the mean is what
-    coherent sums are made of. No side is stretched by more than STRETCH; zeros stay zeros.
+    A bin is wide compared with values that hardly vary (the lower end of SiLU), and coherent sums depend on the mean.
+    No side is stretched by more than STRETCH; zeros stay zeros.
     """
     u = ((torch.arange(GRID, dtype=torch.float64) + 0.5) / GRID).expand(shapes.mass.shape[0], GRID).contiguous()
     values = shapes.quantile(u).double()

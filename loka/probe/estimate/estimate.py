@@ -1,13 +1,13 @@
-"""What FP8 costs a GEMM, estimated on sampled operands: MERE and SQNR with intervals.
+"""Estimates the error of a GEMM in FP8 on sampled operands: MERE and SQNR with intervals.
 
-The reference is the float32 product of the operands as drawn; the result is the float32 product of what their FP8
-values stand for.
+The reference is the float32 product of the operands as drawn; the result is the float32 product of the dequantised
+operands.
 
-A transposed operand is made as in training: its transpose is quantised along its rows, and that copy is transposed. Of
-these rows only the drawn features are there (of dy, for wgrad, those of joint.py instead of all N), so that a row's
-scale can be smaller than the whole row's would be. That changes next to nothing: scales are powers of two, under which
-a value rounds alike until it is subnormal, and what is subnormal is decided in the end by the one scale that all rows
-get. For that one the whole operand's maximum is taken, as for a tensorwise scale.
+A transposed operand is made as in training: its transpose is quantised along its rows, and that copy is transposed.
+These rows have only the drawn features (of dy, for wgrad, those of joint_moments.py instead of all N), so that a row's
+scale can be smaller than that of the whole row. That hardly matters: scales are powers of two, with which a value
+rounds the same until it is subnormal, and what is subnormal is determined by the single scale that all rows get in the
+end. For that one the whole operand's maximum is taken, as for a tensorwise scale.
 """
 
 from __future__ import annotations
@@ -36,10 +36,9 @@ LIMIT = 64  # draws
 
 
 def errors(drawn: Drawn, pair: OperandPair) -> tuple[float, float]:
-    """MERE (floored) and SQNR in dB of one draw with its operands quantised so; never NaN.
+    """MERE (floored) and SQNR in dB of one draw with its operands quantised by `pair`; never NaN.
 
-    Operands of zeros give an exact product: (0, inf). Operands, or a product of them, that are not finite have no
-    reference: (inf, -inf).
+    Zero operands give an exact product: (0, inf). Without a finite reference product the result is (inf, -inf).
     """
     return _errors(_Draw(drawn), pair)
 
@@ -53,11 +52,11 @@ def estimate(
     limit: int = LIMIT,
     seed: int,
 ) -> tuple[Estimate, ...]:
-    """One Estimate for each recipe, in order; all see the same draws. Empty where the sampler cannot draw it.
+    """One Estimate for each recipe, in order, all from the same draws. Empty if the sampler cannot draw the GEMM.
 
-    Looks after 4, 8, 16, ... draws and stops once every recipe is decided against the budget (intervals.confidence says
-    at what risk), or at `limit`. What is reported is the plain 95 % interval of all draws. The numbers follow from
-    `seed` alone; torch's global generator is not touched. Raises InputError where limit is below 2.
+    Checks after 4, 8, 16, ... draws and stops once every recipe is decided against the budget (with the risk in
+    intervals.confidence), or at `limit`. The reported interval is the plain 95 % interval of all draws. The numbers
+    depend only on `seed`; torch's global generator is not used. Raises InputError if limit is below 2.
     """
     planned = looks(limit)
     if not recipes or not sampler.can_draw(gemm):
@@ -85,10 +84,10 @@ def estimate_site(
     seed: int,
     limit: int = LIMIT,
 ) -> tuple[Estimate, ...]:
-    """Estimates of a site's GEMMs from our sampler, `rows` being the M of a call.
+    """Estimates of a site's GEMMs with `CopulaSampler`; `rows` is the M of a call.
 
-    A GEMM whose operands were not seen, or that has no recipes, gives none. The draws of a GEMM follow from the seed,
-    the site's name and the GEMM, so that they do not change with what else is estimated.
+    A GEMM whose operands were not seen, or that has no recipes, gives none. The draws of a GEMM depend on the seed, the
+    site's name and the GEMM, and not on what else is estimated.
     """
     sampler = CopulaSampler(stats, rows)
     made: list[Estimate] = []
@@ -99,13 +98,13 @@ def estimate_site(
 
 
 def seed_for(seed: int, site: str, gemm: Gemm) -> int:
-    """A seed of its own for each GEMM of each site."""
+    """A separate seed for each GEMM of each site."""
     digest = hashlib.sha256(f"{seed}/{site}/{gemm.value}".encode()).digest()
     return int.from_bytes(digest[:7], "big")
 
 
 class _Draw:
-    """One draw: its reference product, and its operands under each recipe, quantised once."""
+    """One draw: its reference product, and its operands for each recipe, quantised once."""
 
     def __init__(self, drawn: Drawn) -> None:
         self._operands = ((drawn.a, drawn.amax_a), (drawn.b, drawn.amax_b))
@@ -113,7 +112,7 @@ class _Draw:
         self._values: dict[tuple[int, OperandRecipe], Tensor] = {}
 
     def quantized(self, index: int, recipe: OperandRecipe) -> Quantized:
-        """Operand 0 or 1 under a recipe; the scale of a tensorwise or transposed one is that of the whole operand."""
+        """Operand 0 or 1 quantised by a recipe; a tensorwise or transposed one has the scale of the whole operand."""
         x, whole = self._operands[index]
         if recipe.transposed:
             return _transposed(x, whole, recipe)
@@ -125,7 +124,7 @@ class _Draw:
         return quantize(x, format=recipe.format, scaling=recipe.scaling, power_of_two=recipe.power_of_two, amax=amax)
 
     def dequantized(self, index: int, recipe: OperandRecipe) -> Tensor:
-        """What the operand's FP8 values stand for, float32."""
+        """The operand's dequantised FP8 values, float32."""
         key = (index, recipe)
         if key not in self._values:
             self._values[key] = dequantize(self.quantized(index, recipe))
@@ -133,13 +132,14 @@ class _Draw:
 
 
 def _transposed(x: Tensor, whole: float | None, recipe: OperandRecipe) -> Quantized:
-    """x of (R, C) from the FP8 copy of its transpose, which is quantised along its rows, with the scale that it needs.
+    """x of (R, C) from the FP8 copy of its transpose, which is quantised along its rows, with its scale.
 
-    `whole` is the largest |x| of the whole operand, None where x is all of it. Scales: (1, 1) tensorwise, else (R, 1).
+    `whole` is the largest |x| of the whole operand, None if x is the whole. Scales: (1, 1) tensorwise, otherwise (R,
+    1).
     """
     rows = quantize(x.t(), format=recipe.format, scaling=Scaling.ROWWISE, power_of_two=True)
     if whole is not None:
-        # A row of zeros stands for the rest of the operand: its scale is that of the largest |x| there.
+        # A row of zeros represents the rest of the operand: its scale is that of the operand's largest |x|.
         largest = rows.scale.new_full((1, 1), static_scale(whole, recipe.format, power_of_two=True))
         zeros = rows.values.new_zeros((1, x.shape[0]))
         rows = Quantized(torch.cat([rows.values, zeros]), torch.cat([rows.scale, largest]))
@@ -171,7 +171,7 @@ def _summary(gemm: Gemm, pair: OperandPair, found: list[tuple[float, float]], le
 
 @contextmanager
 def _full_precision() -> Iterator[None]:
-    """float32 products in float32 inside, whatever the process has chosen (TF32, autocast), without gradient."""
+    """float32 products in full float32 inside, regardless of global settings (TF32, autocast), without gradient."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:

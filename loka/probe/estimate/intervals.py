@@ -1,4 +1,4 @@
-"""Student's t intervals of a mean, and when looking at them again and again may decide."""
+"""Student's t intervals of a mean, and when repeated looks at them may decide."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EARLY_RISK = 0.02  # one-sided, shared by all looks before the last
 
 
 def looks(limit: int) -> tuple[int, ...]:
-    """After how many draws to look: 4, 8, 16, ... and at last `limit`. Raises InputError where limit is below 2."""
+    """Numbers of draws at which to look: 4, 8, 16, ... and finally `limit`. Raises InputError if limit is below 2."""
     if limit < 2:
         raise InputError(f"estimate: the limit of draws must be at least 2 for an interval, not {limit}")
     counts = []
@@ -28,9 +28,9 @@ def looks(limit: int) -> tuple[int, ...]:
 def confidence(look: int, limit: int) -> float:
     """The two-sided confidence at which the look after `look` draws may stop the sampling.
 
-    A verdict is wrong where a one-sided bound misses. The last look takes the stated 95 % (2.5 % one-sided);
-    those before it share 2 % more, equally, so that by the union bound at most 4.5 % of estimates whose mean lies at
-    the budget are decided wrongly.
+    A verdict is wrong if a one-sided bound misses. The last look has the stated 95 % (2.5 % one-sided); the earlier
+    ones share another 2 % equally, so that by the union bound at most 4.5 % of estimates with a mean at the budget are
+    decided wrongly.
     """
     planned = looks(limit)
     if look >= planned[-1] or len(planned) == 1:
@@ -41,8 +41,8 @@ def confidence(look: int, limit: int) -> float:
 def interval(values: list[float], level: float = CONFIDENCE) -> Interval:
     """The mean of `values` and its t interval; one value has no spread, so its interval is unbounded.
 
-    -inf in SQNR and inf in MERE (a result that is not finite) make the whole interval so: one such draw is
-    enough. inf in SQNR (an exact product, as of zeros) is left out where other draws are finite.
+    -inf in SQNR and inf in MERE (a non-finite result) make the whole interval infinite: one such draw is enough. inf in
+    SQNR (an exact product, such as of zeros) is ignored if other draws are finite.
     """
     if not values:
         raise InputError("interval: no values")
@@ -60,7 +60,7 @@ def interval(values: list[float], level: float = CONFIDENCE) -> Interval:
 
 
 def mere_interval(values: list[float], level: float = CONFIDENCE) -> Interval:
-    """As `interval`, never below zero, and infinite where any draw is."""
+    """As `interval`, never below zero, and infinite if any draw is."""
     if math.inf in values:
         return Interval(math.inf, math.inf, math.inf)
     found = interval(values, level)
@@ -68,7 +68,7 @@ def mere_interval(values: list[float], level: float = CONFIDENCE) -> Interval:
 
 
 def decided(estimate: Estimate, budget: Budget) -> bool:
-    """Whether the estimate's intervals settle that it keeps the budget, or that it does not."""
+    """True if the estimate's intervals settle that it keeps the budget, or that it does not."""
     return estimate.verdict(budget) is not Verdict.UNDECIDED
 
 
@@ -88,7 +88,7 @@ def t_quantile(level: float, degrees: int) -> float:
 
 
 def _t_distribution(t: float, degrees: int) -> float:
-    """P(T <= t) for t >= 0, by the finite series for whole degrees (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
+    """P(T <= t) for t >= 0, by the finite series for integer degrees (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
     angle = math.atan2(t, math.sqrt(degrees))
     sine, cosine = math.sin(angle), math.cos(angle)
     odd = degrees % 2 == 1

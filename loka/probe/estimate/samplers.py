@@ -1,9 +1,8 @@
-"""Operands drawn from what was learned, by a copula (copula.py).
+"""Draws operands from the statistics, with a copula (copula.py).
 
-They are written as docs/kernels.md says ("How an FP8 linear is written"): a is (R, C) and b (S, C), contracted
-over C. Of a and b only some rows are drawn, for time's sake; the contracted dimension C is whole, so that rowwise
-scales are what they would be. For a weight gradient C is the batch: its rows are drawn up to LARGEST_DRAW elements
-in all.
+They have the layout in docs/kernels.md ("How an FP8 linear is written"): a is (R, C) and b (S, C), contracted over C.
+Only some rows of a and b are drawn, to save time; the contracted dimension C is complete, so that rowwise scales are
+realistic. For a weight gradient C is the batch: rows are drawn up to LARGEST_DRAW elements in total.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ LARGEST_DRAW = 2**22  # elements of both operands of a weight gradient together:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Both operands of one GEMM, K-major float32; perhaps only some rows of each.
+    """Both operands of one GEMM, K-major float32; possibly only some rows of each.
 
-    `amax_a` and `amax_b` are the largest |x| of the whole operand, for a tensorwise scale, where the drawn
-    part does not show it; never less than the drawn part's. None: the drawn part is the whole operand.
+    `amax_a` and `amax_b` are the largest |x| of the whole operand, for a tensorwise scale; never less than the drawn
+    part's. None: the drawn part is the whole operand.
     """
 
     a: Tensor  # (R, C)
@@ -43,19 +42,19 @@ class Drawn:
 
 
 class Sampler(Protocol):
-    """Draws operands of a site's GEMMs. Built from (stats, rows), `rows` being the M of one call."""
+    """Draws operands of a site's GEMMs. Built from (stats, rows); `rows` is the M of one call."""
 
     name: str
 
     def can_draw(self, gemm: Gemm) -> bool:
-        """Whether what the GEMM's operands need was seen."""
+        """True if the statistics for the GEMM's operands are there."""
 
     def draw(self, gemm: Gemm, generator: torch.Generator) -> Drawn:
-        """Operands of the GEMM. Raises InputError where `can_draw` is False."""
+        """Operands of the GEMM. Raises InputError if `can_draw` is False."""
 
 
 class CopulaSampler:
-    """Learned marginals, a Gaussian copula, learned row scales; of the weight, rows and columns as they are."""
+    """Learned marginals, a Gaussian copula, learned row scales; for the weight, actual rows and columns."""
 
     name = "copula"
 
@@ -64,7 +63,7 @@ class CopulaSampler:
         self._sources: dict[Gemm, _Activation] = {}
 
     def can_draw(self, gemm: Gemm) -> bool:
-        """Whether both operands were seen, and for a weight gradient both in the same call."""
+        """True if both operands were seen, for a weight gradient both in the same call."""
         stats = self._stats
         seen = {
             Operand.INPUT: usable(stats.input),
@@ -75,7 +74,7 @@ class CopulaSampler:
         return joint and all(seen[operand] for operand in OPERANDS[gemm])
 
     def draw(self, gemm: Gemm, generator: torch.Generator) -> Drawn:
-        """Operands as copula.py makes them; both operands of a weight gradient are drawn together."""
+        """Operands as in copula.py; both operands of a weight gradient are drawn together."""
         require(self, gemm, self._stats.name)
         if gemm not in self._sources:
             self._sources[gemm] = self._source(gemm)
@@ -121,7 +120,7 @@ class _Activation:
         self._scales = [_row_scale(stats, features) for stats, features in parts]
 
     def lean(self, joint: JointStats, covariance: Tensor) -> None:
-        """Let the rows of a draw have in common what those of a call have."""
+        """Give the rows of a draw the coherence that rows of a call have."""
         inputs = self._widths[0]
         self._common = coherence.coherence(
             coherence.missing(joint, covariance),
@@ -133,7 +132,7 @@ class _Activation:
     def independent(self, rows: int, generator: torch.Generator) -> tuple[Tensor, ...]:
         """One matrix (features, rows) for each part, float32: rows independent, marginals and copula, no row scale.
 
-        For sums over rows: in stratified draws the mean of a feature, and with it the sum, would not fluctuate.
+        For sums over rows: in stratified draws the mean of a feature, and thus the sum, would not fluctuate.
         """
         scores = self._latent.draw(rows, generator)
         if self._common is not None:
@@ -142,7 +141,7 @@ class _Activation:
         return tuple(torch.split_with_sizes(self._marginals.quantile(torch.special.ndtr(scores)), self._widths))
 
     def stratified(self, rows: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """The same with stratified marginals and the learned row scales: for products of each row by itself."""
+        """The same with stratified marginals and the learned row scales: for products of separate rows."""
         ascending = self._marginals.quantile(copula.levels(self.width, rows, generator))
         x = copula.by_ranks(self._latent.draw(rows, generator), ascending)
         targets = [scale(copula.levels(1, rows, generator)[0]) for scale in self._scales]
@@ -160,7 +159,7 @@ def _marginals(stats: OperandStats, features: Tensor) -> copula.Marginals:
 
 
 def _row_scale(stats: OperandStats, features: Tensor) -> Callable[[Tensor], Tensor]:
-    """Root mean squares of rows at given levels, of these features alone: as all features', by their share of power."""
+    """Root mean squares of rows at given levels, for these features only: those of all features, by share of power."""
     moments = stats.moments
     power = moments.mean.square() + moments.diagonal / max(moments.count - 1, 1)
     all_features = float(power.mean())
@@ -170,7 +169,7 @@ def _row_scale(stats: OperandStats, features: Tensor) -> Callable[[Tensor], Tens
 
 
 def usable(stats: OperandStats | None) -> bool:
-    """Whether an activation was seen: at least two rows without a non-finite element."""
+    """True if an activation was seen: at least two rows without a non-finite element."""
     return stats is not None and stats.moments.count > 1
 
 
@@ -189,7 +188,7 @@ def require(sampler: Sampler, gemm: Gemm, site: str) -> None:
 
 
 def at_least(amax: float, drawn: Tensor) -> float:
-    """The larger of `amax` and the largest finite |x| of what was drawn."""
+    """The larger of `amax` and the largest finite |x| drawn."""
     return max(amax, float(drawn.abs().nan_to_num(0.0, 0.0, 0.0).max())) if drawn.numel() else amax
 
 

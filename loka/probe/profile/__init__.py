@@ -1,1 +1,1 @@
-"""The profile: what planning reads of each site, and its file."""
+"""The profile: the data about each site that planning reads, and its file."""

@@ -1,8 +1,8 @@
 """The JSON header of a profile file: a `Profile` as text and back, checked field by field.
 
-What repeats is written once: the recipes are a table, and an estimate names its two by number. The counts of
-magnitudes are left to a tensor of the file, one row for each operand in the order of the header. JSON has no
-infinities: the ends of an interval are a number, "inf" or "-inf". No other number may be infinite, and none NaN.
+Recipes are in a table, and an estimate refers to its two by index. The counts of magnitudes are in a tensor of the
+file, one row for each operand in the order of the header. JSON has no infinities: the ends of an interval are a number,
+"inf" or "-inf". No other number may be infinite, and none NaN.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _Ends = tuple[_End, _End, _End]  # mean, low, high
 
 @dataclass(frozen=True, slots=True)
 class OperandCounts:
-    """The numbers of a stats.OperandStats; `count` is that of its moments."""
+    """The scalar fields of a stats.OperandStats; `count` is that of its moments."""
 
     calls: Count
     rows: Count
@@ -52,7 +52,7 @@ class OperandCounts:
 
 @dataclass(frozen=True, slots=True)
 class WeightNumbers:
-    """The numbers of a stats.WeightStats."""
+    """The scalar fields of a stats.WeightStats."""
 
     step: Count
     updates: Count
@@ -64,7 +64,7 @@ class WeightNumbers:
 
 @dataclass(frozen=True, slots=True)
 class SiteCounts:
-    """The numbers of a stats.SiteStats; a part that was never seen is None. `joint` is the count of its moments."""
+    """The scalars of a stats.SiteStats; None for a part that was never seen. `joint` is the count of its moments."""
 
     input: OperandCounts | None
     grad_output: OperandCounts | None
@@ -100,26 +100,26 @@ class _ProfileSiteRow:
     n: Count
     rows: Count
     operands: tuple[_OperandRow, ...]
-    estimates: tuple[tuple[Gemm, Count, Count, _Ends, _Ends, Count], ...]  # recipes by number; mere, sqnr_db; draws
+    estimates: tuple[tuple[Gemm, Count, Count, _Ends, _Ends, Count], ...]  # recipes by index; mere, sqnr_db; draws
 
 
 @dataclass(frozen=True, slots=True)
 class _RecipeRow:
-    """An OperandRecipe, by the names that the file has for its fields."""
+    """An OperandRecipe with the file's names of its fields."""
 
     format: Format
     scaling: Scaling
     range: Range
     amax: float | None
     power_of_two: bool
-    turned: bool = False  # `OperandRecipe.transposed`; profiles from before there was any lack it
+    turned: bool = False  # `OperandRecipe.transposed`; missing in profiles from before it existed
 
 
 @dataclass(frozen=True, slots=True)
 class _Header:
     """The layout of the header, version 1."""
 
-    format: str  # both are checked before the rest is looked at
+    format: str  # both are checked before the rest
     version: Annotated[int, Field(ge=1)]
     form: Literal["summary", "full"]
     name: str
@@ -133,17 +133,17 @@ class _Header:
     recipes: tuple[_RecipeRow, ...]
     sites: tuple[_ProfileSiteRow, ...]
     findings: tuple[Finding, ...]
-    stats: tuple[SiteCounts, ...] | None  # one a site; None in the summary form
-    mods: tuple[ModFingerprint, ...] = ()  # files that were written before it was there are of models without
+    stats: tuple[SiteCounts, ...] | None  # one per site; None in the summary form
+    mods: tuple[ModFingerprint, ...] = ()  # older files without it are of models without mods
 
 
 class _DamagedError(InputError):
-    """Something in a header contradicts the rest."""
+    """A field of a header contradicts others."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Preamble:
-    """What decides whether the rest can be understood at all."""
+    """The fields that decide if the rest can be read."""
 
     format: str
     version: int
@@ -151,7 +151,7 @@ class _Preamble:
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A header as read: the profile lacks the magnitudes, which `with_magnitudes` puts in."""
+    """A header as read: the profile lacks the magnitudes, which `with_magnitudes` adds."""
 
     profile: Profile
     stats: tuple[SiteCounts, ...] | None  # None: the summary form
@@ -168,9 +168,9 @@ def _preamble() -> TypeAdapter[_Preamble]:
 
 
 def to_text(profile: Profile, stats: tuple[SiteCounts, ...] | None) -> str:
-    """The header of a profile: the same text for the same contents. `stats` makes it the full form's.
+    """The header of a profile: the same text for the same contents. `stats` makes it the full form.
 
-    Raises InputError where a number is NaN, or infinite though no end of an interval, or two sites share a name.
+    Raises InputError if a number is NaN, or infinite outside an interval, or if two sites share a name.
     """
     _check_numbers(profile)
     _check_weights(profile, stats)
@@ -197,7 +197,7 @@ def to_text(profile: Profile, stats: tuple[SiteCounts, ...] | None) -> str:
 
 
 def from_text(text: str, file: str) -> Parsed:
-    """Read what `to_text` wrote. `file` is named in messages.
+    """Reads the text of `to_text`. `file` is the name in messages.
 
     Raises InputError for a header that is damaged, of something else, or of a newer LoKA.
     """
@@ -321,7 +321,7 @@ def _ends(interval: Interval) -> _Ends:
 
 
 def _end(value: float) -> _End:
-    """A whole number too is written as a float, which is what it is read back as."""
+    """An end of an interval; integers are written as floats, as they are read back."""
     if math.isinf(value):
         return "inf" if value > 0 else "-inf"
     return float(value)
@@ -333,7 +333,7 @@ def _interval(ends: _Ends) -> Interval:
 
 
 def _check_numbers(profile: Profile) -> None:
-    """Raise InputError at the first number that is NaN, or infinite outside an interval, and at a name used twice."""
+    """Raise InputError at the first number that is NaN, or infinite outside an interval, and for duplicate names."""
     names: set[str] = set()
     for site in profile.sites:
         if site.name in names:
@@ -360,7 +360,7 @@ def _check_weights(profile: Profile, stats: tuple[SiteCounts, ...] | None) -> No
 
 
 def _numbers(operand: OperandSummary) -> list[float]:
-    """Every float of a summary, by name: a profile of many sites has millions."""
+    """All floats of a summary, listed explicitly: a profile of many sites has millions."""
     found = [operand.zeros, operand.amax, operand.usual_amax, operand.rms, operand.covariance_error]
     for each in operand.shares:
         found += (each.underflow, each.subnormal)
@@ -378,7 +378,7 @@ def _refuse(site: str, floats: Iterator[tuple[str, float]], good: Callable[[floa
 
 
 def _floats(value: object, path: str) -> Iterator[tuple[str, float]]:
-    """Every float within a dataclass or tuple, with its place."""
+    """All floats in a dataclass or tuple, with their paths."""
     if isinstance(value, float):
         yield path, value
     elif is_dataclass(value):
@@ -390,7 +390,7 @@ def _floats(value: object, path: str) -> Iterator[tuple[str, float]]:
 
 
 def _first(error: ValidationError) -> str:
-    """The first of pydantic's errors, with its place."""
+    """The first of pydantic's errors, with its path."""
     found = error.errors(include_url=False, include_context=False, include_input=False)[0]
     place = ".".join(str(part) for part in found["loc"])
     return f"{place}: {found['msg']}" if place else found["msg"]

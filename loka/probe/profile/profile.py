@@ -1,4 +1,4 @@
-"""What planning needs of a profile: the summary of each site, and what FP8 would cost each of its GEMMs."""
+"""The profile as planning reads it: the summary of each site, and the estimated FP8 error of each of its GEMMs."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ CONFIDENCE = 0.95
 
 
 class Verdict(StrEnum):
-    """What the evidence says of a GEMM under a recipe and a budget."""
+    """Judgement of a GEMM by the evidence for a recipe and a budget."""
 
-    SAFE = "safe"  # both intervals lie within the budget
-    UNSAFE = "unsafe"  # one lies wholly outside
+    SAFE = "safe"  # both intervals are within the budget
+    UNSAFE = "unsafe"  # one is wholly outside
     UNDECIDED = "undecided"
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate and its 95 % confidence interval. `mean` may be infinite, then so are the ends."""
+    """An estimate and its 95 % confidence interval. If `mean` is infinite, so are the ends."""
 
     mean: float
     low: float
@@ -34,16 +34,16 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The error of one GEMM of a site with its operands quantised so, predicted from what was learned."""
+    """The error of one GEMM of a site with its operands quantised by `operands`, predicted from the statistics."""
 
     gemm: Gemm
-    operands: OperandPair  # in the order of names.OPERANDS[gemm]
+    operands: OperandPair  # in the order of enums.OPERANDS[gemm]
     mere: Interval  # floored (numerics.metrics)
     sqnr_db: Interval
     draws: int  # sampled pairs of operands
 
     def verdict(self, budget: Budget) -> Verdict:
-        """Whether the GEMM keeps `budget`'s mere and sqnr_db under this recipe."""
+        """The verdict on `budget`'s mere and sqnr_db for this recipe."""
         if self.mere.high <= budget.mere and self.sqnr_db.low >= budget.sqnr_db:
             return Verdict.SAFE
         if self.mere.low > budget.mere or self.sqnr_db.high < budget.sqnr_db:
@@ -53,7 +53,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Where the non-zero elements of an operand fall under a dynamic scale: parts of all elements, 0 to 1."""
+    """Shares of an operand's elements lost with a dynamic scale, relative to all elements, 0 to 1."""
 
     view: HistogramView
     format: Format
@@ -74,7 +74,7 @@ class Quantiles:
 
 @dataclass(frozen=True, slots=True)
 class OperandSummary:
-    """One operand of a site in a few numbers. For a weight `calls` is 0, and `rows` and `sampled` are its rows."""
+    """Summary of one operand of a site. For a weight `calls` is 0, and `rows` and `sampled` are its rows."""
 
     operand: Operand
     width: int  # features C of the matrix (rows, C)
@@ -91,47 +91,47 @@ class OperandSummary:
     shares: tuple[Shares, ...]  # every View x Format; none for a weight
     row_spread: Quantiles | None  # octaves from rms to amax within a row
     block_spread: Quantiles | None  # the same within 128 neighbours
-    covariance_error: float  # of the low-rank covariance, ||C - it||_F / ||C||_F; 0 where it is whole
+    covariance_error: float  # relative error ||C - C'||_F / ||C||_F of the low-rank covariance C'; 0 if it is full
 
 
 @dataclass(frozen=True, slots=True)
 class SiteProfile:
-    """One site. `operands` holds those that were seen; a site that never ran has none and no estimates."""
+    """One site. `operands` are those that were seen; a site that never ran has none and no estimates."""
 
     name: str
     k: int
     n: int
-    rows: int  # M of a call, as last seen
+    rows: int  # M of the last call
     operands: tuple[OperandSummary, ...]
     estimates: tuple[Estimate, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something about a site that will cost accuracy, with the evidence and what helps."""
+    """A cause of lost accuracy at a site, with figures and a remedy."""
 
     site: str
-    kind: str  # findings.py lists them
+    kind: str  # listed in findings.py
     evidence: str
-    remedy: str  # a mod or a setting, as a policy writes it
+    remedy: str  # a mod or a setting, in policy syntax
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The summary form of a profile: what `loka plan` reads."""
+    """The summary form of a profile, which `loka plan` reads."""
 
     name: str  # of the policy
     model: str  # its factory
     loka_version: str
     created: str  # UTC, ISO 8601, when it was saved
     steps: int  # training steps up to the last sample
-    every: int  # one step in so many was sampled
+    every: int  # one step in this number was sampled
     samples: int  # sampled steps, over all ranks and runs
     batch_size: int  # samples in a step of one rank
     sites: tuple[SiteProfile, ...]
     findings: tuple[Finding, ...]
-    mods: tuple[ModFingerprint, ...] = ()  # that made the model what it was; () too where the file says nothing of mods
+    mods: tuple[ModFingerprint, ...] = ()  # that changed the model; also () if the file does not record mods
 
     def site(self, name: str) -> SiteProfile | None:
-        """The profile of a site, or None where it is not there."""
+        """The profile of a site; None if it is not included."""
         return next((site for site in self.sites if site.name == name), None)

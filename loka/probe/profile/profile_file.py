@@ -1,11 +1,11 @@
-"""A profile on the disk: one safetensors file with a JSON header, in one of two forms.
+"""Profile files: one safetensors file with a JSON header, in one of two forms.
 
-The summary form holds what planning needs; the full form holds the statistics as well, and merges. Both keep the
+The summary form has the data for planning; the full form also has the statistics, and can be merged. Both have the
 header (header.py) as the file's metadata under `loka.profile` and the magnitudes of all operands as one tensor; the
-full form's further tensors are called `sites/12/input/moments/mean`, by the number of the site in the header
-(tensors.py).
+full form's further tensors are named `sites/12/input/moments/mean`, by the index of the site in the header
+(stat_tensors.py).
 
-Reading runs nothing and allocates no more than the file is long. Equal contents make equal bytes.
+Reading executes no code and allocates no more than the size of the file. Equal contents make equal bytes.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from loka.probe.stats.site_stats import RecordedStats, SiteStats
 
 METADATA = "loka.profile"
 MAGNITUDES = "magnitudes"
-HEADER_LIMIT = 100_000_000  # bytes; safetensors reads no longer header
-_LENGTH = 8  # bytes of the length with which a safetensors file begins
+HEADER_LIMIT = 100_000_000  # bytes; safetensors rejects longer headers
+_LENGTH = 8  # bytes of the length at the start of a safetensors file
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "I64": torch.int64}
 _AGAIN = "make it again with `loka probe`, or take it from where it was kept"
 
 
 def save(path: str | Path, recorded: RecordedStats | Profile) -> None:
-    """Write a profile, in full where it is a `RecordedStats` and else its summary; missing folders are made.
+    """Write a profile, in full for a `RecordedStats`, otherwise its summary; missing folders are created.
 
-    The file at `path` stays as it is until the new one is whole on the disk. Raises InputError where the disk refuses,
-    and where a number is NaN, or infinite where that has no meaning.
+    The file at `path` is replaced only when the new one is complete on the disk. Raises InputError if writing fails, or
+    if a number is NaN, or infinite where that is not allowed.
     """
     path = Path(path)
     try:
@@ -60,8 +60,10 @@ def save(path: str | Path, recorded: RecordedStats | Profile) -> None:
 
 
 def load(path: str | Path) -> RecordedStats | Profile:
-    """Read a profile in the form that it has. Raises InputError for a file that is missing, cut short, damaged,
-    something else, or written by a newer LoKA."""
+    """Read a profile in the form that it has.
+
+    Raises InputError for a file that is missing, truncated, damaged, something else, or written by a newer LoKA.
+    """
     path = Path(path)
     with _open(path) as file:
         parsed = _profile(path, file)
@@ -71,7 +73,7 @@ def load(path: str | Path) -> RecordedStats | Profile:
 
 
 def load_profile(path: str | Path) -> Profile:
-    """Read the summary of a profile in either form; the statistics of a full one are left unread. Raises as `load`."""
+    """Read the summary of a profile in either form, without the statistics of a full one. Raises as `load`."""
     path = Path(path)
     with _open(path) as file:
         return _profile(path, file).profile
@@ -98,7 +100,7 @@ def _to_bytes(recorded: RecordedStats | Profile) -> bytes:
 
 
 def _apart(contents: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors in the order of their names, none sharing memory with another: the library refuses to write that."""
+    """The tensors sorted by name, none sharing memory with another, which the library cannot write."""
     apart, seen = {}, set()
     for name in sorted(contents):
         tensor = contents[name]
@@ -128,7 +130,7 @@ def _check_stats(profile: Profile, stats: tuple[SiteStats, ...]) -> None:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """Write beside the place, onto the disk, then rename: a reader sees the old file or the new one."""
+    """Write a temporary file next to the path, sync it, then rename: a reader sees the old file or the new one."""
     path = resolved_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
@@ -138,7 +140,7 @@ def _replace(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:  # Ctrl-C too leaves nothing behind
+    except BaseException:  # leaves nothing behind after Ctrl-C either
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
@@ -146,7 +148,7 @@ def _replace(path: Path, data: bytes) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Put the rename itself onto the disk. Some file systems cannot; the file is whole in any case."""
+    """Sync the rename itself. Some file systems cannot; the file is complete in any case."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -157,7 +159,7 @@ def _sync_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _open(path: Path) -> Iterator[Any]:
-    """The file as the library opens it: its header is read, its tensors are not."""
+    """Opens the file with the library: reads its header, not its tensors."""
     try:
         damage = _damage(path)
         if damage is not None:
@@ -175,7 +177,7 @@ def _open(path: Path) -> Iterator[Any]:
 
 
 def _damage(path: Path) -> str | None:
-    """What is wrong with a file that can be seen from its length and its first bytes, None where nothing is."""
+    """Damage that is visible from a file's length and its first bytes, in words; None without any."""
     with path.open("rb") as file:
         start = file.read(_LENGTH + 1)
         size = os.fstat(file.fileno()).st_size
@@ -214,7 +216,7 @@ def _stats(path: Path, file: Any, parsed: Parsed) -> tuple[SiteStats, ...]:
 
 
 def _read(path: Path, file: Any, name: str, expected: ExpectedTensor) -> Tensor:
-    """One tensor, checked before it is read, and a copy: it does not change with the file."""
+    """One tensor, checked before it is read, and copied: it does not change with the file."""
     try:
         found = file.get_slice(name)
     except SafetensorError as error:

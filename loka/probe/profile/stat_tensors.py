@@ -1,4 +1,4 @@
-"""The statistics of a site as named tensors of a file, and back: which tensors there are, their dtypes and shapes."""
+"""The statistics of a site as named tensors of a file, and back: names, dtypes and shapes."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from loka.probe.stats.site_stats import (
 )
 
 Shape = tuple["int | Free", ...]
-Read = Callable[[str, "ExpectedTensor"], Tensor]  # (name, what is expected) -> the tensor, checked
+Read = Callable[[str, "ExpectedTensor"], Tensor]  # (name, expected tensor) -> the tensor, checked
 
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """A dimension that the file decides, up to `most`."""
+    """A dimension that the file determines, up to `most`."""
 
     most: int
 
@@ -43,7 +43,7 @@ class Free:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedTensor:
-    """What a tensor must be. Indices are of features or rows, below `below`; everything else int64 counts something."""
+    """Requirements on a tensor. Indices are below `below`; all other int64 tensors are counts."""
 
     shape: Shape
     dtype: torch.dtype = torch.float64
@@ -51,7 +51,7 @@ class ExpectedTensor:
     finite: bool = True
 
     def mismatch(self, shape: tuple[int, ...], dtype: torch.dtype) -> str | None:
-        """What is wrong with a tensor of this shape and dtype, None where nothing is."""
+        """The mismatch of a shape and dtype, in words; None if they fit."""
         fits = len(shape) == len(self.shape) and all(
             size <= wanted.most if isinstance(wanted, Free) else size == wanted
             for size, wanted in zip(shape, self.shape, strict=True)
@@ -62,7 +62,7 @@ class ExpectedTensor:
         return f"is {dtype} of shape {shape}, but must be {self.dtype} of shape ({wanted})"
 
     def bad_values(self, tensor: Tensor) -> str | None:
-        """What is wrong with the values of a tensor of the right shape and dtype, None where nothing is."""
+        """The error in the values of a tensor of the right shape and dtype, in words; None if they are valid."""
         if tensor.numel() == 0:
             return None
         if tensor.is_floating_point():
@@ -78,7 +78,7 @@ _COHERENCE = ExpectedTensor((2,))  # JointStats.coherent and .incoherent
 
 
 def site_counts(stats: SiteStats) -> SiteCounts:
-    """The numbers of a site's statistics, for the header."""
+    """The scalar fields of a site's statistics, for the header."""
     weight = stats.weight
     return SiteCounts(
         input=_operand_counts(stats.input),
@@ -117,7 +117,7 @@ def site_tensors(stats: SiteStats) -> Iterator[tuple[str, Tensor, ExpectedTensor
 
 
 def site_stats(site: SiteProfile, counts: SiteCounts, read: Read) -> SiteStats:
-    """The statistics of a site from its numbers and tensors. `read` checks each tensor and raises InputError."""
+    """The statistics of a site from its scalars and tensors. `read` checks each tensor and raises InputError."""
     return SiteStats(
         name=site.name,
         k=site.k,
@@ -130,9 +130,9 @@ def site_stats(site: SiteProfile, counts: SiteCounts, read: Read) -> SiteStats:
 
 
 def prepared(name: str, tensor: Tensor, expected: ExpectedTensor) -> Tensor:
-    """A tensor as it is written: on the CPU, contiguous, of the expected dtype.
+    """A tensor ready for writing: on the CPU, contiguous, of the expected dtype.
 
-    Raises InputError where it is not what the file holds under this name.
+    Raises InputError if it does not fit `expected`.
     """
     tensor = tensor.detach().cpu()
     if tensor.dtype == torch.float32 and expected.dtype == torch.float64:
@@ -176,7 +176,7 @@ def _joint(k: int, n: int) -> dict[str, ExpectedTensor]:
 
 
 def _kept(k: int, n: int) -> dict[str, ExpectedTensor]:
-    """Which rows and columns of a weight are kept."""
+    """Indices of the kept rows and columns of a weight."""
     return {
         "row_index": ExpectedTensor((Free(min(WEIGHT_ROWS, n)),), torch.int64, below=n),
         "column_index": ExpectedTensor((Free(min(WEIGHT_ROWS, k)),), torch.int64, below=k),
@@ -184,11 +184,11 @@ def _kept(k: int, n: int) -> dict[str, ExpectedTensor]:
 
 
 def _weight(k: int, n: int, rows: int, columns: int) -> dict[str, ExpectedTensor]:
-    """The rest of a weight of which so many rows and columns are kept."""
+    """The other tensors of a weight with the given number of kept rows and columns."""
     return {
         "row_mean": ExpectedTensor((n,)),
         "column_mean": ExpectedTensor((k,)),
-        "rows": ExpectedTensor((rows, k), torch.float32, finite=False),  # as the weight has them
+        "rows": ExpectedTensor((rows, k), torch.float32, finite=False),  # unmodified elements of the weight
         "columns": ExpectedTensor((n, columns), torch.float32, finite=False),
         "row_amax": ExpectedTensor((n,)),
         "column_amax": ExpectedTensor((k,)),

@@ -1,4 +1,4 @@
-"""What was learned of a site in a few numbers: from its statistics to the summary that planning reads."""
+"""Summarises the statistics of a site for planning."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def profile_of(
     created: str | None = None,
     mods: tuple[ModFingerprint, ...] = (),
 ) -> Profile:
-    """The profile of a model, which `mods` made, from those of its sites. `created` is UTC in ISO 8601; None: now."""
+    """The profile of a model, which `mods` changed, from those of its sites. `created` is UTC, ISO 8601; None: now."""
     return Profile(
         name=policy_name,
         model=factory,
@@ -61,16 +61,16 @@ def profile_of(
 
 
 def timestamp() -> str:
-    """The present, UTC, in seconds: 2026-11-21T04:43:00Z."""
+    """The current time, UTC, in seconds: 2026-11-21T04:43:00Z."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def unite(a: RecordedStats, b: RecordedStats) -> RecordedStats:
-    """Two full profiles of the same model, of different runs or shards, as one.
+    """Merge two full profiles of the same model, from different runs or shards.
 
-    `steps` is the larger, `samples` the sum, `every` the larger (at least one step in so many was sampled); name,
+    `steps` is the larger, `samples` the sum, `every` the larger (at least one step in this number was sampled); name,
     batch size and rows of a call are those of the run with more steps, `created` is the later. Estimates and findings
-    are left out: they are of one of the two. Raises InputError where the models or their sites differ.
+    are dropped, as each belongs to one of the two. Raises InputError if the models or their sites differ.
     """
     _check_same(a.profile, b.profile)
     later, earlier = (b, a) if b.profile.steps > a.profile.steps else (a, b)
@@ -91,7 +91,7 @@ def unite(a: RecordedStats, b: RecordedStats) -> RecordedStats:
 
 
 def _rows(later: SiteProfile, earlier: SiteProfile | None) -> int:
-    """M of a call, as last seen: of the earlier run where the site did not run in the later one."""
+    """M of the last call; of the earlier run if the site did not run in the later one."""
     return later.rows if later.rows or earlier is None else earlier.rows
 
 
@@ -144,7 +144,7 @@ def _activation(stats: OperandStats) -> OperandSummary:
 
 
 def _weight(stats: WeightStats) -> OperandSummary:
-    """A weight's rms and spreads are of the rows that are kept, without their non-finite elements."""
+    """Summary of a weight; rms and spreads are of the kept rows, with non-finite elements as zeros."""
     kept = stats.rows.double().nan_to_num(0.0, 0.0, 0.0)
     return OperandSummary(
         operand=Operand.WEIGHT,
@@ -176,8 +176,10 @@ def _magnitudes(values: Tensor) -> tuple[int, ...]:
 
 
 def _amax(stats: OperandStats, values: Tensor) -> float:
-    """The largest |x| of calls that were finite throughout. Of the others it is known only in which bin it lies, and
-    the lower edge of that bin is taken; the lowest bin has none."""
+    """The largest |x| of fully finite calls.
+
+    For other calls only its bin is known, and the lower edge of that bin is taken; the lowest bin has none.
+    """
     seen = torch.tensor(_magnitudes(values)).nonzero()
     highest = int(seen.max()) if seen.numel() else 0
     octave, half = divmod(highest, PER_OCTAVE)
@@ -186,7 +188,7 @@ def _amax(stats: OperandStats, values: Tensor) -> float:
 
 
 def _usual_amax(call_amax: Tensor, operand: Operand, amax: float) -> float:
-    """The median of the calls' amax: the geometric middle of the bin that it lies in, at most the largest."""
+    """The median of the calls' amax: the geometric centre of its bin, at most the largest amax."""
     total = int(call_amax.sum())
     if total == 0:
         return 0.0
@@ -203,10 +205,10 @@ def _rms(stats: Moments) -> float:
 
 
 def _shares(relative: Tensor) -> tuple[Shares, ...]:
-    """What each format loses in each view, from counts of u = |x| * 448 / amax, (len(VIEWS), RELATIVE_BINS).
+    """The losses of each format in each view, from counts of u = |x| * 448 / amax, (len(VIEWS), RELATIVE_BINS).
 
-    A format whose largest value is f * 448 rounds f * u. It keeps nothing up to half of its smallest subnormal, and
-    is subnormal below its smallest normal; both are edges of octaves of u.
+    A format with largest value f * 448 rounds f * u. Values up to half of its smallest subnormal become zero, and those
+    below its smallest normal are subnormal; both are edges of octaves of u.
     """
     return tuple(
         _share(view, format, counts) for view, counts in zip(VIEWS, relative, strict=True) for format in Format
@@ -228,7 +230,7 @@ def _share(view: HistogramView, format: Format, counts: Tensor) -> Shares:
 
 
 def _bins_below(u: float) -> int:
-    """How many bins of `relative`, that of zeros included, lie below u, a power of two."""
+    """Number of bins of `relative`, including that of zeros, below u, a power of two."""
     mantissa, exponent = math.frexp(u)
     if mantissa != 0.5:
         raise ValueError(f"{u} is no edge of an octave")
@@ -236,8 +238,10 @@ def _bins_below(u: float) -> int:
 
 
 def _spread(counts: Tensor) -> Quantiles | None:
-    """Quantiles from counts in steps of 1 / SPREAD_STEPS octaves, (SPREAD_BINS,), even within a step; rows (blocks) of
-    zeros, in bin 0, have no spread."""
+    """Quantiles from counts in steps of 1 / SPREAD_STEPS octaves, (SPREAD_BINS,), interpolated within a step.
+
+    Rows (blocks) of zeros, in bin 0, have no spread.
+    """
     counts = counts[1:].double()
     total = float(counts.sum())
     if total == 0:
@@ -247,7 +251,7 @@ def _spread(counts: Tensor) -> Quantiles | None:
 
 
 def _quantile(counts: Tensor, after: Tensor, rank: float) -> float:
-    """Where `rank` of the counted lie below, in bins. `after[i]` is the sum of counts[: i + 1]."""
+    """The position, in bins, below which `rank` of the counts are. `after[i]` is the sum of counts[: i + 1]."""
     place = min(int(torch.searchsorted(after, rank)), counts.numel() - 1)
     within = float(counts[place])
     below = float(after[place]) - within
@@ -255,7 +259,7 @@ def _quantile(counts: Tensor, after: Tensor, rank: float) -> float:
 
 
 def _spread_of(blocks: tuple[Tensor, ...]) -> Quantiles | None:
-    """Quantiles of log2(amax / rms) over the rows of matrices, rows of zeros left out."""
+    """Quantiles of log2(amax / rms) over the rows of matrices, without zero rows."""
     spreads = [
         (block.abs().amax(1) / block.square().mean(1).sqrt()).log2()[block.any(1)] for block in blocks if block.numel()
     ]

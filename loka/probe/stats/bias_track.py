@@ -1,4 +1,4 @@
-"""How the biases of a model's sites move while it is probed: measured on the live model, before and after."""
+"""Changes of the biases of a model's sites while it is probed: measured on the live model, before and after."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from loka.sites.site import Site
 
 @dataclass(frozen=True, slots=True)
 class BiasTrack:
-    """The bias of one site: its Euclidean norm when probing began and when it ended, and what it ended as."""
+    """The bias of one site: its Euclidean norm at the start and the end of probing, and its final values."""
 
     first: float
     last: float
@@ -24,7 +24,7 @@ class BiasTrack:
 def read_biases(model: nn.Module, sites: Sequence[Site]) -> dict[str, Tensor]:
     """The bias of each site that has one, by the site's name: (N,) float32 copies on the CPU.
 
-    Synchronises: call it before the first step and after the last. A site whose bias `model` lacks is left out.
+    Synchronises: call it before the first step and after the last. Sites whose bias is missing in `model` are left out.
     """
     parameters = dict(model.named_parameters())
     wanted = ((site.name, parameters.get(site.bias)) for site in sites if site.bias is not None)
@@ -32,7 +32,7 @@ def read_biases(model: nn.Module, sites: Sequence[Site]) -> dict[str, Tensor]:
 
 
 def track_biases(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, BiasTrack]:
-    """Two readings of `read_biases` as one track a site, for sites that both hold."""
+    """Tracks from two readings of `read_biases`, for sites in both."""
     return {
         name: BiasTrack(float(before[name].norm()), float(values.norm()), values)
         for name, values in after.items()

@@ -1,9 +1,9 @@
-"""What rows of one call have in common, which differs from call to call: it rules sums over the rows of a call.
+"""Coherence: what the rows of one call have in common, which differs between calls and dominates sums over rows.
 
-Moments are pooled over calls. Training makes the mean gradient over many steps small, but within one batch
-the errors lean one way, so that the products of input and output gradient add up. JointStats.coherent
-tells how far: over pairs of rows, the mean of (x.x')(g.g'), which is what the squared norm of a weight gradient is made
-of. Where it was not counted, calls are taken to differ in nothing but their rows.
+Moments are pooled over calls. Training makes the mean gradient over many steps small, but within one batch the errors
+have a common direction, so that the products of input and output gradient add up. JointStats.coherent measures this:
+over pairs of rows, the mean of (x.x')(g.g'), which determines the squared norm of a weight gradient. If it was not
+counted, calls are assumed to differ only in their rows.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from torch import Tensor
 
 from loka.probe.stats.site_stats import JointStats
 
-DIRECTIONS = 16  # leading directions of the inputs that a call may lean along
-MOST = 0.5  # of the variance of a gradient's normal score that may be in common
+DIRECTIONS = 16  # leading directions of the inputs along which a call may be coherent
+MOST = 0.5  # share of the variance of a gradient's normal score that may be common, at most
 
 
 @dataclass(frozen=True, slots=True)
 class Coherence:
-    """How the output gradients of one call follow its inputs in a way that changes from call to call.
+    """Dependence of one call's output gradients on its inputs that changes between calls.
 
-    A batch's errors lean one way, which way changes with every step, and averages out of moments over many calls;
-    within a call it adds up. It is drawn anew for each call: normal scores of the gradient get a part that is a random
-    linear function of a constant and of the inputs' leading directions.
+    A batch's errors have a common direction, which changes with every step and averages out in moments over many calls;
+    within a call it adds up. It is drawn separately for each call: normal scores of the gradient get a part that is a
+    random linear function of a constant and of the inputs' leading directions.
     """
 
     weights: Tensor  # (D + 1,) float32: of the constant and of D directions
     directions: Tensor  # (D, J) float32: from the inputs' scores to those directions, of unit variance
 
     def apply(self, scores: Tensor, inputs: int, factor: Tensor, generator: torch.Generator) -> Tensor:
-        """Scores (J + I, rows), the first `inputs` of them the inputs', with the gradients' part of this call."""
+        """Scores (J + I, rows), the first `inputs` the inputs', with this call's common part in the gradients."""
         x, grad = scores[:inputs], scores[inputs:]
         leaders = torch.cat((torch.ones_like(x[:1]), self.directions @ x)) * self.weights[:, None]
         lean = factor[inputs:] @ torch.randn((factor.shape[1], self.weights.numel()), generator=generator)
@@ -42,9 +42,9 @@ class Coherence:
 
 
 def missing(joint: JointStats, covariance: Tensor) -> float:
-    """How much more pairs of rows agree within a call than the pooled moments say, relative to a row with itself.
+    """Excess agreement of pairs of rows within a call over the pooled moments, relative to a row with itself.
 
-    `covariance` (J + I, J + I) is that of joint.moments. Zero where nothing was counted.
+    `covariance` (J + I, J + I) is that of joint.moments. Zero if nothing was counted.
     """
     if joint.incoherent <= 0.0:
         return 0.0
@@ -58,10 +58,10 @@ def missing(joint: JointStats, covariance: Tensor) -> float:
 
 
 def coherence(extra: float, mean: Tensor, deviation: Tensor, scores: Tensor) -> Coherence | None:
-    """The coherence that makes pairs of rows agree by `extra`, the mean of (x.x')(g.g') over that of |x|^2 |g|^2.
+    """The coherence that gives pairs of rows an agreement of `extra`: mean of (x.x')(g.g') over mean of |x|^2 |g|^2.
 
-    `mean` and `deviation` (J,) are the inputs', `scores` (J, R) their factor in the latent. Directions count by their
-    share of power. None where there is nothing to add.
+    `mean` and `deviation` (J,) are the inputs', `scores` (J, R) their factor in the latent. Directions are weighted by
+    their share of power. None if there is nothing to add.
     """
     power = float((mean.square() + deviation.square()).sum())
     if extra <= 0.0 or power <= 0.0:

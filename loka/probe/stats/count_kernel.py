@@ -1,7 +1,7 @@
-"""The counting of an operand's elements on a GPU: one Triton kernel for what `operand` does with two dozen of torch's.
+"""Counts an operand's elements on a GPU with one Triton kernel instead of two dozen torch kernels in `operand_tracker`.
 
-It counts the same, bit for bit: values by feature, and the octaves of u = |x| * 448 / amax in each view. The sums of
-squares that the spread of rows and blocks is made of are the same but for rounding.
+The counts are equal: values by feature, and the octaves of u = |x| * 448 / amax in each view. The sums of squares for
+the spread of rows and blocks are equal up to rounding.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS = 32  # rows of a program; it has one block of features
+ROWS = 32  # rows per program; it has one block of features
 
 
 @triton.jit
@@ -20,7 +20,7 @@ def _tally(magnitude, inside, amax, first, last, floor, out):
     u = tl.math.div_rn(magnitude, tl.math.div_rn(tl.maximum(amax, floor), 448.0))
     field = u.to(tl.int32, bitcast=True) >> 23
     bins = tl.minimum(tl.maximum(field, first), last) - first + 1
-    bins = tl.where(inside, bins, 63)  # a bin of no view: dropped below
+    bins = tl.where(inside, bins, 63)  # a bin outside all views, dropped below
     counts = tl.histogram(tl.reshape(bins, [bins.shape[0] * bins.shape[1]]), 64)
     place = tl.arange(0, 64)
     tl.atomic_add(out + place, counts.to(tl.int64), mask=(place <= last - first + 1) & (counts > 0), sem="relaxed")
@@ -43,15 +43,15 @@ def _count(
     blocks,
     smallest,
     largest,
-    offset,  # what turns a half octave into its number from 1
+    offset,  # offset from the bits of a half octave to its 1-based index
     zero_bin,
     relative_bins,
     first,
     last,
     floor,
     block: tl.constexpr,
-    padded: tl.constexpr,  # block, up to a power of two
-    count: tl.constexpr,  # rows of a program
+    padded: tl.constexpr,  # block, rounded up to a power of two
+    count: tl.constexpr,  # rows per program
 ):
     number = tl.program_id(0)
     row = tl.program_id(1) * count + tl.arange(0, count)
@@ -93,9 +93,9 @@ def count(
 ) -> Tensor:
     """Count the finite elements of `rows`, (R, C) float32, into `values` and `relative`; the norms, (R, 1 + blocks).
 
-    `value_limits` are the smallest and the largest magnitude that is told apart, what turns a half octave into its
-    number, and the zero bin; `relative_limits` the first and the last exponent field and the floor of an amax. A norm
-    is of u in a row, and in each of its blocks, with the scale of that row or block.
+    `value_limits` are the smallest and the largest distinguished magnitude, the offset from a half octave to its index,
+    and the zero bin; `relative_limits` the first and the last exponent field and the floor of an amax. The norms are
+    those of u in a row, and in each of its blocks, with the scale of that row or block.
     """
     sampled, features = rows.shape
     blocks = block_amax.shape[1]

@@ -1,4 +1,4 @@
-"""Moments of an input and its output gradient together, at some features of each: what a weight gradient sums."""
+"""Joint moments of an input and its output gradient, for some features of each: the terms of a weight gradient."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ SUBSET_SEED = 20240918
 
 
 def subset(width: int, limit: int) -> Tensor:
-    """At most `limit` of `width` indices, ascending int64 on the CPU; the same for the same two numbers.
+    """At most `limit` of `width` indices, ascending int64 on the CPU; deterministic.
 
-    Random rather than evenly spaced: concatenated embeddings repeat in their features, and a stride may keep step.
+    Random rather than evenly spaced: concatenated embeddings are periodic in their features, and a stride could match
+    the period.
     """
     if width <= limit:
         return torch.arange(width)
@@ -38,7 +39,7 @@ class JointTracker:
 
     @torch.no_grad()
     def update(self, x: Tensor, grad: Tensor) -> None:
-        """Take in the chosen features of the same R rows: `x` (R, J) and `grad` (R, I), float32."""
+        """Add the chosen features of the same R rows: `x` (R, J) and `grad` (R, I), float32."""
         if self._replay is not None and self._replay.fits(x, grad):
             self._replay.run(x, grad, lambda: None)
         else:
@@ -46,13 +47,13 @@ class JointTracker:
             self._take(x, grad)
 
     def capture(self, rows: int, replays: Replays) -> None:
-        """From now on take in calls of so many sampled rows by a CUDA graph. Waits for the device."""
+        """Use a CUDA graph from now on for calls with this number of sampled rows. Waits for the device."""
         x, grad = (torch.zeros((rows, part.numel()), device=replays.device) for part in self._features)
-        JointTracker(x.shape[1], grad.shape[1], replays.device).update(x, grad)  # makes handles
+        JointTracker(x.shape[1], grad.shape[1], replays.device).update(x, grad)  # creates handles
         self._replay = replays.capture(self._take, x, grad)
 
     def _settle(self) -> None:
-        """Have the current stream wait for what graphs do."""
+        """Make the current stream wait for the graphs' work."""
         if self._replay is not None:
             self._replay.join()
 
@@ -72,7 +73,7 @@ class JointTracker:
         self._coherence += torch.stack((pairs / (rows * (rows - 1)).clamp(min=1.0), own / rows.clamp(min=1.0)))
 
     def snapshot(self) -> Snapshot:
-        """What was learned so far."""
+        """The statistics so far."""
         self._settle()
         held = self._moments.snapshot()
         features = {"input_features": self.input_features.clone(), "grad_features": self.grad_features.clone()}

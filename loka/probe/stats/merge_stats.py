@@ -1,7 +1,7 @@
-"""Merging what shards, ranks and runs learned of one site, exactly: as one pass over all their rows would have it.
+"""Merges the statistics of one site from shards, ranks and runs exactly, as from one pass over all their rows.
 
-Counts add, maxima are the larger one, moments follow Chan's formula in float64 (moments.merge). A weight is one at a
-time, not a sum over rows: the one of the later step stays.
+Counts are added, maxima are the larger one, moments follow Chan's formula in float64 (moments.merge). A weight is a
+state at one step, not a sum over rows: the one of the later step is kept.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Part = TypeVar("Part")
 
 
 def merge_sites(a: SiteStats, b: SiteStats) -> SiteStats:
-    """What both learned of one site. A part that only one of them has seen is taken from it.
+    """The merged statistics of one site. A part that only one of them has is taken from it.
 
-    Raises InputError where they are different sites, or were of different shapes.
+    Raises InputError for different sites or shapes.
     """
     if a.name != b.name:
         raise InputError(f"sites {a.name!r} and {b.name!r} cannot be merged: they are not the same site")
@@ -42,7 +42,7 @@ def merge_sites(a: SiteStats, b: SiteStats) -> SiteStats:
 
 
 def merge_operands(a: OperandStats, b: OperandStats) -> OperandStats:
-    """What both learned of one operand of one site."""
+    """The merged statistics of one operand of one site. Raises InputError for different operands."""
     if a.operand is not b.operand:
         raise InputError(f"statistics of {a.operand} and of {b.operand} cannot be merged: they are different operands")
     return OperandStats(
@@ -64,7 +64,7 @@ def merge_operands(a: OperandStats, b: OperandStats) -> OperandStats:
 
 
 def merge_joint(a: JointStats, b: JointStats) -> JointStats:
-    """The joint moments of both. Raises InputError where they are of different features."""
+    """The merged joint moments. Raises InputError if they are of different features."""
     for kind, left, right in (
         ("input", a.input_features, b.input_features),
         ("output gradient", a.grad_features, b.grad_features),
@@ -83,7 +83,7 @@ def merge_joint(a: JointStats, b: JointStats) -> JointStats:
 
 
 def later_weight(a: WeightStats, b: WeightStats) -> WeightStats:
-    """The one of the later step; of the same step (ranks hold the same weight) the first."""
+    """The weight of the later step; for equal steps (ranks have the same weight) the first."""
     return b if b.step > a.step else a
 
 

@@ -4,16 +4,16 @@ For a batch of B rows with mean mu_b and summed outer products S_b of deviations
 
     n' = n + B,  d = mu_b - mu,  mu' = mu + (B / n') d,  S' = S + S_b + (n B / n') d d^T
 
-in float32 on the device. The last term is taken into the product as one more row, sqrt(n B / n') d. Where a row has
-more than FULL_WIDTH features only S @ sketch_matrix and the diagonal of S are kept. Both are linear in S, so the same
-update and the same merge hold for them, and no (C, C) matrix is ever made.
+in float32 on the device. The last term is part of the product as an additional row, sqrt(n B / n') d. With more than
+FULL_WIDTH features, only S @ sketch_matrix and the diagonal of S are kept. Both are linear in S, so the same update and
+merge apply to them, and no (C, C) matrix is ever made.
 
-From the sketch comes a low rank plus diagonal covariance (Nystroem): with Y = S @ T for the first SKETCH columns T,
-S is about Y (T^T Y)^+ Y^T; what the diagonal lacks is added. Features that are nearly independent would fill that low
-rank with chance directions, so the diagonal found is set aside and the fit repeated, ROUNDS times, each from the sketch
-alone, since (S - D) T = Y - D T. The remaining CHECKS columns, which no fit has seen, measure the relative Frobenius
-error of each, since E ||A t||^2 = ||A||_F^2 for a standard normal t, and the best is kept: S - D need not be positive,
-so a later round may be worse.
+The sketch gives a low-rank plus diagonal covariance (Nystroem): with Y = S @ T for the first SKETCH columns T, S is
+about Y (T^T Y)^+ Y^T; the missing diagonal is added. Nearly independent features would fill that low rank with random
+directions, so the diagonal found is subtracted and the fit repeated, ROUNDS times, each from the sketch alone, since (S
+- D) T = Y - D T. The remaining CHECKS columns, which are not used for fits, measure the relative Frobenius error of
+each, since E ||A t||^2 = ||A||_F^2 for a standard normal t, and the best is kept: S - D need not be positive, so a
+later round may be worse.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from loka.errors import InputError
 from loka.probe.stats.site_stats import CHECKS, FULL_WIDTH, SKETCH, LowRank, Moments
 
 TEST_SEED = 20240917
-LARGEST = 2.0**48  # rows with a larger |x| are left out of moments: their squares might not fit into float32 sums
+LARGEST = 2.0**48  # rows with a larger |x| are excluded from moments: their squares might overflow float32 sums
 ROUNDS = 8
-TEST_STEPS = 64  # entries of the test matrix are multiples of 1 / 64: exact in TF32, and alike on every machine
+TEST_STEPS = 64  # entries of the test matrix are multiples of 1 / 64: exact in TF32, and the same on every machine
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a tracker holds at one moment: host counters, and clones of its tensors, still on their device."""
+    """State of a tracker: host counters, and clones of its tensors, still on their device."""
 
     ints: dict[str, int]
     tensors: dict[str, Tensor]
@@ -49,29 +49,29 @@ def sketch_matrix(width: int, seed: int = TEST_SEED) -> Tensor:
 
 
 class MomentsTracker:
-    """Learns the moments of rows with `width` features on `device`. Nothing here waits for the device."""
+    """Learns the moments of rows with `width` features on `device`. Never waits for the device."""
 
     def __init__(self, width: int, device: torch.device | str, seed: int = TEST_SEED) -> None:
         self.width = width
-        # Never quite zero, so that nothing is divided by it; gone with the first row, as 1e-300 + 1 is 1.
+        # Never exactly zero, to avoid a division by zero; vanishes with the first row, as 1e-300 + 1 is 1.
         self._count = torch.full((), 1e-300, dtype=torch.float64, device=device)
         self._mean = torch.zeros(width, device=device)
         self._test = sketch_matrix(width, seed).to(device) if width > FULL_WIDTH else None
         self._comoment = torch.zeros((width, width if self._test is None else SKETCH + CHECKS), device=device)
-        self._diagonal = torch.zeros(width, device=device)  # stays zero where the whole comoment holds it
+        self._diagonal = torch.zeros(width, device=device)  # stays zero if the full comoment includes it
 
     @torch.no_grad()
     def update(self, rows: Tensor) -> None:
-        """Take in `rows`, (R, width) float32.
+        """Add `rows`, (R, width) float32.
 
-        Rows with a non-finite element, or one beyond LARGEST, are left out.
+        Rows with a non-finite element, or one beyond LARGEST, are excluded.
         """
         usable = torch.linalg.vector_norm(rows, math.inf, dim=1, keepdim=True) < LARGEST  # False for NaN
         self.update_usable(rows.nan_to_num(0.0, 0.0, 0.0), usable)
 
     @torch.no_grad()
     def update_usable(self, rows: Tensor, usable: Tensor) -> None:
-        """The same for `rows` (R, width) whose elements are finite; only rows with `usable` (R, 1) bool count."""
+        """The same for `rows` (R, width) with finite elements; only rows with `usable` (R, 1) bool count."""
         with torch.autocast(rows.device.type, enabled=False):
             self._take(rows, usable)
 
@@ -82,7 +82,7 @@ class MomentsTracker:
         shift = batch_mean - self._mean
         share = batch / (self._count + batch)
         between = torch.sqrt(self._count * share) * shift
-        # One row more than came in: the deviations from the batch's mean, and the step between the means.
+        # One additional row: the deviations from the batch's mean, and the step between the means.
         deviations = torch.cat((torch.addcmul(kept, usable, batch_mean, value=-1.0), between[None]))
         if self._test is None:
             self._comoment.addmm_(deviations.t(), deviations)
@@ -94,7 +94,7 @@ class MomentsTracker:
         self._count += batch
 
     def snapshot(self) -> Snapshot:
-        """What was learned so far."""
+        """The statistics so far."""
         return Snapshot(
             ints={"width": self.width},
             tensors={
@@ -117,9 +117,9 @@ def moments_stats(snapshot: Snapshot) -> Moments:
 
 
 def merge(a: Moments, b: Moments, seed: int = TEST_SEED) -> Moments:
-    """The moments of the rows of both, as one pass would have given them, in float64.
+    """The moments of the rows of both, as from one pass, in float64.
 
-    Raises InputError where they have different features.
+    Raises InputError if they have different features.
     """
     if a.comoment.shape != b.comoment.shape or a.mean.shape != b.mean.shape:
         raise InputError(
@@ -143,9 +143,9 @@ def merge(a: Moments, b: Moments, seed: int = TEST_SEED) -> Moments:
 
 
 def covariance(moments: Moments, seed: int = TEST_SEED) -> Tensor | LowRank:
-    """The covariance S / (count - 1): (C, C) float64 up to FULL_WIDTH features, else low rank plus diagonal.
+    """The covariance S / (count - 1): (C, C) float64 up to FULL_WIDTH features, otherwise low rank plus diagonal.
 
-    Zero where fewer than two rows were seen.
+    Zero for fewer than two rows.
     """
     degrees = max(moments.count - 1, 1)
     width = moments.mean.numel()
@@ -155,7 +155,7 @@ def covariance(moments: Moments, seed: int = TEST_SEED) -> Tensor | LowRank:
 
 
 def low_rank(sketch: Tensor, diagonal: Tensor, seed: int = TEST_SEED) -> LowRank:
-    """The symmetric positive semidefinite matrix A of which A @ sketch_matrix and the diagonal are known.
+    """A symmetric positive semidefinite matrix A from A @ sketch_matrix and its diagonal.
 
     `sketch` is (C, SKETCH + CHECKS), `diagonal` (C,), both float64. The result has exactly this diagonal, and a factor
     of at most SKETCH columns.
@@ -175,21 +175,21 @@ def low_rank(sketch: Tensor, diagonal: Tensor, seed: int = TEST_SEED) -> LowRank
 
 
 def _fit(sketch: Tensor, variance: Tensor, apart: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
-    """Factor and diagonal of A, where the diagonal matrix `apart` is set aside before the low rank is looked for."""
+    """Factor and diagonal of A, with the diagonal matrix `apart` subtracted before the low-rank fit."""
     factor = _nystroem(sketch[:, :SKETCH] - apart[:, None] * test[:, :SKETCH], test[:, :SKETCH])
     explained = factor.square().sum(1)
-    # A row may come out with more than its variance: it is taken back to it, so that no diagonal is below zero.
+    # A row may have more than its variance: it is scaled down to it, so that no diagonal is negative.
     over = torch.where(explained > variance, variance / explained.clamp(min=torch.finfo(torch.float64).tiny), 1.0)
     factor = factor * over.sqrt()[:, None]
     return factor, (variance - factor.square().sum(1)).clamp(min=0.0)
 
 
 def _nystroem(sketch: Tensor, test: Tensor) -> Tensor:
-    """F with F F^T = Y (T^T Y)^+ Y^T, for Y = sketch and T = test, without directions that rounding has made."""
+    """F with F F^T = Y (T^T Y)^+ Y^T, for Y = sketch and T = test, without directions that are rounding noise."""
     core = test.t() @ sketch
     values, vectors = torch.linalg.eigh((core + core.t()) / 2)
     largest = float(values[-1])
-    # T^T Y is symmetric but for rounding (float32, or TF32 where the user chose it): that is how large the noise is.
+    # T^T Y is symmetric up to rounding (float32, or TF32 if enabled by the user), which gives the size of the noise.
     noise = float((core - core.t()).norm())
     kept = values > max(4.0 * noise, 1e-12 * largest, 0.0)
     factor: Tensor = sketch @ (vectors[:, kept] / values[kept].sqrt())

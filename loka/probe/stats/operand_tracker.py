@@ -1,12 +1,12 @@
-"""Everything that is learned of one activation operand, an input or an output gradient, on its device.
+"""Statistics of one activation operand, an input or an output gradient, on its device.
 
-A call's sampled rows are cleaned (a non-finite element becomes zero) and filled up with zeros to whole blocks of 128.
-Then all binning is done on the bits of float32, where the exponent and the top mantissa bit are the half octave, so
-that it is exact and is the same on every device. What cleaning and filling added to the bins of zeros is known, and
-is taken out when the counts are read: nothing that depends on the data is ever asked for while training runs.
+A call's sampled rows are cleaned (a non-finite element becomes zero) and padded with zeros to whole blocks of 128. All
+binning uses the bits of float32, where the exponent and the top mantissa bit are the half octave, so that it is exact
+and the same on every device. The zeros added by cleaning and padding are known, and are subtracted when the counts are
+read: training never waits for data-dependent values.
 
-Counts are added with one scatter over a table that has a column for each feature (values) or for every LANES-th one
-(relative): neighbouring threads then never add to the same place, and those in one bin write to one cache line.
+Counts are added with one scatter over a table with a column for each feature (values) or for every LANES-th one
+(relative): neighbouring threads then never add to the same element, and those in one bin write to one cache line.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from loka.probe.stats.site_stats import OperandStats
 BLOCK = 128
 E4M3_MAX = 448.0
 LANES = 256
-TOGETHER = 2**20  # elements of a call up to which the views are binned at once; more go view by view, to save memory
-PENDING = 256  # maxima of calls that are kept until they are binned
+TOGETHER = 2**20  # elements of a call up to which the views are binned at once; above, view by view to save memory
+PENDING = 256  # maxima of calls that are kept before they are binned
 OPERANDS = tuple(Operand)
 
 _BIAS = 127  # of float32's exponent
@@ -52,25 +52,24 @@ _LAST = _FIRST + RELATIVE_BINS - 2
 
 
 def zero_places(columns: Tensor, width: int) -> Tensor:
-    """Where `count_values` counts a zero of each column, in a table of `width` columns: made once, on the device."""
+    """Indices where `count_values` counts a zero of each column, in a table of `width` columns."""
     return columns + ZERO_BIN * width
 
 
 def value_limits(lowest: int) -> tuple[float, float, int]:
-    """The smallest and largest magnitude that bins tell apart, and what turns the top bits into a number from 1."""
+    """The smallest and largest magnitude that bins distinguish, and the offset from the top bits to a 1-based index."""
     return math.ldexp(1.0, lowest), math.ldexp(2.0 - 2.0**-23, lowest + OCTAVES - 1), 2 * (_BIAS + lowest) - 1
 
 
 def count_values(values: Tensor, magnitude: Tensor, zero_places: Tensor, table: Tensor, lowest: int) -> None:
     """Count `values`, (R, C) finite float32 with absolute values `magnitude`, in `table`, (VALUE_BINS, W) integers.
 
-    Column c counts in the column of the table that `zero_places`, (C,), is of. `lowest` is the exponent of the lowest
-    octave.
+    Column c is counted in the table's column of `zero_places[c]`. `lowest` is the exponent of the lowest octave.
     """
     smallest, largest, offset = value_limits(lowest)
     half_octave = magnitude.clamp(smallest, largest).view(torch.int32)
-    half_octave.bitwise_right_shift_(22).sub_(offset)  # counted from 1
-    sign = values.sign().to(torch.int32)  # 0 for zeros, which makes the zero bin of any half octave
+    half_octave.bitwise_right_shift_(22).sub_(offset)  # 1-based
+    sign = values.sign().to(torch.int32)  # 0 for zeros, which gives the zero bin for any half octave
     index = torch.addcmul(zero_places, sign, half_octave, value=table.shape[1])
     count_at(table.view(-1), index)
 
@@ -100,7 +99,7 @@ class OperandTracker:
         self._spread = zeros(1 + ROW_RMS_BINS + 2 * SPREAD_BINS, dtype=torch.int64, device=device)
         self._call_amax_counts = zeros(ROW_RMS_BINS, dtype=torch.int64, device=device)
         self._amax = zeros((), device=device)  # of the last call
-        self._lost_calls = zeros((), dtype=torch.int64, device=device)  # with non-finites, and nothing else but zeros
+        self._lost_calls = zeros((), dtype=torch.int64, device=device)  # with non-finite elements, otherwise only zeros
         self._pending = zeros(PENDING, device=device)
         self._kept = 0
         self._nonfinite = zeros(width, dtype=torch.int64, device=device)
@@ -112,21 +111,21 @@ class OperandTracker:
         self._replay: GraphReplay | None = None
 
     def capture(self, rows: int, replays: Replays) -> None:
-        """From now on take in calls of so many sampled rows by a CUDA graph. Waits for the device."""
+        """Use a CUDA graph from now on for calls with this number of sampled rows. Waits for the device."""
         device = replays.device
         like = torch.zeros((rows, self.width), device=device), torch.zeros(self.width, device=device)
-        OperandTracker(self.operand, self.width, device).update(*like, rows)  # compiles kernels and makes handles
+        OperandTracker(self.operand, self.width, device).update(*like, rows)  # compiles kernels and creates handles
         self._replay = replays.capture(self._take, *like)
 
     def _place_constants(self, device: torch.device | str) -> None:
-        """What updates look up, made once so that no update copies anything to the device."""
+        """Constants of updates, made once so that no update copies anything to the device."""
         column = torch.arange(self._padded)
         self._zero_places = zero_places(column, self._padded).to(device)
         lane = (torch.arange(len(VIEWS))[:, None] * RELATIVE_BINS + 1 - _FIRST) * LANES + column % LANES
         self._lanes = lane[:, None, :].to(device)  # (views, 1, columns); LANES times the exponent field is added
         sizes = torch.full((self._blocks,), float(self._block))
         sizes[-1] = self.width - (self._blocks - 1) * self._block
-        # log2 of 448 * sqrt(size) / norm(u) is the spread: of the row, then of each of its blocks.
+        # The spread is log2 of 448 * sqrt(size) / norm(u): of the row, then of each of its blocks.
         self._log_sizes = torch.cat((torch.tensor([float(self.width)]), sizes)).sqrt().mul(E4M3_MAX).log2().to(device)
         # Spread counts are [unusable rows, row_rms, row_spread, block_spread]; a row gives its rms, then its spreads.
         kinds = 2 + self._blocks
@@ -140,10 +139,10 @@ class OperandTracker:
 
     @torch.no_grad()
     def update(self, rows: Tensor, column_amax: Tensor, total: int) -> None:
-        """Take in one call of the site.
+        """Add one call of the site.
 
         `rows` are the sampled ones, (R, C) float32; `column_amax`, (C,) float32, is the largest |x| of each feature
-        over all `total` rows of the call, non-finite where the tensor has any non-finite element. R may be 0.
+        over all `total` rows of the call, non-finite if the feature has any non-finite element. R may be 0.
         """
         self.calls += 1
         self.rows += total
@@ -161,7 +160,7 @@ class OperandTracker:
                 self._remember()
 
     def _settle(self) -> None:
-        """Have the current stream wait for what graphs do."""
+        """Make the current stream wait for the graphs' work."""
         if self._replay is not None:
             self._replay.join()
 
@@ -174,7 +173,7 @@ class OperandTracker:
         self._amax.copy_(amax)
         if rows.shape[0] == 0:
             return
-        largest = torch.linalg.vector_norm(rows, math.inf, dim=1, keepdim=True)  # NaN or infinite where an element is
+        largest = torch.linalg.vector_norm(rows, math.inf, dim=1, keepdim=True)  # NaN or infinite if an element is
         block_amax = magnitude.view(rows.shape[0], self._blocks, self._block).amax(2)
         row_amax = block_amax.amax(1, keepdim=True)
         if self._kernel is None:
@@ -197,7 +196,7 @@ class OperandTracker:
         self._moments.update_usable(clean, largest < LARGEST)
 
     def _remember(self) -> None:
-        """Keep the call's amax; many are binned at once, since that takes as many launches as for one."""
+        """Keep the call's amax; many are binned at once, with as many launches as for one."""
         if self._kept == PENDING:
             _count_amax(self._call_amax_counts, self._pending, LOWEST[self.operand])
             self._kept = 0
@@ -205,7 +204,7 @@ class OperandTracker:
         self._kept += 1
 
     def _call_amax(self, magnitude: Tensor, column_amax: Tensor) -> tuple[Tensor, Tensor]:
-        """Largest |x| of the call, (), and of each feature, (C,); of the sampled rows where it has non-finites."""
+        """Largest |x| of the call, (), and of each feature, (C,); of the sampled rows where non-finite."""
         finite = column_amax < math.inf  # False for NaN
         if magnitude.shape[0] > 0:
             columns = torch.where(finite, column_amax, magnitude.amax(0))
@@ -259,7 +258,7 @@ class OperandTracker:
         """Count log2 of the rms of rows, and of amax / rms of rows and of blocks; only rows with `usable` (R, 1) bool.
 
         `norms` is (R, 1 + blocks): of each row, then of each of its blocks. `amax`, (R, 2 + blocks), has the row twice.
-        A row or block whose maximum is below AMAX_FLOOR comes out with too large a spread, under the floor's scale.
+        The spread of a row or block with a maximum below AMAX_FLOOR is too large, as its scale is the floor's.
         """
         spread = self._log_sizes - norms.log2()
         octaves = torch.cat((amax[:, :1].log2() - spread[:, :1], spread), 1)
@@ -267,12 +266,12 @@ class OperandTracker:
         count_at(self._spread, bins.mul_(amax > 0).add_(self._start).mul_(usable))
 
     def snapshot(self) -> Snapshot:
-        """What was learned so far."""
+        """The statistics so far."""
         self._settle()
         held = self._moments.snapshot()
         call_amax = self._call_amax_counts.clone()
         _count_amax(call_amax, self._pending[: self._kept], LOWEST[self.operand])
-        call_amax[0] -= self._lost_calls  # whose maximum is not known; it is not that of a call of zeros
+        call_amax[0] -= self._lost_calls  # their maximum is unknown; they are not calls of zeros
         ints = {
             "operand": OPERANDS.index(self.operand),
             "width": self.width,
@@ -299,14 +298,14 @@ def _count_amax(counts: Tensor, amax: Tensor, lowest: int) -> None:
 
 
 def _kernel_for(device: torch.device) -> ModuleType | None:
-    """What counts in one launch, on a GPU where Triton is installed."""
+    """The module that counts in one launch, on a GPU with Triton; None otherwise."""
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return None
     return importlib.import_module("loka.probe.stats.count_kernel")
 
 
 def operand_stats(snapshot: Snapshot) -> OperandStats:
-    """Read an OperandTracker's snapshot to the host, and take cleaned and filled up elements out of the counts."""
+    """Read an OperandTracker's snapshot to the host, and subtract cleaned and padded elements from the counts."""
     ints = snapshot.ints
     tensors = {name: tensor.cpu() for name, tensor in snapshot.tensors.items()}
     width, sampled = ints["width"], ints["sampled"]
@@ -315,7 +314,7 @@ def operand_stats(snapshot: Snapshot) -> OperandStats:
     values[:, ZERO_BIN] -= nonfinite
     zeros = int(values[:, ZERO_BIN].sum())
     relative = tensors["relative"].clone()
-    # All zeros went to the bin of the smallest: real ones, those in place of non-finites, and those that fill blocks.
+    # All zeros went to the bin of the smallest: actual ones, those for non-finite elements, and padding.
     filling = int(relative[0].sum()) - sampled * width
     relative[:, 0] = zeros
     relative[:, 1] -= zeros + int(nonfinite.sum()) + filling

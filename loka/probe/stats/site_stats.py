@@ -1,6 +1,6 @@
-"""What was learned of a site, as plain tensors on the CPU: what trackers give and the full profile holds.
+"""Statistics of a site, as plain tensors on the CPU: the result of trackers, and the content of the full profile.
 
-Sums and moments are float64, counts int64. Merging is exact: it gives what one pass over all rows would have given.
+Sums and moments are float64, counts int64. Merging is exact: it equals one pass over all rows.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from torch import Tensor
 from loka.numerics.enums import Operand
 from loka.probe.profile.profile import Profile
 
-FULL_WIDTH = 512  # features up to which a covariance is kept whole; above, a sketch
+FULL_WIDTH = 512  # features up to which a covariance is kept in full; above, a sketch
 SKETCH = 64  # columns of a sketch's test matrix
-CHECKS = 8  # more columns, kept apart: they measure the error of the low-rank covariance
+CHECKS = 8  # additional columns to measure the error of the low-rank covariance
 JOINT = 128  # features of each side in the joint moments of an input and an output gradient
-WEIGHT_ROWS = 256  # rows, and columns, of a weight that are kept as they are
+WEIGHT_ROWS = 256  # rows, and columns, of a weight that are kept unmodified
 
 
 @dataclass(frozen=True, slots=True)
 class Moments:
     """Mean and summed outer products of deviations of `count` rows with C features.
 
-    `comoment` is the whole S = sum (x - mean)(x - mean)^T, (C, C), where C <= FULL_WIDTH, and else the sketch
-    S @ test_matrix, (C, SKETCH + CHECKS). S / (count - 1) is the covariance. Both are linear in S and merge exactly.
+    `comoment` is the full S = sum (x - mean)(x - mean)^T, (C, C), if C <= FULL_WIDTH, otherwise the sketch S @
+    test_matrix, (C, SKETCH + CHECKS). S / (count - 1) is the covariance. Both are linear in S and merge exactly.
     """
 
     count: int
@@ -40,24 +40,24 @@ class OperandStats:
     operand: Operand
     calls: int
     rows: int  # of all observed calls
-    sampled: int  # rows of those that the statistics are of
+    sampled: int  # rows of these that the statistics cover
     nonfinite: int  # NaN or infinite elements among the sampled rows
-    nonfinite_calls: int  # calls whose tensor held any, sampled or not
+    nonfinite_calls: int  # calls with any in the tensor, sampled or not
     moments: Moments  # over sampled rows without a non-finite element
     values: Tensor  # (C, VALUE_BINS), finite elements of the sampled rows
     relative: Tensor  # (len(VIEWS), RELATIVE_BINS), finite elements of the sampled rows
     row_rms: Tensor  # (ROW_RMS_BINS,), of rows without a non-finite element
     row_spread: Tensor  # (SPREAD_BINS,), log2(amax / rms) of those rows
     block_spread: Tensor  # (SPREAD_BINS,), of 128 neighbours in those rows
-    column_amax: Tensor  # (C,), largest finite |x| of each feature, over all rows of calls that were finite throughout
+    column_amax: Tensor  # (C,), largest finite |x| of each feature, over all rows of fully finite calls
     call_amax: (
-        Tensor  # (ROW_RMS_BINS,), log2 of the largest finite |x| of each call that had one, in the bins of row_rms
+        Tensor  # (ROW_RMS_BINS,), log2 of the largest finite |x| of each call that has one, in the bins of row_rms
     )
 
 
 @dataclass(frozen=True, slots=True)
 class JointStats:
-    """An input and an output gradient of the same rows, at fixed subsets of features: what a weight gradient sums.
+    """Joint statistics of an input and an output gradient, for fixed subsets of features: a weight gradient's terms.
 
     The moments are of the concatenation [input[:, input_features], grad_output[:, grad_features]].
     """
@@ -71,7 +71,7 @@ class JointStats:
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """A covariance as factor @ factor.T + diag(diagonal); `error` is ||C - it||_F / ||C||_F."""
+    """A covariance C as factor @ factor.T + diag(diagonal); `error` is its relative Frobenius error."""
 
     factor: Tensor  # (C, R)
     diagonal: Tensor  # (C,)
@@ -104,7 +104,7 @@ class WeightStats:
 
 @dataclass(frozen=True, slots=True)
 class SiteStats:
-    """All that was learned of one site. A part that was never seen is None."""
+    """All statistics of one site. None for a part that was never seen."""
 
     name: str
     k: int
@@ -117,7 +117,7 @@ class SiteStats:
 
 @dataclass(frozen=True, slots=True)
 class RecordedStats:
-    """The full form of a profile: what merges, what errors are estimated from, and its summary.
+    """The full form of a profile: statistics that can be merged and used for estimates, and the summary.
 
     While training writes it, `profile` has no estimates yet: they are made offline.
     """

@@ -1,4 +1,4 @@
-"""The trackers of one site, and what they hold at one moment."""
+"""The trackers of one site, and their snapshots."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from loka.sites.site import GemmKind
 
 @contextmanager
 def apart(device: torch.device) -> Iterator[None]:
-    """What runs inside is no part of the user's step: no gradients, no autocast, and no mode sees it.
+    """Isolates operations from the user's step: no gradients, no autocast, and no mode sees them.
 
-    Selective checkpointing, for one, is a mode that counts operations.
+    For example, selective checkpointing is a mode that counts operations.
     """
     with (
         torch._C.DisableTorchFunction(),
@@ -41,7 +41,7 @@ def apart(device: torch.device) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class SiteSnapshot:
-    """What was learned of a site up to some step; a part that was never seen is None."""
+    """Snapshot of a site's statistics at some step; None for a part that was never seen."""
 
     name: str
     k: int
@@ -68,7 +68,7 @@ class SiteSnapshot:
 
 
 def read(snapshot: SiteSnapshot) -> SiteStats:
-    """The statistics of a site. Reads tensors to the host."""
+    """The statistics of a site from a snapshot. Reads tensors to the host."""
     return SiteStats(
         name=snapshot.name,
         k=snapshot.k,
@@ -81,7 +81,7 @@ def read(snapshot: SiteSnapshot) -> SiteStats:
 
 
 class Trackers:
-    """Learns of one site on the device that its Parameter is on."""
+    """All trackers of one site, on the device of its Parameter."""
 
     def __init__(self, live: LiveSite) -> None:
         site, device = live.site, live.parameter.device
@@ -91,21 +91,21 @@ class Trackers:
         self.grad_output = OperandTracker(Operand.GRAD_OUTPUT, site.n, device)
         self.joint = JointTracker(site.k, site.n, device)
         self.weight = WeightTracker(site.n, site.k, device)
-        # x @ P has its Parameter as (K, N). A square one tells by the calls that are seen.
+        # x @ P has its Parameter as (K, N). For a square one, the calls decide.
         square = site.k == site.n
         self.transposed = site.kind is GemmKind.MATMUL if square else live.parameter.shape[0] != site.n
         self._joined = 0
         self._weight_step = -1
 
     def capture(self, rows: int, replays: Replays) -> None:
-        """Make updates with so many sampled rows cost one launch. Waits for the device."""
+        """Capture updates with this number of sampled rows as CUDA graphs of one launch. Waits for the device."""
         with apart(self.device):
             for tracker in (self.input, self.grad_output, self.joint):
                 if not replays.full:
                     tracker.capture(rows, replays)
 
     def check_device(self, x: Tensor) -> None:
-        """Raise InputError where an operand is on another device than the trackers."""
+        """Raise InputError if an operand is on another device than the trackers."""
         if x.device != self.device:
             raise InputError(
                 f"probe: site {self.live.site.name!r}: its input is on {x.device}, but its weight was on {self.device} "
@@ -113,17 +113,17 @@ class Trackers:
             )
 
     def take_input(self, x: Tensor, index: Tensor | None) -> Tensor:
-        """Count a call's input (..., K); its sampled rows (R, K)."""
+        """Record a call's input (..., K); returns its sampled rows (R, K)."""
         rows = take_rows(x, index)
         self.input.update(rows, column_amax(x), rows_of(x))
         return rows
 
     def joint_part(self, rows: Tensor) -> Tensor:
-        """The features of an input's sampled rows that are kept until their output gradient comes."""
+        """The features of an input's sampled rows that are kept until the output gradient arrives."""
         return rows.index_select(1, self.joint.input_features)
 
     def take_gradient(self, grad: Tensor, index: Tensor | None, part: Tensor | None) -> None:
-        """Count a call's output gradient (..., N); `part` is of the same rows of the input."""
+        """Record a call's output gradient (..., N); `part` is of the same rows of the input."""
         rows = take_rows(grad, index)
         self.grad_output.update(rows, column_amax(grad), rows_of(grad))
         if part is not None:
@@ -131,7 +131,7 @@ class Trackers:
             self._joined += 1
 
     def take_weight(self, step: int) -> None:
-        """Take in the weight as it is after `step` steps, once."""
+        """Record the weight after `step` steps, once."""
         if step == self._weight_step:
             return
         self._weight_step = step
@@ -140,7 +140,7 @@ class Trackers:
             self.weight.update((weight.t() if self.transposed else weight).contiguous(), step)
 
     def snapshot(self) -> SiteSnapshot:
-        """What was learned so far. Where no call was seen, nothing is known, not even of the weight."""
+        """The statistics so far. If no call was seen, also without the weight."""
         seen = self.input.calls or self.grad_output.calls
         with apart(self.device):
             return SiteSnapshot(

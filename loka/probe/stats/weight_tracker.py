@@ -5,21 +5,21 @@ For a weight W (N, K), W_c = W - mean with the additive mean row_mean[:, None] +
     U' = (1 / K) W_c V^-1 W_c^T        U <- m U + (1 - m) U'     (then V' with the new U)
     V' = (1 / N) W_c^T U^-1 W_c        V <- m V + (1 - m) V'
 
-each then made symmetric and given 1e-6 of its mean diagonal as a ridge; at the end s = trace(U) / N, U <- U / s,
-V <- s V. Two things are said more exactly here than in the paper:
+each then made symmetric and given 1e-6 of its mean diagonal as a ridge; at the end s = trace(U) / N, U <- U / s, V <- s
+V. Two points are more precise here than in the paper:
 
 - The start is U = I, V = mean(W_c^2) I. It counts as one update, and m is t / (t + 1) at update t until that exceeds
-  the average's momentum: a few saves are then not drowned by the start, and V is never singular although a single
-  W_c has no more than min(N, K) directions.
-- A side longer than FULL_WIDTH is never held whole. What is held is U @ sketch_matrix and the diagonal of U; both are
-  linear in U, so averaging, ridge and rescaling are exact. Where the other side's update needs U^-1, U is taken as low
-  rank plus diagonal (Nystroem, rank SKETCH), which inverts cheaply (Woodbury). That tends to leave too little on the
-  diagonal, so the inverse is too large: the result is scaled such that trace(U) trace(V) = N K mean(W_c^2),
-  as it is in expectation. LowRank.error, measured on columns that the fit has not seen, says how good the rest is.
+  the average's momentum: a few saves are then not dominated by the start, and V is never singular although a single W_c
+  has at most min(N, K) directions.
+- A side longer than FULL_WIDTH is never stored in full, but as U @ sketch_matrix and the diagonal of U; both are linear
+  in U, so averaging, ridge and rescaling are exact. Where the other side's update needs U^-1, U is taken as low rank
+  plus diagonal (Nystroem, rank SKETCH), which inverts cheaply (Woodbury). The diagonal then tends to be too small, so
+  the inverse is too large: the result is scaled so that trace(U) trace(V) = N K mean(W_c^2), as in expectation.
+  LowRank.error, measured on columns not used in the fit, is the quality of the rest.
 
-Non-finite elements are counted, left out of the histogram of values, and taken as zero elsewhere. `update` never waits
-for the device: `cholesky_ex` reports failure as a tensor, and an update that failed, or has become non-finite, leaves U
-and V as they were.
+Non-finite elements are counted, excluded from the histogram of values, and treated as zero elsewhere. `update` never
+waits for the device: `cholesky_ex` reports failure as a tensor, and an update that fails or becomes non-finite does not
+change U and V.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from loka.probe.stats.operand_tracker import LANES, count_values, zero_places
 from loka.probe.stats.site_stats import FULL_WIDTH, SKETCH, WEIGHT_ROWS, LowRank, WeightStats
 
 MOMENTUM = 0.95
-RIDGE = 1e-6  # of the mean diagonal
-LEAST_DIAGONAL = 1e-3  # of the mean diagonal: what low rank plus diagonal keeps on it, so that the inverse is bounded
+RIDGE = 1e-6  # relative to the mean diagonal
+LEAST_DIAGONAL = 1e-3  # of the mean diagonal: lower bound in low rank plus diagonal, so that the inverse is bounded
 PRECISE = 2**22  # elements of a weight up to which the flip-flop is in float64; float32 above, to bound memory
 
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """U or V: whole, (C, C), or its product with the sketch matrix, (C, SKETCH + CHECKS); and its diagonal (C,)."""
+    """U or V: in full, (C, C), or its product with the sketch matrix, (C, SKETCH + CHECKS); and its diagonal (C,)."""
 
     product: Tensor
     diagonal: Tensor
@@ -57,24 +57,24 @@ class _Side:
         )
 
     def scaled(self, factor: Tensor) -> _Side:
-        """Times a number on the device."""
+        """The side times a number on the device."""
         return _Side(self.product * factor, self.diagonal * factor)
 
     def to(self, dtype: torch.dtype) -> _Side:
-        """In another precision."""
+        """The side in another precision."""
         return _Side(self.product.to(dtype), self.diagonal.to(dtype))
 
     def finite(self) -> Tensor:
-        """Whether every element is, () bool."""
+        """True, as a () bool tensor, if every element is finite."""
         return self.product.isfinite().all() & self.diagonal.isfinite().all()
 
     def where(self, good: Tensor, other: _Side) -> _Side:
-        """This where `good`, else the other."""
+        """This side if `good`, otherwise the other."""
         return _Side(torch.where(good, self.product, other.product), torch.where(good, self.diagonal, other.diagonal))
 
 
 def _basis(width: int, device: torch.device | str) -> Tensor | None:
-    """What a side's product is with: None for the identity."""
+    """The sketch matrix that a side's product is with; None for the identity."""
     return sketch_matrix(width).to(device) if width > FULL_WIDTH else None
 
 
@@ -84,9 +84,9 @@ def _identity(width: int, basis: Tensor | None, device: torch.device | str) -> _
 
 
 def _gram(centred: Tensor, given: _Side, given_basis: Tensor | None, basis: Tensor | None) -> tuple[_Side, Tensor]:
-    """X A^-1 X^T / C for X = centred, (R, C), and A the side `given` of C; and whether A could be inverted.
+    """X A^-1 X^T / C for X = centred, (R, C), and A the side `given` of C; and true if A could be inverted.
 
-    The result is the side of R in the form that `basis` says, with the ridge.
+    The result is the side of R in the form given by `basis`, with the ridge.
     """
     if given_basis is None:
         factor, failed = torch.linalg.cholesky_ex(given.product)
@@ -117,7 +117,7 @@ def _gram(centred: Tensor, given: _Side, given_basis: Tensor | None, basis: Tens
 
 
 def _with_ridge(side: _Side, basis: Tensor | None) -> _Side:
-    """Symmetric, where it is whole, and with RIDGE of the mean diagonal added."""
+    """Adds RIDGE of the mean diagonal; a full side is also made symmetric."""
     ridge = RIDGE * side.diagonal.mean()
     if basis is not None:
         return _Side(side.product + ridge * basis, side.diagonal + ridge)
@@ -140,7 +140,7 @@ def _low_rank(side: _Side, basis: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class WeightTracker:
-    """Learns a weight of `n` rows and `k` columns from its values at a few moments of training."""
+    """Learns a weight of `n` rows and `k` columns from its values at a few points of training."""
 
     def __init__(self, n: int, k: int, device: torch.device | str, momentum: float = MOMENTUM) -> None:
         self.n = n
@@ -157,7 +157,7 @@ class WeightTracker:
 
     @torch.no_grad()
     def update(self, weight: Tensor, step: int) -> None:
-        """One flip-flop with `weight`, (N, K) of any float type, as it is at `step`."""
+        """One flip-flop with `weight`, (N, K) of any float type, at step `step`."""
         with torch.autocast(weight.device.type, enabled=False):
             values = weight.detach().float()
             clean = values.nan_to_num(0.0, 0.0, 0.0)
@@ -167,7 +167,7 @@ class WeightTracker:
             self._flip_flop(clean.to(self._dtype) - row_mean[:, None] - column_mean)
 
     def _look(self, values: Tensor, clean: Tensor) -> tuple[Tensor, Tensor]:
-        """Keep what is of this moment alone; returns the additive mean."""
+        """Record the statistics of this step alone; returns the additive mean."""
         row_mean = clean.mean(1, dtype=self._dtype)
         column_mean = clean.mean(0, dtype=self._dtype) - row_mean.mean()
         magnitude = clean.abs()
@@ -189,7 +189,7 @@ class WeightTracker:
     def _flip_flop(self, centred: Tensor) -> None:
         momentum = min(self._momentum, self.updates / (self.updates + 1))
         kept_u, kept_v = self._u.to(self._dtype), self._v.to(self._dtype)
-        if self.updates == 1:  # the isotropic start; an all-zero weight must leave something to divide by
+        if self.updates == 1:  # the isotropic start; an all-zero weight must not cause a division by zero
             kept_v = kept_v.scaled(centred.square().mean().clamp(1e-30, 1e30))
         u_basis = None if self._u_basis is None else self._u_basis.to(self._dtype)
         v_basis = None if self._v_basis is None else self._v_basis.to(self._dtype)
@@ -204,7 +204,7 @@ class WeightTracker:
         self._v = v.where(good, kept_v.to(torch.float32))
 
     def snapshot(self) -> Snapshot:
-        """What was learned so far; `weight_stats` needs at least one update."""
+        """The statistics so far; `weight_stats` needs at least one update."""
         tensors = {
             **self._seen,
             "u": self._u.product,
@@ -221,11 +221,11 @@ class WeightTracker:
 
 
 def weight_stats(snapshot: Snapshot) -> WeightStats:
-    """Read a WeightTracker's snapshot to the host. It must have had an update."""
+    """Read a WeightTracker's snapshot to the host. Needs at least one update."""
     ints = snapshot.ints
     held = {name: tensor.cpu() for name, tensor in snapshot.tensors.items()}
     values = held["values"].clone()
-    values[ZERO_BIN] -= held["nonfinite"]  # counted as the zeros that they were taken as
+    values[ZERO_BIN] -= held["nonfinite"]  # counted as zeros
     return WeightStats(
         step=ints["step"],
         updates=ints["updates"],
@@ -246,7 +246,7 @@ def weight_stats(snapshot: Snapshot) -> WeightStats:
 
 
 def _read_side(product: Tensor, diagonal: Tensor) -> LowRank:
-    """A whole side as a square root and no diagonal; a sketched one as low rank plus diagonal."""
+    """A full side as a square root without a diagonal; a sketched one as low rank plus diagonal."""
     product, diagonal = product.double(), diagonal.double()
     if diagonal.numel() > FULL_WIDTH:
         return low_rank(product, diagonal)

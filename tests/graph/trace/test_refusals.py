@@ -135,6 +135,7 @@ def test_a_loop_over_a_dictionary_is_refused_for_what_it_is() -> None:
     assert re.search(r"loop over .*, which is no list or tensor of one length in all calls at ", answer.reason)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [zoo.Roots, zoo.IteratesBesideModules])
 def test_roots_of_sizes_and_loops_compile_for_every_batch(kind: type[nn.Module]) -> None:
     module = kind()

@@ -214,6 +214,7 @@ class Wide(nn.Module):
         return self.norm(self.tower(x @ self.w))
 
 
+@pytest.mark.slow
 def test_children_that_nothing_changes_are_not_copied() -> None:
     module = Wide()
     copied = copy_owner(module, frozenset())

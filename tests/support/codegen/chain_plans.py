@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, lru_cache, partial
 
 import torch
 from torch import Tensor, nn
@@ -115,14 +115,42 @@ def traced(body: nn.Module, inputs: Callable[[int], Tensor]) -> ForwardIR:
     return replace(found, statements=statements, regions=regions)
 
 
+@lru_cache(maxsize=8)
+def _traced_once(body: nn.Module, inputs: Callable[[int], Tensor]) -> ForwardIR:
+    """`traced`, for plans of one body by several recipes: a trace knows none of them."""
+    return traced(body, inputs)
+
+
+class Plans(Mapping[str, Plan]):
+    """Plans by name, each made when it is asked for."""
+
+    def __init__(self, make: Callable[[str], Plan], names: Iterable[str]) -> None:
+        self._make, self._names = cache(make), tuple(names)
+
+    def __getitem__(self, name: str) -> Plan:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._make(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _usual_inputs(batch: int) -> Tensor:
+    return torch.randn(batch, 48)
+
+
 def chain_plan(
     body: nn.Module,
     recipe: dict[str, object] | Callable[[str], dict[str, object]] = CHAIN,
-    inputs: Callable[[int], Tensor] = lambda batch: torch.randn(batch, 48),
+    inputs: Callable[[int], Tensor] = _usual_inputs,
     input_grad: bool = True,
 ) -> Plan:
     """The plan of Holder(body): every linear by `recipe`, or by what `recipe` says of its name."""
-    forward = traced(body, inputs)
+    forward = _traced_once(body, inputs)
     sites: list[SitePlan] = []
     for name, child in body.named_modules():
         if isinstance(child, nn.Linear):

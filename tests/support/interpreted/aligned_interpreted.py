@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from loka.kernels.fused import operators
 from loka.kernels.fused.norm import norm_reference
-from tests.support.interpreted.patch_once import patch_once
+from tests.support.interpreted.faster_interpreter import make_faster
 from tests.support.interpreted.rendered_interpreted import PROGRAMS, exact_rows, results
 from tests.support.kernels.aligned_cases import ALIGNED, ROWS
 from tests.support.kernels.poison import poisoned
@@ -37,5 +37,5 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    patch_once()
+    make_faster()
     main(Path(sys.argv[1]))

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from loka.kernels.fused import operators
-from tests.support.interpreted.patch_once import patch_once
+from tests.support.interpreted.faster_interpreter import make_faster
 from tests.support.kernels.cross_cases import SPECS, check, inputs_of
 from tests.support.kernels.rendered_cases import write_package
 
@@ -31,5 +31,5 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    patch_once()
+    make_faster()
     main(Path(sys.argv[1]))

@@ -17,7 +17,7 @@ from loka.kernels.fused.triton_gemm import gemm_launch
 from loka.kernels.fused.triton_gemm.gemm_spec import Epilogue, GemmSpec, GroupedGemm, TiledGemm
 from loka.kernels.fused.triton_gemm.gemm_tiling import candidates
 from loka.numerics.enums import Scaling
-from tests.support.interpreted.patch_once import patch_once
+from tests.support.interpreted.faster_interpreter import make_faster
 from tests.support.kernels.gemm_cases import FAST, Case, blocked, case, write_products
 from tests.support.kernels.poison import poisoned
 
@@ -86,5 +86,5 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    patch_once()
+    make_faster()
     main(Path(sys.argv[1]))

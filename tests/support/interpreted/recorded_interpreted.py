@@ -1,4 +1,4 @@
-"""Run by test_recorded.py in a process of its own, with TRITON_INTERPRET=1: records, and the tiles of transpositions.
+"""Run by test_overflow_stats.py on its own, with TRITON_INTERPRET=1: what is recorded, and the tiles of transpositions.
 
 The interpreter rounds to FP8 wrongly, so values are compared where they are FP8 already.
 """
@@ -13,7 +13,7 @@ import torch
 from loka.kernels.fused import operators
 from loka.kernels.fused.cast_transpose.fused_cast_transpose import FusedCastTranspose
 from loka.kernels.fused.norm.norm_spec import NormForward
-from tests.support.interpreted.patch_once import patch_once
+from tests.support.interpreted.faster_interpreter import make_faster
 from tests.support.interpreted.quantised_interpreted import TILES, coarse
 from tests.support.interpreted.rendered_interpreted import PROGRAMS, near, results
 from tests.support.kernels.poison import poisoned
@@ -109,5 +109,5 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    patch_once()
+    make_faster()
     main(Path(sys.argv[1]))

@@ -20,7 +20,7 @@ from loka.kernels.fused.norm import norm_reference
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.numerics.quantize import Quantized
 from loka.numerics.requantize_transpose import requantize_transpose
-from tests.support.interpreted.patch_once import patch_once
+from tests.support.interpreted.faster_interpreter import make_faster
 from tests.support.kernels.poison import poisoned
 from tests.support.kernels.rendered_cases import (
     BLOCK_PARTS,
@@ -185,5 +185,5 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    patch_once()
+    make_faster()
     main(Path(sys.argv[1]))

@@ -12,7 +12,7 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.quantisation import Quantisation
 from tests.support.interpreted import product_interpreted, recorded_interpreted, rendered_interpreted
-from tests.support.interpreted.patch_once import patch_once
+from tests.support.interpreted.faster_interpreter import make_faster
 from tests.support.interpreted.rendered_interpreted import PROGRAMS, exact_rows, results
 from tests.support.kernels.poison import poisoned
 from tests.support.kernels.product_cases import backwards, forwards
@@ -108,5 +108,5 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    patch_once()
+    make_faster()
     main(Path(sys.argv[1]))

@@ -9,7 +9,8 @@ from functools import partial
 
 from loka.errors import InputError
 from loka.kernels.fused.cast_transpose.matrix_spec import CastTranspose
-from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, NORMS, NormBackward, NormForward
+from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, NormBackward, NormForward
+from loka.kernels.fused.norm.norms import NORMS
 from loka.kernels.fused.quantisation import SCALINGS, Quantisation
 from loka.numerics.enums import Format
 

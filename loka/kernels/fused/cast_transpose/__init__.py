@@ -1,1 +1,1 @@
-"""FP8 copies of a matrix as it is and transposed: quantised, requantised or moved as bytes."""
+"""FP8 copies of a matrix, row-major and transposed: quantised, requantised or copied as bytes."""

@@ -1,4 +1,4 @@
-"""What the template of `CastTranspose` is given."""
+"""Template values of `CastTranspose`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from loka.kernels.fused.kernel_values import KernelValues
 
 
 def cast_transpose_values(spec: CastTranspose, device: DeviceSpec = DEFAULT) -> KernelValues:
-    """Values of a matrix's two FP8 copies under one scale."""
+    """Template values for a matrix's two FP8 copies under one scale."""
     launch = device.launches.cast_transpose
     shapes = {"x": "(R, C)", "values": "(R, C)", "transposed": "(C, R)", "scale": "(1, 1)", "maxima": "(Q,)"}
     shapes |= {"amax": "(P,)", "overflow": "(P,)", "overflow_stats": "(2,)"}

@@ -1,7 +1,7 @@
-"""Kernels that write what they quantise as is and transposed, in one pass, tile by tile.
+"""Kernels that write a quantised result and its transpose in one pass, tile by tile.
 
-Under a static scale an element needs nothing of its row but what the operations around it ask for. Where these are a
-vector, a norm of blocks and an activation, a tile of the matrix is enough, and its transposed copy is written with it.
+With a static scale, quantising an element needs nothing else of its row; only the operations before it may. With a
+vector, a block_norm and an activation, a tile of the matrix is enough, and its transpose is written with it.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from loka.devices.spec import DeviceSpec
 from loka.devices.targets import DEFAULT
 from loka.errors import InputError
 from loka.kernels.fused.kernel_values import KernelValues
-from loka.kernels.fused.norm.norm_spec import SAVING, NormBackward, NormForward
+from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.norm.norm_values import norm_shapes, norm_title
 from loka.kernels.fused.quantisation import Quantisation
 
-WIDEST_BLOCK = 512  # of a block_norm: a tile holds whole blocks
-_MOST = 2**16  # programs on a multiprocessor: every row of tiles has programs of its own
+WIDEST_BLOCK = 512  # of a block_norm's blocks: a tile holds whole blocks
+_MOST = 2**16  # programs on a multiprocessor: each row of tiles has its own programs
 
 
 @dataclass(frozen=True, slots=True)
 class FusedCastTranspose:
-    """The kernel of a spec, which also returns `transposed`, its values transposed: (width, M), after the values.
+    """The kernel of a spec that also returns `transposed`, its values transposed: (width, M), after the values.
 
-    Everything else is as with the spec itself. Raises InputError for a spec that a tile is not enough for.
+    Everything else is as in the spec. Raises InputError for a spec that needs more than a tile.
     """
 
     spec: NormForward | NormBackward
@@ -48,7 +48,7 @@ class FusedCastTranspose:
 
     @property
     def how(self) -> Quantisation:
-        """How they are quantised."""
+        """Quantisation mode of the values."""
         return self.spec.how
 
     @property
@@ -58,16 +58,16 @@ class FusedCastTranspose:
 
     @property
     def results(self) -> tuple[str, ...]:
-        """What the host function returns."""
+        """Names of the host function's results."""
         values, *rest = self.spec.results
         return (values, "transposed", *rest)
 
 
 def fits(spec: NormForward | NormBackward) -> bool:
-    """Whether a tile is enough for a spec."""
-    if not (spec.quantise and spec.how.overflow_stats) or spec.norm in SAVING or spec.times:
+    """True if a tile is enough for a spec."""
+    if not (spec.quantise and spec.how.overflow_stats) or spec.traits.over_rows or spec.times:
         return False
-    if spec.norm == "block_norm" and spec.block > WIDEST_BLOCK:
+    if spec.traits.over_blocks and spec.block > WIDEST_BLOCK:
         return False
     more = (
         spec.residual or spec.keep
@@ -79,7 +79,7 @@ def fits(spec: NormForward | NormBackward) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TransposeTile:
-    """What a program takes, and its warps."""
+    """Tile of a program, and its warps."""
 
     rows: int
     columns: int
@@ -87,14 +87,14 @@ class TransposeTile:
 
 
 def tile_of(spec: NormForward | NormBackward, device: DeviceSpec = DEFAULT) -> TransposeTile:
-    """The choice for a spec: whole blocks, and registers for two programs on a multiprocessor; not measured yet."""
+    """The tile for a spec: whole blocks, and registers for two programs on a multiprocessor; not tuned."""
     launch = device.launches.fused_cast_transpose
     columns = max(launch.columns, spec.block if spec.norm else 0)
     return TransposeTile(launch.elements // columns, columns, launch.warps)
 
 
 def fused_cast_transpose_values(both: FusedCastTranspose, tile: TransposeTile) -> KernelValues:
-    """Values of a producer that writes both copies."""
+    """Template values of a kernel that writes both copies."""
     shapes = {**norm_shapes(both.spec), "transposed": f"({both.width}, M)"}
     numbers = {
         "producer": both.spec,

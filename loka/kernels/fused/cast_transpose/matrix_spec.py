@@ -1,6 +1,6 @@
-"""What kernels of whole matrices are rendered for: transposed copies, column sums, sums of products.
+"""Specs of kernels of whole matrices: transposed copies, column sums, sums of products.
 
-They take matrices of any number of rows and columns, but for `Products`, whose width is fixed in the text.
+They take matrices with any number of rows and columns, except `Products`, whose width is fixed in the text.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from loka.errors import InputError
 from loka.kernels.fused.norm.norm_widths import check_width
 from loka.kernels.fused.quantisation import Quantisation
 
-LARGEST_COUNT = {"requantize_transpose": 3, "transpose": 3, "reduce": 6}  # operands in one launch
+LARGEST_COUNT = {"requantize_transpose": 3, "transpose": 3, "reduce": 6}  # operands in one launch, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class RequantizeTranspose:
 
     Parameters: values (R, C) e4m3, scale (R, 1), scale_max (P,), the largest of the scales in P parts; results:
     transposed (C, R) e4m3, scale_t (C, 1), filled with the one scale. With more than one operand the names end in _0,
-    _1, _2, and all three of an operand stand together.
+    _1, _2, and the parameters of an operand are adjacent.
     """
 
     count: int  # operands
@@ -40,13 +40,13 @@ class RequantizeTranspose:
 
     @property
     def results(self) -> tuple[str, ...]:
-        """What the host function returns."""
+        """Names of the host function's results."""
         return numbered(("transposed", "scale_t"), self.count)
 
 
 @dataclass(frozen=True, slots=True)
 class Transpose:
-    """Transposed copies of e4m3 matrices whose elements have one scale, up to three in one launch.
+    """Transposed copies of e4m3 matrices with one scale each, up to three in one launch.
 
     Parameters: values (R, C) e4m3; results: transposed (C, R). With more than one operand the names end in _0, _1, _2.
     """
@@ -68,16 +68,16 @@ class Transpose:
 
     @property
     def results(self) -> tuple[str, ...]:
-        """What the host function returns."""
+        """Names of the host function's results."""
         return numbered(("transposed",), self.count)
 
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """Column sums of float32 matrices in one launch, in the same order of additions each time.
+    """Column sums of float32 matrices in one launch, with a deterministic order of additions.
 
     Parameters: partial (P, N) float32 and `dtype: torch.dtype` of its sum; results: total (N,). With more than one
-    operand the names end in _0, _1, ..., and both of an operand stand together.
+    operand the names end in _0, _1, ..., and the parameters of an operand are adjacent.
     """
 
     count: int  # operands
@@ -97,21 +97,21 @@ class Reduce:
 
     @property
     def results(self) -> tuple[str, ...]:
-        """What the host function returns."""
+        """Names of the host function's results."""
         return numbered(("total",), self.count)
 
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """plain_0 + ... + grad_0 * (x_0 + add_0) + ...: the gradient of a factor of several products, and sums beside it.
+    """plain_0 + ... + grad_0 * (x_0 + add_0) + ...: the gradient of a factor of several products and sums.
 
-    Parameters: `plain` matrices plain_0, ... (M, width); for each of `adds` grad_0, x_0 (M, width) and, where it is
-    True, add_0 (width,), and so on; `dtype: torch.dtype` of the result, out (M, width). Sums are float32.
+    Parameters: `plain` matrices plain_0, ... (M, width); for the i-th of `adds` grad_i, x_i (M, width) and, if it is
+    True, add_i (width,); `dtype: torch.dtype` of the result, out (M, width). Sums are float32.
     """
 
     width: int
-    plain: int  # matrices that are added as they are
-    adds: tuple[bool, ...]  # one for each product: whether a vector is added to its second factor
+    plain: int  # matrices that are only added
+    adds: tuple[bool, ...]  # one per product: True if a vector is added to its second factor
 
     def __post_init__(self) -> None:
         check_width(self.width)
@@ -134,17 +134,17 @@ class Products:
 
     @property
     def results(self) -> tuple[str, ...]:
-        """What the host function returns."""
+        """Names of the host function's results."""
         return ("out",)
 
 
 @dataclass(frozen=True, slots=True)
 class CastTranspose:
-    """A matrix in FP8 under one scale, as it is and transposed, in one pass: for operands that no kernel produces.
+    """A matrix and its transpose in FP8 under one scale, in one pass: for operands that no fused kernel writes.
 
-    The mode is `static` or `tensorwise`, for only one scale serves both copies. Parameters: x (R, C) of any floating
-    dtype and `scale` (1, 1), with or without `overflow_stats` (2,), or `maxima` (Q,); results: values (R, C),
-    transposed (C, R), then amax (P,) and overflow (P,), nothing, or scale (1, 1), as `Quantisation` has them.
+    The mode is `static` or `tensorwise`, as both copies need the same scale. Parameters: x (R, C) of any floating dtype
+    and `scale` (1, 1), with or without `overflow_stats` (2,), or `maxima` (Q,); results: values (R, C), transposed (C,
+    R), then amax (P,) and overflow (P,), nothing, or scale (1, 1), as in `Quantisation`.
     """
 
     how: Quantisation
@@ -168,17 +168,17 @@ class CastTranspose:
 
     @property
     def results(self) -> tuple[str, ...]:
-        """What the host function returns."""
+        """Names of the host function's results."""
         return ("values", "transposed", *self.how.results[1:])
 
 
 def numbered(names: tuple[str, ...], count: int) -> tuple[str, ...]:
-    """Names for each operand in turn, with its number where there are several."""
+    """The names for each operand, with its number where there are several."""
     return tuple(f"{name}{end}" for end in endings(count) for name in names)
 
 
 def endings(count: int) -> list[str]:
-    """What the names of each operand end in: _0, _1, ..., nothing where there is one."""
+    """Suffixes of each operand's names: _0, _1, ...; "" for a single operand."""
     return [f"_{index}" for index in range(count)] if count > 1 else [""]
 
 

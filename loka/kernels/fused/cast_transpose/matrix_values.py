@@ -1,4 +1,4 @@
-"""What the templates of transpositions and column sums are given."""
+"""Template values of transpositions and column sums."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from loka.kernels.fused.kernel_values import KernelValues
 
 
 def transpose_values(spec: RequantizeTranspose | Transpose, device: DeviceSpec = DEFAULT) -> KernelValues:
-    """Values of transpositions, requantized or under one scale."""
+    """Template values of transpositions, with requantisation or under one scale."""
     matrices = "e4m3 matrices" if isinstance(spec, RequantizeTranspose) else "matrices"
     one = "an e4m3 matrix" if isinstance(spec, RequantizeTranspose) else "a matrix"
     several = f"Transposed copies of {spec.count} {matrices}"
@@ -29,7 +29,7 @@ def transpose_values(spec: RequantizeTranspose | Transpose, device: DeviceSpec =
 
 
 def reduce_values(spec: Reduce, device: DeviceSpec = DEFAULT) -> KernelValues:
-    """Values of column sums."""
+    """Template values of column sums."""
     shapes: dict[str, str] = {}
     for end in endings(spec.count):
         shapes |= {f"partial{end}": f"(P{end}, N{end})", f"dtype{end}": f"of total{end}", f"total{end}": f"(N{end},)"}

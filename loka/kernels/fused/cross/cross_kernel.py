@@ -1,4 +1,4 @@
-"""The kernel of a cross layer's gradients: its spec, how it is launched, and what its template is given.
+"""The kernel of a cross layer's gradients: its spec, launch and template values.
 
 The forward, factor * (product + bias) + residual, is a `NormForward` without a norm.
 """
@@ -15,17 +15,17 @@ from loka.kernels.fused.norm.norm_launch import padded_width
 from loka.kernels.fused.norm.norm_spec import NormForward
 from loka.kernels.fused.norm.norm_widths import LARGEST_HELD
 
-_NO_EPS = 1e-05  # as in the specs of chains' kernels without a norm
+_NO_EPS = 1e-05  # the value of specs without a norm
 
 
 @dataclass(frozen=True, slots=True)
 class CrossBackward:
-    """The gradients of factor * (product + bias) + residual but for the residual's, which is that of the whole.
+    """The gradients of factor * (product + bias) + residual, except the residual's, which is `grad` itself.
 
-    Parameters: grad, product, factor (M, width), bias (width,) and passed (M, width), those that there are, of any
-    floating dtypes. `passed` is a gradient of the factor from elsewhere, which is added to this one's; where the
-    residual is the factor `itself`, so is grad. Results: dproduct (M, width) in the dtype of product, dfactor (M,
-    width) in that of factor, dbias, partial sums (P, width) in float32, which `Reduce` adds up.
+    Parameters: grad, product, factor (M, width), then bias (width,) and passed (M, width) if present, of any floating
+    dtypes. `passed` is another gradient of the factor, which is added to this one; so is grad, if the residual is the
+    factor `itself`. Results: dproduct (M, width) in the dtype of product, dfactor (M, width) in that of factor, and
+    with a bias dbias, partial sums (P, width) in float32, which `Reduce` adds up.
     """
 
     width: int
@@ -52,34 +52,34 @@ class CrossBackward:
 
     @property
     def results(self) -> tuple[str, ...]:
-        """What the host function returns."""
+        """Names of the host function's results."""
         return ("dproduct", "dfactor", *(("dbias",) if self.bias else ()))
 
 
 def cross_forward(width: int, bias: bool) -> NormForward:
-    """The kernel of the sum itself: x is the product, `add` the bias, `times` the factor."""
+    """The spec of the forward: x is the product, `add` the bias, `times` the factor."""
     return NormForward(width, None, False, False, _NO_EPS, None, bias, False, False, True, True)
 
 
 @dataclass(frozen=True, slots=True)
 class CrossConfiguration:
-    """How the kernel is launched: a program takes a block of columns, in a grid-stride loop over blocks of rows."""
+    """Launch configuration: a program takes a block of columns, in a grid-stride loop over blocks of rows."""
 
     columns: int  # of a block, a power of two
     rows: int  # of a block, a power of two
     warps: int  # of a program
-    programs: int  # for a block of columns, on each multiprocessor, at most
+    programs: int  # per multiprocessor for a block of columns, at most
 
 
 def unsupported_reason(width: int) -> str | None:
-    """Why there is no kernel for this width; None where there is."""
+    """Reason why there is no kernel for this width; None where there is one."""
     if not 1 <= width <= LARGEST_HELD:
         return f"no cross layer is {width} wide; rows have 1 to {LARGEST_HELD} elements"
     return None
 
 
 def cross_configuration(spec: CrossBackward, device: DeviceSpec = DEFAULT) -> CrossConfiguration:
-    """The choice for a spec: blocks of so many elements, and so few programs that each adds up several of them."""
+    """The launch for a spec: blocks of a fixed number of elements, few enough programs that each sums several."""
     launch = device.launches.cross
     columns = min(launch.columns, padded_width(spec.width))
     blocks = -(-spec.width // columns)
@@ -87,7 +87,7 @@ def cross_configuration(spec: CrossBackward, device: DeviceSpec = DEFAULT) -> Cr
 
 
 def cross_backward_values(spec: CrossBackward, launch: CrossConfiguration) -> KernelValues:
-    """Values of the template."""
+    """Template values of the gradients' kernel."""
     w = spec.width
     shapes = dict.fromkeys(("grad", "product", "factor", "passed", "dproduct", "dfactor"), f"(M, {w})")
     product = "(product + bias)" if spec.bias else "product"

@@ -1,4 +1,4 @@
-"""What the kernel of a cross layer's gradients computes, in torch: its CPU implementation, and its oracle."""
+"""Gradients of a cross layer in torch: the CPU implementation, and the reference of their kernel."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 class CrossGradients:
     """Gradients in float32: of the product and of the factor (M, width), and of the bias, summed over rows (1, width).
 
-    All three are those of factor * (product + bias) + residual, whose residual has the gradient of the whole.
+    They are the gradients of factor * (product + bias) + residual; that of the residual is `grad` itself.
     """
 
     product: Tensor
@@ -28,9 +28,9 @@ def cross_backward(
     passed: Tensor | None = None,
     itself: bool = False,
 ) -> CrossGradients:
-    """grad, product, factor, passed (M, width); bias (width,).
+    """Gradients of a cross layer, from grad, product, factor, passed (M, width) and bias (width,).
 
-    `passed` is a further gradient of the factor; with `itself` the residual is the factor too.
+    `passed` is another gradient of the factor, to be added; with `itself` the residual is the factor too.
     """
     grad, product = grad.float(), product.float()
     dproduct = grad * factor.float()

@@ -1,1 +1,1 @@
-"""Low-rank interactions of embeddings, and norms over what is concatenated, forward and backward."""
+"""Low-rank interactions of embeddings, and norms over concatenated rows, forward and backward."""

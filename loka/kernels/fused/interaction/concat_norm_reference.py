@@ -1,4 +1,4 @@
-"""Norms of concatenated rows in torch: the CPU implementation of their kernels, and what those are checked against."""
+"""Norms over concatenated rows in torch: the CPU implementation, and the reference of their kernels."""
 
 from __future__ import annotations
 

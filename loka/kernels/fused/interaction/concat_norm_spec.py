@@ -16,9 +16,9 @@ class ConcatNormForward:
     """norm(cat(parts, -2) [+ residual]) over the last dimension.
 
     Parameters: part_0 (B, n_0, width), part_1 (B, n_1, width), ..., residual (B, n, width) with n the sum of the n_i,
-    weight and bias (width,), those that there are, of any floating dtypes; and `dtype: torch.dtype` of the result. A
-    single part has a residual. Results: out (B, n, width); then mean (B * n,) and rstd (B * n,) in float32, which
-    the backward needs: rms_norm has rstd alone.
+    weight and bias (width,), those present, of any floating dtypes; and `dtype: torch.dtype` of the result. A single
+    part needs a residual. Results: out (B, n, width); then mean (B * n,) and rstd (B * n,) in float32, which the
+    backward needs: rms_norm has only rstd.
     """
 
     width: int
@@ -45,7 +45,7 @@ class ConcatNormForward:
 
     @property
     def results(self) -> tuple[str, ...]:
-        """What the host function returns."""
+        """Names of the host function's results."""
         return ("out", *_statistics(self))
 
 
@@ -53,9 +53,9 @@ class ConcatNormForward:
 class ConcatNormBackward:
     """The gradient of `ConcatNormForward` with respect to cat(parts, -2) + residual, and to weight and bias.
 
-    Parameters: grad (B, n, width), the parts and the residual as the forward had them, weight, mean, rstd. Results: dx
-    (B, n, width), in the dtype of part_0 or of the residual, whichever is wider; its parts along dimension 1 are the
-    gradients of the parts; dweight and dbias, partial sums (P, width) in float32, which `Reduce` adds up.
+    Parameters: grad (B, n, width), the parts and the residual as in the forward, weight, mean, rstd. Results: dx (B, n,
+    width), in the dtype of part_0 or of the residual, whichever is wider; its parts along dimension 1 are the gradients
+    of the parts; dweight and dbias, partial sums (P, width) in float32, which `Reduce` adds up.
     """
 
     width: int
@@ -64,7 +64,7 @@ class ConcatNormBackward:
     norm: str
     weight: bool
     bias: bool
-    eps: float  # not in the text: it is in rstd
+    eps: float  # not in the text: it is part of rstd
 
     def __post_init__(self) -> None:
         _check(self)
@@ -82,12 +82,12 @@ class ConcatNormBackward:
 
     @property
     def results(self) -> tuple[str, ...]:
-        """What the host function returns."""
+        """Names of the host function's results."""
         return ("dx", *_named(dweight=self.weight, dbias=self.bias))
 
 
 def backward_of(spec: ConcatNormForward) -> ConcatNormBackward:
-    """The kernel of its gradients."""
+    """The spec of its gradients."""
     return ConcatNormBackward(spec.width, spec.parts, spec.residual, spec.norm, spec.weight, spec.bias, spec.eps)
 
 
@@ -105,7 +105,7 @@ def _statistics(spec: ConcatNormForward | ConcatNormBackward) -> tuple[str, ...]
 
 
 def _what(spec: ConcatNormForward | ConcatNormBackward) -> str:
-    """2_residual_layer_norm: a norm with other parameters than it usually has is named after the difference."""
+    """Name of the operation, such as 2_residual_layer_norm; unusual weights and biases of the norm are named."""
     unusual = "" if spec.weight else "unweighted"
     if spec.bias != (spec.norm == "layer_norm"):
         unusual += ("_" if unusual else "") + ("biased" if spec.bias else "unbiased")
@@ -113,7 +113,7 @@ def _what(spec: ConcatNormForward | ConcatNormBackward) -> str:
 
 
 def unsupported_reason(norm: str, width: int, parts: int) -> str | None:
-    """Why there is no kernel for this norm over this many parts, this wide; None where there is."""
+    """Reason why there is no kernel for this norm, width and number of parts; None where there is one."""
     if not 1 <= width <= LARGEST_HELD:
         return f"no kernel normalises concatenated rows {width} wide; they have 1 to {LARGEST_HELD} elements"
     if not 1 <= parts <= LARGEST_PARTS:

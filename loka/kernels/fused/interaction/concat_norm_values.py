@@ -1,4 +1,4 @@
-"""How kernels of norms over concatenated rows are launched, and what their templates are given."""
+"""Launch configurations and template values of norms over concatenated rows."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _TITLES = {"layer_norm": "LayerNorm", "rms_norm": "RMSNorm"}
 
 @dataclass(frozen=True, slots=True)
 class ConcatNormConfiguration:
-    """How the kernel is launched."""
+    """Launch configuration."""
 
-    rows: int  # that a program takes at a step, a power of two
+    rows: int  # rows per step of a program, a power of two
     warps: int  # of a program
-    programs: int  # on each multiprocessor, at most
+    programs: int  # per multiprocessor, at most
 
 
 def concat_norm_configuration(
     spec: ConcatNormForward | ConcatNormBackward, device: DeviceSpec = DEFAULT
 ) -> ConcatNormConfiguration:
-    """The choice for a spec: so many rows at a step.
+    """The launch configuration for a spec.
 
-    A backward kernel with sums for a weight or a bias keeps them in registers: fewer rows, and fewer warps, then.
+    A backward kernel with sums for a weight or a bias keeps them in registers, so it has its own rows and warps.
     """
     launch, padded = device.launches.concat_norm, padded_width(spec.width)
     if padded > launch.wide:
@@ -39,7 +39,7 @@ def concat_norm_configuration(
 
 
 def concat_norm_values(spec: ConcatNormForward | ConcatNormBackward, launch: ConcatNormConfiguration) -> KernelValues:
-    """Values of both templates."""
+    """Template values of the forward or backward kernel."""
     return KernelValues(
         family=f"interaction/concat_norm_{'forward' if isinstance(spec, ConcatNormForward) else 'backward'}",
         spec=spec,

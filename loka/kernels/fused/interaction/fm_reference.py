@@ -1,4 +1,4 @@
-"""FM interactions in torch: the CPU implementation of their kernels, and what those are checked against."""
+"""FM interactions in torch: the CPU implementation, and the reference of their kernels."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ def fm_products_forward(x: Tensor, rank: Tensor) -> Tensor:
 def fm_backward(
     dproducts: Tensor, dcompressed: Tensor, x: Tensor, rank: Tensor, compress: Tensor, passed: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of `fm_forward`: dx (B, n, d), with `passed` added and in its dtype, else in that of x; drank
-    (1, n * r) and dcompress (1, c * n) in float32.
+    """The gradients of `fm_forward`: dx (B, n, d), drank (1, n * r) and dcompress (1, c * n).
+
+    `passed` is added to dx, which then has its dtype, otherwise that of x; the others are float32.
     """
     dx, drank = _products_backward(dproducts, x, rank)
     dcompressed = dcompressed.float()
@@ -32,7 +33,7 @@ def fm_backward(
 def fm_products_backward(
     dproducts: Tensor, x: Tensor, rank: Tensor, passed: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of `fm_products_forward`, as `fm_backward` gives them."""
+    """The gradients of `fm_products_forward`: dx and drank as in `fm_backward`."""
     dx, drank = _products_backward(dproducts, x, rank)
     return _with_passed(dx, x, passed), drank
 

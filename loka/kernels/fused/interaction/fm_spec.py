@@ -1,9 +1,9 @@
 """Kernels of an FM interaction: the small products that combine a sample's embeddings with one another.
 
-A sample is a matrix x of (n, d), n embeddings of dimension d. Wukong (arXiv 2403.02545, section 3) takes two things of
-it: products of all pairs at low rank, x @ (x^T @ rank), and weighted sums, compress @ x. As GEMMs of their own they
-read x three times forward and six backward, in shapes that fill no tensor core; as one kernel a sample stays on
-the chip.
+A sample is a matrix x of (n, d), n embeddings of dimension d. Wukong (arXiv 2403.02545, section 3) computes two things
+from it: products of all pairs at low rank, x @ (x^T @ rank), and weighted sums, compress @ x. As separate GEMMs they
+read x three times forward and six times backward, in shapes too small to fill a tensor core; in one kernel a sample
+stays on the chip.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from loka.errors import InputError
 
-SMALLEST_SIDE = 16  # of an operand of tl.dot: less is padded with zeros
-LARGEST_SAMPLE = 32768  # elements of x for a sample, padded: what fits the shared memory twice
+SMALLEST_SIDE = 16  # of an operand of tl.dot; smaller ones are padded with zeros
+LARGEST_SAMPLE = 32768  # elements of x per sample, padded, at most: shared memory holds it twice
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class FmSizes:
 
     embeddings: int  # n
     dim: int  # d
-    rank: int  # r, columns that the pairwise products are projected on
+    rank: int  # r, columns of the projection for the pairwise products
     made: int  # c, weighted sums; 0 where there are none
 
     def __post_init__(self) -> None:
@@ -43,8 +43,8 @@ class FmForward:
     """products = x @ (x^T @ rank), and compressed = compress @ x.
 
     Parameters: x (B, n, d), rank (n, r) and, where `made` is not 0, compress (c, n), all of one dtype. Results:
-    products (B, n, r) and compressed (B, c, d) of that dtype. x^T @ rank is rounded to that dtype on the way, as torch
-    does between its two products.
+    products (B, n, r) and compressed (B, c, d) of that dtype. x^T @ rank is rounded to that dtype, as torch does
+    between its two products.
     """
 
     sizes: FmSizes
@@ -61,17 +61,17 @@ class FmForward:
 
     @property
     def results(self) -> tuple[str, ...]:
-        """What the host function returns."""
+        """Names of the host function's results."""
         return ("products", "compressed") if self.sizes.made else ("products",)
 
 
 @dataclass(frozen=True, slots=True)
 class FmBackward:
-    """The gradients of `FmForward`, with a gradient of x that came another way added where it was passed on.
+    """The gradients of `FmForward`, with another gradient of x added if `passed`.
 
-    Parameters: dproducts (B, n, r), dcompressed (B, c, d) where `made` is not 0, x, rank, compress as the forward had
-    them, and `passed` (B, n, d), what is added. dcompressed and passed may be parts of wider tensors: only their two
-    last dimensions have to be contiguous. Results: dx (B, n, d) in the dtype of passed, else of x; drank (P, n * r) and
+    Parameters: dproducts (B, n, r), dcompressed (B, c, d) where `made` is not 0, x, rank, compress as in the forward,
+    and `passed` (B, n, d), the gradient to add. dcompressed and passed may be slices of wider tensors: only their last
+    two dimensions have to be contiguous. Results: dx (B, n, d) in the dtype of passed, else of x; drank (P, n * r) and
     dcompress (P, c * n), partial sums in float32, which `Reduce` adds up.
     """
 
@@ -92,17 +92,17 @@ class FmBackward:
 
     @property
     def results(self) -> tuple[str, ...]:
-        """What the host function returns."""
+        """Names of the host function's results."""
         return ("dx", "drank", "dcompress") if self.sizes.made else ("dx", "drank")
 
 
 def padded(side: int) -> int:
-    """The power of two that a side takes up in a kernel."""
+    """Size of a side in a kernel: a power of two."""
     return max(SMALLEST_SIDE, 1 << (side - 1).bit_length())
 
 
 def unsupported_reason(embeddings: int, dim: int, rank: int, made: int) -> str | None:
-    """Why there is no kernel for these sizes; None where there is."""
+    """Reason why there is no kernel for these sizes; None where there is one."""
     if min(embeddings, dim, rank) < 1 or made < 0:
         return "sizes are 1 or more, and the weighted sums 0 or more"
     if padded(embeddings) * padded(dim) > LARGEST_SAMPLE:

@@ -1,4 +1,4 @@
-"""How kernels of a factorization machine are launched, and what their templates are given."""
+"""Launch configurations and template values of FM interactions."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from loka.kernels.fused.kernel_values import KernelValues
 
 @dataclass(frozen=True, slots=True)
 class FmConfiguration:
-    """How the kernel is launched."""
+    """Launch configuration."""
 
-    chunk: int  # columns of a sample that the backward takes at a step, a power of two
-    stages: int  # samples on their way into shared memory
+    chunk: int  # columns of a sample per step of the backward, a power of two
+    stages: int  # samples being loaded into shared memory
     warps: int  # of a program
-    programs: int  # on each multiprocessor, at most
+    programs: int  # per multiprocessor, at most
 
 
 def fm_configuration(spec: FmForward | FmBackward, device: DeviceSpec = DEFAULT) -> FmConfiguration:
-    """The choice for a spec."""
+    """The launch configuration for a spec."""
     launch = device.launches.fm_interaction
     n, d = padded(spec.sizes.embeddings), padded(spec.sizes.dim)
     if isinstance(spec, FmForward):
@@ -30,7 +30,7 @@ def fm_configuration(spec: FmForward | FmBackward, device: DeviceSpec = DEFAULT)
 
 
 def fm_values(spec: FmForward | FmBackward, launch: FmConfiguration) -> KernelValues:
-    """Values of both templates: the power of two that each side takes up, and the sides that it pads."""
+    """Template values of either kernel: the padded size of each side, and the sides that need masks."""
     sizes = spec.sizes
     sides = {"n": sizes.embeddings, "d": sizes.dim, "r": sizes.rank, "c": max(sizes.made, 1)}
     room = {name: padded(size) for name, size in sides.items()}

@@ -1,4 +1,4 @@
-"""The rendered kernels of an interaction's form."""
+"""Specs of the rendered kernels for an interaction's form."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from loka.kernels.fused.interaction.fm_spec import FmBackward, FmForward, FmSize
 from loka.kernels.fused.norm.norm_spec import NormForward
 from loka.kernels.measurements.interaction_forms import ConcatNormForm, CrossForm, FmForm, Form
 
-EPS = 1e-5  # of a norm over concatenated rows: a number in the text that no time depends on
+EPS = 1e-5  # of a norm over concatenated rows; the value does not change its time
 
 
 def specs_of(
     form: Form, columns: int
 ) -> tuple[FmForward | ConcatNormForward | NormForward, FmBackward | ConcatNormBackward | CrossBackward]:
-    """The kernel of the forward and that of the gradients. Raises InputError where there is none for these sizes."""
+    """The specs of the forward and of the gradients. Raises InputError where there is none for these sizes."""
     match form:
         case FmForm():
             sizes = FmSizes(form.embeddings, columns, form.rank, form.sums)
@@ -27,5 +27,5 @@ def specs_of(
 
 
 def sums_of(backward: FmBackward | ConcatNormBackward | CrossBackward) -> int:
-    """How many of its results are partial sums, the last ones, which `Reduce` adds up."""
+    """Number of results that are partial sums, the last ones, which `Reduce` adds up."""
     return len(backward.results) - (2 if isinstance(backward, CrossBackward) else 1)

@@ -24,15 +24,15 @@ def configuration(spec: NormForward | NormBackward, device: DeviceSpec = DEFAULT
         return replace(short, rows=launches.short_elements // max(padded, 16))
     if padded == launches.streaming and _streams(spec):
         return launches.streaming_forward if forward else launches.streaming_backward
-    row_norm = spec.norm in ("layer_norm", "rms_norm")
+    over_rows = spec.traits.over_rows
     loaded = (
-        isinstance(spec, NormBackward) and row_norm and (spec.add or spec.residual_grad_in or spec.residual_grad_out)
+        isinstance(spec, NormBackward) and over_rows and (spec.add or spec.residual_grad_in or spec.residual_grad_out)
     )
     if padded == launches.streaming and loaded:
         return launches.loaded_backward
     if forward:
-        table = launches.forward if row_norm else launches.forward_simple
-    elif row_norm or spec.add:
+        table = launches.forward if over_rows else launches.forward_simple
+    elif over_rows or spec.add:
         table = launches.backward_quantised if spec.quantise else launches.backward
     else:
         table = launches.backward_simple

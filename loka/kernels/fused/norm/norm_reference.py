@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from loka.errors import InputError
+from loka.kernels.fused.norm.norm_formulas import Normalised, formula_of, normalised_by
+from loka.kernels.fused.norm.norms import NORMS
 from loka.numerics.enums import Format, Scaling
 from loka.numerics.formats import FORMATS
 from loka.numerics.quantize import AMAX_FLOOR, Quantized, quantize, round_up_to_power_of_two
@@ -75,16 +77,11 @@ def norm_forward(
     if residual is not None:
         x = x + residual.float()
     kept = x
-    mean, rstd = x.new_empty(0), x.new_empty(0)
-    if norm == "block_norm":
-        return Forward(_activate(_block_norm(x, block, eps)[0], activation, kept), mean, rstd, kept)
-    if norm == "layer_norm":
-        mean = x.mean(1)
-        x = x - mean[:, None]
-    if norm is not None:
-        rstd = torch.rsqrt((x * x).mean(1) + eps)
-        x = _affine(x * rstd[:, None], weight, bias)
-    return Forward(_activate(x, activation, kept), mean, rstd, kept)
+    if norm is None:
+        return Forward(_activate(x, activation, kept), x.new_empty(0), x.new_empty(0), kept)
+    normed = formula_of(norm).forward(x, eps, block)
+    rstd = normed.rstd if NORMS[norm].saved else x.new_empty(0)
+    return Forward(_activate(_affine(normed.n, weight, bias), activation, kept), normed.mean, rstd, kept)
 
 
 def norm_backward(
@@ -106,9 +103,8 @@ def norm_backward(
     """The gradient of `norm_forward`: grad (M, width) is its result's; add, times, mean, rstd as it had or gave them.
 
     x is its input where `add` is given too, or nothing was done to it before the norm; else what it kept.
-    `residual_grad_in` (M, width) is a further gradient of what it kept. A block_norm takes eps and finds its rstd from
-    x; the other norms have it in theirs. Raises InputError where a norm or an activation lacks x, or a norm its
-    statistics.
+    `residual_grad_in` (M, width) is a further gradient of what it kept. A norm that saves no statistics finds them from
+    x and eps. Raises InputError where a norm or an activation lacks x, or a norm its statistics.
     """
     dz, dweight = grad.float(), grad.new_empty(0, dtype=torch.float32)
     dbias = dz.sum(0, keepdim=True)
@@ -120,46 +116,29 @@ def norm_backward(
         if norm is None:
             dsum = _activation_backward(dz, z, activation, z)
             dbias = dsum.sum(0, keepdim=True)
-        elif norm == "block_norm":
-            dsum, dbias = _through_block_norm(dz, z, block, eps, activation), dweight
         else:
-            dsum, dweight, dbias = _through_norm(dz, z, norm, weight, bias, mean, rstd, activation)
+            normed = _normalised_again(z, norm, mean, rstd, eps, block)
+            y = _affine(normed.n, weight, bias)
+            dz = _activation_backward(dz, y, activation, z)
+            dweight, dbias = (dz * normed.n).sum(0, keepdim=True), dz.sum(0, keepdim=True)
+            dn = dz if weight is None else dz * weight.float()
+            dsum = formula_of(norm).gradient(dn, normed, eps, block) + _past_norm(grad.float(), y, activation)
     if residual_grad_in is not None:
         dsum = dsum + residual_grad_in.float()
     dx = dsum if times is None else dsum * times.float()
     return Backward(dx, dweight, dbias, dx.sum(0, keepdim=True), dsum)
 
 
-def _through_block_norm(grad: Tensor, z: Tensor, block: int, eps: float, activation: str | None) -> Tensor:
-    """The gradient of what a block_norm took, z."""
-    n, rstd = _block_norm(z, block, eps)
-    dz = _activation_backward(grad, n, activation, z)
-    along = (dz * n).view(-1, n.shape[1] // block, block).mean(2).repeat_interleave(block, dim=1)
-    return (dz - n * along) * rstd + _past_norm(grad, n, activation)
-
-
-def _through_norm(
-    grad: Tensor,
-    z: Tensor,
-    norm: str,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor | None,
-    rstd: Tensor | None,
-    activation: str | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of what a norm took, z, and of its weight and bias."""
-    if rstd is None or (norm == "layer_norm" and mean is None):
+def _normalised_again(
+    x: Tensor, norm: str, mean: Tensor | None, rstd: Tensor | None, eps: float, block: int
+) -> Normalised:
+    """What a norm made of x, by the statistics that its forward saved, if it saves any."""
+    formula, saved = formula_of(norm), NORMS[norm].saved
+    if not saved:
+        return formula.forward(x, eps, block)
+    if rstd is None or ("mean" in saved and mean is None):
         raise InputError(f"norm_backward: {norm} needs the statistics that the forward saved")
-    n = (z if mean is None else z - mean[:, None]) * rstd[:, None]
-    normed = _affine(n, weight, bias)
-    dz = _activation_backward(grad, normed, activation, z)
-    dn = dz if weight is None else dz * weight.float()
-    dx = dn - n * (dn * n).mean(1, keepdim=True)
-    if norm == "layer_norm":
-        dx = dx - dn.mean(1, keepdim=True)
-    dx = dx * rstd[:, None] + _past_norm(grad, normed, activation)
-    return dx, (dz * n).sum(0, keepdim=True), dz.sum(0, keepdim=True)
+    return normalised_by(x, mean, rstd)
 
 
 def products(
@@ -251,13 +230,6 @@ def transpose(values: Tensor) -> Tensor:
 def reduce(partial: Tensor, dtype: torch.dtype) -> Tensor:
     """Column sums of partial sums: (P, N) float32 -> (N,) of `dtype`."""
     return partial.sum(0).to(dtype)
-
-
-def _block_norm(x: Tensor, block: int, eps: float) -> tuple[Tensor, Tensor]:
-    """x (M, width) normalised in blocks of its rows, and rstd as (M, width)."""
-    blocks = x.reshape(-1, x.shape[1] // block, block)
-    rstd = torch.rsqrt((blocks * blocks).mean(2) + eps).repeat_interleave(block, dim=1)
-    return x * rstd, rstd
 
 
 def _affine(n: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

@@ -18,12 +18,11 @@ from loka.kernels.fused.cast_transpose.matrix_spec import (
     Transpose,
 )
 from loka.kernels.fused.norm.norm_widths import LARGEST_HELD, check_width
+from loka.kernels.fused.norm.norms import NORMS, NormTraits, traits_of
 from loka.kernels.fused.quantisation import ROWWISE, Quantisation
 
-NORMS = ("layer_norm", "rms_norm", "block_norm")  # block_norm: RMSNorm of each block of a row, without parameters
 ACTIVATIONS = ("relu", "silu", "sigmoid", "hardswish", "gelu")  # gelu is the exact one, by erf
 GATES = ("gate_sigmoid", "gate_hardsigmoid")  # what the norm takes times that of what it gives: SwishNorm
-SAVING = ("layer_norm", "rms_norm")  # norms with statistics that a backward needs
 IN_CHUNKS = ("rowwise", "static", "maximum")  # scalings of rows that are wider than a program holds
 BLOCK = 256  # elements that a block_norm normalises together, unless told
 
@@ -63,7 +62,7 @@ class NormForward:
     def __post_init__(self) -> None:
         _check_norm(self)
         _check_aligned(self)
-        if self.how.scaling == "maximum" and self.save and self.norm in SAVING:
+        if self.how.scaling == "maximum" and self.save and self.traits.saved:
             raise InputError("a kernel that finds the maximum saves no statistics: the one that writes the values does")
         if self.how.scaling == "maximum" and self.keep:
             raise InputError("a kernel that finds the maximum keeps no sum: the one that writes the values does")
@@ -78,12 +77,17 @@ class NormForward:
     @property
     def function(self) -> str:
         """The host function's name."""
-        inference = "inference" if self.norm in SAVING and not self.save else ""
+        inference = "inference" if self.traits.saved and not self.save else ""
         sums = [name for name in ("add", "times", "residual", "keep") if getattr(self, name)]
         what = _what(self) or ("" if sums else "quantise")
         width = f"{self.width}_to_{self.aligned}" if self.aligned else str(self.width)
         parts = (*sums, what, self.how.name if self.quantise else "", width, _eps(self), inference)
         return "_".join(part for part in parts if part)
+
+    @property
+    def traits(self) -> NormTraits:
+        """Those of its norm."""
+        return traits_of(self.norm)
 
     @property
     def gated(self) -> bool:
@@ -110,7 +114,7 @@ class NormForward:
     def results(self) -> tuple[str, ...]:
         """What the host function returns."""
         out = self.how.results if self.quantise else ("out",)
-        return out + _named(kept=self.keep) + _statistics(self, saved=self.save)
+        return out + _named(kept=self.keep) + (self.traits.saved if self.save else ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +136,7 @@ class NormBackward:
     norm: str | None  # one of NORMS
     weight: bool  # whether the norm has a weight
     bias: bool  # whether the norm has a bias
-    eps: float  # of the norm; not in the text, for it is in rstd, but of a block_norm
+    eps: float  # of the norm; not in the text, for it is in rstd, but of a norm with `eps_in_backward`
     activation: str | None  # one of ACTIVATIONS, or with a norm of GATES
     add: bool  # whether a vector was added to x first
     quantise: bool  # e4m3 with a power-of-two scale a row, or a matrix of floats
@@ -168,10 +172,15 @@ class NormBackward:
         sums = [name for name in ("add", "times", "summed") if getattr(self, name)]
         ends = ["in"] * self.residual_grad_in + ["out"] * self.residual_grad_out
         residual = ["_".join(["residual", *ends])] if ends else []
-        eps = _eps(self) if self.norm == "block_norm" else ""
+        eps = _eps(self) if self.traits.eps_in_backward else ""
         kind = self.how.name if self.quantise else ""
         parts = (*sums, _what(self), "backward", *residual, kind, str(self.width), eps)
         return "_".join(part for part in parts if part)
+
+    @property
+    def traits(self) -> NormTraits:
+        """Those of its norm."""
+        return traits_of(self.norm)
 
     @property
     def gated(self) -> bool:
@@ -198,7 +207,7 @@ class NormBackward:
             *_named(residual_grad_in=self.residual_grad_in),
             *vectors,
             *factors,
-            *_statistics(self, True),
+            *self.traits.saved,
             *_last(self),
         )
 
@@ -230,20 +239,16 @@ def _last(spec: NormForward | NormBackward) -> tuple[str, ...]:
     return spec.how.parameters if spec.quantise else ()
 
 
-def _statistics(spec: NormForward | NormBackward, saved: bool) -> tuple[str, ...]:
-    return _named(mean=saved and spec.norm == "layer_norm", rstd=saved and spec.norm in SAVING)
-
-
 def _what(spec: NormForward | NormBackward) -> str:
     """layer_norm_silu; a norm that has other parameters than it usually has is named after the difference."""
     parts = []
     if spec.norm is not None:
         parts.append(spec.norm)
-        if spec.norm == "block_norm" and spec.block != BLOCK:
+        if spec.traits.over_blocks and spec.block != BLOCK:
             parts.append(f"of_{spec.block}")
-        if not spec.weight and spec.norm != "block_norm":
+        if not spec.weight and "weight" in spec.traits.parameters:
             parts.append("unweighted")
-        if spec.bias != (spec.norm == "layer_norm"):
+        if spec.bias != ("bias" in spec.traits.parameters):
             parts.append("biased" if spec.bias else "unbiased")
     if spec.activation is not None:
         parts.append(spec.activation)
@@ -279,7 +284,10 @@ def _check_norm(spec: NormForward | NormBackward) -> None:
         raise InputError(f"{spec.activation} multiplies what a norm takes, and there is no norm")
     if spec.norm is None and (spec.weight or spec.bias):
         raise InputError("a kernel without a norm has neither weight nor bias; a linear's bias is `add`")
-    if spec.norm == "block_norm":
+    if not spec.traits.parameters and (spec.weight or spec.bias):
+        others = ", ".join(name for name, traits in NORMS.items() if traits.parameters)
+        raise InputError(f"a {spec.norm} has neither weight nor bias; norms that can have them: {others}")
+    if spec.traits.over_blocks:
         _check_block(spec)
     if not spec.quantise and spec.how != ROWWISE:
         raise InputError(f"a kernel that does not quantise has no scaling, and so not {spec.how.name!r}")
@@ -293,8 +301,6 @@ def _check_norm(spec: NormForward | NormBackward) -> None:
 
 
 def _check_block(spec: NormForward | NormBackward) -> None:
-    if spec.weight or spec.bias:
-        raise InputError("a block_norm has neither weight nor bias; a norm with them is an rms_norm")
     if not 2 <= spec.block <= LARGEST_HELD or spec.block & (spec.block - 1):
         raise InputError(f"a block_norm's block must be a power of two, 2 to {LARGEST_HELD}, not {spec.block}")
     if spec.width % spec.block:

@@ -12,10 +12,7 @@ from loka.kernels.fused.norm.wide_norm_launch import WideConfiguration
 from loka.kernels.fused.norm.wide_norm_passes import wide_norm_passes
 from loka.numerics.quantize import BLOCK
 
-TITLES = {
-    "layer_norm": "LayerNorm",
-    "rms_norm": "RMSNorm",
-    "block_norm": "BlockNorm",
+_ACTIVATIONS = {
     "relu": "ReLU",
     "silu": "SiLU",
     "sigmoid": "sigmoid",
@@ -70,10 +67,10 @@ def norm_title(spec: NormForward | NormBackward) -> str:
     steps += ["residual"] if isinstance(spec, NormForward) and spec.residual else []
     if spec.norm is not None:
         eps = f" (eps {spec.eps})" if isinstance(spec, NormForward) else ""
-        block = f" {spec.block}" if spec.norm == "block_norm" else ""
-        steps.append(TITLES[spec.norm] + block + eps)
+        block = f" {spec.block}" if spec.traits.over_blocks else ""
+        steps.append(spec.traits.title + block + eps)
     if spec.activation is not None:
-        steps.append(TITLES[spec.activation])
+        steps.append(_ACTIVATIONS[spec.activation])
     title = _title(spec, steps, spec.how.description)
     room = 120 - len(f'    """ for grad (m, {spec.width})."""')
     return title if len(title) <= room else _title(spec, steps, spec.how.short_description)

@@ -27,8 +27,8 @@ class WideConfiguration:
 
 
 def wide_configuration(spec: NormForward | NormBackward, device: DeviceSpec = DEFAULT) -> WideConfiguration:
-    """The choice for a spec: chunks hold whole blocks of a block_norm."""
-    launch, block = device.launches.wide, spec.block if spec.norm == "block_norm" else 1
+    """The choice for a spec: chunks hold whole blocks of a norm over blocks."""
+    launch, block = device.launches.wide, spec.block if spec.traits.over_blocks else 1
     if isinstance(spec, NormForward):
         read = sum((1, spec.add, spec.times, spec.residual, spec.weight, spec.bias))  # at each step; 16 KB in float32
         how, fewer = launch.forward, int(read > launch.stages_read)

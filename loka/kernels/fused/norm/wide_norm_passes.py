@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from loka.kernels.fused.norm.norm_spec import SAVING, NormBackward
+from loka.kernels.fused.norm.norm_spec import NormBackward
 
 SUMS, MAXIMA, WRITE = "sums", "maxima", "write"
 
@@ -39,11 +39,10 @@ class Pass:
 def wide_norm_passes(spec: NormBackward) -> tuple[Pass, ...]:
     """A backward's launches, in order."""
     passes = []
-    means: tuple[str, ...] = ()  # of rows
-    if spec.norm in SAVING:
-        means = ("mean_dn", "mean_dn_n") if spec.norm == "layer_norm" else ("mean_dn_n",)
-        found = tuple(name.replace("mean_", "sum_") for name in means)
-        sums = tuple(name for name in spec.results if name in _BY_COLUMNS)
+    means = tuple(f"mean_{name}" for name in spec.traits.averages)  # of rows
+    sums = tuple(name for name in spec.results if name in _BY_COLUMNS)
+    if means or sums:
+        found = tuple(f"sum_{name}" for name in spec.traits.averages)
         read = ("grad", "x", "add", "weight", "bias", "mean", "rstd")
         takes = tuple(name for name in spec.parameters if name in read)
         passes.append(Pass(SUMS, f"{spec.function}_sums", (*takes, *sums, *found), sums))

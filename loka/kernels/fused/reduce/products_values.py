@@ -1,4 +1,4 @@
-"""How `Products` is launched, and what its template is given."""
+"""Launch and template values of `Products`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from loka.kernels.fused.norm.norm_launch import padded_width
 
 @dataclass(frozen=True, slots=True)
 class ProductsLaunch:
-    """How the kernel is launched: a block of columns of one row a program."""
+    """Launch configuration: one program per block of columns of a row."""
 
     columns: int  # of a block, a power of two
     warps: int  # of a program
 
 
 def products_values(spec: Products, device: DeviceSpec = DEFAULT) -> KernelValues:
-    """Values of sums of products."""
+    """Template values of sums of products."""
     columns = min(padded_width(spec.width), device.launches.products_columns)
     vectors = [name for name in spec.parameters if name.startswith("add_")]
     matrices = [name for name in spec.parameters if name not in vectors]

@@ -1,1 +1,1 @@
-"""Matrix products in Triton, with epilogues and in groups; no generated package calls one yet."""
+"""GEMMs in Triton, with epilogues and in groups; generated packages do not call them yet."""

@@ -1,6 +1,6 @@
-"""What the generated matrix products compute, in torch: their CPU implementation, and what they are checked against.
+"""Generated GEMMs in torch: the CPU implementation, and the reference of their kernels.
 
-Everything is float32 inside. Sums are torch's, whatever accumulation a kernel has.
+Computes in float32. Sums are torch's, whatever accumulation a kernel has.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def epilogue(
     block: int = 256,
     activation: str | None = None,
 ) -> Forward:
-    """y (M, N) -> [+ add] -> [norm] -> [activation]; add, weight, bias (N,).
+    """The epilogue of y (M, N): [+ add] -> [norm] -> [activation]; add, weight, bias are (N,).
 
     Statistics of a block_norm are (M, N / block). Raises InputError where blocks do not divide N.
     """

@@ -1,9 +1,9 @@
-"""What a matrix product is rendered for: shapes that are fixed in the text, operands, accumulation and epilogue.
+"""Specs of GEMMs in Triton: shapes fixed in the text, operands, accumulation and epilogue.
 
 Operands are those of `loka::scaled_mm`: a of (M, K), b of (N, K), the product a @ b.T; M is free at run time, K and N
-are in the text. They are e4m3 with float32 scales, one a row or one in all, or bfloat16 without any. The tensor core
-adds e4m3 products up with about 14 bits: `fast` leaves all of a program's contraction to it, `precise` adds its sums
-over at most 128 elements in float32.
+are in the text. They are e4m3 with float32 scales, rowwise or tensorwise, or bfloat16 without scales. The tensor core
+sums e4m3 products with about 14 bits: `fast` leaves the whole contraction to it, `precise` adds its sums over at most
+128 elements in float32.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from loka.numerics.enums import Accumulation, Scaling
 OPERANDS = ("e4m3", "bfloat16")
 FLOATS = ("bfloat16", "float16", "float32")
 NORMS = ("layer_norm", "rms_norm", "block_norm")
-WHOLE_ROW = 512  # columns, at most, of a product whose tiles hold whole rows
-BLOCKS = (64, 128, 256)  # columns over which a block_norm can go
+WHOLE_ROW = 512  # columns, at most, of a product with whole rows in a tile
+BLOCKS = (64, 128, 256)  # block sizes of a block_norm, columns
 LARGEST_GROUP = 8  # products in one launch
 _LARGEST = 1 << 20  # of K and N
 
@@ -43,21 +43,21 @@ def _check_out(out: str, allowed: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Epilogue:
-    """What happens to a product before it is written: [+ add] -> [norm] -> [activation] -> floats or e4m3 rows.
+    """Operations on a product before it is written: [+ add] -> [norm] -> [activation] -> floats or e4m3 rows.
 
-    A layer_norm and an rms_norm go over the row, a block_norm (a root mean square, too) over each run of `block`
-    columns. A norm over rows, and e4m3 rows, which have one power-of-two scale each, need tiles that hold whole rows.
+    A layer_norm and an rms_norm are over the row, a block_norm (also an RMSNorm) over each block of `block` columns. A
+    norm over rows, and e4m3 rows, which have one power-of-two scale each, need tiles with whole rows.
     """
 
-    add: bool = False  # whether a vector (a linear's bias) is added
+    add: bool = False  # add a vector (a linear's bias)
     norm: str | None = None  # one of NORMS
-    weight: bool = False  # whether the norm has a weight
-    bias: bool = False  # whether the norm has a bias
+    weight: bool = False  # the norm has a weight
+    bias: bool = False  # the norm has a bias
     eps: float = 1e-5  # of the norm
     block: int = 256  # columns of a block_norm
-    activation: str | None = None  # one of rendered_specs.ACTIVATIONS
+    activation: str | None = None  # one of norm_spec.ACTIVATIONS
     out: str = "bfloat16"  # one of FLOATS, or e4m3
-    keep: bool = False  # also return the product, in bfloat16, and the norm's statistics, for the backward
+    keep: bool = False  # for the backward: also return the product, in bfloat16, and the norm's statistics
 
     def __post_init__(self) -> None:
         if self.norm is not None and self.norm not in NORMS:
@@ -75,17 +75,17 @@ class Epilogue:
 
     @property
     def quantise(self) -> bool:
-        """Whether the result is e4m3 rows with their scales."""
+        """True if the result is e4m3 rows with their scales."""
         return self.out == "e4m3"
 
     @property
     def whole_rows(self) -> bool:
-        """Whether a tile has to hold whole rows."""
+        """True if a tile must hold whole rows."""
         return self.norm in ("layer_norm", "rms_norm") or self.quantise
 
     @property
     def is_plain(self) -> bool:
-        """Whether the product is only rounded to `out`."""
+        """True if the product is only rounded to `out`."""
         return self == Epilogue(out=self.out) and not self.quantise
 
 
@@ -93,16 +93,17 @@ class Epilogue:
 class TiledGemm:
     """epilogue(a @ b.T), a (M, K), b (N, K).
 
-    Parameters of the host function: a, [scale_a], b, [scale_b], then add, weight, bias (N,), those that the epilogue
-    has. Scales are float32, (M, 1) or (N, 1) rowwise, (1, 1) tensorwise. Results: values (M, N) e4m3, scale (M, 1),
-    scale_max (P,) as of `NormForward` where the epilogue quantises, else out (M, N); where it keeps, product (M, N) in
-    bfloat16, before `add`, then mean (M,) and rstd (M,) of its norm, for a block_norm rstd (M, N / block) alone.
+    Parameters of the host function: a, [scale_a], b, [scale_b], then those of add, weight, bias (N,) in the epilogue.
+    Scales are float32, (M, 1) or (N, 1) rowwise, (1, 1) tensorwise. Results: values (M, N) e4m3, scale (M, 1),
+    scale_max (P,) as in `NormForward` if the epilogue quantises, else out (M, N); with `keep` also product (M, N) in
+    bfloat16, before `add`, and the norm's statistics: mean (M,) and rstd (M,) of a layer_norm, only rstd of the others,
+    (M, N / block) for a block_norm.
     """
 
     n: int  # columns of the product
-    k: int  # elements contracted over
+    k: int  # length of the contraction
     operands: str = "e4m3"  # one of OPERANDS
-    accumulation: Accumulation = Accumulation.PRECISE  # of e4m3; bfloat16 is summed in float32 always
+    accumulation: Accumulation = Accumulation.PRECISE  # of e4m3; bfloat16 is always summed in float32
     scaling_a: Scaling = Scaling.ROWWISE  # of e4m3: rowwise or tensorwise
     scaling_b: Scaling = Scaling.ROWWISE
     epilogue: Epilogue = Epilogue(add=True)
@@ -141,14 +142,14 @@ class TiledGemm:
 
     @property
     def results(self) -> tuple[str, ...]:
-        """What the host function returns."""
+        """Names of the host function's results."""
         out = ("values", "scale", "scale_max") if self.epilogue.quantise else ("out",)
         kept = ("product", *self.statistics) if self.epilogue.keep else ()
         return out + kept
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """Those of the norm that are kept."""
+        """Statistics of the norm that are returned."""
         if not self.epilogue.keep or self.epilogue.norm is None:
             return ()
         return ("mean", "rstd") if self.epilogue.norm == "layer_norm" else ("rstd",)
@@ -158,8 +159,8 @@ class TiledGemm:
 class GroupedGemm:
     """Up to eight products of different shapes in one launch: out_i = a_i @ b_i.T, a_i (M_i, K_i), b_i (N_i, K_i).
 
-    Scales of e4m3 are one a row. Parameters: a_0, [scale_a_0], b_0, [scale_b_0], a_1, ...; results: out_0, out_1, ...,
-    without the number where there is one product.
+    e4m3 operands have rowwise scales. Parameters: a_0, [scale_a_0], b_0, [scale_b_0], a_1, ...; results: out_0, out_1,
+    ..., without a number for a single product.
     """
 
     shapes: tuple[tuple[int, int], ...]  # (N, K) of each product
@@ -177,14 +178,14 @@ class GroupedGemm:
 
     @property
     def count(self) -> int:
-        """How many products there are."""
+        """Number of products."""
         return len(self.shapes)
 
     @property
     def function(self) -> str:
         """The host function's name."""
         sizes = [f"{n}x{k}" for n, k in self.shapes]
-        if self.count > 2:  # a name stays short; the digest tells groups apart
+        if self.count > 2:  # short name; the digest distinguishes groups
             sizes = [str(self.count), hashlib.sha256("_".join(sizes).encode()).hexdigest()[:8]]
         return "_".join(["grouped_gemm", *_operand_words(self), *_out_words(self.out), *sizes])
 
@@ -195,7 +196,7 @@ class GroupedGemm:
 
     @property
     def results(self) -> tuple[str, ...]:
-        """What the host function returns."""
+        """Names of the host function's results."""
         return numbered(("out",), self.count)
 
 
@@ -207,7 +208,7 @@ def _operand_parameters(operands: str) -> tuple[str, ...]:
 
 
 def _operand_words(spec: GemmSpec) -> list[str]:
-    """e4m3, and what is not the usual of it: precise sums of rowwise operands."""
+    """Operands in the function's name: the dtype, and deviations from precise sums of rowwise operands."""
     if spec.operands != "e4m3":
         return [spec.operands]
     words = ["e4m3"]

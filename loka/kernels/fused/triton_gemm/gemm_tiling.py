@@ -1,9 +1,9 @@
-"""How rendered products are tiled on a device: frozen in their text when they are rendered.
+"""Tilings of rendered GEMMs on a device, fixed in their text when they are rendered.
 
-A choice depends on what is known then: N, K, operands, accumulation and epilogue, never on M. What bounds it: a
-block's shared memory holds `stages` tiles of both operands and the tile of the result that is written; a thread has 255
-registers, and an element of the tile's float32 sum is one of them, two where e4m3 is summed precisely
-(the tensor core's sum and the float32 one). So a precise tile has at most 64 elements a thread.
+The choice depends on N, K, operands, accumulation and epilogue, never on M. Its limits: a block's shared memory holds
+`stages` tiles of both operands and the tile of the result that is written; a thread has 255 registers, and each element
+of the tile's float32 sum takes one, or two where e4m3 is summed precisely (the tensor core's sum and the float32 one).
+So a precise tile has at most 64 elements per thread.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from loka.kernels.fused.norm.norm_launch import padded_width
 from loka.kernels.fused.triton_gemm.gemm_spec import GemmSpec, GroupedGemm, TiledGemm
 
 BYTES = {"e4m3": 1, "bfloat16": 2, "float16": 2, "float32": 4}
-ALIGNMENT = 16  # bytes: of a row that the tensor memory accelerator takes
+ALIGNMENT = 16  # bytes: of a row for the tensor memory accelerator
 
 
 def is_aligned(columns: int, dtype: str) -> bool:
-    """Whether rows of so many elements start at addresses that a descriptor takes."""
+    """True if rows of that many elements are aligned for a descriptor."""
     return columns * BYTES[dtype] % ALIGNMENT == 0
 
 
 def candidates(spec: GemmSpec, device: DeviceSpec = DEFAULT) -> tuple[Tiling, ...]:
-    """Every tiling that may be chosen for a spec."""
+    """All tilings that are possible for a spec."""
     known = device.launches.products
     if isinstance(spec, GroupedGemm):
         aligned = all(is_aligned(k, spec.operands) for _, k in spec.shapes)
@@ -36,7 +36,7 @@ def candidates(spec: GemmSpec, device: DeviceSpec = DEFAULT) -> tuple[Tiling, ..
 
 
 def shared_bytes(spec: TiledGemm, tiled: Tiling) -> int:
-    """Shared memory that a product takes at most: operands on their way, results on theirs, 1 KiB for a norm's sums."""
+    """Upper bound of a product's shared memory, bytes: operands and results in flight, and 1 KiB for a norm's sums."""
     columns = tiled.columns if not spec.epilogue.whole_rows else -(-spec.n // tiled.columns) * tiled.columns
     operands = tiled.stages * (tiled.rows + columns) * tiled.depth * BYTES[spec.operands]
     results = tiled.rows * tiled.columns * (BYTES[spec.epilogue.out] + 2 * spec.epilogue.keep)
@@ -73,5 +73,5 @@ def _narrowed(tiled: Tiling, columns: int) -> Tiling:
 
 
 def tiling(spec: GemmSpec, device: DeviceSpec = DEFAULT) -> Tiling:
-    """The choice for a spec."""
+    """The tiling chosen for a spec."""
     return candidates(spec, device)[0]

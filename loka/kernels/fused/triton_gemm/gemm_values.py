@@ -1,4 +1,4 @@
-"""What the templates of products in Triton are given: how a tile is laid out, and words for the docstrings."""
+"""Template values of GEMMs in Triton: the layout of a tile, and words for the docstrings."""
 
 from __future__ import annotations
 
@@ -20,44 +20,44 @@ _TITLES = {
 
 @dataclass(frozen=True, slots=True)
 class TileLayout:
-    """What of a product's text follows from its shape and its tiling."""
+    """Values that follow from a product's shape and tiling."""
 
-    across: int  # tiles in a row of the result
-    aligned: bool  # whether operands are read by descriptors
-    descriptors: tuple[str, ...]  # the parameters and results that the kernel takes as descriptors
-    offsets: bool  # whether a matrix is written by pointers
-    rows: bool  # whether the epilogue reads the rows, where operands are read by descriptors
+    across: int  # tiles per row of the result
+    aligned: bool  # operands are read through descriptors
+    descriptors: tuple[str, ...]  # parameters and results that the kernel takes as descriptors
+    offsets: bool  # a matrix is written through pointers
+    rows: bool  # the epilogue needs row indices although operands are read through descriptors
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
     """One accumulator of a tile."""
 
-    end: str  # of its names
-    first: int  # column
-    masked: bool  # whether it reaches beyond the columns
-    columns: bool  # whether the epilogue reads its columns
+    end: str  # suffix of its names
+    first: int  # first column
+    masked: bool  # it extends beyond the last column
+    columns: bool  # the epilogue needs its column indices
 
 
 @dataclass(frozen=True, slots=True)
 class GroupedProduct:
     """One product of a group."""
 
-    end: str  # of its names
+    end: str  # suffix of its names
     n: int
     k: int
-    across: int  # tiles in a row of the result
-    aligned: bool  # whether operands are read by descriptors
-    masked: bool  # whether the last tile of a row reaches beyond the columns
+    across: int  # tiles per row of the result
+    aligned: bool  # operands are read through descriptors
+    masked: bool  # the last tile of a row extends beyond the last column
 
     @property
     def form(self) -> str:
-        """How the names of its operands end in the kernel."""
+        """Suffix of its operands' names in the kernel."""
         return "desc" if self.aligned else "ptr"
 
 
 def gemm_values(spec: TiledGemm, tiling: Tiling) -> KernelValues:
-    """Values of a product with its epilogue. Raises InputError where the epilogue needs other tiles."""
+    """Template values of a product with its epilogue. Raises InputError where the epilogue needs other tiles."""
     shape = _layout(spec, tiling)
     return KernelValues(
         family="gemm/epilogue_gemm",
@@ -70,7 +70,7 @@ def gemm_values(spec: TiledGemm, tiling: Tiling) -> KernelValues:
 
 
 def grouped_gemm_values(spec: GroupedGemm, tiling: Tiling) -> KernelValues:
-    """Values of products of several shapes in one launch."""
+    """Template values of products of several shapes in one launch."""
     ends = endings(spec.count)
     products = [
         GroupedProduct(end, n, k, -(-n // tiling.columns), is_aligned(k, spec.operands), masked=n % tiling.columns != 0)
@@ -92,7 +92,7 @@ def grouped_gemm_values(spec: GroupedGemm, tiling: Tiling) -> KernelValues:
 
 
 def _layout(spec: TiledGemm, tiling: Tiling) -> TileLayout:
-    """32-bit results are written without a descriptor: a tile of them fills shared memory."""
+    """Layout of a tile. 32-bit results are written without a descriptor, as a tile of them fills shared memory."""
     e = spec.epilogue
     if e.norm == "block_norm" and tiling.columns != e.block:
         raise InputError(f"a tile of {tiling.columns} columns is not a block of {e.block}")
@@ -111,7 +111,7 @@ def _layout(spec: TiledGemm, tiling: Tiling) -> TileLayout:
 
 
 def _pieces(spec: TiledGemm, tiling: Tiling, shape: TileLayout) -> list[Piece]:
-    """The pieces of a tile, from left to right."""
+    """The accumulators of a tile, from left to right."""
     e = spec.epilogue
     count = -(-spec.n // tiling.columns) if e.whole_rows else 1
     rowwise = spec.operands == "e4m3" and spec.scaling_b is Scaling.ROWWISE
@@ -125,7 +125,7 @@ def _pieces(spec: TiledGemm, tiling: Tiling, shape: TileLayout) -> list[Piece]:
 
 
 def _title(spec: TiledGemm) -> str:
-    """What the kernel does, in words."""
+    """The operation in words."""
     e = spec.epilogue
     steps = [f"{_operands(spec)} product"]
     if e.add:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from loka.graph.ir import ForwardIR
-from loka.mods.rewriting.owner_scope import RewrittenOwner, writer_of
 from loka.mods.rewriting.rewriting_tools import with_statements
+from loka.mods.rewriting.rewriting_tracer import RewrittenOwner, writer_of
 
 NAME = "tanh_sigmoid"
 NO_SIGMOID = "its forward has no sigmoid of a local"

@@ -1,0 +1,174 @@
+"""Models, files and names that are out of the ordinary: a message with a place, status 2, nothing written."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+# what the factory `build` and the inputs are, after shopmodel's own text; then what the message says
+MODELS = {
+    "a forward that exits": (
+        "import sys\nclass Hostile(Shop):\n    def forward(self, x): sys.exit(0)\nbuild = Hostile\n",
+        "model: the forward of Hostile raised SystemExit(0), at",
+    ),
+    "a forward that raises GeneratorExit": (
+        "class Hostile(Shop):\n    def forward(self, x): raise GeneratorExit\nbuild = Hostile\n",
+        "model: the forward of Hostile raised GeneratorExit, at",
+    ),
+    "an error without a message": (
+        "class Mute(Exception):\n    def __str__(self): raise ValueError\n"
+        "class Hostile(Shop):\n    def forward(self, x): raise Mute\nbuild = Hostile\n",
+        "model: the forward of Hostile raised Mute: its message cannot be read, at",
+    ),
+    "an error of no common class": (
+        "class Odd(BaseException):\n    pass\ndef build(): raise Odd('x' * 5000)\n",
+        "model.factory: shopmodel:build() raised Odd: xxxx",
+    ),
+    "modules that cannot be listed": (
+        "class Hostile(Shop):\n    def named_modules(self, *a, **k): raise RuntimeError('mine')\nbuild = Hostile\n",
+        "model.factory: listing the modules and parameters of shopmodel:build() raised RuntimeError: mine",
+    ),
+    "modules nested 3,000 deep": (
+        "def build():\n    net = nn.ReLU()\n    for _ in range(3000): net = nn.Sequential(net)\n    return net\n",
+        "model.factory: the modules of shopmodel:build() are nested too deeply",
+    ),
+    "inputs nested 3,000 deep": (
+        "def inputs(b):\n    x = torch.randn(b, 13)\n    for _ in range(3000): x = [x]\n    return (x,)\n",
+        "model.inputs: what shopmodel:inputs returned is nested too deeply",
+    ),
+    "nested tensors": (
+        "def inputs(b): return torch.nested.nested_tensor([torch.randn(2, 13) for _ in range(b)])\n",
+        "model.inputs: shopmodel:inputs returned a nested tensor",
+    ),
+    "a bare linear": ("def build(): return nn.Linear(13, 1)\n", "shopmodel:build() returned a bare Linear"),
+    "a linear without inputs": (
+        "def build(): return nn.Sequential(nn.Linear(0, 4))\ndef inputs(b): return torch.randn(b, 0)\n",
+        "model: the weight of '0' has 0 inputs and 4 outputs",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors", "ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_hostile_model_is_refused_with_its_place(kind, shop, loka):
+    text, message = MODELS[kind]
+    with open("shopmodel.py", "a", encoding="utf-8") as file:
+        file.write(text)
+    before = shop.files()
+    for arguments in (["generate"], ["generate", "--check"], ["plan", "--json"]):
+        sys.modules.pop("shopmodel", None)
+        ran = loka(*arguments, shop.policy)
+        assert (ran.status, ran.out) == (2, ""), ran.err
+        assert ran.err.startswith(f"{shop.policy}:3:"), ran.err
+        assert message in ran.err
+        assert len(ran.err) < 1500
+        assert "Traceback" not in ran.err
+    assert shop.files() == before
+
+
+@pytest.mark.parametrize("leave", ["os.chdir('/')", "os.chdir(tempfile.mkdtemp()); os.rmdir(os.getcwd())"])
+def test_a_factory_that_changes_the_directory_changes_no_path(leave, shop, loka):
+    with open("shopmodel.py", "a", encoding="utf-8") as file:
+        file.write(f"import os, tempfile\ndef build():\n    {leave}\n    return Shop()\n")
+    ran = loka("generate", shop.policy)
+    assert ran.status == 0, ran.err
+    assert "generated/shop" in ran.out
+    assert (shop.folder / "generated" / "shop" / "manifest.json").exists()
+
+
+def test_a_factory_that_removes_the_current_directory_is_told(shop, loka):
+    gone = shop.folder / "gone"
+    gone.mkdir()
+    with open("shopmodel.py", "a", encoding="utf-8") as file:
+        file.write(f"import os\ndef build():\n    os.rmdir({str(gone)!r})\n    return Shop()\n")
+    ran = subprocess.run(
+        [sys.executable, "-m", "loka", "plan", str(shop.folder / shop.policy)],
+        capture_output=True,
+        text=True,
+        cwd=gone,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(shop.folder), *sys.path])},
+        check=False,
+    )
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert "removed the current directory" in ran.stderr
+
+
+@pytest.mark.parametrize("name", ["fused", "print"])
+def test_a_policy_that_is_valid_has_a_package_of_its_name(name, shop, loka, policy_text):
+    policy = shop.write_policy(policy_text.replace("name: shop", f"name: {name}"))
+    assert loka("validate", policy).status == 0
+    made = loka("generate", policy)
+    assert made.status == 0, made.err
+    bind = (
+        f"import generated.{name} as g, shopmodel; model = shopmodel.build(); patch = g.apply(model); "
+        "model(*shopmodel.inputs(64)).sum().backward(); patch.verify()"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([*sys.path, "."])}
+    bound = subprocess.run([sys.executable, "-c", bind], capture_output=True, text=True, env=environment, check=False)
+    assert bound.returncode == 0, bound.stderr
+
+
+@pytest.mark.parametrize("field", ["batches", "test", "loss"])
+def test_validate_looks_for_what_trains(field, shop, loka, policy_text):
+    policy = shop.write_policy(policy_text.replace(f"  {field}: ", f"  {field}: 'shopmodel:absent' # "))
+    ran = loka("validate", policy)
+    assert ran.status == 2
+    assert f"train.{field}: shopmodel" in ran.err
+    assert "has no 'absent'" in ran.err
+
+
+@pytest.mark.parametrize("field", ["profile", "measurements"])
+@pytest.mark.parametrize("file", ["a pipe", "a" * 5000])
+def test_a_file_that_cannot_be_read_is_told_at_its_field(field, file, shop, loka, policy_text):
+    os.mkfifo(shop.folder / "policies" / "a pipe")
+    policy = shop.write_policy(f"{policy_text}target: h100\n{field}: {file}\n")
+    ran = loka("plan", policy)
+    assert (ran.status, ran.out) == (2, "")
+    assert ran.err.startswith(f"{policy}:")
+    assert f" {field}: " in ran.err
+    assert "cannot be read: " in ran.err
+    assert len(ran.err) < 1000
+
+
+@pytest.mark.parametrize("file", ["modules.py", "manifest.json"])
+def test_a_pipe_in_a_package_is_not_waited_for(file, shop, loka):
+    assert loka("generate", shop.policy).status == 0
+    path = shop.folder / "generated" / "shop" / file
+    path.unlink()
+    os.mkfifo(path)
+    for arguments in (["generate"], ["generate", "--check"]):
+        ran = loka(*arguments, shop.policy)
+        assert ran.status in (1, 2)
+        assert f"generated/shop/{file}: " in ran.err
+
+
+def test_json_is_alone_on_stdout_whatever_a_factory_prints(shop):
+    with open("shopmodel.py", "a", encoding="utf-8") as file:
+        file.write(
+            "import os, sys\ndef build():\n    print('printed')\n    sys.stdout.write('written\\n')\n"
+            "    os.write(1, b'raw\\n')\n    os.system('echo of a child')\n    return Shop()\n"
+        )
+    ran = subprocess.run(
+        [sys.executable, "-m", "loka", "plan", "--json", shop.policy], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout)["plan"]["name"] == "shop"
+    for line in ("printed", "written", "raw", "of a child"):
+        assert line in ran.stderr
+
+
+def test_a_file_called_like_a_dependency_is_not_run(shop):
+    for name in ("triton", "jinja2", "numpy"):
+        (shop.folder / f"{name}.py").write_text("raise SystemExit('run')\n")
+    (shop.folder / "shopmodel.py").write_text(
+        "import triton, jinja2, numpy\n" + (shop.folder / "shopmodel.py").read_text()
+    )
+    loka = [sys.executable, "-P", "-m", "loka"]  # as the console script, without the current directory on the path
+    ran = subprocess.run([*loka, "generate", shop.policy], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr

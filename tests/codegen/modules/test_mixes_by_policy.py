@@ -1,0 +1,126 @@
+"""A Wukong whose small products, and whose concatenation, residual and norm, are kernels by policy."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from loka.codegen import render_package
+from loka.plan.plan import Plan
+from loka.plan.planner import make_plan
+from loka.plan.serialize import from_json, to_json
+from loka.zoo.wukong import Wukong, WukongSizes
+from tests.support.codegen import codegen_plans as plans
+
+pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
+
+SIZES = WukongSizes(embeddings=16, dim=24, layers=2, rank=4, hidden=48)
+Make = Callable[..., tuple[Plan, dict[str, str], ModuleType]]
+
+
+def build() -> nn.Module:
+    """The model of the policy."""
+    return Wukong(SIZES)
+
+
+def inputs(batch: int) -> tuple[Tensor, ...]:
+    """What it is called with."""
+    return (torch.randn(batch, SIZES.embeddings, SIZES.dim),)
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """The plan under these defaults, the files of its package, and the package."""
+    monkeypatch.chdir(tmp_path)
+    names: list[str] = []
+
+    def one(name: str, defaults: str, mods: str = "{use: fuse_interaction}") -> tuple[Plan, dict[str, str], ModuleType]:
+        (tmp_path / "policy.yaml").write_text(
+            f'version: 1\nname: mixed\nmodel: {{factory: "{__name__}:build", inputs: "{__name__}:inputs", '
+            f"batch_size: 32}}\ndefaults: {{{defaults}}}\nmods: [{mods}]\nrules:\n"
+            "  - {match: {max_n: 8}, compute: keep}\n  - {match: {max_k: 16}, compute: keep, optional: true}\n"
+        )
+        plan = make_plan("policy.yaml")
+        files = render_package(plan)
+        names.append(name)
+        return plan, files, plans.import_package(files, tmp_path, name)
+
+    yield one
+    for name in names:
+        for module in [each for each in sys.modules if each == name or each.startswith(f"{name}.")]:
+            sys.modules.pop(module)
+
+
+def gradients(model: nn.Module, x: Tensor, dy: Tensor) -> dict[str, Tensor]:
+    """The output and all gradients."""
+    named = {name.removeprefix("_orig_mod."): p for name, p in model.named_parameters()}  # of a compiled model
+    y = model(x)
+    return {"y": y, **dict(zip(("x", *named), torch.autograd.grad(y, [x, *named.values()], dy), strict=True))}
+
+
+@pytest.mark.slow
+def test_kept_products_are_mixed_and_joined_and_give_what_the_model_gives(make: Make) -> None:
+    plan, files, package = make("gen_mixed_plain", "compute: keep, fuse: always")
+    sites = {site.site.name: site for site in plan.sites}
+    assert sites["layers.0.rank"].region == sites["layers.1.compress"].region == ("transpose", "matmul", "matmul")
+    calls = files["modules.py"].count("kernels.layers_0_fm_interaction(")
+    assert calls == 4  # two layers, each for training and frozen
+    assert "torch.cat(" not in files["modules.py"]
+    torch.manual_seed(0)
+    model = build()
+    patched = copy.deepcopy(model)
+    x, dy = inputs(7)[0].requires_grad_(), torch.randn(7, 1)
+    with package.apply(patched):
+        expected, found = gradients(model, x, dy), gradients(patched, x, dy)
+        compiled = gradients(torch.compile(patched, fullgraph=True, backend="aot_eager"), x, dy)
+        for name, value in expected.items():
+            for got in (found[name], compiled[name]):
+                assert (got - value).norm() <= 1e-4 * value.norm() + 1e-7, name
+        with torch.autocast("cpu", torch.bfloat16):
+            assert (model(x) - patched(x)).norm() <= 0.02 * expected["y"].norm()
+    with package.apply(patched, mode="infer"), torch.no_grad():
+        assert (patched.eval()(x) - expected["y"]).norm() <= 1e-4 * expected["y"].norm()
+
+
+@pytest.mark.slow
+def test_they_stand_beside_chains_in_fp8(make: Make) -> None:
+    _, files, package = make(
+        "gen_mixed_fp8", "compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true, fuse: always"
+    )
+    assert "kernels.layers_0_concat_norm(view" in "".join(files["modules.py"].split())
+    torch.manual_seed(0)
+    model = build()
+    x, dy = inputs(16)[0].requires_grad_(), torch.randn(16, 1)
+    expected = gradients(model, x, dy)
+    with package.apply(model) as patch:
+        found = gradients(model, x, dy)
+        patch.verify()
+    assert 0.0 < (found["y"] - expected["y"]).norm() <= 0.2 * expected["y"].norm()
+    for name in ("x", "layers.0.rank", "layers.1.compress", "layers.0.norm.weight"):
+        assert (found[name] - expected[name]).norm() <= 0.3 * expected[name].norm(), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fuse", ["auto", "always"])
+def test_without_the_mod_they_stay_as_they_are(make: Make, fuse: str) -> None:
+    _, files, _ = make("gen_unmixed", f"compute: fp8, scaling: rowwise, fuse: {fuse}", "")
+    assert "fm_interaction" not in files["modules.py"]
+    assert "concat_norm" not in files["modules.py"]
+
+
+@pytest.mark.slow
+def test_a_plan_keeps_them_in_its_file(make: Make) -> None:
+    plan, files, _ = make("gen_mixed_again", "compute: keep, fuse: always")
+    again = from_json(to_json(plan))
+    forward = next(
+        binding.forward for binding in again.bindings if binding.forward is not None and binding.forward.mixes
+    )
+    assert (len(forward.mixes), len(forward.joins)) == (1, 1)
+    assert render_package(again)["modules.py"] == files["modules.py"]

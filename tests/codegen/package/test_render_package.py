@@ -1,0 +1,372 @@
+"""What a rendered package looks like: formatted, clean, the same bytes everywhere, safe against names."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loka import dispatch
+from loka.codegen import render_package, write_package
+from loka.codegen.modules.binding_text import binding_text
+from loka.codegen.modules.module_classes import BoundView
+from loka.errors import InputError, LokaError
+from loka.graph.ir import ForwardIR, Region, SiteCall, Statement
+from loka.graph.reads import Reads
+from loka.plan.plan import BindingKind, Plan, PlannedBinding
+from loka.templating.wrap import WIDTH
+from tests.support.codegen import codegen_plans as plans
+
+ROOT = Path(__file__).parents[3]
+RUFF = shutil.which("ruff") or str(Path(sys.executable).with_name("ruff"))
+LONG = (
+    "a_module_whose_author_liked_very_long_names_and_gave_it_one_that_fills_more_than_a_line_of_code_all_by_itself_0123"
+)
+
+
+def long_forward() -> ForwardIR:
+    """Expressions that fill more than a line, names that are ours, targets that nobody reads, arguments in capitals."""
+    far = f"self.{LONG[:60]}.{LONG[:60]}"
+    statements = (
+        Statement("torch", "add", "{0} + {1}", (plans.local("X"), plans.attribute(far + ".shift"))),
+        Statement("Kernels", "mul", "{0}.t() * {1}", (plans.local("torch"), plans.attribute(far + ".gain"))),
+        Statement("unused", "add_", "{0}.add_({1})", (plans.local("Kernels"), plans.local("l"))),
+        Statement("_", "module", "self.tables({0})", (plans.local("l"),)),
+        Statement("unused_too", "shape", "{0}.shape", (plans.local("Kernels"),)),
+        Statement(
+            "cat", "cat", "torch.cat([{0}, {1}], -1)[:, 1:]", (plans.local("Kernels"), plans.attribute(far + ".rest"))
+        ),
+        Statement(
+            "linear",
+            "einsum",
+            "torch.einsum('bk,nk->nb', {0}, {1})",
+            (plans.local("cat"), plans.attribute(far + ".weight")),
+            SiteCall("deep", "{0}.reshape(-1, 48)", "{1}.reshape(32, 48)", None, "{0}.t().contiguous()"),
+        ),
+    )
+    return ForwardIR(
+        "", "sample.Deep", ("X", "/", "l", "*", "kernels=torch.float32"), statements, "(linear, kernels)", (), "00" * 32
+    )
+
+
+def long_plan() -> Plan:
+    deep = PlannedBinding(
+        "", BindingKind.FORWARD, ("",), "sample.Deep", (("deep",),), ((f"{LONG}.{LONG}", (32, 48)),), long_forward()
+    )
+    return plans.make_plan([plans.site_plan("deep")], [deep])
+
+
+def fused_twice_plan() -> Plan:
+    """Two towers of one shape, on paths that differ: one outlined function for both; a third of another recipe."""
+    sites, bindings = [], []
+    for index, prefix in enumerate(("self.", "self.inner.", "self.")):
+        name = f"tower{index}.fc"
+        forward = plans.tower_forward(name, prefix)
+        sites.append(plans.site_plan(name, k=48, n=48, wgrad=None if index == 2 else (plans.ROWWISE, plans.ROWWISE)))
+        shapes = (("fc.weight", (48, 48)),)
+        bindings.append(
+            PlannedBinding("", BindingKind.FORWARD, (f"tower{index}",), "sample.Tower", ((name,),), shapes, forward)
+        )
+    return plans.make_plan(sites, bindings)
+
+
+def no_region_plan() -> Plan:
+    """A norm, an FP8 linear and an activation, one by one: the module calls torch itself."""
+    plan = plans.forward_plan()
+    tower = replace(plan.bindings[0], forward=replace(plans.tower_forward(), regions=()))
+    return plans.make_plan([plans.site_plan("tower.fc", k=48, n=48)], [tower])
+
+
+def read_plan() -> Plan:
+    """A forward with all that it may have read: long lists, ranges of paths, keys that are no identifiers."""
+    plan = plans.forward_plan()
+    layers = tuple(f"layers.{i}.{name}" for i in range(20) for name in ("norm", "fc"))
+    reads = (
+        Reads(("",), "sample.Tower", values=(("scale", "float"), ("sizes", "(1, 2)"))),
+        Reads(("layers",), "torch.nn.modules.container.ModuleList", 20),
+        Reads(("towers",), "torch.nn.modules.container.ModuleDict", ("user id", "it's", LONG)),
+        Reads(layers, "sample.Layer", values=((LONG, "None"), ("eps", "1e-05"))),
+        Reads(("ws",), "sample.Weights", 24, tuple((str(i), "a tensor (96, 96)") for i in sorted(range(24), key=str))),
+        Reads((*(f"a.{i}.b.{j}" for i in range(3) for j in range(4)), "c"), LONG),
+    )
+    called = tuple(f"layers.{i}.attend" for i in range(20))
+    forward = replace(
+        plans.tower_forward(), reads=reads, called=called, constants=((f"sample.{LONG}", "0.5"), ("sample.B", "2"))
+    )
+    return replace(plan, bindings=(replace(plan.bindings[0], forward=forward), *plan.bindings[1:]))
+
+
+SHAPES = {
+    "read": read_plan(),
+    "no_region": no_region_plan(),
+    "linear": plans.linear_plan(),
+    "forward": plans.forward_plan(),
+    "mixed": plans.mixed_plan(),
+    "many": plans.linear_plan([f"layers.{i}.fmb.0" for i in range(40)]),
+    "uneven": plans.linear_plan([f"layers.{i * i}.fmb.0" for i in range(40)]),
+    "long_names": plans.linear_plan([f"layers.{i}.{LONG}" for i in range(3)]),
+    "spaces": plans.linear_plan([f"layers.{i}.{LONG.replace('_', ' ')} # noqa" for i in range(3)]),
+    "empty": plans.make_plan([], []),
+    "long_forward": long_plan(),
+    "fused_twice": fused_twice_plan(),
+}
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("generated")
+    for name, plan in SHAPES.items():
+        write_package(render_package(plan), folder / name)
+    return folder
+
+
+@pytest.mark.parametrize("command", [["format", "--check", "--diff"], ["check"]])
+def test_ruff_has_nothing_to_say(packages: Path, command: list[str]) -> None:
+    config = ["--config", str(ROOT / "pyproject.toml"), "--no-cache"]
+    result = subprocess.run([RUFF, *command, *config, str(packages)], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_all_shapes_import(packages: Path) -> None:
+    for name in SHAPES:
+        files = {path.name: path.read_text(encoding="utf-8") for path in (packages / name).iterdir() if path.is_file()}
+        package = plans.import_package(files, packages.parent / "imported", f"gen_{name}")
+        assert len(package.BINDINGS) == len(SHAPES[name].bindings)
+        for binding, planned in zip(package.BINDINGS, SHAPES[name].bindings, strict=True):
+            assert (binding.modules, binding.sites) == (planned.modules, planned.sites)
+            assert (binding.shapes, binding.replaces) == (planned.shapes, planned.module_type)
+            if planned.forward is not None:
+                assert_read(binding, planned.forward)
+
+
+def assert_read(binding: dispatch.Binding, forward: ForwardIR) -> None:
+    """That a package has what its plan has been told of a forward, paths in any order."""
+    assert binding.constants == forward.constants
+    assert sorted(binding.called) == sorted(forward.called)
+    for found, planned in zip(binding.reads, forward.reads, strict=True):
+        assert sorted(found.modules) == sorted(planned.modules)
+        assert (found.type, found.holds, sorted(found.values)) == (planned.type, planned.holds, sorted(planned.values))
+
+
+NAMES = st.sampled_from(["a", "layers", "ü", "{0}", 'it"s', "00", *map(str, range(12))])
+PATHS = st.lists(st.lists(NAMES, max_size=4).map(".".join), min_size=1, max_size=30, unique=True).map(tuple)
+VALUES = st.dictionaries(NAMES, st.sampled_from(["1", "x"]), max_size=12).map(lambda found: tuple(found.items()))
+
+
+@pytest.mark.slow
+@given(st.lists(st.tuples(PATHS, st.none() | st.integers(0, 9) | PATHS, VALUES), max_size=3), PATHS)
+def test_what_was_read_comes_back_from_the_text(records: list[tuple], called: tuple[str, ...]) -> None:
+    reads = tuple(Reads(paths, "T", holds, values) for paths, holds, values in records)
+    forward = replace(plans.tower_forward(), reads=reads, called=called)
+    planned = PlannedBinding("", BindingKind.FORWARD, ("",), "sample.Tower", (("fc",),), (), forward)
+    class_ = SimpleNamespace(name="Tower")
+    fields = binding_text(BoundView(planned, class_, None, (("fprop",),))).fields
+    names = {"dispatch": dispatch, "modules": SimpleNamespace(Tower=dispatch.Bound)}
+    assert_read(eval("dispatch.Binding(\n" + "\n".join(fields) + "\n)", names), forward)  # noqa: S307 - our own text
+
+
+def test_what_was_read_of_many_layers_stays_short() -> None:
+    init = render_package(SHAPES["read"])["__init__.py"]
+    assert '(*(f"layers.{i}.norm" for i in range(20)), *(f"layers.{i}.fc" for i in range(20))),' in init
+    assert 'values=tuple((f"{i}", "a tensor (96, 96)") for i in range(24))' in init
+    assert 'called=tuple(f"layers.{i}.attend" for i in range(20)),' in init
+
+
+def test_files_of_two_generations_do_not_import(tmp_path: Path) -> None:
+    older, newer = render_package(SHAPES["linear"]), render_package(SHAPES["forward"])
+    for name in ("kernels.py", "modules.py", "__init__.py", "manifest.json"):
+        with pytest.raises(InputError, match="run loka generate"):
+            plans.import_package({**newer, name: older[name]}, tmp_path, "gen_mixed_up")
+    assert plans.import_package(newer, tmp_path, "gen_mixed_up").BINDINGS
+
+
+def test_reads_as_a_person_would_write_it() -> None:
+    files = render_package(plans.linear_plan())
+    assert "class LayersFmb0(dispatch.Bound):" in files["modules.py"]
+    assert (
+        "return kernels.linear_e4m3_rowwise(x, self.weight, self.bias, self.loka.counter_id(0))" in files["modules.py"]
+    )
+    assert "M = 64 (B), K = 48, N = 32; fprop, dgrad, wgrad in e4m3 rowwise." in files["modules.py"]
+    assert files["kernels.py"].count("class ") == 1
+    assert "if bias" not in files["kernels.py"]
+    assert "# ruff: noqa" not in "".join(files.values())
+
+
+def test_names_of_recipes() -> None:
+    kernels = render_package(plans.mixed_plan())["kernels.py"]
+    for name in (
+        "def linear_e4m3_rowwise(",
+        "def linear_fprop_dgrad_e4m3_tensorwise_wgrad_as_is(",
+        "def linear_fprop_e4m3_rowwise_fast_dgrad_wgrad_e5m2_by_e4m3_rowwise_fast(",
+        "def linear_fprop_dgrad_e4m3_1x128_by_128x128_wgrad_e4m3_1x128(",
+        "def linear_fprop_dgrad_as_is_wgrad_e4m3_rowwise(",
+        "def e4m3_tensorwise_amax_3p5(",
+        "def e4m3_rowwise_pow2(",
+    ):
+        assert name in kernels
+    # Without a dgrad the first layer shares its neighbours' linear, and one with another bias shares the wrapper.
+    assert kernels.count("class LinearE4m3Rowwise(") == 1
+
+
+def test_kept_forward_has_no_frozen_class() -> None:
+    files = render_package(plans.linear_plan(fprop=None))
+    assert "infer=None," in files["__init__.py"]
+    assert "Frozen" not in files["modules.py"]
+
+
+def test_equal_regions_share_a_function() -> None:
+    files = render_package(SHAPES["fused_twice"])
+    assert files["kernels.py"].count("def layer_norm_linear_silu(") == 1
+    assert files["kernels.py"].count("def layer_norm_linear_silu_2(") == 1
+    assert files["modules.py"].count("kernels.layer_norm_linear_silu(") == 2
+    assert "self.inner.fc.weight" in files["modules.py"]
+
+
+def test_many_layers_stay_short() -> None:
+    init = render_package(SHAPES["many"])["__init__.py"]
+    assert 'modules=tuple(f"layers.{i}.fmb.0" for i in range(40)),' in init
+
+
+def test_manifest_holds_every_hash() -> None:
+    files = render_package(plans.linear_plan())
+    manifest = json.loads(files["manifest.json"])
+    for name in ("__init__.py", "kernels.py", "modules.py", "plan.json"):
+        assert manifest["outputs"][name] == hashlib.sha256(files[name].encode()).hexdigest()
+    for name in ("__init__.py", "kernels.py", "modules.py"):
+        assert f'STAMP = "{manifest["stamp"]}"' in files[name]
+    assert {"policy policies/ranker.yaml", "template kernels.py.j2", "plan.json", "loka"} <= set(manifest["inputs"])
+
+
+def test_every_input_changes_the_stamp() -> None:
+    plan = plans.linear_plan()
+    stamps = {
+        json.loads(render_package(other)["manifest.json"])["stamp"]
+        for other in (
+            plan,
+            replace(plan, policy_files=(("policies/ranker.yaml", "cd" * 32),)),
+            replace(plan, batch_size=128),
+            replace(plan, loka_version="9.9"),
+        )
+    }
+    assert len(stamps) == 4
+
+
+def test_absolute_paths_stay_out() -> None:
+    plan = replace(plans.linear_plan(), policy_files=(("/somewhere/else/ranker.yaml", "ab" * 32),))
+    text = "".join(text for name, text in render_package(plan).items() if name != "plan.json")
+    assert "/somewhere" not in text
+    assert "ranker.yaml" in text
+
+
+@pytest.mark.parametrize("name", ["class", "a-b", "../up", "", "über", "None"])
+def test_a_package_needs_an_identifier(name: str) -> None:
+    with pytest.raises(InputError, match="identifier"):
+        render_package(replace(plans.linear_plan(), name=name))
+
+
+def test_contradictions_of_a_plan_are_faults() -> None:
+    plan = plans.linear_plan()
+    with pytest.raises(LokaError, match="mixes recipes"):
+        render_package(replace(plan, sites=(plan.sites[0], plans.site_plan("layers.1.fmb.0", wgrad=None))))
+    with pytest.raises(LokaError, match="lacks"):
+        render_package(replace(plan, sites=plan.sites[:1]))
+
+
+HOSTILE = st.text(min_size=1, max_size=40) | st.sampled_from(
+    [
+        '"""; import os; os.system("x") #',
+        "'''\\",
+        "a\nimport os",
+        "{{ 7 * 7 }}",
+        "{% raw %}",
+        "\\",
+        'x"',
+        "{0}",
+        "\u202e",
+        "fmt: off",
+        "noqa",
+        "__class__",
+        "None",
+        "\ud800",
+    ]
+)
+PLAIN_NODES = {
+    type(node)
+    for text in render_package(plans.forward_plan()).values()
+    if "import" in text
+    for node in ast.walk(ast.parse(text))
+}
+
+
+@given(HOSTILE, HOSTILE, HOSTILE)
+@settings(max_examples=60, deadline=None)
+def test_names_never_become_code(first: str, second: str, third: str) -> None:
+    binding = replace(
+        plans.linear_binding((f"a.{first}", f"a.{second}"), hint=third, module_type=third),
+        shapes=((first, (32, 48)), ("bias", (32,))),
+    )
+    forward = replace(plans.tower_forward(f"t.{third}"), inlined=(first,), source_hash=second, owner_type=first)
+    forward = replace(
+        forward,
+        statements=tuple(replace(statement, note=first, op=second) for statement in forward.statements),
+        regions=tuple(Region(region.site, region.first, region.last, (first, second)) for region in forward.regions),
+        reads=(Reads((first,), second, (third, first), ((first, second), (second, third))),),
+        called=(first, third),
+        constants=((second, first),),
+    )
+    tower = PlannedBinding(
+        first, BindingKind.FORWARD, (f"t.{second}",), first, ((f"t.{third}",),), ((third, (48, 48)),), forward
+    )
+    sites = {name: plans.site_plan(name) for name in (f"a.{first}", f"a.{second}", f"t.{third}")}
+    plan = replace(plans.make_plan(list(sites.values()), [binding, tower]), policy_files=((first, "0"),))
+    for name, text in render_package(plan, "{}\n").items():
+        text.encode("ascii")
+        if name.endswith(".py"):
+            tree = ast.parse(text)
+            # A long list of names may become tuple(f"..." for i in range(...)); nothing else is new.
+            assert {type(node) for node in ast.walk(tree)} <= PLAIN_NODES
+            imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+            assert {getattr(node, "module", None) or node.names[0].name for node in imports} <= {
+                "__future__",
+                "torch",
+                "torch.autograd.function",
+                "typing",
+                "loka",
+                "kernels",
+            }
+            assert len(text.split("\n")) < 400
+            if name == "__init__.py":
+                strings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+                assert {f"a.{first}", f"a.{second}", f"t.{second}"} <= strings
+
+
+@pytest.mark.parametrize("text", ["__import__('os')", "eval('1')", "os.getcwd()", "open('x')", "kernels.STAMP"])
+def test_statements_read_only_torch_and_their_operands(text: str) -> None:
+    forward = plans.tower_forward()
+    statements = (*forward.statements[:3], replace(forward.statements[3], template=text))
+    plan = plans.forward_plan()
+    tower = replace(plan.bindings[0], forward=replace(forward, statements=statements))
+    with pytest.raises(LokaError, match="unknown"):
+        render_package(replace(plan, bindings=(tower, plan.bindings[1])))
+
+
+@pytest.mark.slow
+def test_ten_thousand_layers_in_two_seconds(tmp_path: Path) -> None:
+    names = [f"layers.{i}.fc" for i in range(10_000)]
+    plan = plans.linear_plan(names)
+    render_package(plans.linear_plan())  # templates are compiled once for each process
+    started = time.process_time()
+    write_package(render_package(plan), tmp_path / "wide")
+    assert time.process_time() - started < 2.0
+    assert max(map(len, (tmp_path / "wide" / "__init__.py").read_text().split("\n"))) <= WIDTH

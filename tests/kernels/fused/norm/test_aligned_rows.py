@@ -1,0 +1,72 @@
+"""Quantised rows with zeros behind them, up to a size that the GEMM takes: one pass over what is not aligned."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from loka.codegen.chains.chain_shapes import quantiser
+from loka.errors import InputError
+from loka.kernels.fused.norm import norm_reference
+from loka.kernels.fused.quantisation import Quantisation
+from loka.kernels.fused.rendering import render, render_files
+from loka.templating.templates import load_templates
+from tests.support.kernels.aligned_cases import ALIGNED, ROWS
+from tests.support.kernels.rendered_cases import Package, write_package
+from tests.support.processes.launch import run_interpreted
+
+ROOT = Path(__file__).parents[4]
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
+    return write_package(tmp_path_factory.mktemp("aligned") / "aligned_rows", ALIGNED)
+
+
+@pytest.mark.parametrize("spec", ALIGNED, ids=lambda spec: spec.function)
+def test_the_reference_is_the_quantiser_of_padded_rows(package: Package, spec) -> None:
+    for rows in (0, *ROWS):
+        x = torch.randn(rows, spec.width, dtype=torch.bfloat16)
+        got = package.run(spec, x)
+        values, scale, _ = norm_reference.quantise_rows(F.pad(x.float(), (0, spec.aligned - spec.width)))
+        assert torch.equal(got["values"].view(torch.uint8), values.view(torch.uint8))
+        assert torch.equal(got["scale"], scale)
+        assert not got["values"][:, spec.width :].view(torch.uint8).any()
+
+
+@pytest.mark.slow
+def test_the_kernel_reads_and_writes_what_it_should(tmp_path: Path) -> None:
+    pytest.importorskip("triton", reason="Triton interprets kernels; this platform has none")
+    assert run_interpreted("aligned_interpreted", tmp_path) == 2 * len(ALIGNED) * len(ROWS)
+
+
+def test_the_text_is_formatted_and_linted_as_rendered(tmp_path: Path) -> None:
+    templates = load_templates()
+    for name, text in render_files([render(spec, templates) for spec in ALIGNED], templates, "a test").items():
+        (tmp_path / name).write_text(text)
+    config = ["--config", str(ROOT / "pyproject.toml"), "--no-cache", str(tmp_path)]
+    for command in (["format", "--check", "--diff"], ["check"]):
+        done = subprocess.run([sys.executable, "-m", "ruff", *command, *config], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("spec", "change"),
+    [
+        (quantiser(480, 479), {"aligned": 479}),
+        (quantiser(480, 479), {"aligned": 2**15}),
+        (quantiser(480, 479), {"add": True}),
+        (quantiser(480, 479), {"activation": "silu"}),
+        (quantiser(480, 479), {"how": Quantisation("blockwise")}),
+        (quantiser(480, 479), {"quantise": False, "activation": "silu"}),
+    ],
+)
+def test_what_no_kernel_does_is_refused(spec, change: dict[str, object]) -> None:
+    with pytest.raises(InputError, match=r"columns of zeros behind them|cannot be made"):
+        replace(spec, **change)

@@ -1,0 +1,120 @@
+"""Rows that no program holds whole: their text, what is refused, and the kernels in Triton's interpreter."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from loka.errors import InputError
+from loka.kernels.fused import operators
+from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
+from loka.kernels.fused.norm.norm_widths import LARGEST_HELD, LARGEST_WIDTH
+from loka.kernels.fused.norm.wide_norm_launch import wide_configuration
+from loka.kernels.fused.quantisation import Quantisation
+from loka.kernels.fused.rendering import render, render_files
+from loka.templating.templates import load_templates
+from tests.support.kernels.product_cases import backwards, forwards
+from tests.support.kernels.recorded_cases import recorded
+from tests.support.kernels.rendered_cases import BLOCK_PARTS, PARTS, norm_specs
+from tests.support.processes.launch import run_interpreted
+
+ROOT = Path(__file__).parents[4]
+LAYER_NORM = ("layer_norm", True, True, 1e-5, None, False)
+
+
+def all_specs(width: int) -> list[NormForward | NormBackward]:
+    norms = norm_specs(width, PARTS if width % 256 else PARTS + BLOCK_PARTS)
+    return [*norms, *forwards(width), *backwards(width), *recorded(width)]
+
+
+@pytest.mark.slow
+def test_kernels_read_and_write_what_they_should(tmp_path):
+    pytest.importorskip("triton", reason="Triton interprets kernels; this platform has none")
+    assert run_interpreted("wide_interpreted", tmp_path) > 150  # results of norms that were compared
+
+
+@pytest.mark.slow
+def test_every_variant_is_formatted_and_linted_as_rendered(tmp_path):
+    templates = load_templates()
+    for width in (16389, 24576, 123200):
+        unique = {spec.function: spec for spec in all_specs(width)}
+        kernels = [render(spec, templates) for spec in unique.values()]
+        for name, text in render_files(kernels, templates, "a test", stamp="0" * 64).items():
+            (tmp_path / f"w{width}_{name}").write_text(text)
+    config = ["--config", str(ROOT / "pyproject.toml"), "--no-cache", str(tmp_path)]
+    for command in (["format", "--check", "--diff"], ["check"]):
+        done = subprocess.run([sys.executable, "-m", "ruff", *command, *config], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [16389, 24576])
+def test_nothing_is_passed_or_made_that_is_not_read(width):
+    templates = load_templates()
+    for spec in all_specs(width):
+        tree = ast.parse(render(spec, templates).text)
+        for function in (node for node in tree.body if isinstance(node, ast.FunctionDef)):
+            names = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
+            read = {node.id for node in names if isinstance(node.ctx, ast.Load)}
+            made = {node.id for node in names if isinstance(node.ctx, ast.Store)} - {"_"}
+            assert {argument.arg for argument in function.args.args} | made <= read, (spec, function.name)
+            tests = [ast.unparse(node.test) for node in ast.walk(function) if isinstance(node, ast.If)]
+            guesses = isinstance(spec, NormForward) and spec.quantise and spec.how.scaling == "rowwise"
+            assert tests == (["scale != guess"] if guesses and function.name.startswith("_") else [])
+
+
+def test_wide_and_held_rows_meet():
+    templates = load_templates()
+    held, wide = (render(NormForward(width, *LAYER_NORM, True, True), templates).text for width in (16384, 16385))
+    assert "tl.arange(0, 16384)" in held
+    assert "tl.range(0, 16385, 4096" in wide
+
+
+def test_chunks_hold_whole_blocks():
+    for block in (2, 256, 2048, 16384):
+        for spec in (
+            NormForward(32768, "block_norm", False, False, 1e-5, None, False, True, True, block=block),
+            NormBackward(32768, "block_norm", False, False, 1e-5, None, False, True, block=block),
+        ):
+            launched = wide_configuration(spec)
+            assert launched.chunk % block == 0
+            assert launched.rows * launched.chunk <= 32 * 32 * launched.warps  # 32 elements a thread
+
+
+def test_parts_of_rows_fill_the_device_and_no_more(monkeypatch):
+    monkeypatch.setattr(operators, "multiprocessors", lambda device: 132)
+    parts = {}
+    for rows in (0, 1, 16, 17, 2048):
+        x = torch.empty(rows, 24576, device="meta")
+        on_gpu = type("OnGpu", (), {"shape": x.shape, "device": torch.device("cuda", 0)})()
+        parts[rows] = operators.row_parts(on_gpu, rows=16, across=24, per_multiprocessor=3)
+    assert parts == {0: 1, 1: 1, 16: 1, 17: 2, 2048: 16}
+    assert operators.row_parts(torch.empty(2048, 24576), rows=16, across=24, per_multiprocessor=3) == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: NormForward(LARGEST_WIDTH + 1, *LAYER_NORM, True, True), f"rows have 1 to {LARGEST_WIDTH}"),
+        (
+            lambda: NormForward(LARGEST_HELD + 1, *LAYER_NORM, True, True, how=Quantisation("blockwise")),
+            "rowwise or static or maximum, not blockwise",
+        ),
+        (
+            lambda: NormBackward(LARGEST_HELD + 1, *LAYER_NORM, True, how=Quantisation("tensorwise")),
+            "rowwise or static or maximum, not tensorwise",
+        ),
+        (
+            lambda: NormForward(2**15, "block_norm", False, False, 1e-5, None, False, True, True, block=2**15),
+            f"2 to {LARGEST_HELD}, not 32768",
+        ),
+    ],
+)
+def test_what_no_kernel_does_is_refused(make, message):
+    with pytest.raises(InputError, match=message):
+        make()

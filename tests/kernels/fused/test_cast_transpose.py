@@ -1,0 +1,100 @@
+"""CastTranspose without a GPU: text, refusals, the reference, and compilation for sm_90."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from loka.devices.targets import DEFAULT
+from loka.errors import InputError
+from loka.kernels.fused.cast_transpose.matrix_spec import CastTranspose
+from loka.kernels.fused.norm import norm_reference
+from loka.kernels.fused.quantisation import Quantisation
+from loka.kernels.fused.rendering import render, render_files
+from loka.numerics.enums import Format, Scaling
+from loka.numerics.quantize import quantize
+from loka.templating.templates import load_templates
+from tests.support.kernels.ptx_registers import unset_halves
+from tests.support.kernels.quantised_cases import CAST_TRANSPOSES, modes
+from tests.support.kernels.rendered_cases import write_package
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    return write_package(tmp_path_factory.mktemp("transposed") / "rendered_cast_transpose", CAST_TRANSPOSES)
+
+
+def test_the_text_is_formatted_and_linted(tmp_path):
+    templates = load_templates()
+    for name, text in render_files([render(spec, templates) for spec in CAST_TRANSPOSES], templates, "a test").items():
+        (tmp_path / name).write_text(text)
+    config = ["--config", str(ROOT / "pyproject.toml"), "--no-cache", str(tmp_path)]
+    for command in (["format", "--check", "--diff"], ["check"]):
+        done = subprocess.run([sys.executable, "-m", "ruff", *command, *config], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr
+
+
+@pytest.mark.parametrize("how", [how for how in modes() if how.scaling not in ("static", "tensorwise")], ids=str)
+def test_only_one_scale_serves_both_copies(how):
+    with pytest.raises(InputError, match="one scale for both copies"):
+        CastTranspose(how)
+
+
+@pytest.mark.parametrize("shape", [(1, 13), (13, 1), (17, 479), (256, 128), (0, 24)])
+def test_both_copies_are_the_quantisers(package, shape):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 100.0
+    if x.numel() > 100:
+        x[3, 5], x[4, 6], x[7] = torch.nan, -torch.inf, 0.0
+    maxima = torch.cat([torch.zeros(2), norm_reference.largest_magnitude(x)])
+    for spec in CAST_TRANSPOSES:
+        how = spec.how
+        if how.scaling == "tensorwise":
+            got = package.run(spec, x, maxima)
+            whole = quantize(x, format=how.format, scaling=Scaling.TENSORWISE, power_of_two=how.power_of_two)
+            assert torch.equal(got["scale"], whole.scale)
+            expected = whole.values
+        else:
+            scale = torch.full((1, 1), 0.25 if how.power_of_two else 0.3)
+            got = package.run(spec, x, scale)
+            expected, amax, overflow = norm_reference.quantise_static(x, scale, how.format.value)
+            assert (got["amax"], got["overflow"]) == (amax, overflow)
+            if x.numel() > 100:
+                assert (overflow.item() > 0) == (how.format is Format.E4M3)
+        assert torch.equal(got["values"].view(torch.uint8), expected.view(torch.uint8))
+        assert torch.equal(got["transposed"].view(torch.uint8), expected.view(torch.uint8).t())
+        assert got["transposed"].is_contiguous()
+        assert got["transposed"].data_ptr() != got["values"].data_ptr() or not x.numel()
+
+
+def test_no_matrix_is_refused(package):
+    spec = CastTranspose(Quantisation("static"))
+    with pytest.raises(InputError, match="floating matrix"):
+        package.run(spec, torch.ones(2, 3, 4), torch.ones(1, 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", CAST_TRANSPOSES, ids=lambda spec: spec.function)
+@pytest.mark.parametrize("element", ["bf16", "fp32"])
+@pytest.mark.usefixtures("triton_cache")
+def test_it_compiles_for_hopper(package, spec, element, tmp_path):
+    from tests.support.kernels.sm90 import SHARED, compile_for_sm90, spilled
+
+    kernel = getattr(package.triton_kernels, f"_{spec.function}")
+    fp8 = "*fp8e4nv" if spec.how.format is Format.E4M3 else "*fp8e5"
+    known = {"x_ptr": f"*{element}", "values_ptr": fp8, "transposed_ptr": fp8, "overflow_ptr": "*i32"}
+    types = {name: known.get(name, "*fp32") if name.endswith("_ptr") else "i32" for name in kernel.arg_names}
+    binary = compile_for_sm90(kernel, types, range(len(types)), num_warps=DEFAULT.launches.cast_transpose.warps)
+    ptx = binary.asm["ptx"]
+    assert not unset_halves(ptx)
+    assert binary.metadata.shared <= SHARED
+    assert spilled(binary, tmp_path) == 0
+    assert f"cvt.rn.satfinite.{spec.how.format.value}x2.f32" in ptx
+    assert "ld.global.v4.b32" in ptx
+    assert len(re.findall(r"st\.global\.v4\.b32", ptx)) >= 2  # both copies in whole vectors

@@ -1,0 +1,148 @@
+"""The text of rendered kernels: formatted, one for each spec, with nothing in it that the spec decided against."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from loka.devices.launches import RowLaunch
+from loka.errors import InputError
+from loka.kernels.fused.cast_transpose.matrix_spec import Reduce, RequantizeTranspose
+from loka.kernels.fused.norm.norm_launch import configuration, padded_width
+from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, NormBackward, NormForward
+from loka.kernels.fused.norm.norms import NORMS
+from loka.kernels.fused.rendering import render, render_files
+from loka.templating.templates import load_templates
+from tests.support.kernels.rendered_cases import BLOCK_PARTS, PARTS, norm_specs
+
+ROOT = Path(__file__).parents[3]
+COUNTED = [*map(RequantizeTranspose, (1, 2, 3)), *map(Reduce, range(1, 7))]
+EVERY = [spec for width in (13, 479, 2048, 8256) for spec in norm_specs(width, PARTS)]
+EVERY += [spec for width in (256, 768) for spec in norm_specs(width, BLOCK_PARTS)]
+
+
+@pytest.fixture(scope="module")
+def templates():
+    return load_templates()
+
+
+@pytest.mark.slow
+def test_every_variant_is_formatted_and_linted_as_rendered(tmp_path, templates):
+    for width in (13, 24, 512, 2048, 4096, 8192, 8256):
+        parts = PARTS if width % 256 else PARTS + BLOCK_PARTS
+        kernels = [render(spec, templates) for spec in [*norm_specs(width, parts), *COUNTED]]
+        for name, text in render_files(kernels, templates, "a test", stamp="0" * 64).items():
+            (tmp_path / f"w{width}_{name}").write_text(text)
+    config = ["--config", str(ROOT / "pyproject.toml"), "--no-cache", str(tmp_path)]
+    for command in (["format", "--check", "--diff"], ["check"]):
+        done = subprocess.run([sys.executable, "-m", "ruff", *command, *config], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def all_norm_specs(width: int) -> list[NormForward | NormBackward]:
+    specs: list[NormForward | NormBackward] = []
+    for norm, activation in itertools.product((None, *NORMS), (None, *ACTIVATIONS)):
+        for weight, bias, add, quantise in itertools.product((False, True), repeat=4):
+            if norm is None and (weight or bias or activation is None):
+                continue
+            if norm == "block_norm" and (weight or bias):
+                continue
+            specs.append(NormBackward(width, norm, weight, bias, 1e-5, activation, add, quantise))
+            for save, eps in itertools.product((False, True), (1e-5, 1e-6, 0.0)):
+                specs.append(NormForward(width, norm, weight, bias, eps, activation, add, quantise, save))
+    return specs
+
+
+@pytest.mark.slow
+def test_one_name_is_one_text_and_one_text_one_name(templates):
+    texts: dict[str, str] = {}
+    functions: dict[str, str] = {}
+    for spec in all_norm_specs(512):
+        kernel = render(spec, templates)
+        assert texts.setdefault(kernel.name, kernel.text) == kernel.text
+        assert functions.setdefault(kernel.function, kernel.name) == kernel.name
+        assert kernel.name == f"{kernel.function}_{kernel.digest[:8]}"
+    assert len(set(texts.values())) == len(texts) > 500
+
+
+@pytest.mark.parametrize("spec", [*EVERY, *COUNTED], ids=lambda spec: spec.function)
+def test_nothing_is_passed_that_is_not_read(spec, templates):
+    tree = ast.parse(render(spec, templates).text)
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    assert [f.name for f in functions][-1] == spec.function
+    for function in functions:
+        read = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+        assert {argument.arg for argument in function.args.args} <= read
+    kernel = functions[0]
+    assert not re.search("constexpr|tl.static", ast.unparse(kernel))
+    tests = [ast.unparse(node.test) for node in ast.walk(kernel) if isinstance(node, ast.If)]
+    assert tests == (["tile < across"] if isinstance(spec, RequantizeTranspose) else [])
+
+
+def test_the_width_is_written_out(templates):
+    text = render(NormForward(479, "layer_norm", True, True, 1e-5, "silu", False, True, True), templates).text
+    assert "tl.arange(0, 512)" in text
+    assert "inside = columns < 479" in text
+    whole = render(NormForward(512, "layer_norm", True, True, 1e-5, "silu", False, True, True), templates).text
+    assert "inside" not in whole
+
+
+def test_a_configuration_changes_text_and_name(templates):
+    spec = NormForward(2048, "layer_norm", True, True, 1e-5, "silu", False, True, True)
+    assert spec.function == "layer_norm_silu_e4m3_2048"
+    usual, other = render(spec, templates), render(spec, templates, RowLaunch(rows=1, warps=8, programs=3))
+    assert usual == render(spec, templates, configuration(spec))
+    assert usual.name != other.name
+    assert "num_warps=8" in other.text
+    assert "per_multiprocessor=3" in other.operator
+    with pytest.raises(InputError, match="two different kernels are called layer_norm_silu_e4m3_2048"):
+        render_files([usual, other], templates, "a test")
+
+
+def test_names_of_the_brief():
+    backward = NormBackward(2048, "layer_norm", True, True, 1e-5, "silu", False, True)
+    assert backward.function == "layer_norm_silu_backward_e4m3_2048"
+    assert backward.parameters == ("grad", "x", "weight", "bias", "mean", "rstd")
+    assert backward.results == ("values", "scale", "scale_max", "dweight", "dbias")
+    bare = NormBackward(64, None, False, False, 0.0, None, True, True)
+    assert (bare.parameters, bare.results) == (("grad",), ("values", "scale", "scale_max", "dadd"))
+
+
+def test_a_row_fits_its_configuration():
+    for spec in (s for width in range(1, 16385, 97) for s in norm_specs(width, PARTS[:1])):
+        launched = configuration(spec)
+        padded = padded_width(spec.width)
+        assert padded >= spec.width > padded // 2
+        assert launched.rows & (launched.rows - 1) == 0
+        assert launched.rows * max(padded, 16) <= 32 * 32 * launched.warps  # 32 elements a thread
+        assert launched.programs * launched.warps <= 64  # warps of a multiprocessor
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: NormForward(0, "layer_norm", True, True, 1e-5, None, False, True, True), "0 wide"),
+        (lambda: NormForward(2**20 + 1, "layer_norm", True, True, 1e-5, None, False, True, True), "1048577 wide"),
+        (lambda: NormForward(8, "batch_norm", True, True, 1e-5, None, False, True, True), "batch_norm"),
+        (lambda: NormForward(8, "rms_norm", True, False, 1e-5, "tanh", False, True, True), "tanh"),
+        (lambda: NormForward(8, "rms_norm", True, False, float("nan"), None, False, True, True), "eps"),
+        (lambda: NormBackward(8, "rms_norm", True, False, -1.0, None, False, True), "eps"),
+        (lambda: NormForward(8, None, True, False, 1e-5, None, False, True, True), "neither weight nor bias"),
+        (lambda: NormForward(8, None, False, False, 1e-5, None, False, False, True), "copy its input"),
+        (lambda: NormBackward(8, None, False, False, 1e-5, None, True, False), "copy its input"),
+        (lambda: NormForward(256, "block_norm", True, False, 1e-5, None, False, True, True), "neither weight nor bias"),
+        (lambda: NormForward(624, "block_norm", False, False, 1e-5, None, False, True, True), "not 624"),
+        (lambda: NormBackward(288, "block_norm", False, False, 1e-5, None, False, True, block=96), "power of two"),
+        (lambda: RequantizeTranspose(4), "1 to 3 operands"),
+        (lambda: Reduce(0), "1 to 6 operands"),
+    ],
+)
+def test_a_spec_that_cannot_be_is_refused(make, message):
+    with pytest.raises(InputError, match=message):
+        make()

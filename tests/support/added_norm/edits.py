@@ -1,0 +1,78 @@
+"""What is written to add the norm: for each file of the checklist, text and the line that it goes before."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+TEMPLATE = "templates/triton/norm/NAME.j2"
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """Text that goes into a file before a line that the file has once."""
+
+    file: str
+    before: str
+    text: str
+
+
+EDITS = (
+    Edit(
+        "loka/graph/patterns/norm.py",
+        '        "rms_norm": TorchNorm(\n',
+        """\
+        "normalize": TorchNorm(
+            ("input", "p", "dim", "eps", "out"),
+            defaults={"p": 2.0, "dim": 1, "eps": 1e-12, "out": None},
+            fixed={"p": 2.0, "dim": -1, "out": None},
+        ),
+""",
+    ),
+    Edit(
+        "loka/kernels/fused/norm/norms.py",
+        '        "rms_norm": NormTraits(',
+        '        "normalize": NormTraits("L2 norm", saved=("rstd",), averages=("dn_n",), eps_in_backward=True),\n',
+    ),
+    Edit(
+        "loka/kernels/fused/norm/norm_formulas.py",
+        "FORMULAS: ",
+        """\
+def _normalize(x: Tensor, eps: float, block: int) -> Normalised:
+    rstd = 1.0 / x.square().sum(1).sqrt().clamp(min=eps)
+    return Normalised(x * rstd[:, None], x.new_empty(0), rstd)
+
+
+def _normalize_gradient(dn: Tensor, normed: Normalised, eps: float, block: int) -> Tensor:
+    along = torch.where(normed.rstd * eps < 1.0, (dn * normed.n).sum(1), 0.0)
+    return (dn - normed.n * along[:, None]) * normed.rstd[:, None]
+
+
+""",
+    ),
+    Edit(
+        "loka/kernels/fused/norm/norm_formulas.py",
+        '        "rms_norm": NormFormula(',
+        '        "normalize": NormFormula(_normalize, _normalize_gradient),\n',
+    ),
+)
+
+
+def edited_files() -> set[str]:
+    """The files that are changed or made, as the checklist calls them."""
+    return {edit.file for edit in EDITS} | {TEMPLATE}
+
+
+def write_loka_with_norm(folder: Path) -> None:
+    """A copy of the package and its templates with these edits. Raises ValueError where a line is not there once."""
+    for name in ("loka", "templates"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for edit in EDITS:
+        path = folder / edit.file
+        text = path.read_text(encoding="utf-8")
+        if text.count(edit.before) != 1:
+            raise ValueError(f"{edit.file} has {edit.before!r} {text.count(edit.before)} times")
+        path.write_text(text.replace(edit.before, edit.text + edit.before), encoding="utf-8")
+    shutil.copy(Path(__file__).with_name("normalize.j2"), folder / TEMPLATE.replace("NAME", "normalize"))
