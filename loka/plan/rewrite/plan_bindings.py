@@ -42,9 +42,8 @@ def bind(plans: Sequence[SitePlan], forwards: Mapping[str, ForwardIR], model: nn
     for plan in plans:
         site = plan.site
         if site.kind is GemmKind.LINEAR and plan.fp8 and site.name not in covered:
-            module = (site.weight or "").rpartition(".")[0]  # its own name but for a model that is an nn.Linear itself
-            key = (_type_name(model.get_submodule(module)), site.k, site.n, site.bias is not None, *_recipe(plan))
-            groups.setdefault(key, []).append(_Member(module, (site.name,), None))
+            key = (_type_name(model.get_submodule(site.name)), site.k, site.n, site.bias is not None, *_recipe(plan))
+            groups.setdefault(key, []).append(_Member(site.name, (site.name,), None))
     order = (name for name, _ in model.named_modules(remove_duplicate=False))
     positions = {name: number for number, name in enumerate(order)}
     names: set[str] = set()
