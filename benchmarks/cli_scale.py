@@ -183,7 +183,7 @@ def run_loka(label: str, arguments: list[str], folder: Path) -> Run:
 def init_arguments(factory: str) -> list[str]:
     """`loka init` of one of the models here."""
     model, inputs = (f"{ten_thousand.__module__}:{name}" for name in (factory, ten_thousand_inputs.__name__))
-    return ["init", model, "--inputs", inputs, "--batch-size", "256", "-o", f"{factory}_draft.yaml"]
+    return ["init", model, "--inputs", inputs, "--batch-size", "256", "-o", f"{factory}_draft.yaml", "--force"]
 
 
 def no_bias_arguments(folder: Path) -> list[str]:
