@@ -24,3 +24,7 @@ class CheckFailedError(LokaError):
 
 class RenamedWarning(FutureWarning):
     """Something is written under a name that it no longer has; it still works."""
+
+
+class UncheckedWarning(UserWarning):
+    """A file of an earlier LoKA has no checksum, so that damage to it cannot be detected; it is read nevertheless."""

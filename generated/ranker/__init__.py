@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "dadca9a599735756d8ded3fb4db7d17c459892227a0f4440c0f8c44287ab650b"
+STAMP = "b0bb7f2e3fb7514a8df2f2bea746acf8c2003f783a5a7ac07d47450ce2e15b43"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

@@ -26,7 +26,7 @@ from loka import dispatch
 
 from . import fused
 
-STAMP = "dadca9a599735756d8ded3fb4db7d17c459892227a0f4440c0f8c44287ab650b"
+STAMP = "b0bb7f2e3fb7514a8df2f2bea746acf8c2003f783a5a7ac07d47450ce2e15b43"
 
 E4M3_MAX = 448.0  # largest finite value
 AMAX_FLOOR = 2.0**-100  # keeps the scale of a zero block positive

@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "dadca9a599735756d8ded3fb4db7d17c459892227a0f4440c0f8c44287ab650b"
+STAMP = "b0bb7f2e3fb7514a8df2f2bea746acf8c2003f783a5a7ac07d47450ce2e15b43"
 
 
 class EmbedDense(dispatch.Bound):

@@ -15,7 +15,8 @@ from loka.sites.callables import describe_error
 from loka.sites.discover import MANY
 from loka.sites.neighbours import Node
 from loka.sites.recorder import Call, Function
-from loka.sites.watched_forward import Watched, depends_on_mode, undisturbed, watch_fake, watch_real
+from loka.sites.train_eval_diff import depends_on_mode
+from loka.sites.watched_forward import Watched, undisturbed, watch_fake, watch_real
 
 # Views that keep every row of a matrix, if its width is the same before and after.
 _KEEPS_ROWS = frozenset(
