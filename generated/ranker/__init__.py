@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "d632c56a7bcafa2a0934d341b23dbf79831eb309405eee67cda89a172dfa4134"
+STAMP = "b0bb7f2e3fb7514a8df2f2bea746acf8c2003f783a5a7ac07d47450ce2e15b43"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "d632c56a7bcafa2a0934d341b23dbf79831eb309405eee67cda89a172dfa4134"
+STAMP = "b0bb7f2e3fb7514a8df2f2bea746acf8c2003f783a5a7ac07d47450ce2e15b43"
 
 
 class EmbedDense(dispatch.Bound):
