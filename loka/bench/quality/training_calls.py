@@ -38,7 +38,7 @@ def called(field: str, function: Callable[..., Result], *arguments: Any) -> Resu
         raise TrainingCallError(field, f"it is called with {_ARGUMENTS[field]}: {error}; correct it") from error
 
 
-def pairs(field: str, batches: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+def pairs(field: str, batches: Any) -> Iterator[tuple[Any, Any]]:
     """The batches. Raises TrainingCallError where one is no pair of inputs and target."""
     if not isinstance(batches, Iterable) and not hasattr(batches, "__getitem__"):
         raise TrainingCallError(

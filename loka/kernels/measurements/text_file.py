@@ -150,7 +150,7 @@ def _set(rows: Sequence[Any]) -> MeasuredSet:
     about, measurements, kind = rows[0], [], None
     for row in rows[1:]:
         if isinstance(row, dict):
-            kind = PartSeries(**{**_texts(row), "work": PartKind(row["work"])})
+            kind = PartSeries(**{**_texts(row), "work": PartKind(row["work"])})  # type: ignore[arg-type]
         elif kind is None:
             raise ValueError("a measurement stands before any kind of part")
         else:
