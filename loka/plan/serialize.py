@@ -220,6 +220,12 @@ def _refuse_nonsense(file: _PlanFile, name: str) -> None:
     times += [time for each in file.interactions for time in (each.chosen, each.as_is) if time is not None]
     if not all(isfinite(time.us) and min(time.forward, time.backward) >= 0 and time.us > 0 for time in times):
         wrong = "a time is zero, negative or not finite"
+    figures = [row.site.share for row in file.sites] + [each.share for each in file.skipped]
+    figures += [each for mod in file.mods if mod.gain is not None for each in (mod.gain.us, mod.gain.share)]
+    for time in (time for decision in file.decisions for time in decision.times):
+        figures += [time.us, time.spread, *(each for each in (time.mere, time.sqnr_db) if each is not None)]
+    if not all(map(isfinite, figures)):
+        wrong = "a number is not finite"
     if wrong:
         raise InputError(f"{name}: damaged: {wrong}; make the plan again with `loka generate`")
 

@@ -14,7 +14,6 @@ BATCHES = {
     "def batches(batch_size, seed):\n    return None\n": "it returned None, which is no iterable; yield",
     "def batches(batch_size, seed):\n    return [1]\n": "a batch is 1; each has to be (inputs, target)",
     "def batches(batch_size, seed):\n    return [(1, 2, 3)]\n": "a batch is a tuple of 3; each has to be",
-    "def batches(batch_size, seed):\n    return [(1, None)]\n": "a target is None; each has to be a Tensor",
     "def batches(batch_size, seed):\n    yield from ()\n": "the training batches are empty",
 }
 LOSSES = {
@@ -54,6 +53,19 @@ def test_batches_that_cannot_be_used(code, refuses):
 @pytest.mark.parametrize("code", LOSSES)
 def test_a_loss_that_cannot_be_used(code, refuses):
     refuses("loss", code, LOSSES[code])
+
+
+@pytest.mark.parametrize("verb", ["probe", "train"])
+def test_a_target_that_is_none(verb, shop, loka, policy_text, monkeypatch):
+    monkeypatch.delitem(sys.modules, "clumsy", raising=False)
+    code = "def batches(batch_size, seed):\n    return [((torch.ones(batch_size, 13),), None)]\n"
+    (shop.folder / "clumsy.py").write_text(HEAD + code)
+    policy = shop.write_policy(policy_text.replace("shopmodel:batches", "clumsy:batches"))
+    assert loka("generate", policy).status == 0
+    ran = loka(verb, policy)
+    assert ran.status == 2
+    assert f"{policy}:5:12: train.batches: " in ran.err
+    assert "None" in ran.err
 
 
 def test_batches_of_another_width_are_the_authors(shop, loka, policy_text, monkeypatch):

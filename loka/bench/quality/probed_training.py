@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from loka.bench.quality.training import CHECK_EVERY, NonFiniteLossError, call, seeded, to_device
-from loka.bench.quality.training_calls import BATCHES, LOSS, TrainingCallError, called, pairs, scalar
+from loka.bench.quality.training_calls import BATCHES, LOSS, TrainingCallError, called, movable, pairs, scalar
 from loka.bench.quality.training_job import Inputs, TrainingJob
 
 
@@ -53,7 +53,7 @@ def train_watched(
             optimizer.zero_grad(set_to_none=True)
             with job.precision():
                 output = call(model, to_device(inputs, job.device))
-                loss = scalar(called(LOSS, job.loss, output, target.to(job.device)))
+                loss = scalar(called(LOSS, job.loss, output, movable(target).to(job.device)))
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             probe.step()

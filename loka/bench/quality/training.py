@@ -171,9 +171,10 @@ def _check_one_logit(output: object, target: object) -> None:
 def _check_labels(target: object) -> None:
     """Raise InputError unless the target of a training batch is a Tensor with a row for each sample."""
     if not isinstance(target, Tensor) or target.dim() == 0:
-        raise InputError(
+        raise TrainingCallError(
+            BATCHES,
             f"the training batches must yield (inputs, target) with one Tensor of a row for each sample, not "
-            f"{_form(target)}: in train.batches, give the labels of several heads as columns, torch.stack(labels, 1)"
+            f"{_form(target)}: in train.batches, give the labels of several heads as columns, torch.stack(labels, 1)",
         )
 
 

@@ -49,9 +49,14 @@ def pairs(field: str, batches: Any) -> Iterator[tuple[Any, Any]]:
             inputs, target = batch
         except (TypeError, ValueError):
             raise TrainingCallError(field, f"a batch is {_shown(batch)}; each has to be (inputs, target)") from None
-        if field == BATCHES and not hasattr(target, "to"):
-            raise TrainingCallError(field, f"a target is {_shown(target)}; each has to be a Tensor")
         yield inputs, target
+
+
+def movable(target: Any) -> Any:
+    """The target of a training batch. Raises TrainingCallError where it is nothing that moves to a device."""
+    if not hasattr(target, "to"):
+        raise TrainingCallError(BATCHES, f"a target is {_shown(target)}; each has to be a Tensor")
+    return target
 
 
 def scalar(loss: object) -> Tensor:
