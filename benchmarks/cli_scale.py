@@ -1,9 +1,10 @@
-"""Scale benchmark: time and memory of the command line on a model of 10,000 linear layers.
+"""Scale benchmark: time and memory of the command line on models of 10,000 linear layers.
 
     python -m benchmarks.cli_scale [--json]
 
-Runs `loka --help`, `loka plan` and `loka generate` in separate processes and prints wall time and peak memory of each,
-beside the costs of any program that builds the model: importing torch, and calling the factory.
+Runs `loka --help`, `loka init`, `loka plan` and `loka generate` in separate processes and prints wall time, processor
+time and peak memory of each, beside the costs of any program that builds the model: importing torch, and calling the
+factory. `loka init` looks for changes by every mod; `plan no_bias` applies one of them.
 """
 
 from __future__ import annotations
@@ -35,6 +36,19 @@ model:
 target: h100
 defaults: {compute: fp8}
 """
+NO_BIAS = """\
+version: 1
+name: no_bias
+model:
+  factory: "benchmarks.cli_scale:chain_of_thousand"
+  inputs: "benchmarks.cli_scale:ten_thousand_inputs"
+  batch_size: 256
+target: h100
+defaults: {compute: fp8}
+mods: [{use: no_bias}]
+"""
+INIT_SECONDS = 15.0  # of a processor, that `loka init` may take for 10,000 linear layers
+NO_BIAS_SECONDS = 5.0  # the same of `loka plan` with the mod no_bias for 1,000
 
 BUILD = """\
 import time
@@ -54,7 +68,7 @@ start = time.perf_counter()
 process = subprocess.Popen(sys.argv[2:])
 _, status, usage = os.wait4(process.pid, 0)
 with open(sys.argv[1], "w") as report:
-    json.dump([time.perf_counter() - start, usage.ru_maxrss], report)
+    json.dump([time.perf_counter() - start, usage.ru_utime + usage.ru_stime, usage.ru_maxrss], report)
 os._exit(max(os.waitstatus_to_exitcode(status), 0) or (1 if status else 0))
 """
 
@@ -90,6 +104,36 @@ def ten_thousand() -> Tower:
     return Tower(LAYERS, WIDTH)
 
 
+def chain() -> nn.Sequential:
+    """10,000 linear layers with nothing in between: the bias of each could be folded into the next."""
+    return _chain(LAYERS)
+
+
+def chain_of_thousand() -> nn.Sequential:
+    """1,000 linear layers with nothing in between."""
+    return _chain(LAYERS // 10)
+
+
+def _chain(layers: int) -> nn.Sequential:
+    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(layers)))
+
+
+class Towers(nn.Module):
+    """`count` towers side by side, of `layers` blocks each, whose results are added: (B, width) -> (B, width)."""
+
+    def __init__(self, count: int, layers: int, width: int) -> None:
+        super().__init__()
+        self.towers = nn.ModuleList([Tower(layers, width) for _ in range(count)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([tower(x) for tower in self.towers]).sum(0)
+
+
+def towers() -> Towers:
+    """10,000 linear layers in 1,000 towers."""
+    return Towers(LAYERS // 10, 10, WIDTH)
+
+
 def ten_thousand_inputs(batch_size: int) -> tuple[Tensor]:
     """Features (B, 64), float32."""
     return (torch.randn(batch_size, WIDTH, generator=torch.Generator().manual_seed(0), device="cpu"),)
@@ -101,6 +145,7 @@ class Run:
 
     name: str
     seconds: float  # wall time, start of the interpreter included
+    cpu: float  # seconds of a processor, in user and kernel mode together
     peak_mib: float  # largest resident set
 
 
@@ -125,9 +170,26 @@ def run_process(label: str, command: list[str], folder: Path) -> tuple[Run, str]
         if done.returncode != 0:
             tail = (done.stdout + done.stderr)[-2000:]
             raise CheckFailedError(f"scale: {label} left with status {done.returncode}:\n{tail}")
-        seconds, peak = json.loads(report.read_text(encoding="utf-8"))
+        seconds, cpu, peak = json.loads(report.read_text(encoding="utf-8"))
     kib = peak / 1024 if sys.platform == "darwin" else peak  # macOS counts bytes
-    return Run(label, seconds, kib / 1024), done.stdout
+    return Run(label, seconds, cpu, kib / 1024), done.stdout
+
+
+def run_loka(label: str, arguments: list[str], folder: Path) -> Run:
+    """Run `loka` with these arguments in `folder`. Raises CheckFailedError where it fails."""
+    return run_process(label, [sys.executable, "-c", LOKA, *arguments], folder)[0]
+
+
+def init_arguments(factory: str) -> list[str]:
+    """`loka init` of one of the models here."""
+    model, inputs = (f"{ten_thousand.__module__}:{name}" for name in (factory, ten_thousand_inputs.__name__))
+    return ["init", model, "--inputs", inputs, "--batch-size", "256", "-o", f"{factory}_draft.yaml", "--force"]
+
+
+def no_bias_arguments(folder: Path) -> list[str]:
+    """`loka plan` of a policy with the mod no_bias, which is written into `folder`."""
+    (folder / "no_bias.yaml").write_text(NO_BIAS, encoding="utf-8")
+    return ["plan", "no_bias.yaml"]
 
 
 def measure() -> ScaleCosts:
@@ -137,11 +199,14 @@ def measure() -> ScaleCosts:
         (folder / "ten_thousand.yaml").write_text(POLICY, encoding="utf-8")
         commands = {
             "loka --help": ["--help"],
+            "loka init": init_arguments("ten_thousand"),
+            "init chain": init_arguments("chain"),
+            "init towers": init_arguments("towers"),
             "loka plan": ["plan", "ten_thousand.yaml"],
+            "plan no_bias": no_bias_arguments(folder),
             "loka generate": ["generate", "ten_thousand.yaml"],
         }
-        loka = [sys.executable, "-c", LOKA]
-        runs = [run_process(label, [*loka, *arguments], folder)[0] for label, arguments in commands.items()]
+        runs = [run_loka(label, arguments, folder) for label, arguments in commands.items()]
         build, printed = run_process("build alone", [sys.executable, "-c", BUILD], folder)
         imported, built = (float(part) for part in printed.split())
         return ScaleCosts((*runs, build), imported, built)
@@ -152,11 +217,11 @@ def table(costs: ScaleCosts) -> str:
     lines = [
         f"{LAYERS} linear layers of {WIDTH} x {WIDTH}; "
         f"import torch {costs.import_torch_seconds:.2f} s, build the model {costs.build_seconds:.2f} s",
-        f"{'process':<16}{'seconds':>9}{'beyond':>9}{'peak MiB':>10}",
+        f"{'process':<16}{'seconds':>9}{'CPU':>9}{'beyond':>9}{'peak MiB':>10}",
     ]
     for run in costs.runs:
         beyond = "" if run.name == "loka --help" else f"{run.seconds - costs.build_seconds:.2f}"
-        lines.append(f"{run.name:<16}{run.seconds:>9.2f}{beyond:>9}{run.peak_mib:>10.0f}")
+        lines.append(f"{run.name:<16}{run.seconds:>9.2f}{run.cpu:>9.2f}{beyond:>9}{run.peak_mib:>10.0f}")
     return "\n".join(lines)
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from loka.codegen.package.generate_package import GeneratedPackage as GeneratedPackage
     from loka.codegen.package.generate_package import generate as generate
     from loka.dispatch.dispatch_errors import BindError as BindError
+    from loka.dispatch.dispatch_errors import DtypeError as DtypeError
     from loka.dispatch.dispatch_errors import FrozenWeightError as FrozenWeightError
     from loka.dispatch.dispatch_errors import LokaWarning as LokaWarning
     from loka.dispatch.dispatch_errors import NewModelWarning as NewModelWarning
@@ -35,6 +36,7 @@ _MODULES = {
     "loka.codegen.package.generate_package": ("GeneratedPackage", "generate"),
     "loka.dispatch.dispatch_errors": (
         "BindError",
+        "DtypeError",
         "FrozenWeightError",
         "LokaWarning",
         "NewModelWarning",
@@ -55,6 +57,7 @@ __all__ = [
     "BindError",
     "CheckFailedError",
     "ConvertError",
+    "DtypeError",
     "FrozenWeightError",
     "GeneratedPackage",
     "InputError",

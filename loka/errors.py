@@ -32,6 +32,10 @@ class RenamedWarning(FutureWarning):
     """Something is written under a name that it no longer has; it still works."""
 
 
+class UncheckedWarning(UserWarning):
+    """A file of an earlier LoKA has no checksum, so that damage to it cannot be detected; it is read nevertheless."""
+
+
 def _cut(line: str) -> str:
     if len(line) <= LONGEST_LINE:
         return line

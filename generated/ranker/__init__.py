@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "9c8c3480f8fa504a320bc3a26943f80fe882da0a32c1f73c7ce7fa394a2a16cd"
+STAMP = "b0bb7f2e3fb7514a8df2f2bea746acf8c2003f783a5a7ac07d47450ce2e15b43"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

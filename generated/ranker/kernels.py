@@ -26,7 +26,7 @@ from loka import dispatch
 
 from . import fused
 
-STAMP = "9c8c3480f8fa504a320bc3a26943f80fe882da0a32c1f73c7ce7fa394a2a16cd"
+STAMP = "b0bb7f2e3fb7514a8df2f2bea746acf8c2003f783a5a7ac07d47450ce2e15b43"
 
 E4M3_MAX = 448.0  # largest finite value
 AMAX_FLOOR = 2.0**-100  # keeps the scale of a zero block positive
@@ -87,7 +87,7 @@ def embed_dense_0(x: Tensor, weight: Tensor, bias: Tensor, norm_weight: Tensor, 
         y = torch.nn.functional.linear(x, weight, bias)
         y = torch.nn.functional.layer_norm(y, (64,), norm_weight, norm_bias, 1e-05)
         return torch.nn.functional.silu(y)
-    dtype = dispatch.output_dtype(x)
+    dtype = dispatch.output_dtype(x, weight)
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     y = EmbedDense0Function.apply(rows, weight, bias, norm_weight, norm_bias, dtype)
     return y if x.dim() == 2 else y.reshape(*x.shape[:-1], 64)
@@ -151,7 +151,7 @@ def embed_dense_3(x: Tensor, weight: Tensor, bias: Tensor, counter_id: int) -> T
     """linear: x (..., 64), weight (32, 64) -> (..., 32). GEMMs count under their counter ids."""
     if x.numel() == 0:
         return torch.nn.functional.linear(x, weight, bias)
-    dtype = dispatch.output_dtype(x)
+    dtype = dispatch.output_dtype(x, weight)
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     y = EmbedDense3Function.apply(rows, weight, bias, dtype, counter_id)
     return y if x.dim() == 2 else y.reshape(*x.shape[:-1], 32)
@@ -472,7 +472,7 @@ def layers_fmb(
         y = torch.nn.functional.layer_norm(y, (256,), norm_weight_1, norm_bias_1, 1e-05)
         y = torch.nn.functional.silu(y)
         return torch.nn.functional.linear(y, weight_2, bias_2)
-    dtype = dispatch.output_dtype(x)
+    dtype = dispatch.output_dtype(x, weight_0, weight_1, weight_2)
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     y = LayersFmbFunction.apply(
         rows,
@@ -799,7 +799,7 @@ def head_mlp(
         y = torch.nn.functional.linear(y, weight_2, bias_2)
         y = torch.nn.functional.layer_norm(y, (256,), norm_weight_2, norm_bias_2, 1e-05)
         return torch.nn.functional.silu(y)
-    dtype = dispatch.output_dtype(x)
+    dtype = dispatch.output_dtype(x, weight_0, weight_1, weight_2)
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     y = HeadMlpFunction.apply(
         rows,
@@ -948,7 +948,7 @@ class LayersFmInteractionFunction(torch.autograd.Function):
 
 def layers_fm_interaction(x: Tensor, rank: Tensor, compress: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """x (B, 16, 32) -> x @ (x^T @ rank) (B, 16, 8), compress @ x (B, 8, 32), and x itself for the sum that adds it."""
-    y: Any = LayersFmInteractionFunction.apply(x, rank, compress, dispatch.output_dtype(x))
+    y: Any = LayersFmInteractionFunction.apply(x, rank, compress, dispatch.output_dtype(x, rank, compress))
     return y
 
 

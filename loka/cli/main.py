@@ -30,7 +30,7 @@ from loka.cli.verbs import (
     train,
     validate,
 )
-from loka.errors import InputError, LokaError, RenamedWarning
+from loka.errors import InputError, LokaError, RenamedWarning, UncheckedWarning
 from loka.version import __version__
 
 _JSON = "--json"
@@ -47,7 +47,7 @@ class Verbs(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            with results_alone() if _JSON in ctx.args else nullcontext(), _renaming_shown():
+            with results_alone() if _JSON in ctx.args else nullcontext(), _notes_shown():
                 result = super().invoke(ctx)
             sys.stdout.flush()
             return result
@@ -73,6 +73,8 @@ def _authors_fault(error: BaseException) -> str | None:
     """Message for an exception of the model's own code; None for one of LoKA or of the command line."""
     if "loka.sites.callables" not in sys.modules:  # no verb has called the model's code
         return None
+    if type(error).__module__.startswith(("typer.", "click.")):  # an option, or a way to leave
+        return None
     from loka.sites.callables import authors_place, describe_error
 
     if not authors_place(error):
@@ -81,19 +83,23 @@ def _authors_fault(error: BaseException) -> str | None:
 
 
 @contextmanager
-def _renaming_shown() -> Iterator[None]:
-    """Context that prints a RenamedWarning as a note, once in a run; other warnings are shown as usual."""
-    shown = False
+def _notes_shown() -> Iterator[None]:
+    """Context that prints RenamedWarning and UncheckedWarning as notes, each message once in a run.
+
+    Other warnings are shown as usual.
+    """
+    kinds = (RenamedWarning, UncheckedWarning)
+    shown: set[str] = set()
     with warnings.catch_warnings():
-        warnings.simplefilter("always", RenamedWarning)
+        for kind in kinds:
+            warnings.simplefilter("always", kind)
         show = warnings.showwarning
 
         def showwarning(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-            nonlocal shown
-            if not issubclass(category, RenamedWarning):
+            if not issubclass(category, kinds):
                 show(message, category, *place, **more)
-            elif not shown:
-                shown = True
+            elif str(message) not in shown:
+                shown.add(str(message))
                 note(f"note: {message}")
 
         warnings.showwarning = showwarning

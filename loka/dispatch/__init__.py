@@ -9,6 +9,7 @@ from loka.dispatch.bind.bound import Bound, CallCounters
 from loka.dispatch.bind.stamps import check_stamps
 from loka.dispatch.dispatch_errors import (
     BindError,
+    DtypeError,
     FrozenWeightError,
     LokaWarning,
     NewModelWarning,
@@ -34,6 +35,7 @@ __all__ = [
     "Bound",
     "CallCounters",
     "ConvertError",
+    "DtypeError",
     "FrozenWeightError",
     "LokaWarning",
     "NewModelWarning",

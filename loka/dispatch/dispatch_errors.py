@@ -26,6 +26,10 @@ class BindError(InputError):
         super().__init__(listed(headline, self.problems))
 
 
+class DtypeError(InputError, RuntimeError):
+    """A patched linear got an input of another dtype than its weight, without autocast; torch raises RuntimeError."""
+
+
 class FrozenWeightError(InputError):
     """A module with frozen FP8 weights was called in a way that would lose a gradient."""
 

@@ -15,7 +15,8 @@ from loka.sites.callables import describe_error
 from loka.sites.discover import MANY
 from loka.sites.neighbours import Node
 from loka.sites.recorder import Call, Function
-from loka.sites.watched_forward import Watched, depends_on_mode, undisturbed, watch_fake, watch_real
+from loka.sites.train_eval_diff import depends_on_mode
+from loka.sites.watched_forward import Watched, undisturbed, watch_fake, watch_real
 
 # Views that keep every row of a matrix, if its width is the same before and after.
 _KEEPS_ROWS = frozenset(
@@ -135,8 +136,9 @@ class _Linears:
         The latter because a forward may write a product into its output in ways that the graph does not show.
         """
         last = set(_products_before(self._outputs))
+        multiplied = _multiplied(call.result for calls in self._calls.values() for call in calls)
         for name, calls in self._calls.items():
-            if any(call.result in last or not _multiplied(call.result) for call in calls):
+            if any(call.result in last or call.result not in multiplied for call in calls):
                 yield name
 
     def into(self) -> dict[str, str]:
@@ -179,18 +181,23 @@ def _products_before(outputs: Iterable[Node]) -> Iterator[Node]:
             waiting.extend(node.parents)
 
 
-def _multiplied(result: Node) -> bool:
-    """True if a product goes into another one, at any distance."""
+def _multiplied(results: Iterable[Node]) -> set[Node]:
+    """Those of the results, and of everything computed from them, that go into a product, at any distance."""
     seen: set[Node] = set()
-    waiting = list(result.children)
+    waiting = list(results)
     while waiting:
         node = waiting.pop()
-        if _is_product(node):
-            return True
         if node not in seen:
             seen.add(node)
             waiting.extend(node.children)
-    return False
+    found: set[Node] = set()
+    waiting = [parent for node in seen if _is_product(node) for parent in node.parents]
+    while waiting:
+        node = waiting.pop()
+        if node in seen and node not in found:
+            found.add(node)
+            waiting.extend(node.parents)
+    return found
 
 
 def _is_product(node: Node) -> bool:

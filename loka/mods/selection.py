@@ -82,7 +82,8 @@ def conflicts(rule: ModRule, names: Iterable[str], earlier: Sequence[tuple[ModRu
     wanted = list(dict.fromkeys(names))
     problems = []
     for other, taken in earlier:
-        both = sorted(set(taken).intersection(wanted), key=wanted.index) if other.use == rule.use else []
+        twice = set(taken) if other.use == rule.use else set()
+        both = [name for name in wanted if name in twice]
         if both:
             already = f"{rule.use} changes it already ({other.source}, at {other.place})"
             names_in_both = _listed(tuple(map(repr, both)))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 from torch import nn
@@ -53,6 +56,7 @@ from loka.version import __version__
 
 # Shipped measurements include libraries that a user may not have; a policy's own are from the user's machine.
 _WITH_TORCH = tuple(kernel for kernel in GEMM_KERNELS if kernel.library is None and kernel.name != NATIVE)
+_MANIFEST, _PACKAGE_FORMAT = "manifest.json", "loka.package"
 _FIELDS = ("model.factory", "model.inputs", "model.batch_size", "model")
 
 
@@ -77,32 +81,36 @@ class Planned:
     measurements: Measurements | None = None
 
 
-def make_plan(path: str | os.PathLike[str]) -> Plan:
+def make_plan(policy: str | os.PathLike[str] | Policy) -> Plan:
     """The plan of a policy: for every GEMM of its model the recipe and kernel, with the reason.
 
     Builds the model, and runs it on fake tensors, and on a few samples to trace owners. Needs no GPU. Sizes are those
     of one call at the policy's batch size, times are in microseconds, shares are of the training GEMM FLOPs.
 
     Args:
-        path: The policy, a YAML file.
+        policy: The policy: a YAML file, or the result of `load_policy`.
 
     Raises:
         InputError: The policy (PolicyError), a callable or the model is wrong, with `file:line:column`; its profile or
             measurements are missing or do not fit; or a rule requests something impossible for one site.
+
+    Warns:
+        RenamedWarning: A field has a name that is no longer used.
+        UncheckedWarning: The profile or the measurements are of an earlier LoKA and have no checksum.
     """
-    return planned(path).plan
+    return planned(policy).plan
 
 
-def planned(path: str | os.PathLike[str], gains: bool = False) -> Planned:
+def planned(policy: str | os.PathLike[str] | Policy, gains: bool = False) -> Planned:
     """The plan of a policy, as from `make_plan`, with the profile and the measurements.
 
     With `gains`, the plan includes the measured gain of each mod, which takes another planning for each of them.
     """
     with deferred_gc(), directory_kept():  # ten thousand sites make a million objects and hardly any garbage
-        policy = load_policy(os.fspath(path))
-        known = open_profile(policy)
-        measurements = open_measurements(policy)
-        kernels = () if policy.measurements is not None else _WITH_TORCH
+        loaded = policy if isinstance(policy, Policy) else load_policy(os.fspath(policy))
+        known = open_profile(loaded)
+        measurements = open_measurements(loaded)
+        kernels = () if loaded.measurements is not None else _WITH_TORCH
 
         def plan(policy: Policy) -> Plan:
             return plan_of(examine(policy), known, measurements, kernels)
@@ -111,9 +119,9 @@ def planned(path: str | os.PathLike[str], gains: bool = False) -> Planned:
             examined = examine(fewer)
             return plan_of(examined, _standing_in(known, examined), measurements, kernels)
 
-        made = plan(policy)
+        made = plan(loaded)
         if gains and measurements is not None:
-            made = with_gains(made, policy, without)
+            made = with_gains(made, loaded, without)
         return Planned(made, known, measurements)
 
 
@@ -126,18 +134,41 @@ def _standing_in(known: ProfiledSites | None, examined: Examined) -> ProfiledSit
 
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:
-    """The plan in a plan.json, or the plan of a policy. Raises InputError."""
+    """The plan in a plan.json, or the plan of a policy.
+
+    Raises InputError, also if a plan.json in a generated package has changed since it was generated.
+    """
     name = os.fspath(path)
-    if not name.endswith(".json"):
-        return make_plan(name)
+    return _plan_in(name) if name.endswith(".json") else make_plan(name)
+
+
+def _plan_in(name: str) -> Plan:
+    """The plan in a file. Raises InputError, also if a file in a generated package has changed since."""
+    path = Path(name)
     try:
-        with open_plain(name) as file:
-            text = file.read().decode()
+        with open_plain(path) as file:
+            data = file.read()
+        recorded = _recorded_hash(path)
+        if recorded is not None and hashlib.sha256(data).hexdigest() != recorded:
+            raise InputError(
+                f"{name}: changed since it was generated with its package (edited, or damaged): run loka generate again"
+            )
+        text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"{name}: not a text in UTF-8; name a plan.json of `loka generate`") from error
     except OSError as error:
         raise InputError(f"{name}: cannot be read ({error.strerror or error}); check the path") from error
     return from_json(text, name)
+
+
+def _recorded_hash(path: Path) -> object:
+    """The hash of a file in the manifest beside it; None without a manifest of a package, or if it has none."""
+    try:
+        with open_plain(path.with_name(_MANIFEST)) as file:
+            manifest = json.loads(file.read().decode())
+        return manifest["outputs"].get(path.name) if manifest["format"] == _PACKAGE_FORMAT else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
 
 
 def model_sites(factory: str, inputs: str | None, batch_size: int) -> tuple[Site, ...]:

@@ -35,15 +35,8 @@ from loka.sites.merge_calls import (
 )
 from loka.sites.site import Site
 from loka.sites.symbolic_inputs import value_at
-from loka.sites.watched_forward import (
-    Watched,
-    depends_on_mode,
-    fused_in_evaluation,
-    undisturbed,
-    unusual_batch,
-    watch_fake,
-    watch_real,
-)
+from loka.sites.train_eval_diff import depends_on_mode, fused_in_evaluation
+from loka.sites.watched_forward import Watched, undisturbed, unusual_batch, watch_fake, watch_real
 
 MANY = 1000  # modules above which the evaluation forward is skipped if nothing depends on the mode
 

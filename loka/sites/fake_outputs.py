@@ -39,6 +39,10 @@ _POINTWISE: dict[Callable[..., Any], int | None] = {
 }
 
 
+_PAIRWISE: frozenset[Callable[..., object]] = frozenset(  # residual streams and gates
+    (torch.add, torch.mul, torch.sub, torch.Tensor.add, torch.Tensor.mul, torch.Tensor.sub)
+)
+
 VIEWS = frozenset((torch.Tensor.unflatten, torch.Tensor.flatten))  # changes of view with a known layout
 
 _NORMS: dict[Callable[..., Any], tuple[str, ...]] = {
@@ -161,6 +165,11 @@ def keeps_layout(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
         if shape == tuple(x.shape[-1:]) and all(p.dtype == x.dtype and tuple(p.shape) == shape for p in affine):
             return (x, *affine)
     return ()
+
+
+def joins_two(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call computes from two tensors element by element: where these have one layout, its output has it."""
+    return func in _PAIRWISE and not kwargs and len(args) == 2 and all(isinstance(each, Tensor) for each in args)
 
 
 _SIZED: frozenset[Callable[..., object]] = frozenset(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from loka.sites.callables import is_library_file
-from loka.sites.fake_outputs import VIEWS, FakeLayout, FakeOutputs, keeps_layout
+from loka.sites.fake_outputs import VIEWS, FakeLayout, FakeOutputs, joins_two, keeps_layout
 from loka.sites.neighbours import Node, op_name
 from loka.sites.products import PRODUCTS, MatrixProduct, TensorOrigin, other_terms, unpatchable
 from loka.sites.site import GemmKind
@@ -218,6 +218,9 @@ class Recorder(TorchFunctionMode):
             return (None, None) if after is None else (self.fake_outputs.make(after, (args[0],)), after)
         sources = keeps_layout(func, args, kwargs)
         layout = self._layout(sources[0]) if sources else None
+        if joins_two(func, args, kwargs):
+            layout, other = (self._known_layout(each) for each in args)
+            sources, layout = args, layout if layout is other else None
         if layout is None or torch.is_autocast_enabled(layout.device.type):
             return None, None
         return self.fake_outputs.make(layout, sources), layout
@@ -240,6 +243,11 @@ class Recorder(TorchFunctionMode):
         if node.layout is None:
             node.layout = self.fake_outputs.layout_of(tensor) or False
         return node.layout or None
+
+    def _known_layout(self, tensor: Tensor) -> FakeLayout | None:
+        """The layout that a tensor was found to have before, so that two tensors of one layout share it."""
+        node = self._nodes.get(id(tensor))
+        return (node.layout or None) if node is not None else None
 
     def _result(self, op: str, operands: tuple[Any, ...], out: Any, gemm: bool) -> Node | None:
         """Record the result of an operation. None if it returned a Parameter, or no tensor."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.plan.measured_cases import grid, passes, record
+from tests.support.plan.measured_cases import as_schema_1, grid, passes, record
 
 HEAD = 'version: 1\nname: shop\nmodel: {factory: "shopmodel:build", inputs: "shopmodel:inputs", batch_size: 64}\n'
 VERBS = (("plan",), ("validate",), ("generate",), ("explain", "layers.0.up"))
@@ -35,3 +35,12 @@ def test_where_they_are_there_the_plan_is_made_and_nothing_is_left_beside_them(s
     ran = loka("validate", shop.policy)
     assert (ran.status, ran.err) == (0, "")
     assert shop.files() == before
+
+
+def test_a_recording_of_an_earlier_loka_is_noted_once(shop, loka):
+    shop.write_policy(HEAD + "measurements: h100.sqlite\n")
+    as_schema_1(record(shop.folder / "policies/h100.sqlite", [*grid(), *passes()]))
+    ran = loka("diff", shop.policy, shop.policy)
+    assert ran.status == 0
+    (line,) = ran.err.splitlines()
+    assert line.startswith("note: policies/h100.sqlite: recorded by an earlier LoKA, without checksums: ")

@@ -13,6 +13,7 @@ from loka.numerics.enums import Gemm
 from loka.plan.serialize import from_json
 from loka.probe.profile.profile_file import save
 from loka.probe.stats.bins import MAGNITUDE_BINS
+from tests.support.plan.made_profiles import as_version_1
 from tests.support.plan.shop_profile import SIZES, profile_of
 
 pytestmark = pytest.mark.slow
@@ -243,3 +244,13 @@ def test_what_a_terminal_shows_goes_by_its_encoding(encoding, shows, monkeypatch
     out.encoding = encoding
     monkeypatch.setattr(sys, "stdout", out)
     assert _shows("▁█") is shows
+
+
+@pytest.mark.parametrize("verb", ["plan", "diff"])
+def test_a_profile_of_an_earlier_loka_is_noted_once(verb, shop, loka, learned):
+    learned()
+    as_version_1(shop.folder / FILE)
+    ran = loka(verb, *[shop.policy] * (2 if verb == "diff" else 1))
+    assert ran.status == 0
+    (line,) = ran.err.splitlines()
+    assert line.startswith(f"note: {FILE}: written by an earlier LoKA, without a checksum: damage to it cannot be")

@@ -1,4 +1,4 @@
-"""DDP and FSDP2 in two processes on the CPU (gloo)."""
+"""DDP and FSDP2 in two processes on the CPU (gloo), and torchrec's DistributedModelParallel in this one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import multiprocessing
 
+from loka import dispatch
 from tests.support import dispatch_sample as sample
 from tests.support.models import dispatch_models as models
 from tests.support.processes import dispatch_workers as workers
@@ -15,7 +16,7 @@ from tests.support.processes import dispatch_workers as workers
 def saved(tmp_path_factory):
     """What each of two processes got from every function of dispatch_workers; starting them takes longest."""
     folder = tmp_path_factory.mktemp("ranks")
-    names = ("ddp", "fsdp", "fsdp_blocks", "fsdp_slice", "fsdp_adapted")
+    names = ("ddp", "fsdp", "fsdp_blocks", "fsdp_slice", "fsdp_adapted", "fsdp_frozen", "fsdp_inlined")
     multiprocessing.spawn(workers.start, (str(folder), names), nprocs=workers.WORLD)
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(workers.WORLD)]
 
@@ -81,3 +82,42 @@ def test_an_adapted_model_is_sharded_between_adapt_and_apply(run):
     assert list(gradients) == ["0.weight", "2.weight", "4.weight", "4.bias"]
     assert_same(gradients, others)
     assert "sharded by fully_shard: adapt before sharding" in message
+
+
+def test_frozen_weights_that_are_sharded_after_apply(run):
+    for same, kept, messages in run("fsdp_frozen"):
+        assert same
+        assert kept == [True] * 4
+        assert len(messages) == 2
+        for message in messages:
+            assert "0: FSDP has split the weights since apply" in message
+            assert "apply with mode='infer', then shard (fully_shard), in this order" in message
+
+
+def test_verify_tells_of_an_inlined_child_that_was_sharded_since(run):
+    for problems in run("fsdp_inlined"):
+        assert "'layers.0': its child 'up.0' is an FSDP unit of its own: shard the module around it instead" in problems
+
+
+@pytest.fixture
+def group(tmp_path):
+    """A process group of this process alone."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before", [True, False])
+def test_torchrecs_distributed_model_parallel(group, before):
+    parallel = pytest.importorskip("torchrec.distributed.model_parallel", reason="torchrec is an extra")
+    model = models.mlp()
+    patch = sample.apply(model, workers.BINDINGS) if before else None
+    wrapped = parallel.DistributedModelParallel(model, device=torch.device("cpu"))
+    patch = patch or sample.apply(wrapped, workers.BINDINGS)
+    assert patch.sites == ("0", "2", "4")
+    assert dispatch.patch_of(wrapped).sites == patch.sites
+    workers.train_step(wrapped, 0)
+    workers.verify_first_input_needs_none(patch)
+    patch.remove()
+    assert type(model[0]) is torch.nn.Linear

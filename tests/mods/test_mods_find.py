@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
+from loka.mods.dataflow import Adaptable
 from loka.mods.mod_planning import ModMatch
 from loka.mods.norm_changes import block_of
 from loka.mods.registry import ModKind, module_planning, names_of
@@ -131,6 +132,16 @@ def test_no_bias_takes_final_layers_when_told():
     model = models.mlp(8, 16)
     assert names(models.find("no_bias", model, torch.randn(4, 8))) == ["0"]
     assert names(models.find("no_bias", model, torch.randn(4, 8), final="drop")) == ["0", "3"]
+
+
+def test_biases_on_paths_that_join_fold_towards_one_linear():
+    model = nn.ModuleDict({name: nn.Linear(4, 4) for name in ("a", "b", "c", "d", "end", "round", "about")})
+    into = {"a": "c", "b": "c", "c": "d", "d": "end", "round": "about", "about": "round"}
+    seen = Adaptable(model, frozenset({"end"}), into, frozenset(model.keys()))
+    found = module_planning("no_bias").find(seen, models.asked(settings={"final": "keep"}))
+    assert [(each.modules, dict(each.settings).get("into")) for each in found.adaptations] == [
+        (("a", "b"), "c"), (("c",), "d"), (("d",), "end"), (("round", "about"), None),
+    ]  # fmt: skip
 
 
 def test_what_a_pattern_names_and_is_nothing_for_the_mod_is_told():

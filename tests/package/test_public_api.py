@@ -80,9 +80,11 @@ def test_a_policy_is_loaded_planned_and_generated(policy: Path) -> None:
     assert loka.load_policy(policy).name == "small"
     plan = loka.make_plan(policy)
     assert plan.share_fp8 == 1.0
+    assert loka.make_plan(loka.load_policy(policy)) == plan
     made = loka.generate(policy)
     assert made.folder == Path("generated/small")
     assert made.plan == plan
+    assert loka.generate(loka.load_policy(policy)).written == ()
     assert {"modules.py", "plan.json", "manifest.json"} <= set(made.written)
     assert (loka.generate(policy).written, loka.generate(policy, check=True).written) == ((), ())
     assert loka.generate(policy, "elsewhere").folder == Path("elsewhere")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from loka.errors import InputError
 from loka.mods.mod_modules import BlockNorm
@@ -38,3 +41,50 @@ def test_sites_around_blocks(find):
 def test_blocks_that_do_not_divide_a_row_are_refused_as_torch_does(find):
     with pytest.raises(InputError, match="unflatten"):
         find(nn.Sequential(nn.Linear(8, 24), BlockNorm(16), nn.Linear(24, 1)), torch.randn(4, 8))
+
+
+class Streams(nn.Module):
+    """Sums and products of tensors of one layout, and of several."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, 4, 8)
+        y = x + self.a(x)
+        y = y - torch.mul(y, self.b(y))
+        y = torch.add(y, self.c(y), alpha=2) + y[:, :1] + y.mean(0) + 1
+        y = y.to(torch.float64) + y
+        return self.head(y.float())
+
+
+def test_sites_behind_sums_and_products(find):
+    found = find(Streams(), torch.randn(6, 4, 8))
+    assert {(site.name, site.rows.per_sample, site.rows.fixed, site.k, site.n) for site in found.sites} == {
+        ("a", 4, 0, 8, 8), ("b", 4, 0, 8, 8), ("c", 4, 0, 8, 8), ("head", 4, 0, 8, 1),
+    }  # fmt: skip
+    assert {site.name: site.input_grad for site in found.sites} == {"a": False, "b": True, "c": True, "head": True}
+    assert found["b"].fed_by[0] == "add"
+    assert found["b"].followed_by[:2] == ("mul", "sub")
+
+
+def test_a_sum_of_one_layout_is_made_and_not_run(find, monkeypatch):
+    ran: list[str] = []
+    dispatch = FakeTensorMode.dispatch
+
+    def seen(self: FakeTensorMode, func: object, *args: Any, **kwargs: Any) -> Any:
+        ran.append(str(func))
+        return dispatch(self, func, *args, **kwargs)
+
+    monkeypatch.setattr(FakeTensorMode, "dispatch", seen)
+
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.head = nn.Linear(8, 8), nn.Linear(8, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(torch.relu(self.a(x)) + self.a(x) * x)
+
+    find(Plain(), torch.randn(6, 8))
+    assert not [name for name in ran if "add" in name or "mul" in name]

@@ -61,7 +61,9 @@ def command(
     ] = None,
     modes: Annotated[str | None, typer.Option(help="Of --ablate: train, infer. Default: both.")] = None,
     batch: Annotated[int | None, typer.Option(help="Of --ablate: samples in a step. Default: the policy's.")] = None,
-    loss_steps: Annotated[int, typer.Option(help="Of --ablate: train so many steps, and compare the loss.")] = 0,
+    loss_steps: Annotated[
+        int, typer.Option(help="Of --ablate: number of training steps after which the loss is compared.")
+    ] = 0,
     as_json: Json = False,
 ) -> None:
     """Measure speed side by side: BF16, TF32, torchao, FBGEMM and generated kernels. Record times of kernels."""

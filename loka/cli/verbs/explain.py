@@ -81,7 +81,7 @@ def _show_rejected(site: Explanation) -> None:
     rejected = [(each.gemm.value, kernel, reason) for each in site.gemms for kernel, reason in each.rejected]
     if rejected:
         print()
-        print_table(("GEMM", "turned down", "because"), rejected)
+        print_table(("GEMM", "rejected", "because"), rejected)
 
 
 def _facts(site: Explanation) -> list[tuple[str, str]]:

@@ -33,7 +33,7 @@ def command(
         int | None, typer.Option(min=1, help="Training steps. Default: the policy's, or 80, or one pass.")
     ] = None,
     every: Annotated[
-        int | None, typer.Option(min=1, help="Sample one step in so many. Default: what gives 20 samples.")
+        int | None, typer.Option(min=1, help="Sample one step in this many. Default: as gives 20 samples.")
     ] = None,
     out: Annotated[
         str | None,

@@ -12,6 +12,7 @@ from loka.codegen.package.write import write_package
 from loka.errors import CheckFailedError, InputError
 from loka.plan.plan import Plan
 from loka.plan.planner import make_plan
+from loka.policy.policy import Policy
 
 ROOT = Path("generated")
 
@@ -32,7 +33,7 @@ def default_folder(name: str) -> Path:
 
 
 def generate(
-    policy: str | os.PathLike[str],
+    policy: str | os.PathLike[str] | Policy,
     out: str | os.PathLike[str] | None = None,
     *,
     force: bool = False,
@@ -48,7 +49,7 @@ def generate(
     new one, or one that refuses to be imported. Needs no GPU.
 
     Args:
-        policy: path of the policy, YAML. Its model is built and run on fake tensors.
+        policy: the policy: a YAML file, or the result of `load_policy`. Its model is built and run on fake tensors.
         out: folder of the package, created if missing; None: generated/NAME under the current directory.
         force: overwrite files that were edited since they were generated.
         check: write nothing; raise if the folder differs from what would be written.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import nn
 
+from loka.dispatch.bind.split_weights import is_split
 from loka.dispatch.dispatch_errors import BindError, FrozenWeightError
 from loka.dispatch.static_scales import StaticScale, drop_static_scales, renew_overflow_stats, set_static_scales
 from loka.kernels import call_counters
@@ -125,17 +126,21 @@ class Bound(nn.Module):
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """Move or cast the module; frozen weights are quantised again, since a cast would convert their FP8 dtype.
 
+        If FSDP has split the weights that they were made from, they are moved unchanged.
         Static scales are created again for the same reason; overflow statistics are moved.
         """
         generated = derived_class(type(self)).loka_generated
-        if is_frozen_class(generated):
-            drop_frozen(self)
+        frozen = drop_frozen(self) if is_frozen_class(generated) else {}
         records = drop_static_scales(self, generated.loka_known)
         try:
             super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
             return self
         finally:
-            if is_frozen_class(generated):
+            if frozen and is_split(self):
+                device = next(self.parameters()).device
+                for name, buffer in frozen.items():
+                    self.register_buffer(name, buffer.to(device), persistent=False)
+            elif is_frozen_class(generated):
                 set_frozen(self, quantize(generated, self))
             set_static_scales(self, generated.loka_known, records)
 
@@ -252,12 +257,16 @@ def same_kind(one: torch.Tensor, other: torch.Tensor) -> bool:
     return (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
 
 
-def drop_frozen(module: Bound) -> None:
-    """Remove the buffers of `set_frozen`."""
+def drop_frozen(module: Bound) -> dict[str, torch.Tensor]:
+    """Remove the buffers of `set_frozen`; returns them."""
+    frozen = {}
     for index in range(len(module.loka.sites)):
         for name in frozen_names(index):
-            module._buffers.pop(name, None)
+            buffer = module._buffers.pop(name, None)
             module._non_persistent_buffers_set.discard(name)
+            if buffer is not None:
+                frozen[name] = buffer
+    return frozen
 
 
 def _without_frozen(state: Any) -> Any:

@@ -11,6 +11,7 @@ from torch import nn
 
 from loka.dispatch.bind.binding import Binding
 from loka.dispatch.bind.bound import plain_class, type_name
+from loka.dispatch.bind.split_weights import is_flat
 from loka.graph.reads import (
     LIVE,
     PRESENT,
@@ -79,7 +80,7 @@ def lost_parameters(module: nn.Module, binding: Binding) -> Iterator[str]:
             found = getattr(child, own, None)
         if not isinstance(found, torch.Tensor):
             yield f"has no parameter {name!r}, planned with shape {shape}: {BACK}"
-        elif tuple(found.shape) != shape and not _is_flat(found):
+        elif tuple(found.shape) != shape and not is_flat(found):
             yield f"{name} has shape {tuple(found.shape)}, planned was {shape}: {BACK}"
     if not binding.source_hash and "bias" not in dict(binding.shapes) and getattr(module, "bias", None) is not None:
         yield f"has a bias that the generated forward does not add: {BACK}"
@@ -136,16 +137,11 @@ def _is_planned(value: object, planned: str, after: bool) -> bool:
     if planned == PRESENT:
         return isinstance(value, nn.Module)
     if isinstance(value, torch.Tensor) and planned.startswith(_A_TENSOR):
-        return tensor_text(value) == planned or _is_flat(value)
+        return tensor_text(value) == planned or is_flat(value)
     return False
 
 
 _A_TENSOR = tensor_text(torch.empty(())).partition("(")[0]
-
-
-def _is_flat(tensor: torch.Tensor) -> bool:
-    """True for a tensor that FullyShardedDataParallel keeps as part of a flat one between forwards."""
-    return getattr(tensor, "_fsdp_flattened", False)
 
 
 def _whose(path: str) -> str:

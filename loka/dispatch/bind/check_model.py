@@ -13,6 +13,7 @@ from loka.dispatch.bind.binding import Binding
 from loka.dispatch.bind.bound import Bound, is_bound, type_name, unsharded_class
 from loka.dispatch.bind.built_in import below, built_in_problems, lost_parameters, same_type
 from loka.dispatch.bind.check_source import source_problems
+from loka.dispatch.bind.split_weights import is_sharded
 from loka.dispatch.bind.wrappers import ClosedWrapperError, find_module, plain_name
 
 _HOOKS = {
@@ -132,7 +133,7 @@ def _shape_problems(module: nn.Module, binding: Binding, mode: str) -> Iterator[
             yield f"{name} has shape {tuple(parameter.shape)}, planned was {shape}: run loka generate again"
         if not parameter.dtype.is_floating_point:
             yield f"{name} is {parameter.dtype}, which is no floating-point type"
-        if mode == "infer" and _is_sharded(parameter):
+        if mode == "infer" and is_sharded(parameter):
             yield f"{name} is sharded: apply mode='infer' to the whole model, before fully_shard"
 
 
@@ -148,11 +149,6 @@ def _unplanned(module: nn.Module, binding: Binding) -> Iterator[str]:
             name = f"{child}.{own}" if child else own
             if name not in planned:
                 yield f"has a parameter {name!r} that the plan does not know: run loka generate again"
-
-
-def _is_sharded(parameter: nn.Parameter) -> bool:
-    """True if a parameter is a DTensor, of which this process has only a part."""
-    return type(parameter.data).__name__ == "DTensor"
 
 
 def shown(name: str) -> str:

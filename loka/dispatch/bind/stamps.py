@@ -1,40 +1,64 @@
-"""Check on import that a generated package is complete."""
+"""Check on import that a generated package is complete and unchanged."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from loka.dispatch.dispatch_errors import BindError
 from loka.paths import open_plain
 
 MANIFEST = "manifest.json"
+EDITED = "LOKA_EDITED_PACKAGES"  # environment variable: "allow" permits importing edited code
 
 
 def check_stamps(package: str, stamp: str, *others: str) -> None:
-    """Raise BindError unless `others` and the `stamp` of manifest.json beside the package are all `stamp`.
+    """Raise BindError unless all files of a package are of one generation and its code is unchanged since.
+
+    One generation: `others` and the `stamp` of manifest.json beside the package are all `stamp`. Unchanged: each Python
+    file has the sha256 that the manifest lists; LOKA_EDITED_PACKAGES=allow skips this check.
 
     `package` is the `__name__` of the generated package, which calls this while it is imported. The manifest is
     removed before any other file changes and written last, so an interrupted generation leaves none.
     """
     file = getattr(sys.modules[package], "__file__", None)
-    manifest = _manifest_stamp(Path(file).with_name(MANIFEST)) if file else ""
-    if all(other == stamp for other in (*others, manifest)):
-        return
     where = str(Path(file).parent) if file else package
-    raise BindError(
-        f"{where}: its files are not of one generation (it was cut short, or files were mixed): "
-        f"run loka generate on the policy of {package.rpartition('.')[2]!r} again"
-    )
+    again = f"run loka generate on the policy of {package.rpartition('.')[2]!r} again"
+    found, outputs = _manifest(Path(where, MANIFEST)) if file else ("", {})
+    if any(other != stamp for other in (*others, found)):
+        raise BindError(
+            f"{where}: its files are not of one generation (it was cut short, or files were mixed): {again}"
+        )
+    if os.environ.get(EDITED) == "allow":
+        return
+    changed = [name for name in sorted(outputs) if name.endswith(".py") and _sha256(Path(where, name)) != outputs[name]]
+    if changed:
+        raise BindError(
+            f"{where}: changed since it was generated (edited, or damaged): {', '.join(changed)}: {again}, or, to "
+            f"import what you have edited yourself, set {EDITED}=allow in the environment"
+        )
 
 
-def _manifest_stamp(path: Path) -> str:
-    """The stamp in a manifest; "" if it cannot be read."""
+def _manifest(path: Path) -> tuple[str, dict[str, Any]]:
+    """The stamp and the outputs in a manifest; the stamp is "" if it cannot be read."""
     try:
         with open_plain(path) as file:
             manifest = json.loads(file.read().decode())
+    except (OSError, ValueError, RecursionError):
+        return "", {}
+    fields = manifest if isinstance(manifest, dict) else {}
+    stamp, outputs = fields.get("stamp"), fields.get("outputs")
+    return (stamp, outputs) if isinstance(stamp, str) and isinstance(outputs, dict) else ("", {})
+
+
+def _sha256(path: Path) -> str:
+    """The sha256 of a file; "" if it cannot be read."""
+    try:
+        with open_plain(path) as file:
+            return hashlib.sha256(file.read()).hexdigest()
     except (OSError, ValueError):
         return ""
-    stamp = manifest.get("stamp") if isinstance(manifest, dict) else None
-    return stamp if isinstance(stamp, str) else ""

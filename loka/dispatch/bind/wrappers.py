@@ -12,12 +12,14 @@ _INSIDE = {
     "torch.nn.parallel.distributed.DistributedDataParallel": "module",
     "torch.nn.parallel.data_parallel.DataParallel": "module",
     "torch.distributed.algorithms._checkpoint.checkpoint_wrapper.CheckpointWrapper": "_checkpoint_wrapped_module",
+    "torchrec.distributed.model_parallel.DistributedModelParallel": "_dmp_wrapped_module",  # DDP inside, by default
 }
 # These flatten or move the parameters of the wrapped module.
 _CLOSED = {
     "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel": "FullyShardedDataParallel",
     "torch.jit._script.RecursiveScriptModule": "torch.jit.script",
 }
+_ADDED = frozenset(_INSIDE.values()) - {"module"}  # a model may have a child of that name itself
 
 
 class ClosedWrapperError(Exception):
@@ -25,7 +27,7 @@ class ClosedWrapperError(Exception):
 
 
 def unwrap(module: nn.Module) -> nn.Module:
-    """The module inside any number of torch.compile, DDP, DataParallel and activation-checkpoint wrappers.
+    """The module inside any number of the wrappers in `_INSIDE` (torch.compile, DDP, torchrec's DMP, ...).
 
     Raises ClosedWrapperError for a wrapper that changes the wrapped module.
     """
@@ -56,4 +58,4 @@ def find_module(root: nn.Module, name: str) -> nn.Module | None:
 
 def plain_name(name: str) -> str:
     """A qualified name without the parts added by wrappers."""
-    return ".".join(part for part in name.split(".") if part not in ("_orig_mod", "_checkpoint_wrapped_module"))
+    return ".".join(part for part in name.split(".") if part not in _ADDED)

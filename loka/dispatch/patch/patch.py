@@ -24,6 +24,7 @@ from loka.dispatch.bind.bound import (
     unbound_class,
 )
 from loka.dispatch.bind.check_model import changes_since, shown
+from loka.dispatch.bind.split_weights import is_split
 from loka.dispatch.bind.wrappers import find_module, plain_name, unwrap
 from loka.dispatch.dispatch_errors import BindError, LokaWarning, VerifyError
 from loka.dispatch.patch.keep_sites import chosen_modules
@@ -79,8 +80,9 @@ class Patch:
         Also raises if the model no longer matches its generated forwards: children, their order, types and constants,
         shapes of parameters. Children that a generated forward calls may change.
         `backward=False` checks only forward GEMMs. A GEMM counts when its kernel is launched: a CUDA graph counts when
-        it is captured, not when it is replayed. Raises too if a frozen weight has changed since it was quantised. Warns
-        (LokaWarning) about `overflows`. Synchronises with the GPU in mode "infer" and if there are static scales.
+        it is captured, not when it is replayed. Raises too if a frozen weight has changed since it was quantised; a
+        weight that FSDP has split since `apply` is not compared. Warns (LokaWarning) about `overflows`. Synchronises
+        with the GPU in mode "infer" and if there are static scales.
         """
         self._require_bound("verify")
         changes = [change for bound in self._modules for change in self._changes(bound)]
@@ -128,7 +130,10 @@ class Patch:
         self._since = {number: call_counters.counts(number) for number, _ in self._labels()}
 
     def refresh(self) -> None:
-        """Quantise frozen weights again, in place; no effect in mode "train". load_state_dict does it automatically."""
+        """Quantise frozen weights again, in place; no effect in mode "train". load_state_dict does it automatically.
+
+        Raises BindError if FSDP has split the weights since `apply`: load first, then apply, then shard.
+        """
         self._require_bound("refresh")
         for bound in self._modules:
             if isinstance(bound.module, Bound):
@@ -270,16 +275,25 @@ def patch_of(model: nn.Module) -> Patch:
 
 
 def refresh_module(module: Bound) -> None:
-    """Quantise one module's frozen weights again."""
+    """Quantise one module's frozen weights again. Raises BindError if this process has only a part of them."""
     generated = derived_class(type(module)).loka_generated
     if is_frozen_class(generated):
+        if is_split(module):
+            raise BindError(
+                f"{', '.join(module.loka.sites)}: FSDP has split the weights since apply, so that they "
+                "cannot be quantised again, and the frozen ones stay as they are: load the weights, apply with "
+                "mode='infer', then shard (fully_shard), in this order"
+            )
         set_frozen(module, quantize(generated, module))
 
 
 def stale_sites(module: Bound) -> tuple[str, ...]:
-    """The sites of a module whose frozen weight no longer equals the quantised parameter."""
+    """The sites of a module whose frozen weight no longer equals the quantised parameter.
+
+    () if FSDP has split the parameters: to compare, all processes would have to gather them.
+    """
     generated = derived_class(type(module)).loka_generated
-    if not is_frozen_class(generated):
+    if not is_frozen_class(generated) or is_split(module):
         return ()
     stale = []
     for index, (site, pair) in enumerate(zip(module.loka.sites, quantize(generated, module), strict=True)):

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from loka.dispatch.bind.wrappers import find_module
-from loka.sites.watched_forward import is_fused
+from loka.sites.train_eval_diff import is_fused
 
 
 def uncalled_reason(root: nn.Module, name: str) -> str | None:

@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import torch
 
+from loka.dispatch.dispatch_errors import DtypeError
 
-def output_dtype(x: torch.Tensor) -> torch.dtype:
+
+def output_dtype(x: torch.Tensor, *weights: torch.Tensor) -> torch.dtype:
     """Dtype of F.linear's result for an input `x`: autocast's under torch.autocast, otherwise that of `x`.
 
     Like autocast itself, it keeps float64. Safe under torch.compile, which guards on the autocast state.
+
+    Raises DtypeError, as torch raises a RuntimeError, if the dtypes of `x` and of `weights` differ without autocast, or
+    if `x` is not floating-point.
     """
     device = x.device.type
-    if x.dtype != torch.float64 and _autocasts(device):
+    dtype = x.dtype
+    if dtype != torch.float64 and dtype.is_floating_point and _autocasts(device):
         return torch.get_autocast_dtype(device)
-    return x.dtype
+    for weight in weights:
+        if weight.dtype != dtype:
+            raise DtypeError(
+                f"an input and a weight must have the same dtype, but got {dtype} and {weight.dtype}: convert one of "
+                "them, or run the model under torch.autocast"
+            )
+    if not dtype.is_floating_point:
+        raise DtypeError(f"a linear layer takes floating-point numbers, not {dtype}: convert its input")
+    return dtype
 
 
 def summed_dtype(*added: torch.Tensor) -> torch.dtype:

@@ -8,11 +8,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from loka.errors import InputError
-from loka.kernels.measurements.parts import Part, PartKind
+from loka.kernels.measurements.interaction_forms import moved
+from loka.kernels.measurements.parts import INTERACTIONS, Part, PartKind
 from loka.kernels.measurements.versions import Versions
 
 DIGITS = 6  # significant digits kept of a figure; the spread of a time is far larger
 SPREAD_DIGITS = 2  # of the spread itself
+MOST = 1 << 53  # rows, columns and contraction; a float holds each exactly
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +48,16 @@ class Measurement:
         is_gemm = part.work is PartKind.GEMM
         if part.rows < 1 or part.columns < 1 or (part.contraction < 1 if is_gemm else part.contraction != 0):
             return "sizes are 1 or more, and the contraction of what is no GEMM is 0"
+        if max(part.rows, part.columns, part.contraction) > MOST or (
+            part.work in INTERACTIONS and not 1 <= moved(part) <= MOST**3
+        ):
+            return "no matrix has these sizes"
         if not 0 <= self.us < math.inf or (self.us == 0 and not self.wrong):
             return f"{self.us} us is no time of a kernel"
         if not 0 <= self.spread < math.inf or self.runs < 0:
             return f"{self.spread} is no spread, or {self.runs} no number of runs"
+        if self.mere is not None and self.mere < 0:
+            return f"{self.mere} is no MERE"
         if self.mere != self.mere or self.sqnr_db != self.sqnr_db:
             return "its error is not a number, where one that is not finite has inf as its MERE"
         return ""

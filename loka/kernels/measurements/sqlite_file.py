@@ -4,8 +4,10 @@ Each measurement is a separate transaction in a write-ahead log, so that finishe
 When the last writer closes it properly, it is a single file again that can be copied. Several writers need a local
 disk: SQLite's log does not work over a network.
 
-Schema 1: `versions` has a row for each machine and library, `finished` the time when a recording of it was last
-completed, or NULL; `measurements` has a row for each part and versions, the newest measurement of it.
+Schema 2: `versions` has a row for each machine and library, `finished` the time when a recording of it was last
+completed, or NULL, and `digest` a digest of its rows (`row_digests`); `measurements` has a row for each part and
+versions, the newest measurement of it. Schema 1 has no digests: such a file can be read, and gets them when a recording
+opens it.
 """
 
 from __future__ import annotations
@@ -14,20 +16,32 @@ import contextlib
 import os
 import sqlite3
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
-from loka.errors import InputError
+from loka.errors import InputError, UncheckedWarning
 from loka.kernels.measurements.machine_choice import RecordedMachine, choose
 from loka.kernels.measurements.measurement import MeasuredSet, Measurement
 from loka.kernels.measurements.parts import Part, PartKind
+from loka.kernels.measurements.row_digests import (
+    FIELDS,
+    MEASUREMENTS,
+    VERSIONS,
+    check_digests,
+    fold,
+    fold_all,
+    read_table,
+)
 from loka.kernels.measurements.versions import Versions
 from loka.paths import open_plain, shown
 
 APPLICATION_ID = 0x4C6F4B41  # "LoKA": distinguishes the file from other SQLite files
-SCHEMA = 1
+SCHEMA = 2
+FIRST_WITH_DIGESTS = 2
 MAGIC = b"SQLite format 3\x00"
 PATIENCE = 60.0  # seconds that a writer waits for others
 _PAUSE = 0.02
@@ -38,6 +52,7 @@ CREATE TABLE versions (
     device TEXT NOT NULL, capability TEXT NOT NULL, driver TEXT NOT NULL, cuda TEXT NOT NULL, cublas TEXT NOT NULL,
     torch TEXT NOT NULL, triton TEXT NOT NULL, library TEXT NOT NULL,
     finished TEXT,
+    digest TEXT NOT NULL DEFAULT '',
     UNIQUE (device, capability, driver, cuda, cublas, torch, triton, library)
 ) STRICT;
 CREATE TABLE measurements (
@@ -54,11 +69,11 @@ INSERT INTO measurements VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO UPDATE SET us = excluded.us, spread = excluded.spread, runs = excluded.runs, mere = excluded.mere,
     sqnr_db = excluded.sqnr_db, wrong = excluded.wrong, recorded = excluded.recorded
 """
-_HAS = """
-SELECT 1 FROM measurements WHERE versions = ? AND work = ? AND kernel = ? AND "rows" = ? AND columns = ?
+_FIND = """
+SELECT * FROM measurements WHERE versions = ? AND work = ? AND kernel = ? AND "rows" = ? AND columns = ?
     AND contraction = ? AND dtype = ? AND recipe = ? AND around = ?
 """
-_VERSIONS = "device, capability, driver, cuda, cublas, torch, triton, library"
+_FIND_VERSIONS = f"SELECT id, {FIELDS}, finished FROM versions WHERE"
 
 
 class Recording:
@@ -80,7 +95,8 @@ class Recording:
         try:
             if self._path.exists() and head_of(self._path):
                 with _reading(self._path) as connection:
-                    _identify(connection, self._path, may_be_new=True)
+                    if schema := _identify(connection, self._path, may_be_new=True):
+                        _tables(connection, schema)
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._connection = _patiently(lambda: _prepared(self._path))
         except OSError as error:
@@ -98,7 +114,10 @@ class Recording:
                 now = _now()
                 with _transaction(connection):
                     for key in sorted(set(self._ids.values())):
+                        rows = connection.execute(f"{_FIND_VERSIONS} id = ?", (key,)).fetchall()
                         connection.execute("UPDATE versions SET finished = ? WHERE id = ?", (now, key))
+                        rows += connection.execute(f"{_FIND_VERSIONS} id = ?", (key,)).fetchall()
+                        fold(connection, key, rows)
             # A single file again; if others still write or read, the last of them does this.
             with contextlib.suppress(sqlite3.OperationalError):
                 connection.execute("PRAGMA busy_timeout = 0")
@@ -111,7 +130,7 @@ class Recording:
     def has(self, part: Part) -> bool:
         """True if a part was measured already with the versions of its kernel, by this recording or another."""
         try:
-            found = self._open.execute(_HAS, (self._key(part.kernel), *_part_row(part))).fetchone()
+            found = self._open.execute(_FIND, (self._key(part.kernel), *_part_row(part))).fetchone()
         except sqlite3.Error as error:
             raise _broken(self._path, error) from error
         return found is not None
@@ -125,9 +144,13 @@ class Recording:
         kept = measurement.rounded()
         figures = (kept.us, kept.spread, kept.runs, kept.mere, kept.sqnr_db, kept.wrong, _now())
         try:
-            row = (self._key(kept.part.kernel), *_part_row(kept.part), *figures)
+            key = self._key(kept.part.kernel)
+            place = (key, *_part_row(kept.part))
             with _transaction(self._open) as connection:
-                connection.execute(_ADD, row)
+                rows = connection.execute(_FIND, place).fetchall()
+                connection.execute(_ADD, (*place, *figures))
+                rows += connection.execute(_FIND, place).fetchall()
+                fold(connection, key, rows)
         except sqlite3.Error as error:
             raise _broken(self._path, error) from error
 
@@ -147,8 +170,12 @@ class Recording:
             row = self._versions_of(kernel).as_row()
             marks = ", ".join("?" * len(row))
             with _transaction(self._open) as connection:
-                connection.execute(f"INSERT INTO versions ({_VERSIONS}) VALUES ({marks}) ON CONFLICT DO NOTHING", row)
-                found = connection.execute(f"SELECT id FROM versions WHERE ({_VERSIONS}) = ({marks})", row).fetchone()
+                find = f"{_FIND_VERSIONS} ({FIELDS}) = ({marks})"
+                found = connection.execute(find, row).fetchone()
+                if found is None:
+                    connection.execute(f"INSERT INTO versions ({FIELDS}) VALUES ({marks})", row)
+                    found = connection.execute(find, row).fetchone()
+                    fold(connection, found[0], [found])
             self._ids[kernel] = int(found[0])
         return self._ids[kernel]
 
@@ -156,15 +183,22 @@ class Recording:
 def read_file(path: Path, target: str) -> MeasuredSet:
     """The measurements for a target in a file of `Recording`, of one machine (`measurement_choice.choose`).
 
-    Raises InputError where the file is damaged, something else, of a newer LoKA, or has nothing for the target.
+    Raises InputError where the file is damaged, something else, of a newer LoKA, or has nothing for the target. Warns
+    with UncheckedWarning if the file is too old to have digests.
     """
     with _reading(path) as connection:
-        _identify(connection, path, may_be_new=False)
-        connection.execute("BEGIN")  # a consistent snapshot, although others may be writing
-        rows = _rows(connection, path, target)
-        devices = [row[0] for row in connection.execute("SELECT DISTINCT device FROM versions ORDER BY device")]
+        schema = _identify(connection, path, may_be_new=False)
+        versions, measurements = _tables(connection, schema)
+        rows = _rows(path, versions, measurements, target)
+    if schema < FIRST_WITH_DIGESTS:
+        warnings.warn(
+            f"{path}: recorded by an earlier LoKA, without checksums: damage to it cannot be detected; "
+            f"`loka bench kernels --record {path}` adds them",
+            UncheckedWarning,
+            stacklevel=3,
+        )
     if not rows:
-        raise InputError(f"{path}: {nothing_for(target, devices)}")
+        raise InputError(f"{path}: {nothing_for(target, sorted({version[1] for version in versions}))}")
     return choose(rows)
 
 
@@ -193,13 +227,26 @@ def nothing_for(target: str, devices: Sequence[str]) -> str:
     )
 
 
-def _rows(connection: sqlite3.Connection, path: Path, target: str) -> list[RecordedMachine]:
+def _tables(connection: sqlite3.Connection, schema: int) -> tuple[list[Any], list[Any]]:
+    """The rows of both tables; those of `versions` end with the digest if the schema has it.
+
+    Raises ValueError if they are damaged.
+    """
+    has_digests = schema >= FIRST_WITH_DIGESTS
+    versions = read_table(connection, "versions", {**VERSIONS, "digest": (str,)} if has_digests else VERSIONS)
+    measurements = read_table(connection, "measurements", MEASUREMENTS)
+    if has_digests:
+        check_digests(versions, measurements)
+    return versions, measurements
+
+
+def _rows(path: Path, versions: Sequence[Any], measurements: Sequence[Any], target: str) -> list[RecordedMachine]:
     rows, machines = [], {}
-    for key, finished, *fields in connection.execute(f"SELECT id, finished, {_VERSIONS} FROM versions"):
-        versions = Versions(*fields)
-        if versions.is_of(target):
-            machines[key] = versions, finished is not None
-    for key, work, kernel, *rest in connection.execute("SELECT * FROM measurements"):
+    for key, *fields, finished in (version[: len(VERSIONS)] for version in versions):
+        machine = Versions(*fields)
+        if machine.is_of(target):
+            machines[key] = machine, finished is not None
+    for key, work, kernel, *rest in measurements:
         if key in machines:
             measurement = Measurement(Part(PartKind(work), kernel, *rest[:6]), *rest[6:12])
             try:
@@ -235,18 +282,22 @@ def _reading(path: Path) -> Iterator[sqlite3.Connection]:
             yield connection
     except sqlite3.Error as error:
         raise _broken(path, error) from error
-    except (ValueError, TypeError, OverflowError) as error:  # values that no LoKA wrote, or text that is not UTF-8
+    except (ValueError, TypeError, OverflowError) as error:  # values that no LoKA wrote
         raise _damaged(path, error) from error
 
 
-def _identify(connection: sqlite3.Connection, path: Path, may_be_new: bool) -> None:
-    """Raises InputError unless the file is a valid file of measurements with a known schema."""
+def _identify(connection: sqlite3.Connection, path: Path, may_be_new: bool) -> int:
+    """The schema, 0 for a new file. Raises InputError unless the file is valid and its schema is known.
+
+    Begins a transaction, so that this and all later reads see one snapshot, although others may be writing.
+    """
+    connection.execute("BEGIN")
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (schema,) = connection.execute("PRAGMA user_version").fetchone()
     (objects,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if application == 0 and schema == 0 and objects == 0:  # a recording was killed before it wrote anything
         if may_be_new:
-            return
+            return 0
         raise InputError(
             f"{path}: no measurements are in it yet; record some with `loka bench kernels --record {path}`"
         )
@@ -257,11 +308,16 @@ def _identify(connection: sqlite3.Connection, path: Path, may_be_new: bool) -> N
             f"{path}: written by a newer LoKA (schema {schema}, this one reads {SCHEMA}); install that LoKA, or name "
             "another file"
         )
-    if schema != SCHEMA:
+    if schema < 1:
         raise InputError(f"{path}: damaged: schema {schema} never was; take it from where it was kept")
+    # A view in a table's place can be endless, and a trigger writes what no recording did.
+    other = connection.execute("SELECT type, name FROM sqlite_master WHERE type NOT IN ('table', 'index')").fetchone()
+    if other is not None:
+        raise InputError(f"{path}: has the {other[0]} {other[1]!r}, which no LoKA made; take it from where it was kept")
     (state,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if state != "ok":
         raise _damaged(path, state)
+    return int(schema)
 
 
 def _prepared(path: Path) -> sqlite3.Connection:
@@ -271,11 +327,15 @@ def _prepared(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")  # a commit is on the disk when it returns
         with _transaction(connection):
-            if connection.execute("PRAGMA user_version").fetchone() == (0,):
+            (schema,) = connection.execute("PRAGMA user_version").fetchone()
+            if schema == 0:
                 for statement in _TABLES.split(";")[:-1]:
                     connection.execute(statement)
                 connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                connection.execute(f"PRAGMA user_version = {SCHEMA}")
+            elif schema < FIRST_WITH_DIGESTS:
+                connection.execute("ALTER TABLE versions ADD COLUMN digest TEXT NOT NULL DEFAULT ''")
+                fold_all(connection)
+            connection.execute(f"PRAGMA user_version = {SCHEMA}")
     except BaseException:
         connection.close()
         raise
@@ -314,6 +374,8 @@ def _damaged(path: Path, what: object) -> InputError:
 
 
 def _broken(path: Path, error: sqlite3.Error) -> InputError:
+    if isinstance(error, sqlite3.OperationalError) and not hasattr(error, "sqlite_errorcode"):
+        return _damaged(path, error)  # raised by Python: text that is not UTF-8
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR):  # the last: a table is missing
         return _damaged(path, error)

@@ -45,7 +45,7 @@ class NormFirstPlanning:
 
     name: str = NAME
     exact: bool = False
-    description: str = "the norm is of the linear's input: its scale is bounded, so that a known scale holds"
+    description: str = "the norm is of the linear's input: its scale is bounded, so that a static scale holds"
     setting: type[ModFields] = NormFirstSetting
     opt_in: bool = True  # for inputs that drift, which a profile shows
     of_paper: bool = False

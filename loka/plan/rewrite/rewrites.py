@@ -31,7 +31,7 @@ from loka.sites.site import GemmKind, Site
 
 OUTSIDE = "its Parameter belongs to a module outside of the one that multiplies by it"
 SEVERAL = "it stands for several calls of one Parameter, which cannot be told apart"
-_FLOAT64 = "its Parameters are float64, and fused kernels compute in float32"
+FLOAT64 = "its Parameters are float64, and fused kernels compute in float32"
 
 
 _STATIC_OPERANDS = StaticOperands(frozenset(NORMS), frozenset(ACTIVATIONS + GATES), LARGEST_HELD)
@@ -190,9 +190,9 @@ def _may_be_fused_in_native_dtype(plan: SitePlan, wanted: SiteSettings) -> bool:
 
 def rewrite(request: RewriteRequest, model: nn.Module, trace: Trace) -> Rewrites:
     """Trace the owners of the sites, and sort the results. Only the structure of `model` is read here."""
-    made = Rewrites(notes=dict.fromkeys(sorted(request.float64), _FLOAT64))
+    made = Rewrites(notes=dict.fromkeys(sorted(request.float64), FLOAT64))
     wide = float64_modules(request.owners, model)
-    made.interactions.refuse(sorted(wide), _FLOAT64)
+    made.interactions.refuse(sorted(wide), FLOAT64)
     request = replace(request, owners=request.owners - wide)
     outside = {site.name for site in request.parameters if not _is_inside(site)}
     for owner in dict.fromkeys(site.owner for site in request.parameters if site.name in outside):

@@ -89,7 +89,7 @@ class OperandSetting(SchemaModel):
         "from amax. Setting dynamic forgets an amax that an earlier rule gave. Default: dynamic.",
     )
     amax: Annotated[float, Field(ge=FLOAT32_TINY, le=FLOAT32_MAX, allow_inf_nan=False)] | None = doc(
-        "Known maximum", "The largest magnitude that the operand takes, for range: static. Greater than zero."
+        "Maximum", "The largest magnitude that the operand takes, for range: static. Greater than zero."
     )
     power_of_two: bool | None = doc(
         "Power-of-two scales", "Round each scale up to a power of two, so that scaling is exact. Default: false."

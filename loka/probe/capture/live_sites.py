@@ -21,6 +21,7 @@ _INSIDE = {
     "torch._dynamo.eval_frame.OptimizedModule": "_orig_mod",
     "torch.nn.parallel.distributed.DistributedDataParallel": "module",
     "torch.distributed.algorithms._checkpoint.checkpoint_wrapper.CheckpointWrapper": "_checkpoint_wrapped_module",
+    "torchrec.distributed.model_parallel.DistributedModelParallel": "_dmp_wrapped_module",  # DDP inside, by default
 }
 _REFUSED = {
     "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel": (
@@ -114,7 +115,7 @@ def check_adapted(model: nn.Module, adaptations: Sequence[Adaptation]) -> None:
 
 
 def unwrap(module: nn.Module, name: str) -> nn.Module:
-    """The module inside any number of torch.compile, DDP and activation-checkpoint wrappers.
+    """The module inside any number of torch.compile, DDP, torchrec DMP and activation-checkpoint wrappers.
 
     Raises InputError, with `name`, for a wrapper that hides the operations inside.
     """

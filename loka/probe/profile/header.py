@@ -2,14 +2,14 @@
 
 Recipes are in a table, and an estimate refers to its two by index. The counts of magnitudes are in a tensor of the
 file, one row for each operand in the order of the header. JSON has no infinities: the ends of an interval are a number,
-"inf" or "-inf". No other number may be infinite, and none NaN.
+"inf" or "-inf". No other number may be infinite, and none NaN (ranges.py).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Annotated, Literal
 
@@ -30,6 +30,7 @@ from loka.probe.profile.profile import (
     Shares,
     SiteProfile,
 )
+from loka.probe.profile.ranges import DamagedError, check_profile, check_weights
 
 FORMAT = "loka.profile"
 
@@ -117,7 +118,7 @@ class _RecipeRow:
 
 @dataclass(frozen=True, slots=True)
 class _Header:
-    """The layout of the header, version 1."""
+    """The layout of the header, versions 1 and 2."""
 
     format: str  # both are checked before the rest
     version: Annotated[int, Field(ge=1)]
@@ -137,10 +138,6 @@ class _Header:
     mods: tuple[ModFingerprint, ...] = ()  # older files without it are of models without mods
 
 
-class _DamagedError(InputError):
-    """A field of a header contradicts others."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Preamble:
     """The fields that decide if the rest can be read."""
@@ -155,6 +152,7 @@ class Parsed:
 
     profile: Profile
     stats: tuple[SiteCounts, ...] | None  # None: the summary form
+    version: int
 
 
 @cache
@@ -170,10 +168,9 @@ def _preamble() -> TypeAdapter[_Preamble]:
 def to_text(profile: Profile, stats: tuple[SiteCounts, ...] | None) -> str:
     """The header of a profile: the same text for the same contents. `stats` makes it the full form.
 
-    Raises InputError if a number is NaN, or infinite outside an interval, or if two sites share a name.
+    Raises InputError if a number is out of its range (ranges.py), or if two sites share a name.
     """
-    _check_numbers(profile)
-    _check_weights(profile, stats)
+    _check_ranges(profile, stats)
     recipes: dict[OperandRecipe, int] = {}
     header = _Header(
         format=FORMAT,
@@ -206,11 +203,11 @@ def from_text(text: str, file: str) -> Parsed:
         header = _adapter().validate_json(text, strict=True)
         _check_origin(_Preamble(header.format, header.version), file)
         parsed = _parsed(header)
-        _check_numbers(parsed.profile)
+        _check_ranges(parsed.profile, parsed.stats)
     except ValidationError as error:
         _check_origin(_read_preamble(text, file, again), file)
         raise InputError(f"{file}: its header is damaged ({_first(error)}); {again}") from error
-    except _DamagedError as error:
+    except DamagedError as error:
         raise InputError(f"{file}: its header is damaged ({error}); {again}") from error
     return parsed
 
@@ -272,9 +269,9 @@ def _site_row(site: SiteProfile, recipes: dict[OperandRecipe, int]) -> _ProfileS
 
 def _parsed(header: _Header) -> Parsed:
     if (header.form == "full") != (header.stats is not None):
-        raise _DamagedError(f"form is {header.form!r}, which does not fit the statistics in it")
+        raise DamagedError(f"form is {header.form!r}, which does not fit the statistics in it")
     if header.stats is not None and len(header.stats) != len(header.sites):
-        raise _DamagedError(f"statistics of {len(header.stats)} sites, but {len(header.sites)} sites")
+        raise DamagedError(f"statistics of {len(header.stats)} sites, but {len(header.sites)} sites")
     recipes = tuple(map(_recipe, header.recipes))
     profile = Profile(
         name=header.name,
@@ -289,14 +286,14 @@ def _parsed(header: _Header) -> Parsed:
         findings=header.findings,
         mods=header.mods,
     )
-    return Parsed(profile, header.stats)
+    return Parsed(profile, header.stats, header.version)
 
 
 def _site(row: _ProfileSiteRow, recipes: tuple[OperandRecipe, ...]) -> SiteProfile:
     estimates = []
     for gemm, first, second, mere, sqnr_db, draws in row.estimates:
         if max(first, second) >= len(recipes):
-            raise _DamagedError(f"site {row.name!r} names recipe {max(first, second)} of {len(recipes)}")
+            raise DamagedError(f"site {row.name!r} names recipe {max(first, second)} of {len(recipes)}")
         pair = (recipes[first], recipes[second])
         estimates.append(Estimate(gemm, pair, _interval(mere), _interval(sqnr_db), draws))
     operands = tuple(
@@ -332,61 +329,9 @@ def _interval(ends: _Ends) -> Interval:
     return Interval(float(mean), float(low), float(high))
 
 
-def _check_numbers(profile: Profile) -> None:
-    """Raise InputError at the first number that is NaN, or infinite outside an interval, and for duplicate names."""
-    names: set[str] = set()
-    for site in profile.sites:
-        if site.name in names:
-            raise _DamagedError(f"two sites are called {site.name!r}")
-        names.add(site.name)
-        for operand in site.operands:
-            if not all(map(math.isfinite, _numbers(operand))):
-                _refuse(site.name, _floats(operand, operand.operand), math.isfinite, "but must be finite")
-        for estimate in site.estimates:
-            mere, sqnr = estimate.mere, estimate.sqnr_db
-            if any(map(math.isnan, (mere.mean, mere.low, mere.high, sqnr.mean, sqnr.low, sqnr.high))):
-                _refuse(site.name, _floats(estimate, f"the {estimate.gemm} estimate"), _is_number, "but must be one")
-
-
-def _is_number(value: float) -> bool:
-    return not math.isnan(value)
-
-
-def _check_weights(profile: Profile, stats: tuple[SiteCounts, ...] | None) -> None:
-    """Raise InputError at the first number of a weight's statistics that is not finite."""
-    for site, counts in zip(profile.sites, stats or (), strict=False):
-        if counts.weight is not None:
-            _refuse(site.name, _floats(counts.weight, "weight"), math.isfinite, "but must be finite")
-
-
-def _numbers(operand: OperandSummary) -> list[float]:
-    """All floats of a summary, listed explicitly: a profile of many sites has millions."""
-    found = [operand.zeros, operand.amax, operand.usual_amax, operand.rms, operand.covariance_error]
-    for each in operand.shares:
-        found += (each.underflow, each.subnormal)
-    for spread in (operand.row_spread, operand.block_spread):
-        if spread is not None:
-            found += (spread.p1, spread.p25, spread.p50, spread.p75, spread.p99)
-    return found
-
-
-def _refuse(site: str, floats: Iterator[tuple[str, float]], good: Callable[[float], bool], words: str) -> None:
-    """Raise InputError at the first float that is not good."""
-    for path, value in floats:
-        if not good(value):
-            raise _DamagedError(f"site {site!r}: {path} is {value}, {words}")
-
-
-def _floats(value: object, path: str) -> Iterator[tuple[str, float]]:
-    """All floats in a dataclass or tuple, with their paths."""
-    if isinstance(value, float):
-        yield path, value
-    elif is_dataclass(value):
-        for field in fields(value):
-            yield from _floats(getattr(value, field.name), f"{path}.{field.name}")
-    elif isinstance(value, tuple) and value and not isinstance(value[0], int):
-        for item in value:
-            yield from _floats(item, path)
+def _check_ranges(profile: Profile, stats: tuple[SiteCounts, ...] | None) -> None:
+    check_profile(profile)
+    check_weights((site.name, counts.weight) for site, counts in zip(profile.sites, stats or (), strict=False))
 
 
 def _first(error: ValidationError) -> str:

@@ -11,7 +11,7 @@ from loka.numerics.recipe import OperandPair
 from loka.policy.cascade.settings import Budget
 from loka.probe.stats.bins import HistogramView
 
-VERSION = 1
+VERSION = 2  # of the file's layout; 2: with a checksum
 CONFIDENCE = 0.95
 
 

@@ -3,7 +3,7 @@
 The summary form has the data for planning; the full form also has the statistics, and can be merged. Both have the
 header (header.py) as the file's metadata under `loka.profile` and the magnitudes of all operands as one tensor; the
 full form's further tensors are named `sites/12/input/moments/mean`, by the index of the site in the header
-(stat_tensors.py).
+(stat_tensors.py). The metadata also has a checksum of the whole file (checksum.py); files of version 1 have none.
 
 Reading executes no code and allocates no more than the size of the file. Equal contents make equal bytes.
 """
@@ -13,7 +13,9 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
-from loka.errors import InputError
-from loka.paths import resolved_path
+from loka.errors import InputError, UncheckedWarning
+from loka.paths import open_plain, resolved_path
 from loka.probe.profile import header, stat_tensors
+from loka.probe.profile.checksum import LENGTH, is_whole, with_checksum
 from loka.probe.profile.header import Parsed
 from loka.probe.profile.profile import Profile
 from loka.probe.profile.stat_tensors import ExpectedTensor
@@ -34,7 +37,7 @@ from loka.probe.stats.site_stats import RecordedStats, SiteStats
 METADATA = "loka.profile"
 MAGNITUDES = "magnitudes"
 HEADER_LIMIT = 100_000_000  # bytes; safetensors rejects longer headers
-_LENGTH = 8  # bytes of the length at the start of a safetensors file
+FIRST_WITH_CHECKSUM = 2
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "I64": torch.int64}
 _AGAIN = "make it again with `loka probe`, or take it from where it was kept"
 
@@ -51,7 +54,7 @@ def save(path: str | Path, recorded: RecordedStats | Profile) -> None:
     except InputError as error:
         raise InputError(f"{path}: the profile was not saved: {error}") from error
     try:
-        _replace(path, data)
+        _replace(path, *data)
     except OSError as error:
         raise InputError(
             f"{path}: cannot write the profile: {error.strerror or error}; free space or choose another place; what "
@@ -62,24 +65,29 @@ def save(path: str | Path, recorded: RecordedStats | Profile) -> None:
 def load(path: str | Path) -> RecordedStats | Profile:
     """Read a profile in the form that it has.
 
-    Raises InputError for a file that is missing, truncated, damaged, something else, or written by a newer LoKA.
+    Raises InputError for a file that is missing, truncated, damaged, something else, or written by a newer LoKA. Warns
+    with UncheckedWarning if the file is too old to have a checksum.
     """
     path = Path(path)
-    with _open(path) as file:
-        parsed = _profile(path, file)
+    with _open(path) as (file, checked):
+        parsed = _profile(path, file, checked)
         if parsed.stats is None:
             return parsed.profile
         return RecordedStats(parsed.profile, _stats(path, file, parsed))
 
 
 def load_profile(path: str | Path) -> Profile:
-    """Read the summary of a profile in either form, without the statistics of a full one. Raises as `load`."""
+    """Read the summary of a profile in either form, without the statistics of a full one.
+
+    Raises and warns as `load`.
+    """
     path = Path(path)
-    with _open(path) as file:
-        return _profile(path, file).profile
+    with _open(path) as (file, checked):
+        return _profile(path, file, checked).profile
 
 
-def _to_bytes(recorded: RecordedStats | Profile) -> bytes:
+def _to_bytes(recorded: RecordedStats | Profile) -> tuple[bytes, memoryview]:
+    """The file in two parts."""
     profile = recorded.profile if isinstance(recorded, RecordedStats) else recorded
     stats = recorded.stats if isinstance(recorded, RecordedStats) else None
     contents = {MAGNITUDES: _magnitudes(profile)}
@@ -92,11 +100,11 @@ def _to_bytes(recorded: RecordedStats | Profile) -> bytes:
                 name = f"sites/{number}/{part}"
                 contents[name] = stat_tensors.prepared(f"site {site.name!r}: {part}", tensor, expected)
     text = header.to_text(profile, counts)
-    data = to_bytes(_apart(contents), {METADATA: text})
-    length = int.from_bytes(data[:_LENGTH], "little")
+    start, tensors = with_checksum(to_bytes(_apart(contents), {METADATA: text}))
+    length = len(start) - LENGTH
     if length > HEADER_LIMIT:
         raise InputError(f"its header has {length} bytes, more than the {HEADER_LIMIT} that can be read back")
-    return data
+    return start, tensors
 
 
 def _apart(contents: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -129,14 +137,14 @@ def _check_stats(profile: Profile, stats: tuple[SiteStats, ...]) -> None:
         raise InputError("the sites of its statistics are not those of its summary, in the same order")
 
 
-def _replace(path: Path, data: bytes) -> None:
+def _replace(path: Path, *parts: bytes | memoryview) -> None:
     """Write a temporary file next to the path, sync it, then rename: a reader sees the old file or the new one."""
     path = resolved_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         with temporary.open("xb") as file:
-            file.write(data)
+            file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -158,14 +166,17 @@ def _sync_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _open(path: Path) -> Iterator[Any]:
-    """Opens the file with the library: reads its header, not its tensors."""
+def _open(path: Path) -> Iterator[tuple[Any, bool]]:
+    """Opens the file with the library, its tensors unread; and says if it has a checksum, which is correct then."""
     try:
         damage = _damage(path)
         if damage is not None:
             raise InputError(f"{path}: {damage}")
+        whole = is_whole(path)
+        if whole is False:
+            raise InputError(f"{path}: the profile is damaged: its checksum does not match; {_AGAIN}")
         with safe_open(path, framework="pt") as file:
-            yield file
+            yield file, whole is not None
     except FileNotFoundError as error:
         raise InputError(f"{path}: no such profile; make one with `loka probe POLICY`") from error
     except OSError as error:
@@ -178,31 +189,40 @@ def _open(path: Path) -> Iterator[Any]:
 
 def _damage(path: Path) -> str | None:
     """Damage that is visible from a file's length and its first bytes, in words; None without any."""
-    with path.open("rb") as file:
-        start = file.read(_LENGTH + 1)
+    with open_plain(path) as file:
+        start = file.read(LENGTH + 1)
         size = os.fstat(file.fileno()).st_size
     if size == 0:
         return f"the file is empty; {_AGAIN}"
-    if size <= _LENGTH:
+    if size <= LENGTH:
         return f"the file was cut short, or is no profile ({size} bytes); {_AGAIN}"
-    length = int.from_bytes(start[:_LENGTH], "little")
-    if length > HEADER_LIMIT or start[_LENGTH:] != b"{":
+    length = int.from_bytes(start[:LENGTH], "little")
+    if length > HEADER_LIMIT or start[LENGTH:] != b"{":
         return "not a profile of LoKA (no safetensors file); name what `loka probe` wrote"
-    if size < _LENGTH + length:
-        return f"the profile was cut short: {size} bytes of at least {_LENGTH + length}; {_AGAIN}"
+    if size < LENGTH + length:
+        return f"the profile was cut short: {size} bytes of at least {LENGTH + length}; {_AGAIN}"
     return None
 
 
-def _profile(path: Path, file: Any) -> Parsed:
+def _profile(path: Path, file: Any, checked: bool) -> Parsed:
     text = (file.metadata() or {}).get(METADATA)
     if text is None:
         raise InputError(
             f"{path}: a safetensors file, but not a profile of LoKA; name what `loka probe` wrote, not a checkpoint"
         )
     parsed = header.from_text(text, str(path))
+    if not checked and parsed.version >= FIRST_WITH_CHECKSUM:
+        raise InputError(f"{path}: the profile is damaged: it lacks its checksum; {_AGAIN}")
+    if not checked:
+        warnings.warn(
+            f"{path}: written by an earlier LoKA, without a checksum: damage to it cannot be detected; a profile that "
+            "`loka probe` writes now has one",
+            UncheckedWarning,
+            stacklevel=3,
+        )
     rows = sum(len(site.operands) for site in parsed.profile.sites)
     counts = _read(path, file, MAGNITUDES, ExpectedTensor((rows, MAGNITUDE_BINS), torch.int64))
-    return Parsed(header.with_magnitudes(parsed.profile, counts.tolist()), parsed.stats)
+    return replace(parsed, profile=header.with_magnitudes(parsed.profile, counts.tolist()))
 
 
 def _stats(path: Path, file: Any, parsed: Parsed) -> tuple[SiteStats, ...]:

@@ -43,12 +43,16 @@ class Free:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedTensor:
-    """Requirements on a tensor. Indices are below `below`; all other int64 tensors are counts."""
+    """Requirements on a tensor. Indices are below `below`; all other int64 tensors are counts.
+
+    Floats that are not `signed`, such as maxima and sums of squares, are 0 or more.
+    """
 
     shape: Shape
     dtype: torch.dtype = torch.float64
     below: int | None = None
     finite: bool = True
+    signed: bool = True
 
     def mismatch(self, shape: tuple[int, ...], dtype: torch.dtype) -> str | None:
         """The mismatch of a shape and dtype, in words; None if they fit."""
@@ -66,7 +70,9 @@ class ExpectedTensor:
         if tensor.numel() == 0:
             return None
         if tensor.is_floating_point():
-            return "holds NaN or infinity" if self.finite and not bool(tensor.isfinite().all()) else None
+            if self.finite and not bool(tensor.isfinite().all()):
+                return "holds NaN or infinity"
+            return None if self.signed or float(tensor.min()) >= 0.0 else "holds a negative number"
         if int(tensor.min()) < 0:
             return "holds a negative number"
         if self.below is not None and int(tensor.max()) >= self.below:
@@ -154,7 +160,7 @@ def _operand(width: int) -> dict[str, ExpectedTensor]:
         "row_rms": ExpectedTensor((ROW_RMS_BINS,), torch.int64),
         "row_spread": ExpectedTensor((SPREAD_BINS,), torch.int64),
         "block_spread": ExpectedTensor((SPREAD_BINS,), torch.int64),
-        "column_amax": ExpectedTensor((width,)),
+        "column_amax": ExpectedTensor((width,), signed=False),
         "call_amax": ExpectedTensor((ROW_RMS_BINS,), torch.int64),
     }
 
@@ -163,7 +169,7 @@ def _moments(width: int) -> dict[str, ExpectedTensor]:
     columns = width if width <= FULL_WIDTH else SKETCH + CHECKS
     return {
         "mean": ExpectedTensor((width,)),
-        "diagonal": ExpectedTensor((width,)),
+        "diagonal": ExpectedTensor((width,), signed=False),
         "comoment": ExpectedTensor((width, columns)),
     }
 
@@ -190,14 +196,14 @@ def _weight(k: int, n: int, rows: int, columns: int) -> dict[str, ExpectedTensor
         "column_mean": ExpectedTensor((k,)),
         "rows": ExpectedTensor((rows, k), torch.float32, finite=False),  # unmodified elements of the weight
         "columns": ExpectedTensor((n, columns), torch.float32, finite=False),
-        "row_amax": ExpectedTensor((n,)),
-        "column_amax": ExpectedTensor((k,)),
+        "row_amax": ExpectedTensor((n,), signed=False),
+        "column_amax": ExpectedTensor((k,), signed=False),
         "values": ExpectedTensor((VALUE_BINS,), torch.int64),
     }
 
 
 def _low_rank(size: int) -> dict[str, ExpectedTensor]:
-    return {"factor": ExpectedTensor((size, Free(size))), "diagonal": ExpectedTensor((size,))}
+    return {"factor": ExpectedTensor((size, Free(size))), "diagonal": ExpectedTensor((size,), signed=False)}
 
 
 def _moments_tensors(prefix: str, moments: Moments, width: int) -> Iterator[tuple[str, Tensor, ExpectedTensor]]:

@@ -7,7 +7,7 @@ import torch
 
 from loka.errors import InputError
 from loka.plan.plan import Plan
-from loka.plan.rewrite.rewrites import REASON
+from loka.plan.rewrite.rewrites import FLOAT64
 from tests.support.codegen import chain_plans as chains
 from tests.support.codegen.modded_models import Workplace
 
@@ -30,7 +30,7 @@ def test_a_kept_linear_in_float64_keeps_its_neighbours(workplace: Workplace, fac
     inputs = "deep_inputs_float64" if factory == "mixed_high" else "deep_inputs"
     plan, _, package = workplace.make(factory, KEPT, mods="", inputs=inputs)
     assert regions(plan) == {name: WRITTEN if name in fused else [] for name in ("low.1", "high.1")}
-    assert {site.region_note for site in plan.sites if site.site.name not in fused} <= {REASON}
+    assert {site.region_note for site in plan.sites if site.site.name not in fused} <= {FLOAT64}
     model, (x,) = getattr(workplace.models, factory)(), getattr(workplace.models, inputs)(16)
     expected = model(x)
     with package.apply(model):
@@ -58,12 +58,12 @@ def test_chains_in_fp8_take_the_neighbours_in_float64_too(workplace: Workplace) 
 def test_interactions_in_float64_are_left_with_the_reason(workplace: Workplace) -> None:
     with pytest.raises(InputError) as raised:
         workplace.make("dcnv2_float64", inputs="inputs_float64")
-    assert f"fuse_interaction can change nothing of what it matches: 'cross.0', 'cross.1', 'cross.2': {REASON}" in str(
+    assert f"fuse_interaction can change nothing of what it matches: 'cross.0', 'cross.1', 'cross.2': {FLOAT64}" in str(
         raised.value
     )
     mods = "{use: fuse_interaction, optional: true}"
     plan, _, package = workplace.make("dcnv2_float64", mods=mods, inputs="inputs_float64")
-    assert [(each.name, each.reason) for each in plan.mods[0].unchanged] == [(f"cross.{n}", REASON) for n in range(3)]
+    assert [(each.name, each.reason) for each in plan.mods[0].unchanged] == [(f"cross.{n}", FLOAT64) for n in range(3)]
     model, (x,) = workplace.models.dcnv2_float64(), workplace.models.inputs_float64(16)
     expected = model(x)
     with package.apply(model):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sqlite3
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -63,3 +64,25 @@ def test_any_bytes_are_an_input_error(tmp_path, data):
     with pytest.raises(InputError):
         Measurements.open(path, "h100")
     assert path.read_bytes() == data
+
+
+@pytest.mark.parametrize(
+    ("statement", "made"),
+    [
+        (
+            "DROP TABLE measurements; CREATE VIEW measurements AS "
+            "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT x AS id FROM n",
+            "view 'measurements'",
+        ),
+        ("CREATE TRIGGER t AFTER INSERT ON versions BEGIN DELETE FROM versions; END", "trigger 't'"),
+    ],
+)
+def test_a_view_or_a_trigger_is_refused_before_anything_is_read(statement, made, originals, tmp_path):
+    path = tmp_path / "m.sqlite"
+    path.write_bytes(originals[".sqlite"])
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executescript(statement)
+    with pytest.raises(InputError, match=f"has the {made}, which no LoKA made"):
+        Measurements.open(path, "h100")
+    with pytest.raises(InputError, match=f"has the {made}"):
+        record(path, grid())

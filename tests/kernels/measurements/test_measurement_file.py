@@ -18,7 +18,7 @@ from loka.errors import InputError
 from loka.kernels.measurements.lookup import Measurements, Recording, Versions
 from loka.kernels.measurements.parts import Part, PartKind, TimeSource
 from loka.kernels.measurements.sqlite_file import APPLICATION_ID, SCHEMA
-from tests.support.plan.measured_cases import HOPPER, LATER, gemm, grid, measurement, passes, quantise, record
+from tests.support.plan.measured_cases import HOPPER, LATER, edit, gemm, grid, measurement, passes, quantise, record
 from tests.support.processes.measurement_writer import Writer
 
 pytestmark = pytest.mark.slow
@@ -80,6 +80,29 @@ def test_several_writers_lose_nothing(tmp_path):
     assert [each.end() for each in writers] == [0] * 4
     assert kept(path) == {100 * index + step for index in range(4) for step in range(60)}
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_another_writer_begins_meanwhile_is_taken_as_it_was_at_one_moment(tmp_path, monkeypatch):
+    path = tmp_path / "m.sqlite"
+    empty = sqlite3.connect(path)
+    empty.execute("PRAGMA journal_mode = WAL")
+    begun, connect = [], sqlite3.connect
+
+    def begin(statement: str) -> None:
+        if "user_version" in statement and not begun:
+            begun.append(statement)
+            record(path, [measurement(gemm(64, 64, 64))])
+
+    def traced(*place: object, **options: object) -> sqlite3.Connection:
+        connection = connect(*place, **options)
+        connection.set_trace_callback(begin)
+        return connection
+
+    monkeypatch.setattr(sqlite3, "connect", traced)
+    record(path, [measurement(gemm(64, 64, 128))])
+    empty.close()
+    assert begun
+    assert len(Measurements.open(path, "h100")) == 2
 
 
 def test_a_kill_in_the_middle_loses_nothing_that_was_finished(tmp_path):
@@ -161,12 +184,11 @@ def test_reading_goes_on_while_others_write(tmp_path):
 
 def stamped(path: Path, versions: Versions, date: str) -> None:
     """Set back or forward when a machine's measurements were made."""
-    with sqlite3.connect(path) as connection:
-        connection.execute(
-            "UPDATE measurements SET recorded = ? WHERE versions IN (SELECT id FROM versions WHERE driver = ?)",
-            (date, versions.driver),
-        )
-    connection.close()
+    edit(
+        path,
+        "UPDATE measurements SET recorded = ? WHERE versions IN (SELECT id FROM versions WHERE driver = ?)",
+        (date, versions.driver),
+    )
 
 
 def test_the_machine_that_was_measured_last_counts_alone_and_the_other_is_named(tmp_path):
@@ -287,18 +309,12 @@ def scribbled(path: Path) -> None:
 
 def nonsense(path: Path) -> None:
     record(path, grid())
-    connection = sqlite3.connect(path)
-    connection.execute("UPDATE measurements SET us = -1.0 WHERE contraction = 64")
-    connection.commit()
-    connection.close()
+    edit(path, "UPDATE measurements SET us = -1.0 WHERE contraction = 64")
 
 
 def unknown_work(path: Path) -> None:
     record(path, grid())
-    connection = sqlite3.connect(path)
-    connection.execute("UPDATE measurements SET work = 'sort' WHERE contraction = 64")
-    connection.commit()
-    connection.close()
+    edit(path, "UPDATE measurements SET work = 'sort' WHERE contraction = 64")
 
 
 def without_a_table(path: Path) -> None:

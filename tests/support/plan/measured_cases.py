@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from loka.kernels.measurements.lookup import Measurement, Measurements, Recording, Versions
 from loka.kernels.measurements.parts import Part, PartKind
+from loka.kernels.measurements.row_digests import fold_all
 
 FP8 = "e4m3 rowwise, e4m3 rowwise, precise"
 HOPPER = Versions("NVIDIA H100 80GB HBM3", "9.0", "575.57.08", "13.0", "13.0.2", "2.11.0+cu130", "3.6.0", "")
@@ -71,3 +73,21 @@ def record(path: Path, measurements: Iterable[Measurement], versions: Versions =
         for each in measurements:
             recording.add(each)
     return path
+
+
+def edit(path: Path, statement: str, values: Sequence[object] = ()) -> None:
+    """Change a recording by SQL as if it had been recorded so: its digests fit."""
+    connection = sqlite3.connect(path)
+    connection.execute(statement, values)
+    fold_all(connection)
+    connection.commit()
+    connection.close()
+
+
+def as_schema_1(path: Path) -> None:
+    """Make a recording one of before there were digests."""
+    connection = sqlite3.connect(path)
+    connection.execute("ALTER TABLE versions DROP COLUMN digest")
+    connection.execute("PRAGMA user_version = 1")
+    connection.commit()
+    connection.close()

@@ -167,6 +167,41 @@ def fsdp_adapted(rank):
     return full_gradients(model), message
 
 
+def fsdp_frozen(rank):
+    """Frozen weights, sharded after apply: what works, and what refuses to quantise a part of a weight."""
+    mesh = init_device_mesh("cpu", (WORLD,))
+    model = models.mlp().eval()
+    patch = sample.apply(model, BINDINGS[:1], mode="infer")
+    frozen = [buffer.clone() for buffer in model.buffers()]
+    with torch.no_grad():
+        before = model(batch(rank))
+        for index in (0, 2, 4):
+            fully_shard(model[index], mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        patch.reset()
+        after = model.to("cpu")(batch(rank))
+    patch.verify(backward=False)
+    kept = [torch.equal(one.float(), other.float()) for one, other in zip(frozen, model.buffers(), strict=True)]
+    messages = []
+    for call in (patch.refresh, lambda: model.load_state_dict(model.state_dict())):
+        with pytest.raises(dispatch.BindError) as error:
+            call()
+        messages.append(str(error.value))
+    patch.remove()
+    return torch.equal(before, after), kept, messages
+
+
+def fsdp_inlined(rank):
+    """A child that is inlined becomes an FSDP unit of its own after apply: what verify says of it."""
+    model = models.Blocks()
+    patch = sample.apply(model, (sample.blocks("layers.0", "layers.1"),))
+    model(batch(rank)).square().mean().backward()
+    fully_shard(model.layers[0].up[0], mesh=init_device_mesh("cpu", (WORLD,)))
+    with pytest.raises(dispatch.VerifyError) as error:
+        patch.verify(backward=False)
+    return error.value.problems
+
+
 def fsdp_slice(rank):
     """Slices of a bound nn.Sequential are plain, whichever of apply and fully_shard came first."""
     mesh = init_device_mesh("cpu", (WORLD,))
