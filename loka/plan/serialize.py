@@ -225,6 +225,9 @@ def _refuse_nonsense(file: _PlanFile, name: str) -> None:
     figures += [each for mod in file.mods if mod.gain is not None for each in (mod.gain.us, mod.gain.share)]
     for time in (time for decision in file.decisions for time in decision.times):
         figures += [time.us, time.spread, *(each for each in (time.mere, time.sqnr_db) if each is not None)]
+    figures += [each.amax for decision in file.decisions for each in decision.operands or () if each.amax is not None]
+    errors = [error for row in file.timings for each in row.candidates for error in (each.mere, each.sqnr_db)]
+    figures += [error for error in errors if error is not None]
     numbers = {number for each in file.histories for path in _BUDGET for number in each.get(path, ())}
     for number in numbers & set(range(len(file.assignments))):
         if not _is_number(file.assignments[number].value):
