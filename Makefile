@@ -4,11 +4,12 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 GPU_JOBS ?= 12
+FUZZ_SECONDS ?= 3600
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # torchrec asks for the CUDA build of FBGEMM; its CPU build exists for this platform only.
 TORCHREC := $(if $(filter Linux-x86_64,$(shell uname -s)-$(shell uname -m)),yes)
 
-.PHONY: demo test test-cpu test-quick lint test-gpu test-gpu-kernels test-gpu-models test-gpu-timing bench-scale judge-samplers quality docs-api clean
+.PHONY: demo test test-cpu test-quick lint test-gpu test-gpu-kernels test-gpu-models test-gpu-timing fuzz bench-scale judge-samplers quality docs-api clean
 .DEFAULT_GOAL := test
 
 demo: $(VENV)/.demo
@@ -64,6 +65,12 @@ quality: $(VENV)/.demo
 	cd build/quality && $(abspath $(BIN))/loka compare $(CURDIR)/policies/movietweetings.yaml --seeds 5
 	$(BIN)/loka generate tests/bench/clipped.yaml --out build/quality/generated/clipped
 	cd build/quality && ! $(abspath $(BIN))/loka compare $(CURDIR)/tests/bench/clipped.yaml --seeds 5
+
+# Odd and damaged files for as long as FUZZ_SECONDS says, for each kind of file; what fails joins tests/fuzz/corpus.
+# FUZZ_SEED repeats a run.
+fuzz: $(VENV)/.dev
+	seed=$${FUZZ_SEED:-$$(date +%s)}; echo "seed $$seed"; OMP_NUM_THREADS=1 LOKA_FUZZ_SECONDS=$(FUZZ_SECONDS) \
+	  LOKA_FUZZ_SEED=$$seed $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --hypothesis-profile=fuzz tests/fuzz
 
 bench-scale: $(VENV)/.demo
 	$(BIN)/python -m benchmarks.cli_scale

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+LONGEST_LINE = 1000  # characters of one line of a message
+
 
 class LokaError(Exception):
     """Anything LoKA refuses to do. The message says what is wrong, where, and what to do.
 
-    The command line prints the message without a traceback and leaves with status `exit_status`.
+    The command line prints the message without a traceback and leaves with status `exit_status`. A message repeats
+    names and values of a user's files, which can be of any length: a line over `LONGEST_LINE` is cut in its middle.
     """
 
     exit_status = 2
+
+    def __str__(self) -> str:
+        return "\n".join(map(_cut, super().__str__().split("\n")))
 
 
 class InputError(LokaError):
@@ -28,3 +34,10 @@ class RenamedWarning(FutureWarning):
 
 class UncheckedWarning(UserWarning):
     """A file of an earlier LoKA has no checksum, so that damage to it cannot be detected; it is read nevertheless."""
+
+
+def _cut(line: str) -> str:
+    if len(line) <= LONGEST_LINE:
+        return line
+    half = (LONGEST_LINE - 5) // 2
+    return f"{line[:half]} ... {line[-half:]}"

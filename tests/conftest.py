@@ -13,6 +13,7 @@ if find_spec("hypothesis") is not None:  # a machine that only runs kernels need
     # By default a test fails where making ten inputs took a second; the first text alone takes longer in a fresh
     # checkout, where all modules are read for constants. Without a deadline that limit is 30 seconds.
     settings.register_profile("loka", deadline=None)
+    settings.register_profile("fuzz", deadline=None, max_examples=250)  # of `make fuzz`
     settings.load_profile("loka")
 
 

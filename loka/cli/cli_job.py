@@ -35,10 +35,13 @@ def training_of(policy: Policy) -> Iterator[None]:
 
     An exception from LoKA or a generated package, by the innermost frame outside torch, is raised unchanged.
     """
+    from loka.bench.quality.training_calls import TrainingCallError
     from loka.sites.callables import describe_error, place_of
 
     try:
         yield
+    except TrainingCallError as error:
+        raise InputError(f"{policy.where(error.field)}: {error}") from error
     except LokaError:
         raise
     except KeyboardInterrupt:

@@ -135,6 +135,13 @@ def percent(share: float) -> str:
     return "<0.1 %" if 0 < share < 0.0005 else f"{100 * share:.1f} %"
 
 
+def check_not_own(path: str, own: Iterable[str | os.PathLike[str]]) -> None:
+    """Raise InputError where a result would take the place of a file that it was made from."""
+    for each in own:
+        if os.path.exists(path) and os.path.exists(each) and os.path.samefile(path, each):
+            raise InputError(f"-o: {path} is a file of the policy, which the result would replace; name another")
+
+
 def write_file(path: Path, text: str) -> None:
     """Write a file atomically, creating its directory.
 

@@ -62,6 +62,7 @@ def record(
     from loka.bench.quality.adapted_job import adapted_job
     from loka.bench.quality.probed_training import Steps, length, train_watched
     from loka.bench.quality.training import build
+    from loka.bench.quality.training_calls import BATCHES, called
     from loka.cli.cli_job import make_job, training_of
     from loka.cli.progress import Shown
     from loka.probe.probe import Probe
@@ -74,7 +75,7 @@ def record(
     done = Steps()
     start = time.perf_counter()
     with current_directory_importable(), training_of(policy), Shown("steps") as shown:
-        batches = job.batches(job.batch_size, seed)
+        batches = called(BATCHES, job.batches, job.batch_size, seed)
         total = length(batches)
         wanted = job.steps if job.steps is not None else min(STEPS, total or STEPS)
         total = wanted if total is None else min(wanted, total)

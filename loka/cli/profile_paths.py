@@ -32,10 +32,15 @@ class Places:
 
     @classmethod
     def of(cls, policy: Policy, out: str | None) -> Places:
-        """Paths from `out` if given, else from the policy or its base, else profiles/NAME beside the policy."""
+        """Paths from `out` if given, else from the policy or its base, else profiles/NAME beside the policy.
+
+        Raises InputError where `out` names no file.
+        """
         folder = policy.path.parent
         named = policy.profile_file
         summary = Path(out) if out is not None else named or folder / "profiles" / f"{policy.name}{SUFFIX}"
+        if not summary.name:
+            raise InputError(f"-o: {out!r} names no file; name one, as in profiles/{policy.name}{SUFFIX}")
         stem = summary.name.removesuffix(SUFFIX)
         relative = Path(os.path.relpath(summary, folder)).as_posix()
         advice = None

@@ -38,6 +38,7 @@ FORMAT = "loka.plan"
 # 2: measurements, and kernels by rows; 3: mods; 4: interactions; 5: current names (`older_plans`). A plan is written in
 # the first version that can represent it.
 VERSION = 5
+_BUDGET = ("budget.mere", "budget.sqnr_db", "budget.min_speedup")
 
 Row = TypeVar("Row", bound=Hashable)
 
@@ -220,8 +221,28 @@ def _refuse_nonsense(file: _PlanFile, name: str) -> None:
     times += [time for each in file.interactions for time in (each.chosen, each.as_is) if time is not None]
     if not all(isfinite(time.us) and min(time.forward, time.backward) >= 0 and time.us > 0 for time in times):
         wrong = "a time is zero, negative or not finite"
+    figures = [row.site.share for row in file.sites] + [each.share for each in file.skipped]
+    figures += [each for mod in file.mods if mod.gain is not None for each in (mod.gain.us, mod.gain.share)]
+    for time in (time for decision in file.decisions for time in decision.times):
+        figures += [time.us, time.spread, *(each for each in (time.mere, time.sqnr_db) if each is not None)]
+    figures += [each.amax for decision in file.decisions for each in decision.operands or () if each.amax is not None]
+    errors = [error for row in file.timings for each in row.candidates for error in (each.mere, each.sqnr_db)]
+    figures += [error for error in errors if error is not None]
+    numbers = {number for each in file.histories for path in _BUDGET for number in each.get(path, ())}
+    for number in numbers & set(range(len(file.assignments))):
+        if not _is_number(file.assignments[number].value):
+            wrong = f"a budget is {file.assignments[number].value!r}"
+    if not all(map(isfinite, figures)):
+        wrong = "a number is not finite"
     if wrong:
         raise InputError(f"{name}: damaged: {wrong}; make the plan again with `loka generate`")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def _to_file(plan: Plan) -> _PlanFile:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from loka.errors import InputError
+
+LONGEST = 1800  # characters of all problems in one message; the rest are counted
 
 
 def printable(text: str) -> str:
@@ -48,7 +50,21 @@ class PolicyError(InputError):
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(dict.fromkeys(problems))
-        super().__init__("\n".join(str(each) for each in self.problems))
+        super().__init__(_listed(self.problems))
 
     def __reduce__(self) -> tuple[type[PolicyError], tuple[tuple[Problem, ...]]]:
         return type(self), (self.problems,)
+
+
+def _listed(problems: Sequence[Problem]) -> str:
+    """One line a problem, as many as `LONGEST` has room for, one at least."""
+    lines: list[str] = []
+    room = LONGEST
+    for each in problems:
+        line = str(each)
+        room -= len(line) + 1
+        if lines and room < 0:
+            lines.append(f"and {len(problems) - len(lines)} more problems: correct these first")
+            break
+        lines.append(line)
+    return "\n".join(lines)

@@ -19,8 +19,11 @@ import torch
 
 from loka.errors import InputError
 
-_LIBRARY = (str(Path(torch.__file__).parent) + os.sep, str(Path(__file__).parent) + os.sep)
-
+_LIBRARY = (
+    str(Path(torch.__file__).parent) + os.sep,
+    str(Path(__file__).parent) + os.sep,
+    str(Path(__file__).parents[1] / "probe" / "capture" / "watch.py"),  # stands around every function of torch
+)
 
 _DEPENDENCIES = frozenset(("jinja2", "numpy", "pydantic", "rich", "safetensors", "torch", "triton", "typer", "yaml"))
 _LOKA = str(Path(__file__).parents[1]) + os.sep

@@ -213,6 +213,13 @@ def test_a_damaged_file_says_where(old, new, whole_plan):
         from_json(text.replace(old, new), "p.json")
 
 
+@pytest.mark.parametrize("share", ["NaN", "Infinity", "1e999", '"inf"'])
+def test_a_share_that_is_not_finite_is_found(share, whole_plan):
+    text = re.sub(r'"share": [0-9.]+', f'"share": {share}', to_json(whole_plan))
+    with pytest.raises(InputError, match=r"^p\.json: damaged: a number is not finite; make the plan again"):
+        from_json(text, "p.json")
+
+
 def test_deep_nesting_is_refused_without_a_traceback():
     with pytest.raises(InputError, match=r"^p\.json: "):
         from_json("[" * 100_000, "p.json")

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from loka.bench.quality.training import CHECK_EVERY, NonFiniteLossError, call, seeded, to_device
+from loka.bench.quality.training_calls import BATCHES, LOSS, TrainingCallError, called, movable, pairs, scalar
 from loka.bench.quality.training_job import Inputs, TrainingJob
-from loka.errors import InputError
 
 
 class Stepped(Protocol):
@@ -47,12 +47,13 @@ def train_watched(
     unread: list[Tensor] = []
     model.train()
     with seeded(seed, job.device):
-        for inputs, target in islice(batches, job.steps):
+        for inputs, target in islice(pairs(BATCHES, batches), job.steps):
             for group in optimizer.param_groups:
                 group["lr"] = job.rate(steps.done + 1)
             optimizer.zero_grad(set_to_none=True)
             with job.precision():
-                loss = job.loss(call(model, to_device(inputs, job.device)), target.to(job.device))
+                output = call(model, to_device(inputs, job.device))
+                loss = scalar(called(LOSS, job.loss, output, movable(target).to(job.device)))
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             probe.step()
@@ -64,7 +65,7 @@ def train_watched(
                 progress(steps.done)
     _check(unread, steps.done)
     if not steps.done:
-        raise InputError("the training batches are empty")
+        raise TrainingCallError(BATCHES, "the training batches are empty")
 
 
 def length(batches: Any) -> int | None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from loka.bench.quality.click_metrics import auc, log_loss, normalised_entropy
 from loka.bench.quality.ema import WeightAverage
+from loka.bench.quality.training_calls import BATCHES, LOSS, TEST, TrainingCallError, called, pairs, scalar
 from loka.bench.quality.training_job import Inputs, Progress, TrainingJob
 from loka.errors import CheckFailedError, InputError
 
@@ -72,7 +73,7 @@ def train(model: nn.Module, job: TrainingJob, seed: int, progress: Progress | No
     with seeded(seed, job.device):
         samples, seconds, losses, average = _fit(model, job, seed, progress)
     with average.applied(), job.precision():
-        logits, target = predict(model, job.test_batches(job.test_batch_size, seed), job.device)
+        logits, target = predict(model, _test_batches(job, seed), job.device)
     return TrainResult(
         ne=normalised_entropy(logits, target),
         auc=auc(logits, target),
@@ -116,7 +117,11 @@ def train_pair(
 def check_output(model: nn.Module, job: TrainingJob, seed: int) -> None:
     """Predict the first test batch, so that a wrong output fails before training. Raises the errors of `predict`."""
     with seeded(seed, job.device), job.precision():
-        predict(model, islice(job.test_batches(job.test_batch_size, seed), 1), job.device)
+        predict(model, islice(_test_batches(job, seed), 1), job.device)
+
+
+def _test_batches(job: TrainingJob, seed: int) -> Iterator[tuple[Inputs, Tensor]]:
+    return pairs(TEST, called(TEST, job.test_batches, job.test_batch_size, seed))
 
 
 def build(job: TrainingJob, seed: int) -> nn.Module:
@@ -144,7 +149,7 @@ def predict(model: nn.Module, batches: Iterable[tuple[Inputs, Tensor]], device: 
     finally:
         model.train(was_training)
     if not logits:
-        raise InputError("the test batches are empty")
+        raise TrainingCallError(TEST, "the test batches are empty")
     return torch.cat(logits), torch.cat(targets)
 
 
@@ -166,9 +171,10 @@ def _check_one_logit(output: object, target: object) -> None:
 def _check_labels(target: object) -> None:
     """Raise InputError unless the target of a training batch is a Tensor with a row for each sample."""
     if not isinstance(target, Tensor) or target.dim() == 0:
-        raise InputError(
+        raise TrainingCallError(
+            BATCHES,
             f"the training batches must yield (inputs, target) with one Tensor of a row for each sample, not "
-            f"{_form(target)}: in train.batches, give the labels of several heads as columns, torch.stack(labels, 1)"
+            f"{_form(target)}: in train.batches, give the labels of several heads as columns, torch.stack(labels, 1)",
         )
 
 
@@ -186,7 +192,7 @@ def _fit(
 ) -> tuple[int, float, list[float], WeightAverage]:
     """The loop itself; returns samples, seconds, the loss of every step, and the averaged weights."""
     optimizer, average = job.make_optimizer(model), WeightAverage(model, job.ema)
-    batches = job.batches(job.batch_size, seed)
+    batches = called(BATCHES, job.batches, job.batch_size, seed)
     total = _samples_in_all(batches, job)
     losses: list[float] = []
     unread: list[Tensor] = []
@@ -194,13 +200,14 @@ def _fit(
     model.train()
     _wait(job.device)
     start = time.perf_counter()
-    for inputs, target in islice(batches, job.steps):
+    for inputs, target in islice(pairs(BATCHES, batches), job.steps):
         _check_labels(target)
         for group in optimizer.param_groups:
             group["lr"] = job.rate(steps + 1)
         optimizer.zero_grad(set_to_none=True)
         with job.precision():
-            loss = job.loss(call(model, to_device(inputs, job.device)), target.to(job.device))
+            output = call(model, to_device(inputs, job.device))
+            loss = scalar(called(LOSS, job.loss, output, target.to(job.device)))
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         average.update()
@@ -214,7 +221,7 @@ def _fit(
     _wait(job.device)
     seconds = time.perf_counter() - start
     if not losses:
-        raise InputError("the training batches are empty")
+        raise TrainingCallError(BATCHES, "the training batches are empty")
     return samples, seconds, losses, average
 
 

@@ -17,6 +17,7 @@ Batches = Callable[[int, int], Iterable[tuple[Inputs, Tensor]]]  # (batch_size, 
 Progress = Callable[[int, int | None], None]  # (samples done, samples in all or None if unknown)
 
 OPTIMIZERS = ("adam", "adagrad", "sgd")
+LARGEST_RATE = 1e30  # optimizers work in float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,8 @@ class TrainingJob:
     def __post_init__(self) -> None:
         if self.optimizer not in OPTIMIZERS:
             raise InputError(f"optimizer is {self.optimizer!r}, but must be one of {', '.join(OPTIMIZERS)}")
-        if not 0 < self.learning_rate < float("inf"):
-            raise InputError(f"learning_rate must be positive and finite, not {self.learning_rate}")
+        if not 0 < self.learning_rate <= LARGEST_RATE:
+            raise InputError(f"learning_rate must be positive and at most {LARGEST_RATE:g}, not {self.learning_rate}")
         if not 0 <= self.ema < 1:
             raise InputError(f"ema must be at least 0 and below 1, not {self.ema}")
         for name, value in (("batch_size", self.batch_size), ("test_batch_size", self.test_batch_size)):

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from loka.cli.output import PolicyPath, print_line
+from loka.errors import InputError
 
 NAME = "generate"
 
@@ -30,6 +31,8 @@ def command(
     from loka.cli.verbs.plan import print_skipped, summary_line
     from loka.plan.evidence import over_budget_message
 
+    if out is not None and not out.strip():
+        raise InputError("--out is empty; name a folder, or leave the option out for generated/NAME")
     made = loka.generate(policy, out, force=force, check=check)
     if check:
         print_line(f"{made.folder} is fresh")

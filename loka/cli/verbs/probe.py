@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loka.cli.output import Json, PolicyPath, note, print_json, print_line
-from loka.cli.verbs.train import Device
+from loka.cli.output import Json, PolicyPath, check_not_own, note, print_json, print_line
+from loka.cli.verbs.train import SEEDS, Device
 from loka.errors import InputError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def command(
     draws: Annotated[
         int | None, typer.Option(min=2, help="The most draws of operands to judge a GEMM by. Default: 16.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the weights, the batches and the estimates.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=SEEDS, help="Of the weights, the batches and the estimates.")] = 0,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -64,6 +64,7 @@ def command(
     from loka.cli.profile_paths import Places, check_writable
 
     places = Places.of(loaded, out)
+    check_not_own(str(places.summary), (*loaded.named, *filter(None, [loaded.measurements_file])))
     check_writable(places.summary)
     check_writable(places.full)
     examined = examine(loaded)

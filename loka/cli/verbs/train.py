@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from loka.bench.quality.training import PairResult
     from loka.plan.plan import Plan
 
+SEEDS = 2**63 - 1  # the largest seed; torch takes no larger one
 NAME = "train"
 
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda; auto takes a GPU where there is one.")]
@@ -23,7 +24,7 @@ Steps = Annotated[int | None, typer.Option(min=1, help="Training steps. Default:
 def command(
     policy: PolicyPath,
     steps: Steps = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the weights and the batches.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=SEEDS, help="Of the weights and the batches.")] = 0,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:

@@ -203,9 +203,22 @@ def _outputs(record: Path) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for name, digests in outputs.items():
         listed = digests if isinstance(digests, list) else [digests]
-        if Path(name).name == name and name not in ("", ".", "..") and all(isinstance(item, str) for item in listed):
+        if (
+            _is_name(name)
+            and Path(name).name == name
+            and name not in ("", ".", "..")
+            and all(isinstance(item, str) for item in listed)
+        ):
             found[name] = listed
     return found
+
+
+def _is_name(text: str) -> bool:
+    """Whether the system takes a text as a file's name: no NUL in it, and nothing that has no bytes."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ import contextlib
 import json
 import math
 import os
+import reprlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -115,7 +116,9 @@ def read_text(path: Path, target: str, advice: str = _AGAIN) -> MeasuredSet:
         raise InputError(f"{path}: cut short or edited: its lines are not those that were exported; {advice}")
     try:
         measured = _set(json.loads(f"[{','.join(lines)}]"))
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError, InputError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise InputError(f"{path}: damaged: {error}; {advice}") from error
+    except InputError as error:
         raise InputError(f"{path}: damaged: {error}; {advice}") from error
     if not measured.machine.is_of(target):
         raise InputError(f"{path}: {nothing_for(target, [measured.machine.device])}")
@@ -147,18 +150,30 @@ def _set(rows: Sequence[Any]) -> MeasuredSet:
     about, measurements, kind = rows[0], [], None
     for row in rows[1:]:
         if isinstance(row, dict):
-            kind = PartSeries(**{**row, "work": PartKind(row["work"])})
+            kind = PartSeries(**{**_texts(row), "work": PartKind(row["work"])})  # type: ignore[arg-type]
         elif kind is None:
             raise ValueError("a measurement stands before any kind of part")
         else:
             measurements.append(_measurement(kind, row))
-    machine = Versions(**about["machine"])
-    return MeasuredSet.of(machine, about["libraries"].items(), about["date"], measurements)
+    machine = Versions(**_texts(about["machine"]))
+    date = _texts({"date": about["date"]})["date"]
+    return MeasuredSet.of(machine, _texts(about["libraries"]).items(), date, measurements)
+
+
+def _texts(fields: dict[str, Any]) -> dict[str, str]:
+    """Fields that all are texts. Raises ValueError where one is not."""
+    for name, value in fields.items():
+        if not isinstance(value, str):
+            raise ValueError(f"{reprlib.repr(name)} is {reprlib.repr(value)}, which is no text")
+    return fields
 
 
 def _measurement(kind: PartSeries, row: Sequence[Any]) -> Measurement:
     rows, columns, contraction, us, spread, runs, *errors = row
     mere, sqnr_db, *wrong = errors or (None, None)
+    whole, figures = {*map(type, (rows, columns, contraction, runs))}, {*map(type, (us, spread))}
+    if whole != {int} or not figures <= {int, float} or not {*map(type, wrong)} <= {str}:
+        raise ValueError(f"{reprlib.repr(row)} is no row of measurements")
     part = Part(kind.work, kind.kernel, rows, columns, contraction, kind.dtype, kind.recipe, kind.around)
     measurement = Measurement(part, us, spread, runs, _read(mere), _read(sqnr_db), *wrong)
     measurement.check()

@@ -253,7 +253,9 @@ class TrainSetting(SchemaModel):
     steps: Size | None = doc("Steps", "Training steps; left out, the verb decides.")
     batch_size: Size | None = doc("Batch size", "Samples in a training step. Default: that of the model.")
     optimizer: Annotated[Optimizer, Strict(False)] | None = doc("Optimiser", "Default: adam.")
-    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = doc("Learning rate", "Default: 1e-3.")
+    learning_rate: Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)] | None = doc(
+        "Learning rate", "Default: 1e-3."
+    )
     autocast: Annotated[Autocast, Strict(False)] | None = doc(
         "Autocast",
         "bfloat16: forward, loss and evaluation run under torch.autocast. none: in the dtype of the weights. "
