@@ -23,6 +23,7 @@ from loka.plan.report.profile_view import budgets
 from loka.policy.problems import printable
 from loka.probe.profile.profile import Finding
 
+TITLE = ": what was measured and decided"  # ends the first line of every page
 SMALL = 0.001  # share of the model's FLOPs below which a site outside FP8 is no shortfall
 
 
@@ -30,7 +31,7 @@ def to_markdown(planned: Planned, policy: str) -> str:
     """The page of a policy, titled with the user's name for it. Deterministic for a plan and a profile."""
     plan, known = planned.plan, planned.known
     rows = group_sites(plan, alike=True)
-    parts = [f"# {plan.name}: what was measured and decided", _summary(plan, known, policy)]
+    parts = [f"# {plan.name}{TITLE}", _summary(plan, known, policy)]
     parts += ["## Decisions", markdown_table(_decisions(rows))]
     if plan.mods:
         parts += ["## Mods", _mods(plan)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loka.cli.output import Json, PolicyPath, check_not_own, note, print_json, print_line
+from loka.cli.output import Json, PolicyPath, check_not_own, check_replaceable, note, print_json, print_line
 from loka.cli.verbs.train import SEEDS, Device
 from loka.errors import InputError
 
@@ -65,6 +65,8 @@ def command(
 
     places = Places.of(loaded, out)
     check_not_own(str(places.summary), (*loaded.named, *filter(None, [loaded.measurements_file])))
+    for each in (places.summary, places.full, places.interrupted):
+        check_replaceable(each, "a profile", lambda head: b'"loka.' in head)
     check_writable(places.summary)
     check_writable(places.full)
     examined = examine(loaded)

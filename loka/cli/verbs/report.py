@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from loka.cli.output import PolicyPath, check_not_own, note, write_file
+from loka.cli.output import PolicyPath, check_not_own, check_replaceable, note, write_file
 
 NAME = "report"
 
@@ -19,13 +19,14 @@ def command(
     ] = None,
 ) -> None:
     """Write a page of measurements and decisions: plan, mods, evidence, findings, times, and what falls short."""
-    from loka.bench.plan_report import to_markdown
+    from loka.bench.plan_report import TITLE, to_markdown
     from loka.mods.policy_loader import load_policy
     from loka.plan.planner import planned
 
     if out is not None:
         loaded = load_policy(policy)
         check_not_own(out, (*loaded.named, *filter(None, (loaded.profile_file, loaded.measurements_file))))
+        check_replaceable(out, "a report", lambda head: head.split(b"\n", 1)[0].endswith(TITLE.encode()))
     page = to_markdown(planned(policy, gains=True), policy)
     if out is None:
         print(page, end="")

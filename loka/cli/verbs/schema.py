@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from loka.cli.output import note, write_file
+from loka.cli.output import check_replaceable, note, write_file
 
 NAME = "schema"
 
@@ -21,6 +21,8 @@ def command(
     if out is None:
         print(text, end="")
     else:
+        start = text[: text.index(",")].encode()
+        check_replaceable(out, "a JSON Schema of policies", lambda head: head.startswith(start))
         write_file(Path(out), text)
         note(f"wrote {out}")
 

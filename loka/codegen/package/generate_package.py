@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +63,8 @@ def generate(
     """
     if check and force:
         raise InputError("generate: check writes nothing, so that there is nothing to force; leave one of the two out")
+    if out is not None and keyword.iskeyword(Path(out).name):
+        raise InputError(f"--out: {out}: Python cannot import a package of that name, a keyword; name another folder")
     plan = make_plan(policy)
     files = render_package(plan)
     folder = default_folder(plan.name) if out is None else Path(out)
