@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable
 from io import BufferedReader
 from pathlib import Path
 
 from loka.errors import InputError
 
 _LONGEST = 300  # characters of a path in a message
+_START = 1 << 16  # bytes of a file by which its kind is known
 
 
 def open_plain(path: str | os.PathLike[str]) -> BufferedReader:
@@ -33,6 +35,24 @@ def shown(path: str | os.PathLike[str]) -> str:
 
 def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def check_replaceable(
+    path: str | os.PathLike[str], kind: str, is_kind: Callable[[bytes], bool], option: str = "-o"
+) -> None:
+    """Raise InputError where a result would replace a file of another kind, as judged by its first 64 KiB.
+
+    `kind` names what the verb writes, as in "a profile". Empty files, devices and folders are left to the writer.
+    """
+    try:
+        with open_plain(path) as file:
+            start = file.read(_START)
+    except (OSError, ValueError):  # there is none, or none that can be read
+        return
+    if start and not is_kind(start):
+        raise InputError(
+            f"{option}: {shown(path)} is there already, and is not {kind}; name another file, or remove that one"
+        )
 
 
 def resolved_path(path: Path) -> Path:

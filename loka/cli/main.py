@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import gc
 import os
 import sys
@@ -35,6 +36,7 @@ from loka.version import __version__
 
 _JSON = "--json"
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
+_NOT_WRITTEN = (errno.ENOSPC, errno.EFBIG, errno.EIO, errno.EDQUOT)
 BROKEN_PIPE = 141  # 128 + SIGPIPE
 
 
@@ -62,7 +64,7 @@ class Verbs(TyperGroup):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(BROKEN_PIPE) from error
         except BaseException as error:
-            message = _authors_fault(error)
+            message = _authors_fault(error) or _output_fault(error)
             if message is None:
                 raise
             note(message)
@@ -77,9 +79,19 @@ def _authors_fault(error: BaseException) -> str | None:
         return None
     from loka.sites.callables import authors_place, describe_error
 
+    if isinstance(error, ValueError) and sys.stdout.closed:
+        return "the model's code closed sys.stdout, where results are printed; take that out"
+
     if not authors_place(error):
         return None
     return f"the model's code raised {describe_error(error)}; make it work without LoKA first"
+
+
+def _output_fault(error: BaseException) -> str | None:
+    """Message for an error of writing to stdout; None for another."""
+    if isinstance(error, OSError) and error.filename is None and error.errno in _NOT_WRITTEN:
+        return f"stdout: cannot be written ({error.strerror}); free space, or send it elsewhere"
+    return None
 
 
 @contextmanager
@@ -142,6 +154,8 @@ def run() -> None:
     # A large model is many small objects, none of them garbage: collecting costs a sixth of `loka plan`. Verbs that
     # train enable it again.
     gc.disable()
+    if sys.stdout is None:  # the process was started without: its results are not wanted
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     try:
         app(prog_name="loka")
     except SystemExit as done:
@@ -158,4 +172,6 @@ def _leave(status: int) -> None:
         sys.stderr.flush()
     except BrokenPipeError:
         status = status or BROKEN_PIPE
+    except (OSError, ValueError):  # full, or closed by the model's code
+        status = status or InputError.exit_status
     os._exit(status)

@@ -9,7 +9,7 @@ import shutil
 import sys
 import tempfile
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from enum import Enum
@@ -23,7 +23,6 @@ from loka.paths import resolved_path
 from loka.policy.problems import printable
 
 _STDOUT, _STDERR = 1, 2
-_START = 1 << 16  # bytes of a file by which its kind is known
 _results: ContextVar[TextIO | None] = ContextVar("_results", default=None)  # where print_json prints; None: sys.stdout
 PIPED_WIDTH = 400  # columns of a table that goes to a file or a pipe, so that nothing is cut
 
@@ -143,22 +142,6 @@ def check_not_own(path: str, own: Iterable[str | os.PathLike[str]]) -> None:
             raise InputError(f"-o: {path} is a file of the policy, which the result would replace; name another")
 
 
-def check_replaceable(path: str | os.PathLike[str], kind: str, is_kind: Callable[[bytes], bool]) -> None:
-    """Raise InputError where a result would replace a file of another kind, as judged by its first 64 KiB.
-
-    `kind` names what the verb writes, as in "a profile". Empty files, devices and folders are left to the writer.
-    """
-    try:
-        if not os.path.isfile(path):
-            return
-        with open(path, "rb") as file:
-            start = file.read(_START)
-    except (OSError, ValueError):
-        return
-    if start and not is_kind(start):
-        raise InputError(f"-o: {path} is there already, and is not {kind}; name another file, or remove that one")
-
-
 def write_file(path: Path, text: str) -> None:
     """Write a file atomically, creating its directory.
 
@@ -176,10 +159,9 @@ def write_file(path: Path, text: str) -> None:
         except BaseException:
             os.unlink(temporary)
             raise
-    except OSError as error:
-        raise InputError(
-            f"{path}: cannot be written ({error.strerror}); free space, or choose another place"
-        ) from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{path}: cannot be written ({reason}); free space, or choose another place") from error
 
 
 def _umask() -> int:

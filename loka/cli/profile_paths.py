@@ -78,7 +78,9 @@ def merge_profiles(examined: Examined, files: Sequence[str]) -> Record:
     from loka.probe.profile.summarise import unite
 
     policy, loaded = examined.policy, []
-    for path in files:
+    for number, path in enumerate(files):
+        if any(os.path.exists(path) and os.path.samefile(path, other) for other in files[:number]):
+            raise InputError(f"--from: {path} is given twice; its samples would count twice: name it once")
         found = profile_file.load(path)
         if isinstance(found, Profile):
             raise InputError(

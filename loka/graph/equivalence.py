@@ -56,7 +56,9 @@ def rounding_difference(
     try:
         with torch.random.fork_rng(devices=[]), _python_random():
             for training in (True, False):
-                ours, theirs = copied().train(training), with_forward(copied(), forward).train(training)
+                ours, theirs = copied(), with_forward(copied(), forward)
+                ours.train(training)  # not chained: a model's own train() may return nothing
+                theirs.train(training)
                 found = _up_to_rounding(ours, theirs, examples)
                 if found is not None:
                     return f"rewritten, it {found[0]} {_when(training, False, found[1])}"
@@ -109,8 +111,10 @@ def _compare_all(forward: ForwardIR, examples: Examples, copied: Callable[[], nn
                 found = _compare(a, b) or _compare_state(ours, theirs)
                 if found is not None:
                     return f"traced, it {found} {_when(training, autocast, call)}"
-    rewritten = with_forward(copied(), forward, rewritten=True).eval()
-    different = _up_to_rounding(copied().eval(), rewritten, examples)
+    original, rewritten = copied(), with_forward(copied(), forward, rewritten=True)
+    original.eval()
+    rewritten.eval()
+    different = _up_to_rounding(original, rewritten, examples)
     if different is not None:
         return f"with its GEMMs written as linears, it {different[0]} {_when(False, False, different[1])}"
     return None

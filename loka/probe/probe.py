@@ -92,6 +92,10 @@ class Probe:
         for name, value in (("every", every), ("save_every", save_every), ("rows", rows)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InputError(f"probe: {name} must be a whole number of at least 1, not {value!r}")
+        if not isinstance(model, nn.Module):
+            raise InputError(f"probe: model must be the nn.Module that is trained, not a {type(model).__name__}")
+        if path is not None:
+            profile_file.check_replaceable_by_profile(path, "probe: path")
         with current_directory_importable():
             self._policy = policy if isinstance(policy, Policy) else load_policy(policy)
             built, adapted = built_model(self._policy)

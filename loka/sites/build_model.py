@@ -111,7 +111,8 @@ def _check_modules(module: nn.Module, factory: str) -> None:
     """Raise InputError for a model whose modules cannot be listed: it overrides `named_modules`, or is too deep."""
     try:
         with directory_kept():
-            for listed in (module.named_modules(), module.named_parameters(), module.named_buffers()):
+            modules = list(module.named_modules())
+            for listed in (module.named_parameters(), module.named_buffers()):
                 dict(listed)
     except RecursionError as error:
         raise InputError(
@@ -125,6 +126,13 @@ def _check_modules(module: nn.Module, factory: str) -> None:
             f"model.factory: listing the modules and parameters of {factory}() raised {describe_error(error)}; make "
             f"named_modules(), named_parameters() and named_buffers() work first"
         ) from error
+    for path, owner in modules:
+        wrong = next((name for name in vars(owner).get("_modules", ()) if not name or "." in name), None)
+        if wrong is not None:
+            raise InputError(
+                f"model.factory: {path or factory + '()'} has a child called {wrong!r}, which "
+                "torch.nn.Module.add_module refuses: a name is not empty, and holds no dot; call it otherwise"
+            )
 
 
 def _check_numbers(inputs: object, spec: str) -> None:
@@ -135,6 +143,9 @@ def _check_numbers(inputs: object, spec: str) -> None:
             f"model.inputs: what {spec} returned is nested too deeply to be read (Python's limit is "
             f"{sys.getrecursionlimit()} calls); return tensors in a tuple, a list or a dict"
         ) from error
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_nested]
+    if tensors and all(tensor.numel() == 0 for tensor in tensors):
+        raise InputError(f"model.inputs: {spec} returned empty tensors alone; return as many samples as are asked for")
     for leaf in leaves:
         if isinstance(leaf, Tensor) and leaf.is_nested:
             raise InputError(

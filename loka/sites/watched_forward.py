@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -143,7 +144,10 @@ def _watch(
 def _run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], recorder: Recorder) -> Any:
     """The frame at which the search for the model's own line ends."""
     with recorder:
-        return model(*args, **kwargs)
+        made = model(*args, **kwargs)
+        if isinstance(made, Generator | Coroutine):
+            raise TypeError(f"it returned a {type(made).__name__}, which computes nothing until it is run")
+        return made
 
 
 @contextmanager
@@ -163,6 +167,10 @@ def undisturbed() -> Iterator[None]:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
+        # torch logs a traceback of what a fake tensor refuses; the message of the refusal has its place.
+        log = logging.getLogger("torch._subclasses.fake_tensor")
+        stack.callback(setattr, log, "disabled", log.disabled)
+        log.disabled = True
         # A re-entrant checkpoint runs its block without gradients, which would hide that its inputs need them.
         reentrant.apply = staticmethod(_run_plainly)  # type: ignore[method-assign]
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -46,7 +47,9 @@ def command(
         name = identifier(Path(out).stem if out else model.partition(":")[2])
     check_name(name)
     path = Path(out or f"policies/{name}.yaml")
-    if path.exists() and not force:
+    if out is not None and not out.strip():
+        raise InputError("-o is empty; name a file, or leave the option out for policies/NAME.yaml")
+    if os.path.exists(path) and not force:
         raise InputError(f"{path}: is there already; choose another with -o, or overwrite it with --force")
     options = DraftOptions(name, model, inputs, batch_size)
     found = drafted_from(model, inputs, batch_size)

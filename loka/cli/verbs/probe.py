@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loka.cli.output import Json, PolicyPath, check_not_own, check_replaceable, note, print_json, print_line
+from loka.cli.output import Json, PolicyPath, check_not_own, note, print_json, print_line
 from loka.cli.verbs.train import SEEDS, Device
 from loka.errors import InputError
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from loka.probe.profile.profile import Profile
 
 NAME = "probe"
+MOST_STEPS = 2**31 - 1
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 
 _FROM_HELP = "Make the profile of full profiles, merged, instead of training: loka probe POLICY --from A B."
@@ -30,7 +31,8 @@ def command(
         list[str] | None, typer.Argument(metavar="FILE", help="More profiles for --from.", show_default=False)
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Training steps. Default: the policy's, or 80, or one pass.")
+        int | None,
+        typer.Option(min=1, max=MOST_STEPS, help="Training steps. Default: the policy's, or 80, or one pass."),
     ] = None,
     every: Annotated[
         int | None, typer.Option(min=1, help="Sample one step in this many. Default: as gives 20 samples.")
@@ -62,11 +64,12 @@ def command(
         _check_drift(examine(loaded), steps, every, seed, device, as_json)
         return
     from loka.cli.profile_paths import Places, check_writable
+    from loka.probe.profile import profile_file
 
     places = Places.of(loaded, out)
     check_not_own(str(places.summary), (*loaded.named, *filter(None, [loaded.measurements_file])))
     for each in (places.summary, places.full, places.interrupted):
-        check_replaceable(each, "a profile", lambda head: b'"loka.' in head)
+        profile_file.check_replaceable_by_profile(each)
     check_writable(places.summary)
     check_writable(places.full)
     examined = examine(loaded)

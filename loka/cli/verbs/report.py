@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from loka.cli.output import PolicyPath, check_not_own, check_replaceable, note, write_file
+from loka.cli.output import PolicyPath, check_not_own, note, write_file
+from loka.paths import check_replaceable
 
 NAME = "report"
 

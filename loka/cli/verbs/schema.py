@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from loka.cli.output import check_replaceable, note, write_file
+from loka.cli.output import note, write_file
+from loka.paths import check_replaceable
 
 NAME = "schema"
 

@@ -63,8 +63,8 @@ def generate(
     """
     if check and force:
         raise InputError("generate: check writes nothing, so that there is nothing to force; leave one of the two out")
-    if out is not None and keyword.iskeyword(Path(out).name):
-        raise InputError(f"--out: {out}: Python cannot import a package of that name, a keyword; name another folder")
+    if out is not None:
+        _check_out(out)
     plan = make_plan(policy)
     files = render_package(plan)
     folder = default_folder(plan.name) if out is None else Path(out)
@@ -75,3 +75,15 @@ def generate(
     if differences:
         raise CheckFailedError("\n".join(f"{folder}/{difference}" for difference in differences))
     return GeneratedPackage(plan, folder)
+
+
+def _check_out(out: str | os.PathLike[str]) -> None:
+    """Raise InputError for a folder that Python cannot import a package from."""
+    if not os.fspath(out).strip():
+        raise InputError("out is empty; name a folder, or leave it out for generated/NAME")
+    if "\0" in os.fspath(out):
+        raise InputError("--out: the folder's name holds a NUL; name another folder")
+    if os.path.abspath(out) == os.path.dirname(os.path.abspath(out)):
+        raise InputError(f"--out: {out}: a package cannot be imported from there; name a folder in it")
+    if keyword.iskeyword(Path(out).name):
+        raise InputError(f"--out: {out}: Python cannot import a package of that name, a keyword; name another folder")

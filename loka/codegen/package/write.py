@@ -42,7 +42,7 @@ def write_package(files: Mapping[str, str], folder: Path, force: bool = False) -
     Files that LoKA did not write stay. Raises InputError if a file was edited since it was generated (unless `force`),
     if another run has locked the folder, and if writing fails.
     """
-    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    missing = [place for place in (folder, *folder.parents) if not os.path.exists(place)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder):

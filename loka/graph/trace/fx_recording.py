@@ -53,8 +53,10 @@ def fx_record(module: nn.Module, expand: frozenset[str], calls: Sequence[Example
     CannotTraceError with the reason and the line of the user's code.
     """
     reads = _ReadLog(module)
-    training = _trace(module.train(), expand, calls, reads)
-    evaluation = _trace(module.eval(), expand, calls, reads)
+    module.train()  # its result is not used: a model's own train() may return nothing
+    training = _trace(module, expand, calls, reads)
+    module.eval()
+    evaluation = _trace(module, expand, calls, reads)
     inlined = [module, *(module.get_submodule(name) for name in training.called)]
     return FxRecording(_merge(training, evaluation, inlined), tuple(training.called), reads.names)
 

@@ -140,11 +140,13 @@ def copy_owner(module: nn.Module, expand: frozenset[str]) -> nn.Module:
         memo[id(child)] = child
         memo.update((id(parameter), parameter) for parameter in child.parameters())
     try:
-        copied: nn.Module = copy.deepcopy(module, memo)
+        copied: object = copy.deepcopy(module, memo)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # __deepcopy__ and pickling hooks of the user's classes can raise anything
         raise CannotTraceError(f"the module cannot be copied ({type(error).__name__}: {message_of(error)})") from error
+    if not isinstance(copied, nn.Module):
+        raise CannotTraceError(f"the module cannot be copied (copy.deepcopy made a {type(copied).__name__} of it)")
     return copied
 
 

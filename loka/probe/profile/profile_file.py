@@ -25,7 +25,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from loka.errors import InputError, UncheckedWarning
-from loka.paths import open_plain, resolved_path
+from loka.paths import check_replaceable, open_plain, resolved_path
 from loka.probe.profile import header, stat_tensors
 from loka.probe.profile.checksum import LENGTH, is_whole, with_checksum
 from loka.probe.profile.header import Parsed
@@ -60,6 +60,11 @@ def save(path: str | Path, recorded: RecordedStats | Profile) -> None:
             f"{path}: cannot write the profile: {error.strerror or error}; free space or choose another place; what "
             "was there before is still there"
         ) from error
+
+
+def check_replaceable_by_profile(path: str | Path, option: str = "-o") -> None:
+    """Raise InputError where saving a profile would replace a file of another kind."""
+    check_replaceable(path, "a profile", lambda head: b'"loka.' in head, option)
 
 
 def load(path: str | Path) -> RecordedStats | Profile:
