@@ -1,4 +1,4 @@
-"""Models whose own methods do not keep to torch's conventions, and rules that set nothing."""
+"""Models whose own methods do not keep to torch's conventions."""
 
 from __future__ import annotations
 
@@ -87,15 +87,6 @@ def test_inputs_without_samples(generated):
     ran = generated(rows="0")
     assert ran.status == 2
     assert "returned empty tensors alone; return as many samples as are asked for" in ran.err
-
-
-def test_a_rule_that_sets_nothing(tmp_path, generated, loka):
-    generated()
-    with (tmp_path / "tower.yaml").open("a") as file:
-        file.write('rules: [{match: "a", optional: true, note: later}]\n')
-    ran = loka("validate", "tower.yaml")
-    assert (ran.status, ran.out) == (2, "")
-    assert "the rule sets nothing; add a field to it, as in compute: keep, or take it out" in ran.err
 
 
 def test_a_shape_error_has_one_message(generated, caplog):

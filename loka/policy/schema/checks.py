@@ -95,13 +95,6 @@ def requantize_transpose(value: _F) -> _F:
     return value
 
 
-def rule(value: _F) -> _F:
-    """A rule sets something."""
-    if value.model_fields_set <= {"match", "optional", "note"}:
-        raise refuse("the rule sets nothing; add a field to it, as in compute: keep, or take it out")
-    return value
-
-
 def criteria(value: _F) -> _F:
     """Criteria are not empty, and no lower bound exceeds its upper bound."""
     if not value.model_fields_set:

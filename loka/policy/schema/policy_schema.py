@@ -304,9 +304,7 @@ class PolicySetting(SchemaModel):
         "Measurements", "Kernels that loka bench kernels measured, relative to this file; left out: the set that ships."
     )
     defaults: SiteSetting | None = doc("Defaults", "What holds for every site before the rules.")
-    rules: list[Annotated[RuleSetting, AfterValidator(checks.rule)]] | None = doc(
-        "Rules", "In order; each sets only the fields that it names; later wins."
-    )
+    rules: list[RuleSetting] | None = doc("Rules", "In order; each sets only the fields that it names; later wins.")
     mods: list[ModFields] | None = _MODS  # `policy_setting` replaces this by the models of mods
 
 
