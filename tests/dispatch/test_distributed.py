@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from torch import multiprocessing
@@ -104,6 +106,7 @@ def group(tmp_path):
     """A process group of this process alone."""
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     yield
+    gc.collect()  # where DDP's reducer is the last to hold the group, freeing it can wait for ever
     torch.distributed.destroy_process_group()
 
 

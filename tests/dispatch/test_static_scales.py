@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import struct
 
 import pytest
@@ -83,6 +84,8 @@ def test_ddp_leaves_the_records_of_each_rank_alone(model, tmp_path):
         patch.remove()
         assert model._ddp_params_and_buffers_to_ignore == ["own"]
     finally:
+        wrapped = None
+        gc.collect()  # where DDP's reducer is the last to hold the group, freeing it can wait for ever
         dist.destroy_process_group()
 
 
