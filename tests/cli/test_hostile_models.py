@@ -47,9 +47,9 @@ MODELS = {
         "model.inputs: shopmodel:inputs returned a nested tensor",
     ),
     "a bare linear": ("def build(): return nn.Linear(13, 1)\n", "shopmodel:build() returned a bare Linear"),
-    "a linear without inputs": (
-        "def build(): return nn.Sequential(nn.Linear(0, 4))\ndef inputs(b): return torch.randn(b, 0)\n",
-        "model: the weight of '0' has 0 inputs and 4 outputs",
+    "a linear without outputs": (
+        "def build(): return nn.Sequential(nn.Linear(13, 0), nn.Linear(0, 1))\n",
+        "model: the weight of '0' has 13 inputs and 0 outputs",
     ),
 }
 
