@@ -26,7 +26,7 @@ from loka import dispatch
 
 from . import fused
 
-STAMP = "b0bb7f2e3fb7514a8df2f2bea746acf8c2003f783a5a7ac07d47450ce2e15b43"
+STAMP = "1f16465c6e70a6871aeee63f89f44159ac1e0c07b40ed30ca793dbd6e219f556"
 
 E4M3_MAX = 448.0  # largest finite value
 AMAX_FLOOR = 2.0**-100  # keeps the scale of a zero block positive

@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "b0bb7f2e3fb7514a8df2f2bea746acf8c2003f783a5a7ac07d47450ce2e15b43"
+STAMP = "1f16465c6e70a6871aeee63f89f44159ac1e0c07b40ed30ca793dbd6e219f556"
 
 
 class EmbedDense(dispatch.Bound):

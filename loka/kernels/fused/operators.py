@@ -1,4 +1,8 @@
-"""Registers generated kernels as operators `loka_generated::NAME`; helpers of their host functions.
+"""Runs generated kernels: on a GPU directly, where torch.compile sees them, otherwise as opaque operators.
+
+An eager call on a GPU runs the host function in `triton_kernels`, and Dynamo traces the same function, so that Inductor
+launches the Triton kernel from its own wrapper and plans its memory. The operator `loka_generated::NAME` is what runs
+elsewhere: the reference on the CPU, and any call under a TorchDispatchMode, which sees operators only.
 
 Imported by generated packages; needs only torch and the standard library.
 """
@@ -6,6 +10,7 @@ Imported by generated packages; needs only torch and the standard library.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -28,8 +33,8 @@ def operator(
     reference: Callable[..., Any],
     fake: Callable[..., Any],
     changes: tuple[str, ...] = (),
-) -> torch._ops.OpOverload:
-    """The operator `loka_generated::NAME`, registered on its first call.
+) -> Callable[..., Any]:
+    """A function that runs a kernel, with its operator `loka_generated::NAME` as `overload`, registered once.
 
     `reference` is the typed function that the schema is inferred from and that runs on the CPU; `cuda` launches the
     kernel; `fake` gives shapes and dtypes. None of them returns an argument; `changes` names those that `cuda` and
@@ -46,26 +51,68 @@ def operator(
             f"{NAMESPACE}::{name}", known_to_inductor(f"{NAMESPACE}::{name}", fake), lib=_library
         )
         _library.impl(name, reference, "CPU")  # type: ignore[no-untyped-call]
-        _library.impl(name, _on_its_device(name), "CUDA")  # type: ignore[no-untyped-call]
+        _library.impl(name, lambda *arguments: _on_its_device(_cuda[name], arguments), "CUDA")  # type: ignore[no-untyped-call]
     overload: torch._ops.OpOverload = getattr(packet, name).default
-    return overload
+
+    def run(*arguments: Any) -> Any:
+        if arguments[0].is_cuda and runs_directly():
+            return _on_its_device(cuda, arguments)
+        return overload(*arguments)
+
+    run.overload = overload  # type: ignore[attr-defined]
+    return run
 
 
-def deferred(package: str, function: str) -> Callable[..., Any]:
-    """The function of that name in `package`.triton_kernels, imported on the first call, with Triton.
+def runs_directly() -> bool:
+    """True if a call on a GPU need not be an operator: in plain eager mode, and where Dynamo traces."""
+    return torch.compiler.is_dynamo_compiling() or not torch._C._len_torch_dispatch_stack()
 
-    So a generated package can be imported, and its references run, without Triton.
+
+def host_function(package: str, function: str) -> Callable[..., Any]:
+    """The function of that name in `package`.triton_kernels, where torch is built for GPUs and Triton is installed.
+
+    Elsewhere one that raises InputError, so that a generated package can be imported, and its references run, without
+    Triton.
     """
-
-    @cache
-    def load() -> Callable[..., Any]:
+    if torch.version.cuda is not None and importlib.util.find_spec("triton") is not None:
         found: Callable[..., Any] = getattr(importlib.import_module(f"{package}.triton_kernels"), function)
         return found
 
-    def launch(*arguments: Any) -> Any:
-        return load()(*arguments)
+    def missing(*arguments: Any) -> Any:
+        raise InputError(
+            f"{package}.{function} needs Triton and a torch that is built for GPUs; install them, or move the model to "
+            "the CPU"
+        )
 
-    return launch
+    return missing
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Tensor | int, num_warps: int) -> None:
+    """Launch a Triton kernel on tensors and integers, in the order of its parameters.
+
+    Under torch.compile it is a plain launch, which Dynamo sees. Otherwise the compiled kernel is remembered for each
+    set of what Triton specialises on (dtypes, alignment, divisibility), and later launches skip its argument binding:
+    about 8 us for the host instead of 25 (H200, Triton 3.6).
+    """
+    if torch.compiler.is_dynamo_compiling():
+        kernel[grid](*arguments, num_warps=num_warps)
+        return
+    compiled_kernels = kernel.__dict__.setdefault("loka_compiled", {})
+    key = (torch.cuda.current_device(), num_warps, *map(_specialization, arguments))
+    compiled = compiled_kernels.get(key)
+    if compiled is not None:
+        compiled[(*grid, 1, 1)](*arguments)
+        return
+    compiled = kernel[grid](*arguments, num_warps=num_warps)
+    if hasattr(compiled, "packed_metadata"):  # not so under Triton's interpreter
+        compiled_kernels[key] = compiled
+
+
+def _specialization(argument: Tensor | int) -> tuple[Any, ...]:
+    """What Triton compiles a kernel for: at least all that two different kernels can differ in."""
+    if isinstance(argument, Tensor):
+        return argument.dtype, argument.data_ptr() % 16
+    return argument == 1, argument % 16 == 0, argument >> 31
 
 
 def known_to_inductor(qualified: str, fake: Callable[..., Any]) -> Callable[..., Any]:
@@ -104,9 +151,7 @@ def programs_for(m: int, device: torch.device, rows: int, per_multiprocessor: in
     if device.type != "cuda":
         return 1
     steps = (m + rows - 1) // rows
-    most = torch.sym_min(steps, per_multiprocessor * multiprocessors(device.index))  # type: ignore[no-untyped-call]
-    count: int = torch.sym_max(most, 1)  # type: ignore[no-untyped-call]
-    return count
+    return _at_least(_at_most(steps, per_multiprocessor * multiprocessors(device.index)), 1)
 
 
 def row_parts(x: Tensor, rows: int, across: int, per_multiprocessor: int) -> int:
@@ -119,9 +164,7 @@ def row_parts(x: Tensor, rows: int, across: int, per_multiprocessor: int) -> int
         return 1
     steps = (x.shape[0] + rows - 1) // rows
     places = max(1, per_multiprocessor * multiprocessors(x.device.index) // across)
-    most = torch.sym_min(steps, places)  # type: ignore[no-untyped-call]
-    count: int = torch.sym_max(most, 1)  # type: ignore[no-untyped-call]
-    return count
+    return _at_least(_at_most(steps, places), 1)
 
 
 def tiles(x: Tensor, side: int) -> int:
@@ -129,14 +172,17 @@ def tiles(x: Tensor, side: int) -> int:
     if x.device.type != "cuda":
         return 1
     down, across = ((size + side - 1) // side for size in x.shape)
-    most = torch.sym_max(down, 1) * torch.sym_max(across, 1)  # type: ignore[no-untyped-call]
-    count: int = most
-    return count
+    return _at_least(down, 1) * _at_least(across, 1)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def multiprocessors(device: int | None) -> int:
+    """Number of multiprocessors of a CUDA device."""
+    return _multiprocessors(device)
 
 
 @cache
-def multiprocessors(device: int | None) -> int:
-    """Number of multiprocessors of a CUDA device, cached."""
+def _multiprocessors(device: int | None) -> int:
     count: int = torch.cuda.get_device_properties(device).multi_processor_count
     return count
 
@@ -209,15 +255,28 @@ def check_overflow_stats(overflow_stats: Tensor) -> None:
         )
 
 
-def _on_its_device(name: str) -> Callable[..., Any]:
-    """The CUDA implementation, run with the first argument's device as the current one, where kernels are launched."""
+def _on_its_device(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """Call a host function with the first argument's device as the current one, where Triton launches."""
+    if torch.compiler.is_dynamo_compiling():  # Inductor launches on the device of the tensors
+        return function(*arguments)
+    device = arguments[0].device.index
+    if device == torch.cuda.current_device():
+        return function(*arguments)
+    with torch.cuda.device(device):
+        return function(*arguments)
 
-    def run(*arguments: Any) -> Any:
-        launch = _cuda[name]
-        device = arguments[0].device.index
-        if device == torch.cuda.current_device():
-            return launch(*arguments)
-        with torch.cuda.device(device):
-            return launch(*arguments)
 
-    return run
+def _at_most(size: int, limit: int) -> int:
+    """min(size, limit), where a symbolic size must not become a guard."""
+    if type(size) is int or torch.compiler.is_dynamo_compiling():
+        return min(size, limit)
+    least: int = torch.sym_min(size, limit)  # type: ignore[no-untyped-call]
+    return least
+
+
+def _at_least(size: int, limit: int) -> int:
+    """max(size, limit), where a symbolic size must not become a guard."""
+    if type(size) is int or torch.compiler.is_dynamo_compiling():
+        return max(size, limit)
+    most: int = torch.sym_max(size, limit)  # type: ignore[no-untyped-call]
+    return most

@@ -34,7 +34,8 @@ def aligned(x: Tensor) -> Tensor:
 
 def programs(x: Tensor, tiles: int, per_multiprocessor: int) -> int:
     """Number of programs for `tiles` on x's device."""
-    return min(tiles, per_multiprocessor * multiprocessors(x.device.index))
+    most: int = min(tiles, per_multiprocessor * multiprocessors(x.device.index))
+    return most
 
 
 def with_rows(x: Tensor) -> Tensor:
