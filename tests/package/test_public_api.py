@@ -40,6 +40,7 @@ def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "smallmodel.py").write_text(MODEL, encoding="utf-8")
     (tmp_path / "small.yaml").write_text(POLICY, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
+    sys.modules.pop("smallmodel", None)  # another test's
     yield Path("small.yaml")
     sys.modules.pop("smallmodel", None)
 

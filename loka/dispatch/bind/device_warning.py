@@ -13,7 +13,7 @@ from loka.kernels.gemm.gpu_here import has_fp8
 
 
 def warn_of_devices(package: str, target: str, modules: Iterable[nn.Module], stacklevel: int) -> None:
-    """Warn if `modules` are on a CPU, a GPU without FP8 or a GPU that is not `target`, but for "reference", or on meta."""
+    """Warn if `modules` are on the meta device or, unless for "reference", a CPU, a GPU without FP8 or another GPU."""
     devices = {parameter.device for module in modules for parameter in module.parameters()}
     if target == "reference":
         devices = {device for device in devices if device.type == "meta"}
