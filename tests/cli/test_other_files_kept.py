@@ -47,6 +47,14 @@ def test_a_package_is_not_called_by_a_keyword(out, shop, loka):
     assert shop.files() == before
 
 
+def test_nor_by_a_name_with_a_dot(shop, loka):
+    before = shop.files()
+    ran = loka("generate", shop.policy, "--out", "generated/v1.2")
+    assert (ran.status, ran.out) == (2, "")
+    assert "--out: generated/v1.2: Python cannot import a package with a dot in its name" in ran.err
+    assert shop.files() == before
+
+
 def test_a_probe_keeps_a_file_of_another_kind(shop, monkeypatch):
     import loka
 

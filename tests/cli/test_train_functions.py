@@ -72,6 +72,16 @@ def test_a_loss_that_cannot_be_used(code, refuses):
 
 
 @pytest.mark.parametrize("verb", ["probe", "train"])
+def test_a_loss_of_one_number_may_have_a_dimension(verb, shop, loka, policy_text, monkeypatch):
+    monkeypatch.delitem(sys.modules, "clumsy", raising=False)
+    (shop.folder / "clumsy.py").write_text("def loss(output, target):\n    return output.square().sum().reshape(1)\n")
+    policy = shop.write_policy(policy_text.replace("shopmodel:loss", "clumsy:loss"))
+    assert loka("generate", policy).status == 0
+    ran = loka(verb, policy)
+    assert ran.status == 0, ran.err
+
+
+@pytest.mark.parametrize("verb", ["probe", "train"])
 def test_a_target_that_is_none(verb, shop, loka, policy_text, monkeypatch):
     monkeypatch.delitem(sys.modules, "clumsy", raising=False)
     code = "def batches(batch_size, seed):\n    return [((torch.ones(batch_size, 13),), None)]\n"

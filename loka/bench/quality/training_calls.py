@@ -133,14 +133,14 @@ def movable(target: Any) -> Any:
 
 
 def scalar(loss: object) -> Tensor:
-    """The loss. Raises TrainingCallError where it is no Tensor of one number that has a gradient."""
+    """The loss, without dimensions. Raises TrainingCallError where it is no Tensor of one number with a gradient."""
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         raise TrainingCallError(LOSS, f"it returned {_shown(loss)}; return a Tensor of one number")
     if loss.is_complex():
         raise TrainingCallError(LOSS, f"it returned a Tensor of {loss.dtype}; return a real number")
     if not loss.requires_grad:
         raise TrainingCallError(LOSS, "its result has no gradient; compute it from the output, without detaching it")
-    return loss
+    return loss.reshape(())
 
 
 def _shown(value: object) -> str:

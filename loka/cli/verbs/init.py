@@ -32,7 +32,7 @@ def command(
             show_default=False,
         ),
     ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples in a step.")] = 4096,
+    batch_size: Annotated[int, typer.Option(min=1, max=2**31 - 1, help="Samples in a step.")] = 4096,
     name: Annotated[
         str | None, typer.Option(help="Of the policy. Default: that of the file.", show_default=False)
     ] = None,

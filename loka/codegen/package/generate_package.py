@@ -89,5 +89,8 @@ def _check_out(out: str | os.PathLike[str]) -> None:
         raise InputError("--out: the folder's name holds a NUL; name another folder")
     if os.path.abspath(out) == os.path.dirname(os.path.abspath(out)):
         raise InputError(f"--out: {out}: a package cannot be imported from there; name a folder in it")
-    if keyword.iskeyword(Path(out).name):
+    name = os.path.basename(os.path.abspath(out))
+    if keyword.iskeyword(name):
         raise InputError(f"--out: {out}: Python cannot import a package of that name, a keyword; name another folder")
+    if "." in name:
+        raise InputError(f"--out: {out}: Python cannot import a package with a dot in its name; name another folder")
