@@ -10,6 +10,7 @@ from loka.mods.policy_loader import load_policy
 from loka.plan.draft import DraftOptions, draft_policy, identifier
 
 
+@pytest.mark.slow
 def test_the_draft_loads_plans_and_keeps_until_there_is_evidence(shop, loka):
     ran = loka("init", "shopmodel:build", "-o", "policies/first.yaml", "--batch-size", "32")
     assert (ran.status, ran.out) == (0, "")

@@ -149,6 +149,7 @@ def test_every_reason_of_one_forward_is_told_once_with_all_that_it_is_of(small):
     assert f"; {layers} multiplies by a sigmoid of what it multiplies at smallmodel.py:{first + 1} '" in ran.err
 
 
+@pytest.mark.slow
 def test_a_linear_with_a_hook_of_its_own_is_padded(small):
     ran = small("hooked", "{use: pad_alignment, match: up}")
     assert ran.status == 0, ran.err

@@ -31,6 +31,7 @@ def test_a_full_form_of_another_kind_is_kept(shop, loka):
     assert ran.err.startswith("-o: mine.full.safetensors is there already, and is not a profile")
 
 
+@pytest.mark.slow
 def test_a_schema_and_a_report_replace_their_own(shop, loka):
     (shop.folder / "empty.json").touch()
     for _ in range(2):
@@ -88,6 +89,7 @@ def test_a_draft_has_a_name(shop, loka):
     assert (long.status, "cannot be written" in long.err or "use at most" in long.err) == (2, True)
 
 
+@pytest.mark.slow
 def test_a_profile_is_not_merged_with_itself(shop, loka):
     assert loka("probe", shop.policy, "--steps", "2", "--every", "1").status == 0
     full = "policies/profiles/shop.full.safetensors"
