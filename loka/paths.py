@@ -27,6 +27,17 @@ def open_plain(path: str | os.PathLike[str]) -> BufferedReader:
     return file
 
 
+def path_argument(value: object, what: str, expected: str = "a path") -> str:
+    """An argument of the Python API that names a file, as text; `what` names it in messages.
+
+    Raises InputError for another type than str or os.PathLike of str.
+    """
+    text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(text, str):
+        raise InputError(f"{what} must be {expected}, not {'None' if value is None else f'a {type(value).__name__}'}")
+    return text
+
+
 def shown(path: str | os.PathLike[str]) -> str:
     """A path as messages repeat it: one of thousands of characters is cut in its middle."""
     text = os.fspath(path)

@@ -52,6 +52,7 @@ def read_policy(path: Path | str, mods: ModSchemas) -> Policy:
     if documents.tree is not None:
         _refuse_plan(documents.tree)
         setting = _validate(documents.tree, documents.complete, problems, mods)
+        problems += _overridden(documents.bases, problems, mods)
     if problems or setting is None or documents.tree is None:
         raise PolicyError(_in_order(problems, documents))
     if documents.renamed:
@@ -81,6 +82,26 @@ def _validate(
     except ValidationError as error:
         problems += validation_errors(error.errors(include_url=False), tree, complete, mods)
         return None
+
+
+def _overridden(bases: tuple[Mapping, ...], known: list[Problem], mods: ModSchemas) -> list[Problem]:
+    """Wrong values and unknown keys of bases that the policy overrides, so that they are not in the merged tree.
+
+    A base need not be complete, and two of its values may fit only together with what overrides one of them.
+    """
+    places = {(each.file, each.line, each.column) for each in known}
+    found: list[Problem] = []
+    for base in bases:
+        try:
+            policy_schema.policy_setting(mods).model_validate(plain(base))
+        except ValidationError as error:
+            wrong = [
+                each
+                for each in error.errors(include_url=False)
+                if each["type"] != "loka" or not isinstance(follow(base, each["loc"]).node, Mapping)
+            ]
+            found += validation_errors(wrong, base, False, mods)
+    return [each for each in found if (each.file, each.line, each.column) not in places]
 
 
 def _in_order(problems: list[Problem], documents: Documents) -> list[Problem]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -16,7 +17,8 @@ from torch import nn
 from loka.errors import InputError, LokaError
 from loka.mods.fingerprint import ModFingerprint, mod_fingerprints
 from loka.mods.modded_model import built_model
-from loka.mods.policy_loader import load_policy
+from loka.mods.policy_loader import policy_argument
+from loka.paths import path_argument, shown
 from loka.policy.policy import Policy
 from loka.probe.capture.graph_replay import Replays
 from loka.probe.capture.live_sites import check_adapted, find_live
@@ -95,9 +97,11 @@ class Probe:
         if not isinstance(model, nn.Module):
             raise InputError(f"probe: model must be the nn.Module that is trained, not a {type(model).__name__}")
         if path is not None:
-            profile_file.check_replaceable_by_profile(path, "probe: path")
+            _check_path(path)
+        if group is not None and not isinstance(group, torch.distributed.ProcessGroup):
+            raise InputError(f"probe: group must be a ProcessGroup of torch.distributed, not a {type(group).__name__}")
         with current_directory_importable():
-            self._policy = policy if isinstance(policy, Policy) else load_policy(policy)
+            self._policy = policy_argument(policy, "probe: policy")
             built, adapted = built_model(self._policy)
             sites = find_sites(built).sites
         self.unseen_steps = 0  # sampled steps without any operand of a site
@@ -305,3 +309,17 @@ def _recorded(
 def _rows_of(site: SiteStats, expected: int) -> int:
     """M of a call: the average of the calls seen, otherwise that of the policy's batch size."""
     return site.input.rows // site.input.calls if site.input is not None and site.input.calls else expected
+
+
+def _check_path(path: object) -> None:
+    """Raise InputError for a path that no profile can be saved at: the first save may be hours away."""
+    text = path_argument(path, "probe: path")
+    if not text.strip() or "\0" in text:
+        wrong = "holds a NUL" if text.strip() else "is empty"
+        raise InputError(f"probe: path {wrong}; name a file, or leave it out to save nothing")
+    profile_file.check_replaceable_by_profile(text, "probe: path")
+    above = next(folder for folder in Path(os.path.abspath(text)).parents if os.path.lexists(folder))
+    if os.path.isdir(text):
+        raise InputError(f"probe: path: {shown(text)} is a folder; name a file in it")
+    if not above.is_dir():
+        raise InputError(f"probe: path: {shown(above)} is no folder; name a file in one")
