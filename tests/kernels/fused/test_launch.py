@@ -1,0 +1,114 @@
+"""Eager launches: a compiled kernel is used again for the same specialisation only, and a plain launch is traced."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from loka.errors import InputError
+from loka.kernels.fused import operators
+
+
+class Kernel:
+    """Stands for a Triton kernel: remembers what was compiled and what was launched."""
+
+    def __init__(self) -> None:
+        self.compiled: list[dict[str, int]] = []
+        self.launched: list[tuple[int, tuple[int, ...]]] = []  # number of the compiled kernel, grid
+
+    def __getitem__(self, grid: tuple[int, ...]):
+        def run(*arguments: object, **options: int) -> Compiled:
+            self.compiled.append(options)
+            made = Compiled(self, len(self.compiled) - 1)
+            made[(*grid, 1, 1)](*arguments)
+            return made
+
+        return run
+
+
+class Compiled:
+    packed_metadata = ()
+
+    def __init__(self, kernel: Kernel, number: int) -> None:
+        self.kernel, self.number = kernel, number
+
+    def __getitem__(self, grid: tuple[int, ...]):
+        return lambda *arguments: self.kernel.launched.append((self.number, grid))
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    return Kernel()
+
+
+def numbers(kernel: Kernel) -> list[int]:
+    return [number for number, _ in kernel.launched]
+
+
+def test_a_second_launch_uses_the_compiled_kernel(kernel: Kernel) -> None:
+    x = torch.zeros(64, 32)
+    for rows in (64, 32, 96):
+        operators.launch(kernel, (rows,), x, rows, num_warps=4)
+    assert kernel.compiled == [{"num_warps": 4}]
+    assert kernel.launched == [(0, (64, 1, 1)), (0, (32, 1, 1)), (0, (96, 1, 1))]
+
+
+ALIGNED = torch.zeros(64)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [(ALIGNED.half(), 32), (ALIGNED[1:], 32), (ALIGNED, 33), (ALIGNED, 1), (ALIGNED, 1 << 40)],
+    ids=["dtype", "address", "not by 16", "one", "64 bits"],
+)
+def test_what_triton_specialises_on_is_compiled_anew(kernel: Kernel, other: tuple[Tensor, int]) -> None:
+    usual = (ALIGNED, 32)
+    for tensor, number in (usual, other, usual, other):
+        operators.launch(kernel, (1,), tensor, number, num_warps=4)
+    assert numbers(kernel) == [0, 1, 0, 1]
+
+
+def test_warps_and_devices_have_kernels_of_their_own(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    operators.launch(kernel, (1,), ALIGNED, num_warps=4)
+    operators.launch(kernel, (1,), ALIGNED, num_warps=8)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    operators.launch(kernel, (1,), ALIGNED, num_warps=4)
+    operators.launch(kernel, (1,), ALIGNED, num_warps=4)
+    assert numbers(kernel) == [0, 1, 2, 2]
+
+
+def test_what_is_not_a_compiled_kernel_is_not_kept(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's interpreter returns None from a launch."""
+    monkeypatch.delattr(Compiled, "packed_metadata")
+    for _ in range(2):
+        operators.launch(kernel, (1,), ALIGNED, num_warps=4)
+    assert len(kernel.compiled) == 2
+
+
+def test_without_triton_a_launch_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(InputError, match=r"sample\.quantise needs Triton"):
+        operators.host_function("sample", "quantise")(torch.zeros(1))
+
+
+def test_a_dispatch_mode_sees_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call on a GPU is direct, unless a mode is active, which would not see it."""
+    seen: list[str] = []
+    run = operators.operator(
+        "runs_directly_or_not", lambda x: seen.append("direct"), _plus_one, lambda x: torch.empty_like(x)
+    )
+    on_gpu = SimpleNamespace(is_cuda=True, device=torch.device("cuda", 0))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    run(on_gpu)
+    assert seen == ["direct"]
+    with torch.utils._python_dispatch.TorchDispatchMode(), pytest.raises((TypeError, RuntimeError)):
+        run(on_gpu)  # the operator takes no such thing
+    assert seen == ["direct"]
+
+
+def _plus_one(x: Tensor) -> Tensor:
+    return x + 1
