@@ -14,7 +14,7 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import concat_norm_reference, fm_reference
 from loka.kernels.fused.norm import norm_reference
 
-STAMP = "b0bb7f2e3fb7514a8df2f2bea746acf8c2003f783a5a7ac07d47450ce2e15b43"
+STAMP = "732acb1a69e1ea0170761c2fb0b169bcce729614c417773f5615e5a796330ba9"
 
 
 def _add_backward_e4m3_256_reference(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

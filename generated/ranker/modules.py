@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "b0bb7f2e3fb7514a8df2f2bea746acf8c2003f783a5a7ac07d47450ce2e15b43"
+STAMP = "732acb1a69e1ea0170761c2fb0b169bcce729614c417773f5615e5a796330ba9"
 
 
 class EmbedDense(dispatch.Bound):

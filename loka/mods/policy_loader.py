@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 
 from loka.mods.registry import mod_schemas
 from loka.policy.load import read_policy
 from loka.policy.policy import Policy
 
 
-def load_policy(path: Path | str) -> Policy:
+def load_policy(path: str | os.PathLike[str]) -> Policy:
     """Read a policy and the bases that it extends.
 
     Does not run the code that they name, and needs neither torch nor a GPU. Problems that depend on the model (patterns
@@ -21,6 +21,7 @@ def load_policy(path: Path | str) -> Policy:
     Raises:
         PolicyError: With all problems, each with its `file:line:column`; also if the file, or one that it extends,
             cannot be read.
+        InputError: `path` is no path.
 
     Warns:
         RenamedWarning: For a field under its old name.

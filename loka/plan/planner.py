@@ -107,7 +107,7 @@ def planned(policy: str | os.PathLike[str] | Policy, gains: bool = False) -> Pla
     With `gains`, the plan includes the measured gain of each mod, which takes another planning for each of them.
     """
     with deferred_gc(), directory_kept():  # ten thousand sites make a million objects and hardly any garbage
-        loaded = policy if isinstance(policy, Policy) else load_policy(os.fspath(policy))
+        loaded = policy if isinstance(policy, Policy) else load_policy(policy)
         known = open_profile(loaded)
         measurements = open_measurements(loaded)
         kernels = () if loaded.measurements is not None else _WITH_TORCH

@@ -8,14 +8,15 @@ that changed.
 from __future__ import annotations
 
 import json
+import reprlib
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import isfinite
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from loka.devices.targets import TargetDevice
 from loka.errors import InputError
@@ -38,6 +39,7 @@ FORMAT = "loka.plan"
 # 2: measurements, and kernels by rows; 3: mods; 4: interactions; 5: current names (`older_plans`). A plan is written in
 # the first version that can represent it.
 VERSION = 5
+_INFINITE = ("inf", "-inf", "nan")
 _BUDGET = ("budget.mere", "budget.sqnr_db", "budget.min_speedup")
 
 Row = TypeVar("Row", bound=Hashable)
@@ -67,6 +69,8 @@ class _TimingRow:
 @dataclass(frozen=True, slots=True)
 class _PlanFile:
     """The layout of plan.json."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")  # of all rows too
 
     format: Literal["loka.plan"]
     version: Literal[1, 2, 3, 4, 5]
@@ -171,40 +175,49 @@ def from_json(text: str, name: str = "plan.json") -> Plan:
     Raises InputError for text that is truncated, is no plan, or was written by a newer LoKA.
     """
     try:
-        data = json.loads(text)
+        data = json.loads(text, object_pairs_hook=_each_key_once)
     except json.JSONDecodeError as error:
         raise InputError(
             f"{name}:{error.lineno}:{error.colno}: not a whole JSON file ({error.msg}); it may have been cut short: "
             "make it again with `loka generate`"
         ) from error
-    except ValueError as error:  # a number with more digits than Python reads
+    except ValueError as error:  # a key twice, or a number with more digits than Python reads
         raise InputError(f"{name}: damaged: {error}; make the plan again with `loka generate`") from error
     except RecursionError as error:
         raise InputError(f"{name}: nested too deeply to be a plan; name a plan.json of `loka generate`") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise InputError(f"{name}: not a plan of LoKA; name a plan.json of `loka generate`, or a policy (.yaml)")
     version = data.get("version")
-    if not isinstance(version, int) or version > VERSION:
+    if type(version) is not int or version > VERSION:
         raise InputError(
             f"{name}: the plan has version {version!r} and this LoKA reads up to {VERSION}: upgrade LoKA, or make the "
             "plan again with `loka generate`"
         )
     try:
-        if version < FIRST_WITH_TODAYS_NAMES or '"by_rows"' in text:
+        infinite = _read_evidence(data)
+        if version < FIRST_WITH_TODAYS_NAMES or '"by_rows"' in text or infinite:
             text = json.dumps(upgraded(data))
-        file = _adapter().validate_json(text)
+        file = _adapter().validate_json(text, strict=True)
         _refuse_nonsense(file, name)
         return _from_file(file)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise InputError(
-            f"{name}: damaged at {place}: {first['msg']}; make the plan again with `loka generate`"
-        ) from error
+        what = "is no field of a plan" if first["type"] == "unexpected_keyword_argument" else first["msg"]
+        raise InputError(f"{name}: damaged at {place}: {what}; make the plan again with `loka generate`") from error
     except IndexError as error:
         raise InputError(
             f"{name}: damaged: a site names a row that the file lacks; make the plan again with `loka generate`"
         ) from error
+
+
+def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON. Raises ValueError where a key is there twice: readers differ in which they take."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"the key {reprlib.repr(twice)} is there twice in one object")
+    return found
 
 
 def _refuse_nonsense(file: _PlanFile, name: str) -> None:
@@ -212,6 +225,11 @@ def _refuse_nonsense(file: _PlanFile, name: str) -> None:
     wrong = ""
     if file.batch_size < 1:
         wrong = f"batch_size is {file.batch_size}, and has to be 1 or more"
+    if not file.sites and (file.decisions or file.histories):
+        wrong = "it has no sites, but decisions for them"
+    for each in (row.site for row in file.sites):
+        if min(each.k, each.n, each.calls, each.rows.at(file.batch_size)) < 0 or not 0 <= each.share <= 1:
+            wrong = f"a size or the share of site {reprlib.repr(each.name)} cannot be"
     counts = Counter(row.site.name for row in file.sites)
     for site, count in counts.items():
         if count > 1:
@@ -336,6 +354,19 @@ def _show_evidence(decision: dict[str, Any]) -> None:
         return
     for name in ("mere", "sqnr_db"):
         evidence[name] = {end: value if isfinite(value) else str(value) for end, value in evidence[name].items()}
+
+
+def _read_evidence(data: dict[str, Any]) -> bool:
+    """Undoes `_show_evidence` in the data of a file, which elsewhere has no number as text; True if it had any."""
+    found = False
+    decisions: Any = data.get("decisions")
+    for decision in decisions if isinstance(decisions, list) else ():
+        evidence: Any = decision.get("evidence") if isinstance(decision, dict) else None
+        for ends in evidence.values() if isinstance(evidence, dict) else ():
+            for end, value in ends.items() if isinstance(ends, dict) else ():
+                if value in _INFINITE:
+                    ends[end], found = float(value), True
+    return found
 
 
 def _show_transposed(decision: dict[str, Any]) -> None:

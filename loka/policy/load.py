@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from loka.devices.targets import DEFAULT_TARGET
 from loka.errors import RenamedWarning
 from loka.numerics.enums import Autocast
+from loka.paths import check_path
 from loka.policy.cascade.expand import RuleOrigin, built_in, expand, shown_value
 from loka.policy.policy import Match, ModelSpec, ModRule, Pattern, Policy, Rule, SizeBound, TrainSpec
 from loka.policy.problems import PolicyError, Problem
@@ -29,7 +30,7 @@ DEFAULT_LEARNING_RATE = 1e-3
 EVERY_SITE = Match("*")
 
 
-def read_policy(path: Path | str, mods: ModSchemas) -> Policy:
+def read_policy(path: str | os.PathLike[str], mods: ModSchemas) -> Policy:
     """Read a policy and the bases that it extends.
 
     Does not run the code that they name, and needs neither torch nor a GPU. Problems that depend on the model (patterns
@@ -42,10 +43,12 @@ def read_policy(path: Path | str, mods: ModSchemas) -> Policy:
     Raises:
         PolicyError: With all problems, each with its `file:line:column`; also if the file, or one that it extends,
             cannot be read.
+        InputError: `path` is no path.
 
     Warns:
         RenamedWarning: For a field under its old name.
     """
+    check_path(path, "a policy")
     documents = read_documents(os.fspath(path))
     problems = list(documents.problems)
     setting = None

@@ -11,12 +11,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from loka.errors import InputError, LokaError
 from loka.mods.fingerprint import ModFingerprint, mod_fingerprints
 from loka.mods.modded_model import built_model
 from loka.mods.policy_loader import load_policy
+from loka.paths import check_path
 from loka.policy.policy import Policy
 from loka.probe.capture.graph_replay import Replays
 from loka.probe.capture.live_sites import check_adapted, find_live
@@ -94,7 +96,10 @@ class Probe:
                 raise InputError(f"probe: {name} must be a whole number of at least 1, not {value!r}")
         if not isinstance(model, nn.Module):
             raise InputError(f"probe: model must be the nn.Module that is trained, not a {type(model).__name__}")
+        if group is not None and not (dist.is_available() and isinstance(group, dist.ProcessGroup)):
+            raise InputError(f"probe: group must be a process group of torch.distributed, not a {type(group).__name__}")
         if path is not None:
+            check_path(path, "probe: path")
             profile_file.check_replaceable_by_profile(path, "probe: path")
         with current_directory_importable():
             self._policy = policy if isinstance(policy, Policy) else load_policy(policy)
@@ -254,7 +259,7 @@ class Probe:
             return
         self._saver.wait()
         stats = self.stats()
-        if torch.distributed.get_rank(self._group) == 0:
+        if dist.get_rank(self._group) == 0:
             finish = self._finish(self._ranks(), self._step, self._last_sampled, self.samples)
             profile_file.save(self._path, finish(stats))
         self._own_path().unlink(missing_ok=True)
@@ -264,11 +269,11 @@ class Probe:
             raise InputError("probe: nowhere to save to: give the Probe a path")
         if self._group is None:
             return self._path
-        rank = torch.distributed.get_rank(self._group)
+        rank = dist.get_rank(self._group)
         return self._path.with_name(f"{self._path.stem}.rank{rank}{self._path.suffix}")
 
     def _ranks(self) -> int:
-        return 1 if self._group is None else torch.distributed.get_world_size(self._group)
+        return 1 if self._group is None else dist.get_world_size(self._group)
 
     def _finish(
         self, ranks: int, done: int, last_sampled: int, samples: int

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 import loka
 
@@ -108,6 +109,22 @@ def test_a_wrong_policy_has_its_place(policy: Path) -> None:
     policy.write_text(POLICY.replace("compute: fp8", "compute: fp9"), encoding="utf-8")
     with pytest.raises(loka.PolicyError, match=r"small.yaml:4:21: "):
         loka.generate(policy)
+    assert not Path("generated").exists()
+
+
+@pytest.mark.parametrize("value", [None, 5, True, b"small.yaml", ["small.yaml"], {}])
+def test_what_is_no_path_is_refused(value: object, policy: Path) -> None:
+    name = type(value).__name__
+    for call in (loka.load_policy, loka.make_plan, loka.generate, lambda each: loka.Probe(torch.nn.ReLU(), each)):
+        with pytest.raises(loka.InputError, match=f"^a policy must be a path, a str or os.PathLike, not a {name}$"):
+            call(value)
+    if value is not None:
+        with pytest.raises(loka.InputError, match=f"^generate: out must be a path, .* not a {name}$"):
+            loka.generate(policy, value)
+        with pytest.raises(loka.InputError, match=f"^probe: path must be a path, .* not a {name}$"):
+            loka.Probe(torch.nn.ReLU(), policy, path=value)
+        with pytest.raises(loka.InputError, match=f"^probe: group must be a process group .* not a {name}$"):
+            loka.Probe(torch.nn.ReLU(), policy, group=value)
     assert not Path("generated").exists()
 
 

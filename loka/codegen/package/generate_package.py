@@ -11,6 +11,7 @@ from loka.codegen.package.check_package import check_package
 from loka.codegen.package.render_package import render_package
 from loka.codegen.package.write import write_package
 from loka.errors import CheckFailedError, InputError
+from loka.paths import check_path
 from loka.plan.plan import Plan
 from loka.plan.planner import make_plan
 from loka.policy.policy import Policy
@@ -79,6 +80,7 @@ def generate(
 
 def _check_out(out: str | os.PathLike[str]) -> None:
     """Raise InputError for a folder that Python cannot import a package from."""
+    check_path(out, "generate: out")
     if not os.fspath(out).strip():
         raise InputError("out is empty; name a folder, or leave it out for generated/NAME")
     if "\0" in os.fspath(out):
