@@ -26,7 +26,7 @@ def check_stamps(package: str, stamp: str, *others: str) -> None:
     `package` is the `__name__` of the generated package, which calls this while it is imported. The manifest is
     removed before any other file changes and written last, so an interrupted generation leaves none.
     """
-    file = getattr(sys.modules[package], "__file__", None)
+    file = getattr(sys.modules.get(package), "__file__", None)  # not there where its text was executed
     where = str(Path(file).parent) if file else package
     again = f"run loka generate on the policy of {package.rpartition('.')[2]!r} again"
     found, outputs = _manifest(Path(where, MANIFEST)) if file else ("", {})

@@ -190,7 +190,7 @@ def test_a_model_that_is_not_run_is_told_once(policy, tmp_path):
     [
         lambda model, x: torch.func.vmap(model)(x).sum(),
         lambda model, x: model(torch.nested.nested_tensor([x[:1], x])),
-        lambda model, x: model.hidden[0](x.to_sparse()),
+        lambda model, x: model.hidden[0](torch.ones(8, 16).to_sparse()),
     ],
 )
 def test_operands_that_are_no_dense_tensors_are_not_recorded_and_stop_nothing(policy, run):
