@@ -25,7 +25,7 @@ test-cpu: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not gpu"
 	$(BIN)/loka generate --check policies/ranker.yaml
 
-# Those that take less than half a second, of every room: for between two changes.
+# Those that take less than a quarter of a second, of every room: for between two changes.
 test-quick: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not gpu and not slow"
 

@@ -35,10 +35,15 @@ def open_plain(path: str | os.PathLike[str], largest: int | None = LARGEST_TEXT)
     return file
 
 
-def check_path(value: object, what: str) -> None:
-    """Raise InputError, which begins with `what`, for a value that is no path."""
-    if not isinstance(value, str | os.PathLike):
-        raise InputError(f"{what} must be a path, a str or os.PathLike, not a {type(value).__name__}")
+def path_argument(value: object, what: str, expected: str = "a path") -> str:
+    """An argument of the Python API that names a file, as text; `what` names it in messages.
+
+    Raises InputError for another type than str or os.PathLike of str.
+    """
+    text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(text, str):
+        raise InputError(f"{what} must be {expected}, not {'None' if value is None else f'a {type(value).__name__}'}")
+    return text
 
 
 def shown(path: str | os.PathLike[str]) -> str:

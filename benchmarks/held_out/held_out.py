@@ -37,7 +37,8 @@ from benchmarks.held_out.held_out_rows import (
     JudgedRow,
     interval,
 )
-from loka.bench.quality.training import build, call
+from loka.bench.quality.training import build
+from loka.bench.quality.training_calls import call
 from loka.bench.quality.training_job import TrainingJob
 from loka.errors import CheckFailedError, InputError
 from loka.mods.policy_loader import load_policy

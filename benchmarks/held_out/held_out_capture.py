@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from loka.bench.quality.training import call
+from loka.bench.quality.training_calls import call
 from loka.bench.quality.training_job import Inputs
 from loka.errors import InputError
 from loka.numerics.enums import Gemm

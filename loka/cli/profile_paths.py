@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loka.errors import InputError
+from loka.paths import resolved_path
 
 if TYPE_CHECKING:
     from loka.cli.probe_run import Record
@@ -61,6 +62,7 @@ def check_writable(path: Path) -> None:
     """Raise InputError if `path` cannot be written, before training starts. Creates nothing."""
     if path.is_dir():
         raise InputError(f"-o: {path} is a folder; name a file in it")
+    resolved_path(path)
     folder = Path(os.path.abspath(path)).parent
     while not folder.exists():
         folder = folder.parent

@@ -97,7 +97,9 @@ def _problems(rules: Sequence[ModRule], mods: Mapping[str, ModuleModPlanning], m
         known = _names(mod.find(model, selection_of(rule, _everything)))
 
         def alive(pattern: Pattern, mod: ModuleModPlanning = mod, rule: ModRule = rule) -> bool:
-            return bool(_names(mod.find(model, selection_of(rule, pattern.matches, pattern.text))))
+            # A name in `match` may be of something that the mod cannot change: named_problems reports that.
+            named = None if pattern in rule.except_ else pattern.text
+            return bool(_names(mod.find(model, selection_of(rule, pattern.matches, named))))
 
         problems += unmatched_problems(rule, alive, known, THINGS)
         changed = [name for each in mod.find(model, selected(rule)).adaptations for name in each.modules]

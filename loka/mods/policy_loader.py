@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 
 from loka.mods.registry import mod_schemas
+from loka.paths import path_argument
 from loka.policy.load import read_policy
 from loka.policy.policy import Policy
 
+_PATH = "the path of a policy, a YAML file"
 
-def load_policy(path: str | os.PathLike[str]) -> Policy:
+
+def load_policy(path: Path | str) -> Policy:
     """Read a policy and the bases that it extends.
 
     Does not run the code that they name, and needs neither torch nor a GPU. Problems that depend on the model (patterns
@@ -26,4 +29,14 @@ def load_policy(path: str | os.PathLike[str]) -> Policy:
     Warns:
         RenamedWarning: For a field under its old name.
     """
-    return read_policy(path, mod_schemas())
+    return read_policy(path_argument(path, "load_policy: path", _PATH), mod_schemas())
+
+
+def policy_argument(policy: object, what: str) -> Policy:
+    """The policy that an argument of the Python API is or names; `what` names the argument in messages.
+
+    Raises PolicyError as `load_policy` does, and InputError for an argument of another type.
+    """
+    if isinstance(policy, Policy):
+        return policy
+    return load_policy(path_argument(policy, what, f"{_PATH}, or the result of loka.load_policy"))

@@ -22,7 +22,7 @@ from loka.kernels.measurements.lookup import Measurements
 from loka.kernels.measurements.parts import PartCosts
 from loka.mods.fingerprint import mod_fingerprints
 from loka.mods.modded_model import Adapted, built_model
-from loka.mods.policy_loader import load_policy
+from loka.mods.policy_loader import policy_argument
 from loka.mods.registry import interaction_planning
 from loka.paths import open_plain
 from loka.plan.evidence import ProfiledSites, check_sites, open_measurements, open_profile, with_merged_sites
@@ -107,7 +107,7 @@ def planned(policy: str | os.PathLike[str] | Policy, gains: bool = False) -> Pla
     With `gains`, the plan includes the measured gain of each mod, which takes another planning for each of them.
     """
     with deferred_gc(), directory_kept():  # ten thousand sites make a million objects and hardly any garbage
-        loaded = policy if isinstance(policy, Policy) else load_policy(policy)
+        loaded = policy_argument(policy, "policy")
         known = open_profile(loaded)
         measurements = open_measurements(loaded)
         kernels = () if loaded.measurements is not None else _WITH_TORCH

@@ -20,6 +20,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from loka.devices.targets import TargetDevice
 from loka.errors import InputError
+from loka.plan.json_values import each_key_once, is_number, read_infinities, show_evidence
 from loka.plan.older_plans import FIRST_WITH_TODAYS_NAMES, upgraded
 from loka.plan.plan import (
     Candidate,
@@ -39,7 +40,6 @@ FORMAT = "loka.plan"
 # 2: measurements, and kernels by rows; 3: mods; 4: interactions; 5: current names (`older_plans`). A plan is written in
 # the first version that can represent it.
 VERSION = 5
-_INFINITE = ("inf", "-inf", "nan")
 _BUDGET = ("budget.mere", "budget.sqnr_db", "budget.min_speedup")
 
 Row = TypeVar("Row", bound=Hashable)
@@ -155,7 +155,7 @@ def to_json(plan: Plan) -> str:
         if not site["site"]["members"]:
             del site["site"]["members"]
     for decision in data["decisions"]:
-        _show_evidence(decision)
+        show_evidence(decision)
         _show_transposed(decision)
         _show_times(decision)
         if buckets := decision.pop("m_buckets"):
@@ -175,7 +175,7 @@ def from_json(text: str, name: str = "plan.json") -> Plan:
     Raises InputError for text that is truncated, is no plan, or was written by a newer LoKA.
     """
     try:
-        data = json.loads(text, object_pairs_hook=_each_key_once)
+        data = json.loads(text, object_pairs_hook=each_key_once)
     except json.JSONDecodeError as error:
         raise InputError(
             f"{name}:{error.lineno}:{error.colno}: not a whole JSON file ({error.msg}); it may have been cut short: "
@@ -194,7 +194,7 @@ def from_json(text: str, name: str = "plan.json") -> Plan:
             "plan again with `loka generate`"
         )
     try:
-        infinite = _read_evidence(data)
+        infinite = read_infinities(data)
         if version < FIRST_WITH_TODAYS_NAMES or '"by_rows"' in text or infinite:
             text = json.dumps(upgraded(data))
         file = _adapter().validate_json(text, strict=True)
@@ -209,15 +209,6 @@ def from_json(text: str, name: str = "plan.json") -> Plan:
         raise InputError(
             f"{name}: damaged: a site names a row that the file lacks; make the plan again with `loka generate`"
         ) from error
-
-
-def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON. Raises ValueError where a key is there twice: readers differ in which they take."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise ValueError(f"the key {reprlib.repr(twice)} is there twice in one object")
-    return found
 
 
 def _refuse_nonsense(file: _PlanFile, name: str) -> None:
@@ -248,19 +239,12 @@ def _refuse_nonsense(file: _PlanFile, name: str) -> None:
     figures += [error for error in errors if error is not None]
     numbers = {number for each in file.histories for path in _BUDGET for number in each.get(path, ())}
     for number in numbers & set(range(len(file.assignments))):
-        if not _is_number(file.assignments[number].value):
+        if not is_number(file.assignments[number].value):
             wrong = f"a budget is {file.assignments[number].value!r}"
     if not all(map(isfinite, figures)):
         wrong = "a number is not finite"
     if wrong:
         raise InputError(f"{name}: damaged: {wrong}; make the plan again with `loka generate`")
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return isfinite(float(text))
-    except ValueError:
-        return False
 
 
 def _to_file(plan: Plan) -> _PlanFile:
@@ -344,29 +328,6 @@ def _site(file: _PlanFile, row: _SiteRow, history: dict[str, tuple[Assignment, .
         candidates=timed.candidates if timed is not None else (),
         gains_by_fusing=row.gains_by_fusing,
     )
-
-
-def _show_evidence(decision: dict[str, Any]) -> None:
-    """Omits the evidence if there is none; infinities become "inf", which reads back as one, as JSON has none."""
-    evidence = decision["evidence"]
-    if evidence is None:
-        del decision["evidence"]
-        return
-    for name in ("mere", "sqnr_db"):
-        evidence[name] = {end: value if isfinite(value) else str(value) for end, value in evidence[name].items()}
-
-
-def _read_evidence(data: dict[str, Any]) -> bool:
-    """Undoes `_show_evidence` in the data of a file, which elsewhere has no number as text; True if it had any."""
-    found = False
-    decisions: Any = data.get("decisions")
-    for decision in decisions if isinstance(decisions, list) else ():
-        evidence: Any = decision.get("evidence") if isinstance(decision, dict) else None
-        for ends in evidence.values() if isinstance(evidence, dict) else ():
-            for end, value in ends.items() if isinstance(ends, dict) else ():
-                if value in _INFINITE:
-                    ends[end], found = float(value), True
-    return found
 
 
 def _show_transposed(decision: dict[str, Any]) -> None:

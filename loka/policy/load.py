@@ -12,7 +12,6 @@ from pydantic import ValidationError
 from loka.devices.targets import DEFAULT_TARGET
 from loka.errors import RenamedWarning
 from loka.numerics.enums import Autocast
-from loka.paths import check_path
 from loka.policy.cascade.expand import RuleOrigin, built_in, expand, shown_value
 from loka.policy.policy import Match, ModelSpec, ModRule, Pattern, Policy, Rule, SizeBound, TrainSpec
 from loka.policy.problems import PolicyError, Problem
@@ -30,7 +29,7 @@ DEFAULT_LEARNING_RATE = 1e-3
 EVERY_SITE = Match("*")
 
 
-def read_policy(path: str | os.PathLike[str], mods: ModSchemas) -> Policy:
+def read_policy(path: Path | str, mods: ModSchemas) -> Policy:
     """Read a policy and the bases that it extends.
 
     Does not run the code that they name, and needs neither torch nor a GPU. Problems that depend on the model (patterns
@@ -43,18 +42,17 @@ def read_policy(path: str | os.PathLike[str], mods: ModSchemas) -> Policy:
     Raises:
         PolicyError: With all problems, each with its `file:line:column`; also if the file, or one that it extends,
             cannot be read.
-        InputError: `path` is no path.
 
     Warns:
         RenamedWarning: For a field under its old name.
     """
-    check_path(path, "a policy")
     documents = read_documents(os.fspath(path))
     problems = list(documents.problems)
     setting = None
     if documents.tree is not None:
         _refuse_plan(documents.tree)
         setting = _validate(documents.tree, documents.complete, problems, mods)
+        problems += _overridden(documents.bases, problems, mods)
     if problems or setting is None or documents.tree is None:
         raise PolicyError(_in_order(problems, documents))
     if documents.renamed:
@@ -84,6 +82,26 @@ def _validate(
     except ValidationError as error:
         problems += validation_errors(error.errors(include_url=False), tree, complete, mods)
         return None
+
+
+def _overridden(bases: tuple[Mapping, ...], known: list[Problem], mods: ModSchemas) -> list[Problem]:
+    """Wrong values and unknown keys of bases that the policy overrides, so that they are not in the merged tree.
+
+    A base need not be complete, and two of its values may fit only together with what overrides one of them.
+    """
+    places = {(each.file, each.line, each.column) for each in known}
+    found: list[Problem] = []
+    for base in bases:
+        try:
+            policy_schema.policy_setting(mods).model_validate(plain(base))
+        except ValidationError as error:
+            wrong = [
+                each
+                for each in error.errors(include_url=False)
+                if each["type"] != "loka" or not isinstance(follow(base, each["loc"]).node, Mapping)
+            ]
+            found += validation_errors(wrong, base, False, mods)
+    return [each for each in found if (each.file, each.line, each.column) not in places]
 
 
 def _in_order(problems: list[Problem], documents: Documents) -> list[Problem]:

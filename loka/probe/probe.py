@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -11,14 +12,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from loka.errors import InputError, LokaError
 from loka.mods.fingerprint import ModFingerprint, mod_fingerprints
 from loka.mods.modded_model import built_model
-from loka.mods.policy_loader import load_policy
-from loka.paths import check_path
+from loka.mods.policy_loader import policy_argument
+from loka.paths import path_argument, shown
 from loka.policy.policy import Policy
 from loka.probe.capture.graph_replay import Replays
 from loka.probe.capture.live_sites import check_adapted, find_live
@@ -96,13 +96,12 @@ class Probe:
                 raise InputError(f"probe: {name} must be a whole number of at least 1, not {value!r}")
         if not isinstance(model, nn.Module):
             raise InputError(f"probe: model must be the nn.Module that is trained, not a {type(model).__name__}")
-        if group is not None and not (dist.is_available() and isinstance(group, dist.ProcessGroup)):
-            raise InputError(f"probe: group must be a process group of torch.distributed, not a {type(group).__name__}")
         if path is not None:
-            check_path(path, "probe: path")
-            profile_file.check_replaceable_by_profile(path, "probe: path")
+            _check_path(path)
+        if group is not None and not isinstance(group, torch.distributed.ProcessGroup):
+            raise InputError(f"probe: group must be a ProcessGroup of torch.distributed, not a {type(group).__name__}")
         with current_directory_importable():
-            self._policy = policy if isinstance(policy, Policy) else load_policy(policy)
+            self._policy = policy_argument(policy, "probe: policy")
             built, adapted = built_model(self._policy)
             sites = find_sites(built).sites
         self.unseen_steps = 0  # sampled steps without any operand of a site
@@ -259,7 +258,7 @@ class Probe:
             return
         self._saver.wait()
         stats = self.stats()
-        if dist.get_rank(self._group) == 0:
+        if torch.distributed.get_rank(self._group) == 0:
             finish = self._finish(self._ranks(), self._step, self._last_sampled, self.samples)
             profile_file.save(self._path, finish(stats))
         self._own_path().unlink(missing_ok=True)
@@ -269,11 +268,11 @@ class Probe:
             raise InputError("probe: nowhere to save to: give the Probe a path")
         if self._group is None:
             return self._path
-        rank = dist.get_rank(self._group)
+        rank = torch.distributed.get_rank(self._group)
         return self._path.with_name(f"{self._path.stem}.rank{rank}{self._path.suffix}")
 
     def _ranks(self) -> int:
-        return 1 if self._group is None else dist.get_world_size(self._group)
+        return 1 if self._group is None else torch.distributed.get_world_size(self._group)
 
     def _finish(
         self, ranks: int, done: int, last_sampled: int, samples: int
@@ -310,3 +309,17 @@ def _recorded(
 def _rows_of(site: SiteStats, expected: int) -> int:
     """M of a call: the average of the calls seen, otherwise that of the policy's batch size."""
     return site.input.rows // site.input.calls if site.input is not None and site.input.calls else expected
+
+
+def _check_path(path: object) -> None:
+    """Raise InputError for a path that no profile can be saved at: the first save may be hours away."""
+    text = path_argument(path, "probe: path")
+    if not text.strip() or "\0" in text:
+        wrong = "holds a NUL" if text.strip() else "is empty"
+        raise InputError(f"probe: path {wrong}; name a file, or leave it out to save nothing")
+    profile_file.check_replaceable_by_profile(text, "probe: path")
+    above = next(folder for folder in Path(os.path.abspath(text)).parents if os.path.lexists(folder))
+    if os.path.isdir(text):
+        raise InputError(f"probe: path: {shown(text)} is a folder; name a file in it")
+    if not above.is_dir():
+        raise InputError(f"probe: path: {shown(above)} is no folder; name a file in one")

@@ -127,6 +127,12 @@ def _check_modules(module: nn.Module, factory: str) -> None:
             f"named_modules(), named_parameters() and named_buffers() work first"
         ) from error
     for path, owner in modules:
+        if isinstance(owner, torch.jit.ScriptModule):
+            where = f"{path!r} of {factory}()" if path else f"what {factory}() returned"
+            raise InputError(
+                f"model.factory: {where} is a ScriptModule, whose forward cannot be replaced; return the "
+                "model as it is before torch.jit.script or torch.jit.trace"
+            )
         wrong = next((name for name in vars(owner).get("_modules", ()) if not name or "." in name), None)
         if wrong is not None:
             raise InputError(

@@ -7,9 +7,10 @@ import importlib
 import os
 import re
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -29,6 +30,7 @@ _DEPENDENCIES = frozenset(("jinja2", "numpy", "pydantic", "rich", "safetensors",
 _LOKA = str(Path(__file__).parents[1]) + os.sep
 _STANDARD_LIBRARY = str(Path(os.__file__).parent) + os.sep
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
+SLOW_SECONDS = 10.0  # after which a call of a model author's code is named on stderr
 _LONGEST = 400  # characters of an error's own message
 
 
@@ -89,6 +91,23 @@ def current_directory_importable() -> Iterator[None]:
         sys.meta_path.remove(finder)
         if here in sys.path:
             sys.path.remove(here)
+
+
+@contextmanager
+def told_when_slow(what: str) -> Iterator[None]:
+    """Write one line to stderr if the block, a model author's code called `what`, takes over `SLOW_SECONDS`."""
+
+    def tell() -> None:
+        with suppress(Exception):  # the author's code may have closed stderr
+            print(f"{what} has been running for {SLOW_SECONDS:g} s; Ctrl-C ends it", file=sys.stderr, flush=True)
+
+    timer = threading.Timer(SLOW_SECONDS, tell)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def is_library_file(filename: str) -> bool:
@@ -175,7 +194,7 @@ def call(function: Callable[..., object], args: tuple[object, ...], spec: str, f
     """
     shown = ", ".join(repr(a) for a in args)
     try:
-        with directory_kept():
+        with directory_kept(), told_when_slow(f"{field}: {spec}({shown})"):
             return function(*args)
     except KeyboardInterrupt:
         raise
@@ -189,7 +208,8 @@ def call(function: Callable[..., object], args: tuple[object, ...], spec: str, f
 
 def _import(module_name: str, spec: str, field: str) -> ModuleType:
     try:
-        return importlib.import_module(module_name)
+        with told_when_slow(f"{field}: import {module_name}"):
+            return importlib.import_module(module_name)
     except KeyboardInterrupt:
         raise
     except ModuleNotFoundError as error:

@@ -37,6 +37,7 @@ def test_extreme_logits_stay_finite() -> None:
     assert log_loss(torch.tensor([1e4, -1e4]), torch.tensor([0.0, 1.0])) == pytest.approx(1e4)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(st.lists(st.tuples(st.integers(-4, 4), st.integers(0, 1)), min_size=2, max_size=60))
 def test_auc_equals_all_pairs_with_ties(rows: list[tuple[int, int]]) -> None:

@@ -12,6 +12,7 @@ from loka.bench.subjects.modded import with_mods
 from loka.mods.mod_modules import BlockNorm
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", ["small", "large"])
 def test_mods_change_norms_activations_and_biases_alone(size: str) -> None:
     with torch.device("meta"):
@@ -34,6 +35,7 @@ def test_blocks_are_of_256_or_of_the_whole_width() -> None:
     assert blocks["layers.0.norm"] == 128
 
 
+@pytest.mark.slow
 def test_the_weights_are_those_of_the_model_without_mods() -> None:
     made = []
     for build in (zoo.ranker, lambda: with_mods(zoo.ranker, zoo.ranker_inputs)):

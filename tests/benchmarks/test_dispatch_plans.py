@@ -63,6 +63,7 @@ def test_plans_follow_the_measurements(workshop: Workshop) -> None:
     assert is_rendered(made)
 
 
+@pytest.mark.slow
 def test_libraries_are_combined_for_each_gemm(workshop: Workshop) -> None:
     plans = decisions(SHAPE, workshop, known(fp8=0.3, fbgemm=0.9))
     assert set(plans) == {FUSED, *(name for name in SINGLES if not name.startswith("mslk")), DISPATCH}
@@ -73,6 +74,7 @@ def test_libraries_are_combined_for_each_gemm(workshop: Workshop) -> None:
     assert is_rendered(plans[DISPATCH].plan())
 
 
+@pytest.mark.slow
 def test_where_fp8_loses_everything_stays_in_bf16(workshop: Workshop) -> None:
     plans = decisions(SHAPE, workshop, known(fp8=1.5))
     assert {plan.runs for plan in plans.values()} == {"fprop as-is, dgrad as-is, wgrad as-is"}
@@ -90,6 +92,7 @@ def test_wide_regions_are_rendered_in_chunks(workshop: Workshop) -> None:
     assert "tl.range(0, 20000, 4096" in text
 
 
+@pytest.mark.slow
 def test_regions_wider_than_any_kernel_need_the_compiler(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (dispatch_cases, chain_shapes):
         monkeypatch.setattr(module, "LARGEST_WIDTH", 10000)

@@ -125,6 +125,7 @@ def test_a_linear_called_twice_has_two_calls_each_with_its_own_gradient() -> Non
     torch.testing.assert_close(first.grad_output, dy @ model.linear.weight.detach())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["movietweetings_ranker", "movietweetings_dlrm"])
 def test_every_site_of_the_rankers_is_captured_and_nothing_changes(name: str) -> None:
     torch.manual_seed(0)

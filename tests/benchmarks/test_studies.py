@@ -59,6 +59,7 @@ def test_an_error_is_a_message_and_a_status(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr() == ("text\n", "it did not hold\n")
 
 
+@pytest.mark.slow
 def test_the_map_is_written_as_a_page(
     recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -76,6 +76,7 @@ def test_every_subset_is_measured_in_every_column(loka: Callable[..., Any], poli
     assert "loka-fp8 with no_bias, block_norm, hard_swish: train" in ran.err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("policy")
 def test_tables_are_printed(loka: Callable[..., Any], tmp_path: Path) -> None:
     arguments = ("model", "clicks.yaml", "--ablate", "mods", "--modes", "infer", "--only", "all,loka-bf16", "-o", "out")

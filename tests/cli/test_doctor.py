@@ -156,6 +156,7 @@ def test_a_policy_with_its_own_measurements(shop, doctor, machine, data):
     assert note.startswith(f"h100.sqlite; measured on {HOPPER}; driver: measured with 575.57.08, this machine has ")
 
 
+@pytest.mark.slow
 def test_a_policy_whose_measurements_are_not_there(shop, doctor, machine):
     machine(None)
     shop.write_policy(NAMED)
@@ -203,6 +204,7 @@ def test_a_profile_that_is_not_there(shop, doctor, machine):
     assert "is not there: run loka probe" in note
 
 
+@pytest.mark.slow
 def test_a_policy_that_cannot_be_read_is_bad_input(shop, loka):
     shop.write_policy(HEAD + "target: a100\n")
     ran = loka("doctor", shop.policy)

@@ -46,6 +46,14 @@ MODELS = {
         "def inputs(b): return torch.nested.nested_tensor([torch.randn(2, 13) for _ in range(b)])\n",
         "model.inputs: shopmodel:inputs returned a nested tensor",
     ),
+    "a scripted model": (
+        "def build(): return torch.jit.script(nn.Sequential(nn.Linear(13, 1)))\n",
+        "model.factory: what shopmodel:build() returned is a ScriptModule, whose forward cannot be replaced",
+    ),
+    "a scripted part": (
+        "def build(): return nn.Sequential(nn.Linear(13, 8), torch.jit.script(nn.Linear(8, 1)))\n",
+        "model.factory: '1' of shopmodel:build() is a ScriptModule",
+    ),
     "a bare linear": ("def build(): return nn.Linear(13, 1)\n", "shopmodel:build() returned a bare Linear"),
     "a linear without outputs": (
         "def build(): return nn.Sequential(nn.Linear(13, 0), nn.Linear(0, 1))\n",
@@ -54,7 +62,11 @@ MODELS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors", "ignore:The PyTorch API of nested tensors")
+@pytest.mark.filterwarnings(
+    "ignore:Initializing zero-element tensors",
+    "ignore:The PyTorch API of nested tensors",
+    "ignore:.*torch.jit.script.* is deprecated",
+)
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_hostile_model_is_refused_with_its_place(kind, shop, loka):
     text, message = MODELS[kind]
@@ -172,3 +184,23 @@ def test_a_file_called_like_a_dependency_is_not_run(shop):
     loka = [sys.executable, "-P", "-m", "loka"]  # as the console script, without the current directory on the path
     ran = subprocess.run([*loka, "generate", shop.policy], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
+
+
+def test_rows_that_depend_on_the_data_are_planned(shop, loka):
+    with open("shopmodel.py", "a", encoding="utf-8") as file:
+        file.write(
+            "class Masked(Shop):\n    def forward(self, x): return super().forward(x[x.sum(1) > 0])\nbuild = Masked\n"
+        )
+    ran = loka("plan", "--json", shop.policy)
+    assert ran.status == 0, ran.err
+    assert json.loads(ran.out)["sites"] == 6
+
+
+def test_a_factory_that_takes_long_is_named(shop, loka, monkeypatch):
+    monkeypatch.setattr("loka.sites.callables.SLOW_SECONDS", 0.05)
+    with open("shopmodel.py", "a", encoding="utf-8") as file:
+        file.write("import time\ndef build():\n    time.sleep(0.5)\n    return Shop()\n")
+    ran = loka("plan", "--json", shop.policy)
+    assert ran.status == 0, ran.err
+    assert "model.factory: shopmodel:build() has been running for 0.05 s; Ctrl-C ends it\n" in ran.err
+    assert json.loads(ran.out)["sites"] == 6

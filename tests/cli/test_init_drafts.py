@@ -10,6 +10,7 @@ from loka.mods.policy_loader import load_policy
 from loka.plan.draft import DraftOptions, draft_policy, identifier
 
 
+@pytest.mark.slow
 def test_the_draft_loads_plans_and_keeps_until_there_is_evidence(shop, loka):
     ran = loka("init", "shopmodel:build", "-o", "policies/first.yaml", "--batch-size", "32")
     assert (ran.status, ran.out) == (0, "")
@@ -104,3 +105,11 @@ def test_ten_thousand_layers_make_no_longer_a_draft(shop, loka):
 
 def test_rules_that_would_match_nothing_are_left_out():
     assert "rules:" not in draft_policy(DraftOptions("empty", "a:b", None, 64), [])
+
+
+def test_a_model_is_not_replaced_by_its_draft(shop, loka):
+    before = shop.files()
+    ran = loka("init", "shopmodel:build", "-o", "shopmodel.py", "--force")
+    assert (ran.status, ran.out) == (2, "")
+    assert "-o: shopmodel.py is there already, and is not a policy; name another file" in ran.err
+    assert shop.files() == before

@@ -244,7 +244,7 @@ def test_an_error_is_one_line_however_long(shop, loka, policy_text):
 def test_a_fault_of_the_program_keeps_its_traceback(shop, loka, monkeypatch):
     from loka.plan import planner
 
-    monkeypatch.setattr(planner, "load_policy", None)
+    monkeypatch.setattr(planner, "policy_argument", None)
     with pytest.raises(TypeError, match="not callable"):
         loka("plan", shop.policy)
 

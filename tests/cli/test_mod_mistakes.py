@@ -110,6 +110,13 @@ def test_small_linears_of_a_list_are_proposed_and_can_be_batched(small, shop, lo
     assert "batch_small (shop.yaml:6), the same function" in ran.out
 
 
+def test_an_exception_for_a_folder_of_modules_alone_is_refused(small):
+    """`except: features` excepts none of the linears in it."""
+    ran = small("features", "{use: no_bias, except: features}")
+    assert ran.status == 2
+    assert "'features' matches no module that it could change; did you mean 'features." in ran.err
+
+
 def test_lists_in_a_row_and_siblings_are_not_proposed(small, shop, loka):
     assert "batch_small" not in drafted(shop, loka, "rows")
 
@@ -142,6 +149,7 @@ def test_every_reason_of_one_forward_is_told_once_with_all_that_it_is_of(small):
     assert f"; {layers} multiplies by a sigmoid of what it multiplies at smallmodel.py:{first + 1} '" in ran.err
 
 
+@pytest.mark.slow
 def test_a_linear_with_a_hook_of_its_own_is_padded(small):
     ran = small("hooked", "{use: pad_alignment, match: up}")
     assert ran.status == 0, ran.err

@@ -31,6 +31,7 @@ def test_a_full_form_of_another_kind_is_kept(shop, loka):
     assert ran.err.startswith("-o: mine.full.safetensors is there already, and is not a profile")
 
 
+@pytest.mark.slow
 def test_a_schema_and_a_report_replace_their_own(shop, loka):
     (shop.folder / "empty.json").touch()
     for _ in range(2):
@@ -44,6 +45,14 @@ def test_a_package_is_not_called_by_a_keyword(out, shop, loka):
     ran = loka("generate", shop.policy, "--out", out)
     assert (ran.status, ran.out) == (2, "")
     assert ran.err == f"--out: {out}: Python cannot import a package of that name, a keyword; name another folder\n"
+    assert shop.files() == before
+
+
+def test_nor_by_a_name_with_a_dot(shop, loka):
+    before = shop.files()
+    ran = loka("generate", shop.policy, "--out", "generated/v1.2")
+    assert (ran.status, ran.out) == (2, "")
+    assert "--out: generated/v1.2: Python cannot import a package with a dot in its name" in ran.err
     assert shop.files() == before
 
 
@@ -80,6 +89,7 @@ def test_a_draft_has_a_name(shop, loka):
     assert (long.status, "cannot be written" in long.err or "use at most" in long.err) == (2, True)
 
 
+@pytest.mark.slow
 def test_a_profile_is_not_merged_with_itself(shop, loka):
     assert loka("probe", shop.policy, "--steps", "2", "--every", "1").status == 0
     full = "policies/profiles/shop.full.safetensors"

@@ -31,6 +31,7 @@ def refused(ran, before, shop, *words, status=2):
         (["--steps", "3", "--every", "4"], ["--steps is 3 and --every 4", "lower --every"]),
         (["--every", "13"], ["no step was sampled", "12 steps"]),
         (["-o", "policies"], ["policies is a folder"]),
+        (["-o", "/dev/null"], ["/dev/null: cannot be written: it is a device or a pipe"]),
         (["-o", "shopmodel.py/x.safetensors"], ["shopmodel.py is not a folder"]),
         (["--from", "absent.full.safetensors"], ["absent.full.safetensors: no such profile"]),
         (["--from", "shopmodel.py"], ["shopmodel.py"]),

@@ -15,11 +15,27 @@ BATCHES = {
     "def batches(batch_size, seed):\n    return [1]\n": "a batch is 1; each has to be (inputs, target)",
     "def batches(batch_size, seed):\n    return [(1, 2, 3)]\n": "a batch is a tuple of 3; each has to be",
     "def batches(batch_size, seed):\n    yield from ()\n": "the training batches are empty",
+    "def batches(batch_size, seed):\n    raise StopIteration\n    yield\n": "its generator raised StopIteration, at",
+    "class batches:\n    def __init__(self, batch_size, seed): pass\n    def __iter__(self): return 3\n": (
+        "it returned a batches: iter() returned non-iterator of type 'int'; yield (inputs, target)"
+    ),
+    "def batches(batch_size, seed):\n    return [({'y': torch.ones(batch_size, 13)}, torch.ones(batch_size))]\n": (
+        "forward does not take a batch's inputs: Shop.forward() got an unexpected keyword argument 'y'"
+    ),
+    "def batches(n, seed):\n    return [((torch.ones(n, 13, device='meta'),), torch.ones(n))]\n": (
+        "the inputs cannot be moved to cpu: NotImplementedError: Cannot copy out of meta tensor"
+    ),
 }
 LOSSES = {
     "def loss(output):\n    return output.sum()\n": "it is called with the output and the target: loss() takes 1",
     "def loss(output, target):\n    return None\n": "it returned None; return a Tensor of one number",
     "def loss(output, target):\n    return output\n": "it returned a Tensor of shape (64,); return a Tensor of one",
+    "def loss(output, target):\n    return output.sum().to(torch.complex64)\n": (
+        "it returned a Tensor of torch.complex64; return a real number"
+    ),
+    "def loss(output, target):\n    found = output.square().sum()\n    found.backward()\n    return found\n": (
+        "the graph of its result has been used up; return the loss without calling backward in it"
+    ),
     "def loss(output, target):\n    return output.sum().detach()\n": "its result has no gradient; compute it from",
 }
 
@@ -53,6 +69,16 @@ def test_batches_that_cannot_be_used(code, refuses):
 @pytest.mark.parametrize("code", LOSSES)
 def test_a_loss_that_cannot_be_used(code, refuses):
     refuses("loss", code, LOSSES[code])
+
+
+@pytest.mark.parametrize("verb", ["probe", "train"])
+def test_a_loss_of_one_number_may_have_a_dimension(verb, shop, loka, policy_text, monkeypatch):
+    monkeypatch.delitem(sys.modules, "clumsy", raising=False)
+    (shop.folder / "clumsy.py").write_text("def loss(output, target):\n    return output.square().sum().reshape(1)\n")
+    policy = shop.write_policy(policy_text.replace("shopmodel:loss", "clumsy:loss"))
+    assert loka("generate", policy).status == 0
+    ran = loka(verb, policy)
+    assert ran.status == 0, ran.err
 
 
 @pytest.mark.parametrize("verb", ["probe", "train"])

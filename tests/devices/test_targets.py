@@ -99,6 +99,7 @@ def test_a_products_bound_is_by_the_devices_peak() -> None:
     assert bound_us(own, slow) == bound_us(own)
 
 
+@pytest.mark.slow
 def test_measurements_are_scaled_by_the_bounds_of_their_device() -> None:
     machine = Versions("NVIDIA H100 80GB HBM3", "9.0", "", "", "", "", "", "")
     parts = [Part(PartKind.COPY, "rendered", rows, 1024, 0, "bfloat16", "bfloat16") for rows in (1024, 65536)]

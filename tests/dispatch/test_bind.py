@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from loka import dispatch
-from loka.dispatch.bind.device_warning import warn_of_devices
 from loka.graph.source import forward_source_hash
 from tests.support import dispatch_sample as sample
 from tests.support.models import dispatch_models as models
@@ -300,7 +299,19 @@ def test_the_reference_path_is_said_once_and_only_where_it_runs():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sample.apply(models.mlp(), target="reference")
-        warn_of_devices("p", "h100", [nn.Linear(2, 2, device="meta")], stacklevel=1)
+
+
+@pytest.mark.parametrize("target", ["h100", "reference"])
+def test_a_model_without_values_is_bound_with_a_warning(target):
+    model = models.mlp().to("meta")
+    with pytest.warns(
+        dispatch.LokaWarning, match=r"on the meta device, without values: give it weights before it runs"
+    ):
+        patch = sample.apply(model, target=target)
+    model.to_empty(device="cpu")
+    model.load_state_dict(models.mlp().state_dict())
+    models.step(model)
+    patch.verify()
 
 
 def test_source_of_an_owners_forward_is_compared(monkeypatch):

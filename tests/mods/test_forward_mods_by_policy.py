@@ -22,9 +22,10 @@ from loka.plan.serialize import from_json, to_json
 from loka.policy.problems import PolicyError
 from tests.support.models import policy_models
 
-pytestmark = pytest.mark.slow
-
-pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning"),  # that this is the CPU
+]
 
 KEEP = "compute: keep"
 FP8 = "compute: fp8, scaling: rowwise"
@@ -40,32 +41,49 @@ Made = tuple[Plan, dict[str, str], ModuleType]
 Make = Callable[..., Made]
 
 
+@pytest.fixture(scope="module")
+def packages() -> Iterator[dict[tuple[str, ...], Made]]:
+    """What `make` made for the tests of this file, by its arguments: a plan takes most of a test's time."""
+    made: dict[tuple[str, ...], Made] = {}
+    yield made
+    for _, _, package in made.values():
+        for name in [
+            each for each in sys.modules if each == package.__name__ or each.startswith(f"{package.__name__}.")
+        ]:
+            sys.modules.pop(name)
+
+
 @pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packages: dict[tuple[str, ...], Made]) -> Make:
     """The plan of a model under these mods and defaults, the files of its package, and the package."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    made: list[str] = []
 
     def one(model: str, defaults: str, mods: str | None = None, rules: str = "") -> Made:
-        name = f"gen_mods_{model}_{len(made)}"
-        (tmp_path / "policy.yaml").write_text(
-            f'version: 1\nname: {name}\nmodel: {{factory: "tests.support.models.policy_models:{model}", inputs: '
-            f'"tests.support.models.policy_models:{model}_inputs", batch_size: 32}}\ndefaults: {{{defaults}}}\n'
-            f"rules: [{rules}]\nmods: [{CASES[model] if mods is None else mods}]\n"
-        )
-        plan = make_plan("policy.yaml")
-        files = render_package(plan)
-        (tmp_path / name).mkdir()
-        for file, text in files.items():
-            (tmp_path / name / file).write_text(text)
-        made.append(name)
-        return plan, files, importlib.import_module(name)
+        mods = CASES[model] if mods is None else mods
+        key = (model, defaults, mods, rules)
+        if key not in packages:
+            name = f"gen_mods_{model}_{len(packages)}"
+            (tmp_path / "policy.yaml").write_text(
+                f'version: 1\nname: {name}\nmodel: {{factory: "tests.support.models.policy_models:{model}", inputs: '
+                f'"tests.support.models.policy_models:{model}_inputs", batch_size: 32}}\ndefaults: {{{defaults}}}\n'
+                f"rules: [{rules}]\nmods: [{mods}]\n"
+            )
+            plan = make_plan("policy.yaml")
+            files = render_package(plan)
+            packages[key] = plan, files, write_and_import(tmp_path / name, files)
+        return packages[key]
 
-    yield one
-    for name in made:
-        for module in [each for each in sys.modules if each == name or each.startswith(f"{name}.")]:
-            sys.modules.pop(module)
+    return one
+
+
+def write_and_import(folder: Path, files: dict[str, str]) -> ModuleType:
+    """The package of these files; its folder's parent is on the path."""
+    folder.mkdir()
+    for file, text in files.items():
+        (folder / file).write_text(text)
+    importlib.invalidate_caches()
+    return importlib.import_module(folder.name)
 
 
 def models(name: str) -> tuple[nn.Module, Tensor]:
@@ -88,7 +106,6 @@ def error(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
     return max(((found[n] - e).norm() / (e.norm() + 1e-9)).item() for n, e in expected.items())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_in_the_models_dtype_it_is_the_same_function(make: Make, name: str) -> None:
     plan, files, package = make(name, KEEP)
@@ -123,7 +140,6 @@ def test_a_gradient_that_is_rounding_alone_refuses_no_mod(make: Make) -> None:
     assert error(found, expected) < 2e-6
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("defaults", [FP8, CHAINS])
 @pytest.mark.parametrize("name", CASES)
 def test_in_fp8_it_errs_as_fp8_does_and_every_gemm_runs(make: Make, name: str, defaults: str) -> None:
@@ -144,7 +160,6 @@ def test_in_fp8_it_errs_as_fp8_does_and_every_gemm_runs(make: Make, name: str, d
     assert frozen[1] <= 1.5 * frozen[0]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("defaults", [KEEP, FP8])
 @pytest.mark.parametrize("name", CASES)
 def test_training_goes_on_as_without_the_mods(make: Make, name: str, defaults: str) -> None:
@@ -204,7 +219,6 @@ def test_one_product_is_batched_over_slices_and_stays_in_the_models_dtype(make: 
     assert "torch.cat" not in files["modules.py"]
 
 
-@pytest.mark.slow
 def test_padded_sites_have_sizes_that_the_kernels_take(make: Make) -> None:
     plan, files, _ = make("bottom", f"{FP8}, padding: false")
     sizes = {site.site.name: (site.site.k, site.site.n) for site in plan.sites}
@@ -279,7 +293,6 @@ def test_what_may_change_nothing_changes_nothing(make: Make) -> None:
     assert len(plan.sites) == 27
 
 
-@pytest.mark.slow
 def test_the_plan_says_what_each_mod_made(make: Make) -> None:
     plan, _, _ = make("both", KEEP)
     made = {mod.use: [(each.site, each.what) for each in mod.rewritten] for mod in plan.mods}
@@ -293,7 +306,6 @@ def test_the_plan_says_what_each_mod_made(make: Make) -> None:
     }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("defaults", "rules", "said"),
     [

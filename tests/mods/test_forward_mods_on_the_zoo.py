@@ -19,38 +19,52 @@ from loka.plan.plan import Plan
 from loka.plan.planner import make_plan
 from loka.policy.problems import PolicyError
 
-pytestmark = pytest.mark.slow
-
-pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning"),  # that this is the CPU
+]
 
 MODELS = {"ranker": zoo.ranker, "dlrm": zoo.dlrm}
 Make = Callable[[str, str, str], tuple[Plan, ModuleType]]
 
 
+@pytest.fixture(scope="module")
+def packages() -> Iterator[dict[tuple[str, ...], tuple[Plan, ModuleType]]]:
+    """What `make` made for the tests of this file, by its arguments: a plan takes most of a test's time."""
+    made: dict[tuple[str, ...], tuple[Plan, ModuleType]] = {}
+    yield made
+    for _, package in made.values():
+        for name in [
+            each for each in sys.modules if each == package.__name__ or each.startswith(f"{package.__name__}.")
+        ]:
+            sys.modules.pop(name)
+
+
 @pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+def make(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packages: dict[tuple[str, ...], tuple[Plan, ModuleType]]
+) -> Make:
     """The plan of a model of the zoo under these defaults and mods, and its package."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    made: list[str] = []
 
     def one(model: str, defaults: str, mods: str) -> tuple[Plan, ModuleType]:
-        name = f"gen_zoo_{model}_{len(made)}"
-        (tmp_path / "policy.yaml").write_text(
-            f'version: 1\nname: {name}\nmodel: {{factory: "loka.zoo:{model}", inputs: "loka.zoo:ranker_inputs", '
-            f"batch_size: 64}}\ndefaults: {{{defaults}}}\nmods: [{mods}]\n"
-        )
-        plan = make_plan("policy.yaml")
-        (tmp_path / name).mkdir()
-        for file, text in render_package(plan).items():
-            (tmp_path / name / file).write_text(text)
-        made.append(name)
-        return plan, importlib.import_module(name)
+        key = (model, defaults, mods)
+        if key not in packages:
+            name = f"gen_zoo_{model}_{len(packages)}"
+            (tmp_path / "policy.yaml").write_text(
+                f'version: 1\nname: {name}\nmodel: {{factory: "loka.zoo:{model}", inputs: "loka.zoo:ranker_inputs", '
+                f"batch_size: 64}}\ndefaults: {{{defaults}}}\nmods: [{mods}]\n"
+            )
+            plan = make_plan("policy.yaml")
+            (tmp_path / name).mkdir()
+            for file, text in render_package(plan).items():
+                (tmp_path / name / file).write_text(text)
+            importlib.invalidate_caches()
+            packages[key] = plan, importlib.import_module(name)
+        return packages[key]
 
-    yield one
-    for name in made:
-        for module in [each for each in sys.modules if each == name or each.startswith(f"{name}.")]:
-            sys.modules.pop(module)
+    return one
 
 
 def step(model: nn.Module, batch: int) -> dict[str, Tensor]:
@@ -62,7 +76,6 @@ def step(model: nn.Module, batch: int) -> dict[str, Tensor]:
     return {"y": y.detach(), **{name: p.grad for name, p in model.named_parameters() if p.grad is not None}}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("batch", [64, 37])  # the last batch is an odd one
 def test_padding_leaves_the_function_as_it_is(make: Make, name: str, batch: int) -> None:
@@ -81,7 +94,6 @@ def test_padding_leaves_the_function_as_it_is(make: Make, name: str, batch: int)
         assert (found[key] - value).norm() <= 1e-5 * value.norm() + 1e-9, key
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_padded_sites_of_fp8_err_as_they_did(make: Make, name: str) -> None:
     """Zeros change no scale of a row; sums in another order round to another FP8 value at times."""
@@ -99,7 +111,6 @@ def test_padded_sites_of_fp8_err_as_they_did(make: Make, name: str) -> None:
         assert (steps[1][key] - value).norm() <= 1e-2 * value.norm() + 1e-9, key
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("use", ["merge_siblings", "batch_small"])
 def test_there_are_neither_siblings_nor_batches(make: Make, name: str, use: str) -> None:
@@ -107,7 +118,6 @@ def test_there_are_neither_siblings_nor_batches(make: Make, name: str, use: str)
         make(name, "compute: keep", f"{{use: {use}}}")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mods", "reason"),
     [

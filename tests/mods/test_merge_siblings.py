@@ -14,6 +14,7 @@ from loka.mods.rewriting import rewriting_tools
 from tests.support.models import forward_mods as zoo
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_random_experts_are_the_same_function(seed: int) -> None:
     torch.manual_seed(seed)

@@ -71,6 +71,7 @@ class Deep(nn.Module):
 INLINED = ("norms", *(f"norms.{number}" for number in range(24)))
 
 
+@pytest.mark.slow
 def test_a_deep_stream_in_bfloat16_is_nearer_to_float64() -> None:
     torch.manual_seed(0)
     model = Deep().bfloat16()
@@ -84,6 +85,7 @@ def test_a_deep_stream_in_bfloat16_is_nearer_to_float64() -> None:
     assert errors[1] < 0.5 * errors[0], errors
 
 
+@pytest.mark.slow
 def test_the_text_of_a_stream_has_one_cast_in_and_one_out() -> None:
     text = source(carried(Deep(), inline=INLINED).forward)
     assert text.count("x_wide = x.to(torch.promote_types(x.dtype, torch.float32)).view_as(x)") == 1

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
+from torch import nn
 
 import loka
 
@@ -40,8 +40,13 @@ def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "smallmodel.py").write_text(MODEL, encoding="utf-8")
     (tmp_path / "small.yaml").write_text(POLICY, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
+    sys.modules.pop("smallmodel", None)  # another test's
     yield Path("small.yaml")
     sys.modules.pop("smallmodel", None)
+
+
+def small_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32))
 
 
 def test_every_public_name_is_there_and_no_other() -> None:
@@ -112,22 +117,63 @@ def test_a_wrong_policy_has_its_place(policy: Path) -> None:
     assert not Path("generated").exists()
 
 
-@pytest.mark.parametrize("value", [None, 5, True, b"small.yaml", ["small.yaml"], {}])
-def test_what_is_no_path_is_refused(value: object, policy: Path) -> None:
-    name = type(value).__name__
-    for call in (loka.load_policy, loka.make_plan, loka.generate, lambda each: loka.Probe(torch.nn.ReLU(), each)):
-        with pytest.raises(loka.InputError, match=f"^a policy must be a path, a str or os.PathLike, not a {name}$"):
-            call(value)
-    if value is not None:
-        with pytest.raises(loka.InputError, match=f"^generate: out must be a path, .* not a {name}$"):
-            loka.generate(policy, value)
-        with pytest.raises(loka.InputError, match=f"^probe: path must be a path, .* not a {name}$"):
-            loka.Probe(torch.nn.ReLU(), policy, path=value)
-        with pytest.raises(loka.InputError, match=f"^probe: group must be a process group .* not a {name}$"):
-            loka.Probe(torch.nn.ReLU(), policy, group=value)
-    assert not Path("generated").exists()
-
-
 def test_the_page_is_what_the_docstrings_say() -> None:
     page = runpy.run_path(str(REPOSITORY / "docs" / "api_page.py"))["page"]()
     assert (REPOSITORY / "docs" / "api.md").read_text(encoding="utf-8") == page, "run `make docs-api`"
+
+
+@pytest.mark.parametrize("wrong", [3, None, b"small.yaml", ["small.yaml"], {"version": 1}, loka.load_policy])
+def test_what_names_no_policy_is_refused_by_type(wrong: object, policy: Path) -> None:
+    kind = "None" if wrong is None else f"a {type(wrong).__name__}"
+    calls = (
+        lambda: loka.load_policy(wrong),  # type: ignore[arg-type]
+        lambda: loka.make_plan(wrong),  # type: ignore[arg-type]
+        lambda: loka.generate(wrong),  # type: ignore[arg-type]
+        lambda: loka.Probe(small_model(), wrong),  # type: ignore[arg-type]
+    )
+    for call in calls:
+        with pytest.raises(loka.InputError, match=f"must be the path of a policy, a YAML file.*, not {kind}"):
+            call()
+    assert sorted(path.name for path in policy.parent.iterdir() if path.name != "__pycache__") == [
+        "small.yaml",
+        "smallmodel.py",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"out": 3}, "out must be the path of a folder, not a int"),
+        ({"out": b"here"}, "out must be the path of a folder, not a bytes"),
+        ({"force": "no"}, "force must be True or False, not 'no'"),
+        ({"check": 1}, "check must be True or False, not 1"),
+    ],
+)
+def test_arguments_of_generate_have_their_types(arguments: dict[str, object], message: str, policy: Path) -> None:
+    with pytest.raises(loka.InputError, match=message):
+        loka.generate(policy, **arguments)  # type: ignore[arg-type]
+    assert not Path("here").exists()
+    assert not Path("generated").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"path": 3}, "path must be a path, not a int"),
+        ({"path": " "}, "path is empty"),
+        ({"path": "a\0b"}, "path holds a NUL"),
+        ({"path": "."}, "path: . is a folder; name a file in it"),
+        ({"path": "small.yaml/x.safetensors"}, "small.yaml is no folder"),
+        ({"group": 3}, "group must be a ProcessGroup of torch.distributed, not a int"),
+    ],
+)
+def test_arguments_of_a_probe_are_known_before_training(
+    arguments: dict[str, object], message: str, policy: Path
+) -> None:
+    with pytest.raises(loka.InputError, match=message):
+        loka.Probe(small_model(), policy, **arguments)  # type: ignore[arg-type]
+
+
+def test_a_probe_of_a_model_without_values_is_refused(policy: Path) -> None:
+    with pytest.raises(loka.InputError, match=r"its Parameter '0\.weight' is on the meta device, without values"):
+        loka.Probe(small_model().to("meta"), policy)

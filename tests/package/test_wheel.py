@@ -114,6 +114,7 @@ def binaries(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python.parent
 
 
+@pytest.mark.slow
 def test_wheel_holds_templates_policies_and_no_generated_code(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     for folder, kept_as in (("templates", "loka/_share/templates"), ("policies", "loka/_share/policies")):

@@ -138,6 +138,7 @@ def test_the_choice_is_the_fastest_of_all_combinations_unless_it_gains_too_littl
     assert plan.timing.chosen.us == pytest.approx(times[chosen], abs=0.002)
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(widths, widths, seeds, recipes, floors, st.permutations(KERNELS), st.sampled_from((0.0, 0.05)))
 def test_the_order_in_which_kernels_are_asked_changes_nothing(k, n, seed, recipe, floor, order, spread) -> None:
@@ -150,6 +151,7 @@ def test_the_order_in_which_kernels_are_asked_changes_nothing(k, n, seed, recipe
     ]
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(widths, widths, seeds, recipes, floors, st.sampled_from((0.25, 8.0)), st.sampled_from((0.0, 0.05)))
 def test_only_ratios_of_times_matter(k, n, seed, recipe, floor, scale, spread) -> None:
@@ -158,6 +160,7 @@ def test_only_ratios_of_times_matter(k, n, seed, recipe, floor, scale, spread) -
     assert [gemm.kernel for gemm in plain.gemms] == [gemm.kernel for gemm in scaled.gemms]
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(widths, widths, seeds, recipes, floors, floors, fuses, st.sampled_from((0.0, 0.05)))
 def test_a_higher_min_speedup_never_adds_fp8(k, n, seed, recipe, one, other, fuse, spread) -> None:

@@ -329,6 +329,7 @@ def test_every_way_is_a_candidate_with_its_reason(decide, wanted) -> None:
     assert all(each.outcome.startswith("slower: ") for each in plan.candidates if each is not chosen)
 
 
+@pytest.mark.slow
 def test_a_chain_of_neighbours_is_decided_as_a_whole(make_site, wanted, safe) -> None:
     """The second linear's input comes from the first's kernel: alone the first loses a little, together both gain."""
     names = ("a", "b")

@@ -56,6 +56,19 @@ def test_an_unknown_site_is_an_error_with_the_nearest_name(wrong, hint, make_pla
     assert repr(hint) in str(caught.value)
 
 
+def test_an_unknown_site_far_from_all_is_an_error_with_names_there_are(make_plan, make_site):
+    few = make_plan(*(make_site(f"layers.{number}.up") for number in range(3)))
+    with pytest.raises(InputError, match=r"'zzz'.*; they are 'layers\.0\.up', 'layers\.1\.up', 'layers\.2\.up' \("):
+        explain(few, "zzz")
+    many = make_plan(*(make_site(f"layers.{number}.up") for number in range(30)))
+    with pytest.raises(
+        InputError, match=r"there are, for example, 'layers\.0\.up', .*'layers\.7\.up' \(.* lists all 30"
+    ):
+        explain(many, "zzz")
+    with pytest.raises(InputError, match="its model has no GEMM"):
+        explain(make_plan(), "zzz")
+
+
 def test_diff_of_a_plan_with_itself_is_empty(make_plan, make_site):
     plan = make_plan(make_site("a"), make_site("b"))
     assert diff(plan, plan).same

@@ -121,6 +121,28 @@ CASES: dict[str, tuple[dict[str, str], str, dict[str, str]]] = {
         "did you mean fp8?",
         {"base.yaml": HEAD},
     ),
+    "wrong value in the base, overridden": (
+        {
+            "ranker.yaml": "extends: base.yaml\ndefaults: {compute: keep}\n",
+            "base.yaml": f"{HEAD}defaults: {{compute: §fp4}}\n",
+        },
+        "did you mean fp8?",
+        {"base.yaml": HEAD},
+    ),
+    "wrong type in the base of the base, overridden": (
+        {
+            "ranker.yaml": "extends: base.yaml\ndefaults: {budget: {mere: 0.1}}\n",
+            "base.yaml": "extends: root.yaml\ndefaults: {compute: fp8}\n",
+            "root.yaml": HEAD + "defaults: {budget: §0.2}\n",
+        },
+        "budget: expected a mapping of keys to values, found the number 0.2",
+        {"root.yaml": HEAD},
+    ),
+    "another version of the base, overridden": (
+        {"ranker.yaml": f"extends: base.yaml\n{HEAD}", "base.yaml": "version: §2\n"},
+        "this LoKA reads version 1",
+        {"base.yaml": "version: 1\n"},
+    ),
     "rules of the base are no list": (
         {"ranker.yaml": "extends: base.yaml\nrules: [{match: a}]\n", "base.yaml": HEAD + "rules: §{match: a}\n"},
         "begin each item with '- '",
@@ -155,3 +177,18 @@ def test_problems_of_the_policy_come_before_those_of_its_base(load: Callable[...
     with pytest.raises(PolicyError) as caught:
         load({"ranker.yaml": "extends: base.yaml\ntarget: h10\n", "base.yaml": HEAD + "zzz: 1\n"})
     assert [(each.file, each.line) for each in caught.value.problems] == [("ranker.yaml", 2), ("base.yaml", 4)]
+
+
+def test_a_base_may_contradict_itself_where_the_policy_mends_it(load: Callable[..., Policy]) -> None:
+    files = {
+        "ranker.yaml": "extends: base.yaml\ndefaults: {dgrad: {weight: {requantize_transpose: false}}}\n",
+        "base.yaml": HEAD + "defaults: {dgrad: {weight: {requantize_transpose: true, format: e5m2}}}\n",
+    }
+    assert load(files).name == "ranker"
+
+
+def test_a_wrong_value_of_a_base_is_reported_once(load: Callable[..., Policy]) -> None:
+    with pytest.raises(PolicyError) as caught:
+        load({"ranker.yaml": "extends: base.yaml\n", "base.yaml": HEAD + "target: h10\nrules: [{compute: fp4}]\n"})
+    places = [(each.line, each.column) for each in caught.value.problems]
+    assert len(places) == len(set(places)) == 3

@@ -10,8 +10,18 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from loka.bench.quality.training import CHECK_EVERY, NonFiniteLossError, call, seeded, to_device
-from loka.bench.quality.training_calls import BATCHES, LOSS, TrainingCallError, called, movable, pairs, scalar
+from loka.bench.quality.training import CHECK_EVERY, NonFiniteLossError, seeded
+from loka.bench.quality.training_calls import (
+    BATCHES,
+    LOSS,
+    TrainingCallError,
+    backward,
+    called,
+    forward,
+    movable,
+    pairs,
+    scalar,
+)
 from loka.bench.quality.training_job import Inputs, TrainingJob
 
 
@@ -52,9 +62,9 @@ def train_watched(
                 group["lr"] = job.rate(steps.done + 1)
             optimizer.zero_grad(set_to_none=True)
             with job.precision():
-                output = call(model, to_device(inputs, job.device))
+                output = forward(BATCHES, model, inputs, job.device)
                 loss = scalar(called(LOSS, job.loss, output, movable(target).to(job.device)))
-            loss.backward()  # type: ignore[no-untyped-call]
+            backward(loss)
             optimizer.step()
             probe.step()
             steps.done += 1

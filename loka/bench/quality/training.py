@@ -14,7 +14,17 @@ from torch import Tensor, nn
 
 from loka.bench.quality.click_metrics import auc, log_loss, normalised_entropy
 from loka.bench.quality.ema import WeightAverage
-from loka.bench.quality.training_calls import BATCHES, LOSS, TEST, TrainingCallError, called, pairs, scalar
+from loka.bench.quality.training_calls import (
+    BATCHES,
+    LOSS,
+    TEST,
+    TrainingCallError,
+    backward,
+    called,
+    forward,
+    pairs,
+    scalar,
+)
 from loka.bench.quality.training_job import Inputs, Progress, TrainingJob
 from loka.errors import CheckFailedError, InputError
 
@@ -142,7 +152,7 @@ def predict(model: nn.Module, batches: Iterable[tuple[Inputs, Tensor]], device: 
     targets: list[Tensor] = []
     try:
         for inputs, target in batches:
-            output = call(model, to_device(inputs, device))
+            output = forward(TEST, model, inputs, device)
             _check_one_logit(output, target)
             logits.append(output.float().flatten().cpu())
             targets.append(target.float().flatten().cpu())
@@ -178,15 +188,6 @@ def _check_labels(target: object) -> None:
         )
 
 
-def call(model: nn.Module, inputs: Inputs) -> Any:
-    """Call the model with a tuple or list of positional arguments, a dict of keywords, or one Tensor."""
-    if isinstance(inputs, Mapping):
-        return model(**inputs)
-    if isinstance(inputs, tuple | list):
-        return model(*inputs)
-    return model(inputs)
-
-
 def _fit(
     model: nn.Module, job: TrainingJob, seed: int, progress: Progress | None
 ) -> tuple[int, float, list[float], WeightAverage]:
@@ -206,9 +207,9 @@ def _fit(
             group["lr"] = job.rate(steps + 1)
         optimizer.zero_grad(set_to_none=True)
         with job.precision():
-            output = call(model, to_device(inputs, job.device))
+            output = forward(BATCHES, model, inputs, job.device)
             loss = scalar(called(LOSS, job.loss, output, target.to(job.device)))
-        loss.backward()  # type: ignore[no-untyped-call]
+        backward(loss)
         optimizer.step()
         average.update()
         unread.append(loss.detach())
@@ -253,15 +254,6 @@ def _curve(losses: list[float]) -> tuple[float, ...]:
     points = min(CURVE_POINTS, len(losses))
     edges = [len(losses) * i // points for i in range(points + 1)]
     return tuple(sum(losses[a:b]) / (b - a) for a, b in pairwise(edges))
-
-
-def to_device(inputs: Inputs, device: str) -> Inputs:
-    """The inputs with every Tensor in them on the device."""
-    if isinstance(inputs, Mapping):
-        return {name: to_device(value, device) for name, value in inputs.items()}
-    if isinstance(inputs, tuple | list):
-        return tuple(to_device(value, device) for value in inputs)
-    return inputs.to(device) if hasattr(inputs, "to") else inputs
 
 
 def _labelled(progress: Callable[[str, int, int | None], None] | None, label: str) -> Progress | None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from loka.bench.quality.training_job import Inputs
 from loka.errors import InputError
+from loka.sites.callables import authors_place, describe_error, message_of, place_of
 
 BATCHES, TEST, LOSS = "train.batches", "train.test", "train.loss"
 _ARGUMENTS = {
@@ -44,12 +46,83 @@ def pairs(field: str, batches: Any) -> Iterator[tuple[Any, Any]]:
         raise TrainingCallError(
             field, f"it returned {_shown(batches)}, which is no iterable; yield (inputs, target), batch by batch"
         )
-    for batch in batches:
+    for batch in _each(field, batches):
         try:
             inputs, target = batch
         except (TypeError, ValueError):
             raise TrainingCallError(field, f"a batch is {_shown(batch)}; each has to be (inputs, target)") from None
         yield inputs, target
+
+
+def _each(field: str, batches: Any) -> Iterator[Any]:
+    """Each batch. Raises TrainingCallError for an `__iter__` that gives no iterator, and for a StopIteration raised."""
+    try:
+        iterator = iter(batches)
+    except TypeError as error:
+        if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
+            raise  # within the author's __iter__
+        raise TrainingCallError(field, f"it returned {_shown(batches)}: {error}; yield (inputs, target)") from error
+    while True:
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            return
+        except RuntimeError as error:
+            if not isinstance(error.__cause__, StopIteration):
+                raise
+            where = place_of(error.__cause__)
+            at = f", at {where}" if where else ""
+            raise TrainingCallError(field, f"its generator raised StopIteration{at}; end it with return") from error
+        yield batch
+
+
+def forward(field: str, model: nn.Module, inputs: Inputs, device: str) -> Any:
+    """The model's output for the inputs of one of the field's batches, moved to the device.
+
+    Raises TrainingCallError where they cannot be moved, or forward does not take them; its own errors stay.
+    """
+    try:
+        moved = to_device(inputs, device)
+    except (RuntimeError, NotImplementedError) as error:
+        raise TrainingCallError(
+            field, f"the inputs cannot be moved to {device}: {describe_error(error)}; yield Tensors with values"
+        ) from error
+    try:
+        return call(model, moved)
+    except TypeError as error:
+        if authors_place(error) or "forward()" not in message_of(error):
+            raise
+        raise TrainingCallError(field, f"forward does not take a batch's inputs: {message_of(error)}") from error
+
+
+def backward(loss: Tensor) -> None:
+    """Compute the gradients. Raises TrainingCallError where `loss` has computed them already."""
+    try:
+        loss.backward()  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        if "backward through the graph a second time" not in str(error):
+            raise
+        raise TrainingCallError(
+            LOSS, "the graph of its result has been used up; return the loss without calling backward in it"
+        ) from error
+
+
+def call(model: nn.Module, inputs: Inputs) -> Any:
+    """Call the model with a tuple or list of positional arguments, a dict of keywords, or one Tensor."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    if isinstance(inputs, tuple | list):
+        return model(*inputs)
+    return model(inputs)
+
+
+def to_device(inputs: Inputs, device: str) -> Inputs:
+    """The inputs with every Tensor in them on the device."""
+    if isinstance(inputs, Mapping):
+        return {name: to_device(value, device) for name, value in inputs.items()}
+    if isinstance(inputs, tuple | list):
+        return tuple(to_device(value, device) for value in inputs)
+    return inputs.to(device) if hasattr(inputs, "to") else inputs
 
 
 def movable(target: Any) -> Any:
@@ -60,12 +133,14 @@ def movable(target: Any) -> Any:
 
 
 def scalar(loss: object) -> Tensor:
-    """The loss. Raises TrainingCallError where it is no Tensor of one number that has a gradient."""
+    """The loss, without dimensions. Raises TrainingCallError where it is no Tensor of one number with a gradient."""
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         raise TrainingCallError(LOSS, f"it returned {_shown(loss)}; return a Tensor of one number")
+    if loss.is_complex():
+        raise TrainingCallError(LOSS, f"it returned a Tensor of {loss.dtype}; return a real number")
     if not loss.requires_grad:
         raise TrainingCallError(LOSS, "its result has no gradient; compute it from the output, without detaching it")
-    return loss
+    return loss.reshape(())
 
 
 def _shown(value: object) -> str:

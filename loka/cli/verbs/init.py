@@ -32,7 +32,7 @@ def command(
             show_default=False,
         ),
     ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples in a step.")] = 4096,
+    batch_size: Annotated[int, typer.Option(min=1, max=2**31 - 1, help="Samples in a step.")] = 4096,
     name: Annotated[
         str | None, typer.Option(help="Of the policy. Default: that of the file.", show_default=False)
     ] = None,
@@ -40,6 +40,7 @@ def command(
 ) -> None:
     """Draft a first policy from the model."""
     from loka.errors import InputError
+    from loka.paths import check_replaceable
     from loka.plan.draft import DraftOptions, check_name, draft_policy, identifier
     from loka.plan.mod_proposals import drafted_from
 
@@ -51,6 +52,8 @@ def command(
         raise InputError("-o is empty; name a file, or leave the option out for policies/NAME.yaml")
     if os.path.exists(path) and not force:
         raise InputError(f"{path}: is there already; choose another with -o, or overwrite it with --force")
+    if path.suffix not in (".yaml", ".yml"):
+        check_replaceable(path, "a policy", lambda head: b"version:" in head)
     options = DraftOptions(name, model, inputs, batch_size)
     found = drafted_from(model, inputs, batch_size)
     text = draft_policy(options, found.sites, found.mods)

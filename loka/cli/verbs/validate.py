@@ -38,7 +38,7 @@ def command(
             job_of(loaded, None, "cpu", tested=loaded.train.test is not None)
         sites = len(plan.sites)
         result["sites"] = sites
-        text += f", {sites} sites"
+        text += f", {sites} sites" if sites else ", but the model has no GEMM: nothing of it can run in FP8"
         over = over_budget_message(plan)
         if over:
             note(f"warning: {over}")

@@ -51,7 +51,10 @@ def check_package(files: Mapping[str, str], folder: Path) -> tuple[Difference, .
         present = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
         found = {name: _kind(name, files, folder, recorded) for name in sorted({*files, *recorded, *present})}
     except OSError as error:
-        raise InputError(f"{error.filename or folder}: cannot be read: {error.strerror or error}") from error
+        raise InputError(
+            f"{error.filename or folder}: cannot be read: {error.strerror or error}; remove it, or give it back its "
+            "permissions, and run loka generate again"
+        ) from error
     return tuple(Difference(name, kind, _ADVICE[kind]) for name, kind in found.items() if kind is not None)
 
 

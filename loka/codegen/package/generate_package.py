@@ -11,7 +11,7 @@ from loka.codegen.package.check_package import check_package
 from loka.codegen.package.render_package import render_package
 from loka.codegen.package.write import write_package
 from loka.errors import CheckFailedError, InputError
-from loka.paths import check_path
+from loka.paths import path_argument
 from loka.plan.plan import Plan
 from loka.plan.planner import make_plan
 from loka.policy.policy import Policy
@@ -62,6 +62,9 @@ def generate(
             `force` and `check`.
         CheckFailedError: with `check`, if a file is missing, stale, edited or not LoKA's; a line for each.
     """
+    for name, value in (("force", force), ("check", check)):
+        if not isinstance(value, bool):
+            raise InputError(f"generate: {name} must be True or False, not {value!r}")
     if check and force:
         raise InputError("generate: check writes nothing, so that there is nothing to force; leave one of the two out")
     if out is not None:
@@ -80,12 +83,14 @@ def generate(
 
 def _check_out(out: str | os.PathLike[str]) -> None:
     """Raise InputError for a folder that Python cannot import a package from."""
-    check_path(out, "generate: out")
-    if not os.fspath(out).strip():
+    if not path_argument(out, "out", "the path of a folder").strip():
         raise InputError("out is empty; name a folder, or leave it out for generated/NAME")
     if "\0" in os.fspath(out):
         raise InputError("--out: the folder's name holds a NUL; name another folder")
     if os.path.abspath(out) == os.path.dirname(os.path.abspath(out)):
         raise InputError(f"--out: {out}: a package cannot be imported from there; name a folder in it")
-    if keyword.iskeyword(Path(out).name):
+    name = os.path.basename(os.path.abspath(out))
+    if keyword.iskeyword(name):
         raise InputError(f"--out: {out}: Python cannot import a package of that name, a keyword; name another folder")
+    if "." in name:
+        raise InputError(f"--out: {out}: Python cannot import a package with a dot in its name; name another folder")

@@ -13,10 +13,10 @@ from loka.kernels.gemm.gpu_here import has_fp8
 
 
 def warn_of_devices(package: str, target: str, modules: Iterable[nn.Module], stacklevel: int) -> None:
-    """Warn if `modules` are on a CPU, a GPU without FP8 or a GPU that is not `target`; never for "reference"."""
-    if target == "reference":
-        return
+    """Warn if `modules` are on the meta device or, unless for "reference", a CPU, a GPU without FP8 or another GPU."""
     devices = {parameter.device for module in modules for parameter in module.parameters()}
+    if target == "reference":
+        devices = {device for device in devices if device.type == "meta"}
     notes = [note for device in sorted(devices, key=str) if (note := _note(device, target))]
     if notes:
         warnings.warn(f"{package}: {'; '.join(notes)}", LokaWarning, stacklevel=stacklevel + 1)
@@ -25,7 +25,7 @@ def warn_of_devices(package: str, target: str, modules: Iterable[nn.Module], sta
 def _note(device: torch.device, target: str) -> str:
     slow = f"its FP8 GEMMs run on the torch reference path, slow but exact (the plan is for {target})"
     if device.type == "meta":
-        return ""
+        return "the model is on the meta device, without values: give it weights before it runs (to_empty, then load)"
     if device.type != "cuda":
         return f"the model is on {device.type}: {slow}"
     name = torch.cuda.get_device_name(device)

@@ -48,6 +48,7 @@ def kernel_named(name: str) -> Kernel:
     names = [kernel.name for kernel in GEMM_KERNELS]
     if name in names:
         return GEMM_KERNELS[names.index(name)]
+    names.remove(NATIVE.name)  # not in a policy: `compute: keep`
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
     hint = f"did you mean {close[0]!r}?" if close else f"it can be {', '.join(names)}"
     raise InputError(f"there is no kernel {name!r}; {hint}")

@@ -140,8 +140,11 @@ class Table:
         return (math.log(size) - self.logs[low]) / (self.logs[high] - self.logs[low])
 
     def nearest(self, axes: Axes) -> tuple[float, Measurement]:
-        """The nearest measured part, by distance in the logarithms of all axes, and the square of that distance."""
-        found = self._nearest([math.log(size) for size in axes], math.inf)
+        """The nearest measured part, by distance in the logarithms of all axes, and the square of that distance.
+
+        A size of 0, of a GEMM whose rows depend on the data, counts as 1.
+        """
+        found = self._nearest([math.log(max(size, 1)) for size in axes], math.inf)
         if found is None:
             raise ValueError("a table has at least one point")
         return found

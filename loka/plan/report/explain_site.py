@@ -16,6 +16,8 @@ from loka.plan.report.profile_view import ProfileView, budget_of, describe_speed
 from loka.plan.select.latency_selection import interaction_by_site, kernel_names, place_in_interaction
 from loka.policy.cascade.settings import Assignment
 
+_LISTED = 8  # names of sites in a message
+
 
 @dataclass(frozen=True, slots=True)
 class ExplainedSetting:
@@ -114,7 +116,7 @@ class Explanation:
 def find_site(plan: Plan, name: str) -> SitePlan:
     """The site of that name, or the merged site that contains it.
 
-    Raises InputError for an unknown name, with the closest names.
+    Raises InputError for an unknown name, with the closest names, or with the first where none is close.
     """
     for candidate in plan.sites:
         if name == candidate.site.name or name in candidate.site.members:
@@ -123,8 +125,15 @@ def find_site(plan: Plan, name: str) -> SitePlan:
     inside = [other for other in names if other.startswith(name + ".") or other.endswith("." + name)]
     near = difflib.get_close_matches(name, names, n=3) if len(names) <= 2000 else []
     hints = list(dict.fromkeys([*near, *inside]))[:3]
-    hint = f"; did you mean {' or '.join(repr(other) for other in hints)}?" if hints else ""
-    raise InputError(f"no site is called {name!r} in {plan.name!r}{hint} (`loka plan` lists all {len(names)})")
+    if not names:
+        raise InputError(f"no site is called {name!r} in {plan.name!r}: its model has no GEMM, so that it has no sites")
+    hint = (
+        f"did you mean {' or '.join(repr(other) for other in hints)}?"
+        if hints
+        else f"{'they are' if len(names) <= _LISTED else 'there are, for example,'} "
+        + ", ".join(repr(other) for other in names[:_LISTED])
+    )
+    raise InputError(f"no site is called {name!r} in {plan.name!r}; {hint} (`loka plan` lists all {len(names)})")
 
 
 def explain(plan: Plan, name: str, known: ProfiledSites | None = None) -> Explanation:

@@ -78,7 +78,8 @@ def _problem_of(error: ErrorDetails, found: FoundNode, mods: ModSchemas) -> Prob
             found.node.place, f"{name}{describe(found.node)} is out of range; it must be {words} {context[key]:.12g}"
         )
     if kind in ("string_too_short", "too_short"):
-        return problem(found.node.place, f"{name}empty; give at least one, or remove the key")
+        what = "a value" if kind == "string_too_short" else "at least one"
+        return problem(found.node.place, f"{name}empty; give {what}, or remove the key")
     if kind == "loka":
         return problem(found.node.place, f"{name}{error['msg']}")
     if kind in ("union_tag_not_found", "union_tag_invalid"):
@@ -219,7 +220,7 @@ def _hint(kind: str, found: FoundNode) -> str:
         )
     if kind == "bool_type":
         return "; write one of the two, without quotes"
-    return "; write it so"
+    return f"; write {_EXPECTED[kind]}"
 
 
 def _example(field: str) -> str:

@@ -285,6 +285,8 @@ class Documents:
     problems: tuple[Problem, ...]
     complete: bool  # True if every base was read; otherwise missing fields may be in a base
     renamed: tuple[RenamedKey, ...] = ()  # keys under old names
+    own: Mapping | None = None  # what the file says by itself
+    bases: tuple[Mapping, ...] = ()  # what each base says by itself, the nearest first
 
 
 def read_documents(path: str) -> Documents:
@@ -309,7 +311,7 @@ def _read(directory: str, relative: str, named_at: Place | None, seen: tuple[str
     tree, problems = current.tree, [*problems, *current.problems]
     entry = tree.entries.get("extends")
     if entry is None or entry.node.reported:
-        return Documents(tree, files, names, tuple(problems), entry is None, current.renamed)
+        return Documents(tree, files, names, tuple(problems), entry is None, current.renamed, tree)
     target = entry.node
     refusal = _refusal(target)
     seen = (*seen, os.path.realpath(path))
@@ -325,7 +327,8 @@ def _read(directory: str, relative: str, named_at: Place | None, seen: tuple[str
     problems.append(problem(target.place, refusal or ""))
     # The value is reported: validation must not report it again.
     entries = {**tree.entries, "extends": replace(entry, node=replace(target, reported=True))}
-    return Documents(replace(tree, entries=entries), files, names, tuple(problems), False, current.renamed)
+    tree = replace(tree, entries=entries)
+    return Documents(tree, files, names, tuple(problems), False, current.renamed, tree)
 
 
 def _over(
@@ -334,7 +337,8 @@ def _over(
     """A file's own tree merged over its base."""
     merged = tree if base.tree is None else merge_documents(base.tree, tree)
     found = (*problems, *base.problems)
-    return Documents(merged, files + base.files, names + base.named, found, base.complete, base.renamed)
+    own = () if base.own is None else (base.own, *base.bases)
+    return Documents(merged, files + base.files, names + base.named, found, base.complete, base.renamed, tree, own)
 
 
 def _refusal(target: object) -> str | None:

@@ -172,6 +172,11 @@ def _checked(root: nn.Module, site: Site) -> nn.Parameter:
             f"probe: site {site.name!r}: its Parameter {site.weight!r} is of shape {tuple(parameter.shape)}, but in "
             f"the model that the policy builds {shape}: give the policy's factory the sizes of the model that trains"
         )
+    if parameter.is_meta:
+        raise InputError(
+            f"probe: site {site.name!r}: its Parameter {site.weight!r} is on the meta device, without values: put the "
+            f"model on the device that it trains on (model.to_empty(device=...)) and give it its weights first"
+        )
     return parameter
 
 

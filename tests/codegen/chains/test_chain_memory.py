@@ -53,6 +53,7 @@ def inputs(model: nn.Module) -> tuple[Tensor, Tensor]:
         return x, torch.randn(model(x).shape, generator=generator).bfloat16()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "recipe", "most"),
     [

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -52,8 +53,15 @@ def mixed(name: str) -> dict[str, object]:
     return {"mlp.0": chains.CHAIN, "mlp.3": chains.AS_IS}.get(name, {})
 
 
+@cache
 def shapes() -> dict[str, Plan]:
-    torch.manual_seed(0)
+    """The plans of these tests, by name; made when the first needs them, since importing the file is collecting it."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return _shapes()
+
+
+def _shapes() -> dict[str, Plan]:
     tower = chains.Tower()
     linears = nn.Sequential(nn.Linear(48, 13, bias=False), nn.Linear(13, 48), nn.Linear(48, 32, bias=False))
     twelve = nn.Sequential(*[layer for _ in range(12) for layer in (nn.Linear(48, 48), nn.ReLU())])
@@ -83,20 +91,17 @@ def shapes() -> dict[str, Plan]:
     }  # fmt: skip
 
 
-PLANS = shapes()
-
-
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("chains")
-    for name, plan in PLANS.items():
+    for name, plan in shapes().items():
         write_package(render_package(plan), folder / name)
     return folder
 
 
 @pytest.fixture(scope="module")
 def tower(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
-    files = render_package(PLANS["tower"])
+    files = render_package(shapes()["tower"])
     return plans.import_package(files, tmp_path_factory.mktemp("tower"), "gen_tower")
 
 
@@ -108,8 +113,9 @@ def test_ruff_has_nothing_to_say(packages: Path, command: list[str]) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+@pytest.mark.slow
 def test_all_import_and_hold_each_kernel_once(packages: Path, tmp_path: Path) -> None:
-    for name in PLANS:
+    for name in shapes():
         files = {path.name: path.read_text(encoding="utf-8") for path in (packages / name).iterdir() if path.is_file()}
         package = plans.import_package(files, tmp_path, f"gen_shape_{name}")
         assert package.BINDINGS
@@ -131,7 +137,7 @@ def test_all_import_and_hold_each_kernel_once(packages: Path, tmp_path: Path) ->
 
 
 def test_manifest_stamps_and_check_know_the_new_files(tmp_path: Path) -> None:
-    files = render_package(PLANS["tower"])
+    files = render_package(shapes()["tower"])
     manifest = json.loads(files["manifest.json"])
     for name in ("fused.py", "triton_kernels.py", "kernels.py"):
         assert manifest["outputs"][name] == hashlib.sha256(files[name].encode()).hexdigest()
@@ -151,17 +157,17 @@ def test_manifest_stamps_and_check_know_the_new_files(tmp_path: Path) -> None:
 
 
 def test_operators_of_another_generation_do_not_import(tmp_path: Path) -> None:
-    older, newer = (render_package(PLANS[name]) for name in ("tower", "linears"))
+    older, newer = (render_package(shapes()[name]) for name in ("tower", "linears"))
     with pytest.raises(InputError, match="run loka generate"):
         plans.import_package({**newer, "fused.py": older["fused.py"]}, tmp_path, "gen_chain_mixed_up")
 
 
 def test_the_same_plan_gives_the_same_bytes() -> None:
-    assert render_package(PLANS["tower"]) == render_package(chains.chain_plan(chains.Tower()))
+    assert render_package(shapes()["tower"]) == render_package(chains.chain_plan(chains.Tower()))
 
 
 def test_reads_as_a_person_would_write_it() -> None:
-    kernels = render_package(PLANS["one"])["kernels.py"]
+    kernels = render_package(shapes()["one"])["kernels.py"]
     for text in (
         "class LinearFunction(torch.autograd.Function):",
         "        x_fp8, x_scale, x_scale_max = fused.quantise_e4m3_48(x)",
@@ -172,7 +178,7 @@ def test_reads_as_a_person_would_write_it() -> None:
     ):
         assert text in kernels
     assert kernels.count("class ") == 1
-    files = render_package(PLANS["tower"])
+    files = render_package(shapes()["tower"])
     assert files["modules.py"].count("kernels.body_mlp(") == 1
     assert "# from norm, mlp.0, mlp.1, mlp.2, mlp.3, mlp.4, mlp.5, mlp.6" in files["modules.py"]
     text = " ".join(files["kernels.py"].split())
@@ -184,7 +190,7 @@ def test_reads_as_a_person_would_write_it() -> None:
 
 def test_cross_layers_are_one_function_that_reads_each_sum_once() -> None:
     """What lies between two layers is made by one kernel, forward and backward, and x's gradient by one in the end."""
-    kernels = render_package(PLANS["crosses"])["kernels.py"]
+    kernels = render_package(shapes()["crosses"])["kernels.py"]
     (body,) = [text for text in kernels.split("\nclass ") if text.startswith("BodyFunction")]
     forward, backward = body[: body.index("def backward")], body[body.index("def backward") :]
     assert forward.count("sum_1 = fused.add_times_residual_keep_e4m3_48(y_1, bias_1, x, x, sums_dtype)") == 1
@@ -192,12 +198,12 @@ def test_cross_layers_are_one_function_that_reads_each_sum_once() -> None:
     assert backward.count("fused.products_and_3_added_added_added_added_48(") == 1
     assert backward.count("residual_in_out") == 1
     assert "= fused.add_times_backward_residual_in_e4m3_48(grad, dsum_3, x)" in backward  # whose sum no kernel writes
-    apart = render_package(PLANS["crosses_apart"])["kernels.py"]
+    apart = render_package(shapes()["crosses_apart"])["kernels.py"]
     assert "dother = fused.products_added_added_added_48(" in apart
 
 
 def test_other_recipes_are_written_as_before() -> None:
-    files = render_package(PLANS["mixed"])["kernels.py"]
+    files = render_package(shapes()["mixed"])["kernels.py"]
     assert "def linear_e4m3_rowwise(" in files  # the last linear
     said = " ".join(chains.functions(files).values())
     assert "layer_norm -> linear -> layer_norm -> silu: x (..., 48), weight (80, 48) -> (..., 80). GEMMs count" in said
@@ -272,7 +278,7 @@ def test_checkpointing(tower: ModuleType, reentrant: bool) -> None:
 @pytest.mark.parametrize("name", ["tower", "plain"])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiles_as_one_graph(name: str, dynamic: bool, tmp_path: Path) -> None:
-    package = plans.import_package(render_package(PLANS[name]), tmp_path, f"gen_compiled_{name}_{dynamic}")
+    package = plans.import_package(render_package(shapes()[name]), tmp_path, f"gen_compiled_{name}_{dynamic}")
     torch.manual_seed(0)
     model = chains.Holder(chains.Tower())
     try:

@@ -78,6 +78,7 @@ def test_kept_gemms_get_kernels_around_them_and_nothing_else_changes(make: Make)
     assert torch.equal(ranker_step(model), expected)
 
 
+@pytest.mark.slow
 def test_kept_gemms_without_fuse_always_are_left_alone(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[__name__], "RULES", '  - {match: "head.*", compute: fp8}\n')
     plan, _, _ = make("gen_chained_not", "compute: keep")

@@ -72,6 +72,7 @@ def test_linears_that_are_not_fused_are_chains_of_their_own(make: Make) -> None:
         assert patch.overflows() == ()
 
 
+@pytest.mark.slow
 def test_a_known_input_beside_a_rowwise_weight_is_an_error_at_its_place(make: Make) -> None:
     rule = '  - {match: "layers.*.fmb.*", fprop: {input: {scaling: tensorwise, range: static, amax: 8.0}}}\n'
     message = r"policy\.yaml:9:\d+: .*fprop: no kernel multiplies input tensorwise by weight rowwise"
@@ -94,6 +95,7 @@ def test_transposed_is_refused_with_what_to_write_instead(make: Make) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_static_range_without_a_maximum_is_an_error_at_its_place(make: Make) -> None:
     with pytest.raises(InputError, match=r"policy\.yaml:4:\d+: .*range: static needs a maximum"):
         make("gen_known_without", "compute: fp8, scaling: tensorwise, fprop: {input: {range: static}}")

@@ -204,6 +204,7 @@ def inputs(batch_size):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")
 def test_a_policy_fuses_swish_layer_norms(tmp_path, monkeypatch):
     (tmp_path / "swish_model.py").write_text(MODEL)

@@ -195,6 +195,7 @@ def test_gradients_are_those_of_the_transposed_values(name: str, make: Make) -> 
     assert 15 < sqnr(model.linear.weight.grad, dy.t() @ x) < 60
 
 
+@pytest.mark.slow
 def test_what_cannot_be_transposed_stays_and_the_rest_trains(make: Make) -> None:
     plan, package = make("tower", f"{SHORTEST}}}\nrules:\n  - {{match: body.4, fprop: {{compute: keep}}")
     assert recipes(plan, "body.4") == {}

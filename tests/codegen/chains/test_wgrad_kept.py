@@ -144,6 +144,7 @@ def test_compiled_and_partly_without_gradients(made) -> None:
         torch._dynamo.reset()
 
 
+@pytest.mark.slow
 def test_ruff_has_nothing_to_say(tmp_path: Path) -> None:
     for name, body in BODIES.items():
         files = render_package(chains.chain_plan(body, recipe))

@@ -17,6 +17,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return wide_chains(tmp_path_factory.mktemp)
 
 
+@pytest.mark.slow
 def test_one_chain_with_kernels_in_chunks(made: Made) -> None:
     kernels = Path(made("fp8")[0].__file__ or "").with_name("triton_kernels.py").read_text(encoding="utf-8")
     for function in (
@@ -27,6 +28,7 @@ def test_one_chain_with_kernels_in_chunks(made: Made) -> None:
     assert "tl.range(0, 16640, 4096" in kernels
 
 
+@pytest.mark.slow
 def test_against_simulated_quantisation(made: Made) -> None:
     package, body = made("fp8")
     x, dy = wide_operands(9, "cpu")

@@ -80,6 +80,7 @@ def model_of() -> DCNv2:
     return DCNv2(DCNSizes(embeddings=6, dim=16, layers=3, rank=32, over=(64, 48)))
 
 
+@pytest.mark.slow
 def test_the_cross_layers_and_the_over_arch_are_one_chain(make: Make) -> None:
     plan, files, _ = make("dcnv2")
     assert [binding.modules for binding in plan.bindings] == [("",)]
@@ -88,6 +89,7 @@ def test_the_cross_layers_and_the_over_arch_are_one_chain(make: Make) -> None:
     assert render_package(from_json(to_json(plan))) == files  # what the trace saw of shapes is in plan.json
 
 
+@pytest.mark.slow
 def test_a_rule_keeps_the_wgrad_of_the_first_of_each_pair_in_the_chain(make: Make) -> None:
     _, files, package = make("dcnv2", KEEP_WGRAD)
     assert "over_3 = kernels.dcnv2(" in files["modules.py"]
@@ -111,6 +113,7 @@ def exact(module: nn.Module) -> nn.Module:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [33, 1])
 def test_gradients_are_those_of_quantised_linears(make: Make, batch: int) -> None:
     _, _, package = make("dcnv2")
@@ -125,6 +128,7 @@ def test_gradients_are_those_of_quantised_linears(make: Make, batch: int) -> Non
         assert chains.error(value, expected[key]) < 5e-3, key
 
 
+@pytest.mark.slow
 def test_what_needs_no_gradient_gets_none_and_changes_nothing_else(make: Make) -> None:
     _, _, package = make("dcnv2")
     model, x = model_of(), torch.randn(16, 6, 16)
@@ -167,6 +171,7 @@ def test_compiled_as_one_graph_and_frozen(make: Make) -> None:
         torch._dynamo.reset()
 
 
+@pytest.mark.slow
 def test_autocast_gives_the_dtypes_of_the_model(make: Make) -> None:
     """A sum of a bfloat16 product and a float32 input is float32, in a kernel as in torch."""
     _, _, package = make("dcnv2")
@@ -182,6 +187,7 @@ def test_autocast_gives_the_dtypes_of_the_model(make: Make) -> None:
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())
 
 
+@pytest.mark.slow
 def test_where_the_owner_cannot_be_traced_each_layer_is_its_own_chain(make: Make) -> None:
     plan, files, package = make("hidden")
     owners = {name for binding in plan.bindings for name in binding.modules}

@@ -55,6 +55,7 @@ def test_chains_in_fp8_take_the_neighbours_in_float64_too(workplace: Workplace) 
     assert 1e-3 < chains.error(found, expected) < 0.15  # of FP8, next to which float32 is exact
 
 
+@pytest.mark.slow
 def test_interactions_in_float64_are_left_with_the_reason(workplace: Workplace) -> None:
     with pytest.raises(InputError) as raised:
         workplace.make("dcnv2_float64", inputs="inputs_float64")

@@ -16,9 +16,10 @@ from loka.plan.serialize import from_json, to_json
 from tests.support.codegen import chain_plans as chains
 from tests.support.codegen.modded_models import Workplace, equal_but_for_rounding
 
-pytestmark = pytest.mark.slow
-
-pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning"),  # that this is the CPU
+]
 
 
 def test_cross_layers_of_a_model_that_is_kept_are_fused_and_exact(workplace: Workplace) -> None:
@@ -88,7 +89,6 @@ def test_in_a_chain_the_chain_has_it(workplace: Workplace) -> None:
     assert "kernels.dcnv2(" in files["modules.py"]
 
 
-@pytest.mark.slow
 def test_compiled_under_autocast_and_without_gradients(workplace: Workplace) -> None:
     _, _, package = workplace.make("dcnv2")
     model = workplace.models.dcnv2()
@@ -128,7 +128,6 @@ SHAPES = st.fixed_dictionaries(
 )
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::loka.dispatch.NewModelWarning")
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(shape=SHAPES, batch=st.integers(1, 9))

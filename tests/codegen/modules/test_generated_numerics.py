@@ -245,6 +245,7 @@ def test_without_rounding_it_is_the_same_function(
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_compiles_as_one_graph(forwards: ModuleType) -> None:
     torch.manual_seed(0)
     model, x = Tower(), torch.randn(8, 48, requires_grad=True)

@@ -124,6 +124,7 @@ def test_frozen_weights_run_on_the_kernel_of_fprop(package: Package) -> None:
     assert chains.error(found, expected) < 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernels", [dict.fromkeys(Gemm, FBGEMM), {Gemm.DGRAD: FBGEMM, Gemm.WGRAD: MSLK}], ids=str)
 def test_a_chain_runs_on_the_planned_kernels(package: Package, kernels) -> None:
     body = chains.Tower()
@@ -259,6 +260,7 @@ def test_a_table_survives_plan_json_and_makes_it_version_2() -> None:
     assert '"version": 1' in to_json(plans.planned_on(plan, MIXED))
 
 
+@pytest.mark.slow
 def test_ruff_has_nothing_to_say(tmp_path: Path) -> None:
     body = chains.Tower()
     table = dict.fromkeys(Gemm, TABLE)

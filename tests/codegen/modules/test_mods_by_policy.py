@@ -105,6 +105,7 @@ def test_a_step_in_fp8_after_apply_alone(make: Make) -> None:
     assert not torch.equal(found["y"], expected["y"])
 
 
+@pytest.mark.slow
 def test_a_package_without_mods_says_nothing_of_them(make: Make) -> None:
     _, files, package = make("modless", "compute: keep, fuse: always", mods="")
     text = files["__init__.py"]

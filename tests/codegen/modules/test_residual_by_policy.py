@@ -14,9 +14,10 @@ from loka.plan.serialize import from_json, to_json
 from tests.support.codegen import chain_plans as chains
 from tests.support.codegen.modded_models import Workplace, equal_but_for_rounding
 
-pytestmark = pytest.mark.slow
-
-pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning"),  # that this is the CPU
+]
 
 HIGH, FUSED = "{use: residual_high_precision}", "{use: fuse_interaction}"
 TRANSPOSED = "compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true, fuse: always"
@@ -76,7 +77,6 @@ def test_the_sums_of_a_model_in_bfloat16_are_nearer_to_float64(workplace: Workpl
     assert errors[1] < 0.6 * errors[0]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dcn", "wukong"])
 @pytest.mark.parametrize("mods", [HIGH, f"{HIGH}, {FUSED}"])
 @pytest.mark.parametrize("mode", ["bfloat16", "autocast", "compiled"])
@@ -104,7 +104,6 @@ def test_dtypes_and_gradients_are_the_models(workplace: Workplace, name: str, mo
         assert chains.error(value, expected[key]) < (1e-4 if mode == "compiled" else 0.2), key
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dcn", "wukong"])
 @pytest.mark.parametrize("mods", [HIGH, f"{HIGH}, {FUSED}"])
 def test_beside_chains_in_fp8_sums_are_float32(workplace: Workplace, name: str, mods: str) -> None:

@@ -309,6 +309,7 @@ PLAIN_NODES = {
 }
 
 
+@pytest.mark.slow
 @given(HOSTILE, HOSTILE, HOSTILE)
 @settings(max_examples=60, deadline=None)
 def test_names_never_become_code(first: str, second: str, third: str) -> None:

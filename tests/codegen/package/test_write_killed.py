@@ -79,8 +79,9 @@ class Disk:
         return self.ask("import", str(self.folder))
 
 
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Disk]:
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disk]:
+    """One process for all tests: it imports torch, and forks for each request. `put` empties the folder."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.support.processes.killed_writer"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -89,7 +90,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
         text=True,
     )
     try:
-        yield Disk(tmp_path / "ranker", process)
+        yield Disk(tmp_path_factory.mktemp("killed") / "ranker", process)
     finally:
         process.communicate()
 

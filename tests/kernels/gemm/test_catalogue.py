@@ -52,6 +52,7 @@ def test_a_kernel_is_found_by_its_name() -> None:
         kernel_named("?")
 
 
+@pytest.mark.slow
 def test_recordings_of_a_kernel_that_is_in_the_catalogue_no_more_still_load() -> None:
     shipped = Measurements.shipped("h100")
     assert shipped is not None

@@ -65,6 +65,7 @@ def test_a_kernel_that_is_not_in_the_catalogue_is_refused(numbers: int) -> None:
         mm_by_m_bucket(*a, *a, "rowwise", "rowwise", torch.float32, False, numbers, "8: x.y")
 
 
+@pytest.mark.slow
 def test_the_operator_is_well_formed(numbers: int) -> None:
     a = torch.ones(3, 16).to(torch.float8_e4m3fn), torch.ones(3, 1)
     arguments = (*a, *a, "rowwise", "rowwise", torch.float32, False, numbers, TABLE)
@@ -74,6 +75,7 @@ def test_the_operator_is_well_formed(numbers: int) -> None:
     torch.library.opcheck(torch.ops.loka.fbgemm_rowwise_mm.default, arguments[:9], test_utils=utils)
 
 
+@pytest.mark.slow
 def test_any_number_of_rows_is_one_compilation(numbers: int) -> None:
     graphs = []
 

@@ -225,6 +225,7 @@ def test_the_nearest_is_the_nearest(sizes, other, asked):
         assert math.dist(list(map(math.log, nearest)), list(map(math.log, wanted))) == pytest.approx(best)
 
 
+@pytest.mark.slow
 @given(st.permutations([*grid((64, 256, 1024)), *passes((64, 256))]))
 def test_the_order_of_measuring_changes_nothing(shuffled):
     one, other = (

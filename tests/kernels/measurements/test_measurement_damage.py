@@ -41,6 +41,7 @@ def damaged(data: bytes, places: list[tuple[int, bytes]], keep: int) -> bytes:
     return bytes(changed[: max(keep, 1)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".sqlite", ".jsonl"])
 @damaging
 @given(places=changes, keep=st.one_of(st.just(1 << 20), st.integers(1, 1 << 15)))

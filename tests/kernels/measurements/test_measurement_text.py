@@ -196,6 +196,7 @@ def test_a_set_that_ships_damaged_says_that_it_came_with_loka(monkeypatch, expor
         Measurements.shipped("h100")
 
 
+@pytest.mark.slow
 def test_every_set_that_ships_can_be_read():
     folder = text_file.DATA
     for path in sorted(folder.glob("*")):

@@ -115,6 +115,7 @@ def test_ranks_with_other_sites_are_refused_on_every_rank(run):
     assert "rank 2 has other sites than rank 0" in messages[2]
 
 
+@pytest.mark.slow
 def test_ddp_is_seen_and_saved_once(run, folder, plain_policy):
     results = run("ddp")
     merged = []

@@ -42,6 +42,7 @@ def learned(model, path, batches, **options):
         return probe.stats()
 
 
+@pytest.mark.slow
 def test_training_is_the_same_bit_for_bit_and_nothing_is_left(policy):
     path, batches = policy("forms"), models.make_batches(6, 600, 3, 12)
     plain, probed = models.build_forms(), models.build_forms()
@@ -226,6 +227,7 @@ def test_saving_goes_on_in_the_background_and_can_be_read(policy, tmp_path):
     assert [site.rows for site in last.profile.sites] == [8] * 4
 
 
+@pytest.mark.slow
 def test_an_error_while_saving_is_raised_and_an_interrupted_run_keeps_the_last_file(policy, tmp_path):
     (tmp_path / "file").write_text("no folder")
     model, batches = models.build_plain(), models.make_batches(1, 8, 12)

@@ -53,6 +53,7 @@ def same_moments(stats, matrices):
     torch.testing.assert_close(stats.column_amax, rows.abs().amax(0), rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_every_form_of_a_product_and_its_gradient(policy):
     model, x = models.build_forms(), models.make_batches(1, 8, 3, 12)[0]
     out, calls = forms_by_hand(model, x)

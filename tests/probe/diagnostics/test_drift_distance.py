@@ -67,6 +67,7 @@ class TestMagnitudeDistance:
         if kept:
             assert drift.magnitude_distance(histogram(kept), histogram(moved)) == pytest.approx(shift / 2, abs=1e-9)
 
+    @pytest.mark.slow
     @given(HISTOGRAMS, HISTOGRAMS, HISTOGRAMS)
     def test_it_is_a_distance(
         self, a: list[tuple[int, int]], b: list[tuple[int, int]], c: list[tuple[int, int]]

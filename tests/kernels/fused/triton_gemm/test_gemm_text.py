@@ -46,6 +46,7 @@ def templates():
     return load_templates()
 
 
+@pytest.mark.slow
 def test_every_variant_is_formatted_and_linted_as_rendered(tmp_path, templates):
     kernels = {kernel.function: kernel for kernel in (render(spec, templates) for spec in SPECS)}
     others = [
@@ -76,6 +77,7 @@ def test_one_name_is_one_text_and_one_text_one_name(templates):
     assert len(set(texts.values())) == len(texts) > 130
 
 
+@pytest.mark.slow
 def test_nothing_is_passed_or_made_that_is_not_read(templates):
     for spec in SPECS:
         tree = ast.parse(render(spec, templates).text)
