@@ -12,18 +12,26 @@ from pathlib import Path
 from loka.errors import InputError
 
 _LONGEST = 300  # characters of a path in a message
+LARGEST_TEXT = 1 << 29  # bytes of a policy, a plan, a manifest or exported measurements
 _START = 1 << 16  # bytes of a file by which its kind is known
 
 
-def open_plain(path: str | os.PathLike[str]) -> BufferedReader:
+def open_plain(path: str | os.PathLike[str], largest: int | None = LARGEST_TEXT) -> BufferedReader:
     """Open a file for reading, in binary.
 
     Raises OSError where it cannot be opened, or is no plain file: opening or reading a pipe would wait for a writer.
+    So too where it has more than `largest` bytes (None: any number), which whoever reads it whole had no memory for.
     """
     file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 - the caller closes it
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+    about = os.fstat(file.fileno())
+    refused = None
+    if not stat.S_ISREG(about.st_mode):
+        refused = OSError(errno.EINVAL, "it is a device or a pipe, no plain file", os.fspath(path))
+    elif largest is not None and about.st_size > largest:
+        refused = OSError(errno.EFBIG, f"it has {about.st_size} bytes, more than any such file", os.fspath(path))
+    if refused is not None:
         file.close()
-        raise OSError(errno.EINVAL, "it is a device or a pipe, no plain file", os.fspath(path))
+        raise refused
     return file
 
 
@@ -56,7 +64,7 @@ def check_replaceable(
     `kind` names what the verb writes, as in "a profile". Empty files, devices and folders are left to the writer.
     """
     try:
-        with open_plain(path) as file:
+        with open_plain(path, largest=None) as file:
             start = file.read(_START)
     except (OSError, ValueError):  # there is none, or none that can be read
         return

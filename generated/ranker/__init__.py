@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "1f16465c6e70a6871aeee63f89f44159ac1e0c07b40ed30ca793dbd6e219f556"
+STAMP = "683ddfd082ba61da03c146509d76eca0a5f1cac57aad41a6771af4228cfc1c3c"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

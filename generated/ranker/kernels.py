@@ -26,7 +26,7 @@ from loka import dispatch
 
 from . import fused
 
-STAMP = "1f16465c6e70a6871aeee63f89f44159ac1e0c07b40ed30ca793dbd6e219f556"
+STAMP = "683ddfd082ba61da03c146509d76eca0a5f1cac57aad41a6771af4228cfc1c3c"
 
 E4M3_MAX = 448.0  # largest finite value
 AMAX_FLOOR = 2.0**-100  # keeps the scale of a zero block positive
@@ -827,7 +827,7 @@ def embed_dense_0_frozen(x: Tensor, weight: Tensor, bias: Tensor, norm_weight: T
     """linear -> layer_norm -> silu: x (..., 13), weight (64, 13) -> (..., 64). It gives no gradients."""
     dtype = dispatch.output_dtype(x)
     if x.numel() == 0:
-        return x.new_zeros((*x.shape[:-1], 64), dtype=dtype)
+        return dispatch.without_elements(x, 13, 64, dtype)
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     h = rows.to(dtype)
     y = torch.nn.functional.linear(h, weight.to(dtype))
@@ -839,7 +839,7 @@ def embed_dense_3_frozen(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor,
     """linear: x (..., 64), weight (32, 64) -> (..., 32). It gives no gradients."""
     dtype = dispatch.output_dtype(x)
     if x.numel() == 0:
-        return x.new_zeros((*x.shape[:-1], 32), dtype=dtype)
+        return dispatch.without_elements(x, 64, 32, dtype)
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     x_fp8, x_scale, _ = fused.quantise_e4m3_64(rows)
     y = dispatch.scaled_mm(
@@ -873,7 +873,7 @@ def layers_fmb_frozen(
     (256, 128), weight_1 (256, 256), weight_2 (256, 256) -> (..., 256). It gives no gradients."""
     dtype = dispatch.output_dtype(x)
     if x.numel() == 0:
-        return x.new_zeros((*x.shape[:-1], 256), dtype=dtype)
+        return dispatch.without_elements(x, 128, 256, dtype)
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     x_fp8_0, x_scale_0, _ = fused.layer_norm_e4m3_128_inference(rows, pre_norm_weight, pre_norm_bias)
     y_0 = dispatch.scaled_mm(x_fp8_0, x_scale_0, weight_0, scale_0, "rowwise", "rowwise", dtype, False, counter_id_0)
@@ -911,7 +911,7 @@ def head_mlp_frozen(
     weight_0 (256, 512), weight_1 (256, 256), weight_2 (256, 256) -> (..., 256). It gives no gradients."""
     dtype = dispatch.output_dtype(x)
     if x.numel() == 0:
-        return x.new_zeros((*x.shape[:-1], 256), dtype=dtype)
+        return dispatch.without_elements(x, 512, 256, dtype)
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     x_fp8_0, x_scale_0, _ = fused.quantise_e4m3_512(rows)
     y_0 = dispatch.scaled_mm(x_fp8_0, x_scale_0, weight_0, scale_0, "rowwise", "rowwise", dtype, False, counter_id_0)

@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "1f16465c6e70a6871aeee63f89f44159ac1e0c07b40ed30ca793dbd6e219f556"
+STAMP = "683ddfd082ba61da03c146509d76eca0a5f1cac57aad41a6771af4228cfc1c3c"
 
 
 class EmbedDense(dispatch.Bound):

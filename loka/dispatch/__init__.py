@@ -17,7 +17,7 @@ from loka.dispatch.dispatch_errors import (
     VerifyError,
 )
 from loka.dispatch.patch.patch import Patch, patch_of
-from loka.dispatch.runtime.matrix_rows import rows
+from loka.dispatch.runtime.matrix_rows import rows, without_elements
 from loka.dispatch.runtime.output_dtypes import joined_dtype, output_dtype, summed_dtype
 from loka.dispatch.runtime.saved_tensors import saved_tensors
 from loka.dispatch.static_scales import Overflow, StaticScale
@@ -59,4 +59,5 @@ __all__ = [
     "saved_tensors",
     "scaled_mm",
     "summed_dtype",
+    "without_elements",
 ]

@@ -68,7 +68,7 @@ def open_profile(policy: Policy) -> ProfiledSites | None:
     from loka.probe.profile.profile_file import load_profile  # loading it imports torch
 
     try:
-        with open_plain(path) as file:
+        with open_plain(path, largest=None) as file:
             profile = load_profile(path)
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError as error:

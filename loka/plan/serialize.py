@@ -8,17 +8,19 @@ that changed.
 from __future__ import annotations
 
 import json
+import reprlib
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import isfinite
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from loka.devices.targets import TargetDevice
 from loka.errors import InputError
+from loka.plan.json_values import each_key_once, is_number, read_infinities, show_evidence
 from loka.plan.older_plans import FIRST_WITH_TODAYS_NAMES, upgraded
 from loka.plan.plan import (
     Candidate,
@@ -67,6 +69,8 @@ class _TimingRow:
 @dataclass(frozen=True, slots=True)
 class _PlanFile:
     """The layout of plan.json."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")  # of all rows too
 
     format: Literal["loka.plan"]
     version: Literal[1, 2, 3, 4, 5]
@@ -151,7 +155,7 @@ def to_json(plan: Plan) -> str:
         if not site["site"]["members"]:
             del site["site"]["members"]
     for decision in data["decisions"]:
-        _show_evidence(decision)
+        show_evidence(decision)
         _show_transposed(decision)
         _show_times(decision)
         if buckets := decision.pop("m_buckets"):
@@ -171,36 +175,36 @@ def from_json(text: str, name: str = "plan.json") -> Plan:
     Raises InputError for text that is truncated, is no plan, or was written by a newer LoKA.
     """
     try:
-        data = json.loads(text)
+        data = json.loads(text, object_pairs_hook=each_key_once)
     except json.JSONDecodeError as error:
         raise InputError(
             f"{name}:{error.lineno}:{error.colno}: not a whole JSON file ({error.msg}); it may have been cut short: "
             "make it again with `loka generate`"
         ) from error
-    except ValueError as error:  # a number with more digits than Python reads
+    except ValueError as error:  # a key twice, or a number with more digits than Python reads
         raise InputError(f"{name}: damaged: {error}; make the plan again with `loka generate`") from error
     except RecursionError as error:
         raise InputError(f"{name}: nested too deeply to be a plan; name a plan.json of `loka generate`") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise InputError(f"{name}: not a plan of LoKA; name a plan.json of `loka generate`, or a policy (.yaml)")
     version = data.get("version")
-    if not isinstance(version, int) or version > VERSION:
+    if type(version) is not int or version > VERSION:
         raise InputError(
             f"{name}: the plan has version {version!r} and this LoKA reads up to {VERSION}: upgrade LoKA, or make the "
             "plan again with `loka generate`"
         )
     try:
-        if version < FIRST_WITH_TODAYS_NAMES or '"by_rows"' in text:
+        infinite = read_infinities(data)
+        if version < FIRST_WITH_TODAYS_NAMES or '"by_rows"' in text or infinite:
             text = json.dumps(upgraded(data))
-        file = _adapter().validate_json(text)
+        file = _adapter().validate_json(text, strict=True)
         _refuse_nonsense(file, name)
         return _from_file(file)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise InputError(
-            f"{name}: damaged at {place}: {first['msg']}; make the plan again with `loka generate`"
-        ) from error
+        what = "is no field of a plan" if first["type"] == "unexpected_keyword_argument" else first["msg"]
+        raise InputError(f"{name}: damaged at {place}: {what}; make the plan again with `loka generate`") from error
     except IndexError as error:
         raise InputError(
             f"{name}: damaged: a site names a row that the file lacks; make the plan again with `loka generate`"
@@ -212,6 +216,11 @@ def _refuse_nonsense(file: _PlanFile, name: str) -> None:
     wrong = ""
     if file.batch_size < 1:
         wrong = f"batch_size is {file.batch_size}, and has to be 1 or more"
+    if not file.sites and (file.decisions or file.histories):
+        wrong = "it has no sites, but decisions for them"
+    for each in (row.site for row in file.sites):
+        if min(each.k, each.n, each.calls, each.rows.at(file.batch_size)) < 0 or not 0 <= each.share <= 1:
+            wrong = f"a size or the share of site {reprlib.repr(each.name)} cannot be"
     counts = Counter(row.site.name for row in file.sites)
     for site, count in counts.items():
         if count > 1:
@@ -230,19 +239,12 @@ def _refuse_nonsense(file: _PlanFile, name: str) -> None:
     figures += [error for error in errors if error is not None]
     numbers = {number for each in file.histories for path in _BUDGET for number in each.get(path, ())}
     for number in numbers & set(range(len(file.assignments))):
-        if not _is_number(file.assignments[number].value):
+        if not is_number(file.assignments[number].value):
             wrong = f"a budget is {file.assignments[number].value!r}"
     if not all(map(isfinite, figures)):
         wrong = "a number is not finite"
     if wrong:
         raise InputError(f"{name}: damaged: {wrong}; make the plan again with `loka generate`")
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return isfinite(float(text))
-    except ValueError:
-        return False
 
 
 def _to_file(plan: Plan) -> _PlanFile:
@@ -326,16 +328,6 @@ def _site(file: _PlanFile, row: _SiteRow, history: dict[str, tuple[Assignment, .
         candidates=timed.candidates if timed is not None else (),
         gains_by_fusing=row.gains_by_fusing,
     )
-
-
-def _show_evidence(decision: dict[str, Any]) -> None:
-    """Omits the evidence if there is none; infinities become "inf", which reads back as one, as JSON has none."""
-    evidence = decision["evidence"]
-    if evidence is None:
-        del decision["evidence"]
-        return
-    for name in ("mere", "sqnr_db"):
-        evidence[name] = {end: value if isfinite(value) else str(value) for end, value in evidence[name].items()}
 
 
 def _show_transposed(decision: dict[str, Any]) -> None:

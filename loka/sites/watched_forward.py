@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import reprlib
 import sys
 import warnings
 from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping
@@ -147,6 +148,8 @@ def _run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], record
         made = model(*args, **kwargs)
         if isinstance(made, Generator | Coroutine):
             raise TypeError(f"it returned a {type(made).__name__}, which computes nothing until it is run")
+        if model.training and (made is None or isinstance(made, str | bytes | int | float)):
+            raise TypeError(f"it returned {reprlib.repr(made)}, from which nothing can be trained; return tensors")
         return made
 
 

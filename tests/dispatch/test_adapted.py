@@ -185,7 +185,10 @@ REFUSED = {
     "compiled in place": (compiled_inside, "is compiled: adapt before compiling"),
     "bound": (bound, "take them off first"),
     "sharded": (sharded, "sharded by fully_shard: adapt before sharding"),
-    "scripted": (lambda: torch.jit.script(tower()), "wrapped in torch.jit.script: adapt before wrapping"),
+    "scripted": (
+        lambda: torch.jit.script(tower()),
+        "wrapped in torch.jit.script or torch.jit.trace: adapt before",
+    ),
     "no model": (lambda: tower().state_dict(), "not OrderedDict"),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -161,6 +162,33 @@ def test_inlined_child_bound_by_another_binding_is_refused_either_way():
 UP = sample.linears("layers.0.up.0", shape=(64, 32))
 
 
+def test_a_second_package_for_what_the_first_has_inlined_is_refused():
+    model = models.Blocks()
+    patch = sample.apply(model, (sample.blocks("layers.0"),))
+    with pytest.raises(dispatch.BindError, match=r"'layers.0.up.0': is inlined into 'layers.0', which is bound"):
+        sample.apply(model, (UP,))
+    patch.remove()
+    assert sample.apply(model, (UP,)).sites == ("layers.0.up.0",)
+
+
+@pytest.mark.parametrize(
+    ("head", "says"),
+    [
+        (nn.LazyLinear(1), r"'4': weight has no shape yet \(a lazy module\): run the model once before apply"),
+        (nn.Linear(32, 1), r"'4': weight is torch.sparse_coo, and kernels read dense weights"),
+    ],
+)
+def test_weights_that_no_kernel_reads_are_refused(head, says):
+    model = models.mlp()
+    model[4] = head
+    if isinstance(head, nn.LazyLinear):
+        bindings = (replace(sample.linears("4", shape=(1, 32)), replaces="torch.nn.modules.linear.LazyLinear"),)
+    else:
+        head.weight, bindings = nn.Parameter(head.weight.detach().to_sparse()), sample.MLP
+    with pytest.raises(dispatch.BindError, match=says):
+        sample.apply(model, bindings)
+
+
 def test_attribute_of_that_name_is_refused():
     model = models.mlp()
     model[0].loka = 1
@@ -182,8 +210,10 @@ def test_scripted_model_is_refused():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         scripted = torch.jit.script(models.mlp())
-    with pytest.raises(dispatch.BindError, match=r"torch\.jit\.script"):
-        sample.apply(scripted)
+        traced = torch.jit.trace(models.mlp(), torch.randn(5, 32))
+    for closed in (scripted, traced):
+        with pytest.raises(dispatch.BindError, match=r"torch\.jit\.script or torch\.jit\.trace"):
+            sample.apply(closed)
 
 
 def test_two_models_from_one_package():

@@ -96,8 +96,9 @@ def test_frozen_weights_that_are_sharded_after_apply(run):
             assert "apply with mode='infer', then shard (fully_shard), in this order" in message
 
 
-def test_verify_tells_of_an_inlined_child_that_was_sharded_since(run):
-    for problems in run("fsdp_inlined"):
+def test_an_inlined_child_that_was_sharded_since_is_named_by_verify_and_stops_the_step(run):
+    for *problems, step in run("fsdp_inlined"):
+        assert "a weight of shape (64, 32) is sharded and its input is not: " in step
         assert "'layers.0': its child 'up.0' is an FSDP unit of its own: shard the module around it instead" in problems
 
 

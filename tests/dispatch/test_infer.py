@@ -135,3 +135,13 @@ def test_compiled_with_gradients_is_the_same_error(x):
     sample.apply(model, mode="infer")
     with pytest.raises(dispatch.FrozenWeightError, match="its parameters need gradients"):
         torch.compile(model, backend="aot_eager")(x)
+
+
+def test_a_child_that_was_replaced_is_named_although_nothing_can_be_compared(x):
+    model = models.Blocks()
+    patch = sample.apply(model, (sample.blocks("layers.0"),), mode="infer")
+    with torch.no_grad():
+        model(x)
+    model.layers[0].up[0] = nn.Tanh()
+    with pytest.raises(dispatch.VerifyError, match=r"'layers.0': has no parameter 'up.0.weight', planned with shape"):
+        patch.verify()

@@ -140,6 +140,17 @@ def test_a_file_that_is_not_there_is_named(package: Path) -> None:
 
 
 @pytest.mark.usefixtures("check")
+@pytest.mark.parametrize("names", [["kernels.py"], CODE])
+def test_code_whose_hash_was_taken_out_of_the_manifest_is_refused(package: Path, names: list[str]) -> None:
+    path = package / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["outputs"] = {name: found for name, found in manifest["outputs"].items() if name not in names}
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(dispatch.BindError, match=rf"changed since it was generated .*: {', '.join(names)}: "):
+        dispatch.check_stamps("checked_ranker", STAMP)
+
+
+@pytest.mark.usefixtures("check")
 def test_files_that_somebody_put_beside_it_are_left_alone(package: Path) -> None:
     (package / "mine.py").write_text("1 / 0\n")
     (package / "plan.json").write_text("{}")

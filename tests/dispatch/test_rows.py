@@ -1,4 +1,4 @@
-"""Tensors as the matrices that kernels of rows read."""
+"""Tensors as the matrices that kernels of rows read, and those that are none."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from loka import dispatch
+from loka.dispatch.runtime.unusual_inputs import refuse_unusual
 from loka.errors import InputError
 
 
@@ -23,3 +24,52 @@ def test_other_shapes_are_refused_also_those_that_broadcast(other: tuple[int, ..
         dispatch.rows(8, torch.randn(5, 8), torch.randn(other))
     with pytest.raises(InputError, match="generate it again"):
         dispatch.rows(8, torch.randn(()))
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (2, 0, 8)])
+def test_an_input_without_elements_has_a_result_without_any(shape: tuple[int, ...]) -> None:
+    found = dispatch.without_elements(torch.empty(shape), 8, 3, torch.bfloat16)
+    assert (found.shape, found.dtype) == ((*shape[:-1], 3), torch.bfloat16)
+
+
+@pytest.mark.parametrize("shape", [(0, 9), (5, 0), (0,), (2, 0, 1)])
+def test_nor_does_one_of_another_width_make_rows(shape: tuple[int, ...]) -> None:
+    with pytest.raises(InputError, match=r"rows of 8 elements got an input of shape .*generate it again"):
+        dispatch.without_elements(torch.empty(shape), 8, 3, torch.float32)
+
+
+X = torch.arange(12.0).view(3, 4)
+UNUSUAL = {
+    "nested": lambda: torch.nested.nested_tensor([X[:1], X]),
+    "jagged": lambda: torch.nested.nested_tensor([X[:1], X], layout=torch.jagged),
+    "sparse_coo": lambda: X.to_sparse(),
+    "sparse_csr": lambda: X.to_sparse_csr(),
+}
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("kind", UNUSUAL)
+def test_tensors_that_are_not_dense_are_refused_with_what_to_do(kind: str, frozen: bool) -> None:
+    says = "nested" if kind == "jagged" else kind
+    with pytest.raises(InputError, match=rf"reads dense tensors, and its input is {says}: .*patch\.keep"):
+        dispatch.output_dtype(UNUSUAL[kind](), *(() if frozen else (X,)))
+
+
+def test_transforms_of_torch_func_are_refused_where_autograd_records() -> None:
+    def double(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        dispatch.output_dtype(x, *weights)
+        return 2 * x
+
+    with pytest.raises(InputError, match=r"have no rules for torch\.func \(vmap, .*patch\.remove\(\) before"):
+        torch.func.vmap(lambda x: double(x, X))(X)
+    assert torch.equal(torch.func.vmap(double)(X), 2 * X)  # frozen: no gradients
+
+
+def test_a_sharded_weight_beside_a_plain_input_names_the_cause() -> None:
+    class DTensor(torch.Tensor):
+        """As torch.distributed's, by its name."""
+
+    weight = torch.ones(2, 4).as_subclass(DTensor)
+    with pytest.raises(InputError, match=r"a weight of shape \(2, 4\) is sharded .* an FSDP unit of its own"):
+        refuse_unusual(X, (X, weight))
+    refuse_unusual(X.as_subclass(DTensor), (weight,))

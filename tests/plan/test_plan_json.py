@@ -204,6 +204,13 @@ def test_a_newer_version_says_what_to_do(version, whole_plan):
         ('"history": 0', '"history": 7'),
         ('"history": 0', '"history": -1'),
         ('"name": "ranker",\n', ""),
+        ('"batch_size": 4096', '"batch_size": "4096"'),
+        ('"batch_size": 4096', '"batch_size": 4096.0'),
+        ('"batch_size": 4096', '"batch_size": 4096, "batch_sizes": 1'),
+        ('"batch_size": 4096', '"batch_size": 4096, "batch_size": 4096'),
+        ('"history": 0', '"history": 0, "note": ""'),
+        ('"share": 0.', '"share": 7.'),
+        ('"k": ', '"k": -'),
     ],
 )
 def test_a_damaged_file_says_where(old, new, whole_plan):
@@ -213,7 +220,18 @@ def test_a_damaged_file_says_where(old, new, whole_plan):
         from_json(text.replace(old, new), "p.json")
 
 
-@pytest.mark.parametrize("share", ["NaN", "Infinity", "1e999", '"inf"'])
+def test_what_is_wrong_is_said_in_words_of_plans(whole_plan):
+    data = json.loads(to_json(whole_plan))
+    more = json.dumps({**data, "sites": [{**data["sites"][0], "site": {**data["sites"][0]["site"], "more": 1}}]})
+    with pytest.raises(InputError, match=r"^p\.json: damaged at sites\.0\.site\.more: is no field of a plan; make"):
+        from_json(more, "p.json")
+    with pytest.raises(InputError, match=r"^p\.json: damaged: it has no sites, but decisions for them; make"):
+        from_json(json.dumps({**data, "sites": []}), "p.json")
+    with pytest.raises(InputError, match=r"^p\.json: damaged: the key 'name' is there twice in one object; make"):
+        from_json(to_json(whole_plan).replace('"name": "ranker"', '"name": "a", "name": "ranker"'), "p.json")
+
+
+@pytest.mark.parametrize("share", ["NaN", "Infinity", "1e999"])
 def test_a_share_that_is_not_finite_is_found(share, whole_plan):
     text = re.sub(r'"share": [0-9.]+', f'"share": {share}', to_json(whole_plan))
     with pytest.raises(InputError, match=r"^p\.json: damaged: a number is not finite; make the plan again"):

@@ -219,3 +219,15 @@ def test_a_product_inside_an_autograd_function_is_blocked(find):
     site = find(Holder(), torch.randn(5, 8)).sites[0]
     assert (site.weight, site.k, site.n) == ("weight", 8, 4)
     assert "autograd.Function" in site.blocked
+
+
+@pytest.mark.parametrize("made", [None, "text", b"", 0.5, 3, True])
+def test_a_forward_that_returns_no_tensor_is_refused(made):
+    class Silent(nn.Linear):
+        def forward(self, x):
+            super().forward(x)
+            return made
+
+    says = rf"the forward of Silent raised TypeError: it returned {made!r}, from which nothing can be trained"
+    with pytest.raises(InputError, match=says):
+        find_sites(BuiltModel(Silent(8, 8), (torch.randn(5, 8),), {}, 5))

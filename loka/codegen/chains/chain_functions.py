@@ -69,6 +69,7 @@ class Chains:
             layers=listed(list(self._layers[shape])),
             steps=shape.ops,
             sizes=_sizes(shape, names),
+            k=_input_width(shape),
             width=shape.stages[-1].n,
             parameters=_typed(tensors, names),
             counter_ids=tuple(names.counter_ids()),
@@ -104,6 +105,7 @@ class Chains:
             layers=listed(list(self._layers[shape])),
             steps=shape.ops,
             sizes=_sizes(shape, names),
+            k=_input_width(shape),
             width=shape.stages[-1].n,
             parameters=_typed(names.frozen_tensors(), names),
             counter_ids=tuple(names.counter_ids()),
@@ -122,11 +124,14 @@ def _typed(tensors: Sequence[str], names: ChainNames, between: Mapping[str, str]
     return {**dict.fromkeys(tensors, "Tensor"), **(between or {}), **counter_ids}
 
 
+def _input_width(shape: ChainShape) -> int:
+    return shape.stages[0].given or shape.stages[0].k
+
+
 def _sizes(shape: ChainShape, names: ChainNames) -> str:
     """The matrix arguments with their sizes: "x (..., 512), weight (2048, 512)"."""
-    first = shape.stages[0].given or shape.stages[0].k
     others = [f"{other} (..., {argument_width(shape, other)})" for other in shape.others]
     weights = [
         f"weight{names.suffix(index)} ({stage.n}, {stage.given or stage.k})" for index, stage in enumerate(shape.stages)
     ]
-    return ", ".join([f"x (..., {first})", *others, *weights])
+    return ", ".join([f"x (..., {_input_width(shape)})", *others, *weights])

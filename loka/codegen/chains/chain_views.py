@@ -136,6 +136,7 @@ class FrozenChainView:
     layers: str  # the model's layers that call it
     steps: tuple[str, ...]  # layer_norm, linear, silu
     sizes: str  # "x (..., 512), weight (2048, 512)"
+    k: int  # width of x
     width: int  # of the result
     parameters: dict[str, str]  # name -> type
     counter_ids: tuple[str, ...]

@@ -41,6 +41,7 @@ def match_modules(root: nn.Module, bindings: Sequence[Binding], mode: str) -> tu
     problems: list[str] = []
     seen: dict[int, str] = {}
     names: list[str] = []
+    taken = _inlined_already(root)
     for binding in bindings:
         generated = binding.generated(mode)
         if generated is None:
@@ -59,6 +60,12 @@ def match_modules(root: nn.Module, bindings: Sequence[Binding], mode: str) -> tu
                 problems.append(f"{shown(name)}: is the same module as {shown(seen[id(module)])}")
                 continue
             seen[id(module)] = name
+            if id(module) in taken:
+                problems.append(
+                    f"{shown(name)}: is inlined into {shown(taken[id(module)])}, which is bound already: remove the "
+                    "first patch (patch.remove())"
+                )
+                continue
             found = list(_problems(module, binding, mode))
             problems += [f"{shown(name)}: {problem}" for problem in found]
             if not found:
@@ -68,6 +75,17 @@ def match_modules(root: nn.Module, bindings: Sequence[Binding], mode: str) -> tu
             if (bound := seen.get(id(match.module.get_submodule(child)))) is not None:
                 problems.append(f"{shown(bound)}: is inlined into {shown(match.name)}, so it cannot be bound too")
     return matches, problems
+
+
+def _inlined_already(root: nn.Module) -> dict[int, str]:
+    """The children whose own forward a bound module does not call, by id, with that module's name."""
+    return {
+        id(child): plain_name(name)
+        for name, module in root.named_modules()
+        if isinstance(module, Bound)
+        for path in module.loka.inlined
+        if (child := below(module, path)) is not None
+    }
 
 
 def child_problems(module: nn.Module, inlined: Sequence[str]) -> Iterator[str]:
@@ -129,6 +147,11 @@ def _shape_problems(module: nn.Module, binding: Binding, mode: str) -> Iterator[
         except AttributeError:
             yield f"has no parameter {name!r}, planned with shape {shape}"
             continue
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            yield f"{name} has no shape yet (a lazy module): run the model once before apply"
+            continue
+        if parameter.layout is not torch.strided:
+            yield f"{name} is {parameter.layout}, and kernels read dense weights: make it dense"
         if tuple(parameter.shape) != shape:
             yield f"{name} has shape {tuple(parameter.shape)}, planned was {shape}: run loka generate again"
         if not parameter.dtype.is_floating_point:

@@ -14,6 +14,7 @@ from loka.dispatch.dispatch_errors import BindError
 from loka.paths import open_plain
 
 MANIFEST = "manifest.json"
+_CODE = ("__init__.py", "fused.py", "kernels.py", "modules.py", "triton_kernels.py")  # those that a package may have
 EDITED = "LOKA_EDITED_PACKAGES"  # environment variable: "allow" permits importing edited code
 
 
@@ -27,7 +28,7 @@ def check_stamps(package: str, stamp: str, *others: str) -> None:
     `package` is the `__name__` of the generated package, which calls this while it is imported. The manifest is
     removed before any other file changes and written last, so an interrupted generation leaves none.
     """
-    file = getattr(sys.modules[package], "__file__", None)
+    file = getattr(sys.modules.get(package), "__file__", None)  # not there where its text was executed
     where = str(Path(file).parent) if file else package
     again = f"run loka generate on the policy of {package.rpartition('.')[2]!r} again"
     found, outputs = _manifest(Path(where, MANIFEST)) if file else ("", {})
@@ -37,7 +38,9 @@ def check_stamps(package: str, stamp: str, *others: str) -> None:
         )
     if os.environ.get(EDITED) == "allow":
         return
-    changed = [name for name in sorted(outputs) if name.endswith(".py") and _sha256(Path(where, name)) != outputs[name]]
+    # A file whose hash was taken out of the manifest counts as changed.
+    names = {name for name in outputs if name.endswith(".py")} | {name for name in _CODE if Path(where, name).exists()}
+    changed = [name for name in sorted(names) if _sha256(Path(where, name)) != outputs.get(name)]
     if changed:
         raise BindError(
             f"{where}: changed since it was generated (edited, or damaged): {', '.join(changed)}: {again}, or, to "

@@ -17,7 +17,7 @@ _INSIDE = {
 # These flatten or move the parameters of the wrapped module.
 _CLOSED = {
     "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel": "FullyShardedDataParallel",
-    "torch.jit._script.RecursiveScriptModule": "torch.jit.script",
+    "torch.jit._script.ScriptModule": "torch.jit.script or torch.jit.trace",
 }
 _ADDED = frozenset(_INSIDE.values()) - {"module"}  # a model may have a child of that name itself
 

@@ -221,9 +221,10 @@ class Patch:
             return
         if find_module(self._root, name) is not module:
             yield f"{shown(name)}: was replaced in the model since apply"
-        found = changes_since(module, bound.counters.inlined, bound.counters.binding)
+        found = list(changes_since(module, bound.counters.inlined, bound.counters.binding))
         yield from (f"{shown(name)}: {problem}" for problem in found)
-        if stale := stale_sites(module):
+        # What is not there any more cannot be quantised to compare with it.
+        if not found and (stale := stale_sites(module)):
             yield f"{', '.join(stale)}: the weight changed since it was frozen: call patch.refresh()"
 
 

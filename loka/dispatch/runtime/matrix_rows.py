@@ -20,3 +20,16 @@ def rows(width: int, *tensors: torch.Tensor) -> list[torch.Tensor]:
             "again"
         )
     return [tensor.reshape(-1, width) for tensor in tensors]
+
+
+def without_elements(x: torch.Tensor, width: int, out: int, dtype: torch.dtype) -> torch.Tensor:
+    """Result (..., out) of linears for an input (..., width) that has no elements.
+
+    Raises InputError if the input ends in another width, as torch raises a RuntimeError.
+    """
+    if x.shape[-1:] != (width,):
+        raise InputError(
+            f"a kernel for rows of {width} elements got an input of shape {tuple(x.shape)}; the model is not the one "
+            "that the package was generated for, generate it again"
+        )
+    return x.new_zeros((*x.shape[:-1], out), dtype=dtype)

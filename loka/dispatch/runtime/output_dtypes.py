@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from loka.dispatch.dispatch_errors import DtypeError
+from loka.dispatch.runtime.unusual_inputs import refuse_unusual
 
 
 def output_dtype(x: torch.Tensor, *weights: torch.Tensor) -> torch.dtype:
@@ -13,8 +14,9 @@ def output_dtype(x: torch.Tensor, *weights: torch.Tensor) -> torch.dtype:
     Like autocast itself, it keeps float64. Safe under torch.compile, which guards on the autocast state.
 
     Raises DtypeError, as torch raises a RuntimeError, if the dtypes of `x` and of `weights` differ without autocast, or
-    if `x` is not floating-point.
+    if `x` is not floating-point; and InputError for tensors that no row kernel reads (`refuse_unusual`).
     """
+    refuse_unusual(x, weights)
     device = x.device.type
     dtype = x.dtype
     if dtype != torch.float64 and dtype.is_floating_point and _autocasts(device):

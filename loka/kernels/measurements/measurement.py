@@ -52,7 +52,7 @@ class Measurement:
             part.work in INTERACTIONS and not 1 <= moved(part) <= MOST**3
         ):
             return "no matrix has these sizes"
-        if not 0 <= self.us < math.inf or (self.us == 0 and not self.wrong):
+        if not (1e-6 <= self.us <= 1e12 or (self.us == 0 and self.wrong)):
             return f"{self.us} us is no time of a kernel"
         if not 0 <= self.spread < math.inf or self.runs < 0:
             return f"{self.spread} is no spread, or {self.runs} no number of runs"

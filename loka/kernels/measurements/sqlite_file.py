@@ -43,6 +43,7 @@ APPLICATION_ID = 0x4C6F4B41  # "LoKA": distinguishes the file from other SQLite 
 SCHEMA = 2
 FIRST_WITH_DIGESTS = 2
 MAGIC = b"SQLite format 3\x00"
+_VERSIONS_AT, _WAL = 18, 2  # where the header has the versions for writing and reading, and what they are in WAL mode
 PATIENCE = 60.0  # seconds that a writer waits for others
 _PAUSE = 0.02
 
@@ -205,7 +206,7 @@ def read_file(path: Path, target: str) -> MeasuredSet:
 def head_of(path: Path) -> bytes:
     """The first bytes of an SQLite file, b"" for an empty file. Raises InputError for any other file."""
     try:
-        with open_plain(path) as file:
+        with open_plain(path, largest=None) as file:
             head = file.read(len(MAGIC))
     except FileNotFoundError as error:
         raise InputError(
@@ -272,8 +273,7 @@ def _reading(path: Path) -> Iterator[sqlite3.Connection]:
 
     Errors of the file while it is open become an InputError that names it.
     """
-    mode = "rw" if Path(f"{path}-journal").exists() else "ro"
-    address = f"{path.absolute().as_uri()}?mode={mode}"
+    address = f"{path.absolute().as_uri()}?{_access(path)}"
     try:
         with contextlib.closing(
             sqlite3.connect(address, uri=True, timeout=PATIENCE, isolation_level=None)
@@ -284,6 +284,26 @@ def _reading(path: Path) -> Iterator[sqlite3.Connection]:
         raise _broken(path, error) from error
     except (ValueError, TypeError, OverflowError) as error:  # values that no LoKA wrote
         raise _damaged(path, error) from error
+
+
+def _access(path: Path) -> str:
+    """How to open a file for reading, as parameters of SQLite's address."""
+    if Path(f"{path}-journal").exists():
+        return "mode=rw"
+    # Reading a file in WAL mode would make a log and its index beside it, and leave both. Without a log nobody has the
+    # file open: all of it is in the file itself.
+    if _in_wal_mode(path) and not Path(f"{path}-wal").exists():
+        return "mode=ro&immutable=1"
+    return "mode=ro"
+
+
+def _in_wal_mode(path: Path) -> bool:
+    """True if a file's header says that it has a write-ahead log; False also where it cannot be read."""
+    try:
+        with open_plain(path, largest=None) as file:
+            return _WAL in file.read(_VERSIONS_AT + 2)[_VERSIONS_AT:]
+    except OSError:
+        return False  # SQLite raises the error
 
 
 def _identify(connection: sqlite3.Connection, path: Path, may_be_new: bool) -> int:

@@ -82,7 +82,7 @@ def lines_of(measured: MeasuredSet) -> Iterator[str]:
 
 def is_text(path: Path) -> bool:
     """True if a file begins as these texts do. Raises OSError where it cannot be read."""
-    with open_plain(path) as file:
+    with open_plain(path, largest=None) as file:
         return file.read(len(_START)) == _START.encode()
 
 

@@ -63,7 +63,7 @@ def line_and_column(before: str) -> tuple[int, int]:
 
 def _read(path: str, file: str) -> bytes:
     try:
-        with open_plain(path) as stream:
+        with open_plain(path, largest=None) as stream:
             data = stream.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise _refuse(file, 0, 0, "no such file; check the path") from None

@@ -108,7 +108,9 @@ class Watch(TorchFunctionMode):
         # Evaluation between steps is ignored. A checkpointed forward has no gradients, but is in training mode.
         if not (torch.is_grad_enabled() or self._root.training or is_rerun()):
             return False
-        if type(x) not in (Tensor, nn.Parameter) or x.is_meta:
+        if type(x) not in (Tensor, nn.Parameter) or x.is_meta or x.is_nested or x.layout is not torch.strided:
+            return False
+        if torch._C._are_functorch_transforms_active():  # it stands for many, whose numbers cannot be read
             return False
         if x.is_cuda and torch.cuda.is_current_stream_capturing():
             raise LokaError(

@@ -37,7 +37,7 @@ def with_checksum(data: bytes) -> tuple[bytes, memoryview]:
 
 def is_whole(path: Path) -> bool | None:
     """True if the checksum of a safetensors file is correct, None if it has none. Raises OSError."""
-    with open_plain(path) as file:
+    with open_plain(path, largest=None) as file:
         length = file.read(LENGTH)
         header = file.read(int.from_bytes(length, "little"))
         place = header.find(_FIELD) + len(_FIELD)

@@ -8,8 +8,9 @@ file, one row for each operand in the order of the header. JSON has no infinitie
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields, replace
 from functools import cache
 from typing import Annotated, Literal
 
@@ -332,6 +333,13 @@ def _interval(ends: _Ends) -> Interval:
 def _check_ranges(profile: Profile, stats: tuple[SiteCounts, ...] | None) -> None:
     check_profile(profile)
     check_weights((site.name, counts.weight) for site, counts in zip(profile.sites, stats or (), strict=False))
+    for site, counts in zip(profile.sites, stats or (), strict=False):
+        numbers = [each for part in (counts.input, counts.grad_output) if part is not None for each in astuple(part)]
+        if any(number > _MOST for number in [*numbers, counts.joint or 0]):
+            raise DamagedError(f"a count of the site {reprlib.repr(site.name)} is larger than any run's")
+
+
+_MOST = 1 << 62  # rows, calls
 
 
 def _first(error: ValidationError) -> str:

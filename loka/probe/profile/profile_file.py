@@ -177,10 +177,10 @@ def _open(path: Path) -> Iterator[tuple[Any, bool]]:
         damage = _damage(path)
         if damage is not None:
             raise InputError(f"{path}: {damage}")
-        whole = is_whole(path)
-        if whole is False:
-            raise InputError(f"{path}: the profile is damaged: its checksum does not match; {_AGAIN}")
-        with safe_open(path, framework="pt") as file:
+        with safe_open(path, framework="pt") as file:  # refuses a file of another length than its header says
+            whole = is_whole(path)
+            if whole is False:
+                raise InputError(f"{path}: the profile is damaged: its checksum does not match; {_AGAIN}")
             yield file, whole is not None
     except FileNotFoundError as error:
         raise InputError(f"{path}: no such profile; make one with `loka probe POLICY`") from error
@@ -194,7 +194,7 @@ def _open(path: Path) -> Iterator[tuple[Any, bool]]:
 
 def _damage(path: Path) -> str | None:
     """Damage that is visible from a file's length and its first bytes, in words; None without any."""
-    with open_plain(path) as file:
+    with open_plain(path, largest=None) as file:
         start = file.read(LENGTH + 1)
         size = os.fstat(file.fileno()).st_size
     if size == 0:

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
-from torch import nn
 
-from loka.codegen import render_package
-from loka.plan.plan import Plan
-from loka.plan.planner import make_plan
-from loka.zoo import ranker, ranker_inputs
-from tests.support.codegen import codegen_plans as plans
+from loka.zoo import ranker
+from tests.support.codegen.policy_packages import Make, policy_packages, ranker_step
 
 FP8 = "compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true"
 RULES = (
@@ -26,39 +21,17 @@ RULES = (
 
 pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
 
-Make = Callable[[str, str], tuple[Plan, dict[str, str], ModuleType]]
-
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """The plan of the ranker under these defaults, the files of its package, and the package."""
     monkeypatch.chdir(tmp_path)
-    names: list[str] = []
-
-    def one(name: str, defaults: str) -> tuple[Plan, dict[str, str], ModuleType]:
-        (tmp_path / "policy.yaml").write_text(
+    with policy_packages(tmp_path) as package:
+        yield lambda name, defaults: package(
+            name,
             'version: 1\nname: chained\nmodel: {factory: "loka.zoo:ranker", inputs: "loka.zoo:ranker_inputs", '
-            f"batch_size: 64}}\ndefaults: {{{defaults}}}\nrules:\n{RULES}"
+            f"batch_size: 64}}\ndefaults: {{{defaults}}}\nrules:\n{RULES}",
         )
-        plan = make_plan("policy.yaml")
-        files = render_package(plan)
-        names.append(name)
-        return plan, files, plans.import_package(files, tmp_path, name)
-
-    yield one
-    for name in names:
-        for module in [each for each in sys.modules if each == name or each.startswith(f"{name}.")]:
-            sys.modules.pop(module)
-
-
-def step(model: nn.Module) -> torch.Tensor:
-    torch.manual_seed(3)
-    inputs = ranker_inputs(64)
-    y = model(**inputs) if isinstance(inputs, dict) else model(*inputs)
-    model.zero_grad()
-    y.float().square().mean().backward()
-    found: torch.Tensor = y.detach()
-    return found
 
 
 @pytest.mark.slow
@@ -78,7 +51,7 @@ def test_an_mlp_is_one_chain_in_fp8_and_trains(make: Make) -> None:
     with package.apply(model) as patch:
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
         for _ in range(2):
-            step(model)
+            ranker_step(model)
             optimizer.step()
         patch.verify()
 
@@ -94,15 +67,15 @@ def test_kept_gemms_get_kernels_around_them_and_nothing_else_changes(make: Make)
     assert "= dispatch.scaled_mm(" not in files["kernels.py"]
     model = ranker()
     plain = copy.deepcopy(model)
-    expected = step(plain)
+    expected = ranker_step(plain)
     with package.apply(model) as patch:
-        torch.testing.assert_close(step(model), expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(ranker_step(model), expected, rtol=1e-4, atol=1e-4)
         patch.verify()
     for (name, found), (_, wanted) in zip(model.named_parameters(), plain.named_parameters(), strict=True):
         if wanted.grad is not None:
             torch.testing.assert_close(found.grad, wanted.grad, rtol=1e-4, atol=1e-4, msg=name)
     assert [type(module) for module in model.modules()] == [type(module) for module in plain.modules()]
-    assert torch.equal(step(model), expected)
+    assert torch.equal(ranker_step(model), expected)
 
 
 @pytest.mark.slow

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
-from torch import nn
 
-from loka.codegen import render_package
 from loka.errors import InputError
-from loka.plan.plan import Plan
-from loka.plan.planner import make_plan
-from loka.zoo import ranker, ranker_inputs
+from loka.zoo import ranker
 from tests.support.codegen import chain_plans as chains
-from tests.support.codegen import codegen_plans as plans
+from tests.support.codegen.policy_packages import Make, policy_packages, ranker_step
 
 STATIC = (
     "fprop: {input: {range: static, amax: 64.0}}, dgrad: {grad_output: {range: static, amax: 1.0}}, "
@@ -31,39 +25,17 @@ RULES = (
 
 pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
 
-Make = Callable[..., tuple[Plan, dict[str, str], ModuleType]]
-
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """The plan of the ranker under these defaults and rules, the files of its package, and the package."""
     monkeypatch.chdir(tmp_path)
-    names: list[str] = []
-
-    def one(name: str, defaults: str, rules: str = RULES) -> tuple[Plan, dict[str, str], ModuleType]:
-        (tmp_path / "policy.yaml").write_text(
+    with policy_packages(tmp_path) as package:
+        yield lambda name, defaults, rules=RULES: package(
+            name,
             'version: 1\nname: known\nmodel: {factory: "loka.zoo:ranker", inputs: "loka.zoo:ranker_inputs", '
-            f"batch_size: 64}}\ndefaults: {{{defaults}}}\nrules:\n{rules}"
+            f"batch_size: 64}}\ndefaults: {{{defaults}}}\nrules:\n{rules}",
         )
-        plan = make_plan("policy.yaml")
-        files = render_package(plan)
-        names.append(name)
-        return plan, files, plans.import_package(files, tmp_path, name)
-
-    yield one
-    for name in names:
-        for module in [each for each in sys.modules if each == name or each.startswith(f"{name}.")]:
-            sys.modules.pop(module)
-
-
-def step(model: nn.Module) -> torch.Tensor:
-    torch.manual_seed(3)
-    inputs = ranker_inputs(64)
-    y = model(**inputs) if isinstance(inputs, dict) else model(*inputs)
-    model.zero_grad()
-    y.float().square().mean().backward()
-    found: torch.Tensor = y.detach()
-    return found
 
 
 @pytest.mark.slow
@@ -79,14 +51,14 @@ def test_an_mlp_is_one_chain_and_trains(make: Make) -> None:
     with package.apply(model) as patch:
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
         for _ in range(2):
-            step(model)
+            ranker_step(model)
             optimizer.step()
         patch.verify()
         assert patch.overflows() == ()
     model = ranker()
-    plain = step(model)
+    plain = ranker_step(model)
     with package.apply(model):
-        assert torch.linalg.vector_norm(step(model) - plain) < 0.2 * torch.linalg.vector_norm(plain)
+        assert torch.linalg.vector_norm(ranker_step(model) - plain) < 0.2 * torch.linalg.vector_norm(plain)
 
 
 @pytest.mark.slow
@@ -95,7 +67,7 @@ def test_linears_that_are_not_fused_are_chains_of_their_own(make: Make) -> None:
     assert {"layers_fmb_0", "layers_0_fmb_3", "head_mlp_0"} <= set(chains.functions(files["kernels.py"]))
     model = ranker()
     with package.apply(model) as patch:
-        step(model)
+        ranker_step(model)
         patch.verify()
         assert patch.overflows() == ()
 

@@ -193,6 +193,19 @@ def test_batches_of_nothing_and_of_one(make: Make, factory: str, recipe: str, mo
             assert step(model, some)[1].shape == some.shape
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("shape", [(0, 1), (3, 0), (2, 0, 1), (0,)])
+def test_frozen_weights_refuse_a_batch_of_nothing_of_another_width(
+    make: Make, shape: tuple[int, ...], recipe: str
+) -> None:
+    model = bound(make, "tower", recipe, "infer")
+    with torch.no_grad():
+        with pytest.raises(RuntimeError):
+            models.tower()(torch.empty(shape))
+        with pytest.raises(InputError, match=rf"{features('tower').shape[-1]} elements got an input of shape"):
+            model(torch.empty(shape))
+
+
 def test_a_fused_interaction_asks_for_one_dtype_too(workplace: Workplace) -> None:
     workplace.models.SIZES.update(kind="wukong", embeddings=32, dim=64, layers=2, rank=16)
     _, files, package = workplace.make("sized", inputs="sized_inputs")

@@ -6,28 +6,23 @@ import copy
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from loka import dispatch
-from loka.codegen import render_package
 from loka.codegen.modules.adaptation_text import adaptation_text
 from loka.mods.adaptation import Adaptation
-from loka.plan.plan import Plan
-from loka.plan.planner import make_plan
 from loka.zoo.wukong import Wukong, WukongSizes
-from tests.support.codegen import codegen_plans as plans
+from tests.support.codegen.policy_packages import Make, policy_packages
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is on cpu.*:loka.dispatch.dispatch_errors.LokaWarning")
 
 SIZES = WukongSizes(embeddings=16, dim=32, layers=2, rank=4, hidden=48)
 MODS = "{use: no_bias}, {use: block_norm, block: 32}, {use: hard_swish}"
-Make = Callable[..., tuple[Plan, dict[str, str], ModuleType]]
 
 
 def build() -> nn.Module:
@@ -44,23 +39,13 @@ def inputs(batch: int) -> tuple[Tensor, ...]:
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """The plan under these defaults and mods, the files of its package, and the package."""
     monkeypatch.chdir(tmp_path)
-    names: list[str] = []
-
-    def one(name: str, defaults: str, mods: str = MODS) -> tuple[Plan, dict[str, str], ModuleType]:
-        (tmp_path / "policy.yaml").write_text(
+    with policy_packages(tmp_path) as package:
+        yield lambda name, defaults, mods=MODS: package(
+            name,
             f'version: 1\nname: modded\nmodel: {{factory: "{__name__}:build", inputs: "{__name__}:inputs", '
             f"batch_size: 32}}\ndefaults: {{{defaults}}}\nmods: [{mods}]\n"
-            "rules:\n  - {match: {max_n: 8}, compute: keep}\n"
+            "rules:\n  - {match: {max_n: 8}, compute: keep}\n",
         )
-        plan = make_plan("policy.yaml")
-        files = render_package(plan)
-        names.append(name)
-        return plan, files, plans.import_package(files, tmp_path, name)
-
-    yield one
-    for name in names:
-        for module in [each for each in sys.modules if each == name or each.startswith(f"{name}.")]:
-            sys.modules.pop(module)
 
 
 def gradients(model: nn.Module, x: Tensor) -> dict[str, Tensor]:

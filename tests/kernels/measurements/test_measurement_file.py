@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from loka.errors import InputError
-from loka.kernels.measurements.lookup import Measurements, Recording, Versions
+from loka.kernels.measurements.lookup import Measurements, Recording, Versions, export
 from loka.kernels.measurements.parts import Part, PartKind, TimeSource
 from loka.kernels.measurements.sqlite_file import APPLICATION_ID, SCHEMA
 from tests.support.plan.measured_cases import HOPPER, LATER, edit, gemm, grid, measurement, passes, quantise, record
@@ -325,7 +325,16 @@ def without_a_table(path: Path) -> None:
     connection.close()
 
 
+def in_wal_mode(path: Path) -> None:
+    """Of a newer LoKA, and closed with a log that is empty: reading it the usual way would make one anew."""
+    newer(path)
+    data = bytearray(path.read_bytes())
+    data[18:20] = b"\2\2"
+    path.write_bytes(data)
+
+
 BROKEN = {
+    "a write-ahead log and a newer schema": (in_wal_mode, "newer LoKA"),
     "random bytes": (lambda path: path.write_bytes(bytes(range(256)) * 40), "no file of measurements"),
     "random bytes behind the right start": (
         lambda path: path.write_bytes(b"SQLite format 3\0" + bytes(range(256)) * 40),
@@ -373,6 +382,15 @@ def test_nor_is_it_written_to(case, tmp_path):
         pytest.fail("it opened")
     assert (path.read_bytes() if path.is_file() else None) == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_text_that_no_memory_holds_is_refused_at_once(tmp_path):
+    path = tmp_path / "m.jsonl"
+    export(record(tmp_path / "m.sqlite", grid()), path, "h100", "made up")
+    with path.open("r+b") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(InputError, match=r"m\.jsonl: cannot be read: it has 1099511627776 bytes, more"):
+        Measurements.open(path, "h100")
 
 
 def test_an_empty_file_is_none_to_read_and_one_to_write(tmp_path):

@@ -186,6 +186,29 @@ def test_a_model_that_is_not_run_is_told_once(policy, tmp_path):
     assert all(site.input is site.grad_output is site.joint is site.weight is None for site in stats)
 
 
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda model, x: torch.func.vmap(model)(x).sum(),
+        lambda model, x: model(torch.nested.nested_tensor([x[:1], x])),
+        lambda model, x: model.hidden[0](torch.ones(8, 16).to_sparse()),
+    ],
+)
+def test_operands_that_are_no_dense_tensors_are_not_recorded_and_stop_nothing(policy, run):
+    model = models.build_plain()
+    path = policy("plain")
+
+    def sampled():
+        with loka.Probe(model, path, every=1) as probe:
+            run(model, torch.randn(8, 12))
+            probe.step()
+        return probe
+
+    with pytest.warns(ProbeWarning, match="in 1 of 1 sampled steps no site"):
+        probe = sampled()
+    assert probe.recorded().profile.samples == 0
+
+
 def test_saving_goes_on_in_the_background_and_can_be_read(policy, tmp_path):
     path, model = tmp_path / "there" / "plain.safetensors", models.build_plain()
     with loka.Probe(model, policy("plain"), every=2, path=path, save_every=3) as probe:

@@ -55,6 +55,14 @@ def test_the_message_says_what_to_do(summary: Path) -> None:
         profile_file.load(summary)
 
 
+def test_a_file_far_longer_than_its_header_says_is_refused_at_once(summary: Path) -> None:
+    with summary.open("r+b") as file:
+        file.truncate(1 << 40)  # a hole: hashing it would take an hour
+    for load in (profile_file.load, profile_file.load_profile):
+        with pytest.raises(InputError, match=r"is damaged or was cut short \(.*; make it again with `loka probe`"):
+            load(summary)
+
+
 def test_a_new_file_that_lost_its_checksum_is_damaged(summary: Path) -> None:
     summary.write_bytes(summary.read_bytes().replace(b"loka.sha256", b"loka.sha255", 1))
     with pytest.raises(InputError, match="is damaged: it lacks its checksum"):

@@ -45,7 +45,7 @@ class LinearE4m3Rowwise(torch.autograd.Function):
 
 def linear_e4m3_rowwise(x: Tensor, weight: Tensor, bias: Tensor | None, counter_id: int) -> Tensor:
     """F.linear: x (..., K) -> (..., N)."""
-    dtype = output_dtype(x)
+    dtype = output_dtype(x, weight)
     y = LinearE4m3Rowwise.apply(x.reshape(-1, x.shape[-1]), weight, dtype, counter_id)
     y = y.reshape(*x.shape[:-1], weight.shape[0])
     return y if bias is None else y + bias.to(dtype)

@@ -19,8 +19,6 @@ class Case:
     subject: str
     data: bytes
     why: str
-    known: str = ""  # why it still fails
-    hangs: bool = False  # so that it cannot even be run until it is mended
 
 
 def read(path: Path) -> Case:
@@ -30,14 +28,13 @@ def read(path: Path) -> Case:
         data = fields["text"].encode("utf-8", "surrogatepass")
     else:
         data = zlib.decompress(base64.b64decode("".join(fields["zlib"])))
-    return Case(fields["subject"], data, fields["why"], fields.get("known", ""), fields.get("hangs", False))
+    return Case(fields["subject"], data, fields["why"])
 
 
 def write(case: Case, folder: Path = CORPUS) -> Path:
     """Add a case; the same bytes have the same name."""
     path = folder / f"{case.subject}-{hashlib.sha256(case.data).hexdigest()[:8]}.json"
     fields: dict[str, object] = {"subject": case.subject, "why": case.why}
-    fields |= {name: value for name, value in (("known", case.known), ("hangs", case.hangs)) if value}
     try:
         text = case.data.decode()
     except UnicodeDecodeError:

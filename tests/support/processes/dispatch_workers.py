@@ -18,6 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from loka import dispatch
+from loka.errors import InputError
 from loka.graph.source import forward_source_hash
 from tests.support import dispatch_sample as sample
 from tests.support.models import dispatch_models as models
@@ -194,14 +195,16 @@ def fsdp_frozen(rank):
 
 
 def fsdp_inlined(rank):
-    """A child that is inlined becomes an FSDP unit of its own after apply: what verify says of it."""
+    """A child that is inlined becomes an FSDP unit of its own after apply: what verify and the next step say of it."""
     model = models.Blocks()
     patch = sample.apply(model, (sample.blocks("layers.0", "layers.1"),))
     model(batch(rank)).square().mean().backward()
     fully_shard(model.layers[0].up[0], mesh=init_device_mesh("cpu", (WORLD,)))
     with pytest.raises(dispatch.VerifyError) as error:
         patch.verify(backward=False)
-    return error.value.problems
+    with pytest.raises(InputError) as step:
+        model(batch(rank))
+    return [*error.value.problems, str(step.value)]
 
 
 def fsdp_slice(rank):
