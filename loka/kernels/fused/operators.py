@@ -1,8 +1,9 @@
-"""Runs generated kernels: on a GPU directly, where torch.compile sees them, otherwise as opaque operators.
+"""Runs generated kernels: directly in eager mode, as operators `loka_generated::NAME` where something else looks.
 
-An eager call on a GPU runs the host function in `triton_kernels`, and Dynamo traces the same function, so that Inductor
-launches the Triton kernel from its own wrapper and plans its memory. The operator `loka_generated::NAME` is what runs
-elsewhere: the reference on the CPU, and any call under a TorchDispatchMode, which sees operators only.
+A plain eager call on a GPU runs the host function in `triton_kernels`. The operator is what torch.compile traces, what
+a TorchDispatchMode sees, and what runs the reference on the CPU. When AOTAutograd traces it on a GPU it decomposes into
+the host function, as in torch.library.triton_op, so that Inductor launches the Triton kernel from its own wrapper and
+plans its memory. It does so there and not where Dynamo traces, since Dynamo does not know a gradient's strides.
 
 Imported by generated packages; needs only torch and the standard library.
 """
@@ -13,11 +14,12 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.functional_tensor import FunctionalTensorMode
 
 from loka.errors import InputError
 
@@ -51,12 +53,15 @@ def operator(
             f"{NAMESPACE}::{name}", known_to_inductor(f"{NAMESPACE}::{name}", fake), lib=_library
         )
         _library.impl(name, reference, "CPU")  # type: ignore[no-untyped-call]
-        _library.impl(name, lambda *arguments: _on_its_device(_cuda[name], arguments), "CUDA")  # type: ignore[no-untyped-call]
+        _library.impl(name, partial(_on_its_device, name), "CUDA")  # type: ignore[no-untyped-call]
+        torch.library.register_torch_dispatch(
+            f"{NAMESPACE}::{name}", FunctionalTensorMode, partial(_decompose, name), lib=_library
+        )
     overload: torch._ops.OpOverload = getattr(packet, name).default
 
     def run(*arguments: Any) -> Any:
         if arguments[0].is_cuda and runs_directly():
-            return _on_its_device(cuda, arguments)
+            return _on_its_device(name, *arguments)
         return overload(*arguments)
 
     run.overload = overload  # type: ignore[attr-defined]
@@ -64,8 +69,8 @@ def operator(
 
 
 def runs_directly() -> bool:
-    """True if a call on a GPU need not be an operator: in plain eager mode, and where Dynamo traces."""
-    return torch.compiler.is_dynamo_compiling() or not torch._C._len_torch_dispatch_stack()
+    """True in plain eager mode, where nothing but the GPU has to see a call."""
+    return not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack()
 
 
 def host_function(package: str, function: str) -> Callable[..., Any]:
@@ -90,12 +95,13 @@ def host_function(package: str, function: str) -> Callable[..., Any]:
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Tensor | int, num_warps: int) -> None:
     """Launch a Triton kernel on tensors and integers, in the order of its parameters.
 
-    Under torch.compile it is a plain launch, which Dynamo sees. Otherwise the compiled kernel is remembered for each
-    set of what Triton specialises on (dtypes, alignment, divisibility), and later launches skip its argument binding:
-    about 8 us for the host instead of 25 (H200, Triton 3.6).
+    Where AOTAutograd traces, the launch becomes a node of its graph. Otherwise the compiled kernel is remembered for
+    each set of what Triton specialises on (dtypes, alignment, divisibility), and later launches skip its argument
+    binding.
     """
-    if torch.compiler.is_dynamo_compiling():
-        kernel[grid](*arguments, num_warps=num_warps)
+    if _is_traced(arguments[0]):
+        wrapped: Any = torch.library.wrap_triton(kernel)
+        wrapped[grid](*arguments, num_warps=num_warps)
         return
     compiled_kernels = kernel.__dict__.setdefault("loka_compiled", {})
     key = (torch.cuda.current_device(), num_warps, *map(_specialization, arguments))
@@ -175,14 +181,9 @@ def tiles(x: Tensor, side: int) -> int:
     return _at_least(down, 1) * _at_least(across, 1)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def multiprocessors(device: int | None) -> int:
-    """Number of multiprocessors of a CUDA device."""
-    return _multiprocessors(device)
-
-
 @cache
-def _multiprocessors(device: int | None) -> int:
+def multiprocessors(device: int | None) -> int:
+    """Number of multiprocessors of a CUDA device, cached."""
     count: int = torch.cuda.get_device_properties(device).multi_processor_count
     return count
 
@@ -255,20 +256,32 @@ def check_overflow_stats(overflow_stats: Tensor) -> None:
         )
 
 
-def _on_its_device(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Call a host function with the first argument's device as the current one, where Triton launches."""
-    if torch.compiler.is_dynamo_compiling():  # Inductor launches on the device of the tensors
-        return function(*arguments)
-    device = arguments[0].device.index
+def _is_traced(x: object) -> bool:
+    """True for a tensor that stands for another, as in the tracing of a graph."""
+    return isinstance(x, Tensor) and type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__
+
+
+def _on_its_device(name: str, *arguments: Any) -> Any:
+    """Call the host function with the first argument's device as the current one, where Triton launches."""
+    function, device = _cuda[name], arguments[0].device.index
     if device == torch.cuda.current_device():
         return function(*arguments)
     with torch.cuda.device(device):
         return function(*arguments)
 
 
+def _decompose(name: str, mode: Any, op: Any, types: Any, arguments: tuple[Any, ...], keywords: Any) -> Any:
+    """What AOTAutograd traces for the operator: the host function on a GPU, the operator itself elsewhere."""
+    export = sys.modules.get("torch.export._trace")  # keeps operators whole
+    if not arguments[0].is_cuda or (export is not None and export.custom_triton_ops_decomposition_disabled()):
+        return mode.__torch_dispatch__(op, types, arguments, keywords)
+    with mode:
+        return _cuda[name](*arguments, **keywords)
+
+
 def _at_most(size: int, limit: int) -> int:
     """min(size, limit), where a symbolic size must not become a guard."""
-    if type(size) is int or torch.compiler.is_dynamo_compiling():
+    if type(size) is int:
         return min(size, limit)
     least: int = torch.sym_min(size, limit)  # type: ignore[no-untyped-call]
     return least
@@ -276,7 +289,7 @@ def _at_most(size: int, limit: int) -> int:
 
 def _at_least(size: int, limit: int) -> int:
     """max(size, limit), where a symbolic size must not become a guard."""
-    if type(size) is int or torch.compiler.is_dynamo_compiling():
+    if type(size) is int:
         return max(size, limit)
     most: int = torch.sym_max(size, limit)  # type: ignore[no-untyped-call]
     return most

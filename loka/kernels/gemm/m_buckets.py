@@ -121,7 +121,7 @@ def _names(table: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
 
 def _is_torchs(a: Tensor, dimension: int, table: str) -> bool:
     """True for an eager call on a GPU that the table sends to torch's GEMM."""
-    if not a.is_cuda or torch.compiler.is_dynamo_compiling() or not runs_directly():
+    if not a.is_cuda or not runs_directly():
         return False
     limits, names = _names(table)
     return names[bisect_left(limits, a.shape[dimension])] == KERNEL

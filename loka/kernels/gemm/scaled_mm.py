@@ -173,7 +173,7 @@ def scaled_mm(
         and (bias is None or bias.dtype == torch.bfloat16)
         and a.shape[0] > 1  # of a single row, torch and cuBLASLt may read another stride
         and b.shape[0] % _ALIGNMENT == 0
-        and runs_directly()
+        and (torch.compiler.is_dynamo_compiling() or runs_directly())
         and _taken_as_is(scaling_a, scaling_b, a.dtype, b.dtype, fast, a.device.index)
     ):
         product = _direct(a, scale_a, b, scale_b, dtype, fast, bias)
