@@ -81,13 +81,13 @@ OTHERS = chains.Plans(lambda name: chains.chain_plan(BODIES[RECIPES[name][0]], R
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
     """The package of a plan; a plan object is rendered once."""
-    made: dict[int, ModuleType] = {}
+    made: dict[int, tuple[ModuleType, Plan]] = {}  # by id, with the plan, so that no other gets its id
 
     def of(plan: Plan) -> ModuleType:
         if id(plan) not in made:
             name = f"gen_known_{len(made)}"
-            made[id(plan)] = plans.import_package(render_package(plan), tmp_path_factory.mktemp(name), name)
-        return made[id(plan)]
+            made[id(plan)] = plans.import_package(render_package(plan), tmp_path_factory.mktemp(name), name), plan
+        return made[id(plan)][0]
 
     return of
 
