@@ -67,6 +67,32 @@ def test_no_operator_of_ours_hides_a_launch_from_the_compiler(bound) -> None:
     assert [name for name in named if "triton_kernel_wrapper" in name]
 
 
+class Joined(nn.Module):
+    """The result next to other columns: its gradient is part of a wider matrix."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.body(x), x], 1)
+
+
+def test_a_gradient_within_a_wider_one_is_not_copied(bound) -> None:
+    model, _ = bound
+    graphs: list[GraphModule] = []
+
+    def keep(graph: GraphModule, inputs: list[Tensor]) -> GraphModule:
+        graphs.append(graph)
+        return graph
+
+    step = torch.compile(Joined(model), fullgraph=True, backend=aot_autograd(fw_compiler=keep, bw_compiler=keep))
+    x, dy = chains.gpu_operands(256, WIDTH)
+    step(x).backward(torch.cat([dy, dy], 1))
+    copies = [str(target) for target in called(graphs) if "clone" in str(target) or "copy" in str(target)]
+    assert not [name for name in copies if "_to_copy" not in name], copies
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiled_steps_give_the_bits_of_eager_steps(bound, dynamic: bool) -> None:
     """Batches that divide by 16 and one that does not; then an input with another alignment."""
