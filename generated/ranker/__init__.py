@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "683ddfd082ba61da03c146509d76eca0a5f1cac57aad41a6771af4228cfc1c3c"
+STAMP = "af7bed34670d3c701384609ae1d854066f5d38e3df839e0ec9cba9c9c0e304cb"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "683ddfd082ba61da03c146509d76eca0a5f1cac57aad41a6771af4228cfc1c3c"
+STAMP = "af7bed34670d3c701384609ae1d854066f5d38e3df839e0ec9cba9c9c0e304cb"
 
 
 class EmbedDense(dispatch.Bound):

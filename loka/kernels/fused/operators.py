@@ -1,9 +1,7 @@
 """Runs generated kernels: directly in eager mode, as operators `loka_generated::NAME` where something else looks.
 
-A plain eager call on a GPU runs the host function in `triton_kernels`. The operator is what torch.compile traces, what
-a TorchDispatchMode sees, and what runs the reference on the CPU. When AOTAutograd traces it on a GPU it decomposes into
-the host function, as in torch.library.triton_op, so that Inductor launches the Triton kernel from its own wrapper and
-plans its memory. It does so there and not where Dynamo traces, since Dynamo does not know a gradient's strides.
+A plain eager call on a GPU runs the host function in `triton_kernels`, which spares the host the dispatcher. The
+operator is what torch.compile calls, what a TorchDispatchMode sees, and what runs the reference on the CPU.
 
 Imported by generated packages; needs only torch and the standard library.
 """
@@ -11,7 +9,6 @@ Imported by generated packages; needs only torch and the standard library.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 from collections.abc import Callable
 from functools import cache, partial
@@ -19,13 +16,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.functional_tensor import FunctionalTensorMode
 
 from loka.errors import InputError
 
 NAMESPACE = "loka_generated"
 
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
+_PLAIN = frozenset({Tensor, torch.nn.Parameter})
 _cuda: dict[str, Callable[..., Any]] = {}  # GPU implementation of each operator, by name
 
 
@@ -54,13 +51,10 @@ def operator(
         )
         _library.impl(name, reference, "CPU")  # type: ignore[no-untyped-call]
         _library.impl(name, partial(_on_its_device, name), "CUDA")  # type: ignore[no-untyped-call]
-        torch.library.register_torch_dispatch(
-            f"{NAMESPACE}::{name}", FunctionalTensorMode, partial(_decompose, name), lib=_library
-        )
     overload: torch._ops.OpOverload = getattr(packet, name).default
 
     def run(*arguments: Any) -> Any:
-        if arguments[0].is_cuda and runs_directly():
+        if arguments[0].is_cuda and runs_directly() and all(map(_is_plain, arguments)):
             return _on_its_device(name, *arguments)
         return overload(*arguments)
 
@@ -73,36 +67,34 @@ def runs_directly() -> bool:
     return not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack()
 
 
-def host_function(package: str, function: str) -> Callable[..., Any]:
-    """The function of that name in `package`.triton_kernels, where torch is built for GPUs and Triton is installed.
+def _is_plain(argument: object) -> bool:
+    """False for a tensor that stands for others, such as a DTensor: its address is not that of its elements."""
+    return type(argument) in _PLAIN or not isinstance(argument, Tensor)
 
-    Elsewhere one that raises InputError, so that a generated package can be imported, and its references run, without
-    Triton.
+
+def deferred(package: str, function: str) -> Callable[..., Any]:
+    """The function of that name in `package`.triton_kernels, imported on the first call, with Triton.
+
+    So a generated package can be imported, and its references run, without Triton.
     """
-    if torch.version.cuda is not None and importlib.util.find_spec("triton") is not None:
+
+    @cache
+    def load() -> Callable[..., Any]:
         found: Callable[..., Any] = getattr(importlib.import_module(f"{package}.triton_kernels"), function)
         return found
 
-    def missing(*arguments: Any) -> Any:
-        raise InputError(
-            f"{package}.{function} needs Triton and a torch that is built for GPUs; install them, or move the model to "
-            "the CPU"
-        )
+    def launch(*arguments: Any) -> Any:
+        return load()(*arguments)
 
-    return missing
+    return launch
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Tensor | int, num_warps: int) -> None:
     """Launch a Triton kernel on tensors and integers, in the order of its parameters.
 
-    Where AOTAutograd traces, the launch becomes a node of its graph. Otherwise the compiled kernel is remembered for
-    each set of what Triton specialises on (dtypes, alignment, divisibility), and later launches skip its argument
-    binding.
+    The compiled kernel is remembered for each set of what Triton specialises on (dtypes, alignment, divisibility), and
+    later launches skip Triton's own binding of arguments, which costs the host more than the launch.
     """
-    if _is_traced(arguments[0]):
-        wrapped: Any = torch.library.wrap_triton(kernel)
-        wrapped[grid](*arguments, num_warps=num_warps)
-        return
     compiled_kernels = kernel.__dict__.setdefault("loka_compiled", {})
     key = (torch.cuda.current_device(), num_warps, *map(_specialization, arguments))
     compiled = compiled_kernels.get(key)
@@ -256,11 +248,6 @@ def check_overflow_stats(overflow_stats: Tensor) -> None:
         )
 
 
-def _is_traced(x: object) -> bool:
-    """True for a tensor that stands for another, as in the tracing of a graph."""
-    return isinstance(x, Tensor) and type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__
-
-
 def _on_its_device(name: str, *arguments: Any) -> Any:
     """Call the host function with the first argument's device as the current one, where Triton launches."""
     function, device = _cuda[name], arguments[0].device.index
@@ -268,15 +255,6 @@ def _on_its_device(name: str, *arguments: Any) -> Any:
         return function(*arguments)
     with torch.cuda.device(device):
         return function(*arguments)
-
-
-def _decompose(name: str, mode: Any, op: Any, types: Any, arguments: tuple[Any, ...], keywords: Any) -> Any:
-    """What AOTAutograd traces for the operator: the host function on a GPU, the operator itself elsewhere."""
-    export = sys.modules.get("torch.export._trace")  # keeps operators whole
-    if not arguments[0].is_cuda or (export is not None and export.custom_triton_ops_decomposition_disabled()):
-        return mode.__torch_dispatch__(op, types, arguments, keywords)
-    with mode:
-        return _cuda[name](*arguments, **keywords)
 
 
 def _at_most(size: int, limit: int) -> int:

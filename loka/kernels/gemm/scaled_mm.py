@@ -1,8 +1,8 @@
 """torch's FP8 GEMM (cuBLASLt or CUTLASS on Hopper) as a function and as the operator `loka::scaled_mm`.
 
 Where a GPU's kernel takes the operands as they are (tensorwise and rowwise scales, sizes in multiples of 16, a result
-in bfloat16), `scaled_mm` calls `torch._scaled_mm`, which torch.compile knows and launches itself. Everything else is
-the operator, whose signature is in `gemm_operator`.
+in bfloat16), a plain eager `scaled_mm` calls `torch._scaled_mm`, which costs the host less. Everything else is the
+operator, whose signature is in `gemm_operator`.
 
 On the CPU, and on a GPU without FP8 tensor cores (compute capability below 8.9), the reference runs: dequantise,
 multiply in float32. It takes every pair of recipes. On other GPUs `torch.nn.functional.scaled_mm` runs, within
@@ -113,18 +113,11 @@ def _refusal(
     )
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@cache
 def _taken_as_is(
     scaling_a: str, scaling_b: str, dtype_a: torch.dtype, dtype_b: torch.dtype, fast: bool, device: int
 ) -> bool:
     """True if torch._scaled_mm takes the recipe and operands of any number of rows."""
-    return _takes_recipe(scaling_a, scaling_b, dtype_a, dtype_b, fast, device)
-
-
-@cache
-def _takes_recipe(
-    scaling_a: str, scaling_b: str, dtype_a: torch.dtype, dtype_b: torch.dtype, fast: bool, device: int
-) -> bool:
     scalings = {Scaling(scaling_a), Scaling(scaling_b)}
     return (
         scalings <= {Scaling.TENSORWISE, Scaling.ROWWISE}
@@ -173,14 +166,10 @@ def scaled_mm(
         and (bias is None or bias.dtype == torch.bfloat16)
         and a.shape[0] > 1  # of a single row, torch and cuBLASLt may read another stride
         and b.shape[0] % _ALIGNMENT == 0
-        and (torch.compiler.is_dynamo_compiling() or runs_directly())
+        and runs_directly()
         and _taken_as_is(scaling_a, scaling_b, a.dtype, b.dtype, fast, a.device.index)
     ):
-        product = _direct(a, scale_a, b, scale_b, dtype, fast, bias)
-        if torch.compiler.is_dynamo_compiling():
-            call_counters.increment_after(product, counter_id, KERNEL)
-        else:
-            call_counters.increment(counter_id, KERNEL)
-        return product
+        call_counters.increment(counter_id, KERNEL)
+        return _direct(a, scale_a, b, scale_b, dtype, fast, bias)
     out: Tensor = _operator(a, scale_a, b, scale_b, scaling_a, scaling_b, dtype, fast, counter_id, bias)
     return out

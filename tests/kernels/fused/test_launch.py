@@ -1,4 +1,4 @@
-"""Eager launches: a compiled kernel is used again for the same specialisation only, and a plain launch is traced."""
+"""Eager launches: a compiled kernel is used again for the same specialisation only, and what runs directly."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from loka.errors import InputError
 from loka.kernels.fused import operators
 
 
@@ -89,25 +89,48 @@ def test_what_is_not_a_compiled_kernel_is_not_kept(kernel: Kernel, monkeypatch: 
     assert len(kernel.compiled) == 2
 
 
-def test_without_triton_a_launch_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.version, "cuda", None)
-    with pytest.raises(InputError, match=r"sample\.quantise needs Triton"):
-        operators.host_function("sample", "quantise")(torch.zeros(1))
-
-
-def test_a_dispatch_mode_sees_operators(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call on a GPU is direct, unless a mode is active, which would not see it."""
-    seen: list[str] = []
-    run = operators.operator(
-        "runs_directly_or_not", lambda x: seen.append("direct"), _plus_one, lambda x: torch.empty_like(x)
-    )
-    on_gpu = SimpleNamespace(is_cuda=True, device=torch.device("cuda", 0))
+@pytest.fixture
+def direct_or_not(monkeypatch: pytest.MonkeyPatch):
+    """A generated function on a stand-in for a GPU, and its direct calls."""
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    run(on_gpu)
-    assert seen == ["direct"]
-    with torch.utils._python_dispatch.TorchDispatchMode(), pytest.raises((TypeError, RuntimeError)):
-        run(on_gpu)  # the operator takes no such thing
-    assert seen == ["direct"]
+    seen: list[object] = []
+    run = operators.operator("direct_or_not", seen.append, _plus_one, torch.empty_like)
+    operators._cuda["direct_or_not"] = seen.append
+    return run, seen
+
+
+ON_GPU = SimpleNamespace(is_cuda=True, device=torch.device("cuda", 0))
+
+
+def test_a_plain_call_on_a_gpu_is_direct(direct_or_not) -> None:
+    run, seen = direct_or_not
+    run(ON_GPU)
+    assert seen == [ON_GPU]
+
+
+def test_a_dispatch_mode_sees_the_operator(direct_or_not) -> None:
+    run, seen = direct_or_not
+    with TorchDispatchMode(), pytest.raises((TypeError, RuntimeError), match="direct_or_not"):
+        run(ON_GPU)  # the operator takes tensors only
+    assert not seen
+
+
+def test_so_does_a_tensor_that_stands_for_others(direct_or_not) -> None:
+    run, seen = direct_or_not
+
+    class Wrapper(Tensor):
+        pass
+
+    wrapped = torch.zeros(2).as_subclass(Wrapper)
+    with pytest.raises((TypeError, RuntimeError), match="direct_or_not"):
+        run(ON_GPU, wrapped)
+    assert not seen
+
+
+def test_the_reference_runs_on_the_cpu(direct_or_not) -> None:
+    run, seen = direct_or_not
+    assert run(torch.zeros(2)).tolist() == [1.0, 1.0]
+    assert not seen
 
 
 def _plus_one(x: Tensor) -> Tensor:

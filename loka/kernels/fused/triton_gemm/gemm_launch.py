@@ -34,8 +34,7 @@ def aligned(x: Tensor) -> Tensor:
 
 def programs(x: Tensor, tiles: int, per_multiprocessor: int) -> int:
     """Number of programs for `tiles` on x's device."""
-    most: int = min(tiles, per_multiprocessor * multiprocessors(x.device.index))
-    return most
+    return min(tiles, per_multiprocessor * multiprocessors(x.device.index))
 
 
 def with_rows(x: Tensor) -> Tensor:
