@@ -99,19 +99,19 @@ def direct_or_not(monkeypatch: pytest.MonkeyPatch):
     return run, seen
 
 
-ON_GPU = SimpleNamespace(is_cuda=True, device=torch.device("cuda", 0))
+PRETENDED = SimpleNamespace(is_cuda=True, device=torch.device("cuda", 0))
 
 
 def test_a_plain_call_on_a_gpu_is_direct(direct_or_not) -> None:
     run, seen = direct_or_not
-    run(ON_GPU)
-    assert seen == [ON_GPU]
+    run(PRETENDED)
+    assert seen == [PRETENDED]
 
 
 def test_a_dispatch_mode_sees_the_operator(direct_or_not) -> None:
     run, seen = direct_or_not
     with TorchDispatchMode(), pytest.raises((TypeError, RuntimeError), match="direct_or_not"):
-        run(ON_GPU)  # the operator takes tensors only
+        run(PRETENDED)  # the operator takes tensors only
     assert not seen
 
 
@@ -123,7 +123,7 @@ def test_so_does_a_tensor_that_stands_for_others(direct_or_not) -> None:
 
     wrapped = torch.zeros(2).as_subclass(Wrapper)
     with pytest.raises((TypeError, RuntimeError), match="direct_or_not"):
-        run(ON_GPU, wrapped)
+        run(PRETENDED, wrapped)
     assert not seen
 
 
