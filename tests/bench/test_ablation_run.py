@@ -85,6 +85,7 @@ def test_only_the_wanted_modes_run_and_nothing_is_trained_unasked() -> None:
     assert outcome.loss is None
 
 
+@pytest.mark.slow
 def test_what_fails_is_told_and_loses_nothing_else() -> None:
     missing = unit(Column.OURS, "tests.support.models.ablation_model:nothing")
     fused_away = unit(Column.OURS, fuse="never", name="nothing_replaced")

@@ -60,6 +60,7 @@ def test_a_page_has_decisions_mods_evidence_and_times(shipped: Planned) -> None:
     assert to_markdown(shipped, "policies/movietweetings_mods.yaml") == page
 
 
+@pytest.mark.slow
 def test_gemms_without_evidence_fall_short(shipped: Planned) -> None:
     plan = shipped.plan
     rows = group_sites(plan, alike=True)

@@ -60,6 +60,7 @@ def test_a_shipped_policy_plans_mostly_in_fp8_without_refusals(name):
     assert any(site.region for site in plan.sites)
 
 
+@pytest.mark.slow
 def test_the_ranker_fuses_the_norms_and_activations_of_its_layers():
     plan = planned("ranker.yaml")
     regions = {site.site.name: site.region for site in plan.sites if site.region}
@@ -70,6 +71,7 @@ def test_the_ranker_fuses_the_norms_and_activations_of_its_layers():
     assert all(gemm.gemm in Gemm for site in plan.sites for gemm in site.gemms)
 
 
+@pytest.mark.slow
 def test_the_papers_mods_change_all_of_wukong_but_its_last_bias():
     plan = planned("wukong_mods.yaml")
     assert {each.mod for each in plan.adaptations} == {"no_bias", "block_norm", "hard_swish"}
@@ -90,6 +92,7 @@ def test_a_policy_far_from_the_checkout_plans_the_same(tmp_path, monkeypatch):
     assert make_plan("movietweetings.yaml") == here
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["movietweetings", "movietweetings_mods", "ranker"])
 def test_a_shipped_profile_is_a_small_summary_and_the_evidence_for_every_fp8_gemm(name):
     file = FOLDER / "profiles" / f"{name}.safetensors"

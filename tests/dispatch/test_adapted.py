@@ -193,6 +193,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", REFUSED)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_models_that_are_wrapped_or_bound_are_refused(case):

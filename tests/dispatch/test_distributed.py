@@ -65,6 +65,7 @@ def test_gradients_agree_across_ranks_and_with_one_process(run, kind):
     assert not torch.equal(bound["2.weight"], plain["2.weight"])
 
 
+@pytest.mark.slow
 def test_fsdp_units_with_inlined_children(run):
     (gradients, refusal, infer), (others, *_) = run("fsdp_blocks")
     bind = lambda model: sample.apply(model, (sample.blocks("layers.0", "layers.1"),))  # noqa: E731

@@ -118,6 +118,7 @@ def test_remove_takes_buffers_and_hooks_away(x):
     assert torch.equal(model(x), expected)
 
 
+@pytest.mark.slow
 def test_compiled_without_gradients(x):
     model = models.mlp()
     patch = sample.apply(model, mode="infer")

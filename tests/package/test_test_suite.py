@@ -41,6 +41,7 @@ def test_no_test_edits_the_path() -> None:
     assert {name_of(file) for file in FILES if EDITS & names_in(file)} == IN_ANOTHER_PROCESS
 
 
+@pytest.mark.slow
 def test_no_test_imports_another() -> None:
     found = []
     for file in FILES:

@@ -157,6 +157,7 @@ def real() -> tuple[Split, Split]:
         pytest.skip(f"the data is not part of the project: {error}")
 
 
+@pytest.mark.slow
 def test_the_real_snapshot_is_whole(real: tuple[Split, Split]) -> None:
     train, test = real
     assert (len(train), len(test)) == (80_000, 20_000)
@@ -174,6 +175,7 @@ def test_real_ids_fit_their_tables_and_features_are_finite(real: tuple[Split, Sp
         assert bool(split.dense.isfinite().all())
 
 
+@pytest.mark.slow
 def test_the_model_learns_from_the_real_snapshot(real: tuple[Split, Split]) -> None:
     from loka.bench.quality.training import build, train
     from loka.bench.quality.training_job import TrainingJob

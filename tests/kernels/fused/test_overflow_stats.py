@@ -54,6 +54,7 @@ def tensors_of(spec, inputs) -> list[torch.Tensor]:
     return arguments_of(spec, inputs)
 
 
+@pytest.mark.slow
 def test_the_text_is_formatted_and_linted(tmp_path):
     templates = load_templates()
     for width in (13, 479, 512, 2048, 8192):

@@ -96,6 +96,7 @@ def test_shapes_that_do_not_fit_are_refused(numbers: int) -> None:
         scaled_mm(a, torch.ones(5, 1), a, one, "rowwise", "tensorwise", torch.float32, fast=False, counter_id=numbers)
 
 
+@pytest.mark.slow
 def test_the_fake_implementation_agrees_with_the_real_one(make_recipe, make_product, numbers: int) -> None:
     for recipe, dtype in [
         (make_recipe(E4M3, ROWWISE), torch.bfloat16),

@@ -79,6 +79,7 @@ def test_ranks_merge_to_what_one_rank_after_another_gives(run):
             assert_same(merged[index], expected)
 
 
+@pytest.mark.slow
 def test_and_to_one_pass_in_float64(run):
     (_, merged), *_ = run("merged")
     x, grad = (
