@@ -89,14 +89,14 @@ def deferred(package: str, function: str) -> Callable[..., Any]:
     return launch
 
 
-def launch(kernel: Any, grid: tuple[int, ...], *arguments: Tensor | int, num_warps: int) -> None:
-    """Launch a Triton kernel on tensors and integers, in the order of its parameters.
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, num_warps: int) -> None:
+    """Launch a Triton kernel on tensors and integers, in the order of its parameters; the first is a tensor.
 
     The compiled kernel is remembered for each set of what Triton specialises on (dtypes, alignment, divisibility), and
     later launches skip Triton's own binding of arguments, which costs the host more than the launch.
     """
     compiled_kernels = kernel.__dict__.setdefault("loka_compiled", {})
-    key = (torch.cuda.current_device(), num_warps, *map(_specialization, arguments))
+    key = (arguments[0].device, num_warps, *map(_specialization, arguments))
     compiled = compiled_kernels.get(key)
     if compiled is not None:
         compiled[(*grid, 1, 1)](*arguments)
@@ -108,9 +108,9 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Tensor | int, num_war
 
 def _specialization(argument: Tensor | int) -> tuple[Any, ...]:
     """What Triton compiles a kernel for: at least all that two different kernels can differ in."""
-    if isinstance(argument, Tensor):
-        return argument.dtype, argument.data_ptr() % 16
-    return argument == 1, argument % 16 == 0, argument >> 31
+    if isinstance(argument, int):
+        return argument == 1, argument % 16 == 0, argument >> 31
+    return argument.dtype, argument.data_ptr() % 16
 
 
 def known_to_inductor(qualified: str, fake: Callable[..., Any]) -> Callable[..., Any]:

@@ -40,8 +40,7 @@ class Compiled:
 
 
 @pytest.fixture
-def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+def kernel() -> Kernel:
     return Kernel()
 
 
@@ -72,13 +71,13 @@ def test_what_triton_specialises_on_is_compiled_anew(kernel: Kernel, other: tupl
     assert numbers(kernel) == [0, 1, 0, 1]
 
 
-def test_warps_and_devices_have_kernels_of_their_own(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    operators.launch(kernel, (1,), ALIGNED, num_warps=4)
-    operators.launch(kernel, (1,), ALIGNED, num_warps=8)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    operators.launch(kernel, (1,), ALIGNED, num_warps=4)
-    operators.launch(kernel, (1,), ALIGNED, num_warps=4)
-    assert numbers(kernel) == [0, 1, 2, 2]
+def test_warps_and_devices_have_kernels_of_their_own(kernel: Kernel) -> None:
+    first, second = (
+        SimpleNamespace(device=torch.device("cuda", index), dtype=torch.float32, data_ptr=lambda: 0) for index in (0, 1)
+    )
+    for tensor, warps in ((first, 4), (first, 8), (second, 4), (second, 4), (first, 4)):
+        operators.launch(kernel, (1,), tensor, num_warps=warps)
+    assert numbers(kernel) == [0, 1, 2, 2, 0]
 
 
 def test_what_is_not_a_compiled_kernel_is_not_kept(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
