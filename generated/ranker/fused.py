@@ -14,7 +14,7 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import concat_norm_reference, fm_reference
 from loka.kernels.fused.norm import norm_reference
 
-STAMP = "732acb1a69e1ea0170761c2fb0b169bcce729614c417773f5615e5a796330ba9"
+STAMP = "af7bed34670d3c701384609ae1d854066f5d38e3df839e0ec9cba9c9c0e304cb"
 
 
 def _add_backward_e4m3_256_reference(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -38,7 +38,7 @@ def _add_backward_e4m3_256_shapes(grad: Tensor) -> tuple[Tensor, Tensor, Tensor,
 # Gradient of addition -> e4m3 with one power-of-two scale a row.
 # grad (M, 256) -> values (M, 256), scale (M, 1), scale_max (P,), dadd (P, 256).
 add_backward_e4m3_256 = operators.operator(
-    "add_backward_e4m3_256_5f250b9c",
+    "add_backward_e4m3_256_764f3227",
     operators.deferred(__package__, "add_backward_e4m3_256"),
     _add_backward_e4m3_256_reference,
     _add_backward_e4m3_256_shapes,
@@ -66,7 +66,7 @@ def _add_backward_e4m3_32_shapes(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, 
 # Gradient of addition -> e4m3 with one power-of-two scale a row.
 # grad (M, 32) -> values (M, 32), scale (M, 1), scale_max (P,), dadd (P, 32).
 add_backward_e4m3_32 = operators.operator(
-    "add_backward_e4m3_32_3c36918c",
+    "add_backward_e4m3_32_df988311",
     operators.deferred(__package__, "add_backward_e4m3_32"),
     _add_backward_e4m3_32_reference,
     _add_backward_e4m3_32_shapes,
@@ -97,7 +97,7 @@ def _add_layer_norm_silu_256_shapes(
 # Addition -> LayerNorm (eps 1e-05) -> SiLU.
 # x (M, 256), add (256,), weight (256,), bias (256,) -> out (M, 256), mean (M,), rstd (M,).
 add_layer_norm_silu_256 = operators.operator(
-    "add_layer_norm_silu_256_ed45103f",
+    "add_layer_norm_silu_256_b10c6b40",
     operators.deferred(__package__, "add_layer_norm_silu_256"),
     _add_layer_norm_silu_256_reference,
     _add_layer_norm_silu_256_shapes,
@@ -126,7 +126,7 @@ def _add_layer_norm_silu_256_inference_shapes(
 # Addition -> LayerNorm (eps 1e-05) -> SiLU.
 # x (M, 256), add (256,), weight (256,), bias (256,) -> out (M, 256).
 add_layer_norm_silu_256_inference = operators.operator(
-    "add_layer_norm_silu_256_inference_b01ed7d2",
+    "add_layer_norm_silu_256_inference_07809411",
     operators.deferred(__package__, "add_layer_norm_silu_256_inference"),
     _add_layer_norm_silu_256_inference_reference,
     _add_layer_norm_silu_256_inference_shapes,
@@ -157,7 +157,7 @@ def _add_layer_norm_silu_64_shapes(
 # Addition -> LayerNorm (eps 1e-05) -> SiLU.
 # x (M, 64), add (64,), weight (64,), bias (64,) -> out (M, 64), mean (M,), rstd (M,).
 add_layer_norm_silu_64 = operators.operator(
-    "add_layer_norm_silu_64_908a7b99",
+    "add_layer_norm_silu_64_63fd0dad",
     operators.deferred(__package__, "add_layer_norm_silu_64"),
     _add_layer_norm_silu_64_reference,
     _add_layer_norm_silu_64_shapes,
@@ -186,7 +186,7 @@ def _add_layer_norm_silu_64_inference_shapes(
 # Addition -> LayerNorm (eps 1e-05) -> SiLU.
 # x (M, 64), add (64,), weight (64,), bias (64,) -> out (M, 64).
 add_layer_norm_silu_64_inference = operators.operator(
-    "add_layer_norm_silu_64_inference_138ee31f",
+    "add_layer_norm_silu_64_inference_d5ab3123",
     operators.deferred(__package__, "add_layer_norm_silu_64_inference"),
     _add_layer_norm_silu_64_inference_reference,
     _add_layer_norm_silu_64_inference_shapes,
@@ -222,7 +222,7 @@ def _add_layer_norm_silu_backward_64_shapes(
 # grad (M, 64), x (M, 64), add (64,), weight (64,), bias (64,), mean (M,), rstd (M,) -> dx (M, 64), dweight (P, 64),
 # dbias (P, 64), dadd (P, 64).
 add_layer_norm_silu_backward_64 = operators.operator(
-    "add_layer_norm_silu_backward_64_f1270d2b",
+    "add_layer_norm_silu_backward_64_0e839bd1",
     operators.deferred(__package__, "add_layer_norm_silu_backward_64"),
     _add_layer_norm_silu_backward_64_reference,
     _add_layer_norm_silu_backward_64_shapes,
@@ -261,7 +261,7 @@ def _add_layer_norm_silu_backward_e4m3_256_shapes(
 # grad (M, 256), x (M, 256), add (256,), weight (256,), bias (256,), mean (M,), rstd (M,) -> values (M, 256), scale
 # (M, 1), scale_max (P,), dweight (P, 256), dbias (P, 256), dadd (P, 256).
 add_layer_norm_silu_backward_e4m3_256 = operators.operator(
-    "add_layer_norm_silu_backward_e4m3_256_e6c560d3",
+    "add_layer_norm_silu_backward_e4m3_256_cad5b80e",
     operators.deferred(__package__, "add_layer_norm_silu_backward_e4m3_256"),
     _add_layer_norm_silu_backward_e4m3_256_reference,
     _add_layer_norm_silu_backward_e4m3_256_shapes,
@@ -297,7 +297,7 @@ def _add_layer_norm_silu_e4m3_256_shapes(
 # x (M, 256), add (256,), weight (256,), bias (256,) -> values (M, 256), scale (M, 1), scale_max (P,), mean (M,), rstd
 # (M,).
 add_layer_norm_silu_e4m3_256 = operators.operator(
-    "add_layer_norm_silu_e4m3_256_0f18a9ad",
+    "add_layer_norm_silu_e4m3_256_a432f2c4",
     operators.deferred(__package__, "add_layer_norm_silu_e4m3_256"),
     _add_layer_norm_silu_e4m3_256_reference,
     _add_layer_norm_silu_e4m3_256_shapes,
@@ -330,7 +330,7 @@ def _add_layer_norm_silu_e4m3_256_inference_shapes(
 # Addition -> LayerNorm (eps 1e-05) -> SiLU -> e4m3 with one power-of-two scale a row.
 # x (M, 256), add (256,), weight (256,), bias (256,) -> values (M, 256), scale (M, 1), scale_max (P,).
 add_layer_norm_silu_e4m3_256_inference = operators.operator(
-    "add_layer_norm_silu_e4m3_256_inference_66475eca",
+    "add_layer_norm_silu_e4m3_256_inference_93841a65",
     operators.deferred(__package__, "add_layer_norm_silu_e4m3_256_inference"),
     _add_layer_norm_silu_e4m3_256_inference_reference,
     _add_layer_norm_silu_e4m3_256_inference_shapes,
@@ -364,7 +364,7 @@ def _concat_norm_2_residual_layer_norm_32_shapes(
 # part_0 (B, n_0, 32), part_1 (B, n_1, 32), residual (B, n, 32), weight (32,), bias (32,) -> out (B, n, 32), mean (B *
 # n,), rstd (B * n,).
 concat_norm_2_residual_layer_norm_32 = operators.operator(
-    "concat_norm_2_residual_layer_norm_32_60a5a6b5",
+    "concat_norm_2_residual_layer_norm_32_2ea365f6",
     operators.deferred(__package__, "concat_norm_2_residual_layer_norm_32"),
     _concat_norm_2_residual_layer_norm_32_reference,
     _concat_norm_2_residual_layer_norm_32_shapes,
@@ -399,7 +399,7 @@ def _concat_norm_2_residual_layer_norm_backward_32_shapes(
 # grad (B, n, 32), part_0 (B, n_0, 32), part_1 (B, n_1, 32), residual (B, n, 32), weight (32,), mean (B * n,), rstd (B
 # * n,) -> dx (B, n, 32), dweight (P, 32), dbias (P, 32).
 concat_norm_2_residual_layer_norm_backward_32 = operators.operator(
-    "concat_norm_2_residual_layer_norm_backward_32_214a36ff",
+    "concat_norm_2_residual_layer_norm_backward_32_0b17db91",
     operators.deferred(__package__, "concat_norm_2_residual_layer_norm_backward_32"),
     _concat_norm_2_residual_layer_norm_backward_32_reference,
     _concat_norm_2_residual_layer_norm_backward_32_shapes,
@@ -421,7 +421,7 @@ def _fm_interaction_16x32_to_8_8_shapes(x: Tensor, rank: Tensor, compress: Tenso
 # Pairwise products at rank 8 and 8 weighted sums.
 # x (B, 16, 32), rank (16, 8), compress (8, 16) -> products (B, 16, 8), compressed (B, 8, 32).
 fm_interaction_16x32_to_8_8 = operators.operator(
-    "fm_interaction_16x32_to_8_8_1a966dde",
+    "fm_interaction_16x32_to_8_8_08896e3f",
     operators.deferred(__package__, "fm_interaction_16x32_to_8_8"),
     _fm_interaction_16x32_to_8_8_reference,
     _fm_interaction_16x32_to_8_8_shapes,
@@ -450,7 +450,7 @@ def _fm_interaction_backward_16x32_to_8_8_passed_shapes(
 # dproducts (B, 16, 8), dcompressed (B, 8, 32), x (B, 16, 32), rank (16, 8), compress (8, 16), passed (B, 16, 32) ->
 # dx (B, 16, 32), drank (P, 16 * 8), dcompress (P, 8 * 16).
 fm_interaction_backward_16x32_to_8_8_passed = operators.operator(
-    "fm_interaction_backward_16x32_to_8_8_passed_acad7348",
+    "fm_interaction_backward_16x32_to_8_8_passed_2257f9f3",
     operators.deferred(__package__, "fm_interaction_backward_16x32_to_8_8_passed"),
     _fm_interaction_backward_16x32_to_8_8_passed_reference,
     _fm_interaction_backward_16x32_to_8_8_passed_shapes,
@@ -482,7 +482,7 @@ def _layer_norm_backward_128_shapes(
 # Gradient of LayerNorm.
 # grad (M, 128), x (M, 128), weight (128,), mean (M,), rstd (M,) -> dx (M, 128), dweight (P, 128), dbias (P, 128).
 layer_norm_backward_128 = operators.operator(
-    "layer_norm_backward_128_62f9f660",
+    "layer_norm_backward_128_ed09c8fe",
     operators.deferred(__package__, "layer_norm_backward_128"),
     _layer_norm_backward_128_reference,
     _layer_norm_backward_128_shapes,
@@ -515,7 +515,7 @@ def _layer_norm_e4m3_128_shapes(
 # LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row.
 # x (M, 128), weight (128,), bias (128,) -> values (M, 128), scale (M, 1), scale_max (P,), mean (M,), rstd (M,).
 layer_norm_e4m3_128 = operators.operator(
-    "layer_norm_e4m3_128_9e0a4f1d",
+    "layer_norm_e4m3_128_895b88a9",
     operators.deferred(__package__, "layer_norm_e4m3_128"),
     _layer_norm_e4m3_128_reference,
     _layer_norm_e4m3_128_shapes,
@@ -542,7 +542,7 @@ def _layer_norm_e4m3_128_inference_shapes(x: Tensor, weight: Tensor, bias: Tenso
 # LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row.
 # x (M, 128), weight (128,), bias (128,) -> values (M, 128), scale (M, 1), scale_max (P,).
 layer_norm_e4m3_128_inference = operators.operator(
-    "layer_norm_e4m3_128_inference_8830e3fb",
+    "layer_norm_e4m3_128_inference_75b22a64",
     operators.deferred(__package__, "layer_norm_e4m3_128_inference"),
     _layer_norm_e4m3_128_inference_reference,
     _layer_norm_e4m3_128_inference_shapes,
@@ -569,7 +569,7 @@ def _quantise_e4m3_128_shapes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 # To e4m3 with one power-of-two scale a row.
 # x (M, 128) -> values (M, 128), scale (M, 1), scale_max (P,).
 quantise_e4m3_128 = operators.operator(
-    "quantise_e4m3_128_ee252ba3",
+    "quantise_e4m3_128_16a8c354",
     operators.deferred(__package__, "quantise_e4m3_128"),
     _quantise_e4m3_128_reference,
     _quantise_e4m3_128_shapes,
@@ -596,7 +596,7 @@ def _quantise_e4m3_256_shapes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 # To e4m3 with one power-of-two scale a row.
 # x (M, 256) -> values (M, 256), scale (M, 1), scale_max (P,).
 quantise_e4m3_256 = operators.operator(
-    "quantise_e4m3_256_ee73a3bb",
+    "quantise_e4m3_256_8b482314",
     operators.deferred(__package__, "quantise_e4m3_256"),
     _quantise_e4m3_256_reference,
     _quantise_e4m3_256_shapes,
@@ -623,7 +623,7 @@ def _quantise_e4m3_512_shapes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 # To e4m3 with one power-of-two scale a row.
 # x (M, 512) -> values (M, 512), scale (M, 1), scale_max (P,).
 quantise_e4m3_512 = operators.operator(
-    "quantise_e4m3_512_f80ba600",
+    "quantise_e4m3_512_6ec7e002",
     operators.deferred(__package__, "quantise_e4m3_512"),
     _quantise_e4m3_512_reference,
     _quantise_e4m3_512_shapes,
@@ -650,7 +650,7 @@ def _quantise_e4m3_64_shapes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 # To e4m3 with one power-of-two scale a row.
 # x (M, 64) -> values (M, 64), scale (M, 1), scale_max (P,).
 quantise_e4m3_64 = operators.operator(
-    "quantise_e4m3_64_d1108fe3",
+    "quantise_e4m3_64_1ee58e5d",
     operators.deferred(__package__, "quantise_e4m3_64"),
     _quantise_e4m3_64_reference,
     _quantise_e4m3_64_shapes,
@@ -670,7 +670,7 @@ def _reduce_1_shapes(partial: Tensor, dtype: torch.dtype) -> Tensor:
 # Column sums of a matrix.
 # partial (P, N), dtype of total -> total (N,).
 reduce_1 = operators.operator(
-    "reduce_1_b0b5b016", operators.deferred(__package__, "reduce_1"), _reduce_1_reference, _reduce_1_shapes
+    "reduce_1_c75c5cd3", operators.deferred(__package__, "reduce_1"), _reduce_1_reference, _reduce_1_shapes
 )
 
 
@@ -694,7 +694,7 @@ def _reduce_2_shapes(
 # partial_0 (P_0, N_0), dtype_0 of total_0, partial_1 (P_1, N_1), dtype_1 of total_1 -> total_0 (N_0,), total_1
 # (N_1,).
 reduce_2 = operators.operator(
-    "reduce_2_274813e3", operators.deferred(__package__, "reduce_2"), _reduce_2_reference, _reduce_2_shapes
+    "reduce_2_de768a6b", operators.deferred(__package__, "reduce_2"), _reduce_2_reference, _reduce_2_shapes
 )
 
 
@@ -730,7 +730,7 @@ def _reduce_3_shapes(
 # partial_0 (P_0, N_0), dtype_0 of total_0, partial_1 (P_1, N_1), dtype_1 of total_1, partial_2 (P_2, N_2), dtype_2 of
 # total_2 -> total_0 (N_0,), total_1 (N_1,), total_2 (N_2,).
 reduce_3 = operators.operator(
-    "reduce_3_e42a9b1c", operators.deferred(__package__, "reduce_3"), _reduce_3_reference, _reduce_3_shapes
+    "reduce_3_9f735e6a", operators.deferred(__package__, "reduce_3"), _reduce_3_reference, _reduce_3_shapes
 )
 
 
@@ -786,7 +786,7 @@ def _reduce_6_shapes(
 # dtype_5 of total_5 -> total_0 (N_0,), total_1 (N_1,), total_2 (N_2,), total_3 (N_3,), total_4 (N_4,), total_5
 # (N_5,).
 reduce_6 = operators.operator(
-    "reduce_6_325a56dd", operators.deferred(__package__, "reduce_6"), _reduce_6_reference, _reduce_6_shapes
+    "reduce_6_b94159b9", operators.deferred(__package__, "reduce_6"), _reduce_6_reference, _reduce_6_shapes
 )
 
 
@@ -814,7 +814,7 @@ def _requantize_transpose_2_shapes(
 # values_0 (R_0, C_0) e4m3, scale_0 (R_0, 1), scale_max_0 (P_0,), values_1 (R_1, C_1) e4m3, scale_1 (R_1, 1),
 # scale_max_1 (P_1,) -> transposed_0 (C_0, R_0), scale_t_0 (C_0, 1), transposed_1 (C_1, R_1), scale_t_1 (C_1, 1).
 requantize_transpose_2 = operators.operator(
-    "requantize_transpose_2_9271d109",
+    "requantize_transpose_2_df99b1bb",
     operators.deferred(__package__, "requantize_transpose_2"),
     _requantize_transpose_2_reference,
     _requantize_transpose_2_shapes,
@@ -866,7 +866,7 @@ def _requantize_transpose_3_shapes(
 # scale_max_1 (P_1,), values_2 (R_2, C_2) e4m3, scale_2 (R_2, 1), scale_max_2 (P_2,) -> transposed_0 (C_0, R_0),
 # scale_t_0 (C_0, 1), transposed_1 (C_1, R_1), scale_t_1 (C_1, 1), transposed_2 (C_2, R_2), scale_t_2 (C_2, 1).
 requantize_transpose_3 = operators.operator(
-    "requantize_transpose_3_84a0ddb3",
+    "requantize_transpose_3_cb359ed3",
     operators.deferred(__package__, "requantize_transpose_3"),
     _requantize_transpose_3_reference,
     _requantize_transpose_3_shapes,

@@ -26,7 +26,7 @@ from loka import dispatch
 
 from . import fused
 
-STAMP = "732acb1a69e1ea0170761c2fb0b169bcce729614c417773f5615e5a796330ba9"
+STAMP = "af7bed34670d3c701384609ae1d854066f5d38e3df839e0ec9cba9c9c0e304cb"
 
 E4M3_MAX = 448.0  # largest finite value
 AMAX_FLOOR = 2.0**-100  # keeps the scale of a zero block positive

@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "732acb1a69e1ea0170761c2fb0b169bcce729614c417773f5615e5a796330ba9"
+STAMP = "af7bed34670d3c701384609ae1d854066f5d38e3df839e0ec9cba9c9c0e304cb"
 
 
 class EmbedDense(dispatch.Bound):

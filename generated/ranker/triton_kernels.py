@@ -13,7 +13,7 @@ from torch import Tensor
 from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import fm_reference
 
-STAMP = "732acb1a69e1ea0170761c2fb0b169bcce729614c417773f5615e5a796330ba9"
+STAMP = "af7bed34670d3c701384609ae1d854066f5d38e3df839e0ec9cba9c9c0e304cb"
 
 
 @triton.jit
@@ -74,7 +74,9 @@ def add_backward_e4m3_256(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]
     scale = grad.new_empty((m, 1), dtype=torch.float32)
     scale_max = grad.new_empty((programs,), dtype=torch.float32)
     dadd = grad.new_empty((programs, 256), dtype=torch.float32)
-    _add_backward_e4m3_256[(programs,)](grad, values, scale, scale_max, dadd, grad.stride(0), m, num_warps=2)
+    operators.launch(
+        _add_backward_e4m3_256, (programs,), grad, values, scale, scale_max, dadd, grad.stride(0), m, num_warps=2
+    )
     return values, scale, scale_max, dadd
 
 
@@ -118,7 +120,9 @@ def add_backward_e4m3_32(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     scale = grad.new_empty((m, 1), dtype=torch.float32)
     scale_max = grad.new_empty((programs,), dtype=torch.float32)
     dadd = grad.new_empty((programs, 32), dtype=torch.float32)
-    _add_backward_e4m3_32[(programs,)](grad, values, scale, scale_max, dadd, grad.stride(0), m, num_warps=2)
+    operators.launch(
+        _add_backward_e4m3_32, (programs,), grad, values, scale, scale_max, dadd, grad.stride(0), m, num_warps=2
+    )
     return values, scale, scale_max, dadd
 
 
@@ -160,8 +164,19 @@ def add_layer_norm_silu_256(
     out = x.new_empty((m, 256), dtype=x.dtype if dtype is None else dtype)
     mean = x.new_empty((m,), dtype=torch.float32)
     rstd = x.new_empty((m,), dtype=torch.float32)
-    _add_layer_norm_silu_256[(programs,)](
-        x, add.contiguous(), weight.contiguous(), bias.contiguous(), out, mean, rstd, x.stride(0), m, num_warps=1
+    operators.launch(
+        _add_layer_norm_silu_256,
+        (programs,),
+        x,
+        add.contiguous(),
+        weight.contiguous(),
+        bias.contiguous(),
+        out,
+        mean,
+        rstd,
+        x.stride(0),
+        m,
+        num_warps=1,
     )
     return out, mean, rstd
 
@@ -200,8 +215,17 @@ def add_layer_norm_silu_256_inference(
     m = x.shape[0]
     programs = operators.programs(x, rows=4, per_multiprocessor=16)
     out = x.new_empty((m, 256), dtype=x.dtype if dtype is None else dtype)
-    _add_layer_norm_silu_256_inference[(programs,)](
-        x, add.contiguous(), weight.contiguous(), bias.contiguous(), out, x.stride(0), m, num_warps=1
+    operators.launch(
+        _add_layer_norm_silu_256_inference,
+        (programs,),
+        x,
+        add.contiguous(),
+        weight.contiguous(),
+        bias.contiguous(),
+        out,
+        x.stride(0),
+        m,
+        num_warps=1,
     )
     return out
 
@@ -244,8 +268,19 @@ def add_layer_norm_silu_64(
     out = x.new_empty((m, 64), dtype=x.dtype if dtype is None else dtype)
     mean = x.new_empty((m,), dtype=torch.float32)
     rstd = x.new_empty((m,), dtype=torch.float32)
-    _add_layer_norm_silu_64[(programs,)](
-        x, add.contiguous(), weight.contiguous(), bias.contiguous(), out, mean, rstd, x.stride(0), m, num_warps=1
+    operators.launch(
+        _add_layer_norm_silu_64,
+        (programs,),
+        x,
+        add.contiguous(),
+        weight.contiguous(),
+        bias.contiguous(),
+        out,
+        mean,
+        rstd,
+        x.stride(0),
+        m,
+        num_warps=1,
     )
     return out, mean, rstd
 
@@ -284,8 +319,17 @@ def add_layer_norm_silu_64_inference(
     m = x.shape[0]
     programs = operators.programs(x, rows=16, per_multiprocessor=16)
     out = x.new_empty((m, 64), dtype=x.dtype if dtype is None else dtype)
-    _add_layer_norm_silu_64_inference[(programs,)](
-        x, add.contiguous(), weight.contiguous(), bias.contiguous(), out, x.stride(0), m, num_warps=1
+    operators.launch(
+        _add_layer_norm_silu_64_inference,
+        (programs,),
+        x,
+        add.contiguous(),
+        weight.contiguous(),
+        bias.contiguous(),
+        out,
+        x.stride(0),
+        m,
+        num_warps=1,
     )
     return out
 
@@ -358,7 +402,9 @@ def add_layer_norm_silu_backward_64(
     dweight = grad.new_empty((programs, 64), dtype=torch.float32)
     dbias = grad.new_empty((programs, 64), dtype=torch.float32)
     dadd = grad.new_empty((programs, 64), dtype=torch.float32)
-    _add_layer_norm_silu_backward_64[(programs,)](
+    operators.launch(
+        _add_layer_norm_silu_backward_64,
+        (programs,),
         grad,
         x.contiguous(),
         add.contiguous(),
@@ -459,7 +505,9 @@ def add_layer_norm_silu_backward_e4m3_256(
     dweight = grad.new_empty((programs, 256), dtype=torch.float32)
     dbias = grad.new_empty((programs, 256), dtype=torch.float32)
     dadd = grad.new_empty((programs, 256), dtype=torch.float32)
-    _add_layer_norm_silu_backward_e4m3_256[(programs,)](
+    operators.launch(
+        _add_layer_norm_silu_backward_e4m3_256,
+        (programs,),
         grad,
         x.contiguous(),
         add.contiguous(),
@@ -533,7 +581,9 @@ def add_layer_norm_silu_e4m3_256(
     scale_max = x.new_empty((programs,), dtype=torch.float32)
     mean = x.new_empty((m,), dtype=torch.float32)
     rstd = x.new_empty((m,), dtype=torch.float32)
-    _add_layer_norm_silu_e4m3_256[(programs,)](
+    operators.launch(
+        _add_layer_norm_silu_e4m3_256,
+        (programs,),
         x,
         add.contiguous(),
         weight.contiguous(),
@@ -598,7 +648,9 @@ def add_layer_norm_silu_e4m3_256_inference(
     values = x.new_empty((m, 256), dtype=torch.float8_e4m3fn)
     scale = x.new_empty((m, 1), dtype=torch.float32)
     scale_max = x.new_empty((programs,), dtype=torch.float32)
-    _add_layer_norm_silu_e4m3_256_inference[(programs,)](
+    operators.launch(
+        _add_layer_norm_silu_e4m3_256_inference,
+        (programs,),
         x,
         add.contiguous(),
         weight.contiguous(),
@@ -659,7 +711,9 @@ def concat_norm_2_residual_layer_norm_32(
     out = part_0.new_empty(shape, dtype=dtype)
     mean = part_0.new_empty((m,), dtype=torch.float32)
     rstd = part_0.new_empty((m,), dtype=torch.float32)
-    _concat_norm_2_residual_layer_norm_32[(programs,)](
+    operators.launch(
+        _concat_norm_2_residual_layer_norm_32,
+        (programs,),
         part_0.contiguous(),
         part_1.contiguous(),
         residual.contiguous(),
@@ -744,7 +798,9 @@ def concat_norm_2_residual_layer_norm_backward_32(
     dx = part_0.new_empty(shape, dtype=torch.promote_types(part_0.dtype, residual.dtype))
     dweight = part_0.new_empty((programs, 32), dtype=torch.float32)
     dbias = part_0.new_empty((programs, 32), dtype=torch.float32)
-    _concat_norm_2_residual_layer_norm_backward_32[(programs,)](
+    operators.launch(
+        _concat_norm_2_residual_layer_norm_backward_32,
+        (programs,),
         grad.contiguous(),
         part_0.contiguous(),
         part_1.contiguous(),
@@ -798,8 +854,16 @@ def fm_interaction_16x32_to_8_8(x: Tensor, rank: Tensor, compress: Tensor) -> tu
     programs = operators.programs(x, rows=1, per_multiprocessor=2)
     products = x.new_empty((x.shape[0], 16, 8))
     compressed = x.new_empty((x.shape[0], 8, 32))
-    _fm_interaction_16x32_to_8_8[(programs,)](
-        x.contiguous(), rank.contiguous(), compress.contiguous(), products, compressed, x.shape[0], num_warps=4
+    operators.launch(
+        _fm_interaction_16x32_to_8_8,
+        (programs,),
+        x.contiguous(),
+        rank.contiguous(),
+        compress.contiguous(),
+        products,
+        compressed,
+        x.shape[0],
+        num_warps=4,
     )
     return products, compressed
 
@@ -870,7 +934,9 @@ def fm_interaction_backward_16x32_to_8_8_passed(
     dx = x.new_empty((x.shape[0], 16, 32), dtype=passed.dtype)
     drank = x.new_empty((programs, 128), dtype=torch.float32)
     dcompress = x.new_empty((programs, 128), dtype=torch.float32)
-    _fm_interaction_backward_16x32_to_8_8_passed[(programs,)](
+    operators.launch(
+        _fm_interaction_backward_16x32_to_8_8_passed,
+        (programs,),
         dproducts.contiguous(),
         dcompressed,
         x.contiguous(),
@@ -934,8 +1000,20 @@ def layer_norm_backward_128(
     dx = grad.new_empty((m, 128))
     dweight = grad.new_empty((programs, 128), dtype=torch.float32)
     dbias = grad.new_empty((programs, 128), dtype=torch.float32)
-    _layer_norm_backward_128[(programs,)](
-        grad, x.contiguous(), weight.contiguous(), mean, rstd, dx, dweight, dbias, grad.stride(0), m, num_warps=2
+    operators.launch(
+        _layer_norm_backward_128,
+        (programs,),
+        grad,
+        x.contiguous(),
+        weight.contiguous(),
+        mean,
+        rstd,
+        dx,
+        dweight,
+        dbias,
+        grad.stride(0),
+        m,
+        num_warps=2,
     )
     return dx, dweight, dbias
 
@@ -987,8 +1065,20 @@ def layer_norm_e4m3_128(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor
     scale_max = x.new_empty((programs,), dtype=torch.float32)
     mean = x.new_empty((m,), dtype=torch.float32)
     rstd = x.new_empty((m,), dtype=torch.float32)
-    _layer_norm_e4m3_128[(programs,)](
-        x, weight.contiguous(), bias.contiguous(), values, scale, scale_max, mean, rstd, x.stride(0), m, num_warps=1
+    operators.launch(
+        _layer_norm_e4m3_128,
+        (programs,),
+        x,
+        weight.contiguous(),
+        bias.contiguous(),
+        values,
+        scale,
+        scale_max,
+        mean,
+        rstd,
+        x.stride(0),
+        m,
+        num_warps=1,
     )
     return values, scale, scale_max, mean, rstd
 
@@ -1034,8 +1124,18 @@ def layer_norm_e4m3_128_inference(x: Tensor, weight: Tensor, bias: Tensor) -> tu
     values = x.new_empty((m, 128), dtype=torch.float8_e4m3fn)
     scale = x.new_empty((m, 1), dtype=torch.float32)
     scale_max = x.new_empty((programs,), dtype=torch.float32)
-    _layer_norm_e4m3_128_inference[(programs,)](
-        x, weight.contiguous(), bias.contiguous(), values, scale, scale_max, x.stride(0), m, num_warps=1
+    operators.launch(
+        _layer_norm_e4m3_128_inference,
+        (programs,),
+        x,
+        weight.contiguous(),
+        bias.contiguous(),
+        values,
+        scale,
+        scale_max,
+        x.stride(0),
+        m,
+        num_warps=1,
     )
     return values, scale, scale_max
 
@@ -1075,7 +1175,7 @@ def quantise_e4m3_128(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     values = x.new_empty((m, 128), dtype=torch.float8_e4m3fn)
     scale = x.new_empty((m, 1), dtype=torch.float32)
     scale_max = x.new_empty((programs,), dtype=torch.float32)
-    _quantise_e4m3_128[(programs,)](x, values, scale, scale_max, x.stride(0), m, num_warps=1)
+    operators.launch(_quantise_e4m3_128, (programs,), x, values, scale, scale_max, x.stride(0), m, num_warps=1)
     return values, scale, scale_max
 
 
@@ -1114,7 +1214,7 @@ def quantise_e4m3_256(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     values = x.new_empty((m, 256), dtype=torch.float8_e4m3fn)
     scale = x.new_empty((m, 1), dtype=torch.float32)
     scale_max = x.new_empty((programs,), dtype=torch.float32)
-    _quantise_e4m3_256[(programs,)](x, values, scale, scale_max, x.stride(0), m, num_warps=1)
+    operators.launch(_quantise_e4m3_256, (programs,), x, values, scale, scale_max, x.stride(0), m, num_warps=1)
     return values, scale, scale_max
 
 
@@ -1151,7 +1251,7 @@ def quantise_e4m3_512(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     values = x.new_empty((m, 512), dtype=torch.float8_e4m3fn)
     scale = x.new_empty((m, 1), dtype=torch.float32)
     scale_max = x.new_empty((programs,), dtype=torch.float32)
-    _quantise_e4m3_512[(programs,)](x, values, scale, scale_max, x.stride(0), m, num_warps=1)
+    operators.launch(_quantise_e4m3_512, (programs,), x, values, scale, scale_max, x.stride(0), m, num_warps=1)
     return values, scale, scale_max
 
 
@@ -1190,7 +1290,7 @@ def quantise_e4m3_64(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     values = x.new_empty((m, 64), dtype=torch.float8_e4m3fn)
     scale = x.new_empty((m, 1), dtype=torch.float32)
     scale_max = x.new_empty((programs,), dtype=torch.float32)
-    _quantise_e4m3_64[(programs,)](x, values, scale, scale_max, x.stride(0), m, num_warps=1)
+    operators.launch(_quantise_e4m3_64, (programs,), x, values, scale, scale_max, x.stride(0), m, num_warps=1)
     return values, scale, scale_max
 
 
@@ -1221,7 +1321,7 @@ def reduce_1(partial: Tensor, dtype: torch.dtype) -> Tensor:
     """
     total = partial.new_empty((partial.shape[1],), dtype=dtype)
     blocks = triton.cdiv(partial.shape[1], 16)
-    _reduce_1[(blocks,)](partial.contiguous(), total, *partial.shape, num_warps=8)
+    operators.launch(_reduce_1, (blocks,), partial.contiguous(), total, *partial.shape, num_warps=8)
     return total
 
 
@@ -1258,7 +1358,9 @@ def reduce_2(partial_0: Tensor, dtype_0: torch.dtype, partial_1: Tensor, dtype_1
     total_1 = partial_1.new_empty((partial_1.shape[1],), dtype=dtype_1)
     blocks_0 = triton.cdiv(partial_0.shape[1], 16)
     blocks_1 = triton.cdiv(partial_1.shape[1], 16)
-    _reduce_2[(blocks_0 + blocks_1,)](
+    operators.launch(
+        _reduce_2,
+        (blocks_0 + blocks_1,),
         partial_0.contiguous(),
         total_0,
         *partial_0.shape,
@@ -1330,7 +1432,9 @@ def reduce_3(
     blocks_0 = triton.cdiv(partial_0.shape[1], 16)
     blocks_1 = triton.cdiv(partial_1.shape[1], 16)
     blocks_2 = triton.cdiv(partial_2.shape[1], 16)
-    _reduce_3[(blocks_0 + blocks_1 + blocks_2,)](
+    operators.launch(
+        _reduce_3,
+        (blocks_0 + blocks_1 + blocks_2,),
         partial_0.contiguous(),
         total_0,
         *partial_0.shape,
@@ -1443,7 +1547,9 @@ def reduce_6(
     blocks_3 = triton.cdiv(partial_3.shape[1], 16)
     blocks_4 = triton.cdiv(partial_4.shape[1], 16)
     blocks_5 = triton.cdiv(partial_5.shape[1], 16)
-    _reduce_6[(blocks_0 + blocks_1 + blocks_2 + blocks_3 + blocks_4 + blocks_5,)](
+    operators.launch(
+        _reduce_6,
+        (blocks_0 + blocks_1 + blocks_2 + blocks_3 + blocks_4 + blocks_5,),
         partial_0.contiguous(),
         total_0,
         *partial_0.shape,
@@ -1551,7 +1657,9 @@ def requantize_transpose_2(
     scale_t_1 = values_1.new_empty((n_1, 1), dtype=torch.float32)
     tiles_0 = max(triton.cdiv(m_0, 128), 1) * max(triton.cdiv(n_0, 128), 1)
     tiles_1 = max(triton.cdiv(m_1, 128), 1) * max(triton.cdiv(n_1, 128), 1)
-    _requantize_transpose_2[(tiles_0 + tiles_1,)](
+    operators.launch(
+        _requantize_transpose_2,
+        (tiles_0 + tiles_1,),
         values_0.contiguous(),
         scale_0,
         scale_max_0,
@@ -1687,7 +1795,9 @@ def requantize_transpose_3(
     tiles_0 = max(triton.cdiv(m_0, 128), 1) * max(triton.cdiv(n_0, 128), 1)
     tiles_1 = max(triton.cdiv(m_1, 128), 1) * max(triton.cdiv(n_1, 128), 1)
     tiles_2 = max(triton.cdiv(m_2, 128), 1) * max(triton.cdiv(n_2, 128), 1)
-    _requantize_transpose_3[(tiles_0 + tiles_1 + tiles_2,)](
+    operators.launch(
+        _requantize_transpose_3,
+        (tiles_0 + tiles_1 + tiles_2,),
         values_0.contiguous(),
         scale_0,
         scale_max_0,

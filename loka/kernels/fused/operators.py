@@ -1,4 +1,7 @@
-"""Registers generated kernels as operators `loka_generated::NAME`; helpers of their host functions.
+"""Runs generated kernels: directly in eager mode, as operators `loka_generated::NAME` where something else looks.
+
+A plain eager call on a GPU runs the host function in `triton_kernels`, which spares the host the dispatcher. The
+operator is what torch.compile calls, what a TorchDispatchMode sees, and what runs the reference on the CPU.
 
 Imported by generated packages; needs only torch and the standard library.
 """
@@ -8,7 +11,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -19,6 +22,7 @@ from loka.errors import InputError
 NAMESPACE = "loka_generated"
 
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
+_PLAIN = frozenset({Tensor, torch.nn.Parameter})
 _cuda: dict[str, Callable[..., Any]] = {}  # GPU implementation of each operator, by name
 
 
@@ -28,8 +32,8 @@ def operator(
     reference: Callable[..., Any],
     fake: Callable[..., Any],
     changes: tuple[str, ...] = (),
-) -> torch._ops.OpOverload:
-    """The operator `loka_generated::NAME`, registered on its first call.
+) -> Callable[..., Any]:
+    """A function that runs a kernel, with its operator `loka_generated::NAME` as `overload`, registered once.
 
     `reference` is the typed function that the schema is inferred from and that runs on the CPU; `cuda` launches the
     kernel; `fake` gives shapes and dtypes. None of them returns an argument; `changes` names those that `cuda` and
@@ -46,9 +50,26 @@ def operator(
             f"{NAMESPACE}::{name}", known_to_inductor(f"{NAMESPACE}::{name}", fake), lib=_library
         )
         _library.impl(name, reference, "CPU")  # type: ignore[no-untyped-call]
-        _library.impl(name, _on_its_device(name), "CUDA")  # type: ignore[no-untyped-call]
+        _library.impl(name, partial(_on_its_device, name), "CUDA")  # type: ignore[no-untyped-call]
     overload: torch._ops.OpOverload = getattr(packet, name).default
-    return overload
+
+    def run(*arguments: Any) -> Any:
+        if arguments[0].is_cuda and runs_directly() and all(map(_is_plain, arguments)):
+            return _on_its_device(name, *arguments)
+        return overload(*arguments)
+
+    run.overload = overload  # type: ignore[attr-defined]
+    return run
+
+
+def runs_directly() -> bool:
+    """True in plain eager mode, where nothing but the GPU has to see a call."""
+    return not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack()
+
+
+def _is_plain(argument: object) -> bool:
+    """False for a tensor that stands for others, such as a DTensor: its address is not that of its elements."""
+    return type(argument) in _PLAIN or not isinstance(argument, Tensor)
 
 
 def deferred(package: str, function: str) -> Callable[..., Any]:
@@ -66,6 +87,30 @@ def deferred(package: str, function: str) -> Callable[..., Any]:
         return load()(*arguments)
 
     return launch
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, num_warps: int) -> None:
+    """Launch a Triton kernel on tensors and integers, in the order of its parameters; the first is a tensor.
+
+    The compiled kernel is remembered for each set of what Triton specialises on (dtypes, alignment, divisibility), and
+    later launches skip Triton's own binding of arguments, which costs the host more than the launch.
+    """
+    compiled_kernels = kernel.__dict__.setdefault("loka_compiled", {})
+    key = (arguments[0].device, num_warps, *map(_specialization, arguments))
+    compiled = compiled_kernels.get(key)
+    if compiled is not None:
+        compiled[(*grid, 1, 1)](*arguments)
+        return
+    compiled = kernel[grid](*arguments, num_warps=num_warps)
+    if hasattr(compiled, "packed_metadata"):  # not so under Triton's interpreter
+        compiled_kernels[key] = compiled
+
+
+def _specialization(argument: Tensor | int) -> tuple[Any, ...]:
+    """What Triton compiles a kernel for: at least all that two different kernels can differ in."""
+    if isinstance(argument, int):
+        return argument == 1, argument % 16 == 0, argument >> 31
+    return argument.dtype, argument.data_ptr() % 16
 
 
 def known_to_inductor(qualified: str, fake: Callable[..., Any]) -> Callable[..., Any]:
@@ -104,9 +149,7 @@ def programs_for(m: int, device: torch.device, rows: int, per_multiprocessor: in
     if device.type != "cuda":
         return 1
     steps = (m + rows - 1) // rows
-    most = torch.sym_min(steps, per_multiprocessor * multiprocessors(device.index))  # type: ignore[no-untyped-call]
-    count: int = torch.sym_max(most, 1)  # type: ignore[no-untyped-call]
-    return count
+    return _at_least(_at_most(steps, per_multiprocessor * multiprocessors(device.index)), 1)
 
 
 def row_parts(x: Tensor, rows: int, across: int, per_multiprocessor: int) -> int:
@@ -119,9 +162,7 @@ def row_parts(x: Tensor, rows: int, across: int, per_multiprocessor: int) -> int
         return 1
     steps = (x.shape[0] + rows - 1) // rows
     places = max(1, per_multiprocessor * multiprocessors(x.device.index) // across)
-    most = torch.sym_min(steps, places)  # type: ignore[no-untyped-call]
-    count: int = torch.sym_max(most, 1)  # type: ignore[no-untyped-call]
-    return count
+    return _at_least(_at_most(steps, places), 1)
 
 
 def tiles(x: Tensor, side: int) -> int:
@@ -129,9 +170,7 @@ def tiles(x: Tensor, side: int) -> int:
     if x.device.type != "cuda":
         return 1
     down, across = ((size + side - 1) // side for size in x.shape)
-    most = torch.sym_max(down, 1) * torch.sym_max(across, 1)  # type: ignore[no-untyped-call]
-    count: int = most
-    return count
+    return _at_least(down, 1) * _at_least(across, 1)
 
 
 @cache
@@ -209,15 +248,26 @@ def check_overflow_stats(overflow_stats: Tensor) -> None:
         )
 
 
-def _on_its_device(name: str) -> Callable[..., Any]:
-    """The CUDA implementation, run with the first argument's device as the current one, where kernels are launched."""
+def _on_its_device(name: str, *arguments: Any) -> Any:
+    """Call the host function with the first argument's device as the current one, where Triton launches."""
+    function, device = _cuda[name], arguments[0].device.index
+    if device == torch.cuda.current_device():
+        return function(*arguments)
+    with torch.cuda.device(device):
+        return function(*arguments)
 
-    def run(*arguments: Any) -> Any:
-        launch = _cuda[name]
-        device = arguments[0].device.index
-        if device == torch.cuda.current_device():
-            return launch(*arguments)
-        with torch.cuda.device(device):
-            return launch(*arguments)
 
-    return run
+def _at_most(size: int, limit: int) -> int:
+    """min(size, limit), where a symbolic size must not become a guard."""
+    if type(size) is int:
+        return min(size, limit)
+    least: int = torch.sym_min(size, limit)  # type: ignore[no-untyped-call]
+    return least
+
+
+def _at_least(size: int, limit: int) -> int:
+    """max(size, limit), where a symbolic size must not become a guard."""
+    if type(size) is int:
+        return max(size, limit)
+    most: int = torch.sym_max(size, limit)  # type: ignore[no-untyped-call]
+    return most

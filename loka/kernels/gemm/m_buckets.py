@@ -10,6 +10,7 @@ rows are the rows of `a` in fprop and dgrad (`mm_by_m_bucket`), and its columns 
 
 The kernel is chosen inside the operator, so that a compiled model does not see the choice and is not recompiled for
 another batch; a CUDA graph keeps the kernel that was chosen during capture. The call counts under the kernel that ran.
+In eager mode on a GPU the choice needs no operator, and torch's GEMM is called as `scaled_mm` calls it.
 It costs 0.7 to 0.8 us more than an operator without a table (torch 2.13, one CPU core); calling the kernels' own
 operators would cost 3.3 us more.
 """
@@ -25,9 +26,11 @@ import torch
 from torch import Tensor
 
 from loka.errors import InputError
+from loka.kernels.fused.operators import runs_directly
 from loka.kernels.gemm import gemm_operator
 from loka.kernels.gemm.catalogue import operator_named
 from loka.kernels.gemm.gemm_operator import GemmFunction
+from loka.kernels.gemm.scaled_mm import KERNEL, scaled_mm
 
 _ENTRY = re.compile(r"(\d+): ([a-z0-9_.]+)")
 
@@ -109,6 +112,21 @@ _m_bucket = _register("mm_by_m_bucket", dimension=0)
 _k_bucket = _register("mm_by_k_bucket", dimension=1)
 
 
+@cache
+def _names(table: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """The limits of all kernels but the last, and the name of each kernel."""
+    rows = parse_table(table)
+    return tuple(limit for limit, _ in rows[:-1]), tuple(kernel for _, kernel in rows)
+
+
+def _is_torchs(a: Tensor, dimension: int, table: str) -> bool:
+    """True for an eager call on a GPU that the table sends to torch's GEMM."""
+    if not a.is_cuda or not runs_directly():
+        return False
+    limits, names = _names(table)
+    return names[bisect_left(limits, a.shape[dimension])] == KERNEL
+
+
 def mm_by_m_bucket(
     a: Tensor,
     scale_a: Tensor,
@@ -122,11 +140,13 @@ def mm_by_m_bucket(
     table: str,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Call the operator for fprop and dgrad. a: FP8 (R, C), R of the batch; b: FP8 (S, C); result: (R, S) of `dtype`.
+    """The product of fprop or dgrad. a: FP8 (R, C), R of the batch; b: FP8 (S, C); result: (R, S) of `dtype`.
 
     Scales are float32, two-dimensional. Raises InputError where the table is malformed, the chosen kernel rejects the
     operands, or its library is missing.
     """
+    if _is_torchs(a, 0, table):
+        return scaled_mm(a, scale_a, b, scale_b, scaling_a, scaling_b, dtype, fast, counter_id, bias)
     out: Tensor = _m_bucket(a, scale_a, b, scale_b, scaling_a, scaling_b, dtype, fast, counter_id, table, bias)
     return out
 
@@ -144,6 +164,8 @@ def mm_by_k_bucket(
     table: str,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """The operator for wgrad, as `mm_by_m_bucket`, where the batch is C: a is (R, C), b (S, C), the result (R, S)."""
+    """The product of wgrad, as `mm_by_m_bucket`, where the batch is C: a is (R, C), b (S, C), the result (R, S)."""
+    if _is_torchs(a, 1, table):
+        return scaled_mm(a, scale_a, b, scale_b, scaling_a, scaling_b, dtype, fast, counter_id, bias)
     out: Tensor = _k_bucket(a, scale_a, b, scale_b, scaling_a, scaling_b, dtype, fast, counter_id, table, bias)
     return out

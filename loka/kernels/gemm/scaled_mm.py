@@ -1,4 +1,8 @@
-"""The operator `loka::scaled_mm` (its signature is in `gemm_operator`): torch's FP8 GEMM, which is cuBLASLt on Hopper.
+"""torch's FP8 GEMM (cuBLASLt or CUTLASS on Hopper) as a function and as the operator `loka::scaled_mm`.
+
+Where a GPU's kernel takes the operands as they are (tensorwise and rowwise scales, sizes in multiples of 16, a result
+in bfloat16), a plain eager `scaled_mm` calls `torch._scaled_mm`, which costs the host less. Everything else is the
+operator, whose signature is in `gemm_operator`.
 
 On the CPU, and on a GPU without FP8 tensor cores (compute capability below 8.9), the reference runs: dequantise,
 multiply in float32. It takes every pair of recipes. On other GPUs `torch.nn.functional.scaled_mm` runs, within
@@ -18,12 +22,14 @@ from torch.nn.functional import ScalingType
 from loka.devices.targets import DEFAULT_TARGET
 from loka.errors import InputError
 from loka.kernels import call_counters
+from loka.kernels.fused.operators import runs_directly
 from loka.kernels.gemm import gemm_operator, scaled_mm_layout, scaled_mm_limits
 from loka.kernels.gemm.gpu_here import has_fp8
 from loka.numerics.enums import Accumulation, Format, Scaling
 from loka.numerics.formats import FORMATS
 
 KERNEL = "torch.scaled_mm"  # its name in the catalogue
+_ALIGNMENT = 16  # of the contraction and of the result's columns, on every device with FP8
 
 _FORMAT_OF = {info.dtype: format for format, info in FORMATS.items()}
 _NATIVE_DTYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})
@@ -107,6 +113,31 @@ def _refusal(
     )
 
 
+@cache
+def _taken_as_is(
+    scaling_a: str, scaling_b: str, dtype_a: torch.dtype, dtype_b: torch.dtype, fast: bool, device: int
+) -> bool:
+    """True if torch._scaled_mm takes the recipe and operands of any number of rows."""
+    scalings = {Scaling(scaling_a), Scaling(scaling_b)}
+    return (
+        scalings <= {Scaling.TENSORWISE, Scaling.ROWWISE}
+        and len(scalings) == 1
+        and has_fp8(device)
+        and _refusal(scaling_a, scaling_b, dtype_a, dtype_b, fast, device) is None
+        and scaled_mm_limits.limits_of(device).row_multiple(scaling_a) == 1
+    )
+
+
+def _direct(
+    a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor, dtype: torch.dtype, fast: bool, bias: Tensor | None
+) -> Tensor:
+    """The product by torch._scaled_mm; the contraction is padded to a multiple of 16 where a batch is not one."""
+    if a.shape[1] % _ALIGNMENT:
+        a = scaled_mm_layout.pad_operand(a, 1, _ALIGNMENT)
+        b = scaled_mm_layout.pad_operand(b, 1, _ALIGNMENT)
+    return torch._scaled_mm(a, b.t(), scale_a, scale_b.t(), bias=bias, out_dtype=dtype, use_fast_accum=fast)
+
+
 _operator = gemm_operator.define("scaled_mm", _reference, _cuda)
 
 
@@ -122,12 +153,23 @@ def scaled_mm(
     counter_id: int,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Call the operator. a: FP8 (R, C); b: FP8 (S, C); scales: float32, two-dimensional; result: (R, S) of `dtype`.
+    """The product. a: FP8 (R, C); b: FP8 (S, C); scales: float32, two-dimensional; result: (R, S) of `dtype`.
 
     A bias (S,) is added to each row of the result.
 
     `scaling_a` and `scaling_b` are values of `Scaling`; `counter_id` is the counter of the call. Raises InputError
     where shapes do not fit, or where the GPU has no kernel for the recipe.
     """
+    if (
+        a.is_cuda
+        and dtype == torch.bfloat16
+        and (bias is None or bias.dtype == torch.bfloat16)
+        and a.shape[0] > 1  # of a single row, torch and cuBLASLt may read another stride
+        and b.shape[0] % _ALIGNMENT == 0
+        and runs_directly()
+        and _taken_as_is(scaling_a, scaling_b, a.dtype, b.dtype, fast, a.device.index)
+    ):
+        call_counters.increment(counter_id, KERNEL)
+        return _direct(a, scale_a, b, scale_b, dtype, fast, bias)
     out: Tensor = _operator(a, scale_a, b, scale_b, scaling_a, scaling_b, dtype, fast, counter_id, bias)
     return out

@@ -78,7 +78,7 @@ def test_names_and_schema(package):
     assert spec.results == ("values", "mean", "rstd")
     assert CastTranspose(HOWS[0]).results == ("values", "transposed")
     for one in (recorded(512)[0], CAST_TRANSPOSES[0]):
-        arguments = getattr(package.fused, one.function)._schema.arguments
+        arguments = getattr(package.fused, one.function).overload._schema.arguments
         written = [argument.name for argument in arguments if argument.alias_info and argument.alias_info.is_write]
         assert written == ["overflow_stats"]
     with pytest.raises(InputError, match="tensorwise is none"):

@@ -197,15 +197,15 @@ def test_operators_hold_what_the_compiler_expects(package):
     checked = [spec for spec in [*FORWARDS[24], *BACKWARDS[24]] if spec.add]
     assert len(checked) > 12
     for spec in checked:
-        op = getattr(package.fused, spec.function)
+        op = getattr(package.fused, spec.function).overload
         known = inputs.tensors if isinstance(spec, NormForward) else {}
         arguments = [known[name] for name in spec.parameters] if known else arguments_of(spec, inputs)
         torch.library.opcheck(op, tuple(arguments))
     # test_schema cannot compare FP8 arguments.
     values, scale, largest = norm_reference.quantise_rows(inputs.tensors["x"])
     utils = ("test_faketensor", "test_aot_dispatch_dynamic")
-    torch.library.opcheck(package.fused.requantize_transpose_1, (values, scale, largest), test_utils=utils)
-    torch.library.opcheck(package.fused.reduce_1, (torch.ones(3, 5), torch.float16), test_utils=utils)
+    torch.library.opcheck(package.fused.requantize_transpose_1.overload, (values, scale, largest), test_utils=utils)
+    torch.library.opcheck(package.fused.reduce_1.overload, (torch.ones(3, 5), torch.float16), test_utils=utils)
 
 
 def test_fakes_tell_the_number_of_programs_of_a_gpu(package, monkeypatch):
@@ -257,11 +257,11 @@ def test_a_name_is_registered_once_and_runs_the_last_kernel(package):
     calls: list[str] = []
     first = operators.operator("registered_twice", lambda x: calls.append("first"), reference, torch.empty_like)
     second = operators.operator("registered_twice", lambda x: calls.append("second"), reference, torch.empty_like)
-    assert first is second
+    assert first.overload is second.overload
     assert first(torch.zeros(2)).tolist() == [1.0, 1.0]
     operators._cuda["registered_twice"](torch.zeros(2))
     assert calls == ["second"]
-    assert str(first._schema) == "loka_generated::registered_twice(Tensor x) -> Tensor"
+    assert str(first.overload._schema) == "loka_generated::registered_twice(Tensor x) -> Tensor"
 
 
 @pytest.mark.slow

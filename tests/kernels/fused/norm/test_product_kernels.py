@@ -103,10 +103,10 @@ def test_operators_hold_what_the_compiler_expects(package: Package) -> None:
     tensors = inputs_of(3, 48, torch.float32)
     for spec in (*forwards(48), *backwards(48)):
         known = exact(spec, tensors, spec.residual if isinstance(spec, NormForward) else spec.summed)
-        torch.library.opcheck(getattr(package.fused, spec.function), tuple(arguments(spec, tensors, known)))
+        torch.library.opcheck(getattr(package.fused, spec.function).overload, tuple(arguments(spec, tensors, known)))
     for product in products(48):
         given = (*product_inputs(product, 3, torch.float32).values(), torch.bfloat16)
-        torch.library.opcheck(getattr(package.fused, product.function), given)
+        torch.library.opcheck(getattr(package.fused, product.function).overload, given)
 
 
 def test_rendered_as_ruff_formats_it(tmp_path: Path) -> None:

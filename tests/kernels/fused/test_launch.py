@@ -1,0 +1,136 @@
+"""Eager launches: a compiled kernel is used again for the same specialisation only, and what runs directly."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from loka.kernels.fused import operators
+
+
+class Kernel:
+    """Stands for a Triton kernel: remembers what was compiled and what was launched."""
+
+    def __init__(self) -> None:
+        self.compiled: list[dict[str, int]] = []
+        self.launched: list[tuple[int, tuple[int, ...]]] = []  # number of the compiled kernel, grid
+
+    def __getitem__(self, grid: tuple[int, ...]):
+        def run(*arguments: object, **options: int) -> Compiled:
+            self.compiled.append(options)
+            made = Compiled(self, len(self.compiled) - 1)
+            made[(*grid, 1, 1)](*arguments)
+            return made
+
+        return run
+
+
+class Compiled:
+    packed_metadata = ()
+
+    def __init__(self, kernel: Kernel, number: int) -> None:
+        self.kernel, self.number = kernel, number
+
+    def __getitem__(self, grid: tuple[int, ...]):
+        return lambda *arguments: self.kernel.launched.append((self.number, grid))
+
+
+@pytest.fixture
+def kernel() -> Kernel:
+    return Kernel()
+
+
+def numbers(kernel: Kernel) -> list[int]:
+    return [number for number, _ in kernel.launched]
+
+
+def test_a_second_launch_uses_the_compiled_kernel(kernel: Kernel) -> None:
+    x = torch.zeros(64, 32)
+    for rows in (64, 32, 96):
+        operators.launch(kernel, (rows,), x, rows, num_warps=4)
+    assert kernel.compiled == [{"num_warps": 4}]
+    assert kernel.launched == [(0, (64, 1, 1)), (0, (32, 1, 1)), (0, (96, 1, 1))]
+
+
+ALIGNED = torch.zeros(64)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [(ALIGNED.half(), 32), (ALIGNED[1:], 32), (ALIGNED, 33), (ALIGNED, 1), (ALIGNED, 1 << 40)],
+    ids=["dtype", "address", "not by 16", "one", "64 bits"],
+)
+def test_what_triton_specialises_on_is_compiled_anew(kernel: Kernel, other: tuple[Tensor, int]) -> None:
+    usual = (ALIGNED, 32)
+    for tensor, number in (usual, other, usual, other):
+        operators.launch(kernel, (1,), tensor, number, num_warps=4)
+    assert numbers(kernel) == [0, 1, 0, 1]
+
+
+def test_warps_and_devices_have_kernels_of_their_own(kernel: Kernel) -> None:
+    first, second = (
+        SimpleNamespace(device=torch.device("cuda", index), dtype=torch.float32, data_ptr=lambda: 0) for index in (0, 1)
+    )
+    for tensor, warps in ((first, 4), (first, 8), (second, 4), (second, 4), (first, 4)):
+        operators.launch(kernel, (1,), tensor, num_warps=warps)
+    assert numbers(kernel) == [0, 1, 2, 2, 0]
+
+
+def test_what_is_not_a_compiled_kernel_is_not_kept(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's interpreter returns None from a launch."""
+    monkeypatch.delattr(Compiled, "packed_metadata")
+    for _ in range(2):
+        operators.launch(kernel, (1,), ALIGNED, num_warps=4)
+    assert len(kernel.compiled) == 2
+
+
+@pytest.fixture
+def direct_or_not(monkeypatch: pytest.MonkeyPatch):
+    """A generated function on a stand-in for a GPU, and its direct calls."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    seen: list[object] = []
+    run = operators.operator("direct_or_not", seen.append, _plus_one, torch.empty_like)
+    operators._cuda["direct_or_not"] = seen.append
+    return run, seen
+
+
+PRETENDED = SimpleNamespace(is_cuda=True, device=torch.device("cuda", 0))
+
+
+def test_a_plain_call_on_a_gpu_is_direct(direct_or_not) -> None:
+    run, seen = direct_or_not
+    run(PRETENDED)
+    assert seen == [PRETENDED]
+
+
+def test_a_dispatch_mode_sees_the_operator(direct_or_not) -> None:
+    run, seen = direct_or_not
+    with TorchDispatchMode(), pytest.raises((TypeError, RuntimeError), match="direct_or_not"):
+        run(PRETENDED)  # the operator takes tensors only
+    assert not seen
+
+
+def test_so_does_a_tensor_that_stands_for_others(direct_or_not) -> None:
+    run, seen = direct_or_not
+
+    class Wrapper(Tensor):
+        pass
+
+    wrapped = torch.zeros(2).as_subclass(Wrapper)
+    with pytest.raises((TypeError, RuntimeError), match="direct_or_not"):
+        run(PRETENDED, wrapped)
+    assert not seen
+
+
+def test_the_reference_runs_on_the_cpu(direct_or_not) -> None:
+    run, seen = direct_or_not
+    assert run(torch.zeros(2)).tolist() == [1.0, 1.0]
+    assert not seen
+
+
+def _plus_one(x: Tensor) -> Tensor:
+    return x + 1
