@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "af7bed34670d3c701384609ae1d854066f5d38e3df839e0ec9cba9c9c0e304cb"
+STAMP = "2fe5583841404e307e62d0c8fa68673f2d3c7f5b0e0d00c6f647bb0267b09f1f"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

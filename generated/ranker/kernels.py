@@ -26,7 +26,7 @@ from loka import dispatch
 
 from . import fused
 
-STAMP = "af7bed34670d3c701384609ae1d854066f5d38e3df839e0ec9cba9c9c0e304cb"
+STAMP = "2fe5583841404e307e62d0c8fa68673f2d3c7f5b0e0d00c6f647bb0267b09f1f"
 
 E4M3_MAX = 448.0  # largest finite value
 AMAX_FLOOR = 2.0**-100  # keeps the scale of a zero block positive

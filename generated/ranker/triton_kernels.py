@@ -13,7 +13,7 @@ from torch import Tensor
 from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import fm_reference
 
-STAMP = "af7bed34670d3c701384609ae1d854066f5d38e3df839e0ec9cba9c9c0e304cb"
+STAMP = "2fe5583841404e307e62d0c8fa68673f2d3c7f5b0e0d00c6f647bb0267b09f1f"
 
 
 @triton.jit

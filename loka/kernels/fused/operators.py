@@ -1,7 +1,8 @@
 """Runs generated kernels: directly in eager mode, as operators `loka_generated::NAME` where something else looks.
 
 A plain eager call on a GPU runs the host function in `triton_kernels`, which spares the host the dispatcher. The
-operator is what torch.compile calls, what a TorchDispatchMode sees, and what runs the reference on the CPU.
+operator is what torch.compile traces, what a TorchDispatchMode sees, and what runs the reference on the CPU. On a GPU
+AOTAutograd traces into the host function (`loka.kernels.decomposition`).
 
 Imported by generated packages; needs only torch and the standard library.
 """
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from loka.errors import InputError
+from loka.kernels import decomposition
 
 NAMESPACE = "loka_generated"
 
@@ -32,13 +34,17 @@ def operator(
     reference: Callable[..., Any],
     fake: Callable[..., Any],
     changes: tuple[str, ...] = (),
+    whole: bool = False,
 ) -> Callable[..., Any]:
     """A function that runs a kernel, with its operator `loka_generated::NAME` as `overload`, registered once.
 
     `reference` is the typed function that the schema is inferred from and that runs on the CPU; `cuda` launches the
     kernel; `fake` gives shapes and dtypes. None of them returns an argument; `changes` names those that `cuda` and
-    `reference` modify. A name contains a digest of the kernel's text, so that the same name in two packages means the
-    same kernel: the operator is kept, and the last `cuda` is used, as the package of an earlier one may be gone. The
+    `reference` modify. The compiler does not look into a `whole` operator, whose `cuda`
+    needs addresses, or calls torch between its launches.
+
+    A name contains a digest of the kernel's text, so that the same name in two packages means the same kernel: the
+    operator is kept, and the last `cuda` is used, as the package of an earlier one may be gone. The
     operator has no derivative: it is called inside a torch.autograd.Function.
     """
     _cuda[name] = cuda
@@ -51,6 +57,8 @@ def operator(
         )
         _library.impl(name, reference, "CPU")  # type: ignore[no-untyped-call]
         _library.impl(name, partial(_on_its_device, name), "CUDA")  # type: ignore[no-untyped-call]
+        if not whole:
+            decomposition.register(f"{NAMESPACE}::{name}", partial(_traced, name), _library)
     overload: torch._ops.OpOverload = getattr(packet, name).default
 
     def run(*arguments: Any) -> Any:
@@ -92,9 +100,14 @@ def deferred(package: str, function: str) -> Callable[..., Any]:
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, num_warps: int) -> None:
     """Launch a Triton kernel on tensors and integers, in the order of its parameters; the first is a tensor.
 
-    The compiled kernel is remembered for each set of what Triton specialises on (dtypes, alignment, divisibility), and
-    later launches skip Triton's own binding of arguments, which costs the host more than the launch.
+    Where AOTAutograd traces, the launch becomes a node of its graph. Otherwise the compiled kernel is remembered for
+    each set of what Triton specialises on (dtypes, alignment, divisibility), and later launches skip Triton's own
+    binding of arguments, which costs the host more than the launch.
     """
+    if decomposition.is_traced(arguments[0]):
+        wrapped: Any = torch.library.wrap_triton(kernel)
+        wrapped[grid](*arguments, num_warps=num_warps)
+        return
     compiled_kernels = kernel.__dict__.setdefault("loka_compiled", {})
     key = (arguments[0].device, num_warps, *map(_specialization, arguments))
     compiled = compiled_kernels.get(key)
@@ -255,6 +268,11 @@ def _on_its_device(name: str, *arguments: Any) -> Any:
         return function(*arguments)
     with torch.cuda.device(device):
         return function(*arguments)
+
+
+def _traced(name: str, *arguments: Any) -> Any:
+    """The host function, of tensors that stand for others."""
+    return _cuda[name](*arguments)
 
 
 def _at_most(size: int, limit: int) -> int:

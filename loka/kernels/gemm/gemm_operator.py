@@ -16,13 +16,14 @@ per call, compared with 13 us with torch.library.custom_op (torch 2.13, one CPU 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from loka.errors import InputError
-from loka.kernels import call_counters
+from loka.kernels import call_counters, decomposition
 from loka.kernels.fused.operators import known_to_inductor
 from loka.numerics.enums import GEMM_NAMESPACE
 from loka.numerics.reference_matmul import reference_scaled_mm
@@ -89,6 +90,11 @@ def define(name: str, cpu: GemmFunction, cuda: GemmFunction) -> torch._ops.OpOve
 def function_of(operator: torch._ops.OpOverload, device: str) -> GemmFunction:
     """Implementation of an operator from `define` on a device type, for an operator that dispatches to several."""
     return _functions[operator][device]
+
+
+def decompose(name: str, function: Callable[..., Tensor], visible: Callable[..., bool]) -> None:
+    """On GPUs, AOTAutograd traces `function` instead of the operator `loka::NAME` where `visible(*arguments)`."""
+    decomposition.register(f"{GEMM_NAMESPACE}::{name}", function, _library, visible)
 
 
 def register(name: str, arguments: str, cpu: object, cuda: object, fake: object) -> None:

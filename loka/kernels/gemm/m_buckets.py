@@ -10,7 +10,8 @@ rows are the rows of `a` in fprop and dgrad (`mm_by_m_bucket`), and its columns 
 
 The kernel is chosen inside the operator, so that a compiled model does not see the choice and is not recompiled for
 another batch; a CUDA graph keeps the kernel that was chosen during capture. The call counts under the kernel that ran.
-In eager mode on a GPU the choice needs no operator, and torch's GEMM is called as `scaled_mm` calls it.
+In eager mode on a GPU the choice needs no operator, and torch's GEMM is called as `scaled_mm` calls it. The compiler
+sees it where the number of rows is known to the compiler.
 It costs 0.7 to 0.8 us more than an operator without a table (torch 2.13, one CPU core); calling the kernels' own
 operators would cost 3.3 us more.
 """
@@ -21,16 +22,17 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from loka.errors import InputError
 from loka.kernels.fused.operators import runs_directly
-from loka.kernels.gemm import gemm_operator
+from loka.kernels.gemm import gemm_operator, scaled_mm
 from loka.kernels.gemm.catalogue import operator_named
 from loka.kernels.gemm.gemm_operator import GemmFunction
-from loka.kernels.gemm.scaled_mm import KERNEL, scaled_mm
+from loka.kernels.gemm.scaled_mm import KERNEL
 
 _ENTRY = re.compile(r"(\d+): ([a-z0-9_.]+)")
 
@@ -108,10 +110,6 @@ def _register(name: str, dimension: int) -> torch._ops.OpOverload:
     return overload
 
 
-_m_bucket = _register("mm_by_m_bucket", dimension=0)
-_k_bucket = _register("mm_by_k_bucket", dimension=1)
-
-
 @cache
 def _names(table: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """The limits of all kernels but the last, and the name of each kernel."""
@@ -119,12 +117,30 @@ def _names(table: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
     return tuple(limit for limit, _ in rows[:-1]), tuple(kernel for _, kernel in rows)
 
 
-def _is_torchs(a: Tensor, dimension: int, table: str) -> bool:
-    """True for an eager call on a GPU that the table sends to torch's GEMM."""
-    if not a.is_cuda or not runs_directly():
-        return False
+def _is_torchs(size: int, table: str) -> bool:
+    """True if the table sends a batch of `size` rows to torch's GEMM."""
     limits, names = _names(table)
-    return names[bisect_left(limits, a.shape[dimension])] == KERNEL
+    return names[bisect_left(limits, size)] == KERNEL
+
+
+def _decompose(name: str, dimension: int) -> None:
+    """Let the compiler see torch's GEMM where the batch's rows are known and the table sends them there."""
+
+    def function(*arguments: Any) -> Tensor:
+        return scaled_mm.traced(*arguments[:9], *arguments[10:])  # without the table
+
+    def visible(*arguments: Any) -> bool:
+        size = arguments[0].shape[dimension]
+        without_table = (*arguments[:9], *arguments[10:])
+        return type(size) is int and _is_torchs(size, arguments[9]) and scaled_mm.taken_as_is(*without_table)
+
+    gemm_operator.decompose(name, function, visible)
+
+
+_m_bucket = _register("mm_by_m_bucket", dimension=0)
+_k_bucket = _register("mm_by_k_bucket", dimension=1)
+_decompose("mm_by_m_bucket", dimension=0)
+_decompose("mm_by_k_bucket", dimension=1)
 
 
 def mm_by_m_bucket(
@@ -145,8 +161,8 @@ def mm_by_m_bucket(
     Scales are float32, two-dimensional. Raises InputError where the table is malformed, the chosen kernel rejects the
     operands, or its library is missing.
     """
-    if _is_torchs(a, 0, table):
-        return scaled_mm(a, scale_a, b, scale_b, scaling_a, scaling_b, dtype, fast, counter_id, bias)
+    if a.is_cuda and runs_directly() and _is_torchs(a.shape[0], table):
+        return scaled_mm.scaled_mm(a, scale_a, b, scale_b, scaling_a, scaling_b, dtype, fast, counter_id, bias)
     out: Tensor = _m_bucket(a, scale_a, b, scale_b, scaling_a, scaling_b, dtype, fast, counter_id, table, bias)
     return out
 
@@ -165,7 +181,7 @@ def mm_by_k_bucket(
     bias: Tensor | None = None,
 ) -> Tensor:
     """The product of wgrad, as `mm_by_m_bucket`, where the batch is C: a is (R, C), b (S, C), the result (R, S)."""
-    if _is_torchs(a, 1, table):
-        return scaled_mm(a, scale_a, b, scale_b, scaling_a, scaling_b, dtype, fast, counter_id, bias)
+    if a.is_cuda and runs_directly() and _is_torchs(a.shape[1], table):
+        return scaled_mm.scaled_mm(a, scale_a, b, scale_b, scaling_a, scaling_b, dtype, fast, counter_id, bias)
     out: Tensor = _k_bucket(a, scale_a, b, scale_b, scaling_a, scaling_b, dtype, fast, counter_id, table, bias)
     return out

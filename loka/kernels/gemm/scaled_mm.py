@@ -1,8 +1,8 @@
 """torch's FP8 GEMM (cuBLASLt or CUTLASS on Hopper) as a function and as the operator `loka::scaled_mm`.
 
 Where a GPU's kernel takes the operands as they are (tensorwise and rowwise scales, sizes in multiples of 16, a result
-in bfloat16), a plain eager `scaled_mm` calls `torch._scaled_mm`, which costs the host less. Everything else is the
-operator, whose signature is in `gemm_operator`.
+in bfloat16), a plain eager `scaled_mm` calls `torch._scaled_mm`, which costs the host less, and torch.compile sees that
+call. Everything else is the operator, whose signature is in `gemm_operator`.
 
 On the CPU, and on a GPU without FP8 tensor cores (compute capability below 8.9), the reference runs: dequantise,
 multiply in float32. It takes every pair of recipes. On other GPUs `torch.nn.functional.scaled_mm` runs, within
@@ -114,10 +114,9 @@ def _refusal(
 
 
 @cache
-def _taken_as_is(
+def _takes_recipe(
     scaling_a: str, scaling_b: str, dtype_a: torch.dtype, dtype_b: torch.dtype, fast: bool, device: int
 ) -> bool:
-    """True if torch._scaled_mm takes the recipe and operands of any number of rows."""
     scalings = {Scaling(scaling_a), Scaling(scaling_b)}
     return (
         scalings <= {Scaling.TENSORWISE, Scaling.ROWWISE}
@@ -125,6 +124,28 @@ def _taken_as_is(
         and has_fp8(device)
         and _refusal(scaling_a, scaling_b, dtype_a, dtype_b, fast, device) is None
         and scaled_mm_limits.limits_of(device).row_multiple(scaling_a) == 1
+    )
+
+
+def taken_as_is(
+    a: Tensor,
+    scale_a: Tensor,
+    b: Tensor,
+    scale_b: Tensor,
+    scaling_a: str,
+    scaling_b: str,
+    dtype: torch.dtype,
+    fast: bool,
+    counter_id: int,
+    bias: Tensor | None = None,
+) -> bool:
+    """True if torch._scaled_mm takes the operands, of any number of rows, on their GPU."""
+    return (
+        dtype == torch.bfloat16
+        and (bias is None or bias.dtype == torch.bfloat16)
+        and a.shape[0] > 1  # of a single row, torch and cuBLASLt may read another stride
+        and b.shape[0] % _ALIGNMENT == 0
+        and _takes_recipe(scaling_a, scaling_b, a.dtype, b.dtype, fast, a.device.index)
     )
 
 
@@ -138,7 +159,26 @@ def _direct(
     return torch._scaled_mm(a, b.t(), scale_a, scale_b.t(), bias=bias, out_dtype=dtype, use_fast_accum=fast)
 
 
+def traced(
+    a: Tensor,
+    scale_a: Tensor,
+    b: Tensor,
+    scale_b: Tensor,
+    scaling_a: str,
+    scaling_b: str,
+    dtype: torch.dtype,
+    fast: bool,
+    counter_id: int,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """The calls that AOTAutograd traces: torch's GEMM, then the count of its run."""
+    product = _direct(a, scale_a, b, scale_b, dtype, fast, bias)
+    call_counters.increment_after(product, counter_id, KERNEL)
+    return product
+
+
 _operator = gemm_operator.define("scaled_mm", _reference, _cuda)
+gemm_operator.decompose("scaled_mm", traced, taken_as_is)
 
 
 def scaled_mm(
@@ -162,12 +202,8 @@ def scaled_mm(
     """
     if (
         a.is_cuda
-        and dtype == torch.bfloat16
-        and (bias is None or bias.dtype == torch.bfloat16)
-        and a.shape[0] > 1  # of a single row, torch and cuBLASLt may read another stride
-        and b.shape[0] % _ALIGNMENT == 0
         and runs_directly()
-        and _taken_as_is(scaling_a, scaling_b, a.dtype, b.dtype, fast, a.device.index)
+        and taken_as_is(a, scale_a, b, scale_b, scaling_a, scaling_b, dtype, fast, counter_id, bias)
     ):
         call_counters.increment(counter_id, KERNEL)
         return _direct(a, scale_a, b, scale_b, dtype, fast, bias)

@@ -1,0 +1,104 @@
+"""What torch.compile sees of a bound model on a GPU: Triton launches and aten GEMMs, whatever the batch (CPU)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from loka.codegen import render_package
+from tests.support.codegen import chain_plans as chains
+from tests.support.codegen import codegen_plans as plans
+from tests.support.codegen import compiler_view as view
+
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
+WIDTH = 64
+GEMMS = 9  # of the tower's three linears: fprop, dgrad and wgrad
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory):
+    torch.manual_seed(0)
+    tower = chains.Tower(WIDTH, WIDTH)
+    plan = chains.chain_plan(tower, chains.ROWWISE_CHAIN, lambda batch: torch.randn(batch, WIDTH))
+    folder: Path = tmp_path_factory.mktemp("gen_seen")
+    return plans.import_package(render_package(plan), folder, "gen_seen"), tower
+
+
+@pytest.fixture
+def bound(made) -> Iterator[nn.Module]:
+    package, tower = made
+    model = chains.Holder(copy.deepcopy(tower).bfloat16())
+    with package.apply(model):
+        yield model
+
+
+def batch(rows: int) -> Tensor:
+    return torch.randn(rows, WIDTH).bfloat16()
+
+
+def test_no_operator_of_ours_hides_a_launch(bound, monkeypatch: pytest.MonkeyPatch) -> None:
+    view.pretend_hopper(monkeypatch)
+    graphs = view.traced(bound, batch(256))
+    assert len(graphs) == 2
+    assert view.operators(graphs, "loka") == view.operators(graphs, "loka_generated") == []
+    assert len(view.operators(graphs, "aten._scaled_mm")) == GEMMS
+    assert len(view.operators(graphs, "loka_counters")) == GEMMS
+    launched = view.launches(graphs)
+    assert {"_quantise_e4m3_64", "_layer_norm_e4m3_64", "_requantize_transpose_3"} <= {name for name, _ in launched}
+    # Inductor copies what a kernel writes if it is not known to be written alone: results only, never an operand.
+    operands = {"x_ptr", "grad_ptr", "weight_ptr", "bias_ptr", "add_ptr", "mean_ptr"}
+    for name, written in launched:
+        assert written, name
+        assert "quantise" not in name or not written & operands, (name, written)
+
+
+def test_on_the_cpu_operators_stay_whole(bound) -> None:
+    graphs = view.traced(bound, batch(256))
+    assert len(view.operators(graphs, "loka.scaled_mm")) == GEMMS
+    assert view.operators(graphs, "loka_generated")
+    assert view.launches(graphs) == []
+
+
+def test_where_memory_is_filled_operators_stay_whole(bound, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor fills it by a kernel that Triton 3.6 cannot compile for FP8."""
+    view.pretend_hopper(monkeypatch)
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    torch.use_deterministic_algorithms(True)
+    try:
+        graphs = view.traced(bound, batch(256))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert view.launches(graphs) == []
+    assert len(view.operators(graphs, "loka.scaled_mm")) == GEMMS
+
+
+def test_another_batch_is_not_compiled_again(bound, monkeypatch: pytest.MonkeyPatch) -> None:
+    """AOTAutograd traces forward and backward at once: guards of either would compile both again."""
+    view.pretend_hopper(monkeypatch)
+    graphs = view.traced(bound, batch(256), batch(512), batch(48), dynamic=True, backward=False)
+    assert len(graphs) == 2
+    assert len(view.operators(graphs, "aten._scaled_mm")) == GEMMS
+
+
+class Joined(nn.Module):
+    """The result next to other columns: its gradient is part of a wider matrix."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.body(x), x], 1)
+
+
+def test_a_gradient_within_a_wider_one_is_not_copied(bound, monkeypatch: pytest.MonkeyPatch) -> None:
+    view.pretend_hopper(monkeypatch)
+    _, backward = view.traced(Joined(bound), batch(256))
+    first = next(node for node in view.calls([backward]) if "triton_kernel_wrapper" in str(node.target))
+    assert str(first.kwargs["kwargs"]["grad_ptr"].target) == "aten.slice.Tensor"
