@@ -105,8 +105,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, num_warps: int) 
     binding of arguments, which costs the host more than the launch.
     """
     if decomposition.is_traced(arguments[0]):
-        wrapped: Any = torch.library.wrap_triton(kernel)
-        wrapped[grid](*arguments, num_warps=num_warps)
+        decomposition.launch(kernel, grid, *arguments, num_warps=num_warps)
         return
     compiled_kernels = kernel.__dict__.setdefault("loka_compiled", {})
     key = (arguments[0].device, num_warps, *map(_specialization, arguments))

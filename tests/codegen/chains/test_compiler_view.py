@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops import triton_kernel_wrap
 
 from loka.codegen import render_package
 from tests.support.codegen import chain_plans as chains
@@ -102,3 +104,18 @@ def test_a_gradient_within_a_wider_one_is_not_copied(bound, monkeypatch: pytest.
     _, backward = view.traced(Joined(bound), batch(256))
     first = next(node for node in view.calls([backward]) if "triton_kernel_wrapper" in str(node.target))
     assert str(first.kwargs["kwargs"]["grad_ptr"].target) == "aten.slice.Tensor"
+
+
+def test_what_a_kernel_writes_is_found_once(bound, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch compiles the kernel for that: launches of one kernel on equal types must not do it again."""
+    view.pretend_hopper(monkeypatch)
+    compile_kernel, compiled = triton_kernel_wrap.generate_ttir, []
+
+    def counted(kernel: Any, *rest: Any) -> Any:
+        compiled.append(kernel.fn.__name__)
+        return compile_kernel(kernel, *rest)
+
+    monkeypatch.setattr(triton_kernel_wrap, "generate_ttir", counted)
+    launched = [name for name, _ in view.launches(view.traced(bound, batch(272)))]
+    assert launched.count("_quantise_e4m3_64") == launched.count("_requantize_transpose_3") == 3
+    assert len(compiled) == len(set(compiled)), compiled
