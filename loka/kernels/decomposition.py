@@ -76,7 +76,8 @@ def _remember_what_kernels_write() -> None:
 def _remembered(find: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(find)
     def found(kernel: Any, arguments: dict[str, Any], *rest: Any) -> Any:
-        known = getattr(kernel, "fn", kernel).__dict__.get(_WRITES)
+        launched = kernel.fn if hasattr(kernel, "configs") else kernel  # an Autotuner has the kernel as `fn`
+        known = launched.__dict__.get(_WRITES)
         if known is None:
             return find(kernel, arguments, *rest)
         key = tuple((name, _type_or_number(value)) for name, value in arguments.items())
