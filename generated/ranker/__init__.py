@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "af7bed34670d3c701384609ae1d854066f5d38e3df839e0ec9cba9c9c0e304cb"
+STAMP = "523db0fd78e13b0e12a5eb1369c5e9fbf84dafe191447117e1b613ded7cd617f"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

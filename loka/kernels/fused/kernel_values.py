@@ -28,7 +28,7 @@ class KernelValues:
     """The values of one kernel's template, `triton/FAMILY.py.j2`.
 
     The template is rendered twice, in the layouts `triton/kernel.py.j2` and `triton/operator.py.j2`. It fills their
-    blocks: kernel, checks, outputs, launch, reference and, where the defaults do not fit, parameters and shapes.
+    blocks: kernel, checks, outputs, launch, reference and, where the defaults do not fit, others.
     """
 
     family: str  # the template: "norm/forward"

@@ -1,7 +1,8 @@
 """Runs generated kernels: directly in eager mode, as operators `loka_generated::NAME` where something else looks.
 
-A plain eager call on a GPU runs the host function in `triton_kernels`, which spares the host the dispatcher. The
-operator is what torch.compile calls, what a TorchDispatchMode sees, and what runs the reference on the CPU.
+A plain eager call on a GPU allocates the results and launches the kernel in `triton_kernels`, which spares the host
+the dispatcher. The operator is what torch.compile calls, what a TorchDispatchMode sees, and what runs the reference on
+the CPU.
 
 Imported by generated packages; needs only torch and the standard library.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache, partial, wraps
 from typing import Any
 
 import torch
@@ -27,39 +28,59 @@ _cuda: dict[str, Callable[..., Any]] = {}  # GPU implementation of each operator
 
 
 def operator(
-    name: str,
-    cuda: Callable[..., Any],
-    reference: Callable[..., Any],
-    fake: Callable[..., Any],
-    changes: tuple[str, ...] = (),
-) -> Callable[..., Any]:
-    """A function that runs a kernel, with its operator `loka_generated::NAME` as `overload`, registered once.
+    name: str, outputs: Callable[..., Any], launch: Callable[..., Any], changes: tuple[str, ...] = ()
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator: makes a kernel's reference the operator `loka_generated::NAME`, registered once.
 
-    `reference` is the typed function that the schema is inferred from and that runs on the CPU; `cuda` launches the
-    kernel; `fake` gives shapes and dtypes. None of them returns an argument; `changes` names those that `cuda` and
-    `reference` modify. A name contains a digest of the kernel's text, so that the same name in two packages means the
-    same kernel: the operator is kept, and the last `cuda` is used, as the package of an earlier one may be gone. The
-    operator has no derivative: it is called inside a torch.autograd.Function.
+    `outputs` checks the arguments and allocates the results; it also gives their shapes to the compiler. On a GPU
+    `launch` fills them: it takes the results, then the arguments. Elsewhere the decorated reference runs after the same
+    checks; the schema is inferred from its types. `changes` names the arguments that both modify; neither returns an
+    argument.
+
+    The decorated function has the operator as `overload` and the undecorated one as `reference`. A name contains a
+    digest of the kernel's text, so that the same name in two packages means the same kernel: the operator is kept, and
+    the last `launch` is used, as the package of an earlier one may be gone. The operator has no derivative: it is
+    called inside a torch.autograd.Function.
     """
-    _cuda[name] = cuda
-    packet = torch.ops.loka_generated
-    if not hasattr(packet, name):
-        schema = torch.library.infer_schema(reference, mutates_args=changes)
-        _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
-        torch.library.register_fake(
-            f"{NAMESPACE}::{name}", known_to_inductor(f"{NAMESPACE}::{name}", fake), lib=_library
-        )
-        _library.impl(name, reference, "CPU")  # type: ignore[no-untyped-call]
-        _library.impl(name, partial(_on_its_device, name), "CUDA")  # type: ignore[no-untyped-call]
-    overload: torch._ops.OpOverload = getattr(packet, name).default
 
-    def run(*arguments: Any) -> Any:
-        if arguments[0].is_cuda and runs_directly() and all(map(_is_plain, arguments)):
-            return _on_its_device(name, *arguments)
-        return overload(*arguments)
+    def cuda(*arguments: Any) -> Any:
+        results = outputs(*arguments)
+        launch(*(results if type(results) is tuple else (results,)), *arguments)
+        return results
 
-    run.overload = overload  # type: ignore[attr-defined]
-    return run
+    def decorate(reference: Callable[..., Any]) -> Callable[..., Any]:
+        _cuda[name] = cuda
+        packet = torch.ops.loka_generated
+        if not hasattr(packet, name):
+            _register(name, outputs, reference, changes)
+        overload: torch._ops.OpOverload = getattr(packet, name).default
+
+        @wraps(reference)
+        def run(*arguments: Any) -> Any:
+            if arguments[0].is_cuda and runs_directly() and all(map(_is_plain, arguments)):
+                return _on_its_device(name, *arguments)
+            return overload(*arguments)
+
+        run.overload = overload  # type: ignore[attr-defined]
+        run.reference = reference  # type: ignore[attr-defined]
+        return run
+
+    return decorate
+
+
+def _register(name: str, outputs: Callable[..., Any], reference: Callable[..., Any], changes: tuple[str, ...]) -> None:
+    """Define the operator `loka_generated::NAME` and its implementations."""
+
+    def checked(*arguments: Any) -> Any:
+        outputs(*arguments)  # for its checks
+        return reference(*arguments)
+
+    schema = torch.library.infer_schema(reference, mutates_args=changes)
+    _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
+    qualified = f"{NAMESPACE}::{name}"
+    torch.library.register_fake(qualified, known_to_inductor(qualified, outputs), lib=_library)
+    _library.impl(name, checked, "CPU")  # type: ignore[no-untyped-call]
+    _library.impl(name, partial(_on_its_device, name), "CUDA")  # type: ignore[no-untyped-call]
 
 
 def runs_directly() -> bool:
@@ -181,8 +202,11 @@ def multiprocessors(device: int | None) -> int:
 
 
 def check_rows(x: Tensor, width: int, rows: int | None = None) -> None:
-    """Raises InputError unless x is a floating matrix of (M, width), with M = `rows` if given."""
-    if rows is not None and x.dim() == 2 and x.shape[0] != rows:
+    """Raises InputError unless x is a floating matrix of (M, width), with M = `rows` if given.
+
+    A symbolic M is not compared, which would make it a guard: the kernel's call is checked again with the number.
+    """
+    if type(rows) is int and x.dim() == 2 and type(x.shape[0]) is int and x.shape[0] != rows:
         raise InputError(
             f"a kernel for matrices of {rows} rows got one of shape {tuple(x.shape)}; the package was generated for "
             "inputs that are not broadcast: give them as many rows"

@@ -8,6 +8,7 @@ Triton; `fused.py` has the operators and does not import it: each operator runs 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -81,6 +82,7 @@ AnyConfiguration = (
 )
 
 _SUFFIX = ".py.j2"
+_UNDIGESTED = "0" * 8  # stands for the digest in a name
 _KERNEL_LAYOUT = KERNELS + "kernel" + _SUFFIX
 _OPERATOR_LAYOUT = KERNELS + "operator" + _SUFFIX
 
@@ -91,9 +93,9 @@ class Rendered:
 
     function: str  # name in `fused` and in `triton_kernels`
     name: str  # of the operator: the function's with a digest of the text
-    text: str  # the Triton kernel and its host function; no imports
-    operator: str  # reference, shapes and registration of the operator; no imports
-    digest: str  # sha256 of `text` and the device functions that it calls
+    text: str  # the Triton kernel and the function that launches it; no imports
+    operator: str  # the operator's outputs and reference; no imports
+    digest: str  # sha256 of `text`, the device functions that it calls, and `operator` without a digest
     parameters: tuple[str, ...]  # of the operator, in order; a plain forward and `Reduce` take dtypes as well
     results: tuple[str, ...]  # of the operator, in order; a single result is no tuple
 
@@ -107,11 +109,13 @@ def render(
     """Renders the kernel of a spec for a device. `launched`, of the spec's own kind, overrides the device's launch."""
     values = _values(spec, launched, device)
     template, context = KERNELS + values.family + _SUFFIX, values.context()
-    text = templates.render(template, {**context, "layout": _KERNEL_LAYOUT, "on_gpu": True})
+    text = templates.render(template, {**context, "layout": _KERNEL_LAYOUT})
+    unnamed = templates.render(
+        template, {**context, "layout": _OPERATOR_LAYOUT, "name": f"{spec.function}_{_UNDIGESTED}"}
+    )
     called = used_functions([text], device_functions(templates))
-    digest = hashlib.sha256("".join((*called, text)).encode()).hexdigest()
-    name = f"{spec.function}_{digest[:8]}"
-    operator = templates.render(template, {**context, "layout": _OPERATOR_LAYOUT, "on_gpu": False, "name": name})
+    digest = hashlib.sha256("".join((*called, text, unnamed)).encode()).hexdigest()
+    name, operator = f"{spec.function}_{digest[:8]}", unnamed.replace(_UNDIGESTED, digest[:8], 1)
     return Rendered(spec.function, name, text, operator, digest, spec.parameters, spec.results)
 
 
@@ -190,10 +194,15 @@ _IMPORTED = {
 
 
 def _imports(texts: Sequence[str]) -> dict[str, object]:
-    """Imports of a file with these texts: packages with their modules, and whether it needs tensor descriptors."""
+    """Imports of a file with these texts: packages with their modules, and whether others are needed."""
     packages: dict[str, list[str]] = {}
     for module, package in _IMPORTED.items():
         if any(f"{module}." in text for text in texts):
             packages.setdefault(package, []).append(module)
     imports = [f"from {package} import {', '.join(modules)}" for package, modules in packages.items()]
-    return {"imports": imports, "descriptors": any("TensorDescriptor." in text for text in texts)}
+    return {
+        "imports": imports,
+        "descriptors": any("TensorDescriptor." in text for text in texts),
+        "torch": any(re.search(r"\btorch\.", text) for text in texts),
+        "any": any(": Any" in text for text in texts),
+    }

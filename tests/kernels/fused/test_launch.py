@@ -93,8 +93,7 @@ def direct_or_not(monkeypatch: pytest.MonkeyPatch):
     """A generated function on a stand-in for a GPU, and its direct calls."""
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     seen: list[object] = []
-    run = operators.operator("direct_or_not", seen.append, _plus_one, torch.empty_like)
-    operators._cuda["direct_or_not"] = seen.append
+    run = operators.operator("direct_or_not", lambda x: "result", lambda *given: seen.append(given))(_plus_one)
     return run, seen
 
 
@@ -103,8 +102,8 @@ PRETENDED = SimpleNamespace(is_cuda=True, device=torch.device("cuda", 0))
 
 def test_a_plain_call_on_a_gpu_is_direct(direct_or_not) -> None:
     run, seen = direct_or_not
-    run(PRETENDED)
-    assert seen == [PRETENDED]
+    assert run(PRETENDED) == "result"
+    assert seen == [("result", PRETENDED)]
 
 
 def test_a_dispatch_mode_sees_the_operator(direct_or_not) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -72,6 +73,13 @@ class Package:
     def triton_kernels(self) -> ModuleType:
         """The file that imports Triton, imported now."""
         return importlib.import_module(self.fused.__package__ + ".triton_kernels")
+
+    def launch(self, spec: Any, *arguments: object) -> dict[str, Tensor]:
+        """The results by name that the kernel fills on the arguments' device, as the operator does on a GPU."""
+        made = getattr(self.fused, f"_{spec.function}_outputs")(*arguments)
+        results = made if isinstance(made, tuple) else (made,)
+        getattr(self.triton_kernels, spec.function)(*results, *arguments)
+        return dict(zip(spec.results, results, strict=True))
 
     def run(self, spec: Spec, *arguments: object) -> dict[str, Tensor]:
         """The operator's results by name."""
