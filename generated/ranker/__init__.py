@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "523db0fd78e13b0e12a5eb1369c5e9fbf84dafe191447117e1b613ded7cd617f"
+STAMP = "2edff6af10ea05747940326eae1b965b5203e97c9e983fed0dbfc3680eb59e31"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

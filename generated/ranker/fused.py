@@ -18,83 +18,53 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import concat_norm_reference, fm_reference
 from loka.kernels.fused.norm import norm_reference
 
-STAMP = "523db0fd78e13b0e12a5eb1369c5e9fbf84dafe191447117e1b613ded7cd617f"
+STAMP = "2edff6af10ea05747940326eae1b965b5203e97c9e983fed0dbfc3680eb59e31"
 
 
-def _add_backward_e4m3_256_outputs(grad: Tensor) -> tuple[Tensor, ...]:
-    operators.check_rows(grad, 256)
+# Width: how many rows a program has at least, and how many programs a multiprocessor has at most.
+_ADD_BACKWARD_E4M3_PROGRAMS = {32: (128, 8), 256: (16, 8)}
+
+
+def _add_backward_e4m3_outputs(grad: Tensor) -> tuple[Tensor, ...]:
+    width = operators.width_of(grad, _ADD_BACKWARD_E4M3_PROGRAMS)
     m = grad.shape[0]
-    programs = operators.programs(grad, rows=16, per_multiprocessor=8)
-    values = grad.new_empty((m, 256), dtype=torch.float8_e4m3fn)
+    programs = operators.programs(grad, *_ADD_BACKWARD_E4M3_PROGRAMS[width])
+    values = grad.new_empty((m, width), dtype=torch.float8_e4m3fn)
     scale = grad.new_empty((m, 1), dtype=torch.float32)
     scale_max = grad.new_empty((programs,), dtype=torch.float32)
-    dadd = grad.new_empty((programs, 256), dtype=torch.float32)
+    dadd = grad.new_empty((programs, width), dtype=torch.float32)
     return values, scale, scale_max, dadd
 
 
-@operators.operator(
-    "add_backward_e4m3_256_ab971ac8",
-    _add_backward_e4m3_256_outputs,
-    operators.deferred(__package__, "add_backward_e4m3_256"),
-)
-def add_backward_e4m3_256(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+@operators.kernel(__package__, "a43b852f", _add_backward_e4m3_outputs)
+def add_backward_e4m3(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradient of addition -> e4m3 with one power-of-two scale a row.
 
-    grad (M, 256) -> values (M, 256), scale (M, 1), scale_max (P,), dadd (P, 256).
+    grad (M, W) -> values (M, W), scale (M, 1), scale_max (P,), dadd (P, W).
     """
     backward = norm_reference.norm_backward(grad)
     values, scale, scale_max = norm_reference.quantise_rows(backward.x)
     return values, scale, scale_max, backward.add
 
 
-def _add_backward_e4m3_32_outputs(grad: Tensor) -> tuple[Tensor, ...]:
-    operators.check_rows(grad, 32)
-    m = grad.shape[0]
-    programs = operators.programs(grad, rows=128, per_multiprocessor=8)
-    values = grad.new_empty((m, 32), dtype=torch.float8_e4m3fn)
-    scale = grad.new_empty((m, 1), dtype=torch.float32)
-    scale_max = grad.new_empty((programs,), dtype=torch.float32)
-    dadd = grad.new_empty((programs, 32), dtype=torch.float32)
-    return values, scale, scale_max, dadd
-
-
-@operators.operator(
-    "add_backward_e4m3_32_8dc33a85",
-    _add_backward_e4m3_32_outputs,
-    operators.deferred(__package__, "add_backward_e4m3_32"),
-)
-def add_backward_e4m3_32(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradient of addition -> e4m3 with one power-of-two scale a row.
-
-    grad (M, 32) -> values (M, 32), scale (M, 1), scale_max (P,), dadd (P, 32).
-    """
-    backward = norm_reference.norm_backward(grad)
-    values, scale, scale_max = norm_reference.quantise_rows(backward.x)
-    return values, scale, scale_max, backward.add
-
-
-def _add_layer_norm_silu_256_outputs(
+def _add_layer_norm_silu_outputs(
     x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, ...]:
-    operators.check_rows(x, 256)
+    width = operators.width_of(x, (64, 256))
     m = x.shape[0]
-    out = x.new_empty((m, 256), dtype=x.dtype if dtype is None else dtype)
+    out = x.new_empty((m, width), dtype=x.dtype if dtype is None else dtype)
     mean = x.new_empty((m,), dtype=torch.float32)
     rstd = x.new_empty((m,), dtype=torch.float32)
     return out, mean, rstd
 
 
-@operators.operator(
-    "add_layer_norm_silu_256_a2ceff75",
-    _add_layer_norm_silu_256_outputs,
-    operators.deferred(__package__, "add_layer_norm_silu_256"),
-)
-def add_layer_norm_silu_256(
+@operators.kernel(__package__, "1f8bc695", _add_layer_norm_silu_outputs)
+def add_layer_norm_silu(
     x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Addition -> LayerNorm (eps 1e-05) -> SiLU.
 
-    x (M, 256), add (256,), weight (256,), bias (256,) -> out (M, 256), mean (M,), rstd (M,).
+    x (M, W), add (W,), weight (W,), bias (W,) -> out (M, W), mean (M,), rstd (M,).
     """
     forward = norm_reference.norm_forward(
         x, add=add, weight=weight, bias=bias, norm="layer_norm", eps=1e-05, activation="silu"
@@ -102,90 +72,7 @@ def add_layer_norm_silu_256(
     return forward.y.to(x.dtype if dtype is None else dtype), forward.mean, forward.rstd
 
 
-def _add_layer_norm_silu_256_inference_outputs(
-    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
-) -> Tensor:
-    operators.check_rows(x, 256)
-    m = x.shape[0]
-    out = x.new_empty((m, 256), dtype=x.dtype if dtype is None else dtype)
-    return out
-
-
-@operators.operator(
-    "add_layer_norm_silu_256_inference_dd634b26",
-    _add_layer_norm_silu_256_inference_outputs,
-    operators.deferred(__package__, "add_layer_norm_silu_256_inference"),
-)
-def add_layer_norm_silu_256_inference(
-    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
-) -> Tensor:
-    """Addition -> LayerNorm (eps 1e-05) -> SiLU.
-
-    x (M, 256), add (256,), weight (256,), bias (256,) -> out (M, 256).
-    """
-    forward = norm_reference.norm_forward(
-        x, add=add, weight=weight, bias=bias, norm="layer_norm", eps=1e-05, activation="silu"
-    )
-    return forward.y.to(x.dtype if dtype is None else dtype)
-
-
-def _add_layer_norm_silu_64_outputs(
-    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
-) -> tuple[Tensor, ...]:
-    operators.check_rows(x, 64)
-    m = x.shape[0]
-    out = x.new_empty((m, 64), dtype=x.dtype if dtype is None else dtype)
-    mean = x.new_empty((m,), dtype=torch.float32)
-    rstd = x.new_empty((m,), dtype=torch.float32)
-    return out, mean, rstd
-
-
-@operators.operator(
-    "add_layer_norm_silu_64_2930fdaf",
-    _add_layer_norm_silu_64_outputs,
-    operators.deferred(__package__, "add_layer_norm_silu_64"),
-)
-def add_layer_norm_silu_64(
-    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Addition -> LayerNorm (eps 1e-05) -> SiLU.
-
-    x (M, 64), add (64,), weight (64,), bias (64,) -> out (M, 64), mean (M,), rstd (M,).
-    """
-    forward = norm_reference.norm_forward(
-        x, add=add, weight=weight, bias=bias, norm="layer_norm", eps=1e-05, activation="silu"
-    )
-    return forward.y.to(x.dtype if dtype is None else dtype), forward.mean, forward.rstd
-
-
-def _add_layer_norm_silu_64_inference_outputs(
-    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
-) -> Tensor:
-    operators.check_rows(x, 64)
-    m = x.shape[0]
-    out = x.new_empty((m, 64), dtype=x.dtype if dtype is None else dtype)
-    return out
-
-
-@operators.operator(
-    "add_layer_norm_silu_64_inference_e586288d",
-    _add_layer_norm_silu_64_inference_outputs,
-    operators.deferred(__package__, "add_layer_norm_silu_64_inference"),
-)
-def add_layer_norm_silu_64_inference(
-    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
-) -> Tensor:
-    """Addition -> LayerNorm (eps 1e-05) -> SiLU.
-
-    x (M, 64), add (64,), weight (64,), bias (64,) -> out (M, 64).
-    """
-    forward = norm_reference.norm_forward(
-        x, add=add, weight=weight, bias=bias, norm="layer_norm", eps=1e-05, activation="silu"
-    )
-    return forward.y.to(x.dtype if dtype is None else dtype)
-
-
-def _add_layer_norm_silu_backward_64_outputs(
+def _add_layer_norm_silu_backward_outputs(
     grad: Tensor, x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor
 ) -> tuple[Tensor, ...]:
     operators.check_rows(grad, 64)
@@ -199,12 +86,8 @@ def _add_layer_norm_silu_backward_64_outputs(
     return dx, dweight, dbias, dadd
 
 
-@operators.operator(
-    "add_layer_norm_silu_backward_64_dec54991",
-    _add_layer_norm_silu_backward_64_outputs,
-    operators.deferred(__package__, "add_layer_norm_silu_backward_64"),
-)
-def add_layer_norm_silu_backward_64(
+@operators.kernel(__package__, "4b52e8ff", _add_layer_norm_silu_backward_outputs)
+def add_layer_norm_silu_backward(
     grad: Tensor, x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradient of addition, LayerNorm, SiLU.
@@ -218,7 +101,7 @@ def add_layer_norm_silu_backward_64(
     return backward.x.to(grad.dtype), backward.weight, backward.bias, backward.add
 
 
-def _add_layer_norm_silu_backward_e4m3_256_outputs(
+def _add_layer_norm_silu_backward_e4m3_outputs(
     grad: Tensor, x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor
 ) -> tuple[Tensor, ...]:
     operators.check_rows(grad, 256)
@@ -234,12 +117,8 @@ def _add_layer_norm_silu_backward_e4m3_256_outputs(
     return values, scale, scale_max, dweight, dbias, dadd
 
 
-@operators.operator(
-    "add_layer_norm_silu_backward_e4m3_256_c3fb71ce",
-    _add_layer_norm_silu_backward_e4m3_256_outputs,
-    operators.deferred(__package__, "add_layer_norm_silu_backward_e4m3_256"),
-)
-def add_layer_norm_silu_backward_e4m3_256(
+@operators.kernel(__package__, "7ec9068e", _add_layer_norm_silu_backward_e4m3_outputs)
+def add_layer_norm_silu_backward_e4m3(
     grad: Tensor, x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradient of addition, LayerNorm, SiLU -> e4m3 with one power-of-two scale a row.
@@ -254,7 +133,7 @@ def add_layer_norm_silu_backward_e4m3_256(
     return values, scale, scale_max, backward.weight, backward.bias, backward.add
 
 
-def _add_layer_norm_silu_e4m3_256_outputs(x: Tensor, add: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+def _add_layer_norm_silu_e4m3_outputs(x: Tensor, add: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
     operators.check_rows(x, 256)
     m = x.shape[0]
     programs = operators.programs(x, rows=4, per_multiprocessor=16)
@@ -266,12 +145,8 @@ def _add_layer_norm_silu_e4m3_256_outputs(x: Tensor, add: Tensor, weight: Tensor
     return values, scale, scale_max, mean, rstd
 
 
-@operators.operator(
-    "add_layer_norm_silu_e4m3_256_762bc08f",
-    _add_layer_norm_silu_e4m3_256_outputs,
-    operators.deferred(__package__, "add_layer_norm_silu_e4m3_256"),
-)
-def add_layer_norm_silu_e4m3_256(
+@operators.kernel(__package__, "6dabe208", _add_layer_norm_silu_e4m3_outputs)
+def add_layer_norm_silu_e4m3(
     x: Tensor, add: Tensor, weight: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Addition -> LayerNorm (eps 1e-05) -> SiLU -> e4m3 with one power-of-two scale a row.
@@ -286,7 +161,7 @@ def add_layer_norm_silu_e4m3_256(
     return values, scale, scale_max, forward.mean, forward.rstd
 
 
-def _add_layer_norm_silu_e4m3_256_inference_outputs(
+def _add_layer_norm_silu_e4m3_inference_outputs(
     x: Tensor, add: Tensor, weight: Tensor, bias: Tensor
 ) -> tuple[Tensor, ...]:
     operators.check_rows(x, 256)
@@ -298,12 +173,8 @@ def _add_layer_norm_silu_e4m3_256_inference_outputs(
     return values, scale, scale_max
 
 
-@operators.operator(
-    "add_layer_norm_silu_e4m3_256_inference_9871f15e",
-    _add_layer_norm_silu_e4m3_256_inference_outputs,
-    operators.deferred(__package__, "add_layer_norm_silu_e4m3_256_inference"),
-)
-def add_layer_norm_silu_e4m3_256_inference(
+@operators.kernel(__package__, "fe1769ec", _add_layer_norm_silu_e4m3_inference_outputs)
+def add_layer_norm_silu_e4m3_inference(
     x: Tensor, add: Tensor, weight: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Addition -> LayerNorm (eps 1e-05) -> SiLU -> e4m3 with one power-of-two scale a row.
@@ -315,6 +186,29 @@ def add_layer_norm_silu_e4m3_256_inference(
     )
     values, scale, scale_max = norm_reference.quantise_rows(forward.y)
     return values, scale, scale_max
+
+
+def _add_layer_norm_silu_inference_outputs(
+    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
+) -> Tensor:
+    width = operators.width_of(x, (64, 256))
+    m = x.shape[0]
+    out = x.new_empty((m, width), dtype=x.dtype if dtype is None else dtype)
+    return out
+
+
+@operators.kernel(__package__, "4027df76", _add_layer_norm_silu_inference_outputs)
+def add_layer_norm_silu_inference(
+    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Addition -> LayerNorm (eps 1e-05) -> SiLU.
+
+    x (M, W), add (W,), weight (W,), bias (W,) -> out (M, W).
+    """
+    forward = norm_reference.norm_forward(
+        x, add=add, weight=weight, bias=bias, norm="layer_norm", eps=1e-05, activation="silu"
+    )
+    return forward.y.to(x.dtype if dtype is None else dtype)
 
 
 def _concat_norm_2_residual_layer_norm_32_outputs(
@@ -329,11 +223,7 @@ def _concat_norm_2_residual_layer_norm_32_outputs(
     return out, mean, rstd
 
 
-@operators.operator(
-    "concat_norm_2_residual_layer_norm_32_bea4e83e",
-    _concat_norm_2_residual_layer_norm_32_outputs,
-    operators.deferred(__package__, "concat_norm_2_residual_layer_norm_32"),
-)
+@operators.kernel(__package__, "d84915e2", _concat_norm_2_residual_layer_norm_32_outputs)
 def concat_norm_2_residual_layer_norm_32(
     part_0: Tensor, part_1: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -361,11 +251,7 @@ def _concat_norm_2_residual_layer_norm_backward_32_outputs(
     return dx, dweight, dbias
 
 
-@operators.operator(
-    "concat_norm_2_residual_layer_norm_backward_32_89b18d1a",
-    _concat_norm_2_residual_layer_norm_backward_32_outputs,
-    operators.deferred(__package__, "concat_norm_2_residual_layer_norm_backward_32"),
-)
+@operators.kernel(__package__, "ddecf2bb", _concat_norm_2_residual_layer_norm_backward_32_outputs)
 def concat_norm_2_residual_layer_norm_backward_32(
     grad: Tensor, part_0: Tensor, part_1: Tensor, residual: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -388,11 +274,7 @@ def _fm_interaction_16x32_to_8_8_outputs(x: Tensor, rank: Tensor, compress: Tens
     return products, compressed
 
 
-@operators.operator(
-    "fm_interaction_16x32_to_8_8_61eb573e",
-    _fm_interaction_16x32_to_8_8_outputs,
-    operators.deferred(__package__, "fm_interaction_16x32_to_8_8"),
-)
+@operators.kernel(__package__, "cd53a8f7", _fm_interaction_16x32_to_8_8_outputs)
 def fm_interaction_16x32_to_8_8(x: Tensor, rank: Tensor, compress: Tensor) -> tuple[Tensor, Tensor]:
     """Pairwise products at rank 8 and 8 weighted sums.
 
@@ -412,11 +294,7 @@ def _fm_interaction_backward_16x32_to_8_8_passed_outputs(
     return dx, drank, dcompress
 
 
-@operators.operator(
-    "fm_interaction_backward_16x32_to_8_8_passed_f84609bf",
-    _fm_interaction_backward_16x32_to_8_8_passed_outputs,
-    operators.deferred(__package__, "fm_interaction_backward_16x32_to_8_8_passed"),
-)
+@operators.kernel(__package__, "1f547641", _fm_interaction_backward_16x32_to_8_8_passed_outputs)
 def fm_interaction_backward_16x32_to_8_8_passed(
     dproducts: Tensor, dcompressed: Tensor, x: Tensor, rank: Tensor, compress: Tensor, passed: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -428,7 +306,7 @@ def fm_interaction_backward_16x32_to_8_8_passed(
     return fm_reference.fm_backward(dproducts, dcompressed, x, rank, compress, passed)
 
 
-def _layer_norm_backward_128_outputs(
+def _layer_norm_backward_outputs(
     grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
 ) -> tuple[Tensor, ...]:
     operators.check_rows(grad, 128)
@@ -441,12 +319,8 @@ def _layer_norm_backward_128_outputs(
     return dx, dweight, dbias
 
 
-@operators.operator(
-    "layer_norm_backward_128_fdd4f1e9",
-    _layer_norm_backward_128_outputs,
-    operators.deferred(__package__, "layer_norm_backward_128"),
-)
-def layer_norm_backward_128(
+@operators.kernel(__package__, "aadd8de1", _layer_norm_backward_outputs)
+def layer_norm_backward(
     grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradient of LayerNorm.
@@ -457,7 +331,7 @@ def layer_norm_backward_128(
     return backward.x.to(grad.dtype), backward.weight, backward.bias
 
 
-def _layer_norm_e4m3_128_outputs(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+def _layer_norm_e4m3_outputs(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
     operators.check_rows(x, 128)
     m = x.shape[0]
     programs = operators.programs(x, rows=8, per_multiprocessor=16)
@@ -469,10 +343,8 @@ def _layer_norm_e4m3_128_outputs(x: Tensor, weight: Tensor, bias: Tensor) -> tup
     return values, scale, scale_max, mean, rstd
 
 
-@operators.operator(
-    "layer_norm_e4m3_128_e1d9431e", _layer_norm_e4m3_128_outputs, operators.deferred(__package__, "layer_norm_e4m3_128")
-)
-def layer_norm_e4m3_128(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+@operators.kernel(__package__, "74df351a", _layer_norm_e4m3_outputs)
+def layer_norm_e4m3(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row.
 
     x (M, 128), weight (128,), bias (128,) -> values (M, 128), scale (M, 1), scale_max (P,), mean (M,), rstd (M,).
@@ -482,7 +354,7 @@ def layer_norm_e4m3_128(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor
     return values, scale, scale_max, forward.mean, forward.rstd
 
 
-def _layer_norm_e4m3_128_inference_outputs(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+def _layer_norm_e4m3_inference_outputs(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
     operators.check_rows(x, 128)
     m = x.shape[0]
     programs = operators.programs(x, rows=8, per_multiprocessor=16)
@@ -492,12 +364,8 @@ def _layer_norm_e4m3_128_inference_outputs(x: Tensor, weight: Tensor, bias: Tens
     return values, scale, scale_max
 
 
-@operators.operator(
-    "layer_norm_e4m3_128_inference_de6e6a1b",
-    _layer_norm_e4m3_128_inference_outputs,
-    operators.deferred(__package__, "layer_norm_e4m3_128_inference"),
-)
-def layer_norm_e4m3_128_inference(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+@operators.kernel(__package__, "e5618e37", _layer_norm_e4m3_inference_outputs)
+def layer_norm_e4m3_inference(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row.
 
     x (M, 128), weight (128,), bias (128,) -> values (M, 128), scale (M, 1), scale_max (P,).
@@ -507,92 +375,25 @@ def layer_norm_e4m3_128_inference(x: Tensor, weight: Tensor, bias: Tensor) -> tu
     return values, scale, scale_max
 
 
-def _quantise_e4m3_128_outputs(x: Tensor) -> tuple[Tensor, ...]:
-    operators.check_rows(x, 128)
+# Width: how many rows a program has at least, and how many programs a multiprocessor has at most.
+_QUANTISE_E4M3_PROGRAMS = {64: (16, 16), 128: (8, 16), 256: (4, 16), 512: (1, 32)}
+
+
+def _quantise_e4m3_outputs(x: Tensor) -> tuple[Tensor, ...]:
+    width = operators.width_of(x, _QUANTISE_E4M3_PROGRAMS)
     m = x.shape[0]
-    programs = operators.programs(x, rows=8, per_multiprocessor=16)
-    values = x.new_empty((m, 128), dtype=torch.float8_e4m3fn)
+    programs = operators.programs(x, *_QUANTISE_E4M3_PROGRAMS[width])
+    values = x.new_empty((m, width), dtype=torch.float8_e4m3fn)
     scale = x.new_empty((m, 1), dtype=torch.float32)
     scale_max = x.new_empty((programs,), dtype=torch.float32)
     return values, scale, scale_max
 
 
-@operators.operator(
-    "quantise_e4m3_128_360e3633", _quantise_e4m3_128_outputs, operators.deferred(__package__, "quantise_e4m3_128")
-)
-def quantise_e4m3_128(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+@operators.kernel(__package__, "5d379c37", _quantise_e4m3_outputs)
+def quantise_e4m3(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """To e4m3 with one power-of-two scale a row.
 
-    x (M, 128) -> values (M, 128), scale (M, 1), scale_max (P,).
-    """
-    forward = norm_reference.norm_forward(x)
-    values, scale, scale_max = norm_reference.quantise_rows(forward.y)
-    return values, scale, scale_max
-
-
-def _quantise_e4m3_256_outputs(x: Tensor) -> tuple[Tensor, ...]:
-    operators.check_rows(x, 256)
-    m = x.shape[0]
-    programs = operators.programs(x, rows=4, per_multiprocessor=16)
-    values = x.new_empty((m, 256), dtype=torch.float8_e4m3fn)
-    scale = x.new_empty((m, 1), dtype=torch.float32)
-    scale_max = x.new_empty((programs,), dtype=torch.float32)
-    return values, scale, scale_max
-
-
-@operators.operator(
-    "quantise_e4m3_256_f5011f52", _quantise_e4m3_256_outputs, operators.deferred(__package__, "quantise_e4m3_256")
-)
-def quantise_e4m3_256(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """To e4m3 with one power-of-two scale a row.
-
-    x (M, 256) -> values (M, 256), scale (M, 1), scale_max (P,).
-    """
-    forward = norm_reference.norm_forward(x)
-    values, scale, scale_max = norm_reference.quantise_rows(forward.y)
-    return values, scale, scale_max
-
-
-def _quantise_e4m3_512_outputs(x: Tensor) -> tuple[Tensor, ...]:
-    operators.check_rows(x, 512)
-    m = x.shape[0]
-    programs = operators.programs(x, rows=1, per_multiprocessor=32)
-    values = x.new_empty((m, 512), dtype=torch.float8_e4m3fn)
-    scale = x.new_empty((m, 1), dtype=torch.float32)
-    scale_max = x.new_empty((programs,), dtype=torch.float32)
-    return values, scale, scale_max
-
-
-@operators.operator(
-    "quantise_e4m3_512_2e01a738", _quantise_e4m3_512_outputs, operators.deferred(__package__, "quantise_e4m3_512")
-)
-def quantise_e4m3_512(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """To e4m3 with one power-of-two scale a row.
-
-    x (M, 512) -> values (M, 512), scale (M, 1), scale_max (P,).
-    """
-    forward = norm_reference.norm_forward(x)
-    values, scale, scale_max = norm_reference.quantise_rows(forward.y)
-    return values, scale, scale_max
-
-
-def _quantise_e4m3_64_outputs(x: Tensor) -> tuple[Tensor, ...]:
-    operators.check_rows(x, 64)
-    m = x.shape[0]
-    programs = operators.programs(x, rows=16, per_multiprocessor=16)
-    values = x.new_empty((m, 64), dtype=torch.float8_e4m3fn)
-    scale = x.new_empty((m, 1), dtype=torch.float32)
-    scale_max = x.new_empty((programs,), dtype=torch.float32)
-    return values, scale, scale_max
-
-
-@operators.operator(
-    "quantise_e4m3_64_81d87177", _quantise_e4m3_64_outputs, operators.deferred(__package__, "quantise_e4m3_64")
-)
-def quantise_e4m3_64(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """To e4m3 with one power-of-two scale a row.
-
-    x (M, 64) -> values (M, 64), scale (M, 1), scale_max (P,).
+    x (M, W) -> values (M, W), scale (M, 1), scale_max (P,).
     """
     forward = norm_reference.norm_forward(x)
     values, scale, scale_max = norm_reference.quantise_rows(forward.y)
@@ -603,7 +404,7 @@ def _reduce_1_outputs(partial: Tensor, dtype: torch.dtype) -> Tensor:
     return partial.new_empty((partial.shape[1],), dtype=dtype)
 
 
-@operators.operator("reduce_1_7f6b59e4", _reduce_1_outputs, operators.deferred(__package__, "reduce_1"))
+@operators.kernel(__package__, "df10d001", _reduce_1_outputs)
 def reduce_1(partial: Tensor, dtype: torch.dtype) -> Tensor:
     """Column sums of a matrix.
 
@@ -618,7 +419,7 @@ def _reduce_2_outputs(*operands: Any) -> tuple[Tensor, ...]:
     return tuple(x.new_empty((x.shape[1],), dtype=dtype) for x, dtype in zip(partials, dtypes, strict=True))
 
 
-@operators.operator("reduce_2_aae133cf", _reduce_2_outputs, operators.deferred(__package__, "reduce_2"))
+@operators.kernel(__package__, "9fe03818", _reduce_2_outputs)
 def reduce_2(partial_0: Tensor, dtype_0: torch.dtype, partial_1: Tensor, dtype_1: torch.dtype) -> tuple[Tensor, Tensor]:
     """Column sums of 2 matrices.
 
@@ -635,7 +436,7 @@ def _reduce_3_outputs(*operands: Any) -> tuple[Tensor, ...]:
     return tuple(x.new_empty((x.shape[1],), dtype=dtype) for x, dtype in zip(partials, dtypes, strict=True))
 
 
-@operators.operator("reduce_3_7c2dd090", _reduce_3_outputs, operators.deferred(__package__, "reduce_3"))
+@operators.kernel(__package__, "638cf6a1", _reduce_3_outputs)
 def reduce_3(
     partial_0: Tensor,
     dtype_0: torch.dtype,
@@ -660,7 +461,7 @@ def _reduce_6_outputs(*operands: Any) -> tuple[Tensor, ...]:
     return tuple(x.new_empty((x.shape[1],), dtype=dtype) for x, dtype in zip(partials, dtypes, strict=True))
 
 
-@operators.operator("reduce_6_a5d0f850", _reduce_6_outputs, operators.deferred(__package__, "reduce_6"))
+@operators.kernel(__package__, "83dd8b24", _reduce_6_outputs)
 def reduce_6(
     partial_0: Tensor,
     dtype_0: torch.dtype,
@@ -699,11 +500,7 @@ def _requantize_transpose_2_outputs(*operands: Tensor) -> tuple[Tensor, ...]:
     return tuple(outputs)
 
 
-@operators.operator(
-    "requantize_transpose_2_ca650991",
-    _requantize_transpose_2_outputs,
-    operators.deferred(__package__, "requantize_transpose_2"),
-)
+@operators.kernel(__package__, "6cd6ca39", _requantize_transpose_2_outputs)
 def requantize_transpose_2(
     values_0: Tensor, scale_0: Tensor, scale_max_0: Tensor, values_1: Tensor, scale_1: Tensor, scale_max_1: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -725,11 +522,7 @@ def _requantize_transpose_3_outputs(*operands: Tensor) -> tuple[Tensor, ...]:
     return tuple(outputs)
 
 
-@operators.operator(
-    "requantize_transpose_3_8909a78d",
-    _requantize_transpose_3_outputs,
-    operators.deferred(__package__, "requantize_transpose_3"),
-)
+@operators.kernel(__package__, "17309139", _requantize_transpose_3_outputs)
 def requantize_transpose_3(
     values_0: Tensor,
     scale_0: Tensor,

@@ -1,3 +1,4 @@
+# ruff: noqa: N803
 """Triton kernels of ranker.yaml, and the functions that launch them.
 
 Written by `loka generate`, which overwrites it: edit the policy and generate again.
@@ -14,7 +15,7 @@ import triton.language as tl
 from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import fm_reference
 
-STAMP = "523db0fd78e13b0e12a5eb1369c5e9fbf84dafe191447117e1b613ded7cd617f"
+STAMP = "2edff6af10ea05747940326eae1b965b5203e97c9e983fed0dbfc3680eb59e31"
 
 
 @triton.jit
@@ -84,15 +85,17 @@ def requantize_transpose_tile(
 
 
 @triton.jit(do_not_specialize=["m"])
-def _add_backward_e4m3_256(grad_ptr, values_ptr, scale_ptr, scale_max_ptr, dadd_ptr, grad_stride, m):
-    """Gradient of addition -> e4m3 with one power-of-two scale a row for grad (m, 256)."""
-    columns = tl.arange(0, 256)
-    dadd = tl.zeros([4, 256], tl.float32)
+def _add_backward_e4m3(
+    grad_ptr, values_ptr, scale_ptr, scale_max_ptr, dadd_ptr, grad_stride, m, WIDTH: tl.constexpr, ROWS: tl.constexpr
+):
+    """Gradient of addition -> e4m3 with one power-of-two scale a row for grad (m, WIDTH)."""
+    columns = tl.arange(0, WIDTH)
+    dadd = tl.zeros([ROWS, WIDTH], tl.float32)
     scale_max = 0.0
-    for first in range(tl.program_id(0) * 4, m, tl.num_programs(0) * 4):
-        row = first + tl.arange(0, 4)
+    for first in range(tl.program_id(0) * ROWS, m, tl.num_programs(0) * ROWS):
+        row = first + tl.arange(0, ROWS)
         valid = row < m
-        offsets = row[:, None].to(tl.int64) * 256 + columns[None, :]
+        offsets = row[:, None].to(tl.int64) * WIDTH + columns[None, :]
         grad_offsets = row[:, None].to(tl.int64) * grad_stride + columns[None, :]
         grad = tl.load(grad_ptr + grad_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
         dadd += grad
@@ -105,67 +108,53 @@ def _add_backward_e4m3_256(grad_ptr, values_ptr, scale_ptr, scale_max_ptr, dadd_
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
         scale_max = tl.maximum(scale_max, tl.max(tl.where(valid, scale, 0.0), 0))
-    part = tl.program_id(0).to(tl.int64) * 256 + columns
+    part = tl.program_id(0).to(tl.int64) * WIDTH + columns
     tl.store(dadd_ptr + part, tl.sum(dadd, 0))
     tl.store(scale_max_ptr + tl.program_id(0), scale_max)
 
 
-def add_backward_e4m3_256(values, scale, scale_max, dadd, grad):
+# Width: the kernel, its constants, its warps.
+_ADD_BACKWARD_E4M3_LAUNCHES = {32: (_add_backward_e4m3, (32, 32), 2), 256: (_add_backward_e4m3, (256, 4), 2)}
+
+
+def add_backward_e4m3(values, scale, scale_max, dadd, grad):
     grad = operators.whole_rows(grad)
+    kernel, constants, warps = _ADD_BACKWARD_E4M3_LAUNCHES[grad.shape[1]]
     tensors = (grad, values, scale, scale_max, dadd)
-    operators.launch(_add_backward_e4m3_256, (dadd.shape[0],), *tensors, grad.stride(0), grad.shape[0], num_warps=2)
+    operators.launch(
+        kernel, (dadd.shape[0],), *tensors, grad.stride(0), grad.shape[0], constants=constants, num_warps=warps
+    )
 
 
 @triton.jit(do_not_specialize=["m"])
-def _add_backward_e4m3_32(grad_ptr, values_ptr, scale_ptr, scale_max_ptr, dadd_ptr, grad_stride, m):
-    """Gradient of addition -> e4m3 with one power-of-two scale a row for grad (m, 32)."""
-    columns = tl.arange(0, 32)
-    dadd = tl.zeros([32, 32], tl.float32)
-    scale_max = 0.0
-    for first in range(tl.program_id(0) * 32, m, tl.num_programs(0) * 32):
-        row = first + tl.arange(0, 32)
-        valid = row < m
-        offsets = row[:, None].to(tl.int64) * 32 + columns[None, :]
-        grad_offsets = row[:, None].to(tl.int64) * grad_stride + columns[None, :]
-        grad = tl.load(grad_ptr + grad_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
-        dadd += grad
-        # Non-finite values are ignored when the scale is computed, and become NaN.
-        finite = tl.abs(grad) < float("inf")
-        amax = tl.maximum(tl.max(tl.where(finite, tl.abs(grad), 0.0), 1), 7.888609052210118e-31)  # 2**-100
-        scale, reciprocal = e4m3_scale(amax)
-        values = grad * reciprocal[:, None]
-        values = tl.where(finite, values, float("nan"))
-        tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
-        tl.store(scale_ptr + row, scale, mask=valid)
-        scale_max = tl.maximum(scale_max, tl.max(tl.where(valid, scale, 0.0), 0))
-    part = tl.program_id(0).to(tl.int64) * 32 + columns
-    tl.store(dadd_ptr + part, tl.sum(dadd, 0))
-    tl.store(scale_max_ptr + tl.program_id(0), scale_max)
-
-
-def add_backward_e4m3_32(values, scale, scale_max, dadd, grad):
-    grad = operators.whole_rows(grad)
-    tensors = (grad, values, scale, scale_max, dadd)
-    operators.launch(_add_backward_e4m3_32, (dadd.shape[0],), *tensors, grad.stride(0), grad.shape[0], num_warps=2)
-
-
-@triton.jit(do_not_specialize=["m"])
-def _add_layer_norm_silu_256(x_ptr, add_ptr, weight_ptr, bias_ptr, out_ptr, mean_ptr, rstd_ptr, x_stride, m):
-    """Addition -> LayerNorm (eps 1e-05) -> SiLU of x (m, 256)."""
-    columns = tl.arange(0, 256)
+def _add_layer_norm_silu(
+    x_ptr,
+    add_ptr,
+    weight_ptr,
+    bias_ptr,
+    out_ptr,
+    mean_ptr,
+    rstd_ptr,
+    x_stride,
+    m,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Addition -> LayerNorm (eps 1e-05) -> SiLU of x (m, WIDTH)."""
+    columns = tl.arange(0, WIDTH)
     add = tl.load(add_ptr + columns).to(tl.float32)
     weight = tl.load(weight_ptr + columns).to(tl.float32)
     bias = tl.load(bias_ptr + columns).to(tl.float32)
-    for first in range(tl.program_id(0) * 4, m, tl.num_programs(0) * 4):
-        row = first + tl.arange(0, 4)
+    for first in range(tl.program_id(0) * ROWS, m, tl.num_programs(0) * ROWS):
+        row = first + tl.arange(0, ROWS)
         valid = row < m
-        offsets = row[:, None].to(tl.int64) * 256 + columns[None, :]
+        offsets = row[:, None].to(tl.int64) * WIDTH + columns[None, :]
         x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
         x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
         x = x + add[None, :]
-        mean = tl.sum(x, 1) / 256
+        mean = tl.sum(x, 1) / WIDTH
         x = x - mean[:, None]
-        rstd = tl.rsqrt(tl.sum(x * x, 1) / 256 + 1e-05)
+        rstd = tl.rsqrt(tl.sum(x * x, 1) / WIDTH + 1e-05)
         y = x * rstd[:, None] * weight[None, :] + bias[None, :]
         tl.store(mean_ptr + row, mean, mask=valid)
         tl.store(rstd_ptr + row, rstd, mask=valid)
@@ -173,108 +162,25 @@ def _add_layer_norm_silu_256(x_ptr, add_ptr, weight_ptr, bias_ptr, out_ptr, mean
         tl.store(out_ptr + offsets, y, mask=valid[:, None])
 
 
-def add_layer_norm_silu_256(out, mean, rstd, x, add, weight, bias, _dtype=None):
+# Width: the kernel, its constants, its warps, how many rows a program has at least, how many programs a multiprocessor
+# has at most.
+_ADD_LAYER_NORM_SILU_LAUNCHES = {
+    64: (_add_layer_norm_silu, (64, 16), 1, 16, 16),
+    256: (_add_layer_norm_silu, (256, 4), 1, 4, 16),
+}
+
+
+def add_layer_norm_silu(out, mean, rstd, x, add, weight, bias, _dtype=None):
     x = operators.whole_rows(x)
     add, weight, bias = add.contiguous(), weight.contiguous(), bias.contiguous()
-    programs = operators.programs(x, rows=4, per_multiprocessor=16)
+    kernel, constants, warps, rows, per_multiprocessor = _ADD_LAYER_NORM_SILU_LAUNCHES[x.shape[1]]
+    programs = operators.programs(x, rows, per_multiprocessor)
     tensors = (x, add, weight, bias, out, mean, rstd)
-    operators.launch(_add_layer_norm_silu_256, (programs,), *tensors, x.stride(0), x.shape[0], num_warps=1)
+    operators.launch(kernel, (programs,), *tensors, x.stride(0), x.shape[0], constants=constants, num_warps=warps)
 
 
 @triton.jit(do_not_specialize=["m"])
-def _add_layer_norm_silu_256_inference(x_ptr, add_ptr, weight_ptr, bias_ptr, out_ptr, x_stride, m):
-    """Addition -> LayerNorm (eps 1e-05) -> SiLU of x (m, 256)."""
-    columns = tl.arange(0, 256)
-    add = tl.load(add_ptr + columns).to(tl.float32)
-    weight = tl.load(weight_ptr + columns).to(tl.float32)
-    bias = tl.load(bias_ptr + columns).to(tl.float32)
-    for first in range(tl.program_id(0) * 4, m, tl.num_programs(0) * 4):
-        row = first + tl.arange(0, 4)
-        valid = row < m
-        offsets = row[:, None].to(tl.int64) * 256 + columns[None, :]
-        x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
-        x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
-        x = x + add[None, :]
-        mean = tl.sum(x, 1) / 256
-        x = x - mean[:, None]
-        rstd = tl.rsqrt(tl.sum(x * x, 1) / 256 + 1e-05)
-        y = x * rstd[:, None] * weight[None, :] + bias[None, :]
-        y = silu(y)
-        tl.store(out_ptr + offsets, y, mask=valid[:, None])
-
-
-def add_layer_norm_silu_256_inference(out, x, add, weight, bias, _dtype=None):
-    x = operators.whole_rows(x)
-    add, weight, bias = add.contiguous(), weight.contiguous(), bias.contiguous()
-    programs = operators.programs(x, rows=4, per_multiprocessor=16)
-    tensors = (x, add, weight, bias, out)
-    operators.launch(_add_layer_norm_silu_256_inference, (programs,), *tensors, x.stride(0), x.shape[0], num_warps=1)
-
-
-@triton.jit(do_not_specialize=["m"])
-def _add_layer_norm_silu_64(x_ptr, add_ptr, weight_ptr, bias_ptr, out_ptr, mean_ptr, rstd_ptr, x_stride, m):
-    """Addition -> LayerNorm (eps 1e-05) -> SiLU of x (m, 64)."""
-    columns = tl.arange(0, 64)
-    add = tl.load(add_ptr + columns).to(tl.float32)
-    weight = tl.load(weight_ptr + columns).to(tl.float32)
-    bias = tl.load(bias_ptr + columns).to(tl.float32)
-    for first in range(tl.program_id(0) * 16, m, tl.num_programs(0) * 16):
-        row = first + tl.arange(0, 16)
-        valid = row < m
-        offsets = row[:, None].to(tl.int64) * 64 + columns[None, :]
-        x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
-        x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
-        x = x + add[None, :]
-        mean = tl.sum(x, 1) / 64
-        x = x - mean[:, None]
-        rstd = tl.rsqrt(tl.sum(x * x, 1) / 64 + 1e-05)
-        y = x * rstd[:, None] * weight[None, :] + bias[None, :]
-        tl.store(mean_ptr + row, mean, mask=valid)
-        tl.store(rstd_ptr + row, rstd, mask=valid)
-        y = silu(y)
-        tl.store(out_ptr + offsets, y, mask=valid[:, None])
-
-
-def add_layer_norm_silu_64(out, mean, rstd, x, add, weight, bias, _dtype=None):
-    x = operators.whole_rows(x)
-    add, weight, bias = add.contiguous(), weight.contiguous(), bias.contiguous()
-    programs = operators.programs(x, rows=16, per_multiprocessor=16)
-    tensors = (x, add, weight, bias, out, mean, rstd)
-    operators.launch(_add_layer_norm_silu_64, (programs,), *tensors, x.stride(0), x.shape[0], num_warps=1)
-
-
-@triton.jit(do_not_specialize=["m"])
-def _add_layer_norm_silu_64_inference(x_ptr, add_ptr, weight_ptr, bias_ptr, out_ptr, x_stride, m):
-    """Addition -> LayerNorm (eps 1e-05) -> SiLU of x (m, 64)."""
-    columns = tl.arange(0, 64)
-    add = tl.load(add_ptr + columns).to(tl.float32)
-    weight = tl.load(weight_ptr + columns).to(tl.float32)
-    bias = tl.load(bias_ptr + columns).to(tl.float32)
-    for first in range(tl.program_id(0) * 16, m, tl.num_programs(0) * 16):
-        row = first + tl.arange(0, 16)
-        valid = row < m
-        offsets = row[:, None].to(tl.int64) * 64 + columns[None, :]
-        x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
-        x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
-        x = x + add[None, :]
-        mean = tl.sum(x, 1) / 64
-        x = x - mean[:, None]
-        rstd = tl.rsqrt(tl.sum(x * x, 1) / 64 + 1e-05)
-        y = x * rstd[:, None] * weight[None, :] + bias[None, :]
-        y = silu(y)
-        tl.store(out_ptr + offsets, y, mask=valid[:, None])
-
-
-def add_layer_norm_silu_64_inference(out, x, add, weight, bias, _dtype=None):
-    x = operators.whole_rows(x)
-    add, weight, bias = add.contiguous(), weight.contiguous(), bias.contiguous()
-    programs = operators.programs(x, rows=16, per_multiprocessor=16)
-    tensors = (x, add, weight, bias, out)
-    operators.launch(_add_layer_norm_silu_64_inference, (programs,), *tensors, x.stride(0), x.shape[0], num_warps=1)
-
-
-@triton.jit(do_not_specialize=["m"])
-def _add_layer_norm_silu_backward_64(
+def _add_layer_norm_silu_backward(
     grad_ptr,
     x_ptr,
     add_ptr,
@@ -288,19 +194,21 @@ def _add_layer_norm_silu_backward_64(
     dadd_ptr,
     grad_stride,
     m,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
-    """Gradient of addition, LayerNorm, SiLU for grad (m, 64)."""
-    columns = tl.arange(0, 64)
+    """Gradient of addition, LayerNorm, SiLU for grad (m, WIDTH)."""
+    columns = tl.arange(0, WIDTH)
     add = tl.load(add_ptr + columns).to(tl.float32)
     weight = tl.load(weight_ptr + columns).to(tl.float32)
     bias = tl.load(bias_ptr + columns).to(tl.float32)
-    dweight = tl.zeros([16, 64], tl.float32)
-    dbias = tl.zeros([16, 64], tl.float32)
-    dadd = tl.zeros([16, 64], tl.float32)
-    for first in range(tl.program_id(0) * 16, m, tl.num_programs(0) * 16):
-        row = first + tl.arange(0, 16)
+    dweight = tl.zeros([ROWS, WIDTH], tl.float32)
+    dbias = tl.zeros([ROWS, WIDTH], tl.float32)
+    dadd = tl.zeros([ROWS, WIDTH], tl.float32)
+    for first in range(tl.program_id(0) * ROWS, m, tl.num_programs(0) * ROWS):
+        row = first + tl.arange(0, ROWS)
         valid = row < m
-        offsets = row[:, None].to(tl.int64) * 64 + columns[None, :]
+        offsets = row[:, None].to(tl.int64) * WIDTH + columns[None, :]
         grad_offsets = row[:, None].to(tl.int64) * grad_stride + columns[None, :]
         grad = tl.load(grad_ptr + grad_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
         x = tl.load(x_ptr + offsets, mask=valid[:, None], other=0.0).to(tl.float32)
@@ -313,28 +221,34 @@ def _add_layer_norm_silu_backward_64(
         dweight += dz * n
         dbias += dz
         dn = dz * weight[None, :]
-        mean_dn = tl.sum(dn, 1) / 64
-        mean_dn_n = tl.sum(dn * n, 1) / 64
+        mean_dn = tl.sum(dn, 1) / WIDTH
+        mean_dn_n = tl.sum(dn * n, 1) / WIDTH
         dx = (dn - mean_dn[:, None] - n * mean_dn_n[:, None]) * rstd[:, None]
         dadd += dx
         tl.store(dx_ptr + offsets, dx, mask=valid[:, None])
-    part = tl.program_id(0).to(tl.int64) * 64 + columns
+    part = tl.program_id(0).to(tl.int64) * WIDTH + columns
     tl.store(dweight_ptr + part, tl.sum(dweight, 0))
     tl.store(dbias_ptr + part, tl.sum(dbias, 0))
     tl.store(dadd_ptr + part, tl.sum(dadd, 0))
 
 
-def add_layer_norm_silu_backward_64(dx, dweight, dbias, dadd, grad, x, add, weight, bias, mean, rstd):
+def add_layer_norm_silu_backward(dx, dweight, dbias, dadd, grad, x, add, weight, bias, mean, rstd):
     grad = operators.whole_rows(grad)
     x, add, weight, bias = x.contiguous(), add.contiguous(), weight.contiguous(), bias.contiguous()
     tensors = (grad, x, add, weight, bias, mean, rstd, dx, dweight, dbias, dadd)
     operators.launch(
-        _add_layer_norm_silu_backward_64, (dweight.shape[0],), *tensors, grad.stride(0), grad.shape[0], num_warps=2
+        _add_layer_norm_silu_backward,
+        (dweight.shape[0],),
+        *tensors,
+        grad.stride(0),
+        grad.shape[0],
+        constants=(64, 16),
+        num_warps=2,
     )
 
 
 @triton.jit(do_not_specialize=["m"])
-def _add_layer_norm_silu_backward_e4m3_256(
+def _add_layer_norm_silu_backward_e4m3(
     grad_ptr,
     x_ptr,
     add_ptr,
@@ -350,20 +264,22 @@ def _add_layer_norm_silu_backward_e4m3_256(
     dadd_ptr,
     grad_stride,
     m,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
-    """Gradient of addition, LayerNorm, SiLU -> e4m3 with one power-of-two scale a row for grad (m, 256)."""
-    columns = tl.arange(0, 256)
+    """Gradient of addition, LayerNorm, SiLU -> e4m3 with one power-of-two scale a row for grad (m, WIDTH)."""
+    columns = tl.arange(0, WIDTH)
     add = tl.load(add_ptr + columns).to(tl.float32)
     weight = tl.load(weight_ptr + columns).to(tl.float32)
     bias = tl.load(bias_ptr + columns).to(tl.float32)
-    dweight = tl.zeros([4, 256], tl.float32)
-    dbias = tl.zeros([4, 256], tl.float32)
-    dadd = tl.zeros([4, 256], tl.float32)
+    dweight = tl.zeros([ROWS, WIDTH], tl.float32)
+    dbias = tl.zeros([ROWS, WIDTH], tl.float32)
+    dadd = tl.zeros([ROWS, WIDTH], tl.float32)
     scale_max = 0.0
-    for first in range(tl.program_id(0) * 4, m, tl.num_programs(0) * 4):
-        row = first + tl.arange(0, 4)
+    for first in range(tl.program_id(0) * ROWS, m, tl.num_programs(0) * ROWS):
+        row = first + tl.arange(0, ROWS)
         valid = row < m
-        offsets = row[:, None].to(tl.int64) * 256 + columns[None, :]
+        offsets = row[:, None].to(tl.int64) * WIDTH + columns[None, :]
         grad_offsets = row[:, None].to(tl.int64) * grad_stride + columns[None, :]
         grad = tl.load(grad_ptr + grad_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
         x = tl.load(x_ptr + offsets, mask=valid[:, None], other=0.0).to(tl.float32)
@@ -376,8 +292,8 @@ def _add_layer_norm_silu_backward_e4m3_256(
         dweight += dz * n
         dbias += dz
         dn = dz * weight[None, :]
-        mean_dn = tl.sum(dn, 1) / 256
-        mean_dn_n = tl.sum(dn * n, 1) / 256
+        mean_dn = tl.sum(dn, 1) / WIDTH
+        mean_dn_n = tl.sum(dn * n, 1) / WIDTH
         dx = (dn - mean_dn[:, None] - n * mean_dn_n[:, None]) * rstd[:, None]
         dadd += dx
         # Non-finite values are ignored when the scale is computed, and become NaN.
@@ -389,49 +305,62 @@ def _add_layer_norm_silu_backward_e4m3_256(
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
         scale_max = tl.maximum(scale_max, tl.max(tl.where(valid, scale, 0.0), 0))
-    part = tl.program_id(0).to(tl.int64) * 256 + columns
+    part = tl.program_id(0).to(tl.int64) * WIDTH + columns
     tl.store(dweight_ptr + part, tl.sum(dweight, 0))
     tl.store(dbias_ptr + part, tl.sum(dbias, 0))
     tl.store(dadd_ptr + part, tl.sum(dadd, 0))
     tl.store(scale_max_ptr + tl.program_id(0), scale_max)
 
 
-def add_layer_norm_silu_backward_e4m3_256(
+def add_layer_norm_silu_backward_e4m3(
     values, scale, scale_max, dweight, dbias, dadd, grad, x, add, weight, bias, mean, rstd
 ):
     grad = operators.whole_rows(grad)
     x, add, weight, bias = x.contiguous(), add.contiguous(), weight.contiguous(), bias.contiguous()
     tensors = (grad, x, add, weight, bias, mean, rstd, values, scale, scale_max, dweight, dbias, dadd)
     operators.launch(
-        _add_layer_norm_silu_backward_e4m3_256,
+        _add_layer_norm_silu_backward_e4m3,
         (dweight.shape[0],),
         *tensors,
         grad.stride(0),
         grad.shape[0],
+        constants=(256, 4),
         num_warps=2,
     )
 
 
 @triton.jit(do_not_specialize=["m"])
-def _add_layer_norm_silu_e4m3_256(
-    x_ptr, add_ptr, weight_ptr, bias_ptr, values_ptr, scale_ptr, scale_max_ptr, mean_ptr, rstd_ptr, x_stride, m
+def _add_layer_norm_silu_e4m3(
+    x_ptr,
+    add_ptr,
+    weight_ptr,
+    bias_ptr,
+    values_ptr,
+    scale_ptr,
+    scale_max_ptr,
+    mean_ptr,
+    rstd_ptr,
+    x_stride,
+    m,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
-    """Addition -> LayerNorm (eps 1e-05) -> SiLU -> e4m3 with one power-of-two scale a row of x (m, 256)."""
-    columns = tl.arange(0, 256)
+    """Addition -> LayerNorm (eps 1e-05) -> SiLU -> e4m3 with one power-of-two scale a row of x (m, WIDTH)."""
+    columns = tl.arange(0, WIDTH)
     add = tl.load(add_ptr + columns).to(tl.float32)
     weight = tl.load(weight_ptr + columns).to(tl.float32)
     bias = tl.load(bias_ptr + columns).to(tl.float32)
     scale_max = 0.0
-    for first in range(tl.program_id(0) * 4, m, tl.num_programs(0) * 4):
-        row = first + tl.arange(0, 4)
+    for first in range(tl.program_id(0) * ROWS, m, tl.num_programs(0) * ROWS):
+        row = first + tl.arange(0, ROWS)
         valid = row < m
-        offsets = row[:, None].to(tl.int64) * 256 + columns[None, :]
+        offsets = row[:, None].to(tl.int64) * WIDTH + columns[None, :]
         x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
         x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
         x = x + add[None, :]
-        mean = tl.sum(x, 1) / 256
+        mean = tl.sum(x, 1) / WIDTH
         x = x - mean[:, None]
-        rstd = tl.rsqrt(tl.sum(x * x, 1) / 256 + 1e-05)
+        rstd = tl.rsqrt(tl.sum(x * x, 1) / WIDTH + 1e-05)
         y = x * rstd[:, None] * weight[None, :] + bias[None, :]
         tl.store(mean_ptr + row, mean, mask=valid)
         tl.store(rstd_ptr + row, rstd, mask=valid)
@@ -448,35 +377,51 @@ def _add_layer_norm_silu_e4m3_256(
     tl.store(scale_max_ptr + tl.program_id(0), scale_max)
 
 
-def add_layer_norm_silu_e4m3_256(values, scale, scale_max, mean, rstd, x, add, weight, bias):
+def add_layer_norm_silu_e4m3(values, scale, scale_max, mean, rstd, x, add, weight, bias):
     x = operators.whole_rows(x)
     add, weight, bias = add.contiguous(), weight.contiguous(), bias.contiguous()
     tensors = (x, add, weight, bias, values, scale, scale_max, mean, rstd)
     operators.launch(
-        _add_layer_norm_silu_e4m3_256, (scale_max.shape[0],), *tensors, x.stride(0), x.shape[0], num_warps=1
+        _add_layer_norm_silu_e4m3,
+        (scale_max.shape[0],),
+        *tensors,
+        x.stride(0),
+        x.shape[0],
+        constants=(256, 4),
+        num_warps=1,
     )
 
 
 @triton.jit(do_not_specialize=["m"])
-def _add_layer_norm_silu_e4m3_256_inference(
-    x_ptr, add_ptr, weight_ptr, bias_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m
+def _add_layer_norm_silu_e4m3_inference(
+    x_ptr,
+    add_ptr,
+    weight_ptr,
+    bias_ptr,
+    values_ptr,
+    scale_ptr,
+    scale_max_ptr,
+    x_stride,
+    m,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
-    """Addition -> LayerNorm (eps 1e-05) -> SiLU -> e4m3 with one power-of-two scale a row of x (m, 256)."""
-    columns = tl.arange(0, 256)
+    """Addition -> LayerNorm (eps 1e-05) -> SiLU -> e4m3 with one power-of-two scale a row of x (m, WIDTH)."""
+    columns = tl.arange(0, WIDTH)
     add = tl.load(add_ptr + columns).to(tl.float32)
     weight = tl.load(weight_ptr + columns).to(tl.float32)
     bias = tl.load(bias_ptr + columns).to(tl.float32)
     scale_max = 0.0
-    for first in range(tl.program_id(0) * 4, m, tl.num_programs(0) * 4):
-        row = first + tl.arange(0, 4)
+    for first in range(tl.program_id(0) * ROWS, m, tl.num_programs(0) * ROWS):
+        row = first + tl.arange(0, ROWS)
         valid = row < m
-        offsets = row[:, None].to(tl.int64) * 256 + columns[None, :]
+        offsets = row[:, None].to(tl.int64) * WIDTH + columns[None, :]
         x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
         x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
         x = x + add[None, :]
-        mean = tl.sum(x, 1) / 256
+        mean = tl.sum(x, 1) / WIDTH
         x = x - mean[:, None]
-        rstd = tl.rsqrt(tl.sum(x * x, 1) / 256 + 1e-05)
+        rstd = tl.rsqrt(tl.sum(x * x, 1) / WIDTH + 1e-05)
         y = x * rstd[:, None] * weight[None, :] + bias[None, :]
         y = silu(y)
         # Non-finite values are ignored when the scale is computed, and become NaN.
@@ -491,13 +436,60 @@ def _add_layer_norm_silu_e4m3_256_inference(
     tl.store(scale_max_ptr + tl.program_id(0), scale_max)
 
 
-def add_layer_norm_silu_e4m3_256_inference(values, scale, scale_max, x, add, weight, bias):
+def add_layer_norm_silu_e4m3_inference(values, scale, scale_max, x, add, weight, bias):
     x = operators.whole_rows(x)
     add, weight, bias = add.contiguous(), weight.contiguous(), bias.contiguous()
     tensors = (x, add, weight, bias, values, scale, scale_max)
     operators.launch(
-        _add_layer_norm_silu_e4m3_256_inference, (scale_max.shape[0],), *tensors, x.stride(0), x.shape[0], num_warps=1
+        _add_layer_norm_silu_e4m3_inference,
+        (scale_max.shape[0],),
+        *tensors,
+        x.stride(0),
+        x.shape[0],
+        constants=(256, 4),
+        num_warps=1,
     )
+
+
+@triton.jit(do_not_specialize=["m"])
+def _add_layer_norm_silu_inference(
+    x_ptr, add_ptr, weight_ptr, bias_ptr, out_ptr, x_stride, m, WIDTH: tl.constexpr, ROWS: tl.constexpr
+):
+    """Addition -> LayerNorm (eps 1e-05) -> SiLU of x (m, WIDTH)."""
+    columns = tl.arange(0, WIDTH)
+    add = tl.load(add_ptr + columns).to(tl.float32)
+    weight = tl.load(weight_ptr + columns).to(tl.float32)
+    bias = tl.load(bias_ptr + columns).to(tl.float32)
+    for first in range(tl.program_id(0) * ROWS, m, tl.num_programs(0) * ROWS):
+        row = first + tl.arange(0, ROWS)
+        valid = row < m
+        offsets = row[:, None].to(tl.int64) * WIDTH + columns[None, :]
+        x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
+        x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
+        x = x + add[None, :]
+        mean = tl.sum(x, 1) / WIDTH
+        x = x - mean[:, None]
+        rstd = tl.rsqrt(tl.sum(x * x, 1) / WIDTH + 1e-05)
+        y = x * rstd[:, None] * weight[None, :] + bias[None, :]
+        y = silu(y)
+        tl.store(out_ptr + offsets, y, mask=valid[:, None])
+
+
+# Width: the kernel, its constants, its warps, how many rows a program has at least, how many programs a multiprocessor
+# has at most.
+_ADD_LAYER_NORM_SILU_INFERENCE_LAUNCHES = {
+    64: (_add_layer_norm_silu_inference, (64, 16), 1, 16, 16),
+    256: (_add_layer_norm_silu_inference, (256, 4), 1, 4, 16),
+}
+
+
+def add_layer_norm_silu_inference(out, x, add, weight, bias, _dtype=None):
+    x = operators.whole_rows(x)
+    add, weight, bias = add.contiguous(), weight.contiguous(), bias.contiguous()
+    kernel, constants, warps, rows, per_multiprocessor = _ADD_LAYER_NORM_SILU_INFERENCE_LAUNCHES[x.shape[1]]
+    programs = operators.programs(x, rows, per_multiprocessor)
+    tensors = (x, add, weight, bias, out)
+    operators.launch(kernel, (programs,), *tensors, x.stride(0), x.shape[0], constants=constants, num_warps=warps)
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -726,18 +718,29 @@ def fm_interaction_backward_16x32_to_8_8_passed(
 
 
 @triton.jit(do_not_specialize=["m"])
-def _layer_norm_backward_128(
-    grad_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, dx_ptr, dweight_ptr, dbias_ptr, grad_stride, m
+def _layer_norm_backward(
+    grad_ptr,
+    x_ptr,
+    weight_ptr,
+    mean_ptr,
+    rstd_ptr,
+    dx_ptr,
+    dweight_ptr,
+    dbias_ptr,
+    grad_stride,
+    m,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
-    """Gradient of LayerNorm for grad (m, 128)."""
-    columns = tl.arange(0, 128)
+    """Gradient of LayerNorm for grad (m, WIDTH)."""
+    columns = tl.arange(0, WIDTH)
     weight = tl.load(weight_ptr + columns).to(tl.float32)
-    dweight = tl.zeros([8, 128], tl.float32)
-    dbias = tl.zeros([8, 128], tl.float32)
-    for first in range(tl.program_id(0) * 8, m, tl.num_programs(0) * 8):
-        row = first + tl.arange(0, 8)
+    dweight = tl.zeros([ROWS, WIDTH], tl.float32)
+    dbias = tl.zeros([ROWS, WIDTH], tl.float32)
+    for first in range(tl.program_id(0) * ROWS, m, tl.num_programs(0) * ROWS):
+        row = first + tl.arange(0, ROWS)
         valid = row < m
-        offsets = row[:, None].to(tl.int64) * 128 + columns[None, :]
+        offsets = row[:, None].to(tl.int64) * WIDTH + columns[None, :]
         grad_offsets = row[:, None].to(tl.int64) * grad_stride + columns[None, :]
         grad = tl.load(grad_ptr + grad_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
         x = tl.load(x_ptr + offsets, mask=valid[:, None], other=0.0).to(tl.float32)
@@ -747,42 +750,59 @@ def _layer_norm_backward_128(
         dweight += grad * n
         dbias += grad
         dn = grad * weight[None, :]
-        mean_dn = tl.sum(dn, 1) / 128
-        mean_dn_n = tl.sum(dn * n, 1) / 128
+        mean_dn = tl.sum(dn, 1) / WIDTH
+        mean_dn_n = tl.sum(dn * n, 1) / WIDTH
         dx = (dn - mean_dn[:, None] - n * mean_dn_n[:, None]) * rstd[:, None]
         tl.store(dx_ptr + offsets, dx, mask=valid[:, None])
-    part = tl.program_id(0).to(tl.int64) * 128 + columns
+    part = tl.program_id(0).to(tl.int64) * WIDTH + columns
     tl.store(dweight_ptr + part, tl.sum(dweight, 0))
     tl.store(dbias_ptr + part, tl.sum(dbias, 0))
 
 
-def layer_norm_backward_128(dx, dweight, dbias, grad, x, weight, mean, rstd):
+def layer_norm_backward(dx, dweight, dbias, grad, x, weight, mean, rstd):
     grad = operators.whole_rows(grad)
     x, weight = x.contiguous(), weight.contiguous()
     tensors = (grad, x, weight, mean, rstd, dx, dweight, dbias)
     operators.launch(
-        _layer_norm_backward_128, (dweight.shape[0],), *tensors, grad.stride(0), grad.shape[0], num_warps=2
+        _layer_norm_backward,
+        (dweight.shape[0],),
+        *tensors,
+        grad.stride(0),
+        grad.shape[0],
+        constants=(128, 8),
+        num_warps=2,
     )
 
 
 @triton.jit(do_not_specialize=["m"])
-def _layer_norm_e4m3_128(
-    x_ptr, weight_ptr, bias_ptr, values_ptr, scale_ptr, scale_max_ptr, mean_ptr, rstd_ptr, x_stride, m
+def _layer_norm_e4m3(
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    values_ptr,
+    scale_ptr,
+    scale_max_ptr,
+    mean_ptr,
+    rstd_ptr,
+    x_stride,
+    m,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
-    """LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row of x (m, 128)."""
-    columns = tl.arange(0, 128)
+    """LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row of x (m, WIDTH)."""
+    columns = tl.arange(0, WIDTH)
     weight = tl.load(weight_ptr + columns).to(tl.float32)
     bias = tl.load(bias_ptr + columns).to(tl.float32)
     scale_max = 0.0
-    for first in range(tl.program_id(0) * 8, m, tl.num_programs(0) * 8):
-        row = first + tl.arange(0, 8)
+    for first in range(tl.program_id(0) * ROWS, m, tl.num_programs(0) * ROWS):
+        row = first + tl.arange(0, ROWS)
         valid = row < m
-        offsets = row[:, None].to(tl.int64) * 128 + columns[None, :]
+        offsets = row[:, None].to(tl.int64) * WIDTH + columns[None, :]
         x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
         x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
-        mean = tl.sum(x, 1) / 128
+        mean = tl.sum(x, 1) / WIDTH
         x = x - mean[:, None]
-        rstd = tl.rsqrt(tl.sum(x * x, 1) / 128 + 1e-05)
+        rstd = tl.rsqrt(tl.sum(x * x, 1) / WIDTH + 1e-05)
         y = x * rstd[:, None] * weight[None, :] + bias[None, :]
         tl.store(mean_ptr + row, mean, mask=valid)
         tl.store(rstd_ptr + row, rstd, mask=valid)
@@ -798,29 +818,42 @@ def _layer_norm_e4m3_128(
     tl.store(scale_max_ptr + tl.program_id(0), scale_max)
 
 
-def layer_norm_e4m3_128(values, scale, scale_max, mean, rstd, x, weight, bias):
+def layer_norm_e4m3(values, scale, scale_max, mean, rstd, x, weight, bias):
     x = operators.whole_rows(x)
     weight, bias = weight.contiguous(), bias.contiguous()
     tensors = (x, weight, bias, values, scale, scale_max, mean, rstd)
-    operators.launch(_layer_norm_e4m3_128, (scale_max.shape[0],), *tensors, x.stride(0), x.shape[0], num_warps=1)
+    operators.launch(
+        _layer_norm_e4m3, (scale_max.shape[0],), *tensors, x.stride(0), x.shape[0], constants=(128, 8), num_warps=1
+    )
 
 
 @triton.jit(do_not_specialize=["m"])
-def _layer_norm_e4m3_128_inference(x_ptr, weight_ptr, bias_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m):
-    """LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row of x (m, 128)."""
-    columns = tl.arange(0, 128)
+def _layer_norm_e4m3_inference(
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    values_ptr,
+    scale_ptr,
+    scale_max_ptr,
+    x_stride,
+    m,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row of x (m, WIDTH)."""
+    columns = tl.arange(0, WIDTH)
     weight = tl.load(weight_ptr + columns).to(tl.float32)
     bias = tl.load(bias_ptr + columns).to(tl.float32)
     scale_max = 0.0
-    for first in range(tl.program_id(0) * 8, m, tl.num_programs(0) * 8):
-        row = first + tl.arange(0, 8)
+    for first in range(tl.program_id(0) * ROWS, m, tl.num_programs(0) * ROWS):
+        row = first + tl.arange(0, ROWS)
         valid = row < m
-        offsets = row[:, None].to(tl.int64) * 128 + columns[None, :]
+        offsets = row[:, None].to(tl.int64) * WIDTH + columns[None, :]
         x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
         x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
-        mean = tl.sum(x, 1) / 128
+        mean = tl.sum(x, 1) / WIDTH
         x = x - mean[:, None]
-        rstd = tl.rsqrt(tl.sum(x * x, 1) / 128 + 1e-05)
+        rstd = tl.rsqrt(tl.sum(x * x, 1) / WIDTH + 1e-05)
         y = x * rstd[:, None] * weight[None, :] + bias[None, :]
         # Non-finite values are ignored when the scale is computed, and become NaN.
         finite = tl.abs(y) < float("inf")
@@ -834,24 +867,30 @@ def _layer_norm_e4m3_128_inference(x_ptr, weight_ptr, bias_ptr, values_ptr, scal
     tl.store(scale_max_ptr + tl.program_id(0), scale_max)
 
 
-def layer_norm_e4m3_128_inference(values, scale, scale_max, x, weight, bias):
+def layer_norm_e4m3_inference(values, scale, scale_max, x, weight, bias):
     x = operators.whole_rows(x)
     weight, bias = weight.contiguous(), bias.contiguous()
     tensors = (x, weight, bias, values, scale, scale_max)
     operators.launch(
-        _layer_norm_e4m3_128_inference, (scale_max.shape[0],), *tensors, x.stride(0), x.shape[0], num_warps=1
+        _layer_norm_e4m3_inference,
+        (scale_max.shape[0],),
+        *tensors,
+        x.stride(0),
+        x.shape[0],
+        constants=(128, 8),
+        num_warps=1,
     )
 
 
 @triton.jit(do_not_specialize=["m"])
-def _quantise_e4m3_128(x_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m):
-    """To e4m3 with one power-of-two scale a row of x (m, 128)."""
-    columns = tl.arange(0, 128)
+def _quantise_e4m3(x_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m, WIDTH: tl.constexpr, ROWS: tl.constexpr):
+    """To e4m3 with one power-of-two scale a row of x (m, WIDTH)."""
+    columns = tl.arange(0, WIDTH)
     scale_max = 0.0
-    for first in range(tl.program_id(0) * 8, m, tl.num_programs(0) * 8):
-        row = first + tl.arange(0, 8)
+    for first in range(tl.program_id(0) * ROWS, m, tl.num_programs(0) * ROWS):
+        row = first + tl.arange(0, ROWS)
         valid = row < m
-        offsets = row[:, None].to(tl.int64) * 128 + columns[None, :]
+        offsets = row[:, None].to(tl.int64) * WIDTH + columns[None, :]
         x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
         x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
         # Non-finite values are ignored when the scale is computed, and become NaN.
@@ -866,48 +905,13 @@ def _quantise_e4m3_128(x_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m)
     tl.store(scale_max_ptr + tl.program_id(0), scale_max)
 
 
-def quantise_e4m3_128(values, scale, scale_max, x):
-    x = operators.whole_rows(x)
-    tensors = (x, values, scale, scale_max)
-    operators.launch(_quantise_e4m3_128, (scale_max.shape[0],), *tensors, x.stride(0), x.shape[0], num_warps=1)
-
-
 @triton.jit(do_not_specialize=["m"])
-def _quantise_e4m3_256(x_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m):
-    """To e4m3 with one power-of-two scale a row of x (m, 256)."""
-    columns = tl.arange(0, 256)
-    scale_max = 0.0
-    for first in range(tl.program_id(0) * 4, m, tl.num_programs(0) * 4):
-        row = first + tl.arange(0, 4)
-        valid = row < m
-        offsets = row[:, None].to(tl.int64) * 256 + columns[None, :]
-        x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
-        x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
-        # Non-finite values are ignored when the scale is computed, and become NaN.
-        finite = tl.abs(x) < float("inf")
-        amax = tl.maximum(tl.max(tl.where(finite, tl.abs(x), 0.0), 1), 7.888609052210118e-31)  # 2**-100
-        scale, reciprocal = e4m3_scale(amax)
-        values = x * reciprocal[:, None]
-        values = tl.where(finite, values, float("nan"))
-        tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
-        tl.store(scale_ptr + row, scale, mask=valid)
-        scale_max = tl.maximum(scale_max, tl.max(tl.where(valid, scale, 0.0), 0))
-    tl.store(scale_max_ptr + tl.program_id(0), scale_max)
-
-
-def quantise_e4m3_256(values, scale, scale_max, x):
-    x = operators.whole_rows(x)
-    tensors = (x, values, scale, scale_max)
-    operators.launch(_quantise_e4m3_256, (scale_max.shape[0],), *tensors, x.stride(0), x.shape[0], num_warps=1)
-
-
-@triton.jit(do_not_specialize=["m"])
-def _quantise_e4m3_512(x_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m):
-    """To e4m3 with one power-of-two scale a row of x (m, 512)."""
-    columns = tl.arange(0, 512)
+def _quantise_e4m3_single_row(x_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m, WIDTH: tl.constexpr):
+    """To e4m3 with one power-of-two scale a row of x (m, WIDTH)."""
+    columns = tl.arange(0, WIDTH)
     scale_max = 0.0
     for row in range(tl.program_id(0), m, tl.num_programs(0)):
-        offsets = tl.cast(row, tl.int64) * 512 + columns
+        offsets = tl.cast(row, tl.int64) * WIDTH + columns
         x_offsets = tl.cast(row, tl.int64) * x_stride + columns
         x = tl.load(x_ptr + x_offsets).to(tl.float32)
         # Non-finite values are ignored when the scale is computed, and become NaN.
@@ -922,39 +926,22 @@ def _quantise_e4m3_512(x_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m)
     tl.store(scale_max_ptr + tl.program_id(0), scale_max)
 
 
-def quantise_e4m3_512(values, scale, scale_max, x):
+# Width: the kernel, its constants, its warps.
+_QUANTISE_E4M3_LAUNCHES = {
+    64: (_quantise_e4m3, (64, 16), 1),
+    128: (_quantise_e4m3, (128, 8), 1),
+    256: (_quantise_e4m3, (256, 4), 1),
+    512: (_quantise_e4m3_single_row, (512,), 1),
+}
+
+
+def quantise_e4m3(values, scale, scale_max, x):
     x = operators.whole_rows(x)
+    kernel, constants, warps = _QUANTISE_E4M3_LAUNCHES[x.shape[1]]
     tensors = (x, values, scale, scale_max)
-    operators.launch(_quantise_e4m3_512, (scale_max.shape[0],), *tensors, x.stride(0), x.shape[0], num_warps=1)
-
-
-@triton.jit(do_not_specialize=["m"])
-def _quantise_e4m3_64(x_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m):
-    """To e4m3 with one power-of-two scale a row of x (m, 64)."""
-    columns = tl.arange(0, 64)
-    scale_max = 0.0
-    for first in range(tl.program_id(0) * 16, m, tl.num_programs(0) * 16):
-        row = first + tl.arange(0, 16)
-        valid = row < m
-        offsets = row[:, None].to(tl.int64) * 64 + columns[None, :]
-        x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
-        x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
-        # Non-finite values are ignored when the scale is computed, and become NaN.
-        finite = tl.abs(x) < float("inf")
-        amax = tl.maximum(tl.max(tl.where(finite, tl.abs(x), 0.0), 1), 7.888609052210118e-31)  # 2**-100
-        scale, reciprocal = e4m3_scale(amax)
-        values = x * reciprocal[:, None]
-        values = tl.where(finite, values, float("nan"))
-        tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
-        tl.store(scale_ptr + row, scale, mask=valid)
-        scale_max = tl.maximum(scale_max, tl.max(tl.where(valid, scale, 0.0), 0))
-    tl.store(scale_max_ptr + tl.program_id(0), scale_max)
-
-
-def quantise_e4m3_64(values, scale, scale_max, x):
-    x = operators.whole_rows(x)
-    tensors = (x, values, scale, scale_max)
-    operators.launch(_quantise_e4m3_64, (scale_max.shape[0],), *tensors, x.stride(0), x.shape[0], num_warps=1)
+    operators.launch(
+        kernel, (scale_max.shape[0],), *tensors, x.stride(0), x.shape[0], constants=constants, num_warps=warps
+    )
 
 
 @triton.jit(do_not_specialize=["p"])

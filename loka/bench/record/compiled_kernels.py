@@ -26,7 +26,7 @@ from loka.bench.record.part_specs import specs_of
 from loka.bench.record.producer_parts import Producers
 from loka.bench.speed.comparison import Progress, describe
 from loka.errors import LokaError
-from loka.kernels.fused.rendering import OPERATORS_FILE, AnySpec, render, render_files
+from loka.kernels.fused.rendering import OPERATORS_FILE, AnySpec, render_all, render_files
 from loka.kernels.measurements.interaction_forms import BACKWARDS, family
 from loka.kernels.measurements.parts import COMPILED, INTERACTIONS, Part, PartKind
 from loka.templating.templates import load_templates
@@ -44,7 +44,7 @@ class CompiledKernels:
         self._parts = parts
         specs = dict.fromkeys(spec for part in parts for spec in _specs(part))
         templates = load_templates()
-        kernels = [render(spec, templates, device=device_here()) for spec in specs]
+        kernels = render_all(specs, templates, device=device_here())
         files = render_files(kernels, templates, "loka bench kernels")
         package = folder / PACKAGE
         package.mkdir()

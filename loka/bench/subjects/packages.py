@@ -15,7 +15,7 @@ from loka.bench.machine import device_here
 from loka.bench.subjects.variants import Variant
 from loka.codegen import render_package, write_package
 from loka.errors import LokaError
-from loka.kernels.fused.rendering import OPERATORS_FILE, AnySpec, render, render_files
+from loka.kernels.fused.rendering import OPERATORS_FILE, AnySpec, render_all, render_files
 from loka.mods.registry import interaction_planning
 from loka.plan.plan import Plan
 from loka.plan.planner import make_plan
@@ -134,7 +134,7 @@ class Workshop:
         name = "loka_bench_kernels"
         folder = self._path / name
         folder.mkdir()
-        kernels = [render(spec, templates, device=device_here()) for spec in specs]
+        kernels = render_all(specs, templates, device=device_here())
         files = render_files(kernels, templates, "loka bench kernels")
         for file, text in {**files, "__init__.py": ""}.items():
             (folder / file).write_text(text, encoding="utf-8")

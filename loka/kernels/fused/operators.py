@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cache, partial, wraps
 from typing import Any
 
@@ -27,20 +27,35 @@ _PLAIN = frozenset({Tensor, torch.nn.Parameter})
 _cuda: dict[str, Callable[..., Any]] = {}  # GPU implementation of each operator, by name
 
 
-def operator(
-    name: str, outputs: Callable[..., Any], launch: Callable[..., Any], changes: tuple[str, ...] = ()
+def kernel(
+    package: str, digest: str, outputs: Callable[..., Any], changes: tuple[str, ...] = ()
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator: makes a kernel's reference the operator `loka_generated::NAME`, registered once.
+    """A decorator: makes the reference NAME of a kernel in `package` the `operator` NAME_DIGEST."""
 
-    `outputs` checks the arguments and allocates the results; it also gives their shapes to the compiler. On a GPU
-    `launch` fills them: it takes the results, then the arguments. Elsewhere the decorated reference runs after the same
-    checks; the schema is inferred from its types. `changes` names the arguments that both modify; neither returns an
-    argument.
+    def decorate(reference: Callable[..., Any]) -> Callable[..., Any]:
+        name = reference.__name__
+        return operator(f"{name}_{digest}", outputs, deferred(package, name), reference, changes)
 
-    The decorated function has the operator as `overload` and the undecorated one as `reference`. A name contains a
-    digest of the kernel's text, so that the same name in two packages means the same kernel: the operator is kept, and
-    the last `launch` is used, as the package of an earlier one may be gone. The operator has no derivative: it is
-    called inside a torch.autograd.Function.
+    return decorate
+
+
+def operator(
+    name: str,
+    outputs: Callable[..., Any],
+    launch: Callable[..., Any],
+    reference: Callable[..., Any],
+    changes: tuple[str, ...] = (),
+) -> Callable[..., Any]:
+    """A function that runs a kernel, with its operator `loka_generated::NAME` as `overload`, registered once.
+
+    `outputs` checks the arguments and allocates the results; it also tells the compiler their shapes and dtypes. On a
+    GPU, `launch` fills them: it takes the results, then the arguments. On the CPU `reference`, the typed function that
+    the schema is inferred from, runs after the same checks; the function has it as `reference`. None of them returns an
+    argument; `changes` names those that `launch` and `reference` modify.
+
+    A name contains a digest of the kernel's text, so that the same name in two packages means the same kernel: the
+    operator is kept, and the last `launch` is used, as the package of an earlier one may be gone. The operator has no
+    derivative: it is called inside a torch.autograd.Function.
     """
 
     def cuda(*arguments: Any) -> Any:
@@ -48,24 +63,21 @@ def operator(
         launch(*(results if type(results) is tuple else (results,)), *arguments)
         return results
 
-    def decorate(reference: Callable[..., Any]) -> Callable[..., Any]:
-        _cuda[name] = cuda
-        packet = torch.ops.loka_generated
-        if not hasattr(packet, name):
-            _register(name, outputs, reference, changes)
-        overload: torch._ops.OpOverload = getattr(packet, name).default
+    _cuda[name] = cuda
+    packet = torch.ops.loka_generated
+    if not hasattr(packet, name):
+        _register(name, outputs, reference, changes)
+    overload: torch._ops.OpOverload = getattr(packet, name).default
 
-        @wraps(reference)
-        def run(*arguments: Any) -> Any:
-            if arguments[0].is_cuda and runs_directly() and all(map(_is_plain, arguments)):
-                return _on_its_device(name, *arguments)
-            return overload(*arguments)
+    @wraps(reference)
+    def run(*arguments: Any) -> Any:
+        if arguments[0].is_cuda and runs_directly() and all(map(_is_plain, arguments)):
+            return _on_its_device(name, *arguments)
+        return overload(*arguments)
 
-        run.overload = overload  # type: ignore[attr-defined]
-        run.reference = reference  # type: ignore[attr-defined]
-        return run
-
-    return decorate
+    run.overload = overload  # type: ignore[attr-defined]
+    run.reference = reference  # type: ignore[attr-defined]
+    return run
 
 
 def _register(name: str, outputs: Callable[..., Any], reference: Callable[..., Any], changes: tuple[str, ...]) -> None:
@@ -110,19 +122,23 @@ def deferred(package: str, function: str) -> Callable[..., Any]:
     return launch
 
 
-def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, num_warps: int) -> None:
+def launch(
+    kernel: Any, grid: tuple[int, ...], *arguments: Any, constants: tuple[int, ...] = (), num_warps: int
+) -> None:
     """Launch a Triton kernel on tensors and integers, in the order of its parameters; the first is a tensor.
+
+    `constants` are the last parameters, those that are `tl.constexpr`.
 
     The compiled kernel is remembered for each set of what Triton specialises on (dtypes, alignment, divisibility), and
     later launches skip Triton's own binding of arguments, which costs the host more than the launch.
     """
     compiled_kernels = kernel.__dict__.setdefault("loka_compiled", {})
-    key = (arguments[0].device, num_warps, *map(_specialization, arguments))
+    key = (arguments[0].device, num_warps, constants, *map(_specialization, arguments))
     compiled = compiled_kernels.get(key)
     if compiled is not None:
-        compiled[(*grid, 1, 1)](*arguments)
+        compiled[(*grid, 1, 1)](*arguments, *constants)
         return
-    compiled = kernel[grid](*arguments, num_warps=num_warps)
+    compiled = kernel[grid](*arguments, *constants, num_warps=num_warps)
     if hasattr(compiled, "packed_metadata"):  # not so under Triton's interpreter
         compiled_kernels[key] = compiled
 
@@ -216,6 +232,19 @@ def check_rows(x: Tensor, width: int, rows: int | None = None) -> None:
             f"a kernel for floating rows of {width} elements got {x.dtype} of shape {tuple(x.shape)}; the model is "
             "not the one that the package was generated for, generate it again"
         )
+
+
+def width_of(x: Tensor, widths: Collection[int]) -> int:
+    """The width of x (M, width). Raises InputError unless x is a floating matrix, and the width one of `widths`."""
+    if x.dim() == 2 and x.dtype.is_floating_point:
+        width = int(x.shape[1])
+        if width in widths:
+            return width
+    *first, last = map(str, widths)
+    raise InputError(
+        f"a kernel for floating rows of {', '.join(first)} or {last} elements got {x.dtype} of shape {tuple(x.shape)}; "
+        "the model is not the one that the package was generated for, generate it again"
+    )
 
 
 def check_sample(x: Tensor, embeddings: int, dim: int) -> None:

@@ -80,6 +80,14 @@ def test_warps_and_devices_have_kernels_of_their_own(kernel: Kernel) -> None:
     assert numbers(kernel) == [0, 1, 2, 2, 0]
 
 
+def test_constants_come_last_and_have_kernels_of_their_own(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[object, ...]] = []
+    monkeypatch.setattr(Compiled, "__getitem__", lambda self, grid: lambda *a: given.append((self.number, *a[1:])))
+    for constants in ((256, 4), (256, 8), (256, 4), (4, 256)):
+        operators.launch(kernel, (1,), ALIGNED, 32, constants=constants, num_warps=4)
+    assert given == [(0, 32, 256, 4), (1, 32, 256, 8), (0, 32, 256, 4), (2, 32, 4, 256)]
+
+
 def test_what_is_not_a_compiled_kernel_is_not_kept(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton's interpreter returns None from a launch."""
     monkeypatch.delattr(Compiled, "packed_metadata")
@@ -93,7 +101,7 @@ def direct_or_not(monkeypatch: pytest.MonkeyPatch):
     """A generated function on a stand-in for a GPU, and its direct calls."""
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     seen: list[object] = []
-    run = operators.operator("direct_or_not", lambda x: "result", lambda *given: seen.append(given))(_plus_one)
+    run = operators.operator("direct_or_not", lambda x: "result", lambda *given: seen.append(given), _plus_one)
     return run, seen
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from loka.devices.launches import RowLaunch
 from loka.kernels.fused.norm.norm_spec import GATES, NormBackward, NormForward, Spec
-from loka.kernels.fused.rendering import Rendered, render, render_files
+from loka.kernels.fused.rendering import Rendered, render_all, render_files
 from loka.templating.templates import load_templates
 from tests.support.importing import import_folder
 
@@ -90,9 +90,7 @@ class Package:
 def write_package(folder: Path, specs: Sequence[Spec], launched: RowLaunch | None = None) -> Package:
     """Render `specs` into a package in `folder`, whose last part names it, and import that."""
     templates = load_templates()
-    kernels = [
-        render(spec, templates, launched if isinstance(spec, NormForward | NormBackward) else None) for spec in specs
-    ]
+    kernels = render_all(specs, templates, launched)
     folder.mkdir(parents=True)
     for name, text in {**render_files(kernels, templates, "a test"), "__init__.py": ""}.items():
         (folder / name).write_text(text)
