@@ -1,11 +1,15 @@
-"""Operators of ranker.yaml: Triton kernels on a GPU, their reference on the CPU, their shapes for the compiler.
+"""Operators of ranker.yaml: kernels in Triton on a GPU, the functions below on the CPU.
 
 Written by `loka generate`, which overwrites it: edit the policy and generate again.
 
-In shapes, M is free and P is the number of programs that a kernel is launched with.
+`_NAME_outputs` checks an operator's arguments and allocates its results, which `triton_kernels.NAME` fills on a GPU. It
+tells the compiler their shapes, too. In shapes, M is free and P is the number of programs that a kernel is launched
+with.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,201 +18,65 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import concat_norm_reference, fm_reference
 from loka.kernels.fused.norm import norm_reference
 
-STAMP = "2fe5583841404e307e62d0c8fa68673f2d3c7f5b0e0d00c6f647bb0267b09f1f"
+STAMP = "73e0ec386ad72bb5aa20b6779a34048b2f8dff8289fdf1e364f4f6e5d24fe6fd"
 
 
-def _add_backward_e4m3_256_reference(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    operators.check_rows(grad, 256)
+# Width: how many rows a program has at least, and how many programs a multiprocessor has at most.
+_ADD_BACKWARD_E4M3_PROGRAMS = {32: (128, 8), 256: (16, 8)}
+
+
+def _add_backward_e4m3_outputs(grad: Tensor) -> tuple[Tensor, ...]:
+    width = operators.width_of(grad, _ADD_BACKWARD_E4M3_PROGRAMS)
+    m = grad.shape[0]
+    programs = operators.programs(grad, *_ADD_BACKWARD_E4M3_PROGRAMS[width])
+    values = grad.new_empty((m, width), dtype=torch.float8_e4m3fn)
+    scale = grad.new_empty((m, 1), dtype=torch.float32)
+    scale_max = grad.new_empty((programs,), dtype=torch.float32)
+    dadd = grad.new_empty((programs, width), dtype=torch.float32)
+    return values, scale, scale_max, dadd
+
+
+@operators.kernel(__package__, "a43b852f", _add_backward_e4m3_outputs)
+def add_backward_e4m3(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradient of addition -> e4m3 with one power-of-two scale a row.
+
+    grad (M, W) -> values (M, W), scale (M, 1), scale_max (P,), dadd (P, W).
+    """
     backward = norm_reference.norm_backward(grad)
     values, scale, scale_max = norm_reference.quantise_rows(backward.x)
     return values, scale, scale_max, backward.add
 
 
-def _add_backward_e4m3_256_shapes(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    operators.check_rows(grad, 256)
-    m = grad.shape[0]
-    programs = operators.programs(grad, rows=16, per_multiprocessor=8)
-    values = grad.new_empty((m, 256), dtype=torch.float8_e4m3fn)
-    scale = grad.new_empty((m, 1), dtype=torch.float32)
-    scale_max = grad.new_empty((programs,), dtype=torch.float32)
-    dadd = grad.new_empty((programs, 256), dtype=torch.float32)
-    return values, scale, scale_max, dadd
+def _add_layer_norm_silu_outputs(
+    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
+) -> tuple[Tensor, ...]:
+    width = operators.width_of(x, (64, 256))
+    m = x.shape[0]
+    out = x.new_empty((m, width), dtype=x.dtype if dtype is None else dtype)
+    mean = x.new_empty((m,), dtype=torch.float32)
+    rstd = x.new_empty((m,), dtype=torch.float32)
+    return out, mean, rstd
 
 
-# Gradient of addition -> e4m3 with one power-of-two scale a row.
-# grad (M, 256) -> values (M, 256), scale (M, 1), scale_max (P,), dadd (P, 256).
-add_backward_e4m3_256 = operators.operator(
-    "add_backward_e4m3_256_764f3227",
-    operators.deferred(__package__, "add_backward_e4m3_256"),
-    _add_backward_e4m3_256_reference,
-    _add_backward_e4m3_256_shapes,
-)
-
-
-def _add_backward_e4m3_32_reference(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    operators.check_rows(grad, 32)
-    backward = norm_reference.norm_backward(grad)
-    values, scale, scale_max = norm_reference.quantise_rows(backward.x)
-    return values, scale, scale_max, backward.add
-
-
-def _add_backward_e4m3_32_shapes(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    operators.check_rows(grad, 32)
-    m = grad.shape[0]
-    programs = operators.programs(grad, rows=128, per_multiprocessor=8)
-    values = grad.new_empty((m, 32), dtype=torch.float8_e4m3fn)
-    scale = grad.new_empty((m, 1), dtype=torch.float32)
-    scale_max = grad.new_empty((programs,), dtype=torch.float32)
-    dadd = grad.new_empty((programs, 32), dtype=torch.float32)
-    return values, scale, scale_max, dadd
-
-
-# Gradient of addition -> e4m3 with one power-of-two scale a row.
-# grad (M, 32) -> values (M, 32), scale (M, 1), scale_max (P,), dadd (P, 32).
-add_backward_e4m3_32 = operators.operator(
-    "add_backward_e4m3_32_df988311",
-    operators.deferred(__package__, "add_backward_e4m3_32"),
-    _add_backward_e4m3_32_reference,
-    _add_backward_e4m3_32_shapes,
-)
-
-
-def _add_layer_norm_silu_256_reference(
+@operators.kernel(__package__, "1f8bc695", _add_layer_norm_silu_outputs)
+def add_layer_norm_silu(
     x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    operators.check_rows(x, 256)
+    """Addition -> LayerNorm (eps 1e-05) -> SiLU.
+
+    x (M, W), add (W,), weight (W,), bias (W,) -> out (M, W), mean (M,), rstd (M,).
+    """
     forward = norm_reference.norm_forward(
         x, add=add, weight=weight, bias=bias, norm="layer_norm", eps=1e-05, activation="silu"
     )
     return forward.y.to(x.dtype if dtype is None else dtype), forward.mean, forward.rstd
 
 
-def _add_layer_norm_silu_256_shapes(
-    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    operators.check_rows(x, 256)
-    m = x.shape[0]
-    out = x.new_empty((m, 256), dtype=x.dtype if dtype is None else dtype)
-    mean = x.new_empty((m,), dtype=torch.float32)
-    rstd = x.new_empty((m,), dtype=torch.float32)
-    return out, mean, rstd
-
-
-# Addition -> LayerNorm (eps 1e-05) -> SiLU.
-# x (M, 256), add (256,), weight (256,), bias (256,) -> out (M, 256), mean (M,), rstd (M,).
-add_layer_norm_silu_256 = operators.operator(
-    "add_layer_norm_silu_256_b10c6b40",
-    operators.deferred(__package__, "add_layer_norm_silu_256"),
-    _add_layer_norm_silu_256_reference,
-    _add_layer_norm_silu_256_shapes,
-)
-
-
-def _add_layer_norm_silu_256_inference_reference(
-    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
-) -> Tensor:
-    operators.check_rows(x, 256)
-    forward = norm_reference.norm_forward(
-        x, add=add, weight=weight, bias=bias, norm="layer_norm", eps=1e-05, activation="silu"
-    )
-    return forward.y.to(x.dtype if dtype is None else dtype)
-
-
-def _add_layer_norm_silu_256_inference_shapes(
-    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
-) -> Tensor:
-    operators.check_rows(x, 256)
-    m = x.shape[0]
-    out = x.new_empty((m, 256), dtype=x.dtype if dtype is None else dtype)
-    return out
-
-
-# Addition -> LayerNorm (eps 1e-05) -> SiLU.
-# x (M, 256), add (256,), weight (256,), bias (256,) -> out (M, 256).
-add_layer_norm_silu_256_inference = operators.operator(
-    "add_layer_norm_silu_256_inference_07809411",
-    operators.deferred(__package__, "add_layer_norm_silu_256_inference"),
-    _add_layer_norm_silu_256_inference_reference,
-    _add_layer_norm_silu_256_inference_shapes,
-)
-
-
-def _add_layer_norm_silu_64_reference(
-    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    operators.check_rows(x, 64)
-    forward = norm_reference.norm_forward(
-        x, add=add, weight=weight, bias=bias, norm="layer_norm", eps=1e-05, activation="silu"
-    )
-    return forward.y.to(x.dtype if dtype is None else dtype), forward.mean, forward.rstd
-
-
-def _add_layer_norm_silu_64_shapes(
-    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    operators.check_rows(x, 64)
-    m = x.shape[0]
-    out = x.new_empty((m, 64), dtype=x.dtype if dtype is None else dtype)
-    mean = x.new_empty((m,), dtype=torch.float32)
-    rstd = x.new_empty((m,), dtype=torch.float32)
-    return out, mean, rstd
-
-
-# Addition -> LayerNorm (eps 1e-05) -> SiLU.
-# x (M, 64), add (64,), weight (64,), bias (64,) -> out (M, 64), mean (M,), rstd (M,).
-add_layer_norm_silu_64 = operators.operator(
-    "add_layer_norm_silu_64_63fd0dad",
-    operators.deferred(__package__, "add_layer_norm_silu_64"),
-    _add_layer_norm_silu_64_reference,
-    _add_layer_norm_silu_64_shapes,
-)
-
-
-def _add_layer_norm_silu_64_inference_reference(
-    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
-) -> Tensor:
-    operators.check_rows(x, 64)
-    forward = norm_reference.norm_forward(
-        x, add=add, weight=weight, bias=bias, norm="layer_norm", eps=1e-05, activation="silu"
-    )
-    return forward.y.to(x.dtype if dtype is None else dtype)
-
-
-def _add_layer_norm_silu_64_inference_shapes(
-    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
-) -> Tensor:
-    operators.check_rows(x, 64)
-    m = x.shape[0]
-    out = x.new_empty((m, 64), dtype=x.dtype if dtype is None else dtype)
-    return out
-
-
-# Addition -> LayerNorm (eps 1e-05) -> SiLU.
-# x (M, 64), add (64,), weight (64,), bias (64,) -> out (M, 64).
-add_layer_norm_silu_64_inference = operators.operator(
-    "add_layer_norm_silu_64_inference_d5ab3123",
-    operators.deferred(__package__, "add_layer_norm_silu_64_inference"),
-    _add_layer_norm_silu_64_inference_reference,
-    _add_layer_norm_silu_64_inference_shapes,
-)
-
-
-def _add_layer_norm_silu_backward_64_reference(
+def _add_layer_norm_silu_backward_outputs(
     grad: Tensor, x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     operators.check_rows(grad, 64)
-    operators.check_rows(x, 64)
-    backward = norm_reference.norm_backward(
-        grad, x=x, add=add, weight=weight, bias=bias, mean=mean, rstd=rstd, norm="layer_norm", activation="silu"
-    )
-    return backward.x.to(grad.dtype), backward.weight, backward.bias, backward.add
-
-
-def _add_layer_norm_silu_backward_64_shapes(
-    grad: Tensor, x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    operators.check_rows(grad, 64)
-    operators.check_rows(x, 64)
+    operators.check_rows(x, 64, grad.shape[0])
     m = grad.shape[0]
     programs = operators.programs(grad, rows=64, per_multiprocessor=8)
     dx = grad.new_empty((m, 64))
@@ -218,34 +86,26 @@ def _add_layer_norm_silu_backward_64_shapes(
     return dx, dweight, dbias, dadd
 
 
-# Gradient of addition, LayerNorm, SiLU.
-# grad (M, 64), x (M, 64), add (64,), weight (64,), bias (64,), mean (M,), rstd (M,) -> dx (M, 64), dweight (P, 64),
-# dbias (P, 64), dadd (P, 64).
-add_layer_norm_silu_backward_64 = operators.operator(
-    "add_layer_norm_silu_backward_64_0e839bd1",
-    operators.deferred(__package__, "add_layer_norm_silu_backward_64"),
-    _add_layer_norm_silu_backward_64_reference,
-    _add_layer_norm_silu_backward_64_shapes,
-)
-
-
-def _add_layer_norm_silu_backward_e4m3_256_reference(
+@operators.kernel(__package__, "4b52e8ff", _add_layer_norm_silu_backward_outputs)
+def add_layer_norm_silu_backward(
     grad: Tensor, x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    operators.check_rows(grad, 256)
-    operators.check_rows(x, 256)
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradient of addition, LayerNorm, SiLU.
+
+    grad (M, 64), x (M, 64), add (64,), weight (64,), bias (64,), mean (M,), rstd (M,) -> dx (M, 64), dweight (P, 64),
+    dbias (P, 64), dadd (P, 64).
+    """
     backward = norm_reference.norm_backward(
         grad, x=x, add=add, weight=weight, bias=bias, mean=mean, rstd=rstd, norm="layer_norm", activation="silu"
     )
-    values, scale, scale_max = norm_reference.quantise_rows(backward.x)
-    return values, scale, scale_max, backward.weight, backward.bias, backward.add
+    return backward.x.to(grad.dtype), backward.weight, backward.bias, backward.add
 
 
-def _add_layer_norm_silu_backward_e4m3_256_shapes(
+def _add_layer_norm_silu_backward_e4m3_outputs(
     grad: Tensor, x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     operators.check_rows(grad, 256)
-    operators.check_rows(x, 256)
+    operators.check_rows(x, 256, grad.shape[0])
     m = grad.shape[0]
     programs = operators.programs(grad, rows=16, per_multiprocessor=8)
     values = grad.new_empty((m, 256), dtype=torch.float8_e4m3fn)
@@ -257,31 +117,23 @@ def _add_layer_norm_silu_backward_e4m3_256_shapes(
     return values, scale, scale_max, dweight, dbias, dadd
 
 
-# Gradient of addition, LayerNorm, SiLU -> e4m3 with one power-of-two scale a row.
-# grad (M, 256), x (M, 256), add (256,), weight (256,), bias (256,), mean (M,), rstd (M,) -> values (M, 256), scale
-# (M, 1), scale_max (P,), dweight (P, 256), dbias (P, 256), dadd (P, 256).
-add_layer_norm_silu_backward_e4m3_256 = operators.operator(
-    "add_layer_norm_silu_backward_e4m3_256_cad5b80e",
-    operators.deferred(__package__, "add_layer_norm_silu_backward_e4m3_256"),
-    _add_layer_norm_silu_backward_e4m3_256_reference,
-    _add_layer_norm_silu_backward_e4m3_256_shapes,
-)
+@operators.kernel(__package__, "7ec9068e", _add_layer_norm_silu_backward_e4m3_outputs)
+def add_layer_norm_silu_backward_e4m3(
+    grad: Tensor, x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradient of addition, LayerNorm, SiLU -> e4m3 with one power-of-two scale a row.
 
-
-def _add_layer_norm_silu_e4m3_256_reference(
-    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    operators.check_rows(x, 256)
-    forward = norm_reference.norm_forward(
-        x, add=add, weight=weight, bias=bias, norm="layer_norm", eps=1e-05, activation="silu"
+    grad (M, 256), x (M, 256), add (256,), weight (256,), bias (256,), mean (M,), rstd (M,) -> values (M, 256), scale
+    (M, 1), scale_max (P,), dweight (P, 256), dbias (P, 256), dadd (P, 256).
+    """
+    backward = norm_reference.norm_backward(
+        grad, x=x, add=add, weight=weight, bias=bias, mean=mean, rstd=rstd, norm="layer_norm", activation="silu"
     )
-    values, scale, scale_max = norm_reference.quantise_rows(forward.y)
-    return values, scale, scale_max, forward.mean, forward.rstd
+    values, scale, scale_max = norm_reference.quantise_rows(backward.x)
+    return values, scale, scale_max, backward.weight, backward.bias, backward.add
 
 
-def _add_layer_norm_silu_e4m3_256_shapes(
-    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _add_layer_norm_silu_e4m3_outputs(x: Tensor, add: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
     operators.check_rows(x, 256)
     m = x.shape[0]
     programs = operators.programs(x, rows=4, per_multiprocessor=16)
@@ -293,31 +145,25 @@ def _add_layer_norm_silu_e4m3_256_shapes(
     return values, scale, scale_max, mean, rstd
 
 
-# Addition -> LayerNorm (eps 1e-05) -> SiLU -> e4m3 with one power-of-two scale a row.
-# x (M, 256), add (256,), weight (256,), bias (256,) -> values (M, 256), scale (M, 1), scale_max (P,), mean (M,), rstd
-# (M,).
-add_layer_norm_silu_e4m3_256 = operators.operator(
-    "add_layer_norm_silu_e4m3_256_a432f2c4",
-    operators.deferred(__package__, "add_layer_norm_silu_e4m3_256"),
-    _add_layer_norm_silu_e4m3_256_reference,
-    _add_layer_norm_silu_e4m3_256_shapes,
-)
-
-
-def _add_layer_norm_silu_e4m3_256_inference_reference(
+@operators.kernel(__package__, "6dabe208", _add_layer_norm_silu_e4m3_outputs)
+def add_layer_norm_silu_e4m3(
     x: Tensor, add: Tensor, weight: Tensor, bias: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    operators.check_rows(x, 256)
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Addition -> LayerNorm (eps 1e-05) -> SiLU -> e4m3 with one power-of-two scale a row.
+
+    x (M, 256), add (256,), weight (256,), bias (256,) -> values (M, 256), scale (M, 1), scale_max (P,), mean (M,), rstd
+    (M,).
+    """
     forward = norm_reference.norm_forward(
         x, add=add, weight=weight, bias=bias, norm="layer_norm", eps=1e-05, activation="silu"
     )
     values, scale, scale_max = norm_reference.quantise_rows(forward.y)
-    return values, scale, scale_max
+    return values, scale, scale_max, forward.mean, forward.rstd
 
 
-def _add_layer_norm_silu_e4m3_256_inference_shapes(
+def _add_layer_norm_silu_e4m3_inference_outputs(
     x: Tensor, add: Tensor, weight: Tensor, bias: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     operators.check_rows(x, 256)
     m = x.shape[0]
     programs = operators.programs(x, rows=4, per_multiprocessor=16)
@@ -327,30 +173,47 @@ def _add_layer_norm_silu_e4m3_256_inference_shapes(
     return values, scale, scale_max
 
 
-# Addition -> LayerNorm (eps 1e-05) -> SiLU -> e4m3 with one power-of-two scale a row.
-# x (M, 256), add (256,), weight (256,), bias (256,) -> values (M, 256), scale (M, 1), scale_max (P,).
-add_layer_norm_silu_e4m3_256_inference = operators.operator(
-    "add_layer_norm_silu_e4m3_256_inference_93841a65",
-    operators.deferred(__package__, "add_layer_norm_silu_e4m3_256_inference"),
-    _add_layer_norm_silu_e4m3_256_inference_reference,
-    _add_layer_norm_silu_e4m3_256_inference_shapes,
-)
-
-
-def _concat_norm_2_residual_layer_norm_32_reference(
-    part_0: Tensor, part_1: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype
+@operators.kernel(__package__, "fe1769ec", _add_layer_norm_silu_e4m3_inference_outputs)
+def add_layer_norm_silu_e4m3_inference(
+    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    operators.check_joined(part_0, part_1, width=32)
-    forward = concat_norm_reference.concat_norm_forward(
-        (part_0, part_1), residual=residual, weight=weight, bias=bias, norm="layer_norm", eps=1e-05
+    """Addition -> LayerNorm (eps 1e-05) -> SiLU -> e4m3 with one power-of-two scale a row.
+
+    x (M, 256), add (256,), weight (256,), bias (256,) -> values (M, 256), scale (M, 1), scale_max (P,).
+    """
+    forward = norm_reference.norm_forward(
+        x, add=add, weight=weight, bias=bias, norm="layer_norm", eps=1e-05, activation="silu"
     )
-    out = forward.y.reshape((part_0.shape[0], part_0.shape[1] + part_1.shape[1], 32)).to(dtype)
-    return out, forward.mean, forward.rstd
+    values, scale, scale_max = norm_reference.quantise_rows(forward.y)
+    return values, scale, scale_max
 
 
-def _concat_norm_2_residual_layer_norm_32_shapes(
+def _add_layer_norm_silu_inference_outputs(
+    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
+) -> Tensor:
+    width = operators.width_of(x, (64, 256))
+    m = x.shape[0]
+    out = x.new_empty((m, width), dtype=x.dtype if dtype is None else dtype)
+    return out
+
+
+@operators.kernel(__package__, "4027df76", _add_layer_norm_silu_inference_outputs)
+def add_layer_norm_silu_inference(
+    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Addition -> LayerNorm (eps 1e-05) -> SiLU.
+
+    x (M, W), add (W,), weight (W,), bias (W,) -> out (M, W).
+    """
+    forward = norm_reference.norm_forward(
+        x, add=add, weight=weight, bias=bias, norm="layer_norm", eps=1e-05, activation="silu"
+    )
+    return forward.y.to(x.dtype if dtype is None else dtype)
+
+
+def _concat_norm_2_residual_layer_norm_32_outputs(
     part_0: Tensor, part_1: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     operators.check_joined(part_0, part_1, width=32)
     shape = residual.shape
     m = shape[0] * shape[1]
@@ -360,21 +223,43 @@ def _concat_norm_2_residual_layer_norm_32_shapes(
     return out, mean, rstd
 
 
-# 2 parts concatenated, a residual added -> LayerNorm (eps 1e-05).
-# part_0 (B, n_0, 32), part_1 (B, n_1, 32), residual (B, n, 32), weight (32,), bias (32,) -> out (B, n, 32), mean (B *
-# n,), rstd (B * n,).
-concat_norm_2_residual_layer_norm_32 = operators.operator(
-    "concat_norm_2_residual_layer_norm_32_2ea365f6",
-    operators.deferred(__package__, "concat_norm_2_residual_layer_norm_32"),
-    _concat_norm_2_residual_layer_norm_32_reference,
-    _concat_norm_2_residual_layer_norm_32_shapes,
-)
+@operators.kernel(__package__, "d84915e2", _concat_norm_2_residual_layer_norm_32_outputs)
+def concat_norm_2_residual_layer_norm_32(
+    part_0: Tensor, part_1: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """2 parts concatenated, a residual added -> LayerNorm (eps 1e-05).
+
+    part_0 (B, n_0, 32), part_1 (B, n_1, 32), residual (B, n, 32), weight (32,), bias (32,) -> out (B, n, 32), mean (B *
+    n,), rstd (B * n,).
+    """
+    forward = concat_norm_reference.concat_norm_forward(
+        (part_0, part_1), residual=residual, weight=weight, bias=bias, norm="layer_norm", eps=1e-05
+    )
+    out = forward.y.reshape((part_0.shape[0], part_0.shape[1] + part_1.shape[1], 32)).to(dtype)
+    return out, forward.mean, forward.rstd
 
 
-def _concat_norm_2_residual_layer_norm_backward_32_reference(
+def _concat_norm_2_residual_layer_norm_backward_32_outputs(
+    grad: Tensor, part_0: Tensor, part_1: Tensor, residual: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
+) -> tuple[Tensor, ...]:
+    operators.check_joined(part_0, part_1, width=32)
+    shape = residual.shape
+    programs = operators.programs_for(shape[0] * shape[1], part_0.device, rows=64, per_multiprocessor=16)
+    dx = part_0.new_empty(shape, dtype=torch.promote_types(part_0.dtype, residual.dtype))
+    dweight = part_0.new_empty((programs, 32), dtype=torch.float32)
+    dbias = part_0.new_empty((programs, 32), dtype=torch.float32)
+    return dx, dweight, dbias
+
+
+@operators.kernel(__package__, "ddecf2bb", _concat_norm_2_residual_layer_norm_backward_32_outputs)
+def concat_norm_2_residual_layer_norm_backward_32(
     grad: Tensor, part_0: Tensor, part_1: Tensor, residual: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    operators.check_joined(part_0, part_1, width=32)
+    """Gradient of 2 parts concatenated, a residual added -> LayerNorm.
+
+    grad (B, n, 32), part_0 (B, n_0, 32), part_1 (B, n_1, 32), residual (B, n, 32), weight (32,), mean (B * n,), rstd (B
+    * n,) -> dx (B, n, 32), dweight (P, 32), dbias (P, 32).
+    """
     backward = concat_norm_reference.concat_norm_backward(
         grad, (part_0, part_1), residual=residual, weight=weight, mean=mean, rstd=rstd, norm="layer_norm"
     )
@@ -382,62 +267,25 @@ def _concat_norm_2_residual_layer_norm_backward_32_reference(
     return dx, backward.weight, backward.bias
 
 
-def _concat_norm_2_residual_layer_norm_backward_32_shapes(
-    grad: Tensor, part_0: Tensor, part_1: Tensor, residual: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    operators.check_joined(part_0, part_1, width=32)
-    shape = residual.shape
-    m = shape[0] * shape[1]
-    programs = operators.programs_for(m, part_0.device, rows=64, per_multiprocessor=16)
-    dx = part_0.new_empty(shape, dtype=torch.promote_types(part_0.dtype, residual.dtype))
-    dweight = part_0.new_empty((programs, 32), dtype=torch.float32)
-    dbias = part_0.new_empty((programs, 32), dtype=torch.float32)
-    return dx, dweight, dbias
-
-
-# Gradient of 2 parts concatenated, a residual added -> LayerNorm.
-# grad (B, n, 32), part_0 (B, n_0, 32), part_1 (B, n_1, 32), residual (B, n, 32), weight (32,), mean (B * n,), rstd (B
-# * n,) -> dx (B, n, 32), dweight (P, 32), dbias (P, 32).
-concat_norm_2_residual_layer_norm_backward_32 = operators.operator(
-    "concat_norm_2_residual_layer_norm_backward_32_0b17db91",
-    operators.deferred(__package__, "concat_norm_2_residual_layer_norm_backward_32"),
-    _concat_norm_2_residual_layer_norm_backward_32_reference,
-    _concat_norm_2_residual_layer_norm_backward_32_shapes,
-)
-
-
-def _fm_interaction_16x32_to_8_8_reference(x: Tensor, rank: Tensor, compress: Tensor) -> tuple[Tensor, Tensor]:
-    operators.check_sample(x, 16, 32)
-    return fm_reference.fm_forward(x, rank, compress)
-
-
-def _fm_interaction_16x32_to_8_8_shapes(x: Tensor, rank: Tensor, compress: Tensor) -> tuple[Tensor, Tensor]:
+def _fm_interaction_16x32_to_8_8_outputs(x: Tensor, rank: Tensor, compress: Tensor) -> tuple[Tensor, ...]:
     operators.check_sample(x, 16, 32)
     products = x.new_empty((x.shape[0], 16, 8))
     compressed = x.new_empty((x.shape[0], 8, 32))
     return products, compressed
 
 
-# Pairwise products at rank 8 and 8 weighted sums.
-# x (B, 16, 32), rank (16, 8), compress (8, 16) -> products (B, 16, 8), compressed (B, 8, 32).
-fm_interaction_16x32_to_8_8 = operators.operator(
-    "fm_interaction_16x32_to_8_8_08896e3f",
-    operators.deferred(__package__, "fm_interaction_16x32_to_8_8"),
-    _fm_interaction_16x32_to_8_8_reference,
-    _fm_interaction_16x32_to_8_8_shapes,
-)
+@operators.kernel(__package__, "cd53a8f7", _fm_interaction_16x32_to_8_8_outputs)
+def fm_interaction_16x32_to_8_8(x: Tensor, rank: Tensor, compress: Tensor) -> tuple[Tensor, Tensor]:
+    """Pairwise products at rank 8 and 8 weighted sums.
+
+    x (B, 16, 32), rank (16, 8), compress (8, 16) -> products (B, 16, 8), compressed (B, 8, 32).
+    """
+    return fm_reference.fm_forward(x, rank, compress)
 
 
-def _fm_interaction_backward_16x32_to_8_8_passed_reference(
+def _fm_interaction_backward_16x32_to_8_8_passed_outputs(
     dproducts: Tensor, dcompressed: Tensor, x: Tensor, rank: Tensor, compress: Tensor, passed: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    operators.check_sample(x, 16, 32)
-    return fm_reference.fm_backward(dproducts, dcompressed, x, rank, compress, passed)
-
-
-def _fm_interaction_backward_16x32_to_8_8_passed_shapes(
-    dproducts: Tensor, dcompressed: Tensor, x: Tensor, rank: Tensor, compress: Tensor, passed: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     operators.check_sample(x, 16, 32)
     programs = operators.programs(x, rows=1, per_multiprocessor=2) if x.dtype.itemsize == 2 else 1
     dx = x.new_empty((x.shape[0], 16, 32), dtype=passed.dtype)
@@ -446,31 +294,23 @@ def _fm_interaction_backward_16x32_to_8_8_passed_shapes(
     return dx, drank, dcompress
 
 
-# Gradients of pairwise products at rank 8 and 8 weighted sums.
-# dproducts (B, 16, 8), dcompressed (B, 8, 32), x (B, 16, 32), rank (16, 8), compress (8, 16), passed (B, 16, 32) ->
-# dx (B, 16, 32), drank (P, 16 * 8), dcompress (P, 8 * 16).
-fm_interaction_backward_16x32_to_8_8_passed = operators.operator(
-    "fm_interaction_backward_16x32_to_8_8_passed_2257f9f3",
-    operators.deferred(__package__, "fm_interaction_backward_16x32_to_8_8_passed"),
-    _fm_interaction_backward_16x32_to_8_8_passed_reference,
-    _fm_interaction_backward_16x32_to_8_8_passed_shapes,
-)
-
-
-def _layer_norm_backward_128_reference(
-    grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
+@operators.kernel(__package__, "1f547641", _fm_interaction_backward_16x32_to_8_8_passed_outputs)
+def fm_interaction_backward_16x32_to_8_8_passed(
+    dproducts: Tensor, dcompressed: Tensor, x: Tensor, rank: Tensor, compress: Tensor, passed: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    operators.check_rows(grad, 128)
-    operators.check_rows(x, 128)
-    backward = norm_reference.norm_backward(grad, x=x, weight=weight, mean=mean, rstd=rstd, norm="layer_norm")
-    return backward.x.to(grad.dtype), backward.weight, backward.bias
+    """Gradients of pairwise products at rank 8 and 8 weighted sums.
+
+    dproducts (B, 16, 8), dcompressed (B, 8, 32), x (B, 16, 32), rank (16, 8), compress (8, 16), passed (B, 16, 32) ->
+    dx (B, 16, 32), drank (P, 16 * 8), dcompress (P, 8 * 16).
+    """
+    return fm_reference.fm_backward(dproducts, dcompressed, x, rank, compress, passed)
 
 
-def _layer_norm_backward_128_shapes(
+def _layer_norm_backward_outputs(
     grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     operators.check_rows(grad, 128)
-    operators.check_rows(x, 128)
+    operators.check_rows(x, 128, grad.shape[0])
     m = grad.shape[0]
     programs = operators.programs(grad, rows=32, per_multiprocessor=8)
     dx = grad.new_empty((m, 128))
@@ -479,28 +319,19 @@ def _layer_norm_backward_128_shapes(
     return dx, dweight, dbias
 
 
-# Gradient of LayerNorm.
-# grad (M, 128), x (M, 128), weight (128,), mean (M,), rstd (M,) -> dx (M, 128), dweight (P, 128), dbias (P, 128).
-layer_norm_backward_128 = operators.operator(
-    "layer_norm_backward_128_ed09c8fe",
-    operators.deferred(__package__, "layer_norm_backward_128"),
-    _layer_norm_backward_128_reference,
-    _layer_norm_backward_128_shapes,
-)
+@operators.kernel(__package__, "aadd8de1", _layer_norm_backward_outputs)
+def layer_norm_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradient of LayerNorm.
+
+    grad (M, 128), x (M, 128), weight (128,), mean (M,), rstd (M,) -> dx (M, 128), dweight (P, 128), dbias (P, 128).
+    """
+    backward = norm_reference.norm_backward(grad, x=x, weight=weight, mean=mean, rstd=rstd, norm="layer_norm")
+    return backward.x.to(grad.dtype), backward.weight, backward.bias
 
 
-def _layer_norm_e4m3_128_reference(
-    x: Tensor, weight: Tensor, bias: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    operators.check_rows(x, 128)
-    forward = norm_reference.norm_forward(x, weight=weight, bias=bias, norm="layer_norm", eps=1e-05)
-    values, scale, scale_max = norm_reference.quantise_rows(forward.y)
-    return values, scale, scale_max, forward.mean, forward.rstd
-
-
-def _layer_norm_e4m3_128_shapes(
-    x: Tensor, weight: Tensor, bias: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _layer_norm_e4m3_outputs(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
     operators.check_rows(x, 128)
     m = x.shape[0]
     programs = operators.programs(x, rows=8, per_multiprocessor=16)
@@ -512,193 +343,101 @@ def _layer_norm_e4m3_128_shapes(
     return values, scale, scale_max, mean, rstd
 
 
-# LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row.
-# x (M, 128), weight (128,), bias (128,) -> values (M, 128), scale (M, 1), scale_max (P,), mean (M,), rstd (M,).
-layer_norm_e4m3_128 = operators.operator(
-    "layer_norm_e4m3_128_895b88a9",
-    operators.deferred(__package__, "layer_norm_e4m3_128"),
-    _layer_norm_e4m3_128_reference,
-    _layer_norm_e4m3_128_shapes,
-)
+@operators.kernel(__package__, "74df351a", _layer_norm_e4m3_outputs)
+def layer_norm_e4m3(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row.
+
+    x (M, 128), weight (128,), bias (128,) -> values (M, 128), scale (M, 1), scale_max (P,), mean (M,), rstd (M,).
+    """
+    forward = norm_reference.norm_forward(x, weight=weight, bias=bias, norm="layer_norm", eps=1e-05)
+    values, scale, scale_max = norm_reference.quantise_rows(forward.y)
+    return values, scale, scale_max, forward.mean, forward.rstd
 
 
-def _layer_norm_e4m3_128_inference_reference(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _layer_norm_e4m3_inference_outputs(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
     operators.check_rows(x, 128)
+    m = x.shape[0]
+    programs = operators.programs(x, rows=8, per_multiprocessor=16)
+    values = x.new_empty((m, 128), dtype=torch.float8_e4m3fn)
+    scale = x.new_empty((m, 1), dtype=torch.float32)
+    scale_max = x.new_empty((programs,), dtype=torch.float32)
+    return values, scale, scale_max
+
+
+@operators.kernel(__package__, "e5618e37", _layer_norm_e4m3_inference_outputs)
+def layer_norm_e4m3_inference(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row.
+
+    x (M, 128), weight (128,), bias (128,) -> values (M, 128), scale (M, 1), scale_max (P,).
+    """
     forward = norm_reference.norm_forward(x, weight=weight, bias=bias, norm="layer_norm", eps=1e-05)
     values, scale, scale_max = norm_reference.quantise_rows(forward.y)
     return values, scale, scale_max
 
 
-def _layer_norm_e4m3_128_inference_shapes(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    operators.check_rows(x, 128)
+# Width: how many rows a program has at least, and how many programs a multiprocessor has at most.
+_QUANTISE_E4M3_PROGRAMS = {64: (16, 16), 128: (8, 16), 256: (4, 16), 512: (1, 32)}
+
+
+def _quantise_e4m3_outputs(x: Tensor) -> tuple[Tensor, ...]:
+    width = operators.width_of(x, _QUANTISE_E4M3_PROGRAMS)
     m = x.shape[0]
-    programs = operators.programs(x, rows=8, per_multiprocessor=16)
-    values = x.new_empty((m, 128), dtype=torch.float8_e4m3fn)
+    programs = operators.programs(x, *_QUANTISE_E4M3_PROGRAMS[width])
+    values = x.new_empty((m, width), dtype=torch.float8_e4m3fn)
     scale = x.new_empty((m, 1), dtype=torch.float32)
     scale_max = x.new_empty((programs,), dtype=torch.float32)
     return values, scale, scale_max
 
 
-# LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row.
-# x (M, 128), weight (128,), bias (128,) -> values (M, 128), scale (M, 1), scale_max (P,).
-layer_norm_e4m3_128_inference = operators.operator(
-    "layer_norm_e4m3_128_inference_75b22a64",
-    operators.deferred(__package__, "layer_norm_e4m3_128_inference"),
-    _layer_norm_e4m3_128_inference_reference,
-    _layer_norm_e4m3_128_inference_shapes,
-)
+@operators.kernel(__package__, "5d379c37", _quantise_e4m3_outputs)
+def quantise_e4m3(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """To e4m3 with one power-of-two scale a row.
 
-
-def _quantise_e4m3_128_reference(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    operators.check_rows(x, 128)
+    x (M, W) -> values (M, W), scale (M, 1), scale_max (P,).
+    """
     forward = norm_reference.norm_forward(x)
     values, scale, scale_max = norm_reference.quantise_rows(forward.y)
     return values, scale, scale_max
 
 
-def _quantise_e4m3_128_shapes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    operators.check_rows(x, 128)
-    m = x.shape[0]
-    programs = operators.programs(x, rows=8, per_multiprocessor=16)
-    values = x.new_empty((m, 128), dtype=torch.float8_e4m3fn)
-    scale = x.new_empty((m, 1), dtype=torch.float32)
-    scale_max = x.new_empty((programs,), dtype=torch.float32)
-    return values, scale, scale_max
+def _reduce_1_outputs(partial: Tensor, dtype: torch.dtype) -> Tensor:
+    return partial.new_empty((partial.shape[1],), dtype=dtype)
 
 
-# To e4m3 with one power-of-two scale a row.
-# x (M, 128) -> values (M, 128), scale (M, 1), scale_max (P,).
-quantise_e4m3_128 = operators.operator(
-    "quantise_e4m3_128_16a8c354",
-    operators.deferred(__package__, "quantise_e4m3_128"),
-    _quantise_e4m3_128_reference,
-    _quantise_e4m3_128_shapes,
-)
+@operators.kernel(__package__, "df10d001", _reduce_1_outputs)
+def reduce_1(partial: Tensor, dtype: torch.dtype) -> Tensor:
+    """Column sums of a matrix.
 
-
-def _quantise_e4m3_256_reference(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    operators.check_rows(x, 256)
-    forward = norm_reference.norm_forward(x)
-    values, scale, scale_max = norm_reference.quantise_rows(forward.y)
-    return values, scale, scale_max
-
-
-def _quantise_e4m3_256_shapes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    operators.check_rows(x, 256)
-    m = x.shape[0]
-    programs = operators.programs(x, rows=4, per_multiprocessor=16)
-    values = x.new_empty((m, 256), dtype=torch.float8_e4m3fn)
-    scale = x.new_empty((m, 1), dtype=torch.float32)
-    scale_max = x.new_empty((programs,), dtype=torch.float32)
-    return values, scale, scale_max
-
-
-# To e4m3 with one power-of-two scale a row.
-# x (M, 256) -> values (M, 256), scale (M, 1), scale_max (P,).
-quantise_e4m3_256 = operators.operator(
-    "quantise_e4m3_256_8b482314",
-    operators.deferred(__package__, "quantise_e4m3_256"),
-    _quantise_e4m3_256_reference,
-    _quantise_e4m3_256_shapes,
-)
-
-
-def _quantise_e4m3_512_reference(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    operators.check_rows(x, 512)
-    forward = norm_reference.norm_forward(x)
-    values, scale, scale_max = norm_reference.quantise_rows(forward.y)
-    return values, scale, scale_max
-
-
-def _quantise_e4m3_512_shapes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    operators.check_rows(x, 512)
-    m = x.shape[0]
-    programs = operators.programs(x, rows=1, per_multiprocessor=32)
-    values = x.new_empty((m, 512), dtype=torch.float8_e4m3fn)
-    scale = x.new_empty((m, 1), dtype=torch.float32)
-    scale_max = x.new_empty((programs,), dtype=torch.float32)
-    return values, scale, scale_max
-
-
-# To e4m3 with one power-of-two scale a row.
-# x (M, 512) -> values (M, 512), scale (M, 1), scale_max (P,).
-quantise_e4m3_512 = operators.operator(
-    "quantise_e4m3_512_6ec7e002",
-    operators.deferred(__package__, "quantise_e4m3_512"),
-    _quantise_e4m3_512_reference,
-    _quantise_e4m3_512_shapes,
-)
-
-
-def _quantise_e4m3_64_reference(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    operators.check_rows(x, 64)
-    forward = norm_reference.norm_forward(x)
-    values, scale, scale_max = norm_reference.quantise_rows(forward.y)
-    return values, scale, scale_max
-
-
-def _quantise_e4m3_64_shapes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    operators.check_rows(x, 64)
-    m = x.shape[0]
-    programs = operators.programs(x, rows=16, per_multiprocessor=16)
-    values = x.new_empty((m, 64), dtype=torch.float8_e4m3fn)
-    scale = x.new_empty((m, 1), dtype=torch.float32)
-    scale_max = x.new_empty((programs,), dtype=torch.float32)
-    return values, scale, scale_max
-
-
-# To e4m3 with one power-of-two scale a row.
-# x (M, 64) -> values (M, 64), scale (M, 1), scale_max (P,).
-quantise_e4m3_64 = operators.operator(
-    "quantise_e4m3_64_1ee58e5d",
-    operators.deferred(__package__, "quantise_e4m3_64"),
-    _quantise_e4m3_64_reference,
-    _quantise_e4m3_64_shapes,
-)
-
-
-def _reduce_1_reference(partial: Tensor, dtype: torch.dtype) -> Tensor:
+    partial (P, N), dtype of total -> total (N,).
+    """
     total = norm_reference.reduce(partial, dtype)
     return total
 
 
-def _reduce_1_shapes(partial: Tensor, dtype: torch.dtype) -> Tensor:
-    total = partial.new_empty((partial.shape[1],), dtype=dtype)
-    return total
+def _reduce_2_outputs(*operands: Any) -> tuple[Tensor, ...]:
+    partials, dtypes = operands[::2], operands[1::2]
+    return tuple(x.new_empty((x.shape[1],), dtype=dtype) for x, dtype in zip(partials, dtypes, strict=True))
 
 
-# Column sums of a matrix.
-# partial (P, N), dtype of total -> total (N,).
-reduce_1 = operators.operator(
-    "reduce_1_c75c5cd3", operators.deferred(__package__, "reduce_1"), _reduce_1_reference, _reduce_1_shapes
-)
+@operators.kernel(__package__, "9fe03818", _reduce_2_outputs)
+def reduce_2(partial_0: Tensor, dtype_0: torch.dtype, partial_1: Tensor, dtype_1: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Column sums of 2 matrices.
 
-
-def _reduce_2_reference(
-    partial_0: Tensor, dtype_0: torch.dtype, partial_1: Tensor, dtype_1: torch.dtype
-) -> tuple[Tensor, Tensor]:
+    partial_0 (P_0, N_0), dtype_0 of total_0, partial_1 (P_1, N_1), dtype_1 of total_1 -> total_0 (N_0,), total_1
+    (N_1,).
+    """
     total_0 = norm_reference.reduce(partial_0, dtype_0)
     total_1 = norm_reference.reduce(partial_1, dtype_1)
     return total_0, total_1
 
 
-def _reduce_2_shapes(
-    partial_0: Tensor, dtype_0: torch.dtype, partial_1: Tensor, dtype_1: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    total_0 = partial_0.new_empty((partial_0.shape[1],), dtype=dtype_0)
-    total_1 = partial_1.new_empty((partial_1.shape[1],), dtype=dtype_1)
-    return total_0, total_1
+def _reduce_3_outputs(*operands: Any) -> tuple[Tensor, ...]:
+    partials, dtypes = operands[::2], operands[1::2]
+    return tuple(x.new_empty((x.shape[1],), dtype=dtype) for x, dtype in zip(partials, dtypes, strict=True))
 
 
-# Column sums of 2 matrices.
-# partial_0 (P_0, N_0), dtype_0 of total_0, partial_1 (P_1, N_1), dtype_1 of total_1 -> total_0 (N_0,), total_1
-# (N_1,).
-reduce_2 = operators.operator(
-    "reduce_2_de768a6b", operators.deferred(__package__, "reduce_2"), _reduce_2_reference, _reduce_2_shapes
-)
-
-
-def _reduce_3_reference(
+@operators.kernel(__package__, "638cf6a1", _reduce_3_outputs)
+def reduce_3(
     partial_0: Tensor,
     dtype_0: torch.dtype,
     partial_1: Tensor,
@@ -706,35 +445,24 @@ def _reduce_3_reference(
     partial_2: Tensor,
     dtype_2: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Column sums of 3 matrices.
+
+    partial_0 (P_0, N_0), dtype_0 of total_0, partial_1 (P_1, N_1), dtype_1 of total_1, partial_2 (P_2, N_2), dtype_2 of
+    total_2 -> total_0 (N_0,), total_1 (N_1,), total_2 (N_2,).
+    """
     total_0 = norm_reference.reduce(partial_0, dtype_0)
     total_1 = norm_reference.reduce(partial_1, dtype_1)
     total_2 = norm_reference.reduce(partial_2, dtype_2)
     return total_0, total_1, total_2
 
 
-def _reduce_3_shapes(
-    partial_0: Tensor,
-    dtype_0: torch.dtype,
-    partial_1: Tensor,
-    dtype_1: torch.dtype,
-    partial_2: Tensor,
-    dtype_2: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor]:
-    total_0 = partial_0.new_empty((partial_0.shape[1],), dtype=dtype_0)
-    total_1 = partial_1.new_empty((partial_1.shape[1],), dtype=dtype_1)
-    total_2 = partial_2.new_empty((partial_2.shape[1],), dtype=dtype_2)
-    return total_0, total_1, total_2
+def _reduce_6_outputs(*operands: Any) -> tuple[Tensor, ...]:
+    partials, dtypes = operands[::2], operands[1::2]
+    return tuple(x.new_empty((x.shape[1],), dtype=dtype) for x, dtype in zip(partials, dtypes, strict=True))
 
 
-# Column sums of 3 matrices.
-# partial_0 (P_0, N_0), dtype_0 of total_0, partial_1 (P_1, N_1), dtype_1 of total_1, partial_2 (P_2, N_2), dtype_2 of
-# total_2 -> total_0 (N_0,), total_1 (N_1,), total_2 (N_2,).
-reduce_3 = operators.operator(
-    "reduce_3_9f735e6a", operators.deferred(__package__, "reduce_3"), _reduce_3_reference, _reduce_3_shapes
-)
-
-
-def _reduce_6_reference(
+@operators.kernel(__package__, "83dd8b24", _reduce_6_outputs)
+def reduce_6(
     partial_0: Tensor,
     dtype_0: torch.dtype,
     partial_1: Tensor,
@@ -748,6 +476,13 @@ def _reduce_6_reference(
     partial_5: Tensor,
     dtype_5: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Column sums of 6 matrices.
+
+    partial_0 (P_0, N_0), dtype_0 of total_0, partial_1 (P_1, N_1), dtype_1 of total_1, partial_2 (P_2, N_2), dtype_2 of
+    total_2, partial_3 (P_3, N_3), dtype_3 of total_3, partial_4 (P_4, N_4), dtype_4 of total_4, partial_5 (P_5, N_5),
+    dtype_5 of total_5 -> total_0 (N_0,), total_1 (N_1,), total_2 (N_2,), total_3 (N_3,), total_4 (N_4,), total_5
+    (N_5,).
+    """
     total_0 = norm_reference.reduce(partial_0, dtype_0)
     total_1 = norm_reference.reduce(partial_1, dtype_1)
     total_2 = norm_reference.reduce(partial_2, dtype_2)
@@ -757,71 +492,38 @@ def _reduce_6_reference(
     return total_0, total_1, total_2, total_3, total_4, total_5
 
 
-def _reduce_6_shapes(
-    partial_0: Tensor,
-    dtype_0: torch.dtype,
-    partial_1: Tensor,
-    dtype_1: torch.dtype,
-    partial_2: Tensor,
-    dtype_2: torch.dtype,
-    partial_3: Tensor,
-    dtype_3: torch.dtype,
-    partial_4: Tensor,
-    dtype_4: torch.dtype,
-    partial_5: Tensor,
-    dtype_5: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    total_0 = partial_0.new_empty((partial_0.shape[1],), dtype=dtype_0)
-    total_1 = partial_1.new_empty((partial_1.shape[1],), dtype=dtype_1)
-    total_2 = partial_2.new_empty((partial_2.shape[1],), dtype=dtype_2)
-    total_3 = partial_3.new_empty((partial_3.shape[1],), dtype=dtype_3)
-    total_4 = partial_4.new_empty((partial_4.shape[1],), dtype=dtype_4)
-    total_5 = partial_5.new_empty((partial_5.shape[1],), dtype=dtype_5)
-    return total_0, total_1, total_2, total_3, total_4, total_5
+def _requantize_transpose_2_outputs(*operands: Tensor) -> tuple[Tensor, ...]:
+    outputs = []
+    for values in operands[::3]:
+        m, n = values.shape
+        outputs += [values.new_empty((n, m)), values.new_empty((n, 1), dtype=torch.float32)]
+    return tuple(outputs)
 
 
-# Column sums of 6 matrices.
-# partial_0 (P_0, N_0), dtype_0 of total_0, partial_1 (P_1, N_1), dtype_1 of total_1, partial_2 (P_2, N_2), dtype_2 of
-# total_2, partial_3 (P_3, N_3), dtype_3 of total_3, partial_4 (P_4, N_4), dtype_4 of total_4, partial_5 (P_5, N_5),
-# dtype_5 of total_5 -> total_0 (N_0,), total_1 (N_1,), total_2 (N_2,), total_3 (N_3,), total_4 (N_4,), total_5
-# (N_5,).
-reduce_6 = operators.operator(
-    "reduce_6_b94159b9", operators.deferred(__package__, "reduce_6"), _reduce_6_reference, _reduce_6_shapes
-)
-
-
-def _requantize_transpose_2_reference(
+@operators.kernel(__package__, "6cd6ca39", _requantize_transpose_2_outputs)
+def requantize_transpose_2(
     values_0: Tensor, scale_0: Tensor, scale_max_0: Tensor, values_1: Tensor, scale_1: Tensor, scale_max_1: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Transposed copies of 2 e4m3 matrices.
+
+    values_0 (R_0, C_0) e4m3, scale_0 (R_0, 1), scale_max_0 (P_0,), values_1 (R_1, C_1) e4m3, scale_1 (R_1, 1),
+    scale_max_1 (P_1,) -> transposed_0 (C_0, R_0), scale_t_0 (C_0, 1), transposed_1 (C_1, R_1), scale_t_1 (C_1, 1).
+    """
     transposed_0, scale_t_0 = norm_reference.requantize_transpose(values_0, scale_0)
     transposed_1, scale_t_1 = norm_reference.requantize_transpose(values_1, scale_1)
     return transposed_0, scale_t_0, transposed_1, scale_t_1
 
 
-def _requantize_transpose_2_shapes(
-    values_0: Tensor, scale_0: Tensor, scale_max_0: Tensor, values_1: Tensor, scale_1: Tensor, scale_max_1: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    m_0, n_0 = values_0.shape
-    transposed_0 = values_0.new_empty((n_0, m_0))
-    scale_t_0 = values_0.new_empty((n_0, 1), dtype=torch.float32)
-    m_1, n_1 = values_1.shape
-    transposed_1 = values_1.new_empty((n_1, m_1))
-    scale_t_1 = values_1.new_empty((n_1, 1), dtype=torch.float32)
-    return transposed_0, scale_t_0, transposed_1, scale_t_1
+def _requantize_transpose_3_outputs(*operands: Tensor) -> tuple[Tensor, ...]:
+    outputs = []
+    for values in operands[::3]:
+        m, n = values.shape
+        outputs += [values.new_empty((n, m)), values.new_empty((n, 1), dtype=torch.float32)]
+    return tuple(outputs)
 
 
-# Transposed copies of 2 e4m3 matrices.
-# values_0 (R_0, C_0) e4m3, scale_0 (R_0, 1), scale_max_0 (P_0,), values_1 (R_1, C_1) e4m3, scale_1 (R_1, 1),
-# scale_max_1 (P_1,) -> transposed_0 (C_0, R_0), scale_t_0 (C_0, 1), transposed_1 (C_1, R_1), scale_t_1 (C_1, 1).
-requantize_transpose_2 = operators.operator(
-    "requantize_transpose_2_df99b1bb",
-    operators.deferred(__package__, "requantize_transpose_2"),
-    _requantize_transpose_2_reference,
-    _requantize_transpose_2_shapes,
-)
-
-
-def _requantize_transpose_3_reference(
+@operators.kernel(__package__, "17309139", _requantize_transpose_3_outputs)
+def requantize_transpose_3(
     values_0: Tensor,
     scale_0: Tensor,
     scale_max_0: Tensor,
@@ -832,42 +534,13 @@ def _requantize_transpose_3_reference(
     scale_2: Tensor,
     scale_max_2: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Transposed copies of 3 e4m3 matrices.
+
+    values_0 (R_0, C_0) e4m3, scale_0 (R_0, 1), scale_max_0 (P_0,), values_1 (R_1, C_1) e4m3, scale_1 (R_1, 1),
+    scale_max_1 (P_1,), values_2 (R_2, C_2) e4m3, scale_2 (R_2, 1), scale_max_2 (P_2,) -> transposed_0 (C_0, R_0),
+    scale_t_0 (C_0, 1), transposed_1 (C_1, R_1), scale_t_1 (C_1, 1), transposed_2 (C_2, R_2), scale_t_2 (C_2, 1).
+    """
     transposed_0, scale_t_0 = norm_reference.requantize_transpose(values_0, scale_0)
     transposed_1, scale_t_1 = norm_reference.requantize_transpose(values_1, scale_1)
     transposed_2, scale_t_2 = norm_reference.requantize_transpose(values_2, scale_2)
     return transposed_0, scale_t_0, transposed_1, scale_t_1, transposed_2, scale_t_2
-
-
-def _requantize_transpose_3_shapes(
-    values_0: Tensor,
-    scale_0: Tensor,
-    scale_max_0: Tensor,
-    values_1: Tensor,
-    scale_1: Tensor,
-    scale_max_1: Tensor,
-    values_2: Tensor,
-    scale_2: Tensor,
-    scale_max_2: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    m_0, n_0 = values_0.shape
-    transposed_0 = values_0.new_empty((n_0, m_0))
-    scale_t_0 = values_0.new_empty((n_0, 1), dtype=torch.float32)
-    m_1, n_1 = values_1.shape
-    transposed_1 = values_1.new_empty((n_1, m_1))
-    scale_t_1 = values_1.new_empty((n_1, 1), dtype=torch.float32)
-    m_2, n_2 = values_2.shape
-    transposed_2 = values_2.new_empty((n_2, m_2))
-    scale_t_2 = values_2.new_empty((n_2, 1), dtype=torch.float32)
-    return transposed_0, scale_t_0, transposed_1, scale_t_1, transposed_2, scale_t_2
-
-
-# Transposed copies of 3 e4m3 matrices.
-# values_0 (R_0, C_0) e4m3, scale_0 (R_0, 1), scale_max_0 (P_0,), values_1 (R_1, C_1) e4m3, scale_1 (R_1, 1),
-# scale_max_1 (P_1,), values_2 (R_2, C_2) e4m3, scale_2 (R_2, 1), scale_max_2 (P_2,) -> transposed_0 (C_0, R_0),
-# scale_t_0 (C_0, 1), transposed_1 (C_1, R_1), scale_t_1 (C_1, 1), transposed_2 (C_2, R_2), scale_t_2 (C_2, 1).
-requantize_transpose_3 = operators.operator(
-    "requantize_transpose_3_cb359ed3",
-    operators.deferred(__package__, "requantize_transpose_3"),
-    _requantize_transpose_3_reference,
-    _requantize_transpose_3_shapes,
-)

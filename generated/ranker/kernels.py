@@ -26,7 +26,7 @@ from loka import dispatch
 
 from . import fused
 
-STAMP = "2fe5583841404e307e62d0c8fa68673f2d3c7f5b0e0d00c6f647bb0267b09f1f"
+STAMP = "73e0ec386ad72bb5aa20b6779a34048b2f8dff8289fdf1e364f4f6e5d24fe6fd"
 
 E4M3_MAX = 448.0  # largest finite value
 AMAX_FLOOR = 2.0**-100  # keeps the scale of a zero block positive
@@ -56,7 +56,7 @@ class EmbedDense0Function(torch.autograd.Function):
     ) -> Tensor:
         h = x.to(dtype)
         y = torch.nn.functional.linear(h, weight.to(dtype))
-        out, mean, rstd = fused.add_layer_norm_silu_64(y, bias, norm_weight, norm_bias, dtype)
+        out, mean, rstd = fused.add_layer_norm_silu(y, bias, norm_weight, norm_bias, dtype)
         ctx.save_for_backward(h, weight, y, bias, norm_weight, norm_bias, mean, rstd)
         ctx.dtypes = (x.dtype,)
         return out
@@ -67,7 +67,7 @@ class EmbedDense0Function(torch.autograd.Function):
         h, weight, y, bias, norm_weight, norm_bias, mean, rstd = dispatch.saved_tensors(ctx)
         (x_dtype,) = ctx.dtypes
         dx = dweight = None
-        dy, norm_weight_sums, norm_bias_sums, bias_sums = fused.add_layer_norm_silu_backward_64(
+        dy, norm_weight_sums, norm_bias_sums, bias_sums = fused.add_layer_norm_silu_backward(
             grad, y, bias, norm_weight, norm_bias, mean, rstd
         )
         del grad
@@ -102,8 +102,8 @@ class EmbedDense3Function(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype, counter_id: int) -> Tensor:
-        x_fp8, x_scale, x_scale_max = fused.quantise_e4m3_64(x)
-        weight_fp8, weight_scale, weight_scale_max = fused.quantise_e4m3_64(weight)
+        x_fp8, x_scale, x_scale_max = fused.quantise_e4m3(x)
+        weight_fp8, weight_scale, weight_scale_max = fused.quantise_e4m3(weight)
         y = dispatch.scaled_mm(
             x_fp8, x_scale, weight_fp8, weight_scale, "rowwise", "rowwise", dtype, False, counter_id, bias.to(dtype)
         )
@@ -118,7 +118,7 @@ class EmbedDense3Function(torch.autograd.Function):
         x_fp8, x_scale, x_scale_max, weight_fp8, weight_scale, weight_scale_max, bias = dispatch.saved_tensors(ctx)
         x_dtype, weight_dtype = ctx.dtypes
         dx = dweight = None
-        dy_fp8, dy_scale, dy_scale_max, bias_sums = fused.add_backward_e4m3_32(grad)
+        dy_fp8, dy_scale, dy_scale_max, bias_sums = fused.add_backward_e4m3(grad)
         del grad
         if ctx.needs_input_grad[0]:
             dy_fp8_t, dy_scale_t, x_fp8_t, x_scale_t, weight_fp8_t, weight_scale_t = fused.requantize_transpose_3(
@@ -186,24 +186,22 @@ class LayersFmbFunction(torch.autograd.Function):
         counter_id_1: int,
         counter_id_2: int,
     ) -> Tensor:
-        x_fp8_0, x_scale_0, x_scale_max_0, pre_mean, pre_rstd = fused.layer_norm_e4m3_128(
-            x, pre_norm_weight, pre_norm_bias
-        )
-        weight_fp8_0, weight_scale_0, weight_scale_max_0 = fused.quantise_e4m3_128(weight_0)
+        x_fp8_0, x_scale_0, x_scale_max_0, pre_mean, pre_rstd = fused.layer_norm_e4m3(x, pre_norm_weight, pre_norm_bias)
+        weight_fp8_0, weight_scale_0, weight_scale_max_0 = fused.quantise_e4m3(weight_0)
         y_0 = dispatch.scaled_mm(
             x_fp8_0, x_scale_0, weight_fp8_0, weight_scale_0, "rowwise", "rowwise", dtype, False, counter_id_0
         )
-        x_fp8_1, x_scale_1, x_scale_max_1, mean_0, rstd_0 = fused.add_layer_norm_silu_e4m3_256(
+        x_fp8_1, x_scale_1, x_scale_max_1, mean_0, rstd_0 = fused.add_layer_norm_silu_e4m3(
             y_0, bias_0, norm_weight_0, norm_bias_0
         )
-        weight_fp8_1, weight_scale_1, weight_scale_max_1 = fused.quantise_e4m3_256(weight_1)
+        weight_fp8_1, weight_scale_1, weight_scale_max_1 = fused.quantise_e4m3(weight_1)
         y_1 = dispatch.scaled_mm(
             x_fp8_1, x_scale_1, weight_fp8_1, weight_scale_1, "rowwise", "rowwise", dtype, False, counter_id_1
         )
-        x_fp8_2, x_scale_2, x_scale_max_2, mean_1, rstd_1 = fused.add_layer_norm_silu_e4m3_256(
+        x_fp8_2, x_scale_2, x_scale_max_2, mean_1, rstd_1 = fused.add_layer_norm_silu_e4m3(
             y_1, bias_1, norm_weight_1, norm_bias_1
         )
-        weight_fp8_2, weight_scale_2, weight_scale_max_2 = fused.quantise_e4m3_256(weight_2)
+        weight_fp8_2, weight_scale_2, weight_scale_max_2 = fused.quantise_e4m3(weight_2)
         y_2 = dispatch.scaled_mm(
             x_fp8_2,
             x_scale_2,
@@ -303,7 +301,7 @@ class LayersFmbFunction(torch.autograd.Function):
         counter_id_0, counter_id_1, counter_id_2 = ctx.counter_ids
         dweight_0 = dweight_1 = dweight_2 = None
         # Linear 2.
-        dy_fp8, dy_scale, dy_scale_max, bias_2_sums = fused.add_backward_e4m3_256(grad)
+        dy_fp8, dy_scale, dy_scale_max, bias_2_sums = fused.add_backward_e4m3(grad)
         del grad
         dy_fp8_t, dy_scale_t, x_fp8_t, x_scale_t, weight_fp8_t, weight_scale_t = fused.requantize_transpose_3(
             dy_fp8,
@@ -334,7 +332,7 @@ class LayersFmbFunction(torch.autograd.Function):
         del x_fp8_2, weight_fp8_2, dy_fp8, weight_fp8_t, dy_fp8_t, x_fp8_t
         # Linear 1.
         dy_fp8, dy_scale, dy_scale_max, norm_weight_1_sums, norm_bias_1_sums, bias_1_sums = (
-            fused.add_layer_norm_silu_backward_e4m3_256(grad, y_1, bias_1, norm_weight_1, norm_bias_1, mean_1, rstd_1)
+            fused.add_layer_norm_silu_backward_e4m3(grad, y_1, bias_1, norm_weight_1, norm_bias_1, mean_1, rstd_1)
         )
         del grad
         dy_fp8_t, dy_scale_t, x_fp8_t, x_scale_t, weight_fp8_t, weight_scale_t = fused.requantize_transpose_3(
@@ -366,7 +364,7 @@ class LayersFmbFunction(torch.autograd.Function):
         del x_fp8_1, weight_fp8_1, y_1, dy_fp8, weight_fp8_t, dy_fp8_t, x_fp8_t
         # Linear 0.
         dy_fp8, dy_scale, dy_scale_max, norm_weight_0_sums, norm_bias_0_sums, bias_0_sums = (
-            fused.add_layer_norm_silu_backward_e4m3_256(grad, y_0, bias_0, norm_weight_0, norm_bias_0, mean_0, rstd_0)
+            fused.add_layer_norm_silu_backward_e4m3(grad, y_0, bias_0, norm_weight_0, norm_bias_0, mean_0, rstd_0)
         )
         del grad
         dy_fp8_t, dy_scale_t, x_fp8_t, x_scale_t, weight_fp8_t, weight_scale_t = fused.requantize_transpose_3(
@@ -410,7 +408,7 @@ class LayersFmbFunction(torch.autograd.Function):
             norm_weight_0.dtype,
         )
         del bias_2_sums, bias_1_sums, norm_weight_1_sums, norm_bias_1_sums, bias_0_sums, norm_weight_0_sums
-        dx, pre_norm_weight_sums, pre_norm_bias_sums = fused.layer_norm_backward_128(
+        dx, pre_norm_weight_sums, pre_norm_bias_sums = fused.layer_norm_backward(
             grad, x, pre_norm_weight, pre_mean, pre_rstd
         )
         dx = dx.to(x.dtype)
@@ -524,26 +522,26 @@ class HeadMlpFunction(torch.autograd.Function):
         counter_id_1: int,
         counter_id_2: int,
     ) -> Tensor:
-        x_fp8_0, x_scale_0, x_scale_max_0 = fused.quantise_e4m3_512(x)
-        weight_fp8_0, weight_scale_0, weight_scale_max_0 = fused.quantise_e4m3_512(weight_0)
+        x_fp8_0, x_scale_0, x_scale_max_0 = fused.quantise_e4m3(x)
+        weight_fp8_0, weight_scale_0, weight_scale_max_0 = fused.quantise_e4m3(weight_0)
         y_0 = dispatch.scaled_mm(
             x_fp8_0, x_scale_0, weight_fp8_0, weight_scale_0, "rowwise", "rowwise", dtype, False, counter_id_0
         )
-        x_fp8_1, x_scale_1, x_scale_max_1, mean_0, rstd_0 = fused.add_layer_norm_silu_e4m3_256(
+        x_fp8_1, x_scale_1, x_scale_max_1, mean_0, rstd_0 = fused.add_layer_norm_silu_e4m3(
             y_0, bias_0, norm_weight_0, norm_bias_0
         )
-        weight_fp8_1, weight_scale_1, weight_scale_max_1 = fused.quantise_e4m3_256(weight_1)
+        weight_fp8_1, weight_scale_1, weight_scale_max_1 = fused.quantise_e4m3(weight_1)
         y_1 = dispatch.scaled_mm(
             x_fp8_1, x_scale_1, weight_fp8_1, weight_scale_1, "rowwise", "rowwise", dtype, False, counter_id_1
         )
-        x_fp8_2, x_scale_2, x_scale_max_2, mean_1, rstd_1 = fused.add_layer_norm_silu_e4m3_256(
+        x_fp8_2, x_scale_2, x_scale_max_2, mean_1, rstd_1 = fused.add_layer_norm_silu_e4m3(
             y_1, bias_1, norm_weight_1, norm_bias_1
         )
-        weight_fp8_2, weight_scale_2, weight_scale_max_2 = fused.quantise_e4m3_256(weight_2)
+        weight_fp8_2, weight_scale_2, weight_scale_max_2 = fused.quantise_e4m3(weight_2)
         y_2 = dispatch.scaled_mm(
             x_fp8_2, x_scale_2, weight_fp8_2, weight_scale_2, "rowwise", "rowwise", dtype, False, counter_id_2
         )
-        out, mean_2, rstd_2 = fused.add_layer_norm_silu_256(y_2, bias_2, norm_weight_2, norm_bias_2, dtype)
+        out, mean_2, rstd_2 = fused.add_layer_norm_silu(y_2, bias_2, norm_weight_2, norm_bias_2, dtype)
         ctx.save_for_backward(
             x_fp8_0,
             x_scale_0,
@@ -632,7 +630,7 @@ class HeadMlpFunction(torch.autograd.Function):
         dx = dweight_0 = dweight_1 = dweight_2 = None
         # Linear 2.
         dy_fp8, dy_scale, dy_scale_max, norm_weight_2_sums, norm_bias_2_sums, bias_2_sums = (
-            fused.add_layer_norm_silu_backward_e4m3_256(grad, y_2, bias_2, norm_weight_2, norm_bias_2, mean_2, rstd_2)
+            fused.add_layer_norm_silu_backward_e4m3(grad, y_2, bias_2, norm_weight_2, norm_bias_2, mean_2, rstd_2)
         )
         del grad
         dy_fp8_t, dy_scale_t, x_fp8_t, x_scale_t, weight_fp8_t, weight_scale_t = fused.requantize_transpose_3(
@@ -664,7 +662,7 @@ class HeadMlpFunction(torch.autograd.Function):
         del x_fp8_2, weight_fp8_2, y_2, dy_fp8, weight_fp8_t, dy_fp8_t, x_fp8_t
         # Linear 1.
         dy_fp8, dy_scale, dy_scale_max, norm_weight_1_sums, norm_bias_1_sums, bias_1_sums = (
-            fused.add_layer_norm_silu_backward_e4m3_256(grad, y_1, bias_1, norm_weight_1, norm_bias_1, mean_1, rstd_1)
+            fused.add_layer_norm_silu_backward_e4m3(grad, y_1, bias_1, norm_weight_1, norm_bias_1, mean_1, rstd_1)
         )
         del grad
         dy_fp8_t, dy_scale_t, x_fp8_t, x_scale_t, weight_fp8_t, weight_scale_t = fused.requantize_transpose_3(
@@ -711,7 +709,7 @@ class HeadMlpFunction(torch.autograd.Function):
         del bias_2_sums, norm_weight_2_sums, norm_bias_2_sums, bias_1_sums, norm_weight_1_sums, norm_bias_1_sums
         # Linear 0.
         dy_fp8, dy_scale, dy_scale_max, norm_weight_0_sums, norm_bias_0_sums, bias_0_sums = (
-            fused.add_layer_norm_silu_backward_e4m3_256(grad, y_0, bias_0, norm_weight_0, norm_bias_0, mean_0, rstd_0)
+            fused.add_layer_norm_silu_backward_e4m3(grad, y_0, bias_0, norm_weight_0, norm_bias_0, mean_0, rstd_0)
         )
         del grad
         if ctx.needs_input_grad[0]:
@@ -831,7 +829,7 @@ def embed_dense_0_frozen(x: Tensor, weight: Tensor, bias: Tensor, norm_weight: T
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     h = rows.to(dtype)
     y = torch.nn.functional.linear(h, weight.to(dtype))
-    out = fused.add_layer_norm_silu_64_inference(y, bias, norm_weight, norm_bias, dtype)
+    out = fused.add_layer_norm_silu_inference(y, bias, norm_weight, norm_bias, dtype)
     return out if x.dim() == 2 else out.reshape(*x.shape[:-1], 64)
 
 
@@ -841,7 +839,7 @@ def embed_dense_3_frozen(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor,
     if x.numel() == 0:
         return dispatch.without_elements(x, 64, 32, dtype)
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-    x_fp8, x_scale, _ = fused.quantise_e4m3_64(rows)
+    x_fp8, x_scale, _ = fused.quantise_e4m3(rows)
     y = dispatch.scaled_mm(
         x_fp8, x_scale, weight, scale, "rowwise", "rowwise", dtype, False, counter_id, bias.to(dtype)
     )
@@ -875,11 +873,11 @@ def layers_fmb_frozen(
     if x.numel() == 0:
         return dispatch.without_elements(x, 128, 256, dtype)
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-    x_fp8_0, x_scale_0, _ = fused.layer_norm_e4m3_128_inference(rows, pre_norm_weight, pre_norm_bias)
+    x_fp8_0, x_scale_0, _ = fused.layer_norm_e4m3_inference(rows, pre_norm_weight, pre_norm_bias)
     y_0 = dispatch.scaled_mm(x_fp8_0, x_scale_0, weight_0, scale_0, "rowwise", "rowwise", dtype, False, counter_id_0)
-    x_fp8_1, x_scale_1, _ = fused.add_layer_norm_silu_e4m3_256_inference(y_0, bias_0, norm_weight_0, norm_bias_0)
+    x_fp8_1, x_scale_1, _ = fused.add_layer_norm_silu_e4m3_inference(y_0, bias_0, norm_weight_0, norm_bias_0)
     y_1 = dispatch.scaled_mm(x_fp8_1, x_scale_1, weight_1, scale_1, "rowwise", "rowwise", dtype, False, counter_id_1)
-    x_fp8_2, x_scale_2, _ = fused.add_layer_norm_silu_e4m3_256_inference(y_1, bias_1, norm_weight_1, norm_bias_1)
+    x_fp8_2, x_scale_2, _ = fused.add_layer_norm_silu_e4m3_inference(y_1, bias_1, norm_weight_1, norm_bias_1)
     y_2 = dispatch.scaled_mm(
         x_fp8_2, x_scale_2, weight_2, scale_2, "rowwise", "rowwise", dtype, False, counter_id_2, bias_2.to(dtype)
     )
@@ -913,13 +911,13 @@ def head_mlp_frozen(
     if x.numel() == 0:
         return dispatch.without_elements(x, 512, 256, dtype)
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-    x_fp8_0, x_scale_0, _ = fused.quantise_e4m3_512(rows)
+    x_fp8_0, x_scale_0, _ = fused.quantise_e4m3(rows)
     y_0 = dispatch.scaled_mm(x_fp8_0, x_scale_0, weight_0, scale_0, "rowwise", "rowwise", dtype, False, counter_id_0)
-    x_fp8_1, x_scale_1, _ = fused.add_layer_norm_silu_e4m3_256_inference(y_0, bias_0, norm_weight_0, norm_bias_0)
+    x_fp8_1, x_scale_1, _ = fused.add_layer_norm_silu_e4m3_inference(y_0, bias_0, norm_weight_0, norm_bias_0)
     y_1 = dispatch.scaled_mm(x_fp8_1, x_scale_1, weight_1, scale_1, "rowwise", "rowwise", dtype, False, counter_id_1)
-    x_fp8_2, x_scale_2, _ = fused.add_layer_norm_silu_e4m3_256_inference(y_1, bias_1, norm_weight_1, norm_bias_1)
+    x_fp8_2, x_scale_2, _ = fused.add_layer_norm_silu_e4m3_inference(y_1, bias_1, norm_weight_1, norm_bias_1)
     y_2 = dispatch.scaled_mm(x_fp8_2, x_scale_2, weight_2, scale_2, "rowwise", "rowwise", dtype, False, counter_id_2)
-    out = fused.add_layer_norm_silu_256_inference(y_2, bias_2, norm_weight_2, norm_bias_2, dtype)
+    out = fused.add_layer_norm_silu_inference(y_2, bias_2, norm_weight_2, norm_bias_2, dtype)
     return out if x.dim() == 2 else out.reshape(*x.shape[:-1], 256)
 
 

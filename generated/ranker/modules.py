@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "2fe5583841404e307e62d0c8fa68673f2d3c7f5b0e0d00c6f647bb0267b09f1f"
+STAMP = "73e0ec386ad72bb5aa20b6779a34048b2f8dff8289fdf1e364f4f6e5d24fe6fd"
 
 
 class EmbedDense(dispatch.Bound):

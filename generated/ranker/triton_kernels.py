@@ -1,6 +1,9 @@
-"""Triton kernels of ranker.yaml, and the functions that launch them; `fused` makes operators of these.
+# ruff: noqa: N803
+"""Triton kernels of ranker.yaml, and the functions that launch them.
 
 Written by `loka generate`, which overwrites it: edit the policy and generate again.
+
+A function NAME fills the results that `fused` allocated: it takes them, and then the arguments of `fused.NAME`.
 """
 
 from __future__ import annotations
@@ -8,12 +11,11 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import fm_reference
 
-STAMP = "2fe5583841404e307e62d0c8fa68673f2d3c7f5b0e0d00c6f647bb0267b09f1f"
+STAMP = "73e0ec386ad72bb5aa20b6779a34048b2f8dff8289fdf1e364f4f6e5d24fe6fd"
 
 
 @triton.jit
@@ -34,16 +36,66 @@ def e4m3_scale(amax):
     return bits.to(tl.float32, bitcast=True), (0x7F000000 - bits).to(tl.float32, bitcast=True)
 
 
+@triton.jit
+def sum_columns(block, partial_ptr, total_ptr, p, n, rows: tl.constexpr, columns: tl.constexpr):
+    """Sums of one block of columns of partial (p, n), written to total (n,)."""
+    column = block * columns + tl.arange(0, columns)
+    inside = column < n
+    total = tl.zeros([rows, columns], tl.float32)
+    for first in range(0, p, rows):
+        row = first + tl.arange(0, rows)
+        mask = (row < p)[:, None] & inside[None, :]
+        total += tl.load(partial_ptr + row[:, None].to(tl.int64) * n + column[None, :], mask=mask, other=0.0)
+    tl.store(total_ptr + column, tl.sum(total, 0), mask=inside)
+
+
+@triton.jit
+def requantize_transpose_tile(
+    tile,
+    values_ptr,
+    scale_ptr,
+    scale_max_ptr,
+    transposed_ptr,
+    scale_t_ptr,
+    m,
+    n,
+    parts,
+    side: tl.constexpr,
+    chunk: tl.constexpr,
+):
+    """One tile of side x side of values (m, n), written to transposed (n, m); the first ones fill scale_t (n,)."""
+    # The largest of the scales; 2**-108 is that of a zero row, the smallest there is.
+    scale_max = tl.full([chunk], 3.0814879110195774e-33, tl.float32)
+    for first in range(0, parts, chunk):
+        part = first + tl.arange(0, chunk)
+        scale_max = tl.maximum(scale_max, tl.load(scale_max_ptr + part, mask=part < parts, other=0.0))
+    bits = tl.max(scale_max, 0).to(tl.int32, bitcast=True)
+    reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
+    across = tl.maximum(tl.cdiv(n, side), 1)
+    row = tile // across * side + tl.arange(0, side)
+    column = tile % across * side + tl.arange(0, side)
+    mask = (row < m)[:, None] & (column < n)[None, :]
+    values = tl.load(values_ptr + row[:, None].to(tl.int64) * n + column[None, :], mask=mask, other=0.0)
+    ratio = tl.load(scale_ptr + row, mask=row < m, other=0.0) * reciprocal
+    transposed = tl.trans((values.to(tl.float32) * ratio[:, None]).to(tl.float8e4nv))
+    tl.store(transposed_ptr + column[:, None].to(tl.int64) * m + row[None, :], transposed, mask=tl.trans(mask))
+    if tile < across:
+        scale_t = tl.zeros([side], tl.float32) + bits.to(tl.float32, bitcast=True)
+        tl.store(scale_t_ptr + column, scale_t, mask=column < n)
+
+
 @triton.jit(do_not_specialize=["m"])
-def _add_backward_e4m3_256(grad_ptr, values_ptr, scale_ptr, scale_max_ptr, dadd_ptr, grad_stride, m):
-    """Gradient of addition -> e4m3 with one power-of-two scale a row for grad (m, 256)."""
-    columns = tl.arange(0, 256)
-    dadd = tl.zeros([4, 256], tl.float32)
+def _add_backward_e4m3(
+    grad_ptr, values_ptr, scale_ptr, scale_max_ptr, dadd_ptr, grad_stride, m, WIDTH: tl.constexpr, ROWS: tl.constexpr
+):
+    """Gradient of addition -> e4m3 with one power-of-two scale a row for grad (m, WIDTH)."""
+    columns = tl.arange(0, WIDTH)
+    dadd = tl.zeros([ROWS, WIDTH], tl.float32)
     scale_max = 0.0
-    for first in range(tl.program_id(0) * 4, m, tl.num_programs(0) * 4):
-        row = first + tl.arange(0, 4)
+    for first in range(tl.program_id(0) * ROWS, m, tl.num_programs(0) * ROWS):
+        row = first + tl.arange(0, ROWS)
         valid = row < m
-        offsets = row[:, None].to(tl.int64) * 256 + columns[None, :]
+        offsets = row[:, None].to(tl.int64) * WIDTH + columns[None, :]
         grad_offsets = row[:, None].to(tl.int64) * grad_stride + columns[None, :]
         grad = tl.load(grad_ptr + grad_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
         dadd += grad
@@ -56,93 +108,53 @@ def _add_backward_e4m3_256(grad_ptr, values_ptr, scale_ptr, scale_max_ptr, dadd_
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
         scale_max = tl.maximum(scale_max, tl.max(tl.where(valid, scale, 0.0), 0))
-    part = tl.program_id(0).to(tl.int64) * 256 + columns
+    part = tl.program_id(0).to(tl.int64) * WIDTH + columns
     tl.store(dadd_ptr + part, tl.sum(dadd, 0))
     tl.store(scale_max_ptr + tl.program_id(0), scale_max)
 
 
-def add_backward_e4m3_256(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradient of addition -> e4m3 with one power-of-two scale a row.
+# Width: the kernel, its constants, its warps.
+_ADD_BACKWARD_E4M3_LAUNCHES = {32: (_add_backward_e4m3, (32, 32), 2), 256: (_add_backward_e4m3, (256, 4), 2)}
 
-    grad (M, 256) -> values (M, 256), scale (M, 1), scale_max (P,), dadd (P, 256).
-    """
-    operators.check_rows(grad, 256)
+
+def add_backward_e4m3(values, scale, scale_max, dadd, grad):
     grad = operators.whole_rows(grad)
-    m = grad.shape[0]
-    programs = operators.programs(grad, rows=16, per_multiprocessor=8)
-    values = grad.new_empty((m, 256), dtype=torch.float8_e4m3fn)
-    scale = grad.new_empty((m, 1), dtype=torch.float32)
-    scale_max = grad.new_empty((programs,), dtype=torch.float32)
-    dadd = grad.new_empty((programs, 256), dtype=torch.float32)
+    kernel, constants, warps = _ADD_BACKWARD_E4M3_LAUNCHES[grad.shape[1]]
+    tensors = (grad, values, scale, scale_max, dadd)
     operators.launch(
-        _add_backward_e4m3_256, (programs,), grad, values, scale, scale_max, dadd, grad.stride(0), m, num_warps=2
+        kernel, (dadd.shape[0],), *tensors, grad.stride(0), grad.shape[0], constants=constants, num_warps=warps
     )
-    return values, scale, scale_max, dadd
 
 
 @triton.jit(do_not_specialize=["m"])
-def _add_backward_e4m3_32(grad_ptr, values_ptr, scale_ptr, scale_max_ptr, dadd_ptr, grad_stride, m):
-    """Gradient of addition -> e4m3 with one power-of-two scale a row for grad (m, 32)."""
-    columns = tl.arange(0, 32)
-    dadd = tl.zeros([32, 32], tl.float32)
-    scale_max = 0.0
-    for first in range(tl.program_id(0) * 32, m, tl.num_programs(0) * 32):
-        row = first + tl.arange(0, 32)
-        valid = row < m
-        offsets = row[:, None].to(tl.int64) * 32 + columns[None, :]
-        grad_offsets = row[:, None].to(tl.int64) * grad_stride + columns[None, :]
-        grad = tl.load(grad_ptr + grad_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
-        dadd += grad
-        # Non-finite values are ignored when the scale is computed, and become NaN.
-        finite = tl.abs(grad) < float("inf")
-        amax = tl.maximum(tl.max(tl.where(finite, tl.abs(grad), 0.0), 1), 7.888609052210118e-31)  # 2**-100
-        scale, reciprocal = e4m3_scale(amax)
-        values = grad * reciprocal[:, None]
-        values = tl.where(finite, values, float("nan"))
-        tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
-        tl.store(scale_ptr + row, scale, mask=valid)
-        scale_max = tl.maximum(scale_max, tl.max(tl.where(valid, scale, 0.0), 0))
-    part = tl.program_id(0).to(tl.int64) * 32 + columns
-    tl.store(dadd_ptr + part, tl.sum(dadd, 0))
-    tl.store(scale_max_ptr + tl.program_id(0), scale_max)
-
-
-def add_backward_e4m3_32(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradient of addition -> e4m3 with one power-of-two scale a row.
-
-    grad (M, 32) -> values (M, 32), scale (M, 1), scale_max (P,), dadd (P, 32).
-    """
-    operators.check_rows(grad, 32)
-    grad = operators.whole_rows(grad)
-    m = grad.shape[0]
-    programs = operators.programs(grad, rows=128, per_multiprocessor=8)
-    values = grad.new_empty((m, 32), dtype=torch.float8_e4m3fn)
-    scale = grad.new_empty((m, 1), dtype=torch.float32)
-    scale_max = grad.new_empty((programs,), dtype=torch.float32)
-    dadd = grad.new_empty((programs, 32), dtype=torch.float32)
-    operators.launch(
-        _add_backward_e4m3_32, (programs,), grad, values, scale, scale_max, dadd, grad.stride(0), m, num_warps=2
-    )
-    return values, scale, scale_max, dadd
-
-
-@triton.jit(do_not_specialize=["m"])
-def _add_layer_norm_silu_256(x_ptr, add_ptr, weight_ptr, bias_ptr, out_ptr, mean_ptr, rstd_ptr, x_stride, m):
-    """Addition -> LayerNorm (eps 1e-05) -> SiLU of x (m, 256)."""
-    columns = tl.arange(0, 256)
+def _add_layer_norm_silu(
+    x_ptr,
+    add_ptr,
+    weight_ptr,
+    bias_ptr,
+    out_ptr,
+    mean_ptr,
+    rstd_ptr,
+    x_stride,
+    m,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Addition -> LayerNorm (eps 1e-05) -> SiLU of x (m, WIDTH)."""
+    columns = tl.arange(0, WIDTH)
     add = tl.load(add_ptr + columns).to(tl.float32)
     weight = tl.load(weight_ptr + columns).to(tl.float32)
     bias = tl.load(bias_ptr + columns).to(tl.float32)
-    for first in range(tl.program_id(0) * 4, m, tl.num_programs(0) * 4):
-        row = first + tl.arange(0, 4)
+    for first in range(tl.program_id(0) * ROWS, m, tl.num_programs(0) * ROWS):
+        row = first + tl.arange(0, ROWS)
         valid = row < m
-        offsets = row[:, None].to(tl.int64) * 256 + columns[None, :]
+        offsets = row[:, None].to(tl.int64) * WIDTH + columns[None, :]
         x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
         x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
         x = x + add[None, :]
-        mean = tl.sum(x, 1) / 256
+        mean = tl.sum(x, 1) / WIDTH
         x = x - mean[:, None]
-        rstd = tl.rsqrt(tl.sum(x * x, 1) / 256 + 1e-05)
+        rstd = tl.rsqrt(tl.sum(x * x, 1) / WIDTH + 1e-05)
         y = x * rstd[:, None] * weight[None, :] + bias[None, :]
         tl.store(mean_ptr + row, mean, mask=valid)
         tl.store(rstd_ptr + row, rstd, mask=valid)
@@ -150,192 +162,25 @@ def _add_layer_norm_silu_256(x_ptr, add_ptr, weight_ptr, bias_ptr, out_ptr, mean
         tl.store(out_ptr + offsets, y, mask=valid[:, None])
 
 
-def add_layer_norm_silu_256(
-    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Addition -> LayerNorm (eps 1e-05) -> SiLU.
+# Width: the kernel, its constants, its warps, how many rows a program has at least, how many programs a multiprocessor
+# has at most.
+_ADD_LAYER_NORM_SILU_LAUNCHES = {
+    64: (_add_layer_norm_silu, (64, 16), 1, 16, 16),
+    256: (_add_layer_norm_silu, (256, 4), 1, 4, 16),
+}
 
-    x (M, 256), add (256,), weight (256,), bias (256,) -> out (M, 256), mean (M,), rstd (M,).
-    """
-    operators.check_rows(x, 256)
+
+def add_layer_norm_silu(out, mean, rstd, x, add, weight, bias, _dtype=None):
     x = operators.whole_rows(x)
-    m = x.shape[0]
-    programs = operators.programs(x, rows=4, per_multiprocessor=16)
-    out = x.new_empty((m, 256), dtype=x.dtype if dtype is None else dtype)
-    mean = x.new_empty((m,), dtype=torch.float32)
-    rstd = x.new_empty((m,), dtype=torch.float32)
-    operators.launch(
-        _add_layer_norm_silu_256,
-        (programs,),
-        x,
-        add.contiguous(),
-        weight.contiguous(),
-        bias.contiguous(),
-        out,
-        mean,
-        rstd,
-        x.stride(0),
-        m,
-        num_warps=1,
-    )
-    return out, mean, rstd
+    add, weight, bias = add.contiguous(), weight.contiguous(), bias.contiguous()
+    kernel, constants, warps, rows, per_multiprocessor = _ADD_LAYER_NORM_SILU_LAUNCHES[x.shape[1]]
+    programs = operators.programs(x, rows, per_multiprocessor)
+    tensors = (x, add, weight, bias, out, mean, rstd)
+    operators.launch(kernel, (programs,), *tensors, x.stride(0), x.shape[0], constants=constants, num_warps=warps)
 
 
 @triton.jit(do_not_specialize=["m"])
-def _add_layer_norm_silu_256_inference(x_ptr, add_ptr, weight_ptr, bias_ptr, out_ptr, x_stride, m):
-    """Addition -> LayerNorm (eps 1e-05) -> SiLU of x (m, 256)."""
-    columns = tl.arange(0, 256)
-    add = tl.load(add_ptr + columns).to(tl.float32)
-    weight = tl.load(weight_ptr + columns).to(tl.float32)
-    bias = tl.load(bias_ptr + columns).to(tl.float32)
-    for first in range(tl.program_id(0) * 4, m, tl.num_programs(0) * 4):
-        row = first + tl.arange(0, 4)
-        valid = row < m
-        offsets = row[:, None].to(tl.int64) * 256 + columns[None, :]
-        x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
-        x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
-        x = x + add[None, :]
-        mean = tl.sum(x, 1) / 256
-        x = x - mean[:, None]
-        rstd = tl.rsqrt(tl.sum(x * x, 1) / 256 + 1e-05)
-        y = x * rstd[:, None] * weight[None, :] + bias[None, :]
-        y = silu(y)
-        tl.store(out_ptr + offsets, y, mask=valid[:, None])
-
-
-def add_layer_norm_silu_256_inference(
-    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
-) -> Tensor:
-    """Addition -> LayerNorm (eps 1e-05) -> SiLU.
-
-    x (M, 256), add (256,), weight (256,), bias (256,) -> out (M, 256).
-    """
-    operators.check_rows(x, 256)
-    x = operators.whole_rows(x)
-    m = x.shape[0]
-    programs = operators.programs(x, rows=4, per_multiprocessor=16)
-    out = x.new_empty((m, 256), dtype=x.dtype if dtype is None else dtype)
-    operators.launch(
-        _add_layer_norm_silu_256_inference,
-        (programs,),
-        x,
-        add.contiguous(),
-        weight.contiguous(),
-        bias.contiguous(),
-        out,
-        x.stride(0),
-        m,
-        num_warps=1,
-    )
-    return out
-
-
-@triton.jit(do_not_specialize=["m"])
-def _add_layer_norm_silu_64(x_ptr, add_ptr, weight_ptr, bias_ptr, out_ptr, mean_ptr, rstd_ptr, x_stride, m):
-    """Addition -> LayerNorm (eps 1e-05) -> SiLU of x (m, 64)."""
-    columns = tl.arange(0, 64)
-    add = tl.load(add_ptr + columns).to(tl.float32)
-    weight = tl.load(weight_ptr + columns).to(tl.float32)
-    bias = tl.load(bias_ptr + columns).to(tl.float32)
-    for first in range(tl.program_id(0) * 16, m, tl.num_programs(0) * 16):
-        row = first + tl.arange(0, 16)
-        valid = row < m
-        offsets = row[:, None].to(tl.int64) * 64 + columns[None, :]
-        x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
-        x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
-        x = x + add[None, :]
-        mean = tl.sum(x, 1) / 64
-        x = x - mean[:, None]
-        rstd = tl.rsqrt(tl.sum(x * x, 1) / 64 + 1e-05)
-        y = x * rstd[:, None] * weight[None, :] + bias[None, :]
-        tl.store(mean_ptr + row, mean, mask=valid)
-        tl.store(rstd_ptr + row, rstd, mask=valid)
-        y = silu(y)
-        tl.store(out_ptr + offsets, y, mask=valid[:, None])
-
-
-def add_layer_norm_silu_64(
-    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Addition -> LayerNorm (eps 1e-05) -> SiLU.
-
-    x (M, 64), add (64,), weight (64,), bias (64,) -> out (M, 64), mean (M,), rstd (M,).
-    """
-    operators.check_rows(x, 64)
-    x = operators.whole_rows(x)
-    m = x.shape[0]
-    programs = operators.programs(x, rows=16, per_multiprocessor=16)
-    out = x.new_empty((m, 64), dtype=x.dtype if dtype is None else dtype)
-    mean = x.new_empty((m,), dtype=torch.float32)
-    rstd = x.new_empty((m,), dtype=torch.float32)
-    operators.launch(
-        _add_layer_norm_silu_64,
-        (programs,),
-        x,
-        add.contiguous(),
-        weight.contiguous(),
-        bias.contiguous(),
-        out,
-        mean,
-        rstd,
-        x.stride(0),
-        m,
-        num_warps=1,
-    )
-    return out, mean, rstd
-
-
-@triton.jit(do_not_specialize=["m"])
-def _add_layer_norm_silu_64_inference(x_ptr, add_ptr, weight_ptr, bias_ptr, out_ptr, x_stride, m):
-    """Addition -> LayerNorm (eps 1e-05) -> SiLU of x (m, 64)."""
-    columns = tl.arange(0, 64)
-    add = tl.load(add_ptr + columns).to(tl.float32)
-    weight = tl.load(weight_ptr + columns).to(tl.float32)
-    bias = tl.load(bias_ptr + columns).to(tl.float32)
-    for first in range(tl.program_id(0) * 16, m, tl.num_programs(0) * 16):
-        row = first + tl.arange(0, 16)
-        valid = row < m
-        offsets = row[:, None].to(tl.int64) * 64 + columns[None, :]
-        x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
-        x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
-        x = x + add[None, :]
-        mean = tl.sum(x, 1) / 64
-        x = x - mean[:, None]
-        rstd = tl.rsqrt(tl.sum(x * x, 1) / 64 + 1e-05)
-        y = x * rstd[:, None] * weight[None, :] + bias[None, :]
-        y = silu(y)
-        tl.store(out_ptr + offsets, y, mask=valid[:, None])
-
-
-def add_layer_norm_silu_64_inference(
-    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
-) -> Tensor:
-    """Addition -> LayerNorm (eps 1e-05) -> SiLU.
-
-    x (M, 64), add (64,), weight (64,), bias (64,) -> out (M, 64).
-    """
-    operators.check_rows(x, 64)
-    x = operators.whole_rows(x)
-    m = x.shape[0]
-    programs = operators.programs(x, rows=16, per_multiprocessor=16)
-    out = x.new_empty((m, 64), dtype=x.dtype if dtype is None else dtype)
-    operators.launch(
-        _add_layer_norm_silu_64_inference,
-        (programs,),
-        x,
-        add.contiguous(),
-        weight.contiguous(),
-        bias.contiguous(),
-        out,
-        x.stride(0),
-        m,
-        num_warps=1,
-    )
-    return out
-
-
-@triton.jit(do_not_specialize=["m"])
-def _add_layer_norm_silu_backward_64(
+def _add_layer_norm_silu_backward(
     grad_ptr,
     x_ptr,
     add_ptr,
@@ -349,19 +194,21 @@ def _add_layer_norm_silu_backward_64(
     dadd_ptr,
     grad_stride,
     m,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
-    """Gradient of addition, LayerNorm, SiLU for grad (m, 64)."""
-    columns = tl.arange(0, 64)
+    """Gradient of addition, LayerNorm, SiLU for grad (m, WIDTH)."""
+    columns = tl.arange(0, WIDTH)
     add = tl.load(add_ptr + columns).to(tl.float32)
     weight = tl.load(weight_ptr + columns).to(tl.float32)
     bias = tl.load(bias_ptr + columns).to(tl.float32)
-    dweight = tl.zeros([16, 64], tl.float32)
-    dbias = tl.zeros([16, 64], tl.float32)
-    dadd = tl.zeros([16, 64], tl.float32)
-    for first in range(tl.program_id(0) * 16, m, tl.num_programs(0) * 16):
-        row = first + tl.arange(0, 16)
+    dweight = tl.zeros([ROWS, WIDTH], tl.float32)
+    dbias = tl.zeros([ROWS, WIDTH], tl.float32)
+    dadd = tl.zeros([ROWS, WIDTH], tl.float32)
+    for first in range(tl.program_id(0) * ROWS, m, tl.num_programs(0) * ROWS):
+        row = first + tl.arange(0, ROWS)
         valid = row < m
-        offsets = row[:, None].to(tl.int64) * 64 + columns[None, :]
+        offsets = row[:, None].to(tl.int64) * WIDTH + columns[None, :]
         grad_offsets = row[:, None].to(tl.int64) * grad_stride + columns[None, :]
         grad = tl.load(grad_ptr + grad_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
         x = tl.load(x_ptr + offsets, mask=valid[:, None], other=0.0).to(tl.float32)
@@ -374,57 +221,34 @@ def _add_layer_norm_silu_backward_64(
         dweight += dz * n
         dbias += dz
         dn = dz * weight[None, :]
-        mean_dn = tl.sum(dn, 1) / 64
-        mean_dn_n = tl.sum(dn * n, 1) / 64
+        mean_dn = tl.sum(dn, 1) / WIDTH
+        mean_dn_n = tl.sum(dn * n, 1) / WIDTH
         dx = (dn - mean_dn[:, None] - n * mean_dn_n[:, None]) * rstd[:, None]
         dadd += dx
         tl.store(dx_ptr + offsets, dx, mask=valid[:, None])
-    part = tl.program_id(0).to(tl.int64) * 64 + columns
+    part = tl.program_id(0).to(tl.int64) * WIDTH + columns
     tl.store(dweight_ptr + part, tl.sum(dweight, 0))
     tl.store(dbias_ptr + part, tl.sum(dbias, 0))
     tl.store(dadd_ptr + part, tl.sum(dadd, 0))
 
 
-def add_layer_norm_silu_backward_64(
-    grad: Tensor, x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradient of addition, LayerNorm, SiLU.
-
-    grad (M, 64), x (M, 64), add (64,), weight (64,), bias (64,), mean (M,), rstd (M,) -> dx (M, 64), dweight (P, 64),
-    dbias (P, 64), dadd (P, 64).
-    """
-    operators.check_rows(grad, 64)
-    operators.check_rows(x, 64, grad.shape[0])
+def add_layer_norm_silu_backward(dx, dweight, dbias, dadd, grad, x, add, weight, bias, mean, rstd):
     grad = operators.whole_rows(grad)
-    m = grad.shape[0]
-    programs = operators.programs(grad, rows=64, per_multiprocessor=8)
-    dx = grad.new_empty((m, 64))
-    dweight = grad.new_empty((programs, 64), dtype=torch.float32)
-    dbias = grad.new_empty((programs, 64), dtype=torch.float32)
-    dadd = grad.new_empty((programs, 64), dtype=torch.float32)
+    x, add, weight, bias = x.contiguous(), add.contiguous(), weight.contiguous(), bias.contiguous()
+    tensors = (grad, x, add, weight, bias, mean, rstd, dx, dweight, dbias, dadd)
     operators.launch(
-        _add_layer_norm_silu_backward_64,
-        (programs,),
-        grad,
-        x.contiguous(),
-        add.contiguous(),
-        weight.contiguous(),
-        bias.contiguous(),
-        mean,
-        rstd,
-        dx,
-        dweight,
-        dbias,
-        dadd,
+        _add_layer_norm_silu_backward,
+        (dweight.shape[0],),
+        *tensors,
         grad.stride(0),
-        m,
+        grad.shape[0],
+        constants=(64, 16),
         num_warps=2,
     )
-    return dx, dweight, dbias, dadd
 
 
 @triton.jit(do_not_specialize=["m"])
-def _add_layer_norm_silu_backward_e4m3_256(
+def _add_layer_norm_silu_backward_e4m3(
     grad_ptr,
     x_ptr,
     add_ptr,
@@ -440,20 +264,22 @@ def _add_layer_norm_silu_backward_e4m3_256(
     dadd_ptr,
     grad_stride,
     m,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
-    """Gradient of addition, LayerNorm, SiLU -> e4m3 with one power-of-two scale a row for grad (m, 256)."""
-    columns = tl.arange(0, 256)
+    """Gradient of addition, LayerNorm, SiLU -> e4m3 with one power-of-two scale a row for grad (m, WIDTH)."""
+    columns = tl.arange(0, WIDTH)
     add = tl.load(add_ptr + columns).to(tl.float32)
     weight = tl.load(weight_ptr + columns).to(tl.float32)
     bias = tl.load(bias_ptr + columns).to(tl.float32)
-    dweight = tl.zeros([4, 256], tl.float32)
-    dbias = tl.zeros([4, 256], tl.float32)
-    dadd = tl.zeros([4, 256], tl.float32)
+    dweight = tl.zeros([ROWS, WIDTH], tl.float32)
+    dbias = tl.zeros([ROWS, WIDTH], tl.float32)
+    dadd = tl.zeros([ROWS, WIDTH], tl.float32)
     scale_max = 0.0
-    for first in range(tl.program_id(0) * 4, m, tl.num_programs(0) * 4):
-        row = first + tl.arange(0, 4)
+    for first in range(tl.program_id(0) * ROWS, m, tl.num_programs(0) * ROWS):
+        row = first + tl.arange(0, ROWS)
         valid = row < m
-        offsets = row[:, None].to(tl.int64) * 256 + columns[None, :]
+        offsets = row[:, None].to(tl.int64) * WIDTH + columns[None, :]
         grad_offsets = row[:, None].to(tl.int64) * grad_stride + columns[None, :]
         grad = tl.load(grad_ptr + grad_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
         x = tl.load(x_ptr + offsets, mask=valid[:, None], other=0.0).to(tl.float32)
@@ -466,8 +292,8 @@ def _add_layer_norm_silu_backward_e4m3_256(
         dweight += dz * n
         dbias += dz
         dn = dz * weight[None, :]
-        mean_dn = tl.sum(dn, 1) / 256
-        mean_dn_n = tl.sum(dn * n, 1) / 256
+        mean_dn = tl.sum(dn, 1) / WIDTH
+        mean_dn_n = tl.sum(dn * n, 1) / WIDTH
         dx = (dn - mean_dn[:, None] - n * mean_dn_n[:, None]) * rstd[:, None]
         dadd += dx
         # Non-finite values are ignored when the scale is computed, and become NaN.
@@ -479,75 +305,62 @@ def _add_layer_norm_silu_backward_e4m3_256(
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
         scale_max = tl.maximum(scale_max, tl.max(tl.where(valid, scale, 0.0), 0))
-    part = tl.program_id(0).to(tl.int64) * 256 + columns
+    part = tl.program_id(0).to(tl.int64) * WIDTH + columns
     tl.store(dweight_ptr + part, tl.sum(dweight, 0))
     tl.store(dbias_ptr + part, tl.sum(dbias, 0))
     tl.store(dadd_ptr + part, tl.sum(dadd, 0))
     tl.store(scale_max_ptr + tl.program_id(0), scale_max)
 
 
-def add_layer_norm_silu_backward_e4m3_256(
-    grad: Tensor, x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradient of addition, LayerNorm, SiLU -> e4m3 with one power-of-two scale a row.
-
-    grad (M, 256), x (M, 256), add (256,), weight (256,), bias (256,), mean (M,), rstd (M,) -> values (M, 256), scale
-    (M, 1), scale_max (P,), dweight (P, 256), dbias (P, 256), dadd (P, 256).
-    """
-    operators.check_rows(grad, 256)
-    operators.check_rows(x, 256, grad.shape[0])
+def add_layer_norm_silu_backward_e4m3(
+    values, scale, scale_max, dweight, dbias, dadd, grad, x, add, weight, bias, mean, rstd
+):
     grad = operators.whole_rows(grad)
-    m = grad.shape[0]
-    programs = operators.programs(grad, rows=16, per_multiprocessor=8)
-    values = grad.new_empty((m, 256), dtype=torch.float8_e4m3fn)
-    scale = grad.new_empty((m, 1), dtype=torch.float32)
-    scale_max = grad.new_empty((programs,), dtype=torch.float32)
-    dweight = grad.new_empty((programs, 256), dtype=torch.float32)
-    dbias = grad.new_empty((programs, 256), dtype=torch.float32)
-    dadd = grad.new_empty((programs, 256), dtype=torch.float32)
+    x, add, weight, bias = x.contiguous(), add.contiguous(), weight.contiguous(), bias.contiguous()
+    tensors = (grad, x, add, weight, bias, mean, rstd, values, scale, scale_max, dweight, dbias, dadd)
     operators.launch(
-        _add_layer_norm_silu_backward_e4m3_256,
-        (programs,),
-        grad,
-        x.contiguous(),
-        add.contiguous(),
-        weight.contiguous(),
-        bias.contiguous(),
-        mean,
-        rstd,
-        values,
-        scale,
-        scale_max,
-        dweight,
-        dbias,
-        dadd,
+        _add_layer_norm_silu_backward_e4m3,
+        (dweight.shape[0],),
+        *tensors,
         grad.stride(0),
-        m,
+        grad.shape[0],
+        constants=(256, 4),
         num_warps=2,
     )
-    return values, scale, scale_max, dweight, dbias, dadd
 
 
 @triton.jit(do_not_specialize=["m"])
-def _add_layer_norm_silu_e4m3_256(
-    x_ptr, add_ptr, weight_ptr, bias_ptr, values_ptr, scale_ptr, scale_max_ptr, mean_ptr, rstd_ptr, x_stride, m
+def _add_layer_norm_silu_e4m3(
+    x_ptr,
+    add_ptr,
+    weight_ptr,
+    bias_ptr,
+    values_ptr,
+    scale_ptr,
+    scale_max_ptr,
+    mean_ptr,
+    rstd_ptr,
+    x_stride,
+    m,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
-    """Addition -> LayerNorm (eps 1e-05) -> SiLU -> e4m3 with one power-of-two scale a row of x (m, 256)."""
-    columns = tl.arange(0, 256)
+    """Addition -> LayerNorm (eps 1e-05) -> SiLU -> e4m3 with one power-of-two scale a row of x (m, WIDTH)."""
+    columns = tl.arange(0, WIDTH)
     add = tl.load(add_ptr + columns).to(tl.float32)
     weight = tl.load(weight_ptr + columns).to(tl.float32)
     bias = tl.load(bias_ptr + columns).to(tl.float32)
     scale_max = 0.0
-    for first in range(tl.program_id(0) * 4, m, tl.num_programs(0) * 4):
-        row = first + tl.arange(0, 4)
+    for first in range(tl.program_id(0) * ROWS, m, tl.num_programs(0) * ROWS):
+        row = first + tl.arange(0, ROWS)
         valid = row < m
-        offsets = row[:, None].to(tl.int64) * 256 + columns[None, :]
+        offsets = row[:, None].to(tl.int64) * WIDTH + columns[None, :]
         x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
         x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
         x = x + add[None, :]
-        mean = tl.sum(x, 1) / 256
+        mean = tl.sum(x, 1) / WIDTH
         x = x - mean[:, None]
-        rstd = tl.rsqrt(tl.sum(x * x, 1) / 256 + 1e-05)
+        rstd = tl.rsqrt(tl.sum(x * x, 1) / WIDTH + 1e-05)
         y = x * rstd[:, None] * weight[None, :] + bias[None, :]
         tl.store(mean_ptr + row, mean, mask=valid)
         tl.store(rstd_ptr + row, rstd, mask=valid)
@@ -564,62 +377,51 @@ def _add_layer_norm_silu_e4m3_256(
     tl.store(scale_max_ptr + tl.program_id(0), scale_max)
 
 
-def add_layer_norm_silu_e4m3_256(
-    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Addition -> LayerNorm (eps 1e-05) -> SiLU -> e4m3 with one power-of-two scale a row.
-
-    x (M, 256), add (256,), weight (256,), bias (256,) -> values (M, 256), scale (M, 1), scale_max (P,), mean (M,), rstd
-    (M,).
-    """
-    operators.check_rows(x, 256)
+def add_layer_norm_silu_e4m3(values, scale, scale_max, mean, rstd, x, add, weight, bias):
     x = operators.whole_rows(x)
-    m = x.shape[0]
-    programs = operators.programs(x, rows=4, per_multiprocessor=16)
-    values = x.new_empty((m, 256), dtype=torch.float8_e4m3fn)
-    scale = x.new_empty((m, 1), dtype=torch.float32)
-    scale_max = x.new_empty((programs,), dtype=torch.float32)
-    mean = x.new_empty((m,), dtype=torch.float32)
-    rstd = x.new_empty((m,), dtype=torch.float32)
+    add, weight, bias = add.contiguous(), weight.contiguous(), bias.contiguous()
+    tensors = (x, add, weight, bias, values, scale, scale_max, mean, rstd)
     operators.launch(
-        _add_layer_norm_silu_e4m3_256,
-        (programs,),
-        x,
-        add.contiguous(),
-        weight.contiguous(),
-        bias.contiguous(),
-        values,
-        scale,
-        scale_max,
-        mean,
-        rstd,
+        _add_layer_norm_silu_e4m3,
+        (scale_max.shape[0],),
+        *tensors,
         x.stride(0),
-        m,
+        x.shape[0],
+        constants=(256, 4),
         num_warps=1,
     )
-    return values, scale, scale_max, mean, rstd
 
 
 @triton.jit(do_not_specialize=["m"])
-def _add_layer_norm_silu_e4m3_256_inference(
-    x_ptr, add_ptr, weight_ptr, bias_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m
+def _add_layer_norm_silu_e4m3_inference(
+    x_ptr,
+    add_ptr,
+    weight_ptr,
+    bias_ptr,
+    values_ptr,
+    scale_ptr,
+    scale_max_ptr,
+    x_stride,
+    m,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
-    """Addition -> LayerNorm (eps 1e-05) -> SiLU -> e4m3 with one power-of-two scale a row of x (m, 256)."""
-    columns = tl.arange(0, 256)
+    """Addition -> LayerNorm (eps 1e-05) -> SiLU -> e4m3 with one power-of-two scale a row of x (m, WIDTH)."""
+    columns = tl.arange(0, WIDTH)
     add = tl.load(add_ptr + columns).to(tl.float32)
     weight = tl.load(weight_ptr + columns).to(tl.float32)
     bias = tl.load(bias_ptr + columns).to(tl.float32)
     scale_max = 0.0
-    for first in range(tl.program_id(0) * 4, m, tl.num_programs(0) * 4):
-        row = first + tl.arange(0, 4)
+    for first in range(tl.program_id(0) * ROWS, m, tl.num_programs(0) * ROWS):
+        row = first + tl.arange(0, ROWS)
         valid = row < m
-        offsets = row[:, None].to(tl.int64) * 256 + columns[None, :]
+        offsets = row[:, None].to(tl.int64) * WIDTH + columns[None, :]
         x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
         x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
         x = x + add[None, :]
-        mean = tl.sum(x, 1) / 256
+        mean = tl.sum(x, 1) / WIDTH
         x = x - mean[:, None]
-        rstd = tl.rsqrt(tl.sum(x * x, 1) / 256 + 1e-05)
+        rstd = tl.rsqrt(tl.sum(x * x, 1) / WIDTH + 1e-05)
         y = x * rstd[:, None] * weight[None, :] + bias[None, :]
         y = silu(y)
         # Non-finite values are ignored when the scale is computed, and become NaN.
@@ -634,35 +436,60 @@ def _add_layer_norm_silu_e4m3_256_inference(
     tl.store(scale_max_ptr + tl.program_id(0), scale_max)
 
 
-def add_layer_norm_silu_e4m3_256_inference(
-    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Addition -> LayerNorm (eps 1e-05) -> SiLU -> e4m3 with one power-of-two scale a row.
-
-    x (M, 256), add (256,), weight (256,), bias (256,) -> values (M, 256), scale (M, 1), scale_max (P,).
-    """
-    operators.check_rows(x, 256)
+def add_layer_norm_silu_e4m3_inference(values, scale, scale_max, x, add, weight, bias):
     x = operators.whole_rows(x)
-    m = x.shape[0]
-    programs = operators.programs(x, rows=4, per_multiprocessor=16)
-    values = x.new_empty((m, 256), dtype=torch.float8_e4m3fn)
-    scale = x.new_empty((m, 1), dtype=torch.float32)
-    scale_max = x.new_empty((programs,), dtype=torch.float32)
+    add, weight, bias = add.contiguous(), weight.contiguous(), bias.contiguous()
+    tensors = (x, add, weight, bias, values, scale, scale_max)
     operators.launch(
-        _add_layer_norm_silu_e4m3_256_inference,
-        (programs,),
-        x,
-        add.contiguous(),
-        weight.contiguous(),
-        bias.contiguous(),
-        values,
-        scale,
-        scale_max,
+        _add_layer_norm_silu_e4m3_inference,
+        (scale_max.shape[0],),
+        *tensors,
         x.stride(0),
-        m,
+        x.shape[0],
+        constants=(256, 4),
         num_warps=1,
     )
-    return values, scale, scale_max
+
+
+@triton.jit(do_not_specialize=["m"])
+def _add_layer_norm_silu_inference(
+    x_ptr, add_ptr, weight_ptr, bias_ptr, out_ptr, x_stride, m, WIDTH: tl.constexpr, ROWS: tl.constexpr
+):
+    """Addition -> LayerNorm (eps 1e-05) -> SiLU of x (m, WIDTH)."""
+    columns = tl.arange(0, WIDTH)
+    add = tl.load(add_ptr + columns).to(tl.float32)
+    weight = tl.load(weight_ptr + columns).to(tl.float32)
+    bias = tl.load(bias_ptr + columns).to(tl.float32)
+    for first in range(tl.program_id(0) * ROWS, m, tl.num_programs(0) * ROWS):
+        row = first + tl.arange(0, ROWS)
+        valid = row < m
+        offsets = row[:, None].to(tl.int64) * WIDTH + columns[None, :]
+        x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
+        x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
+        x = x + add[None, :]
+        mean = tl.sum(x, 1) / WIDTH
+        x = x - mean[:, None]
+        rstd = tl.rsqrt(tl.sum(x * x, 1) / WIDTH + 1e-05)
+        y = x * rstd[:, None] * weight[None, :] + bias[None, :]
+        y = silu(y)
+        tl.store(out_ptr + offsets, y, mask=valid[:, None])
+
+
+# Width: the kernel, its constants, its warps, how many rows a program has at least, how many programs a multiprocessor
+# has at most.
+_ADD_LAYER_NORM_SILU_INFERENCE_LAUNCHES = {
+    64: (_add_layer_norm_silu_inference, (64, 16), 1, 16, 16),
+    256: (_add_layer_norm_silu_inference, (256, 4), 1, 4, 16),
+}
+
+
+def add_layer_norm_silu_inference(out, x, add, weight, bias, _dtype=None):
+    x = operators.whole_rows(x)
+    add, weight, bias = add.contiguous(), weight.contiguous(), bias.contiguous()
+    kernel, constants, warps, rows, per_multiprocessor = _ADD_LAYER_NORM_SILU_INFERENCE_LAUNCHES[x.shape[1]]
+    programs = operators.programs(x, rows, per_multiprocessor)
+    tensors = (x, add, weight, bias, out)
+    operators.launch(kernel, (programs,), *tensors, x.stride(0), x.shape[0], constants=constants, num_warps=warps)
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -696,39 +523,22 @@ def _concat_norm_2_residual_layer_norm_32(
         tl.store(out_ptr + offsets, y, mask=mask)
 
 
-def concat_norm_2_residual_layer_norm_32(
-    part_0: Tensor, part_1: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
-    """2 parts concatenated, a residual added -> LayerNorm (eps 1e-05).
-
-    part_0 (B, n_0, 32), part_1 (B, n_1, 32), residual (B, n, 32), weight (32,), bias (32,) -> out (B, n, 32), mean (B *
-    n,), rstd (B * n,).
-    """
-    operators.check_joined(part_0, part_1, width=32)
-    shape = residual.shape
-    m = shape[0] * shape[1]
+def concat_norm_2_residual_layer_norm_32(out, mean, rstd, part_0, part_1, residual, weight, bias, _dtype):
+    m = rstd.shape[0]
     programs = operators.programs_for(m, part_0.device, rows=128, per_multiprocessor=4)
-    out = part_0.new_empty(shape, dtype=dtype)
-    mean = part_0.new_empty((m,), dtype=torch.float32)
-    rstd = part_0.new_empty((m,), dtype=torch.float32)
+    part_0, part_1, residual = part_0.contiguous(), part_1.contiguous(), residual.contiguous()
+    weight, bias = weight.contiguous(), bias.contiguous()
+    tensors = (part_0, part_1, residual, weight, bias, out, mean, rstd)
     operators.launch(
         _concat_norm_2_residual_layer_norm_32,
         (programs,),
-        part_0.contiguous(),
-        part_1.contiguous(),
-        residual.contiguous(),
-        weight.contiguous(),
-        bias.contiguous(),
-        out,
-        mean,
-        rstd,
+        *tensors,
         part_0.shape[1],
         part_1.shape[1],
-        shape[1],
+        out.shape[1],
         m,
         num_warps=8,
     )
-    return out, mean, rstd
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -784,40 +594,21 @@ def _concat_norm_2_residual_layer_norm_backward_32(
 
 
 def concat_norm_2_residual_layer_norm_backward_32(
-    grad: Tensor, part_0: Tensor, part_1: Tensor, residual: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradient of 2 parts concatenated, a residual added -> LayerNorm.
-
-    grad (B, n, 32), part_0 (B, n_0, 32), part_1 (B, n_1, 32), residual (B, n, 32), weight (32,), mean (B * n,), rstd (B
-    * n,) -> dx (B, n, 32), dweight (P, 32), dbias (P, 32).
-    """
-    operators.check_joined(part_0, part_1, width=32)
-    shape = residual.shape
-    m = shape[0] * shape[1]
-    programs = operators.programs_for(m, part_0.device, rows=64, per_multiprocessor=16)
-    dx = part_0.new_empty(shape, dtype=torch.promote_types(part_0.dtype, residual.dtype))
-    dweight = part_0.new_empty((programs, 32), dtype=torch.float32)
-    dbias = part_0.new_empty((programs, 32), dtype=torch.float32)
+    dx, dweight, dbias, grad, part_0, part_1, residual, weight, mean, rstd
+):
+    grad, part_0, part_1 = grad.contiguous(), part_0.contiguous(), part_1.contiguous()
+    residual, weight = residual.contiguous(), weight.contiguous()
+    tensors = (grad, part_0, part_1, residual, weight, mean, rstd, dx, dweight, dbias)
     operators.launch(
         _concat_norm_2_residual_layer_norm_backward_32,
-        (programs,),
-        grad.contiguous(),
-        part_0.contiguous(),
-        part_1.contiguous(),
-        residual.contiguous(),
-        weight.contiguous(),
-        mean,
-        rstd,
-        dx,
-        dweight,
-        dbias,
+        (dweight.shape[0],),
+        *tensors,
         part_0.shape[1],
         part_1.shape[1],
-        shape[1],
-        m,
+        dx.shape[1],
+        rstd.shape[0],
         num_warps=2,
     )
-    return dx, dweight, dbias
 
 
 @triton.jit(do_not_specialize=["batch"])
@@ -843,29 +634,16 @@ def _fm_interaction_16x32_to_8_8(x_ptr, rank_ptr, compress_ptr, products_ptr, co
         tl.store(compressed_at, compressed, mask=c_in[:, None])
 
 
-def fm_interaction_16x32_to_8_8(x: Tensor, rank: Tensor, compress: Tensor) -> tuple[Tensor, Tensor]:
-    """Pairwise products at rank 8 and 8 weighted sums.
-
-    x (B, 16, 32), rank (16, 8), compress (8, 16) -> products (B, 16, 8), compressed (B, 8, 32).
-    """
-    operators.check_sample(x, 16, 32)
+def fm_interaction_16x32_to_8_8(products, compressed, x, rank, compress):
     if x.dtype.itemsize != 2:  # tensor cores take 16 bits; more is for torch's own products
-        return fm_reference.fm_forward(x, rank, compress)
+        results = fm_reference.fm_forward(x, rank, compress)
+        torch._foreach_copy_([products, compressed], results)
+        return
     programs = operators.programs(x, rows=1, per_multiprocessor=2)
-    products = x.new_empty((x.shape[0], 16, 8))
-    compressed = x.new_empty((x.shape[0], 8, 32))
+    x, rank, compress = x.contiguous(), rank.contiguous(), compress.contiguous()
     operators.launch(
-        _fm_interaction_16x32_to_8_8,
-        (programs,),
-        x.contiguous(),
-        rank.contiguous(),
-        compress.contiguous(),
-        products,
-        compressed,
-        x.shape[0],
-        num_warps=4,
+        _fm_interaction_16x32_to_8_8, (programs,), x, rank, compress, products, compressed, x.shape[0], num_warps=4
     )
-    return products, compressed
 
 
 @triton.jit(do_not_specialize=["batch"])
@@ -918,55 +696,51 @@ def _fm_interaction_backward_16x32_to_8_8_passed(
 
 
 def fm_interaction_backward_16x32_to_8_8_passed(
-    dproducts: Tensor, dcompressed: Tensor, x: Tensor, rank: Tensor, compress: Tensor, passed: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of pairwise products at rank 8 and 8 weighted sums.
-
-    dproducts (B, 16, 8), dcompressed (B, 8, 32), x (B, 16, 32), rank (16, 8), compress (8, 16), passed (B, 16, 32) ->
-    dx (B, 16, 32), drank (P, 16 * 8), dcompress (P, 8 * 16).
-    """
-    operators.check_sample(x, 16, 32)
+    dx, drank, dcompress, dproducts, dcompressed, x, rank, compress, passed
+):
     if x.dtype.itemsize != 2:  # tensor cores take 16 bits; more is for torch's own products
-        return fm_reference.fm_backward(dproducts, dcompressed, x, rank, compress, passed)
+        results = fm_reference.fm_backward(dproducts, dcompressed, x, rank, compress, passed)
+        torch._foreach_copy_([dx, drank, dcompress], results)
+        return
     dcompressed = operators.whole_samples(dcompressed)
     passed = operators.whole_samples(passed)
-    programs = operators.programs(x, rows=1, per_multiprocessor=2) if x.dtype.itemsize == 2 else 1
-    dx = x.new_empty((x.shape[0], 16, 32), dtype=passed.dtype)
-    drank = x.new_empty((programs, 128), dtype=torch.float32)
-    dcompress = x.new_empty((programs, 128), dtype=torch.float32)
+    dproducts, x, rank, compress = dproducts.contiguous(), x.contiguous(), rank.contiguous(), compress.contiguous()
+    tensors = (dproducts, dcompressed, x, rank, compress, passed, dx, drank, dcompress)
     operators.launch(
         _fm_interaction_backward_16x32_to_8_8_passed,
-        (programs,),
-        dproducts.contiguous(),
-        dcompressed,
-        x.contiguous(),
-        rank.contiguous(),
-        compress.contiguous(),
-        passed,
-        dx,
-        drank,
-        dcompress,
+        (drank.shape[0],),
+        *tensors,
         dcompressed.stride(0),
         passed.stride(0),
         x.shape[0],
         num_warps=4,
     )
-    return dx, drank, dcompress
 
 
 @triton.jit(do_not_specialize=["m"])
-def _layer_norm_backward_128(
-    grad_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, dx_ptr, dweight_ptr, dbias_ptr, grad_stride, m
+def _layer_norm_backward(
+    grad_ptr,
+    x_ptr,
+    weight_ptr,
+    mean_ptr,
+    rstd_ptr,
+    dx_ptr,
+    dweight_ptr,
+    dbias_ptr,
+    grad_stride,
+    m,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
-    """Gradient of LayerNorm for grad (m, 128)."""
-    columns = tl.arange(0, 128)
+    """Gradient of LayerNorm for grad (m, WIDTH)."""
+    columns = tl.arange(0, WIDTH)
     weight = tl.load(weight_ptr + columns).to(tl.float32)
-    dweight = tl.zeros([8, 128], tl.float32)
-    dbias = tl.zeros([8, 128], tl.float32)
-    for first in range(tl.program_id(0) * 8, m, tl.num_programs(0) * 8):
-        row = first + tl.arange(0, 8)
+    dweight = tl.zeros([ROWS, WIDTH], tl.float32)
+    dbias = tl.zeros([ROWS, WIDTH], tl.float32)
+    for first in range(tl.program_id(0) * ROWS, m, tl.num_programs(0) * ROWS):
+        row = first + tl.arange(0, ROWS)
         valid = row < m
-        offsets = row[:, None].to(tl.int64) * 128 + columns[None, :]
+        offsets = row[:, None].to(tl.int64) * WIDTH + columns[None, :]
         grad_offsets = row[:, None].to(tl.int64) * grad_stride + columns[None, :]
         grad = tl.load(grad_ptr + grad_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
         x = tl.load(x_ptr + offsets, mask=valid[:, None], other=0.0).to(tl.float32)
@@ -976,66 +750,59 @@ def _layer_norm_backward_128(
         dweight += grad * n
         dbias += grad
         dn = grad * weight[None, :]
-        mean_dn = tl.sum(dn, 1) / 128
-        mean_dn_n = tl.sum(dn * n, 1) / 128
+        mean_dn = tl.sum(dn, 1) / WIDTH
+        mean_dn_n = tl.sum(dn * n, 1) / WIDTH
         dx = (dn - mean_dn[:, None] - n * mean_dn_n[:, None]) * rstd[:, None]
         tl.store(dx_ptr + offsets, dx, mask=valid[:, None])
-    part = tl.program_id(0).to(tl.int64) * 128 + columns
+    part = tl.program_id(0).to(tl.int64) * WIDTH + columns
     tl.store(dweight_ptr + part, tl.sum(dweight, 0))
     tl.store(dbias_ptr + part, tl.sum(dbias, 0))
 
 
-def layer_norm_backward_128(
-    grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradient of LayerNorm.
-
-    grad (M, 128), x (M, 128), weight (128,), mean (M,), rstd (M,) -> dx (M, 128), dweight (P, 128), dbias (P, 128).
-    """
-    operators.check_rows(grad, 128)
-    operators.check_rows(x, 128, grad.shape[0])
+def layer_norm_backward(dx, dweight, dbias, grad, x, weight, mean, rstd):
     grad = operators.whole_rows(grad)
-    m = grad.shape[0]
-    programs = operators.programs(grad, rows=32, per_multiprocessor=8)
-    dx = grad.new_empty((m, 128))
-    dweight = grad.new_empty((programs, 128), dtype=torch.float32)
-    dbias = grad.new_empty((programs, 128), dtype=torch.float32)
+    x, weight = x.contiguous(), weight.contiguous()
+    tensors = (grad, x, weight, mean, rstd, dx, dweight, dbias)
     operators.launch(
-        _layer_norm_backward_128,
-        (programs,),
-        grad,
-        x.contiguous(),
-        weight.contiguous(),
-        mean,
-        rstd,
-        dx,
-        dweight,
-        dbias,
+        _layer_norm_backward,
+        (dweight.shape[0],),
+        *tensors,
         grad.stride(0),
-        m,
+        grad.shape[0],
+        constants=(128, 8),
         num_warps=2,
     )
-    return dx, dweight, dbias
 
 
 @triton.jit(do_not_specialize=["m"])
-def _layer_norm_e4m3_128(
-    x_ptr, weight_ptr, bias_ptr, values_ptr, scale_ptr, scale_max_ptr, mean_ptr, rstd_ptr, x_stride, m
+def _layer_norm_e4m3(
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    values_ptr,
+    scale_ptr,
+    scale_max_ptr,
+    mean_ptr,
+    rstd_ptr,
+    x_stride,
+    m,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
-    """LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row of x (m, 128)."""
-    columns = tl.arange(0, 128)
+    """LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row of x (m, WIDTH)."""
+    columns = tl.arange(0, WIDTH)
     weight = tl.load(weight_ptr + columns).to(tl.float32)
     bias = tl.load(bias_ptr + columns).to(tl.float32)
     scale_max = 0.0
-    for first in range(tl.program_id(0) * 8, m, tl.num_programs(0) * 8):
-        row = first + tl.arange(0, 8)
+    for first in range(tl.program_id(0) * ROWS, m, tl.num_programs(0) * ROWS):
+        row = first + tl.arange(0, ROWS)
         valid = row < m
-        offsets = row[:, None].to(tl.int64) * 128 + columns[None, :]
+        offsets = row[:, None].to(tl.int64) * WIDTH + columns[None, :]
         x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
         x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
-        mean = tl.sum(x, 1) / 128
+        mean = tl.sum(x, 1) / WIDTH
         x = x - mean[:, None]
-        rstd = tl.rsqrt(tl.sum(x * x, 1) / 128 + 1e-05)
+        rstd = tl.rsqrt(tl.sum(x * x, 1) / WIDTH + 1e-05)
         y = x * rstd[:, None] * weight[None, :] + bias[None, :]
         tl.store(mean_ptr + row, mean, mask=valid)
         tl.store(rstd_ptr + row, rstd, mask=valid)
@@ -1051,54 +818,42 @@ def _layer_norm_e4m3_128(
     tl.store(scale_max_ptr + tl.program_id(0), scale_max)
 
 
-def layer_norm_e4m3_128(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row.
-
-    x (M, 128), weight (128,), bias (128,) -> values (M, 128), scale (M, 1), scale_max (P,), mean (M,), rstd (M,).
-    """
-    operators.check_rows(x, 128)
+def layer_norm_e4m3(values, scale, scale_max, mean, rstd, x, weight, bias):
     x = operators.whole_rows(x)
-    m = x.shape[0]
-    programs = operators.programs(x, rows=8, per_multiprocessor=16)
-    values = x.new_empty((m, 128), dtype=torch.float8_e4m3fn)
-    scale = x.new_empty((m, 1), dtype=torch.float32)
-    scale_max = x.new_empty((programs,), dtype=torch.float32)
-    mean = x.new_empty((m,), dtype=torch.float32)
-    rstd = x.new_empty((m,), dtype=torch.float32)
+    weight, bias = weight.contiguous(), bias.contiguous()
+    tensors = (x, weight, bias, values, scale, scale_max, mean, rstd)
     operators.launch(
-        _layer_norm_e4m3_128,
-        (programs,),
-        x,
-        weight.contiguous(),
-        bias.contiguous(),
-        values,
-        scale,
-        scale_max,
-        mean,
-        rstd,
-        x.stride(0),
-        m,
-        num_warps=1,
+        _layer_norm_e4m3, (scale_max.shape[0],), *tensors, x.stride(0), x.shape[0], constants=(128, 8), num_warps=1
     )
-    return values, scale, scale_max, mean, rstd
 
 
 @triton.jit(do_not_specialize=["m"])
-def _layer_norm_e4m3_128_inference(x_ptr, weight_ptr, bias_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m):
-    """LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row of x (m, 128)."""
-    columns = tl.arange(0, 128)
+def _layer_norm_e4m3_inference(
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    values_ptr,
+    scale_ptr,
+    scale_max_ptr,
+    x_stride,
+    m,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row of x (m, WIDTH)."""
+    columns = tl.arange(0, WIDTH)
     weight = tl.load(weight_ptr + columns).to(tl.float32)
     bias = tl.load(bias_ptr + columns).to(tl.float32)
     scale_max = 0.0
-    for first in range(tl.program_id(0) * 8, m, tl.num_programs(0) * 8):
-        row = first + tl.arange(0, 8)
+    for first in range(tl.program_id(0) * ROWS, m, tl.num_programs(0) * ROWS):
+        row = first + tl.arange(0, ROWS)
         valid = row < m
-        offsets = row[:, None].to(tl.int64) * 128 + columns[None, :]
+        offsets = row[:, None].to(tl.int64) * WIDTH + columns[None, :]
         x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
         x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
-        mean = tl.sum(x, 1) / 128
+        mean = tl.sum(x, 1) / WIDTH
         x = x - mean[:, None]
-        rstd = tl.rsqrt(tl.sum(x * x, 1) / 128 + 1e-05)
+        rstd = tl.rsqrt(tl.sum(x * x, 1) / WIDTH + 1e-05)
         y = x * rstd[:, None] * weight[None, :] + bias[None, :]
         # Non-finite values are ignored when the scale is computed, and become NaN.
         finite = tl.abs(y) < float("inf")
@@ -1112,43 +867,30 @@ def _layer_norm_e4m3_128_inference(x_ptr, weight_ptr, bias_ptr, values_ptr, scal
     tl.store(scale_max_ptr + tl.program_id(0), scale_max)
 
 
-def layer_norm_e4m3_128_inference(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row.
-
-    x (M, 128), weight (128,), bias (128,) -> values (M, 128), scale (M, 1), scale_max (P,).
-    """
-    operators.check_rows(x, 128)
+def layer_norm_e4m3_inference(values, scale, scale_max, x, weight, bias):
     x = operators.whole_rows(x)
-    m = x.shape[0]
-    programs = operators.programs(x, rows=8, per_multiprocessor=16)
-    values = x.new_empty((m, 128), dtype=torch.float8_e4m3fn)
-    scale = x.new_empty((m, 1), dtype=torch.float32)
-    scale_max = x.new_empty((programs,), dtype=torch.float32)
+    weight, bias = weight.contiguous(), bias.contiguous()
+    tensors = (x, weight, bias, values, scale, scale_max)
     operators.launch(
-        _layer_norm_e4m3_128_inference,
-        (programs,),
-        x,
-        weight.contiguous(),
-        bias.contiguous(),
-        values,
-        scale,
-        scale_max,
+        _layer_norm_e4m3_inference,
+        (scale_max.shape[0],),
+        *tensors,
         x.stride(0),
-        m,
+        x.shape[0],
+        constants=(128, 8),
         num_warps=1,
     )
-    return values, scale, scale_max
 
 
 @triton.jit(do_not_specialize=["m"])
-def _quantise_e4m3_128(x_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m):
-    """To e4m3 with one power-of-two scale a row of x (m, 128)."""
-    columns = tl.arange(0, 128)
+def _quantise_e4m3(x_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m, WIDTH: tl.constexpr, ROWS: tl.constexpr):
+    """To e4m3 with one power-of-two scale a row of x (m, WIDTH)."""
+    columns = tl.arange(0, WIDTH)
     scale_max = 0.0
-    for first in range(tl.program_id(0) * 8, m, tl.num_programs(0) * 8):
-        row = first + tl.arange(0, 8)
+    for first in range(tl.program_id(0) * ROWS, m, tl.num_programs(0) * ROWS):
+        row = first + tl.arange(0, ROWS)
         valid = row < m
-        offsets = row[:, None].to(tl.int64) * 128 + columns[None, :]
+        offsets = row[:, None].to(tl.int64) * WIDTH + columns[None, :]
         x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
         x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
         # Non-finite values are ignored when the scale is computed, and become NaN.
@@ -1163,68 +905,13 @@ def _quantise_e4m3_128(x_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m)
     tl.store(scale_max_ptr + tl.program_id(0), scale_max)
 
 
-def quantise_e4m3_128(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """To e4m3 with one power-of-two scale a row.
-
-    x (M, 128) -> values (M, 128), scale (M, 1), scale_max (P,).
-    """
-    operators.check_rows(x, 128)
-    x = operators.whole_rows(x)
-    m = x.shape[0]
-    programs = operators.programs(x, rows=8, per_multiprocessor=16)
-    values = x.new_empty((m, 128), dtype=torch.float8_e4m3fn)
-    scale = x.new_empty((m, 1), dtype=torch.float32)
-    scale_max = x.new_empty((programs,), dtype=torch.float32)
-    operators.launch(_quantise_e4m3_128, (programs,), x, values, scale, scale_max, x.stride(0), m, num_warps=1)
-    return values, scale, scale_max
-
-
 @triton.jit(do_not_specialize=["m"])
-def _quantise_e4m3_256(x_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m):
-    """To e4m3 with one power-of-two scale a row of x (m, 256)."""
-    columns = tl.arange(0, 256)
-    scale_max = 0.0
-    for first in range(tl.program_id(0) * 4, m, tl.num_programs(0) * 4):
-        row = first + tl.arange(0, 4)
-        valid = row < m
-        offsets = row[:, None].to(tl.int64) * 256 + columns[None, :]
-        x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
-        x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
-        # Non-finite values are ignored when the scale is computed, and become NaN.
-        finite = tl.abs(x) < float("inf")
-        amax = tl.maximum(tl.max(tl.where(finite, tl.abs(x), 0.0), 1), 7.888609052210118e-31)  # 2**-100
-        scale, reciprocal = e4m3_scale(amax)
-        values = x * reciprocal[:, None]
-        values = tl.where(finite, values, float("nan"))
-        tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
-        tl.store(scale_ptr + row, scale, mask=valid)
-        scale_max = tl.maximum(scale_max, tl.max(tl.where(valid, scale, 0.0), 0))
-    tl.store(scale_max_ptr + tl.program_id(0), scale_max)
-
-
-def quantise_e4m3_256(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """To e4m3 with one power-of-two scale a row.
-
-    x (M, 256) -> values (M, 256), scale (M, 1), scale_max (P,).
-    """
-    operators.check_rows(x, 256)
-    x = operators.whole_rows(x)
-    m = x.shape[0]
-    programs = operators.programs(x, rows=4, per_multiprocessor=16)
-    values = x.new_empty((m, 256), dtype=torch.float8_e4m3fn)
-    scale = x.new_empty((m, 1), dtype=torch.float32)
-    scale_max = x.new_empty((programs,), dtype=torch.float32)
-    operators.launch(_quantise_e4m3_256, (programs,), x, values, scale, scale_max, x.stride(0), m, num_warps=1)
-    return values, scale, scale_max
-
-
-@triton.jit(do_not_specialize=["m"])
-def _quantise_e4m3_512(x_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m):
-    """To e4m3 with one power-of-two scale a row of x (m, 512)."""
-    columns = tl.arange(0, 512)
+def _quantise_e4m3_single_row(x_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m, WIDTH: tl.constexpr):
+    """To e4m3 with one power-of-two scale a row of x (m, WIDTH)."""
+    columns = tl.arange(0, WIDTH)
     scale_max = 0.0
     for row in range(tl.program_id(0), m, tl.num_programs(0)):
-        offsets = tl.cast(row, tl.int64) * 512 + columns
+        offsets = tl.cast(row, tl.int64) * WIDTH + columns
         x_offsets = tl.cast(row, tl.int64) * x_stride + columns
         x = tl.load(x_ptr + x_offsets).to(tl.float32)
         # Non-finite values are ignored when the scale is computed, and become NaN.
@@ -1239,103 +926,34 @@ def _quantise_e4m3_512(x_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m)
     tl.store(scale_max_ptr + tl.program_id(0), scale_max)
 
 
-def quantise_e4m3_512(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """To e4m3 with one power-of-two scale a row.
+# Width: the kernel, its constants, its warps.
+_QUANTISE_E4M3_LAUNCHES = {
+    64: (_quantise_e4m3, (64, 16), 1),
+    128: (_quantise_e4m3, (128, 8), 1),
+    256: (_quantise_e4m3, (256, 4), 1),
+    512: (_quantise_e4m3_single_row, (512,), 1),
+}
 
-    x (M, 512) -> values (M, 512), scale (M, 1), scale_max (P,).
-    """
-    operators.check_rows(x, 512)
+
+def quantise_e4m3(values, scale, scale_max, x):
     x = operators.whole_rows(x)
-    m = x.shape[0]
-    programs = operators.programs(x, rows=1, per_multiprocessor=32)
-    values = x.new_empty((m, 512), dtype=torch.float8_e4m3fn)
-    scale = x.new_empty((m, 1), dtype=torch.float32)
-    scale_max = x.new_empty((programs,), dtype=torch.float32)
-    operators.launch(_quantise_e4m3_512, (programs,), x, values, scale, scale_max, x.stride(0), m, num_warps=1)
-    return values, scale, scale_max
-
-
-@triton.jit(do_not_specialize=["m"])
-def _quantise_e4m3_64(x_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m):
-    """To e4m3 with one power-of-two scale a row of x (m, 64)."""
-    columns = tl.arange(0, 64)
-    scale_max = 0.0
-    for first in range(tl.program_id(0) * 16, m, tl.num_programs(0) * 16):
-        row = first + tl.arange(0, 16)
-        valid = row < m
-        offsets = row[:, None].to(tl.int64) * 64 + columns[None, :]
-        x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
-        x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
-        # Non-finite values are ignored when the scale is computed, and become NaN.
-        finite = tl.abs(x) < float("inf")
-        amax = tl.maximum(tl.max(tl.where(finite, tl.abs(x), 0.0), 1), 7.888609052210118e-31)  # 2**-100
-        scale, reciprocal = e4m3_scale(amax)
-        values = x * reciprocal[:, None]
-        values = tl.where(finite, values, float("nan"))
-        tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
-        tl.store(scale_ptr + row, scale, mask=valid)
-        scale_max = tl.maximum(scale_max, tl.max(tl.where(valid, scale, 0.0), 0))
-    tl.store(scale_max_ptr + tl.program_id(0), scale_max)
-
-
-def quantise_e4m3_64(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """To e4m3 with one power-of-two scale a row.
-
-    x (M, 64) -> values (M, 64), scale (M, 1), scale_max (P,).
-    """
-    operators.check_rows(x, 64)
-    x = operators.whole_rows(x)
-    m = x.shape[0]
-    programs = operators.programs(x, rows=16, per_multiprocessor=16)
-    values = x.new_empty((m, 64), dtype=torch.float8_e4m3fn)
-    scale = x.new_empty((m, 1), dtype=torch.float32)
-    scale_max = x.new_empty((programs,), dtype=torch.float32)
-    operators.launch(_quantise_e4m3_64, (programs,), x, values, scale, scale_max, x.stride(0), m, num_warps=1)
-    return values, scale, scale_max
-
-
-@triton.jit
-def _reduce_1_block(block, partial_ptr, total_ptr, p, n):
-    """Sums of 16 columns of partial (p, n), written to total (n,)."""
-    column = block * 16 + tl.arange(0, 16)
-    inside = column < n
-    total = tl.zeros([128, 16], tl.float32)
-    for first in range(0, p, 128):
-        row = first + tl.arange(0, 128)
-        mask = (row < p)[:, None] & inside[None, :]
-        total += tl.load(partial_ptr + row[:, None].to(tl.int64) * n + column[None, :], mask=mask, other=0.0)
-    tl.store(total_ptr + column, tl.sum(total, 0), mask=inside)
+    kernel, constants, warps = _QUANTISE_E4M3_LAUNCHES[x.shape[1]]
+    tensors = (x, values, scale, scale_max)
+    operators.launch(
+        kernel, (scale_max.shape[0],), *tensors, x.stride(0), x.shape[0], constants=constants, num_warps=warps
+    )
 
 
 @triton.jit(do_not_specialize=["p"])
 def _reduce_1(partial_ptr, total_ptr, p, n):
     """Column sums of a matrix."""
     block = tl.program_id(0)
-    _reduce_1_block(block, partial_ptr, total_ptr, p, n)
+    sum_columns(block, partial_ptr, total_ptr, p, n, rows=128, columns=16)
 
 
-def reduce_1(partial: Tensor, dtype: torch.dtype) -> Tensor:
-    """Column sums of a matrix.
-
-    partial (P, N), dtype of total -> total (N,).
-    """
-    total = partial.new_empty((partial.shape[1],), dtype=dtype)
-    blocks = triton.cdiv(partial.shape[1], 16)
+def reduce_1(total, partial, _dtype):
+    blocks = triton.cdiv(total.shape[0], 16)
     operators.launch(_reduce_1, (blocks,), partial.contiguous(), total, *partial.shape, num_warps=8)
-    return total
-
-
-@triton.jit
-def _reduce_2_block(block, partial_ptr, total_ptr, p, n):
-    """Sums of 16 columns of partial (p, n), written to total (n,)."""
-    column = block * 16 + tl.arange(0, 16)
-    inside = column < n
-    total = tl.zeros([128, 16], tl.float32)
-    for first in range(0, p, 128):
-        row = first + tl.arange(0, 128)
-        mask = (row < p)[:, None] & inside[None, :]
-        total += tl.load(partial_ptr + row[:, None].to(tl.int64) * n + column[None, :], mask=mask, other=0.0)
-    tl.store(total_ptr + column, tl.sum(total, 0), mask=inside)
 
 
 @triton.jit(do_not_specialize=["p_0", "p_1"])
@@ -1343,47 +961,18 @@ def _reduce_2(partial_0_ptr, total_0_ptr, p_0, n_0, partial_1_ptr, total_1_ptr, 
     """Column sums of 2 matrices."""
     block = tl.program_id(0)
     if block < blocks_0:
-        _reduce_2_block(block, partial_0_ptr, total_0_ptr, p_0, n_0)
+        sum_columns(block, partial_0_ptr, total_0_ptr, p_0, n_0, rows=128, columns=16)
     else:
-        _reduce_2_block(block - blocks_0, partial_1_ptr, total_1_ptr, p_1, n_1)
+        sum_columns(block - blocks_0, partial_1_ptr, total_1_ptr, p_1, n_1, rows=128, columns=16)
 
 
-def reduce_2(partial_0: Tensor, dtype_0: torch.dtype, partial_1: Tensor, dtype_1: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Column sums of 2 matrices.
-
-    partial_0 (P_0, N_0), dtype_0 of total_0, partial_1 (P_1, N_1), dtype_1 of total_1 -> total_0 (N_0,), total_1
-    (N_1,).
-    """
-    total_0 = partial_0.new_empty((partial_0.shape[1],), dtype=dtype_0)
-    total_1 = partial_1.new_empty((partial_1.shape[1],), dtype=dtype_1)
-    blocks_0 = triton.cdiv(partial_0.shape[1], 16)
-    blocks_1 = triton.cdiv(partial_1.shape[1], 16)
-    operators.launch(
-        _reduce_2,
-        (blocks_0 + blocks_1,),
-        partial_0.contiguous(),
-        total_0,
-        *partial_0.shape,
-        partial_1.contiguous(),
-        total_1,
-        *partial_1.shape,
-        blocks_0,
-        num_warps=8,
-    )
-    return total_0, total_1
-
-
-@triton.jit
-def _reduce_3_block(block, partial_ptr, total_ptr, p, n):
-    """Sums of 16 columns of partial (p, n), written to total (n,)."""
-    column = block * 16 + tl.arange(0, 16)
-    inside = column < n
-    total = tl.zeros([128, 16], tl.float32)
-    for first in range(0, p, 128):
-        row = first + tl.arange(0, 128)
-        mask = (row < p)[:, None] & inside[None, :]
-        total += tl.load(partial_ptr + row[:, None].to(tl.int64) * n + column[None, :], mask=mask, other=0.0)
-    tl.store(total_ptr + column, tl.sum(total, 0), mask=inside)
+def reduce_2(*tensors):
+    operands, blocks = [], []
+    # Before the partial sums are the totals, and between them the dtypes of these.
+    for partial, total in zip(tensors[2::2], tensors[:2], strict=True):
+        operands += [partial.contiguous(), total, *partial.shape]
+        blocks.append(triton.cdiv(total.shape[0], 16))
+    operators.launch(_reduce_2, (sum(blocks),), *operands, *blocks[:-1], num_warps=8)
 
 
 @triton.jit(do_not_specialize=["p_0", "p_1", "p_2"])
@@ -1406,62 +995,20 @@ def _reduce_3(
     """Column sums of 3 matrices."""
     block = tl.program_id(0)
     if block < blocks_0:
-        _reduce_3_block(block, partial_0_ptr, total_0_ptr, p_0, n_0)
+        sum_columns(block, partial_0_ptr, total_0_ptr, p_0, n_0, rows=128, columns=16)
     elif block < blocks_0 + blocks_1:
-        _reduce_3_block(block - blocks_0, partial_1_ptr, total_1_ptr, p_1, n_1)
+        sum_columns(block - blocks_0, partial_1_ptr, total_1_ptr, p_1, n_1, rows=128, columns=16)
     else:
-        _reduce_3_block(block - blocks_0 - blocks_1, partial_2_ptr, total_2_ptr, p_2, n_2)
+        sum_columns(block - blocks_0 - blocks_1, partial_2_ptr, total_2_ptr, p_2, n_2, rows=128, columns=16)
 
 
-def reduce_3(
-    partial_0: Tensor,
-    dtype_0: torch.dtype,
-    partial_1: Tensor,
-    dtype_1: torch.dtype,
-    partial_2: Tensor,
-    dtype_2: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Column sums of 3 matrices.
-
-    partial_0 (P_0, N_0), dtype_0 of total_0, partial_1 (P_1, N_1), dtype_1 of total_1, partial_2 (P_2, N_2), dtype_2 of
-    total_2 -> total_0 (N_0,), total_1 (N_1,), total_2 (N_2,).
-    """
-    total_0 = partial_0.new_empty((partial_0.shape[1],), dtype=dtype_0)
-    total_1 = partial_1.new_empty((partial_1.shape[1],), dtype=dtype_1)
-    total_2 = partial_2.new_empty((partial_2.shape[1],), dtype=dtype_2)
-    blocks_0 = triton.cdiv(partial_0.shape[1], 16)
-    blocks_1 = triton.cdiv(partial_1.shape[1], 16)
-    blocks_2 = triton.cdiv(partial_2.shape[1], 16)
-    operators.launch(
-        _reduce_3,
-        (blocks_0 + blocks_1 + blocks_2,),
-        partial_0.contiguous(),
-        total_0,
-        *partial_0.shape,
-        partial_1.contiguous(),
-        total_1,
-        *partial_1.shape,
-        partial_2.contiguous(),
-        total_2,
-        *partial_2.shape,
-        blocks_0,
-        blocks_1,
-        num_warps=8,
-    )
-    return total_0, total_1, total_2
-
-
-@triton.jit
-def _reduce_6_block(block, partial_ptr, total_ptr, p, n):
-    """Sums of 16 columns of partial (p, n), written to total (n,)."""
-    column = block * 16 + tl.arange(0, 16)
-    inside = column < n
-    total = tl.zeros([128, 16], tl.float32)
-    for first in range(0, p, 128):
-        row = first + tl.arange(0, 128)
-        mask = (row < p)[:, None] & inside[None, :]
-        total += tl.load(partial_ptr + row[:, None].to(tl.int64) * n + column[None, :], mask=mask, other=0.0)
-    tl.store(total_ptr + column, tl.sum(total, 0), mask=inside)
+def reduce_3(*tensors):
+    operands, blocks = [], []
+    # Before the partial sums are the totals, and between them the dtypes of these.
+    for partial, total in zip(tensors[3::2], tensors[:3], strict=True):
+        operands += [partial.contiguous(), total, *partial.shape]
+        blocks.append(triton.cdiv(total.shape[0], 16))
+    operators.launch(_reduce_3, (sum(blocks),), *operands, *blocks[:-1], num_warps=8)
 
 
 @triton.jit(do_not_specialize=["p_0", "p_1", "p_2", "p_3", "p_4", "p_5"])
@@ -1499,106 +1046,42 @@ def _reduce_6(
     """Column sums of 6 matrices."""
     block = tl.program_id(0)
     if block < blocks_0:
-        _reduce_6_block(block, partial_0_ptr, total_0_ptr, p_0, n_0)
+        sum_columns(block, partial_0_ptr, total_0_ptr, p_0, n_0, rows=128, columns=16)
     elif block < blocks_0 + blocks_1:
-        _reduce_6_block(block - blocks_0, partial_1_ptr, total_1_ptr, p_1, n_1)
+        sum_columns(block - blocks_0, partial_1_ptr, total_1_ptr, p_1, n_1, rows=128, columns=16)
     elif block < blocks_0 + blocks_1 + blocks_2:
-        _reduce_6_block(block - blocks_0 - blocks_1, partial_2_ptr, total_2_ptr, p_2, n_2)
+        sum_columns(block - blocks_0 - blocks_1, partial_2_ptr, total_2_ptr, p_2, n_2, rows=128, columns=16)
     elif block < blocks_0 + blocks_1 + blocks_2 + blocks_3:
-        _reduce_6_block(block - blocks_0 - blocks_1 - blocks_2, partial_3_ptr, total_3_ptr, p_3, n_3)
+        sum_columns(block - blocks_0 - blocks_1 - blocks_2, partial_3_ptr, total_3_ptr, p_3, n_3, rows=128, columns=16)
     elif block < blocks_0 + blocks_1 + blocks_2 + blocks_3 + blocks_4:
-        _reduce_6_block(block - blocks_0 - blocks_1 - blocks_2 - blocks_3, partial_4_ptr, total_4_ptr, p_4, n_4)
+        sum_columns(
+            block - blocks_0 - blocks_1 - blocks_2 - blocks_3,
+            partial_4_ptr,
+            total_4_ptr,
+            p_4,
+            n_4,
+            rows=128,
+            columns=16,
+        )
     else:
-        _reduce_6_block(
-            block - blocks_0 - blocks_1 - blocks_2 - blocks_3 - blocks_4, partial_5_ptr, total_5_ptr, p_5, n_5
+        sum_columns(
+            block - blocks_0 - blocks_1 - blocks_2 - blocks_3 - blocks_4,
+            partial_5_ptr,
+            total_5_ptr,
+            p_5,
+            n_5,
+            rows=128,
+            columns=16,
         )
 
 
-def reduce_6(
-    partial_0: Tensor,
-    dtype_0: torch.dtype,
-    partial_1: Tensor,
-    dtype_1: torch.dtype,
-    partial_2: Tensor,
-    dtype_2: torch.dtype,
-    partial_3: Tensor,
-    dtype_3: torch.dtype,
-    partial_4: Tensor,
-    dtype_4: torch.dtype,
-    partial_5: Tensor,
-    dtype_5: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Column sums of 6 matrices.
-
-    partial_0 (P_0, N_0), dtype_0 of total_0, partial_1 (P_1, N_1), dtype_1 of total_1, partial_2 (P_2, N_2), dtype_2 of
-    total_2, partial_3 (P_3, N_3), dtype_3 of total_3, partial_4 (P_4, N_4), dtype_4 of total_4, partial_5 (P_5, N_5),
-    dtype_5 of total_5 -> total_0 (N_0,), total_1 (N_1,), total_2 (N_2,), total_3 (N_3,), total_4 (N_4,), total_5
-    (N_5,).
-    """
-    total_0 = partial_0.new_empty((partial_0.shape[1],), dtype=dtype_0)
-    total_1 = partial_1.new_empty((partial_1.shape[1],), dtype=dtype_1)
-    total_2 = partial_2.new_empty((partial_2.shape[1],), dtype=dtype_2)
-    total_3 = partial_3.new_empty((partial_3.shape[1],), dtype=dtype_3)
-    total_4 = partial_4.new_empty((partial_4.shape[1],), dtype=dtype_4)
-    total_5 = partial_5.new_empty((partial_5.shape[1],), dtype=dtype_5)
-    blocks_0 = triton.cdiv(partial_0.shape[1], 16)
-    blocks_1 = triton.cdiv(partial_1.shape[1], 16)
-    blocks_2 = triton.cdiv(partial_2.shape[1], 16)
-    blocks_3 = triton.cdiv(partial_3.shape[1], 16)
-    blocks_4 = triton.cdiv(partial_4.shape[1], 16)
-    blocks_5 = triton.cdiv(partial_5.shape[1], 16)
-    operators.launch(
-        _reduce_6,
-        (blocks_0 + blocks_1 + blocks_2 + blocks_3 + blocks_4 + blocks_5,),
-        partial_0.contiguous(),
-        total_0,
-        *partial_0.shape,
-        partial_1.contiguous(),
-        total_1,
-        *partial_1.shape,
-        partial_2.contiguous(),
-        total_2,
-        *partial_2.shape,
-        partial_3.contiguous(),
-        total_3,
-        *partial_3.shape,
-        partial_4.contiguous(),
-        total_4,
-        *partial_4.shape,
-        partial_5.contiguous(),
-        total_5,
-        *partial_5.shape,
-        blocks_0,
-        blocks_1,
-        blocks_2,
-        blocks_3,
-        blocks_4,
-        num_warps=8,
-    )
-    return total_0, total_1, total_2, total_3, total_4, total_5
-
-
-@triton.jit
-def _requantize_transpose_2_tile(tile, values_ptr, scale_ptr, scale_max_ptr, transposed_ptr, scale_t_ptr, m, n, parts):
-    """One tile of 128 x 128 of values (m, n), written to transposed (n, m); the first ones fill scale_t (n,)."""
-    # The largest of the scales; 2**-108 is that of a zero row, the smallest there is.
-    scale_max = tl.full([1024], 3.0814879110195774e-33, tl.float32)
-    for first in range(0, parts, 1024):
-        part = first + tl.arange(0, 1024)
-        scale_max = tl.maximum(scale_max, tl.load(scale_max_ptr + part, mask=part < parts, other=0.0))
-    bits = tl.max(scale_max, 0).to(tl.int32, bitcast=True)
-    reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
-    across = tl.maximum(tl.cdiv(n, 128), 1)
-    row = tile // across * 128 + tl.arange(0, 128)
-    column = tile % across * 128 + tl.arange(0, 128)
-    mask = (row < m)[:, None] & (column < n)[None, :]
-    values = tl.load(values_ptr + row[:, None].to(tl.int64) * n + column[None, :], mask=mask, other=0.0)
-    ratio = tl.load(scale_ptr + row, mask=row < m, other=0.0) * reciprocal
-    transposed = tl.trans((values.to(tl.float32) * ratio[:, None]).to(tl.float8e4nv))
-    tl.store(transposed_ptr + column[:, None].to(tl.int64) * m + row[None, :], transposed, mask=tl.trans(mask))
-    if tile < across:
-        scale_t = tl.zeros([128], tl.float32) + bits.to(tl.float32, bitcast=True)
-        tl.store(scale_t_ptr + column, scale_t, mask=column < n)
+def reduce_6(*tensors):
+    operands, blocks = [], []
+    # Before the partial sums are the totals, and between them the dtypes of these.
+    for partial, total in zip(tensors[6::2], tensors[:6], strict=True):
+        operands += [partial.contiguous(), total, *partial.shape]
+        blocks.append(triton.cdiv(total.shape[0], 16))
+    operators.launch(_reduce_6, (sum(blocks),), *operands, *blocks[:-1], num_warps=8)
 
 
 @triton.jit(do_not_specialize=["parts_0", "parts_1", "tiles_0"])
@@ -1624,11 +1107,21 @@ def _requantize_transpose_2(
     """Transposed copies of 2 e4m3 matrices."""
     tile = tl.program_id(0)
     if tile < tiles_0:
-        _requantize_transpose_2_tile(
-            tile, values_0_ptr, scale_0_ptr, scale_max_0_ptr, transposed_0_ptr, scale_t_0_ptr, m_0, n_0, parts_0
+        requantize_transpose_tile(
+            tile,
+            values_0_ptr,
+            scale_0_ptr,
+            scale_max_0_ptr,
+            transposed_0_ptr,
+            scale_t_0_ptr,
+            m_0,
+            n_0,
+            parts_0,
+            side=128,
+            chunk=1024,
         )
     else:
-        _requantize_transpose_2_tile(
+        requantize_transpose_tile(
             tile - tiles_0,
             values_1_ptr,
             scale_1_ptr,
@@ -1638,71 +1131,20 @@ def _requantize_transpose_2(
             m_1,
             n_1,
             parts_1,
+            side=128,
+            chunk=1024,
         )
 
 
-def requantize_transpose_2(
-    values_0: Tensor, scale_0: Tensor, scale_max_0: Tensor, values_1: Tensor, scale_1: Tensor, scale_max_1: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Transposed copies of 2 e4m3 matrices.
-
-    values_0 (R_0, C_0) e4m3, scale_0 (R_0, 1), scale_max_0 (P_0,), values_1 (R_1, C_1) e4m3, scale_1 (R_1, 1),
-    scale_max_1 (P_1,) -> transposed_0 (C_0, R_0), scale_t_0 (C_0, 1), transposed_1 (C_1, R_1), scale_t_1 (C_1, 1).
-    """
-    m_0, n_0 = values_0.shape
-    transposed_0 = values_0.new_empty((n_0, m_0))
-    scale_t_0 = values_0.new_empty((n_0, 1), dtype=torch.float32)
-    m_1, n_1 = values_1.shape
-    transposed_1 = values_1.new_empty((n_1, m_1))
-    scale_t_1 = values_1.new_empty((n_1, 1), dtype=torch.float32)
-    tiles_0 = max(triton.cdiv(m_0, 128), 1) * max(triton.cdiv(n_0, 128), 1)
-    tiles_1 = max(triton.cdiv(m_1, 128), 1) * max(triton.cdiv(n_1, 128), 1)
-    operators.launch(
-        _requantize_transpose_2,
-        (tiles_0 + tiles_1,),
-        values_0.contiguous(),
-        scale_0,
-        scale_max_0,
-        transposed_0,
-        scale_t_0,
-        m_0,
-        n_0,
-        scale_max_0.shape[0],
-        values_1.contiguous(),
-        scale_1,
-        scale_max_1,
-        transposed_1,
-        scale_t_1,
-        m_1,
-        n_1,
-        scale_max_1.shape[0],
-        tiles_0,
-        num_warps=4,
-    )
-    return transposed_0, scale_t_0, transposed_1, scale_t_1
-
-
-@triton.jit
-def _requantize_transpose_3_tile(tile, values_ptr, scale_ptr, scale_max_ptr, transposed_ptr, scale_t_ptr, m, n, parts):
-    """One tile of 128 x 128 of values (m, n), written to transposed (n, m); the first ones fill scale_t (n,)."""
-    # The largest of the scales; 2**-108 is that of a zero row, the smallest there is.
-    scale_max = tl.full([1024], 3.0814879110195774e-33, tl.float32)
-    for first in range(0, parts, 1024):
-        part = first + tl.arange(0, 1024)
-        scale_max = tl.maximum(scale_max, tl.load(scale_max_ptr + part, mask=part < parts, other=0.0))
-    bits = tl.max(scale_max, 0).to(tl.int32, bitcast=True)
-    reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
-    across = tl.maximum(tl.cdiv(n, 128), 1)
-    row = tile // across * 128 + tl.arange(0, 128)
-    column = tile % across * 128 + tl.arange(0, 128)
-    mask = (row < m)[:, None] & (column < n)[None, :]
-    values = tl.load(values_ptr + row[:, None].to(tl.int64) * n + column[None, :], mask=mask, other=0.0)
-    ratio = tl.load(scale_ptr + row, mask=row < m, other=0.0) * reciprocal
-    transposed = tl.trans((values.to(tl.float32) * ratio[:, None]).to(tl.float8e4nv))
-    tl.store(transposed_ptr + column[:, None].to(tl.int64) * m + row[None, :], transposed, mask=tl.trans(mask))
-    if tile < across:
-        scale_t = tl.zeros([128], tl.float32) + bits.to(tl.float32, bitcast=True)
-        tl.store(scale_t_ptr + column, scale_t, mask=column < n)
+def requantize_transpose_2(*tensors):
+    operands, tiles = [], []
+    for i in range(2):
+        transposed, scale_t = tensors[2 * i : 2 * i + 2]
+        values, scale, scale_max = tensors[3 * i + 4 : 3 * i + 7]
+        m, n = values.shape
+        operands += [values.contiguous(), scale, scale_max, transposed, scale_t, m, n, scale_max.shape[0]]
+        tiles.append(max(triton.cdiv(m, 128), 1) * max(triton.cdiv(n, 128), 1))
+    operators.launch(_requantize_transpose_2, (sum(tiles),), *operands, *tiles[:-1], num_warps=4)
 
 
 @triton.jit(do_not_specialize=["parts_0", "parts_1", "parts_2", "tiles_0", "tiles_1"])
@@ -1737,11 +1179,21 @@ def _requantize_transpose_3(
     """Transposed copies of 3 e4m3 matrices."""
     tile = tl.program_id(0)
     if tile < tiles_0:
-        _requantize_transpose_3_tile(
-            tile, values_0_ptr, scale_0_ptr, scale_max_0_ptr, transposed_0_ptr, scale_t_0_ptr, m_0, n_0, parts_0
+        requantize_transpose_tile(
+            tile,
+            values_0_ptr,
+            scale_0_ptr,
+            scale_max_0_ptr,
+            transposed_0_ptr,
+            scale_t_0_ptr,
+            m_0,
+            n_0,
+            parts_0,
+            side=128,
+            chunk=1024,
         )
     elif tile < tiles_0 + tiles_1:
-        _requantize_transpose_3_tile(
+        requantize_transpose_tile(
             tile - tiles_0,
             values_1_ptr,
             scale_1_ptr,
@@ -1751,9 +1203,11 @@ def _requantize_transpose_3(
             m_1,
             n_1,
             parts_1,
+            side=128,
+            chunk=1024,
         )
     else:
-        _requantize_transpose_3_tile(
+        requantize_transpose_tile(
             tile - tiles_0 - tiles_1,
             values_2_ptr,
             scale_2_ptr,
@@ -1763,67 +1217,17 @@ def _requantize_transpose_3(
             m_2,
             n_2,
             parts_2,
+            side=128,
+            chunk=1024,
         )
 
 
-def requantize_transpose_3(
-    values_0: Tensor,
-    scale_0: Tensor,
-    scale_max_0: Tensor,
-    values_1: Tensor,
-    scale_1: Tensor,
-    scale_max_1: Tensor,
-    values_2: Tensor,
-    scale_2: Tensor,
-    scale_max_2: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Transposed copies of 3 e4m3 matrices.
-
-    values_0 (R_0, C_0) e4m3, scale_0 (R_0, 1), scale_max_0 (P_0,), values_1 (R_1, C_1) e4m3, scale_1 (R_1, 1),
-    scale_max_1 (P_1,), values_2 (R_2, C_2) e4m3, scale_2 (R_2, 1), scale_max_2 (P_2,) -> transposed_0 (C_0, R_0),
-    scale_t_0 (C_0, 1), transposed_1 (C_1, R_1), scale_t_1 (C_1, 1), transposed_2 (C_2, R_2), scale_t_2 (C_2, 1).
-    """
-    m_0, n_0 = values_0.shape
-    transposed_0 = values_0.new_empty((n_0, m_0))
-    scale_t_0 = values_0.new_empty((n_0, 1), dtype=torch.float32)
-    m_1, n_1 = values_1.shape
-    transposed_1 = values_1.new_empty((n_1, m_1))
-    scale_t_1 = values_1.new_empty((n_1, 1), dtype=torch.float32)
-    m_2, n_2 = values_2.shape
-    transposed_2 = values_2.new_empty((n_2, m_2))
-    scale_t_2 = values_2.new_empty((n_2, 1), dtype=torch.float32)
-    tiles_0 = max(triton.cdiv(m_0, 128), 1) * max(triton.cdiv(n_0, 128), 1)
-    tiles_1 = max(triton.cdiv(m_1, 128), 1) * max(triton.cdiv(n_1, 128), 1)
-    tiles_2 = max(triton.cdiv(m_2, 128), 1) * max(triton.cdiv(n_2, 128), 1)
-    operators.launch(
-        _requantize_transpose_3,
-        (tiles_0 + tiles_1 + tiles_2,),
-        values_0.contiguous(),
-        scale_0,
-        scale_max_0,
-        transposed_0,
-        scale_t_0,
-        m_0,
-        n_0,
-        scale_max_0.shape[0],
-        values_1.contiguous(),
-        scale_1,
-        scale_max_1,
-        transposed_1,
-        scale_t_1,
-        m_1,
-        n_1,
-        scale_max_1.shape[0],
-        values_2.contiguous(),
-        scale_2,
-        scale_max_2,
-        transposed_2,
-        scale_t_2,
-        m_2,
-        n_2,
-        scale_max_2.shape[0],
-        tiles_0,
-        tiles_1,
-        num_warps=4,
-    )
-    return transposed_0, scale_t_0, transposed_1, scale_t_1, transposed_2, scale_t_2
+def requantize_transpose_3(*tensors):
+    operands, tiles = [], []
+    for i in range(3):
+        transposed, scale_t = tensors[2 * i : 2 * i + 2]
+        values, scale, scale_max = tensors[3 * i + 6 : 3 * i + 9]
+        m, n = values.shape
+        operands += [values.contiguous(), scale, scale_max, transposed, scale_t, m, n, scale_max.shape[0]]
+        tiles.append(max(triton.cdiv(m, 128), 1) * max(triton.cdiv(n, 128), 1))
+    operators.launch(_requantize_transpose_3, (sum(tiles),), *operands, *tiles[:-1], num_warps=4)

@@ -93,5 +93,7 @@ def _type_or_number(argument: object) -> object:
 
 
 def _stays_whole() -> bool:
-    fills = torch.utils.deterministic.fill_uninitialized_memory and torch.are_deterministic_algorithms_enabled()
-    return fills or not torch._functorch.config.decompose_custom_triton_ops  # torch.export sets it to False
+    fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    if fills and torch.are_deterministic_algorithms_enabled():
+        return True
+    return not torch._functorch.config.decompose_custom_triton_ops  # torch.export sets it to False

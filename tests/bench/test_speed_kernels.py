@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import importlib
 import inspect
 import sys
 from types import ModuleType
@@ -44,14 +43,13 @@ def module() -> Any:
 def test_every_kernel_can_be_called_as_it_is_measured(
     case: KernelCase, module: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With CPU tensors, through the reference of the operator that wraps the same function."""
+    """With CPU tensors, through the operator's reference."""
     width = SHAPES[0][1]
     spec = case.spec(width)
     _place_on_the_cpu(monkeypatch)
     arguments = case.arguments(16, width)
     inspect.signature(getattr(module, spec.function)).bind(*arguments)
-    fused = importlib.import_module(f"{module.__package__}.fused")
-    results = getattr(fused, spec.function)(*arguments)
+    results = getattr(module, spec.function)(*arguments)
     results = results if isinstance(results, tuple | list) else (results,)
     assert len(results) == len(spec.results)
     assert all(value.float().isfinite().all() for value in results)
@@ -77,15 +75,8 @@ def test_a_cell_has_the_bytes_as_its_bound_and_compares_with_the_reference(
     case = next(case for case in CASES if case.family == family)
     width = SHAPES[0][1]
     function = case.spec(width).function
-    fused = importlib.import_module(f"{module.__package__}.fused")
     _place_on_the_cpu(monkeypatch)
-    host = getattr(fused, f"_{function}_reference")
-
-    def launch(*arguments: Any) -> Any:
-        return host(*arguments)
-
-    launch.__name__ = function
-    monkeypatch.setattr(module, function, launch)
+    host = getattr(module, function)
     monkeypatch.setattr(kernel_speed, "time_call", lambda call, sets: Timing(len(sets), 1.0, 1.0, 1))
     peaks = peaks_of("NVIDIA H100 80GB HBM3")
     cell = kernel_speed._cell(case, 64, width, module, peaks, lambda line: None)

@@ -26,7 +26,7 @@ from loka.bench.record.part_specs import specs_of
 from loka.bench.record.producer_parts import Producers
 from loka.bench.speed.comparison import Progress, describe
 from loka.errors import LokaError
-from loka.kernels.fused.rendering import KERNELS_FILE, AnySpec, render, render_files
+from loka.kernels.fused.rendering import OPERATORS_FILE, AnySpec, render_all, render_files
 from loka.kernels.measurements.interaction_forms import BACKWARDS, family
 from loka.kernels.measurements.parts import COMPILED, INTERACTIONS, Part, PartKind
 from loka.templating.templates import load_templates
@@ -44,7 +44,7 @@ class CompiledKernels:
         self._parts = parts
         specs = dict.fromkeys(spec for part in parts for spec in _specs(part))
         templates = load_templates()
-        kernels = [render(spec, templates, device=device_here()) for spec in specs]
+        kernels = render_all(specs, templates, device=device_here())
         files = render_files(kernels, templates, "loka bench kernels")
         package = folder / PACKAGE
         package.mkdir()
@@ -52,7 +52,7 @@ class CompiledKernels:
             (package / file).write_text(text, encoding="utf-8")
 
     def module(self) -> ModuleType:
-        """The module with the host functions of the kernels."""
+        """The module with the kernels' operators."""
         return load(self._folder)
 
     def compile(self, jobs: int, progress: Progress) -> None:
@@ -84,7 +84,7 @@ def load(folder: Path) -> ModuleType:
         if sys.path[0] != str(folder):
             sys.path.insert(0, str(folder))
         importlib.invalidate_caches()
-    return importlib.import_module(f"{PACKAGE}.{KERNELS_FILE.removesuffix('.py')}")
+    return importlib.import_module(f"{PACKAGE}.{OPERATORS_FILE.removesuffix('.py')}")
 
 
 def compile_parts(folder: str, parts: Sequence[Part]) -> list[str]:

@@ -6,7 +6,6 @@ only if that is all of them.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -52,7 +51,7 @@ class Producers:
         if part.work is PartKind.COPY:
             return self._copy(part)
         specs = specs_of(part)
-        launch = [self._launch(spec) for spec in specs]
+        launch = [self._operator(spec) for spec in specs]
         if part.work is PartKind.REQUANTIZE_TRANSPOSE:
             arguments = requantize_arguments(*[(part.rows, part.columns)] * TRANSPOSED_PER_LAUNCH, device=self.device)
             return PreparedCall(launch[0], arguments, partial(_check_transposed, arguments), TRANSPOSED_PER_LAUNCH)
@@ -71,9 +70,8 @@ class Producers:
             return PreparedCall(call, arguments, partial(_check_tensorwise, arguments[0]))
         return PreparedCall(call, arguments, partial(self._check, first, arguments))
 
-    def _launch(self, spec: Spec) -> Callable[..., Any]:
-        found: Callable[..., Any] = getattr(self.module(), spec.function)
-        return found
+    def _operator(self, spec: Spec) -> Any:
+        return getattr(self.module(), spec.function)
 
     def _copy(self, part: Part) -> PreparedCall:
         x = torch.randn(part.rows, part.columns, device=self.device).to(DTYPES[part.dtype])
@@ -93,8 +91,7 @@ class Producers:
         places = spaced(rows, max(SAMPLED // spec.width, 1)).to(arguments[0].device)
         named = zip(spec.parameters, arguments, strict=True)
         sampled = [value[places] if name in BY_ROWS else value for name, value in named]
-        package = self.module().__package__
-        expected = getattr(importlib.import_module(f"{package}.fused"), f"_{spec.function}_reference")(*sampled)
+        expected = self._operator(spec).reference(*sampled)
         wanted = dict(zip(spec.results, expected if isinstance(expected, tuple | list) else (expected,), strict=True))
         found = dict(zip(spec.results, results, strict=False))
         wrong = [check_values("its result", _values(found, places), _values(wanted, slice(None)))]

@@ -15,7 +15,7 @@ from loka.bench.machine import device_here
 from loka.bench.subjects.variants import Variant
 from loka.codegen import render_package, write_package
 from loka.errors import LokaError
-from loka.kernels.fused.rendering import KERNELS_FILE, AnySpec, render, render_files
+from loka.kernels.fused.rendering import OPERATORS_FILE, AnySpec, render_all, render_files
 from loka.mods.registry import interaction_planning
 from loka.plan.plan import Plan
 from loka.plan.planner import make_plan
@@ -129,17 +129,17 @@ class Workshop:
         return importlib.import_module(plan.name)
 
     def kernels(self, specs: Sequence[AnySpec]) -> ModuleType:
-        """The module of these specs' Triton kernels and host functions, as in a generated package."""
+        """The module of these specs' operators, as in a generated package."""
         templates = load_templates()
         name = "loka_bench_kernels"
         folder = self._path / name
         folder.mkdir()
-        kernels = [render(spec, templates, device=device_here()) for spec in specs]
+        kernels = render_all(specs, templates, device=device_here())
         files = render_files(kernels, templates, "loka bench kernels")
         for file, text in {**files, "__init__.py": ""}.items():
             (folder / file).write_text(text, encoding="utf-8")
         self._announce(name)
-        return importlib.import_module(f"{name}.{KERNELS_FILE.removesuffix('.py')}")
+        return importlib.import_module(f"{name}.{OPERATORS_FILE.removesuffix('.py')}")
 
     def _announce(self, name: str) -> None:
         """Note that a module of that name is now in the folder, and drop an earlier import of the name."""

@@ -23,7 +23,7 @@ from loka.codegen.text.layout import quoted
 from loka.devices.spec import DeviceSpec
 from loka.devices.targets import DEVICES
 from loka.errors import InputError
-from loka.kernels.fused.rendering import KERNELS_FILE, render, render_files
+from loka.kernels.fused.rendering import KERNELS_FILE, render_all, render_files
 from loka.plan.plan import Plan
 from loka.plan.serialize import to_json
 from loka.templating.templates import Templates, load_templates
@@ -92,7 +92,7 @@ def _render_code(plan: Plan, templates: Templates) -> dict[str, str]:
 def _fused_files(templates: Templates, writer: ModuleWriter, policy: str, device: DeviceSpec) -> dict[str, str]:
     """The files of Triton kernels and their operators; none if no kernel is called."""
     specs = dict.fromkeys((*writer.chains.specs(), *writer.mixes.specs()))
-    kernels = [render(spec, templates, device=device) for spec in specs]
+    kernels = render_all(specs, templates, device=device)
     return render_files(kernels, templates, policy, _UNSTAMPED) if kernels else {}
 
 

@@ -24,11 +24,23 @@ class KernelSpec(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class WidthLaunch:
+    """The launch of an operator's kernel for one width."""
+
+    width: int
+    kernel: str  # name in `triton_kernels`
+    constants: tuple[int, ...]
+    warps: int
+    least_rows: int  # of a program
+    most_programs: int  # on each multiprocessor
+
+
+@dataclass(frozen=True, slots=True)
 class KernelValues:
     """The values of one kernel's template, `triton/FAMILY.py.j2`.
 
-    The template is rendered twice, in the layouts `triton/kernel.py.j2` and `triton/operator.py.j2`. It fills their
-    blocks: kernel, checks, outputs, launch, reference and, where the defaults do not fit, parameters and shapes.
+    The template is rendered in the layouts `triton/kernel.py.j2`, `triton/launch.py.j2` and `triton/operator.py.j2`. It
+    fills their blocks: kernel, launch, checks, outputs, reference and, where the defaults do not fit, others.
     """
 
     family: str  # the template: "norm/forward"
@@ -37,6 +49,13 @@ class KernelValues:
     title: str  # the operation, in a phrase
     shapes: Mapping[str, str]  # of parameters and results, by name: "(M, 512)"
     numbers: Mapping[str, object] = field(default_factory=dict)  # further values built into the text, by name
+    width: int | None = (
+        None  # of the rows of a kernel that is rendered for several widths; None where there is one text
+    )
+    constants: Mapping[str, int] = field(
+        default_factory=dict
+    )  # of such a kernel: its tl.constexpr parameters, in order
+    structure: tuple[str, ...] = ()  # words for what sets its text apart from that of other widths
 
     def context(self) -> dict[str, object]:
         """The variables of the template."""
@@ -45,5 +64,7 @@ class KernelValues:
             "launch": self.launch,
             "title": self.title,
             "shapes": self.shapes,
+            "constants": tuple(self.constants),
+            "launches": (),
             **self.numbers,
         }

@@ -1,8 +1,8 @@
 """Runs generated kernels: directly in eager mode, as operators `loka_generated::NAME` where something else looks.
 
-A plain eager call on a GPU runs the host function in `triton_kernels`, which spares the host the dispatcher. The
-operator is what torch.compile traces, what a TorchDispatchMode sees, and what runs the reference on the CPU. On a GPU
-AOTAutograd traces into the host function (`loka.kernels.decomposition`).
+A plain eager call on a GPU allocates the results and launches the kernel in `triton_kernels`, which spares the host
+the dispatcher. The operator is what torch.compile traces, what a TorchDispatchMode sees, and what runs the reference on
+the CPU. On a GPU AOTAutograd traces into the allocations and the launch (`loka.kernels.decomposition`).
 
 Imported by generated packages; needs only torch and the standard library.
 """
@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
-from functools import cache, partial
+from collections.abc import Callable, Collection, Iterable
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -24,60 +24,88 @@ from loka.kernels import decomposition
 NAMESPACE = "loka_generated"
 
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
-_PLAIN = frozenset({Tensor, torch.nn.Parameter})
+# Types of arguments of a direct call. A tensor that stands for others, such as a DTensor, has the address of none.
+_PLAIN = frozenset({Tensor, torch.nn.Parameter, torch.dtype, int, float, bool, type(None)})
 _cuda: dict[str, Callable[..., Any]] = {}  # GPU implementation of each operator, by name
+
+
+def kernel(
+    package: str, digest: str, outputs: Callable[..., Any], changes: tuple[str, ...] = (), whole: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator: makes the reference NAME of a kernel in `package` the `operator` NAME_DIGEST."""
+
+    def decorate(reference: Callable[..., Any]) -> Callable[..., Any]:
+        name = reference.__name__
+        return operator(f"{name}_{digest}", outputs, deferred(package, name), reference, changes, whole)
+
+    return decorate
 
 
 def operator(
     name: str,
-    cuda: Callable[..., Any],
+    outputs: Callable[..., Any],
+    launch: Callable[..., Any],
     reference: Callable[..., Any],
-    fake: Callable[..., Any],
     changes: tuple[str, ...] = (),
     whole: bool = False,
 ) -> Callable[..., Any]:
     """A function that runs a kernel, with its operator `loka_generated::NAME` as `overload`, registered once.
 
-    `reference` is the typed function that the schema is inferred from and that runs on the CPU; `cuda` launches the
-    kernel; `fake` gives shapes and dtypes. None of them returns an argument; `changes` names those that `cuda` and
-    `reference` modify. The compiler does not look into a `whole` operator, whose `cuda`
-    needs addresses, or calls torch between its launches.
+    `outputs` checks the arguments and allocates the results; it also tells the compiler their shapes and dtypes. On a
+    GPU, `launch` fills them: it takes the results, then the arguments. On the CPU `reference`, the typed function that
+    the schema is inferred from, runs after the same checks; the function has it as `reference`. None of them returns an
+    argument; `changes` names those that `launch` and `reference` modify. The compiler does not look into a `whole`
+    operator, whose launch needs addresses or calls torch in between.
 
     A name contains a digest of the kernel's text, so that the same name in two packages means the same kernel: the
-    operator is kept, and the last `cuda` is used, as the package of an earlier one may be gone. The
-    operator has no derivative: it is called inside a torch.autograd.Function.
+    operator is kept, and the last `launch` is used, as the package of an earlier one may be gone. The operator has no
+    derivative: it is called inside a torch.autograd.Function.
     """
+
+    def cuda(*arguments: Any) -> Any:
+        results = outputs(*arguments)
+        launch(*(results if type(results) is tuple else (results,)), *arguments)
+        return results
+
     _cuda[name] = cuda
     packet = torch.ops.loka_generated
     if not hasattr(packet, name):
-        schema = torch.library.infer_schema(reference, mutates_args=changes)
-        _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
-        torch.library.register_fake(
-            f"{NAMESPACE}::{name}", known_to_inductor(f"{NAMESPACE}::{name}", fake), lib=_library
-        )
-        _library.impl(name, reference, "CPU")  # type: ignore[no-untyped-call]
-        _library.impl(name, partial(_on_its_device, name), "CUDA")  # type: ignore[no-untyped-call]
-        if not whole:
-            decomposition.register(f"{NAMESPACE}::{name}", partial(_traced, name), _library)
+        _register(name, outputs, reference, changes, whole)
     overload: torch._ops.OpOverload = getattr(packet, name).default
 
+    @wraps(reference)
     def run(*arguments: Any) -> Any:
-        if arguments[0].is_cuda and runs_directly() and all(map(_is_plain, arguments)):
-            return _on_its_device(name, *arguments)
+        if runs_directly() and arguments[0].is_cuda and _PLAIN.issuperset(map(type, arguments)):
+            return _on_its_device(cuda, *arguments)
         return overload(*arguments)
 
     run.overload = overload  # type: ignore[attr-defined]
+    run.reference = reference  # type: ignore[attr-defined]
     return run
+
+
+def _register(
+    name: str, outputs: Callable[..., Any], reference: Callable[..., Any], changes: tuple[str, ...], whole: bool
+) -> None:
+    """Define the operator `loka_generated::NAME` and its implementations."""
+
+    def checked(*arguments: Any) -> Any:
+        outputs(*arguments)  # for its checks
+        return reference(*arguments)
+
+    schema = torch.library.infer_schema(reference, mutates_args=changes)
+    _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
+    qualified = f"{NAMESPACE}::{name}"
+    torch.library.register_fake(qualified, known_to_inductor(qualified, outputs), lib=_library)
+    _library.impl(name, checked, "CPU")  # type: ignore[no-untyped-call]
+    _library.impl(name, lambda *arguments: _on_its_device(_cuda[name], *arguments), "CUDA")  # type: ignore[no-untyped-call]
+    if not whole:
+        decomposition.register(qualified, lambda *arguments: _cuda[name](*arguments), _library)
 
 
 def runs_directly() -> bool:
     """True in plain eager mode, where nothing but the GPU has to see a call."""
     return not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack()
-
-
-def _is_plain(argument: object) -> bool:
-    """False for a tensor that stands for others, such as a DTensor: its address is not that of its elements."""
-    return type(argument) in _PLAIN or not isinstance(argument, Tensor)
 
 
 def deferred(package: str, function: str) -> Callable[..., Any]:
@@ -86,43 +114,53 @@ def deferred(package: str, function: str) -> Callable[..., Any]:
     So a generated package can be imported, and its references run, without Triton.
     """
 
-    @cache
-    def load() -> Callable[..., Any]:
-        found: Callable[..., Any] = getattr(importlib.import_module(f"{package}.triton_kernels"), function)
-        return found
+    found: Callable[..., Any] | None = None
 
     def launch(*arguments: Any) -> Any:
-        return load()(*arguments)
+        nonlocal found
+        if found is None:
+            found = getattr(importlib.import_module(f"{package}.triton_kernels"), function)
+        return found(*arguments)
 
     return launch
 
 
-def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, num_warps: int) -> None:
+def launch(
+    kernel: Any, grid: tuple[int, ...], *arguments: Any, constants: tuple[int, ...] = (), num_warps: int
+) -> None:
     """Launch a Triton kernel on tensors and integers, in the order of its parameters; the first is a tensor.
+
+    `constants` are the last parameters, those that are `tl.constexpr`.
 
     Where AOTAutograd traces, the launch becomes a node of its graph. Otherwise the compiled kernel is remembered for
     each set of what Triton specialises on (dtypes, alignment, divisibility), and later launches skip Triton's own
     binding of arguments, which costs the host more than the launch.
     """
     if decomposition.is_traced(arguments[0]):
-        decomposition.launch(kernel, grid, *arguments, num_warps=num_warps)
+        decomposition.launch(kernel, grid, *arguments, *constants, num_warps=num_warps)
         return
+    device = arguments[0].get_device()
+    key = (device, num_warps, constants, *_specialization(arguments))
     compiled_kernels = kernel.__dict__.setdefault("loka_compiled", {})
-    key = (arguments[0].device, num_warps, *map(_specialization, arguments))
     compiled = compiled_kernels.get(key)
     if compiled is not None:
-        compiled[(*grid, 1, 1)](*arguments)
+        stream = torch._C._cuda_getCurrentRawStream(device)
+        compiled[(*grid, 1, 1)](*arguments, *constants, stream=stream)
         return
-    compiled = kernel[grid](*arguments, num_warps=num_warps)
+    compiled = kernel[grid](*arguments, *constants, num_warps=num_warps)
     if hasattr(compiled, "packed_metadata"):  # not so under Triton's interpreter
         compiled_kernels[key] = compiled
 
 
-def _specialization(argument: Tensor | int) -> tuple[Any, ...]:
+def _specialization(arguments: Iterable[Any]) -> list[object]:
     """What Triton compiles a kernel for: at least all that two different kernels can differ in."""
-    if isinstance(argument, int):
-        return argument == 1, argument % 16 == 0, argument >> 31
-    return argument.dtype, argument.data_ptr() % 16
+    found: list[object] = []
+    for argument in arguments:
+        if type(argument) is int:
+            found += argument == 1, argument % 16 == 0, argument >> 31
+        else:
+            found += argument.dtype, argument.data_ptr() % 16
+    return found
 
 
 def known_to_inductor(qualified: str, fake: Callable[..., Any]) -> Callable[..., Any]:
@@ -193,8 +231,11 @@ def multiprocessors(device: int | None) -> int:
 
 
 def check_rows(x: Tensor, width: int, rows: int | None = None) -> None:
-    """Raises InputError unless x is a floating matrix of (M, width), with M = `rows` if given."""
-    if rows is not None and x.dim() == 2 and x.shape[0] != rows:
+    """Raises InputError unless x is a floating matrix of (M, width), with M = `rows` if given.
+
+    A symbolic M is not compared, which would make it a guard: the kernel's call is checked again with the number.
+    """
+    if type(rows) is int and x.dim() == 2 and type(x.shape[0]) is int and x.shape[0] != rows:
         raise InputError(
             f"a kernel for matrices of {rows} rows got one of shape {tuple(x.shape)}; the package was generated for "
             "inputs that are not broadcast: give them as many rows"
@@ -204,6 +245,19 @@ def check_rows(x: Tensor, width: int, rows: int | None = None) -> None:
             f"a kernel for floating rows of {width} elements got {x.dtype} of shape {tuple(x.shape)}; the model is "
             "not the one that the package was generated for, generate it again"
         )
+
+
+def width_of(x: Tensor, widths: Collection[int]) -> int:
+    """The width of x (M, width). Raises InputError unless x is a floating matrix, and the width one of `widths`."""
+    if x.dim() == 2 and x.dtype.is_floating_point:
+        width = int(x.shape[1])
+        if width in widths:
+            return width
+    *first, last = map(str, widths)
+    raise InputError(
+        f"a kernel for floating rows of {', '.join(first)} or {last} elements got {x.dtype} of shape {tuple(x.shape)}; "
+        "the model is not the one that the package was generated for, generate it again"
+    )
 
 
 def check_sample(x: Tensor, embeddings: int, dim: int) -> None:
@@ -260,18 +314,13 @@ def check_overflow_stats(overflow_stats: Tensor) -> None:
         )
 
 
-def _on_its_device(name: str, *arguments: Any) -> Any:
-    """Call the host function with the first argument's device as the current one, where Triton launches."""
-    function, device = _cuda[name], arguments[0].device.index
-    if device == torch.cuda.current_device():
+def _on_its_device(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call `function` with the first argument's device as the current one, where Triton launches."""
+    device = arguments[0].get_device()
+    if device == torch._C._cuda_getDevice():
         return function(*arguments)
     with torch.cuda.device(device):
         return function(*arguments)
-
-
-def _traced(name: str, *arguments: Any) -> Any:
-    """The host function, of tensors that stand for others."""
-    return _cuda[name](*arguments)
 
 
 def _at_most(size: int, limit: int) -> int:

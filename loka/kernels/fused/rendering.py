@@ -8,8 +8,10 @@ Triton; `fused.py` has the operators and does not import it: each operator runs 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from loka.devices.launches import RowLaunch, Tiling
 from loka.devices.spec import DeviceSpec
@@ -45,10 +47,10 @@ from loka.kernels.fused.interaction.concat_norm_values import (
 )
 from loka.kernels.fused.interaction.fm_spec import FmBackward, FmForward
 from loka.kernels.fused.interaction.fm_values import FmConfiguration, fm_configuration, fm_values
-from loka.kernels.fused.kernel_values import KernelValues
+from loka.kernels.fused.kernel_values import KernelValues, WidthLaunch
 from loka.kernels.fused.norm.norm_launch import configuration
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward, Spec
-from loka.kernels.fused.norm.norm_values import norm_values, wide_norm_values
+from loka.kernels.fused.norm.norm_values import norm_shapes, norm_values, wide_norm_values
 from loka.kernels.fused.norm.norm_widths import LARGEST_HELD
 from loka.kernels.fused.norm.wide_norm_launch import WideConfiguration, wide_configuration
 from loka.kernels.fused.reduce.products_values import products_values
@@ -81,21 +83,24 @@ AnyConfiguration = (
 )
 
 _SUFFIX = ".py.j2"
+_UNDIGESTED = "0" * 8  # stands for the digest
 _KERNEL_LAYOUT = KERNELS + "kernel" + _SUFFIX
+_LAUNCH_LAYOUT = KERNELS + "launch" + _SUFFIX
 _OPERATOR_LAYOUT = KERNELS + "operator" + _SUFFIX
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """One kernel as text."""
+    """One operator as text."""
 
     function: str  # name in `fused` and in `triton_kernels`
     name: str  # of the operator: the function's with a digest of the text
-    text: str  # the Triton kernel and its host function; no imports
-    operator: str  # reference, shapes and registration of the operator; no imports
-    digest: str  # sha256 of `text` and the device functions that it calls
+    text: str  # the Triton kernels and the function that launches them; no imports
+    operator: str  # the operator's outputs and reference; no imports
+    digest: str  # sha256 of `text`, the device functions that it calls, and `operator` without a digest
     parameters: tuple[str, ...]  # of the operator, in order; a plain forward and `Reduce` take dtypes as well
     results: tuple[str, ...]  # of the operator, in order; a single result is no tuple
+    launches: tuple[WidthLaunch, ...]  # by width; none for a kernel that is rendered for one alone
 
 
 def render(
@@ -104,15 +109,90 @@ def render(
     launched: AnyConfiguration | None = None,
     device: DeviceSpec = DEFAULT,
 ) -> Rendered:
-    """Renders the kernel of a spec for a device. `launched`, of the spec's own kind, overrides the device's launch."""
-    values = _values(spec, launched, device)
-    template, context = KERNELS + values.family + _SUFFIX, values.context()
-    text = templates.render(template, {**context, "layout": _KERNEL_LAYOUT, "on_gpu": True})
+    """`render_all` of one spec."""
+    return render_all([spec], templates, launched, device)[0]
+
+
+def render_all(
+    specs: Iterable[AnySpec],
+    templates: Templates,
+    launched: AnyConfiguration | None = None,
+    device: DeviceSpec = DEFAULT,
+) -> list[Rendered]:
+    """Renders the operators of specs for a device: one for all specs that differ in the width of their rows alone.
+
+    `launched`, of the specs' own kind, overrides the device's launch. Raises InputError for different kernels of one
+    name.
+    """
+    by_function: dict[str, list[KernelValues]] = {}
+    for spec in dict.fromkeys(specs):
+        by_function.setdefault(spec.function, []).append(_values(spec, launched, device))
+    return [_render(values, templates) for values in by_function.values()]
+
+
+def _render(group: Sequence[KernelValues], templates: Templates) -> Rendered:
+    """Renders the operator of kernels that differ in the width alone."""
+    by_width = {values.width: values for values in sorted(group, key=lambda values: values.width or 0)}
+    first, function = next(iter(by_width.values())), group[0].spec.function
+    template = KERNELS + first.family + _SUFFIX
+
+    def kernel(values: KernelValues, name: str) -> str:
+        return templates.render(template, {**values.context(), "layout": _KERNEL_LAYOUT, "kernel": name})
+
+    texts = {width: kernel(values, f"_{function}") for width, values in by_width.items()}
+    if any(kernel(values, f"_{function}") != texts[values.width] for values in group):
+        raise _two_kernels(function)
+    names = _kernel_names(by_width, texts)
+    kernels = {name: kernel(by_width[width], name) for width, name in reversed(names.items())}
+    launches = tuple(_launch(values, names[width]) for width, values in by_width.items() if width is not None)
+    context = {**first.context(), "launches": launches}
+    if len(launches) > 1 and isinstance(first.spec, NormForward | NormBackward):
+        context["shapes"] = norm_shapes(first.spec, several=True)
+    launch = templates.render(template, {**context, "layout": _LAUNCH_LAYOUT})
+    operator = templates.render(template, {**context, "layout": _OPERATOR_LAYOUT, "digest": _UNDIGESTED})
+    text = "\n\n".join([*reversed(kernels.values()), launch])
     called = used_functions([text], device_functions(templates))
-    digest = hashlib.sha256("".join((*called, text)).encode()).hexdigest()
-    name = f"{spec.function}_{digest[:8]}"
-    operator = templates.render(template, {**context, "layout": _OPERATOR_LAYOUT, "on_gpu": False, "name": name})
-    return Rendered(spec.function, name, text, operator, digest, spec.parameters, spec.results)
+    digest = hashlib.sha256("".join((*called, text, operator)).encode()).hexdigest()
+    return Rendered(
+        function=function,
+        name=f"{function}_{digest[:8]}",
+        text=text,
+        operator=operator.replace(_UNDIGESTED, digest[:8], 1),
+        digest=digest,
+        parameters=first.spec.parameters,
+        results=first.spec.results,
+        launches=launches,
+    )
+
+
+def _kernel_names(
+    by_width: Mapping[int | None, KernelValues], texts: Mapping[int | None, str]
+) -> dict[int | None, str]:
+    """The name of each width's kernel: one for each text, which tells what sets it apart where there are several."""
+    by_text: dict[str, str] = {}
+    for width, values in by_width.items():
+        words = values.structure if len(set(texts.values())) > 1 else ()
+        name = "_".join(["", values.spec.function, *words])
+        taken = name in by_text.values()
+        by_text.setdefault(texts[width], f"{name}_{width}" if taken else name)
+    return {width: by_text[text] for width, text in texts.items()}
+
+
+def _launch(values: KernelValues, kernel: str) -> WidthLaunch:
+    numbers: Any = values.numbers
+    launched: Any = values.launch
+    return WidthLaunch(
+        width=values.width or 0,
+        kernel=kernel,
+        constants=tuple(values.constants.values()),
+        warps=launched.warps,
+        least_rows=numbers["least_rows"],
+        most_programs=numbers["most_programs"],
+    )
+
+
+def _two_kernels(function: str) -> InputError:
+    return InputError(f"two different kernels are called {function}; render them in one configuration")
 
 
 def _values(spec: AnySpec, launched: AnyConfiguration | None, device: DeviceSpec) -> KernelValues:
@@ -161,7 +241,7 @@ def render_files(kernels: Sequence[Rendered], templates: Templates, subject: str
     by_function = {kernel.function: kernel for kernel in kernels}
     for kernel in kernels:
         if by_function[kernel.function] != kernel:
-            raise InputError(f"two different kernels are called {kernel.function}; render them in one configuration")
+            raise _two_kernels(kernel.function)
     ordered = [by_function[function] for function in sorted(by_function)]
     called = used_functions([kernel.text for kernel in ordered], device_functions(templates))
     texts = {
@@ -190,10 +270,16 @@ _IMPORTED = {
 
 
 def _imports(texts: Sequence[str]) -> dict[str, object]:
-    """Imports of a file with these texts: packages with their modules, and whether it needs tensor descriptors."""
+    """Imports of a file with these texts: packages with their modules, and whether others are needed."""
     packages: dict[str, list[str]] = {}
     for module, package in _IMPORTED.items():
         if any(f"{module}." in text for text in texts):
             packages.setdefault(package, []).append(module)
     imports = [f"from {package} import {', '.join(modules)}" for package, modules in packages.items()]
-    return {"imports": imports, "descriptors": any("TensorDescriptor." in text for text in texts)}
+    return {
+        "imports": imports,
+        "descriptors": any("TensorDescriptor." in text for text in texts),
+        "torch": any(re.search(r"\btorch\.", text) for text in texts),
+        "any": any(": Any" in text for text in texts),
+        "capitals": any(re.search(r"[A-Z]: tl\.constexpr", text) for text in texts),
+    }

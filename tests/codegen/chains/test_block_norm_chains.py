@@ -269,6 +269,6 @@ def test_a_policy_makes_one_function_of_a_whole_mlp(kind, tmp_path, monkeypatch)
 def test_blocks_with_a_gate_and_a_residual_are_one_chain():
     files = render_package(chains.chain_plan(sums.GatedBlocks()))
     assert files["kernels.py"].count("torch.autograd.Function") == 1
-    assert "fused.add_times_residual_keep_block_norm_of_16_silu_e4m3_48" in files["kernels.py"]
-    assert "fused.add_times_summed_block_norm_of_16_silu_backward_residual_out_e4m3_48" in files["kernels.py"]
+    assert "fused.add_times_residual_keep_block_norm_of_16_silu_e4m3" in files["kernels.py"]
+    assert "fused.add_times_summed_block_norm_of_16_silu_backward_residual_out_e4m3" in files["kernels.py"]
     assert "y.unflatten(-1, (3, 16))" in files["kernels.py"]

@@ -52,7 +52,7 @@ def test_no_operator_of_ours_hides_a_launch(bound, monkeypatch: pytest.MonkeyPat
     assert len(view.operators(graphs, "aten._scaled_mm")) == GEMMS
     assert len(view.operators(graphs, "loka_counters")) == GEMMS
     launched = view.launches(graphs)
-    assert {"_quantise_e4m3_64", "_layer_norm_e4m3_64", "_requantize_transpose_3"} <= {name for name, _ in launched}
+    assert {"_quantise_e4m3", "_layer_norm_e4m3", "_requantize_transpose_3"} <= {name for name, _ in launched}
     # Inductor copies what a kernel writes if it is not known to be written alone: results only, never an operand.
     operands = {"x_ptr", "grad_ptr", "weight_ptr", "bias_ptr", "add_ptr", "mean_ptr"}
     for name, written in launched:
@@ -117,5 +117,5 @@ def test_what_a_kernel_writes_is_found_once(bound, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(triton_kernel_wrap, "generate_ttir", counted)
     launched = [name for name, _ in view.launches(view.traced(bound, batch(272)))]
-    assert launched.count("_quantise_e4m3_64") == launched.count("_requantize_transpose_3") == 3
+    assert launched.count("_quantise_e4m3") == launched.count("_requantize_transpose_3") == 3
     assert len(compiled) == len(set(compiled)), compiled

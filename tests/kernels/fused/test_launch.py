@@ -23,7 +23,7 @@ class Kernel:
         def run(*arguments: object, **options: int) -> Compiled:
             self.compiled.append(options)
             made = Compiled(self, len(self.compiled) - 1)
-            made[(*grid, 1, 1)](*arguments)
+            made[(*grid, 1, 1)](*arguments, stream=STREAM)
             return made
 
         return run
@@ -36,7 +36,17 @@ class Compiled:
         self.kernel, self.number = kernel, number
 
     def __getitem__(self, grid: tuple[int, ...]):
-        return lambda *arguments: self.kernel.launched.append((self.number, grid))
+        return lambda *arguments, stream: self.kernel.launched.append((self.number, grid))
+
+
+STREAM = 7
+
+
+@pytest.fixture(autouse=True)
+def device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The current device and its stream, which a torch without CUDA does not have."""
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: STREAM, raising=False)
 
 
 @pytest.fixture
@@ -73,11 +83,22 @@ def test_what_triton_specialises_on_is_compiled_anew(kernel: Kernel, other: tupl
 
 def test_warps_and_devices_have_kernels_of_their_own(kernel: Kernel) -> None:
     first, second = (
-        SimpleNamespace(device=torch.device("cuda", index), dtype=torch.float32, data_ptr=lambda: 0) for index in (0, 1)
+        SimpleNamespace(get_device=lambda index=index: index, dtype=torch.float32, data_ptr=lambda: 0)
+        for index in (0, 1)
     )
     for tensor, warps in ((first, 4), (first, 8), (second, 4), (second, 4), (first, 4)):
         operators.launch(kernel, (1,), tensor, num_warps=warps)
     assert numbers(kernel) == [0, 1, 2, 2, 0]
+
+
+def test_constants_come_last_and_have_kernels_of_their_own(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[object, ...]] = []
+    monkeypatch.setattr(
+        Compiled, "__getitem__", lambda self, grid: lambda *a, stream: given.append((self.number, *a[1:]))
+    )
+    for constants in ((256, 4), (256, 8), (256, 4), (4, 256)):
+        operators.launch(kernel, (1,), ALIGNED, 32, constants=constants, num_warps=4)
+    assert given == [(0, 32, 256, 4), (1, 32, 256, 8), (0, 32, 256, 4), (2, 32, 4, 256)]
 
 
 def test_what_is_not_a_compiled_kernel_is_not_kept(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,26 +112,33 @@ def test_what_is_not_a_compiled_kernel_is_not_kept(kernel: Kernel, monkeypatch: 
 @pytest.fixture
 def direct_or_not(monkeypatch: pytest.MonkeyPatch):
     """A generated function on a stand-in for a GPU, and its direct calls."""
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(operators, "_PLAIN", operators._PLAIN | {SimpleNamespace})
     seen: list[object] = []
-    run = operators.operator("direct_or_not", seen.append, _plus_one, torch.empty_like)
-    operators._cuda["direct_or_not"] = seen.append
+    run = operators.operator("direct_or_not", lambda x: "result", lambda *given: seen.append(given), _plus_one)
     return run, seen
 
 
-PRETENDED = SimpleNamespace(is_cuda=True, device=torch.device("cuda", 0))
+PRETENDED = SimpleNamespace(is_cuda=True, get_device=lambda: 0)
 
 
 def test_a_plain_call_on_a_gpu_is_direct(direct_or_not) -> None:
     run, seen = direct_or_not
-    run(PRETENDED)
-    assert seen == [PRETENDED]
+    assert run(PRETENDED) == "result"
+    assert seen == [("result", PRETENDED)]
 
 
 def test_a_dispatch_mode_sees_the_operator(direct_or_not) -> None:
     run, seen = direct_or_not
     with TorchDispatchMode(), pytest.raises((TypeError, RuntimeError), match="direct_or_not"):
         run(PRETENDED)  # the operator takes tensors only
+    assert not seen
+
+
+def test_so_does_what_traces(direct_or_not, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, seen = direct_or_not
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    with pytest.raises((TypeError, RuntimeError), match="direct_or_not"):
+        run(PRETENDED)
     assert not seen
 
 

@@ -73,7 +73,7 @@ def test_the_text_is_formatted_and_linted(tmp_path):
 def test_names_and_schema(package):
     how = Quantisation("static", Format.E5M2, power_of_two=False, overflow_stats=True)
     spec = NormForward(512, "layer_norm", True, True, 1e-5, "silu", False, True, True, how=how)
-    assert spec.function == "layer_norm_silu_e5m2_static_counted_divided_512"
+    assert spec.function == "layer_norm_silu_e5m2_static_counted_divided"
     assert spec.parameters == ("x", "weight", "bias", "scale", "overflow_stats")
     assert spec.results == ("values", "mean", "rstd")
     assert CastTranspose(HOWS[0]).results == ("values", "transposed")
@@ -198,16 +198,15 @@ COMPILED += [spec for spec in fused_cast_transposes(2048)[1::2] if spec.spec.how
 @pytest.mark.parametrize("spec", COMPILED, ids=lambda spec: spec.function)
 @pytest.mark.usefixtures("triton_cache")
 def test_it_compiles_for_hopper(spec, tmp_path):
-    from tests.support.kernels.sm90 import SHARED, compile_for_sm90, spilled, warps_of
+    from tests.support.kernels.sm90 import SHARED, compile_for_sm90, kernel_of, spilled
 
     package = write_package(tmp_path / f"compiled_{spec.function}", [spec])
-    kernel = getattr(package.triton_kernels, f"_{spec.function}")
+    kernel, constants, warps = kernel_of(package, spec)
     known = {"values": "*fp8e4nv", "transposed": "*fp8e4nv", "overflow_stats": "*i64"}
     known |= dict.fromkeys(("x", "grad", "weight", "bias", "add"), "*bf16")
     kinds = {name: re.sub(r"_\d", "", name).removesuffix("_ptr") for name in kernel.arg_names}
     types = {name: known.get(kind, "*fp32") if name.endswith("_ptr") else "i32" for name, kind in kinds.items()}
-    warps = warps_of(package.kernels[spec.function])
-    binary = compile_for_sm90(kernel, types, range(len(types)), num_warps=warps)
+    binary = compile_for_sm90(kernel, types, range(len(types)), constants, num_warps=warps)
     ptx = binary.asm["ptx"]
     assert not unset_halves(ptx)
     assert binary.metadata.shared <= SHARED

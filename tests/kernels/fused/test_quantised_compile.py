@@ -9,7 +9,7 @@ from loka.numerics.enums import Format
 from tests.support.kernels.ptx_registers import unset_halves
 from tests.support.kernels.quantised_cases import modes, specs
 from tests.support.kernels.rendered_cases import reads_sixteen_bytes, write_package
-from tests.support.kernels.sm90 import SHARED, compile_for_sm90, spilled, warps_of
+from tests.support.kernels.sm90 import SHARED, compile_for_sm90, kernel_of, spilled
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("triton_cache")]
 
@@ -36,11 +36,10 @@ def pointer_type(name: str, spec) -> str:
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.function)
 def test_it_compiles_for_hopper(package, spec, tmp_path):
-    kernel = getattr(package.triton_kernels, f"_{spec.function}")
+    kernel, constants, warps = kernel_of(package, spec)
     names = kernel.arg_names
     types = {name: pointer_type(name, spec) if name.endswith("_ptr") else "i32" for name in names}
-    warps = warps_of(package.kernels[spec.function])
-    binary = compile_for_sm90(kernel, types, range(len(types)), num_warps=warps)
+    binary = compile_for_sm90(kernel, types, range(len(types)), constants, num_warps=warps)
     ptx = binary.asm["ptx"]
     assert not unset_halves(ptx)
     assert binary.metadata.shared <= SHARED

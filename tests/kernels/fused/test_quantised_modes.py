@@ -159,7 +159,7 @@ def test_a_known_scale_is_one_float32(package, scale):
 def test_names():
     how = Quantisation("static", Format.E5M2, power_of_two=False)
     backward = NormBackward(512, "layer_norm", True, True, 1e-5, "silu", False, True, how=how)
-    assert backward.function == "layer_norm_silu_backward_e5m2_static_divided_512"
+    assert backward.function == "layer_norm_silu_backward_e5m2_static_divided"
     assert backward.parameters == ("grad", "x", "weight", "bias", "mean", "rstd", "scale")
     assert backward.results == ("values", "amax", "overflow", "dweight", "dbias")
     with pytest.raises(InputError, match="no kernel quantises 'columnwise'"):

@@ -255,8 +255,12 @@ def test_a_name_is_registered_once_and_runs_the_last_kernel(package):
         return x + 1
 
     calls: list[str] = []
-    first = operators.operator("registered_twice", lambda x: calls.append("first"), reference, torch.empty_like)
-    second = operators.operator("registered_twice", lambda x: calls.append("second"), reference, torch.empty_like)
+    first, second = (
+        operators.operator(
+            "registered_twice", torch.empty_like, lambda out, x, word=word: calls.append(word), reference
+        )
+        for word in ("first", "second")
+    )
     assert first.overload is second.overload
     assert first(torch.zeros(2)).tolist() == [1.0, 1.0]
     operators._cuda["registered_twice"](torch.zeros(2))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from loka.devices.launches import RowLaunch
 from loka.kernels.fused.norm.norm_spec import GATES, NormBackward, NormForward, Spec
-from loka.kernels.fused.rendering import Rendered, render, render_files
+from loka.kernels.fused.rendering import Rendered, render_all, render_files
 from loka.templating.templates import load_templates
 from tests.support.importing import import_folder
 
@@ -73,6 +74,13 @@ class Package:
         """The file that imports Triton, imported now."""
         return importlib.import_module(self.fused.__package__ + ".triton_kernels")
 
+    def launch(self, spec: Any, *arguments: object) -> dict[str, Tensor]:
+        """The results by name that the kernel fills on the arguments' device, as the operator does on a GPU."""
+        made = getattr(self.fused, f"_{spec.function}_outputs")(*arguments)
+        results = made if isinstance(made, tuple) else (made,)
+        getattr(self.triton_kernels, spec.function)(*results, *arguments)
+        return dict(zip(spec.results, results, strict=True))
+
     def run(self, spec: Spec, *arguments: object) -> dict[str, Tensor]:
         """The operator's results by name."""
         results = getattr(self.fused, spec.function)(*arguments)
@@ -82,9 +90,7 @@ class Package:
 def write_package(folder: Path, specs: Sequence[Spec], launched: RowLaunch | None = None) -> Package:
     """Render `specs` into a package in `folder`, whose last part names it, and import that."""
     templates = load_templates()
-    kernels = [
-        render(spec, templates, launched if isinstance(spec, NormForward | NormBackward) else None) for spec in specs
-    ]
+    kernels = render_all(specs, templates, launched)
     folder.mkdir(parents=True)
     for name, text in {**render_files(kernels, templates, "a test"), "__init__.py": ""}.items():
         (folder / name).write_text(text)

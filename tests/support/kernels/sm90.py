@@ -18,12 +18,31 @@ SHARED = 227 * 1024  # bytes of shared memory that a block can have on sm_90
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
 
-def compile_for_sm90(kernel: Any, types: Mapping[str, str], aligned: Iterable[int], **options: int) -> Any:
+def compile_for_sm90(
+    kernel: Any,
+    types: Mapping[str, str],
+    aligned: Iterable[int],
+    constants: Mapping[str, int] | None = None,
+    **options: int,
+) -> Any:
     """Compile a kernel for arguments of these types, of which those at `aligned` are divisible by 16, as allocations
-    and most sizes are; `options` are those of a launch, such as num_warps."""
-    attributes = {(index,): [["tt.divisibility", 16]] for index in aligned}
-    source = ASTSource(fn=kernel, signature=dict(types), constexprs={}, attrs=attributes)
+    and most sizes are; `constants` are its tl.constexpr parameters, `options` those of a launch, such as num_warps."""
+    constants = constants or {}
+    names, known = list(types), types | dict.fromkeys(constants, "constexpr")
+    attributes = {(index,): [["tt.divisibility", 16]] for index in aligned if names[index] not in constants}
+    source = ASTSource(fn=kernel, signature=known, constexprs=dict(constants), attrs=attributes)
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+
+
+def kernel_of(package: Any, spec: Any) -> tuple[Any, dict[str, int], int]:
+    """A spec's kernel in a package, its tl.constexpr parameters and its warps."""
+    rendered = package.kernels[spec.function]
+    for launch in rendered.launches:
+        if launch.width == spec.width:
+            kernel = getattr(package.triton_kernels, launch.kernel)
+            names = kernel.arg_names[len(kernel.arg_names) - len(launch.constants) :]
+            return kernel, dict(zip(names, launch.constants, strict=True)), launch.warps
+    return getattr(package.triton_kernels, f"_{spec.function}"), {}, warps_of(rendered)
 
 
 def warps_of(rendered: Any) -> int:
@@ -41,10 +60,9 @@ def pointer_type(name: str, element: str) -> str:
 
 def compiled(package: Any, spec: Any, element: str = "bf16", aligned: bool = True) -> Any:
     """A norm's kernel of a package, compiled for matrices of `element`."""
-    kernel = getattr(package.triton_kernels, f"_{spec.function}")
+    kernel, constants, warps = kernel_of(package, spec)
     types = {name: pointer_type(name, element) if name.endswith("_ptr") else "i32" for name in kernel.arg_names}
-    warps = warps_of(package.kernels[spec.function])
-    return compile_for_sm90(kernel, types, range(len(types)) if aligned else (), num_warps=warps)
+    return compile_for_sm90(kernel, types, range(len(types)) if aligned else (), constants, num_warps=warps)
 
 
 def spilled(binary: Any, folder: Path) -> int:

@@ -39,7 +39,7 @@ class FusedCastTranspose:
     @property
     def function(self) -> str:
         """The host function's name."""
-        return f"{self.spec.function}_cast_transpose"
+        return f"{self.spec.function}_cast_transpose_{self.width}"
 
     @property
     def width(self) -> int:

@@ -80,9 +80,10 @@ class NormForward:
         inference = "inference" if self.traits.saved and not self.save else ""
         sums = [name for name in ("add", "times", "residual", "keep") if getattr(self, name)]
         what = _what(self) or ("" if sums else "quantise")
-        width = f"{self.width}_to_{self.aligned}" if self.aligned else str(self.width)
+        width = f"{self.width}_to_{self.aligned}" if self.aligned else _width(self)
         parts = (*sums, what, self.how.name if self.quantise else "", width, _eps(self), inference)
-        return "_".join(part for part in parts if part)
+        name = "_".join(part for part in parts if part)
+        return name if name != self.activation else f"{name}_forward"  # a device function is called after an activation
 
     @property
     def traits(self) -> NormTraits:
@@ -174,7 +175,7 @@ class NormBackward:
         residual = ["_".join(["residual", *ends])] if ends else []
         eps = _eps(self) if self.traits.eps_in_backward else ""
         kind = self.how.name if self.quantise else ""
-        parts = (*sums, _what(self), "backward", *residual, kind, str(self.width), eps)
+        parts = (*sums, _what(self), "backward", *residual, kind, _width(self), eps)
         return "_".join(part for part in parts if part)
 
     @property
@@ -237,6 +238,11 @@ def _named(**present: bool) -> tuple[str, ...]:
 def _last(spec: NormForward | NormBackward) -> tuple[str, ...]:
     """The parameters that a quantisation needs."""
     return spec.how.parameters if spec.quantise else ()
+
+
+def _width(spec: NormForward | NormBackward) -> str:
+    """In names: nothing for rows that a program holds, as one function takes all their widths."""
+    return str(spec.width) if spec.width > LARGEST_HELD else ""
 
 
 def _what(spec: NormForward | NormBackward) -> str:

@@ -30,14 +30,35 @@ def norm_values(spec: NormForward | NormBackward, launch: RowLaunch, device: Dev
     """Values of a norm's forward or backward, of rows that a program holds whole."""
     family = "norm/forward" if isinstance(spec, NormForward) else "norm/backward"
     summed = isinstance(spec, NormBackward) and any(name in spec.results for name in _SUMS)
+    padded = padded_width(spec.columns)
+    constants = {} if spec.columns != spec.width else {"WIDTH": spec.width}
+    constants |= {"PADDED": padded} if padded != spec.width else {}
+    constants |= {"ROWS": launch.rows} if launch.rows > 1 else {}
+    constants |= {"STAGES": launch.stages} if launch.stages > 1 else {}
+    words = {
+        "masked": padded != spec.width,
+        "single_row": launch.rows == 1,
+        "prefetching": launch.stages > 1,
+        "rereading": not launch.held,
+    }
     numbers = {
         "producer": spec,
-        "padded": padded_width(spec.columns),
+        "padded_width": padded,
         "maxima_chunk": device.launches.maxima_chunk,
         "least_rows": launch.rows * (device.launches.rows.least_summed if summed else 1),
         "most_programs": launch.programs,
     }
-    return KernelValues(family, spec, launch, norm_title(spec), norm_shapes(spec), numbers)
+    return KernelValues(
+        family=family,
+        spec=spec,
+        launch=launch,
+        title=norm_title(spec),
+        shapes=norm_shapes(spec),
+        numbers=numbers,
+        width=spec.width,
+        constants=constants,
+        structure=tuple(word for word, holds in words.items() if holds),
+    )
 
 
 def wide_norm_values(
@@ -72,19 +93,20 @@ def norm_title(spec: NormForward | NormBackward) -> str:
     if spec.activation is not None:
         steps.append(_ACTIVATIONS[spec.activation])
     title = _title(spec, steps, spec.how.description)
-    room = 120 - len(f'    """ for grad (m, {spec.width})."""')
+    room = 120 - len('    """ for grad (m, WIDTH)."""')
     return title if len(title) <= room else _title(spec, steps, spec.how.short_description)
 
 
-def norm_shapes(spec: NormForward | NormBackward) -> dict[str, str]:
-    """Shapes of a kernel's parameters and results, by name."""
-    width = spec.width
-    scale = {"rowwise": "(M, 1)", "blockwise": f"(M, {-(-width // BLOCK)})"}.get(spec.how.scaling, "(1, 1)")
+def norm_shapes(spec: NormForward | NormBackward, several: bool = False) -> dict[str, str]:
+    """Shapes of a kernel's parameters and results, by name; W stands for one of `several` widths."""
+    width = "W" if several else str(spec.width)
+    blocks = f"ceil(W / {BLOCK})" if several else str(-(-spec.width // BLOCK))
+    scale = {"rowwise": "(M, 1)", "blockwise": f"(M, {blocks})"}.get(spec.how.scaling, "(1, 1)")
     shapes = dict.fromkeys(_MATRICES, f"(M, {width})") | dict.fromkeys(_VECTORS, f"({width},)")
     shapes |= dict.fromkeys(_SUMS, f"(P, {width})") | dict.fromkeys(("mean", "rstd"), "(M,)")
     shapes |= dict.fromkeys(("scale_max", "amax", "overflow"), "(P,)")
     shapes |= {"scale": scale, "maxima": "(Q,)", "overflow_stats": "(2,)"}
-    if isinstance(spec, NormForward):
+    if isinstance(spec, NormForward) and spec.aligned:
         shapes["values"] = f"(M, {spec.columns})"
     return shapes
 

@@ -89,4 +89,4 @@ def test_nothing_is_saved_for_the_backward():
     backward = NormBackward(2048, "block_norm", False, False, 1e-6, "hardswish", False, True)
     assert forward.results == ("values", "scale", "scale_max")
     assert backward.parameters == ("grad", "x")
-    assert backward.function == "block_norm_hardswish_backward_e4m3_2048_eps_1e_06"
+    assert backward.function == "block_norm_hardswish_backward_e4m3_eps_1e_06"

@@ -12,7 +12,7 @@ from loka.kernels.fused.norm.norm_launch import configuration
 from tests.support.kernels.product_cases import every
 from tests.support.kernels.ptx_registers import unset_halves
 from tests.support.kernels.rendered_cases import reads_sixteen_bytes, write_package
-from tests.support.kernels.sm90 import CUOBJDUMP, SHARED, compile_for_sm90, spilled, warps_of
+from tests.support.kernels.sm90 import CUOBJDUMP, SHARED, compile_for_sm90, kernel_of, spilled
 
 pytestmark = pytest.mark.usefixtures("triton_cache")
 
@@ -35,10 +35,10 @@ def pointer_type(name: str) -> str:
 
 
 def compiled(package, spec):
-    kernel = getattr(package.triton_kernels, f"_{spec.function}")
+    kernel, constants, warps = kernel_of(package, spec)
     types = {name: pointer_type(name) if name.endswith("_ptr") else "i32" for name in kernel.arg_names}
     aligned = [index for index, name in enumerate(types) if name != "m"]
-    return compile_for_sm90(kernel, types, aligned, num_warps=warps_of(package.kernels[spec.function]))
+    return compile_for_sm90(kernel, types, aligned, constants, num_warps=warps)
 
 
 @pytest.mark.slow

@@ -1,0 +1,138 @@
+"""One operator for rows of several widths: kernels that they share, widths that it refuses, packages that differ."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from loka.errors import InputError
+from loka.kernels.fused import operators
+from loka.kernels.fused.norm import norm_reference
+from loka.kernels.fused.norm.norm_launch import configuration, padded_width
+from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
+from loka.kernels.fused.rendering import render_all
+from loka.templating.templates import load_templates
+from tests.support.kernels.rendered_cases import PARTS, norm_specs, random_inputs, write_package
+
+RANKER = Path(__file__).parents[3] / "generated" / "ranker"
+
+
+def quantiser(width: int) -> NormForward:
+    return NormForward(width, None, False, False, 0.0, None, False, True, True)
+
+
+def kernels_of(text: str) -> dict[str, ast.FunctionDef]:
+    """The jitted kernels in a text by name, in order."""
+    functions = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+    return {each.name: each for each in functions if each.decorator_list and each.name.startswith("_")}
+
+
+def test_widths_of_one_structure_share_a_kernel():
+    (quantise,) = render_all(map(quantiser, (512, 256, 64, 128)), load_templates())
+    assert quantise.function == "quantise_e4m3"
+    assert list(kernels_of(quantise.text)) == ["_quantise_e4m3", "_quantise_e4m3_single_row"]
+    assert [(it.width, it.kernel, it.constants) for it in quantise.launches] == [
+        (64, "_quantise_e4m3", (64, 16)),
+        (128, "_quantise_e4m3", (128, 8)),
+        (256, "_quantise_e4m3", (256, 4)),
+        (512, "_quantise_e4m3_single_row", (512,)),
+    ]
+
+
+def test_other_structures_have_kernels_that_say_how_they_differ():
+    (quantise,) = render_all(map(quantiser, (64, 13, 479, 512)), load_templates())
+    by_width = {it.width: it.kernel.removeprefix("_quantise_e4m3") for it in quantise.launches}
+    assert by_width == {13: "_masked", 64: "", 479: "_masked_single_row", 512: "_single_row"}
+    assert sorted(kernels_of(quantise.text)) == sorted(it.kernel for it in quantise.launches)
+
+
+@pytest.mark.parametrize("spec", norm_specs(8, PARTS), ids=lambda spec: spec.function)
+def test_every_width_is_launched_as_it_would_be_alone(spec):
+    specs = {width: dataclasses.replace(spec, width=width) for width in (13, 64, 200, 256, 479, 512, 2048, 4096)}
+    (together,) = render_all(specs.values(), load_templates())
+    kernels = kernels_of(together.text)
+    assert [it.width for it in together.launches] == list(specs)
+    for it in together.launches:
+        usual = configuration(specs[it.width])
+        (alone,) = render_all([specs[it.width]], load_templates())
+        assert dataclasses.replace(it, kernel=f"_{spec.function}") == alone.launches[0]
+        assert (it.warps, it.most_programs) == (usual.warps, usual.programs)
+        assert set(it.constants) == {it.width, padded_width(it.width), usual.rows, usual.stages} - {1}
+        (own,) = kernels_of(alone.text).values()
+        shared = kernels[it.kernel]
+        assert ast.unparse([own.args, *own.body]) == ast.unparse([shared.args, *shared.body])
+
+
+def test_all_widths_run_and_another_is_refused(tmp_path):
+    package = write_package(tmp_path / "several_widths", [quantiser(width) for width in (13, 64, 479)])
+    for width in (13, 64, 479):
+        x = random_inputs(5, width, torch.bfloat16).tensors["x"]
+        got, expected = package.run(quantiser(width), x), norm_reference.quantise_rows(x)
+        assert torch.equal(got["values"].view(torch.uint8), expected[0].view(torch.uint8))
+        assert torch.equal(got["scale"], expected[1])
+    for x in (torch.zeros(5, 128), torch.zeros(64), torch.zeros(5, 64, dtype=torch.int32)):
+        with pytest.raises(InputError, match="floating rows of 13, 64 or 479 elements"):
+            package.run(quantiser(64), x)
+
+
+def test_one_kernel_for_specs_that_the_text_does_not_tell_apart():
+    backwards = [NormBackward(64, "layer_norm", True, True, eps, None, False, True) for eps in (1e-5, 1e-6)]
+    (rendered,) = render_all(backwards, load_templates())
+    assert len(rendered.launches) == 1
+
+
+def test_packages_with_other_widths_have_other_operators(tmp_path):
+    """In one process: neither takes the other's place, neither takes the other's widths."""
+    first = write_package(tmp_path / "first_widths", [quantiser(24), quantiser(64)])
+    second = write_package(tmp_path / "second_widths", [quantiser(64), quantiser(479)])
+    names = [package.kernels["quantise_e4m3"].name for package in (first, second)]
+    assert len(set(names)) == 2
+    assert all(name in operators._cuda for name in names)
+    for package, widths, other in ((first, (24, 64), 479), (second, (64, 479), 24)):
+        for width in widths:
+            assert package.run(quantiser(width), torch.ones(2, width))["scale"].tolist() == [[2.0**-8]] * 2
+        with pytest.raises(InputError, match=f"rows of {widths[0]} or {widths[1]} elements"):
+            package.run(quantiser(other), torch.ones(2, other))
+
+
+def test_a_compiled_model_calls_it_at_several_widths(tmp_path):
+    package = write_package(tmp_path / "compiled_widths", [quantiser(24), quantiser(64)])
+    quantise = package.fused.quantise_e4m3
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        values, scale, _ = quantise(x)
+        return values.float() * scale
+
+    compiled = torch.compile(step, fullgraph=True, dynamic=True, backend="aot_eager")
+    for rows, width in ((4, 24), (7, 24), (5, 64), (9, 64)):
+        x = random_inputs(rows, width, torch.float32).tensors["x"]
+        assert torch.equal(compiled(x), step(x))
+
+
+def test_the_ranker_quantises_all_its_widths_by_one_function():
+    text = (RANKER / "triton_kernels.py").read_text(encoding="utf-8")
+    quantisers = [name for name in kernels_of(text) if name.startswith("_quantise")]
+    assert quantisers == ["_quantise_e4m3", "_quantise_e4m3_single_row"]
+    sys.path.insert(0, str(RANKER.parent))
+    try:
+        fused = importlib.import_module("ranker.fused")
+    finally:
+        sys.path.remove(str(RANKER.parent))
+    for width in (64, 128, 256, 512):
+        assert fused.quantise_e4m3(torch.ones(2, width))[0].shape == (2, width)
+
+
+def test_its_files_are_short():
+    """They were 1829 and 873 lines when each width had its own kernel, and each kernel three copies of its shapes."""
+    lines = {
+        name: len((RANKER / name).read_text(encoding="utf-8").splitlines())
+        for name in ("triton_kernels.py", "fused.py")
+    }
+    assert lines["triton_kernels.py"] < 1300
+    assert lines["fused.py"] < 600
