@@ -18,7 +18,7 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import concat_norm_reference, fm_reference
 from loka.kernels.fused.norm import norm_reference
 
-STAMP = "73e0ec386ad72bb5aa20b6779a34048b2f8dff8289fdf1e364f4f6e5d24fe6fd"
+STAMP = "c2671fb7f87a555cd6e59a13ff1c0bb203631c1a65bd4856d8a0071d3ece0bae"
 
 
 # Width: how many rows a program has at least, and how many programs a multiprocessor has at most.

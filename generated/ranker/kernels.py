@@ -26,7 +26,7 @@ from loka import dispatch
 
 from . import fused
 
-STAMP = "73e0ec386ad72bb5aa20b6779a34048b2f8dff8289fdf1e364f4f6e5d24fe6fd"
+STAMP = "c2671fb7f87a555cd6e59a13ff1c0bb203631c1a65bd4856d8a0071d3ece0bae"
 
 E4M3_MAX = 448.0  # largest finite value
 AMAX_FLOOR = 2.0**-100  # keeps the scale of a zero block positive
@@ -83,7 +83,7 @@ class EmbedDense0Function(torch.autograd.Function):
 
 def embed_dense_0(x: Tensor, weight: Tensor, bias: Tensor, norm_weight: Tensor, norm_bias: Tensor) -> Tensor:
     """linear -> layer_norm -> silu: x (..., 13), weight (64, 13) -> (..., 64)."""
-    if x.numel() == 0:
+    if dispatch.is_empty(x):
         y = torch.nn.functional.linear(x, weight, bias)
         y = torch.nn.functional.layer_norm(y, (64,), norm_weight, norm_bias, 1e-05)
         return torch.nn.functional.silu(y)
@@ -149,7 +149,7 @@ class EmbedDense3Function(torch.autograd.Function):
 
 def embed_dense_3(x: Tensor, weight: Tensor, bias: Tensor, counter_id: int) -> Tensor:
     """linear: x (..., 64), weight (32, 64) -> (..., 32). GEMMs count under their counter ids."""
-    if x.numel() == 0:
+    if dispatch.is_empty(x):
         return torch.nn.functional.linear(x, weight, bias)
     dtype = dispatch.output_dtype(x, weight)
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
@@ -461,7 +461,7 @@ def layers_fmb(
 ) -> Tensor:
     """layer_norm -> linear -> layer_norm -> silu -> linear -> layer_norm -> silu -> linear: x (..., 128), weight_0
     (256, 128), weight_1 (256, 256), weight_2 (256, 256) -> (..., 256). GEMMs count under their counter ids."""
-    if x.numel() == 0:
+    if dispatch.is_empty(x):
         y = torch.nn.functional.layer_norm(x, (128,), pre_norm_weight, pre_norm_bias, 1e-05)
         y = torch.nn.functional.linear(y, weight_0, bias_0)
         y = torch.nn.functional.layer_norm(y, (256,), norm_weight_0, norm_bias_0, 1e-05)
@@ -787,7 +787,7 @@ def head_mlp(
 ) -> Tensor:
     """linear -> layer_norm -> silu -> linear -> layer_norm -> silu -> linear -> layer_norm -> silu: x (..., 512),
     weight_0 (256, 512), weight_1 (256, 256), weight_2 (256, 256) -> (..., 256). GEMMs count under their counter ids."""
-    if x.numel() == 0:
+    if dispatch.is_empty(x):
         y = torch.nn.functional.linear(x, weight_0, bias_0)
         y = torch.nn.functional.layer_norm(y, (256,), norm_weight_0, norm_bias_0, 1e-05)
         y = torch.nn.functional.silu(y)
@@ -824,7 +824,7 @@ def head_mlp(
 def embed_dense_0_frozen(x: Tensor, weight: Tensor, bias: Tensor, norm_weight: Tensor, norm_bias: Tensor) -> Tensor:
     """linear -> layer_norm -> silu: x (..., 13), weight (64, 13) -> (..., 64). It gives no gradients."""
     dtype = dispatch.output_dtype(x)
-    if x.numel() == 0:
+    if dispatch.is_empty(x):
         return dispatch.without_elements(x, 13, 64, dtype)
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     h = rows.to(dtype)
@@ -836,7 +836,7 @@ def embed_dense_0_frozen(x: Tensor, weight: Tensor, bias: Tensor, norm_weight: T
 def embed_dense_3_frozen(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor, counter_id: int) -> Tensor:
     """linear: x (..., 64), weight (32, 64) -> (..., 32). It gives no gradients."""
     dtype = dispatch.output_dtype(x)
-    if x.numel() == 0:
+    if dispatch.is_empty(x):
         return dispatch.without_elements(x, 64, 32, dtype)
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     x_fp8, x_scale, _ = fused.quantise_e4m3(rows)
@@ -870,7 +870,7 @@ def layers_fmb_frozen(
     """layer_norm -> linear -> layer_norm -> silu -> linear -> layer_norm -> silu -> linear: x (..., 128), weight_0
     (256, 128), weight_1 (256, 256), weight_2 (256, 256) -> (..., 256). It gives no gradients."""
     dtype = dispatch.output_dtype(x)
-    if x.numel() == 0:
+    if dispatch.is_empty(x):
         return dispatch.without_elements(x, 128, 256, dtype)
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     x_fp8_0, x_scale_0, _ = fused.layer_norm_e4m3_inference(rows, pre_norm_weight, pre_norm_bias)
@@ -908,7 +908,7 @@ def head_mlp_frozen(
     """linear -> layer_norm -> silu -> linear -> layer_norm -> silu -> linear -> layer_norm -> silu: x (..., 512),
     weight_0 (256, 512), weight_1 (256, 256), weight_2 (256, 256) -> (..., 256). It gives no gradients."""
     dtype = dispatch.output_dtype(x)
-    if x.numel() == 0:
+    if dispatch.is_empty(x):
         return dispatch.without_elements(x, 512, 256, dtype)
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     x_fp8_0, x_scale_0, _ = fused.quantise_e4m3(rows)

@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "73e0ec386ad72bb5aa20b6779a34048b2f8dff8289fdf1e364f4f6e5d24fe6fd"
+STAMP = "c2671fb7f87a555cd6e59a13ff1c0bb203631c1a65bd4856d8a0071d3ece0bae"
 
 
 class EmbedDense(dispatch.Bound):

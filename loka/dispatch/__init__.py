@@ -17,7 +17,7 @@ from loka.dispatch.dispatch_errors import (
     VerifyError,
 )
 from loka.dispatch.patch.patch import Patch, patch_of
-from loka.dispatch.runtime.matrix_rows import rows, without_elements
+from loka.dispatch.runtime.matrix_rows import is_empty, rows, without_elements
 from loka.dispatch.runtime.output_dtypes import joined_dtype, output_dtype, summed_dtype
 from loka.dispatch.runtime.saved_tensors import saved_tensors
 from loka.dispatch.static_scales import Overflow, StaticScale
@@ -50,6 +50,7 @@ __all__ = [
     "check_stamps",
     "checked_length",
     "convert",
+    "is_empty",
     "joined_dtype",
     "mm_by_k_bucket",
     "mm_by_m_bucket",

@@ -9,7 +9,7 @@ know the strides of gradients and makes copies of them.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache, wraps
 from typing import Any
 
@@ -30,12 +30,13 @@ def register(
     """AOTAutograd traces `function` instead of the operator "NAMESPACE::NAME" where `visible(*arguments)`.
 
     Both take the operator's arguments, the first of which is a tensor. The operator stays whole on the CPU, in
-    torch.export, and where torch fills uninitialised memory, as Triton 3.6 cannot compile Inductor's code that fills
-    FP8 tensors.
+    torch.export, where a size comes from data and may be zero, and where torch fills uninitialised memory, as Triton
+    3.6 cannot compile Inductor's code that fills FP8 tensors.
     """
 
     def rule(mode: Any, op: Any, types: Any, arguments: tuple[Any, ...], keywords: Any) -> Any:
-        if keywords or not on_gpu(arguments[0]) or _stays_whole() or not visible(*arguments):
+        whole = keywords or not on_gpu(arguments[0]) or _stays_whole() or _sized_by_data(arguments)
+        if whole or not visible(*arguments):
             return mode.__torch_dispatch__(op, types, arguments, keywords)
         with mode:
             return function(*arguments)
@@ -90,6 +91,12 @@ def _remembered(find: Callable[..., Any]) -> Callable[..., Any]:
 
 def _type_or_number(argument: object) -> object:
     return argument if type(argument) is int else getattr(argument, "dtype", type(argument))
+
+
+def _sized_by_data(arguments: Iterable[object]) -> bool:
+    from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols  # takes half a second, for sympy
+
+    return any(has_free_unbacked_symbols(x) for x in arguments if isinstance(x, Tensor))
 
 
 def _stays_whole() -> bool:

@@ -33,3 +33,15 @@ def without_elements(x: torch.Tensor, width: int, out: int, dtype: torch.dtype) 
             "that the package was generated for, generate it again"
         )
     return x.new_zeros((*x.shape[:-1], out), dtype=dtype)
+
+
+def is_empty(x: torch.Tensor) -> bool:
+    """True for a tensor without elements.
+
+    False where a graph is traced and the number of elements comes from data: the kernels and GEMMs take none as well.
+    """
+    if not torch.compiler.is_compiling():
+        return x.numel() == 0
+    from torch.fx.experimental.symbolic_shapes import guard_or_false  # takes half a second, for sympy
+
+    return guard_or_false(x.numel() == 0)

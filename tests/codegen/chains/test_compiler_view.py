@@ -119,3 +119,24 @@ def test_what_a_kernel_writes_is_found_once(bound, monkeypatch: pytest.MonkeyPat
     launched = [name for name, _ in view.launches(view.traced(bound, batch(272)))]
     assert launched.count("_quantise_e4m3") == launched.count("_requantize_transpose_3") == 3
     assert len(compiled) == len(set(compiled)), compiled
+
+
+class Chosen(nn.Module):
+    """The rows whose first element is positive."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x[(x[:, 0] > 0).nonzero().squeeze(1)])
+
+
+@pytest.mark.parametrize("hopper", [False, True])
+def test_sizes_that_come_from_data_compile_in_one_graph(bound, monkeypatch: pytest.MonkeyPatch, hopper: bool) -> None:
+    monkeypatch.setattr(torch._dynamo.config, "capture_dynamic_output_shape_ops", True, raising=False)
+    if hopper:
+        view.pretend_hopper(monkeypatch)
+    graphs = view.traced(Chosen(bound), batch(256), backward=False)
+    assert len(graphs) == 2
+    assert len(view.operators(graphs, "loka.scaled_mm")) == GEMMS  # whole, since there may be no row

@@ -14,6 +14,7 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 from triton.backends.compiler import GPUTarget
 
 from loka.kernels import decomposition
@@ -60,8 +61,12 @@ def traced(model: nn.Module, *inputs: Tensor, dynamic: bool = False, backward: b
 def _like(result: Node | None) -> Any:
     value = None if result is None else result.meta["val"]
     if not isinstance(value, Tensor):
-        return value if value is None else int(value)
-    return torch.zeros(tuple(map(int, value.shape)), dtype=value.dtype)
+        return value if value is None else _number(value)
+    return torch.zeros(tuple(map(_number, value.shape)), dtype=value.dtype)
+
+
+def _number(size: Any) -> int:
+    return 2 if has_free_unbacked_symbols(size) else int(size)
 
 
 def calls(graphs: Sequence[GraphModule]) -> list[Node]:
