@@ -54,6 +54,58 @@ def test_compiled_steps_give_the_bits_of_eager_steps(bound, dynamic: bool) -> No
             assert torch.equal(found.get(key, found.get(f"_orig_mod.{key}")), value), (rows, key)
 
 
+def test_a_batch_of_another_size_is_not_compiled_again(bound) -> None:
+    model, _ = bound
+    compiled = torch.compile(model, fullgraph=True, dynamic=True)
+    x, dy = chains.gpu_operands(256, WIDTH)
+    chains.gradients(compiled, x, dy)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for rows in (512, 1024, 48):
+            chains.gradients(compiled, *chains.gpu_operands(rows, WIDTH))
+
+
+def test_graph_trees_replay_the_bits_of_eager_steps(bound) -> None:
+    model, patch = bound
+    compiled = torch.compile(model, fullgraph=True, mode="reduce-overhead")
+    patch.reset()
+    for seed in range(5):
+        torch.manual_seed(seed)
+        x, dy = chains.gpu_operands(256, WIDTH)
+        expected = chains.gradients(model, x, dy)
+        torch.compiler.cudagraph_mark_step_begin()
+        found = {key: value.clone() for key, value in chains.gradients(compiled, x, dy).items()}
+        for key, value in expected.items():
+            assert torch.equal(found.get(key, found.get(f"_orig_mod.{key}")), value), (seed, key)
+    patch.verify()
+
+
+class Chosen(nn.Module):
+    """The rows whose first element is above a threshold."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: Tensor, above: float) -> Tensor:
+        out: Tensor = self.body(x[(x[:, 0] > above).nonzero().squeeze(1)])
+        return out
+
+
+def test_rows_that_data_choose_may_be_none(bound, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._dynamo.config, "capture_dynamic_output_shape_ops", True, raising=False)
+    model, _ = bound
+    chosen = Chosen(model)
+    compiled = torch.compile(chosen, fullgraph=True)
+    x, _ = chains.gpu_operands(256, WIDTH)
+    for above in (0.0, 1.0, 1e9):
+        found, expected = x.clone().requires_grad_(), x.clone().requires_grad_()
+        y, usual = compiled(found, above), chosen(expected, above)
+        y.sum().backward()
+        usual.sum().backward()
+        assert torch.equal(y, usual)
+        assert torch.equal(found.grad, expected.grad)
+
+
 def test_a_launch_fits_the_alignment_and_the_dtype_of_its_tensors(bound) -> None:
     """One after the other on the same kernels: what was compiled for aligned rows must not run on others."""
     model, _ = bound
