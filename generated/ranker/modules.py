@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "2edff6af10ea05747940326eae1b965b5203e97c9e983fed0dbfc3680eb59e31"
+STAMP = "6676e9076f2164bc3804bf5d0c458333c5791bbc497c4ce553be4c8110b80493"
 
 
 class EmbedDense(dispatch.Bound):

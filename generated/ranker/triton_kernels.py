@@ -15,7 +15,7 @@ import triton.language as tl
 from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import fm_reference
 
-STAMP = "2edff6af10ea05747940326eae1b965b5203e97c9e983fed0dbfc3680eb59e31"
+STAMP = "6676e9076f2164bc3804bf5d0c458333c5791bbc497c4ce553be4c8110b80493"
 
 
 @triton.jit
@@ -120,10 +120,10 @@ _ADD_BACKWARD_E4M3_LAUNCHES = {32: (_add_backward_e4m3, (32, 32), 2), 256: (_add
 def add_backward_e4m3(values, scale, scale_max, dadd, grad):
     grad = operators.whole_rows(grad)
     kernel, constants, warps = _ADD_BACKWARD_E4M3_LAUNCHES[grad.shape[1]]
+    grid = (dadd.shape[0],)
     tensors = (grad, values, scale, scale_max, dadd)
-    operators.launch(
-        kernel, (dadd.shape[0],), *tensors, grad.stride(0), grad.shape[0], constants=constants, num_warps=warps
-    )
+    sizes = (grad.stride(0), grad.shape[0])
+    operators.launch(kernel, grid, *tensors, *sizes, constants=constants, num_warps=warps)
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -175,8 +175,10 @@ def add_layer_norm_silu(out, mean, rstd, x, add, weight, bias, _dtype=None):
     add, weight, bias = add.contiguous(), weight.contiguous(), bias.contiguous()
     kernel, constants, warps, rows, per_multiprocessor = _ADD_LAYER_NORM_SILU_LAUNCHES[x.shape[1]]
     programs = operators.programs(x, rows, per_multiprocessor)
+    grid = (programs,)
     tensors = (x, add, weight, bias, out, mean, rstd)
-    operators.launch(kernel, (programs,), *tensors, x.stride(0), x.shape[0], constants=constants, num_warps=warps)
+    sizes = (x.stride(0), x.shape[0])
+    operators.launch(kernel, grid, *tensors, *sizes, constants=constants, num_warps=warps)
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -235,16 +237,10 @@ def _add_layer_norm_silu_backward(
 def add_layer_norm_silu_backward(dx, dweight, dbias, dadd, grad, x, add, weight, bias, mean, rstd):
     grad = operators.whole_rows(grad)
     x, add, weight, bias = x.contiguous(), add.contiguous(), weight.contiguous(), bias.contiguous()
+    grid = (dweight.shape[0],)
     tensors = (grad, x, add, weight, bias, mean, rstd, dx, dweight, dbias, dadd)
-    operators.launch(
-        _add_layer_norm_silu_backward,
-        (dweight.shape[0],),
-        *tensors,
-        grad.stride(0),
-        grad.shape[0],
-        constants=(64, 16),
-        num_warps=2,
-    )
+    sizes = (grad.stride(0), grad.shape[0])
+    operators.launch(_add_layer_norm_silu_backward, grid, *tensors, *sizes, constants=(64, 16), num_warps=2)
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -317,16 +313,10 @@ def add_layer_norm_silu_backward_e4m3(
 ):
     grad = operators.whole_rows(grad)
     x, add, weight, bias = x.contiguous(), add.contiguous(), weight.contiguous(), bias.contiguous()
+    grid = (dweight.shape[0],)
     tensors = (grad, x, add, weight, bias, mean, rstd, values, scale, scale_max, dweight, dbias, dadd)
-    operators.launch(
-        _add_layer_norm_silu_backward_e4m3,
-        (dweight.shape[0],),
-        *tensors,
-        grad.stride(0),
-        grad.shape[0],
-        constants=(256, 4),
-        num_warps=2,
-    )
+    sizes = (grad.stride(0), grad.shape[0])
+    operators.launch(_add_layer_norm_silu_backward_e4m3, grid, *tensors, *sizes, constants=(256, 4), num_warps=2)
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -380,16 +370,10 @@ def _add_layer_norm_silu_e4m3(
 def add_layer_norm_silu_e4m3(values, scale, scale_max, mean, rstd, x, add, weight, bias):
     x = operators.whole_rows(x)
     add, weight, bias = add.contiguous(), weight.contiguous(), bias.contiguous()
+    grid = (scale_max.shape[0],)
     tensors = (x, add, weight, bias, values, scale, scale_max, mean, rstd)
-    operators.launch(
-        _add_layer_norm_silu_e4m3,
-        (scale_max.shape[0],),
-        *tensors,
-        x.stride(0),
-        x.shape[0],
-        constants=(256, 4),
-        num_warps=1,
-    )
+    sizes = (x.stride(0), x.shape[0])
+    operators.launch(_add_layer_norm_silu_e4m3, grid, *tensors, *sizes, constants=(256, 4), num_warps=1)
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -439,16 +423,10 @@ def _add_layer_norm_silu_e4m3_inference(
 def add_layer_norm_silu_e4m3_inference(values, scale, scale_max, x, add, weight, bias):
     x = operators.whole_rows(x)
     add, weight, bias = add.contiguous(), weight.contiguous(), bias.contiguous()
+    grid = (scale_max.shape[0],)
     tensors = (x, add, weight, bias, values, scale, scale_max)
-    operators.launch(
-        _add_layer_norm_silu_e4m3_inference,
-        (scale_max.shape[0],),
-        *tensors,
-        x.stride(0),
-        x.shape[0],
-        constants=(256, 4),
-        num_warps=1,
-    )
+    sizes = (x.stride(0), x.shape[0])
+    operators.launch(_add_layer_norm_silu_e4m3_inference, grid, *tensors, *sizes, constants=(256, 4), num_warps=1)
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -488,8 +466,10 @@ def add_layer_norm_silu_inference(out, x, add, weight, bias, _dtype=None):
     add, weight, bias = add.contiguous(), weight.contiguous(), bias.contiguous()
     kernel, constants, warps, rows, per_multiprocessor = _ADD_LAYER_NORM_SILU_INFERENCE_LAUNCHES[x.shape[1]]
     programs = operators.programs(x, rows, per_multiprocessor)
+    grid = (programs,)
     tensors = (x, add, weight, bias, out)
-    operators.launch(kernel, (programs,), *tensors, x.stride(0), x.shape[0], constants=constants, num_warps=warps)
+    sizes = (x.stride(0), x.shape[0])
+    operators.launch(kernel, grid, *tensors, *sizes, constants=constants, num_warps=warps)
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -529,16 +509,8 @@ def concat_norm_2_residual_layer_norm_32(out, mean, rstd, part_0, part_1, residu
     part_0, part_1, residual = part_0.contiguous(), part_1.contiguous(), residual.contiguous()
     weight, bias = weight.contiguous(), bias.contiguous()
     tensors = (part_0, part_1, residual, weight, bias, out, mean, rstd)
-    operators.launch(
-        _concat_norm_2_residual_layer_norm_32,
-        (programs,),
-        *tensors,
-        part_0.shape[1],
-        part_1.shape[1],
-        out.shape[1],
-        m,
-        num_warps=8,
-    )
+    sizes = (part_0.shape[1], part_1.shape[1], out.shape[1], m)
+    operators.launch(_concat_norm_2_residual_layer_norm_32, (programs,), *tensors, *sizes, num_warps=8)
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -599,16 +571,9 @@ def concat_norm_2_residual_layer_norm_backward_32(
     grad, part_0, part_1 = grad.contiguous(), part_0.contiguous(), part_1.contiguous()
     residual, weight = residual.contiguous(), weight.contiguous()
     tensors = (grad, part_0, part_1, residual, weight, mean, rstd, dx, dweight, dbias)
-    operators.launch(
-        _concat_norm_2_residual_layer_norm_backward_32,
-        (dweight.shape[0],),
-        *tensors,
-        part_0.shape[1],
-        part_1.shape[1],
-        dx.shape[1],
-        rstd.shape[0],
-        num_warps=2,
-    )
+    sizes = (part_0.shape[1], part_1.shape[1], dx.shape[1], rstd.shape[0])
+    grid = (dweight.shape[0],)
+    operators.launch(_concat_norm_2_residual_layer_norm_backward_32, grid, *tensors, *sizes, num_warps=2)
 
 
 @triton.jit(do_not_specialize=["batch"])
@@ -641,9 +606,8 @@ def fm_interaction_16x32_to_8_8(products, compressed, x, rank, compress):
         return
     programs = operators.programs(x, rows=1, per_multiprocessor=2)
     x, rank, compress = x.contiguous(), rank.contiguous(), compress.contiguous()
-    operators.launch(
-        _fm_interaction_16x32_to_8_8, (programs,), x, rank, compress, products, compressed, x.shape[0], num_warps=4
-    )
+    tensors = (x, rank, compress, products, compressed)
+    operators.launch(_fm_interaction_16x32_to_8_8, (programs,), *tensors, x.shape[0], num_warps=4)
 
 
 @triton.jit(do_not_specialize=["batch"])
@@ -706,15 +670,9 @@ def fm_interaction_backward_16x32_to_8_8_passed(
     passed = operators.whole_samples(passed)
     dproducts, x, rank, compress = dproducts.contiguous(), x.contiguous(), rank.contiguous(), compress.contiguous()
     tensors = (dproducts, dcompressed, x, rank, compress, passed, dx, drank, dcompress)
-    operators.launch(
-        _fm_interaction_backward_16x32_to_8_8_passed,
-        (drank.shape[0],),
-        *tensors,
-        dcompressed.stride(0),
-        passed.stride(0),
-        x.shape[0],
-        num_warps=4,
-    )
+    sizes = (dcompressed.stride(0), passed.stride(0), x.shape[0])
+    grid = (drank.shape[0],)
+    operators.launch(_fm_interaction_backward_16x32_to_8_8_passed, grid, *tensors, *sizes, num_warps=4)
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -762,16 +720,10 @@ def _layer_norm_backward(
 def layer_norm_backward(dx, dweight, dbias, grad, x, weight, mean, rstd):
     grad = operators.whole_rows(grad)
     x, weight = x.contiguous(), weight.contiguous()
+    grid = (dweight.shape[0],)
     tensors = (grad, x, weight, mean, rstd, dx, dweight, dbias)
-    operators.launch(
-        _layer_norm_backward,
-        (dweight.shape[0],),
-        *tensors,
-        grad.stride(0),
-        grad.shape[0],
-        constants=(128, 8),
-        num_warps=2,
-    )
+    sizes = (grad.stride(0), grad.shape[0])
+    operators.launch(_layer_norm_backward, grid, *tensors, *sizes, constants=(128, 8), num_warps=2)
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -821,10 +773,10 @@ def _layer_norm_e4m3(
 def layer_norm_e4m3(values, scale, scale_max, mean, rstd, x, weight, bias):
     x = operators.whole_rows(x)
     weight, bias = weight.contiguous(), bias.contiguous()
+    grid = (scale_max.shape[0],)
     tensors = (x, weight, bias, values, scale, scale_max, mean, rstd)
-    operators.launch(
-        _layer_norm_e4m3, (scale_max.shape[0],), *tensors, x.stride(0), x.shape[0], constants=(128, 8), num_warps=1
-    )
+    sizes = (x.stride(0), x.shape[0])
+    operators.launch(_layer_norm_e4m3, grid, *tensors, *sizes, constants=(128, 8), num_warps=1)
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -870,16 +822,10 @@ def _layer_norm_e4m3_inference(
 def layer_norm_e4m3_inference(values, scale, scale_max, x, weight, bias):
     x = operators.whole_rows(x)
     weight, bias = weight.contiguous(), bias.contiguous()
+    grid = (scale_max.shape[0],)
     tensors = (x, weight, bias, values, scale, scale_max)
-    operators.launch(
-        _layer_norm_e4m3_inference,
-        (scale_max.shape[0],),
-        *tensors,
-        x.stride(0),
-        x.shape[0],
-        constants=(128, 8),
-        num_warps=1,
-    )
+    sizes = (x.stride(0), x.shape[0])
+    operators.launch(_layer_norm_e4m3_inference, grid, *tensors, *sizes, constants=(128, 8), num_warps=1)
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -938,10 +884,10 @@ _QUANTISE_E4M3_LAUNCHES = {
 def quantise_e4m3(values, scale, scale_max, x):
     x = operators.whole_rows(x)
     kernel, constants, warps = _QUANTISE_E4M3_LAUNCHES[x.shape[1]]
+    grid = (scale_max.shape[0],)
     tensors = (x, values, scale, scale_max)
-    operators.launch(
-        kernel, (scale_max.shape[0],), *tensors, x.stride(0), x.shape[0], constants=constants, num_warps=warps
-    )
+    sizes = (x.stride(0), x.shape[0])
+    operators.launch(kernel, grid, *tensors, *sizes, constants=constants, num_warps=warps)
 
 
 @triton.jit(do_not_specialize=["p"])
@@ -952,7 +898,7 @@ def _reduce_1(partial_ptr, total_ptr, p, n):
 
 
 def reduce_1(total, partial, _dtype):
-    blocks = triton.cdiv(total.shape[0], 16)
+    blocks = -(-total.numel() // 16)
     operators.launch(_reduce_1, (blocks,), partial.contiguous(), total, *partial.shape, num_warps=8)
 
 
@@ -971,7 +917,7 @@ def reduce_2(*tensors):
     # Before the partial sums are the totals, and between them the dtypes of these.
     for partial, total in zip(tensors[2::2], tensors[:2], strict=True):
         operands += [partial.contiguous(), total, *partial.shape]
-        blocks.append(triton.cdiv(total.shape[0], 16))
+        blocks.append(-(-total.numel() // 16))
     operators.launch(_reduce_2, (sum(blocks),), *operands, *blocks[:-1], num_warps=8)
 
 
@@ -1007,7 +953,7 @@ def reduce_3(*tensors):
     # Before the partial sums are the totals, and between them the dtypes of these.
     for partial, total in zip(tensors[3::2], tensors[:3], strict=True):
         operands += [partial.contiguous(), total, *partial.shape]
-        blocks.append(triton.cdiv(total.shape[0], 16))
+        blocks.append(-(-total.numel() // 16))
     operators.launch(_reduce_3, (sum(blocks),), *operands, *blocks[:-1], num_warps=8)
 
 
@@ -1080,7 +1026,7 @@ def reduce_6(*tensors):
     # Before the partial sums are the totals, and between them the dtypes of these.
     for partial, total in zip(tensors[6::2], tensors[:6], strict=True):
         operands += [partial.contiguous(), total, *partial.shape]
-        blocks.append(triton.cdiv(total.shape[0], 16))
+        blocks.append(-(-total.numel() // 16))
     operators.launch(_reduce_6, (sum(blocks),), *operands, *blocks[:-1], num_warps=8)
 
 
@@ -1143,7 +1089,7 @@ def requantize_transpose_2(*tensors):
         values, scale, scale_max = tensors[3 * i + 4 : 3 * i + 7]
         m, n = values.shape
         operands += [values.contiguous(), scale, scale_max, transposed, scale_t, m, n, scale_max.shape[0]]
-        tiles.append(max(triton.cdiv(m, 128), 1) * max(triton.cdiv(n, 128), 1))
+        tiles.append(max(-(-m // 128), 1) * max(-(-n // 128), 1))
     operators.launch(_requantize_transpose_2, (sum(tiles),), *operands, *tiles[:-1], num_warps=4)
 
 
@@ -1229,5 +1175,5 @@ def requantize_transpose_3(*tensors):
         values, scale, scale_max = tensors[3 * i + 6 : 3 * i + 9]
         m, n = values.shape
         operands += [values.contiguous(), scale, scale_max, transposed, scale_t, m, n, scale_max.shape[0]]
-        tiles.append(max(triton.cdiv(m, 128), 1) * max(triton.cdiv(n, 128), 1))
+        tiles.append(max(-(-m // 128), 1) * max(-(-n // 128), 1))
     operators.launch(_requantize_transpose_3, (sum(tiles),), *operands, *tiles[:-1], num_warps=4)
