@@ -18,7 +18,7 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import concat_norm_reference, fm_reference
 from loka.kernels.fused.norm import norm_reference
 
-STAMP = "6676e9076f2164bc3804bf5d0c458333c5791bbc497c4ce553be4c8110b80493"
+STAMP = "9ccc8efc14283117d6debf0416c2c7e9088c1ba502e5ad99ec0892085524203f"
 
 
 # Width: how many rows a program has at least, and how many programs a multiprocessor has at most.
@@ -36,7 +36,7 @@ def _add_backward_e4m3_outputs(grad: Tensor) -> tuple[Tensor, ...]:
     return values, scale, scale_max, dadd
 
 
-@operators.kernel(__package__, "7e1959b4", _add_backward_e4m3_outputs)
+@operators.kernel(__package__, "520568d6", _add_backward_e4m3_outputs)
 def add_backward_e4m3(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradient of addition -> e4m3 with one power-of-two scale a row.
 
@@ -59,7 +59,7 @@ def _add_layer_norm_silu_outputs(
     return out, mean, rstd
 
 
-@operators.kernel(__package__, "499d5c1c", _add_layer_norm_silu_outputs)
+@operators.kernel(__package__, "dd765b82", _add_layer_norm_silu_outputs)
 def add_layer_norm_silu(
     x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -198,7 +198,7 @@ def _add_layer_norm_silu_inference_outputs(
     return out
 
 
-@operators.kernel(__package__, "bd7365d3", _add_layer_norm_silu_inference_outputs)
+@operators.kernel(__package__, "7f14b1e5", _add_layer_norm_silu_inference_outputs)
 def add_layer_norm_silu_inference(
     x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
 ) -> Tensor:
@@ -389,7 +389,7 @@ def _quantise_e4m3_outputs(x: Tensor) -> tuple[Tensor, ...]:
     return values, scale, scale_max
 
 
-@operators.kernel(__package__, "238ab304", _quantise_e4m3_outputs)
+@operators.kernel(__package__, "8b3c8dfe", _quantise_e4m3_outputs)
 def quantise_e4m3(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """To e4m3 with one power-of-two scale a row.
 

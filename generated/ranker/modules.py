@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "6676e9076f2164bc3804bf5d0c458333c5791bbc497c4ce553be4c8110b80493"
+STAMP = "9ccc8efc14283117d6debf0416c2c7e9088c1ba502e5ad99ec0892085524203f"
 
 
 class EmbedDense(dispatch.Bound):

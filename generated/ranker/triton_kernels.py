@@ -15,7 +15,7 @@ import triton.language as tl
 from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import fm_reference
 
-STAMP = "6676e9076f2164bc3804bf5d0c458333c5791bbc497c4ce553be4c8110b80493"
+STAMP = "9ccc8efc14283117d6debf0416c2c7e9088c1ba502e5ad99ec0892085524203f"
 
 
 @triton.jit
@@ -119,7 +119,7 @@ _ADD_BACKWARD_E4M3_LAUNCHES = {32: (_add_backward_e4m3, (32, 32), 2), 256: (_add
 
 def add_backward_e4m3(values, scale, scale_max, dadd, grad):
     grad = operators.whole_rows(grad)
-    kernel, constants, warps = _ADD_BACKWARD_E4M3_LAUNCHES[grad.shape[1]]
+    kernel, constants, warps = _ADD_BACKWARD_E4M3_LAUNCHES[int(grad.shape[1])]
     grid = (dadd.shape[0],)
     tensors = (grad, values, scale, scale_max, dadd)
     sizes = (grad.stride(0), grad.shape[0])
@@ -173,7 +173,7 @@ _ADD_LAYER_NORM_SILU_LAUNCHES = {
 def add_layer_norm_silu(out, mean, rstd, x, add, weight, bias, _dtype=None):
     x = operators.whole_rows(x)
     add, weight, bias = add.contiguous(), weight.contiguous(), bias.contiguous()
-    kernel, constants, warps, rows, per_multiprocessor = _ADD_LAYER_NORM_SILU_LAUNCHES[x.shape[1]]
+    kernel, constants, warps, rows, per_multiprocessor = _ADD_LAYER_NORM_SILU_LAUNCHES[int(x.shape[1])]
     programs = operators.programs(x, rows, per_multiprocessor)
     grid = (programs,)
     tensors = (x, add, weight, bias, out, mean, rstd)
@@ -464,7 +464,7 @@ _ADD_LAYER_NORM_SILU_INFERENCE_LAUNCHES = {
 def add_layer_norm_silu_inference(out, x, add, weight, bias, _dtype=None):
     x = operators.whole_rows(x)
     add, weight, bias = add.contiguous(), weight.contiguous(), bias.contiguous()
-    kernel, constants, warps, rows, per_multiprocessor = _ADD_LAYER_NORM_SILU_INFERENCE_LAUNCHES[x.shape[1]]
+    kernel, constants, warps, rows, per_multiprocessor = _ADD_LAYER_NORM_SILU_INFERENCE_LAUNCHES[int(x.shape[1])]
     programs = operators.programs(x, rows, per_multiprocessor)
     grid = (programs,)
     tensors = (x, add, weight, bias, out)
@@ -883,7 +883,7 @@ _QUANTISE_E4M3_LAUNCHES = {
 
 def quantise_e4m3(values, scale, scale_max, x):
     x = operators.whole_rows(x)
-    kernel, constants, warps = _QUANTISE_E4M3_LAUNCHES[x.shape[1]]
+    kernel, constants, warps = _QUANTISE_E4M3_LAUNCHES[int(x.shape[1])]
     grid = (scale_max.shape[0],)
     tensors = (x, values, scale, scale_max)
     sizes = (x.stride(0), x.shape[0])
