@@ -3,8 +3,8 @@
 Written by `loka generate`, which overwrites it: edit the policy and generate again.
 
 `_NAME_outputs` checks an operator's arguments and allocates its results, which `triton_kernels.NAME` fills on a GPU. It
-tells the compiler their shapes, too. In shapes, M is free and P is the number of programs that a kernel is launched
-with.
+tells the compiler their shapes, too. In shapes, M is free, W is one of several widths, and P is the number of programs
+that a kernel is launched with.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import concat_norm_reference, fm_reference
 from loka.kernels.fused.norm import norm_reference
 
-STAMP = "9ccc8efc14283117d6debf0416c2c7e9088c1ba502e5ad99ec0892085524203f"
+STAMP = "5a5759c842dc7b443577f9a67f5b40b702e20e040c3ab25ecb53352e0e3a3972"
 
 
 # Width: how many rows a program has at least, and how many programs a multiprocessor has at most.

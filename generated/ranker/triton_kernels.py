@@ -15,7 +15,7 @@ import triton.language as tl
 from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import fm_reference
 
-STAMP = "9ccc8efc14283117d6debf0416c2c7e9088c1ba502e5ad99ec0892085524203f"
+STAMP = "5a5759c842dc7b443577f9a67f5b40b702e20e040c3ab25ecb53352e0e3a3972"
 
 
 @triton.jit
