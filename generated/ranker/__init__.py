@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "5a5759c842dc7b443577f9a67f5b40b702e20e040c3ab25ecb53352e0e3a3972"
+STAMP = "38f7e477c7a9c72352a9221dda53c406ab46263ce3725ef3256765cdc195371a"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

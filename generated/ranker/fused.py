@@ -18,7 +18,7 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import concat_norm_reference, fm_reference
 from loka.kernels.fused.norm import norm_reference
 
-STAMP = "5a5759c842dc7b443577f9a67f5b40b702e20e040c3ab25ecb53352e0e3a3972"
+STAMP = "38f7e477c7a9c72352a9221dda53c406ab46263ce3725ef3256765cdc195371a"
 
 
 # Width: how many rows a program has at least, and how many programs a multiprocessor has at most.
@@ -59,7 +59,7 @@ def _add_layer_norm_silu_outputs(
     return out, mean, rstd
 
 
-@operators.kernel(__package__, "dd765b82", _add_layer_norm_silu_outputs)
+@operators.kernel(__package__, "83ae3760", _add_layer_norm_silu_outputs)
 def add_layer_norm_silu(
     x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -87,7 +87,7 @@ def _add_layer_norm_silu_backward_outputs(
     return dx, dweight, dbias, dadd
 
 
-@operators.kernel(__package__, "cce522b3", _add_layer_norm_silu_backward_outputs)
+@operators.kernel(__package__, "1b4ddd01", _add_layer_norm_silu_backward_outputs)
 def add_layer_norm_silu_backward(
     grad: Tensor, x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -118,7 +118,7 @@ def _add_layer_norm_silu_backward_e4m3_outputs(
     return values, scale, scale_max, dweight, dbias, dadd
 
 
-@operators.kernel(__package__, "c12186a2", _add_layer_norm_silu_backward_e4m3_outputs)
+@operators.kernel(__package__, "b340aa6d", _add_layer_norm_silu_backward_e4m3_outputs)
 def add_layer_norm_silu_backward_e4m3(
     grad: Tensor, x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -146,7 +146,7 @@ def _add_layer_norm_silu_e4m3_outputs(x: Tensor, add: Tensor, weight: Tensor, bi
     return values, scale, scale_max, mean, rstd
 
 
-@operators.kernel(__package__, "1360e4ae", _add_layer_norm_silu_e4m3_outputs)
+@operators.kernel(__package__, "70eb7742", _add_layer_norm_silu_e4m3_outputs)
 def add_layer_norm_silu_e4m3(
     x: Tensor, add: Tensor, weight: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -174,7 +174,7 @@ def _add_layer_norm_silu_e4m3_inference_outputs(
     return values, scale, scale_max
 
 
-@operators.kernel(__package__, "1355dc5a", _add_layer_norm_silu_e4m3_inference_outputs)
+@operators.kernel(__package__, "30161dd5", _add_layer_norm_silu_e4m3_inference_outputs)
 def add_layer_norm_silu_e4m3_inference(
     x: Tensor, add: Tensor, weight: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -252,7 +252,7 @@ def _concat_norm_2_residual_layer_norm_backward_32_outputs(
     return dx, dweight, dbias
 
 
-@operators.kernel(__package__, "0eefcd49", _concat_norm_2_residual_layer_norm_backward_32_outputs)
+@operators.kernel(__package__, "ecaf19c0", _concat_norm_2_residual_layer_norm_backward_32_outputs)
 def concat_norm_2_residual_layer_norm_backward_32(
     grad: Tensor, part_0: Tensor, part_1: Tensor, residual: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -295,7 +295,7 @@ def _fm_interaction_backward_16x32_to_8_8_passed_outputs(
     return dx, drank, dcompress
 
 
-@operators.kernel(__package__, "492af378", _fm_interaction_backward_16x32_to_8_8_passed_outputs)
+@operators.kernel(__package__, "7bd4ab27", _fm_interaction_backward_16x32_to_8_8_passed_outputs)
 def fm_interaction_backward_16x32_to_8_8_passed(
     dproducts: Tensor, dcompressed: Tensor, x: Tensor, rank: Tensor, compress: Tensor, passed: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -320,7 +320,7 @@ def _layer_norm_backward_outputs(
     return dx, dweight, dbias
 
 
-@operators.kernel(__package__, "6cab5b85", _layer_norm_backward_outputs)
+@operators.kernel(__package__, "8c43629d", _layer_norm_backward_outputs)
 def layer_norm_backward(
     grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -344,7 +344,7 @@ def _layer_norm_e4m3_outputs(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[T
     return values, scale, scale_max, mean, rstd
 
 
-@operators.kernel(__package__, "6e3d6287", _layer_norm_e4m3_outputs)
+@operators.kernel(__package__, "4ad24474", _layer_norm_e4m3_outputs)
 def layer_norm_e4m3(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row.
 
@@ -365,7 +365,7 @@ def _layer_norm_e4m3_inference_outputs(x: Tensor, weight: Tensor, bias: Tensor) 
     return values, scale, scale_max
 
 
-@operators.kernel(__package__, "86dd7293", _layer_norm_e4m3_inference_outputs)
+@operators.kernel(__package__, "50707320", _layer_norm_e4m3_inference_outputs)
 def layer_norm_e4m3_inference(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row.
 
@@ -435,7 +435,7 @@ def _reduce_3_outputs(*operands: Any) -> tuple[Tensor, ...]:
     return tuple(x.new_empty((x.shape[1],), dtype=dtype) for x, dtype in zip(partials, dtypes, strict=True))
 
 
-@operators.kernel(__package__, "37a6297c", _reduce_3_outputs)
+@operators.kernel(__package__, "6918bf8b", _reduce_3_outputs)
 def reduce_3(
     partial_0: Tensor,
     dtype_0: torch.dtype,
@@ -460,7 +460,7 @@ def _reduce_6_outputs(*operands: Any) -> tuple[Tensor, ...]:
     return tuple(x.new_empty((x.shape[1],), dtype=dtype) for x, dtype in zip(partials, dtypes, strict=True))
 
 
-@operators.kernel(__package__, "c9b0f99b", _reduce_6_outputs)
+@operators.kernel(__package__, "d70c26cc", _reduce_6_outputs)
 def reduce_6(
     partial_0: Tensor,
     dtype_0: torch.dtype,
@@ -499,7 +499,7 @@ def _requantize_transpose_2_outputs(*operands: Tensor) -> tuple[Tensor, ...]:
     return tuple(outputs)
 
 
-@operators.kernel(__package__, "4853ea1b", _requantize_transpose_2_outputs)
+@operators.kernel(__package__, "a893dfd8", _requantize_transpose_2_outputs)
 def requantize_transpose_2(
     values_0: Tensor, scale_0: Tensor, scale_max_0: Tensor, values_1: Tensor, scale_1: Tensor, scale_max_1: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -521,7 +521,7 @@ def _requantize_transpose_3_outputs(*operands: Tensor) -> tuple[Tensor, ...]:
     return tuple(outputs)
 
 
-@operators.kernel(__package__, "8b5c7123", _requantize_transpose_3_outputs)
+@operators.kernel(__package__, "fed59d3f", _requantize_transpose_3_outputs)
 def requantize_transpose_3(
     values_0: Tensor,
     scale_0: Tensor,

@@ -15,7 +15,7 @@ import triton.language as tl
 from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import fm_reference
 
-STAMP = "5a5759c842dc7b443577f9a67f5b40b702e20e040c3ab25ecb53352e0e3a3972"
+STAMP = "38f7e477c7a9c72352a9221dda53c406ab46263ce3725ef3256765cdc195371a"
 
 
 @triton.jit
@@ -51,18 +51,9 @@ def sum_columns(block, partial_ptr, total_ptr, p, n, rows: tl.constexpr, columns
 
 @triton.jit
 def requantize_transpose_tile(
-    tile,
-    values_ptr,
-    scale_ptr,
-    scale_max_ptr,
-    transposed_ptr,
-    scale_t_ptr,
-    m,
-    n,
-    parts,
-    side: tl.constexpr,
+    tile, values_ptr, scale_ptr, scale_max_ptr, transposed_ptr, scale_t_ptr, m, n, parts, side: tl.constexpr,
     chunk: tl.constexpr,
-):
+):  # fmt: skip
     """One tile of side x side of values (m, n), written to transposed (n, m); the first ones fill scale_t (n,)."""
     # The largest of the scales; 2**-108 is that of a zero row, the smallest there is.
     scale_max = tl.full([chunk], 3.0814879110195774e-33, tl.float32)
@@ -128,18 +119,9 @@ def add_backward_e4m3(values, scale, scale_max, dadd, grad):
 
 @triton.jit(do_not_specialize=["m"])
 def _add_layer_norm_silu(
-    x_ptr,
-    add_ptr,
-    weight_ptr,
-    bias_ptr,
-    out_ptr,
-    mean_ptr,
-    rstd_ptr,
-    x_stride,
-    m,
-    WIDTH: tl.constexpr,
+    x_ptr, add_ptr, weight_ptr, bias_ptr, out_ptr, mean_ptr, rstd_ptr, x_stride, m, WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
-):
+):  # fmt: skip
     """Addition -> LayerNorm (eps 1e-05) -> SiLU of x (m, WIDTH)."""
     columns = tl.arange(0, WIDTH)
     add = tl.load(add_ptr + columns).to(tl.float32)
@@ -183,22 +165,9 @@ def add_layer_norm_silu(out, mean, rstd, x, add, weight, bias, _dtype=None):
 
 @triton.jit(do_not_specialize=["m"])
 def _add_layer_norm_silu_backward(
-    grad_ptr,
-    x_ptr,
-    add_ptr,
-    weight_ptr,
-    bias_ptr,
-    mean_ptr,
-    rstd_ptr,
-    dx_ptr,
-    dweight_ptr,
-    dbias_ptr,
-    dadd_ptr,
-    grad_stride,
-    m,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+    grad_ptr, x_ptr, add_ptr, weight_ptr, bias_ptr, mean_ptr, rstd_ptr, dx_ptr, dweight_ptr, dbias_ptr, dadd_ptr,
+    grad_stride, m, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     """Gradient of addition, LayerNorm, SiLU for grad (m, WIDTH)."""
     columns = tl.arange(0, WIDTH)
     add = tl.load(add_ptr + columns).to(tl.float32)
@@ -245,24 +214,9 @@ def add_layer_norm_silu_backward(dx, dweight, dbias, dadd, grad, x, add, weight,
 
 @triton.jit(do_not_specialize=["m"])
 def _add_layer_norm_silu_backward_e4m3(
-    grad_ptr,
-    x_ptr,
-    add_ptr,
-    weight_ptr,
-    bias_ptr,
-    mean_ptr,
-    rstd_ptr,
-    values_ptr,
-    scale_ptr,
-    scale_max_ptr,
-    dweight_ptr,
-    dbias_ptr,
-    dadd_ptr,
-    grad_stride,
-    m,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+    grad_ptr, x_ptr, add_ptr, weight_ptr, bias_ptr, mean_ptr, rstd_ptr, values_ptr, scale_ptr, scale_max_ptr,
+    dweight_ptr, dbias_ptr, dadd_ptr, grad_stride, m, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     """Gradient of addition, LayerNorm, SiLU -> e4m3 with one power-of-two scale a row for grad (m, WIDTH)."""
     columns = tl.arange(0, WIDTH)
     add = tl.load(add_ptr + columns).to(tl.float32)
@@ -321,20 +275,9 @@ def add_layer_norm_silu_backward_e4m3(
 
 @triton.jit(do_not_specialize=["m"])
 def _add_layer_norm_silu_e4m3(
-    x_ptr,
-    add_ptr,
-    weight_ptr,
-    bias_ptr,
-    values_ptr,
-    scale_ptr,
-    scale_max_ptr,
-    mean_ptr,
-    rstd_ptr,
-    x_stride,
-    m,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+    x_ptr, add_ptr, weight_ptr, bias_ptr, values_ptr, scale_ptr, scale_max_ptr, mean_ptr, rstd_ptr, x_stride, m,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     """Addition -> LayerNorm (eps 1e-05) -> SiLU -> e4m3 with one power-of-two scale a row of x (m, WIDTH)."""
     columns = tl.arange(0, WIDTH)
     add = tl.load(add_ptr + columns).to(tl.float32)
@@ -378,18 +321,9 @@ def add_layer_norm_silu_e4m3(values, scale, scale_max, mean, rstd, x, add, weigh
 
 @triton.jit(do_not_specialize=["m"])
 def _add_layer_norm_silu_e4m3_inference(
-    x_ptr,
-    add_ptr,
-    weight_ptr,
-    bias_ptr,
-    values_ptr,
-    scale_ptr,
-    scale_max_ptr,
-    x_stride,
-    m,
-    WIDTH: tl.constexpr,
+    x_ptr, add_ptr, weight_ptr, bias_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m, WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
-):
+):  # fmt: skip
     """Addition -> LayerNorm (eps 1e-05) -> SiLU -> e4m3 with one power-of-two scale a row of x (m, WIDTH)."""
     columns = tl.arange(0, WIDTH)
     add = tl.load(add_ptr + columns).to(tl.float32)
@@ -515,21 +449,9 @@ def concat_norm_2_residual_layer_norm_32(out, mean, rstd, part_0, part_1, residu
 
 @triton.jit(do_not_specialize=["m"])
 def _concat_norm_2_residual_layer_norm_backward_32(
-    grad_ptr,
-    part_0_ptr,
-    part_1_ptr,
-    residual_ptr,
-    weight_ptr,
-    mean_ptr,
-    rstd_ptr,
-    dx_ptr,
-    dweight_ptr,
-    dbias_ptr,
-    n_0,
-    n_1,
-    n,
-    m,
-):
+    grad_ptr, part_0_ptr, part_1_ptr, residual_ptr, weight_ptr, mean_ptr, rstd_ptr, dx_ptr, dweight_ptr, dbias_ptr, n_0,
+    n_1, n, m,
+):  # fmt: skip
     """Gradient of 2 parts concatenated, a residual added -> LayerNorm: rows (m, 32), n of them a sample."""
     columns = tl.arange(0, 32)[None, :]
     weight = tl.load(weight_ptr + columns).to(tl.float32)
@@ -612,19 +534,9 @@ def fm_interaction_16x32_to_8_8(products, compressed, x, rank, compress):
 
 @triton.jit(do_not_specialize=["batch"])
 def _fm_interaction_backward_16x32_to_8_8_passed(
-    dproducts_ptr,
-    dcompressed_ptr,
-    x_ptr,
-    rank_ptr,
-    compress_ptr,
-    passed_ptr,
-    dx_ptr,
-    drank_ptr,
-    dcompress_ptr,
-    dcompressed_stride,
-    passed_stride,
-    batch,
-):
+    dproducts_ptr, dcompressed_ptr, x_ptr, rank_ptr, compress_ptr, passed_ptr, dx_ptr, drank_ptr, dcompress_ptr,
+    dcompressed_stride, passed_stride, batch,
+):  # fmt: skip
     """Gradients of pairwise products at rank 8 and 8 weighted sums, of x (batch, 16, 32); 32 columns at a step."""
     n, r = tl.arange(0, 16), tl.arange(0, 16)
     r_in = r < 8
@@ -677,19 +589,9 @@ def fm_interaction_backward_16x32_to_8_8_passed(
 
 @triton.jit(do_not_specialize=["m"])
 def _layer_norm_backward(
-    grad_ptr,
-    x_ptr,
-    weight_ptr,
-    mean_ptr,
-    rstd_ptr,
-    dx_ptr,
-    dweight_ptr,
-    dbias_ptr,
-    grad_stride,
-    m,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+    grad_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, dx_ptr, dweight_ptr, dbias_ptr, grad_stride, m,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     """Gradient of LayerNorm for grad (m, WIDTH)."""
     columns = tl.arange(0, WIDTH)
     weight = tl.load(weight_ptr + columns).to(tl.float32)
@@ -728,19 +630,9 @@ def layer_norm_backward(dx, dweight, dbias, grad, x, weight, mean, rstd):
 
 @triton.jit(do_not_specialize=["m"])
 def _layer_norm_e4m3(
-    x_ptr,
-    weight_ptr,
-    bias_ptr,
-    values_ptr,
-    scale_ptr,
-    scale_max_ptr,
-    mean_ptr,
-    rstd_ptr,
-    x_stride,
-    m,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+    x_ptr, weight_ptr, bias_ptr, values_ptr, scale_ptr, scale_max_ptr, mean_ptr, rstd_ptr, x_stride, m,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     """LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row of x (m, WIDTH)."""
     columns = tl.arange(0, WIDTH)
     weight = tl.load(weight_ptr + columns).to(tl.float32)
@@ -781,17 +673,9 @@ def layer_norm_e4m3(values, scale, scale_max, mean, rstd, x, weight, bias):
 
 @triton.jit(do_not_specialize=["m"])
 def _layer_norm_e4m3_inference(
-    x_ptr,
-    weight_ptr,
-    bias_ptr,
-    values_ptr,
-    scale_ptr,
-    scale_max_ptr,
-    x_stride,
-    m,
-    WIDTH: tl.constexpr,
+    x_ptr, weight_ptr, bias_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m, WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
-):
+):  # fmt: skip
     """LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row of x (m, WIDTH)."""
     columns = tl.arange(0, WIDTH)
     weight = tl.load(weight_ptr + columns).to(tl.float32)
@@ -923,21 +807,9 @@ def reduce_2(*tensors):
 
 @triton.jit(do_not_specialize=["p_0", "p_1", "p_2"])
 def _reduce_3(
-    partial_0_ptr,
-    total_0_ptr,
-    p_0,
-    n_0,
-    partial_1_ptr,
-    total_1_ptr,
-    p_1,
-    n_1,
-    partial_2_ptr,
-    total_2_ptr,
-    p_2,
-    n_2,
-    blocks_0,
-    blocks_1,
-):
+    partial_0_ptr, total_0_ptr, p_0, n_0, partial_1_ptr, total_1_ptr, p_1, n_1, partial_2_ptr, total_2_ptr, p_2, n_2,
+    blocks_0, blocks_1,
+):  # fmt: skip
     """Column sums of 3 matrices."""
     block = tl.program_id(0)
     if block < blocks_0:
@@ -959,36 +831,10 @@ def reduce_3(*tensors):
 
 @triton.jit(do_not_specialize=["p_0", "p_1", "p_2", "p_3", "p_4", "p_5"])
 def _reduce_6(
-    partial_0_ptr,
-    total_0_ptr,
-    p_0,
-    n_0,
-    partial_1_ptr,
-    total_1_ptr,
-    p_1,
-    n_1,
-    partial_2_ptr,
-    total_2_ptr,
-    p_2,
-    n_2,
-    partial_3_ptr,
-    total_3_ptr,
-    p_3,
-    n_3,
-    partial_4_ptr,
-    total_4_ptr,
-    p_4,
-    n_4,
-    partial_5_ptr,
-    total_5_ptr,
-    p_5,
-    n_5,
-    blocks_0,
-    blocks_1,
-    blocks_2,
-    blocks_3,
-    blocks_4,
-):
+    partial_0_ptr, total_0_ptr, p_0, n_0, partial_1_ptr, total_1_ptr, p_1, n_1, partial_2_ptr, total_2_ptr, p_2, n_2,
+    partial_3_ptr, total_3_ptr, p_3, n_3, partial_4_ptr, total_4_ptr, p_4, n_4, partial_5_ptr, total_5_ptr, p_5, n_5,
+    blocks_0, blocks_1, blocks_2, blocks_3, blocks_4,
+):  # fmt: skip
     """Column sums of 6 matrices."""
     block = tl.program_id(0)
     if block < blocks_0:
@@ -1001,24 +847,14 @@ def _reduce_6(
         sum_columns(block - blocks_0 - blocks_1 - blocks_2, partial_3_ptr, total_3_ptr, p_3, n_3, rows=128, columns=16)
     elif block < blocks_0 + blocks_1 + blocks_2 + blocks_3 + blocks_4:
         sum_columns(
-            block - blocks_0 - blocks_1 - blocks_2 - blocks_3,
-            partial_4_ptr,
-            total_4_ptr,
-            p_4,
-            n_4,
-            rows=128,
+            block - blocks_0 - blocks_1 - blocks_2 - blocks_3, partial_4_ptr, total_4_ptr, p_4, n_4, rows=128,
             columns=16,
-        )
+        )  # fmt: skip
     else:
         sum_columns(
-            block - blocks_0 - blocks_1 - blocks_2 - blocks_3 - blocks_4,
-            partial_5_ptr,
-            total_5_ptr,
-            p_5,
-            n_5,
-            rows=128,
-            columns=16,
-        )
+            block - blocks_0 - blocks_1 - blocks_2 - blocks_3 - blocks_4, partial_5_ptr, total_5_ptr, p_5, n_5,
+            rows=128, columns=16,
+        )  # fmt: skip
 
 
 def reduce_6(*tensors):
@@ -1032,54 +868,21 @@ def reduce_6(*tensors):
 
 @triton.jit(do_not_specialize=["parts_0", "parts_1", "tiles_0"])
 def _requantize_transpose_2(
-    values_0_ptr,
-    scale_0_ptr,
-    scale_max_0_ptr,
-    transposed_0_ptr,
-    scale_t_0_ptr,
-    m_0,
-    n_0,
-    parts_0,
-    values_1_ptr,
-    scale_1_ptr,
-    scale_max_1_ptr,
-    transposed_1_ptr,
-    scale_t_1_ptr,
-    m_1,
-    n_1,
-    parts_1,
-    tiles_0,
-):
+    values_0_ptr, scale_0_ptr, scale_max_0_ptr, transposed_0_ptr, scale_t_0_ptr, m_0, n_0, parts_0, values_1_ptr,
+    scale_1_ptr, scale_max_1_ptr, transposed_1_ptr, scale_t_1_ptr, m_1, n_1, parts_1, tiles_0,
+):  # fmt: skip
     """Transposed copies of 2 e4m3 matrices."""
     tile = tl.program_id(0)
     if tile < tiles_0:
         requantize_transpose_tile(
-            tile,
-            values_0_ptr,
-            scale_0_ptr,
-            scale_max_0_ptr,
-            transposed_0_ptr,
-            scale_t_0_ptr,
-            m_0,
-            n_0,
-            parts_0,
-            side=128,
-            chunk=1024,
-        )
+            tile, values_0_ptr, scale_0_ptr, scale_max_0_ptr, transposed_0_ptr, scale_t_0_ptr, m_0, n_0, parts_0,
+            side=128, chunk=1024,
+        )  # fmt: skip
     else:
         requantize_transpose_tile(
-            tile - tiles_0,
-            values_1_ptr,
-            scale_1_ptr,
-            scale_max_1_ptr,
-            transposed_1_ptr,
-            scale_t_1_ptr,
-            m_1,
-            n_1,
-            parts_1,
-            side=128,
-            chunk=1024,
-        )
+            tile - tiles_0, values_1_ptr, scale_1_ptr, scale_max_1_ptr, transposed_1_ptr, scale_t_1_ptr, m_1, n_1,
+            parts_1, side=128, chunk=1024,
+        )  # fmt: skip
 
 
 def requantize_transpose_2(*tensors):
@@ -1095,77 +898,27 @@ def requantize_transpose_2(*tensors):
 
 @triton.jit(do_not_specialize=["parts_0", "parts_1", "parts_2", "tiles_0", "tiles_1"])
 def _requantize_transpose_3(
-    values_0_ptr,
-    scale_0_ptr,
-    scale_max_0_ptr,
-    transposed_0_ptr,
-    scale_t_0_ptr,
-    m_0,
-    n_0,
-    parts_0,
-    values_1_ptr,
-    scale_1_ptr,
-    scale_max_1_ptr,
-    transposed_1_ptr,
-    scale_t_1_ptr,
-    m_1,
-    n_1,
-    parts_1,
-    values_2_ptr,
-    scale_2_ptr,
-    scale_max_2_ptr,
-    transposed_2_ptr,
-    scale_t_2_ptr,
-    m_2,
-    n_2,
-    parts_2,
-    tiles_0,
-    tiles_1,
-):
+    values_0_ptr, scale_0_ptr, scale_max_0_ptr, transposed_0_ptr, scale_t_0_ptr, m_0, n_0, parts_0, values_1_ptr,
+    scale_1_ptr, scale_max_1_ptr, transposed_1_ptr, scale_t_1_ptr, m_1, n_1, parts_1, values_2_ptr, scale_2_ptr,
+    scale_max_2_ptr, transposed_2_ptr, scale_t_2_ptr, m_2, n_2, parts_2, tiles_0, tiles_1,
+):  # fmt: skip
     """Transposed copies of 3 e4m3 matrices."""
     tile = tl.program_id(0)
     if tile < tiles_0:
         requantize_transpose_tile(
-            tile,
-            values_0_ptr,
-            scale_0_ptr,
-            scale_max_0_ptr,
-            transposed_0_ptr,
-            scale_t_0_ptr,
-            m_0,
-            n_0,
-            parts_0,
-            side=128,
-            chunk=1024,
-        )
+            tile, values_0_ptr, scale_0_ptr, scale_max_0_ptr, transposed_0_ptr, scale_t_0_ptr, m_0, n_0, parts_0,
+            side=128, chunk=1024,
+        )  # fmt: skip
     elif tile < tiles_0 + tiles_1:
         requantize_transpose_tile(
-            tile - tiles_0,
-            values_1_ptr,
-            scale_1_ptr,
-            scale_max_1_ptr,
-            transposed_1_ptr,
-            scale_t_1_ptr,
-            m_1,
-            n_1,
-            parts_1,
-            side=128,
-            chunk=1024,
-        )
+            tile - tiles_0, values_1_ptr, scale_1_ptr, scale_max_1_ptr, transposed_1_ptr, scale_t_1_ptr, m_1, n_1,
+            parts_1, side=128, chunk=1024,
+        )  # fmt: skip
     else:
         requantize_transpose_tile(
-            tile - tiles_0 - tiles_1,
-            values_2_ptr,
-            scale_2_ptr,
-            scale_max_2_ptr,
-            transposed_2_ptr,
-            scale_t_2_ptr,
-            m_2,
-            n_2,
-            parts_2,
-            side=128,
-            chunk=1024,
-        )
+            tile - tiles_0 - tiles_1, values_2_ptr, scale_2_ptr, scale_max_2_ptr, transposed_2_ptr, scale_t_2_ptr, m_2,
+            n_2, parts_2, side=128, chunk=1024,
+        )  # fmt: skip
 
 
 def requantize_transpose_3(*tensors):

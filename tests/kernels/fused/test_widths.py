@@ -153,5 +153,5 @@ def test_its_files_are_short():
         name: len((RANKER / name).read_text(encoding="utf-8").splitlines())
         for name in ("triton_kernels.py", "fused.py")
     }
-    assert lines["triton_kernels.py"] < 1300
+    assert lines["triton_kernels.py"] < 1000
     assert lines["fused.py"] < 600
