@@ -3,8 +3,8 @@
 Written by `loka generate`, which overwrites it: edit the policy and generate again.
 
 `_NAME_outputs` checks an operator's arguments and allocates its results, which `triton_kernels.NAME` fills on a GPU. It
-tells the compiler their shapes, too. In shapes, M is free and P is the number of programs that a kernel is launched
-with.
+tells the compiler their shapes, too. In shapes, M is free, W is one of several widths, and P is the number of programs
+that a kernel is launched with.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import concat_norm_reference, fm_reference
 from loka.kernels.fused.norm import norm_reference
 
-STAMP = "c2671fb7f87a555cd6e59a13ff1c0bb203631c1a65bd4856d8a0071d3ece0bae"
+STAMP = "ae7f71f46180221cad6668e53030b6f9484d58a2b3f332fa6a1f4d8422025753"
 
 
 # Width: how many rows a program has at least, and how many programs a multiprocessor has at most.
@@ -36,7 +36,7 @@ def _add_backward_e4m3_outputs(grad: Tensor) -> tuple[Tensor, ...]:
     return values, scale, scale_max, dadd
 
 
-@operators.kernel(__package__, "a43b852f", _add_backward_e4m3_outputs)
+@operators.kernel(__package__, "520568d6", _add_backward_e4m3_outputs)
 def add_backward_e4m3(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradient of addition -> e4m3 with one power-of-two scale a row.
 
@@ -51,6 +51,7 @@ def _add_layer_norm_silu_outputs(
     x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, ...]:
     width = operators.width_of(x, (64, 256))
+    operators.check_vectors(width, add, weight, bias)
     m = x.shape[0]
     out = x.new_empty((m, width), dtype=x.dtype if dtype is None else dtype)
     mean = x.new_empty((m,), dtype=torch.float32)
@@ -58,7 +59,7 @@ def _add_layer_norm_silu_outputs(
     return out, mean, rstd
 
 
-@operators.kernel(__package__, "1f8bc695", _add_layer_norm_silu_outputs)
+@operators.kernel(__package__, "83ae3760", _add_layer_norm_silu_outputs)
 def add_layer_norm_silu(
     x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -86,7 +87,7 @@ def _add_layer_norm_silu_backward_outputs(
     return dx, dweight, dbias, dadd
 
 
-@operators.kernel(__package__, "4b52e8ff", _add_layer_norm_silu_backward_outputs)
+@operators.kernel(__package__, "1b4ddd01", _add_layer_norm_silu_backward_outputs)
 def add_layer_norm_silu_backward(
     grad: Tensor, x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -117,7 +118,7 @@ def _add_layer_norm_silu_backward_e4m3_outputs(
     return values, scale, scale_max, dweight, dbias, dadd
 
 
-@operators.kernel(__package__, "7ec9068e", _add_layer_norm_silu_backward_e4m3_outputs)
+@operators.kernel(__package__, "b340aa6d", _add_layer_norm_silu_backward_e4m3_outputs)
 def add_layer_norm_silu_backward_e4m3(
     grad: Tensor, x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -145,7 +146,7 @@ def _add_layer_norm_silu_e4m3_outputs(x: Tensor, add: Tensor, weight: Tensor, bi
     return values, scale, scale_max, mean, rstd
 
 
-@operators.kernel(__package__, "6dabe208", _add_layer_norm_silu_e4m3_outputs)
+@operators.kernel(__package__, "70eb7742", _add_layer_norm_silu_e4m3_outputs)
 def add_layer_norm_silu_e4m3(
     x: Tensor, add: Tensor, weight: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -173,7 +174,7 @@ def _add_layer_norm_silu_e4m3_inference_outputs(
     return values, scale, scale_max
 
 
-@operators.kernel(__package__, "fe1769ec", _add_layer_norm_silu_e4m3_inference_outputs)
+@operators.kernel(__package__, "30161dd5", _add_layer_norm_silu_e4m3_inference_outputs)
 def add_layer_norm_silu_e4m3_inference(
     x: Tensor, add: Tensor, weight: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -184,20 +185,20 @@ def add_layer_norm_silu_e4m3_inference(
     forward = norm_reference.norm_forward(
         x, add=add, weight=weight, bias=bias, norm="layer_norm", eps=1e-05, activation="silu"
     )
-    values, scale, scale_max = norm_reference.quantise_rows(forward.y)
-    return values, scale, scale_max
+    return norm_reference.quantise_rows(forward.y)
 
 
 def _add_layer_norm_silu_inference_outputs(
     x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
 ) -> Tensor:
     width = operators.width_of(x, (64, 256))
+    operators.check_vectors(width, add, weight, bias)
     m = x.shape[0]
     out = x.new_empty((m, width), dtype=x.dtype if dtype is None else dtype)
     return out
 
 
-@operators.kernel(__package__, "4027df76", _add_layer_norm_silu_inference_outputs)
+@operators.kernel(__package__, "7f14b1e5", _add_layer_norm_silu_inference_outputs)
 def add_layer_norm_silu_inference(
     x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
 ) -> Tensor:
@@ -223,7 +224,7 @@ def _concat_norm_2_residual_layer_norm_32_outputs(
     return out, mean, rstd
 
 
-@operators.kernel(__package__, "d84915e2", _concat_norm_2_residual_layer_norm_32_outputs)
+@operators.kernel(__package__, "8f980dbf", _concat_norm_2_residual_layer_norm_32_outputs)
 def concat_norm_2_residual_layer_norm_32(
     part_0: Tensor, part_1: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -251,7 +252,7 @@ def _concat_norm_2_residual_layer_norm_backward_32_outputs(
     return dx, dweight, dbias
 
 
-@operators.kernel(__package__, "ddecf2bb", _concat_norm_2_residual_layer_norm_backward_32_outputs)
+@operators.kernel(__package__, "ecaf19c0", _concat_norm_2_residual_layer_norm_backward_32_outputs)
 def concat_norm_2_residual_layer_norm_backward_32(
     grad: Tensor, part_0: Tensor, part_1: Tensor, residual: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -274,7 +275,7 @@ def _fm_interaction_16x32_to_8_8_outputs(x: Tensor, rank: Tensor, compress: Tens
     return products, compressed
 
 
-@operators.kernel(__package__, "cd53a8f7", _fm_interaction_16x32_to_8_8_outputs)
+@operators.kernel(__package__, "a8ded287", _fm_interaction_16x32_to_8_8_outputs)
 def fm_interaction_16x32_to_8_8(x: Tensor, rank: Tensor, compress: Tensor) -> tuple[Tensor, Tensor]:
     """Pairwise products at rank 8 and 8 weighted sums.
 
@@ -294,7 +295,7 @@ def _fm_interaction_backward_16x32_to_8_8_passed_outputs(
     return dx, drank, dcompress
 
 
-@operators.kernel(__package__, "1f547641", _fm_interaction_backward_16x32_to_8_8_passed_outputs)
+@operators.kernel(__package__, "7bd4ab27", _fm_interaction_backward_16x32_to_8_8_passed_outputs)
 def fm_interaction_backward_16x32_to_8_8_passed(
     dproducts: Tensor, dcompressed: Tensor, x: Tensor, rank: Tensor, compress: Tensor, passed: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -319,7 +320,7 @@ def _layer_norm_backward_outputs(
     return dx, dweight, dbias
 
 
-@operators.kernel(__package__, "aadd8de1", _layer_norm_backward_outputs)
+@operators.kernel(__package__, "8c43629d", _layer_norm_backward_outputs)
 def layer_norm_backward(
     grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -343,7 +344,7 @@ def _layer_norm_e4m3_outputs(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[T
     return values, scale, scale_max, mean, rstd
 
 
-@operators.kernel(__package__, "74df351a", _layer_norm_e4m3_outputs)
+@operators.kernel(__package__, "4ad24474", _layer_norm_e4m3_outputs)
 def layer_norm_e4m3(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row.
 
@@ -364,15 +365,14 @@ def _layer_norm_e4m3_inference_outputs(x: Tensor, weight: Tensor, bias: Tensor) 
     return values, scale, scale_max
 
 
-@operators.kernel(__package__, "e5618e37", _layer_norm_e4m3_inference_outputs)
+@operators.kernel(__package__, "50707320", _layer_norm_e4m3_inference_outputs)
 def layer_norm_e4m3_inference(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row.
 
     x (M, 128), weight (128,), bias (128,) -> values (M, 128), scale (M, 1), scale_max (P,).
     """
     forward = norm_reference.norm_forward(x, weight=weight, bias=bias, norm="layer_norm", eps=1e-05)
-    values, scale, scale_max = norm_reference.quantise_rows(forward.y)
-    return values, scale, scale_max
+    return norm_reference.quantise_rows(forward.y)
 
 
 # Width: how many rows a program has at least, and how many programs a multiprocessor has at most.
@@ -389,22 +389,21 @@ def _quantise_e4m3_outputs(x: Tensor) -> tuple[Tensor, ...]:
     return values, scale, scale_max
 
 
-@operators.kernel(__package__, "5d379c37", _quantise_e4m3_outputs)
+@operators.kernel(__package__, "8b3c8dfe", _quantise_e4m3_outputs)
 def quantise_e4m3(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """To e4m3 with one power-of-two scale a row.
 
     x (M, W) -> values (M, W), scale (M, 1), scale_max (P,).
     """
     forward = norm_reference.norm_forward(x)
-    values, scale, scale_max = norm_reference.quantise_rows(forward.y)
-    return values, scale, scale_max
+    return norm_reference.quantise_rows(forward.y)
 
 
 def _reduce_1_outputs(partial: Tensor, dtype: torch.dtype) -> Tensor:
     return partial.new_empty((partial.shape[1],), dtype=dtype)
 
 
-@operators.kernel(__package__, "df10d001", _reduce_1_outputs)
+@operators.kernel(__package__, "a0151c36", _reduce_1_outputs)
 def reduce_1(partial: Tensor, dtype: torch.dtype) -> Tensor:
     """Column sums of a matrix.
 
@@ -419,7 +418,7 @@ def _reduce_2_outputs(*operands: Any) -> tuple[Tensor, ...]:
     return tuple(x.new_empty((x.shape[1],), dtype=dtype) for x, dtype in zip(partials, dtypes, strict=True))
 
 
-@operators.kernel(__package__, "9fe03818", _reduce_2_outputs)
+@operators.kernel(__package__, "a017e675", _reduce_2_outputs)
 def reduce_2(partial_0: Tensor, dtype_0: torch.dtype, partial_1: Tensor, dtype_1: torch.dtype) -> tuple[Tensor, Tensor]:
     """Column sums of 2 matrices.
 
@@ -436,7 +435,7 @@ def _reduce_3_outputs(*operands: Any) -> tuple[Tensor, ...]:
     return tuple(x.new_empty((x.shape[1],), dtype=dtype) for x, dtype in zip(partials, dtypes, strict=True))
 
 
-@operators.kernel(__package__, "638cf6a1", _reduce_3_outputs)
+@operators.kernel(__package__, "6918bf8b", _reduce_3_outputs)
 def reduce_3(
     partial_0: Tensor,
     dtype_0: torch.dtype,
@@ -461,7 +460,7 @@ def _reduce_6_outputs(*operands: Any) -> tuple[Tensor, ...]:
     return tuple(x.new_empty((x.shape[1],), dtype=dtype) for x, dtype in zip(partials, dtypes, strict=True))
 
 
-@operators.kernel(__package__, "83dd8b24", _reduce_6_outputs)
+@operators.kernel(__package__, "d70c26cc", _reduce_6_outputs)
 def reduce_6(
     partial_0: Tensor,
     dtype_0: torch.dtype,
@@ -500,7 +499,7 @@ def _requantize_transpose_2_outputs(*operands: Tensor) -> tuple[Tensor, ...]:
     return tuple(outputs)
 
 
-@operators.kernel(__package__, "6cd6ca39", _requantize_transpose_2_outputs)
+@operators.kernel(__package__, "a893dfd8", _requantize_transpose_2_outputs)
 def requantize_transpose_2(
     values_0: Tensor, scale_0: Tensor, scale_max_0: Tensor, values_1: Tensor, scale_1: Tensor, scale_max_1: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -522,7 +521,7 @@ def _requantize_transpose_3_outputs(*operands: Tensor) -> tuple[Tensor, ...]:
     return tuple(outputs)
 
 
-@operators.kernel(__package__, "17309139", _requantize_transpose_3_outputs)
+@operators.kernel(__package__, "fed59d3f", _requantize_transpose_3_outputs)
 def requantize_transpose_3(
     values_0: Tensor,
     scale_0: Tensor,

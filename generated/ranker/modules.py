@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "c2671fb7f87a555cd6e59a13ff1c0bb203631c1a65bd4856d8a0071d3ece0bae"
+STAMP = "ae7f71f46180221cad6668e53030b6f9484d58a2b3f332fa6a1f4d8422025753"
 
 
 class EmbedDense(dispatch.Bound):

@@ -15,7 +15,7 @@ import triton.language as tl
 from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import fm_reference
 
-STAMP = "c2671fb7f87a555cd6e59a13ff1c0bb203631c1a65bd4856d8a0071d3ece0bae"
+STAMP = "ae7f71f46180221cad6668e53030b6f9484d58a2b3f332fa6a1f4d8422025753"
 
 
 @triton.jit
@@ -51,18 +51,9 @@ def sum_columns(block, partial_ptr, total_ptr, p, n, rows: tl.constexpr, columns
 
 @triton.jit
 def requantize_transpose_tile(
-    tile,
-    values_ptr,
-    scale_ptr,
-    scale_max_ptr,
-    transposed_ptr,
-    scale_t_ptr,
-    m,
-    n,
-    parts,
-    side: tl.constexpr,
+    tile, values_ptr, scale_ptr, scale_max_ptr, transposed_ptr, scale_t_ptr, m, n, parts, side: tl.constexpr,
     chunk: tl.constexpr,
-):
+):  # fmt: skip
     """One tile of side x side of values (m, n), written to transposed (n, m); the first ones fill scale_t (n,)."""
     # The largest of the scales; 2**-108 is that of a zero row, the smallest there is.
     scale_max = tl.full([chunk], 3.0814879110195774e-33, tl.float32)
@@ -119,27 +110,18 @@ _ADD_BACKWARD_E4M3_LAUNCHES = {32: (_add_backward_e4m3, (32, 32), 2), 256: (_add
 
 def add_backward_e4m3(values, scale, scale_max, dadd, grad):
     grad = operators.whole_rows(grad)
-    kernel, constants, warps = _ADD_BACKWARD_E4M3_LAUNCHES[grad.shape[1]]
+    kernel, constants, warps = _ADD_BACKWARD_E4M3_LAUNCHES[int(grad.shape[1])]
+    grid = (dadd.shape[0],)
     tensors = (grad, values, scale, scale_max, dadd)
-    operators.launch(
-        kernel, (dadd.shape[0],), *tensors, grad.stride(0), grad.shape[0], constants=constants, num_warps=warps
-    )
+    sizes = (grad.stride(0), grad.shape[0])
+    operators.launch(kernel, grid, *tensors, *sizes, constants=constants, num_warps=warps)
 
 
 @triton.jit(do_not_specialize=["m"])
 def _add_layer_norm_silu(
-    x_ptr,
-    add_ptr,
-    weight_ptr,
-    bias_ptr,
-    out_ptr,
-    mean_ptr,
-    rstd_ptr,
-    x_stride,
-    m,
-    WIDTH: tl.constexpr,
+    x_ptr, add_ptr, weight_ptr, bias_ptr, out_ptr, mean_ptr, rstd_ptr, x_stride, m, WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
-):
+):  # fmt: skip
     """Addition -> LayerNorm (eps 1e-05) -> SiLU of x (m, WIDTH)."""
     columns = tl.arange(0, WIDTH)
     add = tl.load(add_ptr + columns).to(tl.float32)
@@ -173,30 +155,19 @@ _ADD_LAYER_NORM_SILU_LAUNCHES = {
 def add_layer_norm_silu(out, mean, rstd, x, add, weight, bias, _dtype=None):
     x = operators.whole_rows(x)
     add, weight, bias = add.contiguous(), weight.contiguous(), bias.contiguous()
-    kernel, constants, warps, rows, per_multiprocessor = _ADD_LAYER_NORM_SILU_LAUNCHES[x.shape[1]]
+    kernel, constants, warps, rows, per_multiprocessor = _ADD_LAYER_NORM_SILU_LAUNCHES[int(x.shape[1])]
     programs = operators.programs(x, rows, per_multiprocessor)
+    grid = (programs,)
     tensors = (x, add, weight, bias, out, mean, rstd)
-    operators.launch(kernel, (programs,), *tensors, x.stride(0), x.shape[0], constants=constants, num_warps=warps)
+    sizes = (x.stride(0), x.shape[0])
+    operators.launch(kernel, grid, *tensors, *sizes, constants=constants, num_warps=warps)
 
 
 @triton.jit(do_not_specialize=["m"])
 def _add_layer_norm_silu_backward(
-    grad_ptr,
-    x_ptr,
-    add_ptr,
-    weight_ptr,
-    bias_ptr,
-    mean_ptr,
-    rstd_ptr,
-    dx_ptr,
-    dweight_ptr,
-    dbias_ptr,
-    dadd_ptr,
-    grad_stride,
-    m,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+    grad_ptr, x_ptr, add_ptr, weight_ptr, bias_ptr, mean_ptr, rstd_ptr, dx_ptr, dweight_ptr, dbias_ptr, dadd_ptr,
+    grad_stride, m, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     """Gradient of addition, LayerNorm, SiLU for grad (m, WIDTH)."""
     columns = tl.arange(0, WIDTH)
     add = tl.load(add_ptr + columns).to(tl.float32)
@@ -235,38 +206,17 @@ def _add_layer_norm_silu_backward(
 def add_layer_norm_silu_backward(dx, dweight, dbias, dadd, grad, x, add, weight, bias, mean, rstd):
     grad = operators.whole_rows(grad)
     x, add, weight, bias = x.contiguous(), add.contiguous(), weight.contiguous(), bias.contiguous()
+    grid = (dweight.shape[0],)
     tensors = (grad, x, add, weight, bias, mean, rstd, dx, dweight, dbias, dadd)
-    operators.launch(
-        _add_layer_norm_silu_backward,
-        (dweight.shape[0],),
-        *tensors,
-        grad.stride(0),
-        grad.shape[0],
-        constants=(64, 16),
-        num_warps=2,
-    )
+    sizes = (grad.stride(0), grad.shape[0])
+    operators.launch(_add_layer_norm_silu_backward, grid, *tensors, *sizes, constants=(64, 16), num_warps=2)
 
 
 @triton.jit(do_not_specialize=["m"])
 def _add_layer_norm_silu_backward_e4m3(
-    grad_ptr,
-    x_ptr,
-    add_ptr,
-    weight_ptr,
-    bias_ptr,
-    mean_ptr,
-    rstd_ptr,
-    values_ptr,
-    scale_ptr,
-    scale_max_ptr,
-    dweight_ptr,
-    dbias_ptr,
-    dadd_ptr,
-    grad_stride,
-    m,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+    grad_ptr, x_ptr, add_ptr, weight_ptr, bias_ptr, mean_ptr, rstd_ptr, values_ptr, scale_ptr, scale_max_ptr,
+    dweight_ptr, dbias_ptr, dadd_ptr, grad_stride, m, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     """Gradient of addition, LayerNorm, SiLU -> e4m3 with one power-of-two scale a row for grad (m, WIDTH)."""
     columns = tl.arange(0, WIDTH)
     add = tl.load(add_ptr + columns).to(tl.float32)
@@ -317,34 +267,17 @@ def add_layer_norm_silu_backward_e4m3(
 ):
     grad = operators.whole_rows(grad)
     x, add, weight, bias = x.contiguous(), add.contiguous(), weight.contiguous(), bias.contiguous()
+    grid = (dweight.shape[0],)
     tensors = (grad, x, add, weight, bias, mean, rstd, values, scale, scale_max, dweight, dbias, dadd)
-    operators.launch(
-        _add_layer_norm_silu_backward_e4m3,
-        (dweight.shape[0],),
-        *tensors,
-        grad.stride(0),
-        grad.shape[0],
-        constants=(256, 4),
-        num_warps=2,
-    )
+    sizes = (grad.stride(0), grad.shape[0])
+    operators.launch(_add_layer_norm_silu_backward_e4m3, grid, *tensors, *sizes, constants=(256, 4), num_warps=2)
 
 
 @triton.jit(do_not_specialize=["m"])
 def _add_layer_norm_silu_e4m3(
-    x_ptr,
-    add_ptr,
-    weight_ptr,
-    bias_ptr,
-    values_ptr,
-    scale_ptr,
-    scale_max_ptr,
-    mean_ptr,
-    rstd_ptr,
-    x_stride,
-    m,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+    x_ptr, add_ptr, weight_ptr, bias_ptr, values_ptr, scale_ptr, scale_max_ptr, mean_ptr, rstd_ptr, x_stride, m,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     """Addition -> LayerNorm (eps 1e-05) -> SiLU -> e4m3 with one power-of-two scale a row of x (m, WIDTH)."""
     columns = tl.arange(0, WIDTH)
     add = tl.load(add_ptr + columns).to(tl.float32)
@@ -380,32 +313,17 @@ def _add_layer_norm_silu_e4m3(
 def add_layer_norm_silu_e4m3(values, scale, scale_max, mean, rstd, x, add, weight, bias):
     x = operators.whole_rows(x)
     add, weight, bias = add.contiguous(), weight.contiguous(), bias.contiguous()
+    grid = (scale_max.shape[0],)
     tensors = (x, add, weight, bias, values, scale, scale_max, mean, rstd)
-    operators.launch(
-        _add_layer_norm_silu_e4m3,
-        (scale_max.shape[0],),
-        *tensors,
-        x.stride(0),
-        x.shape[0],
-        constants=(256, 4),
-        num_warps=1,
-    )
+    sizes = (x.stride(0), x.shape[0])
+    operators.launch(_add_layer_norm_silu_e4m3, grid, *tensors, *sizes, constants=(256, 4), num_warps=1)
 
 
 @triton.jit(do_not_specialize=["m"])
 def _add_layer_norm_silu_e4m3_inference(
-    x_ptr,
-    add_ptr,
-    weight_ptr,
-    bias_ptr,
-    values_ptr,
-    scale_ptr,
-    scale_max_ptr,
-    x_stride,
-    m,
-    WIDTH: tl.constexpr,
+    x_ptr, add_ptr, weight_ptr, bias_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m, WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
-):
+):  # fmt: skip
     """Addition -> LayerNorm (eps 1e-05) -> SiLU -> e4m3 with one power-of-two scale a row of x (m, WIDTH)."""
     columns = tl.arange(0, WIDTH)
     add = tl.load(add_ptr + columns).to(tl.float32)
@@ -439,16 +357,10 @@ def _add_layer_norm_silu_e4m3_inference(
 def add_layer_norm_silu_e4m3_inference(values, scale, scale_max, x, add, weight, bias):
     x = operators.whole_rows(x)
     add, weight, bias = add.contiguous(), weight.contiguous(), bias.contiguous()
+    grid = (scale_max.shape[0],)
     tensors = (x, add, weight, bias, values, scale, scale_max)
-    operators.launch(
-        _add_layer_norm_silu_e4m3_inference,
-        (scale_max.shape[0],),
-        *tensors,
-        x.stride(0),
-        x.shape[0],
-        constants=(256, 4),
-        num_warps=1,
-    )
+    sizes = (x.stride(0), x.shape[0])
+    operators.launch(_add_layer_norm_silu_e4m3_inference, grid, *tensors, *sizes, constants=(256, 4), num_warps=1)
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -486,10 +398,12 @@ _ADD_LAYER_NORM_SILU_INFERENCE_LAUNCHES = {
 def add_layer_norm_silu_inference(out, x, add, weight, bias, _dtype=None):
     x = operators.whole_rows(x)
     add, weight, bias = add.contiguous(), weight.contiguous(), bias.contiguous()
-    kernel, constants, warps, rows, per_multiprocessor = _ADD_LAYER_NORM_SILU_INFERENCE_LAUNCHES[x.shape[1]]
+    kernel, constants, warps, rows, per_multiprocessor = _ADD_LAYER_NORM_SILU_INFERENCE_LAUNCHES[int(x.shape[1])]
     programs = operators.programs(x, rows, per_multiprocessor)
+    grid = (programs,)
     tensors = (x, add, weight, bias, out)
-    operators.launch(kernel, (programs,), *tensors, x.stride(0), x.shape[0], constants=constants, num_warps=warps)
+    sizes = (x.stride(0), x.shape[0])
+    operators.launch(kernel, grid, *tensors, *sizes, constants=constants, num_warps=warps)
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -529,35 +443,15 @@ def concat_norm_2_residual_layer_norm_32(out, mean, rstd, part_0, part_1, residu
     part_0, part_1, residual = part_0.contiguous(), part_1.contiguous(), residual.contiguous()
     weight, bias = weight.contiguous(), bias.contiguous()
     tensors = (part_0, part_1, residual, weight, bias, out, mean, rstd)
-    operators.launch(
-        _concat_norm_2_residual_layer_norm_32,
-        (programs,),
-        *tensors,
-        part_0.shape[1],
-        part_1.shape[1],
-        out.shape[1],
-        m,
-        num_warps=8,
-    )
+    sizes = (part_0.shape[1], part_1.shape[1], out.shape[1], m)
+    operators.launch(_concat_norm_2_residual_layer_norm_32, (programs,), *tensors, *sizes, num_warps=8)
 
 
 @triton.jit(do_not_specialize=["m"])
 def _concat_norm_2_residual_layer_norm_backward_32(
-    grad_ptr,
-    part_0_ptr,
-    part_1_ptr,
-    residual_ptr,
-    weight_ptr,
-    mean_ptr,
-    rstd_ptr,
-    dx_ptr,
-    dweight_ptr,
-    dbias_ptr,
-    n_0,
-    n_1,
-    n,
-    m,
-):
+    grad_ptr, part_0_ptr, part_1_ptr, residual_ptr, weight_ptr, mean_ptr, rstd_ptr, dx_ptr, dweight_ptr, dbias_ptr, n_0,
+    n_1, n, m,
+):  # fmt: skip
     """Gradient of 2 parts concatenated, a residual added -> LayerNorm: rows (m, 32), n of them a sample."""
     columns = tl.arange(0, 32)[None, :]
     weight = tl.load(weight_ptr + columns).to(tl.float32)
@@ -599,16 +493,9 @@ def concat_norm_2_residual_layer_norm_backward_32(
     grad, part_0, part_1 = grad.contiguous(), part_0.contiguous(), part_1.contiguous()
     residual, weight = residual.contiguous(), weight.contiguous()
     tensors = (grad, part_0, part_1, residual, weight, mean, rstd, dx, dweight, dbias)
-    operators.launch(
-        _concat_norm_2_residual_layer_norm_backward_32,
-        (dweight.shape[0],),
-        *tensors,
-        part_0.shape[1],
-        part_1.shape[1],
-        dx.shape[1],
-        rstd.shape[0],
-        num_warps=2,
-    )
+    sizes = (part_0.shape[1], part_1.shape[1], dx.shape[1], rstd.shape[0])
+    grid = (dweight.shape[0],)
+    operators.launch(_concat_norm_2_residual_layer_norm_backward_32, grid, *tensors, *sizes, num_warps=2)
 
 
 @triton.jit(do_not_specialize=["batch"])
@@ -641,26 +528,15 @@ def fm_interaction_16x32_to_8_8(products, compressed, x, rank, compress):
         return
     programs = operators.programs(x, rows=1, per_multiprocessor=2)
     x, rank, compress = x.contiguous(), rank.contiguous(), compress.contiguous()
-    operators.launch(
-        _fm_interaction_16x32_to_8_8, (programs,), x, rank, compress, products, compressed, x.shape[0], num_warps=4
-    )
+    tensors = (x, rank, compress, products, compressed)
+    operators.launch(_fm_interaction_16x32_to_8_8, (programs,), *tensors, x.shape[0], num_warps=4)
 
 
 @triton.jit(do_not_specialize=["batch"])
 def _fm_interaction_backward_16x32_to_8_8_passed(
-    dproducts_ptr,
-    dcompressed_ptr,
-    x_ptr,
-    rank_ptr,
-    compress_ptr,
-    passed_ptr,
-    dx_ptr,
-    drank_ptr,
-    dcompress_ptr,
-    dcompressed_stride,
-    passed_stride,
-    batch,
-):
+    dproducts_ptr, dcompressed_ptr, x_ptr, rank_ptr, compress_ptr, passed_ptr, dx_ptr, drank_ptr, dcompress_ptr,
+    dcompressed_stride, passed_stride, batch,
+):  # fmt: skip
     """Gradients of pairwise products at rank 8 and 8 weighted sums, of x (batch, 16, 32); 32 columns at a step."""
     n, r = tl.arange(0, 16), tl.arange(0, 16)
     r_in = r < 8
@@ -706,32 +582,16 @@ def fm_interaction_backward_16x32_to_8_8_passed(
     passed = operators.whole_samples(passed)
     dproducts, x, rank, compress = dproducts.contiguous(), x.contiguous(), rank.contiguous(), compress.contiguous()
     tensors = (dproducts, dcompressed, x, rank, compress, passed, dx, drank, dcompress)
-    operators.launch(
-        _fm_interaction_backward_16x32_to_8_8_passed,
-        (drank.shape[0],),
-        *tensors,
-        dcompressed.stride(0),
-        passed.stride(0),
-        x.shape[0],
-        num_warps=4,
-    )
+    sizes = (dcompressed.stride(0), passed.stride(0), x.shape[0])
+    grid = (drank.shape[0],)
+    operators.launch(_fm_interaction_backward_16x32_to_8_8_passed, grid, *tensors, *sizes, num_warps=4)
 
 
 @triton.jit(do_not_specialize=["m"])
 def _layer_norm_backward(
-    grad_ptr,
-    x_ptr,
-    weight_ptr,
-    mean_ptr,
-    rstd_ptr,
-    dx_ptr,
-    dweight_ptr,
-    dbias_ptr,
-    grad_stride,
-    m,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+    grad_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, dx_ptr, dweight_ptr, dbias_ptr, grad_stride, m,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     """Gradient of LayerNorm for grad (m, WIDTH)."""
     columns = tl.arange(0, WIDTH)
     weight = tl.load(weight_ptr + columns).to(tl.float32)
@@ -762,33 +622,17 @@ def _layer_norm_backward(
 def layer_norm_backward(dx, dweight, dbias, grad, x, weight, mean, rstd):
     grad = operators.whole_rows(grad)
     x, weight = x.contiguous(), weight.contiguous()
+    grid = (dweight.shape[0],)
     tensors = (grad, x, weight, mean, rstd, dx, dweight, dbias)
-    operators.launch(
-        _layer_norm_backward,
-        (dweight.shape[0],),
-        *tensors,
-        grad.stride(0),
-        grad.shape[0],
-        constants=(128, 8),
-        num_warps=2,
-    )
+    sizes = (grad.stride(0), grad.shape[0])
+    operators.launch(_layer_norm_backward, grid, *tensors, *sizes, constants=(128, 8), num_warps=2)
 
 
 @triton.jit(do_not_specialize=["m"])
 def _layer_norm_e4m3(
-    x_ptr,
-    weight_ptr,
-    bias_ptr,
-    values_ptr,
-    scale_ptr,
-    scale_max_ptr,
-    mean_ptr,
-    rstd_ptr,
-    x_stride,
-    m,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+    x_ptr, weight_ptr, bias_ptr, values_ptr, scale_ptr, scale_max_ptr, mean_ptr, rstd_ptr, x_stride, m,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     """LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row of x (m, WIDTH)."""
     columns = tl.arange(0, WIDTH)
     weight = tl.load(weight_ptr + columns).to(tl.float32)
@@ -821,25 +665,17 @@ def _layer_norm_e4m3(
 def layer_norm_e4m3(values, scale, scale_max, mean, rstd, x, weight, bias):
     x = operators.whole_rows(x)
     weight, bias = weight.contiguous(), bias.contiguous()
+    grid = (scale_max.shape[0],)
     tensors = (x, weight, bias, values, scale, scale_max, mean, rstd)
-    operators.launch(
-        _layer_norm_e4m3, (scale_max.shape[0],), *tensors, x.stride(0), x.shape[0], constants=(128, 8), num_warps=1
-    )
+    sizes = (x.stride(0), x.shape[0])
+    operators.launch(_layer_norm_e4m3, grid, *tensors, *sizes, constants=(128, 8), num_warps=1)
 
 
 @triton.jit(do_not_specialize=["m"])
 def _layer_norm_e4m3_inference(
-    x_ptr,
-    weight_ptr,
-    bias_ptr,
-    values_ptr,
-    scale_ptr,
-    scale_max_ptr,
-    x_stride,
-    m,
-    WIDTH: tl.constexpr,
+    x_ptr, weight_ptr, bias_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m, WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
-):
+):  # fmt: skip
     """LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row of x (m, WIDTH)."""
     columns = tl.arange(0, WIDTH)
     weight = tl.load(weight_ptr + columns).to(tl.float32)
@@ -870,16 +706,10 @@ def _layer_norm_e4m3_inference(
 def layer_norm_e4m3_inference(values, scale, scale_max, x, weight, bias):
     x = operators.whole_rows(x)
     weight, bias = weight.contiguous(), bias.contiguous()
+    grid = (scale_max.shape[0],)
     tensors = (x, weight, bias, values, scale, scale_max)
-    operators.launch(
-        _layer_norm_e4m3_inference,
-        (scale_max.shape[0],),
-        *tensors,
-        x.stride(0),
-        x.shape[0],
-        constants=(128, 8),
-        num_warps=1,
-    )
+    sizes = (x.stride(0), x.shape[0])
+    operators.launch(_layer_norm_e4m3_inference, grid, *tensors, *sizes, constants=(128, 8), num_warps=1)
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -937,11 +767,11 @@ _QUANTISE_E4M3_LAUNCHES = {
 
 def quantise_e4m3(values, scale, scale_max, x):
     x = operators.whole_rows(x)
-    kernel, constants, warps = _QUANTISE_E4M3_LAUNCHES[x.shape[1]]
+    kernel, constants, warps = _QUANTISE_E4M3_LAUNCHES[int(x.shape[1])]
+    grid = (scale_max.shape[0],)
     tensors = (x, values, scale, scale_max)
-    operators.launch(
-        kernel, (scale_max.shape[0],), *tensors, x.stride(0), x.shape[0], constants=constants, num_warps=warps
-    )
+    sizes = (x.stride(0), x.shape[0])
+    operators.launch(kernel, grid, *tensors, *sizes, constants=constants, num_warps=warps)
 
 
 @triton.jit(do_not_specialize=["p"])
@@ -952,7 +782,7 @@ def _reduce_1(partial_ptr, total_ptr, p, n):
 
 
 def reduce_1(total, partial, _dtype):
-    blocks = triton.cdiv(total.shape[0], 16)
+    blocks = -(-total.numel() // 16)
     operators.launch(_reduce_1, (blocks,), partial.contiguous(), total, *partial.shape, num_warps=8)
 
 
@@ -971,27 +801,15 @@ def reduce_2(*tensors):
     # Before the partial sums are the totals, and between them the dtypes of these.
     for partial, total in zip(tensors[2::2], tensors[:2], strict=True):
         operands += [partial.contiguous(), total, *partial.shape]
-        blocks.append(triton.cdiv(total.shape[0], 16))
+        blocks.append(-(-total.numel() // 16))
     operators.launch(_reduce_2, (sum(blocks),), *operands, *blocks[:-1], num_warps=8)
 
 
 @triton.jit(do_not_specialize=["p_0", "p_1", "p_2"])
 def _reduce_3(
-    partial_0_ptr,
-    total_0_ptr,
-    p_0,
-    n_0,
-    partial_1_ptr,
-    total_1_ptr,
-    p_1,
-    n_1,
-    partial_2_ptr,
-    total_2_ptr,
-    p_2,
-    n_2,
-    blocks_0,
-    blocks_1,
-):
+    partial_0_ptr, total_0_ptr, p_0, n_0, partial_1_ptr, total_1_ptr, p_1, n_1, partial_2_ptr, total_2_ptr, p_2, n_2,
+    blocks_0, blocks_1,
+):  # fmt: skip
     """Column sums of 3 matrices."""
     block = tl.program_id(0)
     if block < blocks_0:
@@ -1007,42 +825,16 @@ def reduce_3(*tensors):
     # Before the partial sums are the totals, and between them the dtypes of these.
     for partial, total in zip(tensors[3::2], tensors[:3], strict=True):
         operands += [partial.contiguous(), total, *partial.shape]
-        blocks.append(triton.cdiv(total.shape[0], 16))
+        blocks.append(-(-total.numel() // 16))
     operators.launch(_reduce_3, (sum(blocks),), *operands, *blocks[:-1], num_warps=8)
 
 
 @triton.jit(do_not_specialize=["p_0", "p_1", "p_2", "p_3", "p_4", "p_5"])
 def _reduce_6(
-    partial_0_ptr,
-    total_0_ptr,
-    p_0,
-    n_0,
-    partial_1_ptr,
-    total_1_ptr,
-    p_1,
-    n_1,
-    partial_2_ptr,
-    total_2_ptr,
-    p_2,
-    n_2,
-    partial_3_ptr,
-    total_3_ptr,
-    p_3,
-    n_3,
-    partial_4_ptr,
-    total_4_ptr,
-    p_4,
-    n_4,
-    partial_5_ptr,
-    total_5_ptr,
-    p_5,
-    n_5,
-    blocks_0,
-    blocks_1,
-    blocks_2,
-    blocks_3,
-    blocks_4,
-):
+    partial_0_ptr, total_0_ptr, p_0, n_0, partial_1_ptr, total_1_ptr, p_1, n_1, partial_2_ptr, total_2_ptr, p_2, n_2,
+    partial_3_ptr, total_3_ptr, p_3, n_3, partial_4_ptr, total_4_ptr, p_4, n_4, partial_5_ptr, total_5_ptr, p_5, n_5,
+    blocks_0, blocks_1, blocks_2, blocks_3, blocks_4,
+):  # fmt: skip
     """Column sums of 6 matrices."""
     block = tl.program_id(0)
     if block < blocks_0:
@@ -1055,24 +847,14 @@ def _reduce_6(
         sum_columns(block - blocks_0 - blocks_1 - blocks_2, partial_3_ptr, total_3_ptr, p_3, n_3, rows=128, columns=16)
     elif block < blocks_0 + blocks_1 + blocks_2 + blocks_3 + blocks_4:
         sum_columns(
-            block - blocks_0 - blocks_1 - blocks_2 - blocks_3,
-            partial_4_ptr,
-            total_4_ptr,
-            p_4,
-            n_4,
-            rows=128,
+            block - blocks_0 - blocks_1 - blocks_2 - blocks_3, partial_4_ptr, total_4_ptr, p_4, n_4, rows=128,
             columns=16,
-        )
+        )  # fmt: skip
     else:
         sum_columns(
-            block - blocks_0 - blocks_1 - blocks_2 - blocks_3 - blocks_4,
-            partial_5_ptr,
-            total_5_ptr,
-            p_5,
-            n_5,
-            rows=128,
-            columns=16,
-        )
+            block - blocks_0 - blocks_1 - blocks_2 - blocks_3 - blocks_4, partial_5_ptr, total_5_ptr, p_5, n_5,
+            rows=128, columns=16,
+        )  # fmt: skip
 
 
 def reduce_6(*tensors):
@@ -1080,60 +862,27 @@ def reduce_6(*tensors):
     # Before the partial sums are the totals, and between them the dtypes of these.
     for partial, total in zip(tensors[6::2], tensors[:6], strict=True):
         operands += [partial.contiguous(), total, *partial.shape]
-        blocks.append(triton.cdiv(total.shape[0], 16))
+        blocks.append(-(-total.numel() // 16))
     operators.launch(_reduce_6, (sum(blocks),), *operands, *blocks[:-1], num_warps=8)
 
 
 @triton.jit(do_not_specialize=["parts_0", "parts_1", "tiles_0"])
 def _requantize_transpose_2(
-    values_0_ptr,
-    scale_0_ptr,
-    scale_max_0_ptr,
-    transposed_0_ptr,
-    scale_t_0_ptr,
-    m_0,
-    n_0,
-    parts_0,
-    values_1_ptr,
-    scale_1_ptr,
-    scale_max_1_ptr,
-    transposed_1_ptr,
-    scale_t_1_ptr,
-    m_1,
-    n_1,
-    parts_1,
-    tiles_0,
-):
+    values_0_ptr, scale_0_ptr, scale_max_0_ptr, transposed_0_ptr, scale_t_0_ptr, m_0, n_0, parts_0, values_1_ptr,
+    scale_1_ptr, scale_max_1_ptr, transposed_1_ptr, scale_t_1_ptr, m_1, n_1, parts_1, tiles_0,
+):  # fmt: skip
     """Transposed copies of 2 e4m3 matrices."""
     tile = tl.program_id(0)
     if tile < tiles_0:
         requantize_transpose_tile(
-            tile,
-            values_0_ptr,
-            scale_0_ptr,
-            scale_max_0_ptr,
-            transposed_0_ptr,
-            scale_t_0_ptr,
-            m_0,
-            n_0,
-            parts_0,
-            side=128,
-            chunk=1024,
-        )
+            tile, values_0_ptr, scale_0_ptr, scale_max_0_ptr, transposed_0_ptr, scale_t_0_ptr, m_0, n_0, parts_0,
+            side=128, chunk=1024,
+        )  # fmt: skip
     else:
         requantize_transpose_tile(
-            tile - tiles_0,
-            values_1_ptr,
-            scale_1_ptr,
-            scale_max_1_ptr,
-            transposed_1_ptr,
-            scale_t_1_ptr,
-            m_1,
-            n_1,
-            parts_1,
-            side=128,
-            chunk=1024,
-        )
+            tile - tiles_0, values_1_ptr, scale_1_ptr, scale_max_1_ptr, transposed_1_ptr, scale_t_1_ptr, m_1, n_1,
+            parts_1, side=128, chunk=1024,
+        )  # fmt: skip
 
 
 def requantize_transpose_2(*tensors):
@@ -1143,83 +892,33 @@ def requantize_transpose_2(*tensors):
         values, scale, scale_max = tensors[3 * i + 4 : 3 * i + 7]
         m, n = values.shape
         operands += [values.contiguous(), scale, scale_max, transposed, scale_t, m, n, scale_max.shape[0]]
-        tiles.append(max(triton.cdiv(m, 128), 1) * max(triton.cdiv(n, 128), 1))
+        tiles.append(max(-(-m // 128), 1) * max(-(-n // 128), 1))
     operators.launch(_requantize_transpose_2, (sum(tiles),), *operands, *tiles[:-1], num_warps=4)
 
 
 @triton.jit(do_not_specialize=["parts_0", "parts_1", "parts_2", "tiles_0", "tiles_1"])
 def _requantize_transpose_3(
-    values_0_ptr,
-    scale_0_ptr,
-    scale_max_0_ptr,
-    transposed_0_ptr,
-    scale_t_0_ptr,
-    m_0,
-    n_0,
-    parts_0,
-    values_1_ptr,
-    scale_1_ptr,
-    scale_max_1_ptr,
-    transposed_1_ptr,
-    scale_t_1_ptr,
-    m_1,
-    n_1,
-    parts_1,
-    values_2_ptr,
-    scale_2_ptr,
-    scale_max_2_ptr,
-    transposed_2_ptr,
-    scale_t_2_ptr,
-    m_2,
-    n_2,
-    parts_2,
-    tiles_0,
-    tiles_1,
-):
+    values_0_ptr, scale_0_ptr, scale_max_0_ptr, transposed_0_ptr, scale_t_0_ptr, m_0, n_0, parts_0, values_1_ptr,
+    scale_1_ptr, scale_max_1_ptr, transposed_1_ptr, scale_t_1_ptr, m_1, n_1, parts_1, values_2_ptr, scale_2_ptr,
+    scale_max_2_ptr, transposed_2_ptr, scale_t_2_ptr, m_2, n_2, parts_2, tiles_0, tiles_1,
+):  # fmt: skip
     """Transposed copies of 3 e4m3 matrices."""
     tile = tl.program_id(0)
     if tile < tiles_0:
         requantize_transpose_tile(
-            tile,
-            values_0_ptr,
-            scale_0_ptr,
-            scale_max_0_ptr,
-            transposed_0_ptr,
-            scale_t_0_ptr,
-            m_0,
-            n_0,
-            parts_0,
-            side=128,
-            chunk=1024,
-        )
+            tile, values_0_ptr, scale_0_ptr, scale_max_0_ptr, transposed_0_ptr, scale_t_0_ptr, m_0, n_0, parts_0,
+            side=128, chunk=1024,
+        )  # fmt: skip
     elif tile < tiles_0 + tiles_1:
         requantize_transpose_tile(
-            tile - tiles_0,
-            values_1_ptr,
-            scale_1_ptr,
-            scale_max_1_ptr,
-            transposed_1_ptr,
-            scale_t_1_ptr,
-            m_1,
-            n_1,
-            parts_1,
-            side=128,
-            chunk=1024,
-        )
+            tile - tiles_0, values_1_ptr, scale_1_ptr, scale_max_1_ptr, transposed_1_ptr, scale_t_1_ptr, m_1, n_1,
+            parts_1, side=128, chunk=1024,
+        )  # fmt: skip
     else:
         requantize_transpose_tile(
-            tile - tiles_0 - tiles_1,
-            values_2_ptr,
-            scale_2_ptr,
-            scale_max_2_ptr,
-            transposed_2_ptr,
-            scale_t_2_ptr,
-            m_2,
-            n_2,
-            parts_2,
-            side=128,
-            chunk=1024,
-        )
+            tile - tiles_0 - tiles_1, values_2_ptr, scale_2_ptr, scale_max_2_ptr, transposed_2_ptr, scale_t_2_ptr, m_2,
+            n_2, parts_2, side=128, chunk=1024,
+        )  # fmt: skip
 
 
 def requantize_transpose_3(*tensors):
@@ -1229,5 +928,5 @@ def requantize_transpose_3(*tensors):
         values, scale, scale_max = tensors[3 * i + 6 : 3 * i + 9]
         m, n = values.shape
         operands += [values.contiguous(), scale, scale_max, transposed, scale_t, m, n, scale_max.shape[0]]
-        tiles.append(max(triton.cdiv(m, 128), 1) * max(triton.cdiv(n, 128), 1))
+        tiles.append(max(-(-m // 128), 1) * max(-(-n // 128), 1))
     operators.launch(_requantize_transpose_3, (sum(tiles),), *operands, *tiles[:-1], num_warps=4)

@@ -1,6 +1,7 @@
 """Wrapping of long lines of generated Python: statements are broken as by `ruff format`, prose is filled.
 
-Templates write each statement, and each paragraph of a docstring, on one line. Generating code needs no formatter.
+Templates write each statement, and each paragraph of a docstring, on one line. Generating code needs no formatter. The
+parameters of a kernel share lines, which `ruff format` is told to leave.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ _TARGET = re.compile(r"\w+ = ")
 _TARGETS = re.compile(r"[^=()\[\]{}]+,[^=()\[\]{}]* = ")
 _BARE_TUPLE = re.compile(r"(return|del) ([^()\[\]{}]+,[^()\[\]{}]+)")
 _COMMENT = re.compile(r" *# ")
+_JOINED = "\0"  # stands for a space at which a line is not broken
+_OF_KERNEL = re.compile(r"\w+_(?:ptr|desc)")  # a kernel's parameters, of which there are many
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,10 @@ def _opened(line: str, group: _Bracket, margin: str, *, defines: bool) -> list[s
     trailing = len(group.commas) == len(items)
     if called and len(together) <= WIDTH and not alone and not trailing:
         return [before, together, *wrap_statement(margin + after)]
+    if called and after in (")", "):") and any(map(_OF_KERNEL.fullmatch, items)):
+        whole = ", ".join(item.replace(" ", _JOINED) for item in items) + ","
+        filled = textwrap.wrap(whole, WIDTH, initial_indent=inner, subsequent_indent=inner)
+        return [before, *(part.replace(_JOINED, " ") for part in filled), f"{margin}{after}  # fmt: skip"]
     bare = len(items) == 1 and not trailing and (not called or re.search(r"\bfor\b", items[0]) is not None)
     lines = [before]
     for item in items:

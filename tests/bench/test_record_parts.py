@@ -123,5 +123,6 @@ def test_kernels_come_from_the_folder_that_is_asked_for(tmp_path: Path) -> None:
     for folder, part in zip(folders, parts, strict=True):
         folder.mkdir()
         made.append(CompiledKernels([part], folder))
-    for kernels, part in ((made[0], parts[0]), (made[1], parts[1]), (made[0], parts[0])):
+    for kernels, part, folder in zip((*made, made[0]), (*parts, parts[0]), (*folders, folders[0]), strict=True):
         assert hasattr(kernels.module(), specs_of(part)[0].function)
+        assert Path(kernels.module().__file__ or "").is_relative_to(folder)

@@ -45,6 +45,8 @@ STATEMENTS = {
     "a tuple that is returned": f"def f():\n    return {joined(11)}",
     "names that are deleted": f"del {joined(12)}",
     "a bracket that comes late": f"x = f(self.{'a' * 60}.{'b' * 60}.reshape(32, 48), 3)",
+    "a kernel's parameters": f"def kernel({joined(12, '{}_ptr')}, m, WIDTH: tl.constexpr):\n    return",
+    "a kernel's arguments": f"kernel_tile(tile - first_tile, {joined(10, '{}_ptr')}, m, side=128)",
     "a comment": f"# {joined(14)}\ny = 0",
     "a docstring": f'def f() -> None:\n    """{joined(14)}\n\n    {joined(14)}\n    """',
 }
@@ -88,3 +90,16 @@ def test_targets_are_opened_where_the_call_cannot_help() -> None:
     wrapped = wrap(f"{joined(12)} = fused.backward(grad)\n")
     assert wrapped.startswith("(\n    operand_a,\n")
     assert wrapped.endswith("    operand_l,\n) = fused.backward(grad)\n")
+
+
+def test_parameters_of_a_kernel_share_lines() -> None:
+    for count in range(8, 27):
+        wrapped = wrap(
+            f"def _kernel({joined(count, '{}_ptr')}, m, WIDTH: tl.constexpr, ROWS: tl.constexpr):\n    pass\n"
+        )
+        head, *inner, end, _, _ = wrapped.split("\n")
+        assert (head, end) == ("def _kernel(", "):  # fmt: skip")
+        assert max(map(len, inner)) <= WIDTH
+        assert all(line.startswith("    operand") or "tl.constexpr" in line or line == "    m," for line in inner)
+        assert all(line.endswith(",") and not line.endswith(":,") for line in inner)
+        assert len(inner) <= 1 + count // 6

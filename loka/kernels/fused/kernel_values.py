@@ -8,11 +8,11 @@ from typing import Protocol
 
 
 class KernelSpec(Protocol):
-    """Properties that every spec has: names of its host function, parameters and results."""
+    """Properties that every spec has: names of its operator, parameters and results."""
 
     @property
     def function(self) -> str:
-        """The host function's name."""
+        """The operator's name."""
 
     @property
     def parameters(self) -> tuple[str, ...]:

@@ -260,6 +260,16 @@ def width_of(x: Tensor, widths: Collection[int]) -> int:
     )
 
 
+def check_vectors(width: int, *vectors: Tensor) -> None:
+    """Raises InputError unless each vector has `width` elements."""
+    for vector in vectors:
+        if vector.numel() != width:
+            raise InputError(
+                f"a kernel for rows of {width} elements got a vector of shape {tuple(vector.shape)}; the model is not "
+                "the one that the package was generated for, generate it again"
+            )
+
+
 def check_sample(x: Tensor, embeddings: int, dim: int) -> None:
     """Raises InputError unless x is floating and (B, embeddings, dim)."""
     if x.dim() != 3 or x.shape[1:] != (embeddings, dim) or not x.dtype.is_floating_point:

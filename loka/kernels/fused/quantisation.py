@@ -100,14 +100,14 @@ class Quantisation:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Last parameters of the host function."""
+        """Last parameters of the operator."""
         if self.overflow_stats:
             return ("scale", "overflow_stats")
         return {"static": ("scale",), "tensorwise": ("maxima",)}.get(self.scaling, ())
 
     @property
     def results(self) -> tuple[str, ...]:
-        """First results of the host function."""
+        """First results of the operator."""
         if self.overflow_stats:
             return ("values",)
         return {

@@ -1,8 +1,11 @@
 """Renders specs as the text of Triton kernels and their operators: formatted, the same bytes on any machine.
 
-They are two files of a generated package. `triton_kernels.py` has the kernels and their host functions and imports
-Triton; `fused.py` has the operators and does not import it: each operator runs its reference on the CPU, and loads
-`triton_kernels` when it is first called on a GPU.
+They are two files of a generated package. `triton_kernels.py` has the kernels and the functions that launch them, and
+imports Triton; `fused.py` has the operators and does not import it: each allocates its results, runs its reference on
+the CPU, and loads `triton_kernels` when it is first called on a GPU.
+
+Kernels of norms and quantisers take the width of their rows as a constant. One operator has all widths of a package: a
+kernel for each structure that its template renders, such as masked or one row at a step, and a table of launches.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""What a kernel's host function says of matrices that are not what it was generated for."""
+"""What an operator says of matrices that are not what it was generated for."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from loka.errors import InputError
 from loka.kernels.fused import operators
@@ -26,3 +28,28 @@ def test_matrices_of_the_width_and_the_rows_pass() -> None:
 def test_others_are_refused(matrix: torch.Tensor, rows: int | None, said: str) -> None:
     with pytest.raises(InputError, match=said):
         operators.check_rows(matrix, 8, rows)
+
+
+def test_rows_that_the_compiler_does_not_know_are_no_guard() -> None:
+    shapes = ShapeEnv()
+    rows = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC, DimDynamic.STATIC])
+    mode = FakeTensorMode(shape_env=shapes)
+    first, second = (mode.from_tensor(torch.zeros(m, 8), symbolic_context=rows) for m in (3, 5))
+    assert str(first.shape[0]) != str(second.shape[0])
+    with mode:
+        operators.check_rows(first, 8, second.shape[0])
+    assert not shapes.guards
+
+
+def test_the_width_is_one_of_the_packages() -> None:
+    assert operators.width_of(torch.zeros(3, 8), {8: "a", 16: "b"}) == 8
+    with pytest.raises(InputError, match=r"floating rows of 8, 12 or 16 elements got torch.float32 of shape \(3, 9\)"):
+        operators.width_of(torch.zeros(3, 9), (8, 12, 16))
+    with pytest.raises(InputError, match="rows of 8 or 16 elements got"):
+        operators.width_of(torch.zeros(3, 8, dtype=torch.int64), (8, 16))
+
+
+def test_vectors_have_the_width_of_the_rows() -> None:
+    operators.check_vectors(8, torch.zeros(8), torch.zeros(8))
+    with pytest.raises(InputError, match=r"rows of 8 elements got a vector of shape \(9,\)"):  # or it would be cut off
+        operators.check_vectors(8, torch.zeros(8), torch.zeros(9))

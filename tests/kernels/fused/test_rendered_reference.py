@@ -184,11 +184,16 @@ def test_an_activation_or_norm_that_does_not_exist_is_refused():
         norm_reference.norm_backward(x, x=x, norm="layer_norm", rstd=torch.ones(2))
 
 
-@pytest.mark.parametrize("x", [torch.zeros(3, 512), torch.zeros(479), torch.zeros(3, 479, dtype=torch.int32)])
+@pytest.mark.parametrize("x", [torch.zeros(3, 480), torch.zeros(479), torch.zeros(3, 479, dtype=torch.int32)])
 def test_rows_of_another_width_are_refused(package, x):
     spec = FORWARDS[479][0]
-    with pytest.raises(InputError, match="floating rows of 479 elements"):
+    with pytest.raises(InputError, match="floating rows of 1, 13, 24, 479 or 512 elements"):
         package.run(spec, x, torch.ones(479), torch.ones(479))
+
+
+def test_vectors_of_another_width_are_refused(package):
+    with pytest.raises(InputError, match=r"rows of 512 elements got a vector of shape \(479,\)"):
+        package.run(FORWARDS[479][0], torch.zeros(3, 512), torch.ones(479), torch.ones(479))
 
 
 @pytest.mark.slow

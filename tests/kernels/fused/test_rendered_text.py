@@ -73,25 +73,31 @@ def test_one_name_is_one_text_and_one_text_one_name(templates):
 
 @pytest.mark.parametrize("spec", [*EVERY, *COUNTED], ids=lambda spec: spec.function)
 def test_nothing_is_passed_that_is_not_read(spec, templates):
-    tree = ast.parse(render(spec, templates).text)
+    rendered = render(spec, templates)
+    tree = ast.parse(rendered.text)
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     assert [f.name for f in functions][-1] == spec.function
     for function in functions:
         read = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
         assert {argument.arg for argument in function.args.args} - {"_dtype"} <= read  # which the outputs had
     kernel = functions[0]
-    assert not re.search("constexpr|tl.static", ast.unparse(kernel))
+    constants = [argument.arg for argument in kernel.args.args if argument.annotation is not None]
+    assert [len(constants)] == ([len(launch.constants) for launch in rendered.launches] or [0])
+    assert not re.search("tl.static", ast.unparse(kernel))
     tests = [ast.unparse(node.test) for node in ast.walk(kernel) if isinstance(node, ast.If)]
     shares = spec.count - 1 if isinstance(spec, RequantizeTranspose | Reduce) else 0
     assert len([test for test in tests if re.match("(tile|block) < ", test)]) == len(tests) == shares
 
 
-def test_the_width_is_written_out(templates):
-    text = render(NormForward(479, "layer_norm", True, True, 1e-5, "silu", False, True, True), templates).text
-    assert "tl.arange(0, 512)" in text
-    assert "inside = columns < 479" in text
-    whole = render(NormForward(512, "layer_norm", True, True, 1e-5, "silu", False, True, True), templates).text
-    assert "inside" not in whole
+def test_the_width_is_a_constant_and_padded_where_it_has_to_be(templates):
+    masked = render(NormForward(479, "layer_norm", True, True, 1e-5, "silu", False, True, True), templates)
+    assert "columns = tl.arange(0, PADDED)" in masked.text
+    assert "inside = columns < WIDTH" in masked.text
+    assert masked.launches[0].constants == (479, 512)
+    whole = render(NormForward(512, "layer_norm", True, True, 1e-5, "silu", False, True, True), templates)
+    assert "columns = tl.arange(0, WIDTH)" in whole.text
+    assert "inside" not in whole.text
+    assert whole.launches[0].constants == (512,)
 
 
 def test_a_configuration_changes_text_and_name(templates):

@@ -43,7 +43,7 @@ def last_arguments(spec, y: Tensor) -> list[Tensor]:
 
 
 def check(package: Package, spec, arguments: list[Tensor], exact: bool) -> int:
-    """Compares the host function, interpreted, with the reference; how many results."""
+    """Compares the kernel, interpreted, with the reference; how many results."""
     got, expected = results(package, spec, *arguments), package.run(spec, *arguments)
     for name in spec.results:
         ours, theirs = got[name].float(), expected[name].float()

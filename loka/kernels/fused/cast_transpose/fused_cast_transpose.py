@@ -38,7 +38,7 @@ class FusedCastTranspose:
 
     @property
     def function(self) -> str:
-        """The host function's name."""
+        """The operator's name."""
         return f"{self.spec.function}_cast_transpose_{self.width}"
 
     @property
@@ -53,12 +53,12 @@ class FusedCastTranspose:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The host function's parameters, all tensors."""
+        """The operator's parameters, all tensors."""
         return self.spec.parameters
 
     @property
     def results(self) -> tuple[str, ...]:
-        """Names of the host function's results."""
+        """Names of the operator's results."""
         values, *rest = self.spec.results
         return (values, "transposed", *rest)
 

@@ -30,17 +30,17 @@ class RequantizeTranspose:
 
     @property
     def function(self) -> str:
-        """The host function's name."""
+        """The operator's name."""
         return f"requantize_transpose_{self.count}"
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The host function's parameters, all tensors."""
+        """The operator's parameters, all tensors."""
         return numbered(("values", "scale", "scale_max"), self.count)
 
     @property
     def results(self) -> tuple[str, ...]:
-        """Names of the host function's results."""
+        """Names of the operator's results."""
         return numbered(("transposed", "scale_t"), self.count)
 
 
@@ -58,17 +58,17 @@ class Transpose:
 
     @property
     def function(self) -> str:
-        """The host function's name."""
+        """The operator's name."""
         return f"transpose_{self.count}"
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The host function's parameters, all tensors."""
+        """The operator's parameters, all tensors."""
         return numbered(("values",), self.count)
 
     @property
     def results(self) -> tuple[str, ...]:
-        """Names of the host function's results."""
+        """Names of the operator's results."""
         return numbered(("transposed",), self.count)
 
 
@@ -87,17 +87,17 @@ class Reduce:
 
     @property
     def function(self) -> str:
-        """The host function's name."""
+        """The operator's name."""
         return f"reduce_{self.count}"
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The host function's parameters: a tensor and a dtype for each operand."""
+        """The operator's parameters: a tensor and a dtype for each operand."""
         return numbered(("partial", "dtype"), self.count)
 
     @property
     def results(self) -> tuple[str, ...]:
-        """Names of the host function's results."""
+        """Names of the operator's results."""
         return numbered(("total",), self.count)
 
 
@@ -120,13 +120,13 @@ class Products:
 
     @property
     def function(self) -> str:
-        """The host function's name: products_and_2_added_plain_64 has two sums, a product with add, and one without."""
+        """The operator's name: products_and_2_added_plain_64 has two sums, a product with add, and one without."""
         kinds = ["added" if add else "plain" for add in self.adds]
         return "_".join(["products", *(["and", str(self.plain)] if self.plain else []), *kinds, str(self.width)])
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The host function's tensor parameters."""
+        """The operator's tensor parameters."""
         found = [f"plain_{index}" for index in range(self.plain)]
         for index, add in enumerate(self.adds):
             found += [f"grad_{index}", f"x_{index}", *([f"add_{index}"] if add else [])]
@@ -134,7 +134,7 @@ class Products:
 
     @property
     def results(self) -> tuple[str, ...]:
-        """Names of the host function's results."""
+        """Names of the operator's results."""
         return ("out",)
 
 
@@ -158,17 +158,17 @@ class CastTranspose:
 
     @property
     def function(self) -> str:
-        """The host function's name."""
+        """The operator's name."""
         return f"cast_transpose_{self.how.name}"
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The host function's parameters, all tensors."""
+        """The operator's parameters, all tensors."""
         return ("x", *self.how.parameters)
 
     @property
     def results(self) -> tuple[str, ...]:
-        """Names of the host function's results."""
+        """Names of the operator's results."""
         return ("values", "transposed", *self.how.results[1:])
 
 

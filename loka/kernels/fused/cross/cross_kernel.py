@@ -40,19 +40,19 @@ class CrossBackward:
 
     @property
     def function(self) -> str:
-        """The host function's name."""
+        """The operator's name."""
         what = [name for name in ("bias", "itself", "passed") if getattr(self, name)]
         return "_".join(["cross", *what, "backward", str(self.width)])
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The host function's parameters, all tensors."""
+        """The operator's parameters, all tensors."""
         there = {"bias": self.bias, "passed": self.passed}
         return ("grad", "product", "factor", *(name for name, present in there.items() if present))
 
     @property
     def results(self) -> tuple[str, ...]:
-        """Names of the host function's results."""
+        """Names of the operator's results."""
         return ("dproduct", "dfactor", *(("dbias",) if self.bias else ()))
 
 

@@ -34,18 +34,18 @@ class ConcatNormForward:
 
     @property
     def function(self) -> str:
-        """The host function's name."""
+        """The operator's name."""
         eps = "" if self.eps == 1e-5 else "eps_" + "".join(c if c.isalnum() else "_" for c in repr(self.eps))
         return "_".join(item for item in ("concat_norm", _what(self), str(self.width), eps) if item)
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The host function's tensor parameters."""
+        """The operator's tensor parameters."""
         return (*part_names(self.parts), *_named(residual=self.residual, weight=self.weight, bias=self.bias))
 
     @property
     def results(self) -> tuple[str, ...]:
-        """Names of the host function's results."""
+        """Names of the operator's results."""
         return ("out", *_statistics(self))
 
 
@@ -71,18 +71,18 @@ class ConcatNormBackward:
 
     @property
     def function(self) -> str:
-        """The host function's name."""
+        """The operator's name."""
         return f"concat_norm_{_what(self)}_backward_{self.width}"
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The host function's parameters, all tensors."""
+        """The operator's parameters, all tensors."""
         vectors = _named(residual=self.residual, weight=self.weight)
         return ("grad", *part_names(self.parts), *vectors, *_statistics(self))
 
     @property
     def results(self) -> tuple[str, ...]:
-        """Names of the host function's results."""
+        """Names of the operator's results."""
         return ("dx", *_named(dweight=self.weight, dbias=self.bias))
 
 

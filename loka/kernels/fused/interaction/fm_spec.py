@@ -51,17 +51,17 @@ class FmForward:
 
     @property
     def function(self) -> str:
-        """The host function's name."""
+        """The operator's name."""
         return f"fm_interaction_{self.sizes.name}"
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The host function's parameters, all tensors."""
+        """The operator's parameters, all tensors."""
         return ("x", "rank", "compress") if self.sizes.made else ("x", "rank")
 
     @property
     def results(self) -> tuple[str, ...]:
-        """Names of the host function's results."""
+        """Names of the operator's results."""
         return ("products", "compressed") if self.sizes.made else ("products",)
 
 
@@ -80,19 +80,19 @@ class FmBackward:
 
     @property
     def function(self) -> str:
-        """The host function's name."""
+        """The operator's name."""
         return f"fm_interaction_backward_{self.sizes.name}" + ("_passed" if self.passed else "")
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The host function's parameters, all tensors."""
+        """The operator's parameters, all tensors."""
         names = ("dproducts", "dcompressed", "x", "rank", "compress")
         given = names if self.sizes.made else ("dproducts", "x", "rank")
         return (*given, "passed") if self.passed else given
 
     @property
     def results(self) -> tuple[str, ...]:
-        """Names of the host function's results."""
+        """Names of the operator's results."""
         return ("dx", "drank", "dcompress") if self.sizes.made else ("dx", "drank")
 
 

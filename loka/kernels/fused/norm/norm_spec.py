@@ -1,7 +1,7 @@
 """What a kernel is rendered for: the families, and everything about one of them that its text is specialised to.
 
-Every family works on rows: a matrix x of (M, width), M free at run time, width fixed in the text. Statistics and sums
-are float32 whatever the dtype of x. Scales are powers of two, one a row, as `numerics.quantize` finds them with
+Every family works on rows: a matrix x of (M, width), M free at run time, width a constant of the kernel. Statistics and
+sums are float32 whatever the dtype of x. Scales are powers of two, one a row, as `numerics.quantize` finds them with
 `power_of_two=True`, unless a `Quantisation` says otherwise (loka/kernels/fused/quantisation.py).
 """
 
@@ -31,7 +31,7 @@ BLOCK = 256  # elements that a block_norm normalises together, unless told
 class NormForward:
     """[+ add] -> [* times] -> [+ residual] -> [norm] -> [activation] -> e4m3 rows or a plain matrix.
 
-    Parameters of the host function, in this order, those that the spec has: x (M, width), add (width,), times and
+    Parameters of the operator, in this order, those that the spec has: x (M, width), add (width,), times and
     residual (M, width), weight and bias (width,), all of any floating dtype; and, where the result is a plain matrix or
     there is `kept`, `dtype: torch.dtype | None = None` of it (None: that of x). Results, in this order: values
     (M, width) e4m3, scale (M, 1), scale_max (P,) where `quantise`, else out (M, width); then kept (M, width), what the
@@ -76,7 +76,7 @@ class NormForward:
 
     @property
     def function(self) -> str:
-        """The host function's name."""
+        """The operator's name."""
         inference = "inference" if self.traits.saved and not self.save else ""
         sums = [name for name in ("add", "times", "residual", "keep") if getattr(self, name)]
         what = _what(self) or ("" if sums else "quantise")
@@ -102,18 +102,18 @@ class NormForward:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The host function's tensor parameters."""
+        """The operator's tensor parameters."""
         sums = _named(add=self.add, times=self.times, residual=self.residual)
         return ("x", *sums, *_named(weight=self.weight, bias=self.bias), *_last(self))
 
     @property
     def takes_dtype(self) -> bool:
-        """Whether the host function is told the dtype of a plain result."""
+        """Whether the operator is told the dtype of a plain result."""
         return self.keep or not self.quantise
 
     @property
     def results(self) -> tuple[str, ...]:
-        """What the host function returns."""
+        """The operator's results, in order."""
         out = self.how.results if self.quantise else ("out",)
         return out + _named(kept=self.keep) + (self.traits.saved if self.save else ())
 
@@ -169,7 +169,7 @@ class NormBackward:
 
     @property
     def function(self) -> str:
-        """The host function's name."""
+        """The operator's name."""
         sums = [name for name in ("add", "times", "summed") if getattr(self, name)]
         ends = ["in"] * self.residual_grad_in + ["out"] * self.residual_grad_out
         residual = ["_".join(["residual", *ends])] if ends else []
@@ -200,7 +200,7 @@ class NormBackward:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The host function's parameters, all tensors."""
+        """The operator's parameters, all tensors."""
         vectors = _named(x=self.reads_x, add=self.adds, weight=self.weight, bias=self.bias and bool(self.activation))
         factors = _named(times=self.times)
         return (
@@ -219,7 +219,7 @@ class NormBackward:
 
     @property
     def results(self) -> tuple[str, ...]:
-        """What the host function returns."""
+        """The operator's results, in order."""
         out = self.how.results if self.quantise else ("dx",)
         if self.how.scaling == "maximum":
             return out

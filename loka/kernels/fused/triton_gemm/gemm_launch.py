@@ -1,4 +1,4 @@
-"""Helpers of the host functions of generated GEMMs: checks of arguments, alignment, number of programs.
+"""Helpers of generated GEMMs: checks of arguments, alignment, number of programs.
 
 Imported by generated packages; needs only torch and the standard library.
 """

@@ -93,7 +93,7 @@ class Epilogue:
 class TiledGemm:
     """epilogue(a @ b.T), a (M, K), b (N, K).
 
-    Parameters of the host function: a, [scale_a], b, [scale_b], then those of add, weight, bias (N,) in the epilogue.
+    Parameters of the operator: a, [scale_a], b, [scale_b], then those of add, weight, bias (N,) in the epilogue.
     Scales are float32, (M, 1) or (N, 1) rowwise, (1, 1) tensorwise. Results: values (M, N) e4m3, scale (M, 1),
     scale_max (P,) as in `NormForward` if the epilogue quantises, else out (M, N); with `keep` also product (M, N) in
     bfloat16, before `add`, and the norm's statistics: mean (M,) and rstd (M,) of a layer_norm, only rstd of the others,
@@ -130,19 +130,19 @@ class TiledGemm:
 
     @property
     def function(self) -> str:
-        """The host function's name."""
+        """The operator's name."""
         parts = ["gemm", *_operand_words(self), *_epilogue_words(self.epilogue), str(self.n), str(self.k)]
         return "_".join(parts)
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The host function's parameters, all tensors."""
+        """The operator's parameters, all tensors."""
         vectors = tuple(name for name in ("add", "weight", "bias") if getattr(self.epilogue, name))
         return (*_operand_parameters(self.operands), *vectors)
 
     @property
     def results(self) -> tuple[str, ...]:
-        """Names of the host function's results."""
+        """Names of the operator's results."""
         out = ("values", "scale", "scale_max") if self.epilogue.quantise else ("out",)
         kept = ("product", *self.statistics) if self.epilogue.keep else ()
         return out + kept
@@ -183,7 +183,7 @@ class GroupedGemm:
 
     @property
     def function(self) -> str:
-        """The host function's name."""
+        """The operator's name."""
         sizes = [f"{n}x{k}" for n, k in self.shapes]
         if self.count > 2:  # short name; the digest distinguishes groups
             sizes = [str(self.count), hashlib.sha256("_".join(sizes).encode()).hexdigest()[:8]]
@@ -191,12 +191,12 @@ class GroupedGemm:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The host function's parameters, all tensors."""
+        """The operator's parameters, all tensors."""
         return numbered(_operand_parameters(self.operands), self.count)
 
     @property
     def results(self) -> tuple[str, ...]:
-        """Names of the host function's results."""
+        """Names of the operator's results."""
         return numbered(("out",), self.count)
 
 

@@ -71,9 +71,10 @@ def test_nothing_is_passed_or_made_that_is_not_read(width):
 
 def test_wide_and_held_rows_meet():
     templates = load_templates()
-    held, wide = (render(NormForward(width, *LAYER_NORM, True, True), templates).text for width in (16384, 16385))
-    assert "tl.arange(0, 16384)" in held
-    assert "tl.range(0, 16385, 4096" in wide
+    held, wide = (render(NormForward(width, *LAYER_NORM, True, True), templates) for width in (16384, 16385))
+    assert "tl.arange(0, WIDTH)" in held.text
+    assert held.launches[0].constants == (16384,)
+    assert "tl.range(0, 16385, 4096" in wide.text
 
 
 def test_chunks_hold_whole_blocks():
