@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "af7bed34670d3c701384609ae1d854066f5d38e3df839e0ec9cba9c9c0e304cb"
+STAMP = "f7f3e3451ceca034cdbefaa8cc562c81fa136dbfbfdad393eda36546975027e9"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

@@ -14,7 +14,7 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import concat_norm_reference, fm_reference
 from loka.kernels.fused.norm import norm_reference
 
-STAMP = "af7bed34670d3c701384609ae1d854066f5d38e3df839e0ec9cba9c9c0e304cb"
+STAMP = "f7f3e3451ceca034cdbefaa8cc562c81fa136dbfbfdad393eda36546975027e9"
 
 
 def _add_backward_e4m3_256_reference(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -549,60 +549,6 @@ layer_norm_e4m3_128_inference = operators.operator(
 )
 
 
-def _quantise_e4m3_128_reference(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    operators.check_rows(x, 128)
-    forward = norm_reference.norm_forward(x)
-    values, scale, scale_max = norm_reference.quantise_rows(forward.y)
-    return values, scale, scale_max
-
-
-def _quantise_e4m3_128_shapes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    operators.check_rows(x, 128)
-    m = x.shape[0]
-    programs = operators.programs(x, rows=8, per_multiprocessor=16)
-    values = x.new_empty((m, 128), dtype=torch.float8_e4m3fn)
-    scale = x.new_empty((m, 1), dtype=torch.float32)
-    scale_max = x.new_empty((programs,), dtype=torch.float32)
-    return values, scale, scale_max
-
-
-# To e4m3 with one power-of-two scale a row.
-# x (M, 128) -> values (M, 128), scale (M, 1), scale_max (P,).
-quantise_e4m3_128 = operators.operator(
-    "quantise_e4m3_128_16a8c354",
-    operators.deferred(__package__, "quantise_e4m3_128"),
-    _quantise_e4m3_128_reference,
-    _quantise_e4m3_128_shapes,
-)
-
-
-def _quantise_e4m3_256_reference(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    operators.check_rows(x, 256)
-    forward = norm_reference.norm_forward(x)
-    values, scale, scale_max = norm_reference.quantise_rows(forward.y)
-    return values, scale, scale_max
-
-
-def _quantise_e4m3_256_shapes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    operators.check_rows(x, 256)
-    m = x.shape[0]
-    programs = operators.programs(x, rows=4, per_multiprocessor=16)
-    values = x.new_empty((m, 256), dtype=torch.float8_e4m3fn)
-    scale = x.new_empty((m, 1), dtype=torch.float32)
-    scale_max = x.new_empty((programs,), dtype=torch.float32)
-    return values, scale, scale_max
-
-
-# To e4m3 with one power-of-two scale a row.
-# x (M, 256) -> values (M, 256), scale (M, 1), scale_max (P,).
-quantise_e4m3_256 = operators.operator(
-    "quantise_e4m3_256_8b482314",
-    operators.deferred(__package__, "quantise_e4m3_256"),
-    _quantise_e4m3_256_reference,
-    _quantise_e4m3_256_shapes,
-)
-
-
 def _quantise_e4m3_512_reference(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     operators.check_rows(x, 512)
     forward = norm_reference.norm_forward(x)
@@ -654,6 +600,102 @@ quantise_e4m3_64 = operators.operator(
     operators.deferred(__package__, "quantise_e4m3_64"),
     _quantise_e4m3_64_reference,
     _quantise_e4m3_64_shapes,
+)
+
+
+def _quantise_weights_128_256_256_reference(
+    weight_0: Tensor, weight_1: Tensor, weight_2: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    operators.check_rows(weight_0, 128)
+    operators.check_rows(weight_1, 256)
+    operators.check_rows(weight_2, 256)
+    values_0, scale_0, scale_max_0 = norm_reference.quantise_rows(weight_0)
+    values_1, scale_1, scale_max_1 = norm_reference.quantise_rows(weight_1)
+    values_2, scale_2, scale_max_2 = norm_reference.quantise_rows(weight_2)
+    return values_0, scale_0, scale_max_0, values_1, scale_1, scale_max_1, values_2, scale_2, scale_max_2
+
+
+def _quantise_weights_128_256_256_shapes(
+    weight_0: Tensor, weight_1: Tensor, weight_2: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    operators.check_rows(weight_0, 128)
+    operators.check_rows(weight_1, 256)
+    operators.check_rows(weight_2, 256)
+    m_0 = weight_0.shape[0]
+    programs_0 = operators.programs(weight_0, rows=8, per_multiprocessor=32)
+    values_0 = weight_0.new_empty((m_0, 128), dtype=torch.float8_e4m3fn)
+    scale_0 = weight_0.new_empty((m_0, 1), dtype=torch.float32)
+    scale_max_0 = weight_0.new_empty((programs_0,), dtype=torch.float32)
+    m_1 = weight_1.shape[0]
+    programs_1 = operators.programs(weight_1, rows=4, per_multiprocessor=32)
+    values_1 = weight_1.new_empty((m_1, 256), dtype=torch.float8_e4m3fn)
+    scale_1 = weight_1.new_empty((m_1, 1), dtype=torch.float32)
+    scale_max_1 = weight_1.new_empty((programs_1,), dtype=torch.float32)
+    m_2 = weight_2.shape[0]
+    programs_2 = operators.programs(weight_2, rows=4, per_multiprocessor=32)
+    values_2 = weight_2.new_empty((m_2, 256), dtype=torch.float8_e4m3fn)
+    scale_2 = weight_2.new_empty((m_2, 1), dtype=torch.float32)
+    scale_max_2 = weight_2.new_empty((programs_2,), dtype=torch.float32)
+    return values_0, scale_0, scale_max_0, values_1, scale_1, scale_max_1, values_2, scale_2, scale_max_2
+
+
+# 3 weights to e4m3 with one power-of-two scale a row.
+# weight_0 (M_0, 128), weight_1 (M_1, 256), weight_2 (M_2, 256) -> values_0 (M_0, 128), scale_0 (M_0, 1), scale_max_0
+# (P_0,), values_1 (M_1, 256), scale_1 (M_1, 1), scale_max_1 (P_1,), values_2 (M_2, 256), scale_2 (M_2, 1),
+# scale_max_2 (P_2,).
+quantise_weights_128_256_256 = operators.operator(
+    "quantise_weights_128_256_256_9e277a2f",
+    operators.deferred(__package__, "quantise_weights_128_256_256"),
+    _quantise_weights_128_256_256_reference,
+    _quantise_weights_128_256_256_shapes,
+)
+
+
+def _quantise_weights_512_256_256_reference(
+    weight_0: Tensor, weight_1: Tensor, weight_2: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    operators.check_rows(weight_0, 512)
+    operators.check_rows(weight_1, 256)
+    operators.check_rows(weight_2, 256)
+    values_0, scale_0, scale_max_0 = norm_reference.quantise_rows(weight_0)
+    values_1, scale_1, scale_max_1 = norm_reference.quantise_rows(weight_1)
+    values_2, scale_2, scale_max_2 = norm_reference.quantise_rows(weight_2)
+    return values_0, scale_0, scale_max_0, values_1, scale_1, scale_max_1, values_2, scale_2, scale_max_2
+
+
+def _quantise_weights_512_256_256_shapes(
+    weight_0: Tensor, weight_1: Tensor, weight_2: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    operators.check_rows(weight_0, 512)
+    operators.check_rows(weight_1, 256)
+    operators.check_rows(weight_2, 256)
+    m_0 = weight_0.shape[0]
+    programs_0 = operators.programs(weight_0, rows=2, per_multiprocessor=32)
+    values_0 = weight_0.new_empty((m_0, 512), dtype=torch.float8_e4m3fn)
+    scale_0 = weight_0.new_empty((m_0, 1), dtype=torch.float32)
+    scale_max_0 = weight_0.new_empty((programs_0,), dtype=torch.float32)
+    m_1 = weight_1.shape[0]
+    programs_1 = operators.programs(weight_1, rows=4, per_multiprocessor=32)
+    values_1 = weight_1.new_empty((m_1, 256), dtype=torch.float8_e4m3fn)
+    scale_1 = weight_1.new_empty((m_1, 1), dtype=torch.float32)
+    scale_max_1 = weight_1.new_empty((programs_1,), dtype=torch.float32)
+    m_2 = weight_2.shape[0]
+    programs_2 = operators.programs(weight_2, rows=4, per_multiprocessor=32)
+    values_2 = weight_2.new_empty((m_2, 256), dtype=torch.float8_e4m3fn)
+    scale_2 = weight_2.new_empty((m_2, 1), dtype=torch.float32)
+    scale_max_2 = weight_2.new_empty((programs_2,), dtype=torch.float32)
+    return values_0, scale_0, scale_max_0, values_1, scale_1, scale_max_1, values_2, scale_2, scale_max_2
+
+
+# 3 weights to e4m3 with one power-of-two scale a row.
+# weight_0 (M_0, 512), weight_1 (M_1, 256), weight_2 (M_2, 256) -> values_0 (M_0, 512), scale_0 (M_0, 1), scale_max_0
+# (P_0,), values_1 (M_1, 256), scale_1 (M_1, 1), scale_max_1 (P_1,), values_2 (M_2, 256), scale_2 (M_2, 1),
+# scale_max_2 (P_2,).
+quantise_weights_512_256_256 = operators.operator(
+    "quantise_weights_512_256_256_dc2cecfc",
+    operators.deferred(__package__, "quantise_weights_512_256_256"),
+    _quantise_weights_512_256_256_reference,
+    _quantise_weights_512_256_256_shapes,
 )
 
 

@@ -26,7 +26,7 @@ from loka import dispatch
 
 from . import fused
 
-STAMP = "af7bed34670d3c701384609ae1d854066f5d38e3df839e0ec9cba9c9c0e304cb"
+STAMP = "f7f3e3451ceca034cdbefaa8cc562c81fa136dbfbfdad393eda36546975027e9"
 
 E4M3_MAX = 448.0  # largest finite value
 AMAX_FLOOR = 2.0**-100  # keeps the scale of a zero block positive
@@ -186,24 +186,32 @@ class LayersFmbFunction(torch.autograd.Function):
         counter_id_1: int,
         counter_id_2: int,
     ) -> Tensor:
+        (
+            weight_fp8_0,
+            weight_scale_0,
+            weight_scale_max_0,
+            weight_fp8_1,
+            weight_scale_1,
+            weight_scale_max_1,
+            weight_fp8_2,
+            weight_scale_2,
+            weight_scale_max_2,
+        ) = fused.quantise_weights_128_256_256(weight_0, weight_1, weight_2)
         x_fp8_0, x_scale_0, x_scale_max_0, pre_mean, pre_rstd = fused.layer_norm_e4m3_128(
             x, pre_norm_weight, pre_norm_bias
         )
-        weight_fp8_0, weight_scale_0, weight_scale_max_0 = fused.quantise_e4m3_128(weight_0)
         y_0 = dispatch.scaled_mm(
             x_fp8_0, x_scale_0, weight_fp8_0, weight_scale_0, "rowwise", "rowwise", dtype, False, counter_id_0
         )
         x_fp8_1, x_scale_1, x_scale_max_1, mean_0, rstd_0 = fused.add_layer_norm_silu_e4m3_256(
             y_0, bias_0, norm_weight_0, norm_bias_0
         )
-        weight_fp8_1, weight_scale_1, weight_scale_max_1 = fused.quantise_e4m3_256(weight_1)
         y_1 = dispatch.scaled_mm(
             x_fp8_1, x_scale_1, weight_fp8_1, weight_scale_1, "rowwise", "rowwise", dtype, False, counter_id_1
         )
         x_fp8_2, x_scale_2, x_scale_max_2, mean_1, rstd_1 = fused.add_layer_norm_silu_e4m3_256(
             y_1, bias_1, norm_weight_1, norm_bias_1
         )
-        weight_fp8_2, weight_scale_2, weight_scale_max_2 = fused.quantise_e4m3_256(weight_2)
         y_2 = dispatch.scaled_mm(
             x_fp8_2,
             x_scale_2,
@@ -524,22 +532,30 @@ class HeadMlpFunction(torch.autograd.Function):
         counter_id_1: int,
         counter_id_2: int,
     ) -> Tensor:
+        (
+            weight_fp8_0,
+            weight_scale_0,
+            weight_scale_max_0,
+            weight_fp8_1,
+            weight_scale_1,
+            weight_scale_max_1,
+            weight_fp8_2,
+            weight_scale_2,
+            weight_scale_max_2,
+        ) = fused.quantise_weights_512_256_256(weight_0, weight_1, weight_2)
         x_fp8_0, x_scale_0, x_scale_max_0 = fused.quantise_e4m3_512(x)
-        weight_fp8_0, weight_scale_0, weight_scale_max_0 = fused.quantise_e4m3_512(weight_0)
         y_0 = dispatch.scaled_mm(
             x_fp8_0, x_scale_0, weight_fp8_0, weight_scale_0, "rowwise", "rowwise", dtype, False, counter_id_0
         )
         x_fp8_1, x_scale_1, x_scale_max_1, mean_0, rstd_0 = fused.add_layer_norm_silu_e4m3_256(
             y_0, bias_0, norm_weight_0, norm_bias_0
         )
-        weight_fp8_1, weight_scale_1, weight_scale_max_1 = fused.quantise_e4m3_256(weight_1)
         y_1 = dispatch.scaled_mm(
             x_fp8_1, x_scale_1, weight_fp8_1, weight_scale_1, "rowwise", "rowwise", dtype, False, counter_id_1
         )
         x_fp8_2, x_scale_2, x_scale_max_2, mean_1, rstd_1 = fused.add_layer_norm_silu_e4m3_256(
             y_1, bias_1, norm_weight_1, norm_bias_1
         )
-        weight_fp8_2, weight_scale_2, weight_scale_max_2 = fused.quantise_e4m3_256(weight_2)
         y_2 = dispatch.scaled_mm(
             x_fp8_2, x_scale_2, weight_fp8_2, weight_scale_2, "rowwise", "rowwise", dtype, False, counter_id_2
         )

@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "af7bed34670d3c701384609ae1d854066f5d38e3df839e0ec9cba9c9c0e304cb"
+STAMP = "f7f3e3451ceca034cdbefaa8cc562c81fa136dbfbfdad393eda36546975027e9"
 
 
 class EmbedDense(dispatch.Bound):

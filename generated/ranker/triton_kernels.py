@@ -13,7 +13,7 @@ from torch import Tensor
 from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import fm_reference
 
-STAMP = "af7bed34670d3c701384609ae1d854066f5d38e3df839e0ec9cba9c9c0e304cb"
+STAMP = "f7f3e3451ceca034cdbefaa8cc562c81fa136dbfbfdad393eda36546975027e9"
 
 
 @triton.jit
@@ -1141,84 +1141,6 @@ def layer_norm_e4m3_128_inference(x: Tensor, weight: Tensor, bias: Tensor) -> tu
 
 
 @triton.jit(do_not_specialize=["m"])
-def _quantise_e4m3_128(x_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m):
-    """To e4m3 with one power-of-two scale a row of x (m, 128)."""
-    columns = tl.arange(0, 128)
-    scale_max = 0.0
-    for first in range(tl.program_id(0) * 8, m, tl.num_programs(0) * 8):
-        row = first + tl.arange(0, 8)
-        valid = row < m
-        offsets = row[:, None].to(tl.int64) * 128 + columns[None, :]
-        x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
-        x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
-        # Non-finite values are ignored when the scale is computed, and become NaN.
-        finite = tl.abs(x) < float("inf")
-        amax = tl.maximum(tl.max(tl.where(finite, tl.abs(x), 0.0), 1), 7.888609052210118e-31)  # 2**-100
-        scale, reciprocal = e4m3_scale(amax)
-        values = x * reciprocal[:, None]
-        values = tl.where(finite, values, float("nan"))
-        tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
-        tl.store(scale_ptr + row, scale, mask=valid)
-        scale_max = tl.maximum(scale_max, tl.max(tl.where(valid, scale, 0.0), 0))
-    tl.store(scale_max_ptr + tl.program_id(0), scale_max)
-
-
-def quantise_e4m3_128(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """To e4m3 with one power-of-two scale a row.
-
-    x (M, 128) -> values (M, 128), scale (M, 1), scale_max (P,).
-    """
-    operators.check_rows(x, 128)
-    x = operators.whole_rows(x)
-    m = x.shape[0]
-    programs = operators.programs(x, rows=8, per_multiprocessor=16)
-    values = x.new_empty((m, 128), dtype=torch.float8_e4m3fn)
-    scale = x.new_empty((m, 1), dtype=torch.float32)
-    scale_max = x.new_empty((programs,), dtype=torch.float32)
-    operators.launch(_quantise_e4m3_128, (programs,), x, values, scale, scale_max, x.stride(0), m, num_warps=1)
-    return values, scale, scale_max
-
-
-@triton.jit(do_not_specialize=["m"])
-def _quantise_e4m3_256(x_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m):
-    """To e4m3 with one power-of-two scale a row of x (m, 256)."""
-    columns = tl.arange(0, 256)
-    scale_max = 0.0
-    for first in range(tl.program_id(0) * 4, m, tl.num_programs(0) * 4):
-        row = first + tl.arange(0, 4)
-        valid = row < m
-        offsets = row[:, None].to(tl.int64) * 256 + columns[None, :]
-        x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
-        x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
-        # Non-finite values are ignored when the scale is computed, and become NaN.
-        finite = tl.abs(x) < float("inf")
-        amax = tl.maximum(tl.max(tl.where(finite, tl.abs(x), 0.0), 1), 7.888609052210118e-31)  # 2**-100
-        scale, reciprocal = e4m3_scale(amax)
-        values = x * reciprocal[:, None]
-        values = tl.where(finite, values, float("nan"))
-        tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
-        tl.store(scale_ptr + row, scale, mask=valid)
-        scale_max = tl.maximum(scale_max, tl.max(tl.where(valid, scale, 0.0), 0))
-    tl.store(scale_max_ptr + tl.program_id(0), scale_max)
-
-
-def quantise_e4m3_256(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """To e4m3 with one power-of-two scale a row.
-
-    x (M, 256) -> values (M, 256), scale (M, 1), scale_max (P,).
-    """
-    operators.check_rows(x, 256)
-    x = operators.whole_rows(x)
-    m = x.shape[0]
-    programs = operators.programs(x, rows=4, per_multiprocessor=16)
-    values = x.new_empty((m, 256), dtype=torch.float8_e4m3fn)
-    scale = x.new_empty((m, 1), dtype=torch.float32)
-    scale_max = x.new_empty((programs,), dtype=torch.float32)
-    operators.launch(_quantise_e4m3_256, (programs,), x, values, scale, scale_max, x.stride(0), m, num_warps=1)
-    return values, scale, scale_max
-
-
-@triton.jit(do_not_specialize=["m"])
 def _quantise_e4m3_512(x_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m):
     """To e4m3 with one power-of-two scale a row of x (m, 512)."""
     columns = tl.arange(0, 512)
@@ -1292,6 +1214,322 @@ def quantise_e4m3_64(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     scale_max = x.new_empty((programs,), dtype=torch.float32)
     operators.launch(_quantise_e4m3_64, (programs,), x, values, scale, scale_max, x.stride(0), m, num_warps=1)
     return values, scale, scale_max
+
+
+@triton.jit
+def _quantise_weights_128_256_256_rows(
+    program,
+    programs,
+    x_ptr,
+    values_ptr,
+    scale_ptr,
+    scale_max_ptr,
+    x_stride,
+    m,
+    columns: tl.constexpr,
+    rows: tl.constexpr,
+):
+    """One program's rows of x (m, columns), written to values (m, columns)."""
+    column = tl.arange(0, columns)[None, :]
+    scale_max = 0.0
+    for first in range(program * rows, m, programs * rows):
+        # Behind the last row it stands again: that takes no mask.
+        row = tl.minimum(first + tl.arange(0, rows), m - 1)
+        start = row[:, None].to(tl.int64)
+        x = tl.load(x_ptr + start * x_stride + column).to(tl.float32)
+        # Non-finite values are ignored when the scale is computed, and become NaN.
+        finite = tl.abs(x) < float("inf")
+        amax = tl.maximum(tl.max(tl.where(finite, tl.abs(x), 0.0), 1), 7.888609052210118e-31)  # 2**-100
+        scale, reciprocal = e4m3_scale(amax)
+        values = tl.where(finite, x * reciprocal[:, None], float("nan"))
+        tl.store(values_ptr + start * columns + column, values.to(tl.float8e4nv))
+        tl.store(scale_ptr + row, scale)
+        scale_max = tl.maximum(scale_max, tl.max(scale, 0))
+    tl.store(scale_max_ptr + program, scale_max)
+
+
+@triton.jit(do_not_specialize=["m_0", "m_1", "m_2", "programs_0", "programs_1", "programs_2"])
+def _quantise_weights_128_256_256(
+    weight_0_ptr,
+    values_0_ptr,
+    scale_0_ptr,
+    scale_max_0_ptr,
+    stride_0,
+    m_0,
+    weight_1_ptr,
+    values_1_ptr,
+    scale_1_ptr,
+    scale_max_1_ptr,
+    stride_1,
+    m_1,
+    weight_2_ptr,
+    values_2_ptr,
+    scale_2_ptr,
+    scale_max_2_ptr,
+    stride_2,
+    m_2,
+    programs_0,
+    programs_1,
+    programs_2,
+):
+    """3 weights to e4m3 with one power-of-two scale a row."""
+    program = tl.program_id(0)
+    if program < programs_0:
+        _quantise_weights_128_256_256_rows(
+            program,
+            programs_0,
+            weight_0_ptr,
+            values_0_ptr,
+            scale_0_ptr,
+            scale_max_0_ptr,
+            stride_0,
+            m_0,
+            columns=128,
+            rows=8,
+        )
+    elif program < programs_0 + programs_1:
+        _quantise_weights_128_256_256_rows(
+            program - programs_0,
+            programs_1,
+            weight_1_ptr,
+            values_1_ptr,
+            scale_1_ptr,
+            scale_max_1_ptr,
+            stride_1,
+            m_1,
+            columns=256,
+            rows=4,
+        )
+    else:
+        _quantise_weights_128_256_256_rows(
+            program - programs_0 - programs_1,
+            programs_2,
+            weight_2_ptr,
+            values_2_ptr,
+            scale_2_ptr,
+            scale_max_2_ptr,
+            stride_2,
+            m_2,
+            columns=256,
+            rows=4,
+        )
+
+
+def quantise_weights_128_256_256(
+    weight_0: Tensor, weight_1: Tensor, weight_2: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """3 weights to e4m3 with one power-of-two scale a row.
+
+    weight_0 (M_0, 128), weight_1 (M_1, 256), weight_2 (M_2, 256) -> values_0 (M_0, 128), scale_0 (M_0, 1), scale_max_0
+    (P_0,), values_1 (M_1, 256), scale_1 (M_1, 1), scale_max_1 (P_1,), values_2 (M_2, 256), scale_2 (M_2, 1),
+    scale_max_2 (P_2,).
+    """
+    operators.check_rows(weight_0, 128)
+    operators.check_rows(weight_1, 256)
+    operators.check_rows(weight_2, 256)
+    weight_0 = operators.whole_rows(weight_0)
+    m_0 = weight_0.shape[0]
+    programs_0 = operators.programs(weight_0, rows=8, per_multiprocessor=32)
+    values_0 = weight_0.new_empty((m_0, 128), dtype=torch.float8_e4m3fn)
+    scale_0 = weight_0.new_empty((m_0, 1), dtype=torch.float32)
+    scale_max_0 = weight_0.new_empty((programs_0,), dtype=torch.float32)
+    weight_1 = operators.whole_rows(weight_1)
+    m_1 = weight_1.shape[0]
+    programs_1 = operators.programs(weight_1, rows=4, per_multiprocessor=32)
+    values_1 = weight_1.new_empty((m_1, 256), dtype=torch.float8_e4m3fn)
+    scale_1 = weight_1.new_empty((m_1, 1), dtype=torch.float32)
+    scale_max_1 = weight_1.new_empty((programs_1,), dtype=torch.float32)
+    weight_2 = operators.whole_rows(weight_2)
+    m_2 = weight_2.shape[0]
+    programs_2 = operators.programs(weight_2, rows=4, per_multiprocessor=32)
+    values_2 = weight_2.new_empty((m_2, 256), dtype=torch.float8_e4m3fn)
+    scale_2 = weight_2.new_empty((m_2, 1), dtype=torch.float32)
+    scale_max_2 = weight_2.new_empty((programs_2,), dtype=torch.float32)
+    operators.launch(
+        _quantise_weights_128_256_256,
+        (programs_0 + programs_1 + programs_2,),
+        weight_0,
+        values_0,
+        scale_0,
+        scale_max_0,
+        weight_0.stride(0),
+        m_0,
+        weight_1,
+        values_1,
+        scale_1,
+        scale_max_1,
+        weight_1.stride(0),
+        m_1,
+        weight_2,
+        values_2,
+        scale_2,
+        scale_max_2,
+        weight_2.stride(0),
+        m_2,
+        programs_0,
+        programs_1,
+        programs_2,
+        num_warps=1,
+    )
+    return values_0, scale_0, scale_max_0, values_1, scale_1, scale_max_1, values_2, scale_2, scale_max_2
+
+
+@triton.jit
+def _quantise_weights_512_256_256_rows(
+    program,
+    programs,
+    x_ptr,
+    values_ptr,
+    scale_ptr,
+    scale_max_ptr,
+    x_stride,
+    m,
+    columns: tl.constexpr,
+    rows: tl.constexpr,
+):
+    """One program's rows of x (m, columns), written to values (m, columns)."""
+    column = tl.arange(0, columns)[None, :]
+    scale_max = 0.0
+    for first in range(program * rows, m, programs * rows):
+        # Behind the last row it stands again: that takes no mask.
+        row = tl.minimum(first + tl.arange(0, rows), m - 1)
+        start = row[:, None].to(tl.int64)
+        x = tl.load(x_ptr + start * x_stride + column).to(tl.float32)
+        # Non-finite values are ignored when the scale is computed, and become NaN.
+        finite = tl.abs(x) < float("inf")
+        amax = tl.maximum(tl.max(tl.where(finite, tl.abs(x), 0.0), 1), 7.888609052210118e-31)  # 2**-100
+        scale, reciprocal = e4m3_scale(amax)
+        values = tl.where(finite, x * reciprocal[:, None], float("nan"))
+        tl.store(values_ptr + start * columns + column, values.to(tl.float8e4nv))
+        tl.store(scale_ptr + row, scale)
+        scale_max = tl.maximum(scale_max, tl.max(scale, 0))
+    tl.store(scale_max_ptr + program, scale_max)
+
+
+@triton.jit(do_not_specialize=["m_0", "m_1", "m_2", "programs_0", "programs_1", "programs_2"])
+def _quantise_weights_512_256_256(
+    weight_0_ptr,
+    values_0_ptr,
+    scale_0_ptr,
+    scale_max_0_ptr,
+    stride_0,
+    m_0,
+    weight_1_ptr,
+    values_1_ptr,
+    scale_1_ptr,
+    scale_max_1_ptr,
+    stride_1,
+    m_1,
+    weight_2_ptr,
+    values_2_ptr,
+    scale_2_ptr,
+    scale_max_2_ptr,
+    stride_2,
+    m_2,
+    programs_0,
+    programs_1,
+    programs_2,
+):
+    """3 weights to e4m3 with one power-of-two scale a row."""
+    program = tl.program_id(0)
+    if program < programs_0:
+        _quantise_weights_512_256_256_rows(
+            program,
+            programs_0,
+            weight_0_ptr,
+            values_0_ptr,
+            scale_0_ptr,
+            scale_max_0_ptr,
+            stride_0,
+            m_0,
+            columns=512,
+            rows=2,
+        )
+    elif program < programs_0 + programs_1:
+        _quantise_weights_512_256_256_rows(
+            program - programs_0,
+            programs_1,
+            weight_1_ptr,
+            values_1_ptr,
+            scale_1_ptr,
+            scale_max_1_ptr,
+            stride_1,
+            m_1,
+            columns=256,
+            rows=4,
+        )
+    else:
+        _quantise_weights_512_256_256_rows(
+            program - programs_0 - programs_1,
+            programs_2,
+            weight_2_ptr,
+            values_2_ptr,
+            scale_2_ptr,
+            scale_max_2_ptr,
+            stride_2,
+            m_2,
+            columns=256,
+            rows=4,
+        )
+
+
+def quantise_weights_512_256_256(
+    weight_0: Tensor, weight_1: Tensor, weight_2: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """3 weights to e4m3 with one power-of-two scale a row.
+
+    weight_0 (M_0, 512), weight_1 (M_1, 256), weight_2 (M_2, 256) -> values_0 (M_0, 512), scale_0 (M_0, 1), scale_max_0
+    (P_0,), values_1 (M_1, 256), scale_1 (M_1, 1), scale_max_1 (P_1,), values_2 (M_2, 256), scale_2 (M_2, 1),
+    scale_max_2 (P_2,).
+    """
+    operators.check_rows(weight_0, 512)
+    operators.check_rows(weight_1, 256)
+    operators.check_rows(weight_2, 256)
+    weight_0 = operators.whole_rows(weight_0)
+    m_0 = weight_0.shape[0]
+    programs_0 = operators.programs(weight_0, rows=2, per_multiprocessor=32)
+    values_0 = weight_0.new_empty((m_0, 512), dtype=torch.float8_e4m3fn)
+    scale_0 = weight_0.new_empty((m_0, 1), dtype=torch.float32)
+    scale_max_0 = weight_0.new_empty((programs_0,), dtype=torch.float32)
+    weight_1 = operators.whole_rows(weight_1)
+    m_1 = weight_1.shape[0]
+    programs_1 = operators.programs(weight_1, rows=4, per_multiprocessor=32)
+    values_1 = weight_1.new_empty((m_1, 256), dtype=torch.float8_e4m3fn)
+    scale_1 = weight_1.new_empty((m_1, 1), dtype=torch.float32)
+    scale_max_1 = weight_1.new_empty((programs_1,), dtype=torch.float32)
+    weight_2 = operators.whole_rows(weight_2)
+    m_2 = weight_2.shape[0]
+    programs_2 = operators.programs(weight_2, rows=4, per_multiprocessor=32)
+    values_2 = weight_2.new_empty((m_2, 256), dtype=torch.float8_e4m3fn)
+    scale_2 = weight_2.new_empty((m_2, 1), dtype=torch.float32)
+    scale_max_2 = weight_2.new_empty((programs_2,), dtype=torch.float32)
+    operators.launch(
+        _quantise_weights_512_256_256,
+        (programs_0 + programs_1 + programs_2,),
+        weight_0,
+        values_0,
+        scale_0,
+        scale_max_0,
+        weight_0.stride(0),
+        m_0,
+        weight_1,
+        values_1,
+        scale_1,
+        scale_max_1,
+        weight_1.stride(0),
+        m_1,
+        weight_2,
+        values_2,
+        scale_2,
+        scale_max_2,
+        weight_2.stride(0),
+        m_2,
+        programs_0,
+        programs_1,
+        programs_2,
+        num_warps=1,
+    )
+    return values_0, scale_0, scale_max_0, values_1, scale_1, scale_max_1, values_2, scale_2, scale_max_2
 
 
 @triton.jit

@@ -111,13 +111,20 @@ def _opened(line: str, group: _Bracket, margin: str, *, defines: bool) -> list[s
     called = before.endswith("(") and _CALLED.search(head) is not None and _KEYWORD.search(head) is None
     alone = defines and len(items) == 1  # a function's only parameter gets a comma
     trailing = len(group.commas) == len(items)
+    closed = _closed(margin + after) if defines else wrap_statement(margin + after)
     if called and len(together) <= WIDTH and not alone and not trailing:
-        return [before, together, *wrap_statement(margin + after)]
+        return [before, together, *closed]
     bare = len(items) == 1 and not trailing and (not called or re.search(r"\bfor\b", items[0]) is not None)
     lines = [before]
     for item in items:
         lines += wrap_statement(inner + item + ("" if bare else ","))
-    return [*lines, *wrap_statement(margin + after)]
+    return [*lines, *closed]
+
+
+def _closed(line: str) -> list[str]:
+    """What follows a function's parameters: `) -> tuple[...]:`, its type broken if it is too long."""
+    first, *rest = wrap_statement(line.replace(")", "_", 1))
+    return [first.replace("_", ")", 1), *rest]
 
 
 def _returned(line: str, groups: list[_Bracket]) -> list[str]:

@@ -77,6 +77,7 @@ class Chains:
             x="x",
             input=stages.input(),
             sums_dtype=sums_dtype(forward, names),
+            cast_weights=stages.cast_weights(),
             forward=forward,
             result=names.result,
             function=function,
@@ -113,6 +114,7 @@ class Chains:
             x="rows",
             input=stages.input(),
             sums_dtype=sums_dtype(forward, names),
+            cast_weights=stages.cast_weights(),
             forward=forward,
             result=names.result,
         )

@@ -58,7 +58,7 @@ class ForwardStage:
     """A linear and the kernel after it."""
 
     suffix: str  # of its names: "_1"; "" if there is only one stage
-    cast_weight: tuple[Launch, ...]  # launches that make the FP8 weight; () if it is frozen or native
+    cast_weight: tuple[Launch, ...]  # launches that make the FP8 weight; () if frozen, native or among `cast_weights`
     fprop: GemmView | None  # None: torch's linear
     x: str  # its input in the model's dtype, for torch's linear
     weight: str  # in FP8
@@ -144,6 +144,7 @@ class FrozenChainView:
     x: str  # name of its input in the body
     input: Launch | None  # makes the first linear's input; None if that is x in the model's dtype
     sums_dtype: tuple[str, ...] | None  # arguments whose dtypes decide that of sums; None without sums
+    cast_weights: tuple[Launch, ...]  # launches that each make the FP8 weights of several stages
     forward: tuple[ForwardStage, ...]
     result: str
 
