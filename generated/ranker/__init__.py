@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "f7f3e3451ceca034cdbefaa8cc562c81fa136dbfbfdad393eda36546975027e9"
+STAMP = "2d24789dc8cbb91ac1388ff7d169ef8479e79e0c7d80da25b0c0992f91ff9a65"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

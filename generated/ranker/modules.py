@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "f7f3e3451ceca034cdbefaa8cc562c81fa136dbfbfdad393eda36546975027e9"
+STAMP = "2d24789dc8cbb91ac1388ff7d169ef8479e79e0c7d80da25b0c0992f91ff9a65"
 
 
 class EmbedDense(dispatch.Bound):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from loka.codegen.chains import chain_shapes as shapes
 from loka.codegen.chains.chain_names import ChainNames
 from loka.codegen.chains.chain_shapes import ChainShape, NormShape, StageShape
-from loka.codegen.chains.chain_views import ForwardStage, Launch, TorchStep, launch
+from loka.codegen.chains.chain_views import OPERAND, ForwardStage, Launch, TorchStep, launch
 from loka.codegen.chains.static_operands import both_copies, input_kernel, maximum, under
 from loka.codegen.modules.gemm_calls import GemmView, gemm_view
 from loka.codegen.modules.linear_recipes import SiteRecipe
@@ -67,8 +67,8 @@ class ChainForward:
 
     def _cast_together(self, stages: list[int]) -> Launch:
         spec = QuantiseWeights(tuple(self._quantiser(index) for index in stages))
-        results = [name for index in stages for name in self.names.quantised("weight", index).values()]
-        return Launch(spec, tuple(f"weight{self.names.suffix(index)}" for index in stages), tuple(results))
+        weights = tuple(f"weight{self.names.suffix(index)}" for index in stages)
+        return Launch(spec, weights, (), tuple(self.names.quantised("weight", index)[OPERAND] for index in stages))
 
     def _quantiser(self, index: int) -> NormForward:
         """The kernel that quantises a stage's weight alone."""
@@ -88,8 +88,8 @@ class ChainForward:
             cast_weight=self._cast_weight(index) if alone else (),
             fprop=gemm_of(stage.recipe, Gemm.FPROP) if fp8 else None,
             x=self.names.hidden(index),
-            weight=f"weight{s}" if self.frozen else f"weight_fp8{s}",
-            weight_scale=f"scale{s}" if self.frozen else f"weight_scale{s}",
+            operand=self.names.operand("x", index, self.frozen),
+            weight=(f"weight{s}", f"scale{s}") if self.frozen else self.names.operand("weight", index),
             bias=f"bias{s}" if adds_bias else None,
             epilogue=self._epilogue(index) if stage.followed or (fp8 and not last) else None,
             freed=self._freed(index) if fp8 and not last and not self.frozen else (),
