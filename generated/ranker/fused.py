@@ -18,7 +18,7 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import concat_norm_reference, fm_reference
 from loka.kernels.fused.norm import norm_reference
 
-STAMP = "ae7f71f46180221cad6668e53030b6f9484d58a2b3f332fa6a1f4d8422025753"
+STAMP = "94945d909cc943c01e1ee09a498c04626f2fa51e52a9c5a55133875944433b89"
 
 
 # Width: how many rows a program has at least, and how many programs a multiprocessor has at most.
@@ -376,7 +376,7 @@ def layer_norm_e4m3_inference(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[
 
 
 # Width: how many rows a program has at least, and how many programs a multiprocessor has at most.
-_QUANTISE_E4M3_PROGRAMS = {64: (16, 16), 128: (8, 16), 256: (4, 16), 512: (1, 32)}
+_QUANTISE_E4M3_PROGRAMS = {64: (16, 16), 512: (1, 32)}
 
 
 def _quantise_e4m3_outputs(x: Tensor) -> tuple[Tensor, ...]:
@@ -389,7 +389,7 @@ def _quantise_e4m3_outputs(x: Tensor) -> tuple[Tensor, ...]:
     return values, scale, scale_max
 
 
-@operators.kernel(__package__, "8b3c8dfe", _quantise_e4m3_outputs)
+@operators.kernel(__package__, "e9284c4e", _quantise_e4m3_outputs)
 def quantise_e4m3(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """To e4m3 with one power-of-two scale a row.
 
@@ -397,6 +397,60 @@ def quantise_e4m3(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     forward = norm_reference.norm_forward(x)
     return norm_reference.quantise_rows(forward.y)
+
+
+def _quantise_weights_128_256_256_outputs(*weights: Tensor) -> tuple[Tensor, ...]:
+    outputs = []
+    for weight, (width, columns, rows) in zip(weights, ((128, 128, 8), (256, 256, 4), (256, 256, 4)), strict=True):
+        operators.check_rows(weight, width)
+        m, programs = weight.shape[0], operators.programs(weight, rows=rows, per_multiprocessor=32)
+        values = weight.new_empty((m, columns), dtype=torch.float8_e4m3fn)
+        scale = weight.new_empty((m, 1), dtype=torch.float32)
+        outputs += [values, scale, weight.new_empty((programs,), dtype=torch.float32)]
+    return tuple(outputs)
+
+
+@operators.kernel(__package__, "ac2431ed", _quantise_weights_128_256_256_outputs)
+def quantise_weights_128_256_256(
+    weight_0: Tensor, weight_1: Tensor, weight_2: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """3 weights to e4m3 with one power-of-two scale a row.
+
+    weight_0 (M_0, 128), weight_1 (M_1, 256), weight_2 (M_2, 256) -> values_0 (M_0, 128), scale_0 (M_0, 1), scale_max_0
+    (P_0,), values_1 (M_1, 256), scale_1 (M_1, 1), scale_max_1 (P_1,), values_2 (M_2, 256), scale_2 (M_2, 1),
+    scale_max_2 (P_2,).
+    """
+    values_0, scale_0, scale_max_0 = norm_reference.quantise_rows(weight_0)
+    values_1, scale_1, scale_max_1 = norm_reference.quantise_rows(weight_1)
+    values_2, scale_2, scale_max_2 = norm_reference.quantise_rows(weight_2)
+    return values_0, scale_0, scale_max_0, values_1, scale_1, scale_max_1, values_2, scale_2, scale_max_2
+
+
+def _quantise_weights_512_256_256_outputs(*weights: Tensor) -> tuple[Tensor, ...]:
+    outputs = []
+    for weight, (width, columns, rows) in zip(weights, ((512, 512, 2), (256, 256, 4), (256, 256, 4)), strict=True):
+        operators.check_rows(weight, width)
+        m, programs = weight.shape[0], operators.programs(weight, rows=rows, per_multiprocessor=32)
+        values = weight.new_empty((m, columns), dtype=torch.float8_e4m3fn)
+        scale = weight.new_empty((m, 1), dtype=torch.float32)
+        outputs += [values, scale, weight.new_empty((programs,), dtype=torch.float32)]
+    return tuple(outputs)
+
+
+@operators.kernel(__package__, "3811f06e", _quantise_weights_512_256_256_outputs)
+def quantise_weights_512_256_256(
+    weight_0: Tensor, weight_1: Tensor, weight_2: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """3 weights to e4m3 with one power-of-two scale a row.
+
+    weight_0 (M_0, 512), weight_1 (M_1, 256), weight_2 (M_2, 256) -> values_0 (M_0, 512), scale_0 (M_0, 1), scale_max_0
+    (P_0,), values_1 (M_1, 256), scale_1 (M_1, 1), scale_max_1 (P_1,), values_2 (M_2, 256), scale_2 (M_2, 1),
+    scale_max_2 (P_2,).
+    """
+    values_0, scale_0, scale_max_0 = norm_reference.quantise_rows(weight_0)
+    values_1, scale_1, scale_max_1 = norm_reference.quantise_rows(weight_1)
+    values_2, scale_2, scale_max_2 = norm_reference.quantise_rows(weight_2)
+    return values_0, scale_0, scale_max_0, values_1, scale_1, scale_max_1, values_2, scale_2, scale_max_2
 
 
 def _reduce_1_outputs(partial: Tensor, dtype: torch.dtype) -> Tensor:

@@ -23,10 +23,15 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from loka import dispatch
+from loka.dispatch import Quantized
 
 from . import fused
 
-STAMP = "ae7f71f46180221cad6668e53030b6f9484d58a2b3f332fa6a1f4d8422025753"
+STAMP = "94945d909cc943c01e1ee09a498c04626f2fa51e52a9c5a55133875944433b89"
+
+# Scalings of both operands of a GEMM.
+ROWWISE = ("rowwise", "rowwise")
+TENSORWISE = ("tensorwise", "tensorwise")
 
 E4M3_MAX = 448.0  # largest finite value
 AMAX_FLOOR = 2.0**-100  # keeps the scale of a zero block positive
@@ -102,12 +107,20 @@ class EmbedDense3Function(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype, counter_id: int) -> Tensor:
-        x_fp8, x_scale, x_scale_max = fused.quantise_e4m3(x)
-        weight_fp8, weight_scale, weight_scale_max = fused.quantise_e4m3(weight)
+        x_fp8 = Quantized(*fused.quantise_e4m3(x))
+        weight_fp8 = Quantized(*fused.quantise_e4m3(weight))
         y = dispatch.scaled_mm(
-            x_fp8, x_scale, weight_fp8, weight_scale, "rowwise", "rowwise", dtype, False, counter_id, bias.to(dtype)
+            x_fp8.data,
+            x_fp8.scale,
+            weight_fp8.data,
+            weight_fp8.scale,
+            *ROWWISE,
+            dtype,
+            False,
+            counter_id,
+            bias.to(dtype),
         )
-        ctx.save_for_backward(x_fp8, x_scale, x_scale_max, weight_fp8, weight_scale, weight_scale_max, bias)
+        dispatch.save_for_backward(ctx, x_fp8, weight_fp8, bias)
         ctx.dtypes = (x.dtype, weight.dtype)
         ctx.counter_id = counter_id
         return y
@@ -115,33 +128,23 @@ class EmbedDense3Function(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x_fp8, x_scale, x_scale_max, weight_fp8, weight_scale, weight_scale_max, bias = dispatch.saved_tensors(ctx)
+        x_fp8, weight_fp8, bias = dispatch.saved(ctx)
         x_dtype, weight_dtype = ctx.dtypes
         dx = dweight = None
-        dy_fp8, dy_scale, dy_scale_max, bias_sums = fused.add_backward_e4m3(grad)
+        dy_fp8, bias_sums = Quantized.first(fused.add_backward_e4m3(grad))
         del grad
         if ctx.needs_input_grad[0]:
             dy_fp8_t, dy_scale_t, x_fp8_t, x_scale_t, weight_fp8_t, weight_scale_t = fused.requantize_transpose_3(
-                dy_fp8, dy_scale, dy_scale_max, x_fp8, x_scale, x_scale_max, weight_fp8, weight_scale, weight_scale_max
+                *dy_fp8, *x_fp8, *weight_fp8
             )
             dx = dispatch.scaled_mm(
-                dy_fp8, dy_scale, weight_fp8_t, weight_scale_t, "rowwise", "rowwise", x_dtype, False, ctx.counter_id + 1
+                dy_fp8.data, dy_fp8.scale, weight_fp8_t, weight_scale_t, *ROWWISE, x_dtype, False, ctx.counter_id + 1
             )
         else:
-            dy_fp8_t, dy_scale_t, x_fp8_t, x_scale_t = fused.requantize_transpose_2(
-                dy_fp8, dy_scale, dy_scale_max, x_fp8, x_scale, x_scale_max
-            )
+            dy_fp8_t, dy_scale_t, x_fp8_t, x_scale_t = fused.requantize_transpose_2(*dy_fp8, *x_fp8)
         if ctx.needs_input_grad[1]:
             dweight = dispatch.scaled_mm(
-                dy_fp8_t,
-                dy_scale_t[:1],
-                x_fp8_t,
-                x_scale_t[:1],
-                "tensorwise",
-                "tensorwise",
-                weight_dtype,
-                False,
-                ctx.counter_id + 2,
+                dy_fp8_t, dy_scale_t[:1], x_fp8_t, x_scale_t[:1], *TENSORWISE, weight_dtype, False, ctx.counter_id + 2
             )
         dbias = fused.reduce_1(bias_sums, bias.dtype)
         return dx, dweight, dbias, None, None
@@ -186,71 +189,39 @@ class LayersFmbFunction(torch.autograd.Function):
         counter_id_1: int,
         counter_id_2: int,
     ) -> Tensor:
-        x_fp8_0, x_scale_0, x_scale_max_0, pre_mean, pre_rstd = fused.layer_norm_e4m3(x, pre_norm_weight, pre_norm_bias)
-        weight_fp8_0, weight_scale_0, weight_scale_max_0 = fused.quantise_e4m3(weight_0)
+        weight_fp8_0, weight_fp8_1, weight_fp8_2 = Quantized.each(
+            fused.quantise_weights_128_256_256(weight_0, weight_1, weight_2)
+        )
+        x_fp8_0, pre_mean, pre_rstd = Quantized.first(fused.layer_norm_e4m3(x, pre_norm_weight, pre_norm_bias))
         y_0 = dispatch.scaled_mm(
-            x_fp8_0, x_scale_0, weight_fp8_0, weight_scale_0, "rowwise", "rowwise", dtype, False, counter_id_0
+            x_fp8_0.data, x_fp8_0.scale, weight_fp8_0.data, weight_fp8_0.scale, *ROWWISE, dtype, False, counter_id_0
         )
-        x_fp8_1, x_scale_1, x_scale_max_1, mean_0, rstd_0 = fused.add_layer_norm_silu_e4m3(
-            y_0, bias_0, norm_weight_0, norm_bias_0
+        x_fp8_1, mean_0, rstd_0 = Quantized.first(
+            fused.add_layer_norm_silu_e4m3(y_0, bias_0, norm_weight_0, norm_bias_0)
         )
-        weight_fp8_1, weight_scale_1, weight_scale_max_1 = fused.quantise_e4m3(weight_1)
         y_1 = dispatch.scaled_mm(
-            x_fp8_1, x_scale_1, weight_fp8_1, weight_scale_1, "rowwise", "rowwise", dtype, False, counter_id_1
+            x_fp8_1.data, x_fp8_1.scale, weight_fp8_1.data, weight_fp8_1.scale, *ROWWISE, dtype, False, counter_id_1
         )
-        x_fp8_2, x_scale_2, x_scale_max_2, mean_1, rstd_1 = fused.add_layer_norm_silu_e4m3(
-            y_1, bias_1, norm_weight_1, norm_bias_1
+        x_fp8_2, mean_1, rstd_1 = Quantized.first(
+            fused.add_layer_norm_silu_e4m3(y_1, bias_1, norm_weight_1, norm_bias_1)
         )
-        weight_fp8_2, weight_scale_2, weight_scale_max_2 = fused.quantise_e4m3(weight_2)
         y_2 = dispatch.scaled_mm(
-            x_fp8_2,
-            x_scale_2,
-            weight_fp8_2,
-            weight_scale_2,
-            "rowwise",
-            "rowwise",
+            x_fp8_2.data,
+            x_fp8_2.scale,
+            weight_fp8_2.data,
+            weight_fp8_2.scale,
+            *ROWWISE,
             dtype,
             False,
             counter_id_2,
             bias_2.to(dtype),
         )
-        ctx.save_for_backward(
-            x,
-            pre_norm_weight,
-            pre_norm_bias,
-            pre_mean,
-            pre_rstd,
-            x_fp8_0,
-            x_scale_0,
-            x_scale_max_0,
-            weight_fp8_0,
-            weight_scale_0,
-            weight_scale_max_0,
-            y_0,
-            bias_0,
-            norm_weight_0,
-            norm_bias_0,
-            mean_0,
-            rstd_0,
-            x_fp8_1,
-            x_scale_1,
-            x_scale_max_1,
-            weight_fp8_1,
-            weight_scale_1,
-            weight_scale_max_1,
-            y_1,
-            bias_1,
-            norm_weight_1,
-            norm_bias_1,
-            mean_1,
-            rstd_1,
-            x_fp8_2,
-            x_scale_2,
-            x_scale_max_2,
-            weight_fp8_2,
-            weight_scale_2,
-            weight_scale_max_2,
-            bias_2,
+        dispatch.save_for_backward(
+            ctx,
+            (x, pre_norm_weight, pre_norm_bias, pre_mean, pre_rstd),
+            (x_fp8_0, weight_fp8_0, y_0, bias_0, norm_weight_0, norm_bias_0, mean_0, rstd_0),
+            (x_fp8_1, weight_fp8_1, y_1, bias_1, norm_weight_1, norm_bias_1, mean_1, rstd_1),
+            (x_fp8_2, weight_fp8_2, bias_2),
         )
         ctx.dtypes = (dtype, weight_0.dtype, weight_1.dtype, weight_2.dtype)
         ctx.counter_ids = (counter_id_0, counter_id_1, counter_id_2)
@@ -260,138 +231,58 @@ class LayersFmbFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (
-            x,
-            pre_norm_weight,
-            pre_norm_bias,
-            pre_mean,
-            pre_rstd,
-            x_fp8_0,
-            x_scale_0,
-            x_scale_max_0,
-            weight_fp8_0,
-            weight_scale_0,
-            weight_scale_max_0,
-            y_0,
-            bias_0,
-            norm_weight_0,
-            norm_bias_0,
-            mean_0,
-            rstd_0,
-            x_fp8_1,
-            x_scale_1,
-            x_scale_max_1,
-            weight_fp8_1,
-            weight_scale_1,
-            weight_scale_max_1,
-            y_1,
-            bias_1,
-            norm_weight_1,
-            norm_bias_1,
-            mean_1,
-            rstd_1,
-            x_fp8_2,
-            x_scale_2,
-            x_scale_max_2,
-            weight_fp8_2,
-            weight_scale_2,
-            weight_scale_max_2,
-            bias_2,
-        ) = dispatch.saved_tensors(ctx)
+            (x, pre_norm_weight, pre_norm_bias, pre_mean, pre_rstd),
+            (x_fp8_0, weight_fp8_0, y_0, bias_0, norm_weight_0, norm_bias_0, mean_0, rstd_0),
+            (x_fp8_1, weight_fp8_1, y_1, bias_1, norm_weight_1, norm_bias_1, mean_1, rstd_1),
+            (x_fp8_2, weight_fp8_2, bias_2),
+        ) = dispatch.saved(ctx)
         dtype, weight_dtype_0, weight_dtype_1, weight_dtype_2 = ctx.dtypes
         counter_id_0, counter_id_1, counter_id_2 = ctx.counter_ids
         dweight_0 = dweight_1 = dweight_2 = None
         # Linear 2.
-        dy_fp8, dy_scale, dy_scale_max, bias_2_sums = fused.add_backward_e4m3(grad)
+        dy_fp8, bias_2_sums = Quantized.first(fused.add_backward_e4m3(grad))
         del grad
         dy_fp8_t, dy_scale_t, x_fp8_t, x_scale_t, weight_fp8_t, weight_scale_t = fused.requantize_transpose_3(
-            dy_fp8,
-            dy_scale,
-            dy_scale_max,
-            x_fp8_2,
-            x_scale_2,
-            x_scale_max_2,
-            weight_fp8_2,
-            weight_scale_2,
-            weight_scale_max_2,
+            *dy_fp8, *x_fp8_2, *weight_fp8_2
         )
         grad = dispatch.scaled_mm(
-            dy_fp8, dy_scale, weight_fp8_t, weight_scale_t, "rowwise", "rowwise", dtype, False, counter_id_2 + 1
+            dy_fp8.data, dy_fp8.scale, weight_fp8_t, weight_scale_t, *ROWWISE, dtype, False, counter_id_2 + 1
         )
         if ctx.needs_input_grad[11]:
             dweight_2 = dispatch.scaled_mm(
-                dy_fp8_t,
-                dy_scale_t[:1],
-                x_fp8_t,
-                x_scale_t[:1],
-                "tensorwise",
-                "tensorwise",
-                weight_dtype_2,
-                False,
-                counter_id_2 + 2,
+                dy_fp8_t, dy_scale_t[:1], x_fp8_t, x_scale_t[:1], *TENSORWISE, weight_dtype_2, False, counter_id_2 + 2
             )
         del x_fp8_2, weight_fp8_2, dy_fp8, weight_fp8_t, dy_fp8_t, x_fp8_t
         # Linear 1.
-        dy_fp8, dy_scale, dy_scale_max, norm_weight_1_sums, norm_bias_1_sums, bias_1_sums = (
+        dy_fp8, norm_weight_1_sums, norm_bias_1_sums, bias_1_sums = Quantized.first(
             fused.add_layer_norm_silu_backward_e4m3(grad, y_1, bias_1, norm_weight_1, norm_bias_1, mean_1, rstd_1)
         )
         del grad
         dy_fp8_t, dy_scale_t, x_fp8_t, x_scale_t, weight_fp8_t, weight_scale_t = fused.requantize_transpose_3(
-            dy_fp8,
-            dy_scale,
-            dy_scale_max,
-            x_fp8_1,
-            x_scale_1,
-            x_scale_max_1,
-            weight_fp8_1,
-            weight_scale_1,
-            weight_scale_max_1,
+            *dy_fp8, *x_fp8_1, *weight_fp8_1
         )
         grad = dispatch.scaled_mm(
-            dy_fp8, dy_scale, weight_fp8_t, weight_scale_t, "rowwise", "rowwise", dtype, False, counter_id_1 + 1
+            dy_fp8.data, dy_fp8.scale, weight_fp8_t, weight_scale_t, *ROWWISE, dtype, False, counter_id_1 + 1
         )
         if ctx.needs_input_grad[7]:
             dweight_1 = dispatch.scaled_mm(
-                dy_fp8_t,
-                dy_scale_t[:1],
-                x_fp8_t,
-                x_scale_t[:1],
-                "tensorwise",
-                "tensorwise",
-                weight_dtype_1,
-                False,
-                counter_id_1 + 2,
+                dy_fp8_t, dy_scale_t[:1], x_fp8_t, x_scale_t[:1], *TENSORWISE, weight_dtype_1, False, counter_id_1 + 2
             )
         del x_fp8_1, weight_fp8_1, y_1, dy_fp8, weight_fp8_t, dy_fp8_t, x_fp8_t
         # Linear 0.
-        dy_fp8, dy_scale, dy_scale_max, norm_weight_0_sums, norm_bias_0_sums, bias_0_sums = (
+        dy_fp8, norm_weight_0_sums, norm_bias_0_sums, bias_0_sums = Quantized.first(
             fused.add_layer_norm_silu_backward_e4m3(grad, y_0, bias_0, norm_weight_0, norm_bias_0, mean_0, rstd_0)
         )
         del grad
         dy_fp8_t, dy_scale_t, x_fp8_t, x_scale_t, weight_fp8_t, weight_scale_t = fused.requantize_transpose_3(
-            dy_fp8,
-            dy_scale,
-            dy_scale_max,
-            x_fp8_0,
-            x_scale_0,
-            x_scale_max_0,
-            weight_fp8_0,
-            weight_scale_0,
-            weight_scale_max_0,
+            *dy_fp8, *x_fp8_0, *weight_fp8_0
         )
         grad = dispatch.scaled_mm(
-            dy_fp8, dy_scale, weight_fp8_t, weight_scale_t, "rowwise", "rowwise", dtype, False, counter_id_0 + 1
+            dy_fp8.data, dy_fp8.scale, weight_fp8_t, weight_scale_t, *ROWWISE, dtype, False, counter_id_0 + 1
         )
         if ctx.needs_input_grad[3]:
             dweight_0 = dispatch.scaled_mm(
-                dy_fp8_t,
-                dy_scale_t[:1],
-                x_fp8_t,
-                x_scale_t[:1],
-                "tensorwise",
-                "tensorwise",
-                weight_dtype_0,
-                False,
-                counter_id_0 + 2,
+                dy_fp8_t, dy_scale_t[:1], x_fp8_t, x_scale_t[:1], *TENSORWISE, weight_dtype_0, False, counter_id_0 + 2
             )
         dbias_2, dbias_1, dnorm_weight_1, dnorm_bias_1, dbias_0, dnorm_weight_0 = fused.reduce_6(
             bias_2_sums,
@@ -421,23 +312,11 @@ class LayersFmbFunction(torch.autograd.Function):
             pre_norm_bias.dtype,
         )
         return (
-            dx,
-            dpre_norm_weight,
-            dpre_norm_bias,
-            dweight_0,
-            dbias_0,
-            dnorm_weight_0,
-            dnorm_bias_0,
-            dweight_1,
-            dbias_1,
-            dnorm_weight_1,
-            dnorm_bias_1,
-            dweight_2,
-            dbias_2,
-            None,
-            None,
-            None,
-            None,
+            *(dx, dpre_norm_weight, dpre_norm_bias),
+            *(dweight_0, dbias_0, dnorm_weight_0, dnorm_bias_0),
+            *(dweight_1, dbias_1, dnorm_weight_1, dnorm_bias_1),
+            *(dweight_2, dbias_2),
+            *(None, None, None, None),
         )
 
 
@@ -473,23 +352,12 @@ def layers_fmb(
     dtype = dispatch.output_dtype(x, weight_0, weight_1, weight_2)
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     y = LayersFmbFunction.apply(
-        rows,
-        pre_norm_weight,
-        pre_norm_bias,
-        weight_0,
-        bias_0,
-        norm_weight_0,
-        norm_bias_0,
-        weight_1,
-        bias_1,
-        norm_weight_1,
-        norm_bias_1,
-        weight_2,
-        bias_2,
+        *(rows, pre_norm_weight, pre_norm_bias),
+        *(weight_0, bias_0, norm_weight_0, norm_bias_0),
+        *(weight_1, bias_1, norm_weight_1, norm_bias_1),
+        *(weight_2, bias_2),
         dtype,
-        counter_id_0,
-        counter_id_1,
-        counter_id_2,
+        *(counter_id_0, counter_id_1, counter_id_2),
     )
     return y if x.dim() == 2 else y.reshape(*x.shape[:-1], 256)
 
@@ -522,63 +390,31 @@ class HeadMlpFunction(torch.autograd.Function):
         counter_id_1: int,
         counter_id_2: int,
     ) -> Tensor:
-        x_fp8_0, x_scale_0, x_scale_max_0 = fused.quantise_e4m3(x)
-        weight_fp8_0, weight_scale_0, weight_scale_max_0 = fused.quantise_e4m3(weight_0)
+        weight_fp8_0, weight_fp8_1, weight_fp8_2 = Quantized.each(
+            fused.quantise_weights_512_256_256(weight_0, weight_1, weight_2)
+        )
+        x_fp8_0 = Quantized(*fused.quantise_e4m3(x))
         y_0 = dispatch.scaled_mm(
-            x_fp8_0, x_scale_0, weight_fp8_0, weight_scale_0, "rowwise", "rowwise", dtype, False, counter_id_0
+            x_fp8_0.data, x_fp8_0.scale, weight_fp8_0.data, weight_fp8_0.scale, *ROWWISE, dtype, False, counter_id_0
         )
-        x_fp8_1, x_scale_1, x_scale_max_1, mean_0, rstd_0 = fused.add_layer_norm_silu_e4m3(
-            y_0, bias_0, norm_weight_0, norm_bias_0
+        x_fp8_1, mean_0, rstd_0 = Quantized.first(
+            fused.add_layer_norm_silu_e4m3(y_0, bias_0, norm_weight_0, norm_bias_0)
         )
-        weight_fp8_1, weight_scale_1, weight_scale_max_1 = fused.quantise_e4m3(weight_1)
         y_1 = dispatch.scaled_mm(
-            x_fp8_1, x_scale_1, weight_fp8_1, weight_scale_1, "rowwise", "rowwise", dtype, False, counter_id_1
+            x_fp8_1.data, x_fp8_1.scale, weight_fp8_1.data, weight_fp8_1.scale, *ROWWISE, dtype, False, counter_id_1
         )
-        x_fp8_2, x_scale_2, x_scale_max_2, mean_1, rstd_1 = fused.add_layer_norm_silu_e4m3(
-            y_1, bias_1, norm_weight_1, norm_bias_1
+        x_fp8_2, mean_1, rstd_1 = Quantized.first(
+            fused.add_layer_norm_silu_e4m3(y_1, bias_1, norm_weight_1, norm_bias_1)
         )
-        weight_fp8_2, weight_scale_2, weight_scale_max_2 = fused.quantise_e4m3(weight_2)
         y_2 = dispatch.scaled_mm(
-            x_fp8_2, x_scale_2, weight_fp8_2, weight_scale_2, "rowwise", "rowwise", dtype, False, counter_id_2
+            x_fp8_2.data, x_fp8_2.scale, weight_fp8_2.data, weight_fp8_2.scale, *ROWWISE, dtype, False, counter_id_2
         )
         out, mean_2, rstd_2 = fused.add_layer_norm_silu(y_2, bias_2, norm_weight_2, norm_bias_2, dtype)
-        ctx.save_for_backward(
-            x_fp8_0,
-            x_scale_0,
-            x_scale_max_0,
-            weight_fp8_0,
-            weight_scale_0,
-            weight_scale_max_0,
-            y_0,
-            bias_0,
-            norm_weight_0,
-            norm_bias_0,
-            mean_0,
-            rstd_0,
-            x_fp8_1,
-            x_scale_1,
-            x_scale_max_1,
-            weight_fp8_1,
-            weight_scale_1,
-            weight_scale_max_1,
-            y_1,
-            bias_1,
-            norm_weight_1,
-            norm_bias_1,
-            mean_1,
-            rstd_1,
-            x_fp8_2,
-            x_scale_2,
-            x_scale_max_2,
-            weight_fp8_2,
-            weight_scale_2,
-            weight_scale_max_2,
-            y_2,
-            bias_2,
-            norm_weight_2,
-            norm_bias_2,
-            mean_2,
-            rstd_2,
+        dispatch.save_for_backward(
+            ctx,
+            (x_fp8_0, weight_fp8_0, y_0, bias_0, norm_weight_0, norm_bias_0, mean_0, rstd_0),
+            (x_fp8_1, weight_fp8_1, y_1, bias_1, norm_weight_1, norm_bias_1, mean_1, rstd_1),
+            (x_fp8_2, weight_fp8_2, y_2, bias_2, norm_weight_2, norm_bias_2, mean_2, rstd_2),
         )
         ctx.dtypes = (dtype, x.dtype, weight_0.dtype, weight_1.dtype, weight_2.dtype)
         ctx.counter_ids = (counter_id_0, counter_id_1, counter_id_2)
@@ -588,108 +424,43 @@ class HeadMlpFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (
-            x_fp8_0,
-            x_scale_0,
-            x_scale_max_0,
-            weight_fp8_0,
-            weight_scale_0,
-            weight_scale_max_0,
-            y_0,
-            bias_0,
-            norm_weight_0,
-            norm_bias_0,
-            mean_0,
-            rstd_0,
-            x_fp8_1,
-            x_scale_1,
-            x_scale_max_1,
-            weight_fp8_1,
-            weight_scale_1,
-            weight_scale_max_1,
-            y_1,
-            bias_1,
-            norm_weight_1,
-            norm_bias_1,
-            mean_1,
-            rstd_1,
-            x_fp8_2,
-            x_scale_2,
-            x_scale_max_2,
-            weight_fp8_2,
-            weight_scale_2,
-            weight_scale_max_2,
-            y_2,
-            bias_2,
-            norm_weight_2,
-            norm_bias_2,
-            mean_2,
-            rstd_2,
-        ) = dispatch.saved_tensors(ctx)
+            (x_fp8_0, weight_fp8_0, y_0, bias_0, norm_weight_0, norm_bias_0, mean_0, rstd_0),
+            (x_fp8_1, weight_fp8_1, y_1, bias_1, norm_weight_1, norm_bias_1, mean_1, rstd_1),
+            (x_fp8_2, weight_fp8_2, y_2, bias_2, norm_weight_2, norm_bias_2, mean_2, rstd_2),
+        ) = dispatch.saved(ctx)
         dtype, x_dtype, weight_dtype_0, weight_dtype_1, weight_dtype_2 = ctx.dtypes
         counter_id_0, counter_id_1, counter_id_2 = ctx.counter_ids
         dx = dweight_0 = dweight_1 = dweight_2 = None
         # Linear 2.
-        dy_fp8, dy_scale, dy_scale_max, norm_weight_2_sums, norm_bias_2_sums, bias_2_sums = (
+        dy_fp8, norm_weight_2_sums, norm_bias_2_sums, bias_2_sums = Quantized.first(
             fused.add_layer_norm_silu_backward_e4m3(grad, y_2, bias_2, norm_weight_2, norm_bias_2, mean_2, rstd_2)
         )
         del grad
         dy_fp8_t, dy_scale_t, x_fp8_t, x_scale_t, weight_fp8_t, weight_scale_t = fused.requantize_transpose_3(
-            dy_fp8,
-            dy_scale,
-            dy_scale_max,
-            x_fp8_2,
-            x_scale_2,
-            x_scale_max_2,
-            weight_fp8_2,
-            weight_scale_2,
-            weight_scale_max_2,
+            *dy_fp8, *x_fp8_2, *weight_fp8_2
         )
         grad = dispatch.scaled_mm(
-            dy_fp8, dy_scale, weight_fp8_t, weight_scale_t, "rowwise", "rowwise", dtype, False, counter_id_2 + 1
+            dy_fp8.data, dy_fp8.scale, weight_fp8_t, weight_scale_t, *ROWWISE, dtype, False, counter_id_2 + 1
         )
         if ctx.needs_input_grad[9]:
             dweight_2 = dispatch.scaled_mm(
-                dy_fp8_t,
-                dy_scale_t[:1],
-                x_fp8_t,
-                x_scale_t[:1],
-                "tensorwise",
-                "tensorwise",
-                weight_dtype_2,
-                False,
-                counter_id_2 + 2,
+                dy_fp8_t, dy_scale_t[:1], x_fp8_t, x_scale_t[:1], *TENSORWISE, weight_dtype_2, False, counter_id_2 + 2
             )
         del x_fp8_2, weight_fp8_2, y_2, dy_fp8, weight_fp8_t, dy_fp8_t, x_fp8_t
         # Linear 1.
-        dy_fp8, dy_scale, dy_scale_max, norm_weight_1_sums, norm_bias_1_sums, bias_1_sums = (
+        dy_fp8, norm_weight_1_sums, norm_bias_1_sums, bias_1_sums = Quantized.first(
             fused.add_layer_norm_silu_backward_e4m3(grad, y_1, bias_1, norm_weight_1, norm_bias_1, mean_1, rstd_1)
         )
         del grad
         dy_fp8_t, dy_scale_t, x_fp8_t, x_scale_t, weight_fp8_t, weight_scale_t = fused.requantize_transpose_3(
-            dy_fp8,
-            dy_scale,
-            dy_scale_max,
-            x_fp8_1,
-            x_scale_1,
-            x_scale_max_1,
-            weight_fp8_1,
-            weight_scale_1,
-            weight_scale_max_1,
+            *dy_fp8, *x_fp8_1, *weight_fp8_1
         )
         grad = dispatch.scaled_mm(
-            dy_fp8, dy_scale, weight_fp8_t, weight_scale_t, "rowwise", "rowwise", dtype, False, counter_id_1 + 1
+            dy_fp8.data, dy_fp8.scale, weight_fp8_t, weight_scale_t, *ROWWISE, dtype, False, counter_id_1 + 1
         )
         if ctx.needs_input_grad[5]:
             dweight_1 = dispatch.scaled_mm(
-                dy_fp8_t,
-                dy_scale_t[:1],
-                x_fp8_t,
-                x_scale_t[:1],
-                "tensorwise",
-                "tensorwise",
-                weight_dtype_1,
-                False,
-                counter_id_1 + 2,
+                dy_fp8_t, dy_scale_t[:1], x_fp8_t, x_scale_t[:1], *TENSORWISE, weight_dtype_1, False, counter_id_1 + 2
             )
         del x_fp8_1, weight_fp8_1, y_1, dy_fp8, weight_fp8_t, dy_fp8_t, x_fp8_t
         dbias_2, dnorm_weight_2, dnorm_bias_2, dbias_1, dnorm_weight_1, dnorm_bias_1 = fused.reduce_6(
@@ -708,62 +479,32 @@ class HeadMlpFunction(torch.autograd.Function):
         )
         del bias_2_sums, norm_weight_2_sums, norm_bias_2_sums, bias_1_sums, norm_weight_1_sums, norm_bias_1_sums
         # Linear 0.
-        dy_fp8, dy_scale, dy_scale_max, norm_weight_0_sums, norm_bias_0_sums, bias_0_sums = (
+        dy_fp8, norm_weight_0_sums, norm_bias_0_sums, bias_0_sums = Quantized.first(
             fused.add_layer_norm_silu_backward_e4m3(grad, y_0, bias_0, norm_weight_0, norm_bias_0, mean_0, rstd_0)
         )
         del grad
         if ctx.needs_input_grad[0]:
             dy_fp8_t, dy_scale_t, x_fp8_t, x_scale_t, weight_fp8_t, weight_scale_t = fused.requantize_transpose_3(
-                dy_fp8,
-                dy_scale,
-                dy_scale_max,
-                x_fp8_0,
-                x_scale_0,
-                x_scale_max_0,
-                weight_fp8_0,
-                weight_scale_0,
-                weight_scale_max_0,
+                *dy_fp8, *x_fp8_0, *weight_fp8_0
             )
             dx = dispatch.scaled_mm(
-                dy_fp8, dy_scale, weight_fp8_t, weight_scale_t, "rowwise", "rowwise", x_dtype, False, counter_id_0 + 1
+                dy_fp8.data, dy_fp8.scale, weight_fp8_t, weight_scale_t, *ROWWISE, x_dtype, False, counter_id_0 + 1
             )
         else:
-            dy_fp8_t, dy_scale_t, x_fp8_t, x_scale_t = fused.requantize_transpose_2(
-                dy_fp8, dy_scale, dy_scale_max, x_fp8_0, x_scale_0, x_scale_max_0
-            )
+            dy_fp8_t, dy_scale_t, x_fp8_t, x_scale_t = fused.requantize_transpose_2(*dy_fp8, *x_fp8_0)
         if ctx.needs_input_grad[1]:
             dweight_0 = dispatch.scaled_mm(
-                dy_fp8_t,
-                dy_scale_t[:1],
-                x_fp8_t,
-                x_scale_t[:1],
-                "tensorwise",
-                "tensorwise",
-                weight_dtype_0,
-                False,
-                counter_id_0 + 2,
+                dy_fp8_t, dy_scale_t[:1], x_fp8_t, x_scale_t[:1], *TENSORWISE, weight_dtype_0, False, counter_id_0 + 2
             )
         dbias_0, dnorm_weight_0, dnorm_bias_0 = fused.reduce_3(
             bias_0_sums, bias_0.dtype, norm_weight_0_sums, norm_weight_0.dtype, norm_bias_0_sums, norm_bias_0.dtype
         )
         return (
             dx,
-            dweight_0,
-            dbias_0,
-            dnorm_weight_0,
-            dnorm_bias_0,
-            dweight_1,
-            dbias_1,
-            dnorm_weight_1,
-            dnorm_bias_1,
-            dweight_2,
-            dbias_2,
-            dnorm_weight_2,
-            dnorm_bias_2,
-            None,
-            None,
-            None,
-            None,
+            *(dweight_0, dbias_0, dnorm_weight_0, dnorm_bias_0),
+            *(dweight_1, dbias_1, dnorm_weight_1, dnorm_bias_1),
+            *(dweight_2, dbias_2, dnorm_weight_2, dnorm_bias_2),
+            *(None, None, None, None),
         )
 
 
@@ -801,22 +542,11 @@ def head_mlp(
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     y = HeadMlpFunction.apply(
         rows,
-        weight_0,
-        bias_0,
-        norm_weight_0,
-        norm_bias_0,
-        weight_1,
-        bias_1,
-        norm_weight_1,
-        norm_bias_1,
-        weight_2,
-        bias_2,
-        norm_weight_2,
-        norm_bias_2,
+        *(weight_0, bias_0, norm_weight_0, norm_bias_0),
+        *(weight_1, bias_1, norm_weight_1, norm_bias_1),
+        *(weight_2, bias_2, norm_weight_2, norm_bias_2),
         dtype,
-        counter_id_0,
-        counter_id_1,
-        counter_id_2,
+        *(counter_id_0, counter_id_1, counter_id_2),
     )
     return y if x.dim() == 2 else y.reshape(*x.shape[:-1], 256)
 
@@ -840,9 +570,7 @@ def embed_dense_3_frozen(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor,
         return dispatch.without_elements(x, 64, 32, dtype)
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     x_fp8, x_scale, _ = fused.quantise_e4m3(rows)
-    y = dispatch.scaled_mm(
-        x_fp8, x_scale, weight, scale, "rowwise", "rowwise", dtype, False, counter_id, bias.to(dtype)
-    )
+    y = dispatch.scaled_mm(x_fp8, x_scale, weight, scale, *ROWWISE, dtype, False, counter_id, bias.to(dtype))
     return y if x.dim() == 2 else y.reshape(*x.shape[:-1], 32)
 
 
@@ -874,12 +602,12 @@ def layers_fmb_frozen(
         return dispatch.without_elements(x, 128, 256, dtype)
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     x_fp8_0, x_scale_0, _ = fused.layer_norm_e4m3_inference(rows, pre_norm_weight, pre_norm_bias)
-    y_0 = dispatch.scaled_mm(x_fp8_0, x_scale_0, weight_0, scale_0, "rowwise", "rowwise", dtype, False, counter_id_0)
+    y_0 = dispatch.scaled_mm(x_fp8_0, x_scale_0, weight_0, scale_0, *ROWWISE, dtype, False, counter_id_0)
     x_fp8_1, x_scale_1, _ = fused.add_layer_norm_silu_e4m3_inference(y_0, bias_0, norm_weight_0, norm_bias_0)
-    y_1 = dispatch.scaled_mm(x_fp8_1, x_scale_1, weight_1, scale_1, "rowwise", "rowwise", dtype, False, counter_id_1)
+    y_1 = dispatch.scaled_mm(x_fp8_1, x_scale_1, weight_1, scale_1, *ROWWISE, dtype, False, counter_id_1)
     x_fp8_2, x_scale_2, _ = fused.add_layer_norm_silu_e4m3_inference(y_1, bias_1, norm_weight_1, norm_bias_1)
     y_2 = dispatch.scaled_mm(
-        x_fp8_2, x_scale_2, weight_2, scale_2, "rowwise", "rowwise", dtype, False, counter_id_2, bias_2.to(dtype)
+        x_fp8_2, x_scale_2, weight_2, scale_2, *ROWWISE, dtype, False, counter_id_2, bias_2.to(dtype)
     )
     return y_2 if x.dim() == 2 else y_2.reshape(*x.shape[:-1], 256)
 
@@ -912,11 +640,11 @@ def head_mlp_frozen(
         return dispatch.without_elements(x, 512, 256, dtype)
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     x_fp8_0, x_scale_0, _ = fused.quantise_e4m3(rows)
-    y_0 = dispatch.scaled_mm(x_fp8_0, x_scale_0, weight_0, scale_0, "rowwise", "rowwise", dtype, False, counter_id_0)
+    y_0 = dispatch.scaled_mm(x_fp8_0, x_scale_0, weight_0, scale_0, *ROWWISE, dtype, False, counter_id_0)
     x_fp8_1, x_scale_1, _ = fused.add_layer_norm_silu_e4m3_inference(y_0, bias_0, norm_weight_0, norm_bias_0)
-    y_1 = dispatch.scaled_mm(x_fp8_1, x_scale_1, weight_1, scale_1, "rowwise", "rowwise", dtype, False, counter_id_1)
+    y_1 = dispatch.scaled_mm(x_fp8_1, x_scale_1, weight_1, scale_1, *ROWWISE, dtype, False, counter_id_1)
     x_fp8_2, x_scale_2, _ = fused.add_layer_norm_silu_e4m3_inference(y_1, bias_1, norm_weight_1, norm_bias_1)
-    y_2 = dispatch.scaled_mm(x_fp8_2, x_scale_2, weight_2, scale_2, "rowwise", "rowwise", dtype, False, counter_id_2)
+    y_2 = dispatch.scaled_mm(x_fp8_2, x_scale_2, weight_2, scale_2, *ROWWISE, dtype, False, counter_id_2)
     out = fused.add_layer_norm_silu_inference(y_2, bias_2, norm_weight_2, norm_bias_2, dtype)
     return out if x.dim() == 2 else out.reshape(*x.shape[:-1], 256)
 

@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "ae7f71f46180221cad6668e53030b6f9484d58a2b3f332fa6a1f4d8422025753"
+STAMP = "94945d909cc943c01e1ee09a498c04626f2fa51e52a9c5a55133875944433b89"
 
 
 class EmbedDense(dispatch.Bound):

@@ -14,6 +14,7 @@ from loka.devices.launches import (
     SquareLaunch,
     Tiling,
     Tilings,
+    WeightsLaunch,
     WideLaunch,
 )
 from loka.devices.spec import DeviceSpec, ScaledMMLimits
@@ -92,6 +93,8 @@ _LAUNCHES = LaunchTables(
         warp_elements=1024,
         least_warps=4,
     ),
+    # Not measured yet: the registers of the quantisers above, 32 elements a thread.
+    weights=WeightsLaunch(warp_elements=1024, least_columns=16, most_warps=16, warps=32),
     transpose=SquareLaunch(tile=128, warps=4, chunk=1024),
     cast_transpose=SquareLaunch(tile=128, warps=8, chunk=1024),  # not measured yet, chosen by register use
     fused_cast_transpose=FusedCastLaunch(columns=128, elements=8192, warps=8),

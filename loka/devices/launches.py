@@ -69,6 +69,16 @@ class SquareLaunch:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightsLaunch:
+    """Launch of a chain's weights' quantisation: whole rows, in blocks of one size for all weights."""
+
+    warp_elements: int  # of a block, per warp
+    least_columns: int  # that a row of a block counts as
+    most_warps: int  # of a program
+    warps: int  # of a weight's programs on each multiprocessor, at most
+
+
+@dataclass(frozen=True, slots=True)
 class ReduceLaunch:
     """Launch of column sums: one block of columns per program."""
 
@@ -157,6 +167,7 @@ class LaunchTables:
 
     rows: RowLaunches
     wide: WideLaunch
+    weights: WeightsLaunch
     transpose: SquareLaunch
     cast_transpose: SquareLaunch
     fused_cast_transpose: FusedCastLaunch

@@ -19,6 +19,7 @@ from loka.dispatch.dispatch_errors import (
 from loka.dispatch.patch.patch import Patch, patch_of
 from loka.dispatch.runtime.matrix_rows import is_empty, rows, without_elements
 from loka.dispatch.runtime.output_dtypes import joined_dtype, output_dtype, summed_dtype
+from loka.dispatch.runtime.quantized import Quantized, save_for_backward, saved
 from loka.dispatch.runtime.saved_tensors import saved_tensors
 from loka.dispatch.static_scales import Overflow, StaticScale
 from loka.graph.loop_guards import checked_length
@@ -42,6 +43,7 @@ __all__ = [
     "NonFiniteError",
     "Overflow",
     "Patch",
+    "Quantized",
     "Reads",
     "StaticScale",
     "VerifyError",
@@ -57,6 +59,8 @@ __all__ = [
     "output_dtype",
     "patch_of",
     "rows",
+    "save_for_backward",
+    "saved",
     "saved_tensors",
     "scaled_mm",
     "summed_dtype",

@@ -18,6 +18,7 @@ _CALLED = re.compile(r"[\w)\]]$")
 _KEYWORD = re.compile(r"\b(?:return|in|is|not|and|or|if|else|assert|yield|del|await|for)\s*$")
 _TARGET = re.compile(r"\w+ = ")
 _TARGETS = re.compile(r"[^=()\[\]{}]+,[^=()\[\]{}]* = ")
+_GROUPS = re.compile(r"\([^()]+\)(?:, (?:\([^()]+\)|\w+))+ = ")
 _BARE_TUPLE = re.compile(r"(return|del) ([^()\[\]{}]+,[^()\[\]{}]+)")
 _COMMENT = re.compile(r" *# ")
 _JOINED = "\0"  # stands for a space at which a line is not broken
@@ -80,6 +81,8 @@ def wrap_statement(line: str) -> list[str]:
         return [f"{margin}return (", *opened, f"{margin})"]
     if defines:
         return _opened(line, some[0], margin, defines=True) if some else [line]
+    if some and some[-1].start >= WIDTH and (tuples := _GROUPS.match(text)) is not None:
+        return _in_lines(tuples[0].removesuffix(" = "), text[tuples.end() :], margin)
     for group in reversed(some):
         if group.start < WIDTH:
             return _opened(line, group, margin, defines=False)
@@ -100,6 +103,13 @@ def wrap_statement(line: str) -> list[str]:
     return _opened(line, some[-1], margin, defines=False) if some else [line]
 
 
+def _in_lines(targets: str, value: str, margin: str) -> list[str]:
+    """An assignment to tuples, each on a line of its own."""
+    items = _items(targets, 0, _groups(targets) or [])
+    lines = [line for item in items for line in wrap_statement(f"{margin}    {item},")]
+    return [f"{margin}(", *lines, f"{margin}) = {value}"]
+
+
 def _one_a_line(names: str, margin: str) -> list[str]:
     return [f"{margin}    {name.strip()}," for name in names.split(",") if name.strip()]
 
@@ -114,8 +124,9 @@ def _opened(line: str, group: _Bracket, margin: str, *, defines: bool) -> list[s
     called = before.endswith("(") and _CALLED.search(head) is not None and _KEYWORD.search(head) is None
     alone = defines and len(items) == 1  # a function's only parameter gets a comma
     trailing = len(group.commas) == len(items)
+    closed = _closed(margin + after) if defines else wrap_statement(margin + after)
     if called and len(together) <= WIDTH and not alone and not trailing:
-        return [before, together, *wrap_statement(margin + after)]
+        return [before, together, *closed]
     if called and after in (")", "):") and any(map(_OF_KERNEL.fullmatch, items)):
         whole = ", ".join(item.replace(" ", _JOINED) for item in items) + ","
         filled = textwrap.wrap(whole, WIDTH, initial_indent=inner, subsequent_indent=inner)
@@ -124,12 +135,23 @@ def _opened(line: str, group: _Bracket, margin: str, *, defines: bool) -> list[s
     lines = [before]
     for item in items:
         lines += wrap_statement(inner + item + ("" if bare else ","))
-    return [*lines, *wrap_statement(margin + after)]
+    return [*lines, *closed]
+
+
+def _closed(line: str) -> list[str]:
+    """What follows a function's parameters: `) -> tuple[...]:`, its type broken if it is too long."""
+    first, *rest = wrap_statement(line.replace(")", "_", 1))
+    return [first.replace("_", ")", 1), *rest]
 
 
 def _returned(line: str, groups: list[_Bracket]) -> list[str]:
     """The items of a tuple that is returned without brackets; [] for a single value."""
-    start = line.index("return ") + len("return ")
+    items = _items(line, line.index("return ") + len("return "), groups)
+    return items if len(items) > 1 else []
+
+
+def _items(line: str, start: int, groups: list[_Bracket]) -> list[str]:
+    """The items of a tuple without brackets that ends a line."""
     inside = [range(group.start, group.end) for group in groups]
     commas = [
         token.start()
@@ -137,7 +159,7 @@ def _returned(line: str, groups: list[_Bracket]) -> list[str]:
         if token[0] == "," and not any(token.start() in part for part in inside)
     ]
     bounds = [start - 1, *commas, len(line)]
-    return [line[left + 1 : right].strip() for left, right in pairwise(bounds)] if commas else []
+    return [line[left + 1 : right].strip() for left, right in pairwise(bounds)]
 
 
 def _groups(line: str) -> list[_Bracket] | None:

@@ -10,6 +10,7 @@ from loka.codegen.chains.chain_forward import gemm_of
 from loka.codegen.chains.chain_names import ChainNames
 from loka.codegen.chains.chain_shapes import ChainShape, StageShape
 from loka.codegen.chains.chain_views import (
+    OPERAND,
     BackwardStage,
     InputGradient,
     Launch,
@@ -63,9 +64,10 @@ class ChainBackward:
             bias=f"bias{s}" if stage.bias and not stage.followed else None,
             dgrad=gemm_of(stage.recipe, Gemm.DGRAD) if fp8 else None,
             wgrad=gemm_of(stage.recipe, Gemm.WGRAD) if fp8 and not stage.keeps_wgrad else None,
-            dy_scale=self.names.dy_scale(index),
-            weight_transposed=f"weight_fp8_t{s}" if static else "weight_fp8_t",
-            weight_scale=f"weight_scale{s}" if static else "weight_scale_t",
+            dy=self.names.dy(index),
+            weight_transposed=(f"weight_fp8_t{s}", f"weight_scale{s}")
+            if static
+            else ("weight_fp8_t", "weight_scale_t"),
             dx=self.dx(index),
             guarded=self._guarded(index),
             unpadded_k=stage.given,
@@ -113,11 +115,13 @@ class ChainBackward:
         weights = [f"weight{self.names.suffix(index)}" for index in range(len(self.shape.stages))]
         return (*([] if self._needs_dx else ["dx"]), *(f"d{name}" for name in (*self.shape.others, *weights)))
 
-    def gradients(self) -> tuple[str, ...]:
-        """The values that backward returns, one for each argument of forward."""
+    def gradients(self) -> tuple[tuple[str, ...], ...]:
+        """The values that backward returns, one for each argument of forward, in the same groups."""
         static = {name for index in range(len(self.shape.stages)) for name in self.names.static_scales(index)}
-        found = ["None" if name in static else f"d{name}" for name in self.names.tensors()]
-        return (*found, *["None"] * (1 + len(self.names.counter_ids())))
+        found = [
+            tuple("None" if name in static else f"d{name}" for name in group) for group in self.names.tensor_groups()
+        ]
+        return (*found, ("None",) * (1 + len(self.names.counter_ids())))
 
     # The gradient of a stage's product.
 
@@ -135,7 +139,7 @@ class ChainBackward:
             arguments = {"grad": "grad", "x": x, **names.after(index), "mean": f"mean{s}", "rstd": f"rstd{s}"}
             arguments |= {"times": str(stage.times), "residual_grad_in": self._residual_grad(index) or ""}
         arguments |= names.static_scale("dy", index)
-        results = {"values": "dy_fp8", "scale": "dy_scale", "scale_max": "dy_scale_max", "transposed": "dy_fp8_t"}
+        results = {"values": "dy_fp8", "transposed": "dy_fp8_t"} if self.shape.known else {OPERAND: "dy_fp8"}
         results |= {"dx": "dy", "residual_grad_out": f"dsum{s}", **_partial_sums(names.after(index))}
         return launch(spec, arguments, results)
 

@@ -8,14 +8,15 @@ from dataclasses import dataclass, replace
 from loka.codegen.chains import chain_shapes as shapes
 from loka.codegen.chains.chain_names import ChainNames
 from loka.codegen.chains.chain_shapes import ChainShape, NormShape, StageShape
-from loka.codegen.chains.chain_views import ForwardStage, Launch, TorchStep, launch
+from loka.codegen.chains.chain_views import OPERAND, ForwardStage, Launch, TorchStep, launch
 from loka.codegen.chains.static_operands import both_copies, input_kernel, maximum, under
 from loka.codegen.modules.gemm_calls import GemmView, gemm_view
 from loka.codegen.modules.linear_recipes import SiteRecipe
 from loka.errors import LokaError
 from loka.graph.patterns.norm import TORCH_NORMS
-from loka.kernels.fused.norm.norm_spec import GATES
+from loka.kernels.fused.norm.norm_spec import GATES, NormForward
 from loka.kernels.fused.rendering import AnySpec
+from loka.kernels.fused.weights.quantise_weights import QuantiseWeights, grouped
 from loka.numerics.enums import Gemm
 
 SUMS_DTYPE = "sums_dtype"  # dtype of sums and products with arguments, by torch's promotion
@@ -54,6 +55,25 @@ class ChainForward:
         results |= {**names.both_copies("x", 0), **names.quantised("x", 0, self.frozen)}
         return launch(spec, arguments, results)
 
+    def cast_weights(self) -> tuple[Launch, ...]:
+        """Launches that quantise the weights of several stages at once."""
+        return tuple(self._cast_together(stages) for stages in self._together())
+
+    def _together(self) -> list[list[int]]:
+        """The stages whose weights share a launch; none with static scales or frozen weights."""
+        if not self.shape.fp8 or self.shape.known or self.frozen:
+            return []
+        return grouped(self._quantiser(index) for index in range(len(self.shape.stages)))
+
+    def _cast_together(self, stages: list[int]) -> Launch:
+        spec = QuantiseWeights(tuple(self._quantiser(index) for index in stages))
+        weights = tuple(f"weight{self.names.suffix(index)}" for index in stages)
+        return Launch(spec, weights, (), tuple(self.names.quantised("weight", index)[OPERAND] for index in stages))
+
+    def _quantiser(self, index: int) -> NormForward:
+        """The kernel that quantises a stage's weight alone."""
+        return shapes.quantiser(self.shape.stages[index].k, self.shape.stages[index].given)
+
     def stages(self) -> tuple[ForwardStage, ...]:
         """All stages in order."""
         return tuple(self._stage(index) for index in range(len(self.shape.stages)))
@@ -62,13 +82,14 @@ class ChainForward:
         stage, s, fp8 = self.shape.stages[index], self.names.suffix(index), self.shape.fp8
         last = index == len(self.shape.stages) - 1
         adds_bias = stage.bias and not stage.followed and (last or not fp8)
+        alone = fp8 and not self.frozen and not any(index in stages for stages in self._together())
         return ForwardStage(
             suffix=s,
-            cast_weight=self._cast_weight(index) if fp8 and not self.frozen else (),
+            cast_weight=self._cast_weight(index) if alone else (),
             fprop=gemm_of(stage.recipe, Gemm.FPROP) if fp8 else None,
             x=self.names.hidden(index),
-            weight=f"weight{s}" if self.frozen else f"weight_fp8{s}",
-            weight_scale=f"scale{s}" if self.frozen else f"weight_scale{s}",
+            operand=self.names.operand("x", index, self.frozen),
+            weight=(f"weight{s}", f"scale{s}") if self.frozen else self.names.operand("weight", index),
             bias=f"bias{s}" if adds_bias else None,
             epilogue=self._epilogue(index) if stage.followed or (fp8 and not last) else None,
             freed=self._freed(index) if fp8 and not last and not self.frozen else (),
@@ -79,8 +100,7 @@ class ChainForward:
         stage, s = self.shape.stages[index], self.names.suffix(index)
         weight = {"x": f"weight{s}", "maxima": f"weight_maxima{s}"}
         if not self.shape.known:
-            spec = shapes.quantiser(stage.k, stage.given)
-            return (launch(spec, weight, self.names.quantised("weight", index)),)
+            return (launch(self._quantiser(index), weight, self.names.quantised("weight", index)),)
         return (
             launch(maximum(stage.k), weight, {"amax": f"weight_maxima{s}"}),
             launch(both_copies(stage.weight), weight, self.names.both_copies("weight", index)),

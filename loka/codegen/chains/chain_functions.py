@@ -8,7 +8,7 @@ from loka.codegen.chains.chain_backward import ChainBackward, argument_width
 from loka.codegen.chains.chain_forward import ChainForward, sums_dtype, torch_steps
 from loka.codegen.chains.chain_names import ChainNames
 from loka.codegen.chains.chain_shapes import ChainShape
-from loka.codegen.chains.chain_views import ChainView, FrozenChainView, kernels_of
+from loka.codegen.chains.chain_views import ChainView, FrozenChainView, has_operands, kernels_of, scalings_of
 from loka.codegen.modules.linear_recipes import recipe_label
 from loka.codegen.text.comments import listed
 from loka.codegen.text.identifiers import Names, class_of
@@ -52,6 +52,16 @@ class Chains:
         """True if any chain has static scales."""
         return any(shape.known for shape in (*self._trained, *self._frozen))
 
+    @property
+    def scalings(self) -> list[str]:
+        """The scalings that GEMMs of chains read as constants of the module."""
+        return sorted(set().union(*map(scalings_of, (*self.views(), *self.frozen_views()))))
+
+    @property
+    def operands(self) -> bool:
+        """True if any chain has operands in `Quantized`."""
+        return any(map(has_operands, self.views()))
+
     def specs(self) -> tuple[AnySpec, ...]:
         """Specs of the kernels that the chains call."""
         views = (*self.views(), *self.frozen_views())
@@ -77,13 +87,15 @@ class Chains:
             x="x",
             input=stages.input(),
             sums_dtype=sums_dtype(forward, names),
+            cast_weights=stages.cast_weights(),
             forward=forward,
             result=names.result,
             function=function,
             recipe="; ".join(dict.fromkeys(recipe_label(stage.recipe.items()) for stage in shape.stages)),
             forward_parameters=_typed(tensors, names, {"dtype": "torch.dtype"}),
-            applied=("rows", *tensors[1:], "dtype", *names.counter_ids()),
-            saved=tuple(names.saved()),
+            applied=_applied(names),
+            saved=names.saved_groups(),
+            saves_operands=names.saves_operands(),
             dtypes=names.dtypes(),
             overflow_stats=tuple(names.overflow_stats()),
             optional=backward.optional(),
@@ -113,9 +125,17 @@ class Chains:
             x="rows",
             input=stages.input(),
             sums_dtype=sums_dtype(forward, names),
+            cast_weights=stages.cast_weights(),
             forward=forward,
             result=names.result,
         )
+
+
+def _applied(names: ChainNames) -> tuple[tuple[str, ...], ...]:
+    """The wrapper's arguments for forward: those of the whole chain, of each stage, and the others."""
+    (_, *first), *stages = names.tensor_groups()
+    groups = [["rows", *first], *stages, ["dtype"], names.counter_ids()]
+    return tuple(tuple(group) for group in groups if group)
 
 
 def _typed(tensors: Sequence[str], names: ChainNames, between: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from loka.codegen.chains import chain_shapes as shapes
 from loka.codegen.chains.chain_shapes import ChainShape
+from loka.codegen.chains.chain_views import OPERAND
 from loka.codegen.chains.static_operands import input_kernel
 
 # Results of `CastTranspose`, and their names here.
@@ -33,11 +34,23 @@ class ChainNames:
         return f"h{self.suffix(index)}"
 
     def quantised(self, operand: str, index: int, frozen: bool = False) -> dict[str, str]:
-        """The results of a quantising kernel; without a maximum if there is no transposed copy to make later."""
+        """The results of a quantising kernel: one `Quantized`, or without a transposed copy to make later two."""
+        if self._has_copy(operand, index, frozen):
+            return {OPERAND: f"{operand}_fp8{self.suffix(index)}"}
+        values, scale = self.operand(operand, index, frozen)
+        return {"values": values, "scale": scale, "scale_max": "_"}
+
+    def operand(self, operand: str, index: int, frozen: bool = False) -> tuple[str, str]:
+        """An FP8 operand of a GEMM, and its scales."""
         s = self.suffix(index)
-        no_copy = frozen or (operand == "x" and self._shape.stages[index].keeps_wgrad)
-        scale_max = "_" if no_copy else f"{operand}_scale_max{s}"
-        return {"values": f"{operand}_fp8{s}", "scale": f"{operand}_scale{s}", "scale_max": scale_max}
+        if self._has_copy(operand, index, frozen):
+            return f"{operand}_fp8{s}.data", f"{operand}_fp8{s}.scale"
+        return f"{operand}_fp8{s}", f"{operand}_scale{s}"
+
+    def _has_copy(self, operand: str, index: int, frozen: bool) -> bool:
+        """True for a rowwise operand that backward transposes."""
+        kept = operand != "weight" and self._shape.stages[index].keeps_wgrad
+        return not (frozen or self._shape.known or kept)
 
     def static_scale(self, operand: str, index: int) -> dict[str, str]:
         """The extra arguments of a kernel that quantises an operand with a static scale."""
@@ -64,9 +77,11 @@ class ChainNames:
         """The sum of a stage's product and residual."""
         return f"sum{self.suffix(index)}"
 
-    def dy_scale(self, index: int) -> str:
-        """The scale of a stage's output gradient."""
-        return f"dy_scale{self.suffix(index)}" if self._shape.known else "dy_scale"
+    def dy(self, index: int) -> tuple[str, str]:
+        """A stage's output gradient in FP8, and its scales."""
+        if self._has_copy("dy", index, frozen=False):
+            return "dy_fp8.data", "dy_fp8.scale"
+        return "dy_fp8", f"dy_scale{self.suffix(index)}" if self._shape.known else "dy_scale"
 
     def source(self, name: str | int | None, x: str = "x") -> str:
         """The matrix a stage multiplies by or adds; `x`: name of the chain's input."""
@@ -96,11 +111,13 @@ class ChainNames:
 
     def tensors(self) -> list[str]:
         """The tensor arguments of forward."""
-        found = ["x", *self._shape.others, *self.pre_vectors()]
-        for index in range(len(self._shape.stages)):
-            found += [f"weight{self.suffix(index)}", *self.vectors(index)]
-            found += self.static_scales(index)
-        return found
+        return [name for group in self.tensor_groups() for name in group]
+
+    def tensor_groups(self) -> list[list[str]]:
+        """The tensor arguments of forward: those of the whole chain, and of each stage."""
+        stages = range(len(self._shape.stages))
+        own = [[f"weight{self.suffix(index)}", *self.vectors(index), *self.static_scales(index)] for index in stages]
+        return [["x", *self._shape.others, *self.pre_vectors()], *own]
 
     def static_scales(self, index: int) -> list[str]:
         """The static scales of a stage, each with its overflow statistics."""
@@ -131,30 +148,48 @@ class ChainNames:
         return [f"counter_id{self.suffix(index)}" for index in stages]
 
     def saved(self) -> list[str]:
-        """The tensors that forward saves for backward."""
-        found: list[str] = []
-        if self._shape.stages[0].before is not None:
-            spec = shapes.backward_before(self._shape.stages[0])
-            statistics = [f"pre_{name}" for name in spec.parameters if name in ("mean", "rstd")]
-            found += ["x", *self.pre_vectors(), *statistics]
-        for index, stage in enumerate(self._shape.stages):
-            s = self.suffix(index)
-            if self._shape.known:
-                found += self._saved_static(index)
-            elif self._shape.fp8:
-                kept = stage.keeps_wgrad
-                found += [self.plain_input(index)] if kept else self.quantised("x", index).values()
-                found += self.quantised("weight", index).values()
-            else:
-                found += [self.hidden(index), f"weight{s}"]
-            found += [f"y{s}"] if stage.times is not None or (stage.bent and not stage.summed) else []
-            found += [self.sum(index)] if stage.bent and stage.summed else []
-            found += [stage.times] if stage.times is not None else []
-            found += self.vectors(index)
-            spec_after = shapes.backward_after(stage, self._shape.fp8)
-            parameters = spec_after.parameters if spec_after is not None else ()
-            found += [f"{name}{s}" for name in parameters if name in ("mean", "rstd")]
-        return list(dict.fromkeys(found))
+        """The tensors and operands that forward saves for backward."""
+        return [name for group in self.saved_groups() for name in group]
+
+    def saved_groups(self) -> tuple[tuple[str, ...], ...]:
+        """Those of the norm before the first linear, if any, and of each stage; what two need is in the first."""
+        every: set[str] = set()
+        groups = []
+        for names in (self._saved_before(), *(self._saved_of(index) for index in range(len(self._shape.stages)))):
+            groups.append(tuple(name for name in dict.fromkeys(names) if name not in every))
+            every.update(names)
+        return tuple(group for group in groups if group)
+
+    def saves_operands(self) -> bool:
+        """True if some of what is saved is `Quantized`."""
+        stages = range(len(self._shape.stages)) if self._shape.fp8 else ()
+        return any(self._has_copy("weight", index, frozen=False) for index in stages)
+
+    def _saved_before(self) -> list[str]:
+        """What backward needs for the norm before the first linear."""
+        if self._shape.stages[0].before is None:
+            return []
+        spec = shapes.backward_before(self._shape.stages[0])
+        statistics = [f"pre_{name}" for name in spec.parameters if name in ("mean", "rstd")]
+        return ["x", *self.pre_vectors(), *statistics]
+
+    def _saved_of(self, index: int) -> list[str]:
+        """What backward needs for a stage."""
+        stage, s = self._shape.stages[index], self.suffix(index)
+        if self._shape.known:
+            found = self._saved_static(index)
+        elif self._shape.fp8:
+            x = [self.plain_input(index)] if stage.keeps_wgrad else self.quantised("x", index).values()
+            found = [*x, *self.quantised("weight", index).values()]
+        else:
+            found = [self.hidden(index), f"weight{s}"]
+        found += [f"y{s}"] if stage.times is not None or (stage.bent and not stage.summed) else []
+        found += [self.sum(index)] if stage.bent and stage.summed else []
+        found += [stage.times] if stage.times is not None else []
+        found += self.vectors(index)
+        spec = shapes.backward_after(stage, self._shape.fp8)
+        parameters = spec.parameters if spec is not None else ()
+        return [*found, *(f"{name}{s}" for name in parameters if name in ("mean", "rstd"))]
 
     def _saved_static(self, index: int) -> list[str]:
         """The saved operands of a stage with static scales; of x only the transposed copy if there is one."""

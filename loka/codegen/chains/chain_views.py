@@ -9,7 +9,10 @@ from enum import StrEnum
 from loka.codegen.modules.gemm_calls import GemmView
 from loka.kernels.fused.cast_transpose.matrix_spec import RequantizeTranspose
 from loka.kernels.fused.norm.norm_spec import NormForward
+from loka.kernels.fused.quantisation import ROWWISE
 from loka.kernels.fused.rendering import AnySpec
+
+OPERAND = "operand"  # key of results that are one `Quantized`: the first three of a kernel that quantises rowwise
 
 
 class StageKind(StrEnum):
@@ -37,7 +40,8 @@ class Launch:
 
     spec: AnySpec
     arguments: tuple[str, ...]
-    results: tuple[str, ...]
+    results: tuple[str, ...]  # without those that `operands` stand for
+    operands: tuple[str, ...] = ()  # names of `Quantized`, each of the next three results
 
     @property
     def function(self) -> str:
@@ -46,11 +50,15 @@ class Launch:
 
 
 def launch(spec: AnySpec, arguments: Mapping[str, str], results: Mapping[str, str]) -> Launch:
-    """A launch, from arguments and results by the kernel's own names."""
+    """A launch, from arguments and results by the kernel's own names; OPERAND names values, scale and scale_max."""
     parameters = list(spec.parameters)
     if isinstance(spec, NormForward) and spec.takes_dtype:
         parameters.append("dtype")
-    return Launch(spec, tuple(arguments[name] for name in parameters), tuple(results[name] for name in spec.results))
+    given = tuple(arguments[name] for name in parameters)
+    if OPERAND not in results or spec.results[:3] != ROWWISE.results:
+        return Launch(spec, given, tuple(results[name] for name in spec.results))
+    rest = tuple(results[name] for name in spec.results if name not in ROWWISE.results)
+    return Launch(spec, given, rest, (results[OPERAND],))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +66,11 @@ class ForwardStage:
     """A linear and the kernel after it."""
 
     suffix: str  # of its names: "_1"; "" if there is only one stage
-    cast_weight: tuple[Launch, ...]  # launches that make the FP8 weight; () if it is frozen or native
+    cast_weight: tuple[Launch, ...]  # launches that make the FP8 weight; () if frozen, native or among `cast_weights`
     fprop: GemmView | None  # None: torch's linear
     x: str  # its input in the model's dtype, for torch's linear
-    weight: str  # in FP8
-    weight_scale: str
+    operand: tuple[str, str]  # its input in FP8, and the scales
+    weight: tuple[str, str]  # in FP8, and its scales
     bias: str | None  # added by the GEMM itself
     epilogue: Launch | None
     freed: tuple[str, ...]
@@ -85,9 +93,8 @@ class BackwardStage:
     bias: str | None  # bias whose gradient is the sum of the rows of dy
     dgrad: GemmView | None
     wgrad: GemmView | None
-    dy_scale: str  # dgrad's operands
-    weight_transposed: str
-    weight_scale: str
+    dy: tuple[str, str]  # dgrad's operands, each with its scales
+    weight_transposed: tuple[str, str]
     dx: InputGradient
     guarded: bool  # the gradient of this stage's input is computed only if x needs one
     unpadded_k: int  # columns of x and weight before padding; 0 without padding
@@ -144,6 +151,7 @@ class FrozenChainView:
     x: str  # name of its input in the body
     input: Launch | None  # makes the first linear's input; None if that is x in the model's dtype
     sums_dtype: tuple[str, ...] | None  # arguments whose dtypes decide that of sums; None without sums
+    cast_weights: tuple[Launch, ...]  # launches that each make the FP8 weights of several stages
     forward: tuple[ForwardStage, ...]
     result: str
 
@@ -155,8 +163,9 @@ class ChainView(FrozenChainView):
     function: str  # the class
     recipe: str  # recipe of the GEMMs, for the docstring
     forward_parameters: dict[str, str]  # of the autograd function's forward: name -> type
-    applied: tuple[str, ...]  # the wrapper's arguments for them
-    saved: tuple[str, ...]
+    applied: tuple[tuple[str, ...], ...]  # the wrapper's arguments for them: first, of each stage, and last
+    saved: tuple[tuple[str, ...], ...]  # for the norm before the first linear, and for each stage
+    saves_operands: bool  # some of them are `Quantized`
     dtypes: dict[str, str]  # not available from saved tensors: name in backward -> expression in forward
     overflow_stats: tuple[str, ...]
     optional: tuple[str, ...]  # gradients that are computed only if needed
@@ -165,24 +174,34 @@ class ChainView(FrozenChainView):
     reduce: tuple[Launch, ...]  # reduce the remaining partial sums at the end
     dx: Launch | None  # adds the gradients of x
     other_gradients: tuple[OtherGradient, ...]
-    gradients: tuple[str, ...]  # of all arguments of forward
+    gradients: tuple[tuple[str, ...], ...]  # of all arguments of forward, in the groups of `applied`
     torch_steps: tuple[TorchStep, ...]  # the chain for a batch without rows
 
 
 def kernels_of(view: FrozenChainView) -> tuple[AnySpec, ...]:
     """The kernels that a chain launches, each once."""
-    return tuple(dict.fromkeys(_specs(view)))
+    parts = (part.spec if isinstance(part, Launch) else part for part in _parts(view))
+    return tuple(dict.fromkeys(part for part in parts if not isinstance(part, GemmView)))
 
 
-def _specs(part: object) -> Iterator[AnySpec]:
+def scalings_of(view: FrozenChainView) -> set[str]:
+    """The scalings that a chain's GEMMs read as constants of the module."""
+    gemms = [part for part in _parts(view) if isinstance(part, GemmView)]
+    return {gemm.scaling[0] for gemm in gemms if gemm.scalings.startswith("*")}
+
+
+def has_operands(view: FrozenChainView) -> bool:
+    """True if some kernel of a chain returns `Quantized`."""
+    return any(isinstance(part, Launch) and part.operands for part in _parts(view))
+
+
+def _parts(part: object) -> Iterator[Launch | RequantizeTranspose | GemmView]:
     match part:
-        case Launch():
-            yield part.spec
-        case RequantizeTranspose():
+        case Launch() | RequantizeTranspose() | GemmView():
             yield part
         case tuple():
             for item in part:
-                yield from _specs(item)
+                yield from _parts(item)
         case _ if is_dataclass(part):
             for field in fields(part):
-                yield from _specs(getattr(part, field.name))
+                yield from _parts(getattr(part, field.name))

@@ -34,6 +34,12 @@ class GemmView:
     fast: bool  # accumulation
     m_buckets: str  # literal of the table of kernels by rows of the batch; "" without one
 
+    @property
+    def scalings(self) -> str:
+        """Arguments that name both scalings: equal ones are a constant of the module."""
+        first, second = self.scaling
+        return f"*{first.upper()}" if first == second else f'"{first}", "{second}"'
+
 
 def gemm_view(gemm: Gemm, recipe: GemmRecipe) -> GemmView:
     """The view of a GEMM: its operator and the arguments other than operands."""

@@ -111,6 +111,8 @@ def _kernels(templates: Templates, writer: ModuleWriter, common: dict[str, str])
             "functions": writer.mixes.views(),
             "regions": writer.regions.views,
             "known": writer.chains.known,
+            "scalings": writer.chains.scalings,
+            "operands": writer.chains.operands,
             "imports": sorted(writer.regions.imports),
             **common,
         },

@@ -60,6 +60,12 @@ from loka.kernels.fused.reduce.products_values import products_values
 from loka.kernels.fused.triton_gemm import gemm_tiling
 from loka.kernels.fused.triton_gemm.gemm_spec import GemmSpec, GroupedGemm, TiledGemm
 from loka.kernels.fused.triton_gemm.gemm_values import gemm_values, grouped_gemm_values
+from loka.kernels.fused.weights.quantise_weights import (
+    QuantiseWeights,
+    WeightsConfiguration,
+    weights_configuration,
+    weights_values,
+)
 from loka.templating.templates import KERNELS, Templates
 
 KERNELS_FILE = "triton_kernels.py"
@@ -74,6 +80,7 @@ AnySpec = (
     | ConcatNormForward
     | ConcatNormBackward
     | CrossBackward
+    | QuantiseWeights
 )
 AnyConfiguration = (
     RowLaunch
@@ -83,6 +90,7 @@ AnyConfiguration = (
     | FmConfiguration
     | ConcatNormConfiguration
     | CrossConfiguration
+    | WeightsConfiguration
 )
 
 _SUFFIX = ".py.j2"
@@ -234,6 +242,9 @@ def _values(spec: AnySpec, launched: AnyConfiguration | None, device: DeviceSpec
         case CrossBackward():
             crossing = launched if isinstance(launched, CrossConfiguration) else cross_configuration(spec, device)
             return cross_backward_values(spec, crossing)
+        case QuantiseWeights():
+            launching = launched if isinstance(launched, WeightsConfiguration) else weights_configuration(spec, device)
+            return weights_values(spec, launching)
 
 
 def render_files(kernels: Sequence[Rendered], templates: Templates, subject: str, stamp: str = "") -> dict[str, str]:

@@ -170,8 +170,11 @@ def test_reads_as_a_person_would_write_it() -> None:
     kernels = render_package(shapes()["one"])["kernels.py"]
     for text in (
         "class LinearFunction(torch.autograd.Function):",
-        "        x_fp8, x_scale, x_scale_max = fused.quantise_e4m3(x)",
-        "        dy_fp8, dy_scale, dy_scale_max, bias_sums = fused.add_backward_e4m3(grad)",
+        "        x_fp8 = Quantized(*fused.quantise_e4m3(x))",
+        "        weight_fp8 = Quantized(*fused.quantise_e4m3(weight))",
+        "        dispatch.save_for_backward(ctx, x_fp8, weight_fp8, bias)",
+        "        x_fp8, weight_fp8, bias = dispatch.saved(ctx)",
+        "        dy_fp8, bias_sums = Quantized.first(fused.add_backward_e4m3(grad))",
         "        dbias = fused.reduce_1(bias_sums, bias.dtype)",
         "def linear(x: Tensor, weight: Tensor, bias: Tensor, counter_id: int) -> Tensor:",
         "def linear_frozen(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor, counter_id: int) -> Tensor:",
@@ -193,11 +196,14 @@ def test_cross_layers_are_one_function_that_reads_each_sum_once() -> None:
     kernels = render_package(shapes()["crosses"])["kernels.py"]
     (body,) = [text for text in kernels.split("\nclass ") if text.startswith("BodyFunction")]
     forward, backward = body[: body.index("def backward")], body[body.index("def backward") :]
-    assert forward.count("sum_1 = fused.add_times_residual_keep_e4m3(y_1, bias_1, x, x, sums_dtype)") == 1
-    assert " fused.add_times_residual_e4m3(y_5, bias_5, x, sum_3)" in forward  # nobody reads the last sum again
+    sums = "sum_1 = Quantized.first(fused.add_times_residual_keep_e4m3(y_1, bias_1, x, x, sums_dtype))"
+    assert forward.count(sums) == 1
+    assert (
+        "x_fp8_6 = Quantized(*fused.add_times_residual_e4m3(y_5, bias_5, x, sum_3))" in forward
+    )  # nobody reads the last sum again
     assert backward.count("fused.products_and_3_added_added_added_added_48(") == 1
     assert backward.count("residual_in_out") == 1
-    assert "= fused.add_times_backward_residual_in_e4m3(grad, dsum_3, x)" in backward  # whose sum no kernel writes
+    assert "(fused.add_times_backward_residual_in_e4m3(grad, dsum_3, x))" in backward  # whose sum no kernel writes
     apart = render_package(shapes()["crosses_apart"])["kernels.py"]
     assert "dother = fused.products_added_added_added_48(" in apart
 
@@ -312,5 +318,5 @@ def test_the_package_imports_neither_triton_nor_anything_new_on_a_cpu(packages: 
     texts = "".join(path.read_text(encoding="utf-8") for path in (packages / "tower").glob("*.py"))
     imported = {line.split()[1] for line in texts.split("\n") if line.startswith(("import ", "from "))}
     known = {"__future__", "typing", "torch", "torch.autograd.function", "loka", "."}
-    known |= {"loka.kernels.fused", "loka.kernels.fused.norm"}
+    known |= {"loka.dispatch", "loka.kernels.fused", "loka.kernels.fused.norm"}
     assert imported == known | {"triton", "triton.language"}

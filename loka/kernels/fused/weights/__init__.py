@@ -1,0 +1,1 @@
+"""One launch that quantises all weights of a chain."""

@@ -1,0 +1,99 @@
+"""The kernels that a training step launches, counted on the CPU: a call of an operator there is a launch on a GPU."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from loka.codegen import render_package
+from loka.kernels.fused import operators
+from tests.support.codegen import chain_plans as chains
+from tests.support.codegen.policy_packages import policy_packages
+from tests.support.models.block_tower import BLOCKS, block_tower, tower_rows
+
+pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
+
+POLICY = """\
+version: 1
+name: blocks
+model:
+  factory: "tests.support.models.block_tower:block_tower"
+  inputs: "tests.support.models.block_tower:tower_rows"
+  batch_size: 64
+defaults: {compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true, fuse: always}
+rules: [{match: {max_n: 16}, compute: keep}]
+"""
+
+
+class Launches(TorchDispatchMode):
+    """Counts calls of generated kernels by name, without digests, and of FP8 GEMMs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels: Counter[str] = Counter()
+        self.gemms = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        namespace, _, name = function.name().partition("::")
+        if namespace == operators.NAMESPACE:
+            self.kernels[re.sub(r"_[0-9a-f]{8}(\.\w+)?$", "", name)] += 1
+        self.gemms += namespace == "loka" and name.startswith("scaled_mm")
+        return function(*arguments, **(keywords or {}))
+
+
+@pytest.mark.slow
+def test_a_block_of_two_linears_quantises_its_weights_by_one_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six blocks, LayerNorm -> Linear -> SiLU -> Linear with a residual: 63 launches a step; by one a weight, 69."""
+    monkeypatch.chdir(tmp_path)
+    with policy_packages(tmp_path) as make:
+        package = make("gen_launch_counts", POLICY)[2]
+        model = block_tower()
+        with package.apply(model) as patch, Launches() as step:
+            model(tower_rows(64)).square().mean().backward()
+            patch.verify()
+    assert step.gemms == 6 * BLOCKS
+    weights = [name for name in step.kernels if name.startswith("quantise")]
+    assert {name: step.kernels[name] for name in weights} == {"quantise_weights_256_256": BLOCKS}
+    assert step.kernels.total() == 63
+
+
+def forward_of(body: nn.Module, recipe: dict[str, object] = chains.CHAIN) -> list[str]:
+    """The kernels that the forward of a body's chain calls, in order."""
+    kernels = render_package(chains.chain_plan(body, recipe))["kernels.py"]
+    (forward,) = re.findall(r"def forward\(.*?(?=\n    @staticmethod)", kernels, re.DOTALL)
+    return re.findall(r"fused\.(\w+)\(", forward)
+
+
+def test_a_chain_quantises_its_weights_first() -> None:
+    called = forward_of(nn.Sequential(nn.Linear(48, 80), nn.ReLU(), nn.Linear(80, 32)))
+    assert called == ["quantise_weights_48_80", "quantise_e4m3_48", "add_relu_e4m3_80"]
+
+
+def test_a_chain_of_one_linear_keeps_its_quantiser() -> None:
+    assert forward_of(nn.Sequential(nn.Linear(48, 80), nn.ReLU())) == [
+        "quantise_e4m3_48",
+        "quantise_e4m3_48",
+        "add_relu_80",
+    ]
+
+
+def test_a_launch_takes_up_to_eight_weights() -> None:
+    called = forward_of(nn.Sequential(*[layer for _ in range(12) for layer in (nn.Linear(48, 48), nn.ReLU())]))
+    weights = [name for name in called if name.startswith("quantise_weights")]
+    assert weights == ["quantise_weights" + "_48" * 8, "quantise_weights" + "_48" * 4]
+
+
+def test_a_weight_that_no_program_holds_is_quantised_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As wide as rows that programs take in chunks; the others share a launch."""
+    monkeypatch.setattr("loka.kernels.fused.weights.quantise_weights.LARGEST_HELD", 64)
+    layers = [nn.Linear(48, 80), nn.ReLU(), nn.Linear(80, 32), nn.ReLU(), nn.Linear(32, 16)]
+    called = [name for name in forward_of(nn.Sequential(*layers)) if name.startswith("quantise")]
+    assert called == ["quantise_weights_48_32", "quantise_e4m3_48", "quantise_e4m3_80"]

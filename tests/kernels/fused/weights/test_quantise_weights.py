@@ -1,0 +1,125 @@
+"""Several weights quantised by one launch: the bits of one quantiser each, and no more launches than needed."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from loka.codegen.chains.chain_shapes import quantiser
+from loka.errors import InputError
+from loka.kernels.fused.quantisation import Quantisation
+from loka.kernels.fused.rendering import render, render_files
+from loka.kernels.fused.weights.quantise_weights import QuantiseWeights, grouped, weights_configuration
+from loka.templating.templates import load_templates
+from tests.support.kernels.rendered_cases import Package, write_package
+from tests.support.kernels.weight_cases import ROWS, WEIGHTS, WIDE, odd_weights, weights_of
+from tests.support.processes.launch import run_interpreted
+
+ROOT = Path(__file__).parents[4]
+SINGLE = list(dict.fromkeys(each for spec in (*WEIGHTS, *WIDE) for each in spec.quantisers))
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
+    folder = tmp_path_factory.mktemp("weights") / "weights_quantised"
+    return write_package(folder, [*WEIGHTS, *WIDE, *SINGLE])
+
+
+@pytest.mark.parametrize("spec", [*WEIGHTS, *WIDE], ids=lambda spec: spec.function)
+def test_the_reference_has_the_bits_of_single_quantisers(package: Package, spec: QuantiseWeights) -> None:
+    weights = odd_weights(spec)
+    got = list(package.run(spec, *weights).values())
+    for index, (each, weight) in enumerate(zip(spec.quantisers, weights, strict=True)):
+        values, scale, largest = package.run(each, weight).values()
+        assert torch.equal(got[3 * index].view(torch.uint8), values.view(torch.uint8))
+        assert torch.equal(got[3 * index + 1], scale)
+        assert torch.equal(got[3 * index + 2], largest)
+
+
+@pytest.mark.parametrize("spec", WEIGHTS, ids=lambda spec: spec.function)
+def test_the_compiler_is_told_the_shapes(package: Package, spec: QuantiseWeights) -> None:
+    weights = [weight.nan_to_num() for weight in odd_weights(spec)]  # NaN is not equal to itself
+    real = package.run(spec, *weights)
+    with torch._subclasses.FakeTensorMode() as mode:
+        fake = package.run(spec, *(mode.from_tensor(weight) for weight in weights))
+    for name, result in real.items():
+        assert (fake[name].shape, fake[name].dtype, fake[name].stride()) == (
+            result.shape, result.dtype, result.stride()
+        )  # fmt: skip
+    torch.library.opcheck(getattr(package.fused, spec.function).overload, tuple(weights))
+
+
+@pytest.mark.slow
+def test_the_kernel_reads_and_writes_what_it_should(tmp_path: Path) -> None:
+    pytest.importorskip("triton", reason="Triton interprets kernels; this platform has none")
+    compared = sum(len(spec.quantisers) for spec in WEIGHTS) * len(ROWS)
+    assert run_interpreted("weights_interpreted", tmp_path) == compared
+
+
+def test_the_text_is_formatted_and_linted_as_rendered(tmp_path: Path) -> None:
+    templates = load_templates()
+    kernels = [render(spec, templates) for spec in (*WEIGHTS, *WIDE)]
+    for name, text in render_files(kernels, templates, "a test").items():
+        (tmp_path / name).write_text(text)
+    config = ["--config", str(ROOT / "pyproject.toml"), "--no-cache", str(tmp_path)]
+    for command in (["format", "--check", "--diff"], ["check"]):
+        done = subprocess.run([sys.executable, "-m", "ruff", *command, *config], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("spec", [*WEIGHTS, *WIDE], ids=lambda spec: spec.function)
+def test_nothing_is_passed_that_is_not_read(spec: QuantiseWeights) -> None:
+    kernel = render(spec, load_templates())
+    functions = [node for node in ast.parse(kernel.text).body if isinstance(node, ast.FunctionDef)]
+    assert functions[-1].name == spec.function
+    for function in functions:
+        read = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+        assert {argument.arg for argument in function.args.args} <= read
+    assert kernel.text.count("operators.launch(") == 1
+
+
+@pytest.mark.parametrize("spec", [*WEIGHTS, *WIDE], ids=lambda spec: spec.function)
+def test_a_block_fits_the_registers(spec: QuantiseWeights) -> None:
+    launched = weights_configuration(spec)
+    for block in launched.blocks:
+        assert block.padded >= max(block.columns, block.width) > block.padded // 2 or block.aligned
+        assert block.rows & (block.rows - 1) == 0 < block.rows
+        assert block.rows * block.padded <= 32 * 32 * launched.warps  # 32 elements a thread
+    assert launched.programs * launched.warps <= 64  # warps of a multiprocessor
+
+
+def test_its_name_says_the_widths() -> None:
+    spec = weights_of((479, 480), 1024)
+    assert spec.function == "quantise_weights_479_to_480_1024"
+    assert spec.parameters == ("weight_0", "weight_1")
+    assert spec.results == ("values_0", "scale_0", "scale_max_0", "values_1", "scale_1", "scale_max_1")
+
+
+@pytest.mark.parametrize(
+    ("quantisers", "message"),
+    [
+        ((quantiser(64),), "2 to 8 weights, not 1"),
+        ((quantiser(64),) * 9, "2 to 8 weights, not 9"),
+        ((quantiser(64), quantiser(16385)), "quantise_e4m3_16385 is no plain quantiser of rows of up to 16384"),
+        ((quantiser(64), replace(quantiser(64), add=True)), "add_e4m3_64 is no plain quantiser"),
+        ((quantiser(64), replace(quantiser(64), how=Quantisation("blockwise"))), "is no plain quantiser"),
+    ],
+)
+def test_what_no_launch_quantises_is_refused(quantisers, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        QuantiseWeights(quantisers)
+
+
+def test_weights_are_grouped_in_order_as_far_as_they_fit() -> None:
+    narrow, wide = quantiser(64), quantiser(16385)
+    assert grouped([narrow]) == []
+    assert grouped([narrow, wide]) == []
+    assert grouped([narrow, wide, narrow]) == [[0, 2]]
+    assert grouped([narrow] * 12) == [[*range(8)], [*range(8, 12)]]
+    assert grouped([narrow] * 9) == [[*range(8)]]

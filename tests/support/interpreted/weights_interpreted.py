@@ -1,0 +1,45 @@
+"""Run by test_quantise_weights.py in a process of its own, with TRITON_INTERPRET=1: what is read and written."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from loka.kernels.fused import operators
+from loka.kernels.fused.norm import norm_reference
+from tests.support.interpreted.faster_interpreter import make_faster
+from tests.support.interpreted.rendered_interpreted import PROGRAMS, exact_rows, results
+from tests.support.kernels.poison import poisoned
+from tests.support.kernels.rendered_cases import write_package
+from tests.support.kernels.weight_cases import ROWS, WEIGHTS
+
+
+def main(folder: Path) -> None:
+    """Weights of every case, whole and cut from wider ones, against the reference; prints how many were compared."""
+    package = write_package(folder / "interpreted", WEIGHTS)
+    operators.programs = lambda x, rows, per_multiprocessor: PROGRAMS
+    torch.Tensor.new_empty = poisoned(torch.Tensor.new_empty)  # what is not written is NaN
+    compared = 0
+    for spec in WEIGHTS:
+        for first in range(len(ROWS)):
+            rows = [ROWS[(first + index) % len(ROWS)] for index in range(len(spec.quantisers))]
+            weights = [exact_rows(m, each.width) for m, each in zip(rows, spec.quantisers, strict=True)]
+            given = [F.pad(x, (0, 3), value=1e30)[:, : x.shape[1]] if (first + x.shape[1]) % 2 else x for x in weights]
+            got = results(package, spec, *given)
+            for index, (x, each) in enumerate(zip(weights, spec.quantisers, strict=True)):
+                values, scale, _ = norm_reference.quantise_rows(F.pad(x, (0, each.columns - each.width)))
+                assert torch.equal(got[f"values_{index}"].float(), values.float()), (spec, index, rows)
+                assert torch.equal(got[f"scale_{index}"], scale), (spec, index, rows)
+                largest = got[f"scale_max_{index}"]
+                assert largest.shape == (PROGRAMS,)
+                assert largest.max() == (scale.max() if rows[index] else 0.0), (spec, index, rows)
+                compared += 1
+    print(compared)
+
+
+if __name__ == "__main__":
+    make_faster()
+    main(Path(sys.argv[1]))
