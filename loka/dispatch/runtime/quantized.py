@@ -46,7 +46,7 @@ def _flattened(items: Sequence[Any], tensors: list[Tensor]) -> list[Any]:
     for item in items:
         place = len(tensors)
         if type(item) is Quantized:
-            tensors += item
+            tensors.extend((item.data, item.scale, item.scale_max))  # Dynamo of torch 2.11 extends by no NamedTuple
             form.append(slice(place, place + 3))
         elif type(item) is tuple:
             form.append(_flattened(item, tensors))

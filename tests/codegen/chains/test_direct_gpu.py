@@ -91,8 +91,8 @@ class Chosen(nn.Module):
         return out
 
 
-def test_rows_that_data_choose_may_be_none(bound, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch._dynamo.config, "capture_dynamic_output_shape_ops", True, raising=False)
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_rows_that_data_choose_may_be_none(bound) -> None:
     model, _ = bound
     chosen = Chosen(model)
     compiled = torch.compile(chosen, fullgraph=True)
