@@ -18,7 +18,7 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import concat_norm_reference, fm_reference
 from loka.kernels.fused.norm import norm_reference
 
-STAMP = "94945d909cc943c01e1ee09a498c04626f2fa51e52a9c5a55133875944433b89"
+STAMP = "3e6ac2e719a7e6b1707ed7d047ee6c8cdeea9d8fc3f00641f00aeb8e4e7a6c87"
 
 
 # Width: how many rows a program has at least, and how many programs a multiprocessor has at most.
@@ -410,7 +410,7 @@ def _quantise_weights_128_256_256_outputs(*weights: Tensor) -> tuple[Tensor, ...
     return tuple(outputs)
 
 
-@operators.kernel(__package__, "ac2431ed", _quantise_weights_128_256_256_outputs)
+@operators.kernel(__package__, "ea52049c", _quantise_weights_128_256_256_outputs)
 def quantise_weights_128_256_256(
     weight_0: Tensor, weight_1: Tensor, weight_2: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -437,7 +437,7 @@ def _quantise_weights_512_256_256_outputs(*weights: Tensor) -> tuple[Tensor, ...
     return tuple(outputs)
 
 
-@operators.kernel(__package__, "3811f06e", _quantise_weights_512_256_256_outputs)
+@operators.kernel(__package__, "b913e3b4", _quantise_weights_512_256_256_outputs)
 def quantise_weights_512_256_256(
     weight_0: Tensor, weight_1: Tensor, weight_2: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -27,7 +27,7 @@ from loka.dispatch import Quantized
 
 from . import fused
 
-STAMP = "94945d909cc943c01e1ee09a498c04626f2fa51e52a9c5a55133875944433b89"
+STAMP = "3e6ac2e719a7e6b1707ed7d047ee6c8cdeea9d8fc3f00641f00aeb8e4e7a6c87"
 
 # Scalings of both operands of a GEMM.
 ROWWISE = ("rowwise", "rowwise")

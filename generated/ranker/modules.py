@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "94945d909cc943c01e1ee09a498c04626f2fa51e52a9c5a55133875944433b89"
+STAMP = "3e6ac2e719a7e6b1707ed7d047ee6c8cdeea9d8fc3f00641f00aeb8e4e7a6c87"
 
 
 class EmbedDense(dispatch.Bound):

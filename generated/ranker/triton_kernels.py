@@ -15,7 +15,7 @@ import triton.language as tl
 from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import fm_reference
 
-STAMP = "94945d909cc943c01e1ee09a498c04626f2fa51e52a9c5a55133875944433b89"
+STAMP = "3e6ac2e719a7e6b1707ed7d047ee6c8cdeea9d8fc3f00641f00aeb8e4e7a6c87"
 
 
 @triton.jit
@@ -34,6 +34,30 @@ def e4m3_scale(amax):
     """The smallest power of two that is not below amax / 448, and its reciprocal; 448 is 1.75 * 2**8."""
     bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
     return bits.to(tl.float32, bitcast=True), (0x7F000000 - bits).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def quantise_rows(
+    program, programs, x_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m, columns: tl.constexpr,
+    rows: tl.constexpr,
+):  # fmt: skip
+    """One program's rows of x (m, columns), written to values (m, columns) in e4m3."""
+    column = tl.arange(0, columns)[None, :]
+    scale_max = 0.0
+    for first in range(program * rows, m, programs * rows):
+        # Behind the last row it stands again: that takes no mask.
+        row = tl.minimum(first + tl.arange(0, rows), m - 1)
+        start = row[:, None].to(tl.int64)
+        x = tl.load(x_ptr + start * x_stride + column).to(tl.float32)
+        # Non-finite values are ignored when the scale is computed, and become NaN.
+        finite = tl.abs(x) < float("inf")
+        amax = tl.maximum(tl.max(tl.where(finite, tl.abs(x), 0.0), 1), 7.888609052210118e-31)  # 2**-100
+        scale, reciprocal = e4m3_scale(amax)
+        values = tl.where(finite, x * reciprocal[:, None], float("nan"))
+        tl.store(values_ptr + start * columns + column, values.to(tl.float8e4nv))
+        tl.store(scale_ptr + row, scale)
+        scale_max = tl.maximum(scale_max, tl.max(scale, 0))
+    tl.store(scale_max_ptr + program, scale_max)
 
 
 @triton.jit
@@ -769,30 +793,6 @@ def quantise_e4m3(values, scale, scale_max, x):
     operators.launch(kernel, grid, *tensors, *sizes, constants=constants, num_warps=warps)
 
 
-@triton.jit
-def _quantise_weights_128_256_256_rows(
-    program, programs, x_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m, columns: tl.constexpr,
-    rows: tl.constexpr,
-):  # fmt: skip
-    """One program's rows of x (m, columns), written to values (m, columns)."""
-    column = tl.arange(0, columns)[None, :]
-    scale_max = 0.0
-    for first in range(program * rows, m, programs * rows):
-        # Behind the last row it stands again: that takes no mask.
-        row = tl.minimum(first + tl.arange(0, rows), m - 1)
-        start = row[:, None].to(tl.int64)
-        x = tl.load(x_ptr + start * x_stride + column).to(tl.float32)
-        # Non-finite values are ignored when the scale is computed, and become NaN.
-        finite = tl.abs(x) < float("inf")
-        amax = tl.maximum(tl.max(tl.where(finite, tl.abs(x), 0.0), 1), 7.888609052210118e-31)  # 2**-100
-        scale, reciprocal = e4m3_scale(amax)
-        values = tl.where(finite, x * reciprocal[:, None], float("nan"))
-        tl.store(values_ptr + start * columns + column, values.to(tl.float8e4nv))
-        tl.store(scale_ptr + row, scale)
-        scale_max = tl.maximum(scale_max, tl.max(scale, 0))
-    tl.store(scale_max_ptr + program, scale_max)
-
-
 @triton.jit(do_not_specialize=["m_0", "m_1", "m_2", "programs_0", "programs_1", "programs_2"])
 def _quantise_weights_128_256_256(
     weight_0_ptr, values_0_ptr, scale_0_ptr, scale_max_0_ptr, stride_0, m_0, weight_1_ptr, values_1_ptr, scale_1_ptr,
@@ -802,17 +802,17 @@ def _quantise_weights_128_256_256(
     """3 weights to e4m3 with one power-of-two scale a row."""
     program = tl.program_id(0)
     if program < programs_0:
-        _quantise_weights_128_256_256_rows(
+        quantise_rows(
             program, programs_0, weight_0_ptr, values_0_ptr, scale_0_ptr, scale_max_0_ptr, stride_0, m_0, columns=128,
             rows=8,
         )  # fmt: skip
     elif program < programs_0 + programs_1:
-        _quantise_weights_128_256_256_rows(
+        quantise_rows(
             program - programs_0, programs_1, weight_1_ptr, values_1_ptr, scale_1_ptr, scale_max_1_ptr, stride_1, m_1,
             columns=256, rows=4,
         )  # fmt: skip
     else:
-        _quantise_weights_128_256_256_rows(
+        quantise_rows(
             program - programs_0 - programs_1, programs_2, weight_2_ptr, values_2_ptr, scale_2_ptr, scale_max_2_ptr,
             stride_2, m_2, columns=256, rows=4,
         )  # fmt: skip
@@ -828,30 +828,6 @@ def quantise_weights_128_256_256(*tensors):
     operators.launch(_quantise_weights_128_256_256, (sum(programs),), *operands, *programs, num_warps=1)
 
 
-@triton.jit
-def _quantise_weights_512_256_256_rows(
-    program, programs, x_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m, columns: tl.constexpr,
-    rows: tl.constexpr,
-):  # fmt: skip
-    """One program's rows of x (m, columns), written to values (m, columns)."""
-    column = tl.arange(0, columns)[None, :]
-    scale_max = 0.0
-    for first in range(program * rows, m, programs * rows):
-        # Behind the last row it stands again: that takes no mask.
-        row = tl.minimum(first + tl.arange(0, rows), m - 1)
-        start = row[:, None].to(tl.int64)
-        x = tl.load(x_ptr + start * x_stride + column).to(tl.float32)
-        # Non-finite values are ignored when the scale is computed, and become NaN.
-        finite = tl.abs(x) < float("inf")
-        amax = tl.maximum(tl.max(tl.where(finite, tl.abs(x), 0.0), 1), 7.888609052210118e-31)  # 2**-100
-        scale, reciprocal = e4m3_scale(amax)
-        values = tl.where(finite, x * reciprocal[:, None], float("nan"))
-        tl.store(values_ptr + start * columns + column, values.to(tl.float8e4nv))
-        tl.store(scale_ptr + row, scale)
-        scale_max = tl.maximum(scale_max, tl.max(scale, 0))
-    tl.store(scale_max_ptr + program, scale_max)
-
-
 @triton.jit(do_not_specialize=["m_0", "m_1", "m_2", "programs_0", "programs_1", "programs_2"])
 def _quantise_weights_512_256_256(
     weight_0_ptr, values_0_ptr, scale_0_ptr, scale_max_0_ptr, stride_0, m_0, weight_1_ptr, values_1_ptr, scale_1_ptr,
@@ -861,17 +837,17 @@ def _quantise_weights_512_256_256(
     """3 weights to e4m3 with one power-of-two scale a row."""
     program = tl.program_id(0)
     if program < programs_0:
-        _quantise_weights_512_256_256_rows(
+        quantise_rows(
             program, programs_0, weight_0_ptr, values_0_ptr, scale_0_ptr, scale_max_0_ptr, stride_0, m_0, columns=512,
             rows=2,
         )  # fmt: skip
     elif program < programs_0 + programs_1:
-        _quantise_weights_512_256_256_rows(
+        quantise_rows(
             program - programs_0, programs_1, weight_1_ptr, values_1_ptr, scale_1_ptr, scale_max_1_ptr, stride_1, m_1,
             columns=256, rows=4,
         )  # fmt: skip
     else:
-        _quantise_weights_512_256_256_rows(
+        quantise_rows(
             program - programs_0 - programs_1, programs_2, weight_2_ptr, values_2_ptr, scale_2_ptr, scale_max_2_ptr,
             stride_2, m_2, columns=256, rows=4,
         )  # fmt: skip

@@ -283,7 +283,7 @@ def test_a_cross_layers_gemm_stays_one(write: Write) -> None:
     inside = explain(plan, crosses[1].sites[0]).inside
     assert inside is not None
     assert not inside.takes
-    assert inside.kernels == ("add_times_residual_512", "cross_bias_passed_backward_512")
+    assert inside.kernels == ("add_times_residual", "cross_bias_passed_backward_512")
 
 
 def test_plan_json_holds_them_and_older_files_have_none(write: Write, plans: dict[str, Plan]) -> None:

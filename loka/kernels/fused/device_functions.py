@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from loka.templating.templates import KERNELS, Templates
 
 _TEMPLATE = KERNELS + "device_functions.py.j2"
+_CALL = re.compile(r"(?<![\w.])\w+(?=\()")
 _NAME = re.compile(r"^def (\w+)\(", re.MULTILINE)
 
 
@@ -18,6 +19,10 @@ def device_functions(templates: Templates) -> dict[str, str]:
 
 
 def used_functions(texts: Iterable[str], functions: dict[str, str]) -> tuple[str, ...]:
-    """The texts of the functions that these kernels call."""
-    called = set(re.findall(r"(?<![\w.])\w+(?=\()", "\n".join(texts)))
-    return tuple(text for name, text in functions.items() if name in called)
+    """The texts of the functions that these kernels call, and of those that these call in turn."""
+    used, texts = set[str](), list(texts)
+    while texts:
+        called = set(_CALL.findall("\n".join(texts))) & functions.keys() - used
+        used |= called
+        texts = [functions[name] for name in called]
+    return tuple(text for name, text in functions.items() if name in used)

@@ -203,7 +203,7 @@ def _launch(values: KernelValues, kernel: str) -> WidthLaunch:
 
 
 def _two_kernels(function: str) -> InputError:
-    return InputError(f"two different kernels are called {function}; render them in one configuration")
+    return InputError(f"two different kernels are called {function}; render all widths together, in one configuration")
 
 
 def _values(spec: AnySpec, launched: AnyConfiguration | None, device: DeviceSpec) -> KernelValues:

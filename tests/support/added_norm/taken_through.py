@@ -113,8 +113,8 @@ def main(folder: Path) -> None:
     if folder not in Path(loka.__file__).parents:
         raise RuntimeError(f"loka was imported from {loka.__file__}, where the norm is not")
     (folder / "normalized_model.py").write_text(MODEL)
-    check_package(folder, KEPT, "add_normalize_silu_64_eps_1e_12")
-    check_package(folder, FP8, "add_normalize_silu_e4m3_64_eps_1e_12")
+    check_package(folder, KEPT, "add_normalize_silu_eps_1e_12")
+    check_package(folder, FP8, "add_normalize_silu_e4m3_eps_1e_12")
     operators.programs = lambda x, rows, per_multiprocessor: PROGRAMS
     operators.row_parts = lambda x, rows, across, per_multiprocessor: PROGRAMS
     Tensor.new_empty = poisoned(Tensor.new_empty)

@@ -107,7 +107,7 @@ def test_its_name_says_the_widths() -> None:
         ((quantiser(64),), "2 to 8 weights, not 1"),
         ((quantiser(64),) * 9, "2 to 8 weights, not 9"),
         ((quantiser(64), quantiser(16385)), "quantise_e4m3_16385 is no plain quantiser of rows of up to 16384"),
-        ((quantiser(64), replace(quantiser(64), add=True)), "add_e4m3_64 is no plain quantiser"),
+        ((quantiser(64), replace(quantiser(64), add=True)), "add_e4m3 is no plain quantiser"),
         ((quantiser(64), replace(quantiser(64), how=Quantisation("blockwise"))), "is no plain quantiser"),
     ],
 )
