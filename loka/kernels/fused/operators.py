@@ -233,9 +233,10 @@ def multiprocessors(device: int | None) -> int:
 def check_rows(x: Tensor, width: int, rows: int | None = None) -> None:
     """Raises InputError unless x is a floating matrix of (M, width), with M = `rows` if given.
 
-    A symbolic M is not compared, which would make it a guard: the kernel's call is checked again with the number.
+    Where a graph is traced, numbers of rows that come from data are not compared: the operator is whole then, and
+    compares them when it runs.
     """
-    if type(rows) is int and x.dim() == 2 and type(x.shape[0]) is int and x.shape[0] != rows:
+    if rows is not None and x.dim() == 2 and _differ(x.shape[0], rows):
         raise InputError(
             f"a kernel for matrices of {rows} rows got one of shape {tuple(x.shape)}; the package was generated for "
             "inputs that are not broadcast: give them as many rows"
@@ -331,6 +332,15 @@ def _on_its_device(function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
     with torch.cuda.device(device):
         return function(*arguments)
+
+
+def _differ(size: int, other: int) -> bool:
+    """size != other, which becomes a guard where both are symbolic; False where that is not known before data are."""
+    if type(size) is int and type(other) is int:
+        return size != other
+    from torch.fx.experimental.symbolic_shapes import guard_or_false  # takes half a second, for sympy
+
+    return guard_or_false(size != other)
 
 
 def _at_most(size: int, limit: int) -> int:

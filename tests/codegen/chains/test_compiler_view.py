@@ -143,3 +143,21 @@ def test_sizes_that_come_from_data_compile_in_one_graph(bound, monkeypatch: pyte
     graphs = view.traced(Chosen(bound), batch(256), backward=False)
     assert len(graphs) == 2
     assert len(view.operators(graphs, "loka.scaled_mm")) == GEMMS  # whole, since there may be no row
+
+
+@pytest.mark.parametrize("hopper", [False, True])
+def test_a_kernel_for_equal_rows_refuses_others_when_traced(
+    made, monkeypatch: pytest.MonkeyPatch, hopper: bool
+) -> None:
+    """Compiled, it would read behind the end of the smaller matrix."""
+    if hopper:
+        view.pretend_hopper(monkeypatch)
+    package, _ = made
+    join = next(getattr(package.fused, name) for name in vars(package.fused) if name == "add_residual")
+
+    def joined(x: Tensor, add: Tensor, residual: Tensor) -> Tensor:
+        return join(x, add, residual)
+
+    compiled = torch.compile(joined, fullgraph=True, dynamic=True, backend="aot_eager")
+    with pytest.raises(Exception, match="a kernel for matrices of s?[0-9]+ rows got one of shape"):
+        compiled(batch(48), torch.zeros(WIDTH), batch(32))
