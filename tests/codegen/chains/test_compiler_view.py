@@ -159,5 +159,5 @@ def test_a_kernel_for_equal_rows_refuses_others_when_traced(
         return join(x, add, residual)
 
     compiled = torch.compile(joined, fullgraph=True, dynamic=True, backend="aot_eager")
-    with pytest.raises(Exception, match="a kernel for matrices of s?[0-9]+ rows got one of shape"):
+    with pytest.raises(Exception, match=r"a kernel for matrices of s?[0-9]+ rows got one of shape"):
         compiled(batch(48), torch.zeros(WIDTH), batch(32))
