@@ -30,13 +30,19 @@ def test_others_are_refused(matrix: torch.Tensor, rows: int | None, said: str) -
         operators.check_rows(matrix, 8, rows)
 
 
-def test_rows_that_the_compiler_does_not_know_are_no_guard() -> None:
-    shapes = ShapeEnv()
+def test_rows_that_differ_in_a_traced_graph_are_refused() -> None:
+    """Nothing compares them later: the compiler launches the kernel itself."""
     rows = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC, DimDynamic.STATIC])
-    mode = FakeTensorMode(shape_env=shapes)
+    mode = FakeTensorMode(shape_env=ShapeEnv())
     first, second = (mode.from_tensor(torch.zeros(m, 8), symbolic_context=rows) for m in (3, 5))
-    assert str(first.shape[0]) != str(second.shape[0])
-    with mode:
+    with mode, pytest.raises(InputError, match="a kernel for matrices of"):
+        operators.check_rows(first, 8, second.shape[0])
+
+
+def test_rows_that_come_from_data_are_no_guard() -> None:
+    shapes = ShapeEnv()
+    with FakeTensorMode(shape_env=shapes):
+        first, second = (torch.zeros(shapes.create_unbacked_symint(), 8) for _ in range(2))
         operators.check_rows(first, 8, second.shape[0])
     assert not shapes.guards
 
