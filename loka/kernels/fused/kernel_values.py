@@ -49,12 +49,8 @@ class KernelValues:
     title: str  # the operation, in a phrase
     shapes: Mapping[str, str]  # of parameters and results, by name: "(M, 512)"
     numbers: Mapping[str, object] = field(default_factory=dict)  # further values built into the text, by name
-    width: int | None = (
-        None  # of the rows of a kernel that is rendered for several widths; None where there is one text
-    )
-    constants: Mapping[str, int] = field(
-        default_factory=dict
-    )  # of such a kernel: its tl.constexpr parameters, in order
+    width: int | None = None  # of the rows, where one kernel is rendered for several widths; else None
+    constants: Mapping[str, int] = field(default_factory=dict)  # the tl.constexpr parameters of such a kernel, in order
     structure: tuple[str, ...] = ()  # words for what sets its text apart from that of other widths
 
     def context(self) -> dict[str, object]:
