@@ -27,7 +27,7 @@ from loka.dispatch import Quantized
 
 from . import fused
 
-STAMP = "e6bfc30affcce3ad452c3205b4a414259990e8edfcab549a5ba4d5041cbe3101"
+STAMP = "3e6ac2e719a7e6b1707ed7d047ee6c8cdeea9d8fc3f00641f00aeb8e4e7a6c87"
 
 # Scalings of both operands of a GEMM.
 ROWWISE = ("rowwise", "rowwise")

@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "e6bfc30affcce3ad452c3205b4a414259990e8edfcab549a5ba4d5041cbe3101"
+STAMP = "3e6ac2e719a7e6b1707ed7d047ee6c8cdeea9d8fc3f00641f00aeb8e4e7a6c87"
 
 
 class EmbedDense(dispatch.Bound):
