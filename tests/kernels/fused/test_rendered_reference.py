@@ -261,9 +261,7 @@ def test_a_name_is_registered_once_and_runs_the_last_kernel(package):
 
     calls: list[str] = []
     first, second = (
-        operators.operator(
-            "registered_twice", torch.empty_like, lambda out, x, word=word: calls.append(word), reference
-        )
+        operators.define("registered_twice", torch.empty_like, lambda out, x, word=word: calls.append(word), reference)
         for word in ("first", "second")
     )
     assert first.overload is second.overload
