@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "3e6ac2e719a7e6b1707ed7d047ee6c8cdeea9d8fc3f00641f00aeb8e4e7a6c87"
+STAMP = "cdf423fa0754b1ec7dedaab7c6ae5f306eb53999071f9c5517ea4206569a76ef"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

@@ -18,7 +18,7 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import concat_norm_reference, fm_reference
 from loka.kernels.fused.norm import norm_reference
 
-STAMP = "3e6ac2e719a7e6b1707ed7d047ee6c8cdeea9d8fc3f00641f00aeb8e4e7a6c87"
+STAMP = "cdf423fa0754b1ec7dedaab7c6ae5f306eb53999071f9c5517ea4206569a76ef"
 
 
 # Width: how many rows a program has at least, and how many programs a multiprocessor has at most.

@@ -15,7 +15,7 @@ import triton.language as tl
 from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import fm_reference
 
-STAMP = "3e6ac2e719a7e6b1707ed7d047ee6c8cdeea9d8fc3f00641f00aeb8e4e7a6c87"
+STAMP = "cdf423fa0754b1ec7dedaab7c6ae5f306eb53999071f9c5517ea4206569a76ef"
 
 
 @triton.jit

@@ -30,13 +30,13 @@ _cuda: dict[str, Callable[..., Any]] = {}  # GPU implementation of each operator
 
 
 def kernel(
-    package: str, digest: str, outputs: Callable[..., Any], changes: tuple[str, ...] = (), whole: bool = False
+    package: str, digest: str, outputs: Callable[..., Any], changes: tuple[str, ...] = (), opaque: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """A decorator: makes the reference NAME of a kernel in `package` the operator NAME_DIGEST (`define`)."""
 
     def decorate(reference: Callable[..., Any]) -> Callable[..., Any]:
         name = reference.__name__
-        return define(f"{name}_{digest}", outputs, deferred(package, name), reference, changes, whole)
+        return define(f"{name}_{digest}", outputs, deferred(package, name), reference, changes, opaque)
 
     return decorate
 
@@ -47,14 +47,14 @@ def define(
     launch: Callable[..., Any],
     reference: Callable[..., Any],
     changes: tuple[str, ...] = (),
-    whole: bool = False,
+    opaque: bool = False,
 ) -> Callable[..., Any]:
     """A function that runs a kernel, with its operator `loka_generated::NAME` as `overload`, registered once.
 
     `outputs` checks the arguments and allocates the results; it also tells the compiler their shapes and dtypes. On a
     GPU, `launch` fills them: it takes the results, then the arguments. On the CPU `reference`, the typed function that
     the schema is inferred from, runs after the same checks; the function has it as `reference`. None of them returns an
-    argument; `changes` names those that `launch` and `reference` modify. The compiler does not look into a `whole`
+    argument; `changes` names those that `launch` and `reference` modify. The compiler does not look into an `opaque`
     operator, whose launch needs addresses or calls torch in between.
 
     A name contains a digest of the kernel's text, so that the same name in two packages means the same kernel: the
@@ -70,7 +70,7 @@ def define(
     _cuda[name] = cuda
     packet = torch.ops.loka_generated
     if not hasattr(packet, name):
-        _register(name, outputs, reference, changes, whole)
+        _register(name, outputs, reference, changes, opaque)
     overload: torch._ops.OpOverload = getattr(packet, name).default
 
     @wraps(reference)
@@ -85,7 +85,7 @@ def define(
 
 
 def _register(
-    name: str, outputs: Callable[..., Any], reference: Callable[..., Any], changes: tuple[str, ...], whole: bool
+    name: str, outputs: Callable[..., Any], reference: Callable[..., Any], changes: tuple[str, ...], opaque: bool
 ) -> None:
     """Define the operator `loka_generated::NAME` and its implementations."""
 
@@ -99,7 +99,7 @@ def _register(
     torch.library.register_fake(qualified, known_to_inductor(qualified, outputs), lib=_library)
     _library.impl(name, checked, "CPU")  # type: ignore[no-untyped-call]
     _library.impl(name, lambda *arguments: _on_its_device(_cuda[name], *arguments), "CUDA")  # type: ignore[no-untyped-call]
-    if not whole:
+    if not opaque:
         decomposition.register(qualified, lambda *arguments: _cuda[name](*arguments), _library)
 
 
@@ -241,7 +241,7 @@ def multiprocessors(device: int | None) -> int:
 def check_rows(x: Tensor, width: int, rows: int | None = None) -> None:
     """Raises InputError unless x is a floating matrix of (M, width), with M = `rows` if given.
 
-    Where a graph is traced, numbers of rows that come from data are not compared: the operator is whole then, and
+    Where a graph is traced, numbers of rows that come from data are not compared: the operator is opaque then, and
     compares them when it runs.
     """
     if rows is not None and x.dim() == 2 and _differ(x.shape[0], rows):

@@ -62,14 +62,14 @@ def test_no_operator_of_ours_hides_a_launch(bound, monkeypatch: pytest.MonkeyPat
         assert "quantise" not in name or not written & operands, (name, written)
 
 
-def test_on_the_cpu_operators_stay_whole(bound) -> None:
+def test_on_the_cpu_operators_stay_opaque(bound) -> None:
     graphs = view.traced(bound, batch(256))
     assert len(view.operators(graphs, "loka.scaled_mm")) == GEMMS
     assert view.operators(graphs, "loka_generated")
     assert view.launches(graphs) == []
 
 
-def test_where_memory_is_filled_operators_stay_whole(bound, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_memory_is_filled_operators_stay_opaque(bound, monkeypatch: pytest.MonkeyPatch) -> None:
     """Inductor fills it by a kernel that Triton 3.6 cannot compile for FP8."""
     view.pretend_hopper(monkeypatch)
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
@@ -142,7 +142,7 @@ def test_sizes_that_come_from_data_compile_in_one_graph(bound, monkeypatch: pyte
         view.pretend_hopper(monkeypatch)
     graphs = view.traced(Chosen(bound), batch(256), backward=False)
     assert len(graphs) == 2
-    assert len(view.operators(graphs, "loka.scaled_mm")) == GEMMS  # whole, since there may be no row
+    assert len(view.operators(graphs, "loka.scaled_mm")) == GEMMS  # opaque, since there may be no row
 
 
 @pytest.mark.parametrize("hopper", [False, True])
