@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "cdf423fa0754b1ec7dedaab7c6ae5f306eb53999071f9c5517ea4206569a76ef"
+STAMP = "b0aa851f735fe97d1a5c9fa73b5955348e592faf94f1338dcd920ea1ad80109f"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

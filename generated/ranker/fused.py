@@ -18,7 +18,7 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import concat_norm_reference, fm_reference
 from loka.kernels.fused.norm import norm_reference
 
-STAMP = "cdf423fa0754b1ec7dedaab7c6ae5f306eb53999071f9c5517ea4206569a76ef"
+STAMP = "b0aa851f735fe97d1a5c9fa73b5955348e592faf94f1338dcd920ea1ad80109f"
 
 
 # Width: how many rows a program has at least, and how many programs a multiprocessor has at most.
@@ -549,11 +549,12 @@ def _requantize_transpose_2_outputs(*operands: Tensor) -> tuple[Tensor, ...]:
     outputs = []
     for values in operands[::3]:
         m, n = values.shape
-        outputs += [values.new_empty((n, m)), values.new_empty((n, 1), dtype=torch.float32)]
+        m_t = -(-m // 16) * 16
+        outputs += [values.new_empty((n, m_t)), values.new_empty((n, 1), dtype=torch.float32)]
     return tuple(outputs)
 
 
-@operators.kernel(__package__, "a893dfd8", _requantize_transpose_2_outputs)
+@operators.kernel(__package__, "9511a08e", _requantize_transpose_2_outputs)
 def requantize_transpose_2(
     values_0: Tensor, scale_0: Tensor, scale_max_0: Tensor, values_1: Tensor, scale_1: Tensor, scale_max_1: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -562,20 +563,21 @@ def requantize_transpose_2(
     values_0 (R_0, C_0) e4m3, scale_0 (R_0, 1), scale_max_0 (P_0,), values_1 (R_1, C_1) e4m3, scale_1 (R_1, 1),
     scale_max_1 (P_1,) -> transposed_0 (C_0, R_0), scale_t_0 (C_0, 1), transposed_1 (C_1, R_1), scale_t_1 (C_1, 1).
     """
-    transposed_0, scale_t_0 = norm_reference.requantize_transpose(values_0, scale_0)
-    transposed_1, scale_t_1 = norm_reference.requantize_transpose(values_1, scale_1)
+    transposed_0, scale_t_0 = norm_reference.requantize_transpose(values_0, scale_0, of_the_batch=True)
+    transposed_1, scale_t_1 = norm_reference.requantize_transpose(values_1, scale_1, of_the_batch=True)
     return transposed_0, scale_t_0, transposed_1, scale_t_1
 
 
 def _requantize_transpose_3_outputs(*operands: Tensor) -> tuple[Tensor, ...]:
     outputs = []
-    for values in operands[::3]:
+    for place, values in enumerate(operands[::3]):
         m, n = values.shape
-        outputs += [values.new_empty((n, m)), values.new_empty((n, 1), dtype=torch.float32)]
+        m_t = -(-m // 16) * 16 if place < 2 else m
+        outputs += [values.new_empty((n, m_t)), values.new_empty((n, 1), dtype=torch.float32)]
     return tuple(outputs)
 
 
-@operators.kernel(__package__, "fed59d3f", _requantize_transpose_3_outputs)
+@operators.kernel(__package__, "4990ae37", _requantize_transpose_3_outputs)
 def requantize_transpose_3(
     values_0: Tensor,
     scale_0: Tensor,
@@ -593,7 +595,7 @@ def requantize_transpose_3(
     scale_max_1 (P_1,), values_2 (R_2, C_2) e4m3, scale_2 (R_2, 1), scale_max_2 (P_2,) -> transposed_0 (C_0, R_0),
     scale_t_0 (C_0, 1), transposed_1 (C_1, R_1), scale_t_1 (C_1, 1), transposed_2 (C_2, R_2), scale_t_2 (C_2, 1).
     """
-    transposed_0, scale_t_0 = norm_reference.requantize_transpose(values_0, scale_0)
-    transposed_1, scale_t_1 = norm_reference.requantize_transpose(values_1, scale_1)
+    transposed_0, scale_t_0 = norm_reference.requantize_transpose(values_0, scale_0, of_the_batch=True)
+    transposed_1, scale_t_1 = norm_reference.requantize_transpose(values_1, scale_1, of_the_batch=True)
     transposed_2, scale_t_2 = norm_reference.requantize_transpose(values_2, scale_2)
     return transposed_0, scale_t_0, transposed_1, scale_t_1, transposed_2, scale_t_2

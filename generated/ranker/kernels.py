@@ -27,7 +27,7 @@ from loka.dispatch import Quantized
 
 from . import fused
 
-STAMP = "cdf423fa0754b1ec7dedaab7c6ae5f306eb53999071f9c5517ea4206569a76ef"
+STAMP = "b0aa851f735fe97d1a5c9fa73b5955348e592faf94f1338dcd920ea1ad80109f"
 
 # Scalings of both operands of a GEMM.
 ROWWISE = ("rowwise", "rowwise")

@@ -15,7 +15,7 @@ import triton.language as tl
 from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import fm_reference
 
-STAMP = "cdf423fa0754b1ec7dedaab7c6ae5f306eb53999071f9c5517ea4206569a76ef"
+STAMP = "b0aa851f735fe97d1a5c9fa73b5955348e592faf94f1338dcd920ea1ad80109f"
 
 
 @triton.jit
@@ -75,10 +75,10 @@ def sum_columns(block, partial_ptr, total_ptr, p, n, rows: tl.constexpr, columns
 
 @triton.jit
 def requantize_transpose_tile(
-    tile, values_ptr, scale_ptr, scale_max_ptr, transposed_ptr, scale_t_ptr, m, n, parts, side: tl.constexpr,
+    tile, values_ptr, scale_ptr, scale_max_ptr, transposed_ptr, scale_t_ptr, m, n, m_t, parts, side: tl.constexpr,
     chunk: tl.constexpr,
 ):  # fmt: skip
-    """One tile of side x side of values (m, n), written to transposed (n, m); the first ones fill scale_t (n,)."""
+    """One tile of side x side of values (m, n), written to transposed (n, m_t); the first ones fill scale_t (n,)."""
     # The largest of the scales; 2**-108 is that of a zero row, the smallest there is.
     scale_max = tl.full([chunk], 3.0814879110195774e-33, tl.float32)
     for first in range(0, parts, chunk):
@@ -93,7 +93,9 @@ def requantize_transpose_tile(
     values = tl.load(values_ptr + row[:, None].to(tl.int64) * n + column[None, :], mask=mask, other=0.0)
     ratio = tl.load(scale_ptr + row, mask=row < m, other=0.0) * reciprocal
     transposed = tl.trans((values.to(tl.float32) * ratio[:, None]).to(tl.float8e4nv))
-    tl.store(transposed_ptr + column[:, None].to(tl.int64) * m + row[None, :], transposed, mask=tl.trans(mask))
+    # Behind the last row come zeros, up to m_t.
+    written = (column < n)[:, None] & (row < m_t)[None, :]
+    tl.store(transposed_ptr + column[:, None].to(tl.int64) * m_t + row[None, :], transposed, mask=written)
     if tile < across:
         scale_t = tl.zeros([side], tl.float32) + bits.to(tl.float32, bitcast=True)
         tl.store(scale_t_ptr + column, scale_t, mask=column < n)
@@ -957,20 +959,20 @@ def reduce_6(*tensors):
 
 @triton.jit(do_not_specialize=["parts_0", "parts_1", "tiles_0"])
 def _requantize_transpose_2(
-    values_0_ptr, scale_0_ptr, scale_max_0_ptr, transposed_0_ptr, scale_t_0_ptr, m_0, n_0, parts_0, values_1_ptr,
-    scale_1_ptr, scale_max_1_ptr, transposed_1_ptr, scale_t_1_ptr, m_1, n_1, parts_1, tiles_0,
+    values_0_ptr, scale_0_ptr, scale_max_0_ptr, transposed_0_ptr, scale_t_0_ptr, m_0, n_0, m_t_0, parts_0, values_1_ptr,
+    scale_1_ptr, scale_max_1_ptr, transposed_1_ptr, scale_t_1_ptr, m_1, n_1, m_t_1, parts_1, tiles_0,
 ):  # fmt: skip
     """Transposed copies of 2 e4m3 matrices."""
     tile = tl.program_id(0)
     if tile < tiles_0:
         requantize_transpose_tile(
-            tile, values_0_ptr, scale_0_ptr, scale_max_0_ptr, transposed_0_ptr, scale_t_0_ptr, m_0, n_0, parts_0,
+            tile, values_0_ptr, scale_0_ptr, scale_max_0_ptr, transposed_0_ptr, scale_t_0_ptr, m_0, n_0, m_t_0, parts_0,
             side=128, chunk=1024,
         )  # fmt: skip
     else:
         requantize_transpose_tile(
             tile - tiles_0, values_1_ptr, scale_1_ptr, scale_max_1_ptr, transposed_1_ptr, scale_t_1_ptr, m_1, n_1,
-            parts_1, side=128, chunk=1024,
+            m_t_1, parts_1, side=128, chunk=1024,
         )  # fmt: skip
 
 
@@ -980,33 +982,34 @@ def requantize_transpose_2(*tensors):
         transposed, scale_t = tensors[2 * i : 2 * i + 2]
         values, scale, scale_max = tensors[3 * i + 4 : 3 * i + 7]
         m, n = values.shape
-        operands += [values.contiguous(), scale, scale_max, transposed, scale_t, m, n, scale_max.shape[0]]
+        sizes = (m, n, transposed.shape[1], scale_max.shape[0])
+        operands += [values.contiguous(), scale, scale_max, transposed, scale_t, *sizes]
         tiles.append(max(-(-m // 128), 1) * max(-(-n // 128), 1))
     operators.launch(_requantize_transpose_2, (sum(tiles),), *operands, *tiles[:-1], num_warps=4)
 
 
 @triton.jit(do_not_specialize=["parts_0", "parts_1", "parts_2", "tiles_0", "tiles_1"])
 def _requantize_transpose_3(
-    values_0_ptr, scale_0_ptr, scale_max_0_ptr, transposed_0_ptr, scale_t_0_ptr, m_0, n_0, parts_0, values_1_ptr,
-    scale_1_ptr, scale_max_1_ptr, transposed_1_ptr, scale_t_1_ptr, m_1, n_1, parts_1, values_2_ptr, scale_2_ptr,
-    scale_max_2_ptr, transposed_2_ptr, scale_t_2_ptr, m_2, n_2, parts_2, tiles_0, tiles_1,
+    values_0_ptr, scale_0_ptr, scale_max_0_ptr, transposed_0_ptr, scale_t_0_ptr, m_0, n_0, m_t_0, parts_0, values_1_ptr,
+    scale_1_ptr, scale_max_1_ptr, transposed_1_ptr, scale_t_1_ptr, m_1, n_1, m_t_1, parts_1, values_2_ptr, scale_2_ptr,
+    scale_max_2_ptr, transposed_2_ptr, scale_t_2_ptr, m_2, n_2, m_t_2, parts_2, tiles_0, tiles_1,
 ):  # fmt: skip
     """Transposed copies of 3 e4m3 matrices."""
     tile = tl.program_id(0)
     if tile < tiles_0:
         requantize_transpose_tile(
-            tile, values_0_ptr, scale_0_ptr, scale_max_0_ptr, transposed_0_ptr, scale_t_0_ptr, m_0, n_0, parts_0,
+            tile, values_0_ptr, scale_0_ptr, scale_max_0_ptr, transposed_0_ptr, scale_t_0_ptr, m_0, n_0, m_t_0, parts_0,
             side=128, chunk=1024,
         )  # fmt: skip
     elif tile < tiles_0 + tiles_1:
         requantize_transpose_tile(
             tile - tiles_0, values_1_ptr, scale_1_ptr, scale_max_1_ptr, transposed_1_ptr, scale_t_1_ptr, m_1, n_1,
-            parts_1, side=128, chunk=1024,
+            m_t_1, parts_1, side=128, chunk=1024,
         )  # fmt: skip
     else:
         requantize_transpose_tile(
             tile - tiles_0 - tiles_1, values_2_ptr, scale_2_ptr, scale_max_2_ptr, transposed_2_ptr, scale_t_2_ptr, m_2,
-            n_2, parts_2, side=128, chunk=1024,
+            n_2, m_t_2, parts_2, side=128, chunk=1024,
         )  # fmt: skip
 
 
@@ -1016,6 +1019,7 @@ def requantize_transpose_3(*tensors):
         transposed, scale_t = tensors[2 * i : 2 * i + 2]
         values, scale, scale_max = tensors[3 * i + 6 : 3 * i + 9]
         m, n = values.shape
-        operands += [values.contiguous(), scale, scale_max, transposed, scale_t, m, n, scale_max.shape[0]]
+        sizes = (m, n, transposed.shape[1], scale_max.shape[0])
+        operands += [values.contiguous(), scale, scale_max, transposed, scale_t, *sizes]
         tiles.append(max(-(-m // 128), 1) * max(-(-n // 128), 1))
     operators.launch(_requantize_transpose_3, (sum(tiles),), *operands, *tiles[:-1], num_warps=4)

@@ -27,6 +27,7 @@ from loka.dispatch.bind.check_model import changes_since, shown
 from loka.dispatch.bind.split_weights import is_split
 from loka.dispatch.bind.wrappers import find_module, plain_name, unwrap
 from loka.dispatch.dispatch_errors import BindError, LokaWarning, VerifyError
+from loka.dispatch.patch.compile_functions import compile_functions
 from loka.dispatch.patch.keep_sites import chosen_modules
 from loka.dispatch.patch.nonfinite import NonFiniteTrace
 from loka.dispatch.patch.uncalled import uncalled_reason
@@ -157,6 +158,21 @@ class Patch:
             unbind(self._modules[number].module)
         self._modules = tuple(bound for number, bound in enumerate(self._modules) if number not in chosen)
         return tuple(site for number in chosen for site in sites[number])
+
+    def compile(self, **options: Any) -> None:
+        """Compile the generated functions that the bound modules call, each by itself, at its first call.
+
+        For models that are not under torch.compile: their own code stays eager, and the host launches a function's
+        kernels as the compiler does. Layers that share a function are compiled once, and gradients come function by
+        function, as DDP needs them to overlap. A torch.compile around the model takes the functions in as they are.
+        `options` are torch.compile's: `mode`, `dynamic`, `backend`, `options`; a second call replaces the first.
+
+        It holds for all models that are bound to this package in this process, before and after, and stays when the
+        patch is removed. Nothing of it is kept on modules: copies, pickles and checkpoints do not change.
+        """
+        self._require_bound("compile")
+        for bound in self._modules:
+            compile_functions(derived_class(type(bound.module)).loka_generated, options)
 
     def remove(self) -> None:
         """Give every module its own class and forward back; a second call does nothing.

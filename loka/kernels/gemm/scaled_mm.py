@@ -1,8 +1,8 @@
 """torch's FP8 GEMM (cuBLASLt or CUTLASS on Hopper) as a function and as the operator `loka::scaled_mm`.
 
 Where a GPU's kernel takes the operands as they are (tensorwise and rowwise scales, sizes in multiples of 16, a result
-in bfloat16), a plain eager `scaled_mm` calls `torch._scaled_mm`, which costs the host less, and torch.compile sees that
-call. Everything else is the operator, whose signature is in `gemm_operator`.
+in bfloat16, or tensorwise in float32 or float16), a plain eager `scaled_mm` calls `torch._scaled_mm`, which costs the
+host less, and torch.compile sees that call. Everything else is the operator, whose signature is in `gemm_operator`.
 
 On the CPU, and on a GPU without FP8 tensor cores (compute capability below 8.9), the reference runs: dequantise,
 multiply in float32. It takes every pair of recipes. On other GPUs `torch.nn.functional.scaled_mm` runs, within
@@ -139,9 +139,13 @@ def taken_as_is(
     counter_id: int,
     bias: Tensor | None = None,
 ) -> bool:
-    """True if torch._scaled_mm takes the operands, of any number of rows, on their GPU."""
+    """True if torch._scaled_mm takes the operands, of any number of rows, on their GPU.
+
+    Tensorwise it writes float32 and float16, too: gradients of weights are float32 under autocast.
+    """
+    tensorwise = scaling_a == scaling_b == Scaling.TENSORWISE
     return (
-        dtype == torch.bfloat16
+        (dtype == torch.bfloat16 or (tensorwise and dtype in _NATIVE_DTYPES and bias is None))
         and (bias is None or bias.dtype == torch.bfloat16)
         and a.shape[0] > 1  # of a single row, torch and cuBLASLt may read another stride
         and b.shape[0] % _ALIGNMENT == 0

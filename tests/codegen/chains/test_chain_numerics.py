@@ -129,7 +129,7 @@ def test_without_rounding_a_chain_is_the_same_function(
     def product(a: Tensor, scale_a: Tensor, b: Tensor, *rest: object) -> Tensor:
         return a @ b.t() + (rest[-1] if isinstance(rest[-1], Tensor) and rest[-1].dim() == 1 else 0.0)
 
-    def transposed(values: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    def transposed(values: Tensor, scale: Tensor, of_the_batch: bool = False) -> tuple[Tensor, Tensor]:
         return values.t().contiguous(), values.new_ones(values.shape[1], 1)
 
     made = package(FP8[name])

@@ -85,7 +85,7 @@ def test_where_memory_is_filled_operators_stay_opaque(bound, monkeypatch: pytest
 def test_another_batch_is_not_compiled_again(bound, monkeypatch: pytest.MonkeyPatch) -> None:
     """AOTAutograd traces forward and backward at once: guards of either would compile both again."""
     view.pretend_hopper(monkeypatch)
-    graphs = view.traced(bound, batch(256), batch(512), batch(48), dynamic=True, backward=False)
+    graphs = view.traced(bound, batch(256), batch(512), batch(48), batch(259), dynamic=True, backward=False)
     assert len(graphs) == 2
     assert len(view.operators(graphs, "aten._scaled_mm")) == GEMMS
 
@@ -161,3 +161,19 @@ def test_a_kernel_for_equal_rows_refuses_others_when_traced(
     compiled = torch.compile(joined, fullgraph=True, dynamic=True, backend="aot_eager")
     with pytest.raises(Exception, match=r"a kernel for matrices of s?[0-9]+ rows got one of shape"):
         compiled(batch(48), torch.zeros(WIDTH), batch(32))
+
+
+def test_under_autocast_gradients_of_float32_weights_are_visible_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of transposed copies under one scale each: torch has no rowwise GEMM that writes float32."""
+    view.pretend_hopper(monkeypatch)
+    tower = chains.Tower(WIDTH, WIDTH)
+    plan = chains.chain_plan(tower, chains.CHAIN, lambda batch: torch.randn(batch, WIDTH))
+    package = plans.import_package(render_package(plan), tmp_path, "gen_seen_autocast")
+    model = chains.Holder(tower)
+    with package.apply(model), torch.autocast("cpu", torch.bfloat16):
+        graphs = view.traced(model, torch.randn(256, WIDTH))
+    gemms = [node for node in view.calls(graphs) if str(node.target) == "aten._scaled_mm.default"]
+    assert len(gemms) == GEMMS
+    assert [node.meta["val"].dtype for node in gemms].count(torch.float32) == GEMMS // 3

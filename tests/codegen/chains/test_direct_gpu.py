@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -76,6 +77,21 @@ def test_graph_trees_replay_the_bits_of_eager_steps(bound) -> None:
         found = {key: value.clone() for key, value in chains.gradients(compiled, x, dy).items()}
         for key, value in expected.items():
             assert torch.equal(found.get(key, found.get(f"_orig_mod.{key}")), value), (seed, key)
+    patch.verify()
+
+
+def test_functions_compiled_by_themselves_give_the_bits_of_eager_steps(bound, made, monkeypatch) -> None:
+    model, patch = bound
+    for name, function in vars(made[0].kernels).items():
+        if inspect.isfunction(function):
+            monkeypatch.setattr(made[0].kernels, name, function)  # put back for the other tests
+    operands = {rows: chains.gpu_operands(rows, WIDTH) for rows in (256, 512, 259)}
+    expected = {rows: chains.gradients(model, *operands[rows]) for rows in operands}
+    patch.compile()
+    patch.reset()
+    for rows, (x, dy) in operands.items():
+        for key, value in chains.gradients(model, x, dy).items():
+            assert torch.equal(value, expected[rows][key]), (rows, key)
     patch.verify()
 
 

@@ -150,6 +150,11 @@ def test_non_finite_values_stay_in_their_rows(package):
         assert row.isnan().all() if spec.norm else row.isnan().nonzero().flatten().tolist() == [3]
 
 
+def padding(count: int, index: int, values: Tensor) -> int:
+    """Columns of zeros behind a transposed copy: those of operands of the batch have a multiple of 16 columns."""
+    return -len(values) % 16 if count > 1 and index < 2 else 0
+
+
 def test_requantize_transpose_is_the_reference(package):
     generator = torch.Generator().manual_seed(0)
     operands = []
@@ -161,7 +166,11 @@ def test_requantize_transpose_is_the_reference(package):
         for index, (values, scale, _) in enumerate(operands[:count]):
             expected = requantize_transpose(Quantized(values, scale), check=True)
             suffix = f"_{index}" if count > 1 else ""
-            assert torch.equal(got[f"transposed{suffix}"].view(torch.uint8), expected.values.view(torch.uint8))
+            copy, zeros = (
+                got[f"transposed{suffix}"].view(torch.uint8).split((len(values), padding(count, index, values)), 1)
+            )
+            assert torch.equal(copy, expected.values.view(torch.uint8))
+            assert not zeros.any()
             assert torch.equal(got[f"scale_t{suffix}"], expected.scale)
 
 

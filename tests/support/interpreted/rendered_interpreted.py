@@ -145,7 +145,10 @@ def check_requantize_transpose_and_reduce(package: Package) -> None:
         got = list(results(package, RequantizeTranspose(count), *arguments).values())
         for index, (values, scale, _) in enumerate(operands[:count]):
             expected = requantize_transpose(Quantized(values, scale), check=True)
-            assert torch.equal(got[2 * index].float(), expected.values.float())
+            columns = len(values) + (-len(values) % 16 if count > 1 and index < 2 else 0)  # zeros behind
+            assert got[2 * index].shape == (values.shape[1], columns)
+            assert torch.equal(got[2 * index][:, : len(values)].float(), expected.values.float())
+            assert not got[2 * index][:, len(values) :].float().any()
             assert torch.equal(got[2 * index + 1], expected.scale)
     partials = [torch.randn(rows, columns) for rows, columns in ((1, 1), (600, 24), (513, 13))]
     for count in (1, 2, 3):

@@ -21,12 +21,20 @@ class RequantizeTranspose:
     Parameters: values (R, C) e4m3, scale (R, 1), scale_max (P,), the largest of the scales in P parts; results:
     transposed (C, R) e4m3, scale_t (C, 1), filled with the one scale. With more than one operand the names end in _0,
     _1, _2, and the parameters of an operand are adjacent.
+
+    One operand is a weight. Of several the first two are those of wgrad, a GEMM that sums over the batch's rows: their
+    copies are (C, R rounded up to a multiple of 16), with zeros behind, as the GEMM takes them for any batch.
     """
 
     count: int  # operands
 
     def __post_init__(self) -> None:
         _check_count("requantize_transpose", self.count)
+
+    @property
+    def of_the_batch(self) -> int:
+        """How many operands, the first, have the batch's rows."""
+        return min(2, self.count) if self.count > 1 else 0
 
     @property
     def function(self) -> str:

@@ -216,10 +216,17 @@ def largest_magnitude(y: Tensor) -> Tensor:
     return y.float().abs().nan_to_num(0.0, 0.0, 0.0).amax().view(1)
 
 
-def requantize_transpose(values: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """`numerics.requantize_transpose`: values (R, C) and scale (R, 1) -> values (C, R) and scale (C, 1)."""
+def requantize_transpose(values: Tensor, scale: Tensor, of_the_batch: bool = False) -> tuple[Tensor, Tensor]:
+    """`numerics.requantize_transpose`: values (R, C) and scale (R, 1) -> values (C, R) and scale (C, 1).
+
+    Of the batch, the result has zeros behind, up to a multiple of 16 columns.
+    """
     transposed = requantize_transpose_of(Quantized(values, scale))
-    return transposed.values, transposed.scale
+    if not of_the_batch:
+        return transposed.values, transposed.scale
+    missing = -values.shape[0] % 16
+    padded = torch.nn.functional.pad(transposed.values.view(torch.uint8), (0, missing)).view(values.dtype)
+    return padded.contiguous(), transposed.scale
 
 
 def transpose(values: Tensor) -> Tensor:
