@@ -1,8 +1,8 @@
 """torch's FP8 GEMM (cuBLASLt or CUTLASS on Hopper) as a function and as the operator `loka::scaled_mm`.
 
-Where a GPU's kernel takes the operands as they are (tensorwise and rowwise scales, sizes in multiples of 16, a result
-in bfloat16, or tensorwise in float32 or float16), a plain eager `scaled_mm` calls `torch._scaled_mm`, which costs the
-host less, and torch.compile sees that call. Everything else is the operator, whose signature is in `gemm_operator`.
+With tensorwise or rowwise scales and a result in bfloat16 (tensorwise also in float32 or float16), a plain eager
+`scaled_mm` calls `torch._scaled_mm`, which costs the host less, and torch.compile sees that call. Everything else is
+the operator, whose signature is in `gemm_operator`.
 
 On the CPU, and on a GPU without FP8 tensor cores (compute capability below 8.9), the reference runs: dequantise,
 multiply in float32. It takes every pair of recipes. On other GPUs `torch.nn.functional.scaled_mm` runs, within
@@ -139,28 +139,41 @@ def taken_as_is(
     counter_id: int,
     bias: Tensor | None = None,
 ) -> bool:
-    """True if torch._scaled_mm takes the operands, of any number of rows, on their GPU.
+    """True if torch._scaled_mm takes the operands, of any number of rows, on their GPU, other sizes padded.
 
     Tensorwise it writes float32 and float16, too: gradients of weights are float32 under autocast.
     """
     tensorwise = scaling_a == scaling_b == Scaling.TENSORWISE
+    if bias is not None and (bias.dtype != torch.bfloat16 or a.shape[1] == 0):
+        return False  # of an empty sum, torch forgets the bias
     return (
         (dtype == torch.bfloat16 or (tensorwise and dtype in _NATIVE_DTYPES and bias is None))
-        and (bias is None or bias.dtype == torch.bfloat16)
         and a.shape[0] > 1  # of a single row, torch and cuBLASLt may read another stride
-        and b.shape[0] % _ALIGNMENT == 0
         and _takes_recipe(scaling_a, scaling_b, a.dtype, b.dtype, fast, a.device.index)
     )
 
 
 def _direct(
-    a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor, dtype: torch.dtype, fast: bool, bias: Tensor | None
+    a: Tensor,
+    scale_a: Tensor,
+    b: Tensor,
+    scale_b: Tensor,
+    scaling_b: str,
+    dtype: torch.dtype,
+    fast: bool,
+    bias: Tensor | None,
 ) -> Tensor:
-    """The product by torch._scaled_mm; the contraction is padded to a multiple of 16 where a batch is not one."""
+    """The product by torch._scaled_mm, with the contraction and the columns padded to multiples of 16 if need be."""
+    columns = b.shape[0]
     if a.shape[1] % _ALIGNMENT:
         a = scaled_mm_layout.pad_operand(a, 1, _ALIGNMENT)
         b = scaled_mm_layout.pad_operand(b, 1, _ALIGNMENT)
-    return torch._scaled_mm(a, b.t(), scale_a, scale_b.t(), bias=bias, out_dtype=dtype, use_fast_accum=fast)
+    if columns % _ALIGNMENT:
+        b = scaled_mm_layout.pad_operand(b, _ALIGNMENT, 1)
+        scale_b = scaled_mm_layout.second_scale(scale_b, Scaling(scaling_b), b.shape[0]).t()
+        bias = None if bias is None else scaled_mm_layout.pad_vector(bias, b.shape[0])
+    out = torch._scaled_mm(a, b.t(), scale_a, scale_b.t(), bias=bias, out_dtype=dtype, use_fast_accum=fast)
+    return out[:, :columns].contiguous() if columns % _ALIGNMENT else out
 
 
 def traced(
@@ -176,7 +189,7 @@ def traced(
     bias: Tensor | None = None,
 ) -> Tensor:
     """The calls that AOTAutograd traces: torch's GEMM, then the count of its run."""
-    product = _direct(a, scale_a, b, scale_b, dtype, fast, bias)
+    product = _direct(a, scale_a, b, scale_b, scaling_b, dtype, fast, bias)
     call_counters.increment_after(product, counter_id, KERNEL)
     return product
 
@@ -210,6 +223,6 @@ def scaled_mm(
         and taken_as_is(a, scale_a, b, scale_b, scaling_a, scaling_b, dtype, fast, counter_id, bias)
     ):
         call_counters.increment(counter_id, KERNEL)
-        return _direct(a, scale_a, b, scale_b, dtype, fast, bias)
+        return _direct(a, scale_a, b, scale_b, scaling_b, dtype, fast, bias)
     out: Tensor = _operator(a, scale_a, b, scale_b, scaling_a, scaling_b, dtype, fast, counter_id, bias)
     return out

@@ -177,3 +177,17 @@ def test_under_autocast_gradients_of_float32_weights_are_visible_too(
     gemms = [node for node in view.calls(graphs) if str(node.target) == "aten._scaled_mm.default"]
     assert len(gemms) == GEMMS
     assert [node.meta["val"].dtype for node in gemms].count(torch.float32) == GEMMS // 3
+
+
+def test_gemms_of_odd_widths_are_visible_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Padded in the graph, where the compiler launches the copies itself."""
+    view.pretend_hopper(monkeypatch)
+    plan = chains.chain_plan(chains.Tower(61, 61), chains.ROWWISE_CHAIN, lambda batch: torch.randn(batch, 61))
+    package = plans.import_package(render_package(plan), tmp_path, "gen_seen_odd")
+    model = chains.Holder(chains.Tower(61, 61).bfloat16())
+    with package.apply(model):
+        graphs = view.traced(model, torch.randn(256, 61).bfloat16())
+    assert not view.operators(graphs, "loka")
+    gemms = [node for node in view.calls(graphs) if str(node.target) == "aten._scaled_mm.default"]
+    assert len(gemms) == GEMMS
+    assert all(size % 16 == 0 for node in gemms for size in node.args[1].meta["val"].shape)

@@ -95,6 +95,23 @@ def test_functions_compiled_by_themselves_give_the_bits_of_eager_steps(bound, ma
     patch.verify()
 
 
+def test_odd_widths_compiled_have_the_bits_of_eager_steps(tmp_path: Path) -> None:
+    tower = chains.Tower(61, 61)
+    plan = chains.chain_plan(tower, chains.ROWWISE_CHAIN, lambda batch: torch.randn(batch, 61))
+    package = plans.import_package(render_package(plan), tmp_path, "gen_direct_odd")
+    model = chains.Holder(tower.cuda().bfloat16())
+    compiled = torch.compile(model, fullgraph=True)
+    with package.apply(model) as patch:
+        for rows in (256, 259):
+            x, dy = chains.gpu_operands(rows, 61)
+            expected = chains.gradients(model, x, dy)
+            patch.reset()
+            found = chains.gradients(compiled, x, dy)
+            patch.verify()
+            for key, value in expected.items():
+                assert torch.equal(found.get(key, found.get(f"_orig_mod.{key}")), value), (rows, key)
+
+
 class Chosen(nn.Module):
     """The rows whose first element is above a threshold."""
 
