@@ -165,7 +165,9 @@ class Patch:
         For models that are not under torch.compile: their own code stays eager, and the host launches a function's
         kernels as the compiler does. Layers that share a function are compiled once, and gradients come function by
         function, as DDP needs them to overlap. A torch.compile around the model takes the functions in as they are.
-        `options` are torch.compile's: `mode`, `dynamic`, `backend`, `options`; a second call replaces the first.
+        `options` are torch.compile's: `mode`, `dynamic`, `backend`, `options`; a second call replaces the first. With
+        `mode="reduce-overhead"` each function is replayed as a CUDA graph, and the loop has to call
+        torch.compiler.cudagraph_mark_step_begin() at the start of each step.
 
         It holds for all models that are bound to this package in this process, before and after, and stays when the
         patch is removed. Nothing of it is kept on modules: copies, pickles and checkpoints do not change.
