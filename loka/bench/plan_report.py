@@ -12,6 +12,7 @@ from loka.plan.report.format import format_speedup
 from loka.plan.report.mod_plans import describe_gain_in, describe_mod, describe_unchanged
 from loka.plan.report.plan_rows import (
     PlanRow,
+    format_host,
     format_time_sources,
     format_total,
     group_interactions,
@@ -135,7 +136,8 @@ def _total(plan: Plan) -> str:
     total = total_time(plan)
     if total is None:
         return ""
-    return f"{format_total(total)} ({format_time_sources(total)})."
+    host = format_host(plan, total)
+    return f"{format_total(total)} ({format_time_sources(total)}).{f' {host[:1].upper()}{host[1:]}.' if host else ''}"
 
 
 def _interactions(plan: Plan) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from loka.devices.host_costs import Execution, HostCosts
 from loka.devices.launches import (
     ConcatNormLaunch,
     CrossLaunch,
@@ -162,6 +163,16 @@ _LAUNCHES = LaunchTables(
 # Rates: a copy of 1 GiB; products of 8192 x 8192 x 8192, in TF32 of 8192 x 2048 x 2048 (docs/bench.md); kernels of FM
 # interactions and concat norms (docs/results/LOG.md, "where Wukong small's step went": the backward of a concat norm
 # moves 1.07 GB in 379 us, its forward 0.80 GB in 283 us).
+# From the host's time for forward and backward of six blocks of LayerNorm -> Linear -> SiLU -> Linear: 3.2 ms eager and
+# 3.5 compiled, for 76 launches as plans count them; with generated kernels and FP8 GEMMs 8.5 and 5.0, for 102 and four
+# of the model's own (docs/results/LOG.md, "launches that the compiler sees, third part"). The host's speed changes by
+# up to 1.5.
+_HOST = HostCosts(
+    measured_on="the host of an NVIDIA H200",
+    torch={Execution.EAGER: 42.0, Execution.COMPILED: 46.0, Execution.GRAPH: 0.0},
+    generated={Execution.EAGER: 82.0, Execution.COMPILED: 47.0, Execution.GRAPH: 0.0},
+)
+
 H100 = DeviceSpec(
     name="h100",
     architecture="Hopper",
@@ -175,4 +186,5 @@ H100 = DeviceSpec(
     flops={"e4m3": 1277e12, "e4m3 fast": 1352e12, "bfloat16": 732e12, "float16": 732e12, "float32": 344e12},
     scaled_mm=_SCALED_MM,
     launches=_LAUNCHES,
+    host=_HOST,
 )

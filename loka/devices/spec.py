@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from loka.devices.host_costs import HostCosts
 from loka.devices.launches import LaunchTables
 
 
@@ -38,4 +39,5 @@ class DeviceSpec:
     flops: Mapping[str, float]  # per second, by dtype of the operands; "e4m3 fast" with fast accumulation
     scaled_mm: ScaledMMLimits
     launches: LaunchTables
+    host: HostCosts
     is_reference: bool = False  # plans use the reference path, which runs every recipe without a GPU

@@ -12,6 +12,7 @@ from loka.mods.adaptation import Adaptation, RewriteResult, Setting, Unchanged
 from loka.numerics.enums import Accumulation, Gemm
 from loka.numerics.recipe import OperandPair, Recipe
 from loka.policy.cascade.settings import Assignment
+from loka.policy.policy import ExecutionSpec
 from loka.probe.profile.profile import Interval, Verdict
 from loka.sites.site import Site
 
@@ -60,6 +61,7 @@ class StepTime:
     forward: float
     backward: float
     source: TimeSource  # of its least certain part
+    host_us: float | None = None  # of its launches, on the host; None where the policy says nothing of `execution`
 
     @property
     def us(self) -> float:
@@ -243,6 +245,7 @@ class Plan:
     measurements: tuple[str, str] | None = None  # (name of the set, sha256)
     mods: tuple[ModPlan, ...] = ()  # in the policy's order
     interactions: tuple[InteractionPlan, ...] = ()  # computed in their own kernels
+    execution: ExecutionSpec | None = None  # as the policy says; None: the host was not considered
 
     @property
     def adaptations(self) -> tuple[Adaptation, ...]:

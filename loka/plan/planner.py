@@ -229,7 +229,9 @@ def plan_of(
     sites, settings = modded.sites, modded.settings
     trace = OwnerTracer(modded.trace, requested_owners(policy.mods, model))
     evidence = with_merged_sites(known, sites)
-    situation = Situation(TargetDevice(policy.target), policy.model.batch_size, named, considered, evidence, costs)
+    situation = Situation(
+        TargetDevice(policy.target), policy.model.batch_size, named, considered, evidence, costs, policy.execution
+    )
     interacting = requested_interactions(policy.mods, sites, model)
     plans, wide = resolve(sites, settings, situation, {}), float64_sites(sites, model)
     request = rewrite_request_of(plans, settings, interacting, modded.changed, trace.scopes, wide)
@@ -263,6 +265,7 @@ def plan_of(
         measurements=(costs.name, costs.sha256) if costs is not None else None,
         mods=mod_plans(policy, examined.adapted, outcomes),
         interactions=interactions,
+        execution=policy.execution,
     )
 
 

@@ -19,6 +19,7 @@ from loka.plan.evidence import JudgedGemm, ProfiledSites, judge, with_ranges
 from loka.plan.plan import NATIVE, GemmPlan, Rejected, SitePlan
 from loka.plan.report.format import format_place
 from loka.plan.select.enumerate import Offer, SiteOptions, enumerate_options, unsupported_transpose
+from loka.plan.select.host_model import HostModel
 from loka.plan.select.latency_selection import SAFE, LatencySelection, problem_of, revise
 from loka.plan.select.perf_model import PerfModel
 from loka.plan.select.select import (
@@ -32,9 +33,11 @@ from loka.plan.select.select import (
 )
 from loka.plan.select.workload import SiteSizes, Surroundings, TracedNeighbours, gemm_part, surroundings_of
 from loka.policy.cascade.settings import Assignment, GemmSettings, SiteSettings
+from loka.policy.policy import ExecutionSpec
 from loka.probe.profile.profile import Verdict
 from loka.sites.site import Site
 
+HOST_WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # shares of the host's time in what is minimised for a site
 # Kernels that can run a GEMM, each with the form of its operands; and rejected ones.
 _Sifted = tuple[dict[str, OperandPair], tuple[Rejected, ...]]
 
@@ -49,6 +52,7 @@ class Situation:
     kernels: tuple[Kernel, ...] = ()  # FP8 kernels, preferred first; () means PREFERRED, or all with measurements
     known: ProfiledSites | None = None  # the policy's profile
     costs: PartCosts | None = None  # the measurements for the target
+    execution: ExecutionSpec | None = None  # how the model runs; None: the host is not considered
 
     @property
     def considered(self) -> tuple[Kernel, ...]:
@@ -144,6 +148,8 @@ class _Resolver:
         self._sifted: dict[tuple[object, ...], _Sifted] = {}
         device, costs = DEVICES[situation.target], situation.costs
         self._perf_model = PerfModel(costs, device) if costs is not None else None
+        execution = situation.execution
+        self._host = HostModel(device.host, execution.mode) if execution is not None else None
         self._enumerated: dict[tuple[object, ...], SiteOptions | None] = {}
         self._around: dict[tuple[object, ...], Surroundings] = {}
 
@@ -193,17 +199,46 @@ class _Resolver:
         return overridden_operands(site, gemm, requested, self._situation.batch_size, self._situation.target.value)
 
     def by_time(self, drafts: Sequence[_Draft], traced: TracedNeighbours) -> list[LatencySelection | None]:
-        """Decisions by measurements for the drafts; None where measurements are missing."""
-        found: list[LatencySelection | None] = [None] * len(drafts)
+        """Decisions by measurements for the drafts; None where measurements are missing.
+
+        Where the host is considered, what is minimised is the longer of its time and the GPU's in the whole step. Both
+        are sums over sites, so each share of the one in the other (`HOST_WEIGHTS`) gives a candidate.
+        """
         if self._perf_model is None:
-            return found
+            return [None] * len(drafts)
         problems = [self._problem(draft, traced) for draft in drafts]
+        weights = HOST_WEIGHTS if self._host is not None else HOST_WEIGHTS[:1]
+        selections = [self._selected(drafts, problems, traced, weight) for weight in weights]
+        return min(selections, key=lambda found: self._step_us(drafts, found))
+
+    def _step_us(self, drafts: Sequence[_Draft], found: Sequence[LatencySelection | None]) -> float:
+        """The longer of the GPU's and the host's time in a step, microseconds; 0 where the host is not considered."""
+        execution = self._situation.execution
+        if execution is None:
+            return 0.0
+        times = [
+            (draft.site.calls, each.timing.chosen)
+            for draft, each in zip(drafts, found, strict=True)
+            if each is not None
+        ]
+        gpu_us = sum(calls * time.us for calls, time in times)
+        host_us = sum(calls * (time.host_us or 0.0) for calls, time in times)
+        return max(1e3 * execution.gpu_ms + gpu_us, 1e3 * execution.host_ms + host_us)
+
+    def _selected(
+        self,
+        drafts: Sequence[_Draft],
+        problems: Sequence[SelectionProblem | None],
+        traced: TracedNeighbours,
+        host_weight: float,
+    ) -> list[LatencySelection | None]:
+        found: list[LatencySelection | None] = [None] * len(drafts)
         known: dict[tuple[object, ...], tuple[LatencySelection, ...]] = {}
         for run in _runs(drafts, problems, traced):
             chain = [(drafts[place].gemms, problem) for place, problem in run]
             key = tuple((id(gemms), id(problem.site_options)) for gemms, problem in chain)
             if key not in known:
-                chosen = select([problem for _, problem in chain])
+                chosen = select([problem for _, problem in chain], host_weight)
                 known[key] = tuple(
                     revise(problem, gemms, option) for (gemms, problem), option in zip(chain, chosen, strict=True)
                 )
@@ -231,7 +266,7 @@ class _Resolver:
         if key not in self._enumerated:
             sizes = SiteSizes(site.rows.at(self._situation.batch_size), site.k, site.n)
             self._enumerated[key] = enumerate_options(
-                sizes, site_gemms(site), self._offers(draft), around, fuse, self._perf_model
+                sizes, site_gemms(site), self._offers(draft), around, fuse, self._perf_model, self._host
             )
         return self._enumerated[key]
 

@@ -34,12 +34,13 @@ from loka.plan.plan import (
     Skipped,
 )
 from loka.policy.cascade.settings import Assignment
+from loka.policy.policy import ExecutionSpec
 from loka.sites.site import Site
 
 FORMAT = "loka.plan"
-# 2: measurements, and kernels by rows; 3: mods; 4: interactions; 5: current names (`older_plans`). A plan is written in
-# the first version that can represent it.
-VERSION = 5
+# 2: measurements, and kernels by rows; 3: mods; 4: interactions; 5: current names (`older_plans`); 6: execution. A plan
+# is written in the first version that can represent it.
+VERSION = 6
 _BUDGET = ("budget.mere", "budget.sqnr_db", "budget.min_speedup")
 
 Row = TypeVar("Row", bound=Hashable)
@@ -73,7 +74,7 @@ class _PlanFile:
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")  # of all rows too
 
     format: Literal["loka.plan"]
-    version: Literal[1, 2, 3, 4, 5]
+    version: Literal[1, 2, 3, 4, 5, 6]
     name: str
     target: TargetDevice
     batch_size: int
@@ -91,6 +92,7 @@ class _PlanFile:
     timings: tuple[_TimingRow, ...] = ()
     mods: tuple[ModPlan, ...] = ()
     interactions: tuple[InteractionPlan, ...] = ()
+    execution: ExecutionSpec | None = None
 
 
 class _Table(Generic[Row]):
@@ -144,9 +146,14 @@ def to_json(plan: Plan) -> str:
         ("timings", bool(data["timings"])),
         ("mods", bool(plan.mods)),
         ("interactions", bool(plan.interactions)),
+        ("execution", plan.execution is not None),
     ):
         if not there:
             del data[name]
+    for row in data.get("timings", ()):
+        _show_host([row["timing"]["chosen"], row["timing"]["as_is"], *(each["time"] for each in row["candidates"])])
+    for each in data.get("interactions", ()):
+        _show_host([each["chosen"], each["as_is"]])
     for mod in data.get("mods", ()):
         if mod["gain"] is None:
             del mod["gain"]
@@ -228,6 +235,11 @@ def _refuse_nonsense(file: _PlanFile, name: str) -> None:
     times = [each.time for row in file.timings for each in row.candidates]
     times += [time for row in file.timings for time in (row.timing.chosen, row.timing.as_is)]
     times += [time for each in file.interactions for time in (each.chosen, each.as_is) if time is not None]
+    hosts = [time.host_us for time in times if time.host_us is not None]
+    if file.execution is not None:
+        hosts += [file.execution.host_ms, file.execution.gpu_ms]
+    if not all(isfinite(each) and each >= 0 for each in hosts):
+        wrong = "a time of the host is negative or not finite"
     if not all(isfinite(time.us) and min(time.forward, time.backward) >= 0 and time.us > 0 for time in times):
         wrong = "a time is zero, negative or not finite"
     figures = [row.site.share for row in file.sites] + [each.share for each in file.skipped]
@@ -283,10 +295,13 @@ def _to_file(plan: Plan) -> _PlanFile:
         timings=tuple(timings.table.rows),
         mods=plan.mods,
         interactions=plan.interactions,
+        execution=plan.execution,
     )
 
 
-def _version(plan: Plan, decisions: Sequence[GemmPlan]) -> Literal[1, 2, 3, 5]:
+def _version(plan: Plan, decisions: Sequence[GemmPlan]) -> Literal[1, 2, 3, 5, 6]:
+    if plan.execution is not None:
+        return 6
     if plan.interactions or any(site.recipe.transposed_operands for site in plan.sites):
         return 5
     if plan.mods:
@@ -313,6 +328,7 @@ def _from_file(file: _PlanFile) -> Plan:
         measurements=file.measurements,
         mods=file.mods,
         interactions=file.interactions,
+        execution=file.execution,
     )
 
 
@@ -341,6 +357,13 @@ def _show_times(decision: dict[str, Any]) -> None:
     """Writes times only if there are any."""
     if not decision["times"]:
         del decision["times"]
+
+
+def _show_host(times: Iterable[dict[str, Any] | None]) -> None:
+    """Writes host times only where there are any."""
+    for time in times:
+        if time is not None and time["host_us"] is None:
+            del time["host_us"]
 
 
 def _show_timing(site: dict[str, Any]) -> None:

@@ -13,7 +13,17 @@ from loka.devices.targets import DEFAULT_TARGET
 from loka.errors import RenamedWarning
 from loka.numerics.enums import Autocast
 from loka.policy.cascade.expand import RuleOrigin, built_in, expand, shown_value
-from loka.policy.policy import Match, ModelSpec, ModRule, Pattern, Policy, Rule, SizeBound, TrainSpec
+from loka.policy.policy import (
+    ExecutionSpec,
+    Match,
+    ModelSpec,
+    ModRule,
+    Pattern,
+    Policy,
+    Rule,
+    SizeBound,
+    TrainSpec,
+)
 from loka.policy.problems import PolicyError, Problem
 from loka.policy.schema import policy_schema
 from loka.policy.schema.mod_schema import ModFields, ModSchemas, own_parameters
@@ -124,6 +134,7 @@ def _policy(
         model=model,
         train=_train(setting.train, model) if setting.train else None,
         target=(setting.target or DEFAULT_TARGET).value,
+        execution=_execution(setting.execution) if setting.execution else None,
         rules=(_defaults(setting.defaults, tree), *rules),
         mods=tuple(_mod(mod, uses[type(mod)], tree, index) for index, mod in enumerate(setting.mods or [])),
         profile=setting.profile,
@@ -145,6 +156,10 @@ def _train(setting: policy_schema.TrainSetting, model: ModelSpec) -> TrainSpec:
         ema=None if setting.ema is None else float(setting.ema),
         autocast=setting.autocast is Autocast.BFLOAT16,
     )
+
+
+def _execution(setting: policy_schema.ExecutionSetting) -> ExecutionSpec:
+    return ExecutionSpec(setting.mode, float(setting.host_ms or 0.0), float(setting.gpu_ms or 0.0))
 
 
 def _defaults(setting: policy_schema.SiteSetting | None, tree: Mapping) -> Rule:

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from loka.devices.host_costs import Execution
 from loka.policy.cascade.patterns import REGEX_PREFIX, PatternError, compile_pattern, matches_whole
 from loka.policy.cascade.settings import Assignment, SiteFacts
 from loka.policy.problems import Place, PolicyError, problem
@@ -37,6 +38,15 @@ class TrainSpec:
     learning_rate: float
     ema: float | None  # decay of the moving average of the weights used in evaluation; None: no average
     autocast: bool = False  # train under torch.autocast to bfloat16
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionSpec:
+    """How the model runs, and what a step takes besides the sites of the plan, in milliseconds."""
+
+    mode: Execution
+    host_ms: float
+    gpu_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +193,7 @@ class Policy:
     mods: tuple[ModRule, ...] = ()
     profile: str | None = None
     measurements: str | None = None
+    execution: ExecutionSpec | None = None
     tree: Mapping = field(default_factory=lambda: Mapping(Place("", 0, 0)), repr=False, compare=False)
     named: tuple[str, ...] = ()  # the files as named in messages, in the order of `files`
 

@@ -36,6 +36,7 @@ def show_timing(timing: ExplainedTiming) -> None:
     from loka.plan.report.format import format_figure, format_speedup, format_us
 
     chosen, as_is = timing.chosen, timing.as_is
+    host = chosen.host_us is not None
     print()
     print_line(
         f"time of one call by {timing.measurements}: {format_us(chosen.us)}, {format_us(as_is.us)} in BF16, "
@@ -48,6 +49,7 @@ def show_timing(timing: ExplainedTiming) -> None:
             format_figure(each.time.forward),
             format_figure(each.time.backward),
             format_figure(each.time.us),
+            *((format_figure(each.time.host_us),) if each.time.host_us is not None else ()),
             *_error(each),
             each.time.source.value,
             each.outcome,
@@ -55,7 +57,7 @@ def show_timing(timing: ExplainedTiming) -> None:
         for each in timing.candidates
     ]
     gemms = tuple(gemm.value for gemm in timing.gemms)
-    columns = ("forward", "backward", "us", "MERE", "SQNR dB")
+    columns = ("forward", "backward", "us", *(("host us",) if host else ()), "MERE", "SQNR dB")
     print_table((*gemms, *columns, "source", "outcome"), rows, columns, tight=True)
 
 

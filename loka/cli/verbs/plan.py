@@ -79,7 +79,7 @@ def print_budgets(plan: Plan) -> None:
 
 def print_times(plan: Plan) -> None:
     """Print the total time of sites and interactions and its sources, or that there is none."""
-    from loka.plan.report.plan_rows import format_time_sources, format_total, total_time
+    from loka.plan.report.plan_rows import format_host, format_time_sources, format_total, total_time
 
     total = total_time(plan)
     if plan.measurements is None or total is None:
@@ -87,6 +87,9 @@ def print_times(plan: Plan) -> None:
             print_line(f"{plan.measurements[0]} has no times for what may run here: none decided.")
         return
     print_line(f"{format_total(total)}, by {plan.measurements[0]} ({format_time_sources(total)}).")
+    host = format_host(plan, total)
+    if host:
+        print_line(f"{host}.")
 
 
 def print_skipped(plan: Plan) -> None:

@@ -6,10 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from loka.devices.targets import DEVICES
 from loka.kernels.measurements.parts import TimeSource
 from loka.numerics.enums import Gemm
 from loka.numerics.recipe import OperandPair
-from loka.plan.plan import Evidence, GemmPlan, InteractionPlan, Plan, SitePlan
+from loka.plan.plan import Evidence, GemmPlan, InteractionPlan, Plan, SitePlan, StepTime
 from loka.plan.report.format import (
     format_decision,
     format_figure,
@@ -143,6 +144,8 @@ class Total:
     sites: tuple[tuple[TimeSource, int], ...]  # number of sites whose times are measured, interpolated, estimated
     interactions: tuple[tuple[TimeSource, int], ...] = ()  # the same for interactions
     left_out: int = 0  # interactions not included, as torch.compile's time for them is unknown
+    host_us: float | None = None  # of the host, for the launches of all sites; None where it was not considered
+    as_is_host_us: float | None = None  # the same of the native model
 
     @property
     def speedup(self) -> float:
@@ -163,7 +166,14 @@ def total_time(plan: Plan) -> Total | None:
         sites=_counted([timing.chosen.source for timing, _ in timed]),
         interactions=_counted([chosen.source for chosen, _, _ in fused]),
         left_out=len(plan.interactions) - len(fused),
+        host_us=_host_us([(timing.chosen, calls) for timing, calls in timed]),
+        as_is_host_us=_host_us([(timing.as_is, calls) for timing, calls in timed]),
     )
+
+
+def _host_us(times: Sequence[tuple[StepTime, int]]) -> float | None:
+    known = [time.host_us * calls for time, calls in times if time.host_us is not None]
+    return round(sum(known), 3) if known else None
 
 
 def _counted(sources: Sequence[TimeSource]) -> tuple[tuple[TimeSource, int], ...]:
@@ -175,6 +185,30 @@ def format_total(total: Total) -> str:
     return (
         f"{format_summed(total)}: {format_us(total.us)} a training step, {format_us(total.as_is_us)} in BF16, "
         f"{format_speedup(total.speedup)}"
+    )
+
+
+def format_host(plan: Plan, total: Total) -> str:
+    """What a step waits for, where the policy says how the model runs, else "".
+
+    `the host, compiled: 4950 us a step, 3480 us in BF16 (by the host of an NVIDIA H200); the GPU: 905 us, 1120 us: ...`
+    """
+    execution = plan.execution
+    if execution is None or total.host_us is None or total.as_is_host_us is None:
+        return ""
+    host, as_is_host = (1e3 * execution.host_ms + each for each in (total.host_us, total.as_is_host_us))
+    gpu, as_is_gpu = (1e3 * execution.gpu_ms + each for each in (total.us, total.as_is_us))
+    if host > gpu:
+        verdict = (
+            f"the step waits for the host, {format_speedup(max(as_is_host, as_is_gpu) / host)} over BF16; in CUDA "
+            "graphs (execution: {mode: graph}), or with a larger batch, it would wait for the GPU"
+        )
+    else:
+        verdict = f"the step waits for the GPU, {format_speedup(max(as_is_host, as_is_gpu) / gpu)} over BF16"
+    measured_on = DEVICES[plan.target].host.measured_on
+    return (
+        f"the host, {execution.mode.value}: {format_us(host)} a step, {format_us(as_is_host)} in BF16 (as on "
+        f"{measured_on}); the GPU: {format_us(gpu)}, {format_us(as_is_gpu)}: {verdict}"
     )
 
 

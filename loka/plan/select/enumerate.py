@@ -12,6 +12,7 @@ from loka.numerics.enums import OPERANDS, Accumulation, Fuse, Gemm, Scaling
 from loka.numerics.recipe import TRANSPOSED_FROM, OperandPair, Recipe
 from loka.plan.plan import NATIVE, GemmPlan, KernelTime, Rejected, StepTime
 from loka.plan.report.format import format_kernel, format_recipe, format_us
+from loka.plan.select.host_model import HostModel
 from loka.plan.select.perf_model import Latency, PerfModel
 from loka.plan.select.workload import (
     SiteSizes,
@@ -46,15 +47,24 @@ class Cost:
     forward: Latency
     backward: Latency
     total: Latency  # of both
+    host_us: float | None = None  # of its launches; None where the host is not considered
 
     @classmethod
-    def of(cls, forward: Latency, backward: Latency) -> Cost:
+    def of(cls, forward: Latency, backward: Latency, host_us: float | None = None) -> Cost:
         """The cost of both directions, with their sum."""
-        return cls(forward, backward, forward + backward)
+        return cls(forward, backward, forward + backward, host_us)
+
+    def weighed(self, host_weight: float) -> Latency:
+        """The total, with that share of it replaced by the host's time."""
+        if self.host_us is None or not host_weight:
+            return self.total
+        us = (1 - host_weight) * self.total.us + host_weight * self.host_us
+        return Latency(us, (1 - host_weight) * self.total.noise, self.total.source)
 
     def rounded(self) -> StepTime:
         """Rounded to the nanosecond, as recorded in a plan."""
-        return StepTime(round(self.forward.us, 3), round(self.backward.us, 3), self.total.source)
+        host_us = None if self.host_us is None else round(self.host_us, 3)
+        return StepTime(round(self.forward.us, 3), round(self.backward.us, 3), self.total.source, host_us)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,10 +134,12 @@ def enumerate_options(
     around: Surroundings,
     fuse: Fuse,
     perf_model: PerfModel,
+    host: HostModel | None = None,
 ) -> SiteOptions | None:
     """The execution options of a site; None where not even its native GEMMs were measured.
 
     `around` is fused with the GEMMs as `fuse` requires; with Fuse.AUTO, if that is faster by more than the noise.
+    With `host`, costs have the host's time.
     """
     own = {gemm: perf_model.part(native_part(gemm, sizes)) for gemm in gemms}
     known = {gemm: latency for gemm, latency in own.items() if latency is not None}
@@ -140,7 +152,7 @@ def enumerate_options(
             choices[gemm] = choice
     options = []
     for fp8 in _valid_sets(gemms, choices):
-        option = _option(sizes, gemms, choices, known, fp8, around, fuse, perf_model)
+        option = _option(sizes, gemms, choices, known, fp8, around, fuse, perf_model, host)
         if option is not None:
             options.append(option)
     if not any(not option.fp8 for option in options):
@@ -290,6 +302,7 @@ def _option(
     around: Surroundings,
     fuse: Fuse,
     perf_model: PerfModel,
+    host: HostModel | None,
 ) -> ExecutionOption | None:
     """An execution option with its costs; None where an operation around the GEMMs was never measured."""
     kernels = tuple(choices[gemm].kernel if gemm in fp8 else NATIVE for gemm in gemms)
@@ -306,7 +319,8 @@ def _option(
                 forward += latency
             else:
                 backward += latency
-        return Cost.of(forward, backward)
+        parts = (*workload.forward, *workload.backward)
+        return Cost.of(forward, backward, host.us(len(gemms), parts, bool(fp8)) if host is not None else None)
 
     form = sizes.fits and recipe.is_chain
     unfused = bool(fp8) and not form and fuse is Fuse.ALWAYS

@@ -129,6 +129,9 @@ def _why_native(gemm: Gemm, problem: SelectionProblem, chosen: Selection) -> str
         return f"BF16 is faster here: {figures}"
     if chosen.option is least and here.us < problem.min_speedup * there.us:
         return f"{here.us / there.us:.2f}x is under min_speedup {problem.min_speedup:g}: {figures}"
+    waits = _host_words(chosen, best)
+    if waits:
+        return waits
     return f"FP8 gains nothing here beyond the noise, or for the neighbours: {figures}"
 
 
@@ -147,7 +150,15 @@ def _outcome(option: ExecutionOption, problem: SelectionProblem, chosen: Selecti
         return "as fast within the noise, and later in the catalogue"
     if chosen.option is problem.least and there.us < problem.min_speedup * here.us:
         return f"{there.us / here.us:.2f}x is under min_speedup {problem.min_speedup:g}"
-    return "slower together with its neighbours"
+    return _host_words(chosen, option) or "slower together with its neighbours"
+
+
+def _host_words(chosen: Selection, other: ExecutionOption) -> str:
+    """That the step waits for the host, if another option takes more of its time than the chosen one; or ""."""
+    here, there = chosen.cost.host_us, other.cost(chosen.joined).host_us
+    if here is None or there is None or there <= here:
+        return ""
+    return f"the step waits for the host, which this costs {format_us(there)} against {format_us(here)}"
 
 
 def _names(gemms: Iterable[Gemm]) -> str:

@@ -74,8 +74,10 @@ class _Path:
         return self.us, tuple(pick.option.order for pick in self.picks)
 
 
-def select(chain: Sequence[SelectionProblem]) -> tuple[Selection, ...]:
+def select(chain: Sequence[SelectionProblem], host_weight: float = 0.0) -> tuple[Selection, ...]:
     """The options selected for the sites of a chain; a site without neighbours is a chain of one.
+
+    `host_weight` is the share of the host's time in what is minimised, the rest being the GPU's.
 
     Each problem's `allowed` must contain the option that runs all of `may` in FP8.
     """
@@ -83,8 +85,8 @@ def select(chain: Sequence[SelectionProblem]) -> tuple[Selection, ...]:
     for problem in chain:
         reached: dict[bool, _Path] = {}
         for joined, path in paths.items():
-            for option, handicap in _options(problem, joined, alone=len(chain) == 1):
-                us = path.us + handicap * option.cost(joined).total.us
+            for option, handicap in _options(problem, joined, len(chain) == 1, host_weight):
+                us = path.us + handicap * option.cost(joined).weighed(host_weight).us
                 longer = _Path(us, (*path.picks, Selection(option, joined)))
                 known = reached.get(option.chained)
                 if known is None or longer.key < known.key:
@@ -93,7 +95,9 @@ def select(chain: Sequence[SelectionProblem]) -> tuple[Selection, ...]:
     return min(paths.values(), key=lambda path: path.key).picks
 
 
-def _options(problem: SelectionProblem, joined: bool, alone: bool) -> list[tuple[ExecutionOption, float]]:
+def _options(
+    problem: SelectionProblem, joined: bool, alone: bool, host_weight: float
+) -> list[tuple[ExecutionOption, float]]:
     """The options of a site, each with its handicap: the best in the chain, the best outside, the least FP8.
 
     Noise is considered only here: the sums of whole chains are compared directly.
@@ -101,15 +105,14 @@ def _options(problem: SelectionProblem, joined: bool, alone: bool) -> list[tuple
     least = problem.least
     others = [option for option in problem.allowed if option is not least]
     groups = [others] if alone else [[option for option in others if option.chained is kind] for kind in (True, False)]
-    return [*((_best(group, joined), problem.min_speedup) for group in groups if group), (least, 1.0)]
+    return [*((_best(group, joined, host_weight), problem.min_speedup) for group in groups if group), (least, 1.0)]
 
 
-def _best(options: Sequence[ExecutionOption], joined: bool) -> ExecutionOption:
+def _best(options: Sequence[ExecutionOption], joined: bool, host_weight: float) -> ExecutionOption:
     """The fastest; among ties with it, the first in order."""
-    fastest = min((option.cost(joined).total for option in options), key=lambda latency: latency.us)
-    return min(
-        (option for option in options if option.cost(joined).total.ties_with(fastest)), key=lambda option: option.order
-    )
+    times = [(option.cost(joined).weighed(host_weight), option) for option in options]
+    fastest = min((time for time, _ in times), key=lambda time: time.us)
+    return min((option for time, option in times if time.ties_with(fastest)), key=lambda option: option.order)
 
 
 Sizes = tuple[int, int, int]

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Strict, Tag, create_model
 from pydantic_core import PydanticCustomError
 
+from loka.devices.host_costs import Execution
 from loka.devices.targets import DEFAULT_TARGET, TargetDevice
 from loka.numerics.enums import AccumulationSetting, Autocast, Compute, Format, Fuse, Range
 from loka.policy.schema import checks
@@ -68,6 +69,7 @@ _Kernel = Annotated[
 ]
 _Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 _Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_Milliseconds = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 
 
 class OperandSetting(SchemaModel):
@@ -267,6 +269,24 @@ class TrainSetting(SchemaModel):
     )
 
 
+class ExecutionSetting(SchemaModel):
+    """How the model runs, so that the plan knows what its launches cost the host."""
+
+    mode: Annotated[Execution, Strict(False)] = Field(
+        title="Mode",
+        description="eager: no torch.compile. compiled: under torch.compile, without CUDA graphs. graph: captured or "
+        "replayed as CUDA graphs, where the host launches nothing.",
+    )
+    host_ms: _Milliseconds | None = doc(
+        "Other host time",
+        "What the host does in a step besides launching these sites' kernels, in milliseconds: data, embeddings, the "
+        "optimiser. Default: 0.",
+    )
+    gpu_ms: _Milliseconds | None = doc(
+        "Other GPU time", "What the GPU does in a step besides these sites, in milliseconds. Default: 0."
+    )
+
+
 def _version(value: object) -> object:
     if type(value) is not int or value != 1:
         raise PydanticCustomError("loka", "{reason}", {"reason": "this LoKA reads version 1; write version: 1"})
@@ -293,6 +313,11 @@ class PolicySetting(SchemaModel):
     train: TrainSetting | None = doc("Training", "How the model trains; needed by probe, train and compare.")
     target: Annotated[TargetDevice, Strict(False)] | None = doc(
         "Target", f"The device that the plan is decided for, wherever it is generated. Default: {DEFAULT_TARGET}."
+    )
+    execution: ExecutionSetting | None = doc(
+        "Execution",
+        "How the model runs. Where its step waits for the host, the plan runs in FP8 only what does not make the step "
+        "slower. Left out: the host is not considered.",
     )
     extends: Text | None = doc(
         "Base",
@@ -329,12 +354,15 @@ def json_schema(mods: ModSchemas) -> dict[str, Any]:
     A file that extends another may leave out fields that its base has, so the required fields depend on `extends`.
     """
     schema: dict[str, Any] = _without_null(policy_setting(mods).model_json_schema(by_alias=True))
-    required = {name: schema["$defs"][name].pop("required") for name in ("ModelSetting", "TrainSetting")}
+    required = {
+        name: schema["$defs"][name].pop("required") for name in ("ModelSetting", "TrainSetting", "ExecutionSetting")
+    }
     whole = {
         "required": schema.pop("required"),
         "properties": {
             "model": {"required": required["ModelSetting"]},
             "train": {"required": required["TrainSetting"]},
+            "execution": {"required": required["ExecutionSetting"]},
         },
     }
     schema["anyOf"] = [whole, {"required": ["extends"]}]
