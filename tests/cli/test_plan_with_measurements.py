@@ -44,3 +44,8 @@ def test_a_recording_of_an_earlier_loka_is_noted_once(shop, loka):
     assert ran.status == 0
     (line,) = ran.err.splitlines()
     assert line.startswith("note: policies/h100.sqlite: recorded by an earlier LoKA, without checksums: ")
+
+
+def test_an_execution_that_nothing_can_be_priced_for_is_said(shop, loka):
+    shop.write_policy(HEAD + "target: h200\nexecution: {mode: eager}\n")
+    assert "execution: eager: no measurements for h200 ship or are named" in loka("plan", shop.policy).out

@@ -47,6 +47,15 @@ def test_plan_shows_the_times_beside_bf16(shop, loka, measured):
     assert lines[-1].endswith("by times.sqlite (sites: 6 measured).")
 
 
+def test_what_the_step_waits_for_stands_after_the_times(shop, loka, measured):
+    shop.write_policy(NAMED.replace("defaults", "execution: {mode: compiled, host_ms: 2}\ndefaults"))
+    *_, times, host = loka("plan", shop.policy).out.splitlines()
+    assert times.startswith("GEMMs with their norms: ")
+    assert host.startswith("the host, compiled: ")
+    assert "the step waits for the host" in host
+    assert "host us" in loka("explain", shop.policy, "layers.0.up").out
+
+
 def test_a_narrow_terminal_gets_a_legend(shop, loka, measured, monkeypatch):
     monkeypatch.setattr(plan_table, "terminal_width", lambda: 100)
     ran = loka("plan", shop.policy)

@@ -85,6 +85,11 @@ def print_times(plan: Plan) -> None:
     if plan.measurements is None or total is None:
         if plan.measurements is not None:
             print_line(f"{plan.measurements[0]} has no times for what may run here: none decided.")
+        elif plan.execution is not None:
+            print_line(
+                f"execution: {plan.execution.mode.value}: no measurements for {plan.target.value} ship or are named, "
+                "so neither time nor the host decided anything; record them: loka bench kernels --record FILE."
+            )
         return
     print_line(f"{format_total(total)}, by {plan.measurements[0]} ({format_time_sources(total)}).")
     host = format_host(plan, total)
