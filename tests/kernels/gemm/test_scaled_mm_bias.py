@@ -7,6 +7,7 @@ import torch
 
 from loka.errors import InputError
 from loka.kernels import call_counters
+from loka.kernels.gemm import scaled_mm as gemm
 from loka.kernels.gemm.scaled_mm import scaled_mm
 from loka.numerics.enums import Format, Scaling
 from loka.numerics.quantize import Quantized, dequantize, quantize
@@ -61,3 +62,18 @@ def test_compiled_for_any_batch(numbers: int) -> None:
         a, scale_a, b, scale_b = operands(rows)
         bias = torch.ones(24)
         torch.testing.assert_close(compiled(a, scale_a, bias), run(a, scale_a, bias))
+
+
+def test_torch_is_not_called_directly_for_a_bias_that_it_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of an empty sum; nor for a bias in another dtype than the result's."""
+    monkeypatch.setattr(gemm, "_takes_recipe", lambda *recipe: True)
+    bias = torch.ones(24, dtype=torch.bfloat16)
+
+    def direct(contraction: int, bias: torch.Tensor | None) -> bool:
+        return gemm.taken_as_is(*operands(3, 24, contraction), *NAMES, torch.bfloat16, False, 0, bias)
+
+    assert direct(48, bias)
+    assert direct(48, None)
+    assert direct(0, None)
+    assert not direct(0, bias)
+    assert not direct(48, bias.float())
