@@ -20,7 +20,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from loka.devices.targets import TargetDevice
 from loka.errors import InputError
-from loka.plan.json_values import each_key_once, is_number, read_infinities, show_evidence
+from loka.plan.empty_fields import without_empty
+from loka.plan.json_values import each_key_once, is_number, read_infinities
 from loka.plan.older_plans import FIRST_WITH_TODAYS_NAMES, upgraded
 from loka.plan.plan import (
     Candidate,
@@ -140,39 +141,7 @@ def _adapter() -> TypeAdapter[_PlanFile]:
 def to_json(plan: Plan) -> str:
     """The text of plan.json: keys sorted, one row per line, a newline at the end."""
     data: dict[str, Any] = _adapter().dump_python(_to_file(plan), mode="json")
-    for name, there in (
-        ("profile", plan.profile is not None),
-        ("measurements", plan.measurements is not None),
-        ("timings", bool(data["timings"])),
-        ("mods", bool(plan.mods)),
-        ("interactions", bool(plan.interactions)),
-        ("execution", plan.execution is not None),
-    ):
-        if not there:
-            del data[name]
-    for row in data.get("timings", ()):
-        _show_host([row["timing"]["chosen"], row["timing"]["as_is"], *(each["time"] for each in row["candidates"])])
-    for each in data.get("interactions", ()):
-        _show_host([each["chosen"], each["as_is"]])
-    for mod in data.get("mods", ()):
-        if mod["gain"] is None:
-            del mod["gain"]
-    for site in data["sites"]:
-        _show_timing(site)
-        if not site["site"]["members"]:
-            del site["site"]["members"]
-    for decision in data["decisions"]:
-        show_evidence(decision)
-        _show_transposed(decision)
-        _show_times(decision)
-        if buckets := decision.pop("m_buckets"):
-            decision["by_rows"] = buckets  # its name in plan files of every version
-    for binding in data["bindings"]:
-        _show_even(binding)
-        if binding["forward"] is not None and not binding["forward"]["rewritten"]:
-            del binding["forward"]["rewritten"]
-        _show_crosses(binding)
-        _show_built_in(binding)
+    without_empty(data)
     return "{\n" + ",\n".join(f" {_dump(key)}: {_value(data[key])}" for key in sorted(data)) + "\n}\n"
 
 
@@ -344,54 +313,6 @@ def _site(file: _PlanFile, row: _SiteRow, history: dict[str, tuple[Assignment, .
         candidates=timed.candidates if timed is not None else (),
         gains_by_fusing=row.gains_by_fusing,
     )
-
-
-def _show_transposed(decision: dict[str, Any]) -> None:
-    """Writes `transposed` only if it is true."""
-    for recipe in decision["operands"] or ():
-        if not recipe["transposed"]:
-            del recipe["transposed"]
-
-
-def _show_times(decision: dict[str, Any]) -> None:
-    """Writes times only if there are any."""
-    if not decision["times"]:
-        del decision["times"]
-
-
-def _show_host(times: Iterable[dict[str, Any] | None]) -> None:
-    """Writes host times only where there are any."""
-    for time in times:
-        if time is not None and time["host_us"] is None:
-            del time["host_us"]
-
-
-def _show_timing(site: dict[str, Any]) -> None:
-    """Writes the index of times, and `gains_by_fusing`, only if set."""
-    if site["timing"] is None:
-        del site["timing"]
-    if not site["gains_by_fusing"]:
-        del site["gains_by_fusing"]
-
-
-def _show_even(binding: dict[str, Any]) -> None:
-    """Writes `even` only if it is true."""
-    for statement in (binding["forward"] or {}).get("statements", ()):
-        if not statement["even"]:
-            del statement["even"]
-
-
-def _show_crosses(binding: dict[str, Any]) -> None:
-    """Writes `crosses` only if there are any."""
-    if binding["forward"] is not None and not binding["forward"]["crosses"]:
-        del binding["forward"]["crosses"]
-
-
-def _show_built_in(binding: dict[str, Any]) -> None:
-    """Writes the record of reads only if there is one."""
-    for name in ("reads", "called", "constants"):
-        if binding["forward"] is not None and not binding["forward"][name]:
-            del binding["forward"][name]
 
 
 _Item = TypeVar("_Item")

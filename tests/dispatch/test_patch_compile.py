@@ -15,23 +15,13 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from loka import dispatch
 from tests.support.codegen.policy_packages import policy_packages
-from tests.support.models.block_tower import BLOCKS, block_tower, tower_rows
+from tests.support.models.block_tower import BLOCKS, POLICY, block_tower, tower_rows
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning"),  # that this is the CPU
 ]
 
-POLICY = """\
-version: 1
-name: blocks
-model:
-  factory: "tests.support.models.block_tower:block_tower"
-  inputs: "tests.support.models.block_tower:tower_rows"
-  batch_size: 64
-defaults: {compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true, fuse: always}
-rules: [{match: {max_n: 16}, compute: keep}]
-"""
 FUNCTIONS = 2  # of a block, and of the last norm and linear
 
 

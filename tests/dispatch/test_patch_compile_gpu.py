@@ -10,10 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.dispatch.test_patch_compile import POLICY
 from tests.support.codegen.policy_packages import policy_packages
 from tests.support.gpu import ON_HOPPER
-from tests.support.models.block_tower import WIDTH, block_tower
+from tests.support.models.block_tower import POLICY, WIDTH, block_tower
 
 pytestmark = ON_HOPPER
 

@@ -6,6 +6,16 @@ import torch
 from torch import Tensor, nn
 
 BLOCKS, WIDTH = 6, 256
+POLICY = """\
+version: 1
+name: blocks
+model:
+  factory: "tests.support.models.block_tower:block_tower"
+  inputs: "tests.support.models.block_tower:tower_rows"
+  batch_size: 64
+defaults: {compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true, fuse: always}
+rules: [{match: {max_n: 16}, compute: keep}]
+"""
 
 
 class Block(nn.Module):
