@@ -95,9 +95,11 @@ class CudaDevice:
         return found
 
     def capture(self, step: Callable[[], object]) -> Callable[[], object]:
+        stream = torch.cuda.current_stream()
         try:
             return GRAPHS.capture(step)
         except Exception as error:
+            torch.cuda.set_stream(stream)  # a broken capture leaves its own
             cause = error.__context__ or error  # ending a broken capture raises again
             raise CaptureError(f"the step cannot be captured: {describe(cause)}") from error
 

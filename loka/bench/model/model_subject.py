@@ -30,6 +30,7 @@ from loka.plan.plan import Plan
 from loka.plan.planner import make_plan, model_sites
 from loka.policy.policy import Policy
 from loka.sites.build_model import build_model
+from loka.sites.site import Site
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ class ModelSubject:
         self._base = real_model(policy, "cpu")
         self._samples: dict[bool, StepSample] = {}
         self._plans: dict[PackageKind, Plan] = {}
+        self._sites: tuple[Site, ...] | None = None
         self._packages: dict[str, ModuleType] = {}
 
     @property
@@ -98,13 +100,18 @@ class ModelSubject:
         if peaks is None:
             return None
         plan = self._plan(variant.package) if variant.package is not None else None
-        model = self.policy.model
-        sites = model_sites(model.factory, model.inputs, model.batch_size) if plan is None else ()
         optimizer = self.sample(block.training).optimizer
         pure = block.casting is Casting.BFLOAT16 and not variant.float32
         state = sum(value.numel() for value in self._base.parameters() if value.requires_grad) * (2 if pure else 4)
-        bound = ModelBound(model.batch_size, block.training, peaks, optimizer, state)
-        return bound.of_plan(plan) if plan is not None else bound.of_variant(variant, sites)
+        bound = ModelBound(self.policy.model.batch_size, block.training, peaks, optimizer, state)
+        return bound.of_plan(plan) if plan is not None else bound.of_variant(variant, self._own_sites())
+
+    def _own_sites(self) -> tuple[Site, ...]:
+        """The sites of the model without mods."""
+        if self._sites is None:
+            model = self.policy.model
+            self._sites = model_sites(model.factory, model.inputs, model.batch_size)
+        return self._sites
 
     def _as_variant(self, model: nn.Module, variant: ModelVariant, block: StepBlock) -> tuple[nn.Module, Patch | None]:
         if variant.package is not None:
