@@ -21,6 +21,7 @@ from loka.errors import CheckFailedError
 
 FIRST_STEPS = 3  # before a step is captured: compiled graphs are recorded in the second and third
 STEPS_OF_A_TURN = WARM_UPS + 2 * STEPS
+TUNING = 4  # how many times longer preparing takes with max-autotune: an estimate, to end in time
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,7 @@ class BlockRun:
         self._limits = limits
         self._progress = progress
         self._alive: list[LiveStep] = []
+        self._longest = 0.0  # seconds that preparing a variant took
 
     def outcomes(self, variants: Sequence[ModelVariant]) -> Iterator[StepOutcome]:
         """Each outcome as soon as there are figures, and again after the rounds of its group.
@@ -85,7 +87,7 @@ class BlockRun:
         try:
             yield self._start(baseline)
             for variant in others:
-                if self._limits.left < self._seconds_of_rounds():
+                if self._limits.left < self._seconds_for(variant):
                     self._progress(f"{self._block.label}: no time is left for {variant.name} and what follows")
                     break
                 if len(self._alive) > 1 and self._device.is_full():
@@ -121,6 +123,7 @@ class BlockRun:
         baseline = made.preview if variant.name == MODEL_BASELINE else before
         figures = figures_of(made.preview, baseline, made.peak_mib, None, made.bound_ms)
         seconds = self._limits.clock() - start
+        self._longest = max(self._longest, seconds)
         self._progress(f"{self._block.label} {variant.name}: {describe_figures(figures)}, after {seconds:.0f} s")
         return StepOutcome(self._block, variant.name, figures)
 
@@ -184,6 +187,10 @@ class BlockRun:
 
     def _baseline(self) -> LiveStep | None:
         return next((each for each in self._alive if each.name == MODEL_BASELINE and not each.failure), None)
+
+    def _seconds_for(self, variant: ModelVariant) -> float:
+        """Estimated time to prepare another variant and for the rounds of what is alive."""
+        return self._longest * (TUNING if variant.tunes else 1) + self._seconds_of_rounds()
 
     def _seconds_of_rounds(self, rounds: int | None = None) -> float:
         """Estimated time for the rounds of what is alive."""

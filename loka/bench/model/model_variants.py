@@ -65,10 +65,15 @@ class ModelVariant:
             return StepLaunch.LOOP, StepLaunch.CAPTURED
         return tuple(StepLaunch)
 
+    @property
+    def tunes(self) -> bool:
+        """True if it is compiled with max-autotune, which takes minutes."""
+        return self.compiling is Compiling.MAX_AUTOTUNE
+
     def compile_mode(self, launch: StepLaunch) -> str | None:
         """`mode` of torch.compile, of the model or of its functions; None: the default."""
         graphs = launch is StepLaunch.REDUCE_OVERHEAD
-        if self.compiling is Compiling.MAX_AUTOTUNE:
+        if self.tunes:
             return "max-autotune" if graphs else "max-autotune-no-cudagraphs"
         return "reduce-overhead" if graphs else None
 
@@ -139,13 +144,15 @@ def chosen_blocks(only: str | None, castings: str | None) -> tuple[StepBlock, ..
 
 
 def in_measuring_order(variants: Iterable[ModelVariant], launch: StepLaunch) -> tuple[ModelVariant, ...]:
-    """The variants that there are for a launch: the baseline first, and last those whose compilation takes minutes."""
-    possible = [variant for variant in variants if launch in variant.launches]
-    return tuple(sorted(possible, key=lambda variant: (variant.name != MODEL_BASELINE, _is_slow(variant))))
+    """The variants that there are for a launch, the most telling first, for runs that end early.
 
+    The baseline, generated packages, the others in bfloat16, TF32; and last those whose compilation takes minutes.
+    """
 
-def _is_slow(variant: ModelVariant) -> bool:
-    return variant.compiling is Compiling.MAX_AUTOTUNE
+    def rank(variant: ModelVariant) -> tuple[bool, ...]:
+        return variant.name != MODEL_BASELINE, variant.tunes, variant.float32, variant.package is None
+
+    return tuple(sorted((variant for variant in variants if launch in variant.launches), key=rank))
 
 
 def _listed(option: str, text: str | None, known: tuple[str, ...]) -> tuple[str, ...]:
