@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from loka.bench.machine import environment
+from loka.bench.model.bench_device import CaptureError, CudaDevice
 from loka.bench.model.model_report import to_plain
 from loka.bench.model.model_request import ModelRequest, run
 from loka.bench.model.model_variants import MODEL_NAMES, MODEL_VARIANTS, StepLaunch
@@ -89,6 +91,23 @@ def test_every_variant_has_figures_or_a_reason(
     loop, whole = (lines[mode, launch, "bf16-eager"] for launch in (StepLaunch.LOOP, StepLaunch.CAPTURED))
     assert whole["host_ms"] < loop["host_ms"], "one launch of a graph against one of each kernel"
     assert all(len(line["rounds"]) == 2 for line in lines.values() if not line["failure"])
+
+
+def test_a_step_that_waits_for_the_device_is_not_captured_and_the_next_one_is() -> None:
+    device, x = CudaDevice(), torch.ones(4, device="cuda")
+    stream = torch.cuda.current_stream()
+    with pytest.raises(CaptureError, match="the step cannot be captured"):
+        device.capture(lambda: float(x.sum()))
+    assert torch.cuda.current_stream() == stream
+    replay = device.capture(lambda: x.add_(1.0))
+    device.wait()
+    before = float(x[0])
+    replay()
+    device.wait()
+    assert float(x[0]) == before + 1.0
+    found = device.kernels(replay)
+    assert found is not None
+    assert found.launches == 1
 
 
 def test_a_table_with_sparse_gradients_trains_and_is_not_captured(

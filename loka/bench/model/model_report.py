@@ -28,7 +28,7 @@ METHOD = (
     "`captured`: the whole step, optimiser included, as one graph."
 )
 FIGURES = (
-    "step: of ten in a row. host: until the call returns, with an empty queue; a step cannot be shorter. GPU: the sum "
+    "step: of ten in a row. host: until the call returns, with an empty queue; a step is hardly shorter. GPU: the sum "
     "of its kernels, copies and fills. launches: its kernels. peak: memory that the variant itself held. of the bound: "
     "what the bound counts stands in docs/bench.md."
 )
