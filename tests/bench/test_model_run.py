@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from loka.bench.model import step_rounds
 from loka.bench.model.model_results import StepOutcome
@@ -238,3 +241,22 @@ def test_compiled_functions_have_a_package_of_their_own(subject: ModelSubject, m
     assert options == [{}, {"mode": "reduce-overhead"}]
     assert len(set(packages)) == 2
     assert all("functions" in name for name in packages)
+
+
+def test_what_is_measured_is_freed_before_the_next_group(subject: ModelSubject) -> None:
+    models: list[weakref.ref[nn.Module]] = []
+
+    class Watching(CpuBench):
+        def compiled(self, model: nn.Module, mode: str | None) -> Callable[..., Any]:
+            models.append(weakref.ref(model))
+            return super().compiled(model, mode)
+
+        def release(self) -> None:
+            gc.collect()
+            alive.append(sum(model() is not None for model in models))
+            super().release()
+
+    alive: list[int] = []
+    outcomes(subject, "tf32,bf16-eager", device=Watching(full_after=2))
+    assert len(models) == 3
+    assert alive == [0, 0, 0]

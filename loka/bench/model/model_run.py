@@ -154,7 +154,13 @@ class BlockRun:
         return LiveStep(variant.name, ready, run, None if peak is None else (peak - held) / MIB, bound)
 
     def _finish(self) -> Iterator[StepOutcome]:
-        """The rounds of the group, then its kernels; frees it."""
+        """The group's outcomes; frees it."""
+        yield from self._measured()  # by itself, so that no local variable holds a model any more
+        self._alive.clear()
+        self._device.release()
+
+    def _measured(self) -> Iterator[StepOutcome]:
+        """The rounds of the group, then its kernels."""
         for done in range(self._limits.rounds):
             if done and self._limits.left < self._seconds_of_rounds(1):
                 break
@@ -171,8 +177,6 @@ class BlockRun:
             figures = figures_of(each.rounds, rounds, each.peak_mib, each.kernels, each.bound_ms)
             self._progress(f"{self._block.label} {each.name}: {describe_figures(figures)}")
             yield StepOutcome(self._block, each.name, figures)
-        self._alive.clear()
-        self._device.release()
 
     def _round(self) -> None:
         for each in self._alive:
