@@ -65,12 +65,11 @@ def prepare(variant: Variant, model: nn.Module, training: bool, package: ModuleT
         patch: Patch = package.apply(model, mode="train" if training else "infer")
         return Ready(model, patch)
     if variant.torchao:
-        model = torchao_training(model, variant.torchao) if training else torchao_inference(model, variant.torchao)
+        model = _torchao_training(model, variant.torchao) if training else _torchao_inference(model, variant.torchao)
     return Ready(model, None)
 
 
-def torchao_training(model: nn.Module, recipe: str) -> nn.Module:
-    """The model with torchao's training recipe in its wide linears. Raises PeerMissingError without torchao."""
+def _torchao_training(model: nn.Module, recipe: str) -> nn.Module:
     try:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
     except ImportError as error:
@@ -82,11 +81,7 @@ def torchao_training(model: nn.Module, recipe: str) -> nn.Module:
     return converted
 
 
-def torchao_inference(model: nn.Module, granularity: str) -> nn.Module:
-    """The model, in bfloat16, with torchao's dynamic FP8 in its wide linears, "tensorwise" or "rowwise".
-
-    Raises PeerMissingError without torchao.
-    """
+def _torchao_inference(model: nn.Module, granularity: str) -> nn.Module:
     try:
         from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, PerRow, PerTensor, quantize_
     except ImportError as error:
