@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
+from loka.dispatch.bind.binding import Binding
 from loka.dispatch.bind.bound import unsharded_class
 from loka.graph.source import forward_source_hash
 
@@ -13,19 +14,15 @@ from loka.graph.source import forward_source_hash
 _PARALLEL = ("_fsdp", "_is_fsdp", "_ddp")
 
 
-def source_problems(module: nn.Module, inlined: tuple[str, ...], planned: str) -> Iterator[str]:
-    """Reasons why the forward of `module`, with its children in `inlined`, does not match the hash `planned`."""
+def source_problems(module: nn.Module, binding: Binding) -> Iterator[str]:
+    """Reasons why the forward of `module`, with its inlined children, does not match the hash of the plan."""
     view = _unparallel(module)
     try:
-        found = forward_source_hash(view, inlined)
+        found = forward_source_hash(view, binding.inlined, binding.script())
     except OSError as error:
         yield f"the source of its forward cannot be read, so that it cannot be compared with the plan: {error}"
         return
-    if found == planned:
-        return
-    if type(view).__module__ == "__main__":
-        yield "its class is defined in the script that runs (__main__): import it from a module of its own"
-    else:
+    if found != binding.source_hash:
         what = "the source of its forward, or of an inlined child's, or an int, bool or str attribute that it may read,"
         yield f"{what} has changed since: run loka generate again"
 
