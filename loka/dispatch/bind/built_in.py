@@ -24,6 +24,7 @@ from loka.graph.reads import (
 )
 from loka.graph.source import same_type
 from loka.graph.value_text import ValueTexts, tensor_text
+from loka.mods.unwrap import inside
 
 AGAIN = "run loka generate again"
 BACK = "change it back, or remove the patch and run loka generate again"
@@ -47,6 +48,8 @@ def _changed(module: nn.Module, binding: Binding, script: str, after: bool) -> I
     for reads in binding.reads:
         for path in reads.modules:
             child = below(module, path)
+            if path in binding.inlined and in_wrapper(module, path):
+                continue  # reported by `child_problems`
             if child is not None:
                 yield from (_whose(path) + what for what in _differences(child, path, reads, texts, after))
             elif path not in binding.inlined:  # those are reported by `child_problems`
@@ -92,6 +95,13 @@ def below(module: nn.Module, path: str) -> nn.Module | None:
     for part in path.split(".") if path else ():
         found = found._modules.get(part) if found is not None else None
     return found
+
+
+def in_wrapper(module: nn.Module, path: str) -> bool:
+    """True if the child at a dotted path, or a module on the way to it, is in a wrapper, such as torch.compile's."""
+    parts = path.split(".")
+    on_the_way = (below(module, ".".join(parts[: end + 1])) for end in range(len(parts)))
+    return any(child is not None and inside(child) is not None for child in on_the_way)
 
 
 def _unbound(module: nn.Module) -> nn.Module:

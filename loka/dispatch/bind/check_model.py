@@ -11,13 +11,13 @@ from torch import nn
 
 from loka.dispatch.bind.binding import Binding
 from loka.dispatch.bind.bound import Bound, is_bound, shown_type, unsharded_class
-from loka.dispatch.bind.built_in import below, built_in_problems, lost_parameters
+from loka.dispatch.bind.built_in import below, built_in_problems, in_wrapper, lost_parameters
 from loka.dispatch.bind.check_source import source_problems
 from loka.dispatch.bind.split_weights import is_sharded
 from loka.dispatch.bind.wrappers import ClosedWrapperError, find_module
 from loka.graph.script import in_script
 from loka.graph.source import same_type
-from loka.mods.unwrap import plain_name
+from loka.mods.unwrap import inside, plain_name
 
 _HOOKS = {
     "_forward_hooks": "forward hooks",
@@ -95,8 +95,16 @@ def child_problems(module: nn.Module, inlined: Sequence[str]) -> Iterator[str]:
     """Problems of a module's inlined children, whose own forward is not called: hooks, parametrisations and so on."""
     for name in inlined:
         child = below(module, name)
+        if child is None and in_wrapper(module, name):
+            continue  # reported with the module that is wrapped
         if child is None:
             yield f"has no child {name!r}, whose forward is part of the generated one"
+            continue
+        if inside(child) is not None:
+            yield (
+                f"its child {name!r} is wrapped ({type(child).__name__}), and its forward is part of the generated one: "
+                "wrap the module around it instead"
+            )
             continue
         for attribute, kind in _HOOKS.items():
             if getattr(child, attribute, None):
@@ -133,7 +141,11 @@ def _problems(module: nn.Module, binding: Binding, mode: str) -> Iterator[str]:
         yield f"is a {shown_type(cls)}, planned was {binding.replaces}: {moved}run loka generate again"
         return
     if "forward" in vars(module):
-        yield "has a forward of its own on the instance, which would win over the generated one: remove it first"
+        yield (
+            "has a forward of its own on the instance, which would win over the generated one: apply before it is set "
+            "(Accelerate's prepare sets one for mixed precision), or remove it first"
+        )
+        return
     found = [*built_in_problems(module, binding), *child_problems(module, binding.inlined)]
     yield from found
     yield from _shape_problems(module, binding, mode)
