@@ -199,10 +199,10 @@ def unbound_class(cls: type) -> type:
 
 
 def unsharded_class(cls: type) -> type:
-    """The user's class behind the one that FSDP2's `fully_shard` adds; `cls` if there is none."""
+    """The user's class behind the one that FSDP2's `fully_shard`, or `replicate`, adds; `cls` if there is none."""
     for index, base in enumerate(cls.__mro__):
         # By name: importing torch.distributed.fsdp is slow.
-        if base.__name__ == "FSDPModule" and base.__module__.startswith("torch.distributed"):
+        if base.__name__ in ("FSDPModule", "DDP") and base.__module__.startswith("torch.distributed"):
             return cls.__mro__[index + 1]
     return cls
 

@@ -102,8 +102,8 @@ def child_problems(module: nn.Module, inlined: Sequence[str]) -> Iterator[str]:
             continue
         if inside(child) is not None:
             yield (
-                f"its child {name!r} is wrapped ({type(child).__name__}), and its forward is part of the generated one: "
-                "wrap the module around it instead"
+                f"its child {name!r} is wrapped ({type(child).__name__}), and its forward is part of the generated "
+                "one: wrap the module around it instead"
             )
             continue
         for attribute, kind in _HOOKS.items():
