@@ -111,6 +111,7 @@ def project(tmp_path_factory):
             make(name, POLICY.format(name=name, module=module))
             sys.modules.pop(module)
         yield folder
+    sys.modules.pop("inner")
 
 
 def test_a_script_that_was_planned_by_its_name(project):
