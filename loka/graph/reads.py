@@ -18,7 +18,16 @@ from types import FunctionType, ModuleType
 import torch
 from torch import nn
 
-from loka.graph.source import functions_named, functions_of, is_foreign, live_floats, names_in, operators_of, qualified
+from loka.graph.source import (
+    functions_named,
+    functions_of,
+    is_foreign,
+    live_floats,
+    module_name,
+    names_in,
+    operators_of,
+    qualified,
+)
 from loka.graph.value_text import ValueTexts, closure_of, defaults_of, is_data, source_digest, tensor_text
 
 LIVE = "float"  # text of a float that the generated forward reads in each call, whatever its value
@@ -199,16 +208,20 @@ def constants_of(owner: nn.Module, inlined: Collection[str], read: Iterable[Read
     return tuple((key, texts.text(value)) for key, value in sorted(found.items()) if key not in literal)
 
 
-def outside_values(owner: nn.Module, inlined: Collection[str], read: Iterable[Reads]) -> dict[str, object]:
+def outside_values(
+    owner: nn.Module, inlined: Collection[str], read: Iterable[Reads], script: str = ""
+) -> dict[str, object]:
     """Values of the names from outside that the functions of a forward use, including literal defaults.
 
-    `read` is the record of the owner's modules, `inlined` names the children whose forward was traced.
+    `read` is the record of the owner's modules, `inlined` names the children whose forward was traced, `script` is the
+    name of the script that runs.
     """
     found: dict[str, object] = {}
     for function in _functions(owner, inlined, read):
-        found |= _globals(function.__module__, function.__globals__, names_in(function), set())
+        home = module_name(function.__module__, script) or ""
+        found |= _globals(home, function.__globals__, names_in(function), set())
         own = {**closure_of(function), **defaults_of(function)}
-        found |= {f"{name} of {qualified(function)}": value for name, value in own.items()}
+        found |= {f"{name} of {qualified(function, script)}": value for name, value in own.items()}
     return {key: value for key, value in found.items() if is_data(value)}
 
 

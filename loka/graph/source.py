@@ -14,6 +14,8 @@ from types import CodeType, FunctionType, ModuleType
 import torch
 from torch import nn
 
+from loka.graph.script import in_script, script_in
+
 _INTERNAL = frozenset(vars(nn.Module()))  # attributes of every module
 _SIMPLE = (int, str, bool, float, complex, type(None), torch.dtype, torch.device)
 
@@ -100,45 +102,51 @@ def _leaves(module: nn.Module) -> Iterator[nn.Module]:
             yield child
 
 
-def forward_source_hash(module: nn.Module, inlined: tuple[str, ...] = ()) -> str:
+def forward_source_hash(module: nn.Module, inlined: tuple[str, ...] = (), script: str = "") -> str:
     """sha256 of the sources of a straight-line forward.
 
     Covers the source of the module's forward and of the functions it calls, the same for every inlined child
     (`inlined`: names relative to the module), and the plain attributes (int, bool, str, tuples of them) that were built
     into the text. A torch.nn child counts as its qualified type and its plain attributes. Floats of other modules are
-    read live and excluded. Raises OSError where a source cannot be read, AttributeError where a child is missing.
+    read live and excluded. `script` is the name of the script that runs, if the hash should be that of its module
+    imported. Raises OSError where a source cannot be read, AttributeError where a child is missing.
     """
     digest = hashlib.sha256()
     for name in ("", *inlined):
         child = module.get_submodule(name)
-        digest.update("\n".join([name, *_parts(child)]).encode())
+        digest.update("\n".join([name, *_parts(child, script)]).encode())
         digest.update(b"\0")
     return digest.hexdigest()
 
 
-def _parts(module: nn.Module) -> Iterator[str]:
-    yield qualified(type(module))
+def _parts(module: nn.Module, script: str) -> Iterator[str]:
+    yield qualified(type(module), script)
     functions = functions_of(module)
     if not functions:  # torch's own forward
         for name in sorted(vars(module).keys() - _INTERNAL):
-            yield from _constant(name, vars(module)[name])
+            yield from _constant(name, vars(module)[name], script)
         return
     names = sorted({name for function in functions for name in names_in(function)})
     for function in functions:
-        yield f"{function.__module__}.{function.__qualname__}\n{inspect.getsource(function)}"
+        yield f"{qualified(function, script)}\n{inspect.getsource(function)}"
         for name in sorted(names_in(function) & function.__globals__.keys()):
-            yield from _constant(f"global {name}", function.__globals__[name])
+            yield from _constant(f"global {name}", function.__globals__[name], script)
     live = live_floats(module, functions)
     for name in names:
         if name not in live and name != "training":
-            yield from _constant(name, inspect.getattr_static(module, name, inspect.Parameter.empty))
+            yield from _constant(name, inspect.getattr_static(module, name, inspect.Parameter.empty), script)
 
 
-def _constant(name: str, value: object) -> Iterator[str]:
+def _constant(name: str, value: object, script: str) -> Iterator[str]:
     if is_simple(value):
         yield f"{name} = {value!r}"
     elif callable(value) and not isinstance(value, nn.Module | type) and hasattr(value, "__name__"):
-        yield f"{name} = {qualified(value)}"
+        yield f"{name} = {qualified(value, script)}"
+
+
+def same_type(cls: type, planned: str) -> bool:
+    """True if a class is the one of a plan's qualified name, which knows a class of `__main__` by its file's name."""
+    return qualified(cls) == planned or (in_script(cls.__module__) and qualified(cls, script_in((planned,))) == planned)
 
 
 def is_simple(value: object) -> bool:
@@ -148,10 +156,15 @@ def is_simple(value: object) -> bool:
     return isinstance(value, _SIMPLE)
 
 
-def qualified(thing: object) -> str:
-    """`package.module.Name` of a class or function."""
+def qualified(thing: object, script: str = "") -> str:
+    """`package.module.Name` of a class or function; `script.Name` if the script that runs defines it."""
     name = getattr(thing, "__qualname__", None) or getattr(thing, "__name__", None) or type(thing).__qualname__
-    return f"{getattr(thing, '__module__', None)}.{name}"
+    return f"{module_name(getattr(thing, '__module__', None), script)}.{name}"
+
+
+def module_name(name: str | None, script: str) -> str | None:
+    """A module's name; `script`, unless it is "", for the script that runs."""
+    return script if script and in_script(name) else name
 
 
 def _follow(function: FunctionType, module: nn.Module, found: dict[FunctionType, None]) -> None:

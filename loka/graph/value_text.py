@@ -16,7 +16,7 @@ from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, Simpl
 import torch
 from torch import nn
 
-from loka.graph.source import is_foreign, qualified
+from loka.graph.source import is_foreign, module_name, qualified
 
 _LONGEST = 120  # characters; a longer text is cut to its beginning and a hash of all of it
 _MOST = 1000  # nested values in one value
@@ -30,10 +30,11 @@ class ValueTexts:
     """Texts of the values that the modules of one owner hold.
 
     A module or tensor of the owner has the first of its names as text, as generated code reads it by that name.
+    `script` is the name of the script that runs, for texts as of its module imported.
     """
 
-    def __init__(self, owner: nn.Module) -> None:
-        self._owner = owner
+    def __init__(self, owner: nn.Module, script: str = "") -> None:
+        self._owner, self._script = owner, script
         self._names: dict[int, str] | None = None
         self._left = _MOST
 
@@ -45,7 +46,7 @@ class ValueTexts:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - collections of the user's own can raise anything
-            text = f"{qualified(type(value))} (raises {type(error).__name__})"
+            text = f"{self._type(value)} (raises {type(error).__name__})"
         return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}... (sha256 {_digest(text)})"
 
     def name_of(self, value: nn.Module | torch.Tensor) -> str | None:
@@ -63,7 +64,7 @@ class ValueTexts:
         if depth == 0 or self._left < 0:
             return "..."
         if isinstance(value, Enum):
-            return f"{qualified(type(value))}.{value.name}"
+            return f"{self._type(value)}.{value.name}"
         if isinstance(value, torch.Tensor | nn.Module):
             return self._held(value)
         if isinstance(value, _PRINTED):
@@ -72,16 +73,16 @@ class ValueTexts:
             return self._items(value, depth)
         if isinstance(value, _CALLABLE):
             return self._callable(value, depth)
-        return qualified(type(value)) + self._content(value, depth)
+        return self._type(value) + self._content(value, depth)
 
     def _held(self, value: nn.Module | torch.Tensor) -> str:
         name = self.name_of(value)
         if name is not None:
             return f"the {'tensor' if isinstance(value, torch.Tensor) else 'module'} {name!r}"
-        return tensor_text(value) if isinstance(value, torch.Tensor) else f"a {qualified(type(value))}"
+        return tensor_text(value) if isinstance(value, torch.Tensor) else f"a {self._type(value)}"
 
     def _items(self, value: Collection[object], depth: int) -> str:
-        kind = "" if type(value) in (tuple, list, set, frozenset, dict) else qualified(type(value))
+        kind = "" if type(value) in (tuple, list, set, frozenset, dict) else self._type(value)
         if isinstance(value, dict):
             pairs = (f"{self._text(key, depth - 1)}: {self._text(item, depth - 1)}" for key, item in value.items())
             return f"{kind}{{{', '.join(pairs)}}}"
@@ -101,9 +102,12 @@ class ValueTexts:
         if isinstance(value, FunctionType) and not is_foreign(value.__module__):
             outside = {**defaults_of(value), **closure_of(value)}
             content = self._named(outside, depth) if outside else ""
-            return f"{qualified(value)}{content} (source {source_digest(value.__code__)})"
+            return f"{qualified(value, self._script)}{content} (source {source_digest(value.__code__)})"
         name = str(getattr(value, "__qualname__", "")).removeprefix("_VariableFunctionsClass.")
-        return f"{getattr(value, '__module__', None) or 'torch'}.{name}"
+        return f"{module_name(getattr(value, '__module__', None), self._script) or 'torch'}.{name}"
+
+    def _type(self, value: object) -> str:
+        return qualified(type(value), self._script)
 
     def _content(self, value: object, depth: int) -> str:
         """Text of an object's content; "" for torch's and the standard library's own types."""

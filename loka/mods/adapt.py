@@ -174,9 +174,9 @@ def _has(model: nn.Module, name: str) -> bool:
 
 
 def _wrapper(model: nn.Module, names: Mapping[str, object]) -> str:
-    """A hint if the model is wrapped by DDP or torch.compile."""
-    for prefix in ("module", "_orig_mod"):
-        if prefix in model._modules and any(_has(model, f"{prefix}.{name}") for name in names):
+    """A hint if the model is wrapped, or held by a module of the user's own."""
+    for prefix, module in model.named_modules():
+        if prefix and all(_has(module, name) for name in names):
             return f": the model is wrapped in a {type(model).__name__}, adapt what it wraps ('.{prefix}')"
     return ""
 

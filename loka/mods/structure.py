@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
-from loka.graph.source import qualified
+from loka.graph.source import qualified, same_type
 from loka.mods.adaptation import Adaptation, Setting
 
 _INTERNAL = frozenset(vars(nn.Module()))
@@ -99,9 +99,8 @@ def unsupported_exchange(module: nn.Module, held: Mapping[int, str]) -> str | No
 
 def why_another(module: nn.Module, replaces: str) -> str | None:
     """Reason why a live module is not the planned one, to follow its name; None where it is."""
-    kind = type_of(module)
-    if kind != replaces:
-        return f"is a {kind}, not a {replaces}"
+    if not same_type(_own_class(type(module)), replaces):
+        return f"is a {type_of(module)}, not a {replaces}"
     reason = unsupported_exchange(module, {})
     return None if reason is None else f"cannot be exchanged: {reason}"
 

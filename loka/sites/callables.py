@@ -219,11 +219,19 @@ def _import(module_name: str, spec: str, field: str) -> ModuleType:
                 f"{field}: there is no module {missing!r} (for {spec!r}); it is looked for in {os.getcwd()} and on "
                 f"Python's path: run this from the project's root, or install the package"
             ) from error
-        what = describe_error(error)
-        raise InputError(
-            f"{field}: importing {module_name} raised {what}; install {missing!r} or correct the import"
-        ) from error
+        advice = _advice(error, module_name) or f"install {missing!r} or correct the import"
+        raise InputError(f"{field}: importing {module_name} raised {describe_error(error)}; {advice}") from error
     except BaseException as error:
-        raise InputError(
-            f"{field}: importing {module_name} raised {describe_error(error)}; make 'import {module_name}' work first"
-        ) from error
+        advice = _advice(error, module_name) or f"make 'import {module_name}' work first"
+        raise InputError(f"{field}: importing {module_name} raised {describe_error(error)}; {advice}") from error
+
+
+def _advice(error: BaseException, module_name: str) -> str:
+    """What to do where a training script imports its generated package, which may be what is generated; else ""."""
+    absent = isinstance(error, ImportError) and (error.name or "").partition(".")[0] == "generated"
+    refused = isinstance(error, InputError) and any(  # by the package's own check of its files
+        Path(frame.filename).with_name("manifest.json").exists() for frame in traceback.extract_tb(error.__traceback__)
+    )
+    if not (absent or refused):
+        return ""
+    return f"import the generated package in the function that trains, not at the top of {module_name}"

@@ -18,7 +18,8 @@ from tests.support.processes import dispatch_workers as workers
 def saved(tmp_path_factory):
     """What each of two processes got from every function of dispatch_workers; starting them takes longest."""
     folder = tmp_path_factory.mktemp("ranks")
-    names = ("ddp", "fsdp", "fsdp_blocks", "fsdp_slice", "fsdp_adapted", "fsdp_frozen", "fsdp_inlined")
+    sharded = ("fsdp", "fsdp_blocks", "fsdp_slice", "fsdp_adapted", "fsdp_frozen", "fsdp_inlined", "fsdp_loops")
+    names = ("ddp", "ddp_loops", *sharded)
     multiprocessing.spawn(workers.start, (str(folder), names), nprocs=workers.WORLD)
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(workers.WORLD)]
 
@@ -35,12 +36,13 @@ def run(saved):
     return result
 
 
-def single_process(bind, model=None):
-    """Gradients of the mean of both ranks' losses, in this process."""
+def single_process(bind, model=None, parts=1):
+    """Gradients of the mean of both ranks' losses, in this process; each rank's rows in a number of parts."""
     model = model or models.mlp()
     patch = bind(model) if bind else None
     for rank in range(workers.WORLD):
-        (model(workers.batch(rank)).square().mean() / workers.WORLD).backward()
+        for part in workers.batch(rank).chunk(parts):
+            (model(part).square().mean() / workers.WORLD / parts).backward()
     if patch:
         patch.verify(backward=False)
     return workers.full_gradients(model)
@@ -63,6 +65,31 @@ def test_gradients_agree_across_ranks_and_with_one_process(run, kind):
         assert_same(gradients, second[index], rtol=0, atol=0)
         assert_same(gradients, bound if index % 2 == 0 else plain)
     assert not torch.equal(bound["2.weight"], plain["2.weight"])
+
+
+@pytest.mark.slow
+def test_what_loops_do_with_ddp(run):
+    first, second = run("ddp_loops")
+    for name, gradients in first.items():
+        assert_same(gradients, second[name], rtol=0, atol=0)
+    for name, parts in (("accumulated", 2), ("checkpointed True", 1), ("checkpointed False", 1)):
+        assert_same(first[name], single_process(lambda model: sample.apply(model), parts=parts))
+    block = models.Blocks().layers[0]
+    sample.apply(block, (sample.blocks(""),))
+    for rank in range(workers.WORLD):
+        (block(workers.batch(rank)).square().mean() / workers.WORLD).backward()
+    assert_same(first["replicated"], workers.full_gradients(block))
+
+
+@pytest.mark.slow
+def test_what_loops_do_with_fsdp(run):
+    first, second = run("fsdp_loops")
+    for name, gradients in first.items():
+        assert_same(gradients, second[name], rtol=0, atol=0)
+        bound = single_process(lambda model: sample.apply(model), parts=2 if name == "accumulated" else 1)
+        error = torch.cat([(gradients[key] - bound[key]).flatten() for key in bound]).norm()
+        whole = torch.cat([grad.flatten() for grad in bound.values()]).norm()
+        assert error <= (0.2 if name == "bfloat16" else 1e-5) * whole
 
 
 @pytest.mark.slow

@@ -121,11 +121,27 @@ def test_factories_that_fail(write, body, says):
         ("raise RuntimeError('half')\n", r"raised RuntimeError: half, at .*{name}\.py:1"),
         ("import loka_missing_dependency\n", r"install 'loka_missing_dependency' or correct the import"),
         ("import sys\nsys.exit('bye')\n", r"raised SystemExit\('bye'\)"),
+        (
+            "from generated import not_yet_there\n",
+            r"raised ImportError: .*; import the generated package in the function that trains, not at the top of ",
+        ),
     ],
 )
 def test_modules_that_cannot_be_imported(write, text, says):
     name = write(text)
     with pytest.raises(InputError, match=r"^model\.factory: importing .*" + says.format(name=name)):
+        build_model(f"{name}:build", None, 5)
+
+
+def test_a_script_that_imports_a_package_whose_files_were_changed(write, tmp_path, monkeypatch):
+    package = tmp_path / "edited_package"
+    package.mkdir()
+    (package / "manifest.json").write_text("{}", encoding="utf-8")
+    text = "from loka.errors import InputError\nraise InputError('edited: run loka generate again')\n"
+    (package / "__init__.py").write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    name = write("import edited_package\n")
+    with pytest.raises(InputError, match=r"edited: run .*; import the generated package in the function that trains"):
         build_model(f"{name}:build", None, 5)
 
 

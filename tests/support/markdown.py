@@ -7,7 +7,8 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = sorted(
-    [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").glob("*.md")], key=lambda page: page.relative_to(REPOSITORY)
+    [page for folder in ("", "docs", "examples") for page in (REPOSITORY / folder).glob("*.md")],
+    key=lambda page: page.relative_to(REPOSITORY),
 )
 GUIDE = REPOSITORY / "docs" / "guide.md"
 

@@ -14,7 +14,7 @@ from loka.dispatch.bind.bound import Bound, CallCounters, Frozen, derive, is_fro
 from loka.dispatch.bind.check_libraries import library_problems
 from loka.dispatch.bind.check_model import ModuleMatch, match_modules
 from loka.dispatch.bind.device_warning import warn_of_devices
-from loka.dispatch.bind.wrappers import ClosedWrapperError, unwrap
+from loka.dispatch.bind.wrappers import ClosedWrapperError, planned_inside, unwrap
 from loka.dispatch.dispatch_errors import BindError
 from loka.dispatch.patch.patch import BoundModule, Patch, refresh_after_load, unbind
 from loka.dispatch.static_scales import keep_from_ddp, names_in, set_static_scales
@@ -60,6 +60,12 @@ def _bound(root: nn.Module, package: str, bindings: Sequence[Binding], mode: str
     """Bind the modules of the bindings, all or none."""
     matches, problems = match_modules(root, bindings, mode)
     if problems:
+        if path := planned_inside(root, bindings):
+            inner = path if all(part.isidentifier() for part in path.split(".")) else f"get_submodule({path!r})"
+            raise BindError(
+                f"{package}: this {type(root).__name__} holds the model that was planned in its .{inner}, and has none "
+                f"of the planned modules itself: apply to that, {package.rpartition('.')[2]}.apply(model.{inner})"
+            )
         raise BindError(f"{package} does not fit this model, which is left as it was:", problems)
     problems = library_problems(matches, mode)
     if problems:

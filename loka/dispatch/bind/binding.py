@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from loka.dispatch.bind.bound import Bound
 from loka.graph.reads import Reads
+from loka.graph.script import script_in
 from loka.kernels.gemm.scaled_mm import KERNEL
 
 
@@ -29,6 +30,10 @@ class Binding:
     reads: tuple[Reads, ...] = ()  # of the modules around those it calls
     called: tuple[str, ...] = ()  # children, relative to each module, that it calls unchanged
     constants: tuple[tuple[str, str], ...] = ()  # globals and the like, each with its value as text
+
+    def script(self) -> str:
+        """The name under which the plan knows the script that runs, whose classes are those of `__main__`."""
+        return script_in((self.replaces, *(read.type for read in self.reads), *(name for name, _ in self.constants)))
 
     def generated(self, mode: str) -> type[Bound] | None:
         """The class for mode "train" or "infer"; None if the modules stay unchanged."""

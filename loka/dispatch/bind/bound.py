@@ -16,6 +16,7 @@ from torch import nn
 from loka.dispatch.bind.split_weights import is_split
 from loka.dispatch.dispatch_errors import BindError, FrozenWeightError
 from loka.dispatch.static_scales import StaticScale, drop_static_scales, renew_overflow_stats, set_static_scales
+from loka.graph.script import in_script, script_file
 from loka.kernels import call_counters
 from loka.kernels.gemm.scaled_mm import KERNEL
 
@@ -198,10 +199,10 @@ def unbound_class(cls: type) -> type:
 
 
 def unsharded_class(cls: type) -> type:
-    """The user's class behind the one that FSDP2's `fully_shard` adds; `cls` if there is none."""
+    """The user's class behind the one that FSDP2's `fully_shard`, or `replicate`, adds; `cls` if there is none."""
     for index, base in enumerate(cls.__mro__):
         # By name: importing torch.distributed.fsdp is slow.
-        if base.__name__ == "FSDPModule" and base.__module__.startswith("torch.distributed"):
+        if base.__name__ in ("FSDPModule", "DDP") and base.__module__.startswith("torch.distributed"):
             return cls.__mro__[index + 1]
     return cls
 
@@ -219,6 +220,13 @@ def plain_class(cls: type) -> type:
 def type_name(cls: type) -> str:
     """Qualified name of a class: `package.module.Class`."""
     return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def shown_type(cls: type) -> str:
+    """A class's qualified name in messages, with the file of a class that the script that runs defines."""
+    if not in_script(cls.__module__):
+        return type_name(cls)
+    return f"{cls.__qualname__} defined in the script that runs, {script_file() or 'which is no file'}"
 
 
 def is_frozen_class(generated: type[Bound]) -> bool:

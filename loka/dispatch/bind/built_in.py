@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import torch
 from torch import nn
 
 from loka.dispatch.bind.binding import Binding
-from loka.dispatch.bind.bound import plain_class, type_name
+from loka.dispatch.bind.bound import plain_class, shown_type
 from loka.dispatch.bind.split_weights import is_flat
 from loka.graph.reads import (
     LIVE,
@@ -24,7 +22,9 @@ from loka.graph.reads import (
     outside_values,
     value_text,
 )
+from loka.graph.source import same_type
 from loka.graph.value_text import ValueTexts, tensor_text
+from loka.mods.unwrap import inside
 
 AGAIN = "run loka generate again"
 BACK = "change it back, or remove the patch and run loka generate again"
@@ -36,18 +36,20 @@ def built_in_problems(module: nn.Module, binding: Binding, after: bool = False) 
 
     `after`: the module is already bound. Children that the generated forward calls only have to exist.
     """
-    advice = BACK if after else AGAIN
-    found = list(_changed(module, binding, after))
+    advice, script = BACK if after else AGAIN, binding.script()
+    found = list(_changed(module, binding, script, after))
     if not found and all(below(module, path) is not None for path in binding.inlined):
-        found = list(_changed_outside(module, binding))
+        found = list(_changed_outside(module, binding, script))
     return [f"{problem}: {advice}" for problem in found]
 
 
-def _changed(module: nn.Module, binding: Binding, after: bool) -> Iterator[str]:
-    texts = ValueTexts(module)
+def _changed(module: nn.Module, binding: Binding, script: str, after: bool) -> Iterator[str]:
+    texts = ValueTexts(module, script)
     for reads in binding.reads:
         for path in reads.modules:
             child = below(module, path)
+            if path in binding.inlined and in_wrapper(module, path):
+                continue  # reported by `child_problems`
             if child is not None:
                 yield from (_whose(path) + what for what in _differences(child, path, reads, texts, after))
             elif path not in binding.inlined:  # those are reported by `child_problems`
@@ -57,10 +59,11 @@ def _changed(module: nn.Module, binding: Binding, after: bool) -> Iterator[str]:
             yield f"has no child {path!r}, which the generated forward calls"
 
 
-def _changed_outside(module: nn.Module, binding: Binding) -> Iterator[str]:
+def _changed_outside(module: nn.Module, binding: Binding, script: str) -> Iterator[str]:
     if not binding.constants:
         return
-    values, texts = outside_values(_unbound(module), binding.inlined, binding.reads), ValueTexts(module)
+    texts = ValueTexts(module, script)
+    values = outside_values(_unbound(module), binding.inlined, binding.reads, script)
     for name, planned in binding.constants:
         found = texts.text(values[name]) if name in values else NoValue.ABSENT.value
         if found != planned:
@@ -94,16 +97,11 @@ def below(module: nn.Module, path: str) -> nn.Module | None:
     return found
 
 
-def same_type(cls: type, planned: str) -> bool:
-    """True if a class is the planned one; classes of a script are in __main__ but were planned under its name."""
-    if type_name(cls) == planned:
-        return True
-    if cls.__module__ != "__main__":
-        return False
-    main = sys.modules["__main__"]
-    spec = getattr(main, "__spec__", None)
-    stem = Path(getattr(main, "__file__", None) or "").stem
-    return planned == f"{spec.name if spec is not None else stem}.{cls.__qualname__}"
+def in_wrapper(module: nn.Module, path: str) -> bool:
+    """True if the child at a dotted path, or a module on the way to it, is in a wrapper, such as torch.compile's."""
+    parts = path.split(".")
+    on_the_way = (below(module, ".".join(parts[: end + 1])) for end in range(len(parts)))
+    return any(child is not None and inside(child) is not None for child in on_the_way)
 
 
 def _unbound(module: nn.Module) -> nn.Module:
@@ -115,8 +113,8 @@ def _unbound(module: nn.Module) -> nn.Module:
 
 def _differences(child: nn.Module, path: str, reads: Reads, texts: ValueTexts, after: bool) -> Iterator[str]:
     cls = type(child)
-    if path and type_name(cls) != reads.type and not same_type(cls := plain_class(cls), reads.type):
-        yield f"is a {type_name(cls)}, planned was a {reads.type}"
+    if path and not same_type(cls, reads.type) and not same_type(cls := plain_class(cls), reads.type):
+        yield f"is a {shown_type(cls)}, planned was a {reads.type}"
         return
     if reads.holds is not None and (held := held_by(child)) != reads.holds:
         yield _other_items(held, reads.holds)

@@ -10,11 +10,14 @@ import torch
 from torch import nn
 
 from loka.dispatch.bind.binding import Binding
-from loka.dispatch.bind.bound import Bound, is_bound, type_name, unsharded_class
-from loka.dispatch.bind.built_in import below, built_in_problems, lost_parameters, same_type
+from loka.dispatch.bind.bound import Bound, is_bound, shown_type, unsharded_class
+from loka.dispatch.bind.built_in import below, built_in_problems, in_wrapper, lost_parameters
 from loka.dispatch.bind.check_source import source_problems
 from loka.dispatch.bind.split_weights import is_sharded
-from loka.dispatch.bind.wrappers import ClosedWrapperError, find_module, plain_name
+from loka.dispatch.bind.wrappers import ClosedWrapperError, find_module
+from loka.graph.script import in_script
+from loka.graph.source import same_type
+from loka.mods.unwrap import inside, plain_name
 
 _HOOKS = {
     "_forward_hooks": "forward hooks",
@@ -92,8 +95,16 @@ def child_problems(module: nn.Module, inlined: Sequence[str]) -> Iterator[str]:
     """Problems of a module's inlined children, whose own forward is not called: hooks, parametrisations and so on."""
     for name in inlined:
         child = below(module, name)
+        if child is None and in_wrapper(module, name):
+            continue  # reported with the module that is wrapped
         if child is None:
             yield f"has no child {name!r}, whose forward is part of the generated one"
+            continue
+        if inside(child) is not None:
+            yield (
+                f"its child {name!r} is wrapped ({type(child).__name__}), and its forward is part of the generated "
+                "one: wrap the module around it instead"
+            )
             continue
         for attribute, kind in _HOOKS.items():
             if getattr(child, attribute, None):
@@ -126,16 +137,21 @@ def _problems(module: nn.Module, binding: Binding, mode: str) -> Iterator[str]:
         return
     cls = unsharded_class(type(module))
     if not same_type(cls, binding.replaces):
-        yield f"is a {type_name(cls)}, planned was {binding.replaces}: run loka generate again"
+        moved = "import it from there, or name this script in the policy and " if in_script(cls.__module__) else ""
+        yield f"is a {shown_type(cls)}, planned was {binding.replaces}: {moved}run loka generate again"
         return
     if "forward" in vars(module):
-        yield "has a forward of its own on the instance, which would win over the generated one: remove it first"
+        yield (
+            "has a forward of its own on the instance, which would win over the generated one: apply before it is set "
+            "(Accelerate's prepare sets one for mixed precision), or remove it first"
+        )
+        return
     found = [*built_in_problems(module, binding), *child_problems(module, binding.inlined)]
     yield from found
     yield from _shape_problems(module, binding, mode)
     yield from _unplanned(module, binding)
     if binding.source_hash and not found:
-        yield from source_problems(module, binding.inlined, binding.source_hash)
+        yield from source_problems(module, binding)
     if hasattr(module, "loka"):
         yield "has an attribute 'loka', which a bound module needs for itself"
 

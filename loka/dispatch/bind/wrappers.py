@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from torch import nn
 
-from loka.dispatch.bind.bound import type_name
+from loka.dispatch.bind.binding import Binding
+from loka.dispatch.bind.bound import plain_class
+from loka.graph.source import same_type
+from loka.mods.unwrap import class_names, inside
 
-# Wrapper class -> attribute with the wrapped module. The plan was made without wrappers.
-_INSIDE = {
-    "torch._dynamo.eval_frame.OptimizedModule": "_orig_mod",
-    "torch.nn.parallel.distributed.DistributedDataParallel": "module",
-    "torch.nn.parallel.data_parallel.DataParallel": "module",
-    "torch.distributed.algorithms._checkpoint.checkpoint_wrapper.CheckpointWrapper": "_checkpoint_wrapped_module",
-    "torchrec.distributed.model_parallel.DistributedModelParallel": "_dmp_wrapped_module",  # DDP inside, by default
-}
 # These flatten or move the parameters of the wrapped module.
 _CLOSED = {
     "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel": "FullyShardedDataParallel",
     "torch.jit._script.ScriptModule": "torch.jit.script or torch.jit.trace",
 }
-_ADDED = frozenset(_INSIDE.values()) - {"module"}  # a model may have a child of that name itself
 
 
 class ClosedWrapperError(Exception):
@@ -27,19 +23,18 @@ class ClosedWrapperError(Exception):
 
 
 def unwrap(module: nn.Module) -> nn.Module:
-    """The module inside any number of the wrappers in `_INSIDE` (torch.compile, DDP, torchrec's DMP, ...).
+    """The module inside any number of wrappers (torch.compile, DDP, torchrec's DMP, ...).
 
     Raises ClosedWrapperError for a wrapper that changes the wrapped module.
     """
     while True:
-        names = [type_name(base) for base in type(module).__mro__]
-        closed = next((_CLOSED[name] for name in names if name in _CLOSED), None)
+        closed = next((_CLOSED[name] for name in class_names(module) if name in _CLOSED), None)
         if closed is not None:
             raise ClosedWrapperError(closed)
-        attribute = next((_INSIDE[name] for name in names if name in _INSIDE), None)
-        if attribute is None:
+        wrapped = inside(module)
+        if wrapped is None:
             return module
-        module = getattr(module, attribute)
+        module = wrapped
 
 
 def find_module(root: nn.Module, name: str) -> nn.Module | None:
@@ -56,6 +51,23 @@ def find_module(root: nn.Module, name: str) -> nn.Module | None:
     return module
 
 
-def plain_name(name: str) -> str:
-    """A qualified name without the parts added by wrappers."""
-    return ".".join(part for part in name.split(".") if part not in _ADDED)
+def planned_inside(root: nn.Module, bindings: Iterable[Binding]) -> str:
+    """Name of the module below `root`, nearest to it, that has all modules of the bindings.
+
+    "" if none has, or if `root` has some itself. It is for messages: a module of the user's own that holds the model,
+    as Lightning's does, is not opened, as its forward may be another than the model's.
+    """
+    planned = [(name, binding.replaces) for binding in bindings for name in binding.modules]
+    if any(_is_there(root, *each) for each in planned):
+        return ""
+    inner = sorted((name for name, _ in root.named_modules() if name), key=lambda name: name.count("."))
+    fits = (name for name in inner if all(_is_there(root.get_submodule(name), *each) for each in planned))
+    return next(fits, "")
+
+
+def _is_there(root: nn.Module, name: str, replaces: str) -> bool:
+    try:
+        module = find_module(root, name)
+    except ClosedWrapperError:
+        return False
+    return module is not None and same_type(plain_class(type(module)), replaces)

@@ -25,7 +25,7 @@ from loka.dispatch.bind.bound import (
 )
 from loka.dispatch.bind.check_model import changes_since, shown
 from loka.dispatch.bind.split_weights import is_split
-from loka.dispatch.bind.wrappers import find_module, plain_name, unwrap
+from loka.dispatch.bind.wrappers import find_module, unwrap
 from loka.dispatch.dispatch_errors import BindError, LokaWarning, VerifyError
 from loka.dispatch.patch.compile_functions import compile_functions
 from loka.dispatch.patch.keep_sites import chosen_modules
@@ -40,6 +40,7 @@ from loka.dispatch.static_scales import (
     overflows,
 )
 from loka.kernels import call_counters
+from loka.mods.unwrap import plain_name
 
 GEMMS = ("fprop", "dgrad", "wgrad")  # in the order of their counter ids
 

@@ -11,18 +11,12 @@ from torch import nn
 from loka.errors import InputError
 from loka.mods.adapt import AdaptError, is_adapted
 from loka.mods.adaptation import Adaptation
-from loka.mods.unwrap import unwrapped
+from loka.mods.unwrap import class_names, inside, unwrapped
 from loka.sites.site import GemmKind, Site
 
 PROBED = frozenset((GemmKind.LINEAR, GemmKind.FUNCTIONAL_LINEAR, GemmKind.MATMUL, GemmKind.ADDMM, GemmKind.EINSUM))
 
 # Wrapper classes and the attribute with the wrapped module: the policy's model does not have them.
-_INSIDE = {
-    "torch._dynamo.eval_frame.OptimizedModule": "_orig_mod",
-    "torch.nn.parallel.distributed.DistributedDataParallel": "module",
-    "torch.distributed.algorithms._checkpoint.checkpoint_wrapper.CheckpointWrapper": "_checkpoint_wrapped_module",
-    "torchrec.distributed.model_parallel.DistributedModelParallel": "_dmp_wrapped_module",  # DDP inside, by default
-}
 _REFUSED = {
     "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel": (
         "FullyShardedDataParallel flattens and shards its parameters: probe it before it is wrapped, or under DDP"
@@ -120,14 +114,13 @@ def unwrap(module: nn.Module, name: str) -> nn.Module:
     Raises InputError, with `name`, for a wrapper that hides the operations inside.
     """
     while True:
-        names = [f"{base.__module__}.{base.__qualname__}" for base in type(module).__mro__]
-        reason = next((_REFUSED[each] for each in names if each in _REFUSED), None)
+        reason = next((_REFUSED[each] for each in class_names(module) if each in _REFUSED), None)
         if reason is not None:
             raise InputError(f"probe: {name} cannot be probed: {reason}")
-        attribute = next((_INSIDE[each] for each in names if each in _INSIDE), None)
-        if attribute is None:
+        wrapped = inside(module)
+        if wrapped is None:
             return module
-        module = getattr(module, attribute)
+        module = wrapped
 
 
 def find_module(root: nn.Module, name: str) -> nn.Module | None:

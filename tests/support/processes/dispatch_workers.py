@@ -13,9 +13,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed._composable import replicate
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from loka import dispatch
 from loka.errors import InputError
@@ -79,6 +82,73 @@ def ddp(rank):
         wrapped.zero_grad()
         train_step(wrapped, rank)
         results.append(full_gradients(wrapped))
+    return results
+
+
+def ddp_loops(rank):
+    """Accumulation without synchronisation, checkpointing of both kinds, and `replicate` instead of DDP."""
+    results = {}
+    model = models.mlp()
+    patch = sample.apply(model, BINDINGS)
+    wrapped = DistributedDataParallel(model)
+    first, second = batch(rank).chunk(2)
+    with wrapped.no_sync():
+        (wrapped(first).square().mean() / 2).backward()
+    (wrapped(second).square().mean() / 2).backward()
+    patch.verify(backward=False)
+    results["accumulated"] = full_gradients(wrapped)
+    for reentrant in (True, False):
+        model = models.mlp()
+        patch = sample.apply(model, BINDINGS)
+        wrapped = DistributedDataParallel(Checkpointed(model, reentrant))
+        train_step(wrapped, rank)
+        patch.verify()
+        grads = full_gradients(wrapped)
+        results[f"checkpointed {reentrant}"] = {name.removeprefix("inner."): grad for name, grad in grads.items()}
+    model = models.Blocks()
+    block = model.layers[0]
+    replicate(block)  # changes the class of the module
+    planned = forward_source_hash(models.Blocks().layers[0], ("up", "up.0"))
+    patch = sample.apply(model, (sample.blocks("layers.0", source_hash=planned),))
+    block(batch(rank).requires_grad_()).square().mean().backward()
+    patch.verify()
+    results["replicated"] = full_gradients(block)
+    return results
+
+
+class Checkpointed(nn.Module):
+    """A model whose forward runs again in the backward."""
+
+    def __init__(self, inner, reentrant):
+        super().__init__()
+        self.inner, self.reentrant = inner, reentrant
+
+    def forward(self, x):
+        return checkpoint(self.inner, x.requires_grad_(), use_reentrant=self.reentrant)
+
+
+def fsdp_loops(rank):
+    """Accumulation without synchronisation, parameters in bfloat16 and on the host; the state_dict is the whole one."""
+    mesh = init_device_mesh("cpu", (WORLD,))
+    results = {}
+    for name, options in (
+        ("accumulated", {}),
+        ("bfloat16", {"mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32)}),
+        ("offloaded", {"offload_policy": CPUOffloadPolicy(pin_memory=False)}),
+        ("kept", {"reshard_after_forward": False}),
+    ):
+        model = models.mlp()
+        whole = model.state_dict()
+        patch = sample.apply(model, BINDINGS)
+        fully_shard(model, mesh=mesh, **options)
+        parts = batch(rank).chunk(2) if name == "accumulated" else (batch(rank),)
+        for place, part in enumerate(parts):
+            model.set_requires_gradient_sync(place == len(parts) - 1)
+            (model(part).float().square().mean() / len(parts)).backward()
+        patch.verify(backward=False)
+        results[name] = full_gradients(model)
+        gathered = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+        assert rank or all(torch.equal(gathered[key], whole[key]) for key in whole)
     return results
 
 

@@ -1,0 +1,186 @@
+"""A model whose classes are defined in the script that runs, which Python calls `__main__` and the plan by its file."""
+
+from __future__ import annotations
+
+import runpy
+import subprocess
+import sys
+import types
+
+import pytest
+
+from loka import dispatch
+from loka.graph.script import script_in
+from tests.support.codegen.policy_packages import policy_packages
+from tests.support.processes.launch import environment
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning"),  # that this is the CPU
+]
+
+SCRIPT = '''
+"""A model, and its training."""
+
+import copy
+import io
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+SLOPE = 0.5
+
+
+@dataclass(frozen=True)
+class Sizes:
+    parts: int = 1
+
+
+def gate(x):
+    return nn.functional.silu(x) * SLOPE
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(32), nn.Linear(32, 64), nn.Linear(64, 32)
+        self.gate, self.sizes = gate, Sizes()
+
+    def forward(self, x):
+        y = self.down(self.gate(self.up(self.norm(x))))
+        return x + y * self.sizes.parts
+
+
+def build():
+    torch.manual_seed(0)
+    return nn.Sequential(Block(), nn.Linear(32, 1))
+
+
+def example_inputs(batch_size):
+    return (torch.randn(batch_size, 32, requires_grad=True),)
+
+
+def saved(model):
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def train():
+    from PACKAGE import apply
+
+    model, x = build(), *example_inputs(16)
+    patch = apply(model)
+    model(x).sum().backward()
+    patch.verify()
+    copies = [torch.equal(made(model)(x), model(x)) for made in (copy.deepcopy, saved)]
+    bound = len(patch.sites), type(model[0]) is not Block
+    patch.remove()
+    return *bound, copies, type(model[0]) is Block
+
+
+if __name__ in ("__main__", "__mp_main__"):
+    results = train()
+    print(results)
+'''
+POLICY = """
+version: 1
+name: {name}
+model: {{factory: "{module}:build", batch_size: 16}}
+target: reference
+defaults: {{compute: fp8, power_of_two: true, requantize_transpose: true, fuse: always}}
+rules:
+  - match: {{max_n: 16}}
+    compute: keep
+"""
+RESULTS = (2, True, [True, True], True)
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """A folder with solo.py and inner/train.py, each with a package of its own, fp8_solo and fp8_inner."""
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "inner").mkdir()
+    with pytest.MonkeyPatch.context() as patch, policy_packages(folder) as make:
+        patch.chdir(folder)
+        patch.syspath_prepend(str(folder))
+        for module, name in (("solo", "fp8_solo"), ("inner.train", "fp8_inner")):
+            (folder / f"{module.replace('.', '/')}.py").write_text(SCRIPT.replace("PACKAGE", name), encoding="utf-8")
+            make(name, POLICY.format(name=name, module=module))
+            sys.modules.pop(module)
+        yield folder
+    sys.modules.pop("inner")
+
+
+def test_a_script_that_was_planned_by_its_name(project):
+    assert runpy.run_path(str(project / "solo.py"), run_name="__main__")["results"] == RESULTS
+
+
+def test_a_script_that_was_planned_as_a_part_of_a_package(project):
+    assert runpy.run_path(str(project / "inner" / "train.py"), run_name="__main__")["results"] == RESULTS
+
+
+def test_a_module_that_is_run(project):
+    assert runpy.run_module("inner.train", run_name="__main__", alter_sys=True)["results"] == RESULTS
+
+
+def test_a_process_that_multiprocessing_has_spawned(project, monkeypatch):
+    """It runs the script as `__mp_main__`, and calls that `__main__` too."""
+    main = types.ModuleType("__mp_main__")
+    main.__file__ = str(project / "solo.py")
+    for name in ("__main__", "__mp_main__"):
+        monkeypatch.setitem(sys.modules, name, main)
+    exec(compile((project / "solo.py").read_text(), main.__file__, "exec"), vars(main))  # noqa: S102 - written here
+    assert main.results == RESULTS
+    assert main.Block.__module__ == "__mp_main__"
+
+
+def test_a_script_in_a_process_of_its_own(project):
+    command = [sys.executable, "-W", "ignore", "solo.py"]
+    done = subprocess.run(command, cwd=project, env=environment(), capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == (f"{RESULTS}\n", 0), done.stderr
+
+
+def test_another_script_is_refused_though_it_has_the_same_text(project):
+    other = project / "other.py"
+    other.write_text((project / "solo.py").read_text(encoding="utf-8"), encoding="utf-8")
+    with pytest.raises(dispatch.BindError) as error:
+        runpy.run_path(str(other), run_name="__main__")
+    assert error.value.problems == (
+        f"'0': is a Block defined in the script that runs, {other}, planned was solo.Block: import it from there, or "
+        "name this script in the policy and run loka generate again",
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        (
+            "SLOPE = 0.5",
+            "SLOPE = 0.25",
+            "its forward reads solo.SLOPE = 0.25, planned was 0.5: run loka",
+        ),
+        ("return x + y", "return x - y", "the source of its forward, .* has changed since: run loka generate again"),
+        ("Sizes()", "Sizes(2)", r"has sizes = solo.Sizes\(parts=2\), planned was solo.Sizes\(parts=1\): run loka"),
+        ("= gate,", "= torch.abs,", r"has gate = torch.abs, planned was solo.gate \(source \w+\): run loka"),
+    ],
+)
+def test_a_script_that_was_changed_is_refused_with_the_change(project, tmp_path, old, new, problem):
+    text = (project / "solo.py").read_text(encoding="utf-8")
+    assert old in text
+    changed = tmp_path / "solo.py"
+    changed.write_text(text.replace(old, new), encoding="utf-8")
+    with pytest.raises(dispatch.BindError, match=problem):
+        runpy.run_path(str(changed), run_name="__main__")
+
+
+def test_names_of_the_script(monkeypatch):
+    main = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    assert script_in(["train.Ranker"]) == ""  # an interactive session
+    main.__file__ = "/project/jobs/train.py"
+    assert script_in(["torch.nn.Linear", "jobs.train.Ranker"]) == "jobs.train"
+    assert script_in(["train.Outer.Inner"]) == "train"
+    assert script_in(["other.train.Ranker", "jobs.Ranker"]) == "train"

@@ -1,0 +1,84 @@
+"""The scripts of examples/ run as their page says, on the CPU: they learn, verify, and save a plain checkpoint."""
+
+from __future__ import annotations
+
+import functools
+import re
+import runpy
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+from torch import multiprocessing
+from typer.testing import CliRunner
+
+from loka.cli import main
+from tests.support import markdown
+from tests.support.processes import example_workers as workers
+
+EXAMPLES = markdown.REPOSITORY / "examples"
+PAGE = markdown.read(EXAMPLES / "README.md")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the examples with their package."""
+    copied = tmp_path_factory.mktemp("user") / "examples"
+    shutil.copytree(EXAMPLES, copied, ignore=shutil.ignore_patterns("generated", "__pycache__"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(copied)
+        done = CliRunner().invoke(main.app, ["generate", "ranker.yaml"])
+    assert done.exit_code == 0, done.output
+    return copied
+
+
+@pytest.fixture(scope="module")
+def ranks(folder: Path) -> Path:
+    """The folder after both scripts for several processes ran in it."""
+    with socket.socket() as one, socket.socket() as other:
+        for free in (one, other):
+            free.bind(("localhost", 0))
+        ports = (one.getsockname()[1], other.getsockname()[1])
+    processes = multiprocessing.spawn(workers.start, (str(folder), ports), nprocs=workers.WORLD, join=False)
+    assert processes is not None
+    try:
+        for _ in range(workers.WORLD):  # each call returns when one has ended
+            processes.join(timeout=90)
+    finally:
+        for process in processes.processes:
+            process.kill()
+    return folder
+
+
+def check(printed: str, expected: list[float], checkpoint: Path) -> None:
+    """The losses printed, one in ten, are about these, and the checkpoint is one of the plain model."""
+    losses = [float(loss) for loss in re.findall(r"^step +\d+: loss ([\d.]+)$", printed, re.MULTILINE)]
+    assert losses == pytest.approx(expected, abs=0.03)
+    state = torch.load(checkpoint)
+    runpy.run_path(str(EXAMPLES / "ranker.py"))["build"]().load_state_dict(state)
+    assert all(torch.isfinite(value).all() for value in state.values())
+
+
+def test_one_device(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    workers.run(folder, "train.py", 11, functools.partial(torch.compile, backend="aot_eager"))
+    check(capsys.readouterr().out, [0.71, 0.54], folder / "ranker.pt")
+
+
+@pytest.mark.parametrize("name", ["train_ddp", "train_fsdp"])
+def test_two_processes(ranks: Path, name: str) -> None:
+    first, second = (markdown.read(ranks / f"{name}.{rank}.txt") for rank in range(workers.WORLD))
+    check(first, [0.71], ranks / f"{name}.pt")
+    assert second == ""
+
+
+def test_the_page_names_every_file_and_each_script_says_how_it_is_run() -> None:
+    files = {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".yaml")}
+    assert set(re.findall(r"^\| \[(\S+)\]", PAGE, re.MULTILINE)) == files
+    commands = re.findall(r"^    (\S.*?)(?: +#.*)?$", PAGE, re.MULTILINE)
+    for script in files - {"ranker.py", "ranker.yaml"}:
+        said = re.findall(r"^    (\S.*)$", markdown.read(EXAMPLES / script).split('"""')[1], re.MULTILINE)
+        assert [command for command in commands if script in command or "generate" in command] == said

@@ -1,0 +1,44 @@
+"""Runs the scripts of `examples/`, in this process or in each of two as torchrun starts them."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+WORLD = 2
+
+
+def run(folder: Path, script: str, steps: int, compiler: Callable[..., object]) -> None:
+    """Run a script in a folder for some steps, with `compiler` as torch.compile.
+
+    Inductor would take most of a minute for its C++.
+    """
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        patch.chdir(folder)
+        patch.syspath_prepend(str(folder))
+        patch.setattr(sys, "argv", [script, "--steps", str(steps)])
+        patch.setattr(torch, "compile", compiler)
+        runpy.run_path(script, run_name="__main__")
+
+
+def start(rank: int, folder: str, ports: tuple[int, ...]) -> None:
+    """One of torchrun's processes: runs both scripts; the output and the checkpoint of each stay in files.
+
+    Each script has a port of its own: a rank that is early would otherwise join the group of the script before.
+    """
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "localhost", "WORLD_SIZE": str(WORLD), "RANK": str(rank), "LOCAL_RANK": str(rank)}
+    for name, port in zip(("train_ddp", "train_fsdp"), ports, strict=True):
+        os.environ["MASTER_PORT"] = str(port)
+        with open(Path(folder, f"{name}.{rank}.txt"), "w", encoding="utf-8") as sys.stdout:
+            run(Path(folder), f"{name}.py", 2, lambda function, **_: function)
+        if rank == 0:
+            Path(folder, "ranker.pt").rename(Path(folder, f"{name}.pt"))
