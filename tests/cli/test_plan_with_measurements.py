@@ -46,6 +46,10 @@ def test_a_recording_of_an_earlier_loka_is_noted_once(shop, loka):
     assert line.startswith("note: policies/h100.sqlite: recorded by an earlier LoKA, without checksums: ")
 
 
-def test_an_execution_that_nothing_can_be_priced_for_is_said(shop, loka):
-    shop.write_policy(HEAD + "target: h200\nexecution: {mode: eager}\n")
-    assert "execution: eager: no measurements for h200 ship or are named" in loka("plan", shop.policy).out
+@pytest.mark.parametrize(("target", "advised"), [("h200", True), ("reference", False)])
+def test_an_execution_that_nothing_can_be_priced_for_is_said(target, advised, shop, loka):
+    """The reference path has no kernels to record."""
+    shop.write_policy(HEAD + f"target: {target}\nexecution: {{mode: eager}}\n")
+    line = loka("plan", shop.policy).out.splitlines()[-1]
+    assert line.startswith(f"execution: eager: no measurements for {target} ship or are named")
+    assert line.endswith("--record FILE.") is advised

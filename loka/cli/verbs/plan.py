@@ -79,6 +79,7 @@ def print_budgets(plan: Plan) -> None:
 
 def print_times(plan: Plan) -> None:
     """Print the total time of sites and interactions and its sources, or that there is none."""
+    from loka.devices.targets import DEVICES
     from loka.plan.report.plan_rows import format_host, format_time_sources, format_total, total_time
 
     total = total_time(plan)
@@ -86,9 +87,10 @@ def print_times(plan: Plan) -> None:
         if plan.measurements is not None:
             print_line(f"{plan.measurements[0]} has no times for what may run here: none decided.")
         elif plan.execution is not None:
+            advice = "" if DEVICES[plan.target].is_reference else "; record them: loka bench kernels --record FILE"
             print_line(
                 f"execution: {plan.execution.mode.value}: no measurements for {plan.target.value} ship or are named, "
-                "so neither time nor the host decided anything; record them: loka bench kernels --record FILE."
+                f"so neither time nor the host decided anything{advice}."
             )
         return
     print_line(f"{format_total(total)}, by {plan.measurements[0]} ({format_time_sources(total)}).")
