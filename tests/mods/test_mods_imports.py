@@ -62,7 +62,7 @@ def checked(new: set[str]) -> set[str]:
 @pytest.mark.slow
 def test_what_runs_beside_a_model_imports_torch_and_the_standard_library_only(imports):
     own = checked(imports[BESIDE_A_MODEL])
-    allowed = {"loka.errors", "loka.version", "loka.mods", "loka.graph", "loka.graph.source"}
+    allowed = {"loka.errors", "loka.version", "loka.mods", "loka.graph", "loka.graph.script", "loka.graph.source"}
     assert {name for name in own if not name.startswith("loka.mods.")} <= allowed
     assert "loka.mods.norm_first.norm_first" in own
     assert "loka.mods.dataflow" not in own

@@ -29,8 +29,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the examples with their package."""
     copied = tmp_path_factory.mktemp("user") / "examples"
     shutil.copytree(EXAMPLES, copied, ignore=shutil.ignore_patterns("generated", "__pycache__"))
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, workers.own_modules():
         patch.chdir(copied)
+        patch.syspath_prepend(str(copied))
         done = CliRunner().invoke(main.app, ["generate", "ranker.yaml"])
     assert done.exit_code == 0, done.output
     return copied

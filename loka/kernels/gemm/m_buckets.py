@@ -6,7 +6,8 @@
 The arguments are those of other GEMMs (`gemm_operator`) and a table from the plan: with "2048: fbgemm.rowwise, 8192:
 mslk.rowwise", up to 2048 rows run on the catalogue's kernel fbgemm.rowwise, and all others on mslk.rowwise. The batch's
 rows are the rows of `a` in fprop and dgrad (`mm_by_m_bucket`), and its columns in wgrad, which contracts over them
-(`mm_by_k_bucket`).
+(`mm_by_k_bucket`). Where a chain's copies for wgrad are padded to a multiple of 16 columns, these are what is compared:
+limits that are multiples of 16, as all of plans are, send such a batch to the same kernel.
 
 The kernel is chosen inside the operator, so that a compiled model does not see the choice and is not recompiled for
 another batch; a CUDA graph keeps the kernel that was chosen during capture. The call counts under the kernel that ran.

@@ -25,7 +25,7 @@ from tests.support.codegen import codegen_plans as plans
 
 FBGEMM, MSLK, TORCH = "fbgemm.rowwise", "mslk.rowwise", "torch.scaled_mm"
 MIXED = {Gemm.FPROP: FBGEMM, Gemm.DGRAD: TORCH, Gemm.WGRAD: MSLK}
-TABLE = ((6, TORCH), (40, FBGEMM), (100, MSLK))
+TABLE = ((16, TORCH), (48, FBGEMM), (112, MSLK))  # multiples of 16, as plans have them
 Package = Callable[[Plan], ModuleType]
 
 
@@ -168,13 +168,13 @@ def test_a_table_by_rows_is_in_the_call() -> None:
     plan = plans.planned_on(plans.linear_plan(("a", "b")), {}, dict.fromkeys(Gemm, TABLE))
     files = render_package(plan)
     text = " ".join(files["kernels.py"].split())
-    table = '"6: torch.scaled_mm, 40: fbgemm.rowwise, 100: mslk.rowwise"'
+    table = '"16: torch.scaled_mm, 48: fbgemm.rowwise, 112: mslk.rowwise"'
     assert text.count(f"False, counter_id, {table}") == 2  # trained and frozen
     assert f"False, ctx.counter_id + 1, {table}" in text
     assert f"False, ctx.counter_id + 2, {table}" in text
     assert text.count("dispatch.mm_by_m_bucket(") == 3
     assert text.count("dispatch.mm_by_k_bucket(") == 1  # wgrad, which contracts over the batch
-    assert "on torch.scaled_mm up to 6 rows, then fbgemm.rowwise up to 40 rows, then mslk.rowwise" in text
+    assert "on torch.scaled_mm up to 16 rows, then fbgemm.rowwise up to 48 rows, then mslk.rowwise" in text
     assert '("torch.scaled_mm", "fbgemm.rowwise", "mslk.rowwise")' in files["__init__.py"]
 
 
@@ -199,7 +199,8 @@ def test_batches_run_on_their_kernels_in_two_compilations(package: Package, chai
     module = model.body if chain else model.body[0]
     torch.compiler.reset()  # what an earlier compilation of the same code learned of its shapes, too
     torch._dynamo.utils.counters.clear()
-    for rows, kernel in ((3, TORCH), (6, TORCH), (7, FBGEMM), (33, FBGEMM), (40, FBGEMM), (41, MSLK), (500, MSLK)):
+    batches = {3: TORCH, 16: TORCH, 17: FBGEMM, 33: FBGEMM, 48: FBGEMM, 49: MSLK, 500: MSLK}
+    for rows, kernel in batches.items():
         patch.reset()
         before = [call_counters.counts(module.loka.counter_id(0) + offset) for offset in range(3)]
         x = torch.randn(rows, 48)
