@@ -40,19 +40,24 @@ def bound(made: tuple[ModuleType, chains.Tower]) -> Any:
         yield model, patch
 
 
+def assert_same_bits(model: nn.Module, compiled: Any, patch: dispatch.Patch, rows: int, width: int) -> None:
+    """A step of the compiled model runs every planned GEMM and has the output and gradients of an eager step."""
+    x, dy = chains.gpu_operands(rows, width)
+    expected = chains.gradients(model, x, dy)
+    patch.reset()
+    found = chains.gradients(compiled, x, dy)
+    patch.verify()
+    for key, value in expected.items():
+        assert torch.equal(found.get(key, found.get(f"_orig_mod.{key}")), value), (rows, key)
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiled_steps_give_the_bits_of_eager_steps(bound, dynamic: bool) -> None:
     """Batches that divide by 16 and one that does not; then an input with another alignment."""
     model, patch = bound
     compiled = torch.compile(model, fullgraph=True, dynamic=dynamic)
     for rows in (256, 512, 259):
-        x, dy = chains.gpu_operands(rows, WIDTH)
-        expected = chains.gradients(model, x, dy)
-        patch.reset()
-        found = chains.gradients(compiled, x, dy)
-        patch.verify()
-        for key, value in expected.items():
-            assert torch.equal(found.get(key, found.get(f"_orig_mod.{key}")), value), (rows, key)
+        assert_same_bits(model, compiled, patch, rows, WIDTH)
 
 
 def test_a_batch_of_another_size_is_not_compiled_again(bound) -> None:
@@ -103,13 +108,7 @@ def test_odd_widths_compiled_have_the_bits_of_eager_steps(tmp_path: Path) -> Non
     compiled = torch.compile(model, fullgraph=True)
     with package.apply(model) as patch:
         for rows in (256, 259):
-            x, dy = chains.gpu_operands(rows, 61)
-            expected = chains.gradients(model, x, dy)
-            patch.reset()
-            found = chains.gradients(compiled, x, dy)
-            patch.verify()
-            for key, value in expected.items():
-                assert torch.equal(found.get(key, found.get(f"_orig_mod.{key}")), value), (rows, key)
+            assert_same_bits(model, compiled, patch, rows, 61)
 
 
 class Chosen(nn.Module):

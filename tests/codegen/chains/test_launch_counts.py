@@ -15,20 +15,9 @@ from loka.codegen import render_package
 from loka.kernels.fused import operators
 from tests.support.codegen import chain_plans as chains
 from tests.support.codegen.policy_packages import policy_packages
-from tests.support.models.block_tower import BLOCKS, block_tower, tower_rows
+from tests.support.models.block_tower import BLOCKS, POLICY, block_tower, tower_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
-
-POLICY = """\
-version: 1
-name: blocks
-model:
-  factory: "tests.support.models.block_tower:block_tower"
-  inputs: "tests.support.models.block_tower:tower_rows"
-  batch_size: 64
-defaults: {compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true, fuse: always}
-rules: [{match: {max_n: 16}, compute: keep}]
-"""
 
 
 class Launches(TorchDispatchMode):
