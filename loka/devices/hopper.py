@@ -164,7 +164,7 @@ _LAUNCHES = LaunchTables(
 # interactions and concat norms (docs/results/LOG.md, "where Wukong small's step went": the backward of a concat norm
 # moves 1.07 GB in 379 us, its forward 0.80 GB in 283 us).
 # From the host's time for forward and backward of six blocks of LayerNorm -> Linear -> SiLU -> Linear: 3.2 ms eager and
-# 3.5 compiled, for 76 launches as plans count them; with generated kernels and FP8 GEMMs 8.5 and 5.0, for 102 and four
+# 3.5 compiled, for 76 launches as plans count them; with generated kernels and FP8 GEMMs 8.5 and 5.0, for 101 and five
 # of the model's own (docs/results/LOG.md, "launches that the compiler sees, third part"). The host's speed changes by
 # up to 1.5.
 _HOST = HostCosts(
