@@ -66,8 +66,8 @@ def load_package(name: str) -> ModuleType:
     return module
 
 
-def patcher(package: ModuleType) -> Callable[[nn.Module], Patch]:
-    """The package's `apply`, with each of LoKA's warnings printed once on stderr."""
+def patcher(package: ModuleType, quiet: bool = False) -> Callable[[nn.Module], Patch]:
+    """The package's `apply`, with each of LoKA's warnings printed once on stderr, or with none of them if `quiet`."""
     shown: set[str] = set()
 
     def patch(model: nn.Module) -> Patch:
@@ -79,7 +79,7 @@ def patcher(package: ModuleType) -> Callable[[nn.Module], Patch]:
         for warning in caught:
             if not issubclass(warning.category, LokaWarning):
                 warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-            elif str(warning.message) not in shown:
+            elif not quiet and str(warning.message) not in shown:
                 shown.add(str(warning.message))
                 note(f"note: {warning.message}")
         return patched

@@ -154,8 +154,14 @@ def _train(setting: policy_schema.TrainSetting, model: ModelSpec) -> TrainSpec:
         optimizer=(setting.optimizer or policy_schema.Optimizer.ADAM).value,
         learning_rate=DEFAULT_LEARNING_RATE if setting.learning_rate is None else float(setting.learning_rate),
         ema=None if setting.ema is None else float(setting.ema),
-        autocast=setting.autocast is Autocast.BFLOAT16,
+        autocast=None if setting.autocast is None else setting.autocast is Autocast.BFLOAT16,
+        tuned_seeds=tuple(_seeds(text) for text in setting.tuned_seeds or ()),
     )
+
+
+def _seeds(text: str) -> tuple[int, int]:
+    first, last = map(int, text.split("-"))
+    return first, last
 
 
 def _execution(setting: policy_schema.ExecutionSetting) -> ExecutionSpec:

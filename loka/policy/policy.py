@@ -37,7 +37,8 @@ class TrainSpec:
     optimizer: str  # adam | adagrad | sgd
     learning_rate: float
     ema: float | None  # decay of the moving average of the weights used in evaluation; None: no average
-    autocast: bool = False  # train under torch.autocast to bfloat16
+    autocast: bool | None = None  # train under torch.autocast to bfloat16; None: the verb decides
+    tuned_seeds: tuple[tuple[int, int], ...] = ()  # first and last of each range that the recipe was chosen on
 
 
 @dataclass(frozen=True, slots=True)

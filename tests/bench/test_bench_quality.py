@@ -1,94 +1,145 @@
-"""Student's t over paired seeds, and the verdicts."""
+"""Comparisons over paired seeds and draws, and the file that keeps their pairs."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from loka.bench.quality.compare_quality import Quality, QualityVerdict, compare, t_quantile, t_within
-from loka.bench.quality.training import PairResult, TrainResult
+from loka.bench.quality.compare_quality import Quality, compare, order_of
+from loka.bench.quality.equivalence import Verdict
+from loka.bench.quality.pair_file import PairFile
+from loka.bench.quality.training import PairResult, TrainResult, build, train_pair
 from loka.bench.quality.training_job import TrainingJob
+from loka.errors import InputError
+
+BASE = TrainResult(0.8, 0.75, 0.5, 1.0, 1, 1, 1.0, (0.5,))
 
 
-def pairs(*percent: float) -> tuple[PairResult, ...]:
+def pairs(*percent: float, draws: int = 1) -> tuple[PairResult, ...]:
     """Pairs whose NE differs by so many percent."""
-    base = TrainResult(0.8, 0.75, 0.5, 1.0, 1, 1, 1.0, (0.5,))
-    return tuple(PairResult(i, base, replace(base, ne=0.8 * (1 + p / 100))) for i, p in enumerate(percent))
-
-
-# two-sided 95 % and 99 % points, as every table of Student's t has them
-@pytest.mark.parametrize(
-    ("confidence", "freedom", "expected"),
-    [(0.95, 1, 12.706), (0.95, 2, 4.303), (0.95, 3, 3.182), (0.95, 4, 2.776), (0.95, 9, 2.262), (0.95, 30, 2.042),
-     (0.99, 1, 63.657), (0.99, 4, 4.604), (0.99, 10, 3.169)],
-)  # fmt: skip
-def test_quantiles_are_those_of_the_tables(confidence: float, freedom: int, expected: float) -> None:
-    assert t_quantile(confidence, freedom) == pytest.approx(expected, abs=6e-4)
-
-
-def test_many_degrees_of_freedom_approach_the_normal_distribution() -> None:
-    assert t_within(1.959964, 5000) == pytest.approx(0.95, abs=1e-4)
+    return tuple(
+        PairResult(i // draws, BASE, replace(BASE, ne=0.8 * (1 + p / 100)), i % draws) for i, p in enumerate(percent)
+    )
 
 
 def test_mean_error_and_interval() -> None:
-    quality = Quality(pairs(0.01, 0.03, 0.02, 0.05, -0.01), budget_percent=0.05)
+    quality = Quality(pairs(0.01, 0.03, 0.02, 0.05, -0.01), planned=5, budget_percent=0.05)
     assert quality.mean == pytest.approx(0.02)
     assert quality.standard_error == pytest.approx(0.01)
     low, high = quality.interval or (0, 0)
     assert (low, high) == (pytest.approx(0.02 - 0.02776, abs=1e-5), pytest.approx(0.02 + 0.02776, abs=1e-5))
+    assert quality.upper_bound == pytest.approx(0.02 + 0.02132, abs=1e-5)
+    assert quality.draw_spread is None
 
 
-@pytest.mark.parametrize(
-    ("percent", "verdict"),
-    [
-        ((0.010, 0.011, 0.012), QualityVerdict.WITHIN_BUDGET),  # told apart from zero, yet within what was allowed
-        ((-0.5, -0.51, -0.52), QualityVerdict.WITHIN_BUDGET),  # better
-        ((0.30, 0.31, 0.29), QualityVerdict.TOLD_APART),
-        ((0.04, 0.05, 0.06), QualityVerdict.TOLD_APART),  # worse, and not shown to be within the budget
-        ((-0.2, 0.3, 0.1), QualityVerdict.UNDECIDED),
-        ((0.0,), QualityVerdict.UNDECIDED),
-    ],
-)
-def test_verdicts(percent: tuple[float, ...], verdict: QualityVerdict) -> None:
-    assert Quality(pairs(*percent), budget_percent=0.05).verdict is verdict
+def test_draws_of_a_seed_count_once() -> None:
+    quality = Quality(pairs(0.00, 0.02, 0.05, 0.07, draws=2), planned=2)
+    assert quality.differences == (pytest.approx(0.01), pytest.approx(0.06))
+    as_is, patched = quality.draw_spread or (1.0, 1.0)
+    assert as_is == 0
+    assert patched == pytest.approx(0.02 / 2**0.5)  # the standard deviation of two values 0.02 apart
 
 
 def test_a_single_seed_has_no_interval() -> None:
-    quality = Quality(pairs(0.1), 0.05)
-    assert (quality.standard_error, quality.interval) == (None, None)
+    quality = Quality(pairs(0.1), 1, 0.05)
+    assert (quality.standard_error, quality.interval, quality.upper_bound) == (None, None, None)
+    assert quality.verdict is Verdict.UNDECIDED
 
 
-def test_compare_trains_a_pair_for_each_seed_and_tells_a_ruined_model_apart(job: TrainingJob) -> None:
+def test_compare_ends_as_soon_as_a_look_decides() -> None:
+    worse = pairs(*[0.3, 0.31, 0.29, 0.3] * 8)
+    taken = list(compare(iter(worse), planned=32))
+    assert len(taken) == 8
+    assert taken[-1].verdict is Verdict.LOST
+    assert len(list(compare(iter(worse), planned=32, early=False))) == 32
+
+
+def test_compare_looks_at_whole_seeds_alone() -> None:
+    taken = list(compare(iter(pairs(0.0, 0.1, 0.2, 0.3, draws=2)), planned=2, draws=2))
+    assert [len(quality.pairs) for quality in taken] == [2, 4]
+
+
+def test_order_has_the_draws_of_a_seed_side_by_side() -> None:
+    assert order_of((7, 8), 2) == ((7, 0), (7, 1), (8, 0), (8, 1))
+
+
+def test_compare_of_trained_pairs_finds_a_ruined_model_out(job: TrainingJob) -> None:
     def ruin(model: nn.Module) -> nn.Module:
         for parameter in model.parameters():
             parameter.requires_grad_(False)
         next(reversed(list(model.parameters()))).requires_grad_(True)  # the last bias alone still trains
         return model
 
-    seen: list[tuple[int, str]] = []
-    checked: list[object] = []
-    finished: list[PairResult] = []
-    quality = compare(
-        job, ruin, (0, 1, 2), progress=lambda seed, label, done, total: seen.append((seed, label)),
-        check=checked.append, finished=finished.append,
-    )  # fmt: skip
-    assert [pair.seed for pair in quality.pairs] == [0, 1, 2]
-    assert quality.verdict is QualityVerdict.TOLD_APART
-    assert set(seen) == {(seed, label) for seed in (0, 1, 2) for label in ("as it is", "patched")}
-    assert len(checked) == 3
-    assert tuple(finished) == quality.pairs
+    def trained(patch):
+        return (train_pair(job, patch, seed, draw=draw) for seed, draw in order_of(range(4), 1))
+
+    *_, ruined = compare(trained(ruin), planned=4)
+    assert ruined.verdict is Verdict.LOST
+    *_, equal = compare(trained(lambda model: model), planned=4)
+    assert equal.verdict is Verdict.PARITY
+    assert equal.mean == 0
 
 
-def test_compare_of_equal_models_is_within_budget(job: TrainingJob) -> None:
-    def exact(model: nn.Module) -> torch.nn.Module:
-        return model
+def test_draws_start_a_millionth_apart_and_both_runs_from_the_same_weights(job: TrainingJob) -> None:
+    exact = weights(build(job, 5))
+    for draw in (0, 1, 2):
+        seen: list[dict[str, torch.Tensor]] = []
+        pair = train_pair(job, lambda model, seen=seen: seen.append(weights(model)), 5, draw=draw)
+        assert pair.draw == draw
+        assert pair.as_is.ne == pair.patched.ne
+        changes = [
+            float(((value - exact[name]).abs() / exact[name].abs().clamp_min(1e-3)).max())
+            for name, value in seen[0].items()
+        ]
+        assert max(changes) == 0 if draw == 0 else 1e-7 < max(changes) < 1e-5
 
-    assert compare(job, exact, (0, 1)).verdict is QualityVerdict.WITHIN_BUDGET
+
+def weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in model.named_parameters()}
 
 
-def test_no_seed_is_an_error(job: TrainingJob) -> None:
-    with pytest.raises(ValueError, match="at least one seed"):
-        compare(job, lambda model: None, ())
+def test_bfloat16_weights_are_jittered_by_their_last_place(job: TrainingJob) -> None:
+    seen: list[dict[str, torch.Tensor]] = []
+    made = replace(job, factory=lambda: job.factory().to(torch.bfloat16), steps=1, batches=in_bfloat16(job.batches))
+    made = replace(made, test_batches=in_bfloat16(job.test_batches))
+    for draw in (0, 1):
+        train_pair(made, lambda model: seen.append(weights(model)), 0, draw=draw)
+    assert any(not torch.equal(seen[0][name], seen[1][name]) for name in seen[0])
+
+
+def in_bfloat16(batches):
+    def cast(batch_size, seed):
+        return [((x.bfloat16(),), click.bfloat16()) for (x,), click in batches(batch_size, seed)]
+
+    return cast
+
+
+def test_a_file_gives_back_what_was_added_and_drops_a_line_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "pairs.jsonl"
+    first, second = pairs(0.1, 0.2, draws=2)
+    file = PairFile(path, "one")
+    file.add(first)
+    file.add(second)
+    path.write_text(path.read_text() + '{"seed": 9, "draw": 0, "as_is": {"ne": 0.')
+    again = PairFile(path, "one")
+    assert (len(again), again.get(0, 0), again.get(0, 1), again.get(9, 0)) == (2, first, second, None)
+    again.add(pairs(0.3)[0])
+    assert [json.loads(line).get("seed") for line in path.read_text().splitlines()] == [None, 0, 0, 0]
+
+
+def test_a_file_of_another_comparison_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.jsonl"
+    PairFile(path, "one").add(pairs(0.1)[0])
+    with pytest.raises(InputError, match="another comparison"):
+        PairFile(path, "two")
+    assert len(PairFile(path, "one")) == 1
+    with pytest.raises(InputError, match=r"cannot be used for pairs \(Is a directory\)"):
+        PairFile(tmp_path, "one")
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match="cannot be used for pairs"):
+        PairFile(path, "one")

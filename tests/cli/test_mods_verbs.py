@@ -64,6 +64,9 @@ def test_a_mistake_is_told_at_its_place(modded, loka):
     assert "shop.yaml:16:27: 'layer.*' matches no module that it could change; did you mean 'layers.*" in ran.err
 
 
+ONE_DRAW = ("--steps", "3", "--seeds", "2", "--first-seed", "0", "--draws", "1")
+
+
 def test_train_and_compare_set_the_adapted_model_beside_itself_in_fp8(modded, loka):
     assert loka("generate", modded.policy).status == 0
     ran = loka("train", modded.policy, "--steps", "3", "--device", "cpu")
@@ -72,7 +75,7 @@ def test_train_and_compare_set_the_adapted_model_beside_itself_in_fp8(modded, lo
     assert "with mods, in FP8: " in ran.err
     data = json.loads(loka("train", modded.policy, "--steps", "3", "--device", "cpu", "--json").out)
     assert data["fp8"]["ne"] != data["as_is"]["ne"]
-    ran = loka("compare", modded.policy, "--steps", "3", "--seeds", "2", "--device", "cpu", "--json")
+    ran = loka("compare", modded.policy, *ONE_DRAW, "--device", "cpu", "--json")
     compared = json.loads(ran.out)
     assert compared["against"] == "with mods"
     assert compared["pairs"][0]["as_is"]["ne"] == data["as_is"]["ne"]
@@ -80,11 +83,11 @@ def test_train_and_compare_set_the_adapted_model_beside_itself_in_fp8(modded, lo
 
 
 def test_compare_against_the_original_is_told_as_another_model(modded, loka):
-    arguments = (modded.policy, "--steps", "3", "--seeds", "2", "--device", "cpu")
+    arguments = (modded.policy, *ONE_DRAW, "--device", "cpu")
     ran = loka("compare", *arguments, "--against", "original")
     assert ran.status == 0
     assert "NE original   NE with mods" in ran.out
-    assert "NE of the model with its mods against the original: " in ran.out
+    assert "NE of the model with its mods against the original, 2 seeds: " in ran.out
     assert "standard error" in ran.out
     data = json.loads(loka("compare", *arguments, "--against", "original", "--json").out)
     assert (data["against"], data["verdict"], data["budget_percent"]) == ("original", None, None)

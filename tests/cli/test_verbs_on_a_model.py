@@ -185,25 +185,6 @@ def test_train_fails_where_a_planned_gemm_did_not_run(shop, loka, monkeypatch):
     assert "layers.0.down" in ran.err
 
 
-def test_compare_trains_pairs_and_gives_an_interval(shop, loka):
-    assert loka("generate", shop.policy).status == 0
-    ran = loka("compare", shop.policy, "--seeds", "2", "--steps", "3", "--device", "cpu", "--budget", "1000")
-    assert ran.status == 0
-    assert "95 % interval" in ran.out
-    assert "within budget" in ran.out
-
-
-def test_compare_leaves_with_1_where_quality_is_lost(shop, loka, monkeypatch):
-    assert loka("generate", shop.policy).status == 0
-    from loka.bench.quality import compare_quality
-
-    monkeypatch.setattr(compare_quality.Quality, "verdict", compare_quality.QualityVerdict.TOLD_APART)
-    ran = loka("compare", shop.policy, "--seeds", "2", "--steps", "1", "--device", "cpu", "--json")
-    assert ran.status == 1
-    assert json.loads(ran.out)["verdict"] == "told apart"
-    assert "quality is lost" in ran.err
-
-
 def test_schema_is_json_and_can_go_to_a_file(shop, loka):
     text = loka("schema").out
     assert json.loads(text)["$schema"].startswith("https://json-schema.org/")

@@ -1,47 +1,47 @@
 """Test for a loss of quality by FP8, with paired seeds, so that the noise between seeds cancels.
 
-Two runs of one seed share initial weights, batches and their order; only the precision differs. Student's t over the
-seeds tests the mean of the relative difference in normalised entropy (NE).
+Two runs of one seed share initial weights, batches and their order; only the precision differs. Rounding to FP8 makes
+training chaotic: a start that differs by 1e-6 ends elsewhere. So each seed may be trained in several draws of the
+roundings (`loka.bench.quality.training.train_pair`), and its difference is their mean.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from statistics import fmean, stdev
+from itertools import groupby
+from statistics import fmean, stdev, variance
 
-from torch import nn
-
-from loka.bench.quality.training import PairResult, train_pair
-from loka.bench.quality.training_job import TrainingJob
+from loka.bench.quality.equivalence import ERROR_RATE, Verdict, bounds, judge, pairs_needed
+from loka.bench.quality.student_t import t_quantile
+from loka.bench.quality.training import PairResult
 
 CONFIDENCE = 0.95
-
-
-class QualityVerdict(StrEnum):
-    """Verdict on the patched model."""
-
-    WITHIN_BUDGET = "within budget"  # the whole interval is at most the budget
-    TOLD_APART = "told apart"  # worse: the whole interval is above zero, and it is not within budget
-    UNDECIDED = "undecided"  # more seeds are needed
+BUDGET_PERCENT = 0.02  # of NE: what decides in this field
 
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """The result over all seeds.
+    """What the pairs say, those of one seed side by side, all draws of it there.
 
-    Differences are relative NE in percent, patched minus unpatched: positive is worse.
+    Differences are relative NE in percent, patched minus unpatched: positive is worse. `planned`: the number of seeds
+    that the test was planned for; it may decide with fewer.
     """
 
     pairs: tuple[PairResult, ...]
-    budget_percent: float
+    planned: int
+    budget_percent: float = BUDGET_PERCENT
+
+    @property
+    def seeds(self) -> tuple[tuple[PairResult, ...], ...]:
+        """The pairs of each seed."""
+        return tuple(tuple(pairs) for _, pairs in groupby(self.pairs, key=lambda pair: pair.seed))
 
     @property
     def differences(self) -> tuple[float, ...]:
-        """Difference of each seed."""
-        return tuple(pair.ne_difference_percent for pair in self.pairs)
+        """Difference of each seed: the mean over its draws."""
+        return tuple(fmean(pair.ne_difference_percent for pair in pairs) for pairs in self.seeds)
 
     @property
     def mean(self) -> float:
@@ -51,81 +51,67 @@ class Quality:
     @property
     def standard_error(self) -> float | None:
         """Standard error of the mean; None for a single seed."""
-        return stdev(self.differences) / math.sqrt(len(self.pairs)) if len(self.pairs) > 1 else None
+        return stdev(self.differences) / math.sqrt(len(self.seeds)) if len(self.seeds) > 1 else None
 
     @property
     def interval(self) -> tuple[float, float] | None:
         """The 95 % interval of the mean by Student's t; None for a single seed."""
         if self.standard_error is None:
             return None
-        half = t_quantile(CONFIDENCE, len(self.pairs) - 1) * self.standard_error
+        half = t_quantile(CONFIDENCE, len(self.seeds) - 1) * self.standard_error
         return self.mean - half, self.mean + half
 
     @property
-    def verdict(self) -> QualityVerdict:
-        """See QualityVerdict; a single seed is undecided."""
-        if self.interval is None:
-            return QualityVerdict.UNDECIDED
-        low, high = self.interval
-        if high <= self.budget_percent:
-            return QualityVerdict.WITHIN_BUDGET
-        return QualityVerdict.TOLD_APART if low > 0 else QualityVerdict.UNDECIDED
+    def upper_bound(self) -> float | None:
+        """What the mean is below with 95 %, by itself, without other looks; None for a single seed."""
+        return bounds(self.differences, ERROR_RATE)[1] if len(self.seeds) > 1 else None
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict of `loka.bench.quality.equivalence.judge`."""
+        return judge(self.differences, self.budget_percent, self.planned)
+
+    @property
+    def seeds_needed(self) -> int | None:
+        """See `loka.bench.quality.equivalence.pairs_needed`."""
+        return pairs_needed(self.differences, self.budget_percent)
+
+    @property
+    def draw_spread(self) -> tuple[float, float] | None:
+        """How far draws of one seed lie apart: standard deviation of NE in percent, unpatched and patched.
+
+        None without a seed of several draws.
+        """
+        several = [pairs for pairs in self.seeds if len(pairs) > 1]
+        if not several:
+            return None
+        as_is = fmean(variance([100 * pair.as_is.ne / pairs[0].as_is.ne for pair in pairs]) for pairs in several)
+        patched = fmean(variance([100 * pair.patched.ne / pairs[0].as_is.ne for pair in pairs]) for pairs in several)
+        return math.sqrt(as_is), math.sqrt(patched)
 
 
 def compare(
-    job: TrainingJob,
-    patch: Callable[[nn.Module], object],
-    seeds: Sequence[int],
-    budget_percent: float = 0.05,
-    progress: Callable[[int, str, int, int | None], None] | None = None,
-    check: Callable[[object], None] | None = None,
-    finished: Callable[[PairResult], None] | None = None,
-) -> Quality:
-    """Train a pair of models for each seed.
+    pairs: Iterable[PairResult],
+    planned: int,
+    draws: int = 1,
+    budget_percent: float = BUDGET_PERCENT,
+    early: bool = True,
+) -> Iterator[Quality]:
+    """Yield what is known after each seed, from its pairs in order, until the test decides or the pairs end.
 
-    `progress` is called with the seed, "as it is" or "patched", samples done and samples in all; `check` with what
-    `patch` returned, after each patched run; `finished` with each seed's pair. Raises ValueError without seeds, and
-    the errors of `train_pair`.
+    `pairs` has all draws of a seed one after the other. Without `early`, all are taken.
     """
-    if not seeds:
-        raise ValueError("compare needs at least one seed")
-    pairs = []
-    for seed in seeds:
-        pair = train_pair(job, patch, seed, _for_seed(progress, seed), check)
-        if finished is not None:
-            finished(pair)
-        pairs.append(pair)
-    return Quality(tuple(pairs), budget_percent)
+    done: list[PairResult] = []
+    for pair in pairs:
+        done.append(pair)
+        if len(done) % draws:
+            continue
+        quality = Quality(tuple(done), planned, budget_percent)
+        yield quality
+        if early and quality.verdict is not Verdict.UNDECIDED:
+            return
 
 
-def t_quantile(confidence: float, freedom: int) -> float:
-    """The t for which a Student-t variable of `freedom` degrees of freedom lies in [-t, t] with `confidence`."""
-    low, high = 0.0, 1.0
-    while t_within(high, freedom) < confidence:
-        high *= 2
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (middle, high) if t_within(middle, freedom) < confidence else (low, middle)
-    return (low + high) / 2
-
-
-def t_within(t: float, freedom: int) -> float:
-    """P(|T| <= t), by the finite series for whole degrees of freedom (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
-    angle = math.atan(t / math.sqrt(freedom))
-    odd = freedom % 2 == 1
-    if freedom == 1:
-        return 2 * angle / math.pi
-    term = math.cos(angle) if odd else 1.0
-    total = term
-    for k in range(3 if odd else 2, freedom - 1, 2):
-        term *= (k - 1) / k * math.cos(angle) ** 2
-        total += term
-    return 2 / math.pi * (angle + math.sin(angle) * total) if odd else math.sin(angle) * total
-
-
-def _for_seed(
-    progress: Callable[[int, str, int, int | None], None] | None, seed: int
-) -> Callable[[str, int, int | None], None] | None:
-    if progress is None:
-        return None
-    return lambda label, done, total: progress(seed, label, done, total)
+def order_of(seeds: Sequence[int], draws: int) -> tuple[tuple[int, int], ...]:
+    """The (seed, draw) of each pair, in the order that `compare` takes them."""
+    return tuple((seed, draw) for seed in seeds for draw in range(draws))

@@ -41,7 +41,7 @@ def job_of(policy: Policy, steps: int | None, device: str, tested: bool = True) 
         optimizer=spec.optimizer,
         learning_rate=spec.learning_rate,
         ema=spec.ema or 0.0,
-        autocast=spec.autocast,
+        autocast=spec.autocast or False,
         steps=steps if steps is not None else spec.steps,
         device=device,
     )

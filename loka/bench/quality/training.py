@@ -30,6 +30,7 @@ from loka.errors import CheckFailedError, InputError
 
 CHECK_EVERY = 32  # steps between reads of the loss: on a GPU each read synchronises
 CURVE_POINTS = 10
+JITTER = 1e-6  # relative change of the weights between draws; coarser dtypes are changed by their last place
 
 
 class NonFiniteLossError(CheckFailedError):
@@ -59,11 +60,12 @@ class TrainResult:
 
 @dataclass(frozen=True, slots=True)
 class PairResult:
-    """One seed's two runs from the same initial weights on the same batches."""
+    """Two runs from the same initial weights on the same batches. `draw`: see `train_pair`."""
 
     seed: int
     as_is: TrainResult
     patched: TrainResult
+    draw: int = 0
 
     @property
     def ne_difference_percent(self) -> float:
@@ -102,14 +104,19 @@ def train_pair(
     seed: int,
     progress: Callable[[str, int, int | None], None] | None = None,
     check: Callable[[object], None] | None = None,
+    draw: int = 0,
 ) -> PairResult:
     """Train the factory's model unpatched, then patched, from the same weights on the same batches.
+
+    A `draw` above 0 changes the initial weights of both by about JITTER: nothing that matters, but roundings to FP8
+    fall otherwise from there on, so that several draws of one seed show how far they move the result.
 
     `patch(model)` changes the model in place; its result is passed to `check` after the patched model is trained and
     evaluated (for example to call `loka.dispatch.Patch.verify`). The first argument of `progress` is "as it is" or
     "patched". Raises the errors of `train`, and InputError if two calls of the factory differ in their parameters.
     """
     model = build(job, seed)
+    _jitter(model, draw)
     initial = {name: value.detach().clone() for name, value in model.state_dict().items()}
     as_is = train(model, job, seed, _labelled(progress, "as it is"))
     model = build(job, seed)
@@ -121,7 +128,7 @@ def train_pair(
     patched = train(model, job, seed, _labelled(progress, "patched"))
     if check is not None:
         check(handle)
-    return PairResult(seed, as_is, patched)
+    return PairResult(seed, as_is, patched, draw)
 
 
 def check_output(model: nn.Module, job: TrainingJob, seed: int) -> None:
@@ -138,6 +145,19 @@ def build(job: TrainingJob, seed: int) -> nn.Module:
     """The factory's model with the initial weights of `seed`, on the job's device."""
     with seeded(seed, job.device):
         return job.factory().to(job.device)
+
+
+@torch.no_grad()
+def _jitter(model: nn.Module, draw: int) -> None:
+    """Multiply the weights by 1 + JITTER * n, n normal and drawn from `draw`; draw 0 leaves them as they are."""
+    if draw == 0:
+        return
+    generator = torch.Generator().manual_seed(draw)
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            size = max(JITTER, torch.finfo(parameter.dtype).eps)
+            noise = torch.randn(parameter.shape, generator=generator).to(parameter.device)
+            parameter.mul_((1 + size * noise).to(parameter.dtype))
 
 
 @torch.no_grad()

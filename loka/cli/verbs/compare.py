@@ -3,97 +3,115 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
-from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loka.cli.labels import AGAINST, ORIGINAL, ComparisonLabels, comparison_labels
+from loka.cli.labels import AGAINST, ORIGINAL, ComparisonLabels
 from loka.cli.output import Json, PolicyPath, note, print_json, print_line, print_table
-from loka.cli.verbs.train import Device, Steps
+from loka.cli.verbs.train import SEEDS, Device, Steps
 from loka.errors import InputError
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from loka.bench.quality.compare_quality import Quality
-    from loka.bench.quality.training import PairResult
+    from loka.policy.policy import Policy
 
 NAME = "compare"
-BUDGET = 0.05  # percent of NE
+FIRST_SEED = 1000
+UNDECIDED = 3  # exit status
 
 
 def command(
     policy: PolicyPath,
-    seeds: Annotated[int, typer.Option(min=1, help="How many pairs to train; at least 2 to tell anything.")] = 5,
+    seeds: Annotated[
+        int, typer.Option(min=2, help="How many pairs to train at most; clear cases end after a quarter or a half.")
+    ] = 64,
+    first_seed: Annotated[
+        int, typer.Option(min=0, max=SEEDS // 2, help="The first seed; choose recipes on others than you judge on.")
+    ] = FIRST_SEED,
+    draws: Annotated[
+        int, typer.Option(min=1, help="How often each seed is trained, from weights that differ by 1e-6.")
+    ] = 2,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes that train side by side.")] = 1,
     budget: Annotated[
-        float | None, typer.Option(min=0.0, help="The NE that FP8 may lose, in percent. Default: 0.05.")
+        float | None, typer.Option(min=0.0, help="The NE that FP8 may lose, in percent. Default: 0.02.")
     ] = None,
     steps: Steps = None,
     device: Device = "auto",
     against: Annotated[
         str, typer.Option(help="model: FP8 against it. original: the model with its mods against it without them.")
     ] = AGAINST[0],
+    runs: Annotated[
+        Path | None,
+        typer.Option(help="Where finished pairs are kept, to go on after a stop. Default: in build/compare."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare the quality of FP8 with that of the model without it; exit 1 if quality is lost.
+    """Compare the quality of FP8 with that of the model without it, by a sequential test over paired seeds.
 
-    If the policy's mods change the model, both runs have them.
+    Exit status: 0 if FP8 keeps the budget, 1 if it does not, 3 if more pairs are needed. If the policy's mods change
+    the model, both runs have them. On a GPU both train under autocast to bfloat16, unless the policy says otherwise.
     """
     gc.enable()
     if against == AGAINST[1] and budget is not None:
         raise InputError("--budget is what FP8 may lose; --against original compares without FP8: leave one out")
-    from loka.bench.quality.adapted_job import adapted_job
-    from loka.bench.quality.compare_quality import QualityVerdict, compare
-    from loka.cli.cli_job import make_job, training_of
-    from loka.cli.fresh_package import fresh_package, patcher, verify
+    from loka.bench.quality.compare_quality import BUDGET_PERCENT, compare, order_of
+    from loka.bench.quality.equivalence import Verdict
+    from loka.cli.compare_run import Comparison, TimeLeft, open_comparison, pair_file, trained_pairs
     from loka.cli.progress import Shown
-    from loka.mods.adapt import adapt
-    from loka.mods.policy_loader import load_policy
-    from loka.plan.planner import make_plan
-    from loka.sites.callables import current_directory_importable
 
-    loaded = load_policy(policy)
-    job = make_job(loaded, steps, device)
-    plan = make_plan(policy)
-    labels = comparison_labels(plan, against)
-    original = labels is ORIGINAL
-    patch: Callable[[nn.Module], object]
-    if original:
-        patch, check = partial(adapt, adaptations=plan.adaptations), None
-    else:
-        job, patch, check = adapted_job(job, plan.adaptations), patcher(fresh_package(plan, policy)), verify
-    with current_directory_importable(), training_of(loaded), Shown("samples") as shown:
-        quality = compare(
-            job,
-            patch,
-            range(seeds),
-            BUDGET if budget is None else budget,
-            progress=lambda seed, label, done, total: shown.update(
-                f"seed {seed} {labels.by_run.get(label, label)}", done, total
-            ),
-            check=check,
-            finished=lambda pair: _finished(pair, labels),
-        )
+    comparison = Comparison(policy, steps, device, against)
+    opened = open_comparison(comparison)
+    labels, original = opened.labels, opened.labels is ORIGINAL
+    if not original:
+        _check_not_tuned(opened.policy, first_seed, seeds)
+    order = order_of(range(first_seed, first_seed + seeds), draws)
+    file = pair_file(opened, first_seed, runs)
+    if len(file):
+        note(f"note: {len(file)} finished pairs are taken from {file.path}; delete it to train them again")
+    quality, interrupted = None, False
+    with Shown("samples") as shown:
+        pairs = trained_pairs(
+            comparison, opened, order, file, jobs,
+            lambda seed, run, done, total: shown.update(f"seed {seed} {labels.by_run.get(run, run)}", done, total),
+        )  # fmt: skip
+        left = TimeLeft(order, file)
+        budget_percent = BUDGET_PERCENT if budget is None else budget
+        try:
+            for quality in compare(pairs, seeds, draws, budget_percent, early=not original):
+                note(_progress(quality, labels, str(left)))
+        except KeyboardInterrupt:
+            if quality is None:
+                raise
+            interrupted = True
+        finally:
+            pairs.close()
+    if quality is None:  # `seeds` is at least 2
+        raise InputError("compare: no pair was trained")
     if as_json:
-        print_json(_result(quality, labels))
+        print_json(_result(quality, labels, interrupted))
     else:
         show(quality, labels)
-    if not original and quality.verdict is QualityVerdict.TOLD_APART:
-        note(f"quality is lost: FP8 can be told apart from {labels.of} at 95 %, and is not within the budget")
-        raise typer.Exit(1)
+    if interrupted:
+        note(f"the same command goes on from {file.path}")
+        raise KeyboardInterrupt
+    if not original and quality.verdict is not Verdict.PARITY:
+        note(_advice(quality, labels))
+        raise typer.Exit(1 if quality.verdict is Verdict.LOST else UNDECIDED)
 
 
 def show(quality: Quality, labels: ComparisonLabels) -> None:
-    """Print each seed, the mean with its interval, and the verdict (none against the original model)."""
+    """Print each pair, the mean with its interval, and the verdict (none against the original model)."""
     ne, auc = ([f"{figure} {label}" for label in (labels.first, labels.second)] for figure in ("NE", "AUC"))
-    columns = ("seed", *ne, "difference", *auc)
+    several = quality.draw_spread is not None
+    columns = ("seed", *(("draw",) if several else ()), *ne, "difference", *auc)
     print_table(
         columns,
         [
             (
                 str(pair.seed),
+                *((str(pair.draw),) if several else ()),
                 f"{pair.as_is.ne:.5f}",
                 f"{pair.patched.ne:.5f}",
                 f"{pair.ne_difference_percent:+.4f} %",
@@ -104,8 +122,14 @@ def show(quality: Quality, labels: ComparisonLabels) -> None:
         ],
         numbers=columns,
     )
+    if quality.draw_spread is not None:
+        as_is, patched = quality.draw_spread
+        print_line(
+            f"Started 1e-6 apart, NE of one seed spreads by {as_is:.4f} % {labels.first} and by {patched:.4f} % "
+            f"{labels.running} (standard deviation)."
+        )
     second = "the model with its mods" if labels is ORIGINAL else "FP8"
-    line = f"NE of {second} against {labels.of}: {quality.mean:+.4f} %"
+    line = f"NE of {second} against {labels.of}, {len(quality.seeds)} seeds: {quality.mean:+.4f} %"
     if quality.interval is not None and quality.standard_error is not None:
         low, high = quality.interval
         line += f", standard error {quality.standard_error:.4f} %, 95 % interval {low:+.4f} % to {high:+.4f} %"
@@ -115,23 +139,68 @@ def show(quality: Quality, labels: ComparisonLabels) -> None:
         print_line(f"{line}; budget {quality.budget_percent:g} %: {quality.verdict.value}")
 
 
-def _finished(pair: PairResult, labels: ComparisonLabels) -> None:
-    note(f"seed {pair.seed}: NE {pair.as_is.ne:.5f} {labels.first}, {pair.patched.ne:.5f} {labels.running}")
+def _check_not_tuned(policy: Policy, first: int, seeds: int) -> None:
+    """Raise InputError if the policy's recipe was chosen on one of the seeds."""
+    last = first + seeds - 1
+    for begin, end in policy.train.tuned_seeds if policy.train is not None else ():
+        if first <= end and begin <= last:
+            raise InputError(
+                f"{policy.where('train.tuned_seeds')}: the recipe was chosen on seeds {begin} to {end}, on which it "
+                f"would look better than it is; judge it on others: --first-seed {end + 1}"
+            )
 
 
-def _result(quality: Quality, labels: ComparisonLabels) -> dict[str, object]:
+def _progress(quality: Quality, labels: ComparisonLabels, left: str) -> str:
+    """A line after each seed."""
+    *_, pair = quality.pairs
+    text = f"seed {pair.seed}: NE {pair.as_is.ne:.5f} {labels.first}, {pair.patched.ne:.5f} {labels.running}"
+    if quality.standard_error is not None:
+        text += f"; mean of {len(quality.seeds)} seeds {quality.mean:+.4f} +- {quality.standard_error:.4f} %"
+    return text + left
+
+
+def _advice(quality: Quality, labels: ComparisonLabels) -> str:
+    """What a verdict other than parity means, and what to do."""
+    from loka.bench.quality.equivalence import Verdict
+
+    if quality.verdict is Verdict.LOST:
+        return (
+            f"quality is lost: FP8 is worse than {labels.of} by more than the budget of {quality.budget_percent:g} %; "
+            "keep the sites that lose most (loka explain shows their errors)"
+        )
+    needed = quality.seeds_needed
+    if needed is None:
+        return (
+            f"undecided: the mean is too near to the budget of {quality.budget_percent:g} % for any number of pairs; "
+            "choose another budget, or a safer recipe"
+        )
+    return (
+        f"undecided: with this mean and spread about {max(needed - len(quality.seeds), 1)} more pairs would decide: "
+        f"--seeds {max(needed, len(quality.seeds) + 1)} (a longer test is another test, and may err by 5 % again)"
+    )
+
+
+def _result(quality: Quality, labels: ComparisonLabels, interrupted: bool) -> dict[str, object]:
     """The JSON of a comparison: runs are `as_is` and `fp8`, or `with_mods` if the first is the original."""
     original = labels is ORIGINAL
+    spread = quality.draw_spread
     return {
         "against": labels.first,
         "verdict": None if original else quality.verdict.value,
+        "interrupted": interrupted,
         "budget_percent": None if original else quality.budget_percent,
         "mean_percent": quality.mean,
         "standard_error_percent": quality.standard_error,
         "interval_percent": quality.interval,
+        "upper_bound_percent": quality.upper_bound,
+        "seeds": len(quality.seeds),
+        "seeds_planned": quality.planned,
+        "seeds_needed": None if original else quality.seeds_needed,
+        "spread_of_draws_percent": None if spread is None else {"as_is": spread[0], "fp8": spread[1]},
         "pairs": [
             {
                 "seed": pair.seed,
+                "draw": pair.draw,
                 "as_is": pair.as_is,
                 "with_mods" if original else "fp8": pair.patched,
                 "ne_difference_percent": pair.ne_difference_percent,

@@ -12,12 +12,14 @@ from loka.policy.cascade.patterns import PatternError, compile_pattern
 
 NAME_PATTERN = "^[A-Za-z_][A-Za-z0-9_]*$"
 CALLABLE_PATTERN = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
+SEEDS_PATTERN = r"^[0-9]{1,19}-[0-9]{1,19}$"
 KERNEL_PATTERN = r"^(auto|[a-z][a-z0-9_]*\.[a-z][a-z0-9_]*)$"
 POWERS_OF_TWO = tuple(2**exponent for exponent in range(20))
 MAX_NAME = 100  # also the name of a directory
 
 _NAME = re.compile(NAME_PATTERN)
 _KERNEL = re.compile(KERNEL_PATTERN)
+_SEEDS = re.compile(SEEDS_PATTERN)
 
 
 def refuse(reason: str) -> PydanticCustomError:
@@ -57,6 +59,16 @@ def kernel_name(value: str) -> str:
         raise refuse("as-is is the model's own GEMM; write compute: keep")
     if not _KERNEL.fullmatch(value):
         raise refuse(f"{value!r} names no kernel; write auto, or library.kernel as in torch.scaled_mm")
+    return value
+
+
+def seed_range(value: str) -> str:
+    """The first and the last of a range of seeds, as "0-13"."""
+    if not _SEEDS.fullmatch(value):
+        raise refuse(f"{value!r} is no range of seeds; write the first and the last, as in 0-13")
+    first, last = map(int, value.split("-"))
+    if first > last:
+        raise refuse(f"{value!r} ends before it begins; write {last}-{first}")
     return value
 
 

@@ -67,6 +67,9 @@ _Callable = Annotated[
 _Kernel = Annotated[
     str, AfterValidator(checks.kernel_name), Field(json_schema_extra={"pattern": checks.KERNEL_PATTERN})
 ]
+_SeedRange = Annotated[
+    str, AfterValidator(checks.seed_range), Field(json_schema_extra={"pattern": checks.SEEDS_PATTERN})
+]
 _Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 _Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Milliseconds = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
@@ -261,11 +264,16 @@ class TrainSetting(SchemaModel):
     autocast: Annotated[Autocast, Strict(False)] | None = doc(
         "Autocast",
         "bfloat16: forward, loss and evaluation run under torch.autocast. none: in the dtype of the weights. "
-        "Default: none.",
+        "Default: none, and bfloat16 for loka compare on a GPU.",
     )
     ema: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] | None = doc(
         "Averaging",
         "Decay of the moving average of the weights that is evaluated; left out, the weights themselves are.",
+    )
+    tuned_seeds: list[_SeedRange] | None = doc(
+        "Seeds of tuning",
+        "Ranges of seeds, as 0-13, on which this recipe was chosen among others: loka compare does not judge it on "
+        "them.",
     )
 
 

@@ -1,0 +1,77 @@
+"""Finished pairs of a comparison in a file, so that one that was stopped goes on where it was.
+
+A line of JSON for each pair, after a first line that names the comparison. A line that a kill has cut off is dropped.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from loka.bench.quality.training import PairResult, TrainResult
+from loka.errors import InputError
+
+FORMAT = 1
+
+
+class PairFile:
+    """The pairs of one comparison. Raises InputError if the file is another comparison's, or is none of them."""
+
+    def __init__(self, path: Path, comparison: str) -> None:
+        self.path = path
+        self._pairs: dict[tuple[int, int], PairResult] = {}
+        head = json.dumps({"loka_compare": FORMAT, "comparison": comparison})
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+            if lines and lines[0] != head:
+                raise InputError(
+                    f"{path}: holds the pairs of another comparison (other policy, settings, data or version); name "
+                    "another file, or delete this one"
+                )
+            for line in lines[1:]:
+                if (pair := _read(line)) is not None:
+                    self._pairs[pair.seed, pair.draw] = pair
+            # Written anew, so that what follows does not continue a line that was cut off.
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("".join(f"{line}\n" for line in [head, *map(_line, self._pairs.values())]), "utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise InputError(f"{path}: cannot be used for pairs ({reason}); name another file") from error
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def get(self, seed: int, draw: int) -> PairResult | None:
+        """The pair of a seed and draw; None if it is not finished."""
+        return self._pairs.get((seed, draw))
+
+    def add(self, pair: PairResult) -> None:
+        """Append a pair, on the disk before this returns. Raises InputError if it cannot be written."""
+        self._pairs[pair.seed, pair.draw] = pair
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(f"{_line(pair)}\n")
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot be written ({error.strerror}); free space") from error
+
+
+def _line(pair: PairResult) -> str:
+    return json.dumps(asdict(pair))
+
+
+def _read(line: str) -> PairResult | None:
+    """The pair of a line; None if the line is not whole."""
+    try:
+        data = json.loads(line)
+        as_is, patched = (_result(data[key]) for key in ("as_is", "patched"))
+        return PairResult(data["seed"], as_is, patched, data["draw"])
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def _result(data: dict[str, object]) -> TrainResult:
+    curve = data.pop("train_loss")
+    if not isinstance(curve, list):
+        raise TypeError("train_loss is no list")
+    return TrainResult(train_loss=tuple(curve), **data)  # type: ignore[arg-type]  # checked by the caller's except

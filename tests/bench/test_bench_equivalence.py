@@ -1,0 +1,97 @@
+"""The sequential test of quality: its looks, verdicts, error rates, and what it says is still needed."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from loka.bench.quality.equivalence import ERROR_RATE, Verdict, bounds, judge, looks, pairs_needed
+from loka.bench.quality.student_t import t_quantile, t_within
+
+
+# two-sided 95 % and 99 % points, as every table of Student's t has them
+@pytest.mark.parametrize(
+    ("confidence", "freedom", "expected"),
+    [(0.95, 1, 12.706), (0.95, 2, 4.303), (0.95, 3, 3.182), (0.95, 4, 2.776), (0.95, 9, 2.262), (0.95, 30, 2.042),
+     (0.99, 1, 63.657), (0.99, 4, 4.604), (0.99, 10, 3.169)],
+)  # fmt: skip
+def test_quantiles_are_those_of_the_tables(confidence: float, freedom: int, expected: float) -> None:
+    assert t_quantile(confidence, freedom) == pytest.approx(expected, abs=6e-4)
+
+
+def test_many_degrees_of_freedom_approach_the_normal_distribution() -> None:
+    assert t_within(1.959964, 5000) == pytest.approx(0.95, abs=1e-4)
+
+
+@pytest.mark.parametrize("planned", [2, 4, 5, 9, 16, 64, 75, 1000])
+def test_looks_share_the_whole_error_rate_and_end_with_all_pairs(planned: int) -> None:
+    found = looks(planned)
+    assert sum(error for _, error in found) == pytest.approx(ERROR_RATE)
+    assert found[-1][0] == planned
+    assert [pairs for pairs, _ in found] == sorted({pairs for pairs, _ in found})
+    assert [error for _, error in found] == sorted(error for _, error in found)
+
+
+def test_bounds_are_those_of_one_sided_t() -> None:
+    low, high = bounds((0.01, 0.03, 0.02, 0.05, -0.01), 0.05)  # mean 0.02, standard error 0.01; t(0.95, 4) is 2.132
+    assert (low, high) == (pytest.approx(0.02 - 0.02132, abs=1e-5), pytest.approx(0.02 + 0.02132, abs=1e-5))
+    assert bounds((0.1,), 0.05) == (-math.inf, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("percent", "verdict"),
+    [
+        ((0.010, 0.011, 0.012), Verdict.PARITY),  # above zero, yet within what was allowed
+        ((-0.5, -0.51, -0.52), Verdict.PARITY),  # better
+        ((0.30, 0.31, 0.29), Verdict.LOST),
+        ((0.04, 0.05, 0.06), Verdict.UNDECIDED),  # worse, and not shown to be beyond the budget
+        ((-0.2, 0.3, 0.1), Verdict.UNDECIDED),
+        ((0.0,), Verdict.UNDECIDED),
+    ],
+)
+def test_verdicts(percent: tuple[float, ...], verdict: Verdict) -> None:
+    assert judge(percent, 0.05, planned=3) is verdict
+
+
+def test_only_looks_decide() -> None:
+    clear = [0.3, 0.31, 0.29, 0.3, 0.32, 0.28, 0.3]
+    assert judge(clear, 0.05, planned=32) is Verdict.UNDECIDED  # the first look has 8
+    assert judge([*clear, 0.3], 0.05, planned=32) is Verdict.LOST
+    # What comes after a look that has decided changes nothing: the verdict was given.
+    assert judge([*clear, 0.3, *[-9.0] * 24], 0.05, planned=32) is Verdict.LOST
+
+
+@pytest.mark.parametrize("planned", [8, 32])
+def test_each_wrong_verdict_is_as_rare_as_stated(planned: int) -> None:
+    """At a mean of exactly the budget, both verdicts are wrong; each has to stay within 5 %."""
+    rng = np.random.default_rng(7)
+    trials = 4000
+    found = Counter(judge(rng.normal(0.02, 0.05, planned).tolist(), 0.02, planned) for _ in range(trials))
+    for verdict in (Verdict.PARITY, Verdict.LOST):
+        rate = found[verdict] / trials
+        assert 0.035 < rate < ERROR_RATE + 3 * math.sqrt(ERROR_RATE * (1 - ERROR_RATE) / trials), verdict
+
+
+def test_the_pairs_needed_do_decide() -> None:
+    differences = np.random.default_rng(3).normal(0.005, 0.05, 12).tolist()
+    needed = pairs_needed(differences, 0.02)
+    assert needed is not None
+    scale = (np.arange(needed) % 2 * 2 - 1).astype(float)  # mean 0 or 1 / needed, spread about 1
+
+    def as_many(pairs: int) -> list[float]:
+        sign = scale[:pairs]
+        around = (sign - sign.mean()) / sign.std(ddof=1)
+        return list(np.mean(differences) + np.std(differences, ddof=1) * around)
+
+    assert judge(as_many(needed), 0.02, needed) is not Verdict.UNDECIDED
+    assert judge(as_many(needed // 2), 0.02, needed // 2) is Verdict.UNDECIDED
+
+
+def test_what_no_number_of_pairs_decides_is_said() -> None:
+    assert pairs_needed((0.02, 0.02), 0.02) is None
+    assert pairs_needed((0.01, 0.03), 0.02) is None
+    assert pairs_needed((0.01,), 0.02) is None
+    assert pairs_needed((0.0199, -5.0, 5.0), 0.02) is None
