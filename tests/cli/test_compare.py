@@ -113,7 +113,7 @@ def test_an_error_in_a_process_keeps_its_message_and_can_be_pickled(package, lok
     plan = to_json(make_plan(package.policy))
     with pytest.raises(InputError, match=r"shop.yaml:\d+:\d+: train.loss: it is called with the output and") as caught:
         compare_run._train(comparison, plan, 1, 1000, 0)
-    assert type(pickle.loads(pickle.dumps(caught.value))) is InputError
+    assert type(pickle.loads(pickle.dumps(caught.value))) is InputError  # noqa: S301 - our own
     compare_run._opened_here.cache_clear()
 
 
