@@ -43,7 +43,8 @@ def test_these_ship():
     ]  # fmt: skip
 
 
-LEAST = {"movietweetings_mods.yaml": 0.74}  # keeps the layers whose rounding moves the logits most
+# Keep the layers whose rounding costs the most NE.
+LEAST = {"movietweetings.yaml": 0.82, "movietweetings_mods.yaml": 0.74}
 USUAL = 0.9
 
 
