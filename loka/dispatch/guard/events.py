@@ -13,7 +13,6 @@ class GuardAction(StrEnum):
     FELL_BACK = "fell back"
     RETURNED = "returned"
     NOT_FINITE = "not finite"  # not by FP8: nothing is changed
-    LOSS = "loss differs"  # in all modules together: nothing is changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +21,7 @@ class GuardEvent:
 
     step: int  # calls of `Guard.step` before the one that found it
     action: GuardAction
-    module: str  # qualified name; "" is the model itself
+    module: str  # qualified name, "" is the model itself; of any layer, "the batch" or "the loss" if not finite
     sites: tuple[str, ...]  # the patch's sites in it
     figure: str  # what was compared: "output", "gradient of fmb.0.weight", ...
     value: float  # relative error; inf: not finite; nan: no figure

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 _log = logging.getLogger("loka")
-LOSS_LIMIT = 0.05  # relative difference of the loss by FP8 in all modules together
 
 
 @dataclass(slots=True)
@@ -50,8 +49,8 @@ class Guard:
         patch = ranker.apply(model)
         guard = loka.Guard(model, patch, loss=lambda model, batch: loss_fn(model(*batch[0]), batch[1]))
         for batch in batches:
-            ...  # forward, backward, optimizer.step(), as without a guard
             guard.step(batch)
+            ...  # forward, backward, optimizer.step(), as without a guard
 
     On one step in `every` the batch runs twice more, eagerly: by the model's own forwards, and with each bound module
     in FP8 on the same inputs and output gradients. So a difference is found at the module that makes it, in its output,
@@ -105,7 +104,7 @@ class Guard:
         loss: Loss,
         every: int = 1000,
         rows: int | None = None,
-        margin: float = 4.0,
+        margin: float = 3.0,
         return_after: int | None = 20,
         group: ProcessGroup | None = None,
     ) -> None:
@@ -141,7 +140,7 @@ class Guard:
         return tuple(name for name, each in self._guarded.items() if each.fallen)
 
     def step(self, batch: Any) -> tuple[GuardEvent, ...]:
-        """Report a training step and its batch; checks if it is due. Returns what was found.
+        """Report a training step and its batch, before it; checks if it is due. Returns what was found.
 
         Raises InputError if the loss cannot be computed from the batch, or is no scalar, and BindError if the patch was
         removed.
@@ -161,14 +160,13 @@ class Guard:
             raise InputError("guard: step was called in torch.inference_mode(), which has no gradients")
         batch = batch if self._rows is None else first_rows(batch, self._rows)
         norms, loss, loss_fp8 = self._compare(batch)
-        self.report = GuardReport(step, loss, loss_fp8, {})
         found = []
         for name, each in self._guarded.items():
             if name in norms and (event := self._decide(step, each, each.judge.judge(norms[name]))) is not None:
                 found.append(event)
         errors = {name: self._guarded[name].judge.errors for name in norms}
         self.report = GuardReport(step, loss, loss_fp8, errors)
-        if not found and (event := self._of_all(step, batch, norms)) is not None:
+        if not found and (event := self._of_no_module(self.report, batch, norms)) is not None:
             found.append(event)
         for event in found:
             _log.warning("%s", event)
@@ -188,11 +186,11 @@ class Guard:
             run = Fp8Run(bound, own)
             with run.watching():
                 run.backward(self._loss_of(batch))
-        with undisturbed(self._model), self._patch.trial(fp8=True), torch.no_grad():
+        with undisturbed(self._model), self._patch.trial(None), torch.no_grad():
             loss_fp8 = self._loss(self._model, batch)
         norms = read({name: each.figures for name, each in run.modules.items() if each.calls})
         flat = [value for each in norms.values() for pair in each.values() for value in (pair.apart, pair.own)]
-        losses = [float(loss), float(loss_fp8)]
+        losses = [loss.item(), loss_fp8.item()]
         agreed = iter(self._ranks.largest([*losses, *flat]))
         losses = [next(agreed), next(agreed)]
         same = {name: {label: Norms(next(agreed), next(agreed)) for label in each} for name, each in norms.items()}
@@ -231,27 +229,20 @@ class Guard:
         sites, figure = bound.counters.sites, verdict.figure
         return GuardEvent(step, GuardAction.FELL_BACK, bound.name, sites, figure, verdict.value, verdict.limit, reason)
 
-    def _of_all(self, step: int, batch: Any, norms: Mapping[str, Mapping[str, Norms]]) -> GuardEvent | None:
-        """What no bound module is at fault for: values that are not finite, a loss that differs."""
-        if self.report is None:
-            return None
-        loss, loss_fp8 = self.report.loss, self.report.loss_fp8
+    def _of_no_module(
+        self, report: GuardReport, batch: Any, norms: Mapping[str, Mapping[str, Norms]]
+    ) -> GuardEvent | None:
+        """A value that is not finite, if no bound module is at fault for it."""
         own = [pair.own for each in norms.values() for pair in each.values()]
-        without = all(map(math.isfinite, [loss, *own]))
-        if not without or not math.isfinite(loss_fp8):
-            name, what = self._locate(batch, fp8=without)
-            how = "only with FP8 before it" if without else "without FP8 too"
-            reason = f"the first value that is not finite is made here, {how}: {what}"
-            return GuardEvent(step, GuardAction.NOT_FINITE, name, (), what, math.inf, math.nan, reason)
-        value = abs(loss_fp8 - loss) / abs(loss) if loss else 0.0
-        if value <= LOSS_LIMIT:
+        without = all(map(math.isfinite, [report.loss, *own]))
+        if without and math.isfinite(report.loss_fp8):
             return None
-        reason = f"the loss is {loss_fp8:.6g} in FP8 and {loss:.6g} without, while each module is within its limits"
-        return GuardEvent(step, GuardAction.LOSS, "", self._patch.sites, "loss", value, LOSS_LIMIT, reason)
-
-    def _locate(self, batch: Any, fp8: bool) -> tuple[str, str]:
-        with undisturbed(self._model), self._patch.trial(fp8) as bound:
-            return first_nonfinite(self._model, bound, self._loss, batch, tensors_in(batch))
+        with undisturbed(self._model), self._patch.trial(None if without else False) as bound:
+            found = first_nonfinite(self._model, bound, self._loss, batch, tensors_in(batch))
+        name, what = self._ranks.first(found) or ("the loss", "the output of each layer is finite")
+        how = "only with FP8 before it" if without else "without FP8 too"
+        reason = f"the first value that is not finite is made here, {how}: {what}"
+        return GuardEvent(report.step, GuardAction.NOT_FINITE, name, (), what, math.inf, math.nan, reason)
 
 
 def _inner(model: Any) -> nn.Module:

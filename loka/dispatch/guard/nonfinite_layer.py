@@ -14,7 +14,7 @@ from loka.dispatch.guard.runs import Loss, OwnRun, floating, is_recomputation
 from loka.dispatch.patch.patch import BoundModule
 from loka.mods.unwrap import plain_name
 
-BATCH, LOSS = "the batch", "the loss"
+BATCH = "the batch"
 
 
 @dataclass(slots=True)
@@ -74,11 +74,11 @@ class _Flags:
 
 def first_nonfinite(
     model: nn.Module, bound: Sequence[BoundModule], loss: Loss, batch: Any, batch_tensors: Sequence[Tensor]
-) -> tuple[str, str]:
+) -> tuple[str, str] | None:
     """The name of the layer that makes the first value that is not finite, and what that is.
 
-    A layer counts if all that it is given is finite. `BATCH` or `LOSS` if no layer does. For a run inside of
-    `undisturbed`.
+    A layer counts if all that it is given is finite; None if there is no such layer. `BATCH` if it is not finite. For a
+    run inside of `undisturbed`.
     """
     if not all(map(_all, ([_finite(tensor)] for tensor in batch_tensors if tensor.is_floating_point()))):
         return BATCH, "not all of its numbers are finite"
@@ -96,16 +96,16 @@ def first_nonfinite(
             return seen.name, _made(model, seen.name)
     candidates = [seen for seen in flags.backward if _all(seen.output_grads) and not _all(seen.input_grads)]
     if not candidates:
-        return LOSS, "the model's output is finite, and the loss of it is not, or its gradient"
+        return None
     name = candidates[0].name  # that of a layer inside of it comes at the same time
     inner = [seen.name for seen in candidates if seen.name.startswith(f"{name}." if name else "")]
     return max([name, *inner], key=lambda each: each.count(".") + bool(each)), "the gradient of its input"
 
 
 def _made(model: nn.Module, name: str) -> str:
-    module = dict((plain_name(each), found) for each, found in model.named_modules())[name]
+    module = {plain_name(each): found for each, found in model.named_modules()}[name]
     wrong = [own for own, parameter in module.named_parameters() if not _all([_finite(parameter.detach())])]
-    return f"its output; its {', '.join(wrong)} is not finite" if wrong else "its output"
+    return f"its output; {' and '.join(wrong)} had such values before" if wrong else "its output"
 
 
 def _finite(tensor: Tensor) -> Tensor:

@@ -156,7 +156,7 @@ class Fp8Run(Run):
             value, grad = next(expected)
             if not again:
                 run.figures.append(difference(OUTPUT, tensor.detach(), value))
-            return _Instead.apply(tensor, value, grad)
+            return _Instead.apply(tensor, value, grad)  # type: ignore[no-untyped-call]
 
         leaves, structure = tree_flatten(out)
         return tree_unflatten([replaced(leaf) for leaf in leaves], structure)

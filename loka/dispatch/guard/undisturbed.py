@@ -30,7 +30,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         for module in model.modules():
             if isinstance(module, DistributedDataParallel):  # around a part of the model
-                stack.enter_context(module.no_sync())  # type: ignore[no-untyped-call]
+                stack.enter_context(module.no_sync())
         try:
             torch.set_autocast_cache_enabled(False)  # casts of weights would be those of another graph
             yield

@@ -15,7 +15,7 @@ from statistics import median
 
 from loka.dispatch.guard.figures import Norms
 from loka.dispatch.guard.promises import Promise
-from loka.dispatch.guard.runs import OUTPUT
+from loka.dispatch.guard.runs import INPUT_GRADIENT, OUTPUT
 
 NORMS = 16  # checks whose norms a figure is relative to
 ENOUGH = 8  # norms before a figure counts
@@ -93,7 +93,8 @@ class Judge:
                     figure, value, limit, f"its {figure} differs by {value:.3g}, over its limit of {limit:.3g}"
                 )
             self.in_doubt = True
-        if len(earlier) >= ENOUGH:
+        # No sum over samples is in these two, so that they change slowly in a healthy module.
+        if figure in (OUTPUT, INPUT_GRADIENT) and len(earlier) >= ENOUGH:
             usual = median(earlier)
             recent = median(list(track.values)[-RECENT:])
             if recent > max(DRIFT * usual, promise):

@@ -186,10 +186,10 @@ class Patch:
         return tuple(site for bound in chosen for site in bound.counters.sites)
 
     @contextmanager
-    def trial(self, fp8: bool) -> Iterator[tuple[BoundModule, ...]]:
+    def trial(self, fp8: bool | None) -> Iterator[tuple[BoundModule, ...]]:
         """Context in which all modules, those kept too, run in FP8, or all by their own forwards; yields them.
 
-        For comparisons of the two, eagerly. What runs inside does not count for `verify`. Raises BindError if the patch
+        None: each as it is. For comparisons of the two, eagerly. What runs inside does not count for `verify`. Raises BindError if the patch
         was removed or is for mode "infer".
         """
         self._require_bound("compare")
@@ -200,9 +200,9 @@ class Patch:
         before = {number: call_counters.counts(number) for number, _ in self._labels()}
         classes = [(bound.module, type(bound.module)) for bound in here]
         try:
-            for each in kept if fp8 else ():
+            for each in kept if fp8 is True else ():
                 bind(each.bound.module, each.bound_class, each.bound.counters, (), each.records)
-            for module, bound_class in () if fp8 else classes:
+            for module, bound_class in classes if fp8 is False else ():
                 module.__class__ = self._own_class(bound_class)
             yield self._in_order([*here, *(each.bound for each in kept)])
         finally:
