@@ -80,17 +80,15 @@ def first_nonfinite(
     A layer counts if all that it is given is finite; None if there is no such layer. `BATCH` if it is not finite. For a
     run inside of `undisturbed`.
     """
-    if not all(map(_all, ([_finite(tensor)] for tensor in batch_tensors if tensor.is_floating_point()))):
-        return BATCH, "not all of its numbers are finite"
     flags = _Flags(model)
     try:
         own = OwnRun(bound)
         with own.watching():
-            value = loss(model, batch)
-            if bool(torch.isfinite(value).all()):
-                own.backward(value)
+            own.backward(loss(model, batch))  # on all ranks: with FSDP2 they gather weights in it
     finally:
         flags.remove()
+    if not _all([_finite(tensor) for tensor in batch_tensors if tensor.is_floating_point()]):
+        return BATCH, "not all of its numbers are finite"
     for seen in flags.forward:
         if _all(seen.inputs) and not _all(seen.outputs):
             return seen.name, _made(model, seen.name)

@@ -19,11 +19,19 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from torch.utils.hooks import RemovableHandle
 
+from loka.dispatch.bind.check_model import shown
 from loka.dispatch.guard.figures import Figure, difference
 from loka.dispatch.patch.patch import BoundModule
 from loka.errors import InputError
 
+_REENTRANT = (
+    "a checkpoint with use_reentrant=True gives no gradients of single tensors: use "
+    "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
+)
+
 OUTPUT, INPUT_GRADIENT, VECTORS = "output", "gradient of its input", "gradients of its vectors"
+
+Loss = Callable[[nn.Module, Any], Tensor]
 
 
 @dataclass(slots=True)
@@ -78,6 +86,11 @@ class Run:
 
     def _enter(self, run: ModuleRun, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Give the module's inputs nodes of their own, so that its part of their gradients is known."""
+        if not torch.is_grad_enabled() and module.training and any(each.requires_grad for each in module.parameters()):
+            raise InputError(
+                f"guard: {shown(run.bound.name)} ran without gradients in `loss`, so that none can be compared: take "
+                f"torch.no_grad() away; {_REENTRANT}"
+            )
         call = Call()
 
         def tap(value: Any) -> Any:
@@ -200,10 +213,7 @@ def gradients(loss: Tensor, wanted: Sequence[Any]) -> Iterator[Tensor | None]:
     except RuntimeError as error:
         if "use_reentrant" not in str(error):
             raise
-        raise InputError(
-            "guard: the model is checkpointed with use_reentrant=True, which gives no gradients of single tensors: "
-            "use torch.utils.checkpoint(..., use_reentrant=False)"
-        ) from error
+        raise InputError(f"guard: {_REENTRANT}") from error
     return iter([next(found) if isinstance(each, GradientEdge) or each.requires_grad else None for each in wanted])
 
 
@@ -234,6 +244,3 @@ def _parameters(bound: BoundModule) -> Iterator[tuple[str, Tensor]]:
         return
     for name, _ in binding.shapes:
         yield name, bound.module.get_parameter(name)
-
-
-Loss = Callable[[nn.Module, Any], Tensor]

@@ -189,8 +189,8 @@ class Patch:
     def trial(self, fp8: bool | None) -> Iterator[tuple[BoundModule, ...]]:
         """Context in which all modules, those kept too, run in FP8, or all by their own forwards; yields them.
 
-        None: each as it is. For comparisons of the two, eagerly. What runs inside does not count for `verify`. Raises BindError if the patch
-        was removed or is for mode "infer".
+        None: each as it is. For comparisons of the two, eagerly. What runs inside does not count for `verify`. Raises
+        BindError if the patch was removed or is for mode "infer".
         """
         self._require_bound("compare")
         here = [bound for bound in self._modules if isinstance(bound.module, Bound)]
