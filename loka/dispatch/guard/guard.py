@@ -79,7 +79,8 @@ class Guard:
         model: The model that is trained, as the loop has it: compiled, in DDP, sharded.
         patch: What `apply` returned for it, in mode "train".
         loss: `loss(model, batch)` returns the scalar loss. Call the `model` that it is given: it is the one inside of
-            torch.compile and DDP. Autocast may be in `loss` or around `step`.
+            torch.compile and DDP. It is called three times in a check, so nothing in it should count. Autocast may be
+            in it or around `step`.
         every: One step in this number is checked; counted from 0, step i if i % every == every - 1.
         rows: Check the first rows of each tensor of the batch; None: all. A check takes memory for the outputs of all
             bound modules and their gradients.
@@ -137,7 +138,7 @@ class Guard:
     @property
     def fallen(self) -> tuple[str, ...]:
         """Names of the modules that run by their own forwards at the moment."""
-        return tuple(name for name, each in self._guarded.items() if each.fallen)
+        return tuple(name for name, each in self._guarded.items() if each.fallen and not is_bound(each.bound.module))
 
     def step(self, batch: Any) -> tuple[GuardEvent, ...]:
         """Report a training step and its batch, before it; checks if it is due. Returns what was found.
@@ -207,6 +208,7 @@ class Guard:
     def _decide(self, step: int, each: _Guarded, verdict: Verdict | None) -> GuardEvent | None:
         """Send a module back or let it return."""
         bound = each.bound
+        each.fallen &= not is_bound(bound.module)  # it may have been restored by hand
         if each.fallen:
             each.good = 0 if verdict is not None or each.judge.in_doubt else each.good + 1
             if self._return_after is None or each.falls > 1 or each.good < self._return_after:

@@ -40,8 +40,19 @@ class _Track:
     """The past of one figure."""
 
     norms: deque[float] = field(default_factory=lambda: deque(maxlen=NORMS))
-    values: deque[float] = field(default_factory=lambda: deque(maxlen=PAST))
+    recent: deque[float] = field(default_factory=deque)  # the last `RECENT` values
+    past: deque[float] = field(default_factory=lambda: deque(maxlen=PAST))  # those before, without what had drifted
     over: int = 0  # checks in a row
+
+    def drift_limit(self, promise: float) -> float:
+        """What the median of the recent values may be; inf while too few are known."""
+        return max(DRIFT * median(self.past), promise) if len(self.past) >= ENOUGH else math.inf
+
+    def add(self, value: float, promise: float) -> None:
+        """Take in a value."""
+        if len(self.recent) == RECENT and (oldest := self.recent.popleft()) <= self.drift_limit(promise):
+            self.past.append(oldest)
+        self.recent.append(value)
 
 
 class Judge:
@@ -69,7 +80,7 @@ class Judge:
     def forget(self) -> None:
         """Start anew: the module has fallen back, or returns."""
         for track in self._tracks.values():
-            track.values.clear()
+            track.recent.clear()
             track.over = 0
 
     def _one(self, figure: str, norms: Norms, promise: float) -> Verdict | None:
@@ -84,8 +95,7 @@ class Judge:
         below = max(norms.own, math.hypot(*track.norms) / math.sqrt(len(track.norms)))
         value = norms.apart / below if below > 0 else 0.0
         self.errors[figure] = value
-        earlier = list(track.values)[: -RECENT + 1]
-        track.values.append(value)
+        track.add(value, promise)
         track.over = track.over + 1 if value > limit else 0
         if track.over:
             if track.over >= CONFIRMED and len(track.norms) >= ENOUGH:
@@ -94,15 +104,14 @@ class Judge:
                 )
             self.in_doubt = True
         # No sum over samples is in these two, so that they change slowly in a healthy module.
-        if figure in (OUTPUT, INPUT_GRADIENT) and len(earlier) >= ENOUGH:
-            usual = median(earlier)
-            recent = median(list(track.values)[-RECENT:])
-            if recent > max(DRIFT * usual, promise):
+        if figure in (OUTPUT, INPUT_GRADIENT) and len(track.recent) == RECENT:
+            recent, allowed = median(track.recent), track.drift_limit(promise)
+            if recent > allowed:
                 return Verdict(
                     figure,
                     recent,
-                    max(DRIFT * usual, promise),
-                    f"its {figure} drifts: it differs by {recent:.3g} now, and by {usual:.3g} before, against "
-                    f"{promise:.3g} that the plan promises",
+                    allowed,
+                    f"its {figure} drifts: it differs by {recent:.3g} now, and by {median(track.past):.3g} before; "
+                    f"the plan promises {promise:.3g}",
                 )
         return None

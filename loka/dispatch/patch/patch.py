@@ -182,8 +182,8 @@ class Patch:
         for kept, weights in zip(back, frozen, strict=True):
             bind(kept.bound.module, kept.bound_class, kept.bound.counters, weights, kept.records)
         self._kept = tuple(kept for kept in self._kept if kept not in back)
-        self._modules = self._in_order([*self._modules, *chosen])
-        return tuple(site for bound in chosen for site in bound.counters.sites)
+        self._modules = self._in_order([*self._modules, *(kept.bound for kept in back)])
+        return tuple(site for kept in back for site in kept.bound.counters.sites)
 
     @contextmanager
     def trial(self, fp8: bool | None) -> Iterator[tuple[BoundModule, ...]]:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import loka
+from loka import dispatch
 from tests.support import dispatch_sample as sample
 from tests.support import planted_faults
 from tests.support.models import dispatch_models as models
@@ -96,6 +97,38 @@ def test_a_fault_is_found_at_its_module_which_falls_back(site, fault, model, pat
     assert event.figure in str(event)
 
 
+class Outer(dispatch.Bound):
+    """A generated forward around bound modules, with no GEMM in FP8 itself."""
+
+    def forward(self, x):
+        for layer in self:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("fault", ["dgrad is wrong", "output is NaN"])
+def test_a_bound_module_around_another_is_not_blamed_for_it(fault, monkeypatch):
+    model = models.mlp()
+    outer = dispatch.Binding(
+        train=Outer,
+        infer=None,
+        replaces="torch.nn.modules.container.Sequential",
+        source_hash="",
+        inlined=(),
+        modules=("",),
+        sites=((),),
+        gemms=(),
+        shapes=(),
+    )
+    patch = sample.apply(model, (outer, sample.linears("0", "2")))
+    planted_faults.plant(monkeypatch, counter_id(patch, "0"), fault)
+    guard = loka.Guard(model, patch, loss=lambda model, x: model(x).square().mean(), every=1)
+    for step in range(20):
+        guard.step(torch.randn(16, 32, generator=torch.Generator().manual_seed(step)).requires_grad_())
+    assert guard.fallen == ("0",)
+    assert guard.report.errors[""] == {"output": 0.0, "gradient of its input": 0.0}
+
+
 @pytest.mark.parametrize("every", [7, 1000])
 def test_while_a_figure_is_over_its_limit_the_next_steps_are_checked(every, model, patch, monkeypatch):
     planted_faults.plant(monkeypatch, counter_id(patch, "head"), "output is a half more")
@@ -153,3 +186,18 @@ def test_findings_are_logged_with_what_was_compared(model, patch, monkeypatch, c
         "guard: step 0: 'head' fell back: FP8 makes values of its output that are not finite; "
         "it returns after 20 good checks"
     )
+
+
+def test_a_module_that_was_restored_by_hand_may_fall_again(model, patch, monkeypatch):
+    guard = loka.Guard(model, patch, loss=loss, every=1, return_after=2)
+    take_out = planted_faults.plant(monkeypatch, counter_id(patch, "head"), "output is NaN")
+    train(model, guard, 1)
+    patch.restore("head")
+    assert guard.fallen == ()
+    train(model, guard, 1)
+    assert [event.action for event in guard.events] == [loka.GuardAction.FELL_BACK] * 2
+    take_out()
+    patch.restore("head")
+    train(model, guard, 5)
+    assert len(guard.events) == 2
+    assert patch.sites == SITES
