@@ -178,7 +178,8 @@ def _missed(run: TrainingRun, faults: int) -> list[str]:
     with run.patch.trial(None) as modules:
         bound = [each for each in modules if any(each.counters.gemms)]
     for number in range(faults):
-        module, (name, change_input, change_output) = bound[number % len(bound)], _faults()[number % len(_faults())]
+        module, kinds = bound[number % len(bound)], _faults()
+        name, change_input, change_output = kinds[(number + number // len(bound)) % len(kinds)]  # another each round
         guard = Guard(run.model, run.patch, loss=run.loss, every=1, return_after=None)
         generated = type(module.module)
         right = generated.forward

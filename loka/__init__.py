@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from loka.dispatch.dispatch_errors import NewModelWarning as NewModelWarning
     from loka.dispatch.dispatch_errors import NonFiniteError as NonFiniteError
     from loka.dispatch.dispatch_errors import VerifyError as VerifyError
-    from loka.dispatch.guard.events import GuardAction as GuardAction
     from loka.dispatch.guard.events import GuardEvent as GuardEvent
     from loka.dispatch.guard.events import GuardReport as GuardReport
     from loka.dispatch.guard.guard import Guard as Guard
@@ -47,7 +46,7 @@ _MODULES = {
         "NonFiniteError",
         "VerifyError",
     ),
-    "loka.dispatch.guard.events": ("GuardAction", "GuardEvent", "GuardReport"),
+    "loka.dispatch.guard.events": ("GuardEvent", "GuardReport"),
     "loka.dispatch.guard.guard": ("Guard",),
     "loka.errors": ("CheckFailedError", "InputError", "LokaError"),
     "loka.mods.adapt": ("AdaptError", "ConvertError"),
@@ -67,7 +66,6 @@ __all__ = [
     "FrozenWeightError",
     "GeneratedPackage",
     "Guard",
-    "GuardAction",
     "GuardEvent",
     "GuardReport",
     "InputError",

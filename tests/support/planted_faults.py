@@ -21,8 +21,8 @@ class _Backward(torch.autograd.Function):
 
 
 def clipped(x):
-    """Values beyond a quarter of the largest are cut off."""
-    bound = x.detach().abs().max() / 4
+    """Values beyond an eighth of the largest are cut off."""
+    bound = x.detach().abs().max() / 8
     return x.clamp(-bound, bound)
 
 

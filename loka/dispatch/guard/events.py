@@ -4,27 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
+from typing import Literal
 
-
-class GuardAction(StrEnum):
-    """What became of a module."""
-
-    FELL_BACK = "fell back"
-    RETURNED = "returned"
-    NOT_FINITE = "not finite"  # not by FP8: nothing is changed
+Action = Literal["fell back", "returned", "not finite"]
 
 
 @dataclass(frozen=True, slots=True)
 class GuardEvent:
-    """One finding of a check."""
+    """One finding of a check. `str` of it is the line that is logged.
 
-    step: int  # calls of `Guard.step` before the one that found it
-    action: GuardAction
-    module: str  # qualified name, "" is the model itself; of any layer, "the batch" or "the loss" if not finite
-    sites: tuple[str, ...]  # the patch's sites in it
-    figure: str  # what was compared: "output", "gradient of fmb.0.weight", ...
-    value: float  # relative error; inf: not finite; nan: no figure
+    Attributes:
+        step: Calls of `Guard.step` before the one that found it.
+        action: "fell back" or "returned", of a bound module; "not finite", of any layer: FP8 is not at fault, and
+            nothing is changed.
+        module: Qualified name, "" for the model itself; "the batch" or "the loss" where no layer made the value.
+        sites: The patch's sites in the module.
+        figure: What was compared: "output", "gradient of its input", "gradient of fmb.0.weight", ...
+        value: Relative error; inf: not finite; nan: none.
+        limit: Of the relative error; nan: none.
+        reason: A sentence.
+    """
+
+    step: int
+    action: Action
+    module: str
+    sites: tuple[str, ...]
+    figure: str
+    value: float
     limit: float
     reason: str
 
@@ -36,9 +42,17 @@ class GuardEvent:
 
 @dataclass(frozen=True, slots=True)
 class GuardReport:
-    """The figures of one check, over all ranks."""
+    """The figures of one check, the largest over all ranks.
+
+    Attributes:
+        step: Calls of `Guard.step` before this one.
+        loss: By the model's own GEMMs.
+        loss_fp8: As the model trains at the moment.
+        errors: For each bound module and each of its figures the norm of what FP8 changes over that of the model's own
+            tensor; inf where FP8 alone is not finite.
+    """
 
     step: int
-    loss: float  # by the model's own GEMMs
+    loss: float
     loss_fp8: float
-    errors: Mapping[str, Mapping[str, float]]  # by module, then by what was compared: relative errors
+    errors: Mapping[str, Mapping[str, float]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +15,12 @@ from loka.dispatch.bind.bound import is_bound
 from loka.dispatch.bind.wrappers import ClosedWrapperError, unwrap
 from loka.dispatch.dispatch_errors import BindError
 from loka.dispatch.guard.batches import first_rows, tensors_in
-from loka.dispatch.guard.events import GuardAction, GuardEvent, GuardReport
+from loka.dispatch.guard.events import GuardEvent, GuardReport
 from loka.dispatch.guard.figures import Norms, read
 from loka.dispatch.guard.nonfinite_layer import first_nonfinite
 from loka.dispatch.guard.promises import promises
 from loka.dispatch.guard.ranks import Ranks
-from loka.dispatch.guard.runs import Fp8Run, Loss, OwnRun
+from loka.dispatch.guard.runs import Fp8Run, OwnRun
 from loka.dispatch.guard.undisturbed import undisturbed
 from loka.dispatch.guard.verdicts import Judge, Verdict
 from loka.dispatch.patch.patch import BoundModule, Patch
@@ -55,16 +55,17 @@ class Guard:
     On one step in `every` the batch runs twice more, eagerly: by the model's own forwards, and with each bound module
     in FP8 on the same inputs and output gradients. So a difference is found at the module that makes it, in its output,
     in the gradient of its input and in those of its parameters. Training is not disturbed: parameters, gradients,
-    buffers, random numbers and what `verify` counts stay bit for bit as they are. A third run, forward only, is that of
-    the loss with all modules in FP8.
+    buffers, random numbers and what `verify` counts stay bit for bit as they are. A third run, forward only, gives the
+    loss as the model trains at the moment.
 
     A module falls back, as by `patch.keep`, if FP8 makes a value that is not finite; if a figure is over its limit in
-    three checks in a row; or if its figures drift: the median of the last five is four times that of those before, and
-    over the promise. While one is over its limit, the next steps are checked too, so that this does not take long. The
-    limit is `margin` times the error that the plan promises for the module's GEMMs together. The module's own forward
-    is what the package was generated from, and was checked by `apply`: nothing is decided but which of the two runs,
-    and torch.compile compiles each combination once. A fallen module is still checked, and returns after
-    `return_after` good checks in a row; one that falls twice stays.
+    three checks in a row; or if its figures drift: the median of the last five is over the promise, and over four times
+    what was usual before. While a figure is over its limit, the next steps are checked too, so that this does not take
+    long. The limit is `margin` times the error that the plan promises for the module's GEMMs together, twice that for
+    gradients of parameters, whose sums over samples may cancel, and at most margin / 6. The module's own forward is
+    what the package was generated from, and was checked by `apply`: nothing is decided but which of the two runs, and
+    torch.compile compiles each combination once. A fallen module is still checked, and returns after `return_after`
+    good checks in a row; one that falls twice stays.
 
     A value that is not finite without FP8 too is reported with the layer that makes it, a kept one as well.
 
@@ -102,7 +103,7 @@ class Guard:
         model: nn.Module,
         patch: Patch,
         *,
-        loss: Loss,
+        loss: Callable[[nn.Module, Any], Tensor],
         every: int = 1000,
         rows: int | None = None,
         margin: float = 3.0,
@@ -217,9 +218,7 @@ class Guard:
             each.fallen = False
             each.judge.forget()
             reason = f"{each.good} checks in a row within its limits"
-            return GuardEvent(
-                step, GuardAction.RETURNED, bound.name, bound.counters.sites, "", math.nan, math.nan, reason
-            )
+            return GuardEvent(step, "returned", bound.name, bound.counters.sites, "", math.nan, math.nan, reason)
         if verdict is None or not is_bound(bound.module):  # sent back by the user
             return None
         self._patch._send_back((bound,))
@@ -229,7 +228,7 @@ class Guard:
         if self._return_after is not None:
             reason += "; it stays" if each.falls > 1 else f"; it returns after {self._return_after} good checks"
         sites, figure = bound.counters.sites, verdict.figure
-        return GuardEvent(step, GuardAction.FELL_BACK, bound.name, sites, figure, verdict.value, verdict.limit, reason)
+        return GuardEvent(step, "fell back", bound.name, sites, figure, verdict.value, verdict.limit, reason)
 
     def _of_no_module(
         self, report: GuardReport, batch: Any, norms: Mapping[str, Mapping[str, Norms]]
@@ -244,7 +243,7 @@ class Guard:
         name, what = self._ranks.first(found) or ("the loss", "the output of each layer is finite")
         how = "only with FP8 before it" if without else "without FP8 too"
         reason = f"the first value that is not finite is made here, {how}: {what}"
-        return GuardEvent(report.step, GuardAction.NOT_FINITE, name, (), what, math.inf, math.nan, reason)
+        return GuardEvent(report.step, "not finite", name, (), what, math.inf, math.nan, reason)
 
 
 def _inner(model: Any) -> nn.Module:

@@ -145,7 +145,7 @@ class Patch:
 
         A pattern is a site's name, or a glob whose `*` crosses dots: `patch.keep("layers.0.*", "head")`. Other sites
         are unchanged, and `verify` then covers only them. Sites that share a generated forward go back together.
-        A compiled model recompiles; CUDA graphs must be captured again. `restore` takes it back.
+        A compiled model recompiles; CUDA graphs must be captured again. `restore` undoes it.
 
         Raises BindError, with nothing changed, if a pattern matches no site of this patch, or if sites that do not
         match share a forward with one that does.

@@ -83,7 +83,7 @@ def test_a_guard_in_a_compiled_loop_compiles_once_a_way_through_fall_and_return_
             loss(compiled, x).backward()
     fell = ("head",)
     assert found == [((), 1), (fell, 2), ((), 2), (fell, 2), (fell, 2)]
-    assert [event.action.value for event in guard.events] == ["fell back", "returned", "fell back"]
+    assert [event.action for event in guard.events] == ["fell back", "returned", "fell back"]
     assert compilations.count == 2
     assert guard.fallen == ()
 

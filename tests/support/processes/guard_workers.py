@@ -59,7 +59,7 @@ def _guarded(rank, wrapped):
     for step in range(4):
         guard.step(_rows(rank, step))
     found["fallen"].append(guard.fallen)
-    found["events"] = [(event.action.value, event.module, event.step) for event in guard.events]
+    found["events"] = [(event.action, event.module, event.step) for event in guard.events]
     _loss(guard._model, _rows(rank, 0)).backward()
     patch.verify(backward=False)
     guard.step(_rows(rank, 1))
@@ -68,7 +68,7 @@ def _guarded(rank, wrapped):
     if rank == 1:
         guard._model.head.register_forward_hook(lambda module, args, out: out * torch.nan)
     (event,) = guard.step(rows)
-    found["nan"] = (event.action.value, event.module, event.step)
+    found["nan"] = (event.action, event.module, event.step)
     return found
 
 
