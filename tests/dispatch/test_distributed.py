@@ -140,6 +140,7 @@ def test_ranks_with_a_guard_decide_together_and_train_as_without(run, kind):
         assert rank["events"] == [("fell back", "layers.1", 4), ("returned", "layers.1", 8)]
         assert rank["fallen"] == [("layers.1",), ()]
         assert rank["nan"] == ("not finite", "head", 10)
+        assert rank["classes"] == 2  # compiled code is for one class: each comes back as it was
     assert first["report"] == second["report"]  # figures are those of all ranks
 
 

@@ -5,10 +5,10 @@ samples whose terms may cancel, in one batch nearly all, while their errors do n
 square over the last checks, if that is larger, and its limit is wider. Still it grows where a gradient goes through
 zero; so drift is told by the error itself too, which does not. One check alone condemns nothing that is finite.
 
-The numbers below were chosen on healthy training on a CPU, in multiples of what the plan promises: most outputs and
-gradients of inputs were under 1, those of weights under 1.5; the largest of single checks were 6.3 for an output (of a
-head whose logits passed zero) and 4.3 for a weight (whose gradient nearly cancelled, by 1.6 of its norm in that batch).
-None was over 3 in two checks in a row.
+The numbers below were chosen on healthy training on a CPU: some 20,000 checks of a small model, and 700 of a ranker and
+a tower of blocks. In multiples of what the plan promises, most outputs and gradients of inputs were under 1, those of
+weights under 1.5; the largest of single checks were 6.3 for an output (of a head whose logits passed zero) and 4.3 for
+a weight (whose gradient nearly cancelled in that batch). None was over 3 in two checks in a row.
 """
 
 from __future__ import annotations

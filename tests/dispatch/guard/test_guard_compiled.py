@@ -9,6 +9,8 @@ import loka
 from tests.support import dispatch_sample as sample
 from tests.support.models import dispatch_models as models
 
+pytestmark = pytest.mark.slow
+
 
 class Compilations:
     """A backend that counts how often it is asked to compile."""

@@ -64,6 +64,7 @@ def trained(model, guard=None, steps=8):
     return model.state_dict(), torch.get_rng_state()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [None, 5])
 def test_training_is_bit_equal_with_and_without(rows):
     plain, guarded = Model(), Model()

@@ -69,6 +69,13 @@ def _guarded(rank, wrapped):
         guard._model.head.register_forward_hook(lambda module, args, out: out * torch.nan)
     (event,) = guard.step(rows)
     found["nan"] = (event.action, event.module, event.step)
+    layer, classes = guard._model.layers[0], []
+    for _ in range(2):
+        patch.keep("layers.0.*")
+        classes.append(type(layer))
+        patch.restore("layers.0.*")
+        classes.append(type(layer))
+    found["classes"] = len(set(classes))
     return found
 
 
