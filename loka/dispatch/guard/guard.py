@@ -61,8 +61,8 @@ class Guard:
     A module falls back, as by `patch.keep`, if FP8 makes a value that is not finite; if a figure is over its limit in
     three checks in a row; or if its figures drift: the median of the last five is over the promise, and over four times
     what was usual before. While a figure is over its limit, the next steps are checked too, so that this does not take
-    long. The limit is `margin` times the error that the plan promises for the module's GEMMs together, twice that for
-    gradients of parameters, whose sums over samples may cancel, and at most margin / 6. The module's own forward is
+    long. The limit is `margin` times the error that the plan promises for the module's GEMMs together, three times that
+    for gradients of parameters, whose sums over samples may cancel, and at most margin / 6. The module's own forward is
     what the package was generated from, and was checked by `apply`: nothing is decided but which of the two runs, and
     torch.compile compiles each combination once. A fallen module is still checked, and returns after `return_after`
     good checks in a row; one that falls twice stays.

@@ -5,10 +5,10 @@ samples whose terms may cancel, in one batch nearly all, while their errors do n
 square over the last checks, if that is larger, and its limit is wider. Still it grows where a gradient goes through
 zero; so drift is told by the error itself too, which does not. One check alone condemns nothing that is finite.
 
-The numbers below were chosen on healthy training on a CPU: some 20,000 checks of a small model, and 700 of a ranker and
-a tower of blocks. In multiples of what the plan promises, most outputs and gradients of inputs were under 1, those of
-weights under 1.5; the largest of single checks were 6.3 for an output (of a head whose logits passed zero) and 4.3 for
-a weight (whose gradient nearly cancelled in that batch). None was over 3 in two checks in a row.
+The numbers below were chosen on healthy training on a CPU: 19,700 checks of a small model, and 980 of a ranker and of a
+tower of blocks. In multiples of what the plan promises, outputs reached 2.4, but for two single checks of a head whose
+logits passed zero (4.5 and 6.3); gradients of inputs 1.3; those of weights 4.9, while the loss stood still and the
+gradients of the head nearly cancelled. No figure was over the limits below twice in a row.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CONFIRMED = 3  # checks in a row with a figure over its limit
 PAST = 64  # figures that drift is told by
 RECENT = 5  # the last figures, which are compared with those before
 DRIFT = 4.0  # how much larger these are, where the promise is exceeded too
-SUMS = 2.0  # how much wider the limits of sums over samples are
+SUMS = 3.0  # how much wider the limits of sums over samples are
 LARGEST = 1 / 6  # a limit over the margin, at most: 0.5 by default
 
 

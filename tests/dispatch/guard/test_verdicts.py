@@ -16,7 +16,7 @@ WEIGHT = "gradient of weight"
 
 @pytest.fixture
 def judge():
-    """Limits: 0.3 of an output, 0.36 of the gradient of an input, 0.5 of sums (not 0.72)."""
+    """Limits: 0.3 of an output, 0.36 of the gradient of an input, 0.5 of sums (not 1.08)."""
     return Judge(Promise(output=0.1, gradients=0.12), margin=3.0)
 
 
@@ -75,7 +75,7 @@ def test_nothing_is_said_of_zeros(judge):
     assert judge.errors[OUTPUT] == 0.0
 
 
-@pytest.mark.parametrize(("figure", "promise"), [(OUTPUT, 0.1), (INPUT_GRADIENT, 0.12), (WEIGHT, 0.24)])
+@pytest.mark.parametrize(("figure", "promise"), [(OUTPUT, 0.1), (INPUT_GRADIENT, 0.12), (WEIGHT, 0.36)])
 def test_drift_is_told_by_the_median_of_the_last(figure, promise, judge):
     judged(judge, figure, *[promise / DRIFT] * 20)
     *first, verdict = judged(judge, figure, *[1.1 * promise] * 3)
