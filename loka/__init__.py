@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from loka.dispatch.dispatch_errors import NewModelWarning as NewModelWarning
     from loka.dispatch.dispatch_errors import NonFiniteError as NonFiniteError
     from loka.dispatch.dispatch_errors import VerifyError as VerifyError
+    from loka.dispatch.guard.events import GuardEvent as GuardEvent
+    from loka.dispatch.guard.events import GuardReport as GuardReport
+    from loka.dispatch.guard.guard import Guard as Guard
     from loka.errors import CheckFailedError as CheckFailedError
     from loka.errors import InputError as InputError
     from loka.errors import LokaError as LokaError
@@ -43,6 +46,8 @@ _MODULES = {
         "NonFiniteError",
         "VerifyError",
     ),
+    "loka.dispatch.guard.events": ("GuardEvent", "GuardReport"),
+    "loka.dispatch.guard.guard": ("Guard",),
     "loka.errors": ("CheckFailedError", "InputError", "LokaError"),
     "loka.mods.adapt": ("AdaptError", "ConvertError"),
     "loka.plan.planner": ("make_plan",),
@@ -60,6 +65,9 @@ __all__ = [
     "DtypeError",
     "FrozenWeightError",
     "GeneratedPackage",
+    "Guard",
+    "GuardEvent",
+    "GuardReport",
     "InputError",
     "LokaError",
     "LokaWarning",

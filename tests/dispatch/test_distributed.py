@@ -19,7 +19,7 @@ def saved(tmp_path_factory):
     """What each of two processes got from every function of dispatch_workers; starting them takes longest."""
     folder = tmp_path_factory.mktemp("ranks")
     sharded = ("fsdp", "fsdp_blocks", "fsdp_slice", "fsdp_adapted", "fsdp_frozen", "fsdp_inlined", "fsdp_loops")
-    names = ("ddp", "ddp_loops", *sharded)
+    names = ("ddp", "ddp_loops", *sharded, "guard_ddp", "guard_fsdp")
     multiprocessing.spawn(workers.start, (str(folder), names), nprocs=workers.WORLD)
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(workers.WORLD)]
 
@@ -128,6 +128,20 @@ def test_an_inlined_child_that_was_sharded_since_is_named_by_verify_and_stops_th
     for *problems, step in run("fsdp_inlined"):
         assert "a weight of shape (64, 32) is sharded and its input is not: " in step
         assert "'layers.0': its child 'up.0' is an FSDP unit of its own: shard the module around it instead" in problems
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["guard_ddp", "guard_fsdp"])
+def test_ranks_with_a_guard_decide_together_and_train_as_without(run, kind):
+    first, second = run(kind)
+    assert first["same"] == second["same"] == [True] * len(models.Blocks().state_dict())
+    for rank in (first, second):
+        assert rank["healthy"] == ()
+        assert rank["events"] == [("fell back", "layers.1", 4), ("returned", "layers.1", 8)]
+        assert rank["fallen"] == [("layers.1",), ()]
+        assert rank["nan"] == ("not finite", "head", 10)
+        assert rank["classes"] == 2  # compiled code is for one class: each comes back as it was
+    assert first["report"] == second["report"]  # figures are those of all ranks
 
 
 @pytest.fixture

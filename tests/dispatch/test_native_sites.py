@@ -129,5 +129,5 @@ def test_what_is_no_name_is_an_error_that_says_how_to_pass_several(given, model)
 
 def test_a_linear_that_mods_merged_is_told_under_the_name_of_all() -> None:
     with pytest.raises(dispatch.BindError, match=r"matches 'q' \(.*; mods made one of several linears: q\+k\+v\)"):
-        chosen_modules("made", ["q"], [("out",), ("q+k+v",)], ["out", "q+k+v"])
-    assert chosen_modules("made", ["q+k+v"], [("out",), ("q+k+v",)], ["out", "q+k+v"]) == [1]
+        chosen_modules("made", "keep", ["q"], [("out",), ("q+k+v",)], ["out", "q+k+v"])
+    assert chosen_modules("made", "keep", ["q+k+v"], [("out",), ("q+k+v",)], ["out", "q+k+v"]) == [1]

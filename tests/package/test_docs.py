@@ -67,7 +67,7 @@ def _small(text: str) -> str:
 def test_the_guide_works_step_by_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its files, commands and scripts, at small sizes, where FP8 has to be forced to be used at all."""
     guide = markdown.read(markdown.GUIDE)
-    model, train, serve = markdown.blocks(guide, "python")
+    model, train, serve, guarded = markdown.blocks(guide, "python")
     policy, profile = markdown.blocks(guide, "yaml")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(importlib.import_module("generated"), "__path__", [str(tmp_path / "generated")])
@@ -84,11 +84,13 @@ def test_the_guide_works_step_by_step(tmp_path: Path, monkeypatch: pytest.Monkey
                 assert profile in done.output
                 path.write_text(f"{path.read_text(encoding='utf-8')}{profile}\n", encoding="utf-8")
         assert CliRunner().invoke(main.app, ["generate", "--check", "policies/tower.yaml"]).exit_code == 0
-        for script in (train, serve):
+        for script in (train, serve, guarded.replace("every=1000", "every=5")):
             names: dict[str, object] = {}
             with pytest.warns(LokaWarning, match="reference path"):
                 exec(_small(script), names)  # noqa: S102 - the guide's own lines
             assert names["patch"].sites == ("0", "3")  # type: ignore[attr-defined]
+        assert names["guard"].report.step == 9  # type: ignore[attr-defined]
+        assert names["guard"].events == ()  # type: ignore[attr-defined]
     finally:
         for name in ("tower", *(name for name in sys.modules if name.startswith("generated.tower"))):
             sys.modules.pop(name, None)

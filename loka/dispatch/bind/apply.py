@@ -10,14 +10,15 @@ from torch import nn
 
 from loka.dispatch.bind.adapt_model import adapting
 from loka.dispatch.bind.binding import Binding
-from loka.dispatch.bind.bound import Bound, CallCounters, Frozen, derive, is_frozen_class, quantize, set_frozen
+from loka.dispatch.bind.bound import Bound, CallCounters, Frozen, derive
 from loka.dispatch.bind.check_libraries import library_problems
 from loka.dispatch.bind.check_model import ModuleMatch, match_modules
 from loka.dispatch.bind.device_warning import warn_of_devices
 from loka.dispatch.bind.wrappers import ClosedWrapperError, planned_inside, unwrap
 from loka.dispatch.dispatch_errors import BindError
-from loka.dispatch.patch.patch import BoundModule, Patch, refresh_after_load, unbind
-from loka.dispatch.static_scales import keep_from_ddp, names_in, set_static_scales
+from loka.dispatch.patch.bound_state import bind, frozen_weights, unbind
+from loka.dispatch.patch.patch import BoundModule, Patch
+from loka.dispatch.static_scales import keep_from_ddp, names_in
 from loka.mods.adaptation import Adaptation
 
 MODES = ("train", "infer")
@@ -71,11 +72,12 @@ def _bound(root: nn.Module, package: str, bindings: Sequence[Binding], mode: str
     if problems:
         raise BindError(f"{package} cannot run on this machine; the model is left as it was:", problems)
     # Do everything that can fail before the first module changes.
-    prepared = [(match, derive(match.generated, type(match.module)), _quantized(match)) for match in matches]
+    derived = [(match, derive(match.generated, type(match.module))) for match in matches]
+    prepared = [(match, bound_class, frozen_weights(bound_class, match.module)) for match, bound_class in derived]
     bound = []
     try:
-        for match, derived, frozen in prepared:
-            bound.append(BoundModule(match.name, match.module, _bind(match, derived, frozen, mode)))
+        for match, bound_class, frozen in prepared:
+            bound.append(BoundModule(match.name, match.module, _bind(match, bound_class, frozen, mode)))
     except BaseException:  # including an interrupt: never leave the model half bound
         for match in matches:
             unbind(match.module)
@@ -93,11 +95,7 @@ def _root(model: Any, package: str) -> nn.Module:
         raise BindError(f"{package}: the model is wrapped in {error}: apply before wrapping") from None
 
 
-def _quantized(match: ModuleMatch) -> Frozen:
-    return quantize(match.generated, match.module) if is_frozen_class(match.generated) else ()
-
-
-def _bind(match: ModuleMatch, derived: type[Bound], frozen: Frozen, mode: str) -> CallCounters:
+def _bind(match: ModuleMatch, bound_class: type[Bound], frozen: Frozen, mode: str) -> CallCounters:
     binding = match.binding
     planned = binding.in_mode(mode)
     counters = CallCounters(
@@ -107,11 +105,5 @@ def _bind(match: ModuleMatch, derived: type[Bound], frozen: Frozen, mode: str) -
         tuple(tuple(site.values()) for site in planned) if binding.kernels else (),
         binding,
     )
-    module: Any = match.module
-    module.__class__ = derived
-    module.loka = counters
-    set_static_scales(module, match.generated.loka_known)
-    if frozen:
-        set_frozen(module, frozen)
-        module.register_load_state_dict_post_hook(refresh_after_load)
+    bind(match.module, bound_class, counters, frozen)
     return counters

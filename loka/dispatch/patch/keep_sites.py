@@ -1,4 +1,4 @@
-"""Selection of the modules of a patch that go back to their own forward."""
+"""Selection of the modules of a patch that go back to their own forward, or return from it."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ _SHOWN = 3  # most names in a hint
 
 
 def chosen_modules(
-    package: str, patterns: Sequence[str], modules: Sequence[tuple[str, ...]], known: Sequence[str]
+    package: str, verb: str, patterns: Sequence[str], modules: Sequence[tuple[str, ...]], known: Sequence[str]
 ) -> list[int]:
     """Indices of the modules whose sites all match the patterns; `modules` has the sites of each.
 
-    `known`: all site names of the patch, including those already sent back. A pattern is a site's name, or a glob whose
-    `*` crosses dots. Raises BindError for a pattern that matches nothing, and if the patterns match some sites of a
-    module but not all: they share its forward, so one cannot go back without the others.
+    `verb`: "keep" or "restore", for messages. `known`: all site names of the patch, including those already sent back.
+    A pattern is a site's name, or a glob whose `*` crosses dots. Raises BindError for a pattern that matches nothing,
+    and if the patterns match some sites of a module but not all: they share its forward, so one cannot go back without
+    the others.
     """
     if not patterns:
-        raise BindError(f"{package}: keep takes the names of sites, or globs over them")
+        raise BindError(f"{package}: {verb} takes the names of sites, or globs over them")
     for pattern in patterns:
         if not isinstance(pattern, str):
             raise BindError(
-                f"{package}: keep takes names, each as an argument of its own, and {pattern!r} is none; write "
-                "patch.keep(*names) for several in a list"
+                f"{package}: {verb} takes names, each as an argument of its own, and {pattern!r} is none; write "
+                f"patch.{verb}(*names) for several in a list"
             )
     for pattern in patterns:
         if not any(fnmatchcase(site, pattern) for site in known):

@@ -3,42 +3,23 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
-from loka.dispatch.bind.bound import (
-    Bound,
-    CallCounters,
-    derived_class,
-    drop_frozen,
-    frozen_names,
-    is_frozen_class,
-    quantize,
-    same_kind,
-    set_frozen,
-    unbound_class,
-)
+from loka.dispatch.bind.bound import Bound, CallCounters, derived_class, is_frozen_class, unbound_class
 from loka.dispatch.bind.check_model import changes_since, shown
-from loka.dispatch.bind.split_weights import is_split
 from loka.dispatch.bind.wrappers import find_module, unwrap
 from loka.dispatch.dispatch_errors import BindError, LokaWarning, VerifyError
+from loka.dispatch.patch.bound_state import bind, frozen_weights, refresh_module, stale_sites, unbind
 from loka.dispatch.patch.compile_functions import compile_functions
 from loka.dispatch.patch.keep_sites import chosen_modules
 from loka.dispatch.patch.nonfinite import NonFiniteTrace
 from loka.dispatch.patch.uncalled import uncalled_reason
-from loka.dispatch.static_scales import (
-    Overflow,
-    clear_overflow_stats,
-    drop_static_scales,
-    give_back_to_ddp,
-    names_in,
-    overflows,
-)
+from loka.dispatch.static_scales import Overflow, clear_overflow_stats, give_back_to_ddp, names_in, overflows
 from loka.kernels import call_counters
 from loka.mods.unwrap import plain_name
 
@@ -60,6 +41,15 @@ class BoundModule:
     counters: CallCounters
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptModule:
+    """A module that `keep` sent back, and what `restore` gives it again."""
+
+    bound: BoundModule
+    bound_class: type
+    records: dict[str, Tensor]  # overflow statistics
+
+
 class Patch:
     """A package bound to a model, as returned by `apply`. `sites`: names of the patched sites, in order."""
 
@@ -67,9 +57,18 @@ class Patch:
         self._root = root
         self._package = package
         self._modules = modules
+        self._kept: tuple[KeptModule, ...] = ()
+        # A bound class -> the module's own. Compiled code is for one class, so that each has to come back as it was.
+        self._own_classes: dict[type, type] = {}
+        self._order = {id(bound.module): number for number, bound in enumerate(modules)}
         self._all = tuple(site for bound in modules for site in bound.counters.sites)  # including those sent back
         self._since: dict[int, dict[str, int]] = {}  # counts at the last reset, by counter id and kernel
         self._removed = False
+
+    @property
+    def package(self) -> str:
+        """The name of the generated package."""
+        return self._package
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -146,19 +145,72 @@ class Patch:
 
         A pattern is a site's name, or a glob whose `*` crosses dots: `patch.keep("layers.0.*", "head")`. Other sites
         are unchanged, and `verify` then covers only them. Sites that share a generated forward go back together.
-        A compiled model recompiles; CUDA graphs must be captured again. To run these sites in FP8 again, `remove` the
-        patch and apply the package again.
+        A compiled model recompiles; CUDA graphs must be captured again. `restore` undoes it.
 
         Raises BindError, with nothing changed, if a pattern matches no site of this patch, or if sites that do not
         match share a forward with one that does.
         """
+        return self._send_back(self._chosen("keep", patterns, self._modules))
+
+    def restore(self, *patterns: str) -> tuple[str, ...]:
+        """Run sites that `keep` sent back in FP8 again, and return their names.
+
+        A pattern is as for `keep`. A compiled model runs what was compiled before `keep`, without compiling again; CUDA
+        graphs must be captured again. Raises BindError, with nothing changed, as `keep` does, or if a module was
+        replaced or bound by another patch since.
+        """
+        return self._bring_back(self._chosen("restore", patterns, [kept.bound for kept in self._kept]))
+
+    def _send_back(self, chosen: Sequence[BoundModule]) -> tuple[str, ...]:
+        """`keep` of modules."""
         self._require_bound("keep")
-        sites = [bound.counters.sites for bound in self._modules]
-        chosen = chosen_modules(self._package, patterns, sites, self._all)
-        for number in chosen:
-            unbind(self._modules[number].module)
-        self._modules = tuple(bound for number, bound in enumerate(self._modules) if number not in chosen)
-        return tuple(site for number in chosen for site in sites[number])
+        kept = []
+        for bound in chosen:
+            bound_class = type(bound.module)
+            kept.append(KeptModule(bound, bound_class, unbind(bound.module, self._own_class(bound_class))))
+        self._kept += tuple(kept)
+        self._modules = tuple(bound for bound in self._modules if bound not in chosen)
+        return tuple(site for bound in chosen for site in bound.counters.sites)
+
+    def _bring_back(self, chosen: Sequence[BoundModule]) -> tuple[str, ...]:
+        """`restore` of modules."""
+        self._require_bound("restore")
+        back = [kept for kept in self._kept if kept.bound in chosen]
+        if lost := [shown(kept.bound.name) for kept in back if not self._is_own(kept)]:
+            raise BindError(f"{self._package}: cannot restore {', '.join(lost)}: replaced or bound anew since `keep`")
+        frozen = [frozen_weights(kept.bound_class, kept.bound.module) for kept in back]
+        for kept, weights in zip(back, frozen, strict=True):
+            bind(kept.bound.module, kept.bound_class, kept.bound.counters, weights, kept.records)
+        self._kept = tuple(kept for kept in self._kept if kept not in back)
+        self._modules = self._in_order([*self._modules, *(kept.bound for kept in back)])
+        return tuple(site for kept in back for site in kept.bound.counters.sites)
+
+    @contextmanager
+    def trial(self, fp8: bool | None) -> Iterator[tuple[BoundModule, ...]]:
+        """Context in which all modules, those kept too, run in FP8, or all by their own forwards; yields them.
+
+        None: each as it is. For comparisons of the two, eagerly. What runs inside does not count for `verify`. Raises
+        BindError if the patch was removed or is for mode "infer".
+        """
+        self._require_bound("compare")
+        here = [bound for bound in self._modules if isinstance(bound.module, Bound)]
+        if any(is_frozen_class(derived_class(type(bound.module)).loka_generated) for bound in here):
+            raise BindError(f"{self._package}: bound with mode='infer', without gradients: apply with mode='train'")
+        kept = tuple(kept for kept in self._kept if self._is_own(kept))
+        before = {number: call_counters.counts(number) for number, _ in self._labels()}
+        classes = [(bound.module, type(bound.module)) for bound in here]
+        try:
+            for each in kept if fp8 is True else ():
+                bind(each.bound.module, each.bound_class, each.bound.counters, (), each.records)
+            for module, bound_class in classes if fp8 is False else ():
+                module.__class__ = self._own_class(bound_class)
+            yield self._in_order([*here, *(each.bound for each in kept)])
+        finally:
+            for module, bound_class in classes:
+                module.__class__ = bound_class
+            for each in kept:
+                unbind(each.bound.module, self._own_class(each.bound_class))
+            self._discount(before)
 
     def compile(self, **options: Any) -> None:
         """Compile the generated functions that the bound modules call, each by itself, at its first call.
@@ -219,9 +271,34 @@ class Patch:
         if self._removed:
             raise BindError(f"{self._package}: cannot {verb}: this patch was removed; apply the package again")
 
+    def _chosen(self, verb: str, patterns: Sequence[str], modules: Sequence[BoundModule]) -> tuple[BoundModule, ...]:
+        """The modules whose sites the patterns of `keep` or `restore` name."""
+        sites = [bound.counters.sites for bound in modules]
+        return tuple(modules[number] for number in chosen_modules(self._package, verb, patterns, sites, self._all))
+
+    def _in_order(self, modules: Sequence[BoundModule]) -> tuple[BoundModule, ...]:
+        return tuple(sorted(modules, key=lambda bound: self._order[id(bound.module)]))
+
+    def _own_class(self, bound_class: type) -> type:
+        """The class of a module without the generated forward; the same one each time."""
+        return self._own_classes.setdefault(bound_class, unbound_class(bound_class))
+
+    def _is_own(self, kept: KeptModule) -> bool:
+        """True if a kept module is as `keep` left it, and in its place."""
+        bound = kept.bound
+        own = type(bound.module) is self._own_class(kept.bound_class)
+        return own and find_module(self._root, bound.name) is bound.module
+
+    def _discount(self, before: dict[int, dict[str, int]]) -> None:
+        """Leave the runs since `before` out of what `verify` counts."""
+        for number, counts in before.items():
+            since = self._since.setdefault(number, {})
+            for kernel, count in call_counters.counts(number).items():
+                since[kernel] = since.get(kernel, 0) + count - counts.get(kernel, 0)
+
     def _labels(self) -> Iterator[tuple[int, tuple[str, str]]]:
         """Every counter id of the patch, with its site and GEMM."""
-        for bound in self._modules:
+        for bound in (*self._modules, *(kept.bound for kept in self._kept)):
             for site, number in zip(bound.counters.sites, bound.counters.numbers, strict=True):
                 for offset, gemm in enumerate(GEMMS):
                     yield number + offset, (site, gemm)
@@ -292,61 +369,3 @@ def patch_of(model: nn.Module) -> Patch:
         raise BindError("no module of this model is bound")
     package = derived_class(type(modules[0].module)).loka_generated.__module__.rpartition(".")[0]
     return Patch(root, package, modules)
-
-
-def refresh_module(module: Bound) -> None:
-    """Quantise one module's frozen weights again. Raises BindError if this process has only a part of them."""
-    generated = derived_class(type(module)).loka_generated
-    if is_frozen_class(generated):
-        if is_split(module):
-            raise BindError(
-                f"{', '.join(module.loka.sites)}: FSDP has split the weights since apply, so that they "
-                "cannot be quantised again, and the frozen ones stay as they are: load the weights, apply with "
-                "mode='infer', then shard (fully_shard), in this order"
-            )
-        set_frozen(module, quantize(generated, module))
-
-
-def stale_sites(module: Bound) -> tuple[str, ...]:
-    """The sites of a module whose frozen weight no longer equals the quantised parameter.
-
-    () if FSDP has split the parameters: to compare, all processes would have to gather them.
-    """
-    generated = derived_class(type(module)).loka_generated
-    if not is_frozen_class(generated) or is_split(module):
-        return ()
-    stale = []
-    for index, (site, pair) in enumerate(zip(module.loka.sites, quantize(generated, module), strict=True)):
-        if pair is not None:
-            kept = tuple(module._buffers[name] for name in frozen_names(index))
-            if not all(_same_bits(now, then) for now, then in zip(pair, kept, strict=True)):
-                stale.append(site)
-    return tuple(stale)
-
-
-def refresh_after_load(module: nn.Module, incompatible_keys: Any) -> None:
-    """load_state_dict post hook that quantises frozen weights again."""
-    if isinstance(module, Bound):
-        refresh_module(module)
-
-
-def unbind(module: nn.Module) -> None:
-    """Restore a module's own class; no effect if it is not bound."""
-    if not isinstance(module, Bound):
-        return
-    if "loka" in vars(module):
-        drop_frozen(module)
-        drop_static_scales(module, module.loka_known)
-        del module.loka
-    hooks = module._load_state_dict_post_hooks
-    for key in [key for key, hook in hooks.items() if hook is refresh_after_load]:
-        del hooks[key]
-    module.__class__ = unbound_class(type(module))
-
-
-def _same_bits(now: torch.Tensor, then: torch.Tensor | None) -> bool:
-    if then is None or not same_kind(now, then):
-        return False
-    if now.device.type == "meta":
-        return True
-    return torch.equal(now.contiguous().view(torch.uint8), then.contiguous().view(torch.uint8))

@@ -25,6 +25,7 @@ from loka.errors import InputError
 from loka.graph.source import forward_source_hash
 from tests.support import dispatch_sample as sample
 from tests.support.models import dispatch_models as models
+from tests.support.processes.guard_workers import guard_ddp, guard_fsdp  # noqa: F401 - found by name
 
 WORLD = 2
 BINDINGS = (sample.linears("0", "2"), sample.linears("4", shape=(1, 32)))

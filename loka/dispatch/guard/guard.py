@@ -1,0 +1,264 @@
+"""`loka.Guard`: a guard while training."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from loka.dispatch.bind.bound import is_bound
+from loka.dispatch.bind.wrappers import ClosedWrapperError, unwrap
+from loka.dispatch.dispatch_errors import BindError
+from loka.dispatch.guard.batches import first_rows, tensors_in
+from loka.dispatch.guard.events import GuardEvent, GuardReport
+from loka.dispatch.guard.figures import Norms, read
+from loka.dispatch.guard.nonfinite_layer import first_nonfinite
+from loka.dispatch.guard.promises import promises
+from loka.dispatch.guard.ranks import Ranks
+from loka.dispatch.guard.runs import Fp8Run, OwnRun
+from loka.dispatch.guard.undisturbed import undisturbed
+from loka.dispatch.guard.verdicts import Judge, Verdict
+from loka.dispatch.patch.patch import BoundModule, Patch
+from loka.errors import InputError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+_log = logging.getLogger("loka")
+
+
+@dataclass(slots=True)
+class _Guarded:
+    """A bound module, and what the guard knows of it."""
+
+    bound: BoundModule
+    judge: Judge
+    fallen: bool = False
+    falls: int = 0
+    good: int = 0  # checks within limits since it fell back
+
+
+class Guard:
+    """Compares FP8 with the model's own GEMMs while it trains, and sends modules back where they part too far.
+
+        patch = ranker.apply(model)
+        guard = loka.Guard(model, patch, loss=lambda model, batch: loss_fn(model(*batch[0]), batch[1]))
+        for batch in batches:
+            guard.step(batch)
+            ...  # forward, backward, optimizer.step(), as without a guard
+
+    On one step in `every` the batch runs twice more, eagerly: by the model's own forwards, and with each bound module
+    in FP8 on the same inputs and output gradients. So a difference is found at the module that makes it, in its output,
+    in the gradient of its input and in those of its parameters. Training is not disturbed: parameters, gradients,
+    buffers, random numbers and what `verify` counts stay bit for bit as they are. A third run, forward only, gives the
+    loss as the model trains at the moment.
+
+    A module falls back, as by `patch.keep`, if FP8 makes a value that is not finite; if a figure is over its limit in
+    three checks in a row; or if its figures drift: the median of the last five is over the promise, and over four times
+    what was usual before. While a figure is over its limit, the next steps are checked too, so that this does not take
+    long. The limit is `margin` times the error that the plan promises for the module's GEMMs together, three times that
+    for gradients of parameters, whose sums over samples may cancel, and at most margin / 6. The module's own forward is
+    what the package was generated from, and was checked by `apply`: nothing is decided but which of the two runs, and
+    torch.compile compiles each combination once. A fallen module is still checked, and returns after `return_after`
+    good checks in a row; one that falls twice stays.
+
+    A value that is not finite without FP8 too is reported with the layer that makes it, a kept one as well.
+
+    Each finding is logged (logger "loka", level WARNING), is in `events`, and is returned by `step`. A loop that
+    replays a CUDA graph of its own has to capture it again after a step that returns an event; with torch.compile
+    nothing is to be done, but more than eight combinations are more than its `recompile_limit`.
+
+    With DDP and FSDP2 all ranks have to call `step` alike; they check the same steps, on batches of their own, and
+    decide together. Call `step` between optimizer steps, not amid an accumulation under FSDP2.
+
+    Args:
+        model: The model that is trained, as the loop has it: compiled, in DDP, sharded.
+        patch: What `apply` returned for it, in mode "train".
+        loss: `loss(model, batch)` returns the scalar loss. Call the `model` that it is given: it is the one inside of
+            torch.compile and DDP. It is called three times in a check, so nothing in it should count. Autocast may be
+            in it or around `step`.
+        every: One step in this number is checked; counted from 0, step i if i % every == every - 1.
+        rows: Check the first rows of each tensor of the batch; None: all. A check takes memory for the outputs of all
+            bound modules and their gradients.
+        margin: Limit of a figure, in multiples of what the plan promises.
+        return_after: Good checks in a row after which a fallen module returns; None: it stays.
+        group: Ranks that check together; None: all.
+
+    Attributes:
+        events: All findings so far.
+        report: The figures of the last check; None before the first.
+
+    Raises:
+        InputError: An argument cannot be used.
+        BindError: The patch is of another model, was removed, or is for mode "infer".
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        patch: Patch,
+        *,
+        loss: Callable[[nn.Module, Any], Tensor],
+        every: int = 1000,
+        rows: int | None = None,
+        margin: float = 3.0,
+        return_after: int | None = 20,
+        group: ProcessGroup | None = None,
+    ) -> None:
+        if not isinstance(patch, Patch):
+            raise InputError(f"guard: patch must be what apply returned, not a {type(patch).__name__}")
+        for name, value in (("every", every), ("rows", rows or 1), ("return_after", return_after or 1)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InputError(f"guard: {name} must be a whole number of at least 1, not {value!r}")
+        if isinstance(margin, bool) or not isinstance(margin, int | float) or not 1 <= margin < math.inf:
+            raise InputError(f"guard: margin must be a number of at least 1, not {margin!r}")
+        if not callable(loss):
+            raise InputError(f"guard: loss must be a function of a model and a batch, not a {type(loss).__name__}")
+        self._model = _inner(model)
+        self._patch = patch
+        self._loss = loss
+        self._every = every
+        self._rows = rows
+        self._return_after = return_after
+        self._ranks = Ranks(group)
+        self._step = 0
+        self._next = every - 1
+        self.events: tuple[GuardEvent, ...] = ()
+        self.report: GuardReport | None = None
+        with patch.trial(fp8=False) as bound:
+            _check_model(self._model, bound)
+            promised = promises(patch.package, bound)
+            judges = {each.name: Judge(promised[each.name], margin) for each in bound}
+            self._guarded = {each.name: _Guarded(each, judges[each.name]) for each in bound}
+
+    @property
+    def fallen(self) -> tuple[str, ...]:
+        """Names of the modules that run by their own forwards at the moment."""
+        return tuple(name for name, each in self._guarded.items() if each.fallen and not is_bound(each.bound.module))
+
+    def step(self, batch: Any) -> tuple[GuardEvent, ...]:
+        """Report a training step and its batch, before it; checks if it is due. Returns what was found.
+
+        Raises InputError if the loss cannot be computed from the batch, or is no scalar, and BindError if the patch was
+        removed.
+        """
+        step, self._step = self._step, self._step + 1
+        if step < self._next:
+            return ()
+        events = self._check(step, batch)
+        in_doubt = any(each.judge.in_doubt for each in self._guarded.values() if not each.fallen)
+        self._next = self._step if in_doubt else self._step + (self._every - 1 - self._step) % self._every
+        return events
+
+    def _check(self, step: int, batch: Any) -> tuple[GuardEvent, ...]:
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise InputError("guard: step was called while a CUDA graph is captured: call it outside of the graph")
+        if torch.is_inference_mode_enabled():
+            raise InputError("guard: step was called in torch.inference_mode(), which has no gradients")
+        batch = batch if self._rows is None else first_rows(batch, self._rows)
+        norms, loss, loss_fp8 = self._compare(batch)
+        found = []
+        for name, each in self._guarded.items():
+            if name in norms and (event := self._decide(step, each, each.judge.judge(norms[name]))) is not None:
+                found.append(event)
+        errors = {name: self._guarded[name].judge.errors for name in norms}
+        self.report = GuardReport(step, loss, loss_fp8, errors)
+        if not found and (event := self._of_no_module(self.report, batch, norms)) is not None:
+            found.append(event)
+        for event in found:
+            _log.warning("%s", event)
+        self.events += tuple(found)
+        return tuple(found)
+
+    def _compare(self, batch: Any) -> tuple[dict[str, dict[str, Norms]], float, float]:
+        """Norms of each module that ran, and the loss without and with FP8; the same on all ranks."""
+        with undisturbed(self._model), self._patch.trial(fp8=False) as bound:
+            own = OwnRun(bound)
+            with own.watching():
+                loss = self._loss_of(batch)
+                if not any(run.calls for run in own.modules.values()) and self._guarded:
+                    raise InputError("guard: loss ran none of the bound modules: call the model that it is given")
+                own.backward(loss)
+        with undisturbed(self._model), self._patch.trial(fp8=True) as bound:
+            run = Fp8Run(bound, own)
+            with run.watching():
+                run.backward(self._loss_of(batch))
+        with undisturbed(self._model), self._patch.trial(None), torch.no_grad():
+            loss_fp8 = self._loss(self._model, batch)
+        norms = read({name: each.figures for name, each in run.modules.items() if each.calls})
+        flat = [value for each in norms.values() for pair in each.values() for value in (pair.apart, pair.own)]
+        losses = [loss.item(), loss_fp8.item()]
+        agreed = iter(self._ranks.largest([*losses, *flat]))
+        losses = [next(agreed), next(agreed)]
+        same = {name: {label: Norms(next(agreed), next(agreed)) for label in each} for name, each in norms.items()}
+        return same, losses[0], losses[1]
+
+    def _loss_of(self, batch: Any) -> Tensor:
+        loss = self._loss(self._model, batch)
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+            what += " without gradients" if isinstance(loss, Tensor) and not loss.requires_grad else ""
+            raise InputError(f"guard: loss(model, batch) must return a scalar tensor with a gradient, not {what}")
+        return loss
+
+    def _decide(self, step: int, each: _Guarded, verdict: Verdict | None) -> GuardEvent | None:
+        """Send a module back or let it return."""
+        bound = each.bound
+        each.fallen &= not is_bound(bound.module)  # it may have been restored by hand
+        if each.fallen:
+            each.good = 0 if verdict is not None or each.judge.in_doubt else each.good + 1
+            if self._return_after is None or each.falls > 1 or each.good < self._return_after:
+                return None
+            self._patch._bring_back((bound,))
+            each.fallen = False
+            each.judge.forget()
+            reason = f"{each.good} checks in a row within its limits"
+            return GuardEvent(step, "returned", bound.name, bound.counters.sites, "", math.nan, math.nan, reason)
+        if verdict is None or not is_bound(bound.module):  # sent back by the user
+            return None
+        self._patch._send_back((bound,))
+        each.fallen, each.good, each.falls = True, 0, each.falls + 1
+        each.judge.forget()
+        reason = verdict.reason
+        if self._return_after is not None:
+            reason += "; it stays" if each.falls > 1 else f"; it returns after {self._return_after} good checks"
+        sites, figure = bound.counters.sites, verdict.figure
+        return GuardEvent(step, "fell back", bound.name, sites, figure, verdict.value, verdict.limit, reason)
+
+    def _of_no_module(
+        self, report: GuardReport, batch: Any, norms: Mapping[str, Mapping[str, Norms]]
+    ) -> GuardEvent | None:
+        """A value that is not finite, if no bound module is at fault for it."""
+        own = [pair.own for each in norms.values() for pair in each.values()]
+        without = all(map(math.isfinite, [report.loss, *own]))
+        if without and math.isfinite(report.loss_fp8):
+            return None
+        with undisturbed(self._model), self._patch.trial(None if without else False) as bound:
+            found = first_nonfinite(self._model, bound, self._loss, batch, tensors_in(batch))
+        name, what = self._ranks.first(found) or ("the loss", "the output of each layer is finite")
+        how = "only with FP8 before it" if without else "without FP8 too"
+        reason = f"the first value that is not finite is made here, {how}: {what}"
+        return GuardEvent(report.step, "not finite", name, (), what, math.inf, math.nan, reason)
+
+
+def _inner(model: Any) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise InputError(f"guard: model must be the nn.Module that is trained, not a {type(model).__name__}")
+    try:
+        return unwrap(model)
+    except ClosedWrapperError as error:
+        raise BindError(f"guard: the model is wrapped in {error}, whose modules cannot run by themselves") from None
+
+
+def _check_model(model: nn.Module, bound: tuple[BoundModule, ...]) -> None:
+    inside = set(map(id, model.modules()))
+    if missing := [each.name for each in bound if id(each.module) not in inside]:
+        raise BindError(
+            f"guard: the patch is of another model than the one given, which lacks its {missing[0]!r}: give the guard "
+            "the model that apply was given"
+        )
