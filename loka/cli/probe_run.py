@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from loka.cli.output import note
@@ -12,6 +13,9 @@ from loka.errors import InputError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from torch import nn
+
+    from loka.bench.quality.training_job import TrainingJob
     from loka.plan.planner import Examined
     from loka.probe.probe import Probe
     from loka.probe.stats.bias_track import BiasTrack
@@ -21,6 +25,7 @@ STEPS = 80  # default if neither the command line nor the policy gives a number
 SAMPLES = 20  # least number of samples without --every
 SAVE_SAMPLES = 5  # samples between saves: a killed run loses at most these
 ROWS = 512  # sampled from each call: many, because a short run has few samples
+NE_BATCHES = 4  # held-out batches on which the change of NE is measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +54,15 @@ class Interrupted(Exception):  # noqa: N818 - not an error: the user asked for i
 
 
 def record(
-    examined: Examined, steps: int | None, every: int | None, seed: int, device: str, path: Path | None = None
+    examined: Examined,
+    steps: int | None,
+    every: int | None,
+    seed: int,
+    device: str,
+    path: Path | None = None,
+    ne_batches: int = 0,
 ) -> Record:
-    """Train the policy's model with a Probe.
+    """Train the policy's model with a Probe, and measure the change of NE on `ne_batches` held-out batches, if any.
 
     Samples are saved to `path` in the background, every SAVE_SAMPLES samples and at the end, so that a killed run
     leaves them, even during estimation. A run that fails or is interrupted before the first sample leaves no file.
@@ -71,7 +82,8 @@ def record(
 
     policy = examined.policy
     _check_watchable(examined)
-    job = adapted_job(make_job(policy, steps, device, tested=False), examined.adapted.adaptations)
+    tested = ne_batches > 0 and policy.train is not None and policy.train.test is not None
+    job = adapted_job(make_job(policy, steps, device, tested=tested), examined.adapted.adaptations)
     done = Steps()
     start = time.perf_counter()
     with current_directory_importable(), training_of(policy), Shown("steps") as shown:
@@ -103,7 +115,37 @@ def record(
         )
     if done.done < wanted and steps is not None:
         note(f"note: the batches ended after {done.done} of {wanted} steps")
-    return Record(recorded, biases, {"training": time.perf_counter() - start})
+    seconds = {"training": time.perf_counter() - start}
+    if ne_batches:
+        start = time.perf_counter()
+        held_out = seed if tested else seed ^ 1  # without test rows: those of another training stream
+        recorded = _with_ne(examined, recorded, job, model, held_out, ne_batches)
+        seconds["NE"] = time.perf_counter() - start
+    return Record(recorded, biases, seconds)
+
+
+def _with_ne(
+    examined: Examined, recorded: RecordedStats, job: TrainingJob, model: nn.Module, seed: int, batches: int
+) -> RecordedStats:
+    """The record with changes of NE; as it is, with a note, where the trained model cannot be evaluated.
+
+    Raises Interrupted with the record.
+    """
+    from loka.bench.quality.held_out import held_out_of
+    from loka.cli.progress import Shown
+    from loka.probe.learn import with_ne
+    from loka.sites.callables import current_directory_importable, describe_error
+
+    try:
+        with current_directory_importable(), Shown("sites") as shown:
+            held_out = held_out_of(job, model, examined.sites, seed, batches)
+            progress = partial(shown.update, "measuring NE")
+            return with_ne(recorded, examined.sites, examined.settings, held_out, progress)
+    except KeyboardInterrupt as stopped:
+        raise Interrupted(recorded) from stopped
+    except Exception as error:  # noqa: BLE001 - the user's model and loss can raise anything
+        note(f"note: the profile has no changes of NE: {describe_error(error)}")
+        return recorded
 
 
 def _recorded(probe: Probe, path: Path | None) -> RecordedStats:

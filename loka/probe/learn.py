@@ -16,6 +16,7 @@ from loka.probe.estimate.candidate_recipes import candidates
 from loka.probe.estimate.estimate import estimate_site
 from loka.probe.profile.profile import Estimate, Finding, SiteProfile
 from loka.probe.profile.summarise import summarise
+from loka.probe.sensitivity.measure import HeldOut, measure_forward
 from loka.probe.stats.bias_track import BiasTrack
 from loka.probe.stats.site_stats import RecordedStats, SiteStats
 from loka.sites.site import Site
@@ -40,7 +41,8 @@ def finish(
     """`recorded` with an estimate for each GEMM and candidate recipe, and with its findings.
 
     `sites` and `settings` are those of the policy, in the same order; the candidates are the standard ones and the
-    policy's own, each judged against the site's own budget. A GEMM that the policy keeps gets none. `batch_size` gives
+    policy's own, each judged against the site's own budget. A GEMM that the policy keeps gets none. Changes of NE, which
+    need the model (`with_ne`), stay those of `recorded`. `batch_size` gives
     M, `limit` the most sampled pairs of operands for a GEMM. `bias_norms`: tracks of `bias_track` by site;
     `suggestible`: possible mods by site. Equal arguments give equal results.
 
@@ -53,7 +55,9 @@ def finish(
         site, wanted = known[stats.name]
         rows = site.rows.at(batch_size)
         summary = summarise(stats, (), rows)
-        summary = replace(summary, estimates=_estimates(site, stats, summary, wanted, seed, limit))
+        before = recorded.profile.site(stats.name)
+        estimates = _estimates(site, stats, summary, wanted, seed, limit)
+        summary = replace(summary, estimates=estimates, ne=before.ne if before is not None else ())
         profiles.append(summary)
         bias = (bias_norms or {}).get(site.name)
         findings.extend(find(site, stats, summary, wanted, bias, suggested.get(site.name)))
@@ -77,6 +81,28 @@ def check_sites(recorded: RecordedStats, sites: Sequence[Site]) -> None:
                 f"site {stats.name!r} has K = {stats.k}, N = {stats.n} in the profile and K = {shape[0]}, "
                 f"N = {shape[1]} in the model; the model changed: probe it again"
             )
+
+
+def with_ne(
+    recorded: RecordedStats,
+    sites: Sequence[Site],
+    settings: Sequence[SiteSettings],
+    held_out: HeldOut,
+    progress: Progress | None = None,
+) -> RecordedStats:
+    """`recorded` with the change of NE by each site's forward GEMM, for the same recipes as `finish`.
+
+    Sites that were not seen, and those whose forward GEMM the policy keeps, get none. Raises what the model raises.
+    """
+    seen = {site.name: site for site in recorded.profile.sites if site.operands}
+    recipes = {
+        site.name: recipes_of(site, wanted, seen[site.name]).get(Gemm.FPROP, ())
+        for site, wanted in zip(sites, settings, strict=True)
+        if site.name in seen
+    }
+    found = measure_forward(held_out, {site: pairs for site, pairs in recipes.items() if pairs}, progress)
+    profiles = tuple(replace(site, ne=found.get(site.name, ())) for site in recorded.profile.sites)
+    return replace(recorded, profile=replace(recorded.profile, sites=profiles))
 
 
 def recipes_of(site: Site, settings: SiteSettings, seen: SiteProfile) -> dict[Gemm, tuple[OperandPair, ...]]:

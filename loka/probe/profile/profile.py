@@ -52,6 +52,20 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
+class NeEstimate:
+    """The change of NE by one GEMM of a site with its operands quantised by `operands`, measured on the trained model.
+
+    NE is the log loss over a constant; for another loss, it is the relative change of that.
+    """
+
+    gemm: Gemm
+    operands: OperandPair  # in the order of enums.OPERANDS[gemm]
+    ne_percent: Interval  # in per cent of NE, positive is worse; expected over trainings
+    run_percent: float  # standard deviation of what a single training differs from that by
+    varying_error: float  # power of the error over that of the result, both without their mean over samples
+
+
+@dataclass(frozen=True, slots=True)
 class Shares:
     """Shares of an operand's elements lost with a dynamic scale, relative to all elements, 0 to 1."""
 
@@ -104,6 +118,11 @@ class SiteProfile:
     rows: int  # M of the last call
     operands: tuple[OperandSummary, ...]
     estimates: tuple[Estimate, ...]
+    ne: tuple[NeEstimate, ...] = ()  # also () if the file does not record them
+
+    def ne_estimate(self, gemm: Gemm, operands: OperandPair) -> NeEstimate | None:
+        """The change of NE by a GEMM with exactly this recipe; None if it was not measured."""
+        return next((each for each in self.ne if (each.gemm, each.operands) == (gemm, operands)), None)
 
 
 @dataclass(frozen=True, slots=True)
