@@ -54,7 +54,7 @@ def recipes() -> tuple[StudyRecipe, ...]:
     return tuple(made)
 
 
-def few_bits(x: Tensor, bits: int) -> Tensor:
+def few_bits(x: Tensor, bits: float) -> Tensor:
     """x (R, C) with `bits` mantissa bits and the exponents of e4m3, one power-of-two scale a row; dequantised."""
     amax = x.abs().amax(1, keepdim=True).clamp(min=2.0**-100)
     scale = round_up_to_power_of_two(amax / 448)

@@ -1,4 +1,4 @@
-"""Trains a model natively and with each recipe, from the same weights on the same batches; rows go to a JSON lines file."""
+"""Trains a model natively and with each recipe, from the same weights on the same batches, into a JSON lines file."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MODELS = {
     model.name: model
     for model in (
         StudyModel("movietweetings", "policies/movietweetings.yaml"),
-        StudyModel("dlrm_dcnv2", "policies/dlrm_dcnv2.yaml", 64),
+        StudyModel("dlrm_dcnv2", "policies/dlrm_dcnv2.yaml", 48),
     )
 }
 

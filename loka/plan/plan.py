@@ -39,6 +39,7 @@ class Evidence:
     samples: int  # number of these steps that were sampled
     verdict: Verdict
     figures: str  # those over or near the budget: "MERE 0.26 [0.25, 0.27] over the budget 0.2"; "" if safe
+    ne_percent: Interval | None = None  # the change of NE by this GEMM alone, in per cent; None if not measured
 
 
 @dataclass(frozen=True, slots=True)

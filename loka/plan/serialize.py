@@ -39,9 +39,9 @@ from loka.policy.policy import ExecutionSpec
 from loka.sites.site import Site
 
 FORMAT = "loka.plan"
-# 2: measurements, and kernels by rows; 3: mods; 4: interactions; 5: current names (`older_plans`); 6: execution. A plan
-# is written in the first version that can represent it.
-VERSION = 6
+# 2: measurements, and kernels by rows; 3: mods; 4: interactions; 5: current names (`older_plans`); 6: execution; 7:
+# changes of NE. A plan is written in the first version that can represent it.
+VERSION = 7
 _BUDGET = ("budget.mere", "budget.sqnr_db", "budget.min_speedup")
 
 Row = TypeVar("Row", bound=Hashable)
@@ -75,7 +75,7 @@ class _PlanFile:
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")  # of all rows too
 
     format: Literal["loka.plan"]
-    version: Literal[1, 2, 3, 4, 5, 6]
+    version: Literal[1, 2, 3, 4, 5, 6, 7]
     name: str
     target: TargetDevice
     batch_size: int
@@ -268,7 +268,9 @@ def _to_file(plan: Plan) -> _PlanFile:
     )
 
 
-def _version(plan: Plan, decisions: Sequence[GemmPlan]) -> Literal[1, 2, 3, 5, 6]:
+def _version(plan: Plan, decisions: Sequence[GemmPlan]) -> Literal[1, 2, 3, 5, 6, 7]:
+    if any(decision.evidence is not None and decision.evidence.ne_percent is not None for decision in decisions):
+        return 7
     if plan.execution is not None:
         return 6
     if plan.interactions or any(site.recipe.transposed_operands for site in plan.sites):

@@ -41,10 +41,10 @@ def finish(
     """`recorded` with an estimate for each GEMM and candidate recipe, and with its findings.
 
     `sites` and `settings` are those of the policy, in the same order; the candidates are the standard ones and the
-    policy's own, each judged against the site's own budget. A GEMM that the policy keeps gets none. Changes of NE, which
-    need the model (`with_ne`), stay those of `recorded`. `batch_size` gives
-    M, `limit` the most sampled pairs of operands for a GEMM. `bias_norms`: tracks of `bias_track` by site;
-    `suggestible`: possible mods by site. Equal arguments give equal results.
+    policy's own, each judged against the site's own budget. A GEMM that the policy keeps gets none. Changes of NE stay
+    those of `recorded` (`with_ne`). `batch_size` gives M, `limit` the most sampled pairs of operands for a GEMM.
+    `bias_norms`: tracks of `bias_track` by site; `suggestible`: possible mods by site. Equal arguments give equal
+    results.
 
     Raises InputError if `recorded` has a site that the model lacks or that has another shape there.
     """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -30,6 +32,15 @@ class Interval:
     mean: float
     low: float
     high: float
+
+
+def sum_of_changes(changes: Sequence[Interval]) -> Interval:
+    """The sum of changes of NE by several sites.
+
+    The ends are added too: all were measured on one trained model and the same batches, so that they err together.
+    """
+    lows, means, highs = ([getattr(each, end) for each in changes] for end in ("low", "mean", "high"))
+    return Interval(math.fsum(means), math.fsum(lows), math.fsum(highs))
 
 
 @dataclass(frozen=True, slots=True)

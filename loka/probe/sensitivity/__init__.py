@@ -1,1 +1,1 @@
-"""The sensitivity of the loss to the errors of single GEMMs: a live model runs with them, and its outputs are compared."""
+"""The loss that errors of single GEMMs cost: a live model runs with them, and its outputs are compared."""

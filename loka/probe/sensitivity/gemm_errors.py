@@ -47,11 +47,11 @@ class GemmErrors(TorchFunctionMode):
 
     def __enter__(self) -> Self:
         self._site_calls.start()
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._site_calls.stop()
 
     def __torch_function__(
