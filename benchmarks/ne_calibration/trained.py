@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +26,19 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class StudyModel:
-    """A model to train; `steps` None: one pass."""
+    """A model to train, on as much data as a study has time for; `steps` None: one pass."""
 
     name: str
     policy: str
     steps: int | None = None
+    batch_size: int | None = None  # None: the policy's
 
 
 MODELS = {
     model.name: model
     for model in (
         StudyModel("movietweetings", "policies/movietweetings.yaml"),
-        StudyModel("dlrm_dcnv2", "policies/dlrm_dcnv2.yaml", 48),
+        StudyModel("dlrm_dcnv2", "policies/dlrm_dcnv2.yaml", 192, 512),
     )
 }
 
@@ -64,7 +65,8 @@ class RowFile:
 def prepared(model: StudyModel) -> tuple[TrainingJob, Examined]:
     """The job of a model's policy on the CPU, and its sites. Raises InputError."""
     policy = load_policy(model.policy)
-    return job_of(policy, model.steps, "cpu"), examine(policy)
+    job = job_of(policy, model.steps, "cpu")
+    return replace(job, batch_size=model.batch_size or job.batch_size), examine(policy)
 
 
 def fp8_sites(examined: Examined) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from loka.mods.fingerprint import mismatch_reason, mod_fingerprints
 from loka.numerics.enums import OPERANDS, Gemm, Operand, Scaling
 from loka.numerics.recipe import OperandPair
 from loka.paths import open_plain, shown
+from loka.plan.ne import over_ne_budget
 from loka.plan.plan import Evidence, Plan
 from loka.plan.report.format import format_near_budget, format_operands, format_over_budget
 from loka.policy.cascade.settings import Budget
@@ -206,15 +207,18 @@ def over_budget(plan: Plan) -> tuple[str, ...]:
 
 
 def over_budget_message(plan: Plan) -> str:
-    """The same as one message with advice; "" where nothing is over budget."""
-    lines = over_budget(plan)
+    """The same as one message with advice, and the whole plan's change of NE; "" where nothing is over budget."""
+    source = plan.profile[0] if plan.profile is not None else "the profile"
+    return "\n".join(filter(None, (_gemms_over_budget(over_budget(plan), source), over_ne_budget(plan, source))))
+
+
+def _gemms_over_budget(lines: Sequence[str], source: str) -> str:
     if not lines:
         return ""
     listed = [f"  {line}" for line in lines[:_LISTED]]
     if len(lines) > _LISTED:
         listed.append(f"  and {len(lines) - _LISTED} more")
     gemms = "1 GEMM is" if len(lines) == 1 else f"{len(lines)} GEMMs are"
-    source = plan.profile[0] if plan.profile is not None else "the profile"
     head = f"{gemms} over budget by {source}, and forced into FP8 by `compute: fp8`:"
     advice = "Write `compute: auto` or `compute: keep` there, choose another recipe, or widen their budget."
     return "\n".join([head, *listed, advice])

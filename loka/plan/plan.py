@@ -247,6 +247,7 @@ class Plan:
     mods: tuple[ModPlan, ...] = ()  # in the policy's order
     interactions: tuple[InteractionPlan, ...] = ()  # computed in their own kernels
     execution: ExecutionSpec | None = None  # as the policy says; None: the host was not considered
+    ne_budget: float | None = None  # the policy's budget.ne_percent, in per cent; None: no limit
 
     @property
     def adaptations(self) -> tuple[Adaptation, ...]:

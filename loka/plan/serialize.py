@@ -94,6 +94,7 @@ class _PlanFile:
     mods: tuple[ModPlan, ...] = ()
     interactions: tuple[InteractionPlan, ...] = ()
     execution: ExecutionSpec | None = None
+    ne_budget: float | None = None
 
 
 class _Table(Generic[Row]):
@@ -222,6 +223,7 @@ def _refuse_nonsense(file: _PlanFile, name: str) -> None:
     for number in numbers & set(range(len(file.assignments))):
         if not is_number(file.assignments[number].value):
             wrong = f"a budget is {file.assignments[number].value!r}"
+    figures += [file.ne_budget] if file.ne_budget is not None else []
     if not all(map(isfinite, figures)):
         wrong = "a number is not finite"
     if wrong:
@@ -265,11 +267,12 @@ def _to_file(plan: Plan) -> _PlanFile:
         mods=plan.mods,
         interactions=plan.interactions,
         execution=plan.execution,
+        ne_budget=plan.ne_budget,
     )
 
 
 def _version(plan: Plan, decisions: Sequence[GemmPlan]) -> Literal[1, 2, 3, 5, 6, 7]:
-    if any(decision.evidence is not None and decision.evidence.ne_percent is not None for decision in decisions):
+    if plan.ne_budget is not None or any(each.evidence and each.evidence.ne_percent for each in decisions):
         return 7
     if plan.execution is not None:
         return 6
@@ -300,6 +303,7 @@ def _from_file(file: _PlanFile) -> Plan:
         mods=file.mods,
         interactions=file.interactions,
         execution=file.execution,
+        ne_budget=file.ne_budget,
     )
 
 

@@ -83,12 +83,13 @@ def print_ne(plan: Plan) -> None:
     from loka.plan.ne import planned_ne
     from loka.plan.report.format import format_ne
 
-    found = planned_ne(plan)
+    found = planned_ne(plan.sites)
     if found is None:
         return
-    rest = f"; {len(found.unknown)} more were not measured" if found.unknown else ""
-    gemms = "1 forward GEMM" if found.known == 1 else f"{found.known} forward GEMMs"
-    print_line(f"predicted change of NE: {format_ne(found.ne_percent)} by {gemms} in FP8{rest}.")
+    rest = f"; the forward GEMMs of {len(found.unknown)} more were not measured" if found.unknown else ""
+    gemms = "1 GEMM" if found.known == 1 else f"{found.known} GEMMs"
+    limit = "" if plan.ne_budget is None else f", budget {plan.ne_budget:g} %"
+    print_line(f"predicted change of NE: {format_ne(found.ne_percent)} by {gemms} in FP8{rest}{limit}.")
 
 
 def print_times(plan: Plan) -> None:
@@ -145,7 +146,8 @@ def _summary(plan: Plan) -> dict[str, object]:
         "sites_fp8": sum(site.fp8 for site in plan.sites),
         "share_fp8": plan.share_fp8,
         "over_budget": over_budget(plan),
-        "ne": planned_ne(plan),
+        "ne": planned_ne(plan.sites),
+        "ne_budget": plan.ne_budget,
         "measurements": plan.measurements,
         "time": total_time(plan),
         "skipped": [{"owner": each.owner, "reason": each.reason, "share": each.share} for each in plan.skipped],
