@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from loka.bench.quality.training_job import TrainingJob
     from loka.plan.planner import Examined
     from loka.probe.probe import Probe
+    from loka.probe.sensitivity.held_out import HeldOut
     from loka.probe.stats.bias_track import BiasTrack
     from loka.probe.stats.site_stats import RecordedStats
 
@@ -95,6 +96,7 @@ def record(
         job = replace(job, steps=wanted)
         model = build(job, seed)
         before = read_biases(model, examined.sites)
+        judged = _Judged.of(examined, job, model, seed if tested else seed ^ 1, ne_batches) if ne_batches else None
         probe = Probe(model, policy.path, every=one_in, rows=ROWS, path=path, save_every=SAVE_SAMPLES * one_in)
         try:
             with probe:
@@ -116,36 +118,57 @@ def record(
     if done.done < wanted and steps is not None:
         note(f"note: the batches ended after {done.done} of {wanted} steps")
     seconds = {"training": time.perf_counter() - start}
-    if ne_batches:
+    if judged is not None:
         start = time.perf_counter()
-        held_out = seed if tested else seed ^ 1  # without test rows: those of another training stream
-        recorded = _with_ne(examined, recorded, job, model, held_out, ne_batches)
+        recorded = judged.with_ne(recorded, examined)
         seconds["NE"] = time.perf_counter() - start
     return Record(recorded, biases, seconds)
 
 
-def _with_ne(
-    examined: Examined, recorded: RecordedStats, job: TrainingJob, model: nn.Module, seed: int, batches: int
-) -> RecordedStats:
-    """The record with changes of NE; as it is, with a note, where the trained model cannot be evaluated.
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """Held-out batches of the model that trains, and its loss on them before."""
 
-    Raises Interrupted with the record.
-    """
-    from loka.bench.quality.held_out import held_out_of
-    from loka.cli.progress import Shown
-    from loka.probe.learn import with_ne
-    from loka.sites.callables import current_directory_importable, describe_error
+    held_out: HeldOut
+    first_loss: float
 
-    try:
-        with current_directory_importable(), Shown("sites") as shown:
+    @classmethod
+    def of(cls, examined: Examined, job: TrainingJob, model: nn.Module, seed: int, batches: int) -> _Judged | None:
+        """None, with a note, where the model cannot be evaluated. Without test rows, `seed` is of another stream."""
+        from loka.bench.quality.held_out import held_out_of
+
+        try:
             held_out = held_out_of(job, model, examined.sites, seed, batches)
-            progress = partial(shown.update, "measuring NE")
-            return with_ne(recorded, examined.sites, examined.settings, held_out, progress)
-    except KeyboardInterrupt as stopped:
-        raise Interrupted(recorded) from stopped
-    except Exception as error:  # noqa: BLE001 - the user's model and loss can raise anything
-        note(f"note: the profile has no changes of NE: {describe_error(error)}")
-        return recorded
+            return cls(held_out, held_out.mean_loss())
+        except Exception as error:  # noqa: BLE001 - the user's model, batches and loss can raise anything
+            _note_without_ne(error)
+            return None
+
+    def with_ne(self, recorded: RecordedStats, examined: Examined) -> RecordedStats:
+        """The record with changes of NE; as it is, with a note, where the trained model cannot be evaluated.
+
+        Raises Interrupted with the record.
+        """
+        from loka.cli.progress import Shown
+        from loka.probe.learn import with_ne
+        from loka.sites.callables import current_directory_importable
+
+        try:
+            with current_directory_importable(), Shown("sites") as shown:
+                progress = partial(shown.update, "measuring NE")
+                given = (self.held_out, self.first_loss, progress)
+                return with_ne(recorded, examined.sites, examined.settings, *given)
+        except KeyboardInterrupt as stopped:
+            raise Interrupted(recorded) from stopped
+        except Exception as error:  # noqa: BLE001 - as above
+            _note_without_ne(error)
+            return recorded
+
+
+def _note_without_ne(error: Exception) -> None:
+    from loka.sites.callables import describe_error
+
+    note(f"note: the profile has no changes of NE: {describe_error(error)}")
 
 
 def _recorded(probe: Probe, path: Path | None) -> RecordedStats:

@@ -302,7 +302,7 @@ def _summed(estimate: NeEstimate, members: Sequence[SiteProfile]) -> NeEstimate 
         estimate,
         ne_percent=sum_of_changes([each.ne_percent for each in known]),
         run_percent=math.hypot(*(each.run_percent for each in known)),
-        varying_error=max(each.varying_error for each in known),
+        varying_error=max(each.varying_error or 0.0 for each in known),
     )
 
 

@@ -16,7 +16,8 @@ from loka.probe.estimate.candidate_recipes import candidates
 from loka.probe.estimate.estimate import estimate_site
 from loka.probe.profile.profile import Estimate, Finding, SiteProfile
 from loka.probe.profile.summarise import summarise
-from loka.probe.sensitivity.measure import HeldOut, measure_forward
+from loka.probe.sensitivity.held_out import HeldOut
+from loka.probe.sensitivity.measure import measure_ne
 from loka.probe.stats.bias_track import BiasTrack
 from loka.probe.stats.site_stats import RecordedStats, SiteStats
 from loka.sites.site import Site
@@ -88,19 +89,24 @@ def with_ne(
     sites: Sequence[Site],
     settings: Sequence[SiteSettings],
     held_out: HeldOut,
+    first_loss: float,
     progress: Progress | None = None,
 ) -> RecordedStats:
-    """`recorded` with the change of NE by each site's forward GEMM, for the same recipes as `finish`.
+    """`recorded` with the change of NE by each GEMM: of fprop for all recipes, of the others for the policy's own.
 
-    Sites that were not seen, and those whose forward GEMM the policy keeps, get none. Raises what the model raises.
+    Sites that were not seen, and GEMMs that the policy keeps, get none. `first_loss` is the loss on the held-out
+    batches before training. Raises what the model raises.
     """
     seen = {site.name: site for site in recorded.profile.sites if site.operands}
     recipes = {
-        site.name: recipes_of(site, wanted, seen[site.name]).get(Gemm.FPROP, ())
+        site.name: {
+            gemm: pairs if gemm is Gemm.FPROP else pairs[:1]
+            for gemm, pairs in recipes_of(site, wanted, seen[site.name]).items()
+        }
         for site, wanted in zip(sites, settings, strict=True)
         if site.name in seen
     }
-    found = measure_forward(held_out, {site: pairs for site, pairs in recipes.items() if pairs}, progress)
+    found = measure_ne(held_out, {site: by_gemm for site, by_gemm in recipes.items() if by_gemm}, first_loss, progress)
     profiles = tuple(replace(site, ne=found.get(site.name, ())) for site in recorded.profile.sites)
     return replace(recorded, profile=replace(recorded.profile, sites=profiles))
 

@@ -101,8 +101,9 @@ def _ne_cells(ne: NeEstimate | None) -> tuple[str, str]:
 
     if ne is None:
         return "-", "-"
-    error = f"{10 * math.log10(ne.varying_error):.1f}" if 0 < ne.varying_error < math.inf else f"{ne.varying_error:g}"
-    return format_ne(ne.ne_percent), error
+    error = ne.varying_error
+    decibels = "-" if error is None else f"{10 * math.log10(error):.1f}" if 0 < error < math.inf else f"{error:g}"
+    return format_ne(ne.ne_percent), decibels
 
 
 def _shows(text: str) -> bool:

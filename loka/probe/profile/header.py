@@ -104,7 +104,7 @@ class _ProfileSiteRow:
     rows: Count
     operands: tuple[_OperandRow, ...]
     estimates: tuple[tuple[Gemm, Count, Count, _Ends, _Ends, Count], ...]  # recipes by index; mere, sqnr_db; draws
-    ne: tuple[tuple[Gemm, Count, Count, _Ends, float, _End], ...] = ()  # ne_percent; run_percent, varying_error
+    ne: tuple[tuple[Gemm, Count, Count, _Ends, float, _End | None], ...] = ()  # ne_percent; run_percent, varying_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +274,7 @@ def _site_row(site: SiteProfile, recipes: dict[OperandRecipe, int]) -> _ProfileS
                 number(each.operands[1]),
                 _ends(each.ne_percent),
                 float(each.run_percent),
-                _end(each.varying_error),
+                None if each.varying_error is None else _end(each.varying_error),
             )
             for each in site.ne
         ),
@@ -314,8 +314,10 @@ def _site(row: _ProfileSiteRow, recipes: tuple[OperandRecipe, ...]) -> SiteProfi
         for gemm, first, second, mere, sqnr_db, draws in row.estimates
     )
     ne = tuple(
-        NeEstimate(gemm, pair(first, second), _interval(ne_percent), run_percent, float(varying_error))
-        for gemm, first, second, ne_percent, run_percent, varying_error in row.ne
+        NeEstimate(
+            gemm, pair(first, second), _interval(ne_percent), run_percent, None if error is None else float(error)
+        )
+        for gemm, first, second, ne_percent, run_percent, error in row.ne
     )
     operands = tuple(
         OperandSummary(**{field.name: getattr(operand, field.name) for field in fields(_OperandRow)}, magnitudes=())

@@ -73,7 +73,7 @@ class NeEstimate:
     operands: OperandPair  # in the order of enums.OPERANDS[gemm]
     ne_percent: Interval  # in per cent of NE, positive is worse; expected over trainings
     run_percent: float  # standard deviation of what a single training differs from that by
-    varying_error: float  # power of the error over that of the result, both without their mean over samples
+    varying_error: float | None  # power of the error over that of y, both without their mean over samples; fprop's
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,8 @@ def _check_ne(site: str, estimate: NeEstimate) -> None:
         _check(site, path, value, lambda value: not math.isnan(value), "but must be one")
     _check_interval(site, f"{name}.ne_percent", found)
     _check_figures(site, ((f"{name}.run_percent", estimate.run_percent),))
-    _check(site, f"{name}.varying_error", estimate.varying_error, lambda value: value >= 0.0, "but must be 0 or more")
+    error = estimate.varying_error or 0.0
+    _check(site, f"{name}.varying_error", error, lambda value: value >= 0.0, "but must be 0 or more")
 
 
 def _check_interval(site: str, path: str, found: Interval) -> None:

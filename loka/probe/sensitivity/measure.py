@@ -1,37 +1,25 @@
-"""Measures the change of NE by each site's forward GEMM, on a trained model and held-out batches."""
+"""Measures the change of NE by each GEMM of each site, on a trained model and held-out batches."""
 
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from loka.numerics.enums import Gemm
 from loka.numerics.recipe import OperandPair
-from loka.probe.capture.live_sites import LiveModel
 from loka.probe.estimate.intervals import interval
 from loka.probe.profile.profile import Interval, NeEstimate
-from loka.probe.sensitivity.gemm_errors import GemmErrors, Rounding, recipe_rounding
-from loka.probe.sensitivity.loss_change import Loss, LossChange, loss_change
+from loka.probe.sensitivity.gemm_errors import GemmErrors, Rounding, SiteRoundings, recipe_rounding
+from loka.probe.sensitivity.gradient_bias import GradientBias, change_by_misalignment
+from loka.probe.sensitivity.held_out import HeldOut, evaluating
+from loka.probe.sensitivity.loss_change import LossChange, loss_change
 
-Batch = tuple[Any, Tensor]  # inputs and target
+SiteRecipes = Mapping[str, Mapping[Gemm, Sequence[OperandPair]]]  # by the site's name
 Progress = Callable[[int, int], None]  # (sites done, total sites)
-
-
-@dataclass(frozen=True, slots=True)
-class HeldOut:
-    """Held-out batches of a live model, how to call it, and its loss."""
-
-    live: LiveModel
-    batches: Sequence[Batch]  # at least two
-    run: Callable[[Any], Tensor]  # inputs -> output (samples, ...)
-    loss: Loss
 
 
 @dataclass(slots=True)
@@ -61,6 +49,7 @@ class ForwardSensitivity:
     held_out: HeldOut
     _outputs: list[Tensor] = field(default_factory=list)
 
+    @torch.no_grad()
     def changes(self, rounding: Rounding, site: str) -> tuple[list[LossChange], VaryingError]:
         """The change of the loss on each batch by a site's rounding, and the error of its output."""
         given, varying = self.held_out, VaryingError()
@@ -73,21 +62,47 @@ class ForwardSensitivity:
             found.append(loss_change(given.loss, output, with_error, target))
         return found, varying
 
+    def estimate(self, site: str, pair: OperandPair) -> NeEstimate:
+        """The change by the forward GEMM with one recipe."""
+        changes, varying = self.changes(recipe_rounding(pair), site)
+        return NeEstimate(Gemm.FPROP, pair, *ne_change(changes), varying.relative)
 
-@torch.no_grad()
-def measure_forward(
-    held_out: HeldOut, recipes: Mapping[str, Sequence[OperandPair]], progress: Progress | None = None
+
+class BackwardSensitivity:
+    """The change of NE by single backward GEMMs, of a model that has lowered its loss from `first_loss`."""
+
+    def __init__(self, held_out: HeldOut, first_loss: float) -> None:
+        now = held_out.mean_loss()
+        self._gain_percent = 100 * (first_loss - now) / now
+        self._bias = GradientBias(held_out)
+
+    def change(self, roundings: Mapping[str, SiteRoundings]) -> Interval:
+        """The change by the backward GEMMs of these roundings together."""
+        return change_by_misalignment(self._bias.misalignment(roundings), self._gain_percent)
+
+    def estimate(self, site: str, gemm: Gemm, pair: OperandPair) -> NeEstimate:
+        """The change by one GEMM with one recipe."""
+        change = self.change({site: {gemm: recipe_rounding(pair)}})
+        return NeEstimate(gemm, pair, change, 0.0, None)
+
+
+def measure_ne(
+    held_out: HeldOut, recipes: SiteRecipes, first_loss: float, progress: Progress | None = None
 ) -> dict[str, tuple[NeEstimate, ...]]:
-    """The change of NE by the forward GEMM of each site in `recipes`, by its name, with each of its recipes.
+    """The change of NE by each GEMM of each site in `recipes`, by the site's name, with each of its recipes.
 
-    The model is in evaluation mode meanwhile. Its numbers are those of a float32 reference of the FP8 GEMM
-    (gemm_errors.py). Raises what the model and the loss raise.
+    `first_loss` is the loss on the same batches before training. The model is in evaluation mode meanwhile. Errors are
+    those of a float32 reference of the FP8 GEMM (gemm_errors.py). Raises what the model and the loss raise.
     """
-    measured = ForwardSensitivity(held_out)
+    found = {}
     with evaluating(held_out.live.root):
-        found = {}
-        for number, (site, pairs) in enumerate(recipes.items()):
-            found[site] = tuple(_estimate(pair, *measured.changes(recipe_rounding(pair), site)) for pair in pairs)
+        forward, backward = ForwardSensitivity(held_out), BackwardSensitivity(held_out, first_loss)
+        for number, (site, by_gemm) in enumerate(recipes.items()):
+            found[site] = tuple(
+                forward.estimate(site, pair) if gemm is Gemm.FPROP else backward.estimate(site, gemm, pair)
+                for gemm, pairs in by_gemm.items()
+                for pair in pairs
+            )
             if progress is not None:
                 progress(number + 1, len(recipes))
     return found
@@ -103,19 +118,3 @@ def ne_change(changes: Sequence[LossChange]) -> tuple[Interval, float]:
     if not all(map(math.isfinite, [*even, odd])):
         return Interval(math.inf, math.inf, math.inf), 0.0
     return interval(even), abs(odd)
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Context of evaluation mode in Python: compiled parts of the model run eagerly, so that a mode sees them."""
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext():
-            yield
-    finally:
-        model.train(was_training)
-
-
-def _estimate(pair: OperandPair, changes: Sequence[LossChange], varying: VaryingError) -> NeEstimate:
-    return NeEstimate(Gemm.FPROP, pair, *ne_change(changes), varying.relative)

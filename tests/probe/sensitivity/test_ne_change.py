@@ -15,8 +15,9 @@ from loka.numerics.fake_quantize import fake_quantize
 from loka.numerics.recipe import OperandRecipe
 from loka.plan.planner import examine
 from loka.probe.capture.live_sites import find_live
+from loka.probe.sensitivity.held_out import HeldOut, evaluating
 from loka.probe.sensitivity.loss_change import LossChange, loss_change
-from loka.probe.sensitivity.measure import ForwardSensitivity, HeldOut, evaluating, measure_forward, ne_change
+from loka.probe.sensitivity.measure import ForwardSensitivity, measure_ne, ne_change
 from tests.support.models.probe_models import Checkpointed
 
 
@@ -76,9 +77,8 @@ def test_recipes_are_in_order_and_a_coarser_one_costs_more(held_out):
     fine, coarse = OperandRecipe(power_of_two=True), OperandRecipe(format=Format.E5M2)
     before = held_out.run(held_out.batches[0][0]).detach()
     done = []
-    found = measure_forward(
-        held_out, {"hidden.0": [(fine, fine), (coarse, coarse)], "out": [(fine, fine)]}, lambda *n: done.append(n)
-    )
+    recipes = {"hidden.0": {Gemm.FPROP: [(fine, fine), (coarse, coarse)]}, "out": {Gemm.FPROP: [(fine, fine)]}}
+    found = measure_ne(held_out, recipes, 1.0, lambda *n: done.append(n))
     assert [[each.operands[0] for each in found[site]] for site in ("hidden.0", "out")] == [[fine, coarse], [fine]]
     assert {each.gemm for each in found["hidden.0"]} == {Gemm.FPROP}
     first, second = found["hidden.0"]
@@ -91,7 +91,7 @@ def test_recipes_are_in_order_and_a_coarser_one_costs_more(held_out):
 
 def test_the_varying_error_is_that_of_the_product(held_out):
     recipe = OperandRecipe()
-    (found,) = measure_forward(held_out, {"first": [(recipe, recipe)]})["first"]
+    (found,) = measure_ne(held_out, {"first": {Gemm.FPROP: [(recipe, recipe)]}}, 1.0)["first"]
     weight, error, output = held_out.live.root.first.weight.detach(), 0.0, 0.0
     for x, _ in held_out.batches:
         y = x @ weight.t()
