@@ -8,8 +8,8 @@ parameters learn something else or nothing. So the mean gradients without and wi
 
 with products between different batches alone, in which noise has no part. They are weighted by 1 / rms of each
 parameter's gradient over batches, so that |g|^2 is the progress of a step of Adam. Of what training has gained, a share
-proportional to the misalignment is taken for lost. The factor is from trained models (`benchmarks.ne_calibration`):
-whatever is misaligned by a few per cent lies within a factor of two of it.
+is taken for lost: all of it where the misalignment is 1, and proportionally little where it is small, so that single
+GEMMs add up. The share is from trained models (`benchmarks.ne_calibration`), within a factor of about two.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from loka.probe.profile.profile import Interval
 from loka.probe.sensitivity.gemm_errors import GemmErrors, SiteRoundings
 from loka.probe.sensitivity.held_out import HeldOut
 
-LOST = 0.15  # share of the gain that is lost, for a misalignment of 1
+LOST = 0.15  # share of the gain that a small misalignment loses, for each 1 of it
 UNSURE = 2.0  # the upper end of the interval, as a multiple of the mean
 LARGEST = 1 << 24  # elements of a Parameter; larger ones, embedding tables, are left out
 
@@ -76,7 +76,8 @@ def change_by_misalignment(misalignment: float, gain_percent: float) -> Interval
     """The change of NE in per cent; `gain_percent` is by how much training has lowered it so far, relative to now."""
     if not math.isfinite(misalignment):
         return Interval(math.inf, math.inf, math.inf)
-    mean = LOST * max(0.0, gain_percent) * max(0.0, misalignment)
+    turned = min(1.0, max(0.0, misalignment))
+    mean = max(0.0, gain_percent) * turned * max(LOST, turned)
     return Interval(mean, 0.0, UNSURE * mean)
 
 

@@ -19,6 +19,7 @@ from loka.probe.sensitivity.held_out import HeldOut, evaluating
 from loka.probe.sensitivity.loss_change import LossChange, loss_change
 
 SiteRecipes = Mapping[str, Mapping[Gemm, Sequence[OperandPair]]]  # by the site's name
+BETWEEN = 0.3  # of the change itself: between trainings, and between a short one and a whole one
 Progress = Callable[[int, int], None]  # (sites done, total sites)
 
 
@@ -109,12 +110,15 @@ def measure_ne(
 
 
 def ne_change(changes: Sequence[LossChange]) -> tuple[Interval, float]:
-    """The expected change of NE in per cent, with a 95 % interval over batches, and the size of its odd part.
+    """The expected change of NE in per cent, with its interval, and the size of its odd part.
 
-    A loss that is not finite on any batch is an infinite change, without an odd part.
+    The interval is the 95 % one over batches, widened by what one training differs from the next. A loss that is not
+    finite on any batch is an infinite change, without an odd part.
     """
     even = [change.even for change in changes]
     odd = math.fsum(change.odd for change in changes) / len(changes)
     if not all(map(math.isfinite, [*even, odd])):
         return Interval(math.inf, math.inf, math.inf), 0.0
-    return interval(even), abs(odd)
+    found = interval(even)
+    below, above = (math.hypot(found.mean - end, BETWEEN * found.mean) for end in (found.low, found.high))
+    return Interval(found.mean, found.mean - below, found.mean + above), abs(odd)

@@ -75,6 +75,7 @@ def test_the_change_is_a_share_of_what_training_gained():
     change = change_by_misalignment(0.01, 20.0)
     assert (change.mean, change.low) == (pytest.approx(LOST * 0.2), 0.0)
     assert change.high == pytest.approx(UNSURE * change.mean)
+    assert change_by_misalignment(1.0, 20.0).mean == 20.0
     assert change_by_misalignment(0.5, -3.0).high == 0.0  # nothing learned, nothing to lose
 
 
@@ -84,5 +85,5 @@ def test_backward_gemms_are_measured_with_the_forward(held_out):
     now = held_out.mean_loss()
     fine, lost, wgrad = measure_ne(held_out, recipes, 1.2 * now)["hidden.2"]
     assert (fine.gemm, lost.gemm, wgrad.gemm) == (Gemm.DGRAD, Gemm.DGRAD, Gemm.WGRAD)
-    assert fine.ne_percent.high < 0.05 < 0.3 < lost.ne_percent.mean < LOST * 20
+    assert fine.ne_percent.high < 0.05 < 0.3 < lost.ne_percent.mean < 20
     assert (fine.run_percent, fine.varying_error) == (0.0, None)
