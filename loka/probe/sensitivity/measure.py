@@ -112,13 +112,14 @@ def measure_ne(
 def ne_change(changes: Sequence[LossChange]) -> tuple[Interval, float]:
     """The expected change of NE in per cent, with its interval, and the size of its odd part.
 
-    The interval is the 95 % one over batches, widened by what one training differs from the next. A loss that is not
-    finite on any batch is an infinite change, without an odd part.
+    The mean is what the varying part of the error costs. The interval is the 95 % one over batches, widened by what one
+    training differs from the next; its upper end has the cost of the error's mean over samples besides. A loss that is
+    not finite on any batch is an infinite change, without an odd part.
     """
-    even = [change.even for change in changes]
-    odd = math.fsum(change.odd for change in changes) / len(changes)
-    if not all(map(math.isfinite, [*even, odd])):
+    varying, even, odd = ([getattr(change, part) for change in changes] for part in ("varying", "even", "odd"))
+    if not all(map(math.isfinite, [*varying, *even, *odd])):
         return Interval(math.inf, math.inf, math.inf), 0.0
-    found = interval(even)
+    found = interval(varying)
     below, above = (math.hypot(found.mean - end, BETWEEN * found.mean) for end in (found.low, found.high))
-    return Interval(found.mean, found.mean - below, found.mean + above), abs(odd)
+    shift = max(0.0, math.fsum(even) / len(even) - found.mean)
+    return Interval(found.mean, found.mean - below, found.mean + above + shift), abs(math.fsum(odd) / len(odd))
