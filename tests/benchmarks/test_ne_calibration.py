@@ -57,9 +57,8 @@ def rows(model: str, changes: dict[str, list[float]], predictions: dict[str, flo
 
 def test_the_report_ranks_and_names_what_harms_and_is_called_safe():
     changes = {"quiet": [0.02, -0.02], "some": [0.3, 0.34], "more": [1.0, 1.1], "much": [5.0, 5.5]}
-    found = {
-        each.recipe: each for each in judged(rows("m", changes, {"quiet": 0.01, "some": 0.05, "more": 3, "much": 2}))
-    }
+    made = rows("m", changes, {"quiet": 0.01, "some": 0.05, "more": 3, "much": 2})
+    found = {each.recipe: each for each in judged(made)}
     assert found["quiet"].error == pytest.approx(0.02)  # sqrt(0.0008) / sqrt(2)
     assert not found["quiet"].significant
     assert found["some"].harmful
