@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from loka.cli.output import note
@@ -12,8 +13,12 @@ from loka.errors import InputError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from torch import nn
+
+    from loka.bench.quality.training_job import TrainingJob
     from loka.plan.planner import Examined
     from loka.probe.probe import Probe
+    from loka.probe.sensitivity.held_out import HeldOut
     from loka.probe.stats.bias_track import BiasTrack
     from loka.probe.stats.site_stats import RecordedStats
 
@@ -21,6 +26,7 @@ STEPS = 80  # default if neither the command line nor the policy gives a number
 SAMPLES = 20  # least number of samples without --every
 SAVE_SAMPLES = 5  # samples between saves: a killed run loses at most these
 ROWS = 512  # sampled from each call: many, because a short run has few samples
+NE_BATCHES = 4  # held-out batches on which the change of NE is measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +55,15 @@ class Interrupted(Exception):  # noqa: N818 - not an error: the user asked for i
 
 
 def record(
-    examined: Examined, steps: int | None, every: int | None, seed: int, device: str, path: Path | None = None
+    examined: Examined,
+    steps: int | None,
+    every: int | None,
+    seed: int,
+    device: str,
+    path: Path | None = None,
+    ne_batches: int = 0,
 ) -> Record:
-    """Train the policy's model with a Probe.
+    """Train the policy's model with a Probe, and measure the change of NE on `ne_batches` held-out batches, if any.
 
     Samples are saved to `path` in the background, every SAVE_SAMPLES samples and at the end, so that a killed run
     leaves them, even during estimation. A run that fails or is interrupted before the first sample leaves no file.
@@ -71,7 +83,8 @@ def record(
 
     policy = examined.policy
     _check_watchable(examined)
-    job = adapted_job(make_job(policy, steps, device, tested=False), examined.adapted.adaptations)
+    tested = ne_batches > 0 and policy.train is not None and policy.train.test is not None
+    job = adapted_job(make_job(policy, steps, device, tested=tested), examined.adapted.adaptations)
     done = Steps()
     start = time.perf_counter()
     with current_directory_importable(), training_of(policy), Shown("steps") as shown:
@@ -83,6 +96,7 @@ def record(
         job = replace(job, steps=wanted)
         model = build(job, seed)
         before = read_biases(model, examined.sites)
+        judged = _Judged.of(examined, job, model, seed if tested else seed ^ 1, ne_batches) if ne_batches else None
         probe = Probe(model, policy.path, every=one_in, rows=ROWS, path=path, save_every=SAVE_SAMPLES * one_in)
         try:
             with probe:
@@ -103,7 +117,58 @@ def record(
         )
     if done.done < wanted and steps is not None:
         note(f"note: the batches ended after {done.done} of {wanted} steps")
-    return Record(recorded, biases, {"training": time.perf_counter() - start})
+    seconds = {"training": time.perf_counter() - start}
+    if judged is not None:
+        start = time.perf_counter()
+        recorded = judged.with_ne(recorded, examined)
+        seconds["NE"] = time.perf_counter() - start
+    return Record(recorded, biases, seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """Held-out batches of the model that trains, and its loss on them before."""
+
+    held_out: HeldOut
+    first_loss: float
+
+    @classmethod
+    def of(cls, examined: Examined, job: TrainingJob, model: nn.Module, seed: int, batches: int) -> _Judged | None:
+        """None, with a note, where the model cannot be evaluated. Without test rows, `seed` is of another stream."""
+        from loka.bench.quality.held_out import held_out_of
+
+        try:
+            held_out = held_out_of(job, model, examined.sites, seed, batches)
+            return cls(held_out, held_out.mean_loss())
+        except Exception as error:  # noqa: BLE001 - the user's model, batches and loss can raise anything
+            _note_without_ne(error)
+            return None
+
+    def with_ne(self, recorded: RecordedStats, examined: Examined) -> RecordedStats:
+        """The record with changes of NE; as it is, with a note, where the trained model cannot be evaluated.
+
+        Raises Interrupted with the record.
+        """
+        from loka.cli.progress import Shown
+        from loka.probe.learn import with_ne
+        from loka.sites.callables import current_directory_importable
+
+        try:
+            with current_directory_importable(), Shown("sites") as shown:
+                progress = partial(shown.update, "measuring NE")
+                given = (self.held_out, self.first_loss, progress)
+                return with_ne(recorded, examined.sites, examined.settings, *given)
+        except KeyboardInterrupt as stopped:
+            raise Interrupted(recorded) from stopped
+        except Exception as error:  # noqa: BLE001 - as above
+            _note_without_ne(error)
+            return recorded
+
+
+def _note_without_ne(error: Exception) -> None:
+    from loka.sites.callables import describe_error
+
+    note(f"note: the profile has no changes of NE: {describe_error(error)}")
 
 
 def _recorded(probe: Probe, path: Path | None) -> RecordedStats:

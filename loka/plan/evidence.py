@@ -7,6 +7,7 @@ policy, those that ship for its target are.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,11 +21,20 @@ from loka.mods.fingerprint import mismatch_reason, mod_fingerprints
 from loka.numerics.enums import OPERANDS, Gemm, Operand, Scaling
 from loka.numerics.recipe import OperandPair
 from loka.paths import open_plain, shown
+from loka.plan.ne import over_ne_budget
 from loka.plan.plan import Evidence, Plan
 from loka.plan.report.format import format_near_budget, format_operands, format_over_budget
 from loka.policy.cascade.settings import Budget
 from loka.policy.policy import Policy
-from loka.probe.profile.profile import Estimate, OperandSummary, Profile, SiteProfile, Verdict
+from loka.probe.profile.profile import (
+    Estimate,
+    NeEstimate,
+    OperandSummary,
+    Profile,
+    SiteProfile,
+    Verdict,
+    sum_of_changes,
+)
 from loka.sites.site import Site
 
 NO_EVIDENCE = "no evidence: run loka probe"
@@ -128,18 +138,19 @@ def judge(
     estimate = _estimate(seen, gemm, requested, ranged)
     if estimate is None:
         return JudgedGemm(None, _lacking(seen, gemm, requested))
-    evidence = evidence_of(estimate, budget, known.profile)
+    evidence = evidence_of(estimate, budget, known.profile, seen)
     unsupported_reason = "" if evidence.verdict is Verdict.SAFE else f"{evidence.verdict.value}: {evidence.figures}"
     return JudgedGemm(evidence, unsupported_reason)
 
 
-def evidence_of(estimate: Estimate, budget: Budget, profile: Profile) -> Evidence:
-    """An estimate, judged against a budget."""
+def evidence_of(estimate: Estimate, budget: Budget, profile: Profile, site: SiteProfile) -> Evidence:
+    """An estimate of a site of the profile, judged against a budget, with the change of NE by the same recipe."""
     verdict = estimate.verdict(budget)
     figures = ""
     if verdict is not Verdict.SAFE:
         describe = format_over_budget if verdict is Verdict.UNSAFE else format_near_budget
         figures = describe(estimate.mere, estimate.sqnr_db, budget)
+    ne = site.ne_estimate(estimate.gemm, estimate.operands)
     return Evidence(
         mere=estimate.mere,
         sqnr_db=estimate.sqnr_db,
@@ -148,6 +159,7 @@ def evidence_of(estimate: Estimate, budget: Budget, profile: Profile) -> Evidenc
         samples=profile.samples,
         verdict=verdict,
         figures=figures,
+        ne_percent=ne.ne_percent if ne is not None else None,
     )
 
 
@@ -195,15 +207,18 @@ def over_budget(plan: Plan) -> tuple[str, ...]:
 
 
 def over_budget_message(plan: Plan) -> str:
-    """The same as one message with advice; "" where nothing is over budget."""
-    lines = over_budget(plan)
+    """The same as one message with advice, and the whole plan's change of NE; "" where nothing is over budget."""
+    source = plan.profile[0] if plan.profile is not None else "the profile"
+    return "\n".join(filter(None, (_gemms_over_budget(over_budget(plan), source), over_ne_budget(plan, source))))
+
+
+def _gemms_over_budget(lines: Sequence[str], source: str) -> str:
     if not lines:
         return ""
     listed = [f"  {line}" for line in lines[:_LISTED]]
     if len(lines) > _LISTED:
         listed.append(f"  and {len(lines) - _LISTED} more")
     gemms = "1 GEMM is" if len(lines) == 1 else f"{len(lines)} GEMMs are"
-    source = plan.profile[0] if plan.profile is not None else "the profile"
     head = f"{gemms} over budget by {source}, and forced into FP8 by `compute: fp8`:"
     advice = "Write `compute: auto` or `compute: keep` there, choose another recipe, or widen their budget."
     return "\n".join([head, *listed, advice])
@@ -240,7 +255,8 @@ def _merged(seen: Mapping[str, SiteProfile], sites: Sequence[Site]) -> dict[str,
             worst = (_worst(each, members) for each in members[0].estimates)
             estimates = [each for each in worst if each is not None]
             operands = tuple(_largest(each, members) for each in members[0].operands)
-            found[site.name] = SiteProfile(site.name, site.k, site.n, members[0].rows, operands, tuple(estimates))
+            ne = tuple(each for each in (_summed(first, members) for first in members[0].ne) if each is not None)
+            found[site.name] = SiteProfile(site.name, site.k, site.n, members[0].rows, operands, tuple(estimates), ne)
     return found
 
 
@@ -268,6 +284,26 @@ def _worst(estimate: Estimate, members: Sequence[SiteProfile]) -> Estimate | Non
     mere = max((each.mere for each in same), key=lambda interval: interval.high)
     sqnr = min((each.sqnr_db for each in same), key=lambda interval: interval.low)
     return replace(estimate, mere=mere, sqnr_db=sqnr, draws=min(each.draws for each in same))
+
+
+def _summed(estimate: NeEstimate, members: Sequence[SiteProfile]) -> NeEstimate | None:
+    """The change of NE by all members with one recipe; None where the merged GEMM would round otherwise.
+
+    As in `_worst`, each row of the weight needs a scale of its own.
+    """
+    weight = estimate.operands[1]
+    if estimate.gemm is not Gemm.FPROP or weight.scaling is not Scaling.ROWWISE or weight.transposed:
+        return None
+    same = [member.ne_estimate(estimate.gemm, estimate.operands) for member in members]
+    known = [each for each in same if each is not None]
+    if len(known) != len(members):
+        return None
+    return replace(
+        estimate,
+        ne_percent=sum_of_changes([each.ne_percent for each in known]),
+        run_percent=math.hypot(*(each.run_percent for each in known)),
+        varying_error=max(each.varying_error or 0.0 for each in known),
+    )
 
 
 def _largest(operand: OperandSummary, members: Sequence[SiteProfile]) -> OperandSummary:

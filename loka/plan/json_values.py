@@ -33,12 +33,14 @@ def read_infinities(data: dict[str, Any]) -> bool:
 
 
 def show_evidence(decision: dict[str, Any]) -> None:
-    """Omits the evidence if there is none; infinities become "inf", which reads back as one, as JSON has none."""
+    """Omits what there is none of: evidence, or its change of NE; infinities become "inf", which reads back as one."""
     evidence = decision["evidence"]
     if evidence is None:
         del decision["evidence"]
         return
-    for name in ("mere", "sqnr_db"):
+    if evidence["ne_percent"] is None:
+        del evidence["ne_percent"]
+    for name in evidence.keys() & {"mere", "sqnr_db", "ne_percent"}:
         evidence[name] = {end: value if isfinite(value) else str(value) for end, value in evidence[name].items()}
 
 

@@ -39,6 +39,7 @@ class Evidence:
     samples: int  # number of these steps that were sampled
     verdict: Verdict
     figures: str  # those over or near the budget: "MERE 0.26 [0.25, 0.27] over the budget 0.2"; "" if safe
+    ne_percent: Interval | None = None  # the change of NE by this GEMM alone, in per cent; None if not measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +247,7 @@ class Plan:
     mods: tuple[ModPlan, ...] = ()  # in the policy's order
     interactions: tuple[InteractionPlan, ...] = ()  # computed in their own kernels
     execution: ExecutionSpec | None = None  # as the policy says; None: the host was not considered
+    ne_budget: float | None = None  # the policy's budget.ne_percent, in per cent; None: no limit
 
     @property
     def adaptations(self) -> tuple[Adaptation, ...]:

@@ -230,7 +230,14 @@ def plan_of(
     trace = OwnerTracer(modded.trace, requested_owners(policy.mods, model))
     evidence = with_merged_sites(known, sites)
     situation = Situation(
-        TargetDevice(policy.target), policy.model.batch_size, named, considered, evidence, costs, policy.execution
+        TargetDevice(policy.target),
+        policy.model.batch_size,
+        named,
+        considered,
+        evidence,
+        costs,
+        policy.execution,
+        policy.ne_percent,
     )
     interacting = requested_interactions(policy.mods, sites, model)
     plans, wide = resolve(sites, settings, situation, {}), float64_sites(sites, model)
@@ -266,6 +273,7 @@ def plan_of(
         mods=mod_plans(policy, examined.adapted, outcomes),
         interactions=interactions,
         execution=policy.execution,
+        ne_budget=policy.ne_percent,
     )
 
 

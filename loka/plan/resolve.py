@@ -16,8 +16,9 @@ from loka.kernels.measurements.parts import PartCosts
 from loka.numerics.enums import Accumulation, Compute, Fuse, Gemm
 from loka.numerics.recipe import OperandPair, transposed_form, with_scalings
 from loka.plan.evidence import JudgedGemm, ProfiledSites, judge, with_ranges
+from loka.plan.ne import sites_over_ne
 from loka.plan.plan import NATIVE, GemmPlan, Rejected, SitePlan
-from loka.plan.report.format import format_place
+from loka.plan.report.format import format_ne, format_place
 from loka.plan.select.enumerate import Offer, SiteOptions, enumerate_options, unsupported_transpose
 from loka.plan.select.host_model import HostModel
 from loka.plan.select.latency_selection import SAFE, LatencySelection, problem_of, revise
@@ -37,6 +38,7 @@ from loka.policy.policy import ExecutionSpec
 from loka.probe.profile.profile import Verdict
 from loka.sites.site import Site
 
+NO_NE_EVIDENCE = "no evidence for the change of NE"
 HOST_WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # shares of the host's time in what is minimised for a site
 # Kernels that can run a GEMM, each with the form of its operands; and rejected ones.
 _Sifted = tuple[dict[str, OperandPair], tuple[Rejected, ...]]
@@ -53,6 +55,7 @@ class Situation:
     known: ProfiledSites | None = None  # the policy's profile
     costs: PartCosts | None = None  # the measurements for the target
     execution: ExecutionSpec | None = None  # how the model runs; None: the host is not considered
+    ne_budget: float | None = None  # the largest change of NE by the whole plan, in per cent; None: no limit
 
     @property
     def considered(self) -> tuple[Kernel, ...]:
@@ -81,7 +84,27 @@ def resolve(
 
     Raises ImpossibleRuleError where a rule that names exactly one site requests FP8 and it cannot run so.
     """
-    resolver = _Resolver(situation)
+    kept: frozenset[str] = frozenset()
+    while True:
+        plans = _resolved(sites, settings, situation, refused, traced, kept)
+        if situation.ne_budget is None:
+            return plans
+        more = sites_over_ne(plans, settings, situation.ne_budget)
+        if not more:
+            return plans
+        kept |= more  # their neighbours in chains decide anew
+
+
+def _resolved(
+    sites: Sequence[Site],
+    settings: Sequence[SiteSettings],
+    situation: Situation,
+    refused: Mapping[str, str],
+    traced: TracedNeighbours | None,
+    over_ne: frozenset[str],
+) -> tuple[SitePlan, ...]:
+    """As `resolve`, with what `compute: auto` leaves open kept at the sites `over_ne`."""
+    resolver = _Resolver(situation, over_ne)
     decided: dict[tuple[object, ...], tuple[GemmPlan, ...]] = {}  # sites that are alike share their decisions
     seen = situation.known.sites if situation.known is not None else {}
     problems: dict[str, None] = {}
@@ -92,7 +115,8 @@ def resolve(
             problems.update(dict.fromkeys(unknown))
             continue
         obstacle = site.blocked or refused.get(site.name)
-        key = (id(wanted), site.rows, site.k, site.n, site.input_grad, obstacle, id(seen.get(site.name)))
+        evidence = (id(seen.get(site.name)), site.name in over_ne)
+        key = (id(wanted), site.rows, site.k, site.n, site.input_grad, obstacle, *evidence)
         gemms = decided.get(key)
         if gemms is None:
             gemms = resolver.decide(site, wanted, obstacle)
@@ -143,8 +167,9 @@ def site_gemms(site: Site) -> tuple[Gemm, ...]:
 class _Resolver:
     """Decides the sites of one plan; results that sites share are computed once."""
 
-    def __init__(self, situation: Situation) -> None:
+    def __init__(self, situation: Situation, over_ne: frozenset[str] = frozenset()) -> None:
         self._situation = situation
+        self._over_ne = over_ne
         self._sifted: dict[tuple[object, ...], _Sifted] = {}
         device, costs = DEVICES[situation.target], situation.costs
         self._perf_model = PerfModel(costs, device) if costs is not None else None
@@ -177,9 +202,10 @@ class _Resolver:
         if not able:
             return _kept(gemm, rejected[0].reason if rejected else "no kernel is known", judged, rejected)
         if requested.compute is Compute.AUTO:
-            if judged.unsupported_reason:
-                waiting = tuple(Rejected(name, judged.unsupported_reason) for name in able)
-                return _kept(gemm, judged.unsupported_reason, judged, (*waiting, *rejected))
+            unsafe = judged.unsupported_reason or self._ne_reason(site, gemm, judged)
+            if unsafe:
+                waiting = tuple(Rejected(name, unsafe) for name in able)
+                return _kept(gemm, unsafe, judged, (*waiting, *rejected))
             reason = f"{SAFE}, auto{by}"
         else:
             reason = f"fp8{by}{_over_budget(judged)}"
@@ -187,6 +213,18 @@ class _Resolver:
         later = tuple(Rejected(name, f"{first} is preferred where no measurement decides") for name in others)
         operands = with_scalings(operands, able[first])
         return GemmPlan(gemm, first, operands, requested.accumulation, reason, (*later, *rejected), judged.evidence)
+
+    def _ne_reason(self, site: Site, gemm: Gemm, judged: JudgedGemm) -> str:
+        """Why the plan's budget of NE keeps a GEMM, or ""."""
+        budget = self._situation.ne_budget
+        if budget is None:
+            return ""
+        change = judged.evidence.ne_percent if judged.evidence is not None else None
+        if change is None:
+            return f"{NO_NE_EVIDENCE}: run loka probe" if gemm is Gemm.FPROP else ""
+        if site.name not in self._over_ne:
+            return ""
+        return f"kept: with its change of NE, {format_ne(change)}, the plan would be over the budget {budget:g} %"
 
     def _kernels(self, site: Site, gemm: Gemm, wanted: SiteSettings, requested: GemmSettings) -> _Sifted:
         """The kernels that can run a GEMM, and the rejected ones; cached for sites that are alike."""

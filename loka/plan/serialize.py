@@ -39,9 +39,9 @@ from loka.policy.policy import ExecutionSpec
 from loka.sites.site import Site
 
 FORMAT = "loka.plan"
-# 2: measurements, and kernels by rows; 3: mods; 4: interactions; 5: current names (`older_plans`); 6: execution. A plan
-# is written in the first version that can represent it.
-VERSION = 6
+# 2: measurements, and kernels by rows; 3: mods; 4: interactions; 5: current names (`older_plans`); 6: execution; 7:
+# changes of NE. A plan is written in the first version that can represent it.
+VERSION = 7
 _BUDGET = ("budget.mere", "budget.sqnr_db", "budget.min_speedup")
 
 Row = TypeVar("Row", bound=Hashable)
@@ -75,7 +75,7 @@ class _PlanFile:
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")  # of all rows too
 
     format: Literal["loka.plan"]
-    version: Literal[1, 2, 3, 4, 5, 6]
+    version: Literal[1, 2, 3, 4, 5, 6, 7]
     name: str
     target: TargetDevice
     batch_size: int
@@ -94,6 +94,7 @@ class _PlanFile:
     mods: tuple[ModPlan, ...] = ()
     interactions: tuple[InteractionPlan, ...] = ()
     execution: ExecutionSpec | None = None
+    ne_budget: float | None = None
 
 
 class _Table(Generic[Row]):
@@ -222,6 +223,7 @@ def _refuse_nonsense(file: _PlanFile, name: str) -> None:
     for number in numbers & set(range(len(file.assignments))):
         if not is_number(file.assignments[number].value):
             wrong = f"a budget is {file.assignments[number].value!r}"
+    figures += [file.ne_budget] if file.ne_budget is not None else []
     if not all(map(isfinite, figures)):
         wrong = "a number is not finite"
     if wrong:
@@ -265,10 +267,13 @@ def _to_file(plan: Plan) -> _PlanFile:
         mods=plan.mods,
         interactions=plan.interactions,
         execution=plan.execution,
+        ne_budget=plan.ne_budget,
     )
 
 
-def _version(plan: Plan, decisions: Sequence[GemmPlan]) -> Literal[1, 2, 3, 5, 6]:
+def _version(plan: Plan, decisions: Sequence[GemmPlan]) -> Literal[1, 2, 3, 5, 6, 7]:
+    if plan.ne_budget is not None or any(each.evidence and each.evidence.ne_percent for each in decisions):
+        return 7
     if plan.execution is not None:
         return 6
     if plan.interactions or any(site.recipe.transposed_operands for site in plan.sites):
@@ -298,6 +303,7 @@ def _from_file(file: _PlanFile) -> Plan:
         mods=file.mods,
         interactions=file.interactions,
         execution=file.execution,
+        ne_budget=file.ne_budget,
     )
 
 

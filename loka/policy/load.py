@@ -135,6 +135,7 @@ def _policy(
         train=_train(setting.train, model) if setting.train else None,
         target=(setting.target or DEFAULT_TARGET).value,
         execution=_execution(setting.execution) if setting.execution else None,
+        ne_percent=_ne_percent(setting.budget),
         rules=(_defaults(setting.defaults, tree), *rules),
         mods=tuple(_mod(mod, uses[type(mod)], tree, index) for index, mod in enumerate(setting.mods or [])),
         profile=setting.profile,
@@ -166,6 +167,10 @@ def _seeds(text: str) -> tuple[int, int]:
 
 def _execution(setting: policy_schema.ExecutionSetting) -> ExecutionSpec:
     return ExecutionSpec(setting.mode, float(setting.host_ms or 0.0), float(setting.gpu_ms or 0.0))
+
+
+def _ne_percent(setting: policy_schema.PlanBudgetSetting | None) -> float | None:
+    return None if setting is None or setting.ne_percent is None else float(setting.ne_percent)
 
 
 def _defaults(setting: policy_schema.SiteSetting | None, tree: Mapping) -> Rule:

@@ -195,6 +195,7 @@ class Policy:
     profile: str | None = None
     measurements: str | None = None
     execution: ExecutionSpec | None = None
+    ne_percent: float | None = None  # the largest predicted change of NE by the whole plan; None: no limit
     tree: Mapping = field(default_factory=lambda: Mapping(Place("", 0, 0)), repr=False, compare=False)
     named: tuple[str, ...] = ()  # the files as named in messages, in the order of `files`
 

@@ -16,6 +16,8 @@ from loka.probe.estimate.candidate_recipes import candidates
 from loka.probe.estimate.estimate import estimate_site
 from loka.probe.profile.profile import Estimate, Finding, SiteProfile
 from loka.probe.profile.summarise import summarise
+from loka.probe.sensitivity.held_out import HeldOut
+from loka.probe.sensitivity.measure import measure_ne
 from loka.probe.stats.bias_track import BiasTrack
 from loka.probe.stats.site_stats import RecordedStats, SiteStats
 from loka.sites.site import Site
@@ -40,9 +42,10 @@ def finish(
     """`recorded` with an estimate for each GEMM and candidate recipe, and with its findings.
 
     `sites` and `settings` are those of the policy, in the same order; the candidates are the standard ones and the
-    policy's own, each judged against the site's own budget. A GEMM that the policy keeps gets none. `batch_size` gives
-    M, `limit` the most sampled pairs of operands for a GEMM. `bias_norms`: tracks of `bias_track` by site;
-    `suggestible`: possible mods by site. Equal arguments give equal results.
+    policy's own, each judged against the site's own budget. A GEMM that the policy keeps gets none. Changes of NE stay
+    those of `recorded` (`with_ne`). `batch_size` gives M, `limit` the most sampled pairs of operands for a GEMM.
+    `bias_norms`: tracks of `bias_track` by site; `suggestible`: possible mods by site. Equal arguments give equal
+    results.
 
     Raises InputError if `recorded` has a site that the model lacks or that has another shape there.
     """
@@ -53,7 +56,9 @@ def finish(
         site, wanted = known[stats.name]
         rows = site.rows.at(batch_size)
         summary = summarise(stats, (), rows)
-        summary = replace(summary, estimates=_estimates(site, stats, summary, wanted, seed, limit))
+        before = recorded.profile.site(stats.name)
+        estimates = _estimates(site, stats, summary, wanted, seed, limit)
+        summary = replace(summary, estimates=estimates, ne=before.ne if before is not None else ())
         profiles.append(summary)
         bias = (bias_norms or {}).get(site.name)
         findings.extend(find(site, stats, summary, wanted, bias, suggested.get(site.name)))
@@ -77,6 +82,33 @@ def check_sites(recorded: RecordedStats, sites: Sequence[Site]) -> None:
                 f"site {stats.name!r} has K = {stats.k}, N = {stats.n} in the profile and K = {shape[0]}, "
                 f"N = {shape[1]} in the model; the model changed: probe it again"
             )
+
+
+def with_ne(
+    recorded: RecordedStats,
+    sites: Sequence[Site],
+    settings: Sequence[SiteSettings],
+    held_out: HeldOut,
+    first_loss: float,
+    progress: Progress | None = None,
+) -> RecordedStats:
+    """`recorded` with the change of NE by each GEMM: of fprop for all recipes, of the others for the policy's own.
+
+    Sites that were not seen, and GEMMs that the policy keeps, get none. `first_loss` is the loss on the held-out
+    batches before training. Raises what the model raises.
+    """
+    seen = {site.name: site for site in recorded.profile.sites if site.operands}
+    recipes = {
+        site.name: {
+            gemm: pairs if gemm is Gemm.FPROP else pairs[:1]
+            for gemm, pairs in recipes_of(site, wanted, seen[site.name]).items()
+        }
+        for site, wanted in zip(sites, settings, strict=True)
+        if site.name in seen
+    }
+    found = measure_ne(held_out, {site: by_gemm for site, by_gemm in recipes.items() if by_gemm}, first_loss, progress)
+    profiles = tuple(replace(site, ne=found.get(site.name, ())) for site in recorded.profile.sites)
+    return replace(recorded, profile=replace(recorded.profile, sites=profiles))
 
 
 def recipes_of(site: Site, settings: SiteSettings, seen: SiteProfile) -> dict[Gemm, tuple[OperandPair, ...]]:

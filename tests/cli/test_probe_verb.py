@@ -81,7 +81,7 @@ def test_json_holds_what_the_table_shows(shop, loka):
     data = json.loads(ran.out)
     profile = profile_file.load_profile(shop.folder / SUMMARY)
     assert (data["profile"], data["full"], data["samples"]) == (SUMMARY, FULL, 12)
-    assert set(data["seconds"]) == {"training", "estimating"}
+    assert set(data["seconds"]) == {"training", "NE", "estimating"}
     sites = {site["site"]: site for site in data["sites"]}
     assert [gemm["gemm"] for gemm in sites["dense"]["gemms"]] == ["fprop", "wgrad"]
     fprop = sites["layers.0.up"]["gemms"][0]

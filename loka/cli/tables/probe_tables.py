@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 from loka.cli.output import print_line, print_table
 from loka.numerics.enums import Compute, Gemm
 from loka.numerics.recipe import OperandPair
+from loka.plan.report.format import format_ne
 from loka.plan.report.plan_rows import common_pattern, pattern_of
 from loka.policy.cascade.patterns import compile_pattern
 from loka.probe.diagnostics.finding_evidence import estimate_of
 from loka.probe.estimate.candidate_recipes import recipe_label
-from loka.probe.profile.profile import Estimate, Finding, Interval, Profile, SiteProfile, Verdict
+from loka.probe.profile.profile import Estimate, Finding, Interval, NeEstimate, Profile, SiteProfile, Verdict
 
 if TYPE_CHECKING:
     from loka.cli.probe_run import Learned
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from loka.probe.diagnostics.drift import SiteDrift
     from loka.sites.site import Site
 
-COLUMNS = ("site", "count", "M", "K", "N", "GEMM", "recipe", "MERE", "95 %", "SQNR, dB", "95 % ", "verdict")
+COLUMNS = ("site", "count", "M", "K", "N", "GEMM", "recipe", "MERE", "95 %", "SQNR, dB", "95 % ", "NE", "verdict")
+_NE = COLUMNS.index("NE")
 NUMBERS = ("count", "M", "K", "N", "MERE", "SQNR, dB")
 MANY = 12  # operands that --check shows at least, those that moved most first
 
@@ -55,7 +57,10 @@ def show_sites(examined: Examined, profile: Profile) -> None:
         for cells in _gemm_lines(rows):
             lines.append((*head, *cells))
             head = ("",) * len(head)
-    print_table(COLUMNS, lines, NUMBERS)
+    columns: tuple[str, ...] = COLUMNS
+    if not any(line[_NE] for line in lines):
+        columns, lines = _without_ne(columns), [_without_ne(line) for line in lines]
+    print_table(columns, lines, NUMBERS)
     if any(len(rows) > 1 for rows in groups):
         print_line("A line for several sites shows the worst of them.")
 
@@ -183,7 +188,11 @@ def _gemm_lines(rows: Sequence[ProbeRow]) -> list[tuple[str, ...]]:
     return [_gemm_line(gemm, rows) for gemm in wanted]
 
 
-_BLANK = ("", "", "", "")
+def _without_ne(cells: tuple[str, ...]) -> tuple[str, ...]:
+    return cells[:_NE] + cells[_NE + 1 :]
+
+
+_BLANK = ("", "", "", "", "")
 
 
 def _gemm_line(gemm: Gemm, rows: Sequence[ProbeRow]) -> tuple[str, ...]:
@@ -196,11 +205,19 @@ def _gemm_line(gemm: Gemm, rows: Sequence[ProbeRow]) -> tuple[str, ...]:
     )
     mere, sqnr = worst.mere, worst.sqnr_db
     verdict = worst.verdict(row.settings.budget).value
-    return (gemm.value, recipe, f"{mere.mean:.3f}", _ends(mere, 3), f"{sqnr.mean:.1f}", _ends(sqnr, 1), verdict)
+    changes = [ne.ne_percent for row in rows if (ne := _ne(row, gemm)) is not None]
+    most = format_ne(max(changes, key=lambda change: change.high)) if changes else ""
+    return (gemm.value, recipe, f"{mere.mean:.3f}", _ends(mere, 3), f"{sqnr.mean:.1f}", _ends(sqnr, 1), most, verdict)
 
 
 def _estimate(row: ProbeRow, gemm: Gemm) -> Estimate | None:
     return None if row.profile is None else estimate_of(row.profile, gemm, row.settings.gemms[gemm].operands)
+
+
+def _ne(row: ProbeRow, gemm: Gemm) -> NeEstimate | None:
+    """The change of NE by the recipe of `_estimate`."""
+    estimate = _estimate(row, gemm)
+    return None if row.profile is None or estimate is None else row.profile.ne_estimate(gemm, estimate.operands)
 
 
 def _ends(interval: Interval, digits: int) -> str:
@@ -226,6 +243,7 @@ def _gemm_results(row: ProbeRow) -> list[dict[str, object]]:
                 "mere": None if estimate is None else estimate.mere,
                 "sqnr_db": None if estimate is None else estimate.sqnr_db,
                 "draws": None if estimate is None else estimate.draws,
+                "ne": _ne(row, gemm),
                 "verdict": None if estimate is None else estimate.verdict(row.settings.budget),
             }
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ from loka.cli.output import percent, print_line, print_table
 
 if TYPE_CHECKING:
     from loka.plan.report.profile_view import ProfileView
-    from loka.probe.profile.profile import OperandSummary, Quantiles
+    from loka.probe.profile.profile import NeEstimate, OperandSummary, Quantiles
 
 
 def show_profile_view(seen: ProfileView) -> None:
@@ -76,19 +77,33 @@ def _show_recipes(seen: ProfileView) -> None:
     from loka.plan.report.format import format_mere, format_sqnr
 
     print()
+    shows_ne = any(each.ne is not None for each in seen.recipes)
     rows = [
         (
             each.gemm.value,
             f"{each.recipe} (runs)" if each.runs else each.recipe,
             format_mere(each.mere),
             format_sqnr(each.sqnr_db),
+            *(_ne_cells(each.ne) if shows_ne else ()),
             str(each.draws),
             f"{each.verdict.value}: {each.figures}" if each.figures else each.verdict.value,
         )
         for each in seen.recipes
     ]
-    print_table(("GEMM", "recipe", "MERE", "SQNR dB", "draws", "verdict"), rows, ("draws",))
+    ne_columns = ("change of NE", "varying error dB") if shows_ne else ()
+    print_table(("GEMM", "recipe", "MERE", "SQNR dB", *ne_columns, "draws", "verdict"), rows, ("draws",))
     print_line(f"budget: MERE {seen.budget.mere:g}, SQNR {seen.budget.sqnr_db:g} dB; speed {seen.speed}")
+
+
+def _ne_cells(ne: NeEstimate | None) -> tuple[str, str]:
+    """The change of NE, and the error of what varies between samples, in dB of that."""
+    from loka.plan.report.format import format_ne
+
+    if ne is None:
+        return "-", "-"
+    error = ne.varying_error
+    decibels = "-" if error is None else f"{10 * math.log10(error):.1f}" if 0 < error < math.inf else f"{error:g}"
+    return format_ne(ne.ne_percent), decibels
 
 
 def _shows(text: str) -> bool:

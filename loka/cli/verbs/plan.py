@@ -62,6 +62,7 @@ def show(plan: Plan, all_sites: bool) -> None:
     if grouped:
         print_line(f"{len(plan.sites)} sites in {len(rows)} groups; --all shows each.")
     print_budgets(plan)
+    print_ne(plan)
     print_line(summary_line(plan))
     print_times(plan)
 
@@ -75,6 +76,20 @@ def print_budgets(plan: Plan) -> None:
     for budget, count in budgets(plan).items():
         limits = f"MERE {budget.mere:g}, SQNR {budget.sqnr_db:g} dB, min_speedup {budget.min_speedup:g}"
         print_line(f"budget of {limits}: {count} site{'s' if count != 1 else ''}")
+
+
+def print_ne(plan: Plan) -> None:
+    """Print the predicted change of NE, if the profile has any."""
+    from loka.plan.ne import planned_ne
+    from loka.plan.report.format import format_ne
+
+    found = planned_ne(plan.sites)
+    if found is None:
+        return
+    rest = f"; the forward GEMMs of {len(found.unknown)} more were not measured" if found.unknown else ""
+    gemms = "1 GEMM" if found.known == 1 else f"{found.known} GEMMs"
+    limit = "" if plan.ne_budget is None else f", budget {plan.ne_budget:g} %"
+    print_line(f"predicted change of NE: {format_ne(found.ne_percent)} by {gemms} in FP8{rest}{limit}.")
 
 
 def print_times(plan: Plan) -> None:
@@ -120,6 +135,7 @@ def summary_line(plan: Plan) -> str:
 
 def _summary(plan: Plan) -> dict[str, object]:
     from loka.plan.evidence import over_budget
+    from loka.plan.ne import planned_ne
     from loka.plan.report.plan_rows import total_time
 
     return {
@@ -130,6 +146,8 @@ def _summary(plan: Plan) -> dict[str, object]:
         "sites_fp8": sum(site.fp8 for site in plan.sites),
         "share_fp8": plan.share_fp8,
         "over_budget": over_budget(plan),
+        "ne": planned_ne(plan.sites),
+        "ne_budget": plan.ne_budget,
         "measurements": plan.measurements,
         "time": total_time(plan),
         "skipped": [{"owner": each.owner, "reason": each.reason, "share": each.share} for each in plan.skipped],

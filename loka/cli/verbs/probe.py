@@ -48,6 +48,12 @@ def command(
     draws: Annotated[
         int | None, typer.Option(min=2, help="The most draws of operands to judge a GEMM by. Default: 16.")
     ] = None,
+    ne_batches: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=MOST_STEPS, help="Held-out batches to measure the change of NE on. Default: 4; 0: none."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, max=SEEDS, help="Of the weights, the batches and the estimates.")] = 0,
     device: Device = "auto",
     as_json: Json = False,
@@ -58,7 +64,7 @@ def command(
     from loka.plan.planner import examine
 
     files = [*(merged or ()), *(more or ())]
-    _check_usage(merged, more, steps, every, out, draws, check, device)
+    _check_usage(merged, more, steps, every, out, draws, ne_batches, check, device)
     loaded = load_policy(policy)
     if check:
         _check_drift(examine(loaded), steps, every, seed, device, as_json)
@@ -74,7 +80,9 @@ def command(
     check_writable(places.full)
     examined = examine(loaded)
     learned = (
-        _merge(examined, files, draws, seed) if files else _learn(examined, places, steps, every, draws, seed, device)
+        _merge(examined, files, draws, seed)
+        if files
+        else _learn(examined, places, steps, every, draws, ne_batches, seed, device)
     )
     _save(learned, places)
     if not files:
@@ -94,6 +102,7 @@ def _check_usage(
     every: int | None,
     out: str | None,
     draws: int | None,
+    ne_batches: int | None,
     check: bool,
     device: str,
 ) -> None:
@@ -104,6 +113,10 @@ def _check_usage(
         raise InputError("--from makes a profile and --check compares with one; use one of the two")
     if merged and (steps is not None or every is not None):
         raise InputError("--from takes what was recorded, and trains no steps; leave out --steps and --every")
+    if merged and ne_batches is not None:
+        raise InputError("--from takes what was recorded, and evaluates nothing; leave out --ne-batches")
+    if check and ne_batches is not None:
+        raise InputError("--check compares distributions, and evaluates nothing; leave out --ne-batches")
     if merged and device != "auto":
         raise InputError("--from takes what was recorded, and trains nothing; leave out --device")
     if check and out is not None:
@@ -120,14 +133,17 @@ def _learn(
     steps: int | None,
     every: int | None,
     draws: int | None,
+    ne_batches: int | None,
     seed: int,
     device: str,
 ) -> Learned:
     """Train with a Probe and estimate; until the profile is written, samples are in `places.interrupted`."""
-    from loka.cli.probe_run import Interrupted, finish, record
+    from loka.cli.probe_run import NE_BATCHES, Interrupted, finish, record
 
+    evaluated = NE_BATCHES if ne_batches is None else ne_batches
     try:
-        return finish(examined, record(examined, steps, every, seed, device, places.interrupted), draws, seed)
+        recorded = record(examined, steps, every, seed, device, places.interrupted, evaluated)
+        return finish(examined, recorded, draws, seed)
     except Interrupted as stopped:
         if stopped.recorded is None:
             note("interrupted before the first sample: nothing was written")

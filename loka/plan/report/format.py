@@ -86,6 +86,11 @@ def format_sqnr(sqnr_db: Interval) -> str:
     return f"{sqnr_db.mean:.1f} [{sqnr_db.low:.1f}, {sqnr_db.high:.1f}]"
 
 
+def format_ne(ne_percent: Interval) -> str:
+    """A change of NE with its interval, in per cent: `+0.0172 % [0.0121, 0.0223]`."""
+    return f"{ne_percent.mean:+.3g} % [{ne_percent.low:.3g}, {ne_percent.high:.3g}]"
+
+
 def format_evidence(evidence: Evidence | None) -> str:
     """The verdict with its figures: `undecided, MERE 0.021 [0.02, 0.022], SQNR 24.1 dB [23.4, 24.8]`."""
     if evidence is None:

@@ -9,7 +9,16 @@ from loka.plan.evidence import NEVER_RAN, ProfiledSites, evidence_of, ran
 from loka.plan.plan import Plan, SitePlan
 from loka.plan.report.format import format_operands, format_speedup
 from loka.policy.cascade.settings import Assignment, Budget
-from loka.probe.profile.profile import Finding, Interval, OperandSummary, Verdict
+from loka.probe.profile.profile import (
+    Estimate,
+    Finding,
+    Interval,
+    NeEstimate,
+    OperandSummary,
+    Profile,
+    SiteProfile,
+    Verdict,
+)
 
 NOT_JUDGED = "not judged: no measurement decides here, nor does min_speedup"
 
@@ -26,6 +35,7 @@ class Tried:
     verdict: Verdict
     figures: str  # those over or near the budget
     runs: bool
+    ne: NeEstimate | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,22 +64,9 @@ def profile_view(
     if found is not None and not ran(found):
         note = NEVER_RAN
     profile = known.profile
-    tried = []
-    for estimate in found.estimates if found is not None else ():
-        evidence = evidence_of(estimate, budget, profile)
-        recipe = format_operands(estimate.gemm, estimate.operands)
-        tried.append(
-            Tried(
-                gemm=estimate.gemm,
-                recipe=recipe,
-                mere=estimate.mere,
-                sqnr_db=estimate.sqnr_db,
-                draws=estimate.draws,
-                verdict=evidence.verdict,
-                figures=evidence.figures,
-                runs=running.get(estimate.gemm) == recipe,
-            )
-        )
+    tried: list[Tried] = []
+    if found is not None:
+        tried = [_tried(estimate, found, budget, profile, running) for estimate in found.estimates]
     judged = {each.gemm for each in tried}
     operands = {each.operand for each in found.operands} if found is not None else set()
     return ProfileView(
@@ -84,6 +81,22 @@ def profile_view(
         recipes=tuple(sorted(tried, key=lambda each: list(Gemm).index(each.gemm))),
         findings=tuple(finding for finding in profile.findings if finding.site == site),
         unjudged=tuple(gemm for gemm in running if gemm not in judged and operands.issuperset(OPERANDS[gemm])),
+    )
+
+
+def _tried(estimate: Estimate, site: SiteProfile, budget: Budget, profile: Profile, running: dict[Gemm, str]) -> Tried:
+    evidence = evidence_of(estimate, budget, profile, site)
+    recipe = format_operands(estimate.gemm, estimate.operands)
+    return Tried(
+        gemm=estimate.gemm,
+        recipe=recipe,
+        mere=estimate.mere,
+        sqnr_db=estimate.sqnr_db,
+        draws=estimate.draws,
+        verdict=evidence.verdict,
+        figures=evidence.figures,
+        runs=running.get(estimate.gemm) == recipe,
+        ne=site.ne_estimate(estimate.gemm, estimate.operands),
     )
 
 

@@ -295,6 +295,16 @@ class ExecutionSetting(SchemaModel):
     )
 
 
+class PlanBudgetSetting(SchemaModel):
+    """What FP8 may cost the whole model."""
+
+    ne_percent: _Number | None = doc(
+        "NE",
+        "The largest predicted change of NE by all GEMMs in FP8 together, in per cent; the upper ends of the "
+        "intervals count. Left out: no limit.",
+    )
+
+
 def _version(value: object) -> object:
     if type(value) is not int or value != 1:
         raise PydanticCustomError("loka", "{reason}", {"reason": "this LoKA reads version 1; write version: 1"})
@@ -326,6 +336,9 @@ class PolicySetting(SchemaModel):
         "Execution",
         "How the model runs. Where its step waits for the host, the plan runs in FP8 only what does not make the step "
         "slower. Left out: the host is not considered.",
+    )
+    budget: PlanBudgetSetting | None = doc(
+        "Budget", "What FP8 may cost the whole model, by what loka probe measured. Left out: no limit."
     )
     extends: Text | None = doc(
         "Base",

@@ -7,34 +7,22 @@ model must run eagerly and in Python; `Probe` ensures that.
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from functools import partial
-from os.path import basename
-from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils.hooks import RemovableHandle
 
 from loka.errors import InputError, LokaError
 from loka.probe.capture import mode_stack
 from loka.probe.capture.live_sites import LiveModel, LiveSite
-from loka.probe.capture.operand_views import OperandProduct, View, find_product, rows_of, take_rows
+from loka.probe.capture.operand_views import OperandProduct, View, rows_of, take_rows
 from loka.probe.capture.patched_operands import Patched
 from loka.probe.capture.row_sampling import RowNumbers, is_rerun
+from loka.probe.capture.site_calls import SiteCalls
 from loka.probe.stats.site_trackers import Trackers, apart
-from loka.sites.callables import is_library_file
-from loka.sites.site import GemmKind
-
-
-class _Running(threading.local):
-    """Names of the modules whose forward runs in this thread; a checkpoint's recomputation may have its own thread."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
 
 
 class Watch(TorchFunctionMode):
@@ -46,24 +34,17 @@ class Watch(TorchFunctionMode):
         self.open = True  # False: gradients that still arrive are ignored
         self.calls = 0
         self._root = live.root
+        self._site_calls = SiteCalls(live)
         self._numbers = numbers
         self._trackers = trackers
-        self._sites: dict[int, list[LiveSite]] = {}  # by id of the Parameter, which stays alive with its site
-        for site in (*live.sites, *live.others):
-            self._sites.setdefault(id(site.parameter), []).append(site)
         self._patched = Patched(tuple(site for site in live.sites if site.counter_id is not None), trackers, numbers)
-        self._running = _Running()
-        self._hooks: list[RemovableHandle] = []
 
     def start(self) -> None:
         """See every torch function of this thread, and of the backward that it starts, from now on."""
         if any(isinstance(mode, Watch) for mode in mode_stack.modes()):
             raise InputError("probe: another Probe samples this step already; use one at a time")
         self.calls = 0
-        self._running = _Running()
-        for live in (each for sharing in self._sites.values() if len(sharing) > 1 for each in sharing):
-            if live.module is not None:
-                self._hooks += _tell(live.module, _module_name(live), self._running)
+        self._site_calls.start()
         mode_stack.put_on(self)
         self.active = True
 
@@ -72,9 +53,7 @@ class Watch(TorchFunctionMode):
         if not self.active:
             return
         self.active = False
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
+        self._site_calls.stop()
         mode_stack.take_off(self)
 
     def __torch_function__(
@@ -94,13 +73,13 @@ class Watch(TorchFunctionMode):
             if self._can_look(args[0]):
                 self.calls += self._patched.take(args, named)
             return out
-        product = find_product(func, args, named, self._is_weight)
+        product = self._site_calls.product(func, args, named)
         if product is None or not product.x.is_floating_point() or not self._can_look(product.x):
             return out
-        candidates = self._sites[self._key_of(product.weight)]
+        candidates = self._site_calls.sharing(product)
         if len(candidates) == 1 and candidates[0].counter_id is not None:
             self.calls += self._patched.take_kept(candidates[0], product)
-        elif (live := self._choose(candidates, product, sys._getframe(1))) is not None:
+        elif (live := self._site_calls.choose(product, sys._getframe(1))) is not None:
             self._take(live, product, out)
         return out
 
@@ -148,33 +127,6 @@ class Watch(TorchFunctionMode):
         with apart(grad.device):
             trackers.take_gradient(views[1](views[0](grad.detach())), index, part)
 
-    def _is_weight(self, value: Any) -> bool:
-        return isinstance(value, Tensor) and self._key_of(value) in self._sites
-
-    def _key_of(self, tensor: Tensor) -> int:
-        """The id of the Parameter that a tensor is or transposes; the tensor's own id for others."""
-        base = tensor._base
-        if id(tensor) in self._sites or base is None or tensor.dim() != 2 or base.dim() != 2:
-            return id(tensor)
-        (rows, columns), (down, across) = base.shape, base.stride()
-        transposed = tensor.shape == (columns, rows) and tensor.stride() == (across, down)
-        return id(base) if transposed and tensor.storage_offset() == base.storage_offset() else id(tensor)
-
-    def _choose(self, candidates: list[LiveSite], product: OperandProduct, frame: FrameType) -> LiveSite | None:
-        """The site that a call belongs to; None if that is ambiguous."""
-        fitting = [live for live in candidates if (live.site.k, live.site.n) == (product.k, product.n)]
-        if len(candidates) == 1 or not fitting:
-            return fitting[0] if fitting else None
-        running = self._running.names[-1] if self._running.names else None
-        for live in fitting:
-            if live.site.kind is GemmKind.LINEAR and live.site.name == running:
-                return live
-        where = _place(frame)
-        there = [live for live in fitting if live.site.kind is not GemmKind.LINEAR and live.site.where == where]
-        if len(there) > 1:
-            there = [live for live in there if live.site.owner == running]
-        return there[0] if len(there) == 1 else None
-
 
 def _before_views(out: Tensor) -> tuple[Tensor, View]:
     """The tensor to hook for the gradient of a product, and the view from its gradient to that of `out`.
@@ -195,29 +147,3 @@ def _unchanged(grad: Tensor) -> Tensor:
 
 def _strided(place: tuple[torch.Size, tuple[int, ...], int], grad: Tensor) -> Tensor:
     return grad.contiguous().as_strided(*place)
-
-
-def _module_name(live: LiveSite) -> str:
-    return live.site.name if live.site.kind is GemmKind.LINEAR else live.site.owner
-
-
-def _tell(module: nn.Module, name: str, running: _Running) -> tuple[RemovableHandle, RemovableHandle]:
-    """Hooks that record a module's name while its forward runs."""
-
-    def entered(module: nn.Module, args: Any) -> None:
-        running.names.append(name)
-
-    def left(module: nn.Module, args: Any, out: Any) -> None:
-        if name in running.names:
-            del running.names[len(running.names) - 1 - running.names[::-1].index(name) :]
-
-    return module.register_forward_pre_hook(entered), module.register_forward_hook(left, always_call=True)
-
-
-def _place(frame: FrameType | None) -> str:
-    """`file:line` of the innermost frame of user code, as in `Site.where`."""
-    while frame is not None:
-        if not is_library_file(frame.f_code.co_filename):
-            return f"{basename(frame.f_code.co_filename)}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""

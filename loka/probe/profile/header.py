@@ -19,12 +19,13 @@ from pydantic import Field, TypeAdapter, ValidationError
 from loka.errors import InputError
 from loka.mods.fingerprint import ModFingerprint
 from loka.numerics.enums import Format, Gemm, Operand, Range, Scaling
-from loka.numerics.recipe import OperandRecipe
+from loka.numerics.recipe import OperandPair, OperandRecipe
 from loka.probe.profile.profile import (
     VERSION,
     Estimate,
     Finding,
     Interval,
+    NeEstimate,
     OperandSummary,
     Profile,
     Quantiles,
@@ -103,6 +104,7 @@ class _ProfileSiteRow:
     rows: Count
     operands: tuple[_OperandRow, ...]
     estimates: tuple[tuple[Gemm, Count, Count, _Ends, _Ends, Count], ...]  # recipes by index; mere, sqnr_db; draws
+    ne: tuple[tuple[Gemm, Count, Count, _Ends, float, _End | None], ...] = ()  # ne_percent; run_percent, varying_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +267,17 @@ def _site_row(site: SiteProfile, recipes: dict[OperandRecipe, int]) -> _ProfileS
             )
             for estimate in site.estimates
         ),
+        ne=tuple(
+            (
+                each.gemm,
+                number(each.operands[0]),
+                number(each.operands[1]),
+                _ends(each.ne_percent),
+                float(each.run_percent),
+                None if each.varying_error is None else _end(each.varying_error),
+            )
+            for each in site.ne
+        ),
     )
 
 
@@ -291,17 +304,26 @@ def _parsed(header: _Header) -> Parsed:
 
 
 def _site(row: _ProfileSiteRow, recipes: tuple[OperandRecipe, ...]) -> SiteProfile:
-    estimates = []
-    for gemm, first, second, mere, sqnr_db, draws in row.estimates:
+    def pair(first: int, second: int) -> OperandPair:
         if max(first, second) >= len(recipes):
             raise DamagedError(f"site {row.name!r} names recipe {max(first, second)} of {len(recipes)}")
-        pair = (recipes[first], recipes[second])
-        estimates.append(Estimate(gemm, pair, _interval(mere), _interval(sqnr_db), draws))
+        return recipes[first], recipes[second]
+
+    estimates = tuple(
+        Estimate(gemm, pair(first, second), _interval(mere), _interval(sqnr_db), draws)
+        for gemm, first, second, mere, sqnr_db, draws in row.estimates
+    )
+    ne = tuple(
+        NeEstimate(
+            gemm, pair(first, second), _interval(ne_percent), run_percent, None if error is None else float(error)
+        )
+        for gemm, first, second, ne_percent, run_percent, error in row.ne
+    )
     operands = tuple(
         OperandSummary(**{field.name: getattr(operand, field.name) for field in fields(_OperandRow)}, magnitudes=())
         for operand in row.operands
     )
-    return SiteProfile(row.name, row.k, row.n, row.rows, operands, tuple(estimates))
+    return SiteProfile(row.name, row.k, row.n, row.rows, operands, estimates, ne)
 
 
 def _recipe_row(recipe: OperandRecipe) -> _RecipeRow:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -32,6 +34,15 @@ class Interval:
     high: float
 
 
+def sum_of_changes(changes: Sequence[Interval]) -> Interval:
+    """The sum of changes of NE by several sites.
+
+    The ends are added too: all were measured on one trained model and the same batches, so that they err together.
+    """
+    lows, means, highs = ([getattr(each, end) for each in changes] for end in ("low", "mean", "high"))
+    return Interval(math.fsum(means), math.fsum(lows), math.fsum(highs))
+
+
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """The error of one GEMM of a site with its operands quantised by `operands`, predicted from the statistics."""
@@ -49,6 +60,20 @@ class Estimate:
         if self.mere.low > budget.mere or self.sqnr_db.high < budget.sqnr_db:
             return Verdict.UNSAFE
         return Verdict.UNDECIDED
+
+
+@dataclass(frozen=True, slots=True)
+class NeEstimate:
+    """The change of NE by one GEMM of a site with its operands quantised by `operands`, measured on the trained model.
+
+    NE is the log loss over a constant; for another loss, it is the relative change of that.
+    """
+
+    gemm: Gemm
+    operands: OperandPair  # in the order of enums.OPERANDS[gemm]
+    ne_percent: Interval  # in per cent of NE, positive is worse; expected over trainings
+    run_percent: float  # standard deviation of what a single training differs from that by
+    varying_error: float | None  # power of the error over that of y, both without their mean over samples; fprop's
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +129,11 @@ class SiteProfile:
     rows: int  # M of the last call
     operands: tuple[OperandSummary, ...]
     estimates: tuple[Estimate, ...]
+    ne: tuple[NeEstimate, ...] = ()  # also () if the file does not record them
+
+    def ne_estimate(self, gemm: Gemm, operands: OperandPair) -> NeEstimate | None:
+        """The change of NE by a GEMM with exactly this recipe; None if it was not measured."""
+        return next((each for each in self.ne if (each.gemm, each.operands) == (gemm, operands)), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, is_dataclass
 
 from loka.errors import InputError
-from loka.probe.profile.profile import Estimate, OperandSummary, Profile
+from loka.probe.profile.profile import Estimate, Interval, NeEstimate, OperandSummary, Profile
 
 _SHARES = ("zeros", "underflow", "subnormal")
 
@@ -31,6 +31,8 @@ def check_profile(profile: Profile) -> None:
                 _check_figures(site.name, _floats(operand, operand.operand))
         for estimate in site.estimates:
             _check_estimate(site.name, estimate)
+        for each in site.ne:
+            _check_ne(site.name, each)
 
 
 def check_weights(weights: Iterable[tuple[str, object]]) -> None:
@@ -69,16 +71,32 @@ def _check_estimate(site: str, estimate: Estimate) -> None:
             _check(site, path, value, lambda value: not math.isnan(value), "but must be one")
     _check(site, f"{name}.mere.low", mere.low, lambda value: value >= 0.0, "but must be 0 or more")
     for field, each in (("mere", mere), ("sqnr_db", sqnr)):
-        infinite = math.isinf(each.mean) and not each.low == each.mean == each.high
-        if infinite or not each.low <= each.mean <= each.high:
-            raise DamagedError(
-                f"site {site!r}: {name}.{field} is {each.mean} within {each.low} to {each.high}, which is no interval"
-            )
+        _check_interval(site, f"{name}.{field}", each)
     if mere.mean == math.inf and sqnr.mean != -math.inf:
         raise DamagedError(f"site {site!r}: {name}.mere.mean is inf, but its sqnr_db.mean is {sqnr.mean}, not -inf")
     for recipe in estimate.operands:
         if recipe.amax is not None:
             _check_figures(site, ((f"{name}.operands.amax", recipe.amax),))
+
+
+def _check_ne(site: str, estimate: NeEstimate) -> None:
+    """The change of NE is an interval, and infinite where a result was not finite; the rest is 0 or more."""
+    name, found = f"the NE estimate of {estimate.gemm}", estimate.ne_percent
+    for path, value in _floats(estimate, name):
+        _check(site, path, value, lambda value: not math.isnan(value), "but must be one")
+    _check_interval(site, f"{name}.ne_percent", found)
+    _check_figures(site, ((f"{name}.run_percent", estimate.run_percent),))
+    error = estimate.varying_error or 0.0
+    _check(site, f"{name}.varying_error", error, lambda value: value >= 0.0, "but must be 0 or more")
+
+
+def _check_interval(site: str, path: str, found: Interval) -> None:
+    """The mean lies within the ends; an infinite mean has the same ends."""
+    infinite = math.isinf(found.mean) and not found.low == found.mean == found.high
+    if infinite or not found.low <= found.mean <= found.high:
+        raise DamagedError(
+            f"site {site!r}: {path} is {found.mean} within {found.low} to {found.high}, which is no interval"
+        )
 
 
 def _check(site: str, path: str, value: float, good: Callable[[float], bool], words: str) -> None:

@@ -28,6 +28,7 @@ from loka.probe.profile.profile import (
     Estimate,
     Finding,
     Interval,
+    NeEstimate,
     OperandSummary,
     Profile,
     SiteProfile,
@@ -220,6 +221,37 @@ class TestRoundTrip:
         del header["mods"]
         rewritten(summary, json.dumps(header))
         assert profile_file.load_profile(summary).mods == ()
+
+    def test_changes_of_ne_are_kept_and_an_older_file_has_none(self, summary: Path) -> None:
+        site = make_site("a", 24, 8)
+        pairs = [each.operands for each in site.estimates[:2]]
+        ne = (
+            NeEstimate(Gemm.FPROP, pairs[0], Interval(0.01, 0.005, 0.02), 0.03, 0.002),
+            NeEstimate(Gemm.FPROP, pairs[1], Interval(math.inf, math.inf, math.inf), 0.0, math.inf),
+        )
+        assert profile_file.load_profile(summary).sites[0].ne == ()
+        profile_file.save(summary, make_profile((replace(site, ne=ne),)))
+        assert profile_file.load_profile(summary).sites[0].ne == ne
+        older = header_of(summary)
+        for row in older["sites"]:
+            del row["ne"]
+        rewritten(summary, json.dumps(older))
+        assert profile_file.load_profile(summary) == make_profile((site,))
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"ne_percent": Interval(0.01, 0.02, 0.03)},
+            {"ne_percent": Interval(math.nan, math.nan, math.nan)},
+            {"run_percent": -0.1},
+            {"varying_error": -0.1},
+        ],
+    )
+    def test_a_change_of_ne_that_cannot_be_is_refused(self, wrong: dict[str, object], summary: Path) -> None:
+        site = make_site("a", 24, 8)
+        good = NeEstimate(Gemm.FPROP, site.estimates[0].operands, Interval(0.01, 0.005, 0.02), 0.03, 0.002)
+        with pytest.raises(InputError, match="the NE estimate of fprop"):
+            profile_file.save(summary, make_profile((replace(site, ne=(replace(good, **wrong),)),)))
 
     def test_summary_of_a_ranker_stays_small(self, tmp_path: Path) -> None:
         sites = tuple(make_site(f"layers.{i}.factorisation.mlp.0", 2048, 2048) for i in range(20))

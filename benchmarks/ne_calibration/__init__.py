@@ -1,0 +1,1 @@
+"""Probe's predicted changes of NE against those of training, over recipes from harmless to harmful."""
