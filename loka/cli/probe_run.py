@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from loka.cli.output import note
@@ -27,6 +26,7 @@ SAMPLES = 20  # least number of samples without --every
 SAVE_SAMPLES = 5  # samples between saves: a killed run loses at most these
 ROWS = 512  # sampled from each call: many, because a short run has few samples
 NE_BATCHES = 4  # held-out batches on which the change of NE is measured
+NE_SECONDS = 300.0  # after which its measurement begins no further site
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,14 +155,27 @@ class _Judged:
 
         try:
             with current_directory_importable(), Shown("sites") as shown:
-                progress = partial(shown.update, "measuring NE")
-                given = (self.held_out, self.first_loss, progress)
-                return with_ne(recorded, examined.sites, examined.settings, *given)
+                reached = (0, 0)
+
+                def progress(done: int, total: int) -> None:
+                    nonlocal reached
+                    reached = (done, total)
+                    shown.update("measuring NE", done, total)
+
+                given = (self.held_out, self.first_loss, progress, NE_SECONDS)
+                learned = with_ne(recorded, examined.sites, examined.settings, *given)
         except KeyboardInterrupt as stopped:
             raise Interrupted(recorded) from stopped
         except Exception as error:  # noqa: BLE001 - as above
             _note_without_ne(error)
             return recorded
+        done, total = reached
+        if done < total:
+            note(
+                f"note: within {NE_SECONDS:g} s the change of NE was measured at the {done} of {total} sites with the "
+                "most FLOPs; the others count as unknown in plans (fewer --ne-batches reach more)"
+            )
+        return learned
 
 
 def _note_without_ne(error: Exception) -> None:

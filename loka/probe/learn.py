@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -91,10 +92,12 @@ def with_ne(
     held_out: HeldOut,
     first_loss: float,
     progress: Progress | None = None,
+    seconds: float = math.inf,
 ) -> RecordedStats:
     """`recorded` with the change of NE by each GEMM: of fprop for all recipes, of the others for the policy's own.
 
-    Sites that were not seen, and GEMMs that the policy keeps, get none. `first_loss` is the loss on the held-out
+    Sites that were not seen, and GEMMs that the policy keeps, get none. Sites with the most FLOPs come first, and none
+    is begun after `seconds`. `first_loss` is the loss on the held-out
     batches before training. Raises what the model raises.
     """
     seen = {site.name: site for site in recorded.profile.sites if site.operands}
@@ -103,10 +106,11 @@ def with_ne(
             gemm: pairs if gemm is Gemm.FPROP else pairs[:1]
             for gemm, pairs in recipes_of(site, wanted, seen[site.name]).items()
         }
-        for site, wanted in zip(sites, settings, strict=True)
+        for site, wanted in sorted(zip(sites, settings, strict=True), key=lambda pair: -pair[0].share)
         if site.name in seen
     }
-    found = measure_ne(held_out, {site: by_gemm for site, by_gemm in recipes.items() if by_gemm}, first_loss, progress)
+    judged = {site: by_gemm for site, by_gemm in recipes.items() if by_gemm}
+    found = measure_ne(held_out, judged, first_loss, progress, seconds)
     profiles = tuple(replace(site, ne=found.get(site.name, ())) for site in recorded.profile.sites)
     return replace(recorded, profile=replace(recorded.profile, sites=profiles))
 

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from loka.cli import probe_run
 from loka.numerics.enums import Gemm
 from loka.probe.profile import profile_file
 
@@ -83,3 +84,13 @@ def test_options_that_contradict(shop, loka, policy_text):
         ran = loka("probe", shop.policy, *options)
         assert ran.status == 2
         assert "--ne-batches" in ran.err
+
+
+def test_when_time_is_up_the_largest_sites_have_been_measured(shop, loka, policy_text, monkeypatch):
+    monkeypatch.setattr(probe_run, "NE_SECONDS", 0.0)
+    ran, profile = probed(shop, loka, policy_text)
+    largest = max((site for site in profile.sites if site.operands and site.name != "head"), key=lambda s: s.k * s.n)
+    assert [site.name for site in profile.sites if site.ne] == [largest.name]
+    assert "was measured at the 1 of 5 sites with the most FLOPs" in ran.err
+    summary = json.loads(loka("plan", shop.policy, "--json").out)
+    assert len(summary["ne"]["unknown"]) == 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -88,17 +89,26 @@ class BackwardSensitivity:
 
 
 def measure_ne(
-    held_out: HeldOut, recipes: SiteRecipes, first_loss: float, progress: Progress | None = None
+    held_out: HeldOut,
+    recipes: SiteRecipes,
+    first_loss: float,
+    progress: Progress | None = None,
+    seconds: float = math.inf,
 ) -> dict[str, tuple[NeEstimate, ...]]:
     """The change of NE by each GEMM of each site in `recipes`, by the site's name, with each of its recipes.
 
-    `first_loss` is the loss on the same batches before training. The model is in evaluation mode meanwhile. Errors are
-    those of a float32 reference of the FP8 GEMM (gemm_errors.py). Raises what the model and the loss raise.
+    Every recipe of every site is a run of the whole model, so the time grows with the square of the number of sites:
+    after `seconds` no further site is begun. `first_loss` is the loss on the same batches before training. The model is
+    in evaluation mode meanwhile. Errors are those of a float32 reference of the FP8 GEMM (gemm_errors.py). Raises what
+    the model and the loss raise.
     """
-    found = {}
+    found: dict[str, tuple[NeEstimate, ...]] = {}
+    start = time.monotonic()
     with evaluating(held_out.live.root):
         forward, backward = ForwardSensitivity(held_out), BackwardSensitivity(held_out, first_loss)
         for number, (site, by_gemm) in enumerate(recipes.items()):
+            if found and time.monotonic() - start > seconds:
+                break
             found[site] = tuple(
                 forward.estimate(site, pair) if gemm is Gemm.FPROP else backward.estimate(site, gemm, pair)
                 for gemm, pairs in by_gemm.items()
