@@ -47,7 +47,7 @@ def judged(rows: Sequence[Row]) -> list[Judged]:
     The noise of a training is that of all recipes of its model that lose less than HARMFUL on average, about their
     means over seeds: one recipe has too few seeds of its own. With one seed a recipe, it is their spread about zero.
     """
-    trained, predicted = _trained(rows), _predicted(rows)
+    trained, predicted = trained_changes(rows), _predicted(rows)
     noise = {model: _noise(by_recipe) for model, by_recipe in trained.items()}
     found = []
     for model, by_recipe in trained.items():
@@ -102,7 +102,7 @@ def _summary(found: Sequence[Judged]) -> list[str]:
     ]
 
 
-def _trained(rows: Sequence[Row]) -> dict[str, dict[str, list[float]]]:
+def trained_changes(rows: Sequence[Row]) -> dict[str, dict[str, list[float]]]:
     """The changes of NE in per cent by model and recipe, a number for each seed."""
     ne = {(row["model"], row["seed"], row["recipe"]): row["ne"] for row in rows if row["kind"] == "trained"}
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -78,10 +78,9 @@ def fp8_sites(examined: Examined) -> tuple[str, ...]:
     )
 
 
-def run_with(model: nn.Module, examined: Examined, roundings: SiteRoundings) -> None:
-    """Make every forward of a model run with a recipe at all FP8 sites, and its backward too."""
+def run_with(model: nn.Module, examined: Examined, by_site: Mapping[str, SiteRoundings]) -> None:
+    """Make every forward of a model run with these roundings, by the sites' names, and its backward too."""
     live = find_live(model, examined.sites)
-    by_site = dict.fromkeys(fp8_sites(examined), roundings)
     forward = model.forward
 
     def rounded(*args: Any, **kwargs: Any) -> Any:
@@ -94,15 +93,33 @@ def run_with(model: nn.Module, examined: Examined, roundings: SiteRoundings) -> 
 def train_rows(
     model: StudyModel, seed: int, recipes: Iterable[StudyRecipe], file: RowFile, tell: Callable[[str], None]
 ) -> None:
-    """Train natively and with each recipe that the file lacks. A training that diverges has no NE (None)."""
+    """Train natively and with each recipe that the file lacks, at all FP8 sites."""
     job, examined = prepared(model)
-    for name, roundings in [(NATIVE, {}), *((recipe.name, recipe.roundings) for recipe in recipes)]:
+    sites = fp8_sites(examined)
+    cases = {recipe.name: dict.fromkeys(sites, recipe.roundings) for recipe in recipes}
+    train_cases(model, job, examined, seed, cases, file, tell)
+
+
+def train_cases(
+    model: StudyModel,
+    job: TrainingJob,
+    examined: Examined,
+    seed: int,
+    cases: Mapping[str, Mapping[str, SiteRoundings]],
+    file: RowFile,
+    tell: Callable[[str], None],
+) -> None:
+    """Train natively and with the roundings of each case that the file lacks, by the case's name and the site's.
+
+    A training that diverges has no NE (None).
+    """
+    for name, by_site in {NATIVE: {}, **cases}.items():
         key = {"kind": "trained", "model": model.name, "seed": seed, "recipe": name}
         if file.has(**key):
             continue
         made = build(job, seed)
-        if roundings:
-            run_with(made, examined, roundings)
+        if by_site:
+            run_with(made, examined, by_site)
         try:
             ne = train(made, job, seed).ne
         except NonFiniteLossError:

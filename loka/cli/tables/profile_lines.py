@@ -77,6 +77,7 @@ def _show_recipes(seen: ProfileView) -> None:
     from loka.plan.report.format import format_mere, format_sqnr
 
     print()
+    print_line("MERE and SQNR of the operands above, estimated from the profile:")
     shows_ne = any(each.ne is not None for each in seen.recipes)
     rows = [
         (

@@ -42,6 +42,7 @@ def show_timing(timing: ExplainedTiming) -> None:
         f"time of one call by {timing.measurements}: {format_us(chosen.us)}, {format_us(as_is.us)} in BF16, "
         f"{format_speedup(timing.speedup)} (min_speedup {timing.min_speedup:g}), {chosen.source.value}"
     )
+    print_line("MERE and SQNR beside times are the kernels' own, measured on normal operands")
     print()
     rows = [
         (
