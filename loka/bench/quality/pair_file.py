@@ -32,9 +32,11 @@ class PairFile:
             for line in lines[1:]:
                 if (pair := _read(line)) is not None:
                     self._pairs[pair.seed, pair.draw] = pair
-            # Written anew, so that what follows does not continue a line that was cut off.
+            # Written anew, so that what follows does not continue a line that was cut off; a kill leaves old or new.
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("".join(f"{line}\n" for line in [head, *map(_line, self._pairs.values())]), "utf-8")
+            fresh = path.with_name(f".{path.name}.new")
+            fresh.write_text("".join(f"{line}\n" for line in [head, *map(_line, self._pairs.values())]), "utf-8")
+            fresh.replace(path)
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or error
             raise InputError(f"{path}: cannot be used for pairs ({reason}); name another file") from error
