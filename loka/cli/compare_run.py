@@ -100,19 +100,28 @@ def open_comparison(comparison: Comparison) -> Opened:
     On a GPU, training runs under autocast to bfloat16 unless the policy has `autocast: none`: FP8 is then compared
     with what it would replace. Raises what `make_plan`, `make_job` and `fresh_package` raise.
     """
+    policy = load_policy(comparison.policy)
+    job = _job(policy, comparison)
     plan = make_plan(comparison.policy)
     labels = comparison_labels(plan, comparison.against)
     package = None if labels is ORIGINAL else fresh_package(plan, comparison.policy)
-    return _opened(comparison, plan, labels, package)
+    return _opened(policy, job, plan, labels, package)
+
+
+def _job(policy: Policy, comparison: Comparison) -> TrainingJob:
+    job = make_job(policy, comparison.steps, comparison.device)
+    autocast = job.device != "cpu" and policy.train is not None and policy.train.autocast is None
+    return replace(job, autocast=True) if autocast else job
 
 
 def _opened(
-    comparison: Comparison, plan: Plan, labels: ComparisonLabels, package: ModuleType | None, quiet: bool = False
+    policy: Policy,
+    job: TrainingJob,
+    plan: Plan,
+    labels: ComparisonLabels,
+    package: ModuleType | None,
+    quiet: bool = False,
 ) -> Opened:
-    policy = load_policy(comparison.policy)
-    job = make_job(policy, comparison.steps, comparison.device)
-    if job.device != "cpu" and policy.train is not None and policy.train.autocast is None:
-        job = replace(job, autocast=True)
     if package is None:
         return Opened(policy, job, partial(adapt, adaptations=plan.adaptations), None, labels, plan)
     return Opened(policy, adapted_job(job, plan.adaptations), patcher(package, quiet), verify, labels, plan)
@@ -197,7 +206,8 @@ def _opened_here(comparison: Comparison, plan: str, jobs: int) -> Opened:
     made = from_json(plan)
     labels = comparison_labels(made, comparison.against)
     package = None if labels is ORIGINAL else load_package(made.name)
-    return _opened(comparison, made, labels, package, quiet=True)
+    policy = load_policy(comparison.policy)
+    return _opened(policy, _job(policy, comparison), made, labels, package, quiet=True)
 
 
 def _train(comparison: Comparison, plan: str, jobs: int, seed: int, draw: int) -> PairResult:
