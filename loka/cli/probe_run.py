@@ -96,9 +96,9 @@ def record(
         job = replace(job, steps=wanted)
         model = build(job, seed)
         before = read_biases(model, examined.sites)
-        judged = _Judged.of(examined, job, model, seed if tested else seed ^ 1, ne_batches) if ne_batches else None
         probe = Probe(model, policy.path, every=one_in, rows=ROWS, path=path, save_every=SAVE_SAMPLES * one_in)
         try:
+            judged = _Judged.of(examined, job, model, seed if tested else seed ^ 1, ne_batches) if ne_batches else None
             with probe:
                 train_watched(model, job, batches, seed, probe, done, lambda n: shown.update("training", n, total))
         except KeyboardInterrupt as stopped:

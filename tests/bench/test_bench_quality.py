@@ -128,8 +128,9 @@ def test_a_file_gives_back_what_was_added_and_drops_a_line_cut_off(tmp_path: Pat
     path.write_text(path.read_text() + '{"seed": 9, "draw": 0, "as_is": {"ne": 0.')
     again = PairFile(path, "one")
     assert (len(again), again.get(0, 0), again.get(0, 1), again.get(9, 0)) == (2, first, second, None)
-    again.add(pairs(0.3)[0])
-    assert [json.loads(line).get("seed") for line in path.read_text().splitlines()] == [None, 0, 0, 0]
+    for seed in (9, 10):  # written anew, then appended
+        again.add(replace(pairs(0.3)[0], seed=seed))
+    assert [json.loads(line).get("seed") for line in path.read_text().splitlines()] == [None, 0, 0, 9, 10]
 
 
 def test_a_file_of_another_comparison_is_refused(tmp_path: Path) -> None:
@@ -140,6 +141,8 @@ def test_a_file_of_another_comparison_is_refused(tmp_path: Path) -> None:
     assert len(PairFile(path, "one")) == 1
     with pytest.raises(InputError, match=r"cannot be used for pairs \(Is a directory\)"):
         PairFile(tmp_path, "one")
+    with pytest.raises(InputError, match="cannot be written"):
+        PairFile(path / "below", "one").add(pairs(0.1)[0])
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(InputError, match="cannot be used for pairs"):
         PairFile(path, "one")

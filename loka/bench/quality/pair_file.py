@@ -20,26 +20,22 @@ class PairFile:
 
     def __init__(self, path: Path, comparison: str) -> None:
         self.path = path
+        self._head = json.dumps({"loka_compare": FORMAT, "comparison": comparison})
+        self._written = False
         self._pairs: dict[tuple[int, int], PairResult] = {}
-        head = json.dumps({"loka_compare": FORMAT, "comparison": comparison})
         try:
             lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-            if lines and lines[0] != head:
-                raise InputError(
-                    f"{path}: holds the pairs of another comparison (other policy, settings, data or version); name "
-                    "another file, or delete this one"
-                )
-            for line in lines[1:]:
-                if (pair := _read(line)) is not None:
-                    self._pairs[pair.seed, pair.draw] = pair
-            # Written anew, so that what follows does not continue a line that was cut off; a kill leaves old or new.
-            path.parent.mkdir(parents=True, exist_ok=True)
-            fresh = path.with_name(f".{path.name}.new")
-            fresh.write_text("".join(f"{line}\n" for line in [head, *map(_line, self._pairs.values())]), "utf-8")
-            fresh.replace(path)
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or error
             raise InputError(f"{path}: cannot be used for pairs ({reason}); name another file") from error
+        if lines and lines[0] != self._head:
+            raise InputError(
+                f"{path}: holds the pairs of another comparison (other policy, settings, data or version); name "
+                "another file, or delete this one"
+            )
+        for line in lines[1:]:
+            if (pair := _read(line)) is not None:
+                self._pairs[pair.seed, pair.draw] = pair
 
     def __len__(self) -> int:
         return len(self._pairs)
@@ -52,10 +48,21 @@ class PairFile:
         """Append a pair, on the disk before this returns. Raises InputError if it cannot be written."""
         self._pairs[pair.seed, pair.draw] = pair
         try:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(f"{_line(pair)}\n")
+            if self._written:
+                with self.path.open("a", encoding="utf-8") as file:
+                    file.write(f"{_line(pair)}\n")
+            else:  # all of it, or what follows would continue a line that was cut off; a kill leaves the old or the new
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                fresh = self.path.with_name(f".{self.path.name}.new")
+                fresh.write_text(
+                    "".join(f"{line}\n" for line in [self._head, *map(_line, self._pairs.values())]), "utf-8"
+                )
+                fresh.replace(self.path)
+                self._written = True
         except OSError as error:
-            raise InputError(f"{self.path}: cannot be written ({error.strerror}); free space") from error
+            raise InputError(
+                f"{self.path}: cannot be written ({error.strerror}); free space, or name another"
+            ) from error
 
 
 def _line(pair: PairResult) -> str:
