@@ -8,6 +8,7 @@ hooks that wait for one runs (DDP's reducer, optimizers in the backward).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -56,7 +57,7 @@ class ModuleRun:
     figures: list[Figure] = field(default_factory=list)
 
 
-class Run:
+class Run(ABC):
     """Hooks on bound modules during one forward, and the gradients after it."""
 
     def __init__(self, bound: Sequence[BoundModule]) -> None:
@@ -108,8 +109,9 @@ class Run:
     def _input(self, run: ModuleRun, number: int, value: Tensor) -> Tensor:
         return value.view_as(value)
 
+    @abstractmethod
     def _leave(self, run: ModuleRun, out: Any) -> Any:
-        raise NotImplementedError
+        """The module's output, or what takes its place."""
 
 
 class OwnRun(Run):
