@@ -9,21 +9,6 @@ import numpy as np
 import pytest
 
 from loka.bench.quality.equivalence import ERROR_RATE, Verdict, bounds, judge, looks, pairs_needed
-from loka.bench.quality.student_t import t_quantile, t_within
-
-
-# two-sided 95 % and 99 % points, as every table of Student's t has them
-@pytest.mark.parametrize(
-    ("confidence", "freedom", "expected"),
-    [(0.95, 1, 12.706), (0.95, 2, 4.303), (0.95, 3, 3.182), (0.95, 4, 2.776), (0.95, 9, 2.262), (0.95, 30, 2.042),
-     (0.99, 1, 63.657), (0.99, 4, 4.604), (0.99, 10, 3.169)],
-)  # fmt: skip
-def test_quantiles_are_those_of_the_tables(confidence: float, freedom: int, expected: float) -> None:
-    assert t_quantile(confidence, freedom) == pytest.approx(expected, abs=6e-4)
-
-
-def test_many_degrees_of_freedom_approach_the_normal_distribution() -> None:
-    assert t_within(1.959964, 5000) == pytest.approx(0.95, abs=1e-4)
 
 
 @pytest.mark.parametrize("planned", [2, 4, 5, 9, 16, 64, 75, 1000])

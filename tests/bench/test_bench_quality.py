@@ -125,7 +125,8 @@ def test_a_file_gives_back_what_was_added_and_drops_a_line_cut_off(tmp_path: Pat
     file = PairFile(path, "one")
     file.add(first)
     file.add(second)
-    path.write_text(path.read_text() + '{"seed": 9, "draw": 0, "as_is": {"ne": 0.')
+    odd = ["3", "[]", '{"seed": 1, "draw": 0, "as_is": "x"}', '{"seed": 9, "draw": 0, "as_is": {"ne": 0.']  # cut off
+    path.write_text(path.read_text() + "\n".join(odd))
     again = PairFile(path, "one")
     assert (len(again), again.get(0, 0), again.get(0, 1), again.get(9, 0)) == (2, first, second, None)
     for seed in (9, 10):  # written anew, then appended

@@ -14,8 +14,8 @@ from itertools import groupby
 from statistics import fmean, stdev, variance
 
 from loka.bench.quality.equivalence import ERROR_RATE, Verdict, bounds, judge, pairs_needed
-from loka.bench.quality.student_t import t_quantile
 from loka.bench.quality.training import PairResult
+from loka.probe.estimate.intervals import t_quantile
 
 CONFIDENCE = 0.95
 BUDGET_PERCENT = 0.02  # of NE: what decides in this field
@@ -58,7 +58,7 @@ class Quality:
         """The 95 % interval of the mean by Student's t; None for a single seed."""
         if self.standard_error is None:
             return None
-        half = t_quantile(CONFIDENCE, len(self.seeds) - 1) * self.standard_error
+        half = t_quantile((1 + CONFIDENCE) / 2, len(self.seeds) - 1) * self.standard_error
         return self.mean - half, self.mean + half
 
     @property

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from statistics import fmean, stdev
 
-from loka.bench.quality.student_t import t_quantile
+from loka.probe.estimate.intervals import t_quantile
 
 ERROR_RATE = 0.05  # of each wrong verdict, over all looks
 _LOOKS = ((0.25, 0.05), (0.5, 0.15), (1.0, 0.80))  # share of the pairs, share of the error rate
@@ -56,7 +56,7 @@ def bounds(differences: Sequence[float], error: float) -> tuple[float, float]:
     """A lower and an upper bound of the mean, each wrong with probability `error`; infinite for fewer than two."""
     if len(differences) < 2:
         return -math.inf, math.inf
-    half = _quantile(error, len(differences) - 1) * stdev(differences) / math.sqrt(len(differences))
+    half = t_quantile(1 - error, len(differences) - 1) * stdev(differences) / math.sqrt(len(differences))
     mean = fmean(differences)
     return mean - half, mean + half
 
@@ -72,14 +72,9 @@ def pairs_needed(differences: Sequence[float], budget: float) -> int | None:
     pairs = 2
     while pairs <= MOST_PAIRS:
         _, last = looks(pairs)[-1]
-        half = _quantile(last, pairs - 1) * spread / math.sqrt(pairs)
+        half = t_quantile(1 - last, pairs - 1) * spread / math.sqrt(pairs)
         if half < margin:
             return pairs
         # The quantile hardly changes with the number: go straight to where the bound would hold with this one.
         pairs = max(pairs + 1, math.ceil(pairs * min(4.0, (half / margin) ** 2))) if margin > 0 else MOST_PAIRS + 1
     return None
-
-
-def _quantile(error: float, freedom: int) -> float:
-    """The one-sided quantile: the t that a Student-t variable exceeds with probability `error`."""
-    return t_quantile(1 - 2 * error, freedom)

@@ -75,7 +75,7 @@ def _read(line: str) -> PairResult | None:
         data = json.loads(line)
         as_is, patched = (_result(data[key]) for key in ("as_is", "patched"))
         return PairResult(data["seed"], as_is, patched, data["draw"])
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, AttributeError):
         return None
 
 

@@ -50,7 +50,7 @@ class Guard:
         guard = loka.Guard(model, patch, loss=lambda model, batch: loss_fn(model(*batch[0]), batch[1]))
         for batch in batches:
             guard.step(batch)
-            ...  # forward, backward, optimizer.step(), as without a guard
+            train_step(model, batch)  # as without a guard
 
     On one step in `every` the batch runs twice more, eagerly: by the model's own forwards, and with each bound module
     in FP8 on the same inputs and output gradients. So a difference is found at the module that makes it, in its output,
