@@ -64,7 +64,7 @@ class Section:
 class Report:
     """One run of a benchmark."""
 
-    what: str  # region, model or kernels
+    what: str  # region or kernels
     command: str
     date: str  # UTC, to the minute: 2026-11-21T08:12Z
     environment: Environment

@@ -67,9 +67,7 @@ def test_blocks_must_fill_a_block_norm_region() -> None:
         (Request("region", form="norm"), "--form: there is no 'norm'; write one of layer-norm, block-norm"),
         (Request("region", ("64,300",), form="block-norm"), "no multiple of 256"),
         (Request("region", only="both"), "--only: there is no 'both'"),
-        (Request("model", ("wukong_smal",)), "no model 'wukong_smal'.*did you mean wukong_small"),
-        (Request("model", ("policies/mine.yaml",)), "no model 'policies/mine.yaml'.*measured with --ablate mods"),
-        (Request("model", form="layer-norm"), "--form is for `loka bench region`"),
+        (Request("kernels", form="layer-norm"), "--form is for `loka bench region`"),
         (Request("kernels", ("norm",)), "no family 'norm'.*there are norm-forward"),
         (Request("kernels", only="train"), "leave --only out"),
         (Request("kernels", ("requantize-transpose",), variants="bf16"), "those of the family gemm"),
@@ -111,12 +109,12 @@ def test_a_gpu_without_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_run_reports_what_was_asked_and_where_it_ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     section = Section("one", (Cell("work", "bf16", Timing(1.0, 1.0, 1.0, 1)),), "bf16")
-    asked = Request("model", ("dcnv2",), only="infer")
+    asked = Request("region", ("64,256,256",), only="infer")
     monkeypatch.setattr(request, "require_gpu", lambda: None)
     monkeypatch.setattr(request, "check", lambda given: BenchJob(given, (), lambda progress: (section,)))
     report = run(asked, tmp_path, print, datetime(2026, 11, 21, 8, 12, 30, tzinfo=UTC))
-    assert (report.what, report.date, report.sections) == ("model", "2026-11-21T08:12Z", (section,))
-    assert report.command == "loka bench model dcnv2 --only infer"
+    assert (report.what, report.date, report.sections) == ("region", "2026-11-21T08:12Z", (section,))
+    assert report.command == "loka bench region 64,256,256 --only infer"
     assert report.environment == machine.environment()
 
 

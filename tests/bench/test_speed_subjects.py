@@ -1,4 +1,4 @@
-"""The regions and models that are measured: what they are, what is generated for them, and what their bound counts."""
+"""The regions that are measured: what they are, and what is generated for them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from loka.bench.speed import model_speed, region_speed
-from loka.bench.speed.model_speed import MODELS, fp8_sites, site_works
+from loka.bench.speed import region_speed
 from loka.bench.speed.region_speed import DEFAULT_SHAPES, Form, Shape, build, chain_of
 from loka.bench.speed.roofline import RooflineChain
 from loka.bench.speed.steps import StepWork, fresh_inputs, make_work
 from loka.bench.subjects.calibration import learned
-from loka.bench.subjects.packages import BuiltPackage, Subject, Workshop
+from loka.bench.subjects.packages import Workshop
 from loka.bench.subjects.variants import VARIANTS, Variant
 from loka.errors import LokaError
-from loka.plan.planner import model_sites
-from loka.sites.site import GemmKind, RowCount, Site
 
 BY_NAME = {variant.name: variant for variant in VARIANTS}
 SMALL = Shape(m=64, n=256, k=128)
@@ -121,73 +118,3 @@ def test_both_weights_of_the_block_norm_region_run_in_fp8_with_dgrad() -> None:
     with Workshop() as workshop:
         made = workshop.make(region_speed.subject(Form.BLOCK_NORM, SMALL), BY_NAME["loka-fp8"])
         assert [[gemm.fp8 for gemm in site.gemms] for site in made.plan.sites] == [[True] * 3] * 2
-
-
-def test_models_are_at_the_batch_sizes_of_the_baseline() -> None:
-    assert {name: model.batch for name, model in MODELS.items()} == {
-        "wukong_small": 16384,
-        "wukong_small_mods": 16384,
-        "wukong_large": 4096,
-        "wukong_large_mods": 4096,
-        "dcnv2": 8192,
-    }
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
-def test_models_build_and_take_their_inputs(name: str) -> None:
-    with torch.device("meta"):
-        model = MODELS[name].build()
-    inputs = MODELS[name].inputs(2)
-    assert all(value.requires_grad for value in inputs)
-    assert model(*(value.detach().to("meta") for value in inputs)).shape == (2, 1)
-
-
-@pytest.mark.slow
-def test_a_model_of_the_zoo_is_planned_with_a_gradient_of_its_inputs() -> None:
-    subject = model_speed.subject("dcnv2")
-    with Workshop() as workshop:
-        small = Subject(subject.name, subject.source, 32)
-        made = workshop.make(small, BY_NAME["loka-fp8"])
-        sites = model_sites(*workshop.add(small), 32)
-    by_name = {plan.site.name: plan for plan in made.plan.sites}
-    assert [gemm.fp8 for gemm in by_name["cross.0.down"].gemms] == [True] * 3
-    assert not by_name["over.8"].fp8  # one output
-    ours = fp8_sites(BY_NAME["loka-fp8"], sites, made)
-    assert ours == frozenset(site.name for site in sites) - {"over.8"}
-    torchao = fp8_sites(BY_NAME["torchao-rowwise"], sites, None)
-    assert torchao == ours - {"over.8"}
-    assert fp8_sites(BY_NAME["bf16"], sites, None) == frozenset()
-    assert fp8_sites(BY_NAME["loka-bf16"], sites, BuiltPackage(made.package, made.plan)) == ours
-
-
-def site(
-    name: str, kind: GemmKind, fed_by: tuple[str, ...], k: int = 8, owner: str = "layer", per_sample: int = 1
-) -> Site:
-    return Site(
-        name=name, kind=kind, owner=owner, weight=None, bias=None, rows=RowCount(per_sample), k=k, n=4, calls=2,
-        calls_eval=2, share=0.1, input_grad=True, fed_by=fed_by, followed_by=(), where="",
-    )  # fmt: skip
-
-
-def test_a_linear_has_a_pass_where_something_elementwise_feeds_it() -> None:
-    sites = [
-        site("fed", GemmKind.LINEAR, ("silu", "layer_norm", "linear")),
-        site("straight", GemmKind.LINEAR, ("linear",)),
-        site("first", GemmKind.LINEAR, ()),
-    ]
-    works = site_works(sites, batch=100, fp8=frozenset({"fed"}))
-    assert [work.fed for work in works] == [800, 0, 0]
-    assert [work.fp8 for work in works] == [True, False, False]
-    assert [(work.rows, work.k, work.n, work.calls) for work in works] == [(100, 8, 4, 2)] * 3
-
-
-def test_products_of_one_module_read_one_tensor() -> None:
-    sites = [
-        site("rank", GemmKind.MATMUL, ("layer_norm", "add"), k=16),
-        site("products", GemmKind.BMM, ("layer_norm", "add"), k=32),
-        site("compress", GemmKind.MATMUL, ("layer_norm", "add"), k=16),
-        site("unfed", GemmKind.MATMUL, (), k=64),
-        site("elsewhere", GemmKind.MATMUL, ("add",), k=16, owner="other"),
-    ]
-    assert [work.fed for work in site_works(sites, 10, frozenset())] == [0, 320, 0, 0, 160]

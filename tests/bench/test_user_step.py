@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from loka.bench.speed import graph_launches
-from loka.bench.speed.graph_launches import kernels_among
+from loka.bench.speed import device_kernels
+from loka.bench.speed.device_kernels import DeviceActivity, KernelSum, kernels_among
 from loka.bench.speed.user_step import Example, tensors_of, user_step
 from loka.errors import InputError
 
@@ -80,13 +80,15 @@ def test_copies_and_fills_are_no_kernels() -> None:
 def test_kernels_are_counted_at_the_second_look_and_a_profiler_that_cannot_be_used_costs_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    looks = iter([["Memset (Device)"], ["one", "two", "Memcpy HtoD"], [], ["Memset (Device)"]])
-    monkeypatch.setattr(graph_launches, "_seen", lambda replay: next(looks))
-    assert graph_launches.launches_of(lambda: None) == 2
-    assert graph_launches.launches_of(lambda: None) is None
+    looks = iter([["Memset (Device)"], ["one", "two", "Memcpy HtoD"], [], ["Memset (Device)"], ["one"], ["one"]])
+    monkeypatch.setattr(device_kernels, "_seen", lambda step: [DeviceActivity(name, 500.0) for name in next(looks)])
+    assert device_kernels.kernel_sum_of(lambda: None) == KernelSum(2, 1.5)
+    assert device_kernels.kernel_sum_of(lambda: None) is None
+    assert device_kernels.launches_of(lambda: None) == 1
 
-    def forbidden(replay: object) -> list[str]:
+    def forbidden(step: object) -> list[DeviceActivity]:
         raise RuntimeError("CUPTI_ERROR_INSUFFICIENT_PRIVILEGES")
 
-    monkeypatch.setattr(graph_launches, "_seen", forbidden)
-    assert graph_launches.launches_of(lambda: None) is None
+    monkeypatch.setattr(device_kernels, "_seen", forbidden)
+    assert device_kernels.kernel_sum_of(lambda: None) is None
+    assert device_kernels.launches_of(lambda: None) is None

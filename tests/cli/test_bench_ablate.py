@@ -94,7 +94,8 @@ def test_tables_are_printed(loka: Callable[..., Any], tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("clicks.yaml", "--ablate", "rules"), "--ablate: there is no 'rules' to ablate; write --ablate mods"),
-        (("clicks.yaml", "--batch", "4"), "--batch goes with --ablate; add one, or leave --batch out"),
+        (("clicks.yaml", "--jobs", "4"), "--jobs goes with --record or --ablate; add one, or leave --jobs out"),
+        (("clicks.yaml", "--ablate", "mods", "--rounds", "2"), "--rounds says nothing to --ablate"),
         (("clicks.yaml", "--ablate", "mods", "--form", "block-norm"), "--form says nothing to --ablate"),
         (("clicks.yaml", "--ablate", "mods", "--only", "every"), "no row or column 'every'"),
         (("other.yaml", "--ablate", "mods"), "other.yaml"),

@@ -45,7 +45,12 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
         (("kernels", "--parts", "gemm"), "--parts goes with --record; add one, or leave --parts out"),
         (("region", "--jobs", "2"), "--jobs goes with --record or --ablate"),
         (("kernels", "--record", "x.sqlite", "--variants", "bf16"), "--variants says nothing to --record"),
+        (("region", "--batch", "2"), "--batch goes with loka bench model; add one, or leave --batch out"),
         (("model", "dcn"), "there is no model 'dcn'"),
+        (("model", "dcnv2", "--only", "loops"), "--only: there is no 'loops'"),
+        (("model", "missing.yaml"), "missing.yaml"),
+        (("model", "dcnv2", "--seconds", "0"), "--seconds: 0 is no time to work in"),
+        (("model", "wukong_small"), "no CUDA device is visible"),
         (("region", "--variants", "bf15"), "there is no 'bf15'"),
     ],
 )

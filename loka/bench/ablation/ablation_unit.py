@@ -23,7 +23,7 @@ from loka.bench.ablation.plan_rows_columns import Column, Unit
 from loka.bench.quality.policy_job import job_of
 from loka.bench.quality.training import train
 from loka.bench.speed.comparison import describe
-from loka.bench.speed.graph_launches import launches_of
+from loka.bench.speed.device_kernels import launches_of
 from loka.bench.speed.steps import MIB, Step, decibels, float32_products
 from loka.bench.speed.timing import GRAPHS, WARM_UPS, Timing, summarise
 from loka.bench.speed.user_step import Example, real_model, user_step

@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, cast
 
-import yaml
-
+from loka.bench.subjects.policy_texts import KEEP_ALL, KEEP_AND_FUSE, policy_text, policy_tree
 from loka.errors import InputError
 from loka.policy.policy import Policy
-from loka.policy.yaml.tree import plain
 
 NONE, ALL, EXACT = "none", "all", "exact"
 
@@ -67,7 +65,7 @@ class Kinds:
 
 def mods_of(policy: Policy) -> tuple[str, ...]:
     """The mods that a policy uses, each once, in its order. Raises InputError if there are none."""
-    entries = cast("list[dict[str, Any]]", _tree(policy).get("mods") or [])
+    entries = cast("list[dict[str, Any]]", policy_tree(policy).get("mods") or [])
     mods = tuple(dict.fromkeys(str(entry["use"]) for entry in entries))
     if not mods:
         raise InputError(f"{policy.where('')}: the policy has no mods to ablate; declare some under mods:")
@@ -122,27 +120,7 @@ def unit_of(policy: Policy, row: AblationRow, column: Column, kinds: Kinds, whol
 def _text(policy: Policy, package: str, mods: Collection[str], column: Column, whole: bool) -> str:
     """The policy with only these mods, as YAML.
 
-    A profile describes the model with all mods, so any other row drops it. Rules become optional: they may name sites
-    that exist only with a mod.
+    A profile describes the model with all mods, so any other row drops it.
     """
-    tree = _tree(policy)
-    tree.pop("extends", None)
-    tree["name"] = package
-    tree["model"] = {**tree["model"], "batch_size": policy.model.batch_size}
-    tree["mods"] = [entry for entry in tree.get("mods") or [] if entry["use"] in mods]
-    rules = [{**rule, "optional": True} for rule in tree.get("rules") or []]
-    if column is not Column.FP8:
-        fuse = "never" if column is Column.COMPILED else "always"
-        rules.append({"match": "*", "compute": "keep", "fuse": fuse, "optional": True})
-    tree["rules"] = rules
-    files = {"profile": policy.profile_file, "measurements": policy.measurements_file}
-    for field, file in files.items():
-        tree.pop(field, None)
-        if file is not None and (field != "profile" or (whole and column is Column.FP8)):
-            tree[field] = str(file.resolve())
-    return yaml.safe_dump(tree, sort_keys=False)
-
-
-def _tree(policy: Policy) -> dict[str, Any]:
-    """The policy with its bases merged in, as dicts and lists."""
-    return cast("dict[str, Any]", plain(policy.tree))
+    rules = {Column.FP8: [], Column.OURS: [KEEP_AND_FUSE], Column.COMPILED: [KEEP_ALL]}[column]
+    return policy_text(policy, package, mods, rules, profiled=whole and column is Column.FP8)

@@ -1,4 +1,4 @@
-"""`loka bench` without the command line: check a request, measure it, return a report."""
+"""`loka bench region` and `kernels` without the command line: check a request, measure it, return a report."""
 
 from __future__ import annotations
 
@@ -10,29 +10,34 @@ from pathlib import Path
 
 from loka.bench.machine import environment, require_gpu
 from loka.bench.results import Report, Section, usable_folder
-from loka.bench.speed import kernel_speed, library_gemms, model_speed, region_speed
+from loka.bench.speed import kernel_speed, library_gemms, region_speed
 from loka.bench.speed.comparison import Progress
 from loka.bench.speed.region_speed import DEFAULT_SHAPES, Form
 from loka.bench.subjects.variants import choose, variants_named
 from loka.errors import InputError
 
-WHAT = ("kernels", "region", "model")
+HERE = ("kernels", "region")
+WHAT = (*HERE, "model")  # `loka.bench.model` and `loka.bench.ablation` have that
 STUDIES = ("crossover", "regret", "dispatch")  # studies of LoKA itself, in the repository but not in the package
 ONLY = ("train", "infer")
 FORMS = tuple(form.value for form in Form)
-BELONGS: Mapping[str, tuple[str, ...]] = {  # option -> options of which one is required with it
+BELONGS: Mapping[str, tuple[str, ...]] = {  # option -> options or kinds of benchmark of which one is required with it
     "--parts": ("--record",),
     "--policy": ("--record",),
-    "--seconds": ("--record", "--ablate"),
+    "--seconds": ("--record", "model"),
     "--jobs": ("--record", "--ablate"),
     "--target": ("--export",),
+    "--casting": ("model",),
     "--modes": ("--ablate",),
-    "--batch": ("--ablate",),
+    "--batch": ("model",),
+    "--rounds": ("model",),
     "--loss-steps": ("--ablate",),
 }
 EXCLUDES: Mapping[str, tuple[str, ...]] = {  # option -> options that it cannot be combined with
     "--form": ("--record", "--export", "--ablate"),
     "--variants": ("--record", "--export", "--ablate"),
+    "--casting": ("--ablate",),
+    "--rounds": ("--ablate",),
     "--only": ("--record", "--export"),
     "--record": ("--ablate",),
     "--export": ("--ablate",),
@@ -58,7 +63,7 @@ class Request:
     """The command-line options of a benchmark, unchecked."""
 
     what: str
-    names: tuple[str, ...] = ()  # shapes, models or families
+    names: tuple[str, ...] = ()  # shapes or families
     form: str | None = None
     only: str | None = None
     variants: str | None = None
@@ -91,8 +96,9 @@ def check_options(what: str, given: Collection[str]) -> None:
             f"run `python -m benchmarks.{what}`, with the same arguments"
         )
     for option, others in BELONGS.items():
-        if option in given and not set(others) & set(given):
-            raise InputError(f"loka bench: {option} goes with {' or '.join(others)}; add one, or leave {option} out")
+        if option in given and not set(others) & {*given, what}:
+            named = [each if each.startswith("--") else f"loka bench {each}" for each in others]
+            raise InputError(f"loka bench: {option} goes with {' or '.join(named)}; add one, or leave {option} out")
     for option, others in EXCLUDES.items():
         beside = [other for other in others if other in given]
         if option in given and beside:
@@ -101,7 +107,7 @@ def check_options(what: str, given: Collection[str]) -> None:
 
 def check(request: Request) -> BenchJob:
     """Check everything that can be checked before measuring. Raises InputError."""
-    if request.what not in WHAT:
+    if request.what not in HERE:
         raise InputError(f"loka bench: there is no {request.what!r} to measure; write one of {', '.join(WHAT)}")
     if request.form is not None and request.what != "region":
         raise InputError(f"loka bench {request.what}: --form is for `loka bench region`; leave it out")
@@ -118,9 +124,6 @@ def check(request: Request) -> BenchJob:
         return BenchJob(request, chosen, lambda progress: kernel_speed.run_kernels(families, chosen, progress))
     chosen = choose(request.variants)
     variants = variants_named(chosen)
-    if request.what == "model":
-        names = model_speed.named(request.names)
-        return BenchJob(request, chosen, lambda progress: model_speed.run_models(names, variants, modes, progress))
     form = _form(request.form)
     shapes = tuple(map(region_speed.parse_shape, request.names)) or DEFAULT_SHAPES
     for shape in shapes:

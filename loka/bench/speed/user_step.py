@@ -27,11 +27,14 @@ class Example:
     kwargs: dict[str, Any]
 
     def fresh(self, device: str, dtype: torch.dtype, training: bool) -> Example:
-        """A copy on `device`: floating-point tensors in `dtype`, requiring gradients as before if `training`."""
+        """A copy on `device`: floating-point tensors in `dtype`, requiring gradients as before if `training`.
+
+        Other values move if they have a method `to`, as jagged tensors do.
+        """
 
         def moved(value: Any) -> Any:
             if not isinstance(value, Tensor):
-                return value
+                return value.to(device) if hasattr(value, "to") else value
             if not value.is_floating_point():
                 return value.detach().to(device)
             made = value.detach().to(device, dtype, copy=True)

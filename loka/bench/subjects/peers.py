@@ -65,11 +65,12 @@ def prepare(variant: Variant, model: nn.Module, training: bool, package: ModuleT
         patch: Patch = package.apply(model, mode="train" if training else "infer")
         return Ready(model, patch)
     if variant.torchao:
-        model = _torchao_training(model, variant.torchao) if training else _torchao_inference(model, variant.torchao)
+        model = torchao_training(model, variant.torchao) if training else torchao_inference(model, variant.torchao)
     return Ready(model, None)
 
 
-def _torchao_training(model: nn.Module, recipe: str) -> nn.Module:
+def torchao_training(model: nn.Module, recipe: str) -> nn.Module:
+    """The model with torchao's training recipe in its wide linears. Raises PeerMissingError without torchao."""
     try:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
     except ImportError as error:
@@ -81,7 +82,11 @@ def _torchao_training(model: nn.Module, recipe: str) -> nn.Module:
     return converted
 
 
-def _torchao_inference(model: nn.Module, granularity: str) -> nn.Module:
+def torchao_inference(model: nn.Module, granularity: str) -> nn.Module:
+    """The model, in bfloat16, with torchao's dynamic FP8 in its wide linears, "tensorwise" or "rowwise".
+
+    Raises PeerMissingError without torchao.
+    """
     try:
         from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, PerRow, PerTensor, quantize_
     except ImportError as error:

@@ -14,6 +14,7 @@ from loka.devices.targets import DEFAULT_TARGET
 
 if TYPE_CHECKING:
     from loka.bench.ablation.ablate import AblationRequest
+    from loka.bench.model.model_request import ModelRequest
     from loka.bench.results import Report, Table
 
 NAME = "bench"
@@ -25,14 +26,18 @@ def command(
         list[str] | None,
         typer.Argument(
             metavar="[NAME ...]",
-            help="Families of kernels, regions as M,N,K, models of the zoo (default: all), a file of measurements with "
-            "--export, or a policy with --ablate.",
+            help="Families of kernels, regions as M,N,K, policies or models of the zoo (default: all), or a file of "
+            "measurements with --export.",
             show_default=False,
         ),
     ] = None,
     form: Annotated[str | None, typer.Option(help="Of the regions: layer-norm (the default) or block-norm.")] = None,
     only: Annotated[
-        str | None, typer.Option(help="train or infer; with --ablate rows and columns. Default: all.")
+        str | None,
+        typer.Option(
+            help="train or infer; of models also loop, reduce-overhead, captured, comma-separated; with --ablate rows "
+            "and columns. Default: all."
+        ),
     ] = None,
     variants: Annotated[str | None, typer.Option(help="What is compared, comma-separated. Default: all.")] = None,
     out: Annotated[Path, typer.Option("-o", "--out", help="The folder for the JSON and Markdown.")] = Path(
@@ -47,7 +52,7 @@ def command(
     policy: Annotated[
         Path | None, typer.Option(help="Of --record: the parts that its sites need, no others.", show_default=False)
     ] = None,
-    seconds: Annotated[float, typer.Option(help="Of --record and --ablate: when to stop.")] = math.inf,
+    seconds: Annotated[float, typer.Option(help="Of models and --record: when to stop.")] = math.inf,
     jobs: Annotated[int, typer.Option(help="Of --record and --ablate: processes that compile; 0: by the CPUs.")] = 0,
     export: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Of kernels: write measurements as text.", show_default=False)
@@ -60,13 +65,20 @@ def command(
         str | None, typer.Option(metavar="mods", help="Of a policy: with each subset of its mods.", show_default=False)
     ] = None,
     modes: Annotated[str | None, typer.Option(help="Of --ablate: train, infer. Default: both.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Of --ablate: samples in a step. Default: the policy's.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Of models: samples in a step. Default: the policy's.")] = None,
+    casting: Annotated[
+        str | None,
+        typer.Option(help="Of models: autocast (float32 parameters), bfloat16 (of all), or both. Default: autocast."),
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Of models: turns of each variant. Default: 8.", show_default=False)
+    ] = None,
     loss_steps: Annotated[
         int, typer.Option(help="Of --ablate: number of training steps after which the loss is compared.")
     ] = 0,
     as_json: Json = False,
 ) -> None:
-    """Measure speed side by side: BF16, TF32, torchao, FBGEMM and generated kernels. Record times of kernels."""
+    """Measure speed side by side: whole steps of a policy's model, regions, kernels. Record times of kernels."""
     gc.enable()
     from loka.bench.speed.request import Request, check_options, run
 
@@ -74,7 +86,7 @@ def command(
         "--form": form, "--only": only, "--variants": variants, "--record": record, "--parts": parts,
         "--policy": policy, "--seconds": None if seconds == math.inf else seconds, "--jobs": jobs or None,
         "--export": export, "--target": target, "--ablate": ablate, "--modes": modes, "--batch": batch,
-        "--loss-steps": loss_steps or None,
+        "--casting": casting, "--rounds": rounds, "--loss-steps": loss_steps or None,
     }  # fmt: skip
     check_options(what, [name for name, value in options.items() if value is not None])
     if ablate is not None:
@@ -94,6 +106,11 @@ def command(
             print_json(outcome.plain)
         else:
             print(outcome.text)
+        return
+    if what == "model":
+        from loka.bench.model.model_request import ModelRequest
+
+        show_models(ModelRequest(tuple(names or ()), variants, only, casting, batch, rounds, seconds), out, as_json)
         return
     from loka.bench.results import to_plain, write_files
 
@@ -122,6 +139,27 @@ def show_ablation(request: AblationRequest, out: Path, as_json: bool) -> None:
             print_table(columns, rows, numbers=[each for each in columns if each not in ablation_report.TEXTS])
         print("\n" + "\n".join(ablation_report.notes(found)))
     note(f"wrote {out / found.stem}.json and .md")
+
+
+def show_models(request: ModelRequest, out: Path, as_json: bool) -> None:
+    """Measure whole steps of models and print the results; files are rewritten after each variant."""
+    from loka.bench.model import model_report
+    from loka.bench.model.model_request import run
+
+    found = run(request, out, note)
+    if as_json:
+        print_json(model_report.to_plain(found))
+    else:
+        print(f"{found.command}\n{found.environment}")
+        for model in found.models:
+            print(f"\n{model.name}: {model_report.heading(model)}")
+            for title, tables in model_report.sections(found, model):
+                print(f"\n{title}")
+                for columns, rows in tables:
+                    print_table(columns, rows, numbers=[each for each in columns if each not in model_report.TEXTS])
+                    print()
+        print("\n".join(model_report.notes(found)))
+    note(f"wrote {out / found.stem}.json and .md" if found.models else "nothing was measured: no time was left")
 
 
 def show(report: Report) -> None:

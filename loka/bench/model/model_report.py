@@ -1,0 +1,205 @@
+"""The report of `loka bench model`: tables, Markdown and JSON, without a graph first."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from loka.bench.model.model_results import MeasuredModel, ModelReport, StepOutcome
+from loka.bench.model.model_variants import MODEL_BASELINE, Casting, StepBlock, StepLaunch
+from loka.bench.results import NOTHING, Table, markdown_table, percent, write_text
+
+TEXTS = ("variant", "launch", "why")  # columns of text; the others hold numbers
+LAUNCHES = {
+    StepLaunch.LOOP: "loop",
+    StepLaunch.REDUCE_OVERHEAD: "reduce-overhead",
+    StepLaunch.CAPTURED: "captured",
+}
+CASTINGS = {
+    Casting.AUTOCAST: "autocast to bfloat16, float32 parameters",
+    Casting.BFLOAT16: "everything in bfloat16",
+}
+METHOD = (
+    f"Milliseconds of a whole step, medians over rounds in which each variant has its turn; in brackets the speed over "
+    f"`{MODEL_BASELINE}`, which is torch.compile without the policy's mods, launched in the same way: the median of "
+    "each round's ratio. `loop`: a plain loop without a CUDA graph; `reduce-overhead`: graphs of what is compiled; "
+    "`captured`: the whole step, optimiser included, as one graph."
+)
+FIGURES = (
+    "step: of ten in a row. host: until the call returns, with an empty queue; a step is hardly shorter. GPU: the sum "
+    "of its kernels, copies and fills. launches: its kernels. peak: memory that the variant itself held. of the bound: "
+    "what the bound counts stands in docs/bench.md."
+)
+COLUMNS = (
+    "launch", "variant", "step ms", "ratio", "GPU ms", "host ms", "launches", "peak MiB", "samples/s", "of the bound",
+    "rounds",
+)  # fmt: skip
+
+
+def sections(report: ModelReport, model: MeasuredModel) -> Iterator[tuple[str, list[Table]]]:
+    """For each mode and casting a title, the times side by side, every figure, and what failed."""
+    kinds = dict.fromkeys((block.casting, block.training) for block in report.blocks)
+    for casting, training in kinds:
+        blocks = [block for block in report.blocks if (block.casting, block.training) == (casting, training)]
+        outcomes = [
+            found
+            for block in blocks
+            for name in report.variants
+            if (found := model.found(block, name)) is not None
+        ]  # fmt: skip
+        if not outcomes:
+            continue
+        what = "one training step" if training else "one inference"
+        tables = [side_by_side(report, model, blocks), details(model, outcomes)]
+        failed = [each for each in outcomes if each.figures is None]
+        yield f"{what}, {CASTINGS[casting]}", tables + ([failures(failed)] if failed else [])
+
+
+def side_by_side(report: ModelReport, model: MeasuredModel, blocks: list[StepBlock]) -> Table:
+    """A row for each variant: milliseconds and speedup in each launch."""
+    rows = []
+    for name in report.variants:
+        found = [model.found(block, name) for block in blocks]
+        if any(each is not None for each in found):
+            rows.append((name, *map(_time_and_ratio, found)))
+    return ("variant", *(LAUNCHES[block.launch] for block in blocks)), rows
+
+
+def details(model: MeasuredModel, outcomes: list[StepOutcome]) -> Table:
+    """A row for each variant in each launch, without a graph first; empty columns are left out."""
+    rows = [row for each in outcomes if (row := _detail(model, each)) is not None]
+    keep = [index for index in range(len(COLUMNS)) if index < 3 or any(row[index] != NOTHING for row in rows)]
+    return tuple(COLUMNS[index] for index in keep), [tuple(row[index] for index in keep) for row in rows]
+
+
+def failures(outcomes: list[StepOutcome]) -> Table:
+    """A row for each variant that has no figures, with the reason."""
+    return ("launch", "variant", "why"), [
+        (LAUNCHES[each.block.launch], each.variant, each.failure) for each in outcomes
+    ]
+
+
+def _detail(model: MeasuredModel, outcome: StepOutcome) -> tuple[str, ...] | None:
+    figures = outcome.figures
+    if figures is None:
+        return None
+    kernels = figures.kernels
+    return (
+        LAUNCHES[outcome.block.launch],
+        outcome.variant,
+        _ms(figures.step_ms),
+        NOTHING if figures.ratio is None else f"{figures.ratio:.3f}",
+        NOTHING if kernels is None else _ms(kernels.milliseconds),
+        _ms(figures.host_ms),
+        NOTHING if kernels is None else str(kernels.launches),
+        NOTHING if figures.peak_mib is None else f"{figures.peak_mib:.0f}",
+        f"{model.samples_per_second(figures):.0f}",
+        percent(figures.reached),
+        str(len(figures.rounds)),
+    )
+
+
+def _time_and_ratio(outcome: StepOutcome | None) -> str:
+    if outcome is None:
+        return NOTHING
+    figures = outcome.figures
+    if figures is None:
+        return "failed"
+    if figures.ratio is None or outcome.variant == MODEL_BASELINE:
+        return _ms(figures.step_ms)
+    return f"{_ms(figures.step_ms)} ({figures.ratio:.2f})"
+
+
+def _ms(value: float) -> str:
+    return f"{value:.1f}" if value >= 100 else f"{value:.2f}" if value >= 1 else f"{value:.3f}"
+
+
+def heading(model: MeasuredModel) -> str:
+    """The model in words."""
+    text = f"`{model.factory}` at batch size {model.batch}"
+    text += f"; loka- variants have the mods {', '.join(model.mods)}" if model.mods else ""
+    text += f"; a training step has {model.step}" if model.step else ""
+    return f"{text}." + (f" Nothing was measured: {model.failure}" if model.failure else "")
+
+
+def notes(report: ModelReport) -> list[str]:
+    """How to read the tables, and the blocks that were not reached."""
+    left = [
+        f"{model.name}: {block.label}"
+        for model in report.models
+        for block in report.blocks
+        if not model.failure and not any(each.block == block for each in model.outcomes)
+    ]
+    return [METHOD, FIGURES, *([f"Not measured: {', '.join(left)}."] if left else [])]
+
+
+def to_markdown(report: ModelReport) -> str:
+    """The report as a Markdown page."""
+    parts = [f"# loka bench model, {report.date}", f"`{report.command}`", f"{report.environment}."]
+    for model in report.models:
+        parts += [f"## {model.name}", heading(model)]
+        for title, tables in sections(report, model):
+            parts += [f"### {title[0].upper()}{title[1:]}", *map(markdown_table, tables)]
+    return "\n\n".join([*parts, *notes(report)]) + "\n"
+
+
+def to_plain(report: ModelReport) -> dict[str, object]:
+    """The report as a dict for JSON."""
+    return {
+        "format": "loka.bench",
+        "version": 2,
+        "what": "model",
+        "command": report.command,
+        "date": report.date,
+        "environment": dataclasses.asdict(report.environment),
+        "baseline": MODEL_BASELINE,
+        "models": [
+            {
+                "name": model.name,
+                "factory": model.factory,
+                "batch_size": model.batch,
+                "mods": list(model.mods),
+                "step": model.step,
+                "failure": model.failure,
+                "lines": [_line(model, each) for each in model.outcomes],
+            }
+            for model in report.models
+        ],
+        "notes": notes(report),
+    }
+
+
+def _line(model: MeasuredModel, outcome: StepOutcome) -> dict[str, object]:
+    block, figures = outcome.block, outcome.figures
+    line: dict[str, object] = {
+        "mode": block.mode,
+        "casting": block.casting.value,
+        "launch": block.launch.value,
+        "variant": outcome.variant,
+        "failure": outcome.failure,
+    }
+    if figures is None:
+        return line
+    kernels = figures.kernels
+    return line | {
+        "step_ms": figures.step_ms,
+        "host_ms": figures.host_ms,
+        "gpu_ms": kernels.milliseconds if kernels is not None else None,
+        "launches": kernels.launches if kernels is not None else None,
+        "peak_mib": figures.peak_mib,
+        "samples_per_second": model.samples_per_second(figures),
+        "ratio": figures.ratio,
+        "bound_ms": figures.bound_ms,
+        "reached": figures.reached,
+        "rounds": [dataclasses.asdict(each) for each in figures.rounds],
+    }
+
+
+def write_files(report: ModelReport, folder: Path) -> tuple[Path, Path]:
+    """Write STEM.json and STEM.md into an existing folder, each atomically. Raises InputError."""
+    data, page = folder / f"{report.stem}.json", folder / f"{report.stem}.md"
+    write_text(data, json.dumps(to_plain(report), indent=2, allow_nan=False) + "\n")
+    write_text(page, to_markdown(report))
+    return data, page

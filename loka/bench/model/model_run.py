@@ -1,0 +1,213 @@
+"""Measures the variants of a block: prepared one after the other, kept alive together, and timed in turns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from loka.bench.model.bench_device import BenchDevice
+from loka.bench.model.model_results import StepFigures, StepOutcome, figures_of
+from loka.bench.model.model_subject import ModelSubject, ReadyStep
+from loka.bench.model.model_variants import MODEL_BASELINE, ModelVariant, StepBlock, StepLaunch, in_measuring_order
+from loka.bench.model.step_rounds import STEPS, WARM_UPS, RoundTiming, timed_turn
+from loka.bench.speed.comparison import Progress, describe
+from loka.bench.speed.device_kernels import KernelSum
+from loka.bench.speed.roofline import Peaks
+from loka.bench.speed.steps import MIB
+from loka.errors import CheckFailedError
+
+FIRST_STEPS = 3  # before a step is captured: compiled graphs are recorded in the second and third
+STEPS_OF_A_TURN = WARM_UPS + 2 * STEPS
+TUNING = 4  # how many times longer preparing takes with max-autotune: an estimate, to end in time
+
+
+@dataclass(frozen=True, slots=True)
+class RunLimits:
+    """`rounds` of a group, and the time on `clock` at which to stop."""
+
+    rounds: int
+    end: float
+    clock: Callable[[], float] = time.monotonic
+
+    @property
+    def left(self) -> float:
+        """Seconds."""
+        return self.end - self.clock()
+
+
+@dataclass(slots=True)
+class LiveStep:
+    """A variant that is kept alive. `run` is its step, or the replay of it."""
+
+    name: str  # of the variant
+    ready: ReadyStep
+    run: Callable[[], object]
+    peak_mib: float | None
+    bound_ms: float | None
+    preview: tuple[RoundTiming, ...] = ()  # the first look at it, before the rounds of its group
+    rounds: list[RoundTiming] = field(default_factory=list)
+    kernels: KernelSum | None = None
+    failure: str = ""
+
+    def seconds(self, steps: int) -> float:
+        """Estimate for so many steps."""
+        return steps * max((each.step_ms for each in self.preview), default=0.0) / 1e3
+
+
+class BlockRun:
+    """One block of a model: its variants are prepared one after the other, kept alive, and timed in turns."""
+
+    def __init__(
+        self,
+        subject: ModelSubject,
+        block: StepBlock,
+        device: BenchDevice,
+        peaks: Peaks | None,
+        limits: RunLimits,
+        progress: Progress,
+    ) -> None:
+        self._subject = subject
+        self._block = block
+        self._device = device
+        self._peaks = peaks
+        self._limits = limits
+        self._progress = progress
+        self._alive: list[LiveStep] = []
+        self._longest = 0.0  # seconds that preparing a variant took
+
+    def outcomes(self, variants: Sequence[ModelVariant]) -> Iterator[StepOutcome]:
+        """Each outcome as soon as there are figures, and again after the rounds of its group.
+
+        A group is as many variants as the memory holds, and has the baseline. What there is no time for is left out.
+        """
+        baseline, *others = in_measuring_order(variants, self._block.launch)
+        try:
+            yield self._start(baseline)
+            for variant in others:
+                if self._limits.left < self._seconds_for(variant):
+                    self._progress(f"{self._block.label}: no time is left for {variant.name} and what follows")
+                    break
+                if len(self._alive) > 1 and self._device.is_full():
+                    yield from self._finish()
+                    self._start(baseline)
+                outcome = self._start(variant)
+                if _is_out_of_memory(outcome) and len(self._alive) > 1:
+                    yield from self._finish()
+                    self._start(baseline)
+                    outcome = self._start(variant)
+                yield outcome
+            yield from self._finish()
+        finally:
+            self._alive.clear()
+            self._device.release()
+
+    def _start(self, variant: ModelVariant) -> StepOutcome:
+        """Prepare a variant and time it once beside the baseline, so that a run that ends early has figures of it."""
+        start = self._limits.clock()
+        failure = ""
+        before: tuple[RoundTiming, ...] = ()
+        try:
+            made = self._prepared(variant)
+            beside = self._baseline()
+            before = (self._turn(beside),) if beside is not None else ()
+            made.preview = (self._turn(made),)
+        except Exception as error:  # noqa: BLE001  (libraries, compiler and device may raise anything: it is reported)
+            failure = describe(error)
+        if failure:  # the traceback is gone, and with it what the variant held
+            self._device.release_memory()
+            return self._failed(variant.name, failure)
+        self._alive.append(made)
+        baseline = made.preview if variant.name == MODEL_BASELINE else before
+        figures = figures_of(made.preview, baseline, made.peak_mib, None, made.bound_ms)
+        seconds = self._limits.clock() - start
+        self._longest = max(self._longest, seconds)
+        self._progress(f"{self._block.label} {variant.name}: {describe_figures(figures)}, after {seconds:.0f} s")
+        return StepOutcome(self._block, variant.name, figures)
+
+    def _failed(self, name: str, failure: str) -> StepOutcome:
+        self._progress(f"{self._block.label} {name}: failed: {failure}")
+        return StepOutcome(self._block, name, None, failure)
+
+    def _prepared(self, variant: ModelVariant) -> LiveStep:
+        """A variant after its first steps, checked, and captured if the block says so."""
+        device = self._device
+        held = device.allocated()
+        ready = self._subject.ready(variant, self._block, device)
+        run: Callable[[], object] = ready.step
+        ready.step()  # compiles, and tunes with memory of its own
+        device.wait()
+        device.restart_peak()
+        for _ in range(FIRST_STEPS):
+            found = ready.step()
+        if not all(bool(value.isfinite().all()) for value in found if value.is_floating_point()):
+            raise CheckFailedError(f"the {'loss is' if self._block.training else 'outputs are'} not finite")
+        del found
+        if self._block.launch is StepLaunch.CAPTURED:
+            run = device.capture(ready.step)
+        device.wait()
+        ready.verify()
+        peak = device.peak()
+        bound = self._subject.bound_ms(variant, self._block, self._peaks)
+        return LiveStep(variant.name, ready, run, None if peak is None else (peak - held) / MIB, bound)
+
+    def _finish(self) -> Iterator[StepOutcome]:
+        """The group's outcomes; frees it."""
+        yield from self._measured()  # by itself, so that no local variable holds a model any more
+        self._alive.clear()
+        self._device.release()
+
+    def _measured(self) -> Iterator[StepOutcome]:
+        """The rounds of the group, then its kernels."""
+        for done in range(self._limits.rounds):
+            if done and self._limits.left < self._seconds_of_rounds(1):
+                break
+            self._round()
+        for each in self._alive:
+            if not each.failure and self._limits.left > 0:
+                each.kernels = self._device.kernels(each.run)
+        baseline = self._baseline()
+        for each in self._alive:
+            if each.failure:
+                yield self._failed(each.name, each.failure)
+                continue
+            rounds = baseline.rounds if baseline is not None else ()
+            figures = figures_of(each.rounds, rounds, each.peak_mib, each.kernels, each.bound_ms)
+            self._progress(f"{self._block.label} {each.name}: {describe_figures(figures)}")
+            yield StepOutcome(self._block, each.name, figures)
+
+    def _round(self) -> None:
+        for each in self._alive:
+            if not each.failure:
+                try:
+                    each.rounds.append(self._turn(each))
+                except Exception as error:  # noqa: BLE001  (as above)
+                    each.failure = describe(error)
+
+    def _turn(self, step: LiveStep) -> RoundTiming:
+        return timed_turn(step.run, self._device.wait)
+
+    def _baseline(self) -> LiveStep | None:
+        return next((each for each in self._alive if each.name == MODEL_BASELINE and not each.failure), None)
+
+    def _seconds_for(self, variant: ModelVariant) -> float:
+        """Estimated time to prepare another variant and for the rounds of what is alive."""
+        return self._longest * (TUNING if variant.tunes else 1) + self._seconds_of_rounds()
+
+    def _seconds_of_rounds(self, rounds: int | None = None) -> float:
+        """Estimated time for the rounds of what is alive."""
+        steps = STEPS_OF_A_TURN * (self._limits.rounds if rounds is None else rounds)
+        return sum(each.seconds(steps) for each in self._alive)
+
+
+def describe_figures(figures: StepFigures) -> str:
+    """Figures in a line of progress."""
+    text = f"{figures.step_ms:.2f} ms, host {figures.host_ms:.2f} ms"
+    text += f", {figures.ratio:.2f} times the baseline's speed" if figures.ratio is not None else ""
+    return text + (f", {len(figures.rounds)} rounds" if len(figures.rounds) > 1 else "")
+
+
+def _is_out_of_memory(outcome: StepOutcome) -> bool:
+    return torch.OutOfMemoryError.__name__ in outcome.failure

@@ -1,0 +1,165 @@
+"""A policy's model, made ready as each variant: adapted, converted, or bound to a generated package."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from loka.bench.model.bench_device import BenchDevice
+from loka.bench.model.model_bound import ModelBound
+from loka.bench.model.model_variants import Casting, Compiling, ModelVariant, PackageKind, StepBlock, StepLaunch
+from loka.bench.model.step_sample import StepSample, sample_of
+from loka.bench.model.whole_step import StepSettings, WholeStep
+from loka.bench.speed.roofline import Peaks
+from loka.bench.speed.user_step import real_model
+from loka.bench.subjects.packages import Workshop
+from loka.bench.subjects.peers import torchao_inference, torchao_training
+from loka.bench.subjects.policy_texts import KEEP_AND_FUSE, policy_text
+from loka.dispatch import LokaWarning, Patch
+from loka.errors import LokaError
+from loka.mods.adapt import adapt
+from loka.mods.modded_model import built_model
+from loka.plan.plan import Plan
+from loka.plan.planner import make_plan, model_sites
+from loka.policy.policy import Policy
+from loka.sites.build_model import build_model
+from loka.sites.site import Site
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyStep:
+    """A step of a variant. `patch`: of its package, None without one."""
+
+    step: WholeStep
+    patch: Patch | None
+    training: bool
+
+    def verify(self) -> None:
+        """Raise VerifyError unless every planned FP8 GEMM ran."""
+        if self.patch is not None:
+            self.patch.verify(backward=self.training)
+
+
+class ModelSubject:
+    """A policy's model and its packages, each planned once. Use it within its Workshop.
+
+    Raises InputError if the model cannot be built.
+    """
+
+    def __init__(self, policy: Policy, workshop: Workshop) -> None:
+        self.policy = policy
+        self._workshop = workshop
+        self._adaptations = built_model(policy)[1].adaptations
+        self._built = build_model(policy.model.factory, policy.model.inputs, policy.model.batch_size)
+        self._base = real_model(policy, "cpu")
+        self._samples: dict[bool, StepSample] = {}
+        self._plans: dict[PackageKind, Plan] = {}
+        self._sites: tuple[Site, ...] | None = None
+        self._packages: dict[str, ModuleType] = {}
+
+    @property
+    def has_adaptations(self) -> bool:
+        """True if the policy's mods change modules."""
+        return bool(self._adaptations)
+
+    def sample(self, training: bool) -> StepSample:
+        """The batch of a mode. Raises the errors of `sample_of`."""
+        if training not in self._samples:
+            self._samples[training] = sample_of(self.policy, self._built, training)
+        return self._samples[training]
+
+    def ready(self, variant: ModelVariant, block: StepBlock, device: BenchDevice) -> ReadyStep:
+        """A copy of the model as this variant, with its step. Errors of planners, libraries and compilers propagate."""
+        sample = self.sample(block.training)
+        bfloat16 = not variant.float32 and (block.casting is Casting.BFLOAT16 or _is_served_by_torchao(variant, block))
+        dtype = torch.bfloat16 if bfloat16 else torch.float32
+        model = copy.deepcopy(self._base).to(device.type, dtype).train(block.training)
+        model, patch = self._as_variant(model, variant, block)
+        mode = variant.compile_mode(block.launch)
+        called: Callable[..., Any] = model
+        if variant.compiling in (Compiling.DEFAULT, Compiling.MAX_AUTOTUNE):
+            called = device.compiled(model, mode)
+        settings = StepSettings(
+            training=block.training,
+            dtype=dtype,
+            autocast=not (bfloat16 or variant.float32),
+            marks=block.launch is StepLaunch.REDUCE_OVERHEAD,
+            device=device.type,
+        )
+        return ReadyStep(WholeStep(called, model, sample, settings), patch, block.training)
+
+    def bound_ms(self, variant: ModelVariant, block: StepBlock, peaks: Peaks | None) -> float | None:
+        """Lower bound of the variant's step; None if the device's peaks are not known."""
+        if peaks is None:
+            return None
+        plan = self._plan(variant.package) if variant.package is not None else None
+        optimizer = self.sample(block.training).optimizer
+        pure = block.casting is Casting.BFLOAT16 and not variant.float32
+        state = sum(value.numel() for value in self._base.parameters() if value.requires_grad) * (2 if pure else 4)
+        bound = ModelBound(self.policy.model.batch_size, block.training, peaks, optimizer, state)
+        return bound.of_plan(plan) if plan is not None else bound.of_variant(variant, self._own_sites())
+
+    def _own_sites(self) -> tuple[Site, ...]:
+        """The sites of the model without mods."""
+        if self._sites is None:
+            model = self.policy.model
+            self._sites = model_sites(model.factory, model.inputs, model.batch_size)
+        return self._sites
+
+    def _as_variant(self, model: nn.Module, variant: ModelVariant, block: StepBlock) -> tuple[nn.Module, Patch | None]:
+        if variant.package is not None:
+            package = self._package(variant.package, _own_name(variant, block))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", LokaWarning)  # about the device and a new model: irrelevant here
+                patch: Patch = package.apply(model, mode=block.mode)
+            if variant.compiling is Compiling.FUNCTIONS:
+                patch.compile(**_options(variant.compile_mode(block.launch)))
+            return model, patch
+        if variant.adapted:
+            adapt(model, self._adaptations)
+        if variant.torchao:
+            convert = torchao_training if block.training else torchao_inference
+            model = convert(model, variant.torchao)
+        return model, None
+
+    def _package(self, kind: PackageKind, own: str) -> ModuleType:
+        """The package of a kind; `own` is the suffix of a copy that no other variant uses, "" for the common one."""
+        name = f"bench_{self.policy.name}_{kind.value}{own}"
+        if name not in self._packages:
+            plan = self._plan(kind)
+            if not plan.bindings:
+                notes = dict.fromkeys(site.region_note for site in plan.sites if site.region_note)
+                raise LokaError(f"the policy replaces nothing: {'; '.join(notes) or 'no site is planned'}")
+            self._packages[name] = self._workshop.package(replace(plan, name=name))
+        return self._packages[name]
+
+    def _plan(self, kind: PackageKind) -> Plan:
+        if kind not in self._plans:
+            rules = [KEEP_AND_FUSE] if kind is PackageKind.BF16 else []
+            name = f"bench_{self.policy.name}_{kind.value}"
+            text = policy_text(self.policy, name, rules=rules, profiled=kind is PackageKind.POLICY)
+            self._plans[kind] = make_plan(self._workshop.write(f"{name}.yaml", text))
+        return self._plans[kind]
+
+
+def _is_served_by_torchao(variant: ModelVariant, block: StepBlock) -> bool:
+    """True for torchao's inference: its configuration is for models in bfloat16."""
+    return bool(variant.torchao) and not block.training
+
+
+def _own_name(variant: ModelVariant, block: StepBlock) -> str:
+    """Suffix of a package whose functions are compiled by `Patch.compile`, which holds for all that use it."""
+    if variant.compiling is not Compiling.FUNCTIONS:
+        return ""
+    return f"_functions_{block.label}".replace(" ", "_").replace("-", "_")
+
+
+def _options(mode: str | None) -> Mapping[str, str]:
+    return {} if mode is None else {"mode": mode}

@@ -1,0 +1,115 @@
+"""Tables, Markdown and JSON of whole steps."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from loka.bench.machine import Environment
+from loka.bench.model.model_report import heading, notes, sections, to_markdown, to_plain, write_files
+from loka.bench.model.model_results import MeasuredModel, ModelReport, StepFigures, StepOutcome
+from loka.bench.model.model_variants import StepBlock, chosen_blocks
+from loka.bench.model.step_rounds import RoundTiming
+from loka.bench.speed.device_kernels import KernelSum
+
+HERE = Environment("a device", "0.1.0", "3.12.0", "2.11.0", "13.0", "3.6.0", None, "1.6.0")
+BLOCKS = chosen_blocks("train", None)
+LOOP, GRAPHS, CAPTURED = BLOCKS
+
+
+def figures(step_ms: float, ratio: float | None = 1.0) -> StepFigures:
+    rounds = tuple(RoundTiming(each * step_ms, each) for each in (1.0, 0.5, 2.0))
+    return StepFigures(rounds, ratio, 1234.4, KernelSum(57, 7.5), 5.0)
+
+
+def outcome(block: StepBlock, variant: str, found: StepFigures | None, failure: str = "") -> StepOutcome:
+    return StepOutcome(block, variant, found, failure)
+
+
+MODEL = MeasuredModel(
+    "ranker", "shop:build", 4096, ("no_bias",), "a synthetic loss, adam",
+    (
+        outcome(CAPTURED, "bf16", figures(8.0)),
+        outcome(CAPTURED, "loka-fp8", None, "CaptureError: it | waits"),
+        outcome(LOOP, "loka-fp8", figures(5.0, 2.0)),
+        outcome(LOOP, "bf16", figures(10.0)),
+        outcome(LOOP, "bf16-eager", replace(figures(20.0, None), kernels=None, peak_mib=None, bound_ms=None)),
+    ),
+)  # fmt: skip
+REPORT = ModelReport(
+    "loka bench model shop.yaml",
+    "2026-11-23T04:05Z",
+    HERE,
+    BLOCKS,
+    ("bf16-eager", "bf16", "tf32", "loka-fp8"),
+    (MODEL,),
+)
+
+
+def test_medians_and_shares_are_of_the_rounds() -> None:
+    found = figures(10.0)
+    assert (found.step_ms, found.host_ms, found.reached) == (10.0, 1.0, 0.5)
+    assert MODEL.samples_per_second(found) == 409600.0
+
+
+def test_times_stand_side_by_side_without_a_graph_first() -> None:
+    ((title, (times, _, failed)),) = sections(REPORT, MODEL)
+    assert title == "one training step, autocast to bfloat16, float32 parameters"
+    assert times == (
+        ("variant", "loop", "reduce-overhead", "captured"),
+        [
+            ("bf16-eager", "20.00", "-", "-"),
+            ("bf16", "10.00", "-", "8.00"),
+            ("loka-fp8", "5.00 (2.00)", "-", "failed"),
+        ],
+    )
+    assert failed == (("launch", "variant", "why"), [("captured", "loka-fp8", "CaptureError: it | waits")])
+
+
+def test_every_figure_has_a_line_and_the_loop_comes_first() -> None:
+    ((_, (_, (columns, rows), _)),) = sections(REPORT, MODEL)
+    assert columns[:6] == ("launch", "variant", "step ms", "ratio", "GPU ms", "host ms")
+    assert rows[0] == ("loop", "bf16-eager", "20.00", "-", "-", "1.00", "-", "-", "204800", "-", "3")
+    assert rows[2] == ("loop", "loka-fp8", "5.00", "2.000", "7.50", "1.00", "57", "1234", "819200", "100 %", "3")
+    assert [(row[0], row[1]) for row in rows[3:]] == [("captured", "bf16")]
+
+
+def test_columns_without_figures_are_left_out() -> None:
+    bare = replace(MODEL, outcomes=(outcome(LOOP, "bf16", replace(figures(10.0), bound_ms=None, kernels=None)),))
+    ((_, (_, (columns, _))),) = sections(REPORT, bare)
+    assert columns == ("launch", "variant", "step ms", "ratio", "host ms", "peak MiB", "samples/s", "rounds")
+
+
+def test_the_page_says_what_was_measured_and_what_was_not() -> None:
+    page = to_markdown(REPORT)
+    assert heading(MODEL) in page
+    assert "`shop:build` at batch size 4096; loka- variants have the mods no_bias; a training step has" in page
+    assert "| loka-fp8 | 5.00 (2.00) | - | failed |" in page
+    assert "CaptureError: it \\| waits" in page
+    assert notes(REPORT)[-1] == "Not measured: ranker: train autocast reduce-overhead."
+    failed = replace(REPORT, models=(MeasuredModel("a", "b:c", 8, (), failure="no module"),))
+    assert "Nothing was measured: no module" in to_markdown(failed)
+    assert "Not measured" not in to_markdown(failed)
+
+
+def test_a_later_outcome_takes_the_place_of_an_earlier_one() -> None:
+    model = MODEL.with_outcome(outcome(LOOP, "bf16", figures(9.0)))
+    assert len(model.outcomes) == len(MODEL.outcomes)
+    found = model.found(LOOP, "bf16")
+    assert found is not None
+    assert found.figures == figures(9.0)
+
+
+def test_files_hold_every_round(tmp_path: Path) -> None:
+    data, page = write_files(REPORT, tmp_path)
+    assert data.name == "model-2026-11-23T0405.json"
+    assert page.read_text() == to_markdown(REPORT)
+    plain = json.loads(data.read_text())
+    assert plain == to_plain(REPORT)
+    lines = {(line["launch"], line["variant"]): line for line in plain["models"][0]["lines"]}
+    line = lines["loop", "loka-fp8"]
+    assert (line["step_ms"], line["gpu_ms"], line["launches"], line["reached"]) == (5.0, 7.5, 57, 1.0)
+    assert line["rounds"][2] == {"step_ms": 10.0, "host_ms": 2.0}
+    assert lines["captured", "loka-fp8"]["failure"] == "CaptureError: it | waits"
+    assert "step_ms" not in lines["captured", "loka-fp8"]

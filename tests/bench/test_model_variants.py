@@ -1,0 +1,81 @@
+"""What `loka bench model` compares, in which order, and how it is chosen."""
+
+from __future__ import annotations
+
+import pytest
+
+from loka.bench.model.model_variants import (
+    MODEL_BASELINE,
+    MODEL_NAMES,
+    MODEL_VARIANTS,
+    Casting,
+    StepBlock,
+    StepLaunch,
+    chosen_blocks,
+    chosen_variants,
+    in_measuring_order,
+)
+from loka.errors import InputError
+
+BY_NAME = {variant.name: variant for variant in MODEL_VARIANTS}
+LOOP, GRAPHS, CAPTURED = StepLaunch
+
+
+def test_no_model_eager_as_a_whole_has_graphs_of_its_parts() -> None:
+    without = {variant.name for variant in MODEL_VARIANTS if GRAPHS not in variant.launches}
+    assert without == {name for name in MODEL_NAMES if name.endswith("-eager")}
+    assert all({LOOP, CAPTURED} <= set(variant.launches) for variant in MODEL_VARIANTS)
+
+
+def test_only_reduce_overhead_lets_the_compiler_make_graphs() -> None:
+    modes = {name: [BY_NAME[name].compile_mode(launch) for launch in StepLaunch] for name in ("bf16", "loka-fp8")}
+    assert modes == {"bf16": [None, "reduce-overhead", None], "loka-fp8": [None, "reduce-overhead", None]}
+    tuned = [BY_NAME["bf16-max-autotune"].compile_mode(launch) for launch in StepLaunch]
+    assert tuned == ["max-autotune-no-cudagraphs", "max-autotune", "max-autotune-no-cudagraphs"]
+
+
+def test_the_baseline_is_measured_whatever_is_chosen() -> None:
+    assert [variant.name for variant in chosen_variants("loka-fp8, tf32")] == ["tf32", MODEL_BASELINE, "loka-fp8"]
+    assert chosen_variants(None) == MODEL_VARIANTS
+    with pytest.raises(InputError, match=r"--variants: there is no 'bf61'.*did you mean bf16"):
+        chosen_variants("bf61")
+
+
+def test_blocks_without_a_graph_come_first() -> None:
+    blocks = chosen_blocks(None, None)
+    assert [(block.launch, block.mode) for block in blocks] == [
+        (launch, mode) for launch in StepLaunch for mode in ("train", "infer")
+    ]
+    assert {block.casting for block in blocks} == {Casting.AUTOCAST}
+
+
+def test_modes_launches_and_castings_are_chosen_by_name() -> None:
+    assert chosen_blocks("captured,train,loop", "bfloat16") == (
+        StepBlock(Casting.BFLOAT16, True, LOOP),
+        StepBlock(Casting.BFLOAT16, True, CAPTURED),
+    )
+    assert [block.label for block in chosen_blocks("infer,loop", "bfloat16,autocast")] == [
+        "infer autocast loop",
+        "infer bfloat16 loop",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("only", "casting", "message"),
+    [
+        ("trian", None, "--only: there is no 'trian'.*did you mean train"),
+        (" , ", None, "--only: names none"),
+        (None, "fp16", "--casting: there is no 'fp16'; there are autocast, bfloat16"),
+    ],
+)
+def test_other_names_are_refused(only: str | None, casting: str | None, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        chosen_blocks(only, casting)
+
+
+def test_the_baseline_is_measured_first_and_tuning_last() -> None:
+    names = [variant.name for variant in in_measuring_order(MODEL_VARIANTS, GRAPHS)]
+    assert names[0] == MODEL_BASELINE
+    assert names[1:4] == ["loka-bf16", "loka-fp8-functions", "loka-fp8"]
+    assert names[-3:] == ["tf32", "bf16-max-autotune", "tf32-max-autotune"]
+    assert "bf16-eager" not in names

@@ -1,0 +1,154 @@
+"""A whole step on the CPU: what it computes, and what its optimisers are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from loka.bench.model.step_sample import StepSample, sample_of, synthetic_loss
+from loka.bench.model.whole_step import StepSettings, WholeStep, in_float32, optimizers_of
+from loka.bench.speed.user_step import Example
+from loka.errors import InputError
+from loka.mods.policy_loader import load_policy
+from loka.policy.policy import Policy
+from loka.sites.build_model import BuiltModel, build_model
+
+TRAINING = StepSettings(training=True, dtype=torch.float32, autocast=False, marks=False, device="cpu")
+SETTINGS = [TRAINING, replace(TRAINING, autocast=True), replace(TRAINING, dtype=torch.bfloat16)]
+MODELS = "tests.support.models.ablation_model"
+POLICY = f"""\
+version: 1
+name: clicks
+model: {{factory: "{MODELS}:build", inputs: "{MODELS}:inputs", batch_size: 8}}
+"""
+TRAIN = f'train: {{batches: "{MODELS}:batches", loss: "{MODELS}:loss", optimizer: sgd, learning_rate: 0.5}}\n'
+
+
+def policy_of(folder: Path, text: str = POLICY + TRAIN) -> Policy:
+    (folder / "clicks.yaml").write_text(text)
+    return load_policy(folder / "clicks.yaml")
+
+
+def built(policy: Policy) -> BuiltModel:
+    return build_model(policy.model.factory, policy.model.inputs, policy.model.batch_size)
+
+
+class Tables(nn.Module):
+    """Two tables, one with sparse gradients, and a linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sparse = nn.EmbeddingBag(50, 4, mode="sum", sparse=True)
+        self.dense = nn.Embedding(50, 4)
+        self.linear = nn.Linear(4, 1)
+
+    def forward(self, ids: Tensor) -> dict[str, Any]:
+        logits = self.linear(self.sparse(ids) + self.dense(ids).sum(1))
+        return {"logits": logits, "ids": [ids]}
+
+
+IDS = torch.arange(12).reshape(4, 3)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=["float32", "autocast", "bfloat16"])
+def test_steps_train_the_model_they_are_given(settings: StepSettings) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1)).to(settings.dtype)
+    x = torch.randn(32, 16, requires_grad=True)
+    sample = StepSample(Example((x,), {}), 32, x[:, :1].detach(), nn.functional.mse_loss, "adam", 1e-2)
+    step = WholeStep(model, model, sample, settings)
+    losses = [float(step()[0]) for _ in range(60)]
+    assert losses[-1] < 0.5 * losses[0]
+    assert x.grad is None, "the example itself is left alone"
+    assert all(value.dtype is settings.dtype for value in model.parameters())
+
+
+def test_a_step_is_what_a_loop_would_do() -> None:
+    torch.manual_seed(0)
+    model, other = nn.Linear(4, 1), nn.Linear(4, 1)
+    other.load_state_dict(model.state_dict())
+    x, target = torch.randn(8, 4), torch.randn(8, 1)
+    step = WholeStep(
+        model, model, StepSample(Example((x,), {}), 8, target, nn.functional.mse_loss, "sgd", 0.1), TRAINING
+    )
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    for _ in range(3):
+        (loss,) = step()
+        optimizer.zero_grad()
+        expected = nn.functional.mse_loss(other(x), target)
+        expected.backward()
+        optimizer.step()
+        assert float(loss) == pytest.approx(float(expected.detach()))
+    torch.testing.assert_close(model.weight, other.weight)
+
+
+def test_inference_returns_the_outputs_without_gradients() -> None:
+    model = Tables().eval()
+    step = WholeStep(model, model, StepSample(Example((IDS,), {}), 4), replace(TRAINING, training=False))
+    logits, ids = step()
+    assert not logits.requires_grad
+    assert ids.tolist() == IDS.tolist()
+
+
+def test_sparse_gradients_have_an_optimiser_that_takes_them() -> None:
+    model = Tables()
+    step = WholeStep(model, model, StepSample(Example((IDS,), {}), 4), TRAINING)
+    before = [value.detach().clone() for value in model.parameters()]
+    step()
+    assert all(not torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+    dense, sparse = optimizers_of(model, StepSample(Example((), {}), 4), "cpu")
+    assert isinstance(dense, torch.optim.Adam)
+    assert isinstance(sparse, torch.optim.SGD)
+    assert [value is model.sparse.weight for value in sparse.param_groups[0]["params"]] == [True]
+    assert dense.defaults["fused"] is True
+    assert not dense.defaults["capturable"]
+
+
+def test_the_synthetic_loss_is_of_what_depends_on_parameters() -> None:
+    x = torch.tensor([1.0, 3.0], requires_grad=True)
+    loss = synthetic_loss({"a": (x.bfloat16(), torch.ones(2)), "b": [2 * x]})
+    assert loss.detach().item() == 5.0 + 20.0
+    with pytest.raises(InputError, match="no training step to measure"):
+        synthetic_loss((torch.ones(2),))
+
+
+def test_losses_see_float32_outputs_of_a_model_in_bfloat16() -> None:
+    ids = torch.tensor([1])
+    found = in_float32({"a": torch.ones(1, dtype=torch.bfloat16), "b": (ids, "text")})
+    assert found["a"].dtype is torch.float32
+    assert found["b"] == (ids, "text")
+
+
+def test_training_reads_the_policys_batches_and_inference_its_inputs(tmp_path: Path) -> None:
+    policy = policy_of(tmp_path)
+    trained, served = (sample_of(policy, built(policy), training) for training in (True, False))
+    assert trained.example.kwargs["x"].shape == (8, 32)
+    assert not trained.example.kwargs["x"].requires_grad
+    assert trained.target is not None
+    assert (trained.optimizer, trained.learning_rate) == ("sgd", 0.5)
+    assert trained.words == "the policy's loss, sgd"
+    assert served.example.kwargs["x"].requires_grad
+    assert served.policy_loss is None
+
+
+def test_without_a_train_section_the_loss_is_synthetic(tmp_path: Path) -> None:
+    policy = policy_of(tmp_path, POLICY)
+    sample = sample_of(policy, built(policy), training=True)
+    assert sample.words == "a synthetic loss, adam"
+    assert sample.example.kwargs["x"].requires_grad
+
+
+def test_batches_that_are_too_small_are_refused_with_the_size_to_take(tmp_path: Path) -> None:
+    (tmp_path / "short_batches.py").write_text(
+        "import torch\ndef batches(size, seed):\n    yield torch.ones(3, 2), torch.ones(3)\n"
+    )
+    policy = policy_of(tmp_path, POLICY + TRAIN.replace(f"{MODELS}:batches", "short_batches:batches"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        with pytest.raises(InputError, match="a batch of 8 has 3 rows; measure at that size: --batch 3"):
+            sample_of(policy, built(policy), training=True)

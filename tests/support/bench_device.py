@@ -1,0 +1,77 @@
+"""The CPU as a device for the bench of models: nothing is compiled or captured, and what was wanted is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from loka.bench.model.bench_device import CaptureError
+from loka.bench.speed.device_kernels import KernelSum
+from loka.bench.speed.steps import MIB
+
+
+@dataclass
+class CpuBench:
+    """`compiled_modes`: of each compiled model. `fail_compiling`: with this mode raise this error, once for each."""
+
+    type: str = "cpu"
+    compiled_modes: list[str | None] = field(default_factory=list)
+    fail_compiling: dict[str | None, list[Exception]] = field(default_factory=dict)
+    captures: int = 0
+    refuse_captures: bool = False
+    full_after: int = 1000  # models kept alive
+    alive: int = 0
+    releases: int = 0
+    sessions: int = 0
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        self.sessions += 1
+        yield
+
+    def compiled(self, model: nn.Module, mode: str | None) -> Callable[..., Any]:
+        if self.fail_compiling.get(mode):
+            raise self.fail_compiling[mode].pop()
+        self.compiled_modes.append(mode)
+        return model
+
+    def capture(self, step: Callable[[], object]) -> Callable[[], object]:
+        if self.refuse_captures:
+            raise CaptureError("the step cannot be captured: it waits for the device")
+        self.captures += 1
+        return step
+
+    def wait(self) -> None:
+        pass
+
+    def kernels(self, step: Callable[[], object]) -> KernelSum | None:
+        step()
+        return KernelSum(7, 0.25)
+
+    def allocated(self) -> int:
+        return MIB
+
+    def restart_peak(self) -> None:
+        self.alive += 1
+
+    def peak(self) -> int | None:
+        return 3 * MIB
+
+    def is_full(self) -> bool:
+        return self.alive >= self.full_after
+
+    def release_memory(self) -> None:
+        pass
+
+    def release(self) -> None:
+        self.alive = 0
+        self.releases += 1
+
+
+def out_of_memory() -> Exception:
+    return torch.OutOfMemoryError("CUDA out of memory")
