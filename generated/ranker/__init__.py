@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "b0aa851f735fe97d1a5c9fa73b5955348e592faf94f1338dcd920ea1ad80109f"
+STAMP = "27932504df95fb8bb4a69915af2b90a29eb2d4415c490404f1aa9bb3f1de7782"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing
@@ -23,22 +23,15 @@ BINDINGS = (
         train=modules.EmbedDense,
         infer=modules.EmbedDenseFrozen,
         replaces="torch.nn.modules.container.Sequential",
-        source_hash="cac9f4a4981ec34f80ca40ef0a00090a772026eddf2dc2edbbdadcda3f99709a",
-        inlined=("0", "1", "2", "3"),
+        source_hash="ec3ef193e570810b683b08e6649a6e45d359284f36aeeb8f41dc427ca8b285f4",
+        inlined=("0", "1", "2"),
         modules=("embed.dense",),
-        sites=(("embed.dense.0", "embed.dense.3"),),
-        gemms=((), ("fprop", "dgrad", "wgrad")),
-        shapes=(
-            ("0.weight", (64, 13)),
-            ("0.bias", (64,)),
-            ("1.weight", (64,)),
-            ("1.bias", (64,)),
-            ("3.weight", (32, 64)),
-            ("3.bias", (32,)),
-        ),
+        sites=(("embed.dense.0",),),
+        gemms=((),),
+        shapes=(("0.weight", (64, 13)), ("0.bias", (64,)), ("1.weight", (64,)), ("1.bias", (64,))),
         reads=(
             dispatch.Reads(("",), "torch.nn.modules.container.Sequential", holds=4),
-            dispatch.Reads(("0", "3"), "torch.nn.modules.linear.Linear"),
+            dispatch.Reads(("0",), "torch.nn.modules.linear.Linear"),
             dispatch.Reads(
                 ("1",),
                 "torch.nn.modules.normalization.LayerNorm",
@@ -46,6 +39,7 @@ BINDINGS = (
             ),
             dispatch.Reads(("2",), "torch.nn.modules.activation.SiLU", values=(("inplace", "False"),)),
         ),
+        called=("3",),
     ),
     dispatch.Binding(
         train=modules.Layers,

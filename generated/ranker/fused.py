@@ -18,29 +18,25 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import concat_norm_reference, fm_reference
 from loka.kernels.fused.norm import norm_reference
 
-STAMP = "b0aa851f735fe97d1a5c9fa73b5955348e592faf94f1338dcd920ea1ad80109f"
-
-
-# Width: how many rows a program has at least, and how many programs a multiprocessor has at most.
-_ADD_BACKWARD_E4M3_PROGRAMS = {32: (128, 8), 256: (16, 8)}
+STAMP = "27932504df95fb8bb4a69915af2b90a29eb2d4415c490404f1aa9bb3f1de7782"
 
 
 def _add_backward_e4m3_outputs(grad: Tensor) -> tuple[Tensor, ...]:
-    width = operators.width_of(grad, _ADD_BACKWARD_E4M3_PROGRAMS)
+    operators.check_rows(grad, 256)
     m = grad.shape[0]
-    programs = operators.programs(grad, *_ADD_BACKWARD_E4M3_PROGRAMS[width])
-    values = grad.new_empty((m, width), dtype=torch.float8_e4m3fn)
+    programs = operators.programs(grad, rows=16, per_multiprocessor=8)
+    values = grad.new_empty((m, 256), dtype=torch.float8_e4m3fn)
     scale = grad.new_empty((m, 1), dtype=torch.float32)
     scale_max = grad.new_empty((programs,), dtype=torch.float32)
-    dadd = grad.new_empty((programs, width), dtype=torch.float32)
+    dadd = grad.new_empty((programs, 256), dtype=torch.float32)
     return values, scale, scale_max, dadd
 
 
-@operators.kernel(__package__, "520568d6", _add_backward_e4m3_outputs)
+@operators.kernel(__package__, "cf915bbf", _add_backward_e4m3_outputs)
 def add_backward_e4m3(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradient of addition -> e4m3 with one power-of-two scale a row.
 
-    grad (M, W) -> values (M, W), scale (M, 1), scale_max (P,), dadd (P, W).
+    grad (M, 256) -> values (M, 256), scale (M, 1), scale_max (P,), dadd (P, 256).
     """
     backward = norm_reference.norm_backward(grad)
     values, scale, scale_max = norm_reference.quantise_rows(backward.x)
@@ -375,25 +371,21 @@ def layer_norm_e4m3_inference(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[
     return norm_reference.quantise_rows(forward.y)
 
 
-# Width: how many rows a program has at least, and how many programs a multiprocessor has at most.
-_QUANTISE_E4M3_PROGRAMS = {64: (16, 16), 512: (1, 32)}
-
-
 def _quantise_e4m3_outputs(x: Tensor) -> tuple[Tensor, ...]:
-    width = operators.width_of(x, _QUANTISE_E4M3_PROGRAMS)
+    operators.check_rows(x, 512)
     m = x.shape[0]
-    programs = operators.programs(x, *_QUANTISE_E4M3_PROGRAMS[width])
-    values = x.new_empty((m, width), dtype=torch.float8_e4m3fn)
+    programs = operators.programs(x, rows=1, per_multiprocessor=32)
+    values = x.new_empty((m, 512), dtype=torch.float8_e4m3fn)
     scale = x.new_empty((m, 1), dtype=torch.float32)
     scale_max = x.new_empty((programs,), dtype=torch.float32)
     return values, scale, scale_max
 
 
-@operators.kernel(__package__, "e9284c4e", _quantise_e4m3_outputs)
+@operators.kernel(__package__, "9b173532", _quantise_e4m3_outputs)
 def quantise_e4m3(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """To e4m3 with one power-of-two scale a row.
 
-    x (M, W) -> values (M, W), scale (M, 1), scale_max (P,).
+    x (M, 512) -> values (M, 512), scale (M, 1), scale_max (P,).
     """
     forward = norm_reference.norm_forward(x)
     return norm_reference.quantise_rows(forward.y)
@@ -451,20 +443,6 @@ def quantise_weights_512_256_256(
     values_1, scale_1, scale_max_1 = norm_reference.quantise_rows(weight_1)
     values_2, scale_2, scale_max_2 = norm_reference.quantise_rows(weight_2)
     return values_0, scale_0, scale_max_0, values_1, scale_1, scale_max_1, values_2, scale_2, scale_max_2
-
-
-def _reduce_1_outputs(partial: Tensor, dtype: torch.dtype) -> Tensor:
-    return partial.new_empty((partial.shape[1],), dtype=dtype)
-
-
-@operators.kernel(__package__, "a0151c36", _reduce_1_outputs)
-def reduce_1(partial: Tensor, dtype: torch.dtype) -> Tensor:
-    """Column sums of a matrix.
-
-    partial (P, N), dtype of total -> total (N,).
-    """
-    total = norm_reference.reduce(partial, dtype)
-    return total
 
 
 def _reduce_2_outputs(*operands: Any) -> tuple[Tensor, ...]:

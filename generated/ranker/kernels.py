@@ -27,7 +27,7 @@ from loka.dispatch import Quantized
 
 from . import fused
 
-STAMP = "b0aa851f735fe97d1a5c9fa73b5955348e592faf94f1338dcd920ea1ad80109f"
+STAMP = "27932504df95fb8bb4a69915af2b90a29eb2d4415c490404f1aa9bb3f1de7782"
 
 # Scalings of both operands of a GEMM.
 ROWWISE = ("rowwise", "rowwise")
@@ -96,68 +96,6 @@ def embed_dense_0(x: Tensor, weight: Tensor, bias: Tensor, norm_weight: Tensor, 
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     y = EmbedDense0Function.apply(rows, weight, bias, norm_weight, norm_bias, dtype)
     return y if x.dim() == 2 else y.reshape(*x.shape[:-1], 64)
-
-
-class EmbedDense3Function(torch.autograd.Function):
-    """embed.dense.3: linear.
-
-    GEMMs: fprop in e4m3 rowwise with power-of-two scales; dgrad in e4m3 rowwise with power-of-two scales by a
-    transposed copy; wgrad in transposed copies, tensorwise.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype, counter_id: int) -> Tensor:
-        x_fp8 = Quantized(*fused.quantise_e4m3(x))
-        weight_fp8 = Quantized(*fused.quantise_e4m3(weight))
-        y = dispatch.scaled_mm(
-            x_fp8.data,
-            x_fp8.scale,
-            weight_fp8.data,
-            weight_fp8.scale,
-            *ROWWISE,
-            dtype,
-            False,
-            counter_id,
-            bias.to(dtype),
-        )
-        dispatch.save_for_backward(ctx, x_fp8, weight_fp8, bias)
-        ctx.dtypes = (x.dtype, weight.dtype)
-        ctx.counter_id = counter_id
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x_fp8, weight_fp8, bias = dispatch.saved(ctx)
-        x_dtype, weight_dtype = ctx.dtypes
-        dx = dweight = None
-        dy_fp8, bias_sums = Quantized.first(fused.add_backward_e4m3(grad))
-        del grad
-        if ctx.needs_input_grad[0]:
-            dy_fp8_t, dy_scale_t, x_fp8_t, x_scale_t, weight_fp8_t, weight_scale_t = fused.requantize_transpose_3(
-                *dy_fp8, *x_fp8, *weight_fp8
-            )
-            dx = dispatch.scaled_mm(
-                dy_fp8.data, dy_fp8.scale, weight_fp8_t, weight_scale_t, *ROWWISE, x_dtype, False, ctx.counter_id + 1
-            )
-        else:
-            dy_fp8_t, dy_scale_t, x_fp8_t, x_scale_t = fused.requantize_transpose_2(*dy_fp8, *x_fp8)
-        if ctx.needs_input_grad[1]:
-            dweight = dispatch.scaled_mm(
-                dy_fp8_t, dy_scale_t[:1], x_fp8_t, x_scale_t[:1], *TENSORWISE, weight_dtype, False, ctx.counter_id + 2
-            )
-        dbias = fused.reduce_1(bias_sums, bias.dtype)
-        return dx, dweight, dbias, None, None
-
-
-def embed_dense_3(x: Tensor, weight: Tensor, bias: Tensor, counter_id: int) -> Tensor:
-    """linear: x (..., 64), weight (32, 64) -> (..., 32). GEMMs count under their counter ids."""
-    if dispatch.is_empty(x):
-        return torch.nn.functional.linear(x, weight, bias)
-    dtype = dispatch.output_dtype(x, weight)
-    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-    y = EmbedDense3Function.apply(rows, weight, bias, dtype, counter_id)
-    return y if x.dim() == 2 else y.reshape(*x.shape[:-1], 32)
 
 
 class LayersFmbFunction(torch.autograd.Function):
@@ -561,17 +499,6 @@ def embed_dense_0_frozen(x: Tensor, weight: Tensor, bias: Tensor, norm_weight: T
     y = torch.nn.functional.linear(h, weight.to(dtype))
     out = fused.add_layer_norm_silu_inference(y, bias, norm_weight, norm_bias, dtype)
     return out if x.dim() == 2 else out.reshape(*x.shape[:-1], 64)
-
-
-def embed_dense_3_frozen(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor, counter_id: int) -> Tensor:
-    """linear: x (..., 64), weight (32, 64) -> (..., 32). It gives no gradients."""
-    dtype = dispatch.output_dtype(x)
-    if dispatch.is_empty(x):
-        return dispatch.without_elements(x, 64, 32, dtype)
-    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-    x_fp8, x_scale, _ = fused.quantise_e4m3(rows)
-    y = dispatch.scaled_mm(x_fp8, x_scale, weight, scale, *ROWWISE, dtype, False, counter_id, bias.to(dtype))
-    return y if x.dim() == 2 else y.reshape(*x.shape[:-1], 32)
 
 
 def layers_fmb_frozen(

@@ -16,46 +16,39 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "b0aa851f735fe97d1a5c9fa73b5955348e592faf94f1338dcd920ea1ad80109f"
+STAMP = "27932504df95fb8bb4a69915af2b90a29eb2d4415c490404f1aa9bb3f1de7782"
 
 
 class EmbedDense(dispatch.Bound):
     """embed.dense: torch.nn.modules.container.Sequential.
 
-    With the forward of 0, 1, 2, 3.
+    With the forward of 0, 1, 2.
 
     embed.dense.0: M = 4096 (B), K = 13, N = 64; fprop, wgrad in the model's dtype.
-    embed.dense.3: M = 4096 (B), K = 64, N = 32; fprop in e4m3 rowwise with power-of-two scales; dgrad in e4m3 rowwise
-        with power-of-two scales by a transposed copy; wgrad in transposed copies, tensorwise.
     """
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Any:
         # from 0, 1, 2
         v_2 = kernels.embed_dense_0(input, self[0].weight, self[0].bias, self[1].weight, self[1].bias)
-        # from 3
-        return kernels.embed_dense_3(v_2, self[3].weight, self[3].bias, self.loka.counter_id(1))
+        return self[3](v_2)
 
 
 class EmbedDenseFrozen(dispatch.Bound):
     """embed.dense: torch.nn.modules.container.Sequential, its weights frozen.
 
-    With the forward of 0, 1, 2, 3.
+    With the forward of 0, 1, 2.
 
     embed.dense.0: M = 4096 (B), K = 13, N = 64; fprop in the model's dtype.
-    embed.dense.3: M = 4096 (B), K = 64, N = 32; fprop in e4m3 rowwise with power-of-two scales.
     """
 
     def quantize(self) -> tuple[tuple[Tensor, Tensor] | None, ...]:
         """The FP8 weight and its scales for each site; None where its weight is not frozen."""
-        return (None, kernels.e4m3_rowwise_pow2(self[3].weight))
+        return (None,)
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Any:
         # from 0, 1, 2
         v_2 = kernels.embed_dense_0_frozen(input, self[0].weight, self[0].bias, self[1].weight, self[1].bias)
-        # from 3
-        return kernels.embed_dense_3_frozen(
-            v_2, self.loka_weight_1, self.loka_scale_1, self[3].bias, self.loka.counter_id(1)
-        )
+        return self[3](v_2)
 
 
 class Layers(dispatch.Bound):

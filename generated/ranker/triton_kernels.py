@@ -15,7 +15,7 @@ import triton.language as tl
 from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import fm_reference
 
-STAMP = "b0aa851f735fe97d1a5c9fa73b5955348e592faf94f1338dcd920ea1ad80109f"
+STAMP = "27932504df95fb8bb4a69915af2b90a29eb2d4415c490404f1aa9bb3f1de7782"
 
 
 @triton.jit
@@ -130,17 +130,12 @@ def _add_backward_e4m3(
     tl.store(scale_max_ptr + tl.program_id(0), scale_max)
 
 
-# Width: the kernel, its constants, its warps.
-_ADD_BACKWARD_E4M3_LAUNCHES = {32: (_add_backward_e4m3, (32, 32), 2), 256: (_add_backward_e4m3, (256, 4), 2)}
-
-
 def add_backward_e4m3(values, scale, scale_max, dadd, grad):
     grad = operators.whole_rows(grad)
-    kernel, constants, warps = _ADD_BACKWARD_E4M3_LAUNCHES[int(grad.shape[1])]
     grid = (dadd.shape[0],)
     tensors = (grad, values, scale, scale_max, dadd)
     sizes = (grad.stride(0), grad.shape[0])
-    operators.launch(kernel, grid, *tensors, *sizes, constants=constants, num_warps=warps)
+    operators.launch(_add_backward_e4m3, grid, *tensors, *sizes, constants=(256, 4), num_warps=2)
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -739,30 +734,7 @@ def layer_norm_e4m3_inference(values, scale, scale_max, x, weight, bias):
 
 
 @triton.jit(do_not_specialize=["m"])
-def _quantise_e4m3(x_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m, WIDTH: tl.constexpr, ROWS: tl.constexpr):
-    """To e4m3 with one power-of-two scale a row of x (m, WIDTH)."""
-    columns = tl.arange(0, WIDTH)
-    scale_max = 0.0
-    for first in range(tl.program_id(0) * ROWS, m, tl.num_programs(0) * ROWS):
-        row = first + tl.arange(0, ROWS)
-        valid = row < m
-        offsets = row[:, None].to(tl.int64) * WIDTH + columns[None, :]
-        x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
-        x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
-        # Non-finite values are ignored when the scale is computed, and become NaN.
-        finite = tl.abs(x) < float("inf")
-        amax = tl.maximum(tl.max(tl.where(finite, tl.abs(x), 0.0), 1), 7.888609052210118e-31)  # 2**-100
-        scale, reciprocal = e4m3_scale(amax)
-        values = x * reciprocal[:, None]
-        values = tl.where(finite, values, float("nan"))
-        tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
-        tl.store(scale_ptr + row, scale, mask=valid)
-        scale_max = tl.maximum(scale_max, tl.max(tl.where(valid, scale, 0.0), 0))
-    tl.store(scale_max_ptr + tl.program_id(0), scale_max)
-
-
-@triton.jit(do_not_specialize=["m"])
-def _quantise_e4m3_single_row(x_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m, WIDTH: tl.constexpr):
+def _quantise_e4m3(x_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m, WIDTH: tl.constexpr):
     """To e4m3 with one power-of-two scale a row of x (m, WIDTH)."""
     columns = tl.arange(0, WIDTH)
     scale_max = 0.0
@@ -782,17 +754,12 @@ def _quantise_e4m3_single_row(x_ptr, values_ptr, scale_ptr, scale_max_ptr, x_str
     tl.store(scale_max_ptr + tl.program_id(0), scale_max)
 
 
-# Width: the kernel, its constants, its warps.
-_QUANTISE_E4M3_LAUNCHES = {64: (_quantise_e4m3, (64, 16), 1), 512: (_quantise_e4m3_single_row, (512,), 1)}
-
-
 def quantise_e4m3(values, scale, scale_max, x):
     x = operators.whole_rows(x)
-    kernel, constants, warps = _QUANTISE_E4M3_LAUNCHES[int(x.shape[1])]
     grid = (scale_max.shape[0],)
     tensors = (x, values, scale, scale_max)
     sizes = (x.stride(0), x.shape[0])
-    operators.launch(kernel, grid, *tensors, *sizes, constants=constants, num_warps=warps)
+    operators.launch(_quantise_e4m3, grid, *tensors, *sizes, constants=(512,), num_warps=1)
 
 
 @triton.jit(do_not_specialize=["m_0", "m_1", "m_2", "programs_0", "programs_1", "programs_2"])
@@ -863,18 +830,6 @@ def quantise_weights_512_256_256(*tensors):
         operands += [weight, values, scale, scale_max, weight.stride(0), weight.shape[0]]
         programs.append(scale_max.shape[0])
     operators.launch(_quantise_weights_512_256_256, (sum(programs),), *operands, *programs, num_warps=1)
-
-
-@triton.jit(do_not_specialize=["p"])
-def _reduce_1(partial_ptr, total_ptr, p, n):
-    """Column sums of a matrix."""
-    block = tl.program_id(0)
-    sum_columns(block, partial_ptr, total_ptr, p, n, rows=128, columns=16)
-
-
-def reduce_1(total, partial, _dtype):
-    blocks = -(-total.numel() // 16)
-    operators.launch(_reduce_1, (blocks,), partial.contiguous(), total, *partial.shape, num_warps=8)
 
 
 @triton.jit(do_not_specialize=["p_0", "p_1"])
