@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "27932504df95fb8bb4a69915af2b90a29eb2d4415c490404f1aa9bb3f1de7782"
+STAMP = "70c8919be1292cd2da748cc2b2cf73e177d3ffbd620497555158650b255b9bcc"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

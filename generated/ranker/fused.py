@@ -18,7 +18,7 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import concat_norm_reference, fm_reference
 from loka.kernels.fused.norm import norm_reference
 
-STAMP = "27932504df95fb8bb4a69915af2b90a29eb2d4415c490404f1aa9bb3f1de7782"
+STAMP = "70c8919be1292cd2da748cc2b2cf73e177d3ffbd620497555158650b255b9bcc"
 
 
 def _add_backward_e4m3_outputs(grad: Tensor) -> tuple[Tensor, ...]:

@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "27932504df95fb8bb4a69915af2b90a29eb2d4415c490404f1aa9bb3f1de7782"
+STAMP = "70c8919be1292cd2da748cc2b2cf73e177d3ffbd620497555158650b255b9bcc"
 
 
 class EmbedDense(dispatch.Bound):
