@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from enum import StrEnum
 
-from loka.devices.hopper import H100
+from loka.devices.hopper import H100, H200
 from loka.devices.spec import DeviceSpec
 from loka.errors import InputError
 
@@ -26,7 +26,7 @@ class TargetDevice(StrEnum):
 
 DEVICES: Mapping[TargetDevice, DeviceSpec] = {
     TargetDevice.H100: H100,
-    TargetDevice.H200: replace(H100, name="h200", measured_on=""),  # launches and rates as on an H100
+    TargetDevice.H200: H200,
     TargetDevice.REFERENCE: replace(H100, name="reference", measured_on="", is_reference=True),
 }
 DEFAULT_TARGET = TargetDevice.H100

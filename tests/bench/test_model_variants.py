@@ -76,6 +76,6 @@ def test_other_names_are_refused(only: str | None, casting: str | None, message:
 def test_the_baseline_is_measured_first_and_tuning_last() -> None:
     names = [variant.name for variant in in_measuring_order(MODEL_VARIANTS, GRAPHS)]
     assert names[0] == MODEL_BASELINE
-    assert names[1:4] == ["loka-bf16", "loka-fp8-functions", "loka-fp8"]
+    assert names[1:4] == ["loka-fp8", "loka-bf16", "loka-fp8-functions"]
     assert names[-3:] == ["tf32", "bf16-max-autotune", "tf32-max-autotune"]
     assert "bf16-eager" not in names

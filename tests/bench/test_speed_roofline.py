@@ -91,7 +91,7 @@ def test_a_precision_without_a_peak_has_no_bound() -> None:
 def test_a_device_that_was_not_measured_has_no_peaks() -> None:
     assert peaks_of("NVIDIA H100 80GB HBM3") == H100
     assert peaks_of("some other device") is None
-    assert peaks_of("NVIDIA H200") is None, "its rates were not measured"
+    assert peaks_of("NVIDIA H200") not in (None, H100)
     assert peaks_of("") is None
 
 

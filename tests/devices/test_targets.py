@@ -53,7 +53,7 @@ def test_every_target_has_its_device() -> None:
     assert GPU_TARGETS == ("h100", "h200")
     assert GPUS == "H100 or H200"
     measured = [device.measured_on for device in DEVICES.values() if device.measured_on]
-    assert measured == ["NVIDIA H100 80GB HBM3"]
+    assert measured == ["NVIDIA H100 80GB HBM3", "NVIDIA H200"]
 
 
 def test_an_unknown_target_is_refused_with_those_that_there_are() -> None:

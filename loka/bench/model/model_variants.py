@@ -146,11 +146,14 @@ def chosen_blocks(only: str | None, castings: str | None) -> tuple[StepBlock, ..
 def in_measuring_order(variants: Iterable[ModelVariant], launch: StepLaunch) -> tuple[ModelVariant, ...]:
     """The variants that there are for a launch, the most telling first, for runs that end early.
 
-    The baseline, generated packages, the others in bfloat16, TF32; and last those whose compilation takes minutes.
+    The baseline, generated packages (the policy's first, and compiled as a whole first), the others in bfloat16, TF32;
+    and last those whose compilation takes minutes.
     """
 
     def rank(variant: ModelVariant) -> tuple[bool, ...]:
-        return variant.name != MODEL_BASELINE, variant.tunes, variant.float32, variant.package is None
+        compiled, policys = variant.compiling is Compiling.DEFAULT, variant.package is PackageKind.POLICY
+        last = variant.tunes, variant.float32, variant.package is None
+        return variant.name != MODEL_BASELINE, *last, not compiled, not policys
 
     return tuple(sorted((variant for variant in variants if launch in variant.launches), key=rank))
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from loka.devices.targets import DEVICES, GPU_TARGETS
 from loka.errors import InputError
 from loka.kernels.measurements import text_file
 from loka.kernels.measurements.lookup import Measurements, export
@@ -197,9 +198,10 @@ def test_a_set_that_ships_damaged_says_that_it_came_with_loka(monkeypatch, expor
 
 
 @pytest.mark.slow
-def test_every_set_that_ships_can_be_read():
-    folder = text_file.DATA
-    for path in sorted(folder.glob("*")):
-        assert path.name == f"{path.stem}.jsonl"
-        assert len(Measurements.shipped(path.stem)) > 0
+def test_every_gpu_target_ships_a_set_of_its_own_device():
+    assert sorted(path.name for path in text_file.DATA.glob("*")) == [f"{target}.jsonl" for target in GPU_TARGETS]
+    for target in GPU_TARGETS:
+        found = Measurements.shipped(target)
+        assert found.machine.device == DEVICES[target].measured_on
+        assert len(found) > 12_000
     assert Measurements.shipped("reference") is None
