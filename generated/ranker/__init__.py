@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "70c8919be1292cd2da748cc2b2cf73e177d3ffbd620497555158650b255b9bcc"
+STAMP = "52e9d8e3356dc5df99488012b1e1ff95bfd803ec13dbfaf3bf72e28422a41443"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

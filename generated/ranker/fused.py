@@ -18,7 +18,7 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import concat_norm_reference, fm_reference
 from loka.kernels.fused.norm import norm_reference
 
-STAMP = "70c8919be1292cd2da748cc2b2cf73e177d3ffbd620497555158650b255b9bcc"
+STAMP = "52e9d8e3356dc5df99488012b1e1ff95bfd803ec13dbfaf3bf72e28422a41443"
 
 
 def _add_backward_e4m3_outputs(grad: Tensor) -> tuple[Tensor, ...]:

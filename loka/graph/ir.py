@@ -79,13 +79,16 @@ class FmInteraction:
     All numbers but `sizes` index `ForwardIR.statements`.
     """
 
-    first: int  # smallest index of the fields below
-    transpose: int
-    inner: int  # x^T @ rank
-    outer: int  # x @ inner
-    compress: int | None  # compress @ x
+    first: int  # the first of them that reads x
+    outer: int  # what has the products x @ (x^T @ rank)
+    compress: int | None  # what has the weighted sums compress @ x
+    skipped: tuple[int, ...]  # the other statements, read by these alone
+    gemms: tuple[int, ...]  # the products with the matrices, sites of their own: x^T @ rank, and the weighted sums
     x: str  # the local with the embeddings
+    rank: str  # expression of the matrix (n, r)
+    weights: str | None  # expression of the matrix (c, n)
     sizes: tuple[int, int, int, int]  # embeddings, dimension, rank, weighted sums (0 without `compress`)
+    views: tuple[str, ...]  # of what the kernel writes, a template for each of `made`: "{0}", "{0}.transpose(1, 2)"
 
     @property
     def made(self) -> tuple[int, ...]:
@@ -95,8 +98,7 @@ class FmInteraction:
     @property
     def places(self) -> tuple[int, ...]:
         """All statements of the interaction."""
-        found = (self.transpose, self.inner, self.outer, self.compress)
-        return tuple(place for place in found if place is not None)
+        return (*self.skipped, *self.made)
 
 
 @dataclass(frozen=True, slots=True)

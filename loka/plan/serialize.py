@@ -22,7 +22,7 @@ from loka.devices.targets import TargetDevice
 from loka.errors import InputError
 from loka.plan.empty_fields import without_empty
 from loka.plan.json_values import each_key_once, is_number, read_infinities
-from loka.plan.older_plans import FIRST_WITH_TODAYS_NAMES, upgraded
+from loka.plan.older_plans import FIRST_WITH_TODAYS_MIXES, FIRST_WITH_TODAYS_NAMES, upgraded
 from loka.plan.plan import (
     Candidate,
     GemmPlan,
@@ -40,8 +40,8 @@ from loka.sites.site import Site
 
 FORMAT = "loka.plan"
 # 2: measurements, and kernels by rows; 3: mods; 4: interactions; 5: current names (`older_plans`); 6: execution; 7:
-# changes of NE. A plan is written in the first version that can represent it.
-VERSION = 7
+# changes of NE; 8: FM interactions in any spelling. A plan is written in the first version that can represent it.
+VERSION = 8
 _BUDGET = ("budget.mere", "budget.sqnr_db", "budget.min_speedup")
 
 Row = TypeVar("Row", bound=Hashable)
@@ -75,7 +75,7 @@ class _PlanFile:
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")  # of all rows too
 
     format: Literal["loka.plan"]
-    version: Literal[1, 2, 3, 4, 5, 6, 7]
+    version: Literal[1, 2, 3, 4, 5, 6, 7, 8]
     name: str
     target: TargetDevice
     batch_size: int
@@ -172,7 +172,8 @@ def from_json(text: str, name: str = "plan.json") -> Plan:
         )
     try:
         infinite = read_infinities(data)
-        if version < FIRST_WITH_TODAYS_NAMES or '"by_rows"' in text or infinite:
+        mixes = version < FIRST_WITH_TODAYS_MIXES and '"mixes"' in text
+        if version < FIRST_WITH_TODAYS_NAMES or mixes or '"by_rows"' in text or infinite:
             text = json.dumps(upgraded(data))
         file = _adapter().validate_json(text, strict=True)
         _refuse_nonsense(file, name)
@@ -271,7 +272,9 @@ def _to_file(plan: Plan) -> _PlanFile:
     )
 
 
-def _version(plan: Plan, decisions: Sequence[GemmPlan]) -> Literal[1, 2, 3, 5, 6, 7]:
+def _version(plan: Plan, decisions: Sequence[GemmPlan]) -> Literal[1, 2, 3, 5, 6, 7, 8]:
+    if any(each.forward is not None and each.forward.mixes for each in plan.bindings):
+        return 8
     if plan.ne_budget is not None or any(each.evidence and each.evidence.ne_percent for each in decisions):
         return 7
     if plan.execution is not None:

@@ -85,12 +85,9 @@ def norm_of(join: ConcatNorm, forward: ForwardIR) -> ChainNorm:
     return norm
 
 
-def fm_arguments(mix: FmInteraction, forward: ForwardIR, scope: statement_text.NameScope) -> list[str]:
+def fm_arguments(mix: FmInteraction, scope: statement_text.NameScope) -> list[str]:
     """Arguments of an FM interaction's function."""
-    weights = [forward.statements[mix.inner].operands[1].text]
-    if mix.compress is not None:
-        weights.append(forward.statements[mix.compress].operands[0].text)
-    return [scope.read(mix.x), *weights]
+    return [scope.read(mix.x), mix.rank, *([] if mix.weights is None else [mix.weights])]
 
 
 def concat_norm_arguments(

@@ -188,12 +188,19 @@ class ForwardBody:
         """Call an FM interaction's function at the position of its first statement."""
         shape, statements = fm_shape(mix, self._joins), self._forward.statements
         name = f"{self._writer.kernels}.{self._writer.mixes.function(shape, self._layers)}"
-        code = call(name, map(Code, fm_arguments(mix, self._forward, self._scope)))
-        made = [self._target(statements[place].target) or "_" for place in mix.made]
+        code = call(name, [code_of(parse(argument)) for argument in fm_arguments(mix, self._scope)])
+        made, views = [], []
+        for place, view in zip(mix.made, mix.views, strict=True):
+            target = self._target(statements[place].target) or "_"
+            made.append(target if view == "{0}" or target == "_" else self._scope.names.unique("product"))
+            if made[-1] != target:
+                views.append((target, statement_text.checked(view.format(made[-1]), [made[-1]])))
         if shape.passes:
             self._handed[mix.x] = self._scope.names.unique(f"{mix.x}_passed")
             made.append(self._handed[mix.x])
         self.lines += statement_text.assignment(", ".join(made), code, INDENT, self._scope)
+        for target, view_code in views:
+            self.lines += statement_text.assignment(target, view_code, INDENT, self._scope)
 
     def _join(self, join: ConcatNorm) -> None:
         shape = concat_norm_shape(join, self._forward)

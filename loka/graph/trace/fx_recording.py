@@ -24,6 +24,7 @@ from loka.graph.trace.printer import TrainingFlag, is_identifier
 from loka.sites.callables import message_of
 
 _BY_TORCH: dict[object, Callable[..., Any]] = {math.sqrt: torch.sym_sqrt}  # of sizes that may be symbolic
+_VIEWS = frozenset({"T", "mT", "H", "mH", "real", "imag"})  # attributes that autograd sees
 _SIZES = {"shape", "size", "dim", "ndim", "numel", "nelement"}
 
 
@@ -130,6 +131,19 @@ class _ReadLog:
         self.names.setdefault(path, set()).add(name)
 
 
+class _ViewsInPlace(fx.Proxy):
+    """A proxy whose views by attribute are recorded where they are taken; torch.fx records them at their first use.
+
+    Later, their gradients would be added up in another order.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        found = super().__getattr__(name)
+        if name in _VIEWS:
+            _ = found.node  # makes it
+        return found
+
+
 class _Tracer(fx.Tracer):
     """torch.fx's tracer: leaves are all children but those in `expand`; buffers are proxies; floats are read live.
 
@@ -197,6 +211,9 @@ class _Tracer(fx.Tracer):
     def create_arg(self, a: Any) -> Any:
         with self.reads.unheard():
             return super().create_arg(a)
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _ViewsInPlace(node, self)
 
     def create_proxy(self, *args: Any, **kwargs: Any) -> fx.Proxy:
         with self.reads.unheard():

@@ -54,7 +54,7 @@ def choose_interactions(
 
 def sites_of(mix: FmInteraction, forward: ForwardIR) -> tuple[str, ...]:
     """The sites of an FM interaction."""
-    return tuple(site for place in (mix.inner, mix.compress) if place is not None for site in _site_at(forward, place))
+    return tuple(site for place in mix.gemms for site in _site_at(forward, place))
 
 
 def _with_passing(fused: Fused, passing: bool) -> Fused:

@@ -99,8 +99,7 @@ def _multiple(model: ModelInChange, name: str, to: int) -> int:
 
 def _mixed(forward: ForwardIR) -> frozenset[str]:
     """The sites of FM interactions."""
-    places = [place for mix in forward.mixes for place in (mix.inner, mix.compress) if place is not None]
-    calls = (forward.statements[place].call for place in places)
+    calls = (forward.statements[place].call for mix in forward.mixes for place in mix.gemms)
     return frozenset(call.site for call in calls if call is not None)
 
 

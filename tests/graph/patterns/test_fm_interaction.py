@@ -45,6 +45,22 @@ class Computed(Mixing):
         return torch.matmul(x, torch.matmul(x.transpose(1, 2), self.rank * 2.0))
 
 
+class ProjectedAgain(Mixing):
+    """x^T @ rank is part of two products: the kernel keeps it to itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = x.mT @ self.rank
+        return (x @ inner) @ inner.mT
+
+
+class Channels(Mixing):
+    """The embeddings are a view, which nothing but the layer reads."""
+
+    def forward(self, channels: Tensor) -> Tensor:
+        x = channels.mT
+        return x @ (x.mT @ self.rank)
+
+
 class OtherOperand(Mixing):
     def forward(self, x: Tensor) -> Tensor:
         return torch.matmul(x + 1.0, torch.matmul(x.transpose(1, 2), self.rank))
@@ -56,9 +72,9 @@ class InPlace(Mixing):
         return y.relu_()
 
 
-def traced(kind: type[Mixing], sites: tuple[str, ...]) -> ForwardIR:
+def traced(kind: type[Mixing], sites: tuple[str, ...], shape: tuple[int, int] = (N, D)) -> ForwardIR:
     module = kind()
-    inputs = {batch: ModelInputs((torch.randn(batch, N, D),), {}) for batch in (5, 8)}
+    inputs = {batch: ModelInputs((torch.randn(batch, *shape),), {}) for batch in (5, 8)}
     found = trace_forward(module, "", capture_examples(module, [""], inputs)[""], sites=sites)
     assert isinstance(found, ForwardIR), found
     return found
@@ -68,13 +84,14 @@ def test_products_and_sums_are_one_layer_where_the_first_of_them_stands() -> Non
     forward = traced(Both, ("rank", "compress"))
     (mix,) = forward.mixes
     texts = [statement.text() for statement in forward.statements]
-    assert [texts[place].split(" = ")[1] for place in (mix.transpose, mix.inner, mix.outer)] == [
+    assert [texts[place].split(" = ")[1] for place in (*mix.skipped, mix.outer)] == [
         "x.transpose(1, 2)",
         "torch.matmul(transpose, self.rank)",
         "torch.matmul(x, matmul_1)",
     ]
     assert mix.compress is not None
     assert mix.first == mix.compress == 0
+    assert (mix.rank, mix.weights, mix.views) == ("self.rank", "self.compress", ("{0}", "{0}"))
     assert mix.made == (mix.outer, mix.compress)
     assert (mix.x, mix.sizes) == ("x", (N, D, RANK, MADE))
 
@@ -86,7 +103,22 @@ def test_products_alone_are_one_too() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "sites"),
-    [(InnerReadTwice, ("rank",)), (Computed, ()), (OtherOperand, ("rank",)), (InPlace, ("rank",))],
+    [
+        (InnerReadTwice, ("rank",)),
+        (ProjectedAgain, ("rank",)),
+        (Computed, ()),
+        (OtherOperand, ("rank",)),
+        (InPlace, ("rank",)),
+    ],
 )
 def test_what_is_read_elsewhere_computed_or_changed_is_none(kind: type[Mixing], sites: tuple[str, ...]) -> None:
     assert traced(kind, sites).mixes == ()
+
+
+def test_embeddings_that_are_a_view_stay_outside() -> None:
+    forward = traced(Channels, ("rank",), (D, N))
+    (mix,) = forward.mixes
+    assert forward.statements[0].target == mix.x
+    assert 0 not in mix.places
+    assert mix.first == 1
+    assert mix.sizes == (N, D, RANK, 0)

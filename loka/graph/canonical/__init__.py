@@ -1,0 +1,1 @@
+"""Canonical forms of what forwards compute, for recognition: equal where the same is computed, however written."""

@@ -1,0 +1,72 @@
+"""Packages of mixing layers in random spellings: the same kernels, and the gradients of the model."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.codegen.policy_packages import Make, policy_packages
+from tests.support.spellings.mixing_layers import mixing_module
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning"),  # that this is the CPU
+]
+
+SIZES = (16, 24, 4, 8)
+SEEDS = (0, 3, 5, 7, 11, 13)
+INPUTS = """
+
+def inputs(batch):
+    return (torch.randn(batch, {n}, {d}),)
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    with policy_packages(tmp_path) as made:
+        yield made
+
+
+def kernels(text: str) -> str:
+    """A file of kernels without the digest of what it was generated from."""
+    return "\n".join(line for line in text.splitlines() if not line.startswith("STAMP = "))
+
+
+def test_spellings_have_the_same_kernels_and_the_model_s_gradients(package: Make, tmp_path: Path) -> None:
+    rendered: dict[str, set[str]] = {"triton_kernels.py": set(), "fused.py": set(), "kernels.py": set()}
+    n, d, r, c = SIZES
+    for seed in SEEDS:
+        name = f"spelled_layer_{seed}"
+        (tmp_path / f"{name}.py").write_text(mixing_module(seed, SIZES) + INPUTS.format(n=n, d=d))
+        policy = (
+            f'version: 1\nname: spelled\nmodel: {{factory: "{name}:Layer", inputs: "{name}:inputs", batch_size: 32}}\n'
+            "defaults: {compute: keep, fuse: always}\nmods: [{use: fuse_interaction}]\n"
+        )
+        _, files, generated = package(f"gen_{name}", policy)
+        for file, texts in rendered.items():
+            texts.add(kernels(files[file]).replace(f"gen_{name}", "gen"))
+        model = importlib.import_module(name).Layer()
+        sys.modules.pop(name)
+        patched = copy.deepcopy(model)
+        x = torch.randn(9, n, d, requires_grad=True)
+        dy = torch.randn(9, n * r + c * d)
+        with generated.apply(patched):
+            for (what, right), (_, got) in zip(gradients(model, x, dy), gradients(patched, x, dy), strict=True):
+                assert (got - right).norm() <= 1e-5 * right.norm(), (seed, what)
+    assert {file: len(texts) for file, texts in rendered.items()} == dict.fromkeys(rendered, 1)
+
+
+def gradients(model: torch.nn.Module, x: torch.Tensor, dy: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    """The output, and the gradients of the input and the Parameters."""
+    y = model(x)
+    named = dict(model.named_parameters())
+    return [("y", y.detach()), *zip(("x", *named), torch.autograd.grad(y, [x, *named.values()], dy), strict=True)]
