@@ -292,15 +292,24 @@ def test_plan_json_holds_them_and_older_files_have_none(write: Write, plans: dic
     assert from_json(text) == plan
     assert to_json(from_json(text)) == text
     data = json.loads(text)
-    assert data["version"] == 5
+    assert data["version"] == 8
     del data["interactions"]
+    mixes = 0
     for binding in data["bindings"]:
         for join in (binding["forward"] or {}).get("joins", ()):
             del join["rows"]
+        for mix in (binding["forward"] or {}).get("mixes", ()):
+            mix["transpose"], mix["inner"] = mix["skipped"]
+            for new in ("skipped", "gemms", "rank", "weights", "views"):
+                del mix[new]
+            mixes += 1
     data["version"] = 3
     old = from_json(json.dumps(data))
+    assert mixes > 0
     assert old.interactions == ()
     assert old.sites == plan.sites
+    found = [[binding.forward and binding.forward.mixes for binding in each.bindings] for each in (old, plan)]
+    assert found[0] == found[1]
     damaged = text.replace('"calls": 1, "chosen": {"backward": ', '"calls": 1, "chosen": {"backward": -', 1)
     with pytest.raises(InputError, match="a time is zero, negative or not finite"):
         from_json(damaged)
