@@ -30,6 +30,7 @@ _INLINABLE = (
     nn.Hardtanh, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.Softplus, nn.Softsign, nn.LogSigmoid, nn.Mish, nn.Identity,
 )  # fmt: skip
 
+_JOINING = frozenset({"cat", "concat", "concatenate", "add"})
 _INTERNAL = frozenset(vars(nn.Module()))
 
 
@@ -233,6 +234,13 @@ def _uses(parent: nn.Module, types: tuple[type[nn.Module], ...], names: frozense
     functions = (value for value in held if getattr(value, "__name__", "") in names)
     children = any(_is_one(child, types) for child in parent.children())
     return children or next(called, None) is not None or next(functions, None) is not None
+
+
+def may_join(parent: nn.Module) -> bool:
+    """True if a hand-written forward normalises, and adds or concatenates."""
+    named = (names_in_code(function) for function in functions_of(parent))
+    sums = has_operators(parent) or any(names & _JOINING for names in named)
+    return sums and _uses(parent, NORM_MODULES, NORMS)
 
 
 def has_operators(parent: nn.Module) -> bool:

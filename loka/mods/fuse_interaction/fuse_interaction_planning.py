@@ -25,7 +25,7 @@ from torch import nn
 
 from loka.graph.ir import ForwardIR
 from loka.graph.patterns.linear_chain import LinearChain
-from loka.graph.patterns.region import NORMS
+from loka.graph.patterns.region import NORMS, may_join, parents
 from loka.mods.fuse_interaction.fuse_interaction import NAME, NOTHING, choose_interactions
 from loka.mods.mod_planning import InteractionModPlanning, UnplannedModel
 from loka.mods.rewriting.interactions import ChosenInteractions, FusedInteractions, Interacting, Reserved
@@ -84,6 +84,8 @@ def interacting(sites: Sequence[Site], model: nn.Module, wants: Callable[[str], 
     crossing: list[Site] = []
     for site in sites:
         owner = _writer(site, modules)
+        if _joins(site) and (joiner := _joiner(owner, modules)) and wants(joiner):
+            owners[joiner] = None
         if not wants(owner) or not (_is_parameter(site) or _joins(site) or _crosses(site)):
             continue
         owners[owner] = None
@@ -123,6 +125,12 @@ def _writer(site: Site, modules: Mapping[str, nn.Module]) -> str:
         if not isinstance(modules[owner], _CONTAINERS):
             break
     return owner
+
+
+def _joiner(owner: str, modules: Mapping[str, nn.Module]) -> str:
+    """The module around an owner, outside of it, whose forward may join its result with others; "" where none does."""
+    around = (name for name in parents(owner) if not isinstance(modules[name], _CONTAINERS))
+    return next((name for name in around if may_join(modules[name])), "")
 
 
 def _together(sites: Iterable[Site], modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, str]]:

@@ -70,3 +70,76 @@ def gradients(model: torch.nn.Module, x: torch.Tensor, dy: torch.Tensor) -> list
     y = model(x)
     named = dict(model.named_parameters())
     return [("y", y.detach()), *zip(("x", *named), torch.autograd.grad(y, [x, *named.values()], dy), strict=True)]
+
+
+APART = """\
+import torch
+from torch import nn
+
+
+class Sums(nn.Module):
+    def __init__(self, n, made):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(n, made) / n**0.5)
+
+    def forward(self, x):
+        return (x.permute(0, 2, 1) @ self.weight).permute(0, 2, 1)
+
+
+class Pairs(nn.Module):
+    def __init__(self, n, d, rank, made):
+        super().__init__()
+        self.n, self.d, self.rank, self.made = n, d, rank, made
+        self.weight = nn.Parameter(torch.randn(n, rank) / n**0.5)
+        self.norm = nn.LayerNorm(n * rank)
+        self.mlp = nn.Sequential(nn.Linear(n * rank, 48), nn.BatchNorm1d(48), nn.ReLU(), nn.Linear(48, made * d))
+
+    def forward(self, x):
+        pairs = torch.bmm(x, x.permute(0, 2, 1) @ self.weight)
+        return self.mlp(self.norm(pairs.view(-1, self.n * self.rank))).view(-1, self.made, self.d)
+
+
+class Layer(nn.Module):
+    def __init__(self, n=16, d=24, rank=4):
+        super().__init__()
+        self.sums, self.pairs, self.norm = Sums(n, n // 2), Pairs(n, d, rank, n // 2), nn.LayerNorm(d)
+        self.shortcut = nn.Identity()
+
+    def forward(self, x):
+        joined = torch.concat((self.pairs(x), self.sums(x)), dim=1)
+        return self.norm(joined + self.shortcut(x))
+
+
+class Ranker(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([Layer(), Layer()])
+        self.head = nn.Linear(16 * 24, 1)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x.flatten(1))
+"""
+
+
+def test_a_wukong_in_small_modules_is_mixed_and_joined(package: Make, tmp_path: Path) -> None:
+    (tmp_path / "apart_wukong.py").write_text(APART + INPUTS.format(n=16, d=24))
+    plan, _, generated = package(
+        "gen_apart_wukong",
+        'version: 1\nname: apart\nmodel: {factory: "apart_wukong:Ranker", inputs: "apart_wukong:inputs", '
+        "batch_size: 32}\ndefaults: {compute: keep, fuse: always}\nmods: [{use: fuse_interaction}]\n",
+    )
+    found = sorted((each.owner, each.what.split(" of ")[0]) for each in plan.interactions)
+    layers = ("layers.0", "layers.1")
+    assert found == sorted(
+        [*((name, "a layer_norm") for name in layers), *((f"{name}.pairs", "a mixing layer") for name in layers)]
+    )
+    model = importlib.import_module("apart_wukong").Ranker()
+    sys.modules.pop("apart_wukong")
+    patched = copy.deepcopy(model)
+    x = torch.randn(9, 16, 24, requires_grad=True)
+    dy = torch.randn(9, 1)
+    with generated.apply(patched):
+        for (what, right), (_, got) in zip(gradients(model, x, dy), gradients(patched, x, dy), strict=True):
+            assert (got - right).norm() <= 1e-4 * right.norm() + 1e-6, what
