@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.codegen.modules.test_mixes_in_any_spelling import INPUTS, gradients
+from tests.codegen.modules.test_mixes_in_any_spelling import INPUTS, SEEDS, gradients
 from tests.support.codegen import chain_plans as chains
 from tests.support.codegen.policy_packages import Make, policy_packages
 from tests.support.gpu import ON_HOPPER
@@ -31,7 +31,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
         yield made
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_spelled_layers_are_as_near_to_float64_as_the_model_is(seed: int, package: Make, tmp_path: Path) -> None:
     n, d, r, c = SIZES
     name = f"spelled_on_gpu_{seed}"

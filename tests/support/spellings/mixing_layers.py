@@ -146,9 +146,14 @@ class Mixing(nn.Module):
 """
 
 
+def spelled_layer(seed: int) -> MixingText:
+    """The layer of a seed."""
+    return Speller(seed).layer("Layer")
+
+
 def mixing_module(seed: int, sizes: tuple[int, int, int, int]) -> str:
     """The text of a Python module with one class `Layer`; `sizes` are n, d, r and c."""
-    text = Speller(seed).layer("Layer")
+    text = spelled_layer(seed)
     n, d, r, c = sizes
     head = HEAD.format(
         n=n, d=d, r=r, c=c, rank_turned=text.rank_turned, compress_turned=text.compress_turned
