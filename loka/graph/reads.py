@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import inspect
-import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -27,6 +25,7 @@ from loka.graph.source import (
     names_in,
     operators_of,
     qualified,
+    syntax_tree,
 )
 from loka.graph.value_text import ValueTexts, closure_of, defaults_of, is_data, source_digest, tensor_text
 
@@ -250,9 +249,8 @@ def _functions(owner: nn.Module, inlined: Collection[str], read: Iterable[Reads]
 
 def _literals(function: FunctionType) -> Iterator[str]:
     """Arguments of a function with literal defaults, which its source shows."""
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, SyntaxError, TypeError):
+    tree = syntax_tree(function)
+    if tree is None:
         return
     made = next((node.args for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.Lambda)), None)
     if made is None:

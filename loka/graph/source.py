@@ -5,6 +5,7 @@ Imports only torch and the standard library, so that a training machine can comp
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import inspect
 import sys
@@ -18,6 +19,19 @@ from loka.graph.script import in_script, script_in
 
 _INTERNAL = frozenset(vars(nn.Module()))  # attributes of every module
 _SIMPLE = (int, str, bool, float, complex, type(None), torch.dtype, torch.device)
+
+
+def syntax_tree(function: FunctionType) -> ast.Module | None:
+    """The syntax tree of a function, with the line numbers of its file; None where the source cannot be read."""
+    try:
+        source = inspect.getsource(function)
+        # A method is parsed as it is indented: a comment at the left margin would defeat `textwrap.dedent`.
+        inside = source[:1].isspace()
+        tree = ast.parse(f"if True:\n{source}" if inside else source)
+    except (OSError, SyntaxError, TypeError):
+        return None
+    ast.increment_lineno(tree, function.__code__.co_firstlineno - (2 if inside else 1))
+    return tree
 
 
 def has_hooks(module: nn.Module) -> bool:

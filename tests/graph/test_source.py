@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import sys
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from loka.graph.source import forward_source_hash, functions_of
+from loka.graph.source import forward_source_hash, functions_of, syntax_tree
 from tests.support.models import ir_models as zoo
 
 CODE = """
@@ -123,3 +124,12 @@ def test_a_missing_child_is_an_error() -> None:
 def test_the_hash_does_not_depend_on_tensors() -> None:
     a, b = zoo.Layer(), zoo.Layer().to(torch.bfloat16)
     assert forward_source_hash(a, ("fmb_norm",)) == forward_source_hash(b, ("fmb_norm",))
+
+
+def test_a_comment_at_the_left_margin_does_not_hide_a_method(load: Callable[[str], nn.Module]) -> None:
+    code = CODE.replace("        return super()", "# at the left margin\n        return super()")
+    forward = type(load(code)).forward
+    tree = syntax_tree(forward)  # type: ignore[arg-type]
+    assert tree is not None
+    (found,) = (node for node in ast.walk(tree) if isinstance(node, ast.Return))
+    assert code.splitlines()[found.lineno - 1].strip() == "return super().forward(self.norm(x))"

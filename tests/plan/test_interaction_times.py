@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -28,7 +30,7 @@ from loka.kernels.measurements.part_bounds import added_us, bound_us, interactio
 from loka.kernels.measurements.parts import COMPILED, INTERACTIONS, RENDERED, Part, PartKind, TimeSource
 from loka.mods.rewriting.interactions import Fused
 from loka.plan import planner
-from loka.plan.plan import Gain, InteractionPlan, Plan
+from loka.plan.plan import Gain, InteractionPlan, Plan, SitePlan
 from loka.plan.planner import make_plan, planned
 from loka.plan.report.explain_site import explain
 from loka.plan.report.mod_plans import describe_gain_in
@@ -37,6 +39,7 @@ from loka.plan.report.plan_rows import format_total, group_interactions, group_s
 from loka.plan.select.latency_selection import interaction_plans
 from loka.plan.select.perf_model import PerfModel
 from loka.plan.serialize import from_json, to_json
+from loka.sites.site import GemmKind, RowCount, Site
 from tests.support.plan.plan_costs import HOPPER, MadeUp
 
 pytestmark = pytest.mark.slow
@@ -126,6 +129,16 @@ def test_bytes_are_those_of_every_tensor_once() -> None:
     assert (moved(join), moved(join_backward)) == (3 * n * d, 4 * n * d)
     cross, cross_backward = parts_of(FORMS[4], 1, d, RENDERED)
     assert (moved(cross), moved(cross_backward)) == (3 * d, 6 * d)
+
+
+def test_a_cross_layer_on_a_parameter_has_the_samples_of_its_rows() -> None:
+    gemm = Site(
+        "w", GemmKind.MATMUL, "", "w", None, RowCount(1), 1024, 1024, 1, 1, 1.0, True, (), ("mul", "add"), "m.py:1"
+    )
+    fused = [Fused("", "a cross layer", ("w",), CrossForm(True, False), 1024, "w")]
+    planned_site = cast("SitePlan", SimpleNamespace(site=gemm))
+    (found,) = interaction_plans(fused, (planned_site,), BATCH, None)
+    assert found.samples == BATCH
 
 
 def test_two_readers_of_a_cross_layers_sum_cost_a_pass_between_our_kernels() -> None:

@@ -232,8 +232,16 @@ def _uses(parent: nn.Module, types: tuple[type[nn.Module], ...], names: frozense
     called = (function for function in functions_of(parent) if names & names_in_code(function))
     held = (value for name, value in vars(parent).items() if name not in _INTERNAL)
     functions = (value for value in held if getattr(value, "__name__", "") in names)
-    children = any(_is_one(child, types) for child in parent.children())
+    children = any(_is_one(child, types) for _, child in _held(parent))
     return children or next(called, None) is not None or next(functions, None) is not None
+
+
+def _held(parent: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The children by name, and those in its lists and dicts of modules."""
+    for name, child in parent.named_children():
+        yield name, child
+        if isinstance(child, nn.ModuleList | nn.ModuleDict):
+            yield from ((f"{name}.{inner}", item) for inner, item in child.named_children())
 
 
 def may_join(parent: nn.Module) -> bool:
@@ -272,7 +280,7 @@ def scope_of(
 
 def _norms_and_activations(owner: str, path: str, modules: dict[str, nn.Module]) -> Iterator[str]:
     """Names of the norms and activations among the children of an inlined module, except those with hooks."""
-    for name, child in modules[".".join(filter(None, (owner, path)))].named_children():
+    for name, child in _held(modules[".".join(filter(None, (owner, path)))]):
         if type(child) in _INLINABLE and not has_hooks(child):
             yield f"{path}.{name}".lstrip(".")
         elif (is_block_norm(child) or is_swish_norm(child)) and not any(has_hooks(part) for part in child.modules()):

@@ -10,7 +10,6 @@ import ast
 import inspect
 import linecache
 import os
-import textwrap
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from types import FunctionType, ModuleType
@@ -21,7 +20,7 @@ from torch import nn
 from loka.graph.ir import ForwardIR, RefKind, Statement
 from loka.graph.patterns.linear_chain import readers_of
 from loka.graph.patterns.region import ACTIVATIONS, ELEMENTWISE, NORM_MODULES, NORMS
-from loka.graph.source import functions_of, has_hooks, is_block_norm, live_floats
+from loka.graph.source import functions_of, has_hooks, is_block_norm, live_floats, syntax_tree
 
 _LABELS = {"record_function", "range", "annotate"}  # with-blocks that only label a profile
 _DECORATORS = {"override", "staticmethod", "classmethod", "property", "cached_property", "abstractmethod", "final"}
@@ -80,11 +79,9 @@ def training_reads(modules: Iterable[nn.Module]) -> str:
 
 def _parse(function: FunctionType) -> ast.FunctionDef | None:
     """The function's syntax tree, with the line numbers of its file."""
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, SyntaxError, TypeError):
+    tree = syntax_tree(function)
+    if tree is None:
         return None
-    ast.increment_lineno(tree, function.__code__.co_firstlineno - 1)
     return next((node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)), None)
 
 

@@ -241,7 +241,7 @@ def _samples(fused: Fused, sites: Mapping[str, Site], batch_size: int) -> int:
     if site is None or fused.form is None:
         return batch_size
     rows = site.rows.at(batch_size)
-    return rows if site.kind is GemmKind.LINEAR else rows // fused.columns  # x^T (B, d, n) times rank
+    return rows // fused.columns if isinstance(fused.form, FmForm) else rows  # x^T (B, d, n) times rank
 
 
 def _multiplies(site: Site, fused: Fused, samples: int, batch_size: int) -> bool:

@@ -177,6 +177,23 @@ def test_a_norm_out_of_reach_does_not_make_the_whole_model_the_owner() -> None:
     assert inline_for(Ranker(), [site("head.0.0", ("layer_norm",), ("cat",))]) == ()
 
 
+def test_activations_in_a_list_of_modules_are_within_reach() -> None:
+    class Listed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linears = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
+            self.activations = nn.ModuleList([nn.ReLU(), nn.Tanh()])
+
+        def forward(self, x: Tensor) -> Tensor:
+            for linear, activation in zip(self.linears, self.activations, strict=True):
+                x = activation(linear(x))
+            return x
+
+    (scope,) = inline_for(nn.Sequential(Listed()), [site("0.linears.0", (), ("relu",))])
+    assert scope.owner == "0"
+    assert {"activations.0", "activations.1"} <= set(scope.inline)
+
+
 def test_a_functional_norm_is_within_reach() -> None:
     class Functional(nn.Module):
         def __init__(self) -> None:
