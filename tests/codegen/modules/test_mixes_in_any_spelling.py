@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.support.codegen.policy_packages import Make, policy_packages
-from tests.support.spellings.mixing_layers import mixing_module
+from tests.support.spellings.mixing_layers import INPUTS, SEEDS, gradients, mixing_module
 
 pytestmark = [
     pytest.mark.slow,
@@ -20,12 +20,6 @@ pytestmark = [
 ]
 
 SIZES = (16, 24, 4, 8)
-SEEDS = (0, 2, 5, 6, 17, 19)  # whose matrices are not stored transposed
-INPUTS = """
-
-def inputs(batch):
-    return (torch.randn(batch, {n}, {d}),)
-"""
 
 
 @pytest.fixture
@@ -63,13 +57,6 @@ def test_spellings_have_the_same_kernels_and_the_model_s_gradients(package: Make
             for (what, right), (_, got) in zip(gradients(model, x, dy), gradients(patched, x, dy), strict=True):
                 assert (got - right).norm() <= 1e-5 * right.norm(), (seed, what)
     assert {file: len(texts) for file, texts in rendered.items()} == dict.fromkeys(rendered, 1)
-
-
-def gradients(model: torch.nn.Module, x: torch.Tensor, dy: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-    """The output, and the gradients of the input and the Parameters."""
-    y = model(x)
-    named = dict(model.named_parameters())
-    return [("y", y.detach()), *zip(("x", *named), torch.autograd.grad(y, [x, *named.values()], dy), strict=True)]
 
 
 APART = """\

@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.codegen.modules.test_mixes_in_any_spelling import INPUTS, SEEDS, gradients
 from tests.support.codegen import chain_plans as chains
 from tests.support.codegen.policy_packages import Make, policy_packages
 from tests.support.gpu import ON_HOPPER
-from tests.support.spellings.mixing_layers import mixing_module
+from tests.support.spellings.mixing_layers import INPUTS, SEEDS, gradients, mixing_module
 
 pytestmark = [*ON_HOPPER, pytest.mark.usefixtures("fresh_compiler")]
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor, nn
+
 TRANSPOSES = (
     "{0}.transpose(1, 2)",
     "{0}.transpose(2, 1)",
@@ -26,6 +29,7 @@ TRANSPOSES = (
     "torch.einsum('bij->bji', {0})",
     "{0}.transpose(1, 2).contiguous()",
 )
+SEEDS = (0, 2, 5, 6, 17, 19)  # whose matrices are not stored transposed
 PRODUCTS = ("{0} @ {1}", "torch.matmul({0}, {1})", "{0}.matmul({1})")
 OF_SAMPLES = (*PRODUCTS, "torch.bmm({0}, {1})", "{0}.bmm({1})")  # both operands have a batch
 TURNED = ("{0}.t()", "{0}.T", "{0}.transpose(0, 1)", "{0}.mT", "{0}.permute(1, 0)")
@@ -159,3 +163,17 @@ def mixing_module(seed: int, sizes: tuple[int, int, int, int]) -> str:
         n=n, d=d, r=r, c=c, rank_turned=text.rank_turned, compress_turned=text.compress_turned
     )  # fmt: skip
     return head + text.source
+
+
+INPUTS = """
+
+def inputs(batch):
+    return (torch.randn(batch, {n}, {d}),)
+"""
+
+
+def gradients(model: nn.Module, x: Tensor, dy: Tensor) -> list[tuple[str, Tensor]]:
+    """The output, and the gradients of the input and the Parameters."""
+    y = model(x)
+    named = dict(model.named_parameters())
+    return [("y", y.detach()), *zip(("x", *named), torch.autograd.grad(y, [x, *named.values()], dy), strict=True)]
