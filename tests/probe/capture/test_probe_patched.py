@@ -44,7 +44,7 @@ def plain():
 @pytest.mark.parametrize("compiled", [False, True])
 def test_operands_of_patched_sites_are_those_of_the_model_rounded(plain, compiled):
     found = learned(patched=True, compiled=compiled)
-    assert len(SITES) == 13
+    assert len(SITES) == 12  # of the ranker, in FP8
     assert set(found) == set(plain)
     for name in found:
         if name in PATCHED and name not in SITES:
