@@ -25,14 +25,14 @@ def expression(statement: Statement) -> ast.expr | None:
 def called(node: ast.expr) -> tuple[str, list[ast.expr]] | None:
     """The name of a function of torch, or of a tensor's method, and its arguments, the tensor first.
 
-    An attribute (`x.mT`) is a method without arguments. None for other expressions, and for one with keywords other
-    than the names that torch gives to the positional arguments of views (`dims`, `dim0`, `dim1`).
+    An attribute (`x.mT`) is a method without arguments. None for other expressions, and for keywords but those of last
+    arguments (`dims`, `dim0` and `dim1`, `other`, `mat2`): with `input` named, the order would be another.
     """
     if isinstance(node, ast.Attribute):
         return node.attr, [node.value]
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return None
-    if any(keyword.arg not in ("dims", "dim0", "dim1", "other", "mat2", "input") for keyword in node.keywords):
+    if any(keyword.arg not in ("dims", "dim0", "dim1", "other", "mat2") for keyword in node.keywords):
         return None
     given = [*node.args, *(keyword.value for keyword in node.keywords)]
     owner = ast.unparse(node.func.value)

@@ -46,13 +46,13 @@ def test_every_spelling_is_one_mixing_layer(seed: int, tmp_path: Path, monkeypat
     monkeypatch.setitem(sys.modules, name, sys)  # forgotten after the test
     forward = traced(written(tmp_path, name, text), ("rank", "compress"))
     spelled = spelled_layer(seed)  # matrices that are stored transposed wait until they have run on a GPU
-    if spelled.rank_turned:
+    if spelled.rank_transposed:
         assert not forward.mixes
         return
-    sizes = (*SIZES[:3], 0) if spelled.compress_turned else SIZES
+    sizes = (*SIZES[:3], 0) if spelled.compress_transposed else SIZES
     assert [mix.sizes for mix in forward.mixes] == [sizes], text
     (mix,) = forward.mixes
-    assert len(mix.gemms) == len(mix.views) == 2 - spelled.compress_turned
+    assert len(mix.gemms) == len(mix.views) == 2 - spelled.compress_transposed
     inside = {forward.statements[place].target for place in mix.skipped}
     read = {
         ref.text for place, step in enumerate(forward.statements) if place not in mix.places for ref in step.operands

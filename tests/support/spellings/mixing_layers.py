@@ -32,7 +32,7 @@ TRANSPOSES = (
 SEEDS = (0, 2, 5, 6, 17, 19)  # whose matrices are not stored transposed
 PRODUCTS = ("{0} @ {1}", "torch.matmul({0}, {1})", "{0}.matmul({1})")
 OF_SAMPLES = (*PRODUCTS, "torch.bmm({0}, {1})", "{0}.bmm({1})")  # both operands have a batch
-TURNED = ("{0}.t()", "{0}.T", "{0}.transpose(0, 1)", "{0}.mT", "{0}.permute(1, 0)")
+MATRIX_TRANSPOSES = ("{0}.t()", "{0}.T", "{0}.transpose(0, 1)", "{0}.mT", "{0}.permute(1, 0)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class MixingText:
     """A module's source, and how its matrices are stored."""
 
     source: str
-    rank_turned: bool  # `rank` is (r, n)
-    compress_turned: bool  # `compress` is (n, c)
+    rank_transposed: bool  # `rank` is (r, n)
+    compress_transposed: bool  # `compress` is (n, c)
 
 
 class Speller:
@@ -56,9 +56,9 @@ class Speller:
     def layer(self, name: str) -> MixingText:
         """A module class with this name."""
         self.lines = []
-        rank_turned, compress_turned = self._flip(), self._flip()
+        rank_transposed, compress_transposed = self._flip(), self._flip()
         self._shares, self._shared = self._flip(), None
-        steps = [lambda: self._pairs(rank_turned), lambda: self._sums(compress_turned)]
+        steps = [lambda: self._pairs(rank_transposed), lambda: self._sums(compress_transposed)]
         names = ["pairs", "sums"]
         if self._flip():
             steps, names = steps[::-1], names[::-1]
@@ -68,21 +68,21 @@ class Speller:
             f"class {name}(Mixing):\n    def forward(self, x):\n{body}\n"
             f"        return torch.cat([{made['pairs']}.flatten(1), {made['sums']}.flatten(1)], 1)\n"
         )
-        return MixingText(source, rank_turned, compress_turned)
+        return MixingText(source, rank_transposed, compress_transposed)
 
-    def _pairs(self, turned: bool) -> str:
+    def _pairs(self, transposed: bool) -> str:
         rank = "self.rank"
-        label = "rn" if turned else "nr"
+        label = "rn" if transposed else "nr"
         form = self._random.randrange(4)
         if form == 0:
             inner = f"torch.einsum('bnd,{label}->bdr', x, {rank})"
         elif form == 1:
             inner = f"torch.einsum('{label},bnd->bdr', {rank}, x)"
         elif form == 2:  # (rank^T @ x)^T
-            before = rank if turned else self._one(TURNED).format(rank)
+            before = rank if transposed else self._one(MATRIX_TRANSPOSES).format(rank)
             inner = self._transposed(self._let("mixed", self._one(PRODUCTS).format(before, "x")))
         else:
-            matrix = self._one(TURNED).format(rank) if turned else rank
+            matrix = self._one(MATRIX_TRANSPOSES).format(rank) if transposed else rank
             inner = self._one(PRODUCTS).format(self._first_transposed(), matrix)
         inner = self._let("inner", inner)
         form = self._random.randrange(4)
@@ -93,18 +93,18 @@ class Speller:
             return self._let("pairs", self._transposed(self._let("product", self._one(OF_SAMPLES).format(left, right))))
         return self._let("pairs", self._one(OF_SAMPLES).format("x", inner))
 
-    def _sums(self, turned: bool) -> str:
+    def _sums(self, transposed: bool) -> str:
         matrix = "self.compress"
         form = self._random.randrange(4)
-        label = "nc" if turned else "cn"
+        label = "nc" if transposed else "cn"
         if form == 0:
             return self._let("sums", f"torch.einsum('{label},bnd->bcd', {matrix}, x)")
         if form == 1:
             return self._let("sums", f"torch.einsum('bnd,{label}->bcd', x, {matrix})")
         if form == 2:
-            left = self._one(TURNED).format(matrix) if turned else matrix
+            left = self._one(MATRIX_TRANSPOSES).format(matrix) if transposed else matrix
             return self._let("sums", self._one(PRODUCTS).format(left, "x"))
-        right = matrix if turned else self._one(TURNED).format(matrix)
+        right = matrix if transposed else self._one(MATRIX_TRANSPOSES).format(matrix)
         product = self._let("summed", self._one(PRODUCTS).format(self._first_transposed(), right))
         return self._let("sums", self._transposed(product))
 
@@ -116,7 +116,7 @@ class Speller:
         return self._shared
 
     def _transposed(self, name: str) -> str:
-        return self._let("turned", self._one(TRANSPOSES).format(name)) if self._flip() else self._nested(name)
+        return self._let("transposed", self._one(TRANSPOSES).format(name)) if self._flip() else self._nested(name)
 
     def _nested(self, name: str) -> str:
         """A transpose in the midst of another expression."""
@@ -143,8 +143,8 @@ from torch import nn
 class Mixing(nn.Module):
     def __init__(self, n={n}, d={d}, r={r}, c={c}):
         super().__init__()
-        self.rank = nn.Parameter(torch.randn(*((r, n) if {rank_turned} else (n, r))))
-        self.compress = nn.Parameter(torch.randn(*((n, c) if {compress_turned} else (c, n))))
+        self.rank = nn.Parameter(torch.randn(*((r, n) if {rank_transposed} else (n, r))))
+        self.compress = nn.Parameter(torch.randn(*((n, c) if {compress_transposed} else (c, n))))
 
 
 """
@@ -160,7 +160,7 @@ def mixing_module(seed: int, sizes: tuple[int, int, int, int]) -> str:
     text = spelled_layer(seed)
     n, d, r, c = sizes
     head = HEAD.format(
-        n=n, d=d, r=r, c=c, rank_turned=text.rank_turned, compress_turned=text.compress_turned
+        n=n, d=d, r=r, c=c, rank_transposed=text.rank_transposed, compress_transposed=text.compress_transposed
     )  # fmt: skip
     return head + text.source
 
