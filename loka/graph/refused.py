@@ -17,6 +17,7 @@ class Refused:
 
     owner: str  # qualified name; "" is the model
     reason: str
+    inside: str | None = ""  # the inlined child whose forward the reason is about; "": the owner's own; None: unknown
 
     def __str__(self) -> str:
         return f"NOT PATCHED region '{self.owner}': {self.reason}"
@@ -24,3 +25,11 @@ class Refused:
 
 class CannotTraceError(LokaError):
     """Raised during tracing; `trace_forward` turns it into `Refused`."""
+
+    inside: str | None = None  # as in `Refused`
+
+    def inside_of(self, child: str) -> CannotTraceError:
+        """The same error, about the forward of a child unless another is known already."""
+        if self.inside is None:
+            self.inside = child
+        return self

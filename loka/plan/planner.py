@@ -31,15 +31,8 @@ from loka.plan.report.mod_plans import ForwardOutcome, mod_plans
 from loka.plan.resolve import Situation, resolve
 from loka.plan.rewrite.owner_mods import OwnerTracer, owner_outcomes, requested_owners
 from loka.plan.rewrite.plan_bindings import bind
-from loka.plan.rewrite.rewrites import (
-    RewriteRequest,
-    Rewrites,
-    float64_sites,
-    rewrite,
-    rewrite_request_of,
-    scopes_of,
-    with_regions,
-)
+from loka.plan.rewrite.rewrite_request import RewriteRequest, float64_sites, rewrite_request_of, scopes_of
+from loka.plan.rewrite.rewrites import Rewrites, rewrite, with_regions
 from loka.plan.rewrite.site_mods import interaction_outcomes, requested_interactions, with_site_mods
 from loka.plan.select.latency_selection import interaction_plans, without_fused_sites
 from loka.plan.select.mod_gains import with_gains

@@ -119,7 +119,7 @@ def print_skipped(plan: Plan) -> None:
     for skipped in plan.skipped:
         name = f"region {skipped.owner!r}" if skipped.owner else "the model itself"
         share = f" ({percent(skipped.share)} of FLOPs)" if skipped.share else ""
-        rest = "" if skipped.share else "; its sites are patched one by one"
+        rest = "" if skipped.share else "; its sites are patched in smaller modules, or one by one"
         print_line(f"NOT PATCHED {name}{share}: {skipped.reason}{rest}")
 
 

@@ -43,6 +43,19 @@ class RegionScope:
     sites: tuple[str, ...]  # relative to the owner
 
 
+@dataclass(frozen=True, slots=True)
+class Barriers:
+    """Modules, by qualified names, that a scope must not use as tracing refused them."""
+
+    owners: frozenset[str] = frozenset()  # their forwards are not rewritten
+    closed: frozenset[str] = frozenset()  # their forwards are not inlined, and may be owners
+
+    def around(self, inside: str, owner: str) -> bool:
+        """True if `inside`, or a module between it and `owner`, cannot be inlined into the owner."""
+        between = takewhile(lambda name: name != owner, (inside, *parents(inside)))
+        return any(name in self.closed or name in self.owners for name in between)
+
+
 def find_regions(forward: ForwardIR, wanted: Collection[str]) -> tuple[Region, ...]:
     """The region around each call of the wanted sites (names relative to the owner), in the order of the statements.
 
@@ -116,6 +129,7 @@ def inline_for(
     joins: Callable[[str], bool] = lambda owner: False,
     held: Mapping[str, str] | None = None,
     also: Mapping[str, Collection[str]] | None = None,
+    barriers: Barriers | None = None,
 ) -> tuple[RegionScope, ...]:
     """The modules whose forwards must be rewritten so that one of them contains the region around each site.
 
@@ -128,21 +142,24 @@ def inline_for(
     into another's are merged into that one. The owner of a site in `chained` (names) also holds an activation before
     it, so that a chain (`linear_chain`) can include it; and the chained linear that its result goes into, directly or
     through sums and products, if `joins` is true for the module that holds both. `held` gives owners that are known
-    already; `also` are owners to rewrite without a site, each with modules to inline in it. Scopes are in the order of
-    the model's modules.
+    already; `also` are owners to rewrite without a site, each with modules to inline in it. Where `barriers` stand
+    between a site and its owner, or are the owner, it is the largest module in front of them that still holds some of
+    its neighbours. Scopes are in the order of the model's modules.
     """
-    modules, sites = dict(model.named_modules()), tuple(sites)
+    modules, sites, barriers = dict(model.named_modules()), tuple(sites), barriers or Barriers()
+    closed = barriers.closed
     linears = [site for site in sites if site.name in chained and site.name in modules]
-    links = _links(linears, modules, joins)
+    links = _links(linears, modules, joins, barriers)
     owners: dict[str, list[str]] = {}
     for site in sites:
-        wanted = (_owner_of(site, modules, site.name in chained), links.get(site.name), (held or {}).get(site.name))
+        around = _owner_of(site, modules, site.name in chained, barriers)
+        wanted = (around, links.get(site.name), _reached(site, (held or {}).get(site.name), modules, barriers))
         owner = min((name for name in wanted if name is not None), key=len, default=None)
         if owner is not None:
             owners.setdefault(owner, []).extend(_weight_names(site, modules, owner))
     inlined = {owner: list(names) for owner, names in (also or {}).items()}
     owners.update({owner: [] for owner in inlined if owner not in owners})
-    scopes = {owner: scope_of(owner, names, modules, inlined.get(owner, ())) for owner, names in owners.items()}
+    scopes = {owner: scope_of(owner, names, modules, inlined.get(owner, ()), closed) for owner, names in owners.items()}
     for owner in sorted(scopes, key=len, reverse=True):
         outer = next((o for o in parents(owner) if o in scopes and _relative(owner, o) in scopes[o].inline), None)
         if outer is not None:
@@ -150,11 +167,19 @@ def inline_for(
             own = owners.pop(owner)
             owners[outer] += [owner] if isinstance(modules[owner], nn.Linear) else own
             inlined.setdefault(outer, []).extend(inlined.get(owner, ()))
-            scopes[outer] = scope_of(outer, owners[outer], modules, inlined[outer])
+            scopes[outer] = scope_of(outer, owners[outer], modules, inlined[outer], closed)
     return tuple(scopes[owner] for owner in modules if owner in scopes)
 
 
-def _links(sites: Sequence[Site], modules: dict[str, nn.Module], joins: Callable[[str], bool]) -> dict[str, str]:
+def _reached(site: Site, owner: str | None, modules: dict[str, nn.Module], barriers: Barriers) -> str | None:
+    """An owner known already; None where barriers keep the site's module out of it."""
+    inside = site.name if site.name in modules else site.owner
+    return None if owner is None or owner in barriers.owners or barriers.around(inside, owner) else owner
+
+
+def _links(
+    sites: Sequence[Site], modules: dict[str, nn.Module], joins: Callable[[str], bool], barriers: Barriers
+) -> dict[str, str]:
     """For linears whose result goes into the next one, the smallest module with a forward that holds both."""
     owners: dict[str, str] = {}
     for site, following in pairwise(sites):
@@ -164,7 +189,9 @@ def _links(sites: Sequence[Site], modules: dict[str, nn.Module], joins: Callable
         common = ".".join(here for here, _ in takewhile(lambda pair: pair[0] == pair[1], parts))
         while isinstance(modules[common], nn.ModuleList | nn.ModuleDict):
             common = common.rpartition(".")[0]
-        for name in (site.name, following.name) if joins(common) else ():
+        names = (site.name, following.name)
+        reached = joins(common) and not any(barriers.around(name, common) for name in names)
+        for name in names if reached and common not in barriers.owners else ():
             owners[name] = min(owners.get(name, common), common, key=len)
     return owners
 
@@ -183,21 +210,21 @@ def _weight_names(site: Site, modules: dict[str, nn.Module], owner: str) -> tupl
     return (site.name if site.name in modules and site.name != owner else site.weight or site.name,)
 
 
-def _owner_of(site: Site, modules: dict[str, nn.Module], chained: bool) -> str | None:
+def _owner_of(site: Site, modules: dict[str, nn.Module], chained: bool, barriers: Barriers) -> str | None:
     if site.name not in modules:
         return site.owner
-    around = _owner_around(site, modules, chained)
+    around = _owner_around(site, modules, chained, barriers)
     return site.name if around is None and site.kind is not GemmKind.LINEAR else around
 
 
-def _owner_around(site: Site, modules: dict[str, nn.Module], chained: bool) -> str | None:
+def _owner_around(site: Site, modules: dict[str, nn.Module], chained: bool, barriers: Barriers) -> str | None:
     """The smallest module that holds a plain nn.Linear and the norm or activation around it; None without these."""
     feeds, types = (NORMS | ACTIVATIONS, _INLINABLE) if chained else (NORMS, NORM_MODULES)
     before = bool(site.fed_by) and site.fed_by[0] in feeds
     after = bool(site.followed_by) and site.followed_by[0] in NORMS | ACTIVATIONS | ELEMENTWISE
     found, inside = None, site.name
     for owner in parents(site.name):
-        if not (before or after):
+        if not (before or after) or owner in barriers.owners or barriers.around(inside, owner):
             break
         parent = modules[owner]
         if isinstance(parent, nn.ModuleList | nn.ModuleDict):
@@ -264,9 +291,16 @@ def _only_wraps(parent: nn.Module) -> bool:
 
 
 def scope_of(
-    owner: str, names: Sequence[str], modules: dict[str, nn.Module], inlined: Collection[str] = ()
+    owner: str,
+    names: Sequence[str],
+    modules: dict[str, nn.Module],
+    inlined: Collection[str] = (),
+    closed: Collection[str] = (),
 ) -> RegionScope:
-    """The scope of one owner, for linears and Parameters by their qualified names, and modules to inline."""
+    """The scope of one owner, for linears and Parameters by their qualified names, and modules to inline.
+
+    Norms and activations in `closed` stay calls of modules.
+    """
     relative = [_relative(name, owner) for name in dict.fromkeys(names)]
     inline: dict[str, None] = {}
     for name in (*relative, *(_relative(each, owner) for each in inlined)):
@@ -274,7 +308,8 @@ def scope_of(
             parts = name.split(".")
             inline.update(dict.fromkeys(".".join(parts[: i + 1]) for i in range(len(parts))))
     for path in ["", *inline]:
-        inline.update(dict.fromkeys(_norms_and_activations(owner, path, modules)))
+        found = _norms_and_activations(owner, path, modules)
+        inline.update(dict.fromkeys(name for name in found if ".".join(filter(None, (owner, name))) not in closed))
     return RegionScope(owner, tuple(sorted(inline)), tuple(relative))
 
 

@@ -156,6 +156,7 @@ class _Tracer(fx.Tracer):
         self.called: dict[str, None] = {}
         self.children: dict[fx.Node, str] = {}
         self._inside = [""]
+        self._failed = ""  # the innermost child in whose forward tracing stopped
         self._expanded: list[tuple[str, nn.Module]] = []
         self._files: set[str] = set()
         self._tensors: dict[int, str] = {}
@@ -170,11 +171,13 @@ class _Tracer(fx.Tracer):
         try:
             with self.reads.kept():
                 self.graph = self.trace(module)
-        except (CannotTraceError, LoopError, KeyboardInterrupt):
+        except CannotTraceError as error:
+            raise error.inside_of(self._failed) from error.__cause__
+        except (LoopError, KeyboardInterrupt):
             raise
         except BaseException as error:  # user code meets proxies: anything can be raised
             where = self._place(traceback.extract_tb(error.__traceback__))
-            raise CannotTraceError(f"{_words(error)} {where}".strip()) from error
+            raise CannotTraceError(f"{_words(error)} {where}".strip()).inside_of(self._failed) from error
         finally:
             for child, attributes in saved:
                 vars(child).clear()
@@ -196,6 +199,11 @@ class _Tracer(fx.Tracer):
         self._inside.append(path)
         try:
             return super().call_module(m, forward, args, kwargs)
+        except LoopError:
+            raise
+        except BaseException:
+            self._failed = self._failed or path
+            raise
         finally:
             self._inside.pop()
 

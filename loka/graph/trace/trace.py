@@ -67,17 +67,17 @@ def trace_forward(
     expand = expanded(module, inline, sites)
     try:
         if isinstance(examples, Refused):
-            raise CannotTraceError(examples.reason)
+            return replace(examples, owner=owner)
         blocked = missing_storage(module)
         if blocked is not None:
-            raise CannotTraceError(f"its forward cannot be checked: {blocked}")
+            return Refused(owner, f"its forward cannot be checked: {blocked}")
         _check_source(module, expand)
         forward = _convert(module, owner, expand, sites, examples)
         found = difference(module, forward, examples, lambda: copy_owner(module, expand))
         if found is not None:
             raise CannotTraceError(found)
     except CannotTraceError as error:
-        return Refused(owner, str(error))
+        return Refused(owner, str(error), error.inside)
     return with_findings(forward, observed_shapes(forward, examples, lambda: copy_owner(module, expand)))
 
 
@@ -115,22 +115,26 @@ def _parameter(module: nn.Module, name: str) -> nn.Parameter | None:
 
 def _check_source(module: nn.Module, expand: frozenset[str]) -> None:
     for name in ("", *sorted(expand)):
-        child = module.get_submodule(name)
-        shown = f"child '{name}'" if name else "the module"
-        kinds = {base.__name__ for base in type(child).__mro__}
-        if name and (kinds & _WRAPPERS):
-            raise CannotTraceError(f"{shown} is a {type(child).__name__}, whose forward cannot be inlined")
-        if name and has_hooks(child):
-            raise CannotTraceError(f"{shown} has hooks, which would no longer run")
-        if name and torch.nn.utils.parametrize.is_parametrized(child):
-            raise CannotTraceError(f"{shown} is parametrised")
-        if "forward" in vars(child):
-            raise CannotTraceError(f"the forward of {shown} was replaced on the instance")
-        if type(child).__call__ is not nn.Module.__call__ or child._compiled_call_impl is not None:
-            raise CannotTraceError(f"{shown} has a __call__ of its own")
-        found = lint(child)
+        found = _forbidden(module.get_submodule(name), name)
         if found is not None:
-            raise CannotTraceError(found)
+            raise CannotTraceError(found).inside_of(name)
+
+
+def _forbidden(child: nn.Module, name: str) -> str | None:
+    """Why a module's forward cannot be traced, "" being the owner, or a child's not inlined; None where it can."""
+    shown = f"child '{name}'" if name else "the module"
+    kinds = {base.__name__ for base in type(child).__mro__}
+    if name and (kinds & _WRAPPERS):
+        return f"{shown} is a {type(child).__name__}, whose forward cannot be inlined"
+    if name and has_hooks(child):
+        return f"{shown} has hooks, which would no longer run"
+    if name and torch.nn.utils.parametrize.is_parametrized(child):
+        return f"{shown} is parametrised"
+    if "forward" in vars(child):
+        return f"the forward of {shown} was replaced on the instance"
+    if type(child).__call__ is not nn.Module.__call__ or child._compiled_call_impl is not None:
+        return f"{shown} has a __call__ of its own"
+    return lint(child)
 
 
 def copy_owner(module: nn.Module, expand: frozenset[str]) -> nn.Module:
@@ -248,7 +252,10 @@ class _Printed:
         self.used = {node for op in ops for node in _inputs(op)}
         self.taken = set(inspect.signature(module.forward).parameters)
         for op in ops:
-            self._print(op)
+            try:
+                self._print(op)
+            except CannotTraceError as error:
+                raise error.inside_of(op.child) from error.__cause__
         self._drop_unread()
 
     def _print(self, op: Op) -> None:

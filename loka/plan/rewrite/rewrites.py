@@ -6,90 +6,38 @@ module that contains all of it, the owner. Only owners that the plan needs are r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
 
-import torch
 from torch import nn
 
 from loka.graph.ir import ForwardIR, Region
 from loka.graph.patterns.linear_chain import ChainStage, LinearChain, StaticOperands, find_chains
-from loka.graph.patterns.region import RegionScope, find_regions, inline_for
+from loka.graph.patterns.region import RegionScope, find_regions
 from loka.graph.refused import Refused
 from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, GATES
 from loka.kernels.fused.norm.norm_widths import LARGEST_HELD
 from loka.kernels.fused.norm.norms import NORMS
 from loka.mods.registry import interaction_planning, owner_planning
-from loka.mods.rewriting.interactions import FusedInteractions, Interacting
-from loka.mods.rewriting.rewriting_tracer import OwnerScope
-from loka.numerics.enums import Compute, Fuse
+from loka.mods.rewriting.interactions import FusedInteractions
 from loka.plan.plan import NOTHING_AROUND, SitePlan, Skipped
+from loka.plan.rewrite.rewrite_request import (
+    RewriteRequest,
+    float64_modules,
+    name_in_owner,
+    only_owner,
+    scopes_of,
+    to_close,
+)
 from loka.plan.rewrite.site_mods import called_by_owner, named_as_in_model, weight_of
 from loka.plan.select.workload import Surroundings, TracedNeighbours
-from loka.policy.cascade.settings import SiteSettings
-from loka.sites.site import GemmKind, Site
+from loka.sites.site import Site
 
 OUTSIDE = "its Parameter belongs to a module outside of the one that multiplies by it"
 SEVERAL = "it stands for several calls of one Parameter, which cannot be told apart"
 FLOAT64 = "its Parameters are float64, and fused kernels compute in float32"
 
-
 _STATIC_OPERANDS = StaticOperands(frozenset(NORMS), frozenset(ACTIVATIONS + GATES), LARGEST_HELD)
-
-
-@dataclass(frozen=True, slots=True)
-class RewriteRequest:
-    """Sites that need the forward of their owner, for one or several reasons, and owners needed without a site."""
-
-    parameters: tuple[Site, ...] = ()  # on Parameters: without a rewritten forward they are not changed
-    fused: tuple[Site, ...] = ()  # to be fused with their neighbours
-    kept: frozenset[str] = frozenset()  # names of sites whose GEMMs stay in the model's dtype
-    chained: frozenset[str] = frozenset()  # names of sites in `fused` with the operands of a chain
-    apart: frozenset[str] = frozenset()  # owners in which chained linears of several modules are not joined
-    crossed: tuple[Site, ...] = ()  # linears that cross layers may follow
-    together: tuple[tuple[str, str], ...] = ()  # for these: the module that holds all that belong together
-    owners: frozenset[str] = frozenset()  # modules whose interactions are to be fused
-    changed: frozenset[str] = frozenset()  # names of sites in `parameters` that mods changed, whatever their recipe
-    scopes: tuple[OwnerScope, ...] = ()  # modules whose statements mods rewrite
-    float64: frozenset[str] = frozenset()  # names of kept sites that are not in `fused` because of their dtype
-
-    @property
-    def sites(self) -> tuple[Site, ...]:
-        """All sites, each once."""
-        return tuple({site.name: site for site in (*self.parameters, *self.fused, *self.crossed)}.values())
-
-    def only(self, names: Container[str]) -> RewriteRequest:
-        """The part of the request that concerns some sites, with all owners."""
-        return replace(
-            self,
-            parameters=tuple(site for site in self.parameters if site.name in names),
-            fused=tuple(site for site in self.fused if site.name in names),
-            kept=frozenset(name for name in self.kept if name in names),
-            chained=frozenset(name for name in self.chained if name in names),
-            crossed=tuple(site for site in self.crossed if site.name in names),
-            together=tuple((name, owner) for name, owner in self.together if name in names),
-            changed=frozenset(name for name in self.changed if name in names),
-        )
-
-    def within(self, scope: RegionScope) -> RewriteRequest:
-        """The part of the request that concerns a scope."""
-        prefix = f"{scope.owner}." if scope.owner else ""
-        names = {prefix + name for name in scope.sites}
-        inside = {scope.owner, *(prefix + name for name in scope.inline)}
-        own = self.only({site.name for site in self.sites if names & {site.name, site.weight, *site.members}})
-        scopes = tuple(each for each in self.scopes if each.owner in inside)
-        return replace(own, owners=self.owners & inside, scopes=scopes)
-
-    @property
-    def without_interactions(self) -> RewriteRequest:
-        """The request without the sites and owners that only interactions need."""
-        other = {site.name for site in self.needed} | {site.name for site in self.fused}
-        return replace(self.only(other), crossed=(), together=(), owners=frozenset())
-
-    @property
-    def needed(self) -> tuple[Site, ...]:
-        """The sites on Parameters that run in FP8 or were changed by a mod."""
-        return tuple(site for site in self.parameters if site.name not in self.kept or site.name in self.changed)
 
 
 # Traces an owner; sites in the returned forward have names relative to the owner.
@@ -133,61 +81,6 @@ def _after(stage: ChainStage) -> str:
     return " ".join([*norm, *([stage.activation] if stage.activation is not None else [])])
 
 
-def rewrite_request_of(
-    plans: Sequence[SitePlan],
-    settings: Sequence[SiteSettings],
-    interacting: Interacting | None = None,
-    changed: frozenset[str] = frozenset(),
-    scopes: tuple[OwnerScope, ...] = (),
-    float64: frozenset[str] = frozenset(),
-) -> RewriteRequest:
-    """The request for the sites of a plan that need, or should get, a rewritten forward of their owner.
-
-    These include the sites changed by mods, `changed` by name, and those with `fuse: always` that the policy or the
-    measurements keep: only the kernels around their GEMMs are replaced, unless the site is in `float64`. `interacting`
-    has the interactions to fuse, `scopes` the owners in which mods rewrite statements.
-    """
-    interacting = interacting or Interacting()
-    seen = {site.name for site in interacting.sites}
-    parameters, fused = list[Site](), list[Site]()
-    kept, chained, exact = set[str](), set[str](), set[str]()
-    for plan, wanted in zip(plans, settings, strict=True):
-        site, always = plan.site, wanted.fuse is Fuse.ALWAYS or plan.gains_by_fusing
-        if always and not plan.fp8 and _may_be_fused_in_native_dtype(plan, wanted):
-            (exact if site.name in float64 else kept).add(site.name)
-        fuses = plan.fp8 or site.name in kept
-        if not plan.fp8 and site.name in seen:
-            kept.add(site.name)
-        if not plan.fp8 and site.name not in kept | changed:
-            continue
-        if site.kind is not GemmKind.LINEAR:
-            parameters.append(site)
-        if always and fuses:
-            fused.append(site)
-            if plan.recipe.is_chain or plan.recipe.keeps_wgrad:
-                chained.add(site.name)
-    return RewriteRequest(
-        parameters=tuple(parameters),
-        fused=tuple(fused),
-        kept=frozenset(kept),
-        chained=frozenset(chained),
-        crossed=tuple(site for site in interacting.sites if site.kind is GemmKind.LINEAR),
-        together=interacting.together,
-        owners=interacting.owners,
-        changed=changed,
-        scopes=scopes,
-        float64=frozenset(exact),
-    )
-
-
-def _may_be_fused_in_native_dtype(plan: SitePlan, wanted: SiteSettings) -> bool:
-    """True if the policy keeps all GEMMs of a site, or their times do, and the site could be patched."""
-    site = plan.site
-    keeps = all(requested.compute is Compute.KEEP for requested in wanted.gemms.values())
-    by_time = plan.timing is not None and plan.timing.kept
-    return (keeps or by_time) and not site.blocked and (site.kind is GemmKind.LINEAR or weight_of(site) is not None)
-
-
 def rewrite(request: RewriteRequest, model: nn.Module, trace: Trace) -> Rewrites:
     """Trace the owners of the sites, and sort the results. Only the structure of `model` is read here."""
     made = Rewrites(notes=dict.fromkeys(sorted(request.float64), FLOAT64))
@@ -216,50 +109,43 @@ def _rewrite(request: RewriteRequest, model: nn.Module, trace: Trace, made: Rewr
         covered.update(site.name for site in own.sites)
         traced = trace(scope)
         if isinstance(traced, Refused):
-            _retry(own, scope, traced.reason, model, trace, made)
+            _retry(own, scope, traced, model, trace, made)
         else:
             _take(own, scope, traced, made)
-    made.notes.update((site.name, NOTHING_AROUND) for site in request.fused if site.name not in covered)
-
-
-def scopes_of(request: RewriteRequest, model: nn.Module) -> tuple[RegionScope, ...]:
-    """The owners to trace for a request."""
-    if not (request.sites or request.owners or request.scopes):
-        return ()
-    also: dict[str, tuple[str, ...]] = dict.fromkeys(sorted(request.owners), ())
-    also |= {each.owner: each.inline for each in request.scopes}
-    held = {name: owner for name, owner in request.together if owner not in request.apart}
-    return inline_for(model, request.sites, request.chained, lambda owner: owner not in request.apart, held, also)
+    for site in request.fused:
+        if site.name not in covered:
+            made.notes.setdefault(site.name, NOTHING_AROUND)
 
 
 def _retry(
-    request: RewriteRequest, scope: RegionScope, reason: str, model: nn.Module, trace: Trace, made: Rewrites
+    request: RewriteRequest, scope: RegionScope, refused: Refused, model: nn.Module, trace: Trace, made: Rewrites
 ) -> None:
-    """Trace again without the sites that the reason names; otherwise with less joined, fused or chained.
+    """Trace again without the sites that the reason names; otherwise with fewer modules inlined, or smaller owners.
 
-    Statements are then rewritten in the inner modules. If nothing is left, the owner is refused.
+    Statements are then rewritten in the inner modules. Sites that only this owner could replace are refused.
     """
-    named = {site.name for site in request.parameters if reason.startswith(f"'{called_by_owner(site, scope.owner)}' ")}
+    owner, reason = scope.owner, refused.reason
+    named = {site.name for site in request.sites if reason.startswith(f"'{name_in_owner(site, owner)}' ")}
     rest = {site.name for site in request.sites} - named
+    closing = to_close(request, scope, refused, model) if not request.scopes else frozenset()
     if named and rest:
-        _refuse(request.only(named), scope.owner, reason, made)
+        _refuse(request.only(named), owner, reason, made)
         _rewrite(request.only(rest), model, trace, made)
     elif request.scopes:
         made.untraced.update((each.owner, reason) for each in request.scopes)
         within = tuple(inner for each in request.scopes for inner in owner_planning(each.mod).inner(each, model))
         _rewrite(replace(request, scopes=within), model, trace, made)
-    elif (request.chained or request.together) and scope.owner not in request.apart:
-        _rewrite(replace(request, apart=request.apart | {scope.owner}), model, trace, made)
-    elif request.owners or request.crossed:
-        made.interactions.refuse(sorted(request.owners), reason)
-        _rewrite(request.without_interactions, model, trace, made)
-    elif request.chained:
-        _rewrite(replace(request, chained=frozenset()), model, trace, made)
-    elif request.fused and request.needed:
-        _refuse(RewriteRequest(fused=request.fused), scope.owner, reason, made)
-        _rewrite(RewriteRequest(request.needed, changed=request.changed), model, trace, made)
+    elif closing:
+        made.notes.update((site.name, reason) for site in request.fused if site.name in closing)
+        barriers = replace(request.barriers, closed=request.barriers.closed | closing)
+        _rewrite(replace(request, barriers=barriers), model, trace, made)
     else:
-        _refuse(request, scope.owner, reason, made)
+        stuck = {site.name for site in request.sites if only_owner(site, model) == owner}
+        made.interactions.refuse(request.owners & {owner}, reason)
+        _refuse(replace(request.only(stuck), fused=request.fused), owner, reason, made)
+        barriers = replace(request.barriers, owners=request.barriers.owners | {owner})
+        inner = request.only({site.name for site in request.sites} - stuck)
+        _rewrite(replace(inner, owners=request.owners - {owner}, barriers=barriers), model, trace, made)
 
 
 def _refuse(request: RewriteRequest, owner: str, reason: str, made: Rewrites) -> None:
@@ -295,7 +181,9 @@ def _take(request: RewriteRequest, scope: RegionScope, traced: ForwardIR, made: 
     made.regions.update((region.site, region.ops) for region in regions)
     made.regions.update((site, ops) for site, ops in chosen.regions if site not in made.regions)
     around = {region.site for region in regions}.union(site for site, _ in chosen.regions)
-    made.notes.update((name, "" if name in in_chains else NOTHING_AROUND) for name in fused - around)
+    made.notes.update(
+        (name, "" if name in in_chains else made.notes.get(name) or NOTHING_AROUND) for name in fused - around
+    )
     if around or chosen.any or forward.rewritten or any(site not in lost for site in request.needed):
         made.forwards[scope.owner] = replace(
             forward, regions=regions, mixes=chosen.mixes, joins=chosen.joins, crosses=chosen.crosses
@@ -331,23 +219,3 @@ def _with_region(plan: SitePlan, rewrites: Rewrites) -> SitePlan:
     if name in rewrites.notes and name not in rewrites.refused:  # the reason of a refusal is in its GEMMs
         return replace(plan, region=(), region_note=rewrites.notes[name])
     return plan
-
-
-def float64_sites(sites: Iterable[Site], model: nn.Module) -> frozenset[str]:
-    """The names of the sites that multiply by a float64 Parameter; for merged sites, those of any member."""
-    wide = {name for name, parameter in model.named_parameters(remove_duplicate=False) if _is_float64(parameter)}
-    return frozenset(site.name for site in sites if wide and not wide.isdisjoint(_weights(site)))
-
-
-def float64_modules(names: Iterable[str], model: nn.Module) -> frozenset[str]:
-    """The named modules with a float64 Parameter, in themselves or below."""
-    return frozenset(name for name in names if any(map(_is_float64, model.get_submodule(name).parameters())))
-
-
-def _weights(site: Site) -> set[str]:
-    """Possible names of a site's Parameters: members have their site's name, a linear its module's."""
-    return {site.weight or site.name, *site.members, *(f"{member}.weight" for member in site.members)}
-
-
-def _is_float64(parameter: nn.Parameter) -> bool:
-    return parameter.dtype == torch.float64

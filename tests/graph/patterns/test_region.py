@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from loka.graph.ir import ForwardIR, Ref, RefKind, SiteCall, Statement
-from loka.graph.patterns.region import RegionScope, find_regions, inline_for
+from loka.graph.patterns.region import Barriers, RegionScope, find_regions, inline_for
 from loka.sites.site import GemmKind, RowCount, Site
 from tests.support.models import ir_models as zoo
 
@@ -265,6 +265,22 @@ def test_chained_linears_of_several_modules_are_joined_in_the_module_that_holds_
     apart = inline_for(model, wanted, chained, lambda owner: owner != "")
     assert [(scope.owner, scope.sites) for scope in apart] == [("0.0", ("down", "up")), ("0.1", ("down", "up"))]
     assert [scope.sites for scope in inline_for(model, wanted, chained)] == [("up",), ("up",)]
+
+
+def test_barriers_leave_the_largest_module_in_front_of_them() -> None:
+    model = nn.Sequential(nn.ModuleList([Cross(), Cross()]), nn.Linear(8, 8))
+    ends = ("mul", "add", "linear", "add")
+    wanted = [
+        site("0.0.down", (), ("linear",)), site("0.0.up", ("linear",), ends),
+        site("0.1.down", ("add",), ("linear",)), site("0.1.up", ("linear",), ends[:3]), site("1", ("add",)),
+    ]  # fmt: skip
+    chained = {each.name for each in wanted}
+    for barriers in (Barriers(owners=frozenset({""})), Barriers(closed=frozenset({"0.0", "0.1"}))):
+        scopes = inline_for(model, wanted, chained, lambda owner: True, barriers=barriers)
+        assert [(scope.owner, scope.sites) for scope in scopes] == [("0.0", ("down", "up")), ("0.1", ("down", "up"))]
+    sequential = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    closed = Barriers(closed=frozenset({"1"}))
+    assert inline_for(sequential, [site("0", (), ("relu",))], barriers=closed) == (RegionScope("", ("0",), ("0",)),)
 
 
 def test_linears_whose_results_go_elsewhere_are_not_joined() -> None:

@@ -1,0 +1,200 @@
+"""The sites of a plan that need a rewritten forward of their owner, and the owners to trace for them."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import nn
+
+from loka.graph.patterns.region import Barriers, RegionScope, inline_for, parents
+from loka.graph.refused import Refused
+from loka.graph.source import functions_of
+from loka.mods.rewriting.interactions import Interacting
+from loka.mods.rewriting.rewriting_tracer import OwnerScope
+from loka.numerics.enums import Compute, Fuse
+from loka.plan.plan import SitePlan
+from loka.plan.rewrite.site_mods import called_by_owner, weight_of
+from loka.policy.cascade.settings import SiteSettings
+from loka.sites.site import GemmKind, Site
+
+
+@dataclass(frozen=True, slots=True)
+class RewriteRequest:
+    """Sites that need the forward of their owner, for one or several reasons, and owners needed without a site."""
+
+    parameters: tuple[Site, ...] = ()  # on Parameters: without a rewritten forward they are not changed
+    fused: tuple[Site, ...] = ()  # to be fused with their neighbours
+    kept: frozenset[str] = frozenset()  # names of sites whose GEMMs stay in the model's dtype
+    chained: frozenset[str] = frozenset()  # names of sites in `fused` with the operands of a chain
+    crossed: tuple[Site, ...] = ()  # linears that cross layers may follow
+    together: tuple[tuple[str, str], ...] = ()  # for these: the module that holds all that belong together
+    owners: frozenset[str] = frozenset()  # modules whose interactions are to be fused
+    changed: frozenset[str] = frozenset()  # names of sites in `parameters` that mods changed, whatever their recipe
+    scopes: tuple[OwnerScope, ...] = ()  # modules whose statements mods rewrite
+    float64: frozenset[str] = frozenset()  # names of kept sites that are not in `fused` because of their dtype
+    barriers: Barriers = field(default_factory=Barriers)  # modules that tracing refused
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """All sites, each once."""
+        return tuple({site.name: site for site in (*self.parameters, *self.fused, *self.crossed)}.values())
+
+    def only(self, names: Container[str]) -> RewriteRequest:
+        """The part of the request that concerns some sites, with all owners."""
+        return replace(
+            self,
+            parameters=tuple(site for site in self.parameters if site.name in names),
+            fused=tuple(site for site in self.fused if site.name in names),
+            kept=frozenset(name for name in self.kept if name in names),
+            chained=frozenset(name for name in self.chained if name in names),
+            crossed=tuple(site for site in self.crossed if site.name in names),
+            together=tuple((name, owner) for name, owner in self.together if name in names),
+            changed=frozenset(name for name in self.changed if name in names),
+        )
+
+    def within(self, scope: RegionScope) -> RewriteRequest:
+        """The part of the request that concerns a scope."""
+        prefix = f"{scope.owner}." if scope.owner else ""
+        names = {prefix + name for name in scope.sites}
+        inside = {scope.owner, *(prefix + name for name in scope.inline)}
+        own = self.only({site.name for site in self.sites if names & {site.name, site.weight, *site.members}})
+        scopes = tuple(each for each in self.scopes if each.owner in inside)
+        return replace(own, owners=self.owners & inside, scopes=scopes)
+
+    @property
+    def needed(self) -> tuple[Site, ...]:
+        """The sites on Parameters that run in FP8 or were changed by a mod."""
+        return tuple(site for site in self.parameters if site.name not in self.kept or site.name in self.changed)
+
+
+def rewrite_request_of(
+    plans: Sequence[SitePlan],
+    settings: Sequence[SiteSettings],
+    interacting: Interacting | None = None,
+    changed: frozenset[str] = frozenset(),
+    scopes: tuple[OwnerScope, ...] = (),
+    float64: frozenset[str] = frozenset(),
+) -> RewriteRequest:
+    """The request for the sites of a plan that need, or should get, a rewritten forward of their owner.
+
+    These include the sites changed by mods, `changed` by name, and those with `fuse: always` that the policy or the
+    measurements keep: only the kernels around their GEMMs are replaced, unless the site is in `float64`. `interacting`
+    has the interactions to fuse, `scopes` the owners in which mods rewrite statements.
+    """
+    interacting = interacting or Interacting()
+    seen = {site.name for site in interacting.sites}
+    parameters, fused = list[Site](), list[Site]()
+    kept, chained, exact = set[str](), set[str](), set[str]()
+    for plan, wanted in zip(plans, settings, strict=True):
+        site, always = plan.site, wanted.fuse is Fuse.ALWAYS or plan.gains_by_fusing
+        if always and not plan.fp8 and _may_be_fused_in_native_dtype(plan, wanted):
+            (exact if site.name in float64 else kept).add(site.name)
+        fuses = plan.fp8 or site.name in kept
+        if not plan.fp8 and site.name in seen:
+            kept.add(site.name)
+        if not plan.fp8 and site.name not in kept | changed:
+            continue
+        if site.kind is not GemmKind.LINEAR:
+            parameters.append(site)
+        if always and fuses:
+            fused.append(site)
+            if plan.recipe.is_chain or plan.recipe.keeps_wgrad:
+                chained.add(site.name)
+    return RewriteRequest(
+        parameters=tuple(parameters),
+        fused=tuple(fused),
+        kept=frozenset(kept),
+        chained=frozenset(chained),
+        crossed=tuple(site for site in interacting.sites if site.kind is GemmKind.LINEAR),
+        together=interacting.together,
+        owners=interacting.owners,
+        changed=changed,
+        scopes=scopes,
+        float64=frozenset(exact),
+    )
+
+
+def _may_be_fused_in_native_dtype(plan: SitePlan, wanted: SiteSettings) -> bool:
+    """True if the policy keeps all GEMMs of a site, or their times do, and the site could be patched."""
+    site = plan.site
+    keeps = all(requested.compute is Compute.KEEP for requested in wanted.gemms.values())
+    by_time = plan.timing is not None and plan.timing.kept
+    return (keeps or by_time) and not site.blocked and (site.kind is GemmKind.LINEAR or weight_of(site) is not None)
+
+
+def scopes_of(request: RewriteRequest, model: nn.Module) -> tuple[RegionScope, ...]:
+    """The owners to trace for a request."""
+    if not (request.sites or request.owners or request.scopes):
+        return ()
+    also: dict[str, tuple[str, ...]] = dict.fromkeys(sorted(request.owners), ())
+    also |= {each.owner: each.inline for each in request.scopes}
+    return inline_for(
+        model, request.sites, request.chained, lambda owner: True, dict(request.together), also, request.barriers
+    )
+
+
+def name_in_owner(site: Site, owner: str) -> str:
+    """Name of a site's Parameter or linear in the trace of an owner."""
+    if site.kind is GemmKind.LINEAR:
+        return site.name.removeprefix(f"{owner}.") if owner else site.name
+    return called_by_owner(site, owner)
+
+
+def only_owner(site: Site, model: nn.Module) -> str | None:
+    """The one module whose forward can replace a site; None for a plain nn.Linear."""
+    if site.kind is GemmKind.LINEAR:
+        return None
+    try:
+        model.get_submodule(site.name)
+    except AttributeError:
+        return site.owner
+    return site.name
+
+
+def below(owner: str, path: str) -> str:
+    """The qualified name of a module inside an owner."""
+    return f"{owner}.{path}" if owner else path
+
+
+def to_close(request: RewriteRequest, scope: RegionScope, refused: Refused, model: nn.Module) -> frozenset[str]:
+    """Inlined modules without which an owner may be traced: those of the class that the reason is about.
+
+    Where the reason is about no module in particular, they are the outermost with forwards of their own; then, if the
+    owner has sites that no other can replace, all that are inlined.
+    """
+    modules = {path: model.get_submodule(below(scope.owner, path)) for path in scope.inline}
+    own = model.get_submodule(scope.owner)
+    if refused.inside == "":
+        return frozenset()
+    if refused.inside is not None:
+        kind = type(own.get_submodule(refused.inside))
+        found = [path for path, module in modules.items() if type(module) is kind and functions_of(module)]
+        found.append(refused.inside)
+    else:
+        found = [path for path, module in modules.items() if functions_of(module)]
+        if not found and any(only_owner(site, model) == scope.owner for site in request.needed):
+            found = list(modules)
+        found = [path for path in found if not set(found).intersection(parents(path))]
+    return frozenset(below(scope.owner, path) for path in found) - request.barriers.closed
+
+
+def float64_sites(sites: Iterable[Site], model: nn.Module) -> frozenset[str]:
+    """The names of the sites that multiply by a float64 Parameter; for merged sites, those of any member."""
+    wide = {name for name, parameter in model.named_parameters(remove_duplicate=False) if _is_float64(parameter)}
+    return frozenset(site.name for site in sites if wide and not wide.isdisjoint(_weights(site)))
+
+
+def float64_modules(names: Iterable[str], model: nn.Module) -> frozenset[str]:
+    """The named modules with a float64 Parameter, in themselves or below."""
+    return frozenset(name for name in names if any(map(_is_float64, model.get_submodule(name).parameters())))
+
+
+def _weights(site: Site) -> set[str]:
+    """Possible names of a site's Parameters: members have their site's name, a linear its module's."""
+    return {site.weight or site.name, *site.members, *(f"{member}.weight" for member in site.members)}
+
+
+def _is_float64(parameter: nn.Parameter) -> bool:
+    return parameter.dtype == torch.float64

@@ -1,0 +1,55 @@
+"""Plans of small models in the manner of public recommenders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from loka.plan.plan import Plan, SitePlan
+from loka.plan.planner import make_plan
+
+MODELS = "tests.support.models.public_manner"
+FUSED = "compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true, fuse: always"
+
+PlanFor = Callable[..., Plan]
+
+
+@pytest.fixture
+def plan_for(tmp_path: Path) -> PlanFor:
+    """The plan of a model of `public_manner`, everything in FP8 and fused."""
+
+    def make(factory: str, inputs: str = "rows", more: str = "") -> Plan:
+        model = f'{{factory: "{MODELS}:{factory}", inputs: "{MODELS}:{inputs}", batch_size: 64}}'
+        policy = tmp_path / "p.yaml"
+        policy.write_text(f"version: 1\nname: p\nmodel: {model}\ndefaults: {{{FUSED}}}\n{more}")
+        return make_plan(policy)
+
+    return make
+
+
+def site(plan: Plan, name: str) -> SitePlan:
+    return next(each for each in plan.sites if each.site.name == name)
+
+
+def test_regions_inside_a_refused_module_are_fused_as_if_it_were_not_there(plan_for):
+    plan = plan_for("BranchingModel")
+    assert [(skipped.owner, skipped.reason.split(" at ")[0]) for skipped in plan.skipped] == [
+        ("", "branch on a tensor's value")
+    ]
+    (tower, _) = plan.bindings
+    assert (tower.modules, tower.sites) == (("tower",), (("tower.0", "tower.3"),))
+    assert site(plan, "tower.0").region == ("linear", "layer_norm", "silu")
+    assert site(plan, "tower.3").region == ("linear", "relu")
+    assert "public_manner.py:" in site(plan, "head").region_note  # of the model, not "nothing around"
+
+
+def test_regions_around_a_refused_child_are_fused_and_those_inside_it(plan_for):
+    plan = plan_for("AroundABranch")
+    assert [skipped.owner for skipped in plan.skipped] == ["layer"]
+    forwards = {binding.modules[0]: binding.forward for binding in plan.bindings}
+    assert set(forwards) == {"", "layer.tower"}
+    assert "layer" in forwards[""].called
+    assert site(plan, "enter").region == site(plan, "leave").region == ("linear", "layer_norm", "relu")
+    assert site(plan, "layer.tower.0").region == ("linear", "layer_norm")

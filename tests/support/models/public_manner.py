@@ -1,0 +1,59 @@
+"""Small models in the manner of public recommenders: towers of BatchNorm, loops over dicts, forwards half traceable."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class BranchingModel(nn.Module):
+    """A forward that branches on a tensor's value, around towers that do not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(32)
+        self.tower = nn.Sequential(nn.Linear(32, 16), nn.LayerNorm(16), nn.SiLU(), nn.Linear(16, 16), nn.ReLU())
+        self.head = nn.Linear(16, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        if x.sum() > 1e9:
+            x = x * 2
+        out: Tensor = self.head(self.tower(x))
+        return out
+
+
+class BranchingLayer(nn.Module):
+    """A layer that cannot be traced as a whole, around a tower that can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tower = nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.tower(x)
+        if x.sum() > 1e9:
+            x = x * 2
+        return F.silu(x)
+
+
+class AroundABranch(nn.Module):
+    """A traceable forward with such a layer in its middle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.enter_norm = nn.Linear(32, 16), nn.LayerNorm(16)
+        self.layer = BranchingLayer()
+        self.leave, self.leave_norm = nn.Linear(16, 16), nn.LayerNorm(16)
+        self.head = nn.Linear(16, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer(F.relu(self.enter_norm(self.enter(x))))
+        out: Tensor = self.head(F.relu(self.leave_norm(self.leave(x))))
+        return out
+
+
+def rows(batch_size: int) -> tuple[Tensor]:
+    """One matrix, 32 wide."""
+    return (torch.randn(batch_size, 32),)
