@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "52e9d8e3356dc5df99488012b1e1ff95bfd803ec13dbfaf3bf72e28422a41443"
+STAMP = "63b927a6ba43f02103255b9aac5890a0a95f0f8e04f6ed57347a267cdf07f430"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

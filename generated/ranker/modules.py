@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "52e9d8e3356dc5df99488012b1e1ff95bfd803ec13dbfaf3bf72e28422a41443"
+STAMP = "63b927a6ba43f02103255b9aac5890a0a95f0f8e04f6ed57347a267cdf07f430"
 
 
 class EmbedDense(dispatch.Bound):

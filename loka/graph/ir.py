@@ -52,6 +52,7 @@ class Statement:
     call: SiteCall | None = None
     note: str = ""  # the inlined child it came from: "fmb.1"
     even: bool = False  # True for a sum or product of two locals that both have the result's shape
+    written: tuple[Statement, ...] = ()  # as traced, if this is their canonical form; never in a plan
 
     def text(self) -> str:
         """The statement as Python code, without replacing its GEMM."""

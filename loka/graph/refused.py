@@ -18,6 +18,7 @@ class Refused:
     owner: str  # qualified name; "" is the model
     reason: str
     inside: str | None = ""  # the inlined child whose forward the reason is about; "": the owner's own; None: unknown
+    called: bool = True  # False if the model never calls the module
 
     def __str__(self) -> str:
         return f"NOT PATCHED region '{self.owner}': {self.reason}"

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -44,6 +44,7 @@ from loka.policy.policy import Policy
 from loka.sites.build_model import BuiltModel, build_model
 from loka.sites.callables import call, current_directory_importable, directory_kept, find_callable
 from loka.sites.discover import find_sites
+from loka.sites.flow import Flow
 from loka.sites.site import Site
 from loka.version import __version__
 
@@ -63,6 +64,7 @@ class Examined:
     settings: tuple[SiteSettings, ...]
     adapted: Adapted
     siblings: tuple[tuple[str, ...], ...] = ()  # names of sites that seem to read one tensor
+    flow: Flow = field(default_factory=Flow)  # what products become
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +182,7 @@ def examine(policy: Policy) -> Examined:
         SiteFacts(site.name, site.kind.value, site.rows.at(built.batch_size), site.k, site.n, site.share)
         for site in sites
     ]
-    return Examined(policy, built, sites, resolve_settings(policy, facts), adapted, found.siblings)
+    return Examined(policy, built, sites, resolve_settings(policy, facts), adapted, found.siblings, found.flow)
 
 
 class RecordedPlan(PartCosts, Protocol):
@@ -234,12 +236,12 @@ def plan_of(
     )
     interacting = requested_interactions(policy.mods, sites, model)
     plans, wide = resolve(sites, settings, situation, {}), float64_sites(sites, model)
-    request = rewrite_request_of(plans, settings, interacting, modded.changed, trace.scopes, wide)
+    request = rewrite_request_of(plans, settings, interacting, modded.changed, trace.scopes, wide, examined.flow)
     rewrites = _rewritten(request, model, trace)
     traced = rewrites.traced if costs is not None else TracedNeighbours()
     if traced.chains or traced.alone:  # with their neighbours known, some may be as fast without FP8
         plans = resolve(sites, settings, situation, {}, traced)
-        again = rewrite_request_of(plans, settings, interacting, modded.changed, trace.scopes, wide)
+        again = rewrite_request_of(plans, settings, interacting, modded.changed, trace.scopes, wide, examined.flow)
         rewrites = _rewritten(again, model, trace) if again != request else rewrites
     if rewrites.refused:
         plans = resolve(sites, settings, situation, rewrites.refused, traced)

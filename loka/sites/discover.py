@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -22,8 +22,10 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from loka.errors import InputError
 from loka.sites.build_model import BuiltModel
 from loka.sites.callables import describe_error, place_of
+from loka.sites.flow import Flow, flow_of
 from loka.sites.merge_calls import (
     MeasuredCall,
+    by_site,
     in_model_order,
     measure_linear,
     measure_pair,
@@ -58,6 +60,7 @@ class SiteMap:
     sites: tuple[Site, ...]
     notes: tuple[str, ...]
     siblings: tuple[tuple[str, ...], ...] = ()  # names of sites that seem to read one tensor
+    flow: Flow = field(default_factory=Flow)  # what products become
 
     def __getitem__(self, name: str) -> Site:
         return next(site for site in self.sites if site.name == name)
@@ -105,6 +108,7 @@ def _find_sites(built: BuiltModel) -> SiteMap:
         sites=sites,
         notes=tuple(notes),
         siblings=siblings(found.training, order),
+        flow=flow_of(by_site(found.training, order)),
     )
 
 

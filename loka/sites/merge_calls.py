@@ -47,14 +47,19 @@ def siblings(calls: list[MeasuredCall], order: dict[str, int]) -> tuple[tuple[st
 
     Parts of one tensor (unbind, chunk) count as one tensor here. A site that is called several times is left out.
     """
-    groups: dict[_Key, tuple[list[MeasuredCall], list[MeasuredCall]]] = {}
-    for measured in calls:
-        groups.setdefault(_key(measured), ([], []))[0].append(measured)
     readers: dict[int, list[str]] = defaultdict(list)  # by identity: nodes live as long as the calls
-    for name, (found, _) in zip(_names(groups, order), groups.values(), strict=True):
+    for name, found in by_site(calls, order).items():
         if len(found) == 1 and found[0].call.source is not None:
             readers[id(found[0].call.source)].append(name)
     return tuple(tuple(names) for names in readers.values() if len(names) > 1)
+
+
+def by_site(calls: list[MeasuredCall], order: dict[str, int]) -> dict[str, list[MeasuredCall]]:
+    """The calls of each site, by its name, in the order of the first calls."""
+    groups: dict[_Key, tuple[list[MeasuredCall], list[MeasuredCall]]] = {}
+    for measured in calls:
+        groups.setdefault(_key(measured), ([], []))[0].append(measured)
+    return {name: found for name, (found, _) in zip(_names(groups, order), groups.values(), strict=True)}
 
 
 def never_called(model: nn.Module, called: frozenset[str], sites: Iterable[Site]) -> tuple[Site, ...]:

@@ -53,6 +53,7 @@ class Node:
     buffer: str | None = None
     children: list[Node] = field(default_factory=list)
     layout: Any = None  # a FakeLayout of `loka.sites.fake_outputs`
+    owner: str = ""  # qualified name of the module whose forward computes it
 
     @property
     def view(self) -> bool:

@@ -253,7 +253,7 @@ class Recorder(TorchFunctionMode):
         """Record the result of an operation. None if it returned a Parameter, or no tensor."""
         parents = tuple(self._parents(operands))
         constant = all(parent.constant for parent in parents)
-        node = Node(op, parents, constant, gemm)
+        node = Node(op, parents, constant, gemm, owner=self._owner())
         if out is None:  # x[...] = y
             out = operands[0]
         results = [out] if isinstance(out, Tensor) else [t for t in _flat(out) if isinstance(t, Tensor)]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dis
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, takewhile
+from itertools import takewhile
 
 from torch import nn
 
@@ -14,6 +14,7 @@ from loka.graph.patterns.linear_chain import readers_of
 from loka.graph.patterns.norm import TORCH_NORMS, norm_ending_at, norm_starting_at
 from loka.graph.source import functions_of, has_hooks, is_block_norm, is_swish_norm
 from loka.graph.source import names_in as names_in_code
+from loka.sites.flow import Flow, common_module
 from loka.sites.site import GemmKind, Site
 
 NORMS = frozenset(TORCH_NORMS)  # over the last dimension
@@ -49,6 +50,11 @@ class Barriers:
 
     owners: frozenset[str] = frozenset()  # their forwards are not rewritten
     closed: frozenset[str] = frozenset()  # their forwards are not inlined, and may be owners
+    uncalled: frozenset[str] = frozenset()  # an nn.Sequential that the model never calls, but what it holds
+
+    def is_list(self, name: str, modules: Mapping[str, nn.Module]) -> bool:
+        """True for a module that only holds others, whose forwards the model calls one by one."""
+        return isinstance(modules[name], nn.ModuleList | nn.ModuleDict) or name in self.uncalled
 
     def around(self, inside: str, owner: str) -> bool:
         """True if `inside`, or a module between it and `owner`, cannot be inlined into the owner."""
@@ -126,7 +132,7 @@ def inline_for(
     model: nn.Module,
     sites: Iterable[Site],
     chained: Collection[str] = (),
-    joins: Callable[[str], bool] = lambda owner: False,
+    flow: Flow | None = None,
     held: Mapping[str, str] | None = None,
     also: Mapping[str, Collection[str]] | None = None,
     barriers: Barriers | None = None,
@@ -140,16 +146,15 @@ def inline_for(
     Parameter, it is the module whose forward uses it. A linear that a mod rewrites is of another kind: without
     neighbours it is its own owner. A site merged by a mod stands for its members. Scopes whose owner would be inlined
     into another's are merged into that one. The owner of a site in `chained` (names) also holds an activation before
-    it, so that a chain (`linear_chain`) can include it; and the chained linear that its result goes into, directly or
-    through sums and products, if `joins` is true for the module that holds both. `held` gives owners that are known
+    it, so that a chain (`linear_chain`) can include it; and the chained site that its product goes into, by `flow`,
+    which also gives the module of what stands around it. `held` gives owners that are known
     already; `also` are owners to rewrite without a site, each with modules to inline in it. Where `barriers` stand
     between a site and its owner, or are the owner, it is the largest module in front of them that still holds some of
     its neighbours. Scopes are in the order of the model's modules.
     """
     modules, sites, barriers = dict(model.named_modules()), tuple(sites), barriers or Barriers()
-    closed = barriers.closed
-    linears = [site for site in sites if site.name in chained and site.name in modules]
-    links = _links(linears, modules, joins, barriers)
+    closed, flow = barriers.closed, flow or Flow()
+    links = _links({site.name: site for site in sites if site.name in chained}, modules, flow, barriers)
     owners: dict[str, list[str]] = {}
     for site in sites:
         around = _owner_of(site, modules, site.name in chained, barriers)
@@ -158,6 +163,10 @@ def inline_for(
         if owner is not None:
             owners.setdefault(owner, []).extend(_weight_names(site, modules, owner))
     inlined = {owner: list(names) for owner, names in (also or {}).items()}
+    for site in sites:
+        owner = links.get(site.name, site.owner)
+        if site.name not in modules and owner != site.owner:
+            inlined.setdefault(owner, []).append(site.owner)
     owners.update({owner: [] for owner in inlined if owner not in owners})
     scopes = {owner: scope_of(owner, names, modules, inlined.get(owner, ()), closed) for owner, names in owners.items()}
     for owner in sorted(scopes, key=len, reverse=True):
@@ -173,34 +182,30 @@ def inline_for(
 
 def _reached(site: Site, owner: str | None, modules: dict[str, nn.Module], barriers: Barriers) -> str | None:
     """An owner known already; None where barriers keep the site's module out of it."""
-    inside = site.name if site.name in modules else site.owner
+    inside = _inside(site, modules)
     return None if owner is None or owner in barriers.owners or barriers.around(inside, owner) else owner
 
 
-def _links(
-    sites: Sequence[Site], modules: dict[str, nn.Module], joins: Callable[[str], bool], barriers: Barriers
-) -> dict[str, str]:
-    """For linears whose result goes into the next one, the smallest module with a forward that holds both."""
+def _links(sites: Mapping[str, Site], modules: dict[str, nn.Module], flow: Flow, barriers: Barriers) -> dict[str, str]:
+    """The smallest module with a forward that holds a site, what stands around it, and the next site of a chain."""
     owners: dict[str, str] = {}
-    for site, following in pairwise(sites):
-        if not _feeds(site, following):
+    groups: list[tuple[str, ...]] = [*((name,) for name in flow.around), *flow.into]
+    for names in groups:
+        if not all(name in sites for name in names):
             continue
-        parts = zip(site.name.split("."), following.name.split("."), strict=False)
-        common = ".".join(here for here, _ in takewhile(lambda pair: pair[0] == pair[1], parts))
-        while isinstance(modules[common], nn.ModuleList | nn.ModuleDict):
+        inside = [_inside(sites[name], modules) for name in names]
+        common = flow.around[names[0]] if len(names) == 1 else common_module(inside)
+        while common and barriers.is_list(common, modules):
             common = common.rpartition(".")[0]
-        names = (site.name, following.name)
-        reached = joins(common) and not any(barriers.around(name, common) for name in names)
-        for name in names if reached and common not in barriers.owners else ():
-            owners[name] = min(owners.get(name, common), common, key=len)
+        if common not in barriers.owners and not any(barriers.around(name, common) for name in inside):
+            for name in names:
+                owners[name] = min(owners.get(name, common), common, key=len)
     return owners
 
 
-def _feeds(site: Site, following: Site) -> bool:
-    """True if the next linear seems to multiply a site's result, or a sum or product of it."""
-    between = list(takewhile(lambda op: op in ELEMENTWISE, site.followed_by))
-    ends = len(between) < len(site.followed_by) and site.followed_by[len(between)] == "linear"
-    return ends and following.fed_by[:1] == (between[-1] if between else "linear",)
+def _inside(site: Site, modules: Mapping[str, nn.Module]) -> str:
+    """The module that computes a site."""
+    return site.name if site.name in modules else site.owner
 
 
 def _weight_names(site: Site, modules: dict[str, nn.Module], owner: str) -> tuple[str, ...]:
@@ -227,7 +232,7 @@ def _owner_around(site: Site, modules: dict[str, nn.Module], chained: bool, barr
         if not (before or after) or owner in barriers.owners or barriers.around(inside, owner):
             break
         parent = modules[owner]
-        if isinstance(parent, nn.ModuleList | nn.ModuleDict):
+        if barriers.is_list(owner, modules):
             continue
         if isinstance(parent, nn.Sequential):
             names = list(parent._modules)
@@ -237,8 +242,9 @@ def _owner_around(site: Site, modules: dict[str, nn.Module], chained: bool, barr
             before, after = before and place == 0, after and place + 1 == len(names)
         else:
             adds = site.followed_by[:1] and site.followed_by[0] in ELEMENTWISE and has_operators(parent)
-            has_norm = before and _uses(parent, types, feeds)
-            has_next = after and (bool(adds) or _uses(parent, _INLINABLE, NORMS | ACTIVATIONS | ELEMENTWISE))
+            lists = [modules[name] for name in barriers.uncalled]
+            has_norm = before and _uses(parent, types, feeds, lists)
+            has_next = after and (bool(adds) or _uses(parent, _INLINABLE, NORMS | ACTIVATIONS | ELEMENTWISE, lists))
             wraps = _only_wraps(parent)
             before, after = before and wraps and not has_norm, after and wraps and not has_next
         if has_norm or has_next:
@@ -254,20 +260,22 @@ def _is_one(module: nn.Module, types: tuple[type[nn.Module], ...]) -> bool:
     return nn.Sigmoid in types and is_swish_norm(module)
 
 
-def _uses(parent: nn.Module, types: tuple[type[nn.Module], ...], names: frozenset[str]) -> bool:
+def _uses(
+    parent: nn.Module, types: tuple[type[nn.Module], ...], names: frozenset[str], lists: Sequence[nn.Module] = ()
+) -> bool:
     """True if a hand-written forward has a child of such a type, or names such a function."""
     called = (function for function in functions_of(parent) if names & names_in_code(function))
     held = (value for name, value in vars(parent).items() if name not in _INTERNAL)
     functions = (value for value in held if getattr(value, "__name__", "") in names)
-    children = any(_is_one(child, types) for _, child in _held(parent))
+    children = any(_is_one(child, types) for _, child in _held(parent, lists))
     return children or next(called, None) is not None or next(functions, None) is not None
 
 
-def _held(parent: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The children by name, and those in its lists and dicts of modules."""
+def _held(parent: nn.Module, lists: Sequence[nn.Module] = ()) -> Iterator[tuple[str, nn.Module]]:
+    """The children by name, and those in its lists and dicts of modules; `lists` are further ones."""
     for name, child in parent.named_children():
         yield name, child
-        if isinstance(child, nn.ModuleList | nn.ModuleDict):
+        if isinstance(child, nn.ModuleList | nn.ModuleDict) or any(child is each for each in lists):
             yield from ((f"{name}.{inner}", item) for inner, item in child.named_children())
 
 

@@ -92,7 +92,7 @@ def _tables_stood_in(model: nn.Module) -> Iterator[None]:
 def _examples(owner: str, calls: list[ExampleCall], batches: Mapping[int, ModelInputs]) -> Examples | Refused:
     missing = [batch for batch in batches if not any(call.batch == batch for call in calls)]
     if missing:
-        return Refused(owner, f"the model does not call it at batch {missing[0]}")
+        return Refused(owner, f"the model does not call it at batch {missing[0]}", called=False)
     return Examples(owner, tuple(calls))
 
 

@@ -180,7 +180,8 @@ class _Linter:
         if chain:
             value = self._value(chain)
             known = (*self.live, *(("eps",) if is_block_norm(self.module) else ()))
-            if isinstance(value, float) and not (len(chain) == 1 and chain[0] in known):
+            checked = len(chain) > 1 and _is_of_torch(self._value(chain[:-1]))  # compared on binding (`reads`)
+            if isinstance(value, float) and not checked and not (len(chain) == 1 and chain[0] in known):
                 yield f"float attribute '{ast.unparse(node)}' would be frozen"
             if isinstance(value, list | dict | set) and _holds_float(value):
                 yield f"the floats in '{ast.unparse(node)}' would be frozen"
@@ -214,6 +215,11 @@ class _Linter:
             else:
                 value = inspect.getattr_static(value, name, None)
         return value
+
+
+def _is_of_torch(value: object) -> bool:
+    """True for a torch.nn module of torch's own, such as an nn.LayerNorm."""
+    return isinstance(value, nn.Module) and type(value).__module__.startswith("torch.nn.modules.")
 
 
 def _in_order(node: ast.AST) -> Iterator[ast.AST]:

@@ -10,13 +10,15 @@ import copy
 import inspect
 import operator
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
 from torch import fx, nn
 
 from loka.errors import InputError
-from loka.graph.equivalence import difference
+from loka.graph.canonical.forwards import canonical_forward, is_canonical
+from loka.graph.equivalence import difference, rounding_difference
 from loka.graph.ir import ForwardIR, Ref, RefKind, Statement
 from loka.graph.patterns.concat_norm import find_concat_norms
 from loka.graph.patterns.cross import find_crosses
@@ -78,7 +80,27 @@ def trace_forward(
             raise CannotTraceError(found)
     except CannotTraceError as error:
         return Refused(owner, str(error), error.inside)
-    return with_findings(forward, observed_shapes(forward, examples, lambda: copy_owner(module, expand)))
+    shapes = observed_shapes(forward, examples, lambda: copy_owner(module, expand))
+    return with_findings(*_canonical(module, forward, shapes, examples, expand))
+
+
+def _canonical(
+    module: nn.Module, forward: ForwardIR, shapes: Mapping[str, Shape], examples: Examples, expand: frozenset[str]
+) -> tuple[ForwardIR, Mapping[str, Shape]]:
+    """The forward in canonical form, if that computes the same up to rounding, else as traced; and its shapes."""
+    found, all_shapes = canonical_forward(forward, shapes, _tensor_sizes(module))
+    if not is_canonical(found) or rounding_difference(module, found, examples, lambda: copy_owner(module, expand)):
+        return forward, shapes
+    return found, all_shapes
+
+
+def _tensor_sizes(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The sizes of Parameters and buffers, by the expressions that read them; others have no name to print."""
+    sizes = {}
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        with suppress(CannotTraceError):
+            sizes[attribute(module, name)] = tuple(tensor.shape)
+    return sizes
 
 
 def with_findings(forward: ForwardIR, shapes: Mapping[str, Shape]) -> ForwardIR:

@@ -8,6 +8,7 @@ from operator import itemgetter
 
 from torch import nn
 
+from loka.graph.canonical.forwards import settled
 from loka.graph.equivalence import rounding_difference
 from loka.graph.ir import ForwardIR
 from loka.graph.patterns.region import RegionScope, scope_of
@@ -92,7 +93,9 @@ class RewritingTracer:
             shapes = observed_shapes(forward, examples, lambda: copy_owner(module, inside))
         except CannotTraceError as error:
             return str(error)
-        return with_findings(replace(forward, rewritten=tuple(dict.fromkeys(change.mod for change in changes))), shapes)
+        return with_findings(
+            replace(settled(forward), rewritten=tuple(dict.fromkeys(change.mod for change in changes))), shapes
+        )
 
 
 def _read_by(changes: Collection[SiteChange]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import nn
 
+from loka.graph.canonical.forwards import settled
 from loka.graph.equivalence import rounding_difference
 from loka.graph.ir import ForwardIR
 from loka.graph.patterns.region import RegionScope
@@ -125,9 +126,9 @@ class OwnerTracer:
         except CannotTraceError as error:
             return str(error)
         notes = {statement.target: statement.note for statement in forward.statements}
-        return with_findings(replace(found.forward, rewritten=(*forward.rewritten, request.mod.name)), shapes), tuple(
-            notes[name] for name in found.targets
-        )
+        return with_findings(
+            replace(settled(found.forward), rewritten=(*forward.rewritten, request.mod.name)), shapes
+        ), tuple(notes[name] for name in found.targets)
 
 
 @dataclass(frozen=True, slots=True)

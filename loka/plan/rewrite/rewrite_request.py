@@ -17,6 +17,7 @@ from loka.numerics.enums import Compute, Fuse
 from loka.plan.plan import SitePlan
 from loka.plan.rewrite.site_mods import called_by_owner, weight_of
 from loka.policy.cascade.settings import SiteSettings
+from loka.sites.flow import Flow
 from loka.sites.site import GemmKind, Site
 
 
@@ -35,6 +36,7 @@ class RewriteRequest:
     scopes: tuple[OwnerScope, ...] = ()  # modules whose statements mods rewrite
     float64: frozenset[str] = frozenset()  # names of kept sites that are not in `fused` because of their dtype
     barriers: Barriers = field(default_factory=Barriers)  # modules that tracing refused
+    flow: Flow = field(default_factory=Flow)  # what products become
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -76,12 +78,14 @@ def rewrite_request_of(
     changed: frozenset[str] = frozenset(),
     scopes: tuple[OwnerScope, ...] = (),
     float64: frozenset[str] = frozenset(),
+    flow: Flow | None = None,
 ) -> RewriteRequest:
     """The request for the sites of a plan that need, or should get, a rewritten forward of their owner.
 
     These include the sites changed by mods, `changed` by name, and those with `fuse: always` that the policy or the
     measurements keep: only the kernels around their GEMMs are replaced, unless the site is in `float64`. `interacting`
-    has the interactions to fuse, `scopes` the owners in which mods rewrite statements.
+    has the interactions to fuse, `scopes` the owners in which mods rewrite statements, `flow` says what the
+    products become.
     """
     interacting = interacting or Interacting()
     seen = {site.name for site in interacting.sites}
@@ -113,6 +117,7 @@ def rewrite_request_of(
         changed=changed,
         scopes=scopes,
         float64=frozenset(exact),
+        flow=flow or Flow(),
     )
 
 
@@ -131,7 +136,7 @@ def scopes_of(request: RewriteRequest, model: nn.Module) -> tuple[RegionScope, .
     also: dict[str, tuple[str, ...]] = dict.fromkeys(sorted(request.owners), ())
     also |= {each.owner: each.inline for each in request.scopes}
     return inline_for(
-        model, request.sites, request.chained, lambda owner: True, dict(request.together), also, request.barriers
+        model, request.sites, request.chained, request.flow, dict(request.together), also, request.barriers
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import nn
 
+from loka.graph.canonical.forwards import as_traced
 from loka.graph.ir import ForwardIR, Region
 from loka.graph.patterns.linear_chain import ChainStage, LinearChain, StaticOperands, find_chains
 from loka.graph.patterns.region import RegionScope, find_regions
@@ -128,7 +129,10 @@ def _retry(
     named = {site.name for site in request.sites if reason.startswith(f"'{name_in_owner(site, owner)}' ")}
     rest = {site.name for site in request.sites} - named
     closing = to_close(request, scope, refused, model) if not request.scopes else frozenset()
-    if named and rest:
+    if not refused.called and isinstance(model.get_submodule(owner), nn.Sequential):
+        barriers = replace(request.barriers, uncalled=request.barriers.uncalled | {owner})
+        _rewrite(replace(request, barriers=barriers), model, trace, made)
+    elif named and rest:
         _refuse(request.only(named), owner, reason, made)
         _rewrite(request.only(rest), model, trace, made)
     elif request.scopes:
@@ -185,9 +189,18 @@ def _take(request: RewriteRequest, scope: RegionScope, traced: ForwardIR, made: 
         (name, "" if name in in_chains else made.notes.get(name) or NOTHING_AROUND) for name in fused - around
     )
     if around or chosen.any or forward.rewritten or any(site not in lost for site in request.needed):
-        made.forwards[scope.owner] = replace(
-            forward, regions=regions, mixes=chosen.mixes, joins=chosen.joins, crosses=chosen.crosses
-        )
+        patterns = replace(forward, regions=regions, mixes=chosen.mixes, joins=chosen.joins, crosses=chosen.crosses)
+        made.forwards[scope.owner] = as_traced(patterns, _replaced(patterns, {site.name for site in request.needed}))
+
+
+def _replaced(forward: ForwardIR, sites: Container[str]) -> frozenset[int]:
+    """The statements that kernels take the place of: those of patterns, and the GEMMs of these sites."""
+    places = {place for region in forward.regions for place in range(region.first, region.last + 1)}
+    places.update(place for mix in forward.mixes for place in (*mix.places, *mix.gemms))
+    places.update(place for join in forward.joins for place in join.places)
+    places.update(place for cross in forward.crosses for place in (*cross.places, cross.linear))
+    calls = enumerate(step.call for step in forward.statements)
+    return frozenset(places) | {place for place, call in calls if call is not None and call.site in sites}
 
 
 def _chained(request: RewriteRequest, forward: ForwardIR) -> tuple[tuple[LinearChain, ...], set[str]]:

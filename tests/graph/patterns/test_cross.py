@@ -111,14 +111,15 @@ def test_the_bias_the_factor_and_the_residual_are_found(kind: type[Layer]) -> No
     assert set(cross.places) == {cross.sum, *cross.skipped}
 
 
-def test_a_bias_that_a_statement_of_its_own_adds_stays_there() -> None:
+def test_a_bias_that_a_statement_of_its_own_adds_is_the_gemm_s() -> None:
     forward = traced(OnParameters)
     (cross,) = forward.crosses
-    assert cross.bias is None
+    assert cross.bias is not None
+    assert cross.bias.text == "self.bias"
     call = forward.statements[cross.linear].call
     assert call is not None
     assert call.site == "weight"
-    assert cross.product != forward.statements[cross.linear].target
+    assert cross.product == forward.statements[cross.linear].target
 
 
 def test_rows_of_any_number_of_dimensions() -> None:

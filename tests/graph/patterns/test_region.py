@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,6 +11,7 @@ from torch import Tensor, nn
 
 from loka.graph.ir import ForwardIR, Ref, RefKind, SiteCall, Statement
 from loka.graph.patterns.region import Barriers, RegionScope, find_regions, inline_for
+from loka.sites.flow import Flow
 from loka.sites.site import GemmKind, RowCount, Site
 from tests.support.models import ir_models as zoo
 
@@ -251,41 +254,43 @@ class Cross(nn.Module):
         return x0 * self.up(self.down(x)) + x
 
 
+NAMES = ("0.0.down", "0.0.up", "0.1.down", "0.1.up", "1")
+CHAIN = Flow(tuple(pairwise(NAMES)))
+
+
 def test_chained_linears_of_several_modules_are_joined_in_the_module_that_holds_them() -> None:
     model = nn.Sequential(nn.ModuleList([Cross(), Cross()]), nn.Linear(8, 8))
-    ends = ("mul", "add", "linear", "add")
-    wanted = [
-        site("0.0.down", (), ("linear",)), site("0.0.up", ("linear",), ends),
-        site("0.1.down", ("add",), ("linear",)), site("0.1.up", ("linear",), ends[:3]), site("1", ("add",)),
-    ]  # fmt: skip
-    chained = {each.name for each in wanted}
-    (scope,) = inline_for(model, wanted, chained, lambda owner: True)
-    assert (scope.owner, sorted(scope.sites)) == ("", ["0.0.down", "0.0.up", "0.1.down", "0.1.up", "1"])
+    wanted = [site(name, (), ("mul",)) for name in NAMES]
+    (scope,) = inline_for(model, wanted, set(NAMES), CHAIN)
+    assert (scope.owner, sorted(scope.sites)) == ("", list(NAMES))
     assert {"0", "0.0", "0.1", "0.1.down"} <= set(scope.inline)
-    apart = inline_for(model, wanted, chained, lambda owner: owner != "")
+    within = Flow(tuple(pair for pair in CHAIN.into if pair[0][:3] == pair[1][:3]))
+    apart = inline_for(model, wanted, set(NAMES), within)
     assert [(scope.owner, scope.sites) for scope in apart] == [("0.0", ("down", "up")), ("0.1", ("down", "up"))]
-    assert [scope.sites for scope in inline_for(model, wanted, chained)] == [("up",), ("up",)]
+    assert inline_for(model, wanted, {"0.0.up", "1"}, CHAIN)[0].owner != ""  # not chained: nothing is passed on
 
 
 def test_barriers_leave_the_largest_module_in_front_of_them() -> None:
     model = nn.Sequential(nn.ModuleList([Cross(), Cross()]), nn.Linear(8, 8))
-    ends = ("mul", "add", "linear", "add")
-    wanted = [
-        site("0.0.down", (), ("linear",)), site("0.0.up", ("linear",), ends),
-        site("0.1.down", ("add",), ("linear",)), site("0.1.up", ("linear",), ends[:3]), site("1", ("add",)),
-    ]  # fmt: skip
-    chained = {each.name for each in wanted}
+    wanted = [site(name, (), ("mul",)) for name in NAMES]
     for barriers in (Barriers(owners=frozenset({""})), Barriers(closed=frozenset({"0.0", "0.1"}))):
-        scopes = inline_for(model, wanted, chained, lambda owner: True, barriers=barriers)
+        scopes = inline_for(model, wanted, set(NAMES), CHAIN, barriers=barriers)
         assert [(scope.owner, scope.sites) for scope in scopes] == [("0.0", ("down", "up")), ("0.1", ("down", "up"))]
     sequential = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
     closed = Barriers(closed=frozenset({"1"}))
     assert inline_for(sequential, [site("0", (), ("relu",))], barriers=closed) == (RegionScope("", ("0",), ("0",)),)
 
 
-def test_linears_whose_results_go_elsewhere_are_not_joined() -> None:
-    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
-    for fed_by, followed_by in ((("cat",), ("add", "cat")), (("linear",), ("add", "linear")), (("add",), ("linear",))):
-        wanted = [site("0", (), followed_by), site("1", fed_by)]
-        scopes = inline_for(model, wanted, {"0", "1"}, lambda owner: True)
-        assert not any(scope.sites == ("0", "1") for scope in scopes), (fed_by, followed_by)
+def test_the_module_around_a_site_owns_its_region() -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(8, 8)), nn.Tanh())
+    (scope,) = inline_for(model, [site("0.0", (), ("mean",))], {"0.0"}, Flow(around={"0.0": ""}))
+    assert (scope.owner, scope.sites) == ("", ("0.0",))
+
+
+def test_a_sequential_that_is_never_called_is_a_list() -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)))
+    wanted = [site("0.0", (), ("relu",)), site("0.2", ("relu",), ())]
+    flow = Flow((("0.0", "0.2"),))
+    assert [scope.owner for scope in inline_for(model, wanted, {"0.0", "0.2"}, flow)] == ["0"]
+    uncalled = Barriers(uncalled=frozenset({"0"}))
+    assert [scope.owner for scope in inline_for(model, wanted, {"0.0", "0.2"}, flow, barriers=uncalled)] == [""]

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from loka.graph.canonical.forwards import as_traced
 from loka.graph.equivalence import source
 from loka.graph.ir import ForwardIR, SiteCall
 from loka.graph.refused import Refused
@@ -103,7 +104,8 @@ CALLS = {
 
 def traced(module: nn.Module, *sites: str, shape: tuple[int, ...] = (3, 8)) -> ForwardIR | Refused:
     calls = tuple(ExampleCall(batch, (torch.randn(batch, *shape),), {}) for batch in (4, 7))
-    return trace_forward(module, "owner", Examples("owner", calls), sites=sites)
+    found = trace_forward(module, "owner", Examples("owner", calls), sites=sites)
+    return as_traced(found, frozenset()) if isinstance(found, ForwardIR) else found
 
 
 @pytest.mark.parametrize("kind", CALLS, ids=lambda kind: kind.__name__)

@@ -1,0 +1,99 @@
+"""Forwards in canonical form, for patterns; and back to the statements as they were traced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from loka.graph.canonical.linears import canonical_linears
+from loka.graph.canonical.runs import canonical_runs
+from loka.graph.ir import ConcatNorm, Cross, FmInteraction, ForwardIR, Region, Statement
+from loka.graph.patterns.linear_chain import readers_of
+from loka.graph.trace.observed_shapes import Shape
+
+
+def canonical_forward(
+    forward: ForwardIR, shapes: Mapping[str, Shape], attributes: Mapping[str, tuple[int, ...]]
+) -> tuple[ForwardIR, Mapping[str, Shape]]:
+    """The forward with runs of statements that compute a known function as one or two, and the shapes of its locals.
+
+    It computes the same up to rounding. `shapes` are those of the locals, `attributes` those of Parameters and buffers
+    by the expressions that read them. A forward that sets a name twice stays as it is.
+    """
+    targets = [step.target for step in forward.statements if step.target != "_"]
+    if len(set(targets)) < len(targets):
+        return forward, shapes
+    for rule in (canonical_linears, canonical_runs):
+        made = rule(forward.statements, shapes, readers_of(forward), attributes)
+        forward = replace(forward, statements=made)
+    new = {step.target: shapes[step.written[-1].target] for step in forward.statements if step.target in _halves(step)}
+    return forward, {**shapes, **new}
+
+
+def _halves(step: Statement) -> tuple[str, ...]:
+    """The target of the first of two statements for one, which has the shape of the second's."""
+    return (step.target,) if step.written and step.written[-1].target != step.target else ()
+
+
+def is_canonical(forward: ForwardIR) -> bool:
+    """True if a statement stands for others."""
+    return any(step.written for step in forward.statements)
+
+
+def settled(forward: ForwardIR) -> ForwardIR:
+    """The forward whose canonical statements are its own: nothing is traced back."""
+    return replace(forward, statements=tuple(replace(step, written=()) for step in forward.statements))
+
+
+def as_traced(forward: ForwardIR, kept: frozenset[int]) -> ForwardIR:
+    """The forward with all canonical statements but those at `kept` as they were traced, patterns included."""
+    statements: list[Statement] = []
+    places: list[int] = []  # of the last statement that each became
+    ends = {step.target: place for place, step in enumerate(forward.statements)}
+    while len(places) < len(forward.statements):
+        first = len(places)
+        step = forward.statements[first]
+        last = ends[step.written[-1].target] if step.written else first
+        if step.written and kept.isdisjoint(range(first, last + 1)):
+            statements += _traced(step)
+            places += [len(statements) - 1] * (last + 1 - first)
+        else:
+            places += range(len(statements), len(statements) + last + 1 - first)
+            statements += [replace(each, written=()) for each in forward.statements[first : last + 1]]
+    return _moved(replace(forward, statements=tuple(statements)), places.__getitem__)
+
+
+def _traced(step: Statement) -> list[Statement]:
+    """The statements that canonical ones stand for, which may be canonical themselves."""
+    return [inner for each in step.written for inner in (_traced(each) if each.written else [each])]
+
+
+def _moved(forward: ForwardIR, to: Callable[[int], int]) -> ForwardIR:
+    """The forward with other places of the statements in its patterns."""
+
+    def all_to(places: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(map(to, places))
+
+    def region(each: Region) -> Region:
+        return replace(each, first=to(each.first), last=to(each.last))
+
+    def mix(each: FmInteraction) -> FmInteraction:
+        compress = None if each.compress is None else to(each.compress)
+        skipped, gemms = all_to(each.skipped), all_to(each.gemms)
+        return replace(
+            each, first=to(each.first), outer=to(each.outer), compress=compress, skipped=skipped, gemms=gemms
+        )
+
+    def join(each: ConcatNorm) -> ConcatNorm:
+        return replace(each, norm=to(each.norm), skipped=all_to(each.skipped))
+
+    def cross(each: Cross) -> Cross:
+        return replace(each, sum=to(each.sum), skipped=all_to(each.skipped), linear=to(each.linear))
+
+    return replace(
+        forward,
+        regions=tuple(map(region, forward.regions)),
+        mixes=tuple(map(mix, forward.mixes)),
+        joins=tuple(map(join, forward.joins)),
+        crosses=tuple(map(cross, forward.crosses)),
+    )

@@ -1,0 +1,81 @@
+"""Canonical linears: a GEMM by a site's Parameter, and the bias that is added to it, as one `linear`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from loka.graph.canonical.evaluation import agree, drawn, evaluable, evaluated
+from loka.graph.ir import Ref, RefKind, SiteCall, Statement
+from loka.graph.trace.observed_shapes import Shape
+
+_PLACES = re.compile(r"{(\d+)}")
+_LATER = re.compile(r"{[1-9]\d*}")  # an operand, without a change of view, but the first
+
+
+def canonical_linears(
+    statements: Sequence[Statement],
+    shapes: Mapping[str, Shape],
+    readers: Mapping[str, Collection[int]],
+    attributes: Mapping[str, tuple[int, ...]],
+) -> tuple[Statement, ...]:
+    """The statements with each GEMM that a bias is added to, and each whose first operand is not x, as a linear.
+
+    Its product is not viewed. A bias is a Parameter or buffer of one dimension, added by the statement after the GEMM,
+    which alone reads the product. The arguments are those of `canonical_runs`.
+    """
+    made: list[Statement] = []
+    place = 0
+    while place < len(statements):
+        step = statements[place]
+        call = step.call
+        if call is None or call.out != "{0}":
+            made.append(step)
+            place += 1
+            continue
+        after = statements[place + 1] if place + 1 < len(statements) else None
+        alone = set(readers.get(step.target, ())) == {place + 1}
+        bias = _added_bias(after, step.target, shapes, attributes) if after and alone and call.bias is None else None
+        written = (step,) if bias is None or after is None else (step, after)
+        made.append(step if bias is None and not _LATER.fullmatch(call.x) else _linear(written, call, bias))
+        place += len(written)
+    return tuple(made)
+
+
+def _added_bias(
+    step: Statement, product: str, shapes: Mapping[str, Shape], attributes: Mapping[str, tuple[int, ...]]
+) -> Ref | None:
+    """The Parameter that a statement adds to a product; None for another operation."""
+    shape = shapes.get(product, ())
+    biases = [ref for ref in step.operands if ref.kind is RefKind.ATTRIBUTE and attributes.get(ref.text) == shape[-1:]]
+    known = evaluable(step)
+    if known is None or len(biases) != 1 or len(step.operands) != 2 or len(shape) < 2 or step.call is not None:
+        return None
+    u, b = drawn([tuple(size or 3 for size in shape), attributes[biases[0].text]], seed=1)
+    return biases[0] if agree(evaluated([known], {Ref(RefKind.LOCAL, product): u, biases[0]: b}), u + b) else None
+
+
+def _linear(written: tuple[Statement, ...], call: SiteCall, bias: Ref | None) -> Statement:
+    """One linear for a GEMM, and for the sum after it if there is a bias to add.
+
+    Its operands are x, the weight and the bias, in this order.
+    """
+    step = written[0]
+    operands = step.operands if bias is None else (*step.operands, bias)
+    parts = [call.x, call.weight, call.bias if bias is None else f"{{{len(operands) - 1}}}"]
+    places = dict.fromkeys(int(place) for part in parts if part is not None for place in _PLACES.findall(part))
+    renamed = {place: f"{{{number}}}" for number, place in enumerate(places)}
+    x, weight, added = (
+        part and part.format(*(renamed.get(place, "") for place in range(len(operands)))) for part in parts
+    )
+    template = f"torch.nn.functional.linear({', '.join(filter(None, (x, weight, added)))})"
+    return replace(
+        step,
+        target=written[-1].target,
+        op="linear",
+        template=template,
+        operands=tuple(operands[place] for place in places),
+        call=SiteCall(call.site, str(x), str(weight), added, call.out),
+        written=written,
+    )

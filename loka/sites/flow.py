@@ -1,0 +1,112 @@
+"""What the products of sites become: which go into which, and the modules that hold what stands around each.
+
+Only operations that kernels may fuse count: of norms, activations, gates and sums, however a model writes them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+from loka.sites.merge_calls import MeasuredCall
+from loka.sites.neighbours import Node
+
+# None of these mixes rows.
+_NORMS = frozenset(("layer_norm", "rms_norm", "mean", "var", "var_mean", "std", "pow", "square", "rsqrt", "norm"))
+_ACTIVATIONS = frozenset(
+    (
+        *("relu", "relu6", "silu", "gelu", "sigmoid", "tanh", "hardswish", "hardsigmoid", "hardtanh", "leaky_relu"),
+        *("elu", "selu", "celu", "softplus", "softsign", "logsigmoid", "mish", "erf", "exp"),
+    )
+)
+_OTHERS = frozenset(
+    (
+        *("add", "sub", "mul", "div", "addcmul", "addcdiv", "neg", "reciprocal", "sqrt", "dropout", "getitem"),
+        *("contiguous", "clone", "to", "type_as", "float", "half", "bfloat16"),
+    )
+)
+_FUSED = _NORMS | _ACTIVATIONS | _OTHERS
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Sites, by name, that are called once in a training forward."""
+
+    into: tuple[tuple[str, str], ...] = ()  # pairs: only the second multiplies what the first's product becomes
+    around: Mapping[str, str] = field(default_factory=dict)  # smallest module with the norm and activation around each
+
+
+def flow_of(sites: Mapping[str, Sequence[MeasuredCall]]) -> Flow:
+    """The flow between sites, from the calls of each in a training forward."""
+    readers: dict[int, list[str]] = defaultdict(list)
+    for name, calls in sites.items():
+        for measured in calls:
+            readers[id(measured.call.source)].append(name)
+    once = {name: calls[0].call for name, calls in sites.items() if len(calls) == 1}
+    pairs = ((name, readers[source]) for name, call in once.items() for source in _reached(call.result, readers))
+    into = tuple((name, names[0]) for name, names in pairs if len(names) == 1 and names[0] in once)
+    around = {}
+    for name, call in once.items():
+        near = [] if call.source is None else _before(call.source, call.result)
+        owners = {node.owner for node in (*near, *_after(call.result)) if node.op in _NORMS | _ACTIVATIONS}
+        if owners:
+            around[name] = common_module((call.module or call.owner, *sorted(owners)))
+    return Flow(into, around)
+
+
+def _reached(node: Node, sources: Collection[int]) -> tuple[int, ...]:
+    """Ids of the first nodes that GEMMs read on the way from a product; `sources` are all such."""
+    found: dict[int, None] = {}
+    seen, waiting = {node}, [node]
+    while waiting:
+        here = waiting.pop()
+        if id(here) in sources:
+            found[id(here)] = None
+            continue
+        ahead = [child for child in here.children if _is_fused(child) and child not in seen]
+        seen.update(ahead)
+        waiting += ahead
+    return tuple(found)
+
+
+def _before(source: Node, gemm: Node) -> set[Node]:
+    """The operations before a GEMM whose results nothing else reads."""
+    inside: set[Node] = set()
+    waiting = [source]
+    while waiting:
+        here = waiting.pop()
+        if here not in inside and _is_fused(here) and all(child is gemm or child in inside for child in here.children):
+            inside.add(here)
+        else:
+            continue
+        waiting += here.parents
+    return inside
+
+
+def _after(product: Node) -> set[Node]:
+    """The operations after a GEMM that read nothing but its product, and constants."""
+    inside = {product}
+    waiting = list(product.children)
+    while waiting:
+        here = waiting.pop(0)
+        own = [parent for parent in here.parents if not parent.constant]
+        if here not in inside and _is_fused(here) and all(parent in inside for parent in own):
+            inside.add(here)
+            waiting += here.children
+    return inside - {product}
+
+
+def _is_fused(node: Node) -> bool:
+    return node.op in _FUSED and not node.gemm and not node.constant
+
+
+def common_module(names: Iterable[str]) -> str:
+    """The innermost module around all of these."""
+    parts = zip(*(name.split(".") for name in names), strict=False)
+    return ".".join(_first(parts))
+
+
+def _first(parts: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    yield from (same[0] for same in takewhile(lambda each: len(set(each)) == 1, parts))

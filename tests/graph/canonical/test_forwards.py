@@ -1,0 +1,103 @@
+"""Forwards in canonical form, and back."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from loka.graph.canonical.forwards import as_traced, is_canonical, settled
+from loka.graph.equivalence import source, with_forward
+from loka.graph.ir import ForwardIR
+from loka.graph.patterns.region import find_regions
+from loka.graph.trace.examples import ModelInputs, capture_examples
+from loka.graph.trace.trace import trace_forward
+
+
+class ByHand(nn.Module):
+    """Two linears, the first with its bias, norm and activation in other words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 24), nn.Linear(24, 24)
+        self.weight, self.shift = nn.Parameter(torch.rand(24)), nn.Parameter(torch.rand(24))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x @ self.first.weight.T + self.first.bias
+        centred = h - h.mean(-1, keepdim=True)
+        h = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + 1e-5) * self.weight + self.shift
+        h = h * torch.sigmoid(h)
+        return torch.addcmul(h, h, torch.einsum("oi,bi->bo", self.second.weight, h))
+
+
+SITES = ("first.weight", "second.weight")
+
+
+def traced(module: nn.Module) -> ForwardIR:
+    inputs = {batch: ModelInputs((torch.randn(batch, 16),), {}) for batch in (5, 8)}
+    found = trace_forward(module, "", capture_examples(module, [""], inputs)[""], sites=SITES)
+    assert isinstance(found, ForwardIR), found
+    return found
+
+
+def test_a_forward_has_its_regions_and_computes_the_same() -> None:
+    module = ByHand()
+    forward = traced(module)
+    assert is_canonical(forward)
+    first, second = find_regions(forward, SITES)
+    assert (first.ops, second.ops) == (("linear", "layer_norm", "silu"), ("linear", "mul", "add"))
+    x = torch.randn(6, 16, requires_grad=True)
+    right, got = module(x), with_forward(copy.deepcopy(module), forward)(x)
+    torch.testing.assert_close(got, right, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        *(torch.autograd.grad(y.square().sum(), x)[0] for y in (got, right)), rtol=1e-4, atol=1e-4
+    )
+
+
+def test_it_goes_back_to_what_was_traced_bit_for_bit() -> None:
+    module = ByHand()
+    back = as_traced(traced(module), frozenset())
+    assert not is_canonical(back)
+    assert "layer_norm" not in source(back)
+    assert "addcmul" in source(back)
+    x = torch.randn(6, 16)
+    assert torch.equal(with_forward(copy.deepcopy(module), back)(x), module(x))
+
+
+@pytest.mark.parametrize("kept", ["linear", "layer_norm", "silu", "mul", "add"])
+def test_what_is_kept_stays_and_the_patterns_move_along(kept: str) -> None:
+    forward = traced(ByHand())
+    places = frozenset(place for place, step in enumerate(forward.statements) if step.op == kept)
+    regions = tuple(region for region in find_regions(forward, SITES) if places & {region.first, region.last})
+    mixed = as_traced(ForwardIR(**{**_fields(forward), "regions": regions}), places)
+    texts = [step.text() for step in mixed.statements]
+    assert all(forward.statements[place].text() in texts for place in places)
+    assert len(texts) > len(forward.statements)
+    ends = [forward.statements[region.last].target for region in regions]
+    assert [mixed.statements[region.last].target for region in mixed.regions] == ends
+    assert not is_canonical(mixed)
+
+
+def _fields(forward: ForwardIR) -> dict[str, object]:
+    return {name: getattr(forward, name) for name in forward.__slots__}
+
+
+def test_settled_forwards_do_not_go_back() -> None:
+    forward = settled(traced(ByHand()))
+    assert as_traced(forward, frozenset()) == forward
+
+
+class Named(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.add(input=x, other=F.silu(x))
+
+
+def test_a_forward_without_sites_is_canonical_too() -> None:
+    inputs = {batch: ModelInputs((torch.randn(batch, 16),), {}) for batch in (5, 8)}
+    found = trace_forward(Named(), "", capture_examples(Named(), [""], inputs)[""])
+    assert isinstance(found, ForwardIR), found
+    assert "other" not in source(found)
+    assert "torch.add(input=x, other=silu)" in source(as_traced(found, frozenset()))

@@ -1,0 +1,182 @@
+"""Runs of statements are recognised by what they compute, and only then."""
+
+from __future__ import annotations
+
+import pytest
+
+from loka.graph.canonical.runs import canonical_runs
+from loka.graph.ir import Ref, RefKind, Statement
+
+WIDTH = 24
+SHAPE = (None, WIDTH)
+NORM = "torch.nn.functional.layer_norm({0}, (24,), {1}, {2}, 1e-05)"
+RMS = "torch.nn.functional.rms_norm({0}, (24,), {1}, 1e-06)"
+
+
+def statements(*lines: str) -> list[Statement]:
+    """Statements "y = add x z: {0} + {1}": target, op, operands, template; names with a dot are attributes of self."""
+    made = []
+    for line in lines:
+        head, _, template = line.partition(": ")
+        target, _, op, *names = head.split()
+        kinds = (RefKind.ATTRIBUTE if "." in name else RefKind.LOCAL for name in names)
+        refs = tuple(Ref(kind, name) for kind, name in zip(kinds, names, strict=True))
+        made.append(Statement(target, op, template, refs))
+    return made
+
+
+def canonical(*lines: str, read: tuple[str, ...] = ()) -> list[str]:
+    """The templates of the canonical statements; the last target is read outside, and those of `read`."""
+    steps = statements(*lines)
+    names = {ref.text for step in steps for ref in step.operands if ref.kind is RefKind.LOCAL}
+    shapes = dict.fromkeys({*names, *(step.target for step in steps)}, SHAPE)
+    shapes |= {
+        "mean": (None, 1),
+        "var": (None, 1),
+        "both": (None, 1),
+        "other": (None, 5, WIDTH),
+        "rows": (None, 7, WIDTH),
+    }
+    shapes["joined"] = (None, 12, WIDTH)
+    readers = {
+        name: {place for place, step in enumerate(steps) if any(r.text == name for r in step.operands)}
+        for name in shapes
+    }
+    for name in (steps[-1].target, *read):
+        readers[name] = {*readers[name], len(steps)}
+    attributes = {"self.weight": (WIDTH,), "self.bias": (WIDTH,), "self.scale": ()}
+    return [step.template for step in canonical_runs(steps, shapes, readers, attributes)]
+
+
+AFFINE = ("scaled = mul normed self.weight: {0} * {1}", "y = add scaled self.bias: {0} + {1}")
+NORMS = {
+    "mean and var": (
+        "mean = mean x: {0}.mean(-1, keepdim=True)",
+        "var = var x: {0}.var(-1, unbiased=False, keepdim=True)",
+        "centred = sub x mean: {0} - {1}",
+        "moved = add var: {0} + 1e-05",
+        "root = sqrt moved: torch.sqrt({0})",
+        "normed = truediv centred root: {0} / {1}",
+    ),
+    "squares": (
+        "mean = mean x: torch.mean({0}, dim=-1, keepdim=True)",
+        "centred = sub x mean: {0} - {1}",
+        "squared = pow centred: {0} ** 2",
+        "var = mean squared: {0}.mean(-1, True)",
+        "moved = add var: torch.add({0}, 1e-05)",
+        "root = rsqrt moved: {0}.rsqrt()",
+        "normed = mul root centred: {0} * {1}",
+    ),
+    "torch's, without its weight": ("normed = layer_norm x: torch.nn.functional.layer_norm({0}, (24,))",),
+    "in float32": (
+        "wide = float x: {0}.float()",
+        "plain = layer_norm wide: torch.nn.functional.layer_norm({0}, [24], None, None, 1e-05)",
+        "normed = type_as plain x: {0}.type_as({1})",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", NORMS)
+def test_a_layer_norm_however_it_is_written(kind: str) -> None:
+    assert canonical(*NORMS[kind], *AFFINE) == [NORM]
+
+
+def test_the_weight_and_the_bias_are_told_apart() -> None:
+    moved = ("moved = add normed self.bias: {0} + {1}", "y = mul moved self.weight: {0} * {1}")  # another function
+    assert NORM not in canonical(*NORMS["squares"], *moved)
+    swapped = ("scaled = mul self.bias normed: {0} * {1}", "y = add self.weight scaled: {0} + {1}")
+    steps = canonical(*NORMS["squares"], *swapped)
+    assert steps == [NORM]  # with the operands x, self.bias, self.weight
+
+
+def test_an_rms_norm_of_six_statements() -> None:
+    steps = (
+        "wide = float x: {0}.float()",
+        "squared = pow wide: {0}.pow(2)",
+        "var = mean squared: {0}.mean(-1, keepdim=True)",
+        "moved = add var: {0} + 1e-06",
+        "root = rsqrt moved: torch.rsqrt({0})",
+        "normed = mul wide root: {0} * {1}",
+        "plain = type_as normed x: {0}.type_as({1})",
+        "y = mul self.weight plain: {0} * {1}",
+    )
+    assert canonical(*steps) == [RMS]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("unbiased=False, ", ""),  # divides by n - 1
+        ("var(-1", "var(-2"),  # another dimension
+        ("{0} + 1e-05", "{0} + 1.0"),  # no norm's eps
+        ("{0} / {1}", "{0} * {1}"),
+    ],
+)
+def test_what_is_nearly_a_norm_is_none(old: str, new: str) -> None:
+    steps = [line.replace(old, new) for line in NORMS["mean and var"]]
+    assert steps != list(NORMS["mean and var"])
+    assert NORM not in canonical(*steps, *AFFINE)
+
+
+def test_a_norm_whose_mean_is_read_elsewhere_stays() -> None:
+    assert NORM not in canonical(*NORMS["squares"], *AFFINE, read=("mean",))
+
+
+def test_a_scale_of_no_dimension_is_no_weight() -> None:
+    steps = (
+        "normed = layer_norm x: torch.nn.functional.layer_norm({0}, (24,))",
+        "y = mul normed self.scale: {0} * {1}",
+    )
+    assert canonical(*steps) == [step.template for step in statements(*steps)]
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("silu", ("gate = sigmoid x: torch.sigmoid({0})", "y = mul x gate: {0} * {1}")),
+        ("silu", ("low = neg x: -{0}", "e = exp low: {0}.exp()", "d = add e: 1 + {0}", "y = truediv x d: {0} / {1}")),
+        ("gelu", (
+            "z = truediv x: {0} / 1.4142135623730951", "e = erf z: torch.erf({0})", "d = add e: {0} + 1.0",
+            "h = mul x d: {0} * {1}", "y = mul h: 0.5 * {0}",
+        )),
+        ("tanh", ("z = mul x: {0} * 2", "s = sigmoid z: {0}.sigmoid()", "t = mul s: 2 * {0}", "y = sub t: {0} - 1")),
+    ],
+)  # fmt: skip
+def test_activations_of_several_statements(name: str, lines: tuple[str, ...]) -> None:
+    assert canonical(*lines) == [f"torch.nn.functional.{name}({{0}})"]
+    nearly = [
+        line.replace("1.4142135623730951", "1.4").replace("sigmoid", "tanh").replace("1 +", "2 +") for line in lines
+    ]
+    assert canonical(*nearly) == [step.template for step in statements(*nearly)]
+
+
+@pytest.mark.parametrize(
+    ("template", "found"),
+    [
+        ("torch.add({0}, {1})", ["{0} + {1}"]),
+        ("torch.add(input={1}, other={0}, alpha=1)", ["{0} + {1}"]),
+        ("{0}.add({1}, alpha=2)", ["{0}.add({1}, alpha=2)"]),
+        ("torch.multiply({1}, {0})", ["{0} * {1}"]),
+        ("torch.addcmul({0}, {0}, {1})", ["{0} * {1}", "{0} + {1}"]),
+        ("torch.addcmul({0}, {0}, {1}, value=2)", ["torch.addcmul({0}, {0}, {1}, value=2)"]),
+    ],
+)
+def test_sums_and_products(template: str, found: list[str]) -> None:
+    op = template.partition("(")[0].rpartition(".")[2]
+    assert canonical(f"y = {op} x z: {template}") == found
+
+
+def test_sums_of_other_shapes_stay() -> None:
+    assert canonical("joined = add other rows: torch.add({0}, {1})") == ["torch.add({0}, {1})"]
+
+
+@pytest.mark.parametrize(
+    "template", ["torch.hstack([{0}, {1}])", "torch.cat(({0}, {1}), axis=-2)", "torch.concat([{0}, {1}], dim=1)"]
+)
+def test_concatenations_of_rows(template: str) -> None:
+    assert canonical(f"joined = cat other rows: {template}") == ["torch.cat([{0}, {1}], 1)"]
+
+
+def test_effects_and_unknown_functions_are_not_evaluated() -> None:
+    for template in ("{0}.add_({1})", "__import__('os').abort()", "torch.load('x')", "self.child({0}, {1})"):
+        assert canonical(f"y = add x z: {template}") == [template]

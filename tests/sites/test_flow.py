@@ -1,0 +1,58 @@
+"""Which sites' products go into which, and the modules around them."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from loka.sites.build_model import BuiltModel
+from loka.sites.discover import find_sites
+from loka.sites.flow import Flow, common_module
+
+
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.fc.weight) + self.fc.bias
+
+
+class Outer(nn.Module):
+    """Norms and sums of its own around two inner modules; the result of the second is concatenated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.norm = Inner(), Inner(), nn.LayerNorm(16)
+        self.head, self.queries, self.keys = nn.Linear(32, 16), nn.Linear(16, 4), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.one(self.norm(x)) * x
+        centred = h - h.mean(-1, keepdim=True)
+        h = self.two(centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + 1e-6))
+        h = self.head(torch.cat([h, x], 1)).relu()
+        return self.queries(h) * self.keys(h)
+
+
+def test_products_flow_through_what_kernels_fuse() -> None:
+    flow = find_sites(BuiltModel(Outer(), (torch.randn(6, 16),), {}, 6)).flow
+    assert flow.into == (("one.fc.weight", "two.fc.weight"),)  # not through a concatenation, and not into two sites
+    assert flow.around["one.fc.weight"] == ""
+    assert flow.around["two.fc.weight"] == ""
+    assert flow.around["head"] == ""
+
+
+def test_a_module_that_holds_all_around_a_site() -> None:
+    model = nn.Sequential(
+        nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.SiLU(), nn.Linear(16, 16)), nn.Linear(16, 4)
+    )
+    flow = find_sites(BuiltModel(model, (torch.randn(6, 16),), {}, 6)).flow
+    assert flow == Flow((("0.0", "0.3"), ("0.3", "1")), {"0.0": "0", "0.3": "0"})
+
+
+def test_the_innermost_common_module() -> None:
+    assert common_module(("a.b.c", "a.b", "a.bc")) == "a"
+    assert common_module(("a.b", "a.b.c")) == "a.b"
+    assert common_module(("a", "b")) == ""

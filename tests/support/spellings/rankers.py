@@ -1,0 +1,179 @@
+"""Rankers in random spellings: source texts of models that compute the same as a Wukong or a DCNv2 of the zoo.
+
+A seed chooses, for each step, one of the ways in which people write it (`ways_to_write`), and where modules begin and
+end. A seed of None is the zoo's way.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import pairwise
+from typing import TypeVar
+
+from tests.support.spellings.ways_to_write import (
+    ACTIVATION_MODULES,
+    ACTIVATIONS,
+    CONCATENATIONS,
+    CROSSES,
+    FLATTENED,
+    LINEARS,
+    NORMS,
+    PLAIN_LINEARS,
+    PRODUCTS,
+    ROWS,
+    STACKS,
+    SUMS,
+    TOWERS,
+    TRANSPOSES,
+)
+
+N, DIM, RANK, HIDDEN, LAYERS = 16, 32, 8, 64, 2  # of the Wukong
+WIDTH, LOW, OVER = 128, 32, 64  # of the DCNv2
+
+Choice = TypeVar("Choice")
+HEAD = "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n"
+
+
+class Speller:
+    """Chooses spellings by a seed, and collects the classes of a model."""
+
+    def __init__(self, seed: int | None) -> None:
+        self._random = None if seed is None else random.Random(seed)
+        self._classes: list[str] = []
+
+    def wukong(self) -> str:
+        """The text of a module with `Model`, embeddings (B, N, DIM) -> logits (B, 1), and `inputs`."""
+        made = N // 2
+        tower = self._tower("silu", (N * RANK, HIDDEN, made * DIM), normed=True)
+        body = [
+            f"inner = {self._one(PRODUCTS).format(self._one(TRANSPOSES).format('x'), 'self.rank')}",
+            f"products = {self._one(PRODUCTS).format('x', 'inner')}",
+            f"flat = {self._one(FLATTENED).format('products', N * RANK)}",
+            *self._norm("fmb_norm", "flat", N * RANK),
+            "interactions = self.fmb(flat)",
+            f"interactions = {self._one(ROWS).format('interactions', made, DIM)}",
+            f"compressed = {self._one(PRODUCTS).format('self.compress', 'x')}",
+            f"joined = {self._one(CONCATENATIONS).format('interactions', 'compressed')}",
+            f"joined = {self._one(SUMS).format('joined', 'x')}",
+            *self._norm("norm", "joined", DIM),
+            "return joined",
+        ]
+        parts = [
+            f"self.rank = nn.Parameter(torch.randn({N}, {RANK}) * {N}**-0.5)",
+            f"self.compress = nn.Parameter(torch.randn({made}, {N}) * {N}**-0.5)",
+            f"self.fmb_norm = nn.LayerNorm({N * RANK})",
+            f"self.fmb = {tower}()",
+            f"self.norm = nn.LayerNorm({DIM})",
+        ]
+        self._add("Layer", parts, "x", body)
+        head = self._tower("silu", (N * DIM, HIDDEN, HIDDEN, 1), normed=True)
+        layers, run = self._stack()
+        flat = self._one(FLATTENED).format("x", N * DIM)
+        self._add("Model", [*layers, f"self.head = {head}()"], "x", [*run, f"x = {flat}", "return self.head(x)"])
+        return self._text(f"(torch.randn(batch, {N}, {DIM}),)")
+
+    def dcnv2(self) -> str:
+        """The text of a module with `Model`, features (B, WIDTH) -> logits (B, 1), and `inputs`."""
+        body = [
+            f"low = {self._one(PLAIN_LINEARS).format('down', 'x')}",
+            f"u = {self._one(LINEARS).format('up', 'low')}",
+            f"return {self._one(CROSSES).format('x0', 'u', 'x')}",
+        ]
+        parts = [f"self.down = nn.Linear({WIDTH}, {LOW}, bias=False)", f"self.up = nn.Linear({LOW}, {WIDTH})"]
+        self._add("Cross", parts, "x0, x", body)
+        over = self._tower("relu", (WIDTH, OVER, OVER, 1), normed=False)
+        parts = [f"self.cross = nn.ModuleList([Cross() for _ in range({LAYERS})])", f"self.over = {over}()"]
+        run = ["x = x0", "for layer in self.cross:", "    x = layer(x0, x)", "return self.over(x)"]
+        self._add("Model", parts, "x0", run)
+        return self._text(f"(torch.randn(batch, {WIDTH}),)")
+
+    def _norm(self, name: str, value: str, width: int | str) -> list[str]:
+        """Statements that normalise a local."""
+        *before, last = (line.format(name, value, width) for line in self._one(NORMS))
+        return [*before, f"{value} = {last}"]
+
+    def _tower(self, kind: str, widths: tuple[int, ...], normed: bool) -> str:
+        """Adds a class with linears, norms and activations, and a last linear; its name."""
+        pairs, (inputs, outputs) = list(pairwise(widths[:-1])), widths[-2:]
+        form = self._one(TOWERS)
+        act = f"self.act = {ACTIVATION_MODULES[kind]}"
+        last = f"self.out = nn.Linear({inputs}, {outputs})"
+        if form == "sequential":
+            return self._sequential(kind, pairs, f"nn.Linear({inputs}, {outputs})", normed)
+        if form == "blocks":
+            block = self._block(kind, normed)
+            parts = [f"self.hidden = nn.ModuleList([{', '.join(f'{block}({a}, {b})' for a, b in pairs)}])", last]
+            body = ["for block in self.hidden:", "    x = block(x)", f"return {self._one(LINEARS).format('out', 'x')}"]
+        elif form == "named":
+            parts, body = [], []
+            for place, (a, b) in enumerate(pairs):
+                parts += [f"self.fc{place} = nn.Linear({a}, {b})"]
+                parts += [f"self.norm{place} = nn.LayerNorm({b})"] if normed else []
+                body.append(f"x = {self._one(LINEARS).format(f'fc{place}', 'x')}")
+                body += self._norm(f"norm{place}", "x", b) if normed else []
+                body.append(f"x = {self._one(ACTIVATIONS[kind]).format('x')}")
+            parts += [last, act]
+            body.append(f"return {self._one(LINEARS).format('out', 'x')}")
+        else:
+            parts = [f"self.fcs = nn.ModuleList([{', '.join(f'nn.Linear({a}, {b})' for a, b in pairs)}])"]
+            parts += [f"self.norms = nn.ModuleList([{', '.join(f'nn.LayerNorm({b})' for _, b in pairs)}])"]
+            parts += [last, act]
+            looped = form == "loop" and normed
+            body = ["for fc, norm in zip(self.fcs, self.norms):" if looped else "for i in range(len(self.fcs)):"]
+            body += [f"    x = {'fc' if looped else 'self.fcs[i]'}(x)"]
+            body += [f"    x = {'norm' if looped else 'self.norms[i]'}(x)"] if normed else []
+            body += [f"    x = {self._one(ACTIVATIONS[kind]).format('x')}", "return self.out(x)"]
+        return self._add(f"Tower{len(self._classes)}", parts, "x", body)
+
+    def _sequential(self, kind: str, pairs: list[tuple[int, int]], last: str, normed: bool) -> str:
+        """Adds a class around an nn.Sequential, called as a whole or part by part; its name."""
+        parts = []
+        for a, b in pairs:
+            parts += [f"nn.Linear({a}, {b})", *([f"nn.LayerNorm({b})"] if normed else []), ACTIVATION_MODULES[kind]]
+            parts += ["nn.Dropout(0.0)"] if self._flip() else []
+            parts += ["nn.Identity()"] if self._flip() else []
+        whole = ["return self.mlp(x)"]
+        body = ["for part in self.mlp:", "    x = part(x)", "return x"] if self._flip() else whole
+        made = [f"self.mlp = nn.Sequential({', '.join([*parts, last])})"]
+        return self._add(f"Tower{len(self._classes)}", made, "x", body)
+
+    def _block(self, kind: str, normed: bool) -> str:
+        """Adds a class with one linear, its norm and its activation; its name."""
+        body = [f"h = {self._one(LINEARS).format('fc', 'x')}"]
+        body += self._norm("norm", "h", "h.shape[-1]") if normed else []
+        body += [f"return {self._one(ACTIVATIONS[kind]).format('h')}"]
+        parts = ["self.fc = nn.Linear(a, b)", *(["self.norm = nn.LayerNorm(b)"] if normed else [])]
+        name = f"Block{len(self._classes)}"
+        return self._add(name, [*parts, f"self.act = {ACTIVATION_MODULES[kind]}"], "x", body, made_of="a, b")
+
+    def _stack(self) -> tuple[list[str], list[str]]:
+        """The attributes with the layers of a Wukong, and the statements that run them."""
+        form = self._one(STACKS)
+        if form == "named":
+            names = [f"self.layer{place}" for place in range(LAYERS)]
+            return [f"{name} = Layer()" for name in names], [f"x = {name}(x)" for name in names]
+        layers = f"[Layer() for _ in range({LAYERS})]"
+        if form == "sequential":
+            return [f"self.layers = nn.Sequential(*{layers})"], ["x = self.layers(x)"]
+        return [f"self.layers = nn.ModuleList({layers})"], ["for layer in self.layers:", "    x = layer(x)"]
+
+    def _add(self, name: str, parts: list[str], takes: str, body: list[str], made_of: str = "") -> str:
+        """Adds a class with these attributes and this forward; its name."""
+        made = [f"class {name}(nn.Module):", f"    def __init__({', '.join(filter(None, ('self', made_of)))}):"]
+        made += [f"        {line}" for line in ("super().__init__()", *parts)]
+        made += ["", f"    def forward(self, {takes}):", *(f"        {line}" for line in body)]
+        self._classes.append("\n".join(made))
+        return name
+
+    def _text(self, inputs: str) -> str:
+        return "\n\n\n".join([HEAD, *self._classes, f"def inputs(batch):\n    return {inputs}\n"])
+
+    def _one(self, choices: tuple[Choice, ...]) -> Choice:
+        return choices[0] if self._random is None else self._random.choice(choices)
+
+    def _flip(self) -> bool:
+        return self._random is not None and self._random.random() < 0.5
+
+
+MODELS: dict[str, Callable[[Speller], str]] = {"wukong": Speller.wukong, "dcnv2": Speller.dcnv2}
