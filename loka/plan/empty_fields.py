@@ -18,7 +18,7 @@ def without_empty(data: dict[str, Any]) -> None:
     _omit((time for time in times if time is not None), "host_us")
     _omit(data.get("mods", ()), "gain")
     _omit(data["sites"], "timing", "gains_by_fusing")
-    _omit((row["site"] for row in data["sites"]), "members")
+    _omit((row["site"] for row in data["sites"]), "members", "boundaries")
     for decision in data["decisions"]:
         show_evidence(decision)
         if buckets := decision.pop("m_buckets"):

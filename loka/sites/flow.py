@@ -23,8 +23,8 @@ _ACTIVATIONS = frozenset(
 )
 _OTHERS = frozenset(
     (
-        *("add", "sub", "mul", "div", "addcmul", "addcdiv", "neg", "reciprocal", "sqrt", "dropout", "getitem"),
-        *("contiguous", "clone", "to", "type_as", "float", "half", "bfloat16"),
+        *("add", "sub", "mul", "div", "addcmul", "addcdiv", "neg", "reciprocal", "sqrt", "getitem"),
+        *("alias", "contiguous", "clone", "to", "type_as", "float", "half", "bfloat16"),
     )
 )
 _FUSED = _NORMS | _ACTIVATIONS | _OTHERS

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from loka.sites.neighbours import fed_by, followed_by
+from loka.sites.neighbours import boundaries, fed_by, followed_by
 from loka.sites.recorder import Call
 from loka.sites.site import GemmKind, RowCount, Site
 from loka.sites.symbolic_inputs import NotLinearError, Size, rows_of, rows_through, value_at
@@ -163,6 +163,7 @@ def _site(
         followed_by=followed_by(first.result),
         where=f"{os.path.basename(first.file)}:{first.line}" if first.file else "",
         blocked=next((m.call.blocked for m in all_calls if m.call.blocked), None),
+        boundaries=ends if any(ends := boundaries(first.source, first.result)) else (),
     )
     return site, note
 

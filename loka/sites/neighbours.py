@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 DEPTH = 4  # neighbours recorded on each side
 
@@ -61,6 +63,10 @@ class Node:
         return self.op in _VIEWS
 
 
+# What ends a region in training: statistics of the whole batch, and random numbers.
+BOUNDARIES = frozenset(("batch_norm", "dropout", "alpha_dropout", "feature_alpha_dropout", "dropout1d"))
+
+
 def op_name(func: Callable[..., Any]) -> str:
     """The torch function's own name: "add" for Tensor.__add__, __radd__ and add_ alike."""
     name = getattr(func, "__name__", "")
@@ -72,25 +78,48 @@ def op_name(func: Callable[..., Any]) -> str:
     return _SAME.get(name, name)
 
 
+def is_idle_dropout(func: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """True for a dropout of p = 0, which returns its input itself; p is a plain number."""
+    if func is not torch.nn.functional.dropout:
+        return False
+    p = kwargs.get("p", args[1] if len(args) > 1 else None)
+    return isinstance(p, int | float) and p == 0
+
+
 def fed_by(node: Node | None) -> tuple[str, ...]:
     """Operations that produce an input, nearest first; ends at a GEMM, at a fork of activations, or at the inputs."""
-    names: list[str] = []
-    while node is not None and not node.constant and node.op != "input" and len(names) < DEPTH:
-        if not node.view:
-            names.append(node.op)
-        parents = [p for p in dict.fromkeys(node.parents) if not p.constant]
-        node = None if node.gemm or len(parents) != 1 else parents[0]
-    return tuple(names)
+    return tuple(each.op for each in _before(node))
 
 
 def followed_by(node: Node | None) -> tuple[str, ...]:
     """Operations that consume an output, nearest first; ends at a GEMM, or with the names of several consumers."""
-    names: list[str] = []
-    while node is not None and len(names) < DEPTH:
+    return tuple(each.op for each in _after(node))
+
+
+def boundaries(source: Node | None, result: Node | None) -> tuple[str, str]:
+    """The modules that run the first of BOUNDARIES in `fed_by` and in `followed_by`; "" where there is none."""
+    sides = ((each.owner for each in nodes if each.op in BOUNDARIES) for nodes in (_before(source), _after(result)))
+    before, after = (next(side, "") for side in sides)
+    return before, after
+
+
+def _before(node: Node | None) -> list[Node]:
+    found: list[Node] = []
+    while node is not None and not node.constant and node.op != "input" and len(found) < DEPTH:
+        if not node.view:
+            found.append(node)
+        parents = [p for p in dict.fromkeys(node.parents) if not p.constant]
+        node = None if node.gemm or len(parents) != 1 else parents[0]
+    return found
+
+
+def _after(node: Node | None) -> list[Node]:
+    found: list[Node] = []
+    while node is not None and len(found) < DEPTH:
         users = _consumers(node)
-        names.extend(dict.fromkeys(u.op for u in users))
+        found.extend({user.op: user for user in reversed(users)}[op] for op in dict.fromkeys(u.op for u in users))
         node = users[0] if len(users) == 1 and not users[0].gemm else None
-    return tuple(names[:DEPTH])
+    return found[:DEPTH]
 
 
 def _consumers(node: Node) -> list[Node]:

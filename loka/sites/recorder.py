@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from loka.sites.callables import is_library_file
 from loka.sites.fake_outputs import VIEWS, FakeLayout, FakeOutputs, joins_two, keeps_layout
-from loka.sites.neighbours import Node, op_name
+from loka.sites.neighbours import Node, is_idle_dropout, op_name
 from loka.sites.products import PRODUCTS, MatrixProduct, TensorOrigin, other_terms, unpatchable
 from loka.sites.site import GemmKind
 from loka.sites.symbolic_inputs import Size
@@ -173,7 +173,7 @@ class Recorder(TorchFunctionMode):
         if out is None:
             out = func(*args, **named)
         if isinstance(out, Tensor | tuple | list) or (out is None and args and isinstance(args[0], Tensor)):
-            name = op_name(func)
+            name = op_name(func) if not is_idle_dropout(func, args, named) else "alias"
             result = self._result(name, (*args, *named.values()), out, gemm=product is not None)
             if result is not None:
                 result.layout = layout

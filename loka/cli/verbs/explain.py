@@ -98,8 +98,9 @@ def _facts(site: Explanation) -> list[tuple[str, str]]:
     optional = (
         ("written at", site.where),
         ("cannot be patched", site.blocked or ""),
-        ("region", " -> ".join(site.region)),
-        ("region not replaced", site.region_note),
+        ("region", " -> ".join(site.region) or ("the GEMM alone" if site.region_ends else "")),
+        ("region not replaced", "" if site.region_ends else site.region_note),
+        *(("region ends at", text) for text in site.region_ends),
         ("generated class", site.bound_in),
         ("not timed", site.untimed),
     )

@@ -235,11 +235,12 @@ def _owner_around(site: Site, modules: dict[str, nn.Module], chained: bool, barr
         if barriers.is_list(owner, modules):
             continue
         if isinstance(parent, nn.Sequential):
-            names = list(parent._modules)
-            place = names.index(_relative(inside, owner).split(".")[0])
-            has_norm = before and place > 0 and _is_one(parent[place - 1], types)
-            has_next = after and place + 1 < len(names) and _is_one(parent[place + 1], _INLINABLE)
-            before, after = before and place == 0, after and place + 1 == len(names)
+            own = _relative(inside, owner).split(".")[0]
+            others = [name for name in parent._modules if name == own or not is_idle(parent._modules[name])]
+            place = others.index(own)
+            has_norm = before and place > 0 and _is_one(parent._modules[others[place - 1]], types)
+            has_next = after and place + 1 < len(others) and _is_one(parent._modules[others[place + 1]], _INLINABLE)
+            before, after = before and place == 0, after and place + 1 == len(others)
         else:
             adds = site.followed_by[:1] and site.followed_by[0] in ELEMENTWISE and has_operators(parent)
             lists = [modules[name] for name in barriers.uncalled]
@@ -251,6 +252,12 @@ def _owner_around(site: Site, modules: dict[str, nn.Module], chained: bool, barr
             found = owner
         inside = owner
     return found
+
+
+def is_idle(module: nn.Module) -> bool:
+    """True for a module that returns its input: an nn.Identity, or an nn.Dropout of p = 0."""
+    idle = type(module) is nn.Identity or (type(module) is nn.Dropout and module.p == 0)
+    return idle and not has_hooks(module)
 
 
 def _is_one(module: nn.Module, types: tuple[type[nn.Module], ...]) -> bool:
@@ -324,7 +331,7 @@ def scope_of(
 def _norms_and_activations(owner: str, path: str, modules: dict[str, nn.Module]) -> Iterator[str]:
     """Names of the norms and activations among the children of an inlined module, except those with hooks."""
     for name, child in _held(modules[".".join(filter(None, (owner, path)))]):
-        if type(child) in _INLINABLE and not has_hooks(child):
+        if (type(child) in _INLINABLE and not has_hooks(child)) or is_idle(child):
             yield f"{path}.{name}".lstrip(".")
         elif (is_block_norm(child) or is_swish_norm(child)) and not any(has_hooks(part) for part in child.modules()):
             yield from (f"{path}.{name}.{inner}".strip(".") for inner, _ in child.named_modules())

@@ -45,6 +45,7 @@ from loka.graph.trace.printer import (
 )
 from loka.graph.trace.site_calls import Weights, find_weights, site_call
 from loka.sites.callables import message_of
+from loka.sites.neighbours import is_idle_dropout
 
 _PURE_METHODS = {"size", "dim", "numel"}
 _WRAPPERS = {"FSDPModule", "FullyShardedDataParallel", "DistributedDataParallel", "OptimizedModule", "ScriptModule"}
@@ -290,6 +291,8 @@ class _Printed:
             template = self._template(op)
             text = template.arg(op.args[0])
             self.result = text.format(*(ref.text for ref in template.operands))
+        elif is_idle_dropout(node.target, op.args, op.kwargs) and op.args:
+            self.refs[node] = self.refs[op.args[0]]
         else:
             self._statement(op)
 

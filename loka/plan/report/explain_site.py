@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from loka.errors import InputError
 from loka.numerics.enums import OPERANDS, Accumulation, Gemm
 from loka.plan.evidence import ProfiledSites
-from loka.plan.plan import Candidate, KernelTime, Plan, PlannedBinding, SitePlan, StepTime
+from loka.plan.plan import NOTHING_AROUND, Candidate, KernelTime, Plan, PlannedBinding, SitePlan, StepTime
 from loka.plan.report.format import format_gemm, format_place
 from loka.plan.report.mod_plans import Touch, touches
 from loka.plan.report.profile_view import ProfileView, budget_of, describe_speed, profile_view
+from loka.plan.report.region_ends import region_ends
 from loka.plan.select.latency_selection import interaction_by_site, kernel_names, place_in_interaction
 from loka.policy.cascade.settings import Assignment
 
@@ -111,6 +112,7 @@ class Explanation:
     untimed: str = ""  # why it has no times although there are measurements
     mods: tuple[Touch, ...] = ()  # changes of mods at the site and next to it
     inside: Inside | None = None  # the interaction that it is part of
+    region_ends: tuple[str, ...] = ()  # the BatchNorm or dropout at which its region ends, with the reason
 
 
 def find_site(plan: Plan, name: str) -> SitePlan:
@@ -184,6 +186,7 @@ def explain(plan: Plan, name: str, known: ProfiledSites | None = None) -> Explan
         untimed=_untimed(plan, found),
         mods=touches(plan, site.name),
         inside=_inside(plan, site.name),
+        region_ends=region_ends(site, found.region) if found.region or found.region_note == NOTHING_AROUND else (),
     )
 
 

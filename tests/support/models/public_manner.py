@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -57,3 +59,36 @@ class AroundABranch(nn.Module):
 def rows(batch_size: int) -> tuple[Tensor]:
     """One matrix, 32 wide."""
     return (torch.randn(batch_size, 32),)
+
+
+class BatchNormTower(nn.Module):
+    """An MLP of Linear, BatchNorm, ReLU and Dropout, its layers in lists."""
+
+    def __init__(self, p: float = 0.1) -> None:
+        super().__init__()
+        widths = (32, 16, 16)
+        self.linears = nn.ModuleList([nn.Linear(a, b) for a, b in pairwise(widths)])
+        self.bn = nn.ModuleList([nn.BatchNorm1d(width) for width in widths[1:]])
+        self.activations = nn.ModuleList([nn.ReLU(inplace=True) for _ in widths[1:]])
+        self.dropout = nn.Dropout(p)
+        self.head = nn.Linear(widths[-1], 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i in range(len(self.linears)):
+            x = self.dropout(self.activations[i](self.bn[i](self.linears[i](x))))
+        out: Tensor = self.head(x)
+        return out
+
+
+def idle_tower() -> nn.Module:
+    """Modules that return their input between linears and activations."""
+    return nn.Sequential(
+        nn.Linear(32, 16), nn.Identity(), nn.ReLU(), nn.Dropout(0.0),
+        nn.Linear(16, 16), nn.Dropout(0.0), nn.LayerNorm(16), nn.Identity(), nn.ReLU(), nn.Dropout(0.0),
+        nn.Linear(16, 1),
+    )  # fmt: skip
+
+
+def dropout_tower() -> nn.Module:
+    """The same with a Dropout in training."""
+    return nn.Sequential(nn.Linear(32, 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 1))
