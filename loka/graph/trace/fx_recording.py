@@ -18,6 +18,7 @@ from loka.graph.reads import NAMESPACE
 from loka.graph.refused import CannotTraceError
 from loka.graph.source import functions_of, live_floats
 from loka.graph.trace.examples import ExampleCall
+from loka.graph.trace.in_place import InPlaceProxy, InPlaceTracer
 from loka.graph.trace.lint import place_in, training_reads
 from loka.graph.trace.loop_lengths import LoopError, length_of
 from loka.graph.trace.printer import TrainingFlag, is_identifier
@@ -45,28 +46,36 @@ class FxRecording:
     ops: tuple[Op, ...]
     called: tuple[str, ...]
     reads: Mapping[str, Collection[str]]  # attributes read from each module, by its path
+    writes_in_place: bool = False  # True if a statement has the form `y += x`
 
 
-def fx_record(module: nn.Module, expand: frozenset[str], calls: Sequence[ExampleCall]) -> FxRecording:
+def fx_record(
+    module: nn.Module, expand: frozenset[str], calls: Sequence[ExampleCall], in_place: bool = False
+) -> FxRecording:
     """Traces a module, and through its children in `expand` (relative names).
 
-    Pass a copy: tracing may leave proxies in it. `calls` give the lengths of loops over lists and tensors. Raises
-    CannotTraceError with the reason and the line of the user's code.
+    Pass a copy: tracing may leave proxies in it. `calls` give the lengths of loops over lists and tensors. `in_place`
+    says how `y += x` is recorded (InPlaceTracer). Raises CannotTraceError with the reason and the line of the user's
+    code.
     """
     reads = _ReadLog(module)
     module.train()  # its result is not used: a model's own train() may return nothing
-    training = _trace(module, expand, calls, reads)
+    training = _trace(module, expand, calls, reads, in_place)
     module.eval()
-    evaluation = _trace(module, expand, calls, reads)
+    evaluation = _trace(module, expand, calls, reads, in_place)
     inlined = [module, *(module.get_submodule(name) for name in training.called)]
-    return FxRecording(_merge(training, evaluation, inlined), tuple(training.called), reads.names)
+    ops = _merge(training, evaluation, inlined)
+    return FxRecording(ops, tuple(training.called), reads.names, training.writes_in_place)
 
 
-def _trace(module: nn.Module, expand: frozenset[str], calls: Sequence[ExampleCall], reads: _ReadLog) -> _Tracer:
+def _trace(
+    module: nn.Module, expand: frozenset[str], calls: Sequence[ExampleCall], reads: _ReadLog, in_place: bool
+) -> _Tracer:
     """One trace, restarted at each loop whose length has to be determined."""
     lengths: dict[int, int | None] = {}
     while True:
         tracer = _Tracer(expand, lengths, reads)
+        tracer.in_place = in_place
         try:
             tracer.run(module)
         except LoopError as loop:
@@ -131,7 +140,7 @@ class _ReadLog:
         self.names.setdefault(path, set()).add(name)
 
 
-class _ViewsInPlace(fx.Proxy):
+class _ViewsInPlace(InPlaceProxy):
     """A proxy whose views by attribute are recorded where they are taken; torch.fx records them at their first use.
 
     Later, their gradients would be added up in another order.
@@ -144,7 +153,7 @@ class _ViewsInPlace(fx.Proxy):
         return found
 
 
-class _Tracer(fx.Tracer):
+class _Tracer(InPlaceTracer):
     """torch.fx's tracer: leaves are all children but those in `expand`; buffers are proxies; floats are read live.
 
     `lengths` maps a loop's place to its number of items; None for a loop that cannot be unrolled.

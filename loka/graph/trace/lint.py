@@ -21,6 +21,7 @@ from loka.graph.ir import ForwardIR, RefKind, Statement
 from loka.graph.patterns.linear_chain import readers_of
 from loka.graph.patterns.region import ACTIVATIONS, ELEMENTWISE, NORM_MODULES, NORMS
 from loka.graph.source import functions_of, has_hooks, is_block_norm, live_floats, syntax_tree
+from loka.graph.trace.in_place import SUMS, sum_out_of_place
 
 _LABELS = {"record_function", "range", "annotate"}  # with-blocks that only label a profile
 _DECORATORS = {"override", "staticmethod", "classmethod", "property", "cached_property", "abstractmethod", "final"}
@@ -256,18 +257,21 @@ def makes_its_result(child: nn.Module) -> bool:
 
 
 def out_of_place(forward: ForwardIR, made: Collection[str] = ()) -> ForwardIR:
-    """The forward with in-place activations made out of place where they are the only reader of a new tensor.
+    """The forward with in-place activations and sums made out of place where they alone read a new tensor.
 
     `made` names locals returned by children that are new tensors.
     """
     readers = readers_of(forward)
     statements: list[Statement] = []
     making = set(made)  # targets that are new tensors
+    taken = {name.partition("=")[0] for name in forward.arguments} | {step.target for step in forward.statements}
     for step in forward.statements:
         alone = [ref.text for ref in step.operands if ref.kind is RefKind.LOCAL and len(readers[ref.text]) == 1]
         if step.op in ACTIVATIONS and _IN_PLACE in step.template and making.intersection(alone) and step.target != "_":
             step = replace(step, template=step.template.replace(_IN_PLACE, "inplace=False"))
-        if step.op in _MAKING and _IN_PLACE not in step.template and "out=" not in step.template:
+        steps = sum_out_of_place(step, making.intersection(alone), taken)
+        of_new = step.op in SUMS and step.operands[0].text in making.intersection(alone)
+        if (step.op in _MAKING and _IN_PLACE not in step.template and "out=" not in step.template) or of_new:
             making.add(step.target)
-        statements.append(step)
+        statements += steps
     return replace(forward, statements=tuple(statements))

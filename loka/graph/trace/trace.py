@@ -75,8 +75,11 @@ def trace_forward(
         if blocked is not None:
             return Refused(owner, f"its forward cannot be checked: {blocked}")
         _check_source(module, expand)
-        forward = _convert(module, owner, expand, sites, examples)
+        forward, writes_in_place = _convert(module, owner, expand, sites, examples)
         found = difference(module, forward, examples, lambda: copy_owner(module, expand))
+        if found is not None and writes_in_place:  # as under autocast, where `y += x` keeps y's dtype
+            forward, _ = _convert(module, owner, expand, sites, examples, in_place=True)
+            found = difference(module, forward, examples, lambda: copy_owner(module, expand))
         if found is not None:
             raise CannotTraceError(found)
     except CannotTraceError as error:
@@ -192,12 +195,18 @@ def _is_stateless(module: nn.Module) -> bool:
 
 
 def _convert(
-    module: nn.Module, owner: str, expand: frozenset[str], sites: Collection[str], examples: Examples
-) -> ForwardIR:
+    module: nn.Module,
+    owner: str,
+    expand: frozenset[str],
+    sites: Collection[str],
+    examples: Examples,
+    in_place: bool = False,
+) -> tuple[ForwardIR, bool]:
+    """The printed forward, and whether it has a statement of the form `y += x`, recorded as `in_place` says."""
     flags = [(child, child.training) for child in module.modules()]
     copied = copy_owner(module, expand)
     try:
-        recording = fx_record(copied, expand, examples.calls)
+        recording = fx_record(copied, expand, examples.calls, in_place)
     finally:
         for child, flag in flags:
             child.training = flag
@@ -220,7 +229,8 @@ def _convert(
     relied = printed.made.values() if made != out_of_place(forward) else ()
     called = tuple(dict.fromkeys(str(op.node.target) for op in recording.ops if op.node.op == "call_module"))
     reads = reads_of(module, Traced(recording.reads, expand, recording.called, called, frozenset(relied)))
-    return replace(made, reads=reads, called=called, constants=constants_of(module, recording.called, reads))
+    found = replace(made, reads=reads, called=called, constants=constants_of(module, recording.called, reads))
+    return found, recording.writes_in_place
 
 
 def _site_parameter(module: nn.Module, site: str) -> nn.Parameter:

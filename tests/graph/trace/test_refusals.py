@@ -42,7 +42,6 @@ REFUSED = {
     zoo.SizeBranch: r"branch on tensor size at ir_models.py:\d+ 'if x.size\(0\) > 1024'",
     zoo.FlagBranch: r"branch on argument 'double' at ir_models.py:\d+ ",
     zoo.LayerDrop: r"'random' gives other values in each call at ir_models.py:\d+ ",
-    zoo.WritesItsInput: r"traced, it leaves its inputs otherwise \(largest difference 1\) in training at batch 4",
     zoo.Decorated: r"decorator 'torch.no_grad\(\)' at ir_models.py:\d+ '@torch.no_grad\(\)'",
     zoo.AsksForGrad: r"the forward asks 'torch.is_grad_enabled' at ir_models.py:\d+ ",
     zoo.HelperWithBlock: r"block under 'torch.no_grad\(\)' at ir_models.py:\d+ ",

@@ -269,12 +269,6 @@ class LayerDrop(Plain):
         return x if random.random() < 1e-9 else x @ self.w
 
 
-class WritesItsInput(Plain):
-    def forward(self, x: Tensor) -> Tensor:
-        x += 1
-        return x @ self.w
-
-
 class Decorated(Plain):
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:

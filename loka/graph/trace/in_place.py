@@ -1,0 +1,89 @@
+"""Sums and products in place: `y += x` is recorded as `y.add_(x)`, and printed out of place where nobody can tell.
+
+torch.fx records `y += x` as `y + x`. That has another dtype where x has a wider one, as under autocast, and leaves
+other names of y's memory unchanged.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import Any
+
+from torch import fx
+
+from loka.graph.ir import Ref, RefKind, Statement
+
+_NUMBERS = {"size", "dim", "numel", "nelement", "ndimension"}
+_OF_NUMBERS = {
+    operator.getitem, operator.add, operator.sub, operator.mul, operator.floordiv, operator.truediv, operator.mod,
+    operator.pow, operator.neg,
+}  # fmt: skip
+SUMS = frozenset(("add_", "sub_", "mul_", "div_"))  # methods that return what they write into
+_PLAIN = {"add_": ("add", "+"), "sub_": ("sub", "-")}  # the gradients of a product would be of another dtype
+
+
+class InPlaceTracer(fx.Tracer):
+    """A tracer that records `y += x` as `y.add_(x)` if `in_place`, otherwise as `y + x`."""
+
+    in_place = False
+    writes_in_place = False  # True once the forward has a statement of this form
+
+
+class InPlaceProxy(fx.Proxy):
+    """A proxy of InPlaceTracer."""
+
+    def __iadd__(self, other: Any) -> Any:
+        return _recorded(self, "add_", operator.add, other)
+
+    def __isub__(self, other: Any) -> Any:
+        return _recorded(self, "sub_", operator.sub, other)
+
+    def __imul__(self, other: Any) -> Any:
+        return _recorded(self, "mul_", operator.mul, other)
+
+    def __itruediv__(self, other: Any) -> Any:
+        return _recorded(self, "div_", operator.truediv, other)
+
+
+def _recorded(proxy: fx.Proxy, method: str, function: Callable[[Any, Any], Any], other: Any) -> Any:
+    tracer = proxy.tracer
+    if not isinstance(tracer, InPlaceTracer) or _is_number(proxy.node):
+        return function(proxy, other)
+    tracer.writes_in_place = True
+    return tracer.create_proxy("call_method", method, (proxy, other), {}) if tracer.in_place else function(proxy, other)
+
+
+def _is_number(node: fx.Node) -> bool:
+    """True for a size, and for what is computed from sizes and constants alone."""
+    if node.op == "call_method":
+        return node.target in _NUMBERS
+    if node.op != "call_function":
+        return False
+    if node.target is getattr:
+        return node.args[1] in ("shape", "ndim")
+    return node.target in _OF_NUMBERS and all(map(_is_number, node.all_input_nodes))
+
+
+def sum_out_of_place(step: Statement, new: Collection[str], taken: set[str]) -> tuple[Statement, ...]:
+    """`y.add_(x)` as a sum and a cast to y's dtype, if y is in `new`; the same for differences.
+
+    Any other statement stays alone. `new` are new tensors that this statement alone reads, `taken` the names of locals,
+    to which that of the sum is added.
+    """
+    op, sign = _PLAIN.get(step.op, ("", ""))
+    if not op or step.operands[0].text not in new or step.target == "_":
+        return (step,)
+    other = step.template.removeprefix(f"{{0}}.{step.op}(").removesuffix(")")
+    if other not in ("{0}", "{1}"):
+        return (step,)
+    name = f"{step.target}_wide"
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    cast = (Ref(RefKind.LOCAL, name), step.operands[0])
+    return (
+        replace(step, target=name, op=op, template=f"{{0}} {sign} {other}"),
+        replace(step, op="type_as", template="{0}.type_as({1})", operands=cast),
+    )
