@@ -85,6 +85,9 @@ def _show_rejected(site: Explanation) -> None:
 
 
 def _facts(site: Explanation) -> list[tuple[str, str]]:
+    from loka.plan.plan import NOTHING_AROUND
+
+    ends = site.region_ends
     calls, members = f"{site.calls} in training, {site.calls_eval} in evaluation", ", ".join(site.members)
     facts = [
         ("share", f"{percent(site.share)} of the model's GEMM FLOPs, {site.flops:.3g} FLOPs in a training step"),
@@ -98,9 +101,9 @@ def _facts(site: Explanation) -> list[tuple[str, str]]:
     optional = (
         ("written at", site.where),
         ("cannot be patched", site.blocked or ""),
-        ("region", " -> ".join(site.region) or ("the GEMM alone" if site.region_ends else "")),
-        ("region not replaced", "" if site.region_ends else site.region_note),
-        *(("region ends at", text) for text in site.region_ends),
+        ("region", " -> ".join(site.region) or ("the GEMM alone" if ends else "")),
+        ("region not replaced", "" if ends and site.region_note == NOTHING_AROUND else site.region_note),
+        *(("region ends at", text) for text in ends),
         ("generated class", site.bound_in),
         ("not timed", site.untimed),
     )

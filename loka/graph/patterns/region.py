@@ -154,17 +154,10 @@ def inline_for(
     """
     modules, sites, barriers = dict(model.named_modules()), tuple(sites), barriers or Barriers()
     closed, flow = barriers.closed, flow or Flow()
-    links = _links({site.name: site for site in sites if site.name in chained}, modules, flow, barriers)
     owners: dict[str, list[str]] = {}
-    for site in sites:
-        around = _owner_of(site, modules, site.name in chained, barriers)
-        wanted = (around, links.get(site.name), _reached(site, (held or {}).get(site.name), modules, barriers))
-        owner = min((name for name in wanted if name is not None), key=len, default=None)
-        if owner is not None:
-            owners.setdefault(owner, []).extend(_weight_names(site, modules, owner))
     inlined = {owner: list(names) for owner, names in (also or {}).items()}
-    for site in sites:
-        owner = links.get(site.name, site.owner)
+    for site, owner in _wanted(modules, sites, chained, flow, held or {}, barriers):
+        owners.setdefault(owner, []).extend(_weight_names(site, modules, owner))
         if site.name not in modules and owner != site.owner:
             inlined.setdefault(owner, []).append(site.owner)
     owners.update({owner: [] for owner in inlined if owner not in owners})
@@ -178,6 +171,31 @@ def inline_for(
             inlined.setdefault(outer, []).extend(inlined.get(owner, ()))
             scopes[outer] = scope_of(outer, owners[outer], modules, inlined[outer], closed)
     return tuple(scopes[owner] for owner in modules if owner in scopes)
+
+
+def wants_owner(model: nn.Module, sites: Iterable[Site], owner: str, barriers: Barriers) -> frozenset[str]:
+    """The names of the sites whose own norm, activation or Parameter makes a module their owner, without any chain."""
+    modules = dict(model.named_modules())
+    wanted = _wanted(modules, tuple(sites), (), Flow(), {}, barriers)
+    return frozenset(site.name for site, found in wanted if found == owner)
+
+
+def _wanted(
+    modules: dict[str, nn.Module],
+    sites: Sequence[Site],
+    chained: Collection[str],
+    flow: Flow,
+    held: Mapping[str, str],
+    barriers: Barriers,
+) -> Iterator[tuple[Site, str]]:
+    """The owner of each site that needs one."""
+    links = _links({site.name: site for site in sites if site.name in chained}, modules, flow, barriers)
+    for site in sites:
+        around = _owner_of(site, modules, site.name in chained, barriers)
+        wanted = (around, links.get(site.name), _reached(site, held.get(site.name), modules, barriers))
+        owner = min((name for name in wanted if name is not None), key=len, default=None)
+        if owner is not None:
+            yield site, owner
 
 
 def _reached(site: Site, owner: str | None, modules: dict[str, nn.Module], barriers: Barriers) -> str | None:

@@ -159,7 +159,7 @@ class _Linter:
         receiver = node.func.value if isinstance(node.func, ast.Attribute) else None
         if name in {"checkpoint", "checkpoint_sequential"}:
             yield "activation checkpointing"
-        elif receiver is not None and name in _HOST_READS:
+        elif receiver is not None and name in _HOST_READS and not self._is_module(node.func):
             yield f"a tensor is read on the host (.{name})"
         elif name in _STATE_QUERIES:
             yield f"the forward asks '{ast.unparse(node.func)}'"
@@ -194,6 +194,10 @@ class _Linter:
                 yield f"'{node.id}' gives other values in each call"
         elif isinstance(node, ast.Attribute) and ast.unparse(node) in {"np.random", "numpy.random"}:
             yield "numpy's random numbers"
+
+    def _is_module(self, node: ast.AST) -> bool:
+        chain = self._chain(node)
+        return bool(chain) and isinstance(self._value(chain or ()), nn.Module)
 
     def _chain(self, node: ast.AST) -> tuple[str, ...] | None:
         """("cfg", "scale") for self.cfg.scale or self.cfg[0].scale; () for self; None where it does not start there."""

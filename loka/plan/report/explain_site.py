@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from loka.errors import InputError
 from loka.numerics.enums import OPERANDS, Accumulation, Gemm
 from loka.plan.evidence import ProfiledSites
-from loka.plan.plan import NOTHING_AROUND, Candidate, KernelTime, Plan, PlannedBinding, SitePlan, StepTime
+from loka.plan.plan import Candidate, KernelTime, Plan, PlannedBinding, SitePlan, StepTime
 from loka.plan.report.format import format_gemm, format_place
 from loka.plan.report.mod_plans import Touch, touches
 from loka.plan.report.profile_view import ProfileView, budget_of, describe_speed, profile_view
@@ -186,7 +186,7 @@ def explain(plan: Plan, name: str, known: ProfiledSites | None = None) -> Explan
         untimed=_untimed(plan, found),
         mods=touches(plan, site.name),
         inside=_inside(plan, site.name),
-        region_ends=region_ends(site, found.region) if found.region or found.region_note == NOTHING_AROUND else (),
+        region_ends=region_ends(site, found.region),
     )
 
 

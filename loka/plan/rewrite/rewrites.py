@@ -14,7 +14,7 @@ from torch import nn
 from loka.graph.canonical.forwards import as_traced
 from loka.graph.ir import ForwardIR, Region
 from loka.graph.patterns.linear_chain import ChainStage, LinearChain, StaticOperands, find_chains
-from loka.graph.patterns.region import RegionScope, find_regions
+from loka.graph.patterns.region import RegionScope, find_regions, wants_owner
 from loka.graph.refused import Refused
 from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, GATES
 from loka.kernels.fused.norm.norm_widths import LARGEST_HELD
@@ -146,7 +146,10 @@ def _retry(
     else:
         stuck = {site.name for site in request.sites if only_owner(site, model) == owner}
         made.interactions.refuse(request.owners & {owner}, reason)
-        _refuse(replace(request.only(stuck), fused=request.fused), owner, reason, made)
+        wanted = wants_owner(model, request.sites, owner, request.barriers)
+        if stuck or wanted:  # not for a longer chain alone
+            fused = tuple(site for site in request.fused if site.name in wanted)
+            _refuse(replace(request.only(stuck), fused=fused), owner, reason, made)
         barriers = replace(request.barriers, owners=request.barriers.owners | {owner})
         inner = request.only({site.name for site in request.sites} - stuck)
         _rewrite(replace(inner, owners=request.owners - {owner}, barriers=barriers), model, trace, made)
