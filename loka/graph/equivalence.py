@@ -19,9 +19,10 @@ import torch
 from torch import nn
 
 from loka.graph.ir import ForwardIR, Statement
-from loka.graph.loop_guards import checked_length
+from loka.graph.loop_guards import checked_keys, checked_length
 from loka.graph.refused import CannotTraceError
 from loka.graph.trace.examples import ExampleCall, Examples, copy_tree
+from loka.graph.trace.quiet import quiet
 from loka.sites.callables import message_of
 
 _INTERNAL = frozenset(vars(nn.Module()))
@@ -45,6 +46,7 @@ def difference(
             child.training = flag
 
 
+@quiet()
 def rounding_difference(
     module: nn.Module, forward: ForwardIR, examples: Examples, copied: Callable[[], nn.Module]
 ) -> str | None:
@@ -91,7 +93,8 @@ def linear_text(statement: Statement, function: str = "torch.nn.functional.linea
 
 def with_forward(module: nn.Module, forward: ForwardIR, rewritten: bool = False) -> nn.Module:
     """The module with its class changed to one whose forward is the printed text."""
-    scope: dict[str, Any] = {"torch": torch, "dispatch": SimpleNamespace(checked_length=checked_length)}
+    guards = SimpleNamespace(checked_length=checked_length, checked_keys=checked_keys)
+    scope: dict[str, Any] = {"torch": torch, "dispatch": guards}
     exec(compile(source(forward, rewritten), f"<forward of {forward.owner!r}>", "exec"), scope)  # noqa: S102 - own text
     kind = type(module)
     module.__class__ = type(kind.__name__, (kind,), {"forward": scope["forward"]})

@@ -1,15 +1,14 @@
-"""Guards of unrolled loops: each loop was unrolled for a fixed number of items, which every call checks."""
+"""Guards of unrolled loops: each was unrolled for a fixed number of items, or fixed keys, which every call checks."""
 
 from __future__ import annotations
 
-from collections.abc import Sized
-from typing import TypeVar
+from collections.abc import Mapping, Sized
+from typing import Any, TypeVar
 
 from loka.errors import InputError
 
-NAME = "dispatch.checked_length"  # its name in generated code
-
 Items = TypeVar("Items", bound=Sized)
+Named = TypeVar("Named", bound=Mapping[Any, Any])
 
 
 def checked_length(items: Items, count: int) -> Items:
@@ -20,3 +19,18 @@ def checked_length(items: Items, count: int) -> Items:
             "with model.inputs as the model is called"
         )
     return items
+
+
+def checked_keys(items: Named, *keys: str | int) -> Named:
+    """Return the dict unchanged. Raises InputError unless it has these keys in this order, as when planned."""
+    if tuple(items) != keys:
+        planned, met = (", ".join(map(repr, names)) or "none" for names in (keys, items))
+        raise InputError(
+            f"a loop of this model was planned over the keys {planned} and meets {met}: run loka generate again, with "
+            "model.inputs as the model is called"
+        )
+    return items
+
+
+# Their names in generated code.
+NAMES = {checked_length: "dispatch.checked_length", checked_keys: "dispatch.checked_keys"}

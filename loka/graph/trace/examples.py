@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from loka.graph.refused import Refused
+from loka.graph.trace.quiet import quiet
 from loka.sites.fake_outputs import LARGE, without_numbers
 
 MOST_CALLS = 4  # kept per module and batch size; they differ in shape or arguments
@@ -41,6 +42,7 @@ class ModelInputs:
     kwargs: Mapping[str, Any] | None = None
 
 
+@quiet()
 def capture_examples(
     model: nn.Module, owners: Collection[str], batches: Mapping[int, ModelInputs]
 ) -> dict[str, Examples | Refused]:

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import math
+import operator
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import fx, nn
 
-from loka.graph.loop_guards import checked_length
+from loka.graph.loop_guards import checked_keys, checked_length
 from loka.graph.reads import NAMESPACE
 from loka.graph.refused import CannotTraceError
 from loka.graph.source import functions_of, live_floats
 from loka.graph.trace.examples import ExampleCall
 from loka.graph.trace.in_place import InPlaceProxy, InPlaceTracer
 from loka.graph.trace.lint import place_in, training_reads
-from loka.graph.trace.loop_lengths import LoopError, length_of
+from loka.graph.trace.loop_lengths import Length, LoopError, dict_of, length_of
 from loka.graph.trace.printer import TrainingFlag, is_identifier
-from loka.sites.callables import message_of
+from loka.graph.trace.words import reason_of
 
 _BY_TORCH: dict[object, Callable[..., Any]] = {math.sqrt: torch.sym_sqrt}  # of sizes that may be symbolic
 _VIEWS = frozenset({"T", "mT", "H", "mH", "real", "imag"})  # attributes that autograd sees
@@ -37,6 +39,7 @@ class Op:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     child: str  # the inlined child whose forward it is part of, "" for the owner's own
+    line: tuple[str, int] | None = None  # file and line in the user's code
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ def _trace(
     module: nn.Module, expand: frozenset[str], calls: Sequence[ExampleCall], reads: _ReadLog, in_place: bool
 ) -> _Tracer:
     """One trace, restarted at each loop whose length has to be determined."""
-    lengths: dict[int, int | None] = {}
+    lengths: dict[int, Length] = {}
     while True:
         tracer = _Tracer(expand, lengths, reads)
         tracer.in_place = in_place
@@ -152,23 +155,29 @@ class _ViewsInPlace(InPlaceProxy):
             _ = found.node  # makes it
         return found
 
+    def __len__(self) -> int:
+        # Not torch.fx's RuntimeError: Python asks for a hint before it unpacks (`[*features]`), and goes on without.
+        raise TypeError("'len' is not supported")
+
 
 class _Tracer(InPlaceTracer):
     """torch.fx's tracer: leaves are all children but those in `expand`; buffers are proxies; floats are read live.
 
-    `lengths` maps a loop's place to its number of items; None for a loop that cannot be unrolled.
+    `lengths` maps a loop's place to its number of items, or keys; None for a loop that cannot be unrolled.
     """
 
-    def __init__(self, expand: frozenset[str], lengths: Mapping[int, int | None], reads: _ReadLog) -> None:
+    def __init__(self, expand: frozenset[str], lengths: Mapping[int, Length], reads: _ReadLog) -> None:
         super().__init__(autowrap_modules=(math,))
         self.expand, self.lengths, self.reads = expand, lengths, reads
         self.called: dict[str, None] = {}
         self.children: dict[fx.Node, str] = {}
+        self.lines: dict[fx.Node, tuple[str, int] | None] = {}
         self._inside = [""]
         self._failed = ""  # the innermost child in whose forward tracing stopped
         self._expanded: list[tuple[str, nn.Module]] = []
         self._files: set[str] = set()
         self._tensors: dict[int, str] = {}
+        self._dicts: dict[fx.Node, tuple[fx.Proxy, tuple[str | int, ...]]] = {}  # looped over: their guards and keys
 
     def run(self, module: nn.Module) -> None:
         """Fills `graph`; raises CannotTraceError."""
@@ -186,14 +195,17 @@ class _Tracer(InPlaceTracer):
             raise
         except BaseException as error:  # user code meets proxies: anything can be raised
             where = self._place(traceback.extract_tb(error.__traceback__))
-            raise CannotTraceError(f"{_words(error)} {where}".strip()).inside_of(self._failed) from error
+            raise CannotTraceError(f"{reason_of(error)} {where}".strip()).inside_of(self._failed) from error
         finally:
             for child, attributes in saved:
                 vars(child).clear()
                 vars(child).update(attributes)
         for node in self.graph.nodes:
             if node.op == "get_attr" and node.target.rpartition(".")[2].startswith("_tensor_constant"):
-                raise CannotTraceError("the forward makes a constant tensor, which would be frozen at its first value")
+                line = self.lines.get(node)
+                where = place_in(*line) if line is not None else ""
+                what = "the forward makes a constant tensor, which would be frozen at its first value"
+                raise CannotTraceError(f"{what} {where}".strip())
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return module_qualified_name not in self.expand
@@ -246,6 +258,7 @@ class _Tracer(InPlaceTracer):
             target = _BY_TORCH[target]
         node = super().create_node(kind, target, *args, **kwargs)
         self.children[node] = self._inside[-1]
+        self.lines[node] = self._line()
         return node
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Any:
@@ -266,15 +279,40 @@ class _Tracer(InPlaceTracer):
             return super().iter(obj)
         except fx.proxy.TraceError:
             loop = LoopError(self.graph, obj.node)
+        if dict_of(obj.node) in self._dicts:
+            return self._items_of_dict(obj.node)
         if loop.place not in self.lengths:
             raise loop
         length = self.lengths[loop.place]
         if length is None:
             where = self._place(traceback.extract_stack())
-            what = f"loop over {_kind(obj.node)}, which is no list or tensor of one length in all calls"
-            raise CannotTraceError(f"{what} {where}".strip())
+            fixed = "which is no list or tensor of one length in all calls"
+            if dict_of(obj.node) is not obj.node:
+                fixed = "which is no dict of the same keys in all calls"
+            raise CannotTraceError(f"loop over {_kind(obj.node)}, {fixed} {where}".strip())
+        if isinstance(length, tuple):
+            source = dict_of(obj.node)
+            guard = self.create_proxy("call_function", checked_keys, (fx.Proxy(source, self), *length), {})
+            self._dicts[source] = guard, length
+            return self._items_of_dict(obj.node)
         items = self.create_proxy("call_function", checked_length, (obj, length), {})
         return iter([items[place] for place in range(length)])  # type: ignore[index]
+
+    def _items_of_dict(self, node: fx.Node) -> Iterator[Any]:
+        """What a loop over a dict of known keys, or over its keys, values or items, meets."""
+        guard, keys = self._dicts[dict_of(node)]
+        view = str(node.target) if dict_of(node) is not node else "keys"
+        if view == "keys":
+            return iter(keys)
+        values = [(key, guard[key]) for key in keys]  # type: ignore[index]
+        return iter(values if view == "items" else [value for _, value in values])
+
+    def _line(self) -> tuple[str, int] | None:
+        """File and line of the innermost call in the functions that are being traced."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename not in self._files:
+            frame = frame.f_back
+        return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
     def _place(self, frames: traceback.StackSummary) -> str:
         """The innermost line in the functions that are being traced, as text; "" where there is none."""
@@ -288,6 +326,14 @@ def _kind(node: fx.Node) -> str:
     """Description of a traced value: an argument, a tensor's size, an attribute, or a tensor's value."""
     if node.op == "placeholder":
         return f"argument '{node.target}'"
+    if node.op == "call_module":
+        return f"what '{node.target}' returns"
+    parent = node.args[0] if node.args else None
+    if isinstance(parent, fx.Node):
+        if node.op == "call_method" and node.target in ("keys", "values", "items"):
+            return f"the {node.target} of {_kind(parent)}"
+        if node.target is operator.getitem and isinstance(node.args[1], str):
+            return f"item {node.args[1]!r} of {_kind(parent)}"
     seen: set[fx.Node] = set()
     queue = [node]
     while queue:
@@ -302,16 +348,6 @@ def _kind(node: fx.Node) -> str:
     return "a tensor's value"
 
 
-def _words(error: BaseException) -> str:
-    text = message_of(error)
-    if isinstance(error, TypeError) and "item assignment" in text:
-        return "assignment into a tensor"
-    if isinstance(error, RuntimeError) and "'len' is not supported" in text:
-        return "len of a tensor"
-    hint = " (compute this number in __init__, or by torch)" if "not Proxy" in text else ""
-    return f"tracing stops with {type(error).__name__} '{text[:160]}'{hint}"
-
-
 def _merge(training: _Tracer, evaluation: _Tracer, modules: Iterable[nn.Module]) -> tuple[Op, ...]:
     """The operations of both traces. Raises CannotTraceError if more than the value of `self.training` differs."""
     ours, theirs = list(training.graph.nodes), list(evaluation.graph.nodes)
@@ -324,7 +360,7 @@ def _merge(training: _Tracer, evaluation: _Tracer, modules: Iterable[nn.Module])
             if (a.op, a.target) != (b.op, b.target):
                 raise _DifferentError
             args, kwargs = _both(a.args, b.args, same), _both(dict(a.kwargs), dict(b.kwargs), same)
-            ops.append(Op(a, args, kwargs, training.children[a]))
+            ops.append(Op(a, args, kwargs, training.children[a], training.lines[a]))
     except _DifferentError:
         at = training_reads(modules)
         raise CannotTraceError(f"does other operations in training than in evaluation {at}".rstrip()) from None

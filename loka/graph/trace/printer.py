@@ -131,8 +131,9 @@ def _public_names() -> dict[int, str]:
 
 def public_name(function: object) -> str:
     """ "torch.nn.functional.layer_norm" for a function of torch; raises CannotTraceError for any other."""
-    if function is loop_guards.checked_length:
-        return loop_guards.NAME
+    guard = next((name for each, name in loop_guards.NAMES.items() if each is function), None)
+    if guard is not None:
+        return guard
     found = _public_names().get(id(function))
     if found is not None:
         return found

@@ -28,7 +28,8 @@ from loka.graph.refused import CannotTraceError, Refused
 from loka.graph.source import forward_source_hash, has_hooks, qualified
 from loka.graph.trace.examples import Examples, missing_storage
 from loka.graph.trace.fx_recording import FxRecording, Op, fx_record
-from loka.graph.trace.lint import lint, makes_its_result, out_of_place
+from loka.graph.trace.lint import lint, makes_its_result, out_of_place, place_in
+from loka.graph.trace.loop_lengths import VIEWS_OF_DICT
 from loka.graph.trace.observed_shapes import Shape, observed_shapes, with_even_statements
 from loka.graph.trace.printer import (
     HIDING,
@@ -43,14 +44,16 @@ from loka.graph.trace.printer import (
     public_name,
     variable,
 )
+from loka.graph.trace.quiet import quiet
 from loka.graph.trace.site_calls import Weights, find_weights, site_call
 from loka.sites.callables import message_of
 from loka.sites.neighbours import is_idle_dropout
 
-_PURE_METHODS = {"size", "dim", "numel"}
+_PURE_METHODS = {"size", "dim", "numel", *VIEWS_OF_DICT}
 _WRAPPERS = {"FSDPModule", "FullyShardedDataParallel", "DistributedDataParallel", "OptimizedModule", "ScriptModule"}
 
 
+@quiet()
 def trace_forward(
     module: nn.Module,
     owner: str,
@@ -288,7 +291,8 @@ class _Printed:
             try:
                 self._print(op)
             except CannotTraceError as error:
-                raise error.inside_of(op.child) from error.__cause__
+                where = place_in(*op.line) if op.line is not None and op.node.op.startswith("call") else ""
+                raise CannotTraceError(f"{error} {where}".strip()).inside_of(op.child) from error.__cause__
         self._drop_unread()
 
     def _print(self, op: Op) -> None:

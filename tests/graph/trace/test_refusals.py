@@ -127,11 +127,45 @@ class OverADictionary(OverAList):
         return torch.cat([feature @ self.w for name, feature in features.items()])
 
 
-def test_a_loop_over_a_dictionary_is_refused_for_what_it_is() -> None:
-    calls = tuple(ExampleCall(rows, ({"a": torch.randn(rows, zoo.WIDTH)},), {}) for rows in (2, 3))
-    answer = trace_forward(OverADictionary(), "trap", Examples("trap", calls), sites=("w",))
+class OverKeys(OverAList):
+    def forward(self, features: dict[str, Tensor]) -> Tensor:  # type: ignore[override]
+        found = [features[name] @ self.w for name in features if name != "c"]
+        return torch.cat([*found, *features.values(), *(features[name] for name in features)])
+
+
+class AsksForAKey(OverAList):
+    def forward(self, features: dict[str, Tensor]) -> Tensor:  # type: ignore[override]
+        y = features["a"] @ self.w
+        return y + features["b"] if "b" in features else y
+
+
+def called_with_names(*names: str) -> Examples:
+    calls = ({name: torch.randn(rows, zoo.WIDTH) for name in names} for rows in (2, 3))
+    return Examples("trap", tuple(ExampleCall(len(next(iter(each.values()))), (each,), {}) for each in calls))
+
+
+@pytest.mark.parametrize("kind", [OverADictionary, OverKeys, AsksForAKey])
+def test_a_loop_over_a_dictionary_is_unrolled_where_its_keys_are_always_the_same(kind: type[OverAList]) -> None:
+    module = kind()
+    answer = trace_forward(module, "trap", called_with_names("a", "b"), sites=("w",))
+    assert isinstance(answer, ForwardIR), answer
+    assert [step.op for step in answer.statements].count("checked_keys") == 1
+    bound = with_forward(kind(), answer)
+    bound.load_state_dict(module.state_dict())
+    features = {name: torch.randn(4, zoo.WIDTH) for name in "ab"}
+    assert torch.equal(bound(features), module(features))
+    with pytest.raises(InputError, match="over the keys 'a', 'b' and meets 'b', 'a': run loka generate again"):
+        bound(dict(reversed(features.items())))
+
+
+@pytest.mark.parametrize(("kind", "what"), [(OverADictionary, "the items of argument 'features'")])
+def test_a_loop_over_a_dictionary_of_other_keys_in_each_call_is_refused_for_that(
+    kind: type[OverAList], what: str
+) -> None:
+    calls = (called_with_names(names).calls[0] for names in "ab")
+    answer = trace_forward(kind(), "trap", Examples("trap", tuple(calls)), sites=("w",))
     assert isinstance(answer, Refused)
-    assert re.search(r"loop over .*, which is no list or tensor of one length in all calls at ", answer.reason)
+    assert f"loop over {what}, which is no dict of the same keys in all calls at " in answer.reason
 
 
 @pytest.mark.slow
