@@ -27,8 +27,8 @@ ANALYTIC = frozenset(
 )  # fmt: skip
 _PLACING = frozenset({"cat", "concat", "concatenate", "hstack", "vstack"})  # values stay as they are
 _READING = frozenset({"size", "dim", "shape", "ndim"})
-_CASTS = frozenset({"to", "float", "double", "half", "bfloat16", "type_as", "contiguous"})  # rounding, and layout
-_KNOWN = ANALYTIC | _PLACING | _READING | _CASTS
+CASTS = frozenset({"to", "float", "double", "half", "bfloat16", "type_as", "contiguous"})  # rounding, and layout
+_KNOWN = ANALYTIC | _PLACING | _READING | CASTS
 _TORCH = ("torch", "torch.nn.functional", "torch.special", "torch.linalg")
 _NODES = (
     ast.Expression, ast.Call, ast.keyword, ast.Attribute, ast.Name, ast.Load, ast.Constant, ast.Tuple, ast.List,
@@ -108,6 +108,6 @@ class _IgnoreCasts(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if getattr(func, "__name__", "") in _CASTS and args:
+        if getattr(func, "__name__", "") in CASTS and args:
             return args[0]
         return func(*args, **{name: value for name, value in (kwargs or {}).items() if name != "dtype"})

@@ -15,7 +15,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from loka.graph.canonical.evaluation import Evaluable, agree, drawn, evaluable, evaluated
+from loka.graph.canonical.evaluation import CASTS, Evaluable, agree, drawn, evaluable, evaluated
 from loka.graph.ir import Ref, RefKind, Statement
 from loka.graph.patterns.norm import parse_norm
 from loka.graph.trace.observed_shapes import Shape
@@ -109,7 +109,8 @@ class _Finder:
             found = self._activation(steps, inputs.locals[0], shape)
         if of_one and found is None and (len(run) > 1 or (run[0].op in _NORMS and parse_norm(run[0]) is None)):
             found = self._norm(steps, inputs, shape)
-        if len(inputs.locals) == 2 and not inputs.attributes and len(run) < 3:
+        casts = any(step.op in CASTS for step in run)  # of a sum, these may be what makes its dtype
+        if len(inputs.locals) == 2 and not inputs.attributes and len(run) < 3 and not casts:
             found = self._sum_or_product(run, steps, inputs.locals, shape) or self._concatenation(steps, inputs, shape)
         if found is None and len(run) == 1 and run[0].op in _PRODUCT_SUMS and not inputs.attributes:
             return self._product_and_sum(run[0], steps, inputs.locals, shape)
