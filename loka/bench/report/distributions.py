@@ -101,7 +101,7 @@ def _chart(operand: OperandSummary) -> OperandChart:
         ("zeros", format_share(operand.zeros)),
         ("non-finite", f"{operand.nonfinite} in {operand.nonfinite_calls} calls" if operand.nonfinite else "none"),
     ]
-    spreads = (("rms to largest, a row", operand.row_spread), ("the same, 128 neighbours", operand.block_spread))
+    spreads = (("rms to largest, row", operand.row_spread), ("rms to largest, 128", operand.block_spread))
     facts += [(name, _spread(each)) for name, each in spreads if each is not None]
     return OperandChart(
         operand=operand.operand.value,

@@ -32,6 +32,7 @@ from loka.plan.report.plan_rows import (
     total_time,
 )
 
+ROWS = 300  # of a table; `loka plan` has the others
 OPEN_NODES = 60  # a tree of more nodes starts with closed branches
 
 
@@ -100,13 +101,14 @@ class Report:
     findings: Table | None
     shortfalls: tuple[str, ...]
     decisions: Table
+    rows_left_out: int  # of the tables of decisions and of evidence
     sources: tuple[Source, ...]
 
 
 def gather(planned: Planned, policy: str, runs: KeptRuns, steps: MeasuredSteps | None = None) -> Report:
     """The values of a policy's page; `policy` is the user's name for it. Deterministic for its arguments."""
     plan, known = planned.plan, planned.known
-    rows, total, tree = group_sites(plan, alike=True), total_time(plan), model_tree(plan)
+    rows, total, tree, errors = group_sites(plan, alike=True), total_time(plan), model_tree(plan), dot_chart(plan)
     return Report(
         name=plan.name,
         policy=policy,
@@ -121,8 +123,8 @@ def gather(planned: Planned, policy: str, runs: KeptRuns, steps: MeasuredSteps |
         times=time_chart(plan),
         times_total=_total_words(plan, total),
         steps=steps,
-        errors=dot_chart(plan),
-        evidence=evidence(rows) if known is not None else None,
+        errors=errors,
+        evidence=evidence(rows[:ROWS]) if errors is not None else None,
         distributions=distributions(plan, known) if known is not None else None,
         runs=runs,
         mods=tuple(
@@ -138,7 +140,8 @@ def gather(planned: Planned, policy: str, runs: KeptRuns, steps: MeasuredSteps |
         ),
         findings=finding_rows(known.profile.findings) if known is not None and known.profile.findings else None,
         shortfalls=tuple(shortfalls(plan, rows)),
-        decisions=decisions(rows),
+        decisions=decisions(rows[:ROWS]),
+        rows_left_out=max(len(rows) - ROWS, 0),
         sources=sources(planned, runs.charts, steps),
     )
 

@@ -14,6 +14,7 @@ from loka.bench.report.precision import Precision, fused_sites, precision_of
 from loka.plan.plan import Evidence, GemmPlan, Plan, SitePlan
 from loka.plan.report.format import format_evidence, format_operands, format_reasons
 
+WIDEST = 100  # children of a node; those with fewer FLOPs are summed up
 DEEPEST = 24  # levels of the tree; what lies deeper keeps the rest of its name
 _NAMED_PARTS = re.compile(r"[^.#]+|#[^.#]*")
 
@@ -81,7 +82,7 @@ def model_tree(plan: Plan) -> tuple[TreeNode, ...]:
         _insert(root, site)
     total = sum(each.site.share * len(each.gemms) for each in plan.sites) or 1.0
     making = _Making(plan, fused_sites(plan), total)
-    return tuple(making.node(alike, alike) for alike in _merged(root, making.key))
+    return _trimmed([making.node(alike, alike) for alike in _merged(root, making.key)])
 
 
 def name_parts(name: str) -> list[str]:
@@ -139,10 +140,10 @@ class _Making:
     def _children(self, branches: Sequence[_Branch]) -> tuple[TreeNode, ...]:
         """The nodes below branches with one key: their children are alike, and in one order."""
         merged = [_merged(each, self.key) for each in branches]
-        return tuple(
-            self.node(groups[0], [branch for group in groups for branch in group])
-            for groups in zip(*merged, strict=True)
-        )
+        return _trimmed(
+            [self.node(groups[0], [branch for group in groups for branch in group])
+             for groups in zip(*merged, strict=True)]
+        )  # fmt: skip
 
     def _amounts(self, branches: Iterable[_Branch]) -> dict[Precision, float]:
         found: dict[Precision, float] = {}
@@ -196,6 +197,29 @@ def _merged(branch: _Branch, key: Callable[[_Branch], object]) -> list[list[_Bra
         kind = (child.label[:1] == "#", key(child)) if numbered else child.label
         found.setdefault(kind, []).append(child)
     return list(found.values())
+
+
+def _trimmed(nodes: Sequence[TreeNode]) -> tuple[TreeNode, ...]:
+    """The nodes with most FLOPs, in model order, and one for all others."""
+    if len(nodes) <= WIDEST:
+        return tuple(nodes)
+    order = sorted(range(len(nodes)), key=lambda index: -nodes[index].share)
+    kept, rest = sorted(order[: WIDEST - 1]), [nodes[index] for index in sorted(order[WIDEST - 1 :])]
+    shares: dict[Precision, float] = {}
+    for part in (part for node in rest for part in node.parts):
+        shares[part.precision] = shares.get(part.precision, 0.0) + part.width / 100
+    summed = TreeNode(
+        label=f"{len(rest)} more",
+        title="those with fewer FLOPs",
+        count=1,
+        sites=sum(node.sites for node in rest),
+        share=sum(node.share for node in rest),
+        parts=_parts(shares, 1.0),
+        precisions=tuple(sorted(shares, key=lambda each: -shares[each])),
+        site=None,
+        children=(),
+    )
+    return (*(nodes[index] for index in kept), summed)
 
 
 def _count(branch: _Branch) -> int:

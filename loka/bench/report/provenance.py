@@ -54,9 +54,14 @@ def sources(planned: Planned, runs: tuple[RunChart, ...], steps: MeasuredSteps |
         found.append(Source("whole training steps", Origin.MEASURED, how))
     found += _evidence(planned)
     for run in runs:
-        how = f"{run.pairs} pairs of runs over {run.seeds} seeds on {run.device}, kept in {run.file}"
+        pairs, seeds = _counted(run.pairs, "pair"), _counted(run.seeds, "seed")
+        how = f"{pairs} of runs over {seeds} on {run.device}, kept in {run.file}"
         found.append(Source(f"loss and NE of loka {run.verb}", Origin.TRAINED, how))
     return tuple(found)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' if count != 1 else ''}"
 
 
 def _times(planned: Planned) -> list[Source]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from loka.bench.report.gather import Headline, Report, Tone, gather
+from loka.bench.report.gather import ROWS, Headline, Report, Tone, gather
 from loka.bench.report.loss_curves import KeptRuns
 from loka.bench.report.measured_steps import measured_steps
 from loka.bench.report.precision import Precision
@@ -115,6 +115,14 @@ def test_every_figure_has_a_source() -> None:
 
 def test_a_page_is_the_same_for_the_same_values() -> None:
     assert report() == report()
+
+
+def test_long_tables_are_cut() -> None:
+    sites = (site_plan(f"tower.x{i}") for i in range(ROWS + 5))
+    found = report(plan_of_sites(*sites))
+    assert found.evidence is not None
+    assert (len(found.decisions[1]), len(found.evidence[1]), found.rows_left_out) == (ROWS, ROWS, 5)
+    assert report().rows_left_out == 0
 
 
 def test_paths_are_not_resolved() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from loka.bench.report.model_tree import DEEPEST, Part, TreeNode, model_tree, name_parts
+from loka.bench.report.model_tree import DEEPEST, WIDEST, Part, TreeNode, model_tree, name_parts
 from loka.bench.report.precision import Precision
 from loka.plan.plan import SitePlan
 from tests.support.plan.report_plans import plan_of_sites, site_plan
@@ -72,6 +72,17 @@ def test_names_of_any_form_are_taken_apart() -> None:
     assert len(parts) == DEEPEST
     assert ".".join(parts) == deep
     assert model_tree(plan_of_sites(site_plan(deep), site_plan(deep + ".x")))
+
+
+def test_of_many_children_those_with_fewest_flops_are_one() -> None:
+    sites = [site_plan(f"tower.{i}", share=0.001 if i % 2 else 0.01, fp8=i % 3 > 0) for i in range(3 * WIDEST)]
+    sites = [replace(each, site=replace(each.site, k=i + 1)) for i, each in enumerate(sites)]  # no two are alike
+    (node,) = tree(*sites)
+    *kept, rest = node.children
+    assert [child.label for child in kept] == [str(i) for i in range(0, 2 * WIDEST - 2, 2)]
+    assert (rest.label, rest.sites) == (f"{2 * WIDEST + 1} more", 2 * WIDEST + 1)
+    assert sum(child.share for child in node.children) == pytest.approx(1)
+    assert rest.share == pytest.approx(sum(part.width for part in rest.parts) / 100, abs=1e-2)
 
 
 def test_a_model_without_sites_has_no_tree() -> None:
