@@ -20,7 +20,7 @@ from typing import Any
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SKIPPED = "there is no Chromium here (on Debian: apt-get install chromium)"
-_SECONDS = 120  # that a browser may take before it is ended
+_SECONDS = 300  # that a browser may take before it is ended
 _KEYS = {"Tab": 9, "Enter": 13}  # key codes
 
 

@@ -39,9 +39,7 @@ def command(
 ) -> None:
     """Write a page of measurements and decisions: plan, times, errors, quality, mods, findings, and what falls short.
 
-    The HTML page shows the model as a tree by precision, where the time goes beside BF16, the error of each GEMM
-    against its budget, the distributions of the profile, and the losses of the runs that loka train and loka compare
-    kept in build/train and build/compare.
+    A page of HTML has charts, also of the runs that loka train and compare keep in build/train and build/compare.
     """
     from loka.bench.report.html_page import is_html_report
     from loka.bench.report.markdown_page import is_markdown_report, to_markdown
