@@ -93,11 +93,22 @@ def read_pairs(path: Path) -> KeptPairs | None:
         head = json.loads(first)
         if not isinstance(head, dict) or head.get("loka_compare") != FORMAT:
             return None
-        facts = RunFacts(**head["about"]) if "about" in head else None
-    except (OSError, ValueError, TypeError):
+        facts = _facts(head["about"]) if "about" in head else None
+    except (OSError, ValueError, TypeError, KeyError):
         return None
     pairs = {(pair.seed, pair.draw): pair for line in lines if (pair := _read(line)) is not None}
     return KeptPairs(path, facts, tuple(pairs[key] for key in sorted(pairs)))
+
+
+def _facts(about: object) -> RunFacts:
+    """The facts of a first line. Raises TypeError or KeyError where they are others."""
+    if not isinstance(about, dict):
+        raise TypeError("no facts")
+    facts = RunFacts(about["plan"], about["device"], about["against"], about["budget_percent"])
+    texts = (facts.plan, facts.device, facts.against)
+    if not all(isinstance(each, str) for each in texts) or not isinstance(facts.budget_percent, int | float | None):
+        raise TypeError("other facts")
+    return facts
 
 
 def _head(comparison: str) -> dict[str, object]:
@@ -131,4 +142,6 @@ def _result(data: dict[str, object]) -> TrainResult:
     curve = data.pop("train_loss")
     if not isinstance(curve, list):
         raise TypeError("train_loss is no list")
+    if not all(isinstance(each, int | float) for each in (*curve, *data.values())):
+        raise TypeError("a figure is no number")
     return TrainResult(train_loss=tuple(curve), **data)  # type: ignore[arg-type]  # checked by the caller's except

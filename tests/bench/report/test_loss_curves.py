@@ -97,6 +97,17 @@ def test_a_plan_is_known_whether_or_not_gains_were_looked_up() -> None:
     assert plan_sha256(bare) == plan_sha256(gains) != plan_sha256(PLAN)
 
 
+def test_figures_that_are_no_numbers_are_no_pairs(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.jsonl"
+    file = PairFile(path, "one", FACTS)
+    file.add(pair(0))
+    file.add(pair(1))
+    path.write_text(path.read_text(encoding="utf-8").replace('"ne": 0.8', '"ne": "0.8"', 1), encoding="utf-8")
+    found = read_pairs(path)
+    assert found is not None
+    assert [each.seed for each in found.pairs] == [1]
+
+
 def test_a_file_goes_on_whatever_else_its_first_line_says(tmp_path: Path) -> None:
     path = tmp_path / "pairs.jsonl"
     PairFile(path, "one").add(pair(0))
@@ -109,7 +120,13 @@ def test_a_file_goes_on_whatever_else_its_first_line_says(tmp_path: Path) -> Non
     assert read_pairs(tmp_path / "missing.jsonl") is None
 
 
-@pytest.mark.parametrize("head", ["", "[]", "3", '{"loka_compare": 2}'])
+@pytest.mark.parametrize(
+    "head",
+    [
+        "", "[]", "3", '{"loka_compare": 2}', '{"loka_compare": 1, "about": 3}',
+        '{"loka_compare": 1, "about": {"plan": "a", "device": "cpu", "against": "model", "budget_percent": "b"}}',
+    ],
+)  # fmt: skip
 def test_other_files_hold_no_pairs(head: str, tmp_path: Path) -> None:
     path = tmp_path / "pairs.jsonl"
     path.write_text(f"{head}\n", encoding="utf-8")
