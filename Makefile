@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # torchrec asks for the CUDA build of FBGEMM; its CPU build exists for this platform only.
 TORCHREC := $(if $(filter Linux-x86_64,$(shell uname -s)-$(shell uname -m)),yes)
 
-.PHONY: demo test test-cpu test-quick lint test-gpu test-gpu-kernels test-gpu-models test-gpu-timing fuzz bench-scale judge-samplers quality docs-api clean
+.PHONY: demo test test-cpu test-quick test-pages lint test-gpu test-gpu-kernels test-gpu-models test-gpu-timing fuzz bench-scale judge-samplers quality docs-api clean
 .DEFAULT_GOAL := test
 
 demo: $(VENV)/.demo
@@ -67,6 +67,12 @@ quality: $(VENV)/.demo
 	$(BIN)/loka generate tests/bench/clipped.yaml --out build/quality/generated/clipped
 	cd build/quality && OMP_NUM_THREADS=1 $(abspath $(BIN))/loka compare $(CURDIR)/tests/bench/clipped.yaml \
 	  --seeds 75 --draws 1 --jobs $(JOBS); test $$? -eq 1
+
+# The page of `loka report` in headless Chromium, which is installed first where apt-get can; without one, these tests
+# are skipped.
+test-pages: $(VENV)/.dev
+	command -v chromium || command -v google-chrome || { apt-get update -qq && apt-get install -y -qq chromium; } || true
+	$(BIN)/python -m pytest -rs tests/bench/report
 
 # Odd and damaged files for as long as FUZZ_SECONDS says, for each kind of file; what fails joins tests/fuzz/corpus.
 # FUZZ_SEED repeats a run.

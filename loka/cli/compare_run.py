@@ -24,19 +24,19 @@ import torch
 from torch import Tensor, nn
 
 from loka.bench.quality.adapted_job import adapted_job
-from loka.bench.quality.pair_file import PairFile
+from loka.bench.quality.pair_file import COMPARE_FOLDER, TRAIN_FOLDER, PairFile, RunFacts
 from loka.bench.quality.training import PairResult, build, train_pair
 from loka.bench.quality.training_calls import BATCHES, TEST, called, pairs
 from loka.bench.quality.training_job import TrainingJob
 from loka.cli.cli_job import make_job, training_of
 from loka.cli.fresh_package import fresh_package, load_package, patcher, verify
-from loka.cli.labels import ORIGINAL, ComparisonLabels, comparison_labels
+from loka.cli.labels import AGAINST, ORIGINAL, ComparisonLabels, comparison_labels
 from loka.errors import CheckFailedError, InputError, LokaError
 from loka.mods.adapt import adapt
 from loka.mods.policy_loader import load_policy
 from loka.plan.plan import Plan
 from loka.plan.planner import make_plan
-from loka.plan.serialize import from_json, to_json
+from loka.plan.serialize import from_json, plan_sha256, to_json
 from loka.policy.policy import Policy
 from loka.sites.callables import current_directory_importable
 from loka.version import __version__
@@ -44,7 +44,6 @@ from loka.version import __version__
 if TYPE_CHECKING:
     from torch.utils._pytree import PyTree
 
-FOLDER = Path("build/compare")
 Told = Callable[[int, str, int, int | None], None]  # seed, "as it is" or "patched", samples done, samples in all
 
 
@@ -127,10 +126,27 @@ def _opened(
     return Opened(policy, adapted_job(job, plan.adaptations), patcher(package, quiet), verify, labels, plan)
 
 
-def pair_file(opened: Opened, first_seed: int, path: Path | None) -> PairFile:
-    """The file of finished pairs: `path`, else one in FOLDER whose name has what is compared in it."""
+def pair_file(opened: Opened, first_seed: int, path: Path | None, budget_percent: float | None = None) -> PairFile:
+    """The file of finished pairs: `path`, else one in COMPARE_FOLDER whose name has what is compared in it."""
     digest = opened.digest(first_seed)
-    return PairFile(path or FOLDER / f"{opened.policy.name}-{digest[:8]}.jsonl", digest)
+    against = AGAINST[opened.labels is ORIGINAL]
+    facts = RunFacts(plan_sha256(opened.plan), device_name(opened.job.device), against, budget_percent)
+    return PairFile(path or COMPARE_FOLDER / f"{opened.policy.name}-{digest[:8]}.jsonl", digest, facts)
+
+
+def train_file(plan: Plan, job: TrainingJob) -> PairFile:
+    """The file in TRAIN_FOLDER with the pairs of `loka train` for a plan, one for each choice of steps and device."""
+    settings = {key: str(value) for key, value in asdict_of(job).items()}
+    named = json.dumps([__version__, torch.__version__, plan_sha256(plan), settings])
+    digest = hashlib.sha256(named.encode()).hexdigest()
+    facts = RunFacts(plan_sha256(plan), device_name(job.device))
+    return PairFile(TRAIN_FOLDER / f"{plan.name}-{digest[:8]}.jsonl", digest, facts)
+
+
+def device_name(device: str) -> str:
+    """The name of a device to train on: `cpu`, `NVIDIA H200`."""
+    kind = torch.device(device).type
+    return torch.cuda.get_device_name(device) if kind == "cuda" else kind
 
 
 def trained_pairs(

@@ -7,11 +7,12 @@ that changed.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import reprlib
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import isfinite
 from typing import Any, ClassVar, Generic, Literal, TypeVar
@@ -144,6 +145,12 @@ def to_json(plan: Plan) -> str:
     data: dict[str, Any] = _adapter().dump_python(_to_file(plan), mode="json")
     without_empty(data)
     return "{\n" + ",\n".join(f" {_dump(key)}: {_value(data[key])}" for key in sorted(data)) + "\n}\n"
+
+
+def plan_sha256(plan: Plan) -> str:
+    """Names a plan by what it decides: sha256 of its text without the mods' gains, which not every verb looks up."""
+    bare = replace(plan, mods=tuple(replace(mod, gain=None) for mod in plan.mods))
+    return hashlib.sha256(to_json(bare).encode()).hexdigest()
 
 
 def from_json(text: str, name: str = "plan.json") -> Plan:

@@ -16,6 +16,7 @@ from loka.errors import InputError
 from loka.templating.wrap import wrap
 
 KERNELS = "triton/"  # folder of the templates of kernels
+PAGES = "report/"  # folder of the templates of pages, no part of any package (`loka.templating.pages`)
 OMIT = "\0"  # value of `omit` in templates: its line is left out
 _SUFFIX = ".j2"
 _FIRST = "kernels.py" + _SUFFIX
@@ -24,7 +25,7 @@ _NOTHING = re.compile(r"^ +\n", re.MULTILINE)  # a line whose only expression wa
 
 @dataclass(frozen=True, slots=True)
 class Templates:
-    """All templates by path below `templates/`, and the environment that renders them."""
+    """All templates of code by path below `templates/`, and the environment that renders them."""
 
     texts: tuple[tuple[str, str], ...]
     environment: jinja2.Environment
@@ -65,15 +66,16 @@ def templates_folder() -> Traversable:
 
 @cache
 def load_templates() -> Templates:
-    """All templates, read once per process. Raises InputError if they are missing."""
-    texts = tuple(sorted(_texts(templates_folder(), "")))
+    """All templates of code, read once per process. Raises InputError if they are missing."""
+    texts = tuple(sorted(each for each in template_texts(templates_folder(), "") if not each[0].startswith(PAGES)))
     return Templates(texts, _environment(dict(texts)))
 
 
-def _texts(folder: Traversable, prefix: str) -> Iterator[tuple[str, str]]:
+def template_texts(folder: Traversable, prefix: str) -> Iterator[tuple[str, str]]:
+    """The templates below a folder: `prefix` with the path below it, and the text."""
     for item in folder.iterdir():
         if item.is_dir():
-            yield from _texts(item, f"{prefix}{item.name}/")
+            yield from template_texts(item, f"{prefix}{item.name}/")
         elif item.name.endswith(_SUFFIX):
             yield prefix + item.name, item.read_text(encoding="utf-8").replace("\r\n", "\n")
 

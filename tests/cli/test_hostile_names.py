@@ -8,7 +8,8 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-NAMES = ["x\x1b[31mred", "a\nb", "[bold]q", '"""; import os', "\u202ertl", "{{ 7*7 }}", "| a |", "class"]
+SCRIPT = "<script>alert(1)</script>"
+NAMES = ["x\x1b[31mred", "a\nb", "[bold]q", '"""; import os', "\u202ertl", "{{ 7*7 }}", "| a |", "class", SCRIPT]
 MODEL = f"""
 class Hostile(nn.Module):
     def __init__(self):
@@ -60,6 +61,17 @@ def test_every_output_escapes_names(verb, hostile, loka):
     shows(ran.out)
     shows(ran.err)
     assert "a\\nb" in ran.out
+
+
+def test_a_page_of_html_has_names_as_text(hostile, loka):
+    ran = loka("report", hostile.policy, "-o", "page.html")
+    assert ran.status == 0, ran.err
+    page = (hostile.folder / "page.html").read_text(encoding="utf-8")
+    shows(page)
+    assert "<script" not in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+    assert "x\\x1b[31mred" in page
+    assert "{{ 7*7 }}" in page
 
 
 def test_json_has_the_names_as_they_are(hostile, loka):

@@ -67,7 +67,8 @@ def command(
     if not original:
         _check_not_tuned(opened.policy, first_seed, seeds)
     order = order_of(range(first_seed, first_seed + seeds), draws)
-    file = pair_file(opened, first_seed, runs)
+    budget_percent = BUDGET_PERCENT if budget is None else budget
+    file = pair_file(opened, first_seed, runs, None if original else budget_percent)
     if len(file):
         note(f"note: {len(file)} finished pairs are taken from {file.path}; delete it to train them again")
     quality, interrupted = None, False
@@ -77,7 +78,6 @@ def command(
             lambda seed, run, done, total: shown.update(f"seed {seed} {labels.by_run.get(run, run)}", done, total),
         )  # fmt: skip
         left = TimeLeft(order, file)
-        budget_percent = BUDGET_PERCENT if budget is None else budget
         try:
             for quality in compare(pairs, seeds, draws, budget_percent, early=not original):
                 note(_progress(quality, labels, str(left)))

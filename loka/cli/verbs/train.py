@@ -9,6 +9,7 @@ import typer
 
 from loka.cli.labels import ComparisonLabels, comparison_labels
 from loka.cli.output import Json, PolicyPath, note, percent, print_json, print_line, print_table
+from loka.errors import InputError
 
 if TYPE_CHECKING:
     from loka.bench.quality.training import PairResult
@@ -28,11 +29,15 @@ def command(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Train the model without and with the generated package, and compare the two; mods apply to both."""
+    """Train the model without and with the generated package, and compare the two; mods apply to both.
+
+    The result is kept in build/train, for loka report.
+    """
     gc.enable()
     from loka.bench.quality.adapted_job import adapted_job
     from loka.bench.quality.training import train_pair
     from loka.cli.cli_job import make_job, training_of
+    from loka.cli.compare_run import train_file
     from loka.cli.fresh_package import fresh_package, patcher, verify
     from loka.cli.progress import Shown
     from loka.mods.policy_loader import load_policy
@@ -54,6 +59,10 @@ def command(
         print_json(_result(pair, plan, job.device))
     else:
         show(pair, plan, job.device, labels)
+    try:
+        train_file(plan, job).add(pair)
+    except InputError as error:  # the result is printed
+        note(f"note: not kept for loka report: {error}")
 
 
 def show(pair: PairResult, plan: Plan, device: str, labels: ComparisonLabels) -> None:

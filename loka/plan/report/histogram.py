@@ -1,16 +1,52 @@
-"""Histogram of magnitudes as text: one column per octave, heights by the logarithm of the count."""
+"""Histogram of magnitudes: one column per octave, heights by the logarithm of the count; as text and as numbers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from loka.numerics.enums import Operand
 from loka.probe.stats.bins import LOWEST, PER_OCTAVE
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII = ".:-=+*#@"  # for a terminal without block characters
-_COUNTER_ID = 8  # octaves between labels of the axis
+_PER_LABEL = 8  # octaves between labels of the axis
+
+
+@dataclass(frozen=True, slots=True)
+class Octaves:
+    """Counts of |x| by octave: `counts[i]` are of [2^(first + i), 2^(first + i + 1)). Both ends are multiples of 8."""
+
+    first: int
+    counts: tuple[int, ...]
+
+    @property
+    def last(self) -> int:
+        """The exponent at which the highest octave ends."""
+        return self.first + len(self.counts)
+
+    @property
+    def labels(self) -> range:
+        """The exponents that an axis is labelled with, both ends among them."""
+        return range(self.first, self.last + 1, _PER_LABEL)
+
+    @property
+    def heights(self) -> tuple[float, ...]:
+        """The logarithm of each count relative to the largest, 0 to 1; 0 for an empty octave."""
+        top = math.log1p(max(self.counts))
+        return tuple(math.log1p(count) / top for count in self.counts)
+
+
+def octaves_of(operand: Operand, magnitudes: Sequence[int]) -> Octaves | None:
+    """Octaves from counts of |x| in half octaves (`bins`); None for an operand without non-zero values."""
+    octaves = [sum(magnitudes[start : start + PER_OCTAVE]) for start in range(0, len(magnitudes), PER_OCTAVE)]
+    filled = [LOWEST[operand] + index for index, count in enumerate(octaves) if count]
+    if not filled:
+        return None
+    first = filled[0] // _PER_LABEL * _PER_LABEL
+    last = (filled[-1] // _PER_LABEL + 1) * _PER_LABEL
+    return Octaves(first, tuple(_at(octaves, exponent - LOWEST[operand]) for exponent in range(first, last)))
 
 
 def histogram(operand: Operand, magnitudes: Sequence[int], levels: str = BLOCKS) -> tuple[str, str]:
@@ -19,16 +55,11 @@ def histogram(operand: Operand, magnitudes: Sequence[int], levels: str = BLOCKS)
     `magnitudes` are counts of |x| in half octaves (`bins`). Both ends are shown at whole labels. `levels`
     are the characters of the bars, lowest first; an octave without a value is a space.
     """
-    octaves = [sum(magnitudes[start : start + PER_OCTAVE]) for start in range(0, len(magnitudes), PER_OCTAVE)]
-    filled = [LOWEST[operand] + index for index, count in enumerate(octaves) if count]
-    if not filled:
+    found = octaves_of(operand, magnitudes)
+    if found is None:
         return "", ""
-    first = filled[0] // _COUNTER_ID * _COUNTER_ID
-    last = (filled[-1] // _COUNTER_ID + 1) * _COUNTER_ID
-    counts = [_at(octaves, exponent - LOWEST[operand]) for exponent in range(first, last)]
-    top = math.log1p(max(counts))
-    bars = "".join(_bar(math.log1p(count) / top, levels) if count else " " for count in counts)
-    axis = "".join(f"2^{exponent}".ljust(_COUNTER_ID) for exponent in range(first, last + 1, _COUNTER_ID))
+    bars = "".join(_bar(height, levels) if height else " " for height in found.heights)
+    axis = "".join(f"2^{exponent}".ljust(_PER_LABEL) for exponent in found.labels)
     return bars.rstrip(), axis.rstrip()
 
 

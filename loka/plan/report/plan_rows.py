@@ -52,8 +52,14 @@ class PlanRow:
 
 def group_sites(plan: Plan, alike: bool) -> tuple[PlanRow, ...]:
     """The rows of a plan in model order; `alike`: sites that differ only in the numbers of their names share a row."""
-    groups: dict[tuple[object, ...], list[SitePlan]] = {}
     in_interactions = {name: place_in_interaction(each) for name, each in interaction_by_site(plan).items()}
+    return tuple(_row(plan, group, in_interactions) for group in site_groups(plan, alike))
+
+
+def site_groups(plan: Plan, alike: bool = True) -> tuple[list[SitePlan], ...]:
+    """The sites of each row of `group_sites`."""
+    groups: dict[tuple[object, ...], list[SitePlan]] = {}
+    fused = interaction_by_site(plan)
     for number, found in enumerate(plan.sites):
         site = found.site
         key: tuple[object, ...] = (number,)
@@ -62,9 +68,14 @@ def group_sites(plan: Plan, alike: bool) -> tuple[PlanRow, ...]:
             # profile each site has its own evidence, and decisions are compared by value.
             decided = id(found.gemms) if plan.profile is None else tuple(map(_decided, found.gemms))
             key = (pattern_of(site.name), site.kind, site.rows, site.k, site.n, site.calls, decided)
-            key = (*key, found.region, found.region_note, found.timing, site.name in in_interactions)
+            key = (*key, found.region, found.region_note, found.timing, site.name in fused)
         groups.setdefault(key, []).append(found)
-    return tuple(_row(plan, group, in_interactions) for group in groups.values())
+    return tuple(groups.values())
+
+
+def name_of_group(group: Sequence[SitePlan]) -> str:
+    """The name of the only site, or the common pattern of all."""
+    return group[0].site.name if len(group) == 1 else common_pattern([each.site.name for each in group])
 
 
 def pattern_of(name: str) -> str:
@@ -104,7 +115,7 @@ def _row(plan: Plan, group: list[SitePlan], in_interactions: Mapping[str, str]) 
     mere, sqnr_db, steps = _figures(evidence)
     us, as_is_us, speedup = _times(first)
     return PlanRow(
-        pattern=site.name if len(group) == 1 else common_pattern([each.site.name for each in group]),
+        pattern=name_of_group(group),
         count=len(group),
         kind=site.kind.value,
         rows=str(m) if site.calls == 1 else f"{m} x{site.calls}",
@@ -188,27 +199,54 @@ def format_total(total: Total) -> str:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class StepPrediction:
+    """What a whole step takes on the host and on the GPU, in microseconds, planned and native."""
+
+    host_us: float
+    as_is_host_us: float
+    gpu_us: float
+    as_is_gpu_us: float
+
+    @property
+    def waits_for_host(self) -> bool:
+        """True if the host takes longer than the GPU."""
+        return self.host_us > self.gpu_us
+
+    @property
+    def speedup(self) -> float:
+        """Speedup of a step in a loop: each model waits for the slower of the two."""
+        return max(self.as_is_host_us, self.as_is_gpu_us) / max(self.host_us, self.gpu_us)
+
+
+def predicted_step(plan: Plan, total: Total) -> StepPrediction | None:
+    """The prediction for a whole step; None unless the policy says how the model runs."""
+    execution = plan.execution
+    if execution is None or total.host_us is None or total.as_is_host_us is None:
+        return None
+    host, gpu = 1e3 * execution.host_ms, 1e3 * execution.gpu_ms
+    return StepPrediction(host + total.host_us, host + total.as_is_host_us, gpu + total.us, gpu + total.as_is_us)
+
+
 def format_host(plan: Plan, total: Total) -> str:
     """What a step waits for, where the policy says how the model runs, else "".
 
     `the host, compiled: 4950 us a step, 3480 us in BF16 (by the host of an NVIDIA H200); the GPU: 905 us, 1120 us: ...`
     """
-    execution = plan.execution
-    if execution is None or total.host_us is None or total.as_is_host_us is None:
+    step = predicted_step(plan, total)
+    if step is None or plan.execution is None:
         return ""
-    host, as_is_host = (1e3 * execution.host_ms + each for each in (total.host_us, total.as_is_host_us))
-    gpu, as_is_gpu = (1e3 * execution.gpu_ms + each for each in (total.us, total.as_is_us))
-    if host > gpu:
+    if step.waits_for_host:
         verdict = (
-            f"the step waits for the host, {format_speedup(max(as_is_host, as_is_gpu) / host)} over BF16; in CUDA "
+            f"the step waits for the host, {format_speedup(step.speedup)} over BF16; in CUDA "
             "graphs (execution: {mode: graph}), or with a larger batch, it would wait for the GPU"
         )
     else:
-        verdict = f"the step waits for the GPU, {format_speedup(max(as_is_host, as_is_gpu) / gpu)} over BF16"
+        verdict = f"the step waits for the GPU, {format_speedup(step.speedup)} over BF16"
     measured_on = DEVICES[plan.target].host.measured_on
     return (
-        f"the host, {execution.mode.value}: {format_us(host)} a step, {format_us(as_is_host)} in BF16 (as on "
-        f"{measured_on}); the GPU: {format_us(gpu)}, {format_us(as_is_gpu)}: {verdict}"
+        f"the host, {plan.execution.mode.value}: {format_us(step.host_us)} a step, {format_us(step.as_is_host_us)} in "
+        f"BF16 (as on {measured_on}); the GPU: {format_us(step.gpu_us)}, {format_us(step.as_is_gpu_us)}: {verdict}"
     )
 
 

@@ -33,19 +33,24 @@ def to_markdown(planned: Planned, policy: str) -> str:
     plan, known = planned.plan, planned.known
     rows = group_sites(plan, alike=True)
     parts = [f"# {plan.name}{TITLE}", _summary(plan, known, policy)]
-    parts += ["## Decisions", markdown_table(_decisions(rows))]
+    parts += ["## Decisions", markdown_table(decisions(rows))]
     if plan.mods:
         parts += ["## Mods", _mods(plan)]
     if known is not None:
-        parts += ["## Evidence", _budgets(plan), markdown_table(_evidence(rows))]
+        parts += ["## Evidence", _budgets(plan), markdown_table(evidence(rows))]
         if known.profile.findings:
-            parts += ["## Findings", markdown_table(_findings(known.profile.findings))]
+            parts += ["## Findings", markdown_table(finding_rows(known.profile.findings))]
     if total_time(plan) is not None:
         parts += ["## Times", _total(plan), markdown_table(_times(rows))]
         parts += [markdown_table(_interactions(plan))] if plan.interactions else []
     short = shortfalls(plan, rows)
     parts += ["## What falls short", _listed(short) if short else "Nothing that the plan knows of."]
     return "\n\n".join(parts) + "\n"
+
+
+def is_markdown_report(head: bytes) -> bool:
+    """True for the start of a page that `to_markdown` made."""
+    return head.split(b"\n", 1)[0].endswith(TITLE.encode())
 
 
 def shortfalls(plan: Plan, rows: Sequence[PlanRow]) -> list[str]:
@@ -88,7 +93,8 @@ def _summary(plan: Plan, known: ProfiledSites | None, policy: str) -> str:
     return "\n".join(lines)
 
 
-def _decisions(rows: Sequence[PlanRow]) -> Table:
+def decisions(rows: Sequence[PlanRow]) -> Table:
+    """A row for each site, or for several alike ones."""
     columns = ("site", "count", "M", "K", "N", "FLOPs", "fprop", "dgrad", "wgrad", "region", "reason")
     return columns, [
         (row.pattern, str(row.count), row.rows, str(row.k), str(row.n), _percent(row.share), *row.runs_in,
@@ -114,14 +120,15 @@ def _budgets(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def _evidence(rows: Sequence[PlanRow]) -> Table:
+def evidence(rows: Sequence[PlanRow]) -> Table:
+    """The errors of the rows that have evidence."""
     judged = [row for row in rows if row.mere != NOTHING]
     return ("site", "count", "worst MERE", "worst SQNR, dB", "sampled steps"), [
         (row.pattern, str(row.count), row.mere, row.sqnr_db, row.steps) for row in judged
     ]
 
 
-def _findings(findings: Sequence[Finding]) -> Table:
+def finding_rows(findings: Sequence[Finding]) -> Table:
     """A line for each kind of finding and group of sites whose names differ only in numbers; evidence of the first."""
     groups: dict[tuple[str, str], list[Finding]] = {}
     for finding in findings:

@@ -1,0 +1,93 @@
+"""Reports with every section, of names that a page has to survive."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from loka.bench.quality.pair_file import KeptPairs, RunFacts
+from loka.bench.quality.training import PairResult, TrainResult
+from loka.bench.report.gather import Report, gather
+from loka.bench.report.loss_curves import KeptRuns, run_chart
+from loka.bench.report.measured_steps import MeasuredSteps, StepBar
+from loka.mods.adaptation import Unchanged
+from loka.numerics.enums import Operand
+from loka.plan.evidence import ProfiledSites
+from loka.plan.plan import Gain, ModPlan, Skipped
+from loka.plan.planner import Planned
+from loka.probe.profile.profile import Finding, SiteProfile
+from tests.support.plan.report_plans import E4M3, E5M2, interaction, plan_of_sites, site_plan
+from tests.support.plan.shop_profile import operand, profile_of
+
+SCRIPT = "<script>alert(1)</script>"
+HOSTILE = (
+    SCRIPT,
+    '"><img src=x onerror=alert(2)>',
+    "' onmouseover='alert(3)",
+    "</style><svg onload=alert(4)>",
+    "]]>-->&amp;&lt;",
+    "{{ 7*7 }}{% raw %}",
+    "a\nb\x1b[31m\u202ertl\u2028",
+    "javascript:alert(5)",
+    "wide_" * 60,
+)
+
+
+def _runs() -> KeptRuns:
+    def run(ne: float, *losses: float) -> TrainResult:
+        return TrainResult(ne, 0.75, 0.5, 1.0, 10, 81920, 1.0, losses)
+
+    pairs = tuple(
+        PairResult(seed, run(0.8, 0.7, 0.65, 0.6), run(0.8 + seed / 1e4, 0.7, 0.651, 0.6 + seed / 1e3))
+        for seed in range(4)
+    )
+    facts = RunFacts("", SCRIPT, "model", 0.02)
+    single = run_chart("train", KeptPairs(Path(f"build/train/{SCRIPT}.jsonl"), facts, pairs[:1]))
+    several = run_chart("compare", KeptPairs(Path("build/compare/shop.jsonl"), facts, pairs))
+    assert single is not None
+    assert several is not None
+    return KeptRuns((single, several), (f"build/compare/{SCRIPT}.jsonl",))
+
+
+@pytest.fixture(scope="session")
+def hostile() -> Report:
+    """A report in which every text that a model, a policy or a file can choose is hostile."""
+    sites = [
+        site_plan(name, fp8=bool(number % 3), mere=0.05 + number / 50, share=0.1, region=(SCRIPT,) * (number % 2),
+                  recipe=((E4M3, E4M3), (E5M2, E4M3), (E5M2, E5M2))[number % 3])
+        for number, name in enumerate(HOSTILE)
+    ]  # fmt: skip
+    sites += [site_plan(f"layers.{number}.{name}", share=0.01) for number in range(3) for name in HOSTILE]
+    mod = ModPlan(SCRIPT, f"mod 1: {SCRIPT}", f"{SCRIPT}:3", False, "", unchanged=(Unchanged(SCRIPT, SCRIPT),))
+    plan = replace(
+        plan_of_sites(*sites, interactions=(interaction(SCRIPT),)),
+        name=SCRIPT,
+        policy_files=((SCRIPT, "ab" * 32),),
+        mods=(replace(mod, gain=Gain(1.0, 0.1)), replace(mod, exact=True, use="wide_" * 60)),
+        skipped=(Skipped(SCRIPT, SCRIPT, 0.1),),
+    )
+    profile = replace(
+        profile_of({}),
+        model=SCRIPT,
+        sites=tuple(
+            SiteProfile(site.site.name, 64, 32, 64, tuple(operand(each, 64) for each in Operand), ()) for site in sites
+        ),
+        findings=(Finding(SCRIPT, SCRIPT, SCRIPT, "wide_" * 60),),
+    )
+    bars = (
+        StepBar(SCRIPT, "loop", 20.0, 1.7, 50.0, False),
+        StepBar("bf16", "loop", 40.0, 1.0, 100.0, True),
+        StepBar("wide_" * 60, "captured", 40.0, None, 100.0, False),
+    )
+    steps = MeasuredSteps(SCRIPT, SCRIPT, "2026-01-01", SCRIPT, SCRIPT, 64, bars)
+    known = ProfiledSites.of(profile, SCRIPT, "ef" * 32)
+    return gather(Planned(plan, known), SCRIPT, _runs(), steps)
+
+
+@pytest.fixture(scope="session")
+def bare() -> Report:
+    """A report of a plan of which nothing is known."""
+    plan = replace(plan_of_sites(), measurements=None)
+    return gather(Planned(plan, None), "policies/shop.yaml", KeptRuns((), ()))

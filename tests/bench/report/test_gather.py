@@ -1,0 +1,130 @@
+"""The values of a page: headlines, legend and sources."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from loka.bench.report.gather import ROWS, Headline, Report, Tone, gather
+from loka.bench.report.loss_curves import KeptRuns
+from loka.bench.report.measured_steps import measured_steps
+from loka.bench.report.precision import Precision
+from loka.bench.report.provenance import Origin
+from loka.devices.host_costs import Execution
+from loka.devices.targets import TargetDevice
+from loka.plan.evidence import ProfiledSites
+from loka.plan.plan import Plan
+from loka.plan.planner import Planned
+from loka.policy.policy import ExecutionSpec
+from loka.probe.profile.profile import Verdict
+from tests.support.markdown import REPOSITORY
+from tests.support.plan.report_plans import interaction, plan_of_sites, site_plan
+from tests.support.plan.shop_profile import profile_of
+
+NONE = KeptRuns((), ())
+PLAN = plan_of_sites(
+    site_plan("dense", share=0.6), site_plan("head", fp8=False, share=0.4), interactions=(interaction("head"),)
+)
+KNOWN = ProfiledSites.of(profile_of({}), "profiles/shop.safetensors", "ef" * 32)
+
+
+def report(plan: Plan = PLAN, known: ProfiledSites | None = KNOWN) -> Report:
+    return gather(Planned(plan, known), "policies/shop.yaml", NONE)
+
+
+def headline(found: Report, label: str) -> Headline:
+    return next(each for each in found.headlines if each.label.startswith(label))
+
+
+def test_headlines_of_a_plan() -> None:
+    found = report()
+    assert [(each.label, each.value) for each in found.headlines] == [
+        ("training GEMM FLOPs in FP8", "60.0 %"),
+        ("predicted speed-up over BF16", "3.60x"),  # 90 us to 25
+        ("GEMMs in FP8 within their budget", "3 of 3"),
+        ("target", "H100"),
+    ]
+    assert [(key.precision, key.share) for key in found.keys] == [
+        (Precision.NATIVE, "40.0 %"),
+        (Precision.E4M3, "60.0 %"),
+    ]
+
+
+def test_errors_say_what_is_wrong() -> None:
+    over = plan_of_sites(site_plan("a", verdict=Verdict.UNSAFE), site_plan("b", mere=None), site_plan("c"))
+    found = headline(report(over), "GEMMs in FP8")
+    assert (found.value, found.note, found.tone) == ("3 of 9", "3 over budget, 3 without evidence", Tone.BAD)
+    assert headline(report(plan_of_sites(site_plan("a", mere=None)), None), "GEMMs in FP8").value == "no evidence"
+    assert headline(report(plan_of_sites(site_plan("a", fp8=False))), "GEMMs in FP8").value == "none"
+
+
+def test_the_speed_is_that_of_a_whole_step_where_the_policy_says_how_it_runs() -> None:
+    def with_host(site):
+        times = (replace(each, host_us=100.0) for each in (site.timing.chosen, site.timing.as_is))
+        return replace(site, timing=replace(site.timing, chosen=next(times), as_is=next(times)))
+
+    plan = replace(PLAN, sites=tuple(map(with_host, PLAN.sites)), execution=ExecutionSpec(Execution.COMPILED, 1.0, 0.5))
+    found = headline(report(plan), "predicted speed-up in a loop")
+    assert (found.value, found.tone) == ("1.00x", Tone.PLAIN)
+    assert found.note.endswith("it waits for the host")
+    assert [each.what for each in report(plan).sources if "host" in each.what] == ["time of the host"]
+
+
+def test_a_measured_step_is_the_headline() -> None:
+    steps = measured_steps(
+        REPOSITORY / "docs" / "results" / "model-wukong_small-2026-11-23.json",
+        replace(PLAN, name="wukong_small", batch_size=16384),
+    )
+    found = gather(Planned(PLAN, None), "shop.yaml", NONE, steps)
+    assert headline(found, "measured speed-up").value == "1.73x"
+    assert (found.sources[-1].what, found.sources[-1].origin) == ("whole training steps", Origin.MEASURED)
+
+
+def test_without_times_and_for_the_reference_path() -> None:
+    plan = replace(plan_of_sites(site_plan("a", us=None)), target=TargetDevice.REFERENCE, measurements=None)
+    found = report(plan)
+    assert headline(found, "predicted speed-up").value == "not known"
+    assert headline(found, "target").value == "reference"
+    assert (found.times, found.times_total) == (None, ())
+
+
+def test_a_change_of_ne_beyond_the_budget_is_bad() -> None:
+    site = site_plan("a")
+    gemms = tuple(replace(gemm, evidence=replace(gemm.evidence, ne_percent=gemm.evidence.mere)) for gemm in site.gemms)
+    plan = replace(plan_of_sites(replace(site, gemms=gemms)), ne_budget=0.2)
+    found = headline(report(plan), "change of NE")
+    assert (found.value, found.tone) == ("+0.3 %", Tone.BAD)
+    assert found.note == "predicted over 3 GEMMs, 95 % interval +0.27 to +0.33 %; budget 0.2 %"
+    assert headline(report(replace(plan, ne_budget=None)), "change of NE").tone is Tone.PLAIN
+
+
+def test_every_figure_has_a_source() -> None:
+    found = {each.what: each for each in report().sources}
+    assert found["times of kernels"].origin is Origin.MEASURED
+    assert "in h100.jsonl of LoKA (sha256 cdcdcdcdcdcd); sites: 2 measured; interactions: 1 measured" in (
+        found["times of kernels"].how
+    )
+    assert found["time and speed-up of the model"].origin is Origin.MODELLED
+    assert found["distributions and findings"].how == (
+        "20 sampled batches of 64 in 200 training steps, 2026-01-01, by LoKA 0.1.0, in profiles/shop.safetensors "
+        "(sha256 efefefefefef)"
+    )
+    assert found["MERE and SQNR"].how.startswith("predicted from 16 pairs of operands")
+    assert not any("NE" in what for what in found if what != "MERE and SQNR")
+
+
+def test_a_page_is_the_same_for_the_same_values() -> None:
+    assert report() == report()
+
+
+def test_long_tables_are_cut() -> None:
+    sites = (site_plan(f"tower.x{i}") for i in range(ROWS + 5))
+    found = report(plan_of_sites(*sites))
+    assert found.evidence is not None
+    assert (len(found.decisions[1]), len(found.evidence[1]), found.rows_left_out) == (ROWS, ROWS, 5)
+    assert report().rows_left_out == 0
+
+
+def test_paths_are_not_resolved() -> None:
+    assert report().policy == "policies/shop.yaml"
+    assert not any(str(Path.cwd()) in each.how for each in report().sources)

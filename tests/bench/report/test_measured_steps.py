@@ -1,0 +1,68 @@
+"""Steps from a file of `loka bench model`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loka.bench.report.measured_steps import measured_steps
+from loka.errors import InputError
+from tests.support.markdown import REPOSITORY
+from tests.support.plan.report_plans import plan_of_sites, site_plan
+
+PLAN = replace(plan_of_sites(site_plan("a")), name="wukong_small", batch_size=16384)
+SHIPPED = REPOSITORY / "docs" / "results" / "model-wukong_small-2026-11-23.json"
+
+
+def test_steps_are_sorted_within_their_launch() -> None:
+    found = measured_steps(SHIPPED, PLAN)
+    assert (found.device, found.batch_size, found.file) == ("NVIDIA H200", 16384, SHIPPED.name)
+    loop = [bar for bar in found.bars if bar.launch == "loop"]
+    assert found.bars[: len(loop)] == tuple(loop)
+    assert [bar.variant for bar in loop][:1] == ["loka-fp8"]
+    assert [bar.milliseconds for bar in loop] == sorted(bar.milliseconds for bar in loop)
+    assert max(bar.width for bar in found.bars) == 100.0
+    assert {bar.variant for bar in found.bars if bar.baseline} == {"bf16"}
+
+
+def test_another_model_or_batch_size_is_refused() -> None:
+    for plan in (replace(PLAN, name="ranker"), replace(PLAN, batch_size=64)):
+        with pytest.raises(InputError, match="has wukong_small at batch size 16384, and the policy is"):
+            measured_steps(SHIPPED, plan)
+
+
+def edited(change: str, value: Any) -> str:
+    data = json.loads(SHIPPED.read_text(encoding="utf-8"))
+    if change == "lines":
+        data["models"][0]["lines"] = value
+    else:
+        data[change] = value
+    return json.dumps(data)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("mine", "not a file of `loka bench model`"),
+        ("[" * 100_000, "not a file of `loka bench model`"),
+        (edited("what", "kernels"), "not a file of `loka bench model`"),
+        (edited("models", 3), "not a file of `loka bench model`"),
+        (edited("models", []), "has no model"),
+        (edited("lines", []), "no training step of wukong_small was measured"),
+        (edited("lines", [{"mode": "train", "failure": "", "step_ms": 0}]), "no training step"),
+    ],
+)
+def test_other_files_are_refused(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "steps.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=said):
+        measured_steps(path, PLAN)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"--measured: .*missing\.json: cannot be read"):
+        measured_steps(tmp_path / "missing.json", PLAN)

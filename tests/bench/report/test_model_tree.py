@@ -1,0 +1,90 @@
+"""The tree of a model's modules."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from loka.bench.report.model_tree import DEEPEST, WIDEST, Part, TreeNode, model_tree, name_parts
+from loka.bench.report.precision import Precision
+from loka.plan.plan import SitePlan
+from tests.support.plan.report_plans import plan_of_sites, site_plan
+
+
+def named(nodes: tuple[TreeNode, ...]) -> dict[str, object]:
+    """Labels with the number of alike modules, nested."""
+    return {f"{node.label} x{node.count}": named(node.children) for node in nodes}
+
+
+def tree(*sites: SitePlan) -> tuple[TreeNode, ...]:
+    return model_tree(plan_of_sites(*sites))
+
+
+def test_alike_branches_are_one_node_that_counts_for_all() -> None:
+    layers = [site_plan(f"layers.{i}.{name}", share=0.1) for i in range(3) for name in ("up", "down")]
+    found = tree(*layers, site_plan("head", fp8=False, share=0.4))
+    assert named(found) == {"layers x1": {"0 to 2 x3": {"up x1": {}, "down x1": {}}}, "head x1": {}}
+    layer = found[0].children[0]
+    assert (layer.sites, layer.share) == (6, pytest.approx(0.6))
+    assert (layer.children[0].sites, layer.children[0].share) == (3, pytest.approx(0.3))
+    assert found[1].parts == (Part(Precision.NATIVE, 0.0, 40.0),)
+    assert layer.children[0].title == "layers.0.up"
+
+
+def test_branches_that_differ_are_not_merged() -> None:
+    found = tree(site_plan("layers.0"), site_plan("layers.1", fp8=False), site_plan("layers.2"))
+    assert named(found) == {"layers x1": {"0, 2 x2": {}, "1 x1": {}}}
+    renamed = tree(site_plan("tower.a"), site_plan("tower.b"))  # no numbers: names mean something
+    assert named(renamed) == {"tower x1": {"a x1": {}, "b x1": {}}}
+
+
+def test_a_module_with_one_child_is_joined_to_it() -> None:
+    assert named(tree(site_plan("embed.dense.0"), site_plan("head"))) == {"embed.dense.0 x1": {}, "head x1": {}}
+
+
+def test_a_site_with_sites_below_it_shows_both() -> None:
+    (node,) = tree(site_plan("cross"), site_plan("cross.up"))
+    assert node.site is not None
+    assert [child.label for child in node.children] == ["up"]
+    assert node.sites == 2
+
+
+def test_a_bar_is_as_long_as_the_share_with_fp8_first() -> None:
+    (node,) = tree(site_plan("a.x", fp8=False, share=0.25, region=("linear", "relu")), site_plan("a.y", share=0.75))
+    assert node.parts == (Part(Precision.E4M3, 0.0, 75.0), Part(Precision.FUSED, 75.0, 25.0))
+    assert node.precisions == (Precision.E4M3, Precision.FUSED)
+
+
+def test_the_evidence_of_alike_sites_is_the_worst() -> None:
+    (node,) = tree(site_plan("layers.0", mere=0.1), site_plan("layers.1", mere=0.15))
+    assert node.children[0].site is not None
+    assert {gemm.evidence.split(",")[1] for gemm in node.children[0].site.gemms} == {" MERE 0.15 [0.135"}
+
+
+def test_names_of_any_form_are_taken_apart() -> None:
+    assert name_parts("layers.0#1") == ["layers", "0", "#1"]
+    assert name_parts("#0") == ["#0"]
+    assert name_parts("<script>") == ["<script>"]
+    assert name_parts("") == [""]
+    deep = ".".join(map(str, range(100)))
+    parts = name_parts(deep)
+    assert len(parts) == DEEPEST
+    assert ".".join(parts) == deep
+    assert model_tree(plan_of_sites(site_plan(deep), site_plan(deep + ".x")))
+
+
+def test_of_many_children_those_with_fewest_flops_are_one() -> None:
+    sites = [site_plan(f"tower.{i}", share=0.001 if i % 2 else 0.01, fp8=i % 3 > 0) for i in range(3 * WIDEST)]
+    sites = [replace(each, site=replace(each.site, k=i + 1)) for i, each in enumerate(sites)]  # no two are alike
+    (node,) = tree(*sites)
+    *kept, rest = node.children
+    assert [child.label for child in kept] == [str(i) for i in range(0, 2 * WIDEST - 2, 2)]
+    assert (rest.label, rest.sites) == (f"{2 * WIDEST + 1} more", 2 * WIDEST + 1)
+    assert sum(child.share for child in node.children) == pytest.approx(1)
+    assert rest.share == pytest.approx(sum(part.width for part in rest.parts) / 100, abs=1e-2)
+
+
+def test_a_model_without_sites_has_no_tree() -> None:
+    assert tree() == ()
+    assert tree(replace(site_plan("a"), gemms=()))[0].share == 0.0
