@@ -149,6 +149,14 @@ class Cross:
 
 
 @dataclass(frozen=True, slots=True)
+class NearMiss:
+    """A statement that would end an interaction, but for one thing."""
+
+    place: int  # its index in `ForwardIR.statements`
+    missing: str  # what that is, in words
+
+
+@dataclass(frozen=True, slots=True)
 class ForwardIR:
     """A module's forward, with the children named in `inlined` inlined.
 
@@ -167,6 +175,7 @@ class ForwardIR:
     mixes: tuple[FmInteraction, ...] = ()
     joins: tuple[ConcatNorm, ...] = ()
     crosses: tuple[Cross, ...] = ()
+    near: tuple[NearMiss, ...] = ()  # of interactions; () in plans, which have the reasons
     rewritten: tuple[str, ...] = ()  # mods that rewrote it, to the same function; then it is used whatever runs in FP8
     # Values built into the text, checked against the model on binding. Plans written before they existed have none of
     # these three.

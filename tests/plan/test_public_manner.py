@@ -83,3 +83,10 @@ def test_identities_and_dropouts_of_zero_are_no_part_of_a_forward(plan_for):
         "linear", "relu", "linear", "layer_norm", "relu", "linear",
     ]  # fmt: skip
     assert not any(explain(plan, each.site.name).region_ends for each in plan.sites)
+
+
+def test_fuse_interaction_lists_only_what_nearly_is_an_interaction(plan_for):
+    (mod,) = plan_for("NoInteraction", more="mods: [{use: fuse_interaction, optional: true}]\n").mods
+    assert [(each.name, each.reason) for each in mod.unchanged] == [
+        ("block", "the sum before its norm has 2 dimensions, not 3 (samples, rows, columns)")
+    ]

@@ -23,6 +23,7 @@ from loka.graph.ir import ForwardIR, Ref, RefKind, Statement
 from loka.graph.patterns.concat_norm import find_concat_norms
 from loka.graph.patterns.cross import find_crosses
 from loka.graph.patterns.fm_interaction import find_fm_interactions
+from loka.graph.patterns.near_interactions import find_near_misses
 from loka.graph.reads import Traced, constants_of, reads_of
 from loka.graph.refused import CannotTraceError, Refused
 from loka.graph.source import forward_source_hash, has_hooks, qualified
@@ -114,7 +115,8 @@ def with_findings(forward: ForwardIR, shapes: Mapping[str, Shape]) -> ForwardIR:
     """The forward with the patterns found in it by the shapes of its locals."""
     mixes, joins = find_fm_interactions(forward, shapes), find_concat_norms(forward, shapes)
     crosses = find_crosses(forward, shapes)
-    return replace(with_even_statements(forward, shapes), mixes=mixes, joins=joins, crosses=crosses)
+    found = replace(with_even_statements(forward, shapes), mixes=mixes, joins=joins, crosses=crosses)
+    return replace(found, near=find_near_misses(found, shapes))
 
 
 def expanded(module: nn.Module, inline: Collection[str], sites: Collection[str]) -> frozenset[str]:

@@ -47,6 +47,10 @@ def choose_interactions(
     found.fused += [_with_passing(fused, any(_adds(join, mix) for join in joins)) for mix, fused in mixed]
     found.fused += [fused for _, fused in joined]
     found.fused += [_with_passing(fused, _is_read_later(cross, crosses)) for cross, fused in crossed]
+    done = {fused.owner for fused in found.fused}
+    for near in forward.near:
+        writer = writer_of(forward, near.place)
+        found.refuse({writer} & set(owners) - done, near.missing)
     regions = [(site, FM_FUSED) for mix in mixes for site in sites_of(mix, forward)]
     regions += [(site, CROSSED) for cross in crosses for site in _site_at(forward, cross.linear)]
     return ChosenInteractions(mixes, joins, crosses, tuple(regions))

@@ -16,7 +16,7 @@ Patterns match the modules whose forward contains an interaction: "layers.*" for
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, takewhile
 from typing import Literal
 
@@ -82,19 +82,25 @@ def interacting(sites: Sequence[Site], model: nn.Module, wants: Callable[[str], 
     owners: dict[str, None] = {}
     seen: list[Site] = []
     crossing: list[Site] = []
+    likely: set[str] = set()
     for site in sites:
         owner = _writer(site, modules)
         if _joins(site) and (joiner := _joiner(owner, modules)) and wants(joiner):
             owners[joiner] = None
+            likely.add(joiner)
         if not wants(owner) or not (_is_parameter(site) or _joins(site) or _crosses(site)):
             continue
         owners[owner] = None
+        if _joins(site) or _crosses(site):
+            likely.add(owner)
         if _is_parameter(site) or _crosses(site):
             seen.append(site)
         if _crosses(site):
             crossing.append(site)
     names = frozenset(site.name for site in crossing)
-    return Interacting(frozenset(owners), tuple(seen), tuple(_together(crossing, modules)), names)
+    found = Interacting(frozenset(owners), tuple(seen), tuple(_together(crossing, modules)), names)
+    mixing = mixing_sites(found, sites)
+    return replace(found, likely=frozenset(likely | {site.owner for site in seen if site.name in mixing}))
 
 
 def _is_parameter(site: Site) -> bool:

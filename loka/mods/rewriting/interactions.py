@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from loka.graph.ir import ConcatNorm, Cross, FmInteraction, Region
@@ -18,6 +18,7 @@ class Interacting:
     sites: tuple[Site, ...] = ()  # GEMMs that must be recognised as such in these forwards
     together: tuple[tuple[str, str], ...] = ()  # (site of a cross layer, the smallest module that holds them all)
     crossing: frozenset[str] = frozenset()  # names of sites whose products a cross layer may read
+    likely: frozenset[str] = frozenset()  # of `owners`, those where what is around the sites is as in an interaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +48,12 @@ class FusedInteractions:
 
     fused: list[Fused] = field(default_factory=list)
     reasons: dict[str, str] = field(default_factory=dict)  # owner -> reason why some or all of it is not fused
+    untraced: dict[str, str] = field(default_factory=dict)  # the same for owners without a sign of an interaction
 
     def refuse(self, owners: Iterable[str], reason: str) -> None:
         """Record that nothing of these owners is fused."""
         for owner in owners:
             self.reasons.setdefault(owner, reason)
-
-    def close(self, owners: Collection[str], reason: str) -> None:
-        """Give owners without findings and reasons a general reason."""
-        found = {fused.owner for fused in self.fused}
-        self.refuse(sorted(owner for owner in owners if owner not in found), reason)
 
 
 @dataclass(frozen=True, slots=True)

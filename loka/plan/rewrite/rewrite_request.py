@@ -32,6 +32,7 @@ class RewriteRequest:
     crossed: tuple[Site, ...] = ()  # linears that cross layers may follow
     together: tuple[tuple[str, str], ...] = ()  # for these: the module that holds all that belong together
     owners: frozenset[str] = frozenset()  # modules whose interactions are to be fused
+    likely: frozenset[str] = frozenset()  # of these, the ones where sites show signs of an interaction
     changed: frozenset[str] = frozenset()  # names of sites in `parameters` that mods changed, whatever their recipe
     scopes: tuple[OwnerScope, ...] = ()  # modules whose statements mods rewrite
     float64: frozenset[str] = frozenset()  # names of kept sites that are not in `fused` because of their dtype
@@ -114,6 +115,7 @@ def rewrite_request_of(
         crossed=tuple(site for site in interacting.sites if site.kind is GemmKind.LINEAR),
         together=interacting.together,
         owners=interacting.owners,
+        likely=interacting.likely,
         changed=changed,
         scopes=scopes,
         float64=frozenset(exact),

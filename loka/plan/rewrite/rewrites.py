@@ -94,7 +94,6 @@ def rewrite(request: RewriteRequest, model: nn.Module, trace: Trace) -> Rewrites
             request.only({site.name for site in request.sites if site.owner == owner} & outside), owner, OUTSIDE, made
         )
     _rewrite(request.only({site.name for site in request.sites} - outside), model, trace, made)
-    made.interactions.close(request.owners, interaction_planning().nothing)
     return made
 
 
@@ -145,7 +144,8 @@ def _retry(
         _rewrite(replace(request, barriers=barriers), model, trace, made)
     else:
         stuck = {site.name for site in request.sites if only_owner(site, model) == owner}
-        made.interactions.refuse(request.owners & {owner}, reason)
+        made.interactions.refuse(request.owners & request.likely & {owner}, reason)
+        made.interactions.untraced.update(dict.fromkeys(request.owners & {owner} - request.likely, reason))
         wanted = wants_owner(model, request.sites, owner, request.barriers)
         if stuck or wanted:  # not for a longer chain alone
             fused = tuple(site for site in request.fused if site.name in wanted)
@@ -192,7 +192,9 @@ def _take(request: RewriteRequest, scope: RegionScope, traced: ForwardIR, made: 
         (name, "" if name in in_chains else made.notes.get(name) or NOTHING_AROUND) for name in fused - around
     )
     if around or chosen.any or forward.rewritten or any(site not in lost for site in request.needed):
-        patterns = replace(forward, regions=regions, mixes=chosen.mixes, joins=chosen.joins, crosses=chosen.crosses)
+        patterns = replace(
+            forward, regions=regions, near=(), mixes=chosen.mixes, joins=chosen.joins, crosses=chosen.crosses
+        )
         made.forwards[scope.owner] = as_traced(patterns, _replaced(patterns, {site.name for site in request.needed}))
 
 

@@ -139,7 +139,10 @@ def interaction_outcomes(
         left = tuple(Unchanged(owner, reason) for owner, reason in found.reasons.items() if rule.wants(owner))
         rewritten = tuple(RewriteResult(rule.use, each.owner, each.sites, "", each.what) for each in fused)
         outcomes[rule.source] = EntryInteractions(rewritten, left)
-        problems += owner_problems(rule, {each.owner for each in fused}, left, model, interaction_planning().nothing)
+        # Without a sign of an interaction, a module is no news unless the entry is about it.
+        others = tuple(Unchanged(owner, reason) for owner, reason in found.untraced.items() if rule.wants(owner))
+        changed = {each.owner for each in fused}
+        problems += owner_problems(rule, changed, (*left, *others), model, interaction_planning().nothing)
     if problems:
         raise PolicyError(problems)
     return outcomes

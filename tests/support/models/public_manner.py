@@ -92,3 +92,28 @@ def idle_tower() -> nn.Module:
 def dropout_tower() -> nn.Module:
     """The same with a Dropout in training."""
     return nn.Sequential(nn.Linear(32, 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 1))
+
+
+class NoInteraction(nn.Module):
+    """A product with a Parameter, and a norm of a sum of matrices: nearly a join."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(32, 16) * 0.1)
+        self.block, self.head = ResidualNorm(), nn.Linear(16, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.block(F.relu(x @ self.weight)))
+        return out
+
+
+class ResidualNorm(nn.Module):
+    """norm(x + f(x)) of a matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(16, 16), nn.LayerNorm(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.norm(self.linear(x) + x)
+        return out

@@ -1,0 +1,121 @@
+"""Statements that nearly are a join, a cross layer or a mixing layer, each with the one thing that is missing."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from itertools import chain
+
+from loka.graph.ir import ForwardIR, NearMiss, Ref, RefKind, Statement
+from loka.graph.patterns.linear_chain import readers_of
+from loka.graph.patterns.norm import arguments, norm_ending_at
+from loka.graph.trace.observed_shapes import Shape
+
+_CONCATENATIONS = frozenset(("cat", "concat", "concatenate"))
+_SUMS = frozenset(("add", "iadd"))
+_VIEWS = frozenset(("transpose", "permute", "mT", "T", "reshape", "view", "contiguous", "type_as", "to", "swapaxes"))
+_PRODUCTS = frozenset(("matmul", "bmm", "einsum"))
+
+
+def find_near_misses(forward: ForwardIR, shapes: Mapping[str, Shape]) -> tuple[NearMiss, ...]:
+    """What nearly matches, outside of the patterns that were found in the forward, in order of the statements."""
+    found = {place for mix in forward.mixes for place in mix.places}
+    found |= {place for join in forward.joins for place in join.places}
+    found |= {place for cross in forward.crosses for place in cross.places}
+    near = _Near(forward, shapes)
+    steps = (near.missing(place) for place in range(len(forward.statements)) if place not in found)
+    return tuple(step for step in steps if step is not None)
+
+
+class _Near:
+    """Looks at one statement at a time, as the last of a pattern."""
+
+    def __init__(self, forward: ForwardIR, shapes: Mapping[str, Shape]) -> None:
+        self.statements, self.shapes = forward.statements, shapes
+        self._readers = readers_of(forward)
+        self._places = {step.target: place for place, step in enumerate(forward.statements)}
+
+    def missing(self, place: int) -> NearMiss | None:
+        """What a pattern that ends with this statement lacks; None where no pattern is near."""
+        others = (NearMiss(place, text) for text in (*self._cross(place), *self._mix(place)))
+        return next(chain(self._join(place), others), None)
+
+    def _join(self, place: int) -> Iterator[NearMiss]:
+        """What the norm of a join lacks, at the statement before it: the norm may be a child's."""
+        run = norm_ending_at(self.statements, place)
+        before = self._set_by(self.statements[run.first].operands[0]) if run is not None else None
+        if before is None or before.op not in _CONCATENATIONS | _SUMS:
+            return
+        yield NearMiss(self._places[before.target], self._missing_in_join(before))
+
+    def _missing_in_join(self, before: Statement) -> str:
+        what = "concatenation" if before.op in _CONCATENATIONS else "sum"
+        shape = self.shapes.get(before.target, ())
+        dim = _dimension(before)
+        if len(shape) != 3:
+            return f"the {what} before its norm has {len(shape)} dimensions, not 3 (samples, rows, columns)"
+        if dim not in (None, "1", "-2"):
+            return f"it concatenates along dimension {dim} before its norm, and rows (dimension 1) are what is joined"
+        if self._is_read_twice(before):
+            return f"the {what} before its norm is read by something else as well"
+        return f"the {what} before its norm is of parts of other shapes than (samples, rows, columns)"
+
+    def _cross(self, place: int) -> Iterator[str]:
+        step = self.statements[place]
+        for product in self._factors(step) if step.op in _SUMS else ():
+            linear = next((each for each in self._factors(product, through=_SUMS) if each.call is not None), None)
+            if linear is None or product.op != "mul":
+                continue
+            if self._is_read_twice(linear) or self._is_read_twice(product):
+                yield "the product of its cross layer is read by something else as well"
+            elif not step.even or not product.even:
+                yield "the product or the sum of its cross layer is broadcast"
+
+    def _mix(self, place: int) -> Iterator[str]:
+        step = self.statements[place]
+        if step.op not in _PRODUCTS or step.call is not None:
+            return
+        for ref in step.operands:
+            inner = self._behind_views(ref)
+            others = {self._source(other) for other in step.operands if other != ref}
+            if inner is None or inner.call is None or not {self._source(each) for each in inner.operands} & others:
+                continue
+            if self._is_read_twice(inner):
+                yield "x^T @ rank of its mixing layer is read by something else as well"
+            else:
+                yield "its product x @ (x^T @ rank) is of tensors of other shapes than (samples, embeddings, dimension)"
+
+    def _set_by(self, ref: Ref) -> Statement | None:
+        place = self._places.get(ref.text) if ref.kind is RefKind.LOCAL else None
+        return None if place is None else self.statements[place]
+
+    def _factors(self, step: Statement, through: frozenset[str] = frozenset()) -> list[Statement]:
+        """The statements of the operands, and of those of operands that are such operations themselves."""
+        found = [each for ref in step.operands if (each := self._set_by(ref)) is not None]
+        return found + [inner for each in found if each.op in through for inner in self._factors(each)]
+
+    def _behind_views(self, ref: Ref) -> Statement | None:
+        step = self._set_by(ref)
+        while step is not None and step.op in _VIEWS and step.operands:
+            step = self._set_by(step.operands[0])
+        return step
+
+    def _source(self, ref: Ref) -> str:
+        """The local that a local is a view of."""
+        step = self._set_by(ref)
+        while step is not None and step.op in _VIEWS and step.operands:
+            ref = step.operands[0]
+            step = self._set_by(ref)
+        return ref.text
+
+    def _is_read_twice(self, step: Statement) -> bool:
+        return len(self._readers.get(step.target, set())) > 1
+
+
+def _dimension(step: Statement) -> str | None:
+    """The dimension of a concatenation as it is written; "0" where it is not; None for other operations."""
+    call = arguments(step) if step.op in _CONCATENATIONS else None
+    if call is None:
+        return None
+    given = call[1][1] if len(call[1]) > 1 else call[2].get("dim", call[2].get("axis"))
+    return "0" if given is None else ast.unparse(given)

@@ -1,0 +1,90 @@
+"""What nearly is an interaction is reported with the one thing that is missing; what is nothing of that is not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from loka.graph.ir import ForwardIR
+from loka.graph.trace.examples import ModelInputs, capture_examples
+from loka.graph.trace.trace import trace_forward
+
+
+class Body(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm, self.wide = nn.Linear(8, 8), nn.LayerNorm(8), nn.LayerNorm(16)
+        self.rank = nn.Parameter(torch.randn(4, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A norm of a sum of matrices of two dimensions."""
+        out: Tensor = self.norm(self.linear(x[:, 0]) + x[:, 0])
+        return out
+
+
+class AlongColumns(Body):
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.wide(torch.cat([self.linear(x), x], -1))
+        return out
+
+
+class ReadTwice(Body):
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.cat([self.linear(x), x], 1)
+        out: Tensor = self.norm(y) + y
+        return out
+
+
+class BroadcastCross(Body):
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x[:, 0]) * x[:, 0, :1] + x[:, 0]
+        return out
+
+
+class CrossReadTwice(Body):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        out: Tensor = y * x + x - y
+        return out
+
+
+class MixReadTwice(Body):
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.transpose(1, 2) @ self.rank
+        return torch.cat([(x @ y).flatten(1), y.flatten(1)], 1)
+
+
+class Join(Body):
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.norm(torch.cat([self.linear(x), x], 1))
+        return out
+
+
+class Plain(Body):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.norm(self.linear(x))).sum(1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "missing"),
+    [
+        (Body, "the sum before its norm has 2 dimensions, not 3 (samples, rows, columns)"),
+        (AlongColumns, "it concatenates along dimension -1 before its norm, and rows (dimension 1) are what is joined"),
+        (ReadTwice, "the concatenation before its norm is read by something else as well"),
+        (BroadcastCross, "the product or the sum of its cross layer is broadcast"),
+        (CrossReadTwice, "the product of its cross layer is read by something else as well"),
+        (MixReadTwice, "x^T @ rank of its mixing layer is read by something else as well"),
+        (Join, None),
+        (Plain, None),
+    ],
+)
+def test_the_one_thing_that_is_missing(kind: type[Body], missing: str | None) -> None:
+    module = kind()
+    batches = {batch: ModelInputs((torch.randn(batch, 4, 8),)) for batch in (3, 5)}
+    examples = capture_examples(module, [""], batches)[""]
+    site = "rank" if kind is MixReadTwice else "linear"
+    forward = trace_forward(module, "", examples, inline=["linear", "norm", "wide"], sites=[site])
+    assert isinstance(forward, ForwardIR), forward
+    assert [near.missing for near in forward.near] == ([missing] if missing else [])
+    assert len(forward.joins) == (kind is Join)
