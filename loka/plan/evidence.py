@@ -42,6 +42,10 @@ NEVER_RAN = "never ran while probing"
 _LISTED = 20  # GEMMs over budget, or sites of another shape, listed in a message
 
 
+class OutdatedProfileError(InputError):
+    """A profile of the model as it was: with other mods, or with sites of other shapes."""
+
+
 @dataclass(frozen=True, slots=True)
 class ProfiledSites:
     """A profile with its sites by name."""
@@ -100,13 +104,13 @@ def open_profile(policy: Policy) -> ProfiledSites | None:
 
 
 def check_sites(known: ProfiledSites, sites: Sequence[Site], adaptations: Sequence[Adaptation] = ()) -> None:
-    """Raises InputError if the profile is of another model; `adaptations` are those that mods applied to this one.
+    """Raises OutdatedProfileError if the profile is of another model; `adaptations` are those of this one's mods.
 
     Either the profiled model had other mods, or a site has another shape; the message has both shapes.
     """
     other = mismatch_reason(known.profile.mods, mod_fingerprints(adaptations))
     if other is not None:
-        raise InputError(
+        raise OutdatedProfileError(
             f"{known.place}: profile: {known.name} was learned of the model {other}: it is not evidence for what this "
             "policy's mods make; run loka probe"
         )
@@ -120,7 +124,7 @@ def check_sites(known: ProfiledSites, sites: Sequence[Site], adaptations: Sequen
             )
     if changed:
         rest = [f"and {len(changed) - _LISTED} more sites"] if len(changed) > _LISTED else []
-        raise InputError("\n".join([*changed[:_LISTED], *rest]))
+        raise OutdatedProfileError("\n".join([*changed[:_LISTED], *rest]))
 
 
 def judge(

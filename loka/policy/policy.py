@@ -186,7 +186,8 @@ class Policy:
     version: int
     name: str  # an identifier; also the name of the generated package
     path: Path  # as named by the user
-    files: tuple[tuple[str, str], ...]  # (path relative to the policy's directory, sha256): the policy, then its bases
+    # (path relative to the policy's directory, sha256 of its values but for `train`): the policy, then its bases
+    files: tuple[tuple[str, str], ...]
     model: ModelSpec
     train: TrainSpec | None
     target: str  # the value of a TargetDevice

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from loka.cli.output import PolicyPath, print_line
 from loka.errors import InputError
+
+if TYPE_CHECKING:
+    from loka.plan.plan import Plan
 
 NAME = "generate"
 
@@ -42,5 +45,16 @@ def command(
     over = over_budget_message(made.plan)
     if over:
         note(f"warning: {over}")  # the package is written anyway; `loka plan` is the check
+    if not any(site.fp8 for site in made.plan.sites):
+        note(f"warning: {without_fp8(made.plan)}; run loka plan {policy} to see why")
     changes = [*(f"wrote {name}" for name in made.written), *(f"removed {name}" for name in made.removed)]
     print_line(f"{made.folder}: {', '.join(changes) if changes else 'nothing to change'}")
+
+
+def without_fp8(plan: Plan) -> str:
+    """That a package has nothing in FP8, with the reason for the largest piece of its model."""
+    from loka.plan.report.coverage import coverage_of
+
+    largest = coverage_of(plan).largest
+    why = f"{largest[0].name} stays as it is: {largest[0].reason}" if largest else "the model has no GEMM"
+    return f"the package holds no FP8 site: {why}"

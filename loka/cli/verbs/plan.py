@@ -98,24 +98,33 @@ def print_ne(plan: Plan) -> None:
 
 def print_times(plan: Plan) -> None:
     """Print the total time of sites and interactions and its sources, or that there is none."""
-    from loka.devices.targets import DEVICES
     from loka.plan.report.plan_rows import format_host, format_time_sources, format_total, total_time
 
     total = total_time(plan)
     if plan.measurements is None or total is None:
         if plan.measurements is not None:
             print_wrapped(f"{plan.measurements[0]} has no times for what may run here: none decided.")
-        elif plan.execution is not None:
-            advice = "" if DEVICES[plan.target].is_reference else "; record them: loka bench kernels --record FILE"
-            print_wrapped(
-                f"execution: {plan.execution.mode.value}: no measurements for {plan.target.value} ship or are named, "
-                f"so neither time nor the host decided anything{advice}."
-            )
+        note = measurements_note(plan)
+        if note:
+            print_wrapped(f"{note}.")
         return
     print_wrapped(f"{format_total(total)}, by {plan.measurements[0]} ({format_time_sources(total)}).")
     host = format_host(plan, total)
     if host:
         print_wrapped(f"{host}.")
+
+
+def measurements_note(plan: Plan) -> str:
+    """That there are no measurements for the plan's target, with what to do; "" if there are, or none are needed."""
+    from loka.devices.targets import DEVICES
+
+    reference = DEVICES[plan.target].is_reference
+    if plan.measurements is not None or (reference and plan.execution is None):
+        return ""
+    start = f"execution: {plan.execution.mode.value}: " if plan.execution is not None else ""
+    decided = "neither time nor the host decided anything" if start else "time decided nothing"
+    advice = "" if reference else "; record them on that device: loka bench kernels --record FILE"
+    return f"{start}no measurements for {plan.target.value} ship or are named, so {decided}{advice}"
 
 
 def print_skipped(plan: Plan) -> None:
@@ -155,6 +164,7 @@ def _summary(plan: Plan) -> dict[str, object]:
         "ne": planned_ne(plan.sites),
         "ne_budget": plan.ne_budget,
         "measurements": plan.measurements,
+        "measurements_note": measurements_note(plan),
         "time": total_time(plan),
         "skipped": [{"owner": each.owner, "reason": each.reason, "share": each.share} for each in plan.skipped],
     }
