@@ -103,7 +103,7 @@ def _decisions(rows: Sequence[PlanRow]) -> Table:
 def _coverage(coverage: Coverage) -> list[str]:
     columns = ("", "share") if coverage.time is None else ("", "share", "us")
     rows = [(name, _percent(share), us)[: len(columns)] for name, share, us in share_rows(coverage)]
-    pieces = describe_pieces(coverage, _percent)
+    pieces = describe_pieces(coverage)
     largest = ["The largest pieces that stay the compiler's:", _listed(pieces)] if pieces else []
     return [markdown_table((columns, rows)), describe_step(coverage), *largest]
 

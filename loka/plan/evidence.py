@@ -71,7 +71,7 @@ class JudgedGemm:
 
 
 def open_profile(policy: Policy) -> ProfiledSites | None:
-    """Opens the profile that a policy names; None where it names none.
+    """Opens the profile that a policy names, or the one at its default place; None where there is neither.
 
     Raises InputError, with the position of the field, where the file is missing, is no profile, or is of another model.
     """
@@ -100,7 +100,7 @@ def open_profile(policy: Policy) -> ProfiledSites | None:
             f"{place}: profile: {path} was learned of {profile.model}, and this policy is for {policy.model.factory}: "
             f"name the profile of that model, or run loka probe {policy.path}"
         )
-    return ProfiledSites.of(profile, portable_name(policy, policy.profile or "", path), digest, place)
+    return ProfiledSites.of(profile, portable_name(policy, policy.profile_name or "", path), digest, place)
 
 
 def check_sites(known: ProfiledSites, sites: Sequence[Site], adaptations: Sequence[Adaptation] = ()) -> None:

@@ -82,9 +82,7 @@ def test_the_largest_pieces_have_a_name_a_time_and_the_reason(plan) -> None:
     assert head.what == "fprop, dgrad, wgrad"
     assert (norms.name, norms.us, norms.what) == ("b", 6.0, "layer_norm, layer_norm silu")
     assert norms.reason == "this recipe is none of a chain's, around which kernels can fuse"
-    assert describe_pieces(found, lambda share: f"{share:.0%}")[0] == (
-        "head (fprop, dgrad, wgrad): 30.0 us, 25%: keep by p.yaml:3"
-    )
+    assert describe_pieces(found)[0] == ("head (fprop, dgrad, wgrad): 30.0 us, 25.0 %: keep by p.yaml:3")
 
 
 def test_what_the_time_contains_is_said(plan) -> None:
@@ -107,7 +105,7 @@ def test_sites_alike_are_one_piece_and_three_are_named(make_plan, make_site, pla
     first, *others = coverage_of(replace(plan, sites=sites)).largest
     assert (first.name, first.count, first.us) == ("layers.*.mlp", 4, 120.0)
     assert [each.name for each in others] == ["p", "q"]
-    assert describe_pieces(coverage_of(replace(plan, sites=sites)), str)[0].startswith("layers.*.mlp (4 sites: fprop, ")
+    assert describe_pieces(coverage_of(replace(plan, sites=sites)))[0].startswith("layers.*.mlp (4 sites: fprop, ")
 
 
 def test_reasons_that_differ_in_figures_alone_share_a_piece(plan) -> None:
@@ -139,7 +137,7 @@ def test_a_site_without_times_counts_with_the_least_time_of_its_gemms(plan) -> N
     assert found.time.compiler_us == pytest.approx(least + 6.0, abs=1e-3)
     assert found.time.bounded == 1
     assert "1 site without times counts with the least time that the device needs." in describe_step(found)
-    assert describe_pieces(found, str)[0].startswith("head (fprop, dgrad, wgrad): at least ")
+    assert describe_pieces(found)[0].startswith("head (fprop, dgrad, wgrad): at least ")
 
 
 def test_without_measurements_pieces_go_by_flops(plan) -> None:

@@ -22,7 +22,7 @@ def print_coverage(coverage: Coverage) -> None:
         cells = [(name, percent(share), us) for name, share, us in rows]
         print_table(("coverage", "share", "us"), cells, ("share", "us"))
     print_wrapped(describe_step(coverage))
-    pieces = describe_pieces(coverage, percent)
+    pieces = describe_pieces(coverage)
     if pieces:
         print_wrapped("The largest pieces that stay the compiler's:")
     for line in pieces:

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loka.cli.output import Json, PolicyPath, percent, print_json, print_line, print_wrapped
+from loka.cli.output import Json, PolicyPath, note, percent, print_json, print_line, print_wrapped
 from loka.cli.tables.coverage_lines import coverage_result, print_coverage
 from loka.cli.tables.mod_lines import print_mods
 from loka.cli.tables.plan_table import COUNT, EVIDENCE, REGION, TIMES, show_interactions, show_rows
 
 if TYPE_CHECKING:
     from loka.plan.plan import Plan
+    from loka.policy.policy import Policy
 
 NAME = "plan"
 MANY = 60  # sites; with more, those that are alike share a line
@@ -29,18 +30,36 @@ def command(
 ) -> None:
     """Show what each GEMM will run in, and why."""
     from loka.errors import CheckFailedError
+    from loka.mods.policy_loader import load_policy
     from loka.plan.evidence import over_budget_message
     from loka.plan.planner import planned
     from loka.plan.serialize import to_json
 
-    plan = planned(policy, gains=gains).plan
+    loaded = load_policy(policy)
+    plan = planned(loaded, gains=gains).plan
     if as_json:
         print_json(_summary(plan) | {"plan": json.loads(to_json(plan))})
     else:
         show(plan, all_sites)
+        following = next_step(plan, loaded)
+        if following:
+            note(f"next: {following}")
     over = over_budget_message(plan)
     if over:
         raise CheckFailedError(over)
+
+
+def next_step(plan: Plan, policy: Policy) -> str:
+    """The next command where GEMMs wait for a profile, with what it needs first; "" if none does."""
+    from loka.plan.evidence import NO_EVIDENCE
+
+    waits = any(gemm.reason == NO_EVIDENCE for site in plan.sites for gemm in site.gemms)
+    if plan.profile is not None or not waits:
+        return ""
+    if policy.train is None:
+        fields = "train: {batches: ..., loss: ...}"
+        return f"name your batches and loss in {policy.path} ({fields}), then run: loka probe {policy.path}"
+    return f"loka probe {policy.path}"
 
 
 def show(plan: Plan, all_sites: bool) -> None:
@@ -104,9 +123,9 @@ def print_times(plan: Plan) -> None:
     if plan.measurements is None or total is None:
         if plan.measurements is not None:
             print_wrapped(f"{plan.measurements[0]} has no times for what may run here: none decided.")
-        note = measurements_note(plan)
-        if note:
-            print_wrapped(f"{note}.")
+        lacking = measurements_note(plan)
+        if lacking:
+            print_wrapped(f"{lacking}.")
         return
     print_wrapped(f"{format_total(total)}, by {plan.measurements[0]} ({format_time_sources(total)}).")
     host = format_host(plan, total)

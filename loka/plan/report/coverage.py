@@ -13,14 +13,14 @@ Embeddings, other elementwise work, loss and optimiser are not in it unless `exe
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from loka.devices.targets import DEVICES
 from loka.kernels.measurements.part_bounds import bound_us
 from loka.numerics.enums import Fuse, Gemm
 from loka.plan.plan import NATIVE, NOTHING_AROUND, GemmPlan, Plan, SitePlan, SiteTiming
-from loka.plan.report.format import format_figure, format_place, format_reasons, format_us
+from loka.plan.report.format import format_figure, format_place, format_reasons, format_share, format_us
 from loka.plan.report.plan_rows import common_pattern, pattern_of
 from loka.plan.select.latency_selection import interaction_by_site
 from loka.plan.select.workload import SiteSizes, gemm_part, surroundings_of
@@ -168,14 +168,14 @@ def describe_step(coverage: Coverage) -> str:
     return text
 
 
-def describe_pieces(coverage: Coverage, percent: Callable[[float], str]) -> tuple[str, ...]:
+def describe_pieces(coverage: Coverage) -> tuple[str, ...]:
     """A line for each of the largest pieces: `head.out (fprop, wgrad): 18.9 us, 2.7 %: keep by ranker.yaml:28`."""
     lines = []
     for piece in coverage.largest:
         sites = f"{piece.count} sites: " if piece.count > 1 else ""
         name = f"{piece.name} ({sites}{piece.what})" if piece.what else piece.name
         us = f"{'at least ' if piece.at_least else ''}{format_us(piece.us)}, " if piece.us is not None else ""
-        lines.append(f"{name}: {us}{percent(piece.share)}: {piece.reason}")
+        lines.append(f"{name}: {us}{format_share(piece.share)}: {piece.reason}")
     return tuple(lines)
 
 

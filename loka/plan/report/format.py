@@ -103,6 +103,11 @@ def format_kernel(kernel: str, accumulation: Accumulation | None) -> str:
     return f"{kernel} fast" if accumulation is Accumulation.FAST else kernel
 
 
+def format_share(share: float) -> str:
+    """A share as a percentage with one decimal: `31.4 %`; `<0.1 %` for a positive share that rounds to 0."""
+    return "<0.1 %" if 0 < share < 0.0005 else f"{100 * share:.1f} %"
+
+
 def format_us(us: float) -> str:
     """A time with its unit: `43.2 us`, `1204 us`."""
     return f"{format_figure(us)} us"
