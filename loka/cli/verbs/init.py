@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from loka.cli.output import note, write_file
+from loka.cli.output import Json, note, print_json, write_file
 from loka.cli.verbs.schema import schema_text
 
 NAME = "init"
@@ -38,6 +38,7 @@ def command(
         typer.Option(help="Of the policy. Default: that of the file, else of factory or class.", show_default=False),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Draft a first policy from the model."""
     from loka.errors import InputError
@@ -61,13 +62,20 @@ def command(
     text = draft_policy(options, found.sites, found.mods, could=found.could)
     schema = path.parent / "schema.json"
     write_file(path, text)
+    written = [str(path)]
     if not schema.exists():
         try:
             write_file(schema, schema_text())
+            written.append(str(schema))
             note(f"wrote {schema}, for your editor")
         except InputError as error:  # the policy is complete without it
             note(f"note: {error}")
-    note(f"wrote {path}; next: loka plan {path}")
+    following = f"loka plan {path}"
+    note(f"wrote {path}; next: {following}")
+    if as_json:
+        sites = len(found.sites)
+        made = {"name": name, "policy": str(path), "written": written, "sites": sites, "could_fp8": found.could}
+        print_json(made | {"mods": found.mods, "next": following})
 
 
 def _free(path: Path, force: bool) -> Path:

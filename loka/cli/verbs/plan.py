@@ -38,7 +38,7 @@ def command(
     loaded = load_policy(policy)
     plan = planned(loaded, gains=gains).plan
     if as_json:
-        print_json(_summary(plan) | {"plan": json.loads(to_json(plan))})
+        print_json(_summary(plan) | {"next": next_step(plan, loaded), "plan": json.loads(to_json(plan))})
     else:
         show(plan, all_sites)
         following = next_step(plan, loaded)
