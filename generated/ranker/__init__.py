@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "63b927a6ba43f02103255b9aac5890a0a95f0f8e04f6ed57347a267cdf07f430"
+STAMP = "ab6155a9c7b79c7871c49f15ed4602c2d8df200593b73fe6559b7491d1dfc3dd"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

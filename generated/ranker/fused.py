@@ -18,7 +18,7 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import concat_norm_reference, fm_reference
 from loka.kernels.fused.norm import norm_reference
 
-STAMP = "63b927a6ba43f02103255b9aac5890a0a95f0f8e04f6ed57347a267cdf07f430"
+STAMP = "ab6155a9c7b79c7871c49f15ed4602c2d8df200593b73fe6559b7491d1dfc3dd"
 
 
 def _add_backward_e4m3_outputs(grad: Tensor) -> tuple[Tensor, ...]:

@@ -27,7 +27,7 @@ from loka.dispatch import Quantized
 
 from . import fused
 
-STAMP = "63b927a6ba43f02103255b9aac5890a0a95f0f8e04f6ed57347a267cdf07f430"
+STAMP = "ab6155a9c7b79c7871c49f15ed4602c2d8df200593b73fe6559b7491d1dfc3dd"
 
 # Scalings of both operands of a GEMM.
 ROWWISE = ("rowwise", "rowwise")

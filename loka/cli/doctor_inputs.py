@@ -109,9 +109,10 @@ def _profile(policy: Policy) -> Item:
     try:
         known = open_profile(policy)
     except InputError as error:
-        return Item(name, "problem", policy.profile or "", str(error))
+        return Item(name, "problem", policy.profile_name or "", str(error))
     if known is None:
-        return Item(name, "missing", "", f"none named: `compute: auto` keeps every site as it is; {probe}")
+        none = f"none named, and none at {policy.default_profile}"
+        return Item(name, "missing", "", f"{none}: `compute: auto` keeps every site as it is; {probe}")
     seen = known.profile
     found = f"{known.name}: {len(known.sites)} sites, {seen.samples} of {seen.steps} steps, {seen.created[:10]}"
     try:

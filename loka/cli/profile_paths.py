@@ -33,21 +33,22 @@ class Places:
 
     @classmethod
     def of(cls, policy: Policy, out: str | None) -> Places:
-        """Paths from `out` if given, else from the policy or its base, else profiles/NAME beside the policy.
+        """Paths from `out` if given, else from the policy or its base, else `Policy.default_profile`.
 
         Raises InputError where `out` names no file.
         """
         folder = policy.path.parent
         named = policy.profile_file
-        summary = Path(out) if out is not None else named or folder / "profiles" / f"{policy.name}{SUFFIX}"
+        summary = Path(out) if out is not None else named or folder / policy.default_profile
         if not summary.name:
             raise InputError(f"-o: {out!r} names no file; name one, as in profiles/{policy.name}{SUFFIX}")
         stem = summary.name.removesuffix(SUFFIX)
         relative = Path(os.path.relpath(summary, folder)).as_posix()
         advice = None
-        if named is None:
-            advice = f"for loka plan to use it, add to {policy.path}: profile: {relative}"
-        elif os.path.abspath(named) != os.path.abspath(summary):
+        if policy.profile is None:  # the one at the default place is used without being named
+            if os.path.abspath(summary) != os.path.abspath(folder / policy.default_profile):
+                advice = f"for loka plan to use it, add to {policy.path}: profile: {relative}"
+        elif named is not None and os.path.abspath(named) != os.path.abspath(summary):
             place = policy.where("profile")
             advice = f"{place} names {policy.profile}; for this one, in {policy.path}: profile: {relative}"
         return cls(

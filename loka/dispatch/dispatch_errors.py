@@ -13,6 +13,10 @@ class LokaWarning(UserWarning):
     """Something works, but not as a user would expect: for example slowly, or on a device the plan is not for."""
 
 
+class NoFp8Warning(LokaWarning):
+    """A package has no GEMM in FP8: the plan keeps all of them in the model's own dtype."""
+
+
 class NewModelWarning(LokaWarning):
     """Mods have changed modules of a model: the result is another model, which has to be trained."""
 

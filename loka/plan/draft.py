@@ -12,12 +12,17 @@ from pydantic_core import PydanticCustomError
 
 from loka.devices.targets import DEFAULT_TARGET
 from loka.errors import InputError
+from loka.numerics.enums import Compute
 from loka.plan.mod_proposals import Proposal
+from loka.plan.report.format import format_share
 from loka.policy.schema.checks import package_name
 from loka.sites.site import GemmKind, Site
 
 HEAD = 16  # output features up to which a GEMM is kept: a head's few outputs cost little and carry the prediction
 NARROW = 16  # input features up to which a GEMM is kept
+_VERBS = frozenset({"build", "make", "create", "get", "new", "load", "init", "construct", "factory", "main"})
+_MODELS = frozenset({"model", "module", "net", "network", "nn", "the", "a", "my"})  # words that name no model
+_COMPUTE = "auto: FP8 where the evidence allows it; fp8: wherever it can run; keep: as the model has it"
 LARGEST = 5  # sites in the comment
 
 
@@ -31,10 +36,19 @@ class DraftOptions:
     batch_size: int
 
 
-def draft_policy(options: DraftOptions, sites: Sequence[Site], mods: Sequence[Proposal] = ()) -> str:
+def draft_policy(
+    options: DraftOptions,
+    sites: Sequence[Site],
+    mods: Sequence[Proposal] = (),
+    *,
+    could: float | None = None,
+    compute: Compute = Compute.AUTO,
+    active: bool = False,
+) -> str:
     """Text of a policy in which every rule matches at least one of the sites.
 
-    Mods are included as comments, as a user has to decide about those that make a different model.
+    Mods are included as comments, as a user has to decide about those that make a different model, unless they are
+    `active`. `could` is the share of the training GEMM FLOPs that `compute: fp8` would take, if known.
     """
     model = [f"factory: {_quoted(options.factory)}"]
     if options.inputs is not None:
@@ -42,23 +56,23 @@ def draft_policy(options: DraftOptions, sites: Sequence[Site], mods: Sequence[Pr
     model.append(f"batch_size: {options.batch_size}")
     lines = [
         "# yaml-language-server: $schema=schema.json",
-        *_overview(sites),
+        *_overview(sites, could),
         "version: 1",
         f"name: {options.name}",
         f"model: {{{', '.join(model)}}}",
-        "# For loka train and loka compare, functions of (batch_size, seed) and of (output, target):",
+        "# For loka probe, train and compare, functions of (batch_size, seed) and of (output, target):",
         '# train: {batches: "package.module:name", test: "package.module:name", loss: "package.module:name"}',
         f"target: {DEFAULT_TARGET}",
         "",
         "defaults:",
-        "  compute: auto # FP8 where the evidence allows it; fp8: wherever it can run; keep: as the model has it",
+        f"  compute: {compute.value} # {_COMPUTE}",
         "  format: e4m3",
         "  scaling: rowwise",
     ]
     rules = _rules(sites)
     if rules:
         lines += ["", "rules: # in order, later wins field by field", *rules]
-    lines += _mods(mods)
+    lines += _active(mods) if active else _mods(mods)
     return "\n".join(lines) + "\n"
 
 
@@ -70,6 +84,24 @@ def identifier(text: str) -> str:
     return made
 
 
+def policy_name(factory: str, model_class: str) -> str:
+    """A policy's name from a factory, "package.module:name": its own without a verb, or the class, or the module.
+
+    `my_pkg.ranker:build` returns a TwoTower: "two_tower"; `zoo:build_wukong`: "wukong"; `zoo:dcnv2`: "dcnv2".
+    """
+    module, _, path = factory.partition(":")
+    function = path.rpartition(".")[2]
+    words = [word for word in _snake(function).split("_") if word]
+    said = [word for word in words if word not in _VERBS]
+    if set(said) - _MODELS:
+        return identifier("_".join(said))
+    return identifier(_snake(model_class) or _snake(module.rpartition(".")[2]))
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+
+
 def check_name(name: str) -> None:
     """Raise InputError for a name that a policy cannot have."""
     try:
@@ -78,16 +110,20 @@ def check_name(name: str) -> None:
         raise InputError(f"--name: {error.message()}") from error
 
 
-def _overview(sites: Sequence[Site]) -> list[str]:
-    """Comments with the number of sites, and where the FLOPs are."""
-    able = sum(site.share for site in sites if site.blocked is None)
-    lines = [
-        f"# {len(sites)} GEMM sites; those that can be patched hold {100 * able:.0f} % of the GEMM FLOPs. The largest:"
-    ]
+def _overview(sites: Sequence[Site], could: float | None) -> list[str]:
+    """Comments with the number of sites, what of them could run in FP8, and where the FLOPs are."""
+    count = f"{len(sites)} GEMM site{'s' if len(sites) != 1 else ''}"
+    if could is None:
+        lines = [f"# {count}. The largest by FLOPs:"]
+    else:
+        lines = [
+            f"# {count}. With compute: fp8, {format_share(could)} of the training GEMM FLOPs would run in FP8;",
+            "# with auto, what evidence (loka probe) allows and measurements say is faster. The largest by FLOPs:",
+        ]
     largest = sorted(sites, key=lambda site: -site.share)[:LARGEST]  # stable: model order where shares are equal
     for site in largest:
         blocked = " (cannot be patched)" if site.blocked else ""
-        lines.append(f"#   {_one_line(site.name)}: K {site.k}, N {site.n}, {100 * site.share:.1f} %{blocked}")
+        lines.append(f"#   {_one_line(site.name)}: K {site.k}, N {site.n}, {format_share(site.share)}{blocked}")
     return lines if sites else ["# The model has no GEMM that LoKA can see."]
 
 
@@ -101,10 +137,14 @@ def _mods(mods: Sequence[Proposal]) -> list[str]:
         "# mods:",
     ]
     for mod in mods:
-        # Only tracing shows if a forward can be rewritten.
+        # A change of the model's code may leave nothing to rewrite.
         use, kind = (", optional: true", "the same function") if mod.exact else ("", "another model, to be trained")
         lines.append(f"#   - {{use: {mod.use}{use}}} # {mod.what}; {kind}")
     return lines
+
+
+def _active(mods: Sequence[Proposal]) -> list[str]:
+    return ["", "mods:", *(f"  - {{use: {mod.use}, optional: true}}" for mod in mods)] if mods else []
 
 
 def _rules(sites: Sequence[Site]) -> list[str]:

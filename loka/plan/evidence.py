@@ -42,6 +42,10 @@ NEVER_RAN = "never ran while probing"
 _LISTED = 20  # GEMMs over budget, or sites of another shape, listed in a message
 
 
+class OutdatedProfileError(InputError):
+    """A profile of the model as it was: with other mods, or with sites of other shapes."""
+
+
 @dataclass(frozen=True, slots=True)
 class ProfiledSites:
     """A profile with its sites by name."""
@@ -67,7 +71,7 @@ class JudgedGemm:
 
 
 def open_profile(policy: Policy) -> ProfiledSites | None:
-    """Opens the profile that a policy names; None where it names none.
+    """Opens the profile that a policy names, or the one at its default place; None where there is neither.
 
     Raises InputError, with the position of the field, where the file is missing, is no profile, or is of another model.
     """
@@ -96,17 +100,17 @@ def open_profile(policy: Policy) -> ProfiledSites | None:
             f"{place}: profile: {path} was learned of {profile.model}, and this policy is for {policy.model.factory}: "
             f"name the profile of that model, or run loka probe {policy.path}"
         )
-    return ProfiledSites.of(profile, portable_name(policy, policy.profile or "", path), digest, place)
+    return ProfiledSites.of(profile, portable_name(policy, policy.profile_name or "", path), digest, place)
 
 
 def check_sites(known: ProfiledSites, sites: Sequence[Site], adaptations: Sequence[Adaptation] = ()) -> None:
-    """Raises InputError if the profile is of another model; `adaptations` are those that mods applied to this one.
+    """Raises OutdatedProfileError if the profile is of another model; `adaptations` are those of this one's mods.
 
     Either the profiled model had other mods, or a site has another shape; the message has both shapes.
     """
     other = mismatch_reason(known.profile.mods, mod_fingerprints(adaptations))
     if other is not None:
-        raise InputError(
+        raise OutdatedProfileError(
             f"{known.place}: profile: {known.name} was learned of the model {other}: it is not evidence for what this "
             "policy's mods make; run loka probe"
         )
@@ -120,7 +124,7 @@ def check_sites(known: ProfiledSites, sites: Sequence[Site], adaptations: Sequen
             )
     if changed:
         rest = [f"and {len(changed) - _LISTED} more sites"] if len(changed) > _LISTED else []
-        raise InputError("\n".join([*changed[:_LISTED], *rest]))
+        raise OutdatedProfileError("\n".join([*changed[:_LISTED], *rest]))
 
 
 def judge(

@@ -32,6 +32,8 @@ class Drafted:
 
     sites: tuple[Site, ...]
     mods: tuple[Proposal, ...]
+    model_class: str = ""  # of the model, "" for a class of torch's own
+    could: float | None = None  # share of the training GEMM FLOPs that could run in FP8; None if not planned
 
 
 def drafted_from(factory: str, inputs: str | None, batch_size: int) -> Drafted:
@@ -42,13 +44,15 @@ def drafted_from(factory: str, inputs: str | None, batch_size: int) -> Drafted:
     with current_directory_importable():
         built = build_model(factory, inputs, batch_size)
         found = find_sites(built)
-        return Drafted(found.sites, proposals(built, found.sites, found.siblings))
+        own = type(built.module)
+        name = "" if own.__module__.partition(".")[0] == "torch" else own.__name__
+        return Drafted(found.sites, proposals(built, found.sites, found.siblings), name)
 
 
 def proposals(
     built: BuiltModel, sites: Sequence[Site], siblings: Sequence[tuple[str, ...]] = ()
 ) -> tuple[Proposal, ...]:
-    """Proposed mods, those that keep the function first. Nothing is traced: planning shows what they achieve."""
+    """Proposed mods, those that keep the function first. Nothing is traced: `draft_check` plans them."""
     return (*_same_function(UnplannedModel(built.module, tuple(sites), tuple(siblings))), *_new_model(built))
 
 

@@ -236,7 +236,8 @@ class Plan:
     name: str
     target: TargetDevice
     batch_size: int
-    policy_files: tuple[tuple[str, str], ...]  # (file as named, sha256), the policy first and then its bases
+    # (file as named, sha256 of its values but for `train`), the policy first and then its bases
+    policy_files: tuple[tuple[str, str], ...]
     sites: tuple[SitePlan, ...]  # in model order
     bindings: tuple[PlannedBinding, ...]
     skipped: tuple[Skipped, ...] = ()

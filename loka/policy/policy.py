@@ -186,7 +186,8 @@ class Policy:
     version: int
     name: str  # an identifier; also the name of the generated package
     path: Path  # as named by the user
-    files: tuple[tuple[str, str], ...]  # (path relative to the policy's directory, sha256): the policy, then its bases
+    # (path relative to the policy's directory, sha256 of its values but for `train`): the policy, then its bases
+    files: tuple[tuple[str, str], ...]
     model: ModelSpec
     train: TrainSpec | None
     target: str  # the value of a TargetDevice
@@ -200,8 +201,22 @@ class Policy:
     named: tuple[str, ...] = ()  # the files as named in messages, in the order of `files`
 
     @property
+    def profile_name(self) -> str | None:
+        """The `profile` as written; without one, profiles/NAME.safetensors beside the policy if that exists."""
+        if self.profile is not None:
+            return self.profile
+        return self.default_profile if (self.path.parent / self.default_profile).is_file() else None
+
+    @property
+    def default_profile(self) -> str:
+        """Where `loka probe` writes if the policy names no profile, relative to the policy."""
+        return f"profiles/{self.name}.safetensors"
+
+    @property
     def profile_file(self) -> Path | None:
-        """Path of the `profile`, resolved relative to the file that names it; None if the policy names none."""
+        """Path of the profile, named relative to the file that names it or at its default place; None without one."""
+        if self.profile is None:
+            return None if self.profile_name is None else self.path.parent / self.profile_name
         return self._file("profile", self.profile)
 
     @property

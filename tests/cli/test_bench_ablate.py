@@ -69,7 +69,7 @@ def test_every_subset_is_measured_in_every_column(loka: Callable[..., Any], poli
     assert abs(losses["all", "loka-bf16"] - losses["all", "compile-bf16"]) < 0.02  # the same one
     assert plain["targets"] == []
     assert "nothing of speed" in plain["notes"][0]
-    data, page = sorted((policy.parent / "docs" / "results").iterdir())
+    data, page = sorted((policy.parent / "build" / "bench").iterdir())
     assert data.name.startswith("ablation-clicks-")
     assert json.loads(data.read_text()) == plain
     assert "## One training step, us" in page.read_text()

@@ -80,7 +80,7 @@ def test_tables_are_printed_and_files_written(
     assert ran.out.startswith("loka bench region 512,512 --only train\n")
     assert ["512", "x", "512", "x", "512", "30.0", "failed", "20.0", "(1.50)", "10.0", "50", "%"] in lines
     assert "PeerMissingError: not installed" in ran.out
-    page, data = sorted((tmp_path / "docs" / "results").iterdir(), reverse=True)
+    page, data = sorted((tmp_path / "build" / "bench").iterdir(), reverse=True)
     assert (page.suffix, data.suffix) == (".md", ".json")
     assert "| 512 x 512 x 512 | 30.0 | failed | 20.0 (1.50) | 10.0 | 50 % |" in page.read_text()
     assert json.loads(data.read_text())["command"] == "loka bench region 512,512 --only train"

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from loka.mods.policy_loader import load_policy
-from loka.plan.draft import DraftOptions, draft_policy, identifier
+from loka.plan.draft import DraftOptions, draft_policy, identifier, policy_name
 
 
 @pytest.mark.slow
@@ -32,22 +32,44 @@ def test_mods_are_proposed_as_comments_that_a_policy_can_have(shop, loka):
     text = path.read_text()
     at = text.index("# mods:\n")
     assert text[at:].splitlines()[1:] == [
-        "#   - {use: fuse_interaction, optional: true} # 2 modules may mix, join or cross features; the same function",
-        "#   - {use: pad_alignment, optional: true} # 4 linears with K or N no multiple of 16; the same function",
+        "#   - {use: pad_alignment, optional: true} # K 13 padded to 16 in dense, N 24 padded to 32 in layers.* "
+        "(2 times), K 24 padded to 32 in layers.*.up (2 times), N 1 padded to 8 in head; the same function",
         "#   - {use: no_bias} # 3 biases dropped; another model, to be trained",
         "#   - {use: block_norm} # 2 LayerNorm -> BlockNorm 32; another model, to be trained",
     ]
     assert load_policy(path).mods == ()
     commented = [line.removeprefix("# ").removeprefix("#") for line in text[at:].splitlines()]
     path.write_text(text[:at] + "\n".join(commented) + "\n")
-    assert [mod.use for mod in load_policy(path).mods] == ["fuse_interaction", "pad_alignment", "no_bias", "block_norm"]
+    assert [mod.use for mod in load_policy(path).mods] == ["pad_alignment", "no_bias", "block_norm"]
     assert loka("plan", "policies/first.yaml").status == 0
 
 
 def test_the_default_place_and_name_come_from_the_model(shop, loka):
+    ran = loka("init", "shopmodel:build", "--inputs", "shopmodel:inputs", "--batch-size", "8")
+    assert (ran.status, ran.out) == (2, "")
+    assert ran.err == "policies/shop.yaml: is there already; choose another with -o, or overwrite it with --force\n"
+    (shop.folder / shop.policy).unlink()
     assert loka("init", "shopmodel:build", "--inputs", "shopmodel:inputs", "--batch-size", "8").status == 0
-    policy = load_policy("policies/build.yaml")
-    assert (policy.name, policy.model.inputs, policy.model.batch_size) == ("build", "shopmodel:inputs", 8)
+    policy = load_policy("policies/shop.yaml")
+    assert (policy.name, policy.model.inputs, policy.model.batch_size) == ("shop", "shopmodel:inputs", 8)
+    assert loka("init", "shopmodel:many", "--inputs", "shopmodel:many_inputs").status == 0
+    assert load_policy("policies/many.yaml").name == "many"
+
+
+@pytest.mark.parametrize(
+    ("factory", "model_class", "name"),
+    [
+        ("pkg.ranker:build", "TwoTower", "two_tower"),
+        ("pkg.ranker:build_model", "DLRM_DCN", "dlrm_dcn"),
+        ("pkg.ranker:build", "", "ranker"),
+        ("pkg.ranker:build_wukong", "Model", "wukong"),
+        ("pkg.zoo:dcnv2", "Anything", "dcnv2"),
+        ("pkg.zoo:MyModel", "MyModel", "my_model"),
+        ("pkg.zoo:Builders.make", "HSTUModel", "hstu_model"),
+    ],
+)
+def test_a_policy_is_called_after_factory_class_or_module(factory, model_class, name):
+    assert policy_name(factory, model_class) == name
 
 
 def test_an_existing_file_is_not_overwritten_without_force(shop, loka):

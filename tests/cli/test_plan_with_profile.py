@@ -216,6 +216,7 @@ def test_explain_shows_distributions_recipes_and_findings(shop, loka, learned):
     shares = next(line for line in lines if line.startswith("grad_output") and "columnwise" in line)
     assert shares.split()[2:] == ["1.5", "%", "25.0", "%"] * 2
     assert "unsafe: MERE 0.3 [0.29, 0.31] over the budget 0.2" in ran.out
+    assert "predicted MERE" in ran.out
     assert "budget: MERE 0.2, SQNR 24 dB; speed not judged" in ran.out
     assert "finding row_dominates: one row has 40 times the rest; scaling: rowwise" in lines
     data = json.loads(loka("explain", shop.policy, "dense", "--json").out)

@@ -48,8 +48,11 @@ def test_both_forms_are_written_and_told(shop, loka):
     sizes = {name: len(shop.files()[name]) for name in (SUMMARY, FULL)}
     for name, size in sizes.items():
         assert f"{name}: {size / 1000:.0f} kB" in ran.out
-    assert "add to policies/shop.yaml: profile: profiles/shop.safetensors" in ran.out
-    assert ran.err.splitlines()[-1].startswith("time: training ")
+    assert "profile: " not in ran.out  # at its default place it is used without being named
+    assert ran.err.splitlines()[-2].startswith("time: training ")
+    assert ran.err.splitlines()[-1] == "next: loka plan policies/shop.yaml"
+    elsewhere = loka("probe", shop.policy, "-o", "elsewhere.safetensors")
+    assert elsewhere.out.splitlines()[-1].endswith("add to policies/shop.yaml: profile: ../elsewhere.safetensors")
 
 
 def test_the_table_has_a_line_for_each_gemm_that_is_not_kept(probed, loka):

@@ -39,7 +39,7 @@ def test_a_page_has_decisions_mods_evidence_and_times(shipped: Planned) -> None:
     assert page.endswith("\n")
     assert "20 samples in 80 steps of 256" in page
     found = sections(page)
-    assert list(found) == ["Decisions", "Mods", "Evidence", "Times", "What falls short"]
+    assert list(found) == ["Decisions", "Coverage", "Mods", "Evidence", "Times", "What falls short"]
     decisions = found["Decisions"].strip().splitlines()
     assert len(decisions) == 2 + len(group_sites(shipped.plan, alike=True))
     assert any(line.startswith("| layers.*.fmb.0 | 2 | 256 | 96 | 128 |") for line in decisions)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 from loka.cli.verbs.schema import schema_text
+from loka.mods.registry import mod_schemas
 from loka.numerics.enums import Gemm
 from loka.plan.plan import Plan
 from loka.plan.planner import make_plan
@@ -105,3 +107,12 @@ def test_a_shipped_profile_is_a_small_summary_and_the_evidence_for_every_fp8_gem
     judged = [gemm for site in plan.sites for gemm in site.gemms if gemm.fp8]
     assert judged
     assert all(gemm.evidence is not None and gemm.evidence.verdict is Verdict.SAFE for gemm in judged)
+
+
+@pytest.mark.parametrize("path", sorted((FOLDER / "profiles").glob("*.safetensors")), ids=lambda path: path.stem)
+def test_shipped_findings_name_mods_that_exist(path):
+    profile = load(path)
+    assert isinstance(profile, Profile)
+    for finding in profile.findings:
+        assert "yet" not in finding.remedy
+        assert re.fullmatch(r'mods: \[\{use: (\w+), match: "[\w.]+"\}\]', finding.remedy)[1] in mod_schemas()

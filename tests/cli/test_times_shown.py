@@ -85,6 +85,7 @@ def test_explain_lists_every_way_and_every_kernel(shop, loka, measured):
     (chosen,) = [line for line in out.splitlines() if line.split()[:2] == ["fprop", "fbgemm.rowwise"]]
     assert chosen.split()[3:] == ["1.1", "0.12", "31.5", "measured", "chosen"]
     assert "fprop, dgrad, wgrad  mslk.rowwise" in out
+    assert out.count("kernel's MERE  kernel's SQNR dB") == 2  # not the MERE that a profile predicts
     data = json.loads(loka("explain", shop.policy, "layers.1.up", "--json").out)
     assert len(data["timing"]["candidates"]) == 8
     assert {each["kernel"] for each in data["gemms"][0]["times"]} == {SCALED_MM, "fbgemm.rowwise", "as-is"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +11,8 @@ from loka.mods.policy_loader import load_policy
 from loka.policy.cascade.settings import SiteFacts, SiteSettings
 from loka.policy.policy import Policy
 from loka.policy.problems import PolicyError
-from loka.policy.yaml.compose import MAX_CHAIN
+from loka.policy.yaml.compose import MAX_CHAIN, compose
+from loka.policy.yaml.tree import content_hash
 
 HEAD = 'version: 1\nname: ranker\nmodel: {factory: "pkg.models:ranker"}\n'
 SITE = SiteFacts("layers.0.mlp.0", "linear", 64, 32, 16, 1.0)
@@ -62,7 +62,7 @@ def test_files_are_named_from_the_policy_wherever_it_lies(write: Callable[..., P
     near, far = load_policy("a/b/ranker.yaml"), load_policy(tmp_path / "a" / "b" / "ranker.yaml")
     assert near.files == far.files
     assert [name for name, _ in near.files] == ["ranker.yaml", "../mid.yaml", "../c/base.yaml"]
-    assert near.files[2][1] == hashlib.sha256(base.encode()).hexdigest()
+    assert near.files[2][1] == content_hash(compose(base, "base.yaml")[0])
     assert (near.name, near.version, near.model.factory) == ("child", 1, "pkg.models:ranker")
     assert near.rules[1].file == "a/c/base.yaml"
     assert far.rules[1].file == str(tmp_path / "a" / "c" / "base.yaml")

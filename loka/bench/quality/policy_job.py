@@ -18,9 +18,13 @@ def job_of(policy: Policy, steps: int | None, device: str, tested: bool = True) 
     """
     spec = policy.train
     if spec is None:
+        held_out, instead = ', test: "package.module:name"', ""
+        if not tested:
+            held_out, instead = "", ", or record a training loop of your own with loka.Probe (docs/probe.md)"
         raise InputError(
             f"{policy.where('')}: the policy has no train section; add "
-            'train: {batches: "package.module:name", loss: "package.module:name", test: "package.module:name"}'
+            f'train: {{batches: "package.module:name", loss: "package.module:name"{held_out}}}, functions of '
+            f"(batch_size, seed) and of (output, target){instead}"
         )
     if spec.test is None and tested:
         raise InputError(

@@ -8,6 +8,7 @@ from loka.bench.results import NOTHING, Table, markdown_table
 from loka.plan.evidence import ProfiledSites, over_budget
 from loka.plan.plan import NATIVE, Plan
 from loka.plan.planner import Planned
+from loka.plan.report.coverage import Coverage, coverage_of, describe_pieces, describe_step, share_rows
 from loka.plan.report.format import format_speedup
 from loka.plan.report.mod_plans import describe_gain_in, describe_mod, describe_unchanged
 from loka.plan.report.plan_rows import (
@@ -34,6 +35,8 @@ def to_markdown(planned: Planned, policy: str) -> str:
     rows = group_sites(plan, alike=True)
     parts = [f"# {plan.name}{TITLE}", _summary(plan, known, policy)]
     parts += ["## Decisions", markdown_table(decisions(rows))]
+    if any(site.site.calls for site in plan.sites):
+        parts += ["## Coverage", *_coverage(coverage_of(plan))]
     if plan.mods:
         parts += ["## Mods", _mods(plan)]
     if known is not None:
@@ -101,6 +104,14 @@ def decisions(rows: Sequence[PlanRow]) -> Table:
          " ".join(row.region) or NOTHING, row.reason)
         for row in rows
     ]  # fmt: skip
+
+
+def _coverage(coverage: Coverage) -> list[str]:
+    columns = ("", "share") if coverage.time is None else ("", "share", "us")
+    rows = [(name, _percent(share), us)[: len(columns)] for name, share, us in share_rows(coverage)]
+    pieces = describe_pieces(coverage)
+    largest = ["The largest pieces that stay the compiler's:", _listed(pieces)] if pieces else []
+    return [markdown_table((columns, rows)), describe_step(coverage), *largest]
 
 
 def _mods(plan: Plan) -> str:

@@ -14,7 +14,8 @@ from loka.bench.subjects.variants import Precision, Variant
 from loka.errors import InputError
 
 if TYPE_CHECKING:
-    from loka.dispatch import Patch
+    from loka.dispatch.bind.fp8_warning import fp8_not_expected
+from loka.dispatch import Patch
 
 LEAST_K = 512  # least in_features for torchao's FP8; below, it is slower than BF16
 ALIGNMENT = 16  # of in_features and out_features: required by Hopper's FP8 GEMMs
@@ -34,7 +35,8 @@ class Ready:
     def verify(self, training: bool) -> None:
         """Raise VerifyError unless every planned FP8 GEMM ran."""
         if self.patch is not None:
-            self.patch.verify(backward=training)
+            with fp8_not_expected():
+                self.patch.verify(backward=training)
 
 
 def dtype_of(variant: Variant) -> torch.dtype:
@@ -62,7 +64,8 @@ def prepare(variant: Variant, model: nn.Module, training: bool, package: ModuleT
     """
     model = model.to(dtype_of(variant)).train(training)
     if package is not None:
-        patch: Patch = package.apply(model, mode="train" if training else "infer")
+        with fp8_not_expected():
+            patch: Patch = package.apply(model, mode="train" if training else "infer")
         return Ready(model, patch)
     if variant.torchao:
         model = torchao_training(model, variant.torchao) if training else torchao_inference(model, variant.torchao)

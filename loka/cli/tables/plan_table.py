@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from loka.cli.output import percent, print_line, print_table, terminal_width
+from loka.cli.output import percent, print_table, print_wrapped, terminal_width
 
 if TYPE_CHECKING:
     from loka.plan.report.plan_rows import InteractionRow, PlanRow
@@ -21,8 +21,11 @@ COLUMNS = (
 )
 NUMBERS = (COUNT, "M", "K", "N", "FLOPs", *TIMES)
 _SHORT = ("site", COUNT, "M", "K", "N", "FLOPs", "fprop", "dgrad", "wgrad", *TIMES, "MERE", "why")
+# In a terminal that is too narrow for these as well, columns go in this order, until names fit.
+_GOING = ("BF16 us", "M", "MERE", "us", "K", "N", COUNT, "FLOPs")
 _REASON = 40  # least width for a reason in the full table
 _SPACES = 3  # between two columns
+_TIGHT = 2  # the same in the short table
 _KEPT = len("as-is")  # a recipe of up to this length needs no letter
 
 
@@ -71,11 +74,30 @@ def _show_short(rows: Sequence[dict[str, str]], hidden: frozenset[str]) -> None:
         short = each | {gemm: letters.get(each[gemm], each[gemm]) for gemm in ("fprop", "dgrad", "wgrad")}
         short |= {"MERE": _without_interval(each["MERE"]), "why": str(reasons[each["reason"]])}
         table.append([short[column] for column in columns])
-    print_table(columns, table, (*NUMBERS, "why"), tight=True)
+    left_out = _too_wide(columns, table, terminal_width())
+    shown = [place for place, column in enumerate(columns) if column not in left_out]
+    table = [[row[place] for place in shown] for row in table]
+    print_table([columns[place] for place in shown], table, (*NUMBERS, "why"), tight=True)
+    if left_out:
+        print_wrapped(f"left out here, and shown by a wider terminal or in a file: {', '.join(left_out)}")
     for text, letter in letters.items():
-        print_line(f"{letter}: {text}")
+        print_wrapped(f"{letter}: {text}")
     for reason, number in reasons.items():
-        print_line(f"{number}: {reason}")
+        print_wrapped(f"{number}: {reason}")
+
+
+def _too_wide(columns: Sequence[str], table: Sequence[Sequence[str]], room: int | None) -> tuple[str, ...]:
+    """The columns to leave out so that no cell has to be broken, in the order of the table."""
+    widths = {
+        column: max([len(column), *(len(row[place]) for row in table)]) + _TIGHT for place, column in enumerate(columns)
+    }
+    gone: set[str] = set()
+    for column in _GOING:
+        if room is None or sum(widths.values()) - _TIGHT <= room:
+            break
+        if widths.pop(column, None) is not None:
+            gone.add(column)
+    return tuple(column for column in columns if column in gone)
 
 
 def _numbered(texts: Iterable[str]) -> dict[str, int]:

@@ -77,7 +77,7 @@ def _show_recipes(seen: ProfileView) -> None:
     from loka.plan.report.format import format_mere, format_sqnr
 
     print()
-    print_line("MERE and SQNR of the operands above, estimated from the profile:")
+    print_line("predicted MERE and predicted SQNR: of this site's own operands, estimated from the profile")
     shows_ne = any(each.ne is not None for each in seen.recipes)
     rows = [
         (
@@ -92,7 +92,9 @@ def _show_recipes(seen: ProfileView) -> None:
         for each in seen.recipes
     ]
     ne_columns = ("change of NE", "varying error dB") if shows_ne else ()
-    print_table(("GEMM", "recipe", "MERE", "SQNR dB", *ne_columns, "draws", "verdict"), rows, ("draws",))
+    print_table(
+        ("GEMM", "recipe", "predicted MERE", "predicted SQNR dB", *ne_columns, "draws", "verdict"), rows, ("draws",)
+    )
     print_line(f"budget: MERE {seen.budget.mere:g}, SQNR {seen.budget.sqnr_db:g} dB; speed {seen.speed}")
 
 

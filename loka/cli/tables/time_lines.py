@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from loka.plan.plan import Candidate, KernelTime
     from loka.plan.report.explain_site import Decision, ExplainedTiming, Inside
 
+KERNELS_ERROR = ("kernel's MERE", "kernel's SQNR dB")  # beside times
+
 
 def show_inside(inside: Inside) -> None:
     """Print the interaction that a site is part of, and its times."""
@@ -42,7 +44,7 @@ def show_timing(timing: ExplainedTiming) -> None:
         f"time of one call by {timing.measurements}: {format_us(chosen.us)}, {format_us(as_is.us)} in BF16, "
         f"{format_speedup(timing.speedup)} (min_speedup {timing.min_speedup:g}), {chosen.source.value}"
     )
-    print_line("MERE and SQNR beside times are the kernels' own, measured on normal operands")
+    print_line(f"{' and '.join(KERNELS_ERROR)}: measured on normal operands, not on this site's own")
     print()
     rows = [
         (
@@ -58,7 +60,7 @@ def show_timing(timing: ExplainedTiming) -> None:
         for each in timing.candidates
     ]
     gemms = tuple(gemm.value for gemm in timing.gemms)
-    columns = ("forward", "backward", "us", *(("host us",) if host else ()), "MERE", "SQNR dB")
+    columns = ("forward", "backward", "us", *(("host us",) if host else ()), *KERNELS_ERROR)
     print_table((*gemms, *columns, "source", "outcome"), rows, columns, tight=True)
 
 
@@ -79,7 +81,7 @@ def show_kernels(gemms: Sequence[Decision]) -> None:
             )
     rows += [(names, kernel, *["-"] * 5, reason) for (kernel, reason), names in _never_timed(gemms).items()]
     print()
-    columns = ("us", "+- %", "MERE", "SQNR dB")
+    columns = ("us", "+- %", *KERNELS_ERROR)
     print_table(("GEMM", "product alone on", *columns, "source", "outcome"), rows, columns, tight=True)
 
 

@@ -41,7 +41,7 @@ def command(
     ] = None,
     variants: Annotated[str | None, typer.Option(help="What is compared, comma-separated. Default: all.")] = None,
     out: Annotated[Path, typer.Option("-o", "--out", help="The folder for the JSON and Markdown.")] = Path(
-        "docs/results"
+        "build/bench"
     ),
     record: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Of kernels: measure parts into this file.", show_default=False)

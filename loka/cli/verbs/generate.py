@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loka.cli.output import PolicyPath, print_line
-from loka.errors import InputError
+from loka.cli.output import Json, PolicyPath, print_json, print_line
+from loka.errors import CheckFailedError, InputError
+
+if TYPE_CHECKING:
+    from loka.codegen.package.generate_package import GeneratedPackage
+    from loka.plan.plan import Plan
 
 NAME = "generate"
 
@@ -24,6 +28,7 @@ def command(
             "-o", "--out", metavar="DIR", help="The package's folder. Default: generated/NAME.", show_default=False
         ),
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Generate the package for a policy."""
     import loka
@@ -33,14 +38,51 @@ def command(
 
     if out is not None and not out.strip():
         raise InputError("--out is empty; name a folder, or leave the option out for generated/NAME")
-    made = loka.generate(policy, out, force=force, check=check)
+    try:
+        made = loka.generate(policy, out, force=force, check=check)
+    except CheckFailedError as error:
+        if as_json:
+            print_json({"fresh": False, "differences": str(error).splitlines()})
+        raise
+    over = over_budget_message(made.plan)
+    empty = not any(site.fp8 for site in made.plan.sites)
+    warnings = [f"{without_fp8(made.plan)}; run loka plan {policy} to see why"] if empty else []
+    warnings += [over] if over else []  # the package is written anyway; `loka plan` is the check
+    if as_json:
+        print_json(result(made) | {"warnings": warnings})
+        return
     if check:
         print_line(f"{made.folder} is fresh")
         return
     print_skipped(made.plan)
     print_line(summary_line(made.plan))
-    over = over_budget_message(made.plan)
-    if over:
-        note(f"warning: {over}")  # the package is written anyway; `loka plan` is the check
+    for warning in warnings:
+        note(f"warning: {warning}")
     changes = [*(f"wrote {name}" for name in made.written), *(f"removed {name}" for name in made.removed)]
     print_line(f"{made.folder}: {', '.join(changes) if changes else 'nothing to change'}")
+
+
+def result(made: GeneratedPackage) -> dict[str, object]:
+    """A package for `--json`."""
+    plan = made.plan
+    return {
+        "fresh": True,
+        "differences": [],
+        "name": plan.name,
+        "folder": str(made.folder),
+        "written": made.written,
+        "removed": made.removed,
+        "sites": len(plan.sites),
+        "sites_fp8": sum(site.fp8 for site in plan.sites),
+        "share_fp8": plan.share_fp8,
+        "skipped": [{"owner": each.owner, "reason": each.reason, "share": each.share} for each in plan.skipped],
+    }
+
+
+def without_fp8(plan: Plan) -> str:
+    """That a package has nothing in FP8, with the reason for the largest piece of its model."""
+    from loka.plan.report.coverage import coverage_of
+
+    largest = coverage_of(plan).largest
+    why = f"{largest[0].name} stays as it is: {largest[0].reason}" if largest else "the model has no GEMM"
+    return f"the package holds no FP8 site: {why}"

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from loka.cli.output import note, write_file
+from loka.cli.output import Json, note, print_json, write_file
 from loka.cli.verbs.schema import schema_text
 
 NAME = "init"
@@ -34,35 +34,57 @@ def command(
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, max=2**31 - 1, help="Samples in a step.")] = 4096,
     name: Annotated[
-        str | None, typer.Option(help="Of the policy. Default: that of the file.", show_default=False)
+        str | None,
+        typer.Option(help="Of the policy. Default: that of the file, else of factory or class.", show_default=False),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Draft a first policy from the model."""
     from loka.errors import InputError
-    from loka.paths import check_replaceable
-    from loka.plan.draft import DraftOptions, check_name, draft_policy, identifier
+    from loka.plan.draft import DraftOptions, check_name, draft_policy, identifier, policy_name
+    from loka.plan.draft_check import checked
     from loka.plan.mod_proposals import drafted_from
 
-    if name is None:
-        name = identifier(Path(out).stem if out else model.partition(":")[2])
-    check_name(name)
-    path = Path(out or f"policies/{name}.yaml")
+    if name is None and out:
+        name = identifier(Path(out).stem)
+    if name is not None:
+        check_name(name)
     if out is not None and not out.strip():
         raise InputError("-o is empty; name a file, or leave the option out for policies/NAME.yaml")
+    path = None if name is None else _free(Path(out or f"policies/{name}.yaml"), force)
+    found = drafted_from(model, inputs, batch_size)
+    if name is None or path is None:  # named after the class
+        name = policy_name(model, found.model_class)
+        path = _free(Path(f"policies/{name}.yaml"), force)
+    options = DraftOptions(name, model, inputs, batch_size)
+    found = checked(options, found)
+    text = draft_policy(options, found.sites, found.mods, could=found.could)
+    schema = path.parent / "schema.json"
+    write_file(path, text)
+    written = [str(path)]
+    if not schema.exists():
+        try:
+            write_file(schema, schema_text())
+            written.append(str(schema))
+            note(f"wrote {schema}, for your editor")
+        except InputError as error:  # the policy is complete without it
+            note(f"note: {error}")
+    following = f"loka plan {path}"
+    note(f"wrote {path}; next: {following}")
+    if as_json:
+        sites = len(found.sites)
+        made = {"name": name, "policy": str(path), "written": written, "sites": sites, "could_fp8": found.could}
+        print_json(made | {"mods": found.mods, "next": following})
+
+
+def _free(path: Path, force: bool) -> Path:
+    """The path, if a policy may be written there; raises InputError otherwise."""
+    from loka.errors import InputError
+    from loka.paths import check_replaceable
+
     if os.path.exists(path) and not force:
         raise InputError(f"{path}: is there already; choose another with -o, or overwrite it with --force")
     if path.suffix not in (".yaml", ".yml"):
         check_replaceable(path, "a policy", lambda head: b"version:" in head)
-    options = DraftOptions(name, model, inputs, batch_size)
-    found = drafted_from(model, inputs, batch_size)
-    text = draft_policy(options, found.sites, found.mods)
-    schema = path.parent / "schema.json"
-    write_file(path, text)
-    if not schema.exists():
-        try:
-            write_file(schema, schema_text())
-            note(f"wrote {schema}, for your editor")
-        except InputError as error:  # the policy is complete without it
-            note(f"note: {error}")
-    note(f"wrote {path}; next: loka plan {path}")
+    return path

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loka.cli.output import Json, PolicyPath, percent, print_json, print_line
+from loka.cli.output import Json, PolicyPath, note, percent, print_json, print_line, print_wrapped
+from loka.cli.tables.coverage_lines import coverage_result, print_coverage
 from loka.cli.tables.mod_lines import print_mods
 from loka.cli.tables.plan_table import COUNT, EVIDENCE, REGION, TIMES, show_interactions, show_rows
 
 if TYPE_CHECKING:
     from loka.plan.plan import Plan
+    from loka.policy.policy import Policy
 
 NAME = "plan"
 MANY = 60  # sites; with more, those that are alike share a line
@@ -28,22 +30,41 @@ def command(
 ) -> None:
     """Show what each GEMM will run in, and why."""
     from loka.errors import CheckFailedError
+    from loka.mods.policy_loader import load_policy
     from loka.plan.evidence import over_budget_message
     from loka.plan.planner import planned
     from loka.plan.serialize import to_json
 
-    plan = planned(policy, gains=gains).plan
+    loaded = load_policy(policy)
+    plan = planned(loaded, gains=gains).plan
     if as_json:
-        print_json(_summary(plan) | {"plan": json.loads(to_json(plan))})
+        print_json(_summary(plan) | {"next": next_step(plan, loaded), "plan": json.loads(to_json(plan))})
     else:
         show(plan, all_sites)
+        following = next_step(plan, loaded)
+        if following:
+            note(f"next: {following}")
     over = over_budget_message(plan)
     if over:
         raise CheckFailedError(over)
 
 
+def next_step(plan: Plan, policy: Policy) -> str:
+    """The next command where GEMMs wait for a profile, with what it needs first; "" if none does."""
+    from loka.plan.evidence import NO_EVIDENCE
+
+    waits = any(gemm.reason == NO_EVIDENCE for site in plan.sites for gemm in site.gemms)
+    if plan.profile is not None or not waits:
+        return ""
+    if policy.train is None:
+        fields = "train: {batches: ..., loss: ...}"
+        return f"name your batches and loss in {policy.path} ({fields}), then run: loka probe {policy.path}"
+    return f"loka probe {policy.path}"
+
+
 def show(plan: Plan, all_sites: bool) -> None:
-    """Print the table, what could not be patched, mods, budgets, the summary and times."""
+    """Print the table, what could not be patched, mods, budgets, coverage, the summary and times."""
+    from loka.plan.report.coverage import coverage_of
     from loka.plan.report.plan_rows import group_interactions, group_sites
 
     grouped = len(plan.sites) > MANY and not all_sites
@@ -63,7 +84,9 @@ def show(plan: Plan, all_sites: bool) -> None:
         print_line(f"{len(plan.sites)} sites in {len(rows)} groups; --all shows each.")
     print_budgets(plan)
     print_ne(plan)
-    print_line(summary_line(plan))
+    if any(site.site.calls for site in plan.sites):
+        print_coverage(coverage_of(plan))
+    print_wrapped(summary_line(plan))
     print_times(plan)
 
 
@@ -75,7 +98,7 @@ def print_budgets(plan: Plan) -> None:
         return
     for budget, count in budgets(plan).items():
         limits = f"MERE {budget.mere:g}, SQNR {budget.sqnr_db:g} dB, min_speedup {budget.min_speedup:g}"
-        print_line(f"budget of {limits}: {count} site{'s' if count != 1 else ''}")
+        print_wrapped(f"budget of {limits}: {count} site{'s' if count != 1 else ''}")
 
 
 def print_ne(plan: Plan) -> None:
@@ -89,29 +112,38 @@ def print_ne(plan: Plan) -> None:
     rest = f"; the forward GEMMs of {len(found.unknown)} more were not measured" if found.unknown else ""
     gemms = "1 GEMM" if found.known == 1 else f"{found.known} GEMMs"
     limit = "" if plan.ne_budget is None else f", budget {plan.ne_budget:g} %"
-    print_line(f"predicted change of NE: {format_ne(found.ne_percent)} by {gemms} in FP8{rest}{limit}.")
+    print_wrapped(f"predicted change of NE: {format_ne(found.ne_percent)} by {gemms} in FP8{rest}{limit}.")
 
 
 def print_times(plan: Plan) -> None:
     """Print the total time of sites and interactions and its sources, or that there is none."""
-    from loka.devices.targets import DEVICES
     from loka.plan.report.plan_rows import format_host, format_time_sources, format_total, total_time
 
     total = total_time(plan)
     if plan.measurements is None or total is None:
         if plan.measurements is not None:
-            print_line(f"{plan.measurements[0]} has no times for what may run here: none decided.")
-        elif plan.execution is not None:
-            advice = "" if DEVICES[plan.target].is_reference else "; record them: loka bench kernels --record FILE"
-            print_line(
-                f"execution: {plan.execution.mode.value}: no measurements for {plan.target.value} ship or are named, "
-                f"so neither time nor the host decided anything{advice}."
-            )
+            print_wrapped(f"{plan.measurements[0]} has no times for what may run here: none decided.")
+        lacking = measurements_note(plan)
+        if lacking:
+            print_wrapped(f"{lacking}.")
         return
-    print_line(f"{format_total(total)}, by {plan.measurements[0]} ({format_time_sources(total)}).")
+    print_wrapped(f"{format_total(total)}, by {plan.measurements[0]} ({format_time_sources(total)}).")
     host = format_host(plan, total)
     if host:
-        print_line(f"{host}.")
+        print_wrapped(f"{host}.")
+
+
+def measurements_note(plan: Plan) -> str:
+    """That there are no measurements for the plan's target, with what to do; "" if there are, or none are needed."""
+    from loka.devices.targets import DEVICES
+
+    reference = DEVICES[plan.target].is_reference
+    if plan.measurements is not None or (reference and plan.execution is None):
+        return ""
+    start = f"execution: {plan.execution.mode.value}: " if plan.execution is not None else ""
+    decided = "neither time nor the host decided anything" if start else "time decided nothing"
+    advice = "" if reference else "; record them on that device: loka bench kernels --record FILE"
+    return f"{start}no measurements for {plan.target.value} ship or are named, so {decided}{advice}"
 
 
 def print_skipped(plan: Plan) -> None:
@@ -120,7 +152,7 @@ def print_skipped(plan: Plan) -> None:
         name = f"region {skipped.owner!r}" if skipped.owner else "the model itself"
         share = f" ({percent(skipped.share)} of FLOPs)" if skipped.share else ""
         rest = "" if skipped.share else "; its sites are patched in smaller modules, or one by one"
-        print_line(f"NOT PATCHED {name}{share}: {skipped.reason}{rest}")
+        print_wrapped(f"NOT PATCHED {name}{share}: {skipped.reason}{rest}")
 
 
 def summary_line(plan: Plan) -> str:
@@ -136,6 +168,7 @@ def summary_line(plan: Plan) -> str:
 def _summary(plan: Plan) -> dict[str, object]:
     from loka.plan.evidence import over_budget
     from loka.plan.ne import planned_ne
+    from loka.plan.report.coverage import coverage_of
     from loka.plan.report.plan_rows import total_time
 
     return {
@@ -145,10 +178,12 @@ def _summary(plan: Plan) -> dict[str, object]:
         "sites": len(plan.sites),
         "sites_fp8": sum(site.fp8 for site in plan.sites),
         "share_fp8": plan.share_fp8,
+        "coverage": coverage_result(coverage_of(plan)),
         "over_budget": over_budget(plan),
         "ne": planned_ne(plan.sites),
         "ne_budget": plan.ne_budget,
         "measurements": plan.measurements,
+        "measurements_note": measurements_note(plan),
         "time": total_time(plan),
         "skipped": [{"owner": each.owner, "reason": each.reason, "share": each.share} for each in plan.skipped],
     }

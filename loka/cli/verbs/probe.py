@@ -189,6 +189,8 @@ def _show(examined: Examined, learned: Learned, places: Places) -> None:
     note(f"time: {times}")
     if places.advice:
         print_line(places.advice)
+    else:
+        note(f"next: loka plan {examined.policy.path}")
 
 
 def _summary_line(profile: Profile) -> str:

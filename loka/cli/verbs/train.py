@@ -93,7 +93,8 @@ def show(pair: PairResult, plan: Plan, device: str, labels: ComparisonLabels) ->
         numbers=(labels.first, labels.second, "difference"),
     )
     print_line(
-        f"{as_is.samples} samples in {as_is.steps} steps on {device}, seed {pair.seed}; every planned FP8 GEMM ran."
+        f"{as_is.samples} samples in {as_is.steps} steps on {device}, seed {pair.seed}; "
+        + ("every planned FP8 GEMM ran." if any(site.fp8 for site in plan.sites) else "no GEMM is planned in FP8.")
     )
     if device == "cpu":
         note("note: without an FP8 GPU the samples/s of FP8 are those of the torch reference path, not of FP8 hardware")

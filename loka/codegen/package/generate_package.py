@@ -12,6 +12,7 @@ from loka.codegen.package.render_package import render_package
 from loka.codegen.package.write import write_package
 from loka.errors import CheckFailedError, InputError
 from loka.paths import path_argument
+from loka.plan.evidence import OutdatedProfileError
 from loka.plan.plan import Plan
 from loka.plan.planner import make_plan
 from loka.policy.policy import Policy
@@ -60,7 +61,8 @@ def generate(
         InputError: the policy, its model, its profile or its measurements are wrong (PolicyError for the policy's text,
             with `file:line:column`); a file was edited and `force` is not given; the folder cannot be written; both
             `force` and `check`.
-        CheckFailedError: with `check`, if a file is missing, stale, edited or not LoKA's; a line for each.
+        CheckFailedError: with `check`, if a file is missing, stale, edited or not LoKA's, a line for each; or if the
+            model has changed since it was profiled.
     """
     for name, value in (("force", force), ("check", check)):
         if not isinstance(value, bool):
@@ -69,7 +71,12 @@ def generate(
         raise InputError("generate: check writes nothing, so that there is nothing to force; leave one of the two out")
     if out is not None:
         _check_out(out)
-    plan = make_plan(policy)
+    try:
+        plan = make_plan(policy)
+    except OutdatedProfileError as error:
+        if check:  # the model changed, and so would the package
+            raise CheckFailedError(str(error)) from error
+        raise
     files = render_package(plan)
     folder = default_folder(plan.name) if out is None else Path(out)
     if not check:

@@ -14,6 +14,7 @@ from loka.dispatch.bind.bound import Bound, CallCounters, Frozen, derive
 from loka.dispatch.bind.check_libraries import library_problems
 from loka.dispatch.bind.check_model import ModuleMatch, match_modules
 from loka.dispatch.bind.device_warning import warn_of_devices
+from loka.dispatch.bind.fp8_warning import warn_without_fp8
 from loka.dispatch.bind.wrappers import ClosedWrapperError, planned_inside, unwrap
 from loka.dispatch.dispatch_errors import BindError
 from loka.dispatch.patch.bound_state import bind, frozen_weights, unbind
@@ -43,7 +44,7 @@ def apply(
     Raises BindError, with the model unchanged, with every reason why the package does not fit the model (children,
     order, types, constants or shapes differ from those it was generated from) or a planned kernel cannot run on the
     model's device (for example a missing library). Warns (LokaWarning) if the model's device has no FP8 or is not
-    `target`, and as `adapt` does.
+    `target`, if the package has no FP8 in this mode, and as `adapt` does.
     """
     root = _root(model, package)
     if mode not in MODES:
@@ -54,6 +55,7 @@ def apply(
         bound = _bound(root, package, bindings, mode)
     # The warning points to the caller of the generated package's apply.
     warn_of_devices(package, target, (part.module for part in bound), stacklevel=3)
+    warn_without_fp8(package, (part.counters for part in bound), stacklevel=3)
     return Patch(root, package, bound)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from loka.dispatch.bind.bound import Bound, CallCounters, derived_class, is_frozen_class, unbound_class
 from loka.dispatch.bind.check_model import changes_since, shown
+from loka.dispatch.bind.fp8_warning import warn_without_fp8
 from loka.dispatch.bind.wrappers import find_module, unwrap
 from loka.dispatch.dispatch_errors import BindError, LokaWarning, VerifyError
 from loka.dispatch.patch.bound_state import bind, frozen_weights, refresh_module, stale_sites, unbind
@@ -82,8 +83,9 @@ class Patch:
         shapes of parameters. Children that a generated forward calls may change.
         `backward=False` checks only forward GEMMs. A GEMM counts when its kernel is launched: a CUDA graph counts when
         it is captured, not when it is replayed. Raises too if a frozen weight has changed since it was quantised; a
-        weight that FSDP has split since `apply` is not compared. Warns (LokaWarning) about `overflows`. Synchronises
-        with the GPU in mode "infer" and if there are static scales.
+        weight that FSDP has split since `apply` is not compared. Warns (LokaWarning) about `overflows`, and if the
+        package has no FP8, so that there is nothing to verify. Synchronises with the GPU in mode "infer" and if there
+        are static scales.
         """
         self._require_bound("verify")
         changes = [change for bound in self._modules for change in self._changes(bound)]
@@ -105,6 +107,8 @@ class Patch:
             raise VerifyError(f"{self._package}: {missing} of {total} planned FP8 GEMMs did not run:", changes + idle)
         if changes:
             raise VerifyError(f"{self._package}: the bound model is not as it was bound:", changes)
+        everything = (*self._modules, *(kept.bound for kept in self._kept))
+        warn_without_fp8(self._package, (bound.counters for bound in everything), stacklevel=2)
         if over := self.overflows():
             warnings.warn(_said(self._package, over), LokaWarning, stacklevel=2)
 

@@ -104,7 +104,7 @@ def format_kernel(kernel: str, accumulation: Accumulation | None) -> str:
 
 
 def format_share(share: float) -> str:
-    """A share as a percentage with one decimal; a positive share that rounds to 0 is `<0.1 %`."""
+    """A share as a percentage with one decimal: `31.4 %`; `<0.1 %` for a positive share that rounds to 0."""
     return "<0.1 %" if 0 < share < 0.0005 else f"{100 * share:.1f} %"
 
 

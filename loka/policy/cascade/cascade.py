@@ -80,7 +80,7 @@ def resolve_settings(policy: Policy, facts: Sequence[SiteFacts]) -> tuple[SiteSe
     conflicts: dict[tuple[Place, str], list[int]] = {}
     for matched, sites in groups.items():
         state = _State([rule for rule, on in zip(rules, matched, strict=True) if on])
-        for key in _conflicts(state, policy.profile is not None):
+        for key in _conflicts(state, policy.profile_name is not None):
             conflicts.setdefault(key, []).extend(sites)
         settings.update(dict.fromkeys(sites, _settings(state)))
     problems += [_conflict(place, message, sites, facts) for (place, message), sites in conflicts.items()]

@@ -24,6 +24,7 @@ from loka.policy.yaml.tree import (
     Scalar,
     ScalarError,
     Sequence,
+    content_hash,
     merge_documents,
     resolve,
     resolve_tagged,
@@ -280,7 +281,7 @@ class Documents:
     """Result of reading: the merged tree, the files, and the problems so far."""
 
     tree: Mapping | None  # None if a file could not be read to its end
-    files: tuple[tuple[str, str], ...]  # (relative to the policy's directory, sha256)
+    files: tuple[tuple[str, str], ...]  # (relative to the policy's directory, `content_hash`)
     named: tuple[str, ...]  # as named in messages
     problems: tuple[Problem, ...]
     complete: bool  # True if every base was read; otherwise missing fields may be in a base
@@ -303,12 +304,13 @@ def _read(directory: str, relative: str, named_at: Place | None, seen: tuple[str
         source = read_source(path, named)
     except PolicyError as error:
         return Documents(None, (), (), tuple(_blame(each, named_at) for each in error.problems), False)
-    files, names = ((relative, source.sha256),), (named,)
+    names = (named,)
     tree, problems = compose(source.text, named)
     if tree is None:
-        return Documents(None, files, names, tuple(problems), False)
+        return Documents(None, ((relative, ""),), names, tuple(problems), False)
     current = with_current_keys(tree)
     tree, problems = current.tree, [*problems, *current.problems]
+    files = ((relative, content_hash(tree)),)
     entry = tree.entries.get("extends")
     if entry is None or entry.node.reported:
         return Documents(tree, files, names, tuple(problems), entry is None, current.renamed, tree)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from dataclasses import dataclass
 
@@ -19,11 +18,10 @@ _UTF_16_OR_32 = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
 
 @dataclass(frozen=True, slots=True)
 class PolicySource:
-    """The text of one policy file, without a byte order mark, and the hash of its bytes."""
+    """The text of one policy file, without a byte order mark."""
 
     file: str  # as named by the user
     text: str
-    sha256: str
 
 
 def read_source(path: str, file: str) -> PolicySource:
@@ -31,9 +29,7 @@ def read_source(path: str, file: str) -> PolicySource:
 
     Raises PolicyError if it cannot be opened, is larger than `MAX_BYTES`, is not UTF-8 or contains control characters.
     """
-    data = _read(path, file)
-    digest = hashlib.sha256(data).hexdigest()
-    return PolicySource(file, decode(data, file), digest)
+    return PolicySource(file, decode(_read(path, file), file))
 
 
 def decode(data: bytes, file: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import re
 from collections.abc import Mapping as MappingType
@@ -55,6 +57,7 @@ class Mapping:
 
 Node = Scalar | Sequence | Mapping
 
+NOT_PLANNED = ("train",)  # top-level keys that no plan depends on
 APPENDED = ("rules", "mods")  # top-level lists to which a base and its child both add
 
 
@@ -65,6 +68,12 @@ def plain(node: Node) -> object:
     if isinstance(node, Sequence):
         return [plain(item) for item in node.items]
     return node.value
+
+
+def content_hash(tree: Mapping) -> str:
+    """sha256 of what a file says about a plan: its values, without `train`, comments and the order of keys."""
+    said = {key: plain(entry.node) for key, entry in tree.entries.items() if key not in NOT_PLANNED}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def merge_documents(base: Mapping, child: Mapping) -> Mapping:

@@ -1,0 +1,345 @@
+"""Coverage of a plan: the share of FLOPs in FP8, of GPU time in fused regions, and what stays the compiler's.
+
+Everything is derived from the plan alone. The GPU time is that of one training step as far as a plan predicts it:
+
+- the GEMMs of all sites, the kernels that make their operands, and the norms and activations around them;
+- interactions in kernels of their own (`fuse_interaction`);
+- `execution.gpu_ms`, if the policy has it.
+
+Embeddings, other elementwise work, loss and optimiser are not in it unless `execution.gpu_ms` is. A site without times
+(it cannot be patched, or was never measured) counts with the least time that the device needs for its GEMMs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from loka.devices.targets import DEVICES
+from loka.kernels.measurements.part_bounds import bound_us
+from loka.numerics.enums import Fuse, Gemm
+from loka.plan.plan import NATIVE, NOTHING_AROUND, GemmPlan, Plan, SitePlan, SiteTiming
+from loka.plan.report.format import format_figure, format_place, format_reasons, format_share, format_us
+from loka.plan.report.plan_rows import common_pattern, pattern_of
+from loka.plan.select.latency_selection import interaction_by_site
+from loka.plan.select.workload import SiteSizes, gemm_part, surroundings_of
+
+LARGEST = 3  # pieces of the compiler's time that are named
+BESIDE = "the rest of the step"
+ROUNDING = 0.01  # us; a plan's times are rounded to the nanosecond, each by itself
+_FIGURES = re.compile(r"\d+(\.\d+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Work that stays the compiler's: sites that differ only in the numbers of their names, or the rest of the step."""
+
+    name: str  # a glob for several sites
+    count: int  # of sites; 0 for the rest of the step
+    what: str  # "fprop, wgrad", "fprop, dgrad, wgrad, layer_norm relu"
+    us: float | None  # in a training step; None if the plan has no times
+    share: float  # of the GPU time; without times, of the training GEMM FLOPs
+    at_least: bool  # the time has a lower bound in it
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTime:
+    """Predicted GPU time of one training step, microseconds. The step is the sum of the three."""
+
+    fused_us: float  # in LoKA's fused regions: interactions, and sites whose neighbours its kernels compute
+    fp8_us: float  # of FP8 GEMMs outside of these, with the kernels that make their operands
+    compiler_us: float  # the rest: GEMMs in the model's dtype, with the norms and activations that torch computes
+    beside_us: float = 0.0  # of `compiler_us`: `execution.gpu_ms`
+    bounded: int = 0  # sites that count with a lower bound
+
+    @property
+    def us(self) -> float:
+        """Of the whole step."""
+        return self.fused_us + self.fp8_us + self.compiler_us
+
+    @property
+    def fused(self) -> float:
+        """Share in fused regions."""
+        return self._share(self.fused_us)
+
+    @property
+    def fp8(self) -> float:
+        """Share of FP8 GEMMs outside of fused regions."""
+        return self._share(self.fp8_us)
+
+    @property
+    def compiler(self) -> float:
+        """Share that stays the compiler's."""
+        return self._share(self.compiler_us)
+
+    def _share(self, us: float) -> float:
+        return us / self.us if self.us else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """How much of a model a plan changes."""
+
+    flops_training: float  # share of the training GEMM FLOPs in FP8
+    flops_inference: float  # share of the GEMM FLOPs of an evaluation forward in FP8
+    time: GpuTime | None  # None without measurements
+    largest: tuple[Piece, ...]  # of what stays the compiler's, at most LARGEST, the largest first
+
+
+def coverage_of(plan: Plan) -> Coverage:
+    """The coverage of a plan, in time linear in its sites."""
+    timed = plan.measurements is not None and any(site.timing is not None for site in plan.sites)
+    sites = _separate_sites(plan)
+    parts = [_site_time(plan, *pair) if timed else _site_flops(plan, pair[0]) for pair in _with_previous(sites)]
+    beside_us = 1e3 * plan.execution.gpu_ms if timed and plan.execution is not None else 0.0
+    compiler = sum(part.compiler for part in parts) + beside_us
+    fused = sum(part.fused for part in parts) + sum(
+        each.chosen.us * each.calls for each in plan.interactions if each.chosen is not None
+    )
+    time = GpuTime(
+        fused_us=round(fused, 3),
+        fp8_us=round(sum(part.fp8 for part in parts), 3),
+        compiler_us=round(compiler, 3),
+        beside_us=round(beside_us, 3),
+        bounded=sum(part.bounded for part in parts),
+    )
+    whole = time.us if timed else sum(part.whole for part in parts)
+    pieces = [_piece(group, whole, timed) for group in _alike(parts)]
+    if beside_us:
+        reason = "execution.gpu_ms: what the policy says the GPU does besides these sites"
+        pieces.append(Piece(BESIDE, 0, "", round(beside_us, 3), round(beside_us / whole, 4), False, reason))
+    pieces.sort(key=lambda piece: (-piece.share, piece.name))
+    return Coverage(plan.share_fp8, _inference_share(plan), time if timed else None, tuple(pieces[:LARGEST]))
+
+
+def _inference_share(plan: Plan) -> float:
+    """Share of the GEMM FLOPs of an evaluation forward that run in FP8."""
+    total = fp8 = 0.0
+    for each in plan.sites:
+        flops = float(each.site.flops_per_row * each.site.rows.at(plan.batch_size) * each.site.calls_eval)
+        total += flops
+        fp8 += flops * any(gemm.fp8 for gemm in each.gemms if gemm.gemm is Gemm.FPROP)
+    return fp8 / total if total else 0.0
+
+
+def _separate_sites(plan: Plan) -> Iterator[SitePlan]:
+    """The sites that are called in training, without those that an interaction computes."""
+    inside = interaction_by_site(plan)
+    return (site for site in plan.sites if site.site.calls and site.site.name not in inside)
+
+
+def share_rows(coverage: Coverage) -> tuple[tuple[str, float, str], ...]:
+    """The shares in words: name, share and time in microseconds ("" for FLOPs)."""
+    flops = (
+        ("training GEMM FLOPs in FP8", coverage.flops_training, ""),
+        ("inference GEMM FLOPs in FP8", coverage.flops_inference, ""),
+    )
+    time = coverage.time
+    if time is None:
+        return flops
+    return (
+        *flops,
+        ("GPU time in LoKA's fused regions", time.fused, format_figure(time.fused_us)),
+        ("GPU time of FP8 GEMMs outside of them", time.fp8, format_figure(time.fp8_us)),
+        ("GPU time that stays the compiler's", time.compiler, format_figure(time.compiler_us)),
+    )
+
+
+def describe_step(coverage: Coverage) -> str:
+    """What the GPU time contains, or why there is none."""
+    time = coverage.time
+    if time is None:
+        largest = "; what follows goes by GEMM FLOPs" if coverage.largest else ""
+        return f"GPU time: not known, as no measurement decided this plan{largest}."
+    rest = (
+        f", and {format_us(time.beside_us)} of execution.gpu_ms for the rest"
+        if time.beside_us
+        else "; not embeddings, other elementwise work, loss and optimiser"
+    )
+    text = (
+        f"GPU time: {format_us(time.us)} predicted for a training step: GEMMs, what quantises for them, norms and "
+        f"activations around them, interactions{rest}."
+    )
+    if time.bounded:
+        sites = "1 site without times counts" if time.bounded == 1 else f"{time.bounded} sites without times count"
+        text += f" {sites} with the least time that the device needs."
+    return text
+
+
+def describe_pieces(coverage: Coverage) -> tuple[str, ...]:
+    """A line for each of the largest pieces: `head.out (fprop, wgrad): 18.9 us, 2.7 %: keep by ranker.yaml:28`."""
+    lines = []
+    for piece in coverage.largest:
+        sites = f"{piece.count} sites: " if piece.count > 1 else ""
+        name = f"{piece.name} ({sites}{piece.what})" if piece.what else piece.name
+        us = f"{'at least ' if piece.at_least else ''}{format_us(piece.us)}, " if piece.us is not None else ""
+        lines.append(f"{name}: {us}{format_share(piece.share)}: {piece.reason}")
+    return tuple(lines)
+
+
+def _with_previous(sites: Iterable[SitePlan]) -> Iterator[tuple[SitePlan, SitePlan | None]]:
+    previous = None
+    for site in sites:
+        yield site, previous
+        previous = site
+
+
+@dataclass(slots=True)
+class _Part:
+    """A site's part of a step, in microseconds, or in FLOPs if the plan has no times."""
+
+    site: SitePlan
+    fused: float = 0.0
+    fp8: float = 0.0
+    compiler: float = 0.0
+    bounded: bool = False
+    native: list[GemmPlan] = field(default_factory=list)  # GEMMs that stay the compiler's
+    norms: bool = False  # so do the norms and activations around it
+
+    @property
+    def whole(self) -> float:
+        """All of it."""
+        return self.fused + self.fp8 + self.compiler
+
+
+def _site_flops(plan: Plan, site: SitePlan) -> _Part:
+    """GEMMs that are not in FP8 count as the compiler's."""
+    flops = float(site.site.flops_per_row * site.site.rows.at(plan.batch_size) * site.site.calls)
+    native = [gemm for gemm in site.gemms if not gemm.fp8]
+    return _Part(site, fp8=flops * (len(site.gemms) - len(native)), compiler=flops * len(native), native=native)
+
+
+def _site_time(plan: Plan, site: SitePlan, previous: SitePlan | None) -> _Part:
+    calls, native = site.site.calls, [gemm for gemm in site.gemms if not gemm.fp8]
+    if site.timing is None:
+        times = {gemm.gemm: _least_us(plan, site, gemm) for gemm in site.gemms}
+        whole, around = sum(times.values()), 0.0
+    else:
+        times = {gemm.gemm: _native_us(gemm) for gemm in native}
+        whole, around = site.timing.chosen.us, _around_us(site, site.timing)
+    if in_fused_region(plan, site):
+        return _Part(site, fused=calls * whole, bounded=site.timing is None)
+    compiler = min(sum(times[gemm.gemm] for gemm in native) + around, whole) if site.fp8 else whole
+    fused = around if around and previous is not None and _takes_norms_of(plan, previous, site) else 0.0
+    compiler, around = compiler - fused, around - fused
+    return _Part(
+        site,
+        fused=calls * fused,
+        fp8=calls * (whole - compiler - fused),
+        compiler=calls * compiler,
+        bounded=site.timing is None,
+        native=native,
+        norms=around > 0,
+    )
+
+
+def in_fused_region(plan: Plan, site: SitePlan) -> bool:
+    """True if kernels of LoKA compute a site together with its neighbours.
+
+    A site in FP8 has to have a chain's recipe: around others the region is a function of torch's own operations. In a
+    chain of several linears, a site may have no region of its own.
+    """
+    if not site.fp8:
+        return bool(site.region)
+    recipe = site.recipe
+    sizes = SiteSizes(site.site.rows.at(plan.batch_size), site.site.k, site.site.n)
+    if not sizes.fits or not (recipe.is_chain or recipe.keeps_wgrad):
+        return False
+    return bool(site.region) or (_fuses(site) and not site.region_note)
+
+
+def _takes_norms_of(plan: Plan, previous: SitePlan, site: SitePlan) -> bool:
+    """True if the norms and activations that count with a site are those that end the fused region before it.
+
+    A norm's forward counts with the linear that reads it (`workload`), wherever it is computed.
+    """
+    ends = previous.region[-1:] == site.site.fed_by[:1] and not surroundings_of(site.site).after
+    return ends and bool(previous.region) and in_fused_region(plan, previous)
+
+
+def _fuses(site: SitePlan) -> bool:
+    return site.gains_by_fusing or _fuse(site)[0] is Fuse.ALWAYS
+
+
+def _fuse(site: SitePlan) -> tuple[Fuse, str]:
+    """The policy's `fuse` of a site, and where it says so."""
+    history = site.history.get("fuse", ())
+    return (Fuse(history[-1].value), format_place(history[-1])) if history else (Fuse.AUTO, "")
+
+
+def _native_us(gemm: GemmPlan) -> float:
+    return next((each.us for each in gemm.times if each.kernel == NATIVE), 0.0)
+
+
+def _around_us(site: SitePlan, timing: SiteTiming) -> float:
+    """Time of the norms and activations around a site by themselves: the native model's time less its GEMMs'."""
+    us = timing.as_is.us - sum(map(_native_us, site.gemms))
+    return us if us > ROUNDING else 0.0
+
+
+def _least_us(plan: Plan, site: SitePlan, gemm: GemmPlan) -> float:
+    """The least time that the device needs for a GEMM, by its bytes and FLOPs."""
+    sizes = SiteSizes(site.site.rows.at(plan.batch_size), site.site.k, site.site.n)
+    part = gemm_part(gemm.gemm, sizes, gemm.kernel, gemm.operands, gemm.accumulation)
+    return bound_us(part, DEVICES[plan.target])
+
+
+def _alike(parts: Iterable[_Part]) -> Iterator[list[_Part]]:
+    """The parts that stay the compiler's, those that differ only in numbers in one group."""
+    groups: dict[tuple[object, ...], list[_Part]] = {}
+    reasons: dict[tuple[object, ...], str] = {}
+    for part in parts:
+        if not part.compiler:
+            continue
+        own = (id(part.site.gemms), part.site.region_note, part.norms)
+        if own not in reasons:
+            reasons[own] = _FIGURES.sub("", _reason(part))
+        key = (pattern_of(part.site.site.name), part.site.site.k, part.site.site.n, reasons[own])
+        groups.setdefault(key, []).append(part)
+    return iter(groups.values())
+
+
+def _piece(group: Sequence[_Part], whole: float, timed: bool) -> Piece:
+    amount = sum(part.compiler for part in group)
+    first = max(group, key=lambda part: part.compiler)
+    around = surroundings_of(first.site.site)
+    norms = dict.fromkeys(words for words in (around.before, around.after) if words)
+    what = [*(gemm.gemm.value for gemm in first.native), *(norms if first.norms else ())]
+    return Piece(
+        name=common_pattern([part.site.site.name for part in group]),
+        count=len(group),
+        what=", ".join(what),
+        us=round(amount, 3) if timed else None,
+        share=round(amount / whole, 4) if whole else 0.0,
+        at_least=any(part.bounded for part in group),
+        reason=_reason(first),
+    )
+
+
+def _reason(part: _Part) -> str:
+    reasons = []
+    if part.native:
+        gemms = tuple(part.native)
+        reasons.append(format_reasons(SitePlan(part.site.site, gemms, {})))
+    if part.norms:
+        reasons.append(f"what is around it: {_why_not_fused(part.site)}" if reasons else _why_not_fused(part.site))
+    return "; ".join(reasons)
+
+
+def _why_not_fused(site: SitePlan) -> str:
+    if site.site.blocked is not None:
+        return "its site cannot be patched"
+    if site.region_note:
+        return "no kernel takes them along" if site.region_note == NOTHING_AROUND else site.region_note
+    wanted, place = _fuse(site)
+    by = f" by {place}" if place else ""
+    if wanted is Fuse.NEVER:
+        return f"fuse: never{by}"
+    if not site.fp8:
+        forced = "" if wanted is Fuse.AUTO else ", or kept by the policy or by their times"
+        return f"fuse: {wanted.value}{by} fuses around GEMMs in FP8{forced}"
+    if not site.recipe.is_chain:
+        return "this recipe is none of a chain's, around which kernels can fuse"
+    return f"fuse: {wanted.value}{by}, and by the measurements fusing gains nothing"

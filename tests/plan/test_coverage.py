@@ -1,0 +1,201 @@
+"""Coverage of plans: shares of FLOPs and of predicted time, and the largest pieces that stay the compiler's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from loka.devices.host_costs import Execution
+from loka.devices.targets import DEVICES
+from loka.kernels.fused.norm.norm_widths import LARGEST_WIDTH
+from loka.kernels.measurements.part_bounds import bound_us
+from loka.kernels.measurements.parts import PartKind, TimeSource
+from loka.numerics.enums import Compute, Gemm
+from loka.numerics.recipe import OperandRecipe
+from loka.plan.plan import NATIVE, NOTHING_AROUND, InteractionPlan, KernelTime, SitePlan, SiteTiming, StepTime
+from loka.plan.report.coverage import (
+    coverage_of,
+    describe_pieces,
+    describe_step,
+    in_fused_region,
+    share_rows,
+)
+from loka.plan.select.workload import SiteSizes, native_part
+from loka.policy.cascade.settings import Assignment
+from loka.policy.policy import ExecutionSpec
+from loka.sites.site import GemmKind
+
+CHAIN = OperandRecipe(power_of_two=True)
+TRANSPOSED = replace(CHAIN, transposed=True)
+
+
+def step(us: float) -> StepTime:
+    return StepTime(us / 2, us / 2, TimeSource.MEASURED)
+
+
+def timed(site: SitePlan, chosen: float, as_is: float, gemm: float = 10.0, **changes: object) -> SitePlan:
+    """A site with times; each of its native GEMMs takes `gemm`."""
+    times = (KernelTime(NATIVE, gemm, 0.0, TimeSource.MEASURED),)
+    gemms = tuple(replace(each, times=times) for each in site.gemms)
+    return replace(site, gemms=gemms, timing=SiteTiming(step(chosen), step(as_is)), **changes)
+
+
+def chained(site: SitePlan) -> SitePlan:
+    """The site with the operands of a chain."""
+    operands = {
+        Gemm.FPROP: (CHAIN, CHAIN),
+        Gemm.DGRAD: (CHAIN, TRANSPOSED),
+        Gemm.WGRAD: (TRANSPOSED, TRANSPOSED),
+    }
+    return replace(site, gemms=tuple(replace(each, operands=operands[each.gemm]) for each in site.gemms))
+
+
+@pytest.fixture
+def plan(make_plan, make_site):
+    """Two sites in FP8 and one that is kept, with times."""
+    first, second, head = make_plan(make_site("a"), make_site("b"), make_site("head", n=1, followed_by=())).sites
+    kept = tuple(replace(each, operands=None, kernel=NATIVE, reason="keep by p.yaml:3") for each in head.gemms)
+    sites = (
+        timed(chained(first), 50.0, 100.0, region=("layer_norm", "linear")),
+        timed(second, 40.0, 36.0),
+        timed(replace(head, gemms=kept), 30.0, 30.0),
+    )
+    return make_plan(sites=sites, measurements=("times", "0" * 64))
+
+
+def test_time_is_split_into_fused_regions_fp8_alone_and_the_compilers(plan) -> None:
+    found = coverage_of(plan)
+    time = found.time
+    assert time.us == 120.0
+    assert time.fused_us == 50.0
+    # Of b: its norms, 36 us less three GEMMs of 10, are torch's; the rest is FP8.
+    assert (time.fp8_us, time.compiler_us) == (34.0, 36.0)
+    assert time.fused + time.fp8 + time.compiler == pytest.approx(1.0)
+    assert found.flops_training == pytest.approx(2 / 3)
+
+
+def test_the_largest_pieces_have_a_name_a_time_and_the_reason(plan) -> None:
+    found = coverage_of(plan)
+    head, norms = found.largest
+    assert (head.name, head.us, head.share, head.reason) == ("head", 30.0, 0.25, "keep by p.yaml:3")
+    assert head.what == "fprop, dgrad, wgrad"
+    assert (norms.name, norms.us, norms.what) == ("b", 6.0, "layer_norm, layer_norm silu")
+    assert norms.reason == "this recipe is none of a chain's, around which kernels can fuse"
+    assert describe_pieces(found)[0] == ("head (fprop, dgrad, wgrad): 30.0 us, 25.0 %: keep by p.yaml:3")
+
+
+def test_what_the_time_contains_is_said(plan) -> None:
+    assert describe_step(coverage_of(plan)) == (
+        "GPU time: 120.0 us predicted for a training step: GEMMs, what quantises for them, norms and activations "
+        "around them, interactions; not embeddings, other elementwise work, loss and optimiser."
+    )
+    with_rest = replace(plan, execution=ExecutionSpec(Execution.COMPILED, 0.0, 0.08))
+    found = coverage_of(with_rest)
+    assert (found.time.us, found.time.compiler_us) == (200.0, 116.0)
+    assert found.largest[0].name == "the rest of the step"
+    assert found.largest[0].share == 0.4
+    assert "and 80.0 us of execution.gpu_ms for the rest." in describe_step(found)
+
+
+def test_sites_alike_are_one_piece_and_three_are_named(make_plan, make_site, plan) -> None:
+    *_, head = plan.sites
+    names = [*(f"layers.{i}.mlp" for i in range(4)), "p", "q", "r"]
+    sites = tuple(replace(head, site=replace(head.site, name=name)) for name in names)
+    first, *others = coverage_of(replace(plan, sites=sites)).largest
+    assert (first.name, first.count, first.us) == ("layers.*.mlp", 4, 120.0)
+    assert [each.name for each in others] == ["p", "q"]
+    assert describe_pieces(coverage_of(replace(plan, sites=sites)))[0].startswith("layers.*.mlp (4 sites: fprop, ")
+
+
+def test_reasons_that_differ_in_figures_alone_share_a_piece(plan) -> None:
+    *_, head = plan.sites
+
+    def kept(name: str, reason: str) -> SitePlan:
+        gemms = tuple(replace(each, reason=reason) for each in head.gemms)
+        return replace(head, site=replace(head.site, name=name), gemms=gemms)
+
+    sites = (kept("l.0", "unsafe: MERE 0.26"), kept("l.1", "unsafe: MERE 0.31"), kept("l.2", "never ran"))
+    found = coverage_of(replace(plan, sites=sites)).largest
+    assert [(each.name, each.count) for each in found] == [("l.*", 2), ("l.2", 1)]
+
+
+def test_an_interaction_counts_as_fused_and_its_sites_do_not_count_again(plan) -> None:
+    interaction = InteractionPlan(
+        PartKind.FM_INTERACTION, "", "a mixing layer", "", 4096, 32, 2, ("head",), step(7.0), None
+    )
+    time = coverage_of(replace(plan, interactions=(interaction,))).time
+    assert (time.fused_us, time.compiler_us) == (64.0, 6.0)
+
+
+def test_a_site_without_times_counts_with_the_least_time_of_its_gemms(plan) -> None:
+    *others, head = plan.sites
+    blocked = replace(head, site=replace(head.site, kind=GemmKind.BMM, blocked="no weight"), timing=None)
+    found = coverage_of(replace(plan, sites=(*others, blocked)))
+    device, sizes = DEVICES[plan.target], SiteSizes(4096, 2048, 1)
+    least = sum(bound_us(native_part(each.gemm, sizes), device) for each in blocked.gemms)
+    assert found.time.compiler_us == pytest.approx(least + 6.0, abs=1e-3)
+    assert found.time.bounded == 1
+    assert "1 site without times counts with the least time that the device needs." in describe_step(found)
+    assert describe_pieces(found)[0].startswith("head (fprop, dgrad, wgrad): at least ")
+
+
+def test_without_measurements_pieces_go_by_flops(plan) -> None:
+    untimed = tuple(replace(site, timing=None) for site in plan.sites)
+    found = coverage_of(replace(plan, sites=untimed, measurements=None))
+    assert found.time is None
+    (head,) = found.largest
+    assert (head.name, head.us) == ("head", None)
+    assert head.share == pytest.approx(1 / 2049, abs=1e-4)
+    assert len(share_rows(found)) == 2
+    assert "goes by GEMM FLOPs" in describe_step(found)
+
+
+def test_inference_counts_the_forward_of_an_evaluation(make_plan, make_site, make_settings) -> None:
+    settings = make_settings(Compute.FP8, fprop=Compute.KEEP)
+    kept = make_plan(make_site("a"), settings=settings).sites
+    fp8 = make_plan(make_site("b", calls_eval=3)).sites
+    found = coverage_of(make_plan(sites=(*kept, *fp8)))
+    assert found.flops_inference == pytest.approx(0.75)
+    assert found.flops_training == pytest.approx(5 / 6)
+
+
+def test_norms_that_end_the_fused_region_before_a_site_are_not_the_compilers(plan) -> None:
+    first, _, head = plan.sites
+    first = replace(first, region=("linear", "layer_norm", "silu"))
+    reads = replace(head, site=replace(head.site, fed_by=("silu", "layer_norm", "linear")))
+    reads = timed(reads, 38.0, 38.0)
+    time = coverage_of(replace(plan, sites=(first, reads))).time
+    assert (time.fused_us, time.compiler_us) == (58.0, 30.0)
+
+
+@pytest.mark.parametrize(
+    ("region", "note", "fuse", "fused"),
+    [
+        (("linear", "silu"), "", "auto", True),
+        ((), "", "always", True),  # inside a chain
+        ((), "", "never", False),
+        ((), NOTHING_AROUND, "always", False),
+    ],
+)
+def test_a_site_is_fused_if_kernels_compute_its_neighbours(region, note, fuse, fused, plan) -> None:
+    first, other, head = plan.sites
+    history = {"fuse": (Assignment("fuse", fuse, "defaults", "p.yaml", 3),)}
+    changes = {"region": region, "region_note": note, "history": history}
+    assert in_fused_region(plan, replace(first, **changes)) is fused
+    assert not in_fused_region(plan, replace(other, **changes))  # another recipe: torch's own operations
+    assert in_fused_region(plan, replace(head, **changes)) is bool(region)
+    wide = replace(first.site, k=LARGEST_WIDTH + 1)
+    assert not in_fused_region(plan, replace(first, site=wide, **changes))
+
+
+def test_an_empty_model_has_no_coverage(make_plan) -> None:
+    found = coverage_of(make_plan())
+    assert (found.flops_training, found.flops_inference, found.time, found.largest) == (0.0, 0.0, None, ())
+
+
+def test_rounded_times_are_no_norms(plan) -> None:
+    *_, head = plan.sites
+    (piece,) = coverage_of(replace(plan, sites=(timed(head, 30.002, 30.002),))).largest
+    assert piece.what == "fprop, dgrad, wgrad"
+    assert piece.reason == "keep by p.yaml:3"
