@@ -114,7 +114,7 @@ def _rules(sites: Sequence[Site]) -> list[str]:
         rules.append(f"  - {{match: {{max_n: {HEAD}}}, compute: keep, note: heads of few outputs}}")
     if any(site.k <= NARROW for site in sites):
         rules.append(f"  - {{match: {{max_k: {NARROW}}}, compute: keep, note: few input features}}")
-    for kind in (GemmKind.BMM, GemmKind.ATTENTION):
+    for kind in (GemmKind.BMM, GemmKind.ATTENTION, GemmKind.CONVOLUTION):
         if any(site.kind is kind for site in sites):
             rules.append(f"  - {{match: {{kind: {kind.value}}}, compute: keep, note: no weight of two dimensions}}")
     return rules

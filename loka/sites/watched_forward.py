@@ -23,7 +23,8 @@ from loka.sites.build_model import BuiltModel
 from loka.sites.copying import copy_model
 from loka.sites.fake_outputs import FakeOutputs
 from loka.sites.neighbours import Node
-from loka.sites.recorder import Call, Function, Other, Recorder
+from loka.sites.recorded import Call, Function, Other
+from loka.sites.recorder import Recorder
 from loka.sites.symbolic_inputs import BatchShape, Size, cut_inputs, fake_inputs, tensors_in
 
 

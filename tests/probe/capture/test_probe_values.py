@@ -80,6 +80,40 @@ def test_every_form_of_a_product_and_its_gradient(policy):
         torch.testing.assert_close(site.weight.row_amax, weight.detach().abs().amax(1).to(site.weight.row_amax.dtype))
 
 
+def matrices_by_hand(model, x):
+    """For each site of Matrices its input, its output, which keeps its gradient, and its weight as (N, K)."""
+    weights = {
+        "square.0": model.square[0].t(),
+        "square.1": model.square[1],
+        "wide.0.1.0": model.wide[0][1, 0].t(),
+        "wide.0.0.1": model.wide[0][0, 1],
+        "wide.0.1.1": model.wide[0][1, 1].t(),
+    }
+    calls = {}
+    for name, weight in weights.items():
+        y = F.linear(x, weight)
+        y.retain_grad()
+        calls[name] = (x.detach(), y, weight.detach())
+        x = torch.tanh(y)
+    return y, calls
+
+
+def test_matrices_of_parameters_have_their_own_operands(policy):
+    model, x = models.build_matrices(), models.make_batches(1, 8, 12)[0]
+    out, calls = matrices_by_hand(model, x)
+    out.square().mean().backward()
+    probed = models.build_matrices()
+    with loka.Probe(probed, policy("matrices"), every=1, rows=ALL) as probe:
+        models.train(probed, [x], probe, lr=0.0)
+        stats = {site.name: site for site in probe.stats()}
+    assert list(stats) == list(calls)
+    for name, (x, y, weight) in calls.items():
+        same_moments(stats[name].input, [x])
+        same_moments(stats[name].grad_output, [y.grad])
+        amax = weight.abs().amax(1)
+        torch.testing.assert_close(stats[name].weight.row_amax, amax.to(stats[name].weight.row_amax.dtype))
+
+
 def test_rows_are_sampled_the_same_for_input_and_gradient_and_maxima_are_of_all_rows(policy):
     torch.manual_seed(0)
     model = models.build_plain()
