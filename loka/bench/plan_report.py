@@ -34,6 +34,7 @@ def to_markdown(planned: Planned, policy: str) -> str:
     rows = group_sites(plan, alike=True)
     parts = [f"# {plan.name}{TITLE}", _summary(plan, known, policy)]
     parts += ["## Decisions", markdown_table(_decisions(rows))]
+    parts += [_listed(planned.notes)] if planned.notes else []
     if plan.mods:
         parts += ["## Mods", _mods(plan)]
     if known is not None:
@@ -72,7 +73,7 @@ def _summary(plan: Plan, known: ProfiledSites | None, policy: str) -> str:
     fp8 = sum(site.fp8 for site in plan.sites)
     lines = [
         f"Policy `{policy}`, for {plan.target.value} at batch size {plan.batch_size}, by LoKA {plan.loka_version}.",
-        f"{_percent(plan.share_fp8)} of the training GEMM FLOPs run in FP8: {fp8} of {len(plan.sites)} sites, "
+        f"{_percent(plan.share_fp8)} of the training GEMM FLOPs run in FP8: {fp8} of {len(plan.called)} sites, "
         f"{len(plan.bindings)} generated classes.",
     ]
     if known is None:

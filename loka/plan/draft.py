@@ -80,6 +80,7 @@ def check_name(name: str) -> None:
 
 def _overview(sites: Sequence[Site]) -> list[str]:
     """Comments with the number of sites, and where the FLOPs are."""
+    sites = [site for site in sites if site.called]
     able = sum(site.share for site in sites if site.blocked is None)
     lines = [
         f"# {len(sites)} GEMM sites; those that can be patched hold {100 * able:.0f} % of the GEMM FLOPs. The largest:"

@@ -54,7 +54,7 @@ _NEEDS_NUMBERS = (
 class SiteMap:
     """All GEMMs of a model in model order: by the position of the owning module, then by the order of the calls.
 
-    Convolutions and recurrent layers are not included; `notes` names them.
+    Recurrent layers, and convolutions of a kernel size above 1, are not included; `notes` names them.
     """
 
     sites: tuple[Site, ...]
@@ -200,14 +200,17 @@ def _without_fused(sites: tuple[Site, ...], fused: tuple[str, ...]) -> tuple[tup
 
 
 def _other_notes(found: _Found, batch: int) -> tuple[str, ...]:
-    """Notes on convolutions and recurrent layers, by operation."""
+    """Notes on convolutions and recurrent layers that are no sites, by operation, with their share."""
     flops: Counter[str] = Counter()
     count: Counter[str] = Counter()
     gemms = total_flops(found.training)
     for other in found.watched.others:
         count[other.op] += 1
         flops[other.op] += sum(2 * math.prod(value_at(size, batch) for size in term) for term in other.terms)
+    total = gemms + sum(flops.values())
     return tuple(
-        f"{count[op]} x {op}: left alone; {flops[op]:.3g} FLOPs beside the sites' {gemms:.3g} in a forward of {batch}"
+        f"{count[op]} x {op}: not replaced, and not among the sites: {100 * flops[op] / total:.3g} % of the FLOPs of a "
+        "forward"
         for op in flops
+        if flops[op]
     )

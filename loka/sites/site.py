@@ -64,6 +64,11 @@ class Site:
     members: tuple[str, ...] = ()  # the sites that a mod merged into it, by their names without the mod
 
     @property
+    def called(self) -> bool:
+        """False for an nn.Linear whose forward runs in neither mode: it is no GEMM of the model."""
+        return bool(self.calls or self.calls_eval)
+
+    @property
     def flops_per_row(self) -> int:
         """FLOPs of the forward per row; a multiply-add counts as two."""
         return 2 * self.k * self.n

@@ -17,8 +17,9 @@ from loka.graph.ir import ForwardIR, Ref, RefKind, Region, SiteCall, Statement
 from loka.graph.reads import Reads
 from loka.numerics.enums import Compute, Format, Fuse, Range
 from loka.numerics.recipe import OperandRecipe
+from loka.plan.decide import Situation
 from loka.plan.plan import BindingKind, PlannedBinding, Skipped
-from loka.plan.resolve import Situation, resolve
+from loka.plan.resolve import resolve
 from loka.plan.serialize import from_json, to_json
 from loka.sites.site import GemmKind
 from tests.support.plan.plan_costs import CHAIN, ROWS, MadeUp

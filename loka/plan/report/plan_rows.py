@@ -22,9 +22,11 @@ from loka.plan.report.format import (
 )
 from loka.plan.select.latency_selection import interaction_by_site, place_in_interaction, step_times
 from loka.probe.profile.profile import Verdict
+from loka.sites.site import Site
 
 NOT_KNOWN = "-"
 _NUMBER = re.compile(r"(?<![^.#])\d+(?![^.#])")  # a numeric part of a name: the 3 in "layers.3.fmb"
+_DIGITS = re.compile(r"\d+")
 _PARTS = re.compile(r"([.#])")
 
 
@@ -51,10 +53,13 @@ class PlanRow:
 
 
 def group_sites(plan: Plan, alike: bool) -> tuple[PlanRow, ...]:
-    """The rows of a plan in model order; `alike`: sites that differ only in the numbers of their names share a row."""
+    """The rows of a plan in model order; `alike`: sites that differ only in the numbers of their names share a row.
+
+    Linears that are never called have none.
+    """
     groups: dict[tuple[object, ...], list[SitePlan]] = {}
     in_interactions = {name: place_in_interaction(each) for name, each in interaction_by_site(plan).items()}
-    for number, found in enumerate(plan.sites):
+    for number, found in enumerate(plan.called):
         site = found.site
         key: tuple[object, ...] = (number,)
         if alike:
@@ -65,6 +70,27 @@ def group_sites(plan: Plan, alike: bool) -> tuple[PlanRow, ...]:
             key = (*key, found.region, found.region_note, found.timing, site.name in in_interactions)
         groups.setdefault(key, []).append(found)
     return tuple(_row(plan, group, in_interactions) for group in groups.values())
+
+
+@dataclass(frozen=True, slots=True)
+class UncalledRow:
+    """Linears that no forward calls, with one reason. `pattern` is a glob for several."""
+
+    pattern: str
+    count: int
+    reason: str  # of the first of them
+
+
+def group_uncalled(plan: Plan) -> tuple[UncalledRow, ...]:
+    """The linears that no forward calls; those that differ only in the numbers of names share a row."""
+    groups: dict[tuple[str, str], list[Site]] = {}
+    for site in (each.site for each in plan.sites if not each.site.called):
+        reason = site.blocked or ""
+        groups.setdefault((pattern_of(site.name), _DIGITS.sub("*", reason)), []).append(site)
+    return tuple(
+        UncalledRow(common_pattern([site.name for site in group]), len(group), group[0].blocked or "")
+        for group in groups.values()
+    )
 
 
 def pattern_of(name: str) -> str:

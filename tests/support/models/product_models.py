@@ -182,3 +182,21 @@ def kernels() -> nn.Module:
 def kernels_inputs(batch: int) -> tuple[Tensor, ...]:
     """Its inputs."""
     return (torch.randn(batch, 24, generator=torch.Generator().manual_seed(1)),)
+
+
+class Mixture(nn.Module):
+    """Attention, interaction by convolutions, and two linears that nothing calls, in one model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attend = FieldAttention()
+        self.interact = CompressedInteraction(5)
+        self.spare = nn.ModuleList([nn.Linear(16, 16) for _ in range(2)])
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, 5, 16)
+        return self.attend(x) + self.interact(x)
+
+
+def mixture_inputs(batch: int) -> tuple[Tensor, ...]:
+    """Its inputs."""
+    return (torch.randn(batch, 5, 16, generator=torch.Generator().manual_seed(1)),)
