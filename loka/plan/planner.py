@@ -46,6 +46,7 @@ from loka.sites.build_model import BuiltModel, build_model
 from loka.sites.callables import call, current_directory_importable, directory_kept, find_callable
 from loka.sites.discover import find_sites
 from loka.sites.flow import Flow
+from loka.sites.random_state import seeded
 from loka.sites.site import Site
 from loka.version import __version__
 
@@ -308,7 +309,8 @@ def _inputs(policy: Policy, built: BuiltModel) -> Callable[[int], tuple[tuple[An
         else:
             home = find_callable(policy.model.factory, "model.factory")[1]
             function = getattr(built.module, "example_inputs", None) or home.example_inputs
-        made: Any = call(function, (batch,), spec or "example_inputs", "model.inputs")
+        with seeded():
+            made: Any = call(function, (batch,), spec or "example_inputs", "model.inputs")
         if isinstance(made, dict):
             return (), made
         return (made if isinstance(made, tuple) else (made,)), {}

@@ -200,3 +200,16 @@ class Mixture(nn.Module):
 def mixture_inputs(batch: int) -> tuple[Tensor, ...]:
     """Its inputs."""
     return (torch.randn(batch, 5, 16, generator=torch.Generator().manual_seed(1)),)
+
+
+class Ragged(nn.Module):
+    """A linear over the rows that lengths leave of a padded batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Linear(16, 32)
+        self.out = nn.Linear(16, 1)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:  # (B, 20, 16), (B,)
+        rows = x[torch.arange(x.shape[1])[None, :] < lengths[:, None]]
+        return self.out(x.mean(1)) + self.token(rows).sum()
