@@ -18,7 +18,10 @@ from loka.sites.weights import SiteWeight, leading_index
 
 _MATMULS = {operator.matmul, torch.matmul, torch.mm}
 _GEMM_METHODS = {"matmul", "mm", "__matmul__", "addmm", "bmm", "baddbmm"}
-_GEMMS = {*_MATMULS, torch.addmm, torch.bmm, torch.baddbmm, torch.einsum, torch.nn.functional.linear}
+_GEMMS = {
+    *(*_MATMULS, torch.addmm, torch.bmm, torch.baddbmm),
+    *(torch.einsum, torch.tensordot, torch.nn.functional.linear),
+}
 _TRANSPOSES = ((0, 1), (1, 0), (-1, -2), (-2, -1))
 
 
@@ -112,6 +115,8 @@ def site_call(op: Op, weights: Weights, template: Template) -> SiteCall | None:
         call = _addmm(_bind(("input", "mat1", "mat2", "beta", "alpha"), args, kwargs), weights, template)
     elif target is torch.einsum:
         call = _einsum(args, weights, template)
+    elif target is torch.tensordot:
+        call = _tensordot(_bind(("a", "b", "dims"), args, kwargs), weights, template)
     if call is None:
         name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
         raise CannotTraceError(f"'{used[0]}' goes into '{name}' in a form that is not y = x @ weight.T")
@@ -200,6 +205,34 @@ def einsum_views(x: str, p: str, out: str) -> tuple[str, bool, str] | None:
             _permute([product.index(name) for name in out_names]),
         )
     return views[0], p[1] == kept[0], views[1]
+
+
+def _tensordot(bound: dict[str, object], weights: Weights, template: Template) -> SiteCall | None:
+    left = weights.site(bound["a"]) is not None
+    views = tensordot_views(bound.get("dims", 2), left)
+    if views is None or bound.get("out") is not None:
+        return None
+    x_view, flip, out_view = views
+    x, weight = (bound["b"], bound["a"]) if left else (bound["a"], bound["b"])
+    text = template.arg(weight)
+    call = SiteCall(str(weights.site(weight)), template.arg(x), _transposed(text) if flip else text, None, "{0}")
+    return replace(call, x=call.x + x_view, out=call.out + out_view)
+
+
+def tensordot_views(dims: object, left: bool) -> tuple[str, bool, str] | None:
+    """A tensordot with a Parameter of two dimensions as a linear, as `einsum_views`; `left`: the Parameter is first.
+
+    >>> tensordot_views(([1], [0]), left=False)
+    ('.movedim(1, -1)', True, '')
+    """
+    over = ((-1,), (0,)) if dims == 1 else dims
+    if not isinstance(over, tuple | list) or len(over) != 2:
+        return None
+    of_a, of_b = ([each] if isinstance(each, int) else each for each in over)
+    if not all(isinstance(each, tuple | list) and len(each) == 1 and type(each[0]) is int for each in (of_a, of_b)):
+        return None
+    (of_x,), (of_weight,) = (of_b, of_a) if left else (of_a, of_b)
+    return _move(of_x, True), of_weight in (0, -2), ".movedim(-1, 0)" if left else ""
 
 
 def _permute(order: list[int]) -> str:

@@ -119,13 +119,15 @@ def _tensordot(args: Args, kwargs: Kwargs, origins: TensorOrigins) -> MatrixProd
     of_a, of_b = origins(a), origins(b)
     if is_one(k) and not (of_a.fixed or of_b.fixed):
         return None  # an outer product
-    x, weight, mkn = (b, of_a, (free_b, k, free_a)) if of_a.parameter else (a, of_b, (free_a, k, free_b))
+    x, weight, origin, mkn = (a, b, of_b, (free_a, k, free_b))
+    if of_a.fixed and not of_b.fixed:
+        x, weight, origin, mkn = (b, a, of_a, (free_b, k, free_a))
+    if origin.parameter and not (of_a.parameter and of_b.parameter) and len(in_a) == len(in_b) == 1:
+        return product_of(GemmKind.MATMUL, x, weight, origin, mkn)
     reason = no_weight(a, b, origins)
-    if weight.parameter:
-        reason = "torch.tensordot is not rewritten: write F.linear, @ or einsum"
-    return MatrixProduct(
-        GemmKind.MATMUL if weight.parameter else GemmKind.BMM, x, weight.parameter, None, *mkn, (mkn,), reason
-    )
+    if origin.parameter and not (of_a.parameter and of_b.parameter):
+        reason = "torch.tensordot over several dimensions is not rewritten: write F.linear, @ or einsum"
+    return MatrixProduct(GemmKind.BMM, x, None, None, *mkn, (mkn,), reason)
 
 
 def _chain(args: Args, kwargs: Kwargs, origins: TensorOrigins) -> MatrixProduct | None:

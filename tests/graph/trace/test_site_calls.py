@@ -16,7 +16,7 @@ from loka.graph.equivalence import source
 from loka.graph.ir import ForwardIR, RefKind, SiteCall
 from loka.graph.refused import Refused
 from loka.graph.trace.examples import ExampleCall, Examples
-from loka.graph.trace.site_calls import einsum_views
+from loka.graph.trace.site_calls import einsum_views, tensordot_views
 from loka.graph.trace.trace import trace_forward
 from tests.support.models import ir_models as zoo
 
@@ -85,6 +85,21 @@ class EinsumFirst(One):
         return torch.einsum("dk,...d->...k", self.p, x)
 
 
+class Tensordot(One):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tensordot(x, self.p, dims=([2], [0]))
+
+
+class TensordotFirst(One):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tensordot(self.p.t(), x.mT, ([-1], (1,)))
+
+
+class TensordotByNumber(One):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tensordot(x, self.p, 1)
+
+
 class EinsumShared(One):
     def forward(self, x: Tensor) -> Tensor:
         return torch.einsum("dk,bnd->bndk", self.p, x)
@@ -100,6 +115,9 @@ CALLS = {
     FromTheLeft: SiteCall("p", "{1}.transpose(-1, -2)", "{0}.t()", None, "{0}.transpose(-1, -2)"),
     Addmm: SiteCall("p", "{1}", "{2}.t()", "{0}", "{0}"),
     Einsum: SiteCall("p", "{0}", "{1}.t()", None, "{0}.permute(0, 2, 1)"),
+    Tensordot: SiteCall("p", "{0}.movedim(2, -1)", "{1}.t()", None, "{0}"),
+    TensordotFirst: SiteCall("p", "{1}.movedim(1, -1)", "{0}.t()", None, "{0}.movedim(-1, 0)"),
+    TensordotByNumber: SiteCall("p", "{0}", "{1}.t()", None, "{0}"),
     EinsumFirst: SiteCall("p", "{1}", "{0}.t()", None, "{0}"),
 }
 
@@ -150,6 +168,22 @@ def test_einsum(x: str, p: str, out: str, views: tuple[str, bool, str] | None) -
         weight = torch.randn([{"k": 6, "n": 3, "d": 4}[c] for c in p])
         made = eval(f"F.linear(a{views[0]}, weight{'.t()' if views[1] else ''}){views[2]}")  # noqa: S307
         assert torch.allclose(made, torch.einsum(f"{x},{p}->{out}", a, weight), atol=1e-5)
+
+
+@pytest.mark.parametrize("dims", [0, 2, ([1, 2], [0, 1]), ([], []), (1, 2, 3), None, ("a", [0])])
+def test_other_tensordots_are_no_linear(dims: object) -> None:
+    assert tensordot_views(dims, left=False) is None
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize(("of_x", "of_p"), [(0, 0), (1, 1), (-1, -2), (2, -1)])
+def test_tensordot(of_x: int, of_p: int, left: bool) -> None:
+    x, p = torch.randn(4, 4, 4), torch.randn(4, 4)
+    views = tensordot_views(((of_p,), (of_x,)) if left else (of_x, [of_p]), left)
+    assert views is not None
+    made = eval(f"F.linear(x{views[0]}, p{'.t()' if views[1] else ''}){views[2]}")  # noqa: S307
+    whole = torch.tensordot(p, x, ([of_p], [of_x])) if left else torch.tensordot(x, p, ([of_x], [of_p]))
+    assert torch.allclose(made, whole, atol=1e-5)
 
 
 class Twice(One):

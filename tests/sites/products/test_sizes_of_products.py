@@ -67,7 +67,7 @@ def test_columns_times_matrices_of_a_parameter_are_gemms_of_the_batch() -> None:
 
 def test_a_matrix_has_one_name_however_it_is_taken() -> None:
     found = found_in(models.RowsOfMatrices(), torch.randn(6, 32))
-    assert list(found) == ["stacked.0", "stacked.3", "stacked.1", "deep.0.1", "deep.1.0"]
+    assert list(found) == ["stacked.0", "stacked.3", "stacked.1", "stacked.2", "deep.0.1", "deep.1.0"]
     assert not any(site.blocked for site in found.values())
 
 
@@ -149,6 +149,31 @@ def test_convolutions_by_function_and_computed_weights_from_the_left() -> None:
     assert sizes(found["weight"], 5) == (35, 8, 10)
     product = next(site for site in found.values() if "computed from" in (site.blocked or ""))
     assert sizes(product, 5) == (35, 10, 12)
+
+
+class Dots(nn.Module):
+    """Tensordots over one dimension and over two, on a Parameter and on activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = models.drawn(16, 12), models.drawn(5, 16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, 5, 16)
+        scores = torch.tensordot(x, x.mean(0), dims=([2], [1]))
+        found = torch.tensordot(x, self.one, dims=([2], [0])).sum((1, 2)) + torch.tensordot(x, self.two).sum(1)
+        return found + scores.sum((1, 2)) + torch.tensordot(x.mean((1, 2)), found, dims=0).sum()
+
+
+def test_tensordots_have_their_sizes() -> None:
+    found = found_in(Dots(), torch.randn(6, 5, 16))
+    assert {name: (sizes(site, 6), site.blocked) for name, site in found.items()} == {
+        "#0": ((30, 16, 5), "both operands are computed: no Parameter takes part"),
+        "one": ((30, 16, 12), None),
+        "#1": (
+            (6, 80, 3),
+            "torch.tensordot over several dimensions is not rewritten: write F.linear, @ or einsum",
+        ),
+    }
 
 
 def test_attention_in_one_call_is_counted_and_named() -> None:

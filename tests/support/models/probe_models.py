@@ -41,12 +41,13 @@ class Forms(nn.Module):
 
 
 class Matrices(nn.Module):
-    """Matrices of Parameters of more dimensions: from the right, from the left on columns, and by an einsum."""
+    """Matrices of Parameters of more dimensions: from the right, on columns, by an einsum and by tensordots."""
 
     def __init__(self):
         super().__init__()
         self.square = nn.Parameter(torch.randn(2, 12, 12) / 4)
         self.wide = nn.ParameterList([nn.Parameter(torch.randn(2, 2, 12, 7) / 4)])
+        self.dots = nn.Parameter(torch.randn(2, 7, 7) / 3)
 
     def forward(self, x):
         """x: (B, 12) -> (B, 7)."""
@@ -54,7 +55,9 @@ class Matrices(nn.Module):
         x = torch.tanh(self.square[1] @ x.unsqueeze(2))
         x = torch.tanh(self.wide[0][1, 0].t() @ x).squeeze(2)
         x = torch.tanh(F.linear(x, self.wide[0][0][1]))
-        return torch.einsum("bi,io->bo", x, self.wide[0][1][1])
+        x = torch.einsum("bi,io->bo", x, self.wide[0][1][1])
+        x = torch.tanh(torch.tensordot(x, self.dots[0], dims=([-1], [0])))
+        return torch.tensordot(self.dots[1], x, dims=([1], [1])).t()
 
 
 class Checkpointed(nn.Module):

@@ -69,6 +69,7 @@ class RowsOfMatrices(nn.Module):
         x = torch.tanh(x @ self.stacked[0])
         x = torch.tanh(F.linear(x, self.stacked[-1]))
         x = torch.tanh(torch.einsum("bi,io->bo", x, self.stacked.select(0, 1)))
+        x = torch.tanh(torch.tensordot(x, self.stacked[2], dims=([-1], [0])))
         x = torch.tanh(x @ first[1].t())
         return x @ second.select(0, 0)
 
