@@ -29,9 +29,10 @@ from loka.kernels.measurements.lookup import Measurements
 from loka.kernels.measurements.parts import Part, PartKind, PartTime
 from loka.mods.policy_loader import load_policy
 from loka.numerics.enums import Accumulation, Gemm
+from loka.plan.decide import Situation
 from loka.plan.plan import Plan, SitePlan
 from loka.plan.planner import Examined, examine, plan_of
-from loka.plan.resolve import Situation, resolve
+from loka.plan.resolve import resolve
 
 SHAPES = tuple(
     Shape(m, n, k)

@@ -14,7 +14,7 @@ from loka.sites.build_model import BuiltModel
 from loka.sites.callables import describe_error
 from loka.sites.discover import MANY
 from loka.sites.neighbours import Node
-from loka.sites.recorder import Call, Function
+from loka.sites.recorded import Call, Function
 from loka.sites.train_eval_diff import depends_on_mode
 from loka.sites.watched_forward import Watched, undisturbed, watch_fake, watch_real
 

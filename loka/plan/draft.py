@@ -112,6 +112,7 @@ def check_name(name: str) -> None:
 
 def _overview(sites: Sequence[Site], could: float | None) -> list[str]:
     """Comments with the number of sites, what of them could run in FP8, and where the FLOPs are."""
+    sites = [site for site in sites if site.called]
     count = f"{len(sites)} GEMM site{'s' if len(sites) != 1 else ''}"
     if could is None:
         lines = [f"# {count}. The largest by FLOPs:"]
@@ -154,7 +155,7 @@ def _rules(sites: Sequence[Site]) -> list[str]:
         rules.append(f"  - {{match: {{max_n: {HEAD}}}, compute: keep, note: heads of few outputs}}")
     if any(site.k <= NARROW for site in sites):
         rules.append(f"  - {{match: {{max_k: {NARROW}}}, compute: keep, note: few input features}}")
-    for kind in (GemmKind.BMM, GemmKind.ATTENTION):
+    for kind in (GemmKind.BMM, GemmKind.ATTENTION, GemmKind.CONVOLUTION):
         if any(site.kind is kind for site in sites):
             rules.append(f"  - {{match: {{kind: {kind.value}}}, compute: keep, note: no weight of two dimensions}}")
     return rules

@@ -251,6 +251,11 @@ class Plan:
     ne_budget: float | None = None  # the policy's budget.ne_percent, in per cent; None: no limit
 
     @property
+    def called(self) -> tuple[SitePlan, ...]:
+        """The sites that are GEMMs of the model: the others are linears that no forward calls."""
+        return tuple(plan for plan in self.sites if plan.site.called)
+
+    @property
     def adaptations(self) -> tuple[Adaptation, ...]:
         """Adaptations of modules before sites are discovered, in order."""
         return tuple(adaptation for mod in self.mods for adaptation in mod.adaptations)

@@ -25,10 +25,11 @@ from loka.mods.modded_model import Adapted, built_model
 from loka.mods.policy_loader import policy_argument
 from loka.mods.registry import interaction_planning
 from loka.paths import open_plain
+from loka.plan.decide import Situation
 from loka.plan.evidence import ProfiledSites, check_sites, open_measurements, open_profile, with_merged_sites
 from loka.plan.plan import NATIVE, Plan
 from loka.plan.report.mod_plans import ForwardOutcome, mod_plans
-from loka.plan.resolve import Situation, resolve
+from loka.plan.resolve import resolve
 from loka.plan.rewrite.owner_mods import OwnerTracer, owner_outcomes, requested_owners
 from loka.plan.rewrite.plan_bindings import bind
 from loka.plan.rewrite.rewrite_request import RewriteRequest, float64_sites, rewrite_request_of, scopes_of
@@ -45,6 +46,7 @@ from loka.sites.build_model import BuiltModel, build_model
 from loka.sites.callables import call, current_directory_importable, directory_kept, find_callable
 from loka.sites.discover import find_sites
 from loka.sites.flow import Flow
+from loka.sites.random_state import seeded
 from loka.sites.site import Site
 from loka.version import __version__
 
@@ -65,6 +67,7 @@ class Examined:
     adapted: Adapted
     siblings: tuple[tuple[str, ...], ...] = ()  # names of sites that seem to read one tensor
     flow: Flow = field(default_factory=Flow)  # what products become
+    notes: tuple[str, ...] = ()  # what the sites cannot say: layers beside them, rows that are no line in the batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,7 @@ class Planned:
     plan: Plan
     known: ProfiledSites | None
     measurements: Measurements | None = None
+    notes: tuple[str, ...] = ()  # on finding the sites (`SiteMap.notes`)
 
 
 def make_plan(policy: str | os.PathLike[str] | Policy) -> Plan:
@@ -107,17 +111,15 @@ def planned(policy: str | os.PathLike[str] | Policy, gains: bool = False) -> Pla
         measurements = open_measurements(loaded)
         kernels = () if loaded.measurements is not None else _WITH_TORCH
 
-        def plan(policy: Policy) -> Plan:
-            return plan_of(examine(policy), known, measurements, kernels)
-
         def without(fewer: Policy) -> Plan:
-            examined = examine(fewer)
-            return plan_of(examined, _standing_in(known, examined), measurements, kernels)
+            smaller = examine(fewer)
+            return plan_of(smaller, _standing_in(known, smaller), measurements, kernels)
 
-        made = plan(loaded)
+        examined = examine(loaded)
+        made = plan_of(examined, known, measurements, kernels)
         if gains and measurements is not None:
             made = with_gains(made, loaded, without)
-        return Planned(made, known, measurements)
+        return Planned(made, known, measurements, examined.notes)
 
 
 def _standing_in(known: ProfiledSites | None, examined: Examined) -> ProfiledSites | None:
@@ -182,7 +184,8 @@ def examine(policy: Policy) -> Examined:
         SiteFacts(site.name, site.kind.value, site.rows.at(built.batch_size), site.k, site.n, site.share)
         for site in sites
     ]
-    return Examined(policy, built, sites, resolve_settings(policy, facts), adapted, found.siblings, found.flow)
+    wanted = resolve_settings(policy, facts)
+    return Examined(policy, built, sites, wanted, adapted, found.siblings, found.flow, found.notes)
 
 
 class RecordedPlan(PartCosts, Protocol):
@@ -306,7 +309,8 @@ def _inputs(policy: Policy, built: BuiltModel) -> Callable[[int], tuple[tuple[An
         else:
             home = find_callable(policy.model.factory, "model.factory")[1]
             function = getattr(built.module, "example_inputs", None) or home.example_inputs
-        made: Any = call(function, (batch,), spec or "example_inputs", "model.inputs")
+        with seeded():
+            made: Any = call(function, (batch,), spec or "example_inputs", "model.inputs")
         if isinstance(made, dict):
             return (), made
         return (made if isinstance(made, tuple) else (made,)), {}

@@ -22,6 +22,7 @@ from loka.sites.callables import (
     find_callable,
 )
 from loka.sites.fake_outputs import LARGE, LargeToMeta, without_numbers
+from loka.sites.random_state import seeded
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class BuiltModel:
 
 def build_model(factory: str, inputs: str | None, batch_size: int, *, large: int = LARGE) -> BuiltModel:
     """Build the model that a policy names, and one batch of example inputs. The forward is not run.
+
+    Inputs that are drawn at random are the same each time.
 
     Args:
         factory: "package.module:name" of a function without arguments that returns an nn.Module.
@@ -67,7 +70,8 @@ def build_model(factory: str, inputs: str | None, batch_size: int, *, large: int
         if "_orig_mod" in module._modules:  # torch.compile's wrapper: names would have a prefix
             raise InputError(f"model.factory: {factory}() returned a compiled model; return the model that it compiles")
         make_inputs, spec = _inputs_of(module, inputs, home, factory)
-        args, kwargs = _as_arguments(call(make_inputs, (batch_size,), spec, "model.inputs"), spec)
+        with seeded():
+            args, kwargs = _as_arguments(call(make_inputs, (batch_size,), spec, "model.inputs"), spec)
         _check_numbers((args, kwargs), spec)
         _initialise_lazy(module, args, kwargs, factory)
     return BuiltModel(module, args, kwargs, batch_size)

@@ -1,8 +1,7 @@
 """Discovers every GEMM of a model, in whatever form, from one forward on fake tensors.
 
 The model is copied with fake tensors, the batch is kept symbolic, and one forward is recorded in training and one in
-evaluation. If the forward reads values, which fake tensors do not have, a copy is run on two and three real samples
-instead.
+evaluation. If the forward reads values, which fake tensors do not have, a copy is run on a few real samples instead.
 """
 
 from __future__ import annotations
@@ -25,10 +24,12 @@ from loka.sites.callables import describe_error, place_of
 from loka.sites.flow import Flow, flow_of
 from loka.sites.merge_calls import (
     MeasuredCall,
+    UnlikeRunsError,
     by_site,
     in_model_order,
     measure_linear,
     measure_pair,
+    measure_samples,
     measure_single,
     never_called,
     siblings,
@@ -40,6 +41,7 @@ from loka.sites.symbolic_inputs import value_at
 from loka.sites.train_eval_diff import depends_on_mode, fused_in_evaluation
 from loka.sites.watched_forward import Watched, undisturbed, unusual_batch, watch_fake, watch_real
 
+SAMPLES = 64  # in the largest run on real samples
 MANY = 1000  # modules above which the evaluation forward is skipped if nothing depends on the mode
 
 _NEEDS_NUMBERS = (
@@ -54,7 +56,7 @@ _NEEDS_NUMBERS = (
 class SiteMap:
     """All GEMMs of a model in model order: by the position of the owning module, then by the order of the calls.
 
-    Convolutions and recurrent layers are not included; `notes` names them.
+    Recurrent layers, and convolutions of a kernel size above 1, are not included; `notes` names them.
     """
 
     sites: tuple[Site, ...]
@@ -121,6 +123,7 @@ def _find(built: BuiltModel, evaluate: bool) -> _Found:
         (False, lambda: _symbolic(built, usual, evaluate)),
         (False, lambda: _pair(built, usual, 2 * usual, watch_fake, evaluate)),
         (False, lambda: _single(built, watch_fake, evaluate, fixed)),
+        (True, lambda: _samples(built, evaluate, numbers)),
         (True, lambda: _pair(built, 2, 3, watch_real, evaluate, numbers)),
         (True, lambda: _single(built, watch_real, evaluate, numbers)),
     ]
@@ -180,6 +183,20 @@ def _pair(
     return _Found(training, evaluation, first, (*notes, *((note,) if note else ())))
 
 
+def _samples(built: BuiltModel, evaluate: bool, note: str) -> _Found:
+    """Runs on some numbers of real samples: rows may follow the batch, or come from data."""
+    sizes = (2, 3, min(built.batch_size, SAMPLES))
+    if len(set(sizes)) < len(sizes):
+        raise UnlikeRunsError(f"{built.batch_size} samples are too few for three runs")
+    runs = [watch_real(built, size, evaluate) for size in sizes]
+    training, notes = measure_samples([(n, run.training) for n, run in zip(sizes, runs, strict=True)], built.batch_size)
+    evaluation = None
+    if evaluate:
+        calls = [(n, run.evaluation or ()) for n, run in zip(sizes, runs, strict=True)]
+        evaluation, _ = measure_samples(calls, built.batch_size)
+    return _Found(training, evaluation, runs[0], (*notes, note))
+
+
 def _single(built: BuiltModel, watch: Callable[[BuiltModel, int, bool], Watched], evaluate: bool, note: str) -> _Found:
     watched = watch(built, built.batch_size, evaluate)
     evaluation = None if watched.evaluation is None else measure_single(watched.evaluation, built.batch_size)
@@ -200,14 +217,17 @@ def _without_fused(sites: tuple[Site, ...], fused: tuple[str, ...]) -> tuple[tup
 
 
 def _other_notes(found: _Found, batch: int) -> tuple[str, ...]:
-    """Notes on convolutions and recurrent layers, by operation."""
+    """Notes on convolutions and recurrent layers that are no sites, by operation, with their share."""
     flops: Counter[str] = Counter()
     count: Counter[str] = Counter()
     gemms = total_flops(found.training)
     for other in found.watched.others:
         count[other.op] += 1
         flops[other.op] += sum(2 * math.prod(value_at(size, batch) for size in term) for term in other.terms)
+    total = gemms + sum(flops.values())
     return tuple(
-        f"{count[op]} x {op}: left alone; {flops[op]:.3g} FLOPs beside the sites' {gemms:.3g} in a forward of {batch}"
+        f"{count[op]} x {op}: not replaced, and not among the sites: {100 * flops[op] / total:.3g} % of the FLOPs of a "
+        "forward"
         for op in flops
+        if flops[op]
     )

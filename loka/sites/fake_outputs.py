@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.overrides import TorchFunctionMode
 
-from loka.sites.products import size_of
+from loka.sites.products.matrix_product import size_of
 from loka.sites.symbolic_inputs import Size
 
 # The function, and the position of its `inplace` argument if it has one.

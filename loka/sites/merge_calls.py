@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from torch import nn
 
 from loka.sites.neighbours import boundaries, fed_by, followed_by
-from loka.sites.recorder import Call
+from loka.sites.recorded import Call
 from loka.sites.site import GemmKind, RowCount, Site
 from loka.sites.symbolic_inputs import NotLinearError, Size, rows_of, rows_through, value_at
 
@@ -244,6 +244,64 @@ def measure_pair(
             flops = sum(2 * int(a) * int(b) * int(c) for a, b, c in call.terms) * batch // one
         measured.append(MeasuredCall(call, rows, k, n, flops))
     return measured, tuple(dict.fromkeys(notes))
+
+
+def measure_samples(
+    runs: Sequence[tuple[int, tuple[Call, ...]]], batch: int
+) -> tuple[list[MeasuredCall], tuple[str, ...]]:
+    """Sizes from runs on real samples, each with its number of samples, three runs or more.
+
+    Rows that are no line in the number of samples come from data, as those of jagged inputs: M is their mean at
+    `batch`, and a note has their range.
+
+    Raises:
+        UnlikeRunsError: The runs call different GEMMs.
+    """
+    samples = [size for size, _ in runs]
+    called = [[_identity(call) for call in calls] for _, calls in runs]
+    if any(each != called[0] for each in called):
+        shown = ", ".join(map(str, samples))
+        raise UnlikeRunsError(f"the forward calls other GEMMs on different numbers of samples ({shown})")
+    notes: list[str] = []
+    measured = []
+    for calls in zip(*(calls for _, calls in runs), strict=True):
+        rows = _through([(size, int(call.m)) for size, call in zip(samples, calls, strict=True)])
+        if rows is None:
+            means = [int(call.m) / size for size, call in zip(samples, calls, strict=True)]
+            low, high = round(min(means) * batch), round(max(means) * batch)
+            name = calls[0].module or calls[0].weight or calls[0].owner or "the model"
+            notes.append(
+                f"{name}: its rows come from data: {low} to {high} at a batch size of {batch}, by the example inputs; "
+                "M is their mean"
+            )
+            rows = RowCount(0, _mean_at(samples, [int(call.m) for call in calls], batch))
+        flops = [sum(2 * int(m) * int(k) * int(n) for m, k, n in call.terms) for call in calls]
+        k, n = (_at(samples, [int(size) for size in sizes], batch) for sizes in _widths(calls))
+        measured.append(MeasuredCall(calls[0], rows, k, n, _at(samples, flops, batch)))
+    return measured, tuple(dict.fromkeys(notes))
+
+
+def _widths(calls: Sequence[Call]) -> tuple[list[Size], list[Size]]:
+    return [call.k for call in calls], [call.n for call in calls]
+
+
+def _at(samples: Sequence[int], sizes: Sequence[int], batch: int) -> int:
+    """A size at `batch` samples: on the line through those of all runs, otherwise by their mean a sample."""
+    line = _through(list(zip(samples, sizes, strict=True)))
+    return _mean_at(samples, sizes, batch) if line is None else line.at(batch)
+
+
+def _mean_at(samples: Sequence[int], sizes: Sequence[int], batch: int) -> int:
+    return round(sum(sizes) / sum(samples) * batch)
+
+
+def _through(points: Sequence[tuple[int, int]]) -> RowCount | None:
+    """The line through all points (samples, size); None where there is none."""
+    try:
+        line = rows_through(points[0], points[1])
+    except NotLinearError:
+        return None
+    return line if all(line.at(samples) == size for samples, size in points) else None
 
 
 def measure_single(calls: tuple[Call, ...], batch: int) -> list[MeasuredCall]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
 
@@ -17,53 +16,16 @@ from torch.overrides import TorchFunctionMode
 from loka.sites.callables import is_library_file
 from loka.sites.fake_outputs import VIEWS, FakeLayout, FakeOutputs, joins_two, keeps_layout
 from loka.sites.neighbours import Node, is_idle_dropout, op_name
-from loka.sites.products import PRODUCTS, MatrixProduct, TensorOrigin, other_terms, unpatchable
+from loka.sites.products.catalogue import PRODUCTS
+from loka.sites.products.layers import other_terms
+from loka.sites.products.matrix_product import MatrixProduct, TensorOrigin, unpatchable
+from loka.sites.recorded import Call, Function, Other
 from loka.sites.site import GemmKind
-from loka.sites.symbolic_inputs import Size
+from loka.sites.weights import leading_index, matrix_name
 
 _AUTOGRAD_FUNCTION = os.path.join("torch", "autograd", "function.py")
 _TRANSPOSES = frozenset(("t", "T", "mT"))
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One call of a GEMM. `module` is set for a plain nn.Linear and for attention: it names the site."""
-
-    kind: GemmKind
-    module: str | None
-    owner: str
-    weight: str | None
-    bias: str | None
-    m: Size
-    k: Size
-    n: Size
-    terms: tuple[tuple[Size, Size, Size], ...]
-    input_grad: bool
-    source: Node | None  # node of the input
-    result: Node
-    file: str
-    line: int
-    blocked: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Other:
-    """A convolution or recurrent layer, which costs FLOPs and is not a site."""
-
-    op: str
-    owner: str
-    terms: tuple[tuple[Size, Size, Size], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Function:
-    """A call of a norm or an activation, with its owner and position; torch's own modules have no position."""
-
-    op: str  # one of FUNCTIONS
-    owner: str
-    file: str
-    line: int
-    result: Node
+_TAKES_MATRICES = frozenset(("getitem", "select", "unbind"))
 
 
 FUNCTIONS = frozenset(("silu", "sigmoid", "layer_norm", "rms_norm"))  # functions that mods may replace
@@ -177,6 +139,8 @@ class Recorder(TorchFunctionMode):
             result = self._result(name, (*args, *named.values()), out, gemm=product is not None)
             if result is not None:
                 result.layout = layout
+                if result.constant and name in _TAKES_MATRICES:
+                    self._name_matrices(name, args, named, out, result)
                 if name in FUNCTIONS:
                     self._add_function(name, result)
                 if product is not None:
@@ -265,6 +229,21 @@ class Recorder(TorchFunctionMode):
             self._set(tensor, node)
         return node
 
+    def _name_matrices(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, result: Node) -> None:
+        """Name what is taken from a Parameter of three dimensions or more: `W[2]` is "w.2"."""
+        source = args[0] if args and isinstance(args[0], Tensor) else None
+        held = None if source is None else self._nodes.get(id(source))
+        if source is None or held is None or held.parameter is None or source.dim() < 3:
+            return
+        if op != "unbind":
+            index = leading_index(op, args[1:], kwargs, source.shape)
+            result.parameter = matrix_name(held.parameter, index) if index else None
+        elif (args[1:] or tuple(kwargs.values()) or (0,)) in ((0,), (-source.dim(),)):
+            for number, matrix in enumerate(out):
+                name = matrix_name(held.parameter, (number,))
+                self._nodes[id(matrix)] = node = Node(op, (held,), True, parameter=name)
+                held.children.append(node)
+
     def _parents(self, operands: tuple[Any, ...]) -> Iterable[Node]:
         for operand in operands:
             if isinstance(operand, Tensor):
@@ -291,7 +270,7 @@ class Recorder(TorchFunctionMode):
         kind = product.kind
         if linear is not None and product.weight is not None and product.weight == self.names.get(id(linear.weight)):
             kind, module, file, line = GemmKind.LINEAR, owner, "", 0
-        elif kind is GemmKind.ATTENTION and self.stack and "multi_head" in result.op:
+        elif _is_of_module(product, result.op, owner, bool(self.stack)):
             module = owner
         elif linear is None and product.bias is not None and bias is None and kind is GemmKind.FUNCTIONAL_LINEAR:
             blocked = blocked or "its bias is computed, not a Parameter"
@@ -369,8 +348,17 @@ def is_plain_linear(module: nn.Module) -> bool:
 
 def _linear_names(name: str, linear: nn.Linear) -> tuple[str, str | None]:
     """Names of its weight and bias by its own name, even if another module holds them too."""
-    prefix = f"{name}." if name else ""
-    return f"{prefix}weight", None if linear.bias is None else f"{prefix}bias"
+    return _weight_name(name), None if linear.bias is None else f"{name}.bias".lstrip(".")
+
+
+def _is_of_module(product: MatrixProduct, op: str, owner: str, inside: bool) -> bool:
+    """True for the product of an nn.MultiheadAttention or an nn.Conv1d, which are called as one."""
+    attends = product.kind is GemmKind.ATTENTION and "multi_head" in op and inside
+    return attends or (product.kind is GemmKind.CONVOLUTION and product.weight == _weight_name(owner))
+
+
+def _weight_name(module: str) -> str:
+    return f"{module}.weight".lstrip(".")
 
 
 def _history(node: Node) -> str:

@@ -16,6 +16,7 @@ class GemmKind(StrEnum):
     EINSUM = "einsum"
     BMM = "bmm"  # batched or computed weights: no two-dimensional Parameter is an operand
     ATTENTION = "attention"  # nn.MultiheadAttention: a single opaque call
+    CONVOLUTION = "convolution"  # of kernel size 1, a GEMM over the channels
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Site:
     name: str
     kind: GemmKind
     owner: str  # qualified name of the module whose forward contains the call; "" is the model itself
-    weight: str | None  # qualified name of the Parameter; None if the weight is computed
+    weight: str | None  # qualified name (loka.sites.weights) of the Parameter; None if the weight is computed
     bias: str | None
     rows: RowCount  # M, of one call
     k: int
@@ -61,6 +62,11 @@ class Site:
     # The modules whose forwards run the first BatchNorm or dropout in `fed_by`, and in `followed_by`; () without these.
     boundaries: tuple[str, ...] = ()
     members: tuple[str, ...] = ()  # the sites that a mod merged into it, by their names without the mod
+
+    @property
+    def called(self) -> bool:
+        """False for an nn.Linear whose forward runs in neither mode: it is no GEMM of the model."""
+        return bool(self.calls or self.calls_eval)
 
     @property
     def flops_per_row(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import reprlib
 import sys
 import warnings
@@ -23,7 +22,9 @@ from loka.sites.build_model import BuiltModel
 from loka.sites.copying import copy_model
 from loka.sites.fake_outputs import FakeOutputs
 from loka.sites.neighbours import Node
-from loka.sites.recorder import Call, Function, Other, Recorder
+from loka.sites.random_state import random_state_kept
+from loka.sites.recorded import Call, Function, Other
+from loka.sites.recorder import Recorder
 from loka.sites.symbolic_inputs import BatchShape, Size, cut_inputs, fake_inputs, tensors_in
 
 
@@ -159,13 +160,11 @@ def undisturbed() -> Iterator[None]:
 
     Garbage collection is deferred: the copy and its graph are many small objects, none of them garbage yet.
     """
-    python, numbers = random.getstate(), torch.get_rng_state()
-    numpy = sys.modules.get("numpy")
-    numpy_state = numpy.random.get_state() if numpy else None
     reentrant = torch.utils.checkpoint.CheckpointFunction
     apply = reentrant.__dict__.get("apply")
     with ExitStack() as stack:
         stack.enter_context(deferred_gc())
+        stack.enter_context(random_state_kept())
         if "torch._dynamo" in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(warnings.catch_warnings())
@@ -183,10 +182,6 @@ def undisturbed() -> Iterator[None]:
                 del reentrant.apply
             else:
                 reentrant.apply = apply  # type: ignore[method-assign]
-            random.setstate(python)
-            torch.set_rng_state(numbers)
-            if numpy:
-                numpy.random.set_state(numpy_state)
 
 
 def _run_plainly(run: Callable[..., Any], preserve_random_state: bool, *args: Any) -> Any:

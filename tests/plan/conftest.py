@@ -10,9 +10,10 @@ import pytest
 from loka.devices.targets import TargetDevice
 from loka.numerics.enums import Compute, Format, Gemm, Operand
 from loka.numerics.recipe import OperandRecipe
+from loka.plan.decide import Situation
 from loka.plan.evidence import ProfiledSites
 from loka.plan.plan import Plan, SitePlan
-from loka.plan.resolve import Situation, resolve
+from loka.plan.resolve import resolve
 from loka.policy.cascade.settings import Assignment, GemmSettings, SiteSettings
 from loka.probe.profile.profile import (
     Estimate,

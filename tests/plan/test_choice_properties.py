@@ -14,9 +14,10 @@ from loka.devices.targets import TargetDevice
 from loka.kernels.measurements.parts import Part
 from loka.numerics.enums import Accumulation, Compute, Fuse, Gemm
 from loka.numerics.recipe import OperandRecipe, Recipe, transposed_form
+from loka.plan.decide import Situation
 from loka.plan.evidence import ProfiledSites
 from loka.plan.plan import NATIVE, SitePlan
-from loka.plan.resolve import Situation, resolve
+from loka.plan.resolve import resolve
 from loka.plan.select.perf_model import PerfModel
 from loka.plan.select.workload import SiteSizes, Surroundings, TracedNeighbours, gemm_part, surroundings_of, workload_of
 from loka.policy.cascade.settings import Budget, GemmSettings, SiteSettings

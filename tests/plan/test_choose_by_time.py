@@ -13,10 +13,11 @@ from loka.kernels.gemm.catalogue import GEMM_KERNELS as KERNELS_OF_CATALOGUE
 from loka.kernels.gemm.catalogue import SCALED_MM as CUBLASLT
 from loka.kernels.measurements.parts import Part, PartKind, TimeSource
 from loka.numerics.enums import Accumulation, Compute, Fuse, Gemm, Scaling
+from loka.plan.decide import Situation
 from loka.plan.evidence import ProfiledSites
 from loka.plan.plan import NATIVE, GemmPlan, SitePlan
 from loka.plan.report.format import format_decision
-from loka.plan.resolve import Situation, resolve
+from loka.plan.resolve import resolve
 from loka.plan.select.workload import Surroundings, TracedNeighbours
 from loka.policy.cascade.settings import Budget, GemmSettings, SiteSettings
 from loka.probe.profile.profile import Estimate, Interval

@@ -13,11 +13,12 @@ from loka.devices.targets import DEFAULT, TargetDevice
 from loka.kernels.measurements.parts import Part, PartKind
 from loka.mods.policy_loader import load_policy
 from loka.numerics.enums import Compute, Fuse, Gemm
+from loka.plan.decide import Situation
 from loka.plan.evidence import ProfiledSites
 from loka.plan.plan import Plan, SitePlan
 from loka.plan.planner import make_plan
 from loka.plan.report.plan_rows import format_host, total_time
-from loka.plan.resolve import Situation, resolve
+from loka.plan.resolve import resolve
 from loka.plan.select.host_model import HostModel
 from loka.plan.select.workload import TracedNeighbours
 from loka.plan.serialize import from_json, to_json

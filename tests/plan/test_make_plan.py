@@ -282,7 +282,8 @@ def test_a_plan_comes_back_from_its_file(plan_for):
 def test_ten_thousand_sites_are_decided_and_written_in_a_moment(make_site, make_settings):
     from torch import nn
 
-    from loka.plan.resolve import Situation, resolve
+    from loka.plan.decide import Situation
+    from loka.plan.resolve import resolve
     from loka.plan.rewrite.plan_bindings import bind
 
     names = [f"blocks.{i}.linear" for i in range(10_000)]

@@ -20,12 +20,13 @@ from loka.kernels.measurements.parts import Part, PartKind
 from loka.mods.policy_loader import load_policy
 from loka.numerics.enums import Compute, Fuse, Gemm
 from loka.plan import planner
+from loka.plan.decide import Situation
 from loka.plan.evidence import ProfiledSites
 from loka.plan.plan import Plan, SitePlan
 from loka.plan.planner import examine, make_plan, plan_of
 from loka.plan.report.plan_diff import diff
 from loka.plan.report.plan_rows import total_time
-from loka.plan.resolve import Situation, resolve
+from loka.plan.resolve import resolve
 from loka.plan.select.perf_model import PerfModel
 from loka.plan.select.workload import SiteSizes, native_part
 from loka.plan.serialize import from_json, to_json

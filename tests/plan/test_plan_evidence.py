@@ -13,9 +13,10 @@ from loka.mods.adaptation import Adaptation
 from loka.mods.fingerprint import mod_fingerprints
 from loka.numerics.enums import Compute, Format, Gemm, Operand, Range, Scaling
 from loka.numerics.recipe import OperandRecipe
+from loka.plan.decide import Situation
 from loka.plan.evidence import NEVER_RAN, NO_EVIDENCE, check_sites, over_budget, over_budget_message
 from loka.plan.plan import NATIVE, GemmPlan
-from loka.plan.resolve import ImpossibleRuleError, Situation, resolve
+from loka.plan.resolve import ImpossibleRuleError, resolve
 from loka.policy.cascade.settings import Budget
 from loka.probe.profile.profile import Interval, Verdict
 
@@ -198,7 +199,7 @@ def test_sites_of_another_shape_are_an_error_with_both_shapes(make_site, make_kn
 def test_planning_ten_thousand_sites_asks_each_site_once(
     make_site, make_settings, make_known, make_estimate, monkeypatch
 ):
-    from loka.plan import resolve as module
+    from loka.plan import decide as module
 
     sifted = []
     sift = module._sift

@@ -17,9 +17,11 @@ from loka.graph.ir import ForwardIR, Ref, RefKind, Region, SiteCall, Statement
 from loka.graph.reads import Reads
 from loka.numerics.enums import Compute, Format, Fuse, Range
 from loka.numerics.recipe import OperandRecipe
+from loka.plan.decide import Situation
 from loka.plan.plan import BindingKind, PlannedBinding, Skipped
-from loka.plan.resolve import Situation, resolve
+from loka.plan.resolve import resolve
 from loka.plan.serialize import from_json, to_json
+from loka.sites.site import GemmKind
 from tests.support.plan.plan_costs import CHAIN, ROWS, MadeUp
 
 
@@ -186,10 +188,16 @@ def test_a_foreign_file_says_so(text):
         from_json(text, "p.json")
 
 
-@pytest.mark.parametrize("version", ["9", '"1"', "null"])
+def test_a_plan_with_a_convolution_has_a_version_that_earlier_readers_refuse(make_plan, make_site):
+    plan = make_plan(make_site(kind=GemmKind.CONVOLUTION, blocked="a convolution"))
+    assert '"version": 9' in to_json(plan)
+    assert from_json(to_json(plan)) == plan
+
+
+@pytest.mark.parametrize("version", ["10", '"1"', "null"])
 def test_a_newer_version_says_what_to_do(version, whole_plan):
     text = to_json(whole_plan).replace('"version": 1', f'"version": {version}')
-    with pytest.raises(InputError, match=r"^p\.json: the plan has version .* reads up to 8: upgrade LoKA"):
+    with pytest.raises(InputError, match=r"^p\.json: the plan has version .* reads up to 9: upgrade LoKA"):
         from_json(text, "p.json")
 
 

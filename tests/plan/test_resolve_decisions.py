@@ -8,9 +8,10 @@ from loka.devices.targets import TargetDevice
 from loka.errors import InputError
 from loka.numerics.enums import Accumulation, Compute, Format, Gemm, Scaling
 from loka.numerics.recipe import OperandRecipe
+from loka.plan.decide import Situation
 from loka.plan.evidence import NO_EVIDENCE
 from loka.plan.plan import NATIVE, GemmPlan, SitePlan
-from loka.plan.resolve import Situation, resolve
+from loka.plan.resolve import resolve
 from loka.policy.cascade.settings import SiteSettings
 from loka.sites.site import Site
 
@@ -70,6 +71,14 @@ def test_a_blocked_site_under_a_broad_rule_stays_with_the_reason(make_site, make
         assert not gemm.fp8
         assert gemm.reason == "its forward is never called"
         assert [each.kernel for each in gemm.rejected] == ["torch.scaled_mm"]
+
+
+def test_a_blocked_site_says_so_though_a_rule_keeps_it(make_site, make_settings):
+    settings = make_settings(Compute.KEEP, wgrad=Compute.AUTO)
+    plan = decide(make_site(blocked="its weight is computed"), settings)
+    assert [gemm.reason for gemm in plan.gemms] == ["its weight is computed"] * 3
+    kept = decide(make_site(), settings, refused="a branch at models.py:4")  # nothing that the site itself is
+    assert [gemm.reason for gemm in kept.gemms] == ["keep by p.yaml:14"] * 2 + ["a branch at models.py:4"]
 
 
 def test_a_site_of_a_refused_owner_stays_with_that_reason(make_site, make_settings):

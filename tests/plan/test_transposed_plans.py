@@ -12,11 +12,12 @@ from loka.devices.targets import TargetDevice
 from loka.errors import InputError
 from loka.numerics.enums import Compute, Format, Gemm, Operand, Range, Scaling
 from loka.numerics.recipe import OperandRecipe
+from loka.plan.decide import Situation
 from loka.plan.plan import NATIVE, GemmPlan
 from loka.plan.report.explain_site import explain
 from loka.plan.report.format import format_gemm
 from loka.plan.report.plan_diff import diff
-from loka.plan.resolve import Situation, resolve
+from loka.plan.resolve import resolve
 from loka.plan.serialize import from_json, to_json
 from loka.policy.cascade.settings import GemmSettings, SiteSettings
 from loka.probe.estimate.candidate_recipes import candidates

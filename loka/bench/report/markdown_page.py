@@ -35,6 +35,7 @@ def to_markdown(planned: Planned, policy: str) -> str:
     rows = group_sites(plan, alike=True)
     parts = [f"# {plan.name}{TITLE}", _summary(plan, known, policy)]
     parts += ["## Decisions", markdown_table(decisions(rows))]
+    parts += [_listed(planned.notes)] if planned.notes else []
     if any(site.site.calls for site in plan.sites):
         parts += ["## Coverage", *_coverage(coverage_of(plan))]
     if plan.mods:
@@ -80,7 +81,7 @@ def _summary(plan: Plan, known: ProfiledSites | None, policy: str) -> str:
     fp8 = sum(site.fp8 for site in plan.sites)
     lines = [
         f"Policy `{policy}`, for {plan.target.value} at batch size {plan.batch_size}, by LoKA {plan.loka_version}.",
-        f"{_percent(plan.share_fp8)} of the training GEMM FLOPs run in FP8: {fp8} of {len(plan.sites)} sites, "
+        f"{_percent(plan.share_fp8)} of the training GEMM FLOPs run in FP8: {fp8} of {len(plan.called)} sites, "
         f"{len(plan.bindings)} generated classes.",
     ]
     if known is None:

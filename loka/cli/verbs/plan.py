@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -36,11 +37,14 @@ def command(
     from loka.plan.serialize import to_json
 
     loaded = load_policy(policy)
-    plan = planned(loaded, gains=gains).plan
+    found = planned(loaded, gains=gains)
+    plan = found.plan
     if as_json:
-        print_json(_summary(plan) | {"next": next_step(plan, loaded), "plan": json.loads(to_json(plan))})
+        print_json(
+            _summary(plan) | {"next": next_step(plan, loaded), "notes": found.notes, "plan": json.loads(to_json(plan))}
+        )
     else:
-        show(plan, all_sites)
+        show(plan, all_sites, found.notes)
         following = next_step(plan, loaded)
         if following:
             note(f"next: {following}")
@@ -62,12 +66,12 @@ def next_step(plan: Plan, policy: Policy) -> str:
     return f"loka probe {policy.path}"
 
 
-def show(plan: Plan, all_sites: bool) -> None:
-    """Print the table, what could not be patched, mods, budgets, coverage, the summary and times."""
+def show(plan: Plan, all_sites: bool, notes: Sequence[str] = ()) -> None:
+    """Print the table, notes, what could not be patched, mods, budgets, coverage, the summary and times."""
     from loka.plan.report.coverage import coverage_of
     from loka.plan.report.plan_rows import group_interactions, group_sites
 
-    grouped = len(plan.sites) > MANY and not all_sites
+    grouped = len(plan.called) > MANY and not all_sites
     rows = group_sites(plan, alike=grouped)
     hidden = set() if grouped else {COUNT}
     if not any(site.region for site in plan.sites):
@@ -78,10 +82,13 @@ def show(plan: Plan, all_sites: bool) -> None:
         hidden.update(TIMES)
     show_rows(rows, frozenset(hidden))
     show_interactions(group_interactions(plan))
+    print_uncalled(plan)
+    for each in notes:
+        print_line(f"note: {each}")
     print_skipped(plan)
     print_mods(plan)
     if grouped:
-        print_line(f"{len(plan.sites)} sites in {len(rows)} groups; --all shows each.")
+        print_line(f"{len(plan.called)} sites in {len(rows)} groups; --all shows each.")
     print_budgets(plan)
     print_ne(plan)
     if any(site.site.calls for site in plan.sites):
@@ -146,6 +153,15 @@ def measurements_note(plan: Plan) -> str:
     return f"{start}no measurements for {plan.target.value} ship or are named, so {decided}{advice}"
 
 
+def print_uncalled(plan: Plan) -> None:
+    """Print the linears that no forward calls, which are no sites of the table."""
+    from loka.plan.report.plan_rows import group_uncalled
+
+    for row in group_uncalled(plan):
+        linears = f"{row.pattern} ({row.count} linears)" if row.count > 1 else row.pattern
+        print_line(f"NEVER CALLED {linears}: {row.reason}")
+
+
 def print_skipped(plan: Plan) -> None:
     """Print a line for each module whose forward could not be rewritten."""
     for skipped in plan.skipped:
@@ -161,7 +177,7 @@ def summary_line(plan: Plan) -> str:
     classes = "class" if len(plan.bindings) == 1 else "classes"
     return (
         f"{plan.name} for {plan.target.value} at batch size {plan.batch_size}: {percent(plan.share_fp8)} of the "
-        f"training GEMM FLOPs in FP8, {count} of {len(plan.sites)} sites, {len(plan.bindings)} generated {classes}."
+        f"training GEMM FLOPs in FP8, {count} of {len(plan.called)} sites, {len(plan.bindings)} generated {classes}."
     )
 
 
@@ -175,7 +191,8 @@ def _summary(plan: Plan) -> dict[str, object]:
         "name": plan.name,
         "target": plan.target.value,
         "batch_size": plan.batch_size,
-        "sites": len(plan.sites),
+        "sites": len(plan.called),
+        "never_called": [each.site.name for each in plan.sites if not each.site.called],
         "sites_fp8": sum(site.fp8 for site in plan.sites),
         "share_fp8": plan.share_fp8,
         "coverage": coverage_result(coverage_of(plan)),

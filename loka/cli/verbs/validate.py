@@ -36,7 +36,7 @@ def command(
         plan = make_plan(policy)
         if loaded.train is not None:
             job_of(loaded, None, "cpu", tested=loaded.train.test is not None)
-        sites = len(plan.sites)
+        sites = len(plan.called)
         result["sites"] = sites
         text += f", {sites} sites" if sites else ", but the model has no GEMM: nothing of it can run in FP8"
         over = over_budget_message(plan)

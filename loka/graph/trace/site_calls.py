@@ -1,54 +1,97 @@
-"""Recognises a traced operation on a Parameter as y = linear(x, weight, bias) between two changes of view."""
+"""Recognises a traced operation on a site's weight as y = linear(x, weight, bias) between two changes of view."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import fx, nn
 
 from loka.graph.ir import SiteCall
+from loka.graph.loop_guards import checked_length
 from loka.graph.refused import CannotTraceError
 from loka.graph.trace.fx_recording import Op
 from loka.graph.trace.printer import Template
+from loka.sites.weights import SiteWeight, leading_index
 
 _MATMULS = {operator.matmul, torch.matmul, torch.mm}
 _GEMM_METHODS = {"matmul", "mm", "__matmul__", "addmm", "bmm", "baddbmm"}
-_GEMMS = {*_MATMULS, torch.addmm, torch.bmm, torch.baddbmm, torch.einsum, torch.nn.functional.linear}
+_GEMMS = {
+    *(*_MATMULS, torch.addmm, torch.bmm, torch.baddbmm),
+    *(torch.einsum, torch.tensordot, torch.nn.functional.linear),
+}
 _TRANSPOSES = ((0, 1), (1, 0), (-1, -2), (-2, -1))
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The fx nodes that are Parameters of sites; `views` are plain transposes of such nodes."""
+    """The fx nodes that are weights of sites; `views` are plain transposes of such nodes."""
 
-    sites: Mapping[fx.Node, str]  # get_attr node -> site, relative to the owner
+    sites: Mapping[fx.Node, str]  # a Parameter (get_attr), or a matrix in one -> site, relative to the owner
     views: Mapping[fx.Node, fx.Node]  # W.t() -> W
     names: frozenset[str]  # all sites
+    matrices: Mapping[fx.Node, tuple[fx.Node, tuple[int, ...]]] = field(default_factory=dict)  # W[2] -> W, (2,)
 
     def site(self, value: object) -> str | None:
-        """The site whose Parameter, or its transpose, a value is; None otherwise."""
+        """The site whose weight, or its transpose, a value is; None otherwise."""
         if not isinstance(value, fx.Node):
             return None
         return self.sites.get(self.views.get(value, value))
 
+    def source(self, node: fx.Node) -> fx.Node:
+        """The Parameter that a node is a transpose of or a matrix in; the node itself for others."""
+        node = self.views.get(node, node)
+        return self.matrices[node][0] if node in self.matrices else node
 
-def find_weights(owner: nn.Module, ops: tuple[Op, ...], sites: Mapping[str, nn.Parameter]) -> Weights:
-    """The Parameters of `sites` (name -> Parameter) among the traced operations, and their transposes."""
-    names = {id(parameter): site for site, parameter in reversed(list(sites.items()))}
+
+def find_weights(owner: nn.Module, ops: tuple[Op, ...], sites: Mapping[str, SiteWeight]) -> Weights:
+    """The weights of `sites` (name -> weight) among the traced operations, and their transposes."""
+    names = {(id(weight.parameter), weight.index): site for site, weight in reversed(list(sites.items()))}
+    indexed = {id(weight.parameter) for weight in sites.values() if weight.index}
     nodes: dict[fx.Node, str] = {}
     views: dict[fx.Node, fx.Node] = {}
+    parts: dict[fx.Node, tuple[fx.Node, tuple[int, ...], nn.Parameter]] = {}
+    whole: dict[fx.Node, fx.Node] = {}  # what stands for all matrices of a Parameter: W.unbind(), a loop over W
     for op in ops:
         if op.node.op == "get_attr":
             value = _attribute(owner, str(op.node.target))
             op.node.meta["ndim"] = getattr(value, "ndim", None)
-            if id(value) in names:
-                nodes[op.node] = names[id(value)]
-        elif op.args and isinstance(op.args[0], fx.Node) and op.args[0] in nodes and _is_transpose(op):
-            views[op.node] = op.args[0]
-    return Weights(nodes, views, frozenset(sites))
+            if (id(value), ()) in names:
+                nodes[op.node] = names[id(value), ()]
+            elif id(value) in indexed and isinstance(value, nn.Parameter):
+                parts[op.node] = (op.node, (), value)
+            continue
+        source = op.args[0] if op.args and isinstance(op.args[0], fx.Node) else None
+        if source in nodes and _is_transpose(op):
+            views[op.node] = source
+        elif source in parts and _is_all_matrices(op):
+            whole[op.node] = source
+        elif source in parts or source in whole:
+            base, before, parameter = parts[whole.get(source, source)]
+            index = leading_index(_taking(op), op.args[1:], op.kwargs, parameter.shape[len(before) :])
+            if index:
+                parts[op.node] = (base, before + index, parameter)
+                if (site := names.get((id(parameter), before + index))) is not None:
+                    nodes[op.node] = site
+    matrices = {node: parts[node][:2] for node in nodes if node in parts}
+    return Weights(nodes, views, frozenset(sites), matrices)
+
+
+def _taking(op: Op) -> str:
+    """The name by which `leading_index` knows an operation; "" for others."""
+    if op.node.target is operator.getitem:
+        return "getitem"
+    return "select" if op.node.target in ("select", torch.select) else ""
+
+
+def _is_all_matrices(op: Op) -> bool:
+    """True for an operation whose items are the matrices of its operand, in order."""
+    if op.node.target is checked_length:
+        return True
+    rest = (*op.args[1:], *op.kwargs.values())
+    return op.node.target in ("unbind", torch.unbind) and rest in ((), (0,))
 
 
 def site_call(op: Op, weights: Weights, template: Template) -> SiteCall | None:
@@ -72,6 +115,8 @@ def site_call(op: Op, weights: Weights, template: Template) -> SiteCall | None:
         call = _addmm(_bind(("input", "mat1", "mat2", "beta", "alpha"), args, kwargs), weights, template)
     elif target is torch.einsum:
         call = _einsum(args, weights, template)
+    elif target is torch.tensordot:
+        call = _tensordot(_bind(("a", "b", "dims"), args, kwargs), weights, template)
     if call is None:
         name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
         raise CannotTraceError(f"'{used[0]}' goes into '{name}' in a form that is not y = x @ weight.T")
@@ -160,6 +205,34 @@ def einsum_views(x: str, p: str, out: str) -> tuple[str, bool, str] | None:
             _permute([product.index(name) for name in out_names]),
         )
     return views[0], p[1] == kept[0], views[1]
+
+
+def _tensordot(bound: dict[str, object], weights: Weights, template: Template) -> SiteCall | None:
+    left = weights.site(bound["a"]) is not None
+    views = tensordot_views(bound.get("dims", 2), left)
+    if views is None or bound.get("out") is not None:
+        return None
+    x_view, flip, out_view = views
+    x, weight = (bound["b"], bound["a"]) if left else (bound["a"], bound["b"])
+    text = template.arg(weight)
+    call = SiteCall(str(weights.site(weight)), template.arg(x), _transposed(text) if flip else text, None, "{0}")
+    return replace(call, x=call.x + x_view, out=call.out + out_view)
+
+
+def tensordot_views(dims: object, left: bool) -> tuple[str, bool, str] | None:
+    """A tensordot with a Parameter of two dimensions as a linear, as `einsum_views`; `left`: the Parameter is first.
+
+    >>> tensordot_views(([1], [0]), left=False)
+    ('.movedim(1, -1)', True, '')
+    """
+    over = ((-1,), (0,)) if dims == 1 else dims
+    if not isinstance(over, tuple | list) or len(over) != 2:
+        return None
+    of_a, of_b = ([each] if isinstance(each, int) else each for each in over)
+    if not all(isinstance(each, tuple | list) and len(each) == 1 and type(each[0]) is int for each in (of_a, of_b)):
+        return None
+    (of_x,), (of_weight,) = (of_b, of_a) if left else (of_a, of_b)
+    return _move(of_x, True), of_weight in (0, -2), ".movedim(-1, 0)" if left else ""
 
 
 def _permute(order: list[int]) -> str:

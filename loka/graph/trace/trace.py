@@ -49,8 +49,9 @@ from loka.graph.trace.quiet import quiet
 from loka.graph.trace.site_calls import Weights, find_weights, site_call
 from loka.sites.callables import message_of
 from loka.sites.neighbours import is_idle_dropout
+from loka.sites.weights import SiteWeight, find_weight
 
-_PURE_METHODS = {"size", "dim", "numel", *VIEWS_OF_DICT}
+_PURE = {"size", "dim", "numel", "select", "unbind", torch.select, torch.unbind, *VIEWS_OF_DICT}
 _WRAPPERS = {"FSDPModule", "FullyShardedDataParallel", "DistributedDataParallel", "OptimizedModule", "ScriptModule"}
 
 
@@ -127,7 +128,7 @@ def expanded(module: nn.Module, inline: Collection[str], sites: Collection[str])
         try:
             found = module.get_submodule(name)
         except AttributeError:
-            if name in inline or _parameter(module, name) is None:
+            if name in inline or find_weight(module, name) is None:
                 raise InputError(f"'{name}' is no child or Parameter of a {qualified(type(module))}") from None
             continue
         if not name:
@@ -135,13 +136,6 @@ def expanded(module: nn.Module, inline: Collection[str], sites: Collection[str])
         parts = names[id(found)].split(".")
         expand.update(".".join(parts[: i + 1]) for i in range(len(parts)))
     return frozenset(expand)
-
-
-def _parameter(module: nn.Module, name: str) -> nn.Parameter | None:
-    value: object = module
-    for part in name.split("."):
-        value = getattr(value, part, None)
-    return value if isinstance(value, nn.Parameter) else None
 
 
 def _check_source(module: nn.Module, expand: frozenset[str]) -> None:
@@ -215,8 +209,7 @@ def _convert(
     finally:
         for child, flag in flags:
             child.training = flag
-    parameters = {site: _site_parameter(module, site) for site in sites}
-    weights = find_weights(module, recording.ops, parameters)
+    weights = find_weights(module, recording.ops, {site: _site_weight(module, site) for site in sites})
     printed = _Printed(module, recording, weights)
     missing = [site for site in sites if not any(s.call and s.call.site == site for s in printed.statements)]
     if missing:
@@ -238,13 +231,13 @@ def _convert(
     return found, recording.writes_in_place
 
 
-def _site_parameter(module: nn.Module, site: str) -> nn.Parameter:
-    parameter = _parameter(module, site)
-    if parameter is None:
-        parameter = module.get_submodule(site).get_parameter("weight")
-    if parameter.ndim != 2:
-        raise CannotTraceError(f"'{site}' has {parameter.ndim} dimensions, not 2")
-    return parameter
+def _site_weight(module: nn.Module, site: str) -> SiteWeight:
+    weight = find_weight(module, site)
+    if weight is None:
+        weight = SiteWeight(module.get_submodule(site).get_parameter("weight"))
+    if len(weight.shape) != 2:
+        raise CannotTraceError(f"'{site}' has {len(weight.shape)} dimensions, not 2")
+    return weight
 
 
 def _hash(module: nn.Module, inlined: tuple[str, ...]) -> str:
@@ -302,7 +295,11 @@ class _Printed:
         if node.op == "placeholder":
             self.refs[node] = Ref(RefKind.LOCAL, str(node.target))
         elif node.op == "get_attr":
-            self.refs[node] = Ref(RefKind.ATTRIBUTE, attribute(self.module, str(node.target)))
+            text = attribute(self.module, str(node.target))
+            self.refs[node] = Ref(RefKind.ATTRIBUTE, text)
+            for matrix, (source, index) in self.weights.matrices.items():
+                if source is node:
+                    self.refs[matrix] = Ref(RefKind.ATTRIBUTE, text + "".join(f"[{place}]" for place in index))
         elif node.op == "output":
             template = self._template(op)
             text = template.arg(op.args[0])
@@ -378,11 +375,11 @@ def _without_dead(ops: tuple[Op, ...], weights: Weights) -> list[Op]:
     used: set[fx.Node] = set()
     for op in reversed(ops):
         node = op.node
-        pure = node.op == "get_attr" or node.target in (getattr, operator.getitem) or node.target in _PURE_METHODS
-        if node in weights.views or (pure and node not in used):
+        pure = node.op == "get_attr" or node.target in (getattr, operator.getitem) or node.target in _PURE
+        if node in weights.views or node in weights.matrices or (pure and node not in used):
             continue
         kept.append(op)
-        used.update(weights.views.get(node, node) for node in _inputs(op))
+        used.update(map(weights.source, _inputs(op)))
     return kept[::-1]
 
 

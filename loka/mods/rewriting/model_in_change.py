@@ -17,6 +17,7 @@ from loka.mods.rewriting.rewriting_tracer import RewritingTracer
 from loka.mods.rewriting.site_change import OwnedChange, relative
 from loka.policy.cascade.settings import SiteSettings
 from loka.sites.site import Site
+from loka.sites.weights import find_weight
 
 _SEVERAL = "its Parameter is used at several places, which cannot be told apart"
 
@@ -41,7 +42,7 @@ class ModelInChange:
         self.siblings = siblings
         self.reserved = reserved
         self.modules = dict(tracer.model.named_modules())
-        self.parameters = dict(tracer.model.named_parameters(remove_duplicate=False))
+        self.model = tracer.model
         self.trace = RewritingTracer(tracer)
 
     def capture(self, owners: Collection[str]) -> None:
@@ -103,9 +104,8 @@ class ModelInChange:
 
     def kind_of_weight(self, site: Site) -> tuple[object, ...]:
         """Properties that weights must share to be combined: dtype and device."""
-        name = site.weight if site.weight is not None else ""
-        weight = self.parameters.get(name)
-        return (None,) if weight is None else (weight.dtype, weight.device)
+        weight = find_weight(self.model, site.weight) if site.weight is not None else None
+        return (None,) if weight is None else (weight.parameter.dtype, weight.parameter.device)
 
     def around(self, names: Sequence[str]) -> str:
         """The smallest module with a forward that contains the calls of some sites."""

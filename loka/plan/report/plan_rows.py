@@ -22,9 +22,11 @@ from loka.plan.report.format import (
 )
 from loka.plan.select.latency_selection import interaction_by_site, place_in_interaction, step_times
 from loka.probe.profile.profile import Verdict
+from loka.sites.site import Site
 
 NOT_KNOWN = "-"
 _NUMBER = re.compile(r"(?<![^.#])\d+(?![^.#])")  # a numeric part of a name: the 3 in "layers.3.fmb"
+_DIGITS = re.compile(r"\d+")
 _PARTS = re.compile(r"([.#])")
 
 
@@ -51,7 +53,10 @@ class PlanRow:
 
 
 def group_sites(plan: Plan, alike: bool) -> tuple[PlanRow, ...]:
-    """The rows of a plan in model order; `alike`: sites that differ only in the numbers of their names share a row."""
+    """The rows of a plan in model order; `alike`: sites that differ only in the numbers of their names share a row.
+
+    Linears that are never called have none.
+    """
     in_interactions = {name: place_in_interaction(each) for name, each in interaction_by_site(plan).items()}
     return tuple(_row(plan, group, in_interactions) for group in site_groups(plan, alike))
 
@@ -60,7 +65,7 @@ def site_groups(plan: Plan, alike: bool = True) -> tuple[list[SitePlan], ...]:
     """The sites of each row of `group_sites`."""
     groups: dict[tuple[object, ...], list[SitePlan]] = {}
     fused = interaction_by_site(plan)
-    for number, found in enumerate(plan.sites):
+    for number, found in enumerate(plan.called):
         site = found.site
         key: tuple[object, ...] = (number,)
         if alike:
@@ -76,6 +81,27 @@ def site_groups(plan: Plan, alike: bool = True) -> tuple[list[SitePlan], ...]:
 def name_of_group(group: Sequence[SitePlan]) -> str:
     """The name of the only site, or the common pattern of all."""
     return group[0].site.name if len(group) == 1 else common_pattern([each.site.name for each in group])
+
+
+@dataclass(frozen=True, slots=True)
+class UncalledRow:
+    """Linears that no forward calls, with one reason. `pattern` is a glob for several."""
+
+    pattern: str
+    count: int
+    reason: str  # of the first of them
+
+
+def group_uncalled(plan: Plan) -> tuple[UncalledRow, ...]:
+    """The linears that no forward calls; those that differ only in the numbers of names share a row."""
+    groups: dict[tuple[str, str], list[Site]] = {}
+    for site in (each.site for each in plan.sites if not each.site.called):
+        reason = site.blocked or ""
+        groups.setdefault((pattern_of(site.name), _DIGITS.sub("*", reason)), []).append(site)
+    return tuple(
+        UncalledRow(common_pattern([site.name for site in group]), len(group), group[0].blocked or "")
+        for group in groups.values()
+    )
 
 
 def pattern_of(name: str) -> str:

@@ -19,6 +19,7 @@ from loka.plan.rewrite.site_mods import called_by_owner, weight_of
 from loka.policy.cascade.settings import SiteSettings
 from loka.sites.flow import Flow
 from loka.sites.site import GemmKind, Site
+from loka.sites.weights import find_weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +190,10 @@ def to_close(request: RewriteRequest, scope: RegionScope, refused: Refused, mode
 
 def float64_sites(sites: Iterable[Site], model: nn.Module) -> frozenset[str]:
     """The names of the sites that multiply by a float64 Parameter; for merged sites, those of any member."""
-    wide = {name for name, parameter in model.named_parameters(remove_duplicate=False) if _is_float64(parameter)}
-    return frozenset(site.name for site in sites if wide and not wide.isdisjoint(_weights(site)))
+    if not any(map(_is_float64, model.parameters())):
+        return frozenset()
+    found = ((site.name, find_weight(model, name)) for site in sites for name in sorted(_weights(site)))
+    return frozenset(name for name, weight in found if weight is not None and _is_float64(weight.parameter))
 
 
 def float64_modules(names: Iterable[str], model: nn.Module) -> frozenset[str]:

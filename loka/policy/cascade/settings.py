@@ -73,7 +73,7 @@ class SiteFacts:
     """
 
     name: str
-    kind: str  # linear | functional_linear | matmul | addmm | einsum | bmm | attention
+    kind: str  # linear | functional_linear | matmul | addmm | einsum | bmm | attention | convolution
     m: int
     k: int
     n: int

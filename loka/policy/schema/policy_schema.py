@@ -51,6 +51,7 @@ class SiteKind(StrEnum):
     EINSUM = "einsum"
     BMM = "bmm"
     ATTENTION = "attention"
+    CONVOLUTION = "convolution"
 
 
 class Optimizer(StrEnum):

@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast, runtime_checkable
 
-from torch import nn
+from torch import Tensor, nn
 
 from loka.errors import InputError
 from loka.mods.adapt import AdaptError, is_adapted
 from loka.mods.adaptation import Adaptation
 from loka.mods.unwrap import class_names, inside, unwrapped
 from loka.sites.site import GemmKind, Site
+from loka.sites.weights import SiteWeight, in_range
 
 PROBED = frozenset((GemmKind.LINEAR, GemmKind.FUNCTIONAL_LINEAR, GemmKind.MATMUL, GemmKind.ADDMM, GemmKind.EINSUM))
 
@@ -46,13 +47,48 @@ class LiveCounters(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LiveSite:
-    """A site of the policy's model and its Parameter in the live one."""
+    """A site of the policy's model and its weight in the live one."""
 
     site: Site
-    parameter: nn.Parameter
+    weight: SiteWeight
     module: nn.Module | None  # the module whose forward runs for the site: the nn.Linear, otherwise the owner
     counter_id: int | None = None  # counter id of its fprop, if a generated package runs it in FP8
     fp8: tuple[str, ...] = ()  # the GEMMs that then run in FP8
+
+    @property
+    def key(self) -> WeightKey:
+        """What `weight_key` gives for the site's weight and its transpose."""
+        parameter, index = self.weight.parameter, self.weight.index
+        offset = sum(place * stride for place, stride in zip(index, parameter.stride(), strict=False))
+        return id(parameter), offset if index else None
+
+    def transposes(self, weight: Tensor) -> bool:
+        """True if an operand with the site's key is the transpose of its weight, rather than the weight itself."""
+        parameter = self.weight.parameter
+        if not self.weight.index:
+            return weight is not parameter
+        return weight.stride() != parameter.stride()[-2:] or tuple(weight.shape) != self.weight.shape
+
+
+# A Parameter's id, and the offset of a matrix in it: None for a Parameter of two dimensions.
+WeightKey = tuple[int, int | None]
+
+
+def weight_key(tensor: Tensor) -> WeightKey:
+    """The key of the Parameter, or the matrix in one, that a tensor is or transposes; of the tensor itself for others.
+
+    Parameters stay alive with their sites, so that ids are theirs.
+    """
+    base = tensor._base
+    if base is None or tensor.dim() != 2 or base.dim() < 2:
+        return id(tensor), None
+    (rows, columns), (down, across) = base.shape[-2:], base.stride()[-2:]
+    straight = tensor.shape == (rows, columns) and tensor.stride() == (down, across)
+    transposed = tensor.shape == (columns, rows) and tensor.stride() == (across, down)
+    offset = int(tensor.storage_offset() - base.storage_offset())
+    if base.dim() == 2:
+        return (id(base) if transposed and not offset else id(tensor)), None
+    return (id(base), offset) if straight or transposed else (id(tensor), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +103,7 @@ class LiveModel:
 def find_live(model: nn.Module, sites: tuple[Site, ...]) -> LiveModel:
     """Map sites to a live model by name.
 
-    Sites whose weight is not a two-dimensional Parameter, and those that cannot be patched, are left out.
+    Sites without a weight of two dimensions, and those that cannot be patched, are left out.
 
     Raises:
         InputError: A wrapper or Parameter that cannot be observed, a missing Parameter, or one with another shape than
@@ -80,14 +116,14 @@ def find_live(model: nn.Module, sites: tuple[Site, ...]) -> LiveModel:
         if site.weight is None or site.kind not in PROBED:
             continue
         if site.blocked is not None:
-            if (parameter := _parameter(root, site.weight)) is not None:
-                rest.append(LiveSite(site, parameter, _module_of(root, site)))
+            if (weight := _weight(root, site.weight)) is not None:
+                rest.append(LiveSite(site, weight, _module_of(root, site)))
             continue
-        parameter = _checked(root, site)
+        weight = _checked(root, site)
         counter_id, fp8 = patched.get(site.name, (None, ()))
-        found.append(LiveSite(site, parameter, _module_of(root, site), counter_id, fp8))
-    shared = {id(live.parameter) for live in found}
-    others = tuple(live for live in rest if id(live.parameter) in shared)
+        found.append(LiveSite(site, weight, _module_of(root, site), counter_id, fp8))
+    shared = {live.key for live in found}
+    others = tuple(live for live in rest if live.key in shared)
     return LiveModel(root, tuple(found), others)
 
 
@@ -134,35 +170,42 @@ def find_module(root: nn.Module, name: str) -> nn.Module | None:
     return module
 
 
-def _parameter(root: nn.Module, name: str) -> nn.Parameter | None:
-    owner, _, last = name.rpartition(".")
-    module = find_module(root, owner)
-    return None if module is None else module._parameters.get(last)
+def _weight(root: nn.Module, name: str) -> SiteWeight | None:
+    """The weight of a name; the last parts may be the indices of a matrix in a Parameter."""
+    parts = name.split(".")
+    for end in range(len(parts), 0, -1):
+        module = find_module(root, ".".join(parts[: end - 1]))
+        parameter = None if module is None else module._parameters.get(parts[end - 1])
+        if parameter is not None:
+            index = in_range(parts[end:], parameter.shape)
+            return None if index is None else SiteWeight(parameter, index)
+        if not parts[end - 1].isdecimal():
+            return None
+    return None
 
 
 def _module_of(root: nn.Module, site: Site) -> nn.Module | None:
     return find_module(root, site.name if site.kind is GemmKind.LINEAR else site.owner)
 
 
-def _checked(root: nn.Module, site: Site) -> nn.Parameter:
-    parameter = _parameter(root, cast("str", site.weight))
+def _checked(root: nn.Module, site: Site) -> SiteWeight:
+    weight = _weight(root, cast("str", site.weight))
     shape = (site.n, site.k)
-    if parameter is None:
+    if weight is None:
         raise InputError(
             f"probe: site {site.name!r}: the model has no Parameter {site.weight!r} (of {shape[0]} x {shape[1]}): "
             f"probe the model that the policy's model.factory builds, or correct the policy"
         )
+    parameter = weight.parameter
     if any(base.__name__ == "DTensor" for base in type(parameter).__mro__):
         raise InputError(
             f"probe: site {site.name!r}: its Parameter {site.weight!r} is a DTensor, of which each rank holds a part: "
             f"probe the model before it is sharded, or under DDP"
         )
     # x @ P has it the other way around.
-    if tuple(parameter.shape) not in (shape, shape[::-1]) or (
-        site.kind is GemmKind.LINEAR and tuple(parameter.shape) != shape
-    ):
+    if weight.shape not in (shape, shape[::-1]) or (site.kind is GemmKind.LINEAR and weight.shape != shape):
         raise InputError(
-            f"probe: site {site.name!r}: its Parameter {site.weight!r} is of shape {tuple(parameter.shape)}, but in "
+            f"probe: site {site.name!r}: its Parameter {site.weight!r} is of shape {weight.shape}, but in "
             f"the model that the policy builds {shape}: give the policy's factory the sizes of the model that trains"
         )
     if parameter.is_meta:
@@ -170,7 +213,7 @@ def _checked(root: nn.Module, site: Site) -> nn.Parameter:
             f"probe: site {site.name!r}: its Parameter {site.weight!r} is on the meta device, without values: put the "
             f"model on the device that it trains on (model.to_empty(device=...)) and give it its weights first"
         )
-    return parameter
+    return weight
 
 
 def _patched(root: nn.Module) -> Iterator[tuple[str, tuple[int, tuple[str, ...]]]]:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from loka.graph.trace.site_calls import einsum_views
+from loka.graph.trace.site_calls import einsum_views, tensordot_views
 
 IsWeight = Callable[[Any], bool]  # True if an argument is a site's Parameter or its transpose
 View = Callable[[Tensor], Tensor]
@@ -158,8 +158,19 @@ def _einsum(args: tuple[Any, ...], kwargs: dict[str, Any], is_weight: IsWeight) 
     )
 
 
+def _tensordot(args: tuple[Any, ...], kwargs: dict[str, Any], is_weight: IsWeight) -> OperandProduct | None:
+    a, b, dims = args[0], args[1], _arg(args, kwargs, 2, "dims")
+    left, right = is_weight(a), is_weight(b)
+    views = None if left == right else tensordot_views(dims, left)
+    if views is None:
+        return None
+    x_view, transposed, out_view = views
+    x, weight = (b, a) if left else (a, b)
+    return OperandProduct(_apply(x_view, x), weight, transposed, partial(_apply, _inverse(out_view)))
+
+
 def _apply(view: str, tensor: Tensor) -> Tensor:
-    """Applies a view from `einsum_views`: none, or one permute or movedim."""
+    """Applies a view from `einsum_views` or `tensordot_views`: none, or one permute or movedim."""
     found = _STEP.fullmatch(view)
     if found is None:
         return tensor
@@ -188,4 +199,5 @@ _PARSERS: dict[Callable[..., Any], Callable[[tuple[Any, ...], dict[str, Any], Is
     _T.__rmatmul__: _rmatmul,
     **dict.fromkeys((torch.addmm, torch.addmv, _T.addmm, _T.addmm_, _T.addmv, _aten.addmm.default), _addmm),
     torch.einsum: _einsum,
+    torch.tensordot: _tensordot,
 }

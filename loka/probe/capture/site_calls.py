@@ -1,4 +1,4 @@
-"""Finds the site that a torch function's call belongs to, by the Parameter that it multiplies."""
+"""Finds the site that a torch function's call belongs to, by the weight that it multiplies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from loka.probe.capture.live_sites import LiveModel, LiveSite
+from loka.probe.capture.live_sites import LiveModel, LiveSite, WeightKey, weight_key
 from loka.probe.capture.operand_views import OperandProduct, find_product
 from loka.sites.callables import is_library_file
 from loka.sites.site import GemmKind
@@ -25,12 +25,12 @@ class _Running(threading.local):
 
 
 class SiteCalls:
-    """The sites of a live model by Parameter; between `start` and `stop` it also tells apart those that share one."""
+    """The sites of a live model by weight; between `start` and `stop` it also tells apart those that share one."""
 
     def __init__(self, live: LiveModel) -> None:
-        self._sites: dict[int, list[LiveSite]] = {}  # by id of the Parameter, which stays alive with its site
+        self._sites: dict[WeightKey, list[LiveSite]] = {}
         for site in (*live.sites, *live.others):
-            self._sites.setdefault(id(site.parameter), []).append(site)
+            self._sites.setdefault(site.key, []).append(site)
         self._running = _Running()
         self._hooks: list[RemovableHandle] = []
 
@@ -55,7 +55,7 @@ class SiteCalls:
 
     def sharing(self, product: OperandProduct) -> list[LiveSite]:
         """The sites of a product's Parameter."""
-        return self._sites[self._key_of(product.weight)]
+        return self._sites[weight_key(product.weight)]
 
     def choose(self, product: OperandProduct, frame: FrameType) -> LiveSite | None:
         """The site that a call belongs to, made in `frame`; None if that is ambiguous."""
@@ -74,16 +74,7 @@ class SiteCalls:
         return there[0] if len(there) == 1 else None
 
     def _is_weight(self, value: Any) -> bool:
-        return isinstance(value, Tensor) and self._key_of(value) in self._sites
-
-    def _key_of(self, tensor: Tensor) -> int:
-        """The id of the Parameter that a tensor is or transposes; the tensor's own id for others."""
-        base = tensor._base
-        if id(tensor) in self._sites or base is None or tensor.dim() != 2 or base.dim() != 2:
-            return id(tensor)
-        (rows, columns), (down, across) = base.shape, base.stride()
-        transposed = tensor.shape == (columns, rows) and tensor.stride() == (across, down)
-        return id(base) if transposed and tensor.storage_offset() == base.storage_offset() else id(tensor)
+        return isinstance(value, Tensor) and weight_key(value) in self._sites
 
 
 def _module_name(live: LiveSite) -> str:

@@ -105,7 +105,7 @@ class Watch(TorchFunctionMode):
         if trackers is None or (rerun and not awaits):
             return
         trackers.check_device(product.x)
-        trackers.transposed = product.transposed is (product.weight is live.parameter)
+        trackers.transposed = product.transposed is not live.transposes(product.weight)
         with apart(product.x.device):
             x = product.x.detach()
             index = self._numbers.draw(rows_of(x), x.device)

@@ -84,7 +84,7 @@ class Trackers:
     """All trackers of one site, on the device of its Parameter."""
 
     def __init__(self, live: LiveSite) -> None:
-        site, device = live.site, live.parameter.device
+        site, device = live.site, live.weight.parameter.device
         self.live = live
         self.device = device
         self.input = OperandTracker(Operand.INPUT, site.k, device)
@@ -93,7 +93,7 @@ class Trackers:
         self.weight = WeightTracker(site.n, site.k, device)
         # x @ P has its Parameter as (K, N). For a square one, the calls decide.
         square = site.k == site.n
-        self.transposed = site.kind is GemmKind.MATMUL if square else live.parameter.shape[0] != site.n
+        self.transposed = site.kind is GemmKind.MATMUL if square else live.weight.shape[0] != site.n
         self._joined = 0
         self._weight_step = -1
 
@@ -136,7 +136,7 @@ class Trackers:
             return
         self._weight_step = step
         with apart(self.device):
-            weight = self.live.parameter.detach()
+            weight = self.live.weight.value.detach()
             self.weight.update((weight.t() if self.transposed else weight).contiguous(), step)
 
     def snapshot(self) -> SiteSnapshot:

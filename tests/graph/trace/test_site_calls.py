@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from loka.errors import InputError
 from loka.graph.canonical.forwards import as_traced
 from loka.graph.equivalence import source
-from loka.graph.ir import ForwardIR, SiteCall
+from loka.graph.ir import ForwardIR, RefKind, SiteCall
 from loka.graph.refused import Refused
 from loka.graph.trace.examples import ExampleCall, Examples
-from loka.graph.trace.site_calls import einsum_views
+from loka.graph.trace.site_calls import einsum_views, tensordot_views
 from loka.graph.trace.trace import trace_forward
 from tests.support.models import ir_models as zoo
 
@@ -83,6 +85,21 @@ class EinsumFirst(One):
         return torch.einsum("dk,...d->...k", self.p, x)
 
 
+class Tensordot(One):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tensordot(x, self.p, dims=([2], [0]))
+
+
+class TensordotFirst(One):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tensordot(self.p.t(), x.mT, ([-1], (1,)))
+
+
+class TensordotByNumber(One):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tensordot(x, self.p, 1)
+
+
 class EinsumShared(One):
     def forward(self, x: Tensor) -> Tensor:
         return torch.einsum("dk,bnd->bndk", self.p, x)
@@ -98,6 +115,9 @@ CALLS = {
     FromTheLeft: SiteCall("p", "{1}.transpose(-1, -2)", "{0}.t()", None, "{0}.transpose(-1, -2)"),
     Addmm: SiteCall("p", "{1}", "{2}.t()", "{0}", "{0}"),
     Einsum: SiteCall("p", "{0}", "{1}.t()", None, "{0}.permute(0, 2, 1)"),
+    Tensordot: SiteCall("p", "{0}.movedim(2, -1)", "{1}.t()", None, "{0}"),
+    TensordotFirst: SiteCall("p", "{1}.movedim(1, -1)", "{0}.t()", None, "{0}.movedim(-1, 0)"),
+    TensordotByNumber: SiteCall("p", "{0}", "{1}.t()", None, "{0}"),
     EinsumFirst: SiteCall("p", "{1}", "{0}.t()", None, "{0}"),
 }
 
@@ -150,6 +170,22 @@ def test_einsum(x: str, p: str, out: str, views: tuple[str, bool, str] | None) -
         assert torch.allclose(made, torch.einsum(f"{x},{p}->{out}", a, weight), atol=1e-5)
 
 
+@pytest.mark.parametrize("dims", [0, 2, ([1, 2], [0, 1]), ([], []), (1, 2, 3), None, ("a", [0])])
+def test_other_tensordots_are_no_linear(dims: object) -> None:
+    assert tensordot_views(dims, left=False) is None
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize(("of_x", "of_p"), [(0, 0), (1, 1), (-1, -2), (2, -1)])
+def test_tensordot(of_x: int, of_p: int, left: bool) -> None:
+    x, p = torch.randn(4, 4, 4), torch.randn(4, 4)
+    views = tensordot_views(((of_p,), (of_x,)) if left else (of_x, [of_p]), left)
+    assert views is not None
+    made = eval(f"F.linear(x{views[0]}, p{'.t()' if views[1] else ''}){views[2]}")  # noqa: S307
+    whole = torch.tensordot(p, x, ([of_p], [of_x])) if left else torch.tensordot(x, p, ([of_x], [of_p]))
+    assert torch.allclose(made, whole, atol=1e-5)
+
+
 class Twice(One):
     def forward(self, x: Tensor) -> Tensor:
         return (x @ self.p) @ self.p.t()
@@ -169,6 +205,55 @@ class Tied(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.b(self.a(x))
+
+
+class Matrices(nn.Module):
+    """Matrices of Parameters of three and four dimensions, taken in every way; one is no site's, and stays."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(4, 8, 8))
+        self.deep = nn.ParameterList([nn.Parameter(torch.randn(2, 2, 8, 8))])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x @ self.w[0].t() @ self.w[-1] @ self.w.select(0, 1) @ self.w[2]
+        row = self.deep[0][1]
+        for matrix in self.deep[0][0]:
+            x = torch.tanh(F.linear(x, matrix))
+        return F.linear(x, row[0]) @ row.unbind()[1] @ self.deep[0][1, 0]
+
+
+MATRICES = {
+    "w.0": "self.w[0]",
+    "w.3": "self.w[3]",
+    "w.1": "self.w[1]",
+    "deep.0.0.0": "self.deep[0][0][0]",
+    "deep.0.0.1": "self.deep[0][0][1]",
+    "deep.0.1.0": "self.deep[0][1][0]",
+    "deep.0.1.1": "self.deep[0][1][1]",
+}
+
+
+def test_matrices_of_parameters_are_weights_by_their_place() -> None:
+    answer = traced(Matrices(), *MATRICES)
+    assert isinstance(answer, ForwardIR), answer
+    steps = [step for step in answer.statements if step.call is not None]
+    read = [(step.call.site, step.operands[1].text) for step in steps if step.call is not None]
+    assert read == [*MATRICES.items(), ("deep.0.1.0", "self.deep[0][1][0]")]
+    assert steps[0].call == SiteCall("w.0", "{0}", "{1}", None, "{0}")
+    assert {ref.kind for step in steps for ref in step.operands[1:]} == {RefKind.ATTRIBUTE}
+    others = [step.text() for step in answer.statements if step.call is None]
+    assert others[0] == "item = self.w[2]"
+    assert others[1] == "matmul_3 = matmul_2 @ item"
+    assert others[2:4] == ["item_1 = self.deep[0][0]", "_ = dispatch.checked_length(item_1, 2)"]
+
+
+@pytest.mark.parametrize("site", ["w", "w.4", "w.0.0"])
+def test_what_is_no_matrix_is_no_site(site: str) -> None:
+    with pytest.raises(InputError) if site == "w.4" else nullcontext():
+        answer = traced(Matrices(), site)
+        assert isinstance(answer, Refused)
+        assert answer.reason in ("'w' has 3 dimensions, not 2", "'w.0.0' has 1 dimensions, not 2")
 
 
 def test_linears_that_share_a_parameter_keep_their_names() -> None:

@@ -39,8 +39,8 @@ def forms_by_hand(model, x):
     return linear("out", torch.tanh(x)), calls
 
 
-def same_moments(stats, matrices):
-    """One pass in float64 over all calls' rows."""
+def same_moments(stats, matrices, rounding=0.0):
+    """One pass in float64 over all calls' rows; `rounding` is that of the operands themselves."""
     rows = torch.cat(matrices).double()
     assert (stats.rows, stats.sampled, stats.calls) == (rows.shape[0], rows.shape[0], len(matrices))
     moments = stats.moments
@@ -50,7 +50,7 @@ def same_moments(stats, matrices):
     scale = float(centred.square().sum(0).max())
     if moments.comoment.shape[0] == moments.comoment.shape[1]:
         torch.testing.assert_close(moments.comoment, centred.T @ centred, rtol=1e-3, atol=1e-4 * scale)
-    torch.testing.assert_close(stats.column_amax, rows.abs().amax(0), rtol=0, atol=0)
+    torch.testing.assert_close(stats.column_amax, rows.abs().amax(0), rtol=rounding, atol=0)
 
 
 @pytest.mark.slow
@@ -78,6 +78,42 @@ def test_every_form_of_a_product_and_its_gradient(policy):
         parameter = named.get(f"{name}.weight", named.get(name))
         weight = parameter.T if name in ("right", "summed", "transposed", "added") else parameter
         torch.testing.assert_close(site.weight.row_amax, weight.detach().abs().amax(1).to(site.weight.row_amax.dtype))
+
+
+def matrices_by_hand(model, x):
+    """For each site of Matrices its input, its output, which keeps its gradient, and its weight as (N, K)."""
+    weights = {
+        "square.0": model.square[0].t(),
+        "square.1": model.square[1],
+        "wide.0.1.0": model.wide[0][1, 0].t(),
+        "wide.0.0.1": model.wide[0][0, 1],
+        "wide.0.1.1": model.wide[0][1, 1].t(),
+        "dots.0": model.dots[0].t(),
+        "dots.1": model.dots[1],
+    }
+    calls = {}
+    for name, weight in weights.items():
+        y = F.linear(x, weight)
+        y.retain_grad()
+        calls[name] = (x.detach(), y, weight.detach())
+        x = y if name == "wide.0.1.1" else torch.tanh(y)
+    return y, calls
+
+
+def test_matrices_of_parameters_have_their_own_operands(policy):
+    model, x = models.build_matrices(), models.make_batches(1, 8, 12)[0]
+    out, calls = matrices_by_hand(model, x)
+    out.square().mean().backward()
+    probed = models.build_matrices()
+    with loka.Probe(probed, policy("matrices"), every=1, rows=ALL) as probe:
+        models.train(probed, [x], probe, lr=0.0)
+        stats = {site.name: site for site in probe.stats()}
+    assert list(stats) == list(calls)
+    for name, (x, y, weight) in calls.items():
+        same_moments(stats[name].input, [x], 1e-5)
+        same_moments(stats[name].grad_output, [y.grad], 1e-5)
+        amax = weight.abs().amax(1)
+        torch.testing.assert_close(stats[name].weight.row_amax, amax.to(stats[name].weight.row_amax.dtype))
 
 
 def test_rows_are_sampled_the_same_for_input_and_gradient_and_maxima_are_of_all_rows(policy):

@@ -40,6 +40,26 @@ class Forms(nn.Module):
         return self.out(torch.tanh(x))
 
 
+class Matrices(nn.Module):
+    """Matrices of Parameters of more dimensions: from the right, on columns, by an einsum and by tensordots."""
+
+    def __init__(self):
+        super().__init__()
+        self.square = nn.Parameter(torch.randn(2, 12, 12) / 4)
+        self.wide = nn.ParameterList([nn.Parameter(torch.randn(2, 2, 12, 7) / 4)])
+        self.dots = nn.Parameter(torch.randn(2, 7, 7) / 3)
+
+    def forward(self, x):
+        """x: (B, 12) -> (B, 7)."""
+        x = torch.tanh(x @ self.square[0])
+        x = torch.tanh(self.square[1] @ x.unsqueeze(2))
+        x = torch.tanh(self.wide[0][1, 0].t() @ x).squeeze(2)
+        x = torch.tanh(F.linear(x, self.wide[0][0][1]))
+        x = torch.einsum("bi,io->bo", x, self.wide[0][1][1])
+        x = torch.tanh(torch.tensordot(x, self.dots[0], dims=([-1], [0])))
+        return torch.tensordot(self.dots[1], x, dims=([1], [1])).t()
+
+
 class Checkpointed(nn.Module):
     """Two linears, the hidden part run by activation checkpointing: not at all (None), reentrant or not."""
 
@@ -89,6 +109,15 @@ def build_forms():
 
 def forms_inputs(batch):
     return torch.randn(batch, 3, 12)
+
+
+def build_matrices():
+    torch.manual_seed(1)
+    return Matrices()
+
+
+def matrices_inputs(batch):
+    return torch.randn(batch, 12)
 
 
 def build_plain():

@@ -1,0 +1,201 @@
+"""Decides by policy and evidence which GEMMs of a site may run in FP8, on which kernels, and gives each reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from loka.devices.targets import TargetDevice
+from loka.kernels.gemm.catalogue import GEMM_KERNELS, PREFERRED, Kernel
+from loka.kernels.measurements.parts import PartCosts
+from loka.numerics.enums import Accumulation, Compute, Gemm
+from loka.numerics.recipe import OperandPair, transposed_form, with_scalings
+from loka.plan.evidence import JudgedGemm, ProfiledSites, judge, with_ranges
+from loka.plan.plan import NATIVE, GemmPlan, Rejected
+from loka.plan.report.format import format_ne, format_place
+from loka.plan.select.enumerate import Offer, unsupported_transpose
+from loka.plan.select.latency_selection import SAFE
+from loka.plan.select.perf_model import PerfModel
+from loka.plan.select.select import accepted_operands, candidates, overridden_operands
+from loka.plan.select.workload import SiteSizes, gemm_part
+from loka.policy.cascade.settings import Assignment, GemmSettings, SiteSettings
+from loka.policy.policy import ExecutionSpec
+from loka.probe.profile.profile import Verdict
+from loka.sites.site import Site
+
+NO_NE_EVIDENCE = "no evidence for the change of NE"
+# Kernels that can run a GEMM, each with the form of its operands; and rejected ones.
+_Sifted = tuple[dict[str, OperandPair], tuple[Rejected, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """Conditions common to all sites of a plan."""
+
+    target: TargetDevice
+    batch_size: int
+    files: Mapping[str, str] = field(default_factory=dict)  # policy file as named in the plan -> as named by the user
+    kernels: tuple[Kernel, ...] = ()  # FP8 kernels, preferred first; () means PREFERRED, or all with measurements
+    known: ProfiledSites | None = None  # the policy's profile
+    costs: PartCosts | None = None  # the measurements for the target
+    execution: ExecutionSpec | None = None  # how the model runs; None: the host is not considered
+    ne_budget: float | None = None  # the largest change of NE by the whole plan, in per cent; None: no limit
+
+    @property
+    def considered(self) -> tuple[Kernel, ...]:
+        """The kernels that FP8 may run on."""
+        if self.kernels or self.costs is None:
+            return self.kernels or PREFERRED
+        return tuple(kernel for kernel in GEMM_KERNELS if kernel.name != NATIVE)
+
+
+def site_gemms(site: Site) -> tuple[Gemm, ...]:
+    """The GEMMs of one training step, without dgrad if the input needs no gradient."""
+    return tuple(gemm for gemm in Gemm if gemm is not Gemm.DGRAD or site.input_grad)
+
+
+class Decider:
+    """Decides the GEMMs of sites by policy and evidence; results that sites share are computed once."""
+
+    def __init__(
+        self, situation: Situation, perf_model: PerfModel | None = None, over_ne: frozenset[str] = frozenset()
+    ) -> None:
+        self._situation = situation
+        self._perf_model = perf_model
+        self._over_ne = over_ne
+        self._sifted: dict[tuple[object, ...], _Sifted] = {}
+
+    def decide(self, site: Site, wanted: SiteSettings, obstacle: str | None) -> tuple[GemmPlan, ...]:
+        """Decide fprop, then dgrad, then wgrad: transposed operands come from GEMMs decided before."""
+        gemms: dict[Gemm, GemmPlan] = {}
+        for gemm in site_gemms(site):
+            unable = obstacle or unsupported_transpose(gemm, wanted.gemms[gemm].operands, gemms)
+            gemms[gemm] = self._decide(site, gemm, wanted, unable)
+        return tuple(gemms.values())
+
+    def _decide(self, site: Site, gemm: Gemm, wanted: SiteSettings, obstacle: str | None) -> GemmPlan:
+        requested, known = wanted.gemms[gemm], self._situation.known
+        by = _by(wanted.compute_set_by(gemm))
+        operands, lacking = with_ranges(known, site.name, gemm, requested.operands)
+        judged = judge(known, site.name, gemm, requested.operands, operands, wanted.budget)
+        operands = self._overridden(site, gemm, replace(requested, operands=operands))
+        if requested.compute is Compute.KEEP:
+            return _kept(gemm, site.blocked or f"keep{by}", judged)
+        obstacle = obstacle or lacking
+        if obstacle is not None:
+            kernels = candidates(requested, self._situation.considered)
+            return _kept(gemm, obstacle, judged, tuple(Rejected(kernel.name, obstacle) for kernel in kernels))
+        able, rejected = self._kernels(site, gemm, wanted, replace(requested, operands=operands))
+        if not able:
+            return _kept(gemm, rejected[0].reason if rejected else "no kernel is known", judged, rejected)
+        if requested.compute is Compute.AUTO:
+            unsafe = judged.unsupported_reason or self._ne_reason(site, gemm, judged)
+            if unsafe:
+                waiting = tuple(Rejected(name, unsafe) for name in able)
+                return _kept(gemm, unsafe, judged, (*waiting, *rejected))
+            reason = f"{SAFE}, auto{by}"
+        else:
+            reason = f"fp8{by}{_over_budget(judged)}"
+        first, *others = able
+        later = tuple(Rejected(name, f"{first} is preferred where no measurement decides") for name in others)
+        operands = with_scalings(operands, able[first])
+        return GemmPlan(gemm, first, operands, requested.accumulation, reason, (*later, *rejected), judged.evidence)
+
+    def _ne_reason(self, site: Site, gemm: Gemm, judged: JudgedGemm) -> str:
+        """Why the plan's budget of NE keeps a GEMM, or ""."""
+        budget = self._situation.ne_budget
+        if budget is None:
+            return ""
+        change = judged.evidence.ne_percent if judged.evidence is not None else None
+        if change is None:
+            return f"{NO_NE_EVIDENCE}: run loka probe" if gemm is Gemm.FPROP else ""
+        if site.name not in self._over_ne:
+            return ""
+        return f"kept: with its change of NE, {format_ne(change)}, the plan would be over the budget {budget:g} %"
+
+    def _kernels(self, site: Site, gemm: Gemm, wanted: SiteSettings, requested: GemmSettings) -> _Sifted:
+        """The kernels that can run a GEMM, and the rejected ones; cached for sites that are alike."""
+        key = (gemm, id(wanted), site.rows, site.k, site.n, requested.accumulation)
+        if key not in self._sifted:
+            self._sifted[key] = _sift(site, gemm, requested, self._situation, self._perf_model)
+        return self._sifted[key]
+
+    def _overridden(self, site: Site, gemm: Gemm, requested: GemmSettings) -> OperandPair:
+        return overridden_operands(site, gemm, requested, self._situation.batch_size, self._situation.target.value)
+
+    def offers(self, site: Site, wanted: SiteSettings, gemms: Sequence[GemmPlan]) -> dict[Gemm, Offer]:
+        """The GEMMs of a site that some kernel could run in FP8, regardless of policy and evidence."""
+        offers = {}
+        for plan in gemms:
+            requested = wanted.gemms[plan.gemm]
+            operands = plan.operands or self._overridden(site, plan.gemm, requested)
+            requested = replace(requested, operands=operands)
+            ways = [requested]
+            if requested.may_be_fast:
+                ways.append(replace(requested, accumulation=Accumulation.FAST))
+            able = {
+                (name, way.accumulation): form
+                for way in ways
+                for name, form in self._kernels(site, plan.gemm, wanted, way)[0].items()
+            }
+            if able:
+                offers[plan.gemm] = Offer(able, requested.padding)
+        return offers
+
+
+def _over_budget(judged: JudgedGemm) -> str:
+    """Text for a GEMM that is forced into FP8 against the evidence."""
+    evidence = judged.evidence
+    return f", over budget: {evidence.figures}" if evidence is not None and evidence.verdict is Verdict.UNSAFE else ""
+
+
+def _sift(
+    site: Site, gemm: Gemm, requested: GemmSettings, situation: Situation, perf_model: PerfModel | None
+) -> _Sifted:
+    """The kernels that can run a GEMM, in order, and those that cannot or gave wrong results, with reasons."""
+    able: dict[str, OperandPair] = {}
+    rejected = []
+    sizes, target = SiteSizes(site.rows.at(situation.batch_size), site.k, site.n), situation.target.value
+    shape = (sizes.m, sizes.k, sizes.n)
+    for kernel in candidates(requested, situation.considered):
+        operands = accepted_operands(kernel, gemm, requested, shape, target)
+        reason = kernel.unsupported_reason(gemm, operands, requested.accumulation, requested.padding, *shape, target)
+        if reason is None and perf_model is not None:
+            wrong = perf_model.wrong_reason(gemm_part(gemm, sizes, kernel.name, operands, requested.accumulation))
+            reason = f"its numbers were wrong when it was measured: {wrong}" if wrong else None
+        if reason is None:
+            able[kernel.name] = _faster_form(
+                kernel, gemm, replace(requested, operands=operands), sizes, target, perf_model
+            )
+        else:
+            rejected.append(Rejected(kernel.name, reason))
+    return able, tuple(rejected)
+
+
+def _faster_form(
+    kernel: Kernel, gemm: Gemm, requested: GemmSettings, sizes: SiteSizes, target: str, perf_model: PerfModel | None
+) -> OperandPair:
+    """The operands as requested, or in their other form if a kernel is faster with it by more than the noise."""
+    other = transposed_form(requested.operands)
+    if perf_model is None or other is None:
+        return requested.operands
+    here, there = (
+        gemm_part(gemm, sizes, kernel.name, form, requested.accumulation) for form in (requested.operands, other)
+    )
+    refused = kernel.unsupported_reason(
+        gemm, other, requested.accumulation, requested.padding, sizes.m, sizes.k, sizes.n, target
+    )
+    latency, beside = perf_model.part(here), perf_model.part(there)
+    if refused is not None or latency is None or beside is None or perf_model.wrong_reason(there):
+        return requested.operands
+    return other if beside.us < latency.us and not beside.ties_with(latency) else requested.operands
+
+
+def _kept(gemm: Gemm, reason: str, judged: JudgedGemm, rejected: tuple[Rejected, ...] = ()) -> GemmPlan:
+    return GemmPlan(gemm, NATIVE, None, None, reason, rejected, judged.evidence)
+
+
+def _by(assignment: Assignment | None) -> str:
+    """The source of a decision: ` by policies/ranker.yaml:14`."""
+    place = format_place(assignment) if assignment is not None else ""
+    return f" by {place}" if place else ""

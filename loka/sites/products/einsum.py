@@ -1,0 +1,121 @@
+"""torch.einsum: the matrix products that an equation stands for, with the roles of its letters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from loka.sites.products.matrix_product import (
+    Args,
+    Kwargs,
+    MatrixProduct,
+    TensorOrigins,
+    grouped,
+    is_one,
+    no_weight,
+    size_of,
+    unpatchable,
+)
+from loka.sites.site import GemmKind
+from loka.sites.symbolic_inputs import Size
+
+
+def describe_einsum(args: Args, kwargs: Kwargs, origins: TensorOrigins) -> MatrixProduct | None:
+    """The product of an einsum; None where it sums over no common letter (an outer or an elementwise product)."""
+    if not args or not isinstance(args[0], str):
+        return None
+    operands = list(args[1]) if len(args) == 2 and isinstance(args[1], list | tuple) else list(args[1:])
+    equation = args[0].replace(" ", "")
+    if len(operands) < 2:
+        return None
+    inputs, arrow, output = equation.partition("->")
+    terms = _expand_ellipsis(inputs.split(","), operands)
+    letters: dict[str, Size] = {}
+    for term, operand in zip(terms, operands, strict=True):
+        for c, s in zip(term, operand.shape, strict=True):
+            if c not in letters or is_one(letters[c]):  # a size of one is broadcast
+                letters[c] = s
+    if arrow:
+        dots = "".join(sorted({c for term in terms for c in term if c.isdigit()}))
+        output = output.replace("...", dots)
+    else:
+        joined = "".join(terms)
+        output = "".join(c for c in sorted(set(joined)) if joined.count(c) == 1 or c.isdigit())
+    if len(operands) == 2:
+        return _of_two(terms, output, letters, operands, origins)
+    return _of_many(terms, output, letters, operands)
+
+
+def _expand_ellipsis(terms: list[str], operands: list[Tensor]) -> list[str]:
+    """Replace "..." by digits as letters for its dimensions, counted from the right as einsum aligns them."""
+    widths = [o.dim() - len(t.replace("...", "")) if "..." in t else 0 for t, o in zip(terms, operands, strict=True)]
+    return [t.replace("...", "0123456789"[max(widths) - w : max(widths)]) for t, w in zip(terms, widths, strict=True)]
+
+
+def _sizes(x: str, weight: str, output: str, letters: Mapping[str, Size]) -> tuple[Size, Size, Size] | None:
+    """M, K and N of "x,weight->output"; None without a contraction.
+
+    Letters that both operands and the output have are a batch of products, and count for M. A letter that one operand
+    alone has, and not the output, is summed before the product.
+    """
+    k = size_of(letters[c] for c in dict.fromkeys(x) if c in weight and c not in output)
+    if is_one(k):
+        return None
+    m = size_of(letters[c] for c in dict.fromkeys(x) if c in output)
+    n = size_of(letters[c] for c in dict.fromkeys(weight) if c in output and c not in x)
+    return m, k, n
+
+
+def _of_two(
+    terms: Sequence[str], output: str, letters: Mapping[str, Size], operands: Sequence[Tensor], origins: TensorOrigins
+) -> MatrixProduct | None:
+    found = [origins(operand) for operand in operands]
+    side = next((i for i, o in enumerate(found) if o.parameter), None)
+    if side is None:
+        side = 0 if found[0].fixed and not found[1].fixed else 1
+    x, weight = operands[1 - side], operands[side]
+    mkn = _sizes(terms[1 - side], terms[side], output, letters)
+    if mkn is None:
+        return None
+    if not found[side].parameter or found[1 - side].parameter:
+        reason = no_weight(operands[0], operands[1], origins)
+        return MatrixProduct(GemmKind.BMM, x, None, None, *mkn, (mkn,), reason)
+    blocked = _blocked(terms[1 - side], terms[side], output, weight)
+    if weight.dim() > 2 and any(c in terms[1 - side] and c in output for c in terms[side]):
+        blocked = grouped(weight, found[side].parameter or "")
+    return MatrixProduct(GemmKind.EINSUM, x, found[side].parameter, None, *mkn, (mkn,), blocked)
+
+
+def _blocked(x: str, weight: str, output: str, parameter: Tensor) -> str | None:
+    """Reason why an einsum is not a matrix product with one weight of two dimensions; None where it is."""
+    text = f"einsum '{x},{weight}->{output}'"
+    if len(weight) != 2:
+        return unpatchable(parameter)
+    contracted = [c for c in weight if c not in output]
+    free = [c for c in weight if c in output]
+    fits = len(contracted) == 1 and len(free) == 1 and contracted[0] in x and free[0] not in x
+    fits = fits and all(c in output for c in x if c != contracted[0]) and len(set(x)) == len(x)
+    return unpatchable(parameter) if fits else f"{text} is not a matrix product with one weight"
+
+
+def _of_many(
+    terms: Sequence[str], output: str, letters: Mapping[str, Size], operands: Sequence[Tensor]
+) -> MatrixProduct | None:
+    """Three operands or more, multiplied from the left; torch may choose a better order with opt_einsum.
+
+    M, K and N are those of the last product.
+    """
+    steps = []
+    left = terms[0]
+    for place, right in enumerate(terms[1:], 2):
+        needed = {*output, *"".join(terms[place:])}
+        kept = "".join(c for c in dict.fromkeys(left + right) if c in needed)
+        mkn = _sizes(left, right, kept, letters)
+        if mkn is not None:
+            steps.append(mkn)
+        left = kept
+    if not steps:
+        return None
+    reason = f"einsum '{','.join(terms)}->{output}' has {len(terms)} operands"
+    return MatrixProduct(GemmKind.BMM, operands[0], None, None, *steps[-1], tuple(steps), reason)

@@ -1,0 +1,74 @@
+"""Weights by name: a Parameter ("mlp.0.weight"), or a matrix in one of more dimensions ("cross.kernels.2.0").
+
+`self.kernels[2][0]` is called "kernels.2.0", as if `kernels` were a list: a Parameter has no children, so that no other
+name can be meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True)
+class SiteWeight:
+    """A Parameter, and the leading indices of the matrix that is taken from it: () for all of it."""
+
+    parameter: nn.Parameter
+    index: tuple[int, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape without the indexed dimensions."""
+        return tuple(self.parameter.shape[len(self.index) :])
+
+    @property
+    def value(self) -> Tensor:
+        """The Parameter itself, or a view of it."""
+        return self.parameter[self.index] if self.index else self.parameter
+
+
+def find_weight(root: nn.Module, name: str) -> SiteWeight | None:
+    """The weight of a name relative to `root`; None where there is none."""
+    value: object = root
+    parts = name.split(".")
+    for place, part in enumerate(parts):
+        value = getattr(value, part, None)
+        if isinstance(value, nn.Parameter):
+            index = in_range(parts[place + 1 :], value.shape)
+            return None if index is None else SiteWeight(value, index)
+    return None
+
+
+def in_range(parts: Sequence[str], shape: Sequence[int]) -> tuple[int, ...] | None:
+    """Parts of a name as leading indices of a tensor; None where they are none."""
+    if len(parts) > len(shape) or not all(part.isdecimal() and part.isascii() for part in parts):
+        return None
+    index = tuple(map(int, parts))
+    return index if all(place < size for place, size in zip(index, shape, strict=False)) else None
+
+
+def matrix_name(parameter: str, index: Sequence[int]) -> str:
+    """The name of a matrix in a Parameter."""
+    return ".".join((parameter, *map(str, index)))
+
+
+def leading_index(op: str, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Sequence[Any]) -> tuple[int, ...]:
+    """The indices that `W[2]`, `W[2, 0]` or `W.select(0, 2)` take from a tensor of a shape, from 0; () for others.
+
+    `op` is "getitem" or "select", `args` are those after the tensor. What is left has two dimensions or more.
+    """
+    taken: Any = None
+    if op == "getitem" and len(args) == 1 and not kwargs:
+        taken = args[0] if isinstance(args[0], tuple) else (args[0],)
+    elif op == "select":
+        names = dict(zip(("dim", "index"), args, strict=False)) | dict(kwargs)
+        taken = (names.get("index"),) if names.get("dim") in (0, -len(shape)) else None
+    if not taken or not all(type(each) is int for each in taken) or len(taken) > len(shape) - 2:
+        return ()
+    if not all(type(size) is int and -size <= each < size for each, size in zip(taken, shape, strict=False)):
+        return ()
+    return tuple(each % size for each, size in zip(taken, shape, strict=False))

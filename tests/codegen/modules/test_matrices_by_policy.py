@@ -1,0 +1,104 @@
+"""GEMMs by matrices that are taken from Parameters of more dimensions, by a policy: planned, generated and run."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.support.codegen.policy_packages import Make, policy_packages
+from tests.support.models import product_models as models
+
+pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
+
+RECIPES = {
+    "transposed": "scaling: rowwise, power_of_two: true, requantize_transpose: true, fuse: always",
+    "rowwise": "scaling: rowwise",
+    "tensorwise": "scaling: tensorwise",
+}
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """The plan of one of `product_models` under these defaults and rules, the files of its package, and the package."""
+    monkeypatch.chdir(tmp_path)
+    with policy_packages(tmp_path) as package:
+        yield lambda model, defaults, rules="": package(
+            f"gen_matrices_{model}_{abs(hash((defaults, rules)))}",
+            f'version: 1\nname: products\nmodel: {{factory: "{models.__name__}:{model}", '
+            f'inputs: "{models.__name__}:{model}_inputs", batch_size: 64}}\ndefaults: {{compute: fp8, {defaults}}}\n'
+            f"rules:\n  - {{match: {{max_n: 8}}, compute: keep, optional: true}}\n{rules}",
+        )
+
+
+def gradients(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """The output, and the gradients of the input and all Parameters."""
+    y = model(x)
+    dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(2))
+    named = dict(model.named_parameters())
+    return {"y": y.detach(), **dict(zip(("x", *named), torch.autograd.grad(y, [x, *named.values()], dy), strict=True))}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(("model", "sites"), [("crosses", 12), ("matrices", 6), ("kernels", 5)])
+def test_matrices_run_in_fp8_forward_and_backward(make: Make, model: str, sites: int, recipe: str) -> None:
+    plan, _, package = make(model, RECIPES[recipe])
+    assert sum(site.fp8 for site in plan.sites) == sites
+    plain, patched = getattr(models, model)(), getattr(models, model)()
+    x = getattr(models, f"{model}_inputs")(33)[0].requires_grad_()
+    expected = gradients(plain, x)
+    with package.apply(patched) as patch:
+        found = gradients(patched, x)
+        patch.verify()
+    for name, value in expected.items():
+        assert (found[name] - value).norm() <= 0.2 * value.norm(), name
+    assert not any(torch.equal(found[name], expected[name]) for name in ("y", "x"))
+    assert list(patched.state_dict()) == list(plain.state_dict())
+    with package.apply(patched, mode="infer"), torch.no_grad():
+        assert (patched.eval()(x) - expected["y"]).norm() <= 0.12 * expected["y"].norm()
+
+
+def test_a_slice_is_written_at_its_gemm_and_frozen_weights_read_it_once(make: Make) -> None:
+    plan, files, _ = make("crosses", RECIPES["transposed"])
+    assert not plan.skipped
+    text = files["modules.py"]
+    assert "kernels.down_0_0(unsqueeze.transpose(-1, -2), self.down[0][0].t(), self.loka.counter_id(0))" in text
+    assert "kernels.core_0_0(tanh.transpose(-1, -2), self.core[0][0], self.loka.counter_id(1))" in text
+    assert text.count("self.up[1][1]") == 2  # in the forward for training, and where frozen weights are quantised
+    assert "kernels.e4m3_rowwise_pow2(self.down[1][0].t())," in text
+
+
+@pytest.mark.slow
+def test_kept_matrices_give_the_model_s_own_numbers(make: Make) -> None:
+    keep = '  - {match: "kernels.[12]", compute: keep}\n  - {match: "kernels.0", fprop: {compute: keep}}\n'
+    plan, _, package = make("kernels", RECIPES["rowwise"], keep + "  - {match: [lift, out], compute: keep}\n")
+    assert [site.site.name for site in plan.sites if site.fp8] == ["kernels.0"]
+    plain = models.kernels()
+    patched = copy.deepcopy(plain)
+    x = models.kernels_inputs(33)[0].requires_grad_()
+    expected = gradients(plain, x)
+    with package.apply(patched):
+        found = gradients(patched, x)
+    assert torch.equal(found["y"], expected["y"])  # its dgrad and wgrad alone are in FP8
+    exact = [name for name in expected if torch.equal(found[name], expected[name])]
+    assert exact == ["y", "biases", "out.weight", "out.bias"]
+    assert torch.equal(found["kernels"][1:], expected["kernels"][1:])
+    assert not torch.equal(found["kernels"][0], expected["kernels"][0])
+
+
+@pytest.mark.slow
+def test_a_compiled_package_gives_the_same(make: Make) -> None:
+    _, _, package = make("matrices", RECIPES["transposed"])
+    model = models.matrices()
+    x = models.matrices_inputs(33)[0].requires_grad_()
+    with package.apply(model):
+        expected = gradients(model, x)
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        for name, value in gradients(compiled, x).items():
+            key = name.removeprefix("_orig_mod.")
+            assert (value - expected[key]).norm() <= 1e-4 * expected[key].norm(), name
