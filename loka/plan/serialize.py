@@ -40,8 +40,9 @@ from loka.sites.site import Site
 
 FORMAT = "loka.plan"
 # 2: measurements, and kernels by rows; 3: mods; 4: interactions; 5: current names (`older_plans`); 6: execution; 7:
-# changes of NE; 8: FM interactions in any spelling. A plan is written in the first version that can represent it.
-VERSION = 8
+# changes of NE; 8: FM interactions in any spelling; 9: guards. A plan is written in the first version that can
+# represent it.
+VERSION = 9
 _BUDGET = ("budget.mere", "budget.sqnr_db", "budget.min_speedup")
 
 Row = TypeVar("Row", bound=Hashable)
@@ -75,7 +76,7 @@ class _PlanFile:
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")  # of all rows too
 
     format: Literal["loka.plan"]
-    version: Literal[1, 2, 3, 4, 5, 6, 7, 8]
+    version: Literal[1, 2, 3, 4, 5, 6, 7, 8, 9]
     name: str
     target: TargetDevice
     batch_size: int
@@ -272,8 +273,11 @@ def _to_file(plan: Plan) -> _PlanFile:
     )
 
 
-def _version(plan: Plan, decisions: Sequence[GemmPlan]) -> Literal[1, 2, 3, 5, 6, 7, 8]:
-    if any(each.forward is not None and each.forward.mixes for each in plan.bindings):
+def _version(plan: Plan, decisions: Sequence[GemmPlan]) -> Literal[1, 2, 3, 5, 6, 7, 8, 9]:
+    forwards = [each.forward for each in plan.bindings if each.forward is not None]
+    if any(each.guards or any(step.op == "checked_branch" for step in each.statements) for each in forwards):
+        return 9
+    if any(each.mixes for each in forwards):
         return 8
     if plan.ne_budget is not None or any(each.evidence and each.evidence.ne_percent for each in decisions):
         return 7

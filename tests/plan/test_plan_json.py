@@ -186,10 +186,10 @@ def test_a_foreign_file_says_so(text):
         from_json(text, "p.json")
 
 
-@pytest.mark.parametrize("version", ["9", '"1"', "null"])
+@pytest.mark.parametrize("version", ["10", '"1"', "null"])
 def test_a_newer_version_says_what_to_do(version, whole_plan):
     text = to_json(whole_plan).replace('"version": 1', f'"version": {version}')
-    with pytest.raises(InputError, match=r"^p\.json: the plan has version .* reads up to 8: upgrade LoKA"):
+    with pytest.raises(InputError, match=r"^p\.json: the plan has version .* reads up to 9: upgrade LoKA"):
         from_json(text, "p.json")
 
 
