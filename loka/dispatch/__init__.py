@@ -22,7 +22,7 @@ from loka.dispatch.runtime.output_dtypes import joined_dtype, output_dtype, summ
 from loka.dispatch.runtime.quantized import Quantized, save_for_backward, saved
 from loka.dispatch.runtime.saved_tensors import saved_tensors
 from loka.dispatch.static_scales import Overflow, StaticScale
-from loka.graph.loop_guards import checked_keys, checked_length
+from loka.graph.loop_guards import checked_branch, checked_keys, checked_length
 from loka.graph.reads import Reads
 from loka.kernels.gemm.m_buckets import mm_by_k_bucket, mm_by_m_bucket
 from loka.kernels.gemm.scaled_mm import scaled_mm
@@ -50,6 +50,7 @@ __all__ = [
     "adapt",
     "apply",
     "check_stamps",
+    "checked_branch",
     "checked_keys",
     "checked_length",
     "convert",

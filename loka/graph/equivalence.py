@@ -18,8 +18,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from loka.errors import InputError
+from loka.graph.entry_guards import any_fails
 from loka.graph.ir import ForwardIR, Statement
-from loka.graph.loop_guards import checked_keys, checked_length
+from loka.graph.loop_guards import checked_branch, checked_keys, checked_length
 from loka.graph.refused import CannotTraceError
 from loka.graph.trace.examples import ExampleCall, Examples, copy_tree
 from loka.graph.trace.quiet import quiet
@@ -71,8 +73,13 @@ def rounding_difference(
 
 
 def source(forward: ForwardIR, rewritten: bool = False) -> str:
-    """Python source of the forward; `rewritten`: each site's call is a torch.nn.functional.linear between its views."""
+    """Python source of the forward; `rewritten`: each site's call is a torch.nn.functional.linear between its views.
+
+    It raises InputError where a guard fails.
+    """
     lines = [f"def forward({', '.join(('self', *forward.arguments))}):"]
+    if forward.guards:
+        lines += [f"    if {any_fails(forward.guards)}:", "        raise dispatch.InputError('other arguments')"]
     for statement in forward.statements:
         text = statement.text()
         if rewritten and statement.call is not None:
@@ -93,8 +100,8 @@ def linear_text(statement: Statement, function: str = "torch.nn.functional.linea
 
 def with_forward(module: nn.Module, forward: ForwardIR, rewritten: bool = False) -> nn.Module:
     """The module with its class changed to one whose forward is the printed text."""
-    guards = SimpleNamespace(checked_length=checked_length, checked_keys=checked_keys)
-    scope: dict[str, Any] = {"torch": torch, "dispatch": guards}
+    guards = {each.__name__: each for each in (checked_length, checked_keys, checked_branch, InputError)}
+    scope: dict[str, Any] = {"torch": torch, "dispatch": SimpleNamespace(**guards)}
     exec(compile(source(forward, rewritten), f"<forward of {forward.owner!r}>", "exec"), scope)  # noqa: S102 - own text
     kind = type(module)
     module.__class__ = type(kind.__name__, (kind,), {"forward": scope["forward"]})

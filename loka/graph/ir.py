@@ -182,3 +182,6 @@ class ForwardIR:
     reads: tuple[Reads, ...] = ()  # attributes read from the owner and the modules below it
     called: tuple[str, ...] = ()  # children, relative to the owner, that the forward calls as modules
     constants: tuple[tuple[str, str], ...] = ()  # global variables, closures and defaults, each with its value as text
+    # Conditions on the arguments, such as "mask is None", under which the statements are the forward. A call that meets
+    # one of them otherwise runs the module's own forward.
+    guards: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Guards of unrolled loops: each was unrolled for a fixed number of items, or fixed keys, which every call checks."""
+"""Guards inside a straight-line forward: loops were unrolled and branches taken as planned, which every call checks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from loka.errors import InputError
 
 Items = TypeVar("Items", bound=Sized)
+Value = TypeVar("Value")
 Named = TypeVar("Named", bound=Mapping[Any, Any])
 
 
@@ -32,5 +33,19 @@ def checked_keys(items: Named, *keys: str | int) -> Named:
     return items
 
 
+def checked_branch(value: Value, planned: Value) -> Value:
+    """Return the value unchanged. Raises InputError unless it is the one by which a branch was planned."""
+    if value != planned:
+        raise InputError(
+            f"a branch of this model was planned for {planned} and meets {value}: run loka generate again, with "
+            "model.inputs as the model is called"
+        )
+    return value
+
+
 # Their names in generated code.
-NAMES = {checked_length: "dispatch.checked_length", checked_keys: "dispatch.checked_keys"}
+NAMES = {
+    checked_length: "dispatch.checked_length",
+    checked_keys: "dispatch.checked_keys",
+    checked_branch: "dispatch.checked_branch",
+}

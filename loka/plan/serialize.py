@@ -41,7 +41,8 @@ from loka.sites.site import GemmKind, Site
 
 FORMAT = "loka.plan"
 # 2: measurements, and kernels by rows; 3: mods; 4: interactions; 5: current names (`older_plans`); 6: execution; 7:
-# changes of NE; 8: FM interactions in any spelling. A plan is written in the first version that can represent it.
+# changes of NE; 8: FM interactions in any spelling; 9: guards, and convolutions as sites. A plan is written in the
+# first version that can represent it.
 VERSION = 9
 _BUDGET = ("budget.mere", "budget.sqnr_db", "budget.min_speedup")
 
@@ -280,9 +281,12 @@ def _to_file(plan: Plan) -> _PlanFile:
 
 
 def _version(plan: Plan, decisions: Sequence[GemmPlan]) -> Literal[1, 2, 3, 5, 6, 7, 8, 9]:
+    forwards = [each.forward for each in plan.bindings if each.forward is not None]
     if any(site.site.kind is GemmKind.CONVOLUTION for site in plan.sites):
         return 9
-    if any(each.forward is not None and each.forward.mixes for each in plan.bindings):
+    if any(each.guards or any(step.op == "checked_branch" for step in each.statements) for each in forwards):
+        return 9
+    if any(each.mixes for each in forwards):
         return 8
     if plan.ne_budget is not None or any(each.evidence and each.evidence.ne_percent for each in decisions):
         return 7

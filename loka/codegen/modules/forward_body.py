@@ -20,6 +20,7 @@ from loka.codegen.chains.interaction_calls import (
 from loka.codegen.chains.static_operands import operands
 from loka.codegen.modules import statement_text
 from loka.codegen.modules.linear_recipes import SiteRecipe, site_recipe
+from loka.codegen.modules.own_forward import own_forward_lines
 from loka.codegen.modules.region_functions import Linear, Regions
 from loka.codegen.modules.signature import parse_argument
 from loka.codegen.text.comments import shown, wrapped
@@ -99,7 +100,9 @@ class ForwardBody:
         self._handed_factors: dict[str, str] = {}  # local -> name of its copy returned by a cross layer
         self.frozen_weights: list[tuple[SitePlan, str | None]] = [(plan, None) for plan in plans]
         self.imports: set[str] = set()
-        self.lines: list[str] = []
+        self.lines = own_forward_lines(forward.guards, self.arguments, INDENT)
+        for guard in forward.guards:
+            self.imports |= statement_text.globals_of(guard)
         self._note = ""
         self._write()
         for argument in self.arguments:

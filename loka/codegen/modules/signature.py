@@ -54,7 +54,8 @@ def forward_header(forward: ForwardIR, arguments: Sequence[Argument]) -> str:
         kind = "Tensor" if argument.name in tensors and argument.default is None and not argument.mark else "Any"
         default = "" if argument.default is None else f" = {argument.default}"
         items.append(Code(f"{argument.mark}{argument.name}: {kind}{default}"))
-    result = "Tensor" if forward.result in tensors else "Any"
+    # The module's own forward, which is called for other arguments, returns Any.
+    result = "Tensor" if forward.result in tensors and not forward.guards else "Any"
     return lay_out("def ", call("forward", items), f" -> {result}:", 4).removeprefix("    ")
 
 

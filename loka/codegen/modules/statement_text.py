@@ -15,7 +15,10 @@ from loka.templating.wrap import WIDTH
 # Names a printed statement may read besides its operands: modules, `dispatch` and builtins.
 _GLOBALS = frozenset({"torch", "math", "operator"})
 _DISPATCH = "dispatch"
-_BUILTINS = frozenset({"abs", "bool", "complex", "float", "getattr", "int", "len", "max", "min", "slice", "tuple"})
+_BUILTINS = frozenset(
+    {"abs", "bool", "complex", "float", "getattr", "int", "len", "max", "min", "slice", "tuple"}
+    | {"callable", "dict", "hasattr", "isinstance", "list", "str", "type"}
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,9 @@ from loka.mods.unwrap import plain_name
 GEMMS = ("fprop", "dgrad", "wgrad")  # in the order of their counter ids
 
 _NO_FORWARD = (
-    "the module's forward did not run: the model was not called, took another branch, ran as a copy, was compiled or "
-    "captured into a CUDA graph before apply, was replayed since reset, or had no rows"
+    "the module's forward did not run: the model was not called, took another branch, was called with other arguments "
+    "than planned, ran as a copy, was compiled or captured into a CUDA graph before apply, was replayed since reset, "
+    "or had no rows"
 )
 _NO_BACKWARD = "no backward reached it"
 

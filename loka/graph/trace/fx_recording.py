@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -19,16 +18,18 @@ from loka.graph.loop_guards import checked_keys, checked_length
 from loka.graph.reads import NAMESPACE
 from loka.graph.refused import CannotTraceError
 from loka.graph.source import functions_of, live_floats
+from loka.graph.trace.call_values import EntryValues, Values, ValuesNeededError, computed_values
 from loka.graph.trace.examples import ExampleCall
 from loka.graph.trace.in_place import InPlaceProxy, InPlaceTracer
 from loka.graph.trace.lint import place_in, training_reads
 from loka.graph.trace.loop_lengths import Length, LoopError, dict_of, length_of
+from loka.graph.trace.planned_tests import PlannedTest, PlannedTests, described
 from loka.graph.trace.printer import TrainingFlag, is_identifier
+from loka.graph.trace.watched_functions import watched
 from loka.graph.trace.words import reason_of
 
 _BY_TORCH: dict[object, Callable[..., Any]] = {math.sqrt: torch.sym_sqrt}  # of sizes that may be symbolic
 _VIEWS = frozenset({"T", "mT", "H", "mH", "real", "imag"})  # attributes that autograd sees
-_SIZES = {"shape", "size", "dim", "ndim", "numel", "nelement"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,34 +51,47 @@ class FxRecording:
     called: tuple[str, ...]
     reads: Mapping[str, Collection[str]]  # attributes read from each module, by its path
     writes_in_place: bool = False  # True if a statement has the form `y += x`
+    tests: tuple[PlannedTest, ...] = ()  # of the arguments, with the answers that decided what is recorded
 
 
 def fx_record(
-    module: nn.Module, expand: frozenset[str], calls: Sequence[ExampleCall], in_place: bool = False
+    module: nn.Module,
+    expand: frozenset[str],
+    calls: Sequence[ExampleCall],
+    in_place: bool = False,
+    entered: set[tuple[str, int]] | None = None,
 ) -> FxRecording:
     """Traces a module, and through its children in `expand` (relative names).
 
-    Pass a copy: tracing may leave proxies in it. `calls` give the lengths of loops over lists and tensors. `in_place`
-    says how `y += x` is recorded (InPlaceTracer). Raises CannotTraceError with the reason and the line of the user's
-    code.
+    Pass a copy: tracing may leave proxies in it. `calls` decide tests of traced values and the lengths of loops over
+    them. `in_place` says how `y += x` is recorded (InPlaceTracer). What ran of the user's functions is added to
+    `entered` (`Tests.enter`), also where tracing fails. Raises CannotTraceError with the reason and the line of the
+    user's code.
     """
+    entered = set() if entered is None else entered
     reads = _ReadLog(module)
     module.train()  # its result is not used: a model's own train() may return nothing
-    training = _trace(module, expand, calls, reads, in_place)
+    training = _trace(module, expand, calls, reads, in_place, entered)
     module.eval()
-    evaluation = _trace(module, expand, calls, reads, in_place)
+    evaluation = _trace(module, expand, calls, reads, in_place, entered)
     inlined = [module, *(module.get_submodule(name) for name in training.called)]
-    ops = _merge(training, evaluation, inlined)
-    return FxRecording(ops, tuple(training.called), reads.names, training.writes_in_place)
+    ops, tests = _merge(training, evaluation, inlined)
+    return FxRecording(ops, tuple(training.called), reads.names, training.writes_in_place, tests)
 
 
 def _trace(
-    module: nn.Module, expand: frozenset[str], calls: Sequence[ExampleCall], reads: _ReadLog, in_place: bool
+    module: nn.Module,
+    expand: frozenset[str],
+    calls: Sequence[ExampleCall],
+    reads: _ReadLog,
+    in_place: bool,
+    entered: set[tuple[str, int]],
 ) -> _Tracer:
-    """One trace, restarted at each loop whose length has to be determined."""
+    """One trace, restarted at each loop whose length, and each test whose value has to be determined."""
     lengths: dict[int, Length] = {}
+    computed: dict[str, Values | None] = {}
     while True:
-        tracer = _Tracer(expand, lengths, reads)
+        tracer = _Tracer(expand, lengths, reads, PlannedTests(EntryValues(module, calls), computed))
         tracer.in_place = in_place
         try:
             tracer.run(module)
@@ -88,8 +102,17 @@ def _trace(
                 raise
             except BaseException:  # noqa: BLE001  (user code on part of its way: the loop is refused then, with its place)
                 lengths[loop.place] = None
+        except ValuesNeededError as needed:
+            try:
+                computed[needed.node.name] = computed_values(module, needed, calls)
+            except KeyboardInterrupt:
+                raise
+            except BaseException:  # noqa: BLE001  (as above: the test is refused then)
+                computed[needed.node.name] = None
         else:
             return tracer
+        finally:
+            entered |= tracer.tests.entered
 
 
 class _ReadLog:
@@ -166,9 +189,12 @@ class _Tracer(InPlaceTracer):
     `lengths` maps a loop's place to its number of items, or keys; None for a loop that cannot be unrolled.
     """
 
-    def __init__(self, expand: frozenset[str], lengths: Mapping[int, Length], reads: _ReadLog) -> None:
+    def __init__(
+        self, expand: frozenset[str], lengths: Mapping[int, Length], reads: _ReadLog, tests: PlannedTests
+    ) -> None:
         super().__init__(autowrap_modules=(math,))
-        self.expand, self.lengths, self.reads = expand, lengths, reads
+        self.expand, self.lengths, self.reads, self.tests = expand, lengths, reads, tests
+        tests.tracer = self
         self.called: dict[str, None] = {}
         self.children: dict[fx.Node, str] = {}
         self.lines: dict[fx.Node, tuple[str, int] | None] = {}
@@ -182,16 +208,17 @@ class _Tracer(InPlaceTracer):
     def run(self, module: nn.Module) -> None:
         """Fills `graph`; raises CannotTraceError."""
         self._expanded = [(name, module.get_submodule(name)) for name in ("", *sorted(self.expand))]
-        self._files = {f.__code__.co_filename for _, child in self._expanded for f in functions_of(child)}
+        functions = [function for _, child in self._expanded for function in functions_of(child)]
+        self._files = {function.__code__.co_filename for function in functions}
         named = (*reversed(list(module.named_buffers())), *reversed(list(module.named_parameters())))
         self._tensors = {id(tensor): name for name, tensor in named}
         saved = [(child, dict(vars(child))) for _, child in self._expanded]
         try:
-            with self.reads.kept():
+            with self.reads.kept(), watched(functions, self.tests):
                 self.graph = self.trace(module)
         except CannotTraceError as error:
             raise error.inside_of(self._failed) from error.__cause__
-        except (LoopError, KeyboardInterrupt):
+        except (LoopError, ValuesNeededError, KeyboardInterrupt):
             raise
         except BaseException as error:  # user code meets proxies: anything can be raised
             where = self._place(traceback.extract_tb(error.__traceback__))
@@ -220,7 +247,7 @@ class _Tracer(InPlaceTracer):
         self._inside.append(path)
         try:
             return super().call_module(m, forward, args, kwargs)
-        except LoopError:
+        except (LoopError, ValuesNeededError):
             raise
         except BaseException:
             self._failed = self._failed or path
@@ -272,7 +299,7 @@ class _Tracer(InPlaceTracer):
         return made
 
     def to_bool(self, obj: fx.Proxy) -> bool:
-        raise CannotTraceError(f"branch on {_kind(obj.node)} {self._place(traceback.extract_stack())}".strip())
+        return self.tests.test_truth(obj.node)
 
     def iter(self, obj: fx.Proxy) -> Any:
         try:
@@ -289,7 +316,7 @@ class _Tracer(InPlaceTracer):
             fixed = "which is no list or tensor of one length in all calls"
             if dict_of(obj.node) is not obj.node:
                 fixed = "which is no dict of the same keys in all calls"
-            raise CannotTraceError(f"loop over {_kind(obj.node)}, {fixed} {where}".strip())
+            raise CannotTraceError(f"loop over {described(obj.node)}, {fixed} {where}".strip())
         if isinstance(length, tuple):
             source = dict_of(obj.node)
             guard = self.create_proxy("call_function", checked_keys, (fx.Proxy(source, self), *length), {})
@@ -307,6 +334,14 @@ class _Tracer(InPlaceTracer):
         values = [(key, guard[key]) for key in keys]  # type: ignore[index]
         return iter(values if view == "items" else [value for _, value in values])
 
+    def is_torch(self, child: str) -> bool:
+        """True for a child of torch.nn, whose outputs have the same types in all calls."""
+        return type(self.root.get_submodule(child)).__module__.startswith("torch.nn.")
+
+    def place(self) -> str:
+        """The line of the user's code that is being traced, as text; "" where there is none."""
+        return self._place(traceback.extract_stack())
+
     def _line(self) -> tuple[str, int] | None:
         """File and line of the innermost call in the functions that are being traced."""
         frame: FrameType | None = sys._getframe(1)
@@ -322,34 +357,13 @@ class _Tracer(InPlaceTracer):
         return ""
 
 
-def _kind(node: fx.Node) -> str:
-    """Description of a traced value: an argument, a tensor's size, an attribute, or a tensor's value."""
-    if node.op == "placeholder":
-        return f"argument '{node.target}'"
-    if node.op == "call_module":
-        return f"what '{node.target}' returns"
-    parent = node.args[0] if node.args else None
-    if isinstance(parent, fx.Node):
-        if node.op == "call_method" and node.target in ("keys", "values", "items"):
-            return f"the {node.target} of {_kind(parent)}"
-        if node.target is operator.getitem and isinstance(node.args[1], str):
-            return f"item {node.args[1]!r} of {_kind(parent)}"
-    seen: set[fx.Node] = set()
-    queue = [node]
-    while queue:
-        here = queue.pop()
-        if {str(here.target), *(arg for arg in here.args if isinstance(arg, str))} & _SIZES:
-            return "tensor size"
-        if here not in seen:
-            seen.add(here)
-            queue.extend(here.all_input_nodes)
-    if node.op == "get_attr":
-        return f"attribute '{node.target}'"
-    return "a tensor's value"
+def _merge(
+    training: _Tracer, evaluation: _Tracer, modules: Iterable[nn.Module]
+) -> tuple[tuple[Op, ...], tuple[PlannedTest, ...]]:
+    """The operations and tests of both traces.
 
-
-def _merge(training: _Tracer, evaluation: _Tracer, modules: Iterable[nn.Module]) -> tuple[Op, ...]:
-    """The operations of both traces. Raises CannotTraceError if more than the value of `self.training` differs."""
+    Raises CannotTraceError if more than the value of `self.training` differs.
+    """
     ours, theirs = list(training.graph.nodes), list(evaluation.graph.nodes)
     same = dict(zip(theirs, ours, strict=False))
     ops = []
@@ -364,7 +378,8 @@ def _merge(training: _Tracer, evaluation: _Tracer, modules: Iterable[nn.Module])
     except _DifferentError:
         at = training_reads(modules)
         raise CannotTraceError(f"does other operations in training than in evaluation {at}".rstrip()) from None
-    return tuple(ops)
+    tests = [*training.tests.found, *(PlannedTest(same[each.node], each.text) for each in evaluation.tests.found)]
+    return tuple(ops), tuple(dict.fromkeys(tests))
 
 
 class _DifferentError(Exception):

@@ -1,7 +1,7 @@
-"""Checks a forward's source, before tracing, for behaviour that a trace would lose silently.
+"""Checks a forward's source for behaviour that a trace would lose silently.
 
 The equivalence check compares behaviour on two batches and misses what these do not show: a checkpoint block, a float
-that a schedule changes later, a branch of `mask is None` that the example did not take.
+that a schedule changes later. Only functions that the forward enters are checked.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import ast
 import inspect
 import linecache
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from types import FunctionType, ModuleType
 
@@ -30,7 +30,6 @@ _STATE_QUERIES = {
     "is_grad_enabled", "is_autocast_enabled", "is_autocast_cpu_enabled", "get_autocast_dtype", "get_autocast_gpu_dtype",
     "is_inference_mode_enabled", "is_inference", "is_compiling", "is_tracing",
 }  # fmt: skip
-_TYPE_TESTS = {"isinstance", "issubclass", "hasattr", "callable", "type", "is_tensor"}
 _STORING_CALLS = {"setattr", "delattr", "__setattr__", "__delattr__", "register_buffer", "register_parameter"}
 _CONTAINER_WRITES = {
     "append", "extend", "insert", "pop", "popitem", "clear", "update", "setdefault", "add", "remove", "discard",
@@ -38,22 +37,33 @@ _CONTAINER_WRITES = {
 _IMPURE_MODULES = {"random", "time", "os", "datetime", "uuid", "secrets", "numpy.random"}
 
 
-def lint(module: nn.Module) -> str | None:
+def unreadable(module: nn.Module) -> str | None:
+    """The first function that a module's forward may call and whose source cannot be read, in words; None if none."""
+    unread = (function for function in functions_of(module) if _parse(function) is None)
+    return next((f"the source of '{function.__qualname__}' cannot be read" for function in unread), None)
+
+
+def lint(module: nn.Module, entered: Collection[tuple[str, int]]) -> str | None:
     """The first construct in the source of a module's forward that a trace would lose; None where there is none.
 
+    `entered` are the functions that the forward ran, and the sides of its branches, by file and first line of their
+    code; others are not checked.
     The text names the line: "block under 'torch.no_grad()' at models.py:12 'with torch.no_grad():'". torch.nn modules
     are not linted: the equivalence check covers torch's own forwards.
     """
     functions = functions_of(module)
     live = live_floats(module, functions)
     for function in functions:
-        tree = _parse(function)
-        if tree is None:
-            return f"the source of '{function.__qualname__}' cannot be read"
-        found = next(_Linter(function, tree, module, live).findings(), None)
+        tree = _parse(function) if code_place(function) in entered else None
+        found = next(_Linter(function, tree, module, live).findings(entered), None) if tree is not None else None
         if found is not None:
             return f"{found[0]} {place(function, found[1])}"
     return None
+
+
+def code_place(function: FunctionType) -> tuple[str, int]:
+    """File and first line of a function's code."""
+    return function.__code__.co_filename, function.__code__.co_firstlineno
 
 
 def place(function: FunctionType, line: int) -> str:
@@ -105,13 +115,14 @@ class _Linter:
             if value is not None
         )
 
-    def findings(self) -> Iterator[tuple[str, int]]:
-        """Descriptions of the constructs found, each with its line."""
+    def findings(self, entered: Collection[tuple[str, int]]) -> Iterator[tuple[str, int]]:
+        """Descriptions of the constructs found on the sides of branches that were entered, each with its line."""
+        filename = self.function.__code__.co_filename
         for decorator in self.tree.decorator_list:
             if _last(decorator) not in _DECORATORS and not ast.unparse(decorator).startswith("torch.jit."):
                 yield f"decorator '{ast.unparse(decorator)}'", decorator.lineno
         for statement in self.tree.body:
-            for node in _in_order(statement):
+            for node in _in_order(statement, lambda side: (filename, side[0].lineno) in entered):
                 for what in self._check(node):
                     yield what, getattr(node, "lineno", self.tree.lineno)
 
@@ -128,8 +139,6 @@ class _Linter:
             yield f"{type(node).__name__.lower()} variable"
         elif isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Delete | ast.For | ast.NamedExpr):
             yield from self._stores(node)
-        elif isinstance(node, ast.Compare):
-            yield from self._none_test(node)
         elif isinstance(node, ast.Call):
             yield from self._call(node)
         elif isinstance(node, ast.Attribute | ast.Name):
@@ -145,15 +154,6 @@ class _Linter:
                 if stored and (isinstance(part, ast.Attribute) or self._chain(part) is not None):
                     yield f"attribute '{ast.unparse(part)}' is written"
 
-    def _none_test(self, node: ast.Compare) -> Iterator[str]:
-        if not any(isinstance(op, ast.Is | ast.IsNot) for op in node.ops):
-            return
-        for side in (node.left, *node.comparators):
-            if isinstance(side, ast.Constant) or self._chain(side) is not None:
-                continue
-            if not isinstance(side, ast.Name) or side.id not in self.function.__globals__:
-                yield f"branch on whether '{ast.unparse(side)}' is given"
-
     def _call(self, node: ast.Call) -> Iterator[str]:
         name = _last(node.func)
         receiver = node.func.value if isinstance(node.func, ast.Attribute) else None
@@ -165,8 +165,6 @@ class _Linter:
             yield f"the forward asks '{ast.unparse(node.func)}'"
         elif name in _STORING_CALLS and (receiver is None or self._chain(receiver) is not None or name[0] == "_"):
             yield f"attribute written by '{name}'"
-        elif name in _TYPE_TESTS and not (node.args and self._chain(node.args[0]) is not None):
-            yield f"branch on a type ('{name}')"
         elif name == "print" and receiver is None:
             yield "print"
         elif receiver is not None and name == "forward" and not _is_super(receiver):
@@ -227,11 +225,15 @@ def _is_of_torch(value: object) -> bool:
     return isinstance(value, nn.Module) and type(value).__module__.startswith("torch.nn.modules.")
 
 
-def _in_order(node: ast.AST) -> Iterator[ast.AST]:
-    """The node and its descendants, in the order of the source."""
+def _in_order(node: ast.AST, is_entered: Callable[[list[ast.stmt]], bool]) -> Iterator[ast.AST]:
+    """The node and its descendants, in the order of the source, without sides of branches that were not entered."""
     yield node
-    for child in ast.iter_child_nodes(node):
-        yield from _in_order(child)
+    children = ast.iter_child_nodes(node)
+    if isinstance(node, ast.If):
+        sides = [side for side in (node.body, node.orelse) if side and is_entered(side)]
+        children = iter([node.test, *(statement for side in sides for statement in side)])
+    for child in children:
+        yield from _in_order(child, is_entered)
 
 
 def _last(node: ast.expr) -> str:

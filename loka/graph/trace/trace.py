@@ -8,50 +8,37 @@ from __future__ import annotations
 
 import copy
 import inspect
-import operator
+import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
 import torch
-from torch import fx, nn
+from torch import nn
 
 from loka.errors import InputError
 from loka.graph.canonical.forwards import canonical_forward, is_canonical
 from loka.graph.equivalence import difference, rounding_difference
-from loka.graph.ir import ForwardIR, Ref, RefKind, Statement
+from loka.graph.ir import ForwardIR
 from loka.graph.patterns.concat_norm import find_concat_norms
 from loka.graph.patterns.cross import find_crosses
 from loka.graph.patterns.fm_interaction import find_fm_interactions
 from loka.graph.patterns.near_interactions import find_near_misses
 from loka.graph.reads import Traced, constants_of, reads_of
 from loka.graph.refused import CannotTraceError, Refused
-from loka.graph.source import forward_source_hash, has_hooks, qualified
+from loka.graph.source import forward_source_hash, functions_of, has_hooks, qualified
 from loka.graph.trace.examples import Examples, missing_storage
-from loka.graph.trace.fx_recording import FxRecording, Op, fx_record
-from loka.graph.trace.lint import lint, makes_its_result, out_of_place, place_in
-from loka.graph.trace.loop_lengths import VIEWS_OF_DICT
+from loka.graph.trace.fx_recording import FxRecording, fx_record
+from loka.graph.trace.lint import code_place, lint, out_of_place, unreadable
 from loka.graph.trace.observed_shapes import Shape, observed_shapes, with_even_statements
-from loka.graph.trace.printer import (
-    HIDING,
-    INFIX,
-    PREFIX,
-    Template,
-    attribute,
-    constant,
-    is_identifier,
-    literal,
-    names_in,
-    public_name,
-    variable,
-)
+from loka.graph.trace.printer import HIDING, attribute, constant, is_identifier
 from loka.graph.trace.quiet import quiet
-from loka.graph.trace.site_calls import Weights, find_weights, site_call
+from loka.graph.trace.site_calls import find_weights
+from loka.graph.trace.statements import Printed
 from loka.sites.callables import message_of
-from loka.sites.neighbours import is_idle_dropout
 from loka.sites.weights import SiteWeight, find_weight
 
-_PURE = {"size", "dim", "numel", "select", "unbind", torch.select, torch.unbind, *VIEWS_OF_DICT}
+_DEVICE = re.compile(r"(cpu|cuda|meta)(:\d+)?")
 _WRAPPERS = {"FSDPModule", "FullyShardedDataParallel", "DistributedDataParallel", "OptimizedModule", "ScriptModule"}
 
 
@@ -159,7 +146,49 @@ def _forbidden(child: nn.Module, name: str) -> str | None:
         return f"the forward of {shown} was replaced on the instance"
     if type(child).__call__ is not nn.Module.__call__ or child._compiled_call_impl is not None:
         return f"{shown} has a __call__ of its own"
-    return lint(child)
+    return unreadable(child)
+
+
+def _recorded(module: nn.Module, expand: frozenset[str], examples: Examples, in_place: bool) -> FxRecording:
+    """The recording of a module's forward. What its source loses in a trace is the reason rather than what follows."""
+    own = functions_of(module)[:1]
+    entered = set(map(code_place, own))
+    found = lint(module, entered)  # before it runs with traced values: its prints and host reads
+    if found is not None:
+        raise CannotTraceError(found).inside_of("")
+    flags = [(child, child.training) for child in module.modules()]
+    copied = copy_owner(module, expand)
+    failed: CannotTraceError | None = None
+    try:
+        recording = fx_record(copied, expand, examples.calls, in_place, entered)
+    except CannotTraceError as error:
+        failed = error
+    finally:
+        for child, flag in flags:
+            child.training = flag
+    for name in ("", *sorted(expand)):
+        found = lint(module.get_submodule(name), entered)
+        if found is not None:
+            raise CannotTraceError(found).inside_of(name)
+    if failed is not None:
+        raise failed
+    device = _device_read(module, recording.reads)
+    if device is not None:
+        raise CannotTraceError(
+            f"the forward reads the device in '{device[1]}', which would be frozen at that of planning"
+        ).inside_of(device[0] if device[0] in expand else "")
+    return recording
+
+
+def _device_read(module: nn.Module, reads: Mapping[str, Collection[str]]) -> tuple[str, str] | None:
+    """The first attribute read that holds a device, and its module: a model is planned and trained on two machines."""
+    for path, names in sorted(reads.items()):
+        held = vars(module.get_submodule(path))
+        for name in sorted(set(names) & held.keys()):
+            value = held[name]
+            if isinstance(value, torch.device) or (isinstance(value, str) and _DEVICE.fullmatch(value)):
+                return path, ".".join(filter(None, ("self", path, name)))
+    return None
 
 
 def copy_owner(module: nn.Module, expand: frozenset[str]) -> nn.Module:
@@ -202,15 +231,9 @@ def _convert(
     in_place: bool = False,
 ) -> tuple[ForwardIR, bool]:
     """The printed forward, and whether it has a statement of the form `y += x`, recorded as `in_place` says."""
-    flags = [(child, child.training) for child in module.modules()]
-    copied = copy_owner(module, expand)
-    try:
-        recording = fx_record(copied, expand, examples.calls, in_place)
-    finally:
-        for child, flag in flags:
-            child.training = flag
+    recording = _recorded(module, expand, examples, in_place)
     weights = find_weights(module, recording.ops, {site: _site_weight(module, site) for site in sites})
-    printed = _Printed(module, recording, weights)
+    printed = Printed(module, recording, weights)
     missing = [site for site in sites if not any(s.call and s.call.site == site for s in printed.statements)]
     if missing:
         raise CannotTraceError(f"'{missing[0]}' takes part in no GEMM of the forward")
@@ -221,6 +244,7 @@ def _convert(
         statements=tuple(printed.statements),
         result=printed.result,
         inlined=recording.called,
+        guards=printed.guards,
         source_hash=_hash(module, recording.called),
     )
     made = out_of_place(forward, printed.made)
@@ -268,122 +292,3 @@ def _arguments(module: nn.Module) -> tuple[str, ...]:
     if previous is kinds.POSITIONAL_ONLY and printed:
         printed.append("/")
     return tuple(printed)
-
-
-class _Printed:
-    """Prints a recording as statements."""
-
-    def __init__(self, module: nn.Module, recording: FxRecording, weights: Weights) -> None:
-        self.module, self.weights = module, weights
-        self.refs: dict[fx.Node, Ref] = {}
-        self.statements: list[Statement] = []
-        self.made: dict[str, str] = {}  # locals returned by children that are new tensors, with these children
-        self.result = "None"
-        ops = _without_dead(recording.ops, weights)
-        self.used = {node for op in ops for node in _inputs(op)}
-        self.taken = set(inspect.signature(module.forward).parameters)
-        for op in ops:
-            try:
-                self._print(op)
-            except CannotTraceError as error:
-                where = place_in(*op.line) if op.line is not None and op.node.op.startswith("call") else ""
-                raise CannotTraceError(f"{error} {where}".strip()).inside_of(op.child) from error.__cause__
-        self._drop_unread()
-
-    def _print(self, op: Op) -> None:
-        node = op.node
-        if node.op == "placeholder":
-            self.refs[node] = Ref(RefKind.LOCAL, str(node.target))
-        elif node.op == "get_attr":
-            text = attribute(self.module, str(node.target))
-            self.refs[node] = Ref(RefKind.ATTRIBUTE, text)
-            for matrix, (source, index) in self.weights.matrices.items():
-                if source is node:
-                    self.refs[matrix] = Ref(RefKind.ATTRIBUTE, text + "".join(f"[{place}]" for place in index))
-        elif node.op == "output":
-            template = self._template(op)
-            text = template.arg(op.args[0])
-            self.result = text.format(*(ref.text for ref in template.operands))
-        elif is_idle_dropout(node.target, op.args, op.kwargs) and op.args:
-            self.refs[node] = self.refs[op.args[0]]
-        else:
-            self._statement(op)
-
-    def _template(self, op: Op) -> Template:
-        return Template(self.refs, self.weights.views, attribute(self.module, op.child) + ".training")
-
-    def _statement(self, op: Op) -> None:
-        template = self._template(op)
-        name, hint, text = self._call(op, template)
-        call = site_call(op, self.weights, template)
-        target = variable(hint, self.taken) if op.node in self.used else "_"
-        self.refs[op.node] = Ref(RefKind.LOCAL, target)
-        if op.node.op == "call_module" and makes_its_result(self.module.get_submodule(str(op.node.target))):
-            self.made[target] = str(op.node.target)
-        self.statements.append(Statement(target, name, text, tuple(template.operands), call, op.child))
-
-    def _call(self, op: Op, template: Template) -> tuple[str, str, str]:
-        """The operation's name, a hint for its target's name, and its template."""
-        node, args = op.node, op.args
-        target = node.target
-        if node.op == "call_module":
-            path = str(target)
-            text = template.call(literal(attribute(self.module, path)), args, op.kwargs)
-            return "module", _last_name(path), text
-        if node.op == "call_method":
-            if not is_identifier(str(target)):
-                raise CannotTraceError(f"method {target!r} cannot be printed")
-            text = template.call(f"{template.atom(args[0])}.{target}", args[1:], op.kwargs)
-            return str(target), self._hint(op, str(target)), text
-        name = str(getattr(target, "__name__", target)).strip("_")
-        if target in INFIX and len(args) == 2:
-            return name, name, f"{template.side(args[0])} {INFIX[target]} {template.side(args[1])}"
-        if target in PREFIX:
-            return name, name, f"{PREFIX[target]}{template.side(args[0])}"
-        if target is operator.getitem:
-            return name, "item", f"{template.atom(args[0])}[{template.index(args[1])}]"
-        if target is getattr and len(args) == 2 and is_identifier(args[1]):
-            return str(args[1]), str(args[1]), f"{template.atom(args[0])}.{args[1]}"
-        if target is operator.abs:
-            return name, name, template.call("abs", args, op.kwargs)
-        return name, self._hint(op, name), template.call(public_name(target), args, op.kwargs)
-
-    def _hint(self, op: Op, name: str) -> str:
-        """A name hint: the child's name for a torch.nn child, which is one operation, otherwise the operation's."""
-        if op.child and type(self.module.get_submodule(op.child)).__module__.startswith("torch.nn."):
-            return _last_name(op.child)
-        return name
-
-    def _drop_unread(self) -> None:
-        """Unread targets become `_`: statements may have effects and stay."""
-        names = {s.target for s in self.statements}
-        read = {ref.text for s in self.statements for ref in s.operands} | names_in(self.result, names)
-        self.statements = [
-            s if s.target in read or s.target == "_" else replace(s, target="_") for s in self.statements
-        ]
-
-
-def _last_name(path: str) -> str:
-    """Last name of a path: "fmb_norm" for "layers.fmb_norm", "fmb_0" for "layers.fmb.0"."""
-    parts = path.split(".")
-    return "_".join(parts[-2:]) if parts[-1].isdecimal() else parts[-1]
-
-
-def _without_dead(ops: tuple[Op, ...], weights: Weights) -> list[Op]:
-    """The operations without those that have neither a reader nor an effect: sizes, items, folded transposes."""
-    kept: list[Op] = []
-    used: set[fx.Node] = set()
-    for op in reversed(ops):
-        node = op.node
-        pure = node.op == "get_attr" or node.target in (getattr, operator.getitem) or node.target in _PURE
-        if node in weights.views or node in weights.matrices or (pure and node not in used):
-            continue
-        kept.append(op)
-        used.update(map(weights.source, _inputs(op)))
-    return kept[::-1]
-
-
-def _inputs(op: Op) -> Iterator[fx.Node]:
-    found: list[fx.Node] = []
-    fx.node.map_arg((op.args, op.kwargs), lambda n: found.append(n))
-    yield from found

@@ -58,7 +58,7 @@ def test_the_reason_says_what_to_do_and_where(run: Callable[[nn.Module, Any], ob
 
 class MakesAConstant(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        return x + torch.arange(4)
+        return x + torch.as_tensor([1.0] * 4)
 
 
 class CallsAPrivateFunction(nn.Module):

@@ -152,6 +152,20 @@ class Arange(Plain):
         return x @ self.w + torch.arange(WIDTH)
 
 
+class FromAList(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.w + torch.as_tensor([1.0] * WIDTH)
+
+
+class DeviceAttribute(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.device = "cpu"
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.to(self.device) @ self.w
+
+
 class LiveNoise(Plain):
     def forward(self, x: Tensor) -> Tensor:
         return x @ self.w + torch.rand_like(x)
@@ -287,6 +301,37 @@ class HelperWithBlock(Plain):
     def _gate(self, x: Tensor) -> Tensor:
         with torch.no_grad():
             return torch.sigmoid(x)
+
+
+class BlockInAMethodNotCalled(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.w if self.w is not None else self._gate(x)
+
+    def _gate(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return x.sigmoid() if isinstance(x, Tensor) and x.sum().item() else x
+
+
+class BlockInABranchNotTaken(Plain):
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        if mask is None:
+            y = x @ self.w
+        elif mask.sum().item() > 0:
+            self.seen = mask
+            y = x
+        else:
+            with torch.no_grad():
+                y = x * mask
+        return y
+
+
+class BlockInABranchTaken(BlockInABranchNotTaken):
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        if mask is not None:
+            return x
+        else:
+            with torch.no_grad():
+                return x @ self.w
 
 
 def detached_gate(x: Tensor) -> Tensor:

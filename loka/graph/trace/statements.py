@@ -1,0 +1,186 @@
+"""Printing a recording as statements, and the tests that decided it as conditions."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import operator
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import fx, nn
+
+from loka.graph.ir import Ref, RefKind, Statement
+from loka.graph.refused import CannotTraceError
+from loka.graph.trace.call_values import is_size
+from loka.graph.trace.fx_recording import FxRecording, Op
+from loka.graph.trace.lint import makes_its_result, place_in
+from loka.graph.trace.loop_lengths import VIEWS_OF_DICT
+from loka.graph.trace.planned_tests import PlannedTest, operands
+from loka.graph.trace.printer import (
+    INFIX,
+    PREFIX,
+    Template,
+    attribute,
+    is_identifier,
+    literal,
+    names_in,
+    public_name,
+    variable,
+)
+from loka.graph.trace.site_calls import Weights, site_call
+from loka.sites.neighbours import is_idle_dropout
+
+_OF_MATRICES = {"select", "unbind", torch.select, torch.unbind}  # views, without effects
+
+
+class Printed:
+    """Prints a recording as statements."""
+
+    def __init__(self, module: nn.Module, recording: FxRecording, weights: Weights) -> None:
+        self.module, self.weights = module, weights
+        self.refs: dict[fx.Node, Ref] = {}
+        self.statements: list[Statement] = []
+        self.made: dict[str, str] = {}  # locals returned by children that are new tensors, with these children
+        self.result = "None"
+        ops = _without_dead(recording, weights)
+        self.used = {node for op in ops for node in _inputs(op)}
+        self.taken = set(inspect.signature(module.forward).parameters)
+        for op in ops:
+            try:
+                self._print(op)
+            except CannotTraceError as error:
+                where = place_in(*op.line) if op.line is not None and op.node.op.startswith("call") else ""
+                raise CannotTraceError(f"{error} {where}".strip()).inside_of(op.child) from error.__cause__
+        self._drop_unread()
+        self.guards = tuple(dict.fromkeys(map(self._guard, recording.tests)))
+
+    def _print(self, op: Op) -> None:
+        node = op.node
+        if node.op == "placeholder":
+            self.refs[node] = Ref(RefKind.LOCAL, str(node.target))
+        elif node.op == "get_attr":
+            text = attribute(self.module, str(node.target))
+            self.refs[node] = Ref(RefKind.ATTRIBUTE, text)
+            for matrix, (source, index) in self.weights.matrices.items():
+                if source is node:
+                    self.refs[matrix] = Ref(RefKind.ATTRIBUTE, text + "".join(f"[{place}]" for place in index))
+        elif node.op == "output":
+            template = self._template(op)
+            text = template.arg(op.args[0])
+            self.result = text.format(*(ref.text for ref in template.operands))
+        elif is_idle_dropout(node.target, op.args, op.kwargs) and op.args:
+            self.refs[node] = self.refs[op.args[0]]
+        else:
+            self._statement(op)
+
+    def _template(self, op: Op) -> Template:
+        return Template(self.refs, self.weights.views, attribute(self.module, op.child) + ".training")
+
+    def _statement(self, op: Op) -> None:
+        template = self._template(op)
+        name, hint, text = self._call(op, template)
+        call = site_call(op, self.weights, template)
+        target = variable(hint, self.taken) if op.node in self.used else "_"
+        self.refs[op.node] = Ref(RefKind.LOCAL, target)
+        if op.node.op == "call_module" and makes_its_result(self.module.get_submodule(str(op.node.target))):
+            self.made[target] = str(op.node.target)
+        self.statements.append(Statement(target, name, text, tuple(template.operands), call, op.child))
+
+    def _call(self, op: Op, template: Template) -> tuple[str, str, str]:
+        """The operation's name, a hint for its target's name, and its template."""
+        node, args = op.node, op.args
+        target = node.target
+        if node.op == "call_module":
+            path = str(target)
+            text = template.call(literal(attribute(self.module, path)), args, op.kwargs)
+            return "module", _last_name(path), text
+        if node.op == "call_method":
+            if not is_identifier(str(target)):
+                raise CannotTraceError(f"method {target!r} cannot be printed")
+            text = template.call(f"{template.atom(args[0])}.{target}", args[1:], op.kwargs)
+            return str(target), self._hint(op, str(target)), text
+        name = str(getattr(target, "__name__", target)).strip("_")
+        if target in INFIX and len(args) == 2:
+            return name, name, f"{template.side(args[0])} {INFIX[target]} {template.side(args[1])}"
+        if target in PREFIX:
+            return name, name, f"{PREFIX[target]}{template.side(args[0])}"
+        if target is operator.getitem:
+            return name, "item", f"{template.atom(args[0])}[{template.index(args[1])}]"
+        if target is getattr and len(args) == 2 and is_identifier(args[1]):
+            return str(args[1]), str(args[1]), f"{template.atom(args[0])}.{args[1]}"
+        if target is operator.abs:
+            return name, name, template.call("abs", args, op.kwargs)
+        return name, self._hint(op, name), template.call(public_name(target), args, op.kwargs)
+
+    def _guard(self, test: PlannedTest) -> str:
+        """A condition on the arguments, as an expression."""
+        hidden = names_in(test.text.replace("{0}", "_"), inspect.signature(self.module.forward).parameters)
+        if hidden:
+            raise CannotTraceError(f"argument '{min(hidden)}' has a name that the generated text needs for itself")
+        expression = f"({self._expression(test.node)})"
+        return ast.unparse(ast.parse(test.text.replace("{0}", expression), mode="eval"))
+
+    def _expression(self, node: fx.Node) -> str:
+        """A value that is read from the arguments, as one expression."""
+        if node.op == "placeholder":
+            return str(node.target)
+        if node.op == "get_attr":
+            return attribute(self.module, str(node.target))
+        refs = {each: Ref(RefKind.LOCAL, f"({self._expression(each)})") for each in node.all_input_nodes}
+        template = Template(refs, {}, "")
+        _, _, text = self._call(Op(node, node.args, dict(node.kwargs), ""), template)
+        return text.format(*(ref.text for ref in template.operands))
+
+    def _hint(self, op: Op, name: str) -> str:
+        """A name hint: the child's name for a torch.nn child, which is one operation, otherwise the operation's."""
+        if op.child and type(self.module.get_submodule(op.child)).__module__.startswith("torch.nn."):
+            return _last_name(op.child)
+        return name
+
+    def _drop_unread(self) -> None:
+        """Unread targets become `_`: statements may have effects and stay."""
+        names = {s.target for s in self.statements}
+        read = {ref.text for s in self.statements for ref in s.operands} | names_in(self.result, names)
+        self.statements = [
+            s if s.target in read or s.target == "_" else replace(s, target="_") for s in self.statements
+        ]
+
+
+def _last_name(path: str) -> str:
+    """Last name of a path: "fmb_norm" for "layers.fmb_norm", "fmb_0" for "layers.fmb.0"."""
+    parts = path.split(".")
+    return "_".join(parts[-2:]) if parts[-1].isdecimal() else parts[-1]
+
+
+def _without_dead(recording: FxRecording, weights: Weights) -> list[Op]:
+    """The operations without those that have neither a reader nor an effect: sizes, items, tests, folded transposes."""
+    kept: list[Op] = []
+    used: set[fx.Node] = set()
+    tested = set().union(*(_before(test.node) for test in recording.tests))
+    for op in reversed(recording.ops):
+        node = op.node
+        pure = node.op == "get_attr" or node.target in (getattr, operator.getitem) or all(map(is_size, operands(node)))
+        pure = (
+            pure
+            or node.target in _OF_MATRICES
+            or (node.op == "call_method" and node.target in VIEWS_OF_DICT)
+            or (node in tested and node.op != "placeholder")
+        )
+        if node in weights.views or node in weights.matrices or (pure and node not in used):
+            continue
+        kept.append(op)
+        used.update(map(weights.source, _inputs(op)))
+    return kept[::-1]
+
+
+def _before(node: fx.Node) -> set[fx.Node]:
+    """A node and what it is computed from."""
+    return {node}.union(*map(_before, node.all_input_nodes))
+
+
+def _inputs(op: Op) -> Iterator[fx.Node]:
+    found: list[fx.Node] = []
+    fx.node.map_arg((op.args, op.kwargs), lambda n: found.append(n))
+    yield from found

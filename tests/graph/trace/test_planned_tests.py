@@ -1,0 +1,331 @@
+"""Tests of arguments and sizes: answered as in all calls, checked in each call, or refused with the true reason."""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from loka.errors import InputError
+from loka.graph.equivalence import with_forward
+from loka.graph.ir import ForwardIR
+from loka.graph.refused import Refused
+from loka.graph.trace.examples import ExampleCall, Examples
+from loka.graph.trace.trace import trace_forward
+from tests.support.models import planned_models as models
+
+WIDTH = 8
+
+
+class Weighted(nn.Module):
+    """What the cases vary: one product, and a test of an argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(WIDTH, WIDTH))
+
+
+def trace(module: nn.Module, *calls: tuple[tuple[Any, ...], dict[str, Any]], **options: Any) -> ForwardIR | Refused:
+    examples = tuple(ExampleCall(4 + number, args, kwargs) for number, (args, kwargs) in enumerate(calls))
+    return trace_forward(module, "m", Examples("m", examples), **{"sites": ("w",), **options})
+
+
+def two(**kwargs: Any) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Two calls with a tensor of another batch each, and the same further arguments."""
+    return [((torch.randn(batch, 3, WIDTH),), kwargs) for batch in (4, 7)]
+
+
+class Optional(Weighted):
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        y = x @ self.w
+        return y if mask is None else y * mask
+
+
+class Either(Weighted):
+    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        bias = bias or torch.zeros(WIDTH)
+        return x @ self.w + bias
+
+
+class Flags(Weighted):
+    def forward(self, x: Tensor, mode: str = "sum", keep: bool = True, steps: int = 2) -> Tensor:
+        y = x @ self.w
+        if mode == "sum" and keep and steps > 1:
+            return y.sum(1)
+        return y
+
+
+class InADictionary(Weighted):
+    def forward(self, x: dict[str, Tensor]) -> Tensor:
+        mask = x.get("mask")
+        y = x["items"] @ self.w
+        return y * mask if mask is not None else y
+
+
+class Types(Weighted):
+    def forward(self, x: Any, extra: Any = ()) -> Tensor:
+        if isinstance(x, (list, tuple)) or type(x) == list or not torch.is_tensor(x):  # noqa: E721
+            x = torch.cat(x)
+        if hasattr(extra, "append"):
+            x = x + 1
+        return x @ self.w
+
+
+class Sizes(Weighted):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() == 3 and x.ndim == len(x.shape) and x.shape[1] == 3 and x.size(-1) % 8 == 0:
+            x = sum(x[:, part] for part in range(x.shape[1]))
+        return x @ self.w
+
+
+class SameSizes(Weighted):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        if x.shape != y.shape:
+            raise ValueError("other shapes")
+        return (x + y) @ self.w
+
+
+@pytest.mark.parametrize(
+    ("module", "calls", "guards", "others"),
+    [
+        (Optional(), two(), ("mask is None",), {"mask": torch.rand(WIDTH)}),
+        (Optional(), two(mask=torch.rand(WIDTH)), ("mask is not None",), {"mask": None}),
+        (Either(), two(), ("bias is None",), {"bias": torch.ones(1)}),
+        (Flags(), two(), ("mode == 'sum'", "keep", "steps > 1"), {"steps": 1}),
+        (
+            Types(),
+            two(),
+            (
+                "not isinstance(x, (list, tuple))",
+                "type(x) is torch.Tensor",
+                "isinstance(x, torch.Tensor)",
+                "not hasattr(extra, 'append')",
+            ),
+            {"extra": []},
+        ),
+    ],
+    ids=["absent", "given", "or", "flags", "types"],
+)
+def test_a_test_of_an_argument_is_a_guard(
+    module: nn.Module, calls: Any, guards: tuple[str, ...], others: dict[str, Any]
+) -> None:
+    answer = trace(module, *calls)
+    assert isinstance(answer, ForwardIR), answer
+    assert answer.guards == guards
+    bound = with_forward(copy.deepcopy(module), answer)
+    for args, kwargs in calls:
+        assert torch.equal(bound(*args, **kwargs), module(*args, **kwargs))
+    (x,), kwargs = calls[0]
+    with pytest.raises(InputError):
+        bound(x, **{**kwargs, **others})
+
+
+def test_sizes_that_do_not_depend_on_the_batch_are_guards() -> None:
+    answer = trace(Sizes(), *two())
+    assert isinstance(answer, ForwardIR), answer
+    assert answer.guards == (
+        "x.dim() == 3",
+        "len(x.shape) == 3",
+        "x.ndim == 3",
+        "x.shape[1] == 3",
+        "x.size(-1) % 8 == 0",
+    )
+    module, x = Sizes(), torch.randn(9, 3, WIDTH)
+    bound = with_forward(copy.deepcopy(module), answer)
+    assert torch.equal(bound(x), module(x))
+    assert not any("%" in step.text() or "==" in step.text() for step in answer.statements)
+    with pytest.raises(InputError):
+        bound(x[:, :2])
+
+
+def test_sizes_that_depend_on_the_batch_may_be_compared_with_one_another() -> None:
+    calls = [((torch.randn(batch, WIDTH), torch.randn(batch, WIDTH)), {}) for batch in (4, 7)]
+    answer = trace(SameSizes(), *calls)
+    assert isinstance(answer, ForwardIR), answer
+    assert answer.guards == ("not x.shape != y.shape",)
+
+
+def test_a_part_of_an_argument_is_tested_where_the_forward_starts() -> None:
+    calls = [(({"items": torch.randn(batch, WIDTH)},), {}) for batch in (4, 7)]
+    answer = trace(InADictionary(), *calls)
+    assert isinstance(answer, ForwardIR), answer
+    assert answer.guards == ("x.get('mask') is None",)
+    assert [step.op for step in answer.statements] == ["getitem", "matmul"]
+
+
+class OfTheModule(Weighted):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 1.0
+        self.names = ["a", "b"]
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.w
+        if weight is None or weight.shape[0] != WIDTH or not isinstance(self.names, list) or callable(self.names):
+            return x
+        y = x @ weight
+        if y is None or not isinstance(y, Tensor) or type(y) is list:
+            return x
+        return y if self.scale == 1.0 else y * self.scale
+
+
+def test_what_the_module_holds_is_a_constant_but_for_its_floats() -> None:
+    module = OfTheModule()
+    answer = trace(module, *two())
+    assert isinstance(answer, ForwardIR), answer
+    assert answer.guards == ("self.scale == 1.0",)
+    assert [step.op for step in answer.statements] == ["matmul"]
+    assert ("names", "['a', 'b']") in dict.fromkeys(pair for reads in answer.reads for pair in reads.values)
+
+
+class Attends(Weighted):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, weights = self.attention(x, x, x, need_weights=False)
+        return (y @ self.w) if weights is None and y is not None else weights
+
+
+def test_one_of_several_results_of_torch_may_be_none() -> None:
+    answer = trace(Attends(), *two())
+    assert isinstance(answer, ForwardIR), answer
+    assert answer.guards == ()
+    assert answer.statements[-1].op == "matmul"
+
+
+class Inside(Weighted):
+    def forward(self, x: Tensor) -> Tensor:
+        y = (x @ self.w).unsqueeze(1)
+        return y.squeeze(1) if y.dim() == 4 and len(y.shape) == 4 else y
+
+
+def test_a_size_of_a_computed_tensor_is_checked_in_its_place() -> None:
+    answer = trace(Inside(), *two())
+    assert isinstance(answer, ForwardIR), answer
+    assert answer.guards == ()
+    checks = [step.text() for step in answer.statements if "dispatch" in step.template]
+    assert checks == ["_ = dispatch.checked_branch(eq, True)", "_ = dispatch.checked_length(shape, 4)"]
+    bound = with_forward(Inside(), answer)
+    with pytest.raises(InputError, match="planned for True and meets False: run loka generate again"):
+        bound(torch.randn(4, WIDTH))
+
+
+class Sentinel(Weighted):
+    def forward(self, x: Tensor, key: Any = None) -> Tensor:
+        return x @ self.w if x is key else x @ self.w + 1
+
+
+class OnADevice(Weighted):
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.w if x.device.type == "cpu" else x
+
+
+class OnADtype(Weighted):
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.w if x.dtype == torch.float32 else x
+
+
+class OfAChild(Weighted):
+    def __init__(self) -> None:
+        super().__init__()
+        self.child = Optional()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.child(x)
+        return x @ self.w if y is None else x @ self.w + y
+
+
+class Elements(Weighted):
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.numel() == 0 else x @ self.w
+
+
+class Mask(Weighted):
+    def forward(self, x: Tensor, mask: Any = None) -> Tensor:
+        return x @ self.w if mask else x
+
+
+class Own:
+    """A class that generated code cannot name."""
+
+
+class OfOwn(Weighted):
+    def forward(self, x: Tensor, key: Any = None) -> Tensor:
+        return x @ self.w if isinstance(key, Own) else x
+
+
+REFUSED = [
+    (Optional(), [two()[0], two(mask=torch.rand(WIDTH))[1]], r"whether argument 'mask' is None, which differs between"),
+    (Flags(), [two()[0], two(keep=False)[1]], r"branch on argument 'keep', which differs between calls at .*"),
+    (
+        Flags(),
+        [two()[0], two(steps=3)[1]],
+        r"argument 'steps' \(2 and 3 in two calls\) at test_planned_tests.py:\d+ ",
+    ),
+    (Elements(), two(), r"branch on tensor size \(96 and 168 in two calls\) at "),
+    (Sentinel(), two(key=torch.rand(1)), r"whether argument 'x' is the same object as another at "),
+    (OnADevice(), two(), r"branch on a tensor's device at "),
+    (OnADtype(), two(), r"branch on a tensor's dtype at "),
+    (OfAChild(), two(), r"branch on whether what 'child' returns is None at "),
+    (Mask(), two(mask=torch.ones(1)), r"branch on argument 'mask' at "),
+    (OfOwn(), two(key=Own()), r"branch on the type of argument 'key' \(class Own\) at "),
+]
+
+
+@pytest.mark.parametrize(("module", "calls", "reason"), REFUSED, ids=lambda each: type(each).__name__)
+def test_what_differs_or_cannot_be_known_is_refused_with_the_true_reason(
+    module: nn.Module, calls: Any, reason: str
+) -> None:
+    answer = trace(module, *calls)
+    assert isinstance(answer, Refused), answer
+    assert re.search(reason, answer.reason), answer.reason
+
+
+def test_an_argument_with_the_name_of_a_function_that_a_guard_needs_is_refused() -> None:
+    class Named(Weighted):
+        def forward(self, x: Tensor, len: Any = None) -> Tensor:
+            return x @ self.w
+
+    class Tested(Weighted):
+        def forward(self, x: Tensor, isinstance: Any = None) -> Tensor:
+            return only_tensors(x) @ self.w
+
+    assert isinstance(trace(Named(), *two()), ForwardIR)
+    answer = trace(Tested(), *two())
+    assert isinstance(answer, Refused)
+    assert "argument 'isinstance' has a name that the generated text needs for itself" in answer.reason
+
+
+def only_tensors(x: Any) -> Any:
+    return x if isinstance(x, Tensor) else None
+
+
+def test_a_layer_with_optional_arguments_is_one_forward() -> None:
+    layer = models.SequenceLayer()
+    calls = []
+    for batch in (4, 7):
+        x, *_ = models.sequence_inputs(batch)
+        calls.append(((x, torch.rand(batch, models.LENGTH) > 0.3), {}))
+    answer = trace(layer, *calls, sites=("project", "out"), inline=("bias",))
+    assert isinstance(answer, ForwardIR), answer
+    assert answer.guards == (
+        "len(x.shape) == 3",
+        "not x.shape[1] > 6",
+        "cache is None",
+        "times is None",
+        "mask is not None",
+        "not self.temperature != 1.0",
+    )
+
+
+def test_methods_that_the_forward_never_enters_are_not_looked_at() -> None:
+    calls = [((models.click_inputs(batch),), {}) for batch in (4, 7)]
+    answer = trace(models.ClickModel(), *calls, sites=("tower.0", "tower.2"))
+    assert isinstance(answer, ForwardIR), answer
+    assert answer.guards == ("x.get('weight') is None", "compile is False")
