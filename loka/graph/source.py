@@ -18,6 +18,11 @@ from torch import nn
 from loka.graph.script import in_script, script_in
 
 _INTERNAL = frozenset(vars(nn.Module()))  # attributes of every module
+_EPS = frozenset({"eps", "epsilon", "variance_epsilon"})
+_MEANS = frozenset({"mean", "var", "var_mean", "std", "layer_norm", "rms_norm"})
+_PARTS = _MEANS | {
+    "relu", "silu", "gelu", "sigmoid", "tanh", "hardswish", "threshold", "exp", "erf", "softplus", "leaky_relu",
+}  # fmt: skip
 _SIMPLE = (int, str, bool, float, complex, type(None), torch.dtype, torch.device)
 
 
@@ -74,9 +79,30 @@ def names_in(function: FunctionType) -> frozenset[str]:
 def live_floats(module: nn.Module, functions: Iterable[FunctionType]) -> tuple[str, ...]:
     """Float attributes of the module that the functions name: read in each forward, never built into the text."""
     names = {name for function in functions for name in names_in(function)}
-    if is_block_norm(module):
-        names.discard("eps")
+    names -= built_in_floats(module)
     return tuple(name for name in sorted(names) if isinstance(inspect.getattr_static(module, name, None), float))
+
+
+def built_in_floats(module: nn.Module) -> frozenset[str]:
+    """Names of float attributes that are built into the text of a norm, and part of its hash, as with torch's own."""
+    return _EPS if is_block_norm(module) or is_own_norm(module) else frozenset()
+
+
+def is_own_function(module: nn.Module) -> bool:
+    """True if a module looks like a hand-written norm or activation.
+
+    It has neither children nor buffers, at most two Parameters, all (n,), and a forward that names one of torch's
+    functions that these are made of. Tracing shows what it does with them.
+    """
+    sizes = {tuple(parameter.shape) for parameter in module._parameters.values() if parameter is not None}
+    plain = not module._modules and not module._buffers and len(module._parameters) <= 2
+    alike = not sizes or (len(sizes) == 1 and len(next(iter(sizes))) == 1)
+    return plain and alike and any(_PARTS & names_in(function) for function in functions_of(module))
+
+
+def is_own_norm(module: nn.Module) -> bool:
+    """True if a module looks like a hand-written norm: one that takes means of its own."""
+    return is_own_function(module) and any(_MEANS & names_in(function) for function in functions_of(module))
 
 
 def is_block_norm(module: nn.Module) -> bool:

@@ -25,10 +25,11 @@ ANALYTIC = frozenset(
         "layer_norm", "rms_norm",
     }
 )  # fmt: skip
+_PIECES = frozenset({"threshold"})  # not analytic: a single statement of it is compared, whose pieces drawn numbers hit
 _PLACING = frozenset({"cat", "concat", "concatenate", "hstack", "vstack"})  # values stay as they are
 _READING = frozenset({"size", "dim", "shape", "ndim"})
 CASTS = frozenset({"to", "float", "double", "half", "bfloat16", "type_as", "contiguous"})  # rounding, and layout
-_KNOWN = ANALYTIC | _PLACING | _READING | CASTS
+_KNOWN = ANALYTIC | _PIECES | _PLACING | _READING | CASTS
 _TORCH = ("torch", "torch.nn.functional", "torch.special", "torch.linalg")
 _NODES = (
     ast.Expression, ast.Call, ast.keyword, ast.Attribute, ast.Name, ast.Load, ast.Constant, ast.Tuple, ast.List,
@@ -60,6 +61,8 @@ def evaluable(statement: Statement) -> Evaluable | None:
         tree = ast.parse(statement.template.format(*names), mode="eval")
     except (SyntaxError, ValueError, IndexError, KeyError):
         return None
+    if statement.op == "type_as" and names:  # whose second operand only has the dtype
+        tree = ast.fix_missing_locations(ast.Expression(ast.Name(names[0], ast.Load())))
     if statement.target == "_" or not all(_is_known(node, names) for node in ast.walk(tree)):
         return None
     return Evaluable(statement.target, compile(tree, "<statement>", "eval"), statement.operands)

@@ -23,7 +23,7 @@ from loka.graph.trace.observed_shapes import Shape
 _LONGEST = 12  # statements of a run
 _BATCH = 3  # drawn for a dimension that differs between calls
 _FUNCTIONAL = "torch.nn.functional"
-_ACTIVATIONS = ("silu", "gelu", "sigmoid", "tanh", "softplus", "mish")
+_ACTIVATIONS = ("relu", "silu", "gelu", "sigmoid", "tanh", "softplus", "mish")
 _SCALES = (1.0, 0.02, 30.0)  # of drawn inputs: where eps is nothing, and where it is all
 _PLAIN = frozenset({"{0} + {1}", "{0} * {1}"})
 _NORMS = ("layer_norm", "rms_norm")
@@ -105,8 +105,8 @@ class _Finder:
         steps = [step for step in self._steps[first : last + 1] if step is not None]
         found: Statement | None = None
         of_one = len(inputs.locals) == 1 and self._shapes.get(inputs.locals[0].text) == shape
-        if of_one and not inputs.attributes and len(run) > 1:
-            found = self._activation(steps, inputs.locals[0], shape)
+        if of_one and not inputs.attributes and (len(run) > 1 or run[0].op == "threshold"):
+            found = self._activation(steps, inputs.locals[0])
         if of_one and found is None and (len(run) > 1 or (run[0].op in _NORMS and parse_norm(run[0]) is None)):
             found = self._norm(steps, inputs, shape)
         casts = any(step.op in CASTS for step in run)  # of a sum, these may be what makes its dtype
@@ -121,7 +121,8 @@ class _Finder:
     def _inputs(self, run: Sequence[Statement]) -> _Inputs | None:
         """What a run reads, in order; None for a local of unknown shape, or an attribute that is no tensor."""
         inside = {step.target for step in run}
-        refs = dict.fromkeys(ref for step in run for ref in step.operands if ref.text not in inside)
+        read = (ref for step in run for ref in step.operands[: 1 if step.op == "type_as" else None])
+        refs = dict.fromkeys(ref for ref in read if ref.text not in inside)
         tensors = tuple(ref for ref in refs if ref.kind is RefKind.LOCAL)
         attributes = tuple(ref for ref in refs if ref.kind is RefKind.ATTRIBUTE)
         known = all(self._shapes.get(ref.text) for ref in tensors) and all(
@@ -134,7 +135,7 @@ class _Finder:
             return self._attributes[ref.text]
         return tuple(_BATCH if size is None else size for size in self._shapes[ref.text])
 
-    def _activation(self, steps: Sequence[Evaluable], x: Ref, shape: Shape) -> Statement | None:
+    def _activation(self, steps: Sequence[Evaluable], x: Ref) -> Statement | None:
         left = list(_ACTIVATIONS)
         for seed, scale in enumerate(_SCALES):
             (drawn_x,) = drawn([self._sizes(x)], seed, scale)

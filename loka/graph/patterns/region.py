@@ -12,7 +12,7 @@ from torch import nn
 from loka.graph.ir import ForwardIR, RefKind, Region, SiteCall, Statement
 from loka.graph.patterns.linear_chain import readers_of
 from loka.graph.patterns.norm import TORCH_NORMS, norm_ending_at, norm_starting_at
-from loka.graph.source import functions_of, has_hooks, is_block_norm, is_swish_norm
+from loka.graph.source import functions_of, has_hooks, is_block_norm, is_own_function, is_swish_norm
 from loka.graph.source import names_in as names_in_code
 from loka.sites.flow import Flow, common_module
 from loka.sites.site import GemmKind, Site
@@ -349,7 +349,8 @@ def scope_of(
 def _norms_and_activations(owner: str, path: str, modules: dict[str, nn.Module]) -> Iterator[str]:
     """Names of the norms and activations among the children of an inlined module, except those with hooks."""
     for name, child in _held(modules[".".join(filter(None, (owner, path)))]):
-        if (type(child) in _INLINABLE and not has_hooks(child)) or is_idle(child):
+        own = type(child) in _INLINABLE or is_own_function(child)
+        if (own and not has_hooks(child)) or is_idle(child):
             yield f"{path}.{name}".lstrip(".")
         elif (is_block_norm(child) or is_swish_norm(child)) and not any(has_hooks(part) for part in child.modules()):
             yield from (f"{path}.{name}.{inner}".strip(".") for inner, _ in child.named_modules())

@@ -20,7 +20,7 @@ from torch import nn
 from loka.graph.ir import ForwardIR, RefKind, Statement
 from loka.graph.patterns.linear_chain import readers_of
 from loka.graph.patterns.region import ACTIVATIONS, ELEMENTWISE, NORM_MODULES, NORMS
-from loka.graph.source import functions_of, has_hooks, is_block_norm, live_floats, syntax_tree
+from loka.graph.source import built_in_floats, functions_of, has_hooks, live_floats, syntax_tree
 from loka.graph.trace.in_place import SUMS, sum_out_of_place
 
 _LABELS = {"record_function", "range", "annotate"}  # with-blocks that only label a profile
@@ -178,7 +178,7 @@ class _Linter:
         chain = self._chain(node)
         if chain:
             value = self._value(chain)
-            known = (*self.live, *(("eps",) if is_block_norm(self.module) else ()))
+            known = (*self.live, *built_in_floats(self.module))
             checked = len(chain) > 1 and _is_of_torch(self._value(chain[:-1]))  # compared on binding (`reads`)
             if isinstance(value, float) and not checked and not (len(chain) == 1 and chain[0] in known):
                 yield f"float attribute '{ast.unparse(node)}' would be frozen"
