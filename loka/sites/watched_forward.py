@@ -169,10 +169,12 @@ def undisturbed() -> Iterator[None]:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
-        # torch logs a traceback of what a fake tensor refuses; the message of the refusal has its place.
-        log = logging.getLogger("torch._subclasses.fake_tensor")
-        stack.callback(setattr, log, "disabled", log.disabled)
-        log.disabled = True
+        # torch logs a traceback of what a fake tensor refuses, where the refusal's message has its place, and a warning
+        # for a model that asks whether it is traced.
+        for name in ("torch._subclasses.fake_tensor", "torch.fx._symbolic_trace"):
+            log = logging.getLogger(name)
+            stack.callback(setattr, log, "disabled", log.disabled)
+            log.disabled = True
         # A re-entrant checkpoint runs its block without gradients, which would hide that its inputs need them.
         reentrant.apply = staticmethod(_run_plainly)  # type: ignore[method-assign]
         try:

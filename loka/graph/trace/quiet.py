@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +10,13 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Ignore warnings. Also a decorator."""
+    """Ignore warnings, and what torch.fx logs of models that ask whether they are traced. Also a decorator."""
+    log = logging.getLogger("torch.fx._symbolic_trace")
+    disabled = log.disabled
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        yield
+        log.disabled = True
+        try:
+            yield
+        finally:
+            log.disabled = disabled

@@ -84,6 +84,22 @@ def test_torch_warns_of_nothing_on_a_trial_batch(recwarn: pytest.WarningsRecorde
     assert not recwarn.list
 
 
+class AsksWhetherItIsTraced(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        torch.fx._symbolic_trace.is_fx_tracing()
+        return x
+
+
+def test_torch_logs_nothing_of_a_model_that_asks_whether_it_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    log = torch.fx._symbolic_trace.log
+    monkeypatch.setattr(log, "handle", lambda record: None if log.disabled else said.append(record.getMessage()))
+    examples = Examples("", tuple(ExampleCall(rows, (torch.randn(rows, 4),), {}) for rows in (2, 3)))
+    torch.fx._symbolic_trace.log.warning("heard")
+    trace_forward(AsksWhetherItIsTraced(), "", examples)
+    assert said == ["heard"]
+
+
 def test_an_unknown_error_is_quoted() -> None:
     assert reason_of(ValueError("odd\nsecond line")) == (
         "its code does not run on traced values: it raises ValueError ('odd')"
