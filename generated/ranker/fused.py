@@ -18,7 +18,7 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import concat_norm_reference, fm_reference
 from loka.kernels.fused.norm import norm_reference
 
-STAMP = "ab6155a9c7b79c7871c49f15ed4602c2d8df200593b73fe6559b7491d1dfc3dd"
+STAMP = "aa31673f82974bba3c3b06007b4a5585ae35f43a706bd6d551b5aa5a138d9c7b"
 
 
 def _add_backward_e4m3_outputs(grad: Tensor) -> tuple[Tensor, ...]:

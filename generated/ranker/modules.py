@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "ab6155a9c7b79c7871c49f15ed4602c2d8df200593b73fe6559b7491d1dfc3dd"
+STAMP = "aa31673f82974bba3c3b06007b4a5585ae35f43a706bd6d551b5aa5a138d9c7b"
 
 
 class EmbedDense(dispatch.Bound):
