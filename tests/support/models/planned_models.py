@@ -64,7 +64,7 @@ class SequenceLayer(nn.Module):
 
 
 class SequenceModel(nn.Module):
-    """Two such layers; the model gives them a mask and no cache."""
+    """Two such layers, to which it gives a mask and no cache; it cannot be traced as a whole itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,6 +72,8 @@ class SequenceModel(nn.Module):
 
     def forward(self, x: Tensor, times: Tensor | None = None) -> Tensor:
         mask = x[:, :, 0].ne(0)
+        if x.sum() > 1e9:
+            x = x * 2
         for layer in self.layers:
             x = x + layer(x, mask, times)
         return x
