@@ -24,7 +24,7 @@ _ACTIVATIONS = frozenset(
 _OTHERS = frozenset(
     (
         *("add", "sub", "mul", "div", "addcmul", "addcdiv", "neg", "reciprocal", "sqrt", "getitem"),
-        *("alias", "contiguous", "clone", "to", "type_as", "float", "half", "bfloat16"),
+        *("alias", "contiguous", "clone", "unsqueeze", "squeeze", "to", "type_as", "float", "half", "bfloat16"),
     )
 )
 _FUSED = _NORMS | _ACTIVATIONS | _OTHERS

@@ -26,7 +26,9 @@ ANALYTIC = frozenset(
     }
 )  # fmt: skip
 _PIECES = frozenset({"threshold"})  # not analytic: a single statement of it is compared, whose pieces drawn numbers hit
-_PLACING = frozenset({"cat", "concat", "concatenate", "hstack", "vstack"})  # values stay as they are
+_PLACING = frozenset(
+    {"cat", "concat", "concatenate", "hstack", "vstack", "unsqueeze", "squeeze"}
+)  # values stay as they are
 _READING = frozenset({"size", "dim", "shape", "ndim"})
 CASTS = frozenset({"to", "float", "double", "half", "bfloat16", "type_as", "contiguous"})  # rounding, and layout
 _KNOWN = ANALYTIC | _PIECES | _PLACING | _READING | CASTS
