@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -13,6 +13,7 @@ from loka.graph.ir import SiteCall
 from loka.graph.loop_guards import checked_length
 from loka.graph.refused import CannotTraceError
 from loka.graph.trace.fx_recording import Op
+from loka.graph.trace.lint import place_in
 from loka.graph.trace.printer import Template
 from loka.sites.weights import SiteWeight, leading_index
 
@@ -77,6 +78,18 @@ def find_weights(owner: nn.Module, ops: tuple[Op, ...], sites: Mapping[str, Site
                     nodes[op.node] = site
     matrices = {node: parts[node][:2] for node in nodes if node in parts}
     return Weights(nodes, views, frozenset(sites), matrices)
+
+
+def unused_reason(site: str, weights: Weights, ops: Sequence[Op]) -> str:
+    """Why a site is in no GEMM of a trace: what its weight goes into instead, with the place, or that nothing does."""
+    own = {node for node, name in weights.sites.items() if name == site}
+    own |= {view for view, node in weights.views.items() if node in own}
+    for op in ops:
+        if own.intersection(op.node.all_input_nodes) and op.node not in own and op.node.op != "output":
+            name = op.node.target if isinstance(op.node.target, str) else getattr(op.node.target, "__name__", "")
+            where = f" {place_in(*op.line)}" if op.line is not None else ""
+            return f"'{site}' goes into '{name}' before any GEMM, and only transposes are followed{where}"
+    return f"'{site}' takes part in no GEMM of the forward"
 
 
 def _taking(op: Op) -> str:

@@ -33,7 +33,7 @@ from loka.graph.trace.lint import code_place, lint, out_of_place, unreadable
 from loka.graph.trace.observed_shapes import Shape, observed_shapes, with_even_statements
 from loka.graph.trace.printer import HIDING, attribute, constant, is_identifier
 from loka.graph.trace.quiet import quiet
-from loka.graph.trace.site_calls import find_weights
+from loka.graph.trace.site_calls import find_weights, unused_reason
 from loka.graph.trace.statements import Printed
 from loka.sites.callables import message_of
 from loka.sites.weights import SiteWeight, find_weight
@@ -236,7 +236,7 @@ def _convert(
     printed = Printed(module, recording, weights)
     missing = [site for site in sites if not any(s.call and s.call.site == site for s in printed.statements)]
     if missing:
-        raise CannotTraceError(f"'{missing[0]}' takes part in no GEMM of the forward")
+        raise CannotTraceError(unused_reason(missing[0], weights, recording.ops))
     forward = ForwardIR(
         owner=owner,
         owner_type=qualified(type(module)),

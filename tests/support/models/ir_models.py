@@ -387,14 +387,14 @@ class OwnGradient(Plain):
 
 
 class Scaled(nn.Module):
-    """A norm of the user's own, with a float that is read in its forward."""
+    """A norm of the user's own, with floats that are read in its forward."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.eps = 1e-3
+        self.eps, self.gain = 1e-3, 0.5
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
+        return self.gain * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
 
 
 class WithNorm(Plain):
