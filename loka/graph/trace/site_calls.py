@@ -69,6 +69,8 @@ def find_weights(owner: nn.Module, ops: tuple[Op, ...], sites: Mapping[str, Site
             views[op.node] = source
         elif source in parts and _is_all_matrices(op):
             whole[op.node] = source
+        elif source in whole and op.node.target is checked_length:  # a loop over W.unbind()
+            whole[op.node] = whole[source]
         elif source in parts or source in whole:
             base, before, parameter = parts[whole.get(source, source)]
             index = leading_index(_taking(op), op.args[1:], op.kwargs, parameter.shape[len(before) :])

@@ -248,6 +248,24 @@ def test_matrices_of_parameters_are_weights_by_their_place() -> None:
     assert others[2:4] == ["item_1 = self.deep[0][0]", "_ = dispatch.checked_length(item_1, 2)"]
 
 
+class Unbound(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = nn.Parameter(torch.randn(2, 8, 8)), nn.Parameter(torch.randn(2, 8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for down, up in zip(self.down.unbind(), torch.unbind(self.up, 0), strict=True):
+            x = x + F.linear(F.linear(x, down), up)
+        return x
+
+
+def test_a_loop_over_unbound_matrices() -> None:
+    sites = ("down.0", "up.0", "down.1", "up.1")
+    answer = traced(Unbound(), *sites)
+    assert isinstance(answer, ForwardIR), answer
+    assert [step.call.site for step in answer.statements if step.call is not None] == list(sites)
+
+
 @pytest.mark.parametrize("site", ["w", "w.4", "w.0.0"])
 def test_what_is_no_matrix_is_no_site(site: str) -> None:
     with pytest.raises(InputError) if site == "w.4" else nullcontext():
