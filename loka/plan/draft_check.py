@@ -15,14 +15,19 @@ from loka.plan.plan import Plan
 from loka.plan.planner import make_plan
 from loka.plan.report.mod_plans import describe_changes
 
+MANY = 1000  # sites beyond which a draft is not planned: thousands of layers take a minute
+
 
 def checked(options: DraftOptions, drafted: Drafted) -> Drafted:
     """The contents of a first policy with the results of planning it.
 
     Mods that keep the function are planned together, as they are if the comments become mods: those that change nothing
     are left out, and the others say what they changed. `could` is the share of FLOPs that `compute: fp8` would take. If
-    the model cannot be planned, proposals that nothing confirmed are left out, and `could` stays None.
+    the model cannot be planned, proposals that nothing confirmed are left out, and `could` stays None. A model of more
+    than MANY sites is not planned: its proposals stay as they were found.
     """
+    if len(drafted.sites) > MANY:
+        return drafted
     exact = [mod for mod in drafted.mods if mod.exact]
     changing = _changing(options, drafted, exact) if exact else ()
     forced = _planned(options, drafted, (), Compute.FP8)

@@ -56,16 +56,26 @@ def flow_of(sites: Mapping[str, Sequence[MeasuredCall]]) -> Flow:
     return Flow(into, around)
 
 
-def _reached(node: Node, sources: Collection[int]) -> tuple[int, ...]:
-    """Ids of the first nodes that GEMMs read on the way from a product; `sources` are all such."""
+def _reached(product: Node, sources: Collection[int]) -> tuple[int, ...]:
+    """Ids of the first nodes that GEMMs read on the way from a product; `sources` are all such.
+
+    The way is through what reads nothing but the product, or through sums and products with others alone. It ends where
+    something else reads on, as a residual stream does: its blocks stay apart, so that each can be a unit of FSDP.
+    """
     found: dict[int, None] = {}
-    seen, waiting = {node}, [node]
+    alone = _after(product)
+    mixed = {product}  # sums and products of it
+    seen, waiting = {product}, [product]
     while waiting:
         here = waiting.pop()
         if id(here) in sources:
             found[id(here)] = None
             continue
-        ahead = [child for child in here.children if _is_fused(child) and child not in seen]
+        if len(here.children) > 1 and not all(child in alone for child in here.children):
+            continue
+        fused = [child for child in here.children if _is_fused(child)]
+        mixed.update(child for child in fused if here in mixed and child.op in _OTHERS)
+        ahead = [child for child in fused if child not in seen and (child in alone or child in mixed)]
         seen.update(ahead)
         waiting += ahead
     return tuple(found)

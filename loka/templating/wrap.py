@@ -14,6 +14,7 @@ from itertools import pairwise
 WIDTH = 120  # columns of a line
 
 _TOKEN = re.compile(r"""[rbfu]*"(?:\\.|[^"\\])*"|[rbfu]*'(?:\\.|[^'\\])*'|[\[({\])},#]|=""")
+_LITERAL = re.compile(r"""(?<![\w"'])'(?:\\.|[^'\\])*'""")  # in single quotes, which may hold double ones
 _CALLED = re.compile(r"[\w)\]]$")
 _KEYWORD = re.compile(r"\b(?:return|in|is|not|and|or|if|else|assert|yield|del|await|for)\s*$")
 _TARGET = re.compile(r"\w+ = ")
@@ -49,7 +50,7 @@ def wrap(text: str) -> str:
     lines: list[str] = []
     in_docstring = False
     for line in text.split("\n"):
-        quotes = line.count('"""')
+        quotes = (line if in_docstring else _LITERAL.sub("", line)).count('"""')
         prose = in_docstring or quotes or _COMMENT.match(line) is not None
         lines += [line] if len(line) <= WIDTH else _filled(line) if prose else wrap_statement(line)
         in_docstring ^= quotes % 2 == 1

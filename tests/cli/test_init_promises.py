@@ -12,6 +12,7 @@ from loka.mods.policy_loader import load_policy
 from loka.plan.draft import DraftOptions
 from loka.plan.draft_check import checked
 from loka.plan.mod_proposals import Drafted, Proposal
+from loka.sites.site import GemmKind, RowCount, Site
 
 pytestmark = pytest.mark.slow
 
@@ -155,3 +156,11 @@ def test_a_model_that_cannot_be_planned_is_drafted_without_promises(monkeypatch)
     new = Proposal("no_bias", "1 bias dropped", False)
     found = checked(DraftOptions("x", "a:b", None, 8), Drafted((), (Proposal("pad_alignment", "?", True), new)))
     assert (found.mods, found.could) == ((new,), None)
+
+
+def test_models_of_many_sites_are_not_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loka.plan.draft_check.MANY", 0)
+    monkeypatch.setattr("loka.plan.draft_check.make_plan", pytest.fail)
+    site = Site("fc", GemmKind.LINEAR, "", "fc.weight", None, RowCount(1), 64, 64, 1, 1, 1.0, True, (), (), "")
+    drafted = Drafted((site,), ())
+    assert checked(DraftOptions("x", "a:b", None, 8), drafted) is drafted

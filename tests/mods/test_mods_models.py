@@ -52,8 +52,9 @@ Stage = tuple[str, str | None, str | None, str | None]
 
 def stages(model: nn.Module) -> list[list[Stage]]:
     """The chains of all linears: for each the sites with the norm before, the norm and the activation after."""
-    sites = [site for site in find_sites(BuiltModel(model, inputs(8), {}, 8)).sites if site.kind is GemmKind.LINEAR]
-    scopes = inline_for(model, sites, {site.name for site in sites}, lambda owner: True)
+    found_sites = find_sites(BuiltModel(model, inputs(8), {}, 8))
+    sites = [site for site in found_sites.sites if site.kind is GemmKind.LINEAR]
+    scopes = inline_for(model, sites, {site.name for site in sites}, found_sites.flow)
     batches = {batch: ModelInputs(inputs(batch)) for batch in (5, 8)}
     examples = capture_examples(model, [scope.owner for scope in scopes], batches)
     known, found = StaticOperands(frozenset(NORMS), frozenset(ACTIVATIONS)), []

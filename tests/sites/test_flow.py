@@ -29,7 +29,7 @@ class Outer(nn.Module):
         self.head, self.queries, self.keys = nn.Linear(32, 16), nn.Linear(16, 4), nn.Linear(16, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.one(self.norm(x)) * x
+        h = self.one(self.norm(x))
         centred = h - h.mean(-1, keepdim=True)
         h = self.two(centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + 1e-6))
         h = self.head(torch.cat([h, x], 1)).relu()
@@ -42,6 +42,24 @@ def test_products_flow_through_what_kernels_fuse() -> None:
     assert flow.around["one.fc.weight"] == ""
     assert flow.around["two.fc.weight"] == ""
     assert flow.around["head"] == ""
+
+
+class Residual(nn.Module):
+    """A stream that goes on beside its blocks, then a gate and a sum that nothing else reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.out, self.norm = Inner(), Inner(), nn.Linear(16, 4), nn.LayerNorm(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.one(x)
+        h: Tensor = self.two(self.norm(x))
+        return self.out(x * h + x)
+
+
+def test_blocks_of_a_residual_stream_stay_apart() -> None:
+    flow = find_sites(BuiltModel(Residual(), (torch.randn(6, 16),), {}, 6)).flow
+    assert flow.into == (("two.fc.weight", "out"),)
 
 
 def test_a_module_that_holds_all_around_a_site() -> None:

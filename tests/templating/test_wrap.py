@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -109,3 +110,9 @@ def test_parameters_of_a_kernel_share_lines() -> None:
         assert all(line.startswith("    operand") or "tl.constexpr" in line or line == "    m," for line in inner)
         assert all(line.endswith(",") and not line.endswith(":,") for line in inner)
         assert len(inner) <= 1 + count // 6
+
+
+def test_triple_quotes_in_a_literal_begin_no_docstring() -> None:
+    names = "    names = (" + ", ".join(['"one two"'] * 14) + ")"
+    text = 'def f() -> None:\n    quotes = \'"""\'\n' + names
+    assert ast.literal_eval(wrap(text).partition("names = ")[2]) == ("one two",) * 14

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from loka.bench.subjects.variants import Precision, Variant
+from loka.dispatch.bind.fp8_warning import fp8_not_expected
 from loka.errors import InputError
 
 if TYPE_CHECKING:
-    from loka.dispatch.bind.fp8_warning import fp8_not_expected
-from loka.dispatch import Patch
+    from loka.dispatch import Patch
 
 LEAST_K = 512  # least in_features for torchao's FP8; below, it is slower than BF16
 ALIGNMENT = 16  # of in_features and out_features: required by Hopper's FP8 GEMMs
