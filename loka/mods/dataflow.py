@@ -79,14 +79,16 @@ def _listed(places: Sequence[str]) -> str:
     return ", ".join(lines[:PLACES]) + (f" and {len(lines) - PLACES} more" if len(lines) > PLACES else "")
 
 
-def analyse_dataflow(built: BuiltModel) -> Adaptable:
+def analyse_dataflow(built: BuiltModel, watched: Watched | None = None) -> Adaptable:
     """Records the data flow of a model. The model, its buffers, its hooks and the random state are unchanged.
 
-    Raises InputError where the forward raises on the example inputs, both as fake tensors and as real samples.
+    `watched` are forwards that were recorded already (`find_sites_watched`). Raises InputError where the forward raises
+    on the example inputs, both as fake tensors and as real samples.
     """
     modules = dict(built.module.named_modules())
-    with undisturbed():
-        watched = _watched(built, len(modules) <= MANY or depends_on_mode(modules) is not None)
+    if watched is None:
+        with undisturbed():
+            watched = _watched(built, len(modules) <= MANY or depends_on_mode(modules) is not None)
     runs = [watched.training] if watched.evaluation is None else [watched.training, watched.evaluation]
     linears = [_Linears(calls, watched.outputs, modules) for calls in runs]
     final = frozenset(name for found in linears for name in found.final())

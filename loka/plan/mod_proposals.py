@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from loka.errors import InputError
 from loka.mods.dataflow import analyse_dataflow
 from loka.mods.mod_planning import UnplannedModel
 from loka.mods.registry import ModKind, forward_planning, module_planning, names_of
@@ -13,8 +12,9 @@ from loka.mods.selection import selected_for_all
 from loka.plan.report.mod_plans import describe_adaptations
 from loka.sites.build_model import BuiltModel, build_model
 from loka.sites.callables import current_directory_importable
-from loka.sites.discover import find_sites
+from loka.sites.discover import SiteMap, find_sites_watched
 from loka.sites.site import Site
+from loka.sites.watched_forward import Watched
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +43,19 @@ def drafted_from(factory: str, inputs: str | None, batch_size: int) -> Drafted:
     """
     with current_directory_importable():
         built = build_model(factory, inputs, batch_size)
-        found = find_sites(built)
+        found, watched = find_sites_watched(built)
         own = type(built.module)
         name = "" if own.__module__.partition(".")[0] == "torch" else own.__name__
-        return Drafted(found.sites, proposals(built, found.sites, found.siblings), name)
+        return Drafted(found.sites, proposals(built, found, watched), name)
 
 
-def proposals(
-    built: BuiltModel, sites: Sequence[Site], siblings: Sequence[tuple[str, ...]] = ()
-) -> tuple[Proposal, ...]:
-    """Proposed mods, those that keep the function first. Nothing is traced: `draft_check` plans them."""
-    return (*_same_function(UnplannedModel(built.module, tuple(sites), tuple(siblings))), *_new_model(built))
+def proposals(built: BuiltModel, found: SiteMap, watched: Watched) -> tuple[Proposal, ...]:
+    """Proposed mods, those that keep the function first. Nothing is traced: `draft_check` plans them.
+
+    `found` and `watched` are of `find_sites_watched`.
+    """
+    same = _same_function(UnplannedModel(built.module, found.sites, found.siblings))
+    return (*same, *_new_model(built, watched))
 
 
 def _same_function(model: UnplannedModel) -> Iterator[Proposal]:
@@ -65,11 +67,8 @@ def _same_function(model: UnplannedModel) -> Iterator[Proposal]:
                 yield Proposal(name, what, mod.exact)
 
 
-def _new_model(built: BuiltModel) -> Iterator[Proposal]:
-    try:
-        model = analyse_dataflow(built)
-    except InputError:  # its sites were found in another way
-        return
+def _new_model(built: BuiltModel, watched: Watched) -> Iterator[Proposal]:
+    model = analyse_dataflow(built, watched)
     for name in names_of(ModKind.MODULES):
         mod = module_planning(name)
         found = mod.find(model, selected_for_all(mod)).adaptations

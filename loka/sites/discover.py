@@ -82,11 +82,16 @@ def find_sites(built: BuiltModel) -> SiteMap:
     Raises:
         InputError: The forward raises, or depends on its inputs' values and cannot be run on a few real samples.
     """
+    return find_sites_watched(built)[0]
+
+
+def find_sites_watched(built: BuiltModel) -> tuple[SiteMap, Watched]:
+    """`find_sites`, and the recorded forwards in which they were found."""
     with undisturbed():
         return _find_sites(built)
 
 
-def _find_sites(built: BuiltModel) -> SiteMap:
+def _find_sites(built: BuiltModel) -> tuple[SiteMap, Watched]:
     modules = dict(built.module.named_modules())
     order = {name: place for place, name in enumerate(modules)}
     notes: list[str] = []
@@ -106,12 +111,13 @@ def _find_sites(built: BuiltModel) -> SiteMap:
             f"multiply; give both a size, or take it out of the model"
         )
     notes.extend((*found.notes, *merge_notes, *fused_notes, *_other_notes(found, built.batch_size)))
-    return SiteMap(
+    sitemap = SiteMap(
         sites=sites,
         notes=tuple(notes),
         siblings=siblings(found.training, order),
         flow=flow_of(by_site(found.training, order)),
     )
+    return sitemap, found.watched
 
 
 def _find(built: BuiltModel, evaluate: bool) -> _Found:
