@@ -60,6 +60,7 @@ def processor_seconds(arguments: list[str], folder: Path, bound: float) -> float
 
 
 @pytest.mark.slow
+@pytest.mark.timing
 @pytest.mark.parametrize("model", ["chain", "towers"])
 def test_ten_thousand_layers_are_drafted_in_fifteen_seconds(model: str, tmp_path: Path) -> None:
     cpu = processor_seconds(init_arguments(model), tmp_path, INIT_SECONDS)
@@ -70,6 +71,7 @@ def test_ten_thousand_layers_are_drafted_in_fifteen_seconds(model: str, tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.timing
 def test_a_thousand_biases_are_folded_in_five_seconds(tmp_path: Path) -> None:
     assert processor_seconds(no_bias_arguments(tmp_path), tmp_path, NO_BIAS_SECONDS) < NO_BIAS_SECONDS
 
