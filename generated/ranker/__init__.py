@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "aa31673f82974bba3c3b06007b4a5585ae35f43a706bd6d551b5aa5a138d9c7b"
+STAMP = "ed7c3c14ae1481dc9c0fccbc2dbb8c81562dc60a77070d1246b90a5143ab37fe"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

@@ -15,7 +15,7 @@ import triton.language as tl
 from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import fm_reference
 
-STAMP = "aa31673f82974bba3c3b06007b4a5585ae35f43a706bd6d551b5aa5a138d9c7b"
+STAMP = "ed7c3c14ae1481dc9c0fccbc2dbb8c81562dc60a77070d1246b90a5143ab37fe"
 
 
 @triton.jit

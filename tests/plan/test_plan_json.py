@@ -249,3 +249,9 @@ def test_a_share_that_is_not_finite_is_found(share, whole_plan):
 def test_deep_nesting_is_refused_without_a_traceback():
     with pytest.raises(InputError, match=r"^p\.json: "):
         from_json("[" * 100_000, "p.json")
+
+
+def test_how_a_statement_was_recognised_is_not_in_the_file(whole_plan):
+    """Readers of the same version, from before canonical statements, would refuse the field."""
+    assert any(each.forward is not None and each.forward.statements for each in whole_plan.bindings)
+    assert '"written"' not in to_json(whole_plan)

@@ -30,9 +30,8 @@ _PLACING = frozenset(
     {"cat", "concat", "concatenate", "hstack", "vstack", "unsqueeze", "squeeze"}
 )  # values stay as they are
 _READING = frozenset({"size", "dim", "shape", "ndim"})
-CASTS = frozenset({"to", "float", "double", "half", "bfloat16", "type_as", "contiguous"})  # rounding, and layout
+CASTS = frozenset({"to", "float", "double", "half", "bfloat16", "type_as", "contiguous"})  # of dtype and layout
 _KNOWN = ANALYTIC | _PIECES | _PLACING | _READING | CASTS
-_TORCH = ("torch", "torch.nn.functional", "torch.special", "torch.linalg")
 _NODES = (
     ast.Expression, ast.Call, ast.keyword, ast.Attribute, ast.Name, ast.Load, ast.Constant, ast.Tuple, ast.List,
     ast.BinOp, ast.UnaryOp, ast.USub, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.Subscript, ast.Slice,
@@ -104,6 +103,8 @@ def _is_known(node: ast.AST, names: list[str]) -> bool:
         return node.attr in (*_KNOWN, *_DTYPES, "nn", "functional", "special", "linalg")
     if isinstance(node, ast.Name):
         return node.id in (*names, "torch")
+    if isinstance(node, ast.Constant):
+        return not isinstance(node.value, str)  # a device, to which a cast would move it
     return isinstance(node, _NODES)
 
 

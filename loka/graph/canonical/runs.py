@@ -25,6 +25,7 @@ _BATCH = 3  # drawn for a dimension that differs between calls
 _FUNCTIONAL = "torch.nn.functional"
 _ACTIVATIONS = ("relu", "silu", "gelu", "sigmoid", "tanh", "softplus", "mish")
 _SCALES = (1.0, 0.02, 30.0)  # of drawn inputs: where eps is nothing, and where it is all
+_LEAST_EPS = 1e-18  # what is less is rounding: the norm has none, and gives NaN for a row of zeros
 _PLAIN = frozenset({"{0} + {1}", "{0} * {1}"})
 _NORMS = ("layer_norm", "rms_norm")
 _PRODUCT_SUMS = frozenset({"addcmul"})
@@ -169,7 +170,7 @@ class _Finder:
         centred = drawn_x - drawn_x.mean(-1, keepdim=True) if kind == "layer_norm" else drawn_x
         estimates = (centred / value).square() - centred.square().mean(-1, keepdim=True)
         eps = float(f"{estimates.median().item():.6g}")
-        return eps if 0 < eps < 0.1 else None
+        return eps if _LEAST_EPS < eps < 0.1 else None
 
     def _is_norm(
         self, steps: Sequence[Evaluable], kind: str, eps: float, x: Ref, weight: Ref | None, bias: Ref | None

@@ -147,10 +147,10 @@ def inline_for(
     neighbours it is its own owner. A site merged by a mod stands for its members. Scopes whose owner would be inlined
     into another's are merged into that one. The owner of a site in `chained` (names) also holds an activation before
     it, so that a chain (`linear_chain`) can include it; and the chained site that its product goes into, by `flow`,
-    which also gives the module of what stands around it. `held` gives owners that are known
-    already; `also` are owners to rewrite without a site, each with modules to inline in it. Where `barriers` stand
-    between a site and its owner, or are the owner, it is the largest module in front of them that still holds some of
-    its neighbours. Scopes are in the order of the model's modules.
+    which also gives the module of what stands around it. `held` gives owners that are known already; `also` are owners
+    to rewrite without a site, each with modules to inline in it. Where `barriers` stand between a site and its owner,
+    or are the owner, it is the largest module in front of them that still holds some of its neighbours. Scopes are in
+    the order of the model's modules.
     """
     modules, sites, barriers = dict(model.named_modules()), tuple(sites), barriers or Barriers()
     closed, flow = barriers.closed, flow or Flow()

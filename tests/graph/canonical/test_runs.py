@@ -25,11 +25,11 @@ def statements(*lines: str) -> list[Statement]:
     return made
 
 
-def canonical(*lines: str, read: tuple[str, ...] = ()) -> list[str]:
+def canonical(*lines: str, read: tuple[str, ...] = (), shape: tuple[int | None, ...] = SHAPE) -> list[str]:
     """The templates of the canonical statements; the last target is read outside, and those of `read`."""
     steps = statements(*lines)
     names = {ref.text for step in steps for ref in step.operands if ref.kind is RefKind.LOCAL}
-    shapes = dict.fromkeys({*names, *(step.target for step in steps)}, SHAPE)
+    shapes = dict.fromkeys({*names, *(step.target for step in steps)}, shape)
     shapes |= {
         "mean": (None, 1),
         "var": (None, 1),
@@ -87,6 +87,22 @@ def test_the_weight_and_the_bias_are_told_apart() -> None:
     swapped = ("scaled = mul self.bias normed: {0} * {1}", "y = add self.weight scaled: {0} + {1}")
     steps = canonical(*NORMS["squares"], *swapped)
     assert steps == [NORM]  # with the operands x, self.bias, self.weight
+
+
+@pytest.mark.parametrize("width", [8, 16, 24, 32, 256])  # rounding looks like an eps of 1e-22 at four of them
+def test_a_norm_without_eps_is_none(width: int) -> None:
+    steps = (
+        "squared = square x: {0}.square()",
+        "var = mean squared: {0}.mean(-1, keepdim=True)",
+        "root = rsqrt var: {0}.rsqrt()",
+        "y = mul x root: {0} * {1}",
+    )
+    assert canonical(*steps, shape=(None, width)) == [step.template for step in statements(*steps)]
+
+
+def test_a_move_to_a_device_stays() -> None:
+    moved = ('x2 = to x: {0}.to("cuda:1")', "gate = sigmoid x2: torch.sigmoid({0})", "y = mul x2 gate: {0} * {1}")
+    assert canonical(*moved) == [moved[0].partition(": ")[2], "torch.nn.functional.silu({0})"]
 
 
 def test_an_rms_norm_of_six_statements() -> None:
