@@ -104,13 +104,9 @@ class _Finder:
             return None
         pairs, rank = self._result(outer, _PAIRS), self._size(inner, 2)
         sums = self._weighted_sums(x, inner)
-        if sums is not None and (sums.view != "{0}" or sums.node.contracted[1] != 1):
-            sums = None
         results = (pairs,) if sums is None else (pairs, sums)
         skipped = self._inside({place for each in results for place in (*each.within, each.last)}, x)
         if rank is None or self._statements[gemm].call is None or gemm not in skipped:
-            return None
-        if pairs.view != "{0}" or inner.contracted[1] != 0:  # not run on a GPU yet, like weighted sums of this kind
             return None
         _, n, d = embeddings
         reads = [place for place in skipped if x.ref in self._statements[place].operands]
