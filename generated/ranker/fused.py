@@ -18,7 +18,7 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import concat_norm_reference, fm_reference
 from loka.kernels.fused.norm import norm_reference
 
-STAMP = "ed7c3c14ae1481dc9c0fccbc2dbb8c81562dc60a77070d1246b90a5143ab37fe"
+STAMP = "51140d9ee15ed96c33c1aae7525e840f2dbd92bfb3abffde38006a350ea601a2"
 
 
 def _add_backward_e4m3_outputs(grad: Tensor) -> tuple[Tensor, ...]:

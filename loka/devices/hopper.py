@@ -105,7 +105,7 @@ _LAUNCHES = LaunchTables(
     products_columns=1024,
     maxima_chunk=1024,
     fm_interaction=FmInteractionLaunch(
-        fetched=8192, forward=(4, 2), chunk=64, few=64, backward_few=(4, 2), backward=(8, 1)
+        fetched=8192, forward=(4, 2), chunk=64, stages=3, few=64, backward_few=(4, 2), backward=(8, 1)
     ),
     concat_norm=ConcatNormLaunch(
         wide=2048,

@@ -103,6 +103,7 @@ class FmInteractionLaunch:
     fetched: int  # elements of a sample up to which three samples are prefetched into shared memory, above it two
     forward: tuple[int, int]  # warps and programs
     chunk: int  # most columns of a backward's step
+    stages: int  # most steps of a backward that are prefetched
     few: int  # embeddings up to which a backward uses `backward_few`
     backward_few: tuple[int, int]
     backward: tuple[int, int]

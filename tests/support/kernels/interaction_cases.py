@@ -18,6 +18,7 @@ SIZES = [
     FmSizes(128, 136, 64, 64),
 ]
 LARGE = FmSizes(128, 256, 64, 64)
+LARGEST = [LARGE, FmSizes(128, 256, 128, 100), FmSizes(256, 128, 64, 64), FmSizes(256, 100, 128, 0)]  # of their kinds
 # width, parts, residual, norm, weight, bias
 CONCAT_NORMS = [
     (16, (3, 5), True, "layer_norm", True, True),

@@ -14,6 +14,8 @@ from loka.errors import InputError
 
 SMALLEST_SIDE = 16  # of an operand of tl.dot; smaller ones are padded with zeros
 LARGEST_SAMPLE = 32768  # elements of x per sample, padded, at most: shared memory holds it twice
+LARGEST_MATRICES = 32768  # elements of rank and compress together, padded: registers hold sums for their gradients
+MOST_EMBEDDINGS = 256  # whose gradients shared memory holds between two layouts of registers
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,4 +111,8 @@ def unsupported_reason(embeddings: int, dim: int, rank: int, made: int) -> str |
         return f"a sample may have {LARGEST_SAMPLE} elements, padded to powers of two"
     if max(padded(rank), padded(max(made, 1))) > padded(embeddings):
         return "the rank and the weighted sums must be no more than the embeddings, or nothing is saved"
+    if embeddings > MOST_EMBEDDINGS:
+        return f"a sample may have {MOST_EMBEDDINGS} embeddings"
+    if padded(embeddings) * (padded(rank) + (padded(made) if made else 0)) > LARGEST_MATRICES:
+        return f"both matrices together may have {LARGEST_MATRICES} elements, padded to powers of two"
     return None

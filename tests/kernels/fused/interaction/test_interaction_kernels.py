@@ -104,6 +104,8 @@ def test_a_sample_of_another_shape_is_refused(package):
         ((128, 512, 4, 4), "32768 elements"),
         ((16, 64, 48, 4), "no more than the embeddings"),
         ((16, 64, 4, 48), "no more than the embeddings"),
+        ((512, 32, 4, 4), "256 embeddings"),
+        ((256, 64, 128, 64), "both matrices together may have 32768 elements"),
     ],
 )
 def test_sizes_without_a_kernel_are_refused(sizes, said):

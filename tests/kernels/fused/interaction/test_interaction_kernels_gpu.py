@@ -10,7 +10,7 @@ from loka.kernels.fused.cast_transpose.matrix_spec import Reduce
 from tests.support.gpu import ON_HOPPER
 from tests.support.kernels.interaction_cases import (
     CONCAT_NORMS,
-    LARGE,
+    LARGEST,
     SIZES,
     concat_norm_inputs,
     concat_norm_specs,
@@ -18,6 +18,7 @@ from tests.support.kernels.interaction_cases import (
     exact_fm,
     fm_inputs,
     fm_specs,
+    passes,
     summed,
 )
 from tests.support.kernels.rendered_cases import write_package
@@ -28,7 +29,7 @@ SAMPLES = (1, 17, 1031)
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
-    specs = [spec for sizes in (*SIZES, LARGE) for spec in fm_specs(sizes)]
+    specs = [spec for sizes in (*SIZES, *LARGEST) for spec in fm_specs(sizes)]
     specs += [spec for case in CONCAT_NORMS for spec in concat_norm_specs(case)]
     return write_package(tmp_path_factory.mktemp("interactions_gpu") / "interactions_gpu_package", [*specs, Reduce(2)])
 
@@ -39,7 +40,7 @@ def check(got: dict[str, Tensor], exact: dict[str, Tensor], limit: float) -> Non
         assert error < limit, (name, float(error))
 
 
-@pytest.mark.parametrize("sizes", [*SIZES, LARGE], ids=lambda sizes: sizes.name)
+@pytest.mark.parametrize("sizes", [*SIZES, *LARGEST], ids=lambda sizes: sizes.name)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_fm_interactions_against_float64(package, sizes, dtype):
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -51,6 +52,18 @@ def test_fm_interactions_against_float64(package, sizes, dtype):
         limit = {torch.bfloat16: 6e-3, torch.float16: 1e-3, torch.float32: 1e-5}[dtype]
         for spec in fm_specs(sizes):
             check(package.run(spec, *(inputs[p] for p in spec.parameters)), exact, limit)
+
+
+@pytest.mark.parametrize("sizes", [sizes for sizes in (*SIZES, *LARGEST) if passes(sizes)], ids=lambda sizes: sizes.name)
+def test_a_float32_gradient_passes(package, sizes):
+    """As under autocast, where norms compute in float32."""
+    inputs = fm_inputs(sizes, 1031, torch.bfloat16, "cuda")
+    exact = exact_fm(sizes, inputs)
+    inputs["passed"] = inputs["passed"].float()
+    backward = fm_specs(sizes)[1]
+    got = package.run(backward, *(inputs[p] for p in backward.parameters))
+    assert got["dx"].dtype == torch.float32
+    check(got, exact, 6e-3)
 
 
 @pytest.mark.parametrize("case", CONCAT_NORMS, ids=lambda case: concat_norm_specs(case)[0].function)

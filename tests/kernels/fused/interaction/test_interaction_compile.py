@@ -1,0 +1,69 @@
+"""FM interactions of all sizes fit into the shared memory of a block on sm_90, whatever dtype passes; no GPU is needed."""
+
+from __future__ import annotations
+
+import pytest
+
+from loka.devices.targets import DEFAULT
+from loka.errors import InputError
+from loka.kernels.fused.interaction.fm_spec import FmBackward, FmForward, FmSizes
+from loka.kernels.fused.interaction.fm_values import fm_configuration, shared_bytes
+from tests.support.kernels.interaction_cases import LARGEST
+from tests.support.kernels.rendered_cases import write_package
+from tests.support.kernels.sm90 import SHARED, compile_for_sm90
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("triton_cache")]
+
+FEW = FmSizes(64, 128, 32, 32)
+SIDES = (1, 16, 27, 64, 100, 128, 200, 256, 1000, 2048, 32768)
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    specs = [spec for sizes in (FEW, *LARGEST) for spec in (FmForward(sizes), *backwards(sizes))]
+    return write_package(tmp_path_factory.mktemp("interactions_sm90") / "interactions_sm90_package", specs)
+
+
+def backwards(sizes: FmSizes) -> list[FmBackward]:
+    return [FmBackward(sizes, passed) for passed in (False, True)]
+
+
+def pointer(name: str, passed: str) -> str:
+    if name in ("drank_ptr", "dcompress_ptr"):
+        return "*fp32"
+    return f"*{passed}" if name in ("passed_ptr", "dx_ptr") else "*bf16"
+
+
+@pytest.mark.parametrize("passed", ["bf16", "fp32"])
+@pytest.mark.parametrize("sizes", [FEW, *LARGEST], ids=lambda sizes: sizes.name)
+def test_a_block_has_the_shared_memory_that_they_take(package, sizes, passed):
+    wide = passed == "fp32"
+    for spec in (FmForward(sizes), *backwards(sizes)):
+        if wide and spec not in [FmBackward(sizes, True)]:
+            continue
+        launch = fm_configuration(spec)
+        kernel = getattr(package.triton_kernels, f"_{spec.function}")
+        types = {name: pointer(name, passed) if name.endswith("_ptr") else "i32" for name in kernel.arg_names}
+        stages = launch.stages_wide if wide else launch.stages
+        constants = {"STAGES": stages} if "STAGES" in kernel.arg_names else {}
+        binary = compile_for_sm90(kernel, types, range(len(types)), constants, num_warps=launch.warps)
+        assert binary.metadata.shared <= shared_bytes(spec, launch.chunk, stages, wide) <= SHARED, spec
+
+
+def test_every_size_that_is_not_refused_has_a_launch():
+    """Of each kernel, with either dtype of what passes."""
+    found = 0
+    for n in SIDES:
+        for d in SIDES:
+            for r in SIDES:
+                for c in (0, *SIDES):
+                    try:
+                        sizes = FmSizes(n, d, r, c)
+                    except InputError:
+                        continue
+                    found += 1
+                    for spec in (FmForward(sizes), *backwards(sizes)):
+                        launch = fm_configuration(spec)
+                        for stages, wide in ((launch.stages, False), (launch.stages_wide, True)):
+                            assert shared_bytes(spec, launch.chunk, stages, wide) <= DEFAULT.shared_bytes, spec
+    assert found > 500
