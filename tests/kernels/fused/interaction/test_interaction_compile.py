@@ -1,4 +1,4 @@
-"""FM interactions of all sizes fit into the shared memory of a block on sm_90, whatever dtype passes; no GPU is needed."""
+"""FM interactions of all sizes fit into the shared memory of a block on sm_90, whatever dtype passes."""
 
 from __future__ import annotations
 
