@@ -292,10 +292,13 @@ def _as_recorded(policy: Policy, settings: Sequence[SiteSettings]) -> tuple[Site
             assignments[assignment] = replace(assignment, file=policy.relative(assignment.file))
         return assignments[assignment]
 
+    def with_files(wanted: SiteSettings) -> SiteSettings:
+        history = {path: tuple(map(recorded, entries)) for path, entries in wanted.history.items()}
+        return replace(wanted, history=history, alternatives=tuple(map(with_files, wanted.alternatives)))
+
     for wanted in settings:
         if id(wanted) not in known:
-            history = {path: tuple(map(recorded, entries)) for path, entries in wanted.history.items()}
-            known[id(wanted)] = replace(wanted, history=history)
+            known[id(wanted)] = with_files(wanted)
     return tuple(known[id(wanted)] for wanted in settings)
 
 

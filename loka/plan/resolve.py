@@ -66,15 +66,43 @@ def _resolved(
     costs = situation.costs
     perf_model = PerfModel(costs, DEVICES[situation.target]) if costs is not None else None
     decider = Decider(situation, perf_model, over_ne)
-    decided: dict[tuple[object, ...], tuple[GemmPlan, ...]] = {}  # sites that are alike share their decisions
+    unknown = [problem for wanted in settings for problem in unknown_kernels(wanted, situation.files)]
+    if unknown:
+        raise ImpossibleRuleError("\n".join(dict.fromkeys(unknown)))
+    ways = [_drafts(sites, way, situation, refused, decider, over_ne) for way in _ways(settings)]
+    decided = ByTime(situation, decider, perf_model).decide(ways, traced or TracedNeighbours())
+    problems = [problem for draft, _ in decided for problem in _problems(draft, situation)]
+    if problems:
+        raise ImpossibleRuleError("\n".join(dict.fromkeys(problems)))
+    return tuple(
+        SitePlan(draft.site, draft.gemms, draft.wanted.history) if found is None else _timed_plan(draft, found)
+        for draft, found in decided
+    )
+
+
+def _ways(settings: Sequence[SiteSettings]) -> list[Sequence[SiteSettings]]:
+    """The settings with the recipes of the rules; with the first of those that are left open, the second, and so on."""
+    most = max((len(wanted.alternatives) for wanted in settings), default=0)
+    return [
+        settings,
+        *([(wanted, *wanted.alternatives)[way % (len(wanted.alternatives) + 1)] for wanted in settings]
+          for way in range(1, most + 1)),
+    ]  # fmt: skip
+
+
+def _drafts(
+    sites: Sequence[Site],
+    settings: Sequence[SiteSettings],
+    situation: Situation,
+    refused: Mapping[str, str],
+    decider: Decider,
+    over_ne: frozenset[str],
+) -> list[Draft]:
+    """The sites as decided by policy and evidence; those that are alike share their decisions."""
+    decided: dict[tuple[object, ...], tuple[GemmPlan, ...]] = {}
     seen = situation.known.sites if situation.known is not None else {}
-    problems: dict[str, None] = {}
     drafts = []
     for site, wanted in zip(sites, settings, strict=True):
-        unknown = unknown_kernels(wanted, situation.files)
-        if unknown:
-            problems.update(dict.fromkeys(unknown))
-            continue
         obstacle = site.blocked or refused.get(site.name)
         evidence = (id(seen.get(site.name)), site.name in over_ne)
         key = (id(wanted), site.rows, site.k, site.n, site.input_grad, site.blocked, obstacle, *evidence)
@@ -82,20 +110,18 @@ def _resolved(
         if gemms is None:
             gemms = decider.decide(site, wanted, obstacle)
             decided[key] = gemms
-        overrides = impossible_overrides(
-            site, wanted, gemms, situation.files, situation.batch_size, situation.target.value
-        )
-        others = [plan for plan in gemms if plan.gemm not in overrides]  # reported once, for the rule with the kernel
-        problems.update(dict.fromkeys(_impossible(site, wanted, others, situation.files)))
-        problems.update(dict.fromkeys(overrides.values()))
         drafts.append(Draft(site, wanted, obstacle, gemms))
-    if problems:
-        raise ImpossibleRuleError("\n".join(problems))
-    timed = ByTime(situation, decider, perf_model).decide(drafts, traced or TracedNeighbours())
-    return tuple(
-        SitePlan(draft.site, draft.gemms, draft.wanted.history) if found is None else _timed_plan(draft, found)
-        for draft, found in zip(drafts, timed, strict=True)
+    return drafts
+
+
+def _problems(draft: Draft, situation: Situation) -> list[str]:
+    """Messages about rules for this one site that it cannot follow."""
+    site, wanted = draft.site, draft.wanted
+    overrides = impossible_overrides(
+        site, wanted, draft.gemms, situation.files, situation.batch_size, situation.target.value
     )
+    others = [plan for plan in draft.gemms if plan.gemm not in overrides]  # reported once, for the rule with the kernel
+    return [*_impossible(site, wanted, others, situation.files), *overrides.values()]
 
 
 def _timed_plan(draft: Draft, found: LatencySelection) -> SitePlan:

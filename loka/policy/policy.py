@@ -111,7 +111,7 @@ class Leaf:
 
     Leaves: GEMM.compute, .accumulation, .padding; GEMM.OPERAND.format, .scaling, .range, .amax, .power_of_two;
     GEMM.kernel and GEMM.OPERAND.requantize_transpose, which exist only if a rule sets them; budget.mere, .sqnr_db,
-    .min_speedup; fuse.
+    .min_speedup; fuse; scaling, which exists only if a rule sets it to auto.
     """
 
     assignment: Assignment

@@ -45,12 +45,14 @@ def parts_of_policy(path: str | os.PathLike[str]) -> tuple[Part, ...]:
 
 
 def assumed_safe(examined: Examined) -> ProfiledSites:
-    """Made-up evidence that every GEMM of every site is safe in the recipe of its policy."""
+    """Made-up evidence that every GEMM of every site is safe in the recipes of its policy."""
     mere, sqnr = Interval(0.0, 0.0, 0.0), Interval(99.0, 99.0, 99.0)
     sites = []
     for site, settings in zip(examined.sites, examined.settings, strict=True):
         estimates = tuple(
-            Estimate(gemm, wanted.operands, mere, sqnr, draws=1) for gemm, wanted in settings.gemms.items()
+            Estimate(gemm, wanted.operands, mere, sqnr, draws=1)
+            for each in (settings, *settings.alternatives)
+            for gemm, wanted in each.gemms.items()
         )
         sites.append(SiteProfile(site.name, site.k, site.n, 0, (), estimates))
     model = examined.policy.model.factory

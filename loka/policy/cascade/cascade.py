@@ -23,6 +23,7 @@ from loka.numerics.enums import (
 )
 from loka.numerics.recipe import BESIDE_TRANSPOSED, TRANSPOSED_FROM, OperandRecipe, transposed_copy
 from loka.numerics.scalings import TOGETHER, alike, mixed
+from loka.policy.cascade.auto_recipes import AUTO_RECIPES, AutoRecipe
 from loka.policy.cascade.expand import shown_value
 from loka.policy.cascade.settings import ANY_KERNEL, Assignment, Budget, GemmSettings, SiteFacts, SiteSettings
 from loka.policy.policy import OPERAND_FIELDS, Leaf, Match, Pattern, Policy, Rule, SizeBound
@@ -31,6 +32,9 @@ from loka.policy.problems import Place, PolicyError, Problem, printable, problem
 _STATIC_WITHOUT_AMAX = (
     "range: static needs a maximum: give amax, name a profile to take it from (loka probe), or use range: dynamic"
 )
+
+
+_AUTO = "{}, scaling: auto"  # source of a field that it chose
 
 
 class _State:
@@ -101,6 +105,19 @@ def _marked(rule: Rule, column: list[bool]) -> Rule:
 
 def _settings(state: _State) -> SiteSettings:
     gemms = {gemm: _gemm(state, gemm) for gemm in Gemm}
+    given = _site(state, gemms, _followed(state, gemms))
+    if "scaling" not in state.last:
+        return given
+    open_ones = [found for recipe in AUTO_RECIPES if (found := _by_auto(state, recipe)) is not None]
+    if not open_ones:
+        return given
+    first, *others = open_ones
+    return replace(first, alternatives=tuple(others))
+
+
+def _site(
+    state: _State, gemms: dict[Gemm, GemmSettings], derived: dict[str, tuple[Assignment, ...]], recipe: str = ""
+) -> SiteSettings:
     return SiteSettings(
         gemms=gemms,
         budget=Budget(
@@ -109,8 +126,41 @@ def _settings(state: _State) -> SiteSettings:
             min_speedup=cast(float, state.value("budget.min_speedup")),
         ),
         fuse=cast(Fuse, state.value("fuse")),
-        history={path: tuple(assignments) for path, assignments in state.history.items()} | _followed(state, gemms),
+        history={path: tuple(assignments) for path, assignments in state.history.items()} | derived,
+        recipe=recipe,
     )
+
+
+def _by_auto(state: _State, recipe: AutoRecipe) -> SiteSettings | None:
+    """The settings with a recipe that `scaling: auto` leaves open; None where a later rule contradicts it."""
+    number, by = state.last["scaling"]
+    formats = {
+        (gemm, operand): cast(Format, state.value(f"{gemm}.{operand}.format"))
+        for gemm in Gemm
+        for operand in OPERANDS[gemm]
+    }
+    gemms, derived = {}, {}
+    for gemm in Gemm:
+        operands = recipe.operands(gemm, formats)
+        gemms[gemm] = replace(_gemm(state, gemm), operands=operands)
+        for operand, chosen in zip(OPERANDS[gemm], operands, strict=True):
+            fields: dict[str, object] = {"requantize_transpose": chosen.transposed}
+            if not chosen.transposed:  # what is transposed follows its source
+                fields |= {name: getattr(chosen, name) for name in OPERAND_FIELDS if name != "format"}
+            for name, value in fields.items():
+                path = f"{gemm}.{operand}.{name}"
+                there = state.last.get(path)
+                if there is not None and there[1].value == value:
+                    continue
+                if there is not None and there[0] > number:
+                    return None
+                if there is not None or value:
+                    assigned = replace(by.assignment, path=path, value=shown_value(value))
+                    derived[path] = (
+                        *state.history.get(path, ()),
+                        replace(assigned, source=_AUTO.format(assigned.source)),
+                    )
+    return _site(state, gemms, derived, recipe.label)
 
 
 def _followed(state: _State, gemms: dict[Gemm, GemmSettings]) -> dict[str, tuple[Assignment, ...]]:

@@ -12,7 +12,7 @@ from loka.numerics.scalings import blockwise
 from loka.policy.cascade.settings import Assignment, Budget, SiteSettings
 from loka.policy.policy import OPERAND_FIELDS, Leaf
 from loka.policy.problems import Place
-from loka.policy.schema.policy_schema import GemmFields, OperandSetting, ScalingChoice, SiteSetting
+from loka.policy.schema.policy_schema import GemmFields, OperandSetting, ScalingChoice, SiteScaling, SiteSetting
 from loka.policy.yaml.tree import Mapping, Path, Scalar, follow
 
 GEMM_FIELDS = ("compute", "accumulation", "padding", "kernel")
@@ -46,7 +46,10 @@ def shown_value(value: object) -> str:
 
 def expand(setting: SiteSetting, origin: RuleOrigin) -> tuple[Leaf, ...]:
     """Every leaf that a setting assigns: the site's fields, then those of each GEMM, then those of each operand."""
-    leaves = list(_gemm_fields(setting, Gemm, origin))
+    leaves = []
+    if setting.scaling is SiteScaling.AUTO:  # before the others, which narrow its choice
+        leaves.append(origin.leaf("scaling", setting.scaling, "scaling"))
+    leaves += _gemm_fields(setting, Gemm, origin)
     if setting.budget is not None:
         for name in ("mere", "sqnr_db", "min_speedup"):
             value = getattr(setting.budget, name)
@@ -102,7 +105,7 @@ def _operand_fields(
     pairs = tuple(pairs)
     for name in OPERAND_FIELDS:
         value = getattr(fields, name)
-        if value is None:
+        if value is None or value is SiteScaling.AUTO:
             continue
         for gemm, operand in pairs:
             if name == "scaling":
@@ -121,7 +124,7 @@ def _operand_fields(
                 yield origin.leaf(f"{gemm}.{operand}.requantize_transpose", transposed, *steps, "requantize_transpose")
 
 
-def _scaling(choice: ScalingChoice, operand: Operand) -> Scaling:
-    if choice is ScalingChoice.BLOCKWISE:
+def _scaling(choice: ScalingChoice | SiteScaling, operand: Operand) -> Scaling:
+    if choice.value == ScalingChoice.BLOCKWISE.value:
         return blockwise(operand)
     return Scaling(choice.value)

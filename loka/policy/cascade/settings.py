@@ -54,6 +54,8 @@ class SiteSettings:
     budget: Budget = Budget()
     fuse: Fuse = Fuse.AUTO
     history: dict[str, tuple[Assignment, ...]] = field(default_factory=dict)
+    recipe: str = ""  # of `scaling: auto`, in words; "" where rules give it
+    alternatives: tuple[SiteSettings, ...] = ()  # the same with each other recipe that `scaling: auto` leaves open
 
     def compute_set_by(self, gemm: Gemm) -> Assignment | None:
         """The assignment that set a GEMM's `compute`: the GEMM's own or the site-wide one, whichever is in effect."""

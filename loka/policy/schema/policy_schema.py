@@ -41,6 +41,17 @@ class ScalingChoice(StrEnum):
     BLOCKWISE = "blockwise"
 
 
+class SiteScaling(StrEnum):
+    """A scaling of a whole site: as of an operand, or the choice among recipes."""
+
+    AUTO = "auto"
+    TENSORWISE = "tensorwise"
+    ROWWISE = "rowwise"
+    BLOCKWISE_1X128 = "blockwise_1x128"
+    BLOCKWISE_128X128 = "blockwise_128x128"
+    BLOCKWISE = "blockwise"
+
+
 class SiteKind(StrEnum):
     """The kinds of sites, for `match: {kind: ...}`; the same words as `loka.sites.site.GemmKind`."""
 
@@ -177,6 +188,13 @@ class BudgetSetting(SchemaModel):
 class SiteSetting(GemmFields):
     """Settings of a site. Fields here apply to all three GEMMs; those under one GEMM are narrower and win."""
 
+    scaling: Annotated[SiteScaling, Strict(False)] | None = doc(  # type: ignore[assignment]  # with one value more
+        "Scaling",
+        "As of an operand (tensorwise, rowwise, blockwise_1x128, blockwise_128x128, blockwise), or auto: the fastest "
+        "recipe within the budget, by the measurements. It chooses among rowwise with powers of two and transposed "
+        "copies, rowwise, and tensorwise, for each chain of sites; fields that a later rule sets narrow the choice. "
+        "Default: rowwise.",
+    )
     requantize_transpose: bool | None = _REQUANTIZE_TRANSPOSE
     fuse: Annotated[Fuse, Strict(False)] | None = doc(
         "Fusion",

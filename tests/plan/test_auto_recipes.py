@@ -1,0 +1,153 @@
+"""`scaling: auto` in plans: for each chain the fastest recipe within the budget, never slower than any one of them."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from loka.bench.record.policy_parts import assumed_safe
+from loka.kernels.measurements.parts import Part, PartKind
+from loka.mods.policy_loader import load_policy
+from loka.numerics.enums import Gemm, Scaling
+from loka.plan.plan import Plan, SitePlan
+from loka.plan.planner import examine, plan_of
+from loka.plan.report.plan_rows import total_time
+from loka.plan.serialize import from_json, to_json
+from loka.probe.profile.profile import Interval
+from tests.support.plan.plan_costs import MadeUp
+
+MODEL = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tower = nn.Sequential(
+            nn.LayerNorm(512), nn.Linear(512, 1024), nn.LayerNorm(1024), nn.SiLU(), nn.Linear(1024, 1024),
+            nn.LayerNorm(1024), nn.SiLU(), nn.Linear(1024, 512),
+        )
+        self.alone = nn.Linear(512, 2048)
+
+    def forward(self, x):
+        return self.alone(self.tower(x).cumsum(1))
+
+
+def inputs(batch_size):
+    return (torch.randn(batch_size, 512),)
+"""
+POLICY = """\
+version: 1
+name: tower
+model: {{factory: "openmodel:Model", inputs: "openmodel:inputs", batch_size: 8192}}
+defaults: {{compute: {compute}, {recipe}}}
+"""
+AUTO = "scaling: auto"
+ROWS = "scaling: rowwise, power_of_two: true, requantize_transpose: true"
+SINGLES = (ROWS, "scaling: rowwise", "scaling: tensorwise")
+IN_CHAIN = [f"tower.{place}" for place in (1, 4, 7)]
+
+PlanFor = Callable[..., Plan]
+
+
+@pytest.fixture
+def plan_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlanFor]:
+    """The plan of a chain of three linears and one apart, every recipe being safe, or not safe where `unsafe` says."""
+    (tmp_path / "openmodel.py").write_text(MODEL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    sys.modules.pop("openmodel", None)
+
+    def make(
+        recipe: str, costs: MadeUp | None, compute: str = "auto", unsafe: Callable[..., bool] | None = None
+    ) -> Plan:
+        (tmp_path / "p.yaml").write_text(POLICY.format(recipe=recipe, compute=compute))
+        examined = examine(load_policy("p.yaml"))
+        known = assumed_safe(examined)
+        if unsafe is not None:
+            bad = Interval(0.9, 0.9, 0.9)
+            sites = {
+                name: replace(
+                    site,
+                    estimates=tuple(
+                        replace(each, mere=bad) if unsafe(name, each.gemm, each.operands) else each
+                        for each in site.estimates
+                    ),
+                )
+                for name, site in known.sites.items()
+            }
+            known = replace(known, sites=sites)
+        return plan_of(examined, known, costs)
+
+    yield make
+    sys.modules.pop("openmodel", None)
+
+
+def recipe_of(plan: Plan, name: str) -> str:
+    return site_of(plan, name).history["scaling"][-1].value
+
+
+def site_of(plan: Plan, name: str) -> SitePlan:
+    return next(each for each in plan.sites if each.site.name == name)
+
+
+def time_of(plan: Plan) -> float:
+    total = total_time(plan)
+    assert total is not None
+    return total.us
+
+
+def drawn(seed: int) -> Callable[[Part], float]:
+    """A factor for each kind of work and recipe, the same whenever it is asked for."""
+    return lambda part: random.Random(f"{seed} {part.work} {part.recipe}").uniform(0.3, 3.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compute", ["auto", "fp8"])
+@pytest.mark.parametrize("seed", range(6))
+def test_it_is_never_slower_than_any_single_recipe(seed: int, compute: str, plan_for: PlanFor) -> None:
+    auto = plan_for(AUTO, MadeUp(factor=drawn(seed)), compute)
+    singles = [time_of(plan_for(single, MadeUp(factor=drawn(seed)), compute)) for single in SINGLES]
+    assert time_of(auto) <= min(singles) * (1 + 1e-9)
+
+
+def test_a_chain_and_a_site_apart_have_recipes_of_their_own(plan_for: PlanFor) -> None:
+    def factor(part: Part) -> float:
+        return 50.0 if "rowwise" in part.recipe and 2048 in (part.rows, part.columns, part.contraction) else 1.0
+
+    plan = plan_for(AUTO, MadeUp(factor=factor), "fp8")
+    assert {recipe_of(plan, name) for name in IN_CHAIN} == {"rowwise, powers of two, transposed copies"}
+    assert recipe_of(plan, "alone") == "tensorwise"
+    said = site_of(plan, "alone").history["scaling"][-1].source
+    assert "by the time of its chain: rowwise, powers of two, transposed copies: " in said
+    assert said.endswith(" us")
+
+
+def test_a_recipe_over_budget_is_not_taken(plan_for: PlanFor) -> None:
+    def unsafe(name: str, gemm: Gemm, operands: tuple) -> bool:
+        return operands[0].scaling is Scaling.ROWWISE or operands[0].transposed
+
+    costs = MadeUp(factor=lambda part: 1.0 if part.work is PartKind.GEMM else 1e-6)
+    plan = plan_for(AUTO, costs, unsafe=unsafe)
+    fp8 = [gemm for site in plan.sites for gemm in site.gemms if gemm.fp8]
+    assert fp8
+    assert {each.scaling for gemm in fp8 for each in gemm.operands} == {Scaling.TENSORWISE}
+    forced = plan_for(AUTO, costs, "fp8", unsafe)
+    assert all("over budget" not in gemm.reason for site in forced.sites for gemm in site.gemms)
+
+
+def test_without_measurements_it_is_the_recipe_with_most_in_fp8(plan_for: PlanFor) -> None:
+    plan = plan_for(AUTO, None)
+    assert all(gemm.fp8 for site in plan.sites for gemm in site.gemms)
+    assert all(site.history["scaling"][-1].value == "auto" for site in plan.sites)
+
+
+def test_the_plan_of_a_choice_is_read_back(plan_for: PlanFor) -> None:
+    plan = plan_for(AUTO, MadeUp())
+    assert from_json(to_json(plan), "p.json") == plan
