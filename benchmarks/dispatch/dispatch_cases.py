@@ -19,7 +19,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from loka.bench.record.gemm_parts import FBGEMM, NATIVE, SCALED_MM
-from loka.bench.record.policy_parts import assumed_safe
 from loka.bench.speed.region_speed import Form, Shape, subject
 from loka.bench.subjects.packages import Workshop
 from loka.devices.targets import TargetDevice
@@ -31,7 +30,7 @@ from loka.mods.policy_loader import load_policy
 from loka.numerics.enums import Accumulation, Gemm
 from loka.plan.decide import Situation
 from loka.plan.plan import Plan, SitePlan
-from loka.plan.planner import Examined, examine, plan_of
+from loka.plan.planner import Examined, assumed_safe, examine, plan_of
 from loka.plan.resolve import resolve
 
 SHAPES = tuple(

@@ -28,6 +28,7 @@ from loka.paths import open_plain
 from loka.plan.decide import Situation
 from loka.plan.evidence import ProfiledSites, check_sites, open_measurements, open_profile, with_merged_sites
 from loka.plan.plan import NATIVE, Plan
+from loka.plan.prospect import Prospect, prospect_of, safe_profile
 from loka.plan.report.mod_plans import ForwardOutcome, mod_plans
 from loka.plan.resolve import resolve
 from loka.plan.rewrite.owner_mods import OwnerTracer, owner_outcomes, requested_owners
@@ -78,6 +79,7 @@ class Planned:
     known: ProfiledSites | None
     measurements: Measurements | None = None
     notes: tuple[str, ...] = ()  # on finding the sites (`SiteMap.notes`)
+    prospect: Prospect | None = None  # where the plan has no FP8, what FP8 would bring
 
 
 def make_plan(policy: str | os.PathLike[str] | Policy) -> Plan:
@@ -100,10 +102,11 @@ def make_plan(policy: str | os.PathLike[str] | Policy) -> Plan:
     return planned(policy).plan
 
 
-def planned(policy: str | os.PathLike[str] | Policy, gains: bool = False) -> Planned:
+def planned(policy: str | os.PathLike[str] | Policy, gains: bool = False, prospects: bool = False) -> Planned:
     """The plan of a policy, as from `make_plan`, with the profile and the measurements.
 
-    With `gains`, the plan includes the measured gain of each mod, which takes another planning for each of them.
+    With `gains`, the plan includes the measured gain of each mod, which takes another planning for each of them; with
+    `prospects`, a plan without FP8 comes with what it would bring.
     """
     with deferred_gc(), directory_kept():  # ten thousand sites make a million objects and hardly any garbage
         loaded = policy_argument(policy, "policy")
@@ -116,10 +119,29 @@ def planned(policy: str | os.PathLike[str] | Policy, gains: bool = False) -> Pla
             return plan_of(smaller, _standing_in(known, smaller), measurements, kernels)
 
         examined = examine(loaded)
-        made = plan_of(examined, known, measurements, kernels)
+        tracer = tracer_of(examined)
+
+        def at(batch_size: int, assumed: bool) -> Plan:
+            larger = _at_batch_size(examined, batch_size)
+            return plan_of(larger, assumed_safe(larger) if assumed else known, measurements, kernels, tracer)
+
+        made = plan_of(examined, known, measurements, kernels, tracer)
         if gains and measurements is not None:
             made = with_gains(made, loaded, without)
-        return Planned(made, known, measurements, examined.notes)
+        prospect = prospect_of(at, made, examined.settings) if prospects else None
+        return Planned(made, known, measurements, examined.notes, prospect)
+
+
+def _at_batch_size(examined: Examined, batch_size: int) -> Examined:
+    """The same model at another batch size: its sites know their rows for each."""
+    model = replace(examined.policy.model, batch_size=batch_size)
+    return replace(examined, policy=replace(examined.policy, model=model))
+
+
+def assumed_safe(examined: Examined) -> ProfiledSites:
+    """Made-up evidence that every GEMM of every site is safe in the recipes of its policy."""
+    factory, adaptations = examined.policy.model.factory, examined.adapted.adaptations
+    return safe_profile(examined.sites, examined.settings, factory, adaptations)
 
 
 def _standing_in(known: ProfiledSites | None, examined: Examined) -> ProfiledSites | None:
@@ -188,6 +210,11 @@ def examine(policy: Policy) -> Examined:
     return Examined(policy, built, sites, wanted, adapted, found.siblings, found.flow, found.notes)
 
 
+def tracer_of(examined: Examined) -> Tracer:
+    """A tracer of the model's owners, which remembers what it traced."""
+    return Tracer(examined.built.module, _inputs(examined.policy, examined.built))
+
+
 class RecordedPlan(PartCosts, Protocol):
     """Costs that a plan can name as the ones that decided it."""
 
@@ -207,11 +234,13 @@ def plan_of(
     known: ProfiledSites | None = None,
     costs: RecordedPlan | None = None,
     kernels: tuple[Kernel, ...] = (),
+    tracer: Tracer | None = None,
 ) -> Plan:
     """Decide, trace the owners needed, decide again with the results of tracing, and bind.
 
     `known` is the evidence, `costs` the measurements; with measurements, `kernels` are those that FP8 may run on, ()
-    for all. Raises InputError where the evidence is for other mods, or for sites of other shapes.
+    for all. `tracer` is `tracer_of(examined)` for plans that share what is traced.
+    Raises InputError where the evidence is for other mods, or for sites of other shapes.
     """
     policy, sites, model = examined.policy, examined.sites, examined.built.module
     settings = _as_recorded(policy, examined.settings)
@@ -219,7 +248,7 @@ def plan_of(
     if known is not None:
         check_sites(known, sites, examined.adapted.adaptations)
     considered = kernels if costs is not None else ()
-    tracer = Tracer(model, _inputs(policy, examined.built))
+    tracer = tracer or tracer_of(examined)
     with current_directory_importable():
         interacting = requested_interactions(policy.mods, sites, model)
         reserved = interaction_planning().reserved(interacting, sites)

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from loka.bench.record.policy_parts import assumed_safe
 from loka.kernels.measurements.parts import Part, PartKind
 from loka.mods.policy_loader import load_policy
 from loka.numerics.enums import Gemm, Scaling
 from loka.plan.plan import Plan, SitePlan
-from loka.plan.planner import examine, plan_of
+from loka.plan.planner import assumed_safe, examine, plan_of
 from loka.plan.report.plan_rows import total_time
 from loka.plan.serialize import from_json, to_json
 from loka.probe.profile.profile import Interval

@@ -37,14 +37,15 @@ def command(
     from loka.plan.serialize import to_json
 
     loaded = load_policy(policy)
-    found = planned(loaded, gains=gains)
-    plan = found.plan
+    found = planned(loaded, gains=gains, prospects=True)
+    plan, prospect = found.plan, found.prospect
     if as_json:
-        print_json(
-            _summary(plan) | {"next": next_step(plan, loaded), "notes": found.notes, "plan": json.loads(to_json(plan))}
-        )
+        beside = {"next": next_step(plan, loaded), "notes": found.notes, "prospect": prospect}
+        print_json(_summary(plan) | beside | {"plan": json.loads(to_json(plan))})
     else:
         show(plan, all_sites, found.notes)
+        if prospect is not None:
+            print_wrapped(f"{prospect.describe(plan.batch_size)}.")
         following = next_step(plan, loaded)
         if following:
             note(f"next: {following}")

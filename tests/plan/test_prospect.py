@@ -1,0 +1,98 @@
+"""Plans without FP8 say what it would bring: with evidence, or in larger batches."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from loka.plan.planner import Planned, planned
+
+pytestmark = pytest.mark.slow
+
+MODEL = """
+import torch
+from torch import nn
+
+
+def build():
+    return nn.Sequential(nn.Linear(2048, 2048), nn.LayerNorm(2048), nn.SiLU(), nn.Linear(2048, 2048))
+
+
+def narrow():
+    return nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 8))
+
+
+def inputs(batch_size):
+    return (torch.randn(batch_size, 2048),)
+
+
+def narrow_inputs(batch_size):
+    return (torch.randn(batch_size, 32),)
+"""
+
+ASSUMED = "if a profile finds it safe (loka probe)"
+
+PlannedFor = Callable[..., Planned]
+
+
+@pytest.fixture
+def no_shipped_measurements() -> None:
+    """These plans are by the measurements that ship."""
+
+
+@pytest.fixture
+def planned_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlannedFor]:
+    (tmp_path / "prospected.py").write_text(MODEL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    sys.modules.pop("prospected", None)
+
+    def make(batch: int, defaults: str = "scaling: auto", model: str = "build", inputs: str = "inputs") -> Planned:
+        (tmp_path / "p.yaml").write_text(
+            f'version: 1\nname: p\nmodel: {{factory: "prospected:{model}", inputs: "prospected:{inputs}", '
+            f"batch_size: {batch}}}\ndefaults: {{{defaults}}}\n"
+        )
+        return planned("p.yaml", prospects=True)
+
+    yield make
+    sys.modules.pop("prospected", None)
+
+
+def test_without_a_profile_it_is_what_safe_evidence_would_bring(planned_for: PlannedFor) -> None:
+    found = planned_for(16384)
+    assert found.plan.share_fp8 == 0
+    assert found.prospect is not None
+    assert (found.prospect.batch_size, found.prospect.assumed) == (16384, True)
+    assert found.prospect.speedup > 1.05
+    assert found.prospect.describe(16384).startswith(
+        "what FP8 would bring here, if a profile finds it safe (loka probe): "
+    )
+    forced = planned_for(16384, "compute: fp8, scaling: auto")
+    assert forced.prospect is None  # it has FP8
+
+
+def test_a_small_batch_hears_of_a_larger_one(planned_for: PlannedFor) -> None:
+    found = planned_for(256).prospect
+    assert found is not None
+    assert found.batch_size > 256
+    assert found.speedup >= 1.05
+    assert found.describe(256).startswith(f"FP8 would hardly gain at batch size 256; at {found.batch_size}, ")
+    larger = planned_for(found.batch_size).prospect
+    assert larger is not None
+    assert (larger.us, larger.share_fp8) == (found.us, found.share_fp8)  # as a plan there says itself
+
+
+def test_layers_that_are_too_small_hear_so(planned_for: PlannedFor) -> None:
+    found = planned_for(256, model="narrow", inputs="narrow_inputs").prospect
+    assert found is not None
+    assert found.describe(256) == (
+        f"FP8 would hardly gain at batch sizes up to 8192, {ASSUMED}: the GEMMs are too small"
+    )
+
+
+@pytest.mark.parametrize("defaults", ["compute: keep", "compute: keep, fuse: always"])
+def test_what_is_kept_on_purpose_has_no_prospect(defaults: str, planned_for: PlannedFor) -> None:
+    assert planned_for(16384, defaults).prospect is None
