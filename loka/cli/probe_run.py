@@ -62,8 +62,11 @@ def record(
     device: str,
     path: Path | None = None,
     ne_batches: int = 0,
+    synthetic: bool = False,
 ) -> Record:
     """Train the policy's model with a Probe, and measure the change of NE on `ne_batches` held-out batches, if any.
+
+    With `synthetic` it trains on example inputs and random labels (`synthetic_job`), which have no NE.
 
     Samples are saved to `path` in the background, every SAVE_SAMPLES samples and at the end, so that a killed run
     leaves them, even during estimation. A run that fails or is interrupted before the first sample leaves no file.
@@ -73,9 +76,10 @@ def record(
     """
     from loka.bench.quality.adapted_job import adapted_job
     from loka.bench.quality.probed_training import Steps, length, train_watched
+    from loka.bench.quality.synthetic_job import synthetic_job
     from loka.bench.quality.training import build
     from loka.bench.quality.training_calls import BATCHES, called
-    from loka.cli.cli_job import make_job, training_of
+    from loka.cli.cli_job import choose_device, make_job, training_of
     from loka.cli.progress import Shown
     from loka.probe.probe import Probe
     from loka.probe.stats.bias_track import read_biases, track_biases
@@ -84,7 +88,12 @@ def record(
     policy = examined.policy
     _check_watchable(examined)
     tested = ne_batches > 0 and policy.train is not None and policy.train.test is not None
-    job = adapted_job(make_job(policy, steps, device, tested=tested), examined.adapted.adaptations)
+    if synthetic:
+        with current_directory_importable():
+            plain = synthetic_job(examined, steps, choose_device(device))
+    else:
+        plain = make_job(policy, steps, device, tested=tested)
+    job = adapted_job(plain, examined.adapted.adaptations)
     done = Steps()
     start = time.perf_counter()
     with current_directory_importable(), training_of(policy), Shown("steps") as shown:
@@ -109,6 +118,7 @@ def record(
             _remove(path)
             raise
         recorded = _recorded(probe, path)
+        recorded = replace(recorded, profile=replace(recorded.profile, synthetic=synthetic))
         biases = track_biases(before, read_biases(model, examined.sites))
     if recorded.profile.samples == 0:
         _remove(path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -55,6 +55,14 @@ from loka.version import __version__
 _WITH_TORCH = tuple(kernel for kernel in GEMM_KERNELS if kernel.library is None and kernel.name != NATIVE)
 _MANIFEST, _PACKAGE_FORMAT = "manifest.json", "loka.package"
 _FIELDS = ("model.factory", "model.inputs", "model.batch_size", "model")
+
+
+class ExampleInputs(Protocol):
+    """The positional and keyword arguments of a model's forward, for a number of samples, drawn by a seed."""
+
+    def __call__(self, batch: int, seed: int = 0) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Make them. Raises what the author's function raises, as InputError."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +220,7 @@ def examine(policy: Policy) -> Examined:
 
 def tracer_of(examined: Examined) -> Tracer:
     """A tracer of the model's owners, which remembers what it traced."""
-    return Tracer(examined.built.module, _inputs(examined.policy, examined.built))
+    return Tracer(examined.built.module, inputs_of(examined.policy, examined.built))
 
 
 class RecordedPlan(PartCosts, Protocol):
@@ -331,17 +339,17 @@ def _as_recorded(policy: Policy, settings: Sequence[SiteSettings]) -> tuple[Site
     return tuple(known[id(wanted)] for wanted in settings)
 
 
-def _inputs(policy: Policy, built: BuiltModel) -> Callable[[int], tuple[tuple[Any, ...], dict[str, Any]]]:
-    """The example inputs of a model as a function of the batch size; `build_model` has checked it before."""
+def inputs_of(policy: Policy, built: BuiltModel) -> ExampleInputs:
+    """The example inputs of a model; `build_model` has checked them before."""
 
-    def inputs(batch: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def inputs(batch: int, seed: int = 0) -> tuple[tuple[Any, ...], dict[str, Any]]:
         spec = policy.model.inputs
         if spec is not None:
             function = find_callable(spec, "model.inputs")[0]
         else:
             home = find_callable(policy.model.factory, "model.factory")[1]
             function = getattr(built.module, "example_inputs", None) or home.example_inputs
-        with seeded():
+        with seeded(seed):
             made: Any = call(function, (batch,), spec or "example_inputs", "model.inputs")
         if isinstance(made, dict):
             return (), made

@@ -28,11 +28,11 @@ def random_state_kept() -> Iterator[None]:
 
 
 @contextmanager
-def seeded() -> Iterator[None]:
+def seeded(seed: int = _SEED) -> Iterator[None]:
     """As `random_state_kept`, with the same seed each time, so that inputs that are drawn give the same plan."""
     with random_state_kept():
-        random.seed(_SEED)
-        torch.default_generator.manual_seed(_SEED)
+        random.seed(seed)
+        torch.default_generator.manual_seed(seed)
         if numpy := sys.modules.get("numpy"):
-            numpy.random.seed(_SEED)
+            numpy.random.seed(seed % 2**32)  # all that numpy takes
         yield

@@ -27,12 +27,14 @@ def test_plan_without_evidence_names_the_one_next_step(shop, loka):
     assert (ran.status, ran.err) == (
         0,
         "next: name your batches and loss in policies/shop.yaml (train: {batches: ..., loss: ...}), then run: "
-        "loka probe policies/shop.yaml\n",
+        "loka probe policies/shop.yaml; or, as weaker evidence, loka probe policies/shop.yaml --synthetic\n",
     )
     refused = loka("probe", shop.policy)
     assert refused.status == 2
     assert 'add train: {batches: "package.module:name", loss: "package.module:name"}, functions of' in refused.err
-    assert "or record a training loop of your own with loka.Probe (docs/probe.md)" in refused.err
+    assert (
+        "or record a training loop of your own with loka.Probe (docs/probe.md), or, as weaker evidence" in refused.err
+    )
     shop.write_policy(POLICY + TRAIN)
     assert loka("plan", shop.policy).err == "next: loka probe policies/shop.yaml\n"
     shop.write_policy(POLICY.replace("auto", "fp8"))
@@ -73,3 +75,33 @@ def test_where_a_profile_lies(shop):
         "policies/profiles/other.safetensors",
         "profiles/other.safetensors",
     )
+
+
+@pytest.mark.slow
+def test_without_a_training_function_a_synthetic_profile_gives_a_plan_that_says_so(shop, loka):
+    shop.write_policy(POLICY)
+    ran = loka("probe", shop.policy, "--synthetic", "--steps", "4", "--every", "1")
+    assert ran.status == 0, ran.err
+    assert "4 samples of drawn inputs and labels: weaker evidence than training in 4 steps of 64" in ran.out
+    ran = loka("plan", shop.policy)
+    assert "profiles/shop.safetensors is of drawn inputs and labels: weaker evidence than training." in ran.out
+    assert "no evidence" not in ran.out
+    assert json.loads(loka("plan", shop.policy, "--json").out)["synthetic"] is True
+    merged = loka("probe", shop.policy, "--from", str(shop.folder / DEFAULT.replace("shop.", "shop.full.")))
+    assert "drawn inputs and labels" in merged.out  # merging does not make it stronger
+
+
+@pytest.mark.slow
+def test_a_real_profile_takes_the_place_of_a_synthetic_one(shop, loka):
+    shop.write_policy(POLICY + TRAIN)
+    assert loka("probe", shop.policy, "--synthetic", "--steps", "2", "--every", "1").status == 0
+    assert loka("probe", shop.policy, "--steps", "2", "--every", "1", "--ne-batches", "0").status == 0
+    assert "drawn inputs" not in loka("plan", shop.policy).out
+
+
+@pytest.mark.parametrize("other", [("--check",), ("--from", "a.safetensors"), ("--ne-batches", "2")])
+def test_synthetic_training_goes_with_nothing_that_needs_a_real_one(other, shop, loka):
+    shop.write_policy(POLICY)
+    refused = loka("probe", shop.policy, "--synthetic", *other)
+    assert refused.status == 2
+    assert "--synthetic trains on drawn labels; leave out --from, --check and --ne-batches" in refused.err

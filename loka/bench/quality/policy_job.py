@@ -20,7 +20,11 @@ def job_of(policy: Policy, steps: int | None, device: str, tested: bool = True) 
     if spec is None:
         held_out, instead = ', test: "package.module:name"', ""
         if not tested:
-            held_out, instead = "", ", or record a training loop of your own with loka.Probe (docs/probe.md)"
+            held_out = ""
+            instead = (
+                ", or record a training loop of your own with loka.Probe (docs/probe.md), or, as weaker evidence, the "
+                "model's example inputs: loka probe --synthetic"
+            )
         raise InputError(
             f"{policy.where('')}: the policy has no train section; add "
             f'train: {{batches: "package.module:name", loss: "package.module:name"{held_out}}}, functions of '

@@ -39,11 +39,14 @@ def command(
     loaded = load_policy(policy)
     found = planned(loaded, gains=gains, prospects=True)
     plan, prospect = found.plan, found.prospect
+    synthetic = found.known is not None and found.known.profile.synthetic
     if as_json:
-        beside = {"next": next_step(plan, loaded), "notes": found.notes, "prospect": prospect}
+        beside = {"next": next_step(plan, loaded), "notes": found.notes, "prospect": prospect, "synthetic": synthetic}
         print_json(_summary(plan) | beside | {"plan": json.loads(to_json(plan))})
     else:
         show(plan, all_sites, found.notes)
+        if found.known is not None and synthetic:
+            print_wrapped(f"{found.known.name} is of drawn inputs and labels: weaker evidence than training.")
         if prospect is not None:
             print_wrapped(f"{prospect.describe(plan.batch_size)}.")
         following = next_step(plan, loaded)
@@ -63,7 +66,10 @@ def next_step(plan: Plan, policy: Policy) -> str:
         return ""
     if policy.train is None:
         fields = "train: {batches: ..., loss: ...}"
-        return f"name your batches and loss in {policy.path} ({fields}), then run: loka probe {policy.path}"
+        return (
+            f"name your batches and loss in {policy.path} ({fields}), then run: loka probe {policy.path}; or, as "
+            f"weaker evidence, loka probe {policy.path} --synthetic"
+        )
     return f"loka probe {policy.path}"
 
 

@@ -54,6 +54,10 @@ def command(
             min=0, max=MOST_STEPS, help="Held-out batches to measure the change of NE on. Default: 4; 0: none."
         ),
     ] = None,
+    synthetic: Annotated[
+        bool,
+        typer.Option("--synthetic", help="Train on the model's example inputs and random labels: weaker evidence."),
+    ] = False,
     seed: Annotated[int, typer.Option(min=0, max=SEEDS, help="Of the weights, the batches and the estimates.")] = 0,
     device: Device = "auto",
     as_json: Json = False,
@@ -65,6 +69,8 @@ def command(
 
     files = [*(merged or ()), *(more or ())]
     _check_usage(merged, more, steps, every, out, draws, ne_batches, check, device)
+    if synthetic and (files or check or ne_batches):
+        raise InputError("--synthetic trains on drawn labels; leave out --from, --check and --ne-batches")
     loaded = load_policy(policy)
     if check:
         _check_drift(examine(loaded), steps, every, seed, device, as_json)
@@ -82,7 +88,7 @@ def command(
     learned = (
         _merge(examined, files, draws, seed)
         if files
-        else _learn(examined, places, steps, every, draws, ne_batches, seed, device)
+        else _learn(examined, places, steps, every, draws, 0 if synthetic else ne_batches, seed, device, synthetic)
     )
     _save(learned, places)
     if not files:
@@ -136,17 +142,20 @@ def _learn(
     ne_batches: int | None,
     seed: int,
     device: str,
+    synthetic: bool,
 ) -> Learned:
-    """Train with a Probe and estimate; until the profile is written, samples are in `places.interrupted`."""
+    """Train with a Probe and estimate; until the profile is written, samples are in `places.interrupted`, unless they
+    are synthetic: those are soon made again."""
     from loka.cli.probe_run import NE_BATCHES, Interrupted, finish, record
 
     evaluated = NE_BATCHES if ne_batches is None else ne_batches
     try:
-        recorded = record(examined, steps, every, seed, device, places.interrupted, evaluated)
+        kept = None if synthetic else places.interrupted
+        recorded = record(examined, steps, every, seed, device, kept, evaluated, synthetic)
         return finish(examined, recorded, draws, seed)
     except Interrupted as stopped:
-        if stopped.recorded is None:
-            note("interrupted before the first sample: nothing was written")
+        if stopped.recorded is None or synthetic:
+            note("interrupted: nothing was written")
         else:
             note(
                 f"interrupted: {stopped.recorded.profile.samples} samples are in {places.interrupted}; for a profile "
@@ -195,8 +204,9 @@ def _show(examined: Examined, learned: Learned, places: Places) -> None:
 
 def _summary_line(profile: Profile) -> str:
     ran = sum(bool(site.operands) for site in profile.sites)
+    by = " of drawn inputs and labels: weaker evidence than training" if profile.synthetic else ""
     return (
-        f"{profile.name}: {profile.samples} samples in {profile.steps} steps of {profile.batch_size}, "
+        f"{profile.name}: {profile.samples} samples{by} in {profile.steps} steps of {profile.batch_size}, "
         f"{ran} of {len(profile.sites)} watched sites ran, {len(profile.findings)} findings."
     )
 

@@ -139,6 +139,7 @@ class _Header:
     findings: tuple[Finding, ...]
     stats: tuple[SiteCounts, ...] | None  # one per site; None in the summary form
     mods: tuple[ModFingerprint, ...] = ()  # older files without it are of models without mods
+    synthetic: bool = False  # written only where it is true: older readers refuse fields that they do not know
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +193,9 @@ def to_text(profile: Profile, stats: tuple[SiteCounts, ...] | None) -> str:
         findings=profile.findings,
         stats=stats,
         mods=profile.mods,
+        synthetic=profile.synthetic,
     )
-    return _adapter().dump_json(header).decode()
+    return _adapter().dump_json(header, exclude=None if profile.synthetic else {"synthetic"}).decode()
 
 
 def from_text(text: str, file: str) -> Parsed:
@@ -299,6 +301,7 @@ def _parsed(header: _Header) -> Parsed:
         sites=tuple(_site(row, recipes) for row in header.sites),
         findings=header.findings,
         mods=header.mods,
+        synthetic=header.synthetic,
     )
     return Parsed(profile, header.stats, header.version)
 

@@ -161,6 +161,7 @@ class Profile:
     sites: tuple[SiteProfile, ...]
     findings: tuple[Finding, ...]
     mods: tuple[ModFingerprint, ...] = ()  # that changed the model; also () if the file does not record mods
+    synthetic: bool = False  # of example inputs and labels drawn at random, for want of a training function
 
     def site(self, name: str) -> SiteProfile | None:
         """The profile of a site; None if it is not included."""

@@ -86,6 +86,7 @@ def unite(a: RecordedStats, b: RecordedStats) -> RecordedStats:
         samples=a.profile.samples + b.profile.samples,
         sites=sites,
         findings=(),
+        synthetic=a.profile.synthetic or b.profile.synthetic,
     )
     return RecordedStats(profile, merged)
 
