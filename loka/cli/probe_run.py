@@ -99,7 +99,8 @@ def record(
     with current_directory_importable(), training_of(policy), Shown("steps") as shown:
         batches = called(BATCHES, job.batches, job.batch_size, seed)
         total = length(batches)
-        wanted = job.steps if job.steps is not None else min(STEPS, total or STEPS)
+        most = SAMPLES if synthetic else STEPS  # drawn gradients do not change from step to step
+        wanted = job.steps if job.steps is not None else min(most, total or most)
         total = wanted if total is None else min(wanted, total)
         one_in = every if every is not None else max(1, total // SAMPLES)
         job = replace(job, steps=wanted)
