@@ -92,8 +92,7 @@ class CurveFile:
 
 
 def run(
-    model: LongModel, key: RunKey, patch: Patch, device: str, compiled: bool, tell: Callable[[str], None],
-    rate: float = 1e-3,
+    model: LongModel, key: RunKey, patch: Patch, device: str, compiled: bool, tell: Callable[[str], None]
 ) -> Curve:  # fmt: skip
     """Train one run; `patch` adapts the model and, for fp8, applies the package."""
     events = SCENARIOS[key.scenario]
@@ -101,7 +100,7 @@ def run(
         built = model.build().to(device)
     patch(built)
     forward: Any = torch.compile(built) if compiled else built
-    optimizer = torch.optim.Adam(built.parameters(), lr=rate, foreach=True)
+    optimizer = torch.optim.Adam(built.parameters(), lr=model.rate, foreach=True)
     average = WeightAverage(built, DECAY)
     spikes, outliers, nans = (_steps(shares, key.steps) for shares in (events.spikes, events.outliers, events.nans))
     watched = {step + later for step in (*spikes, *outliers, *nans) for later in range(WATCHED)}
@@ -113,7 +112,7 @@ def run(
     for step, ((dense, ids), click) in enumerate(_batches(key, device), start=1):
         spiked = any(first <= step < first + events.spike_steps for first in spikes)
         for group in optimizer.param_groups:
-            group["lr"] = rate * min(1.0, step / WARMUP) * (3.0 if spiked else 1.0)
+            group["lr"] = model.rate * min(1.0, step / WARMUP) * (3.0 if spiked else 1.0)
         dense = _disturbed(dense, step in outliers, step in nans)
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast(torch.device(device).type, torch.bfloat16):
