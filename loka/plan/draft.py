@@ -34,6 +34,8 @@ class DraftOptions:
     factory: str
     inputs: str | None
     batch_size: int
+    batches: str | None = None
+    loss: str | None = None
 
 
 def draft_policy(
@@ -60,8 +62,7 @@ def draft_policy(
         "version: 1",
         f"name: {options.name}",
         f"model: {{{', '.join(model)}}}",
-        "# For loka probe, train and compare, functions of (batch_size, seed) and of (output, target):",
-        '# train: {batches: "package.module:name", test: "package.module:name", loss: "package.module:name"}',
+        *_train(options),
         f"target: {DEFAULT_TARGET}",
         "",
         "defaults:",
@@ -74,6 +75,16 @@ def draft_policy(
         lines += ["", "rules: # in order, later wins field by field", *rules]
     lines += _active(mods) if active else _mods(mods)
     return "\n".join(lines) + "\n"
+
+
+def _train(options: DraftOptions) -> list[str]:
+    """The training functions, or a comment that asks for them."""
+    if options.batches is not None and options.loss is not None:
+        return [f"train: {{batches: {_quoted(options.batches)}, loss: {_quoted(options.loss)}}}"]
+    return [
+        "# For loka probe, train and compare, functions of (batch_size, seed) and of (output, target):",
+        '# train: {batches: "package.module:name", test: "package.module:name", loss: "package.module:name"}',
+    ]
 
 
 def identifier(text: str) -> str:

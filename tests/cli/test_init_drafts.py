@@ -135,3 +135,36 @@ def test_a_model_is_not_replaced_by_its_draft(shop, loka):
     assert (ran.status, ran.out) == (2, "")
     assert "-o: shopmodel.py is there already, and is not a policy; name another file" in ran.err
     assert shop.files() == before
+
+
+@pytest.mark.slow
+def test_training_functions_on_the_command_line_need_no_edit(shop, loka):
+    """Three commands from a model to a package with evidence, without an edit."""
+    out = ["-o", "policies/first.yaml", "--batch-size", "32"]
+    training = ["--batches", "shopmodel:batches", "--loss", "shopmodel:loss"]
+    assert loka("init", "shopmodel:build", *out, *training).status == 0
+    policy = load_policy("policies/first.yaml")
+    assert policy.train is not None
+    assert (policy.train.batches, policy.train.loss) == ("shopmodel:batches", "shopmodel:loss")
+    assert loka("probe", "policies/first.yaml", "--steps", "2", "--every", "1").status == 0
+    assert "no evidence" not in loka("plan", "policies/first.yaml").out
+    assert loka("generate", "policies/first.yaml").status == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            ["--batches", "shopmodel:batches"],
+            "--batches needs --loss: loka probe trains with both; name both, or neither",
+        ),
+        (["--loss", "shopmodel:loss"], "--loss needs --batches: loka probe trains with both; name both, or"),
+        (["--batches", "shopmodel:batch", "--loss", "shopmodel:loss"], "--batches: "),
+        (["--batches", "shopmodel:batches", "--loss", "loss"], "--loss: "),
+    ],
+)
+def test_training_functions_that_cannot_be_used_are_named(options, said, shop, loka):
+    ran = loka("init", "shopmodel:build", "-o", "policies/first.yaml", *options)
+    assert ran.status == 2
+    assert said in ran.err
+    assert not (shop.folder / "policies/first.yaml").exists()

@@ -33,6 +33,18 @@ def command(
         ),
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, max=2**31 - 1, help="Samples in a step.")] = 4096,
+    batches: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CALLABLE",
+            help="The function of (batch_size, seed) that yields (inputs, target); with --loss, loka probe can train.",
+            show_default=False,
+        ),
+    ] = None,
+    loss: Annotated[
+        str | None,
+        typer.Option(metavar="CALLABLE", help="The function of (output, target) for --batches.", show_default=False),
+    ] = None,
     name: Annotated[
         str | None,
         typer.Option(help="Of the policy. Default: that of the file, else of factory or class.", show_default=False),
@@ -46,6 +58,7 @@ def command(
     from loka.plan.draft_check import checked
     from loka.plan.mod_proposals import drafted_from
 
+    _check_training(batches, loss)
     if name is None and out:
         name = identifier(Path(out).stem)
     if name is not None:
@@ -57,7 +70,7 @@ def command(
     if name is None or path is None:  # named after the class
         name = policy_name(model, found.model_class)
         path = _free(Path(f"policies/{name}.yaml"), force)
-    options = DraftOptions(name, model, inputs, batch_size)
+    options = DraftOptions(name, model, inputs, batch_size, batches, loss)
     found = checked(options, found)
     text = draft_policy(options, found.sites, found.mods, could=found.could)
     schema = path.parent / "schema.json"
@@ -76,6 +89,20 @@ def command(
         sites = len(found.sites)
         made = {"name": name, "policy": str(path), "written": written, "sites": sites, "could_fp8": found.could}
         print_json(made | {"mods": found.mods, "next": following})
+
+
+def _check_training(batches: str | None, loss: str | None) -> None:
+    """Raise InputError if only one of the training functions is named, or one cannot be found."""
+    from loka.errors import InputError
+    from loka.sites.callables import current_directory_importable, find_callable
+
+    if (batches is None) != (loss is None):
+        there, lacking = ("--batches", "--loss") if loss is None else ("--loss", "--batches")
+        raise InputError(f"{there} needs {lacking}: loka probe trains with both; name both, or neither")
+    with current_directory_importable():
+        for option, spec in (("--batches", batches), ("--loss", loss)):
+            if spec is not None:
+                find_callable(spec, option)
 
 
 def _free(path: Path, force: bool) -> Path:
