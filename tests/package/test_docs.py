@@ -112,6 +112,13 @@ def test_every_block_and_command_of_the_guides_is_followed() -> None:
         assert len(shown) == len(guide_pages.steps(page)) + page.count("\n    pip install .\n")
 
 
+@pytest.mark.parametrize("name", ["cli", "frameworks", "glossary", "results", "troubleshooting"])
+def test_pages_that_nobody_follows_have_no_scripts(name: str) -> None:
+    page = markdown.read(markdown.REPOSITORY / "docs" / f"{name}.md")
+    assert guide_pages.steps(page) == []
+    assert not re.search(r"^```(python|yaml|bash)", page, re.MULTILINE)
+
+
 def test_the_figures_of_the_glossary() -> None:
     """MERE on normal matrices, by recipe, as the reason for its budget has it."""
     random = torch.Generator().manual_seed(0)
