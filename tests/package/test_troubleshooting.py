@@ -67,7 +67,7 @@ class Reader:
 
 def policies(reader: Reader) -> None:
     """Mistakes in a policy."""
-    reader.tries("validate", "rowwise", "rowise")
+    reader.tries("validate", "scaling: auto", "scaling: rowise")
     reader.tries("validate", "compute: fp8", "computee: fp8")
     reader.tries("validate", "tower:build", "twoer:build")
     reader.tries("validate", "tower:build", "tower:biuld")
@@ -123,7 +123,7 @@ def packages(reader: Reader) -> None:
     reader.tries(
         "generate", 'name: tower\nmodel: {factory: "tower:build', 'name: script\nmodel: {factory: "script:build'
     )
-    reader.tries("compare", "power_of_two", "power_of_two")
+    reader.tries("compare", "rules", "rules")
     reader.loka("generate policies/tower.yaml")
     modules = generated / "modules.py"
     modules.write_text(modules.read_text(encoding="utf-8") + "# mine\n", encoding="utf-8")
