@@ -1,12 +1,13 @@
-"""Each text of docs/troubleshooting.md is what LoKA prints: all are provoked, on the guide's model."""
+"""Each text of docs/troubleshooting.md is what LoKA prints: provoked on the guide's model, or found in the source."""
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,14 @@ from loka.errors import LokaError
 from tests.support import guide_pages, markdown
 
 PAGE = markdown.read(markdown.REPOSITORY / "docs" / "troubleshooting.md")
-QUOTED = [line for block in markdown.blocks(PAGE, "text") for line in block.split("\n")]
+ELSEWHERE = PAGE.partition("\n## On GPUs and in several processes\n")[2].partition("\n## ")[0]  # needs other machines
+
+
+def _lines(text: str) -> list[str]:
+    return [line for block in markdown.blocks(text, "text") for line in block.split("\n")]
+
+
+QUOTED = _lines(PAGE.replace(ELSEWHERE, ""))
 
 pytestmark = pytest.mark.slow
 
@@ -209,3 +217,20 @@ def _printed(quoted: str) -> re.Pattern[str]:
 @pytest.mark.parametrize("quoted", QUOTED)
 def test_a_quoted_text_is_printed(heard: str, quoted: str) -> None:
     assert _printed(quoted).search(heard), heard
+
+
+def _templates() -> Iterator[str]:
+    """Every string and f-string of the package, with `...` for what is put in."""
+    for file in (markdown.REPOSITORY / "loka").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(str(part.value) if isinstance(part, ast.Constant) else "..." for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def test_a_text_of_other_machines_is_in_the_source() -> None:
+    quoted = {line.strip().removeprefix("generated.tower").removeprefix("...") for line in _lines(ELSEWHERE)}
+    assert len(quoted) == 5
+    found = {text for template in _templates() for text in quoted if text in template}
+    assert found == quoted
