@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # torchrec asks for the CUDA build of FBGEMM; its CPU build exists for this platform only.
 TORCHREC := $(if $(filter Linux-x86_64,$(shell uname -s)-$(shell uname -m)),yes)
 
-.PHONY: demo test test-cpu test-quick test-pages lint test-gpu test-gpu-kernels test-gpu-models test-gpu-timing fuzz bench-scale judge-samplers quality docs-api clean
+.PHONY: demo test test-cpu test-quick test-pages lint test-gpu test-gpu-kernels test-gpu-models test-gpu-timing fuzz bench-scale judge-samplers quality docs-api docs-chart docs-site clean
 .DEFAULT_GOAL := test
 
 demo: $(VENV)/.demo
@@ -92,6 +92,15 @@ judge-samplers: $(VENV)/.demo
 # docs/api.md, from the docstrings of the public API.
 docs-api: $(VENV)/.demo
 	$(BIN)/python docs/api_page.py
+
+# docs/chart.svg, from the figures in docs/chart.json.
+docs-chart: $(VENV)/.demo
+	$(BIN)/python docs/chart.py
+
+# The pages as a site, in build/site.
+docs-site: $(VENV)/.demo
+	$(PIP) install -c constraints.txt -e '.[docs]'
+	$(BIN)/mkdocs build --strict
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -1,4 +1,4 @@
-"""A small click ranker, synthetic clicks and the loss. The three training scripts and the policy share it."""
+"""A small click ranker, synthetic clicks and the loss. All scripts and the policy share it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verbs with --json: one value on stdout with the keys that the guide lists."""
+"""Verbs with --json: one value on stdout with the keys that docs/cli.md lists."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ import pytest
 from loka.cli.main import app
 from tests.support import markdown
 
+PAGE = markdown.read(markdown.REPOSITORY / "docs" / "cli.md")
+
 
 def listed(verb: str) -> list[str]:
-    """The keys in the guide's table."""
-    (row,) = re.findall(rf"^\| `{verb}` \| (.*) \|$", markdown.read(markdown.GUIDE), re.MULTILINE)
+    """The keys in the page's table."""
+    (row,) = re.findall(rf"^\| `{verb}` \| (.*) \|$", PAGE, re.MULTILINE)
     return re.findall(r"`(\w+)`", row.partition(";")[0])
 
 
 @pytest.mark.parametrize(
     "verb", [command.callback.__module__.rpartition(".")[2] for command in app.registered_commands]
 )
-def test_every_verb_takes_json_but_those_that_the_guide_names(verb, loka):
+def test_every_verb_takes_json_but_those_that_the_page_names(verb, loka):
     assert ("--json" in loka(verb, "--help").out) is (verb not in ("schema", "report"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", ["validate", "plan", "generate"])
-def test_keys_are_those_of_the_guide(verb, shop, loka):
+def test_keys_are_those_of_the_page(verb, shop, loka):
     ran = loka(verb, shop.policy, "--json")
     assert (ran.status, ran.err) == (0, "")
     assert sorted(json.loads(ran.out)) == sorted(listed(verb))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 import re
 import runpy
 import shutil
@@ -64,9 +66,28 @@ def check(printed: str, expected: list[float], checkpoint: Path) -> None:
     assert all(torch.isfinite(value).all() for value in state.values())
 
 
-def test_one_device(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    workers.run(folder, "train.py", 11, functools.partial(torch.compile, backend="aot_eager"))
-    check(capsys.readouterr().out, [0.71, 0.54], folder / "ranker.pt")
+def run_compiled(folder: Path, script: str, steps: int) -> str:
+    """What a script prints that runs in this process."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        workers.run(folder, script, steps, functools.partial(torch.compile, backend="aot_eager"))
+    return printed.getvalue()
+
+
+def test_one_device(folder: Path) -> None:
+    check(run_compiled(folder, "train.py", 11), [0.71, 0.54], folder / "ranker.pt")
+
+
+@pytest.mark.parametrize("library", ["lightning", "accelerate"])
+def test_of_a_library(folder: Path, library: str) -> None:
+    pytest.importorskip(library, reason=f"{library} is not installed")
+    check(run_compiled(folder, f"train_{library}.py", 11), [0.71, 0.54], folder / "ranker.pt")
+
+
+def test_serving_what_was_trained(folder: Path) -> None:
+    run_compiled(folder, "train.py", 11)
+    scored = re.fullmatch(r"2 batches: loss ([\d.]+)\n", run_compiled(folder, "serve.py", 2))
+    assert scored is not None
+    assert float(scored[1]) == pytest.approx(0.54, abs=0.03)
 
 
 @pytest.mark.parametrize("name", ["train_ddp", "train_fsdp"])

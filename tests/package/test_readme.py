@@ -1,12 +1,15 @@
-"""What the README shows is what is there, and so is the example of mods in docs/mods.md."""
+"""What the README shows is what is there; so are the policy, the code, the verbs and the mods that pages show."""
 
 from __future__ import annotations
 
 import importlib
+import json
 import re
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -19,20 +22,23 @@ from tests.support import markdown
 
 REPOSITORY = markdown.REPOSITORY
 README = markdown.read(REPOSITORY / "README.md")
+GENERATED = markdown.read(REPOSITORY / "docs" / "generated.md")
+COMMANDS = markdown.read(REPOSITORY / "docs" / "cli.md")
+RESULTS = markdown.read(REPOSITORY / "docs" / "results.md")
+CHART = json.loads(markdown.read(REPOSITORY / "docs" / "chart.json"))
 MODS = markdown.read(REPOSITORY / "docs" / "mods.md").partition("## On a live model")[2]
 
 
 def test_the_policy_is_the_shipped_one() -> None:
-    (policy,) = markdown.blocks(README, "yaml")
+    (policy,) = markdown.blocks(GENERATED, "yaml")
     assert policy.rstrip() == (REPOSITORY / "policies" / "ranker.yaml").read_text(encoding="utf-8").rstrip()
 
 
 def test_the_excerpts_are_in_the_generated_package() -> None:
     generated = REPOSITORY / "generated" / "ranker"
-    script, modules, kernels = markdown.blocks(README, "python")
+    modules, kernels = markdown.blocks(GENERATED, "python")
     assert modules in (generated / "modules.py").read_text(encoding="utf-8")
     assert kernels in (generated / "triton_kernels.py").read_text(encoding="utf-8")
-    assert "my.apply(model)" in script
 
 
 @pytest.mark.slow
@@ -58,13 +64,41 @@ def test_the_example_of_mods_works(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_every_verb_is_listed_and_no_other() -> None:
-    listed = re.findall(r"^\| `loka (\w+)", README, re.MULTILINE)
+    listed = re.findall(r"^\| `loka (\w+)", COMMANDS, re.MULTILINE)
     assert listed == [command.name for command in main.app.registered_commands]
+
+
+def test_the_readme_is_short() -> None:
+    assert README.count("\n") < 150
+
+
+def test_the_chart_is_drawn_from_its_figures() -> None:
+    drawn = runpy.run_path(str(REPOSITORY / "docs" / "chart.py"))["picture"](CHART)
+    assert (REPOSITORY / "docs" / "chart.svg").read_text(encoding="utf-8") == drawn, "run `make docs-chart`"
+    ElementTree.fromstring(drawn)
+
+
+def test_the_figures_of_the_chart_are_those_of_the_pages() -> None:
+    for entry in CHART["speed"]["models"]:
+        source = markdown.read(REPOSITORY / "docs" / entry["source"])
+        for variant, speeds in entry["variants"].items():
+            name = {"LoKA FP8": "loka-fp8", "torchao rowwise": "torchao-rowwise"}[variant]
+            for launch, speed in zip(("loop", "reduce-overhead"), speeds, strict=True):
+                (ratio,) = re.findall(
+                    rf"^\| {launch} \| {name} \| [\d.]+ \| ([\d.]+) \|",
+                    source.partition("### One inference")[0],
+                    re.MULTILINE,
+                )
+                assert speed == pytest.approx(float(ratio), abs=0.0051)
+    for entry in CHART["quality"]["policies"]:
+        row = f"{entry['change']:+.4f} +- {entry['error']:.4f} % | {entry['pairs']} | parity |"
+        assert re.search(rf"^\| `{entry['policy']}` .*{re.escape(row)}$", RESULTS, re.MULTILINE)
 
 
 def test_the_quick_start_names_verbs_and_its_own_policy() -> None:
     (commands,) = markdown.blocks(README, "bash")
     names = {command.name for command in main.app.registered_commands}
+    assert "my.apply(model)" in markdown.blocks(README, "python")[0]
     for line in commands.splitlines():
         _, verb, *rest = line.split()
         assert verb in names

@@ -1,0 +1,236 @@
+"""Each text of docs/troubleshooting.md is what LoKA prints: provoked on the guide's model, or found in the source."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from loka.errors import LokaError
+from tests.support import guide_pages, markdown
+
+PAGE = markdown.read(markdown.REPOSITORY / "docs" / "troubleshooting.md")
+ELSEWHERE = PAGE.partition("\n## On GPUs and in several processes\n")[2].partition("\n## ")[0]  # needs other machines
+
+
+def _lines(text: str) -> list[str]:
+    return [line for block in markdown.blocks(text, "text") for line in block.split("\n")]
+
+
+QUOTED = _lines(PAGE.replace(ELSEWHERE, ""))
+
+pytestmark = pytest.mark.slow
+
+BRANCHES = """
+class Branching(nn.Sequential):
+    def forward(self, x):
+        x = super().forward(x)
+        return x * 2 if x.shape[0] > 6 else x
+
+
+def build_branching():
+    return Branching(*build())
+"""
+
+
+@dataclass(slots=True)
+class Reader:
+    """Somebody who makes mistakes in a folder with the guide's model, small, and hears of them."""
+
+    folder: Path
+    policy: str
+    heard: list[str] = field(default_factory=list)
+
+    def loka(self, command: str) -> None:
+        """Run a verb."""
+        self.heard.append(guide_pages.loka(command)[1])
+
+    def tries(self, verb: str, old: str, new: str, options: str = "") -> None:
+        """Run a verb on the policy with a change."""
+        assert old in self.policy
+        (self.folder / "policies" / "tower.yaml").write_text(self.policy.replace(old, new, 1), encoding="utf-8")
+        self.loka(f"{verb} policies/tower.yaml {options}")
+        (self.folder / "policies" / "tower.yaml").write_text(self.policy, encoding="utf-8")
+
+    def does(self, action: Callable[..., object], *args: object, **options: object) -> None:
+        """Call something that raises or warns."""
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            try:
+                action(*args, **options)
+            except LokaError as error:
+                self.heard.append(str(error))
+        self.heard += [str(warning.message) for warning in warned]
+
+
+def policies(reader: Reader) -> None:
+    """Mistakes in a policy."""
+    reader.tries("validate", "scaling: auto", "scaling: rowise")
+    reader.tries("validate", "compute: fp8", "computee: fp8")
+    reader.tries("validate", "tower:build", "twoer:build")
+    reader.tries("validate", "tower:build", "tower:biuld")
+    reader.tries("validate", "tower:build", "bare:build")
+    reader.tries("validate", "match: {max_n: 16}", 'match: "hed.*"')
+    reader.tries("validate", "rules:", 'mods: [{use: hard_swish, match: "4"}]\nrules:')
+    reader.tries("validate", "rules:", "mods: [{use: residual_high_precision}]\nrules:")
+    reader.tries("probe", "train:", "# train:")
+
+
+def plans(reader: Reader) -> None:
+    """What planning finds: no evidence, a wrong profile, an error over the budget, a forward that branches."""
+    profiles = reader.folder / "policies"
+    reader.tries("plan", "compute: fp8", "compute: auto")
+    reader.tries("plan", "rules:", "profile: profiles/none.safetensors\nrules:")
+    (profiles / "bad.safetensors").write_bytes(b"x" * 100)
+    reader.tries("plan", "rules:", "profile: bad.safetensors\nrules:")
+    branching = reader.policy.replace("tower:build", "tower:build_branching").replace(
+        "rules:", "  fuse: always\nrules:"
+    )
+    reader.tries("plan", reader.policy, branching)
+    reader.loka("probe policies/tower.yaml --steps 20 --ne-batches 0")
+    found = profiles / "profiles" / "tower.safetensors"
+    reader.loka("plan policies/tower.yaml")
+    reader.tries("plan", "compute: fp8", "compute: fp8\n  budget: {mere: 0.01}")
+    reader.tries("plan", "compute: fp8", "compute: auto\n  budget: {mere: 0.01}")
+    reader.tries("plan", "compute: fp8", "compute: auto\n  budget: {mere: 0.5}")
+    damaged = bytearray(found.read_bytes())
+    damaged[-5] ^= 1
+    (profiles / "damaged.safetensors").write_bytes(bytes(damaged))
+    reader.tries("plan", "rules:", "profile: damaged.safetensors\nrules:")
+    tower = reader.folder / "tower.py"
+    narrow = tower.read_text(encoding="utf-8")
+    for text in (narrow.replace("64", "96"), narrow):
+        tower.write_text(text, encoding="utf-8")
+        sys.modules.pop("tower", None)
+        importlib.invalidate_caches()
+        reader.loka("plan policies/tower.yaml")
+    found.unlink()
+
+
+def packages(reader: Reader) -> None:
+    """Packages that are empty, imported too early, edited, stale or not whole."""
+    generated = reader.folder / "generated" / "tower"
+
+    def imported() -> None:
+        for name in [name for name in sys.modules if name.startswith("generated.tower")]:
+            del sys.modules[name]
+        importlib.invalidate_caches()
+        importlib.import_module("generated.tower")
+
+    reader.tries("generate", "compute: fp8", "compute: auto")
+    reader.tries(
+        "generate", 'name: tower\nmodel: {factory: "tower:build', 'name: script\nmodel: {factory: "script:build'
+    )
+    reader.tries("compare", "rules", "rules")
+    reader.loka("generate policies/tower.yaml")
+    modules = generated / "modules.py"
+    modules.write_text(modules.read_text(encoding="utf-8") + "# mine\n", encoding="utf-8")
+    reader.does(imported)
+    reader.loka("generate policies/tower.yaml")
+    (generated / "manifest.json").unlink()
+    reader.does(imported)
+    reader.loka("generate policies/tower.yaml --force")
+    imported()
+
+
+def models(reader: Reader) -> None:
+    """Models that are not the planned one, and steps that are not what was planned."""
+    tower, fp8 = importlib.import_module("tower"), importlib.import_module("generated.tower")
+    task = type("Task", (nn.Module,), {})()
+    task.model = tower.build()
+    reader.does(fp8.apply, task)
+    reader.does(fp8.apply, torch.jit.script(tower.build()))
+    hooked = tower.build()
+    hooked[0].register_forward_hook(lambda *_: None)
+    reader.does(fp8.apply, hooked)
+    replaced = tower.build()
+    replaced[2].forward = nn.functional.silu
+    reader.does(fp8.apply, replaced)
+    other = tower.build()
+    other[4].eps = 1e-3
+    reader.does(fp8.apply, other)
+
+    model = tower.build()
+    found: list[Any] = []
+    reader.does(lambda: found.append(fp8.apply(model)))
+    (patch,) = found
+    reader.does(fp8.apply, model)
+    reader.does(patch.verify)
+    model(torch.randn(32, 32))
+    reader.does(patch.verify)
+    reader.does(model, torch.randn(32, 32, dtype=torch.bfloat16))
+    reader.does(patch.keep, "9")
+
+    def traced() -> None:
+        with patch.trace_nonfinite():
+            model(torch.full((32, 32), float("nan")))
+
+    reader.does(traced)
+    serving = tower.build()
+    frozen = fp8.apply(serving, mode="infer")
+    reader.does(serving, torch.randn(4, 32))
+    with torch.no_grad():
+        serving(torch.randn(4, 32))
+        serving[3].weight.add_(1)
+    reader.does(frozen.verify, backward=False)
+
+
+def comparisons(reader: Reader) -> None:
+    """Comparisons without test data, on seeds that something was tuned on, and of too few pairs; times of a CPU."""
+    reader.tries("compare", ', test: "tower:test_batches"', "")
+    reader.tries("compare", "train: {", "train: {tuned_seeds: [0-13], ", "--first-seed 3")
+    reader.loka("compare policies/tower.yaml --seeds 2 --draws 1 --steps 20")
+    reader.loka("bench model policies/tower.yaml")
+
+
+@pytest.fixture(scope="module")
+def heard(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """All that LoKA said to the reader."""
+    folder = tmp_path_factory.mktemp("reader")
+    guide_pages.tower_in(folder)
+    tower = (folder / "tower.py").read_text(encoding="utf-8")
+    (folder / "tower.py").write_text(tower + BRANCHES, encoding="utf-8")
+    (folder / "bare.py").write_text(tower.replace("example_inputs", "other_inputs"), encoding="utf-8")
+    (folder / "script.py").write_text(f"from generated import script\n{tower}", encoding="utf-8")
+    reader = Reader(folder, (folder / "policies" / "tower.yaml").read_text(encoding="utf-8"))
+    with guide_pages.reading_in(folder):
+        for mistakes in (policies, plans, packages, models, comparisons):
+            mistakes(reader)
+    return "\n".join(reader.heard)
+
+
+def _printed(quoted: str) -> re.Pattern[str]:
+    """What a quoted line matches: `...` stands for anything on the line."""
+    return re.compile(".*".join(re.escape(part) for part in quoted.strip().split("...")))
+
+
+@pytest.mark.parametrize("quoted", QUOTED)
+def test_a_quoted_text_is_printed(heard: str, quoted: str) -> None:
+    assert _printed(quoted).search(heard), heard
+
+
+def _templates() -> Iterator[str]:
+    """Every string and f-string of the package, with `...` for what is put in."""
+    for file in (markdown.REPOSITORY / "loka").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(str(part.value) if isinstance(part, ast.Constant) else "..." for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def test_a_text_of_other_machines_is_in_the_source() -> None:
+    quoted = {line.strip().removeprefix("generated.tower").removeprefix("...") for line in _lines(ELSEWHERE)}
+    assert len(quoted) == 5
+    found = {text for template in _templates() for text in quoted if text in template}
+    assert found == quoted
