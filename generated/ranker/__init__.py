@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "51140d9ee15ed96c33c1aae7525e840f2dbd92bfb3abffde38006a350ea601a2"
+STAMP = "696d2be39d8a3b0ec2fff75f13fb4a79289766273514d2a796e1b5439c623286"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

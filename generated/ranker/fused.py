@@ -18,7 +18,7 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import concat_norm_reference, fm_reference
 from loka.kernels.fused.norm import norm_reference
 
-STAMP = "51140d9ee15ed96c33c1aae7525e840f2dbd92bfb3abffde38006a350ea601a2"
+STAMP = "696d2be39d8a3b0ec2fff75f13fb4a79289766273514d2a796e1b5439c623286"
 
 
 def _add_backward_e4m3_outputs(grad: Tensor) -> tuple[Tensor, ...]:

@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "51140d9ee15ed96c33c1aae7525e840f2dbd92bfb3abffde38006a350ea601a2"
+STAMP = "696d2be39d8a3b0ec2fff75f13fb4a79289766273514d2a796e1b5439c623286"
 
 
 class EmbedDense(dispatch.Bound):

@@ -15,7 +15,7 @@ import triton.language as tl
 from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import fm_reference
 
-STAMP = "51140d9ee15ed96c33c1aae7525e840f2dbd92bfb3abffde38006a350ea601a2"
+STAMP = "696d2be39d8a3b0ec2fff75f13fb4a79289766273514d2a796e1b5439c623286"
 
 
 @triton.jit

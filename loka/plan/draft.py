@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from loka.devices.targets import DEFAULT_TARGET
 from loka.errors import InputError
+from loka.mods.registry import interaction_planning
 from loka.numerics.enums import Compute
 from loka.plan.mod_proposals import Proposal
 from loka.plan.report.format import format_share
@@ -49,8 +50,9 @@ def draft_policy(
 ) -> str:
     """Text of a policy in which every rule matches at least one of the sites.
 
-    Mods are included as comments, as a user has to decide about those that make a different model, unless they are
-    `active`. `could` is the share of the training GEMM FLOPs that `compute: fp8` would take, if known.
+    Interactions are fused where that is faster. Other mods are included as comments, as a user has to decide about
+    those that make a different model, unless they are `active`. `could` is the share of the training GEMM FLOPs that
+    `compute: fp8` would take, if known.
     """
     model = [f"factory: {_quoted(options.factory)}"]
     if options.inputs is not None:
@@ -140,23 +142,31 @@ def _overview(sites: Sequence[Site], could: float | None) -> list[str]:
 
 
 def _mods(mods: Sequence[Proposal]) -> list[str]:
-    """Comments that become mods when the # is removed."""
+    """Mods that take effect only where they are faster, and comments that become mods when the # is removed."""
     if not mods:
         return []
-    lines = [
-        "",
-        "# Changes to the model that make more of it safe and fast; each says what it would change.",
-        "# mods:",
-    ]
-    for mod in mods:
-        # A change of the model's code may leave nothing to rewrite.
-        use, kind = (", optional: true", "the same function") if mod.exact else ("", "another model, to be trained")
-        lines.append(f"#   - {{use: {mod.use}{use}}} # {mod.what}; {kind}")
+    chosen = [mod for mod in mods if mod.use == interaction_planning().name]
+    others = [mod for mod in mods if mod not in chosen]
+    lines = [""]
+    if chosen:
+        lines += ["mods:", *(f"  - {_entry(mod)} # {mod.what}; the same function" for mod in chosen)]
+    if others:
+        lines.append("# Changes to the model that make more of it safe and fast; each says what it would change.")
+        lines += [] if chosen else ["# mods:"]
+    for mod in others:
+        kind = "the same function" if mod.exact else "another model, to be trained"
+        lines.append(f"#   - {_entry(mod)} # {mod.what}; {kind}")
     return lines
 
 
 def _active(mods: Sequence[Proposal]) -> list[str]:
-    return ["", "mods:", *(f"  - {{use: {mod.use}, optional: true}}" for mod in mods)] if mods else []
+    return ["", "mods:", *(f"  - {_entry(mod)}" for mod in mods)] if mods else []
+
+
+def _entry(mod: Proposal) -> str:
+    """An entry of `mods`; a change of the model's code may leave an exact one nothing to rewrite."""
+    where = ", where: faster" if mod.use == interaction_planning().name else ""
+    return f"{{use: {mod.use}{where}{', optional: true' if mod.exact else ''}}}"
 
 
 def _rules(sites: Sequence[Site]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -35,7 +35,12 @@ from loka.plan.rewrite.owner_mods import OwnerTracer, owner_outcomes, requested_
 from loka.plan.rewrite.plan_bindings import bind
 from loka.plan.rewrite.rewrite_request import RewriteRequest, float64_sites, rewrite_request_of, scopes_of
 from loka.plan.rewrite.rewrites import Rewrites, rewrite, with_regions
-from loka.plan.rewrite.site_mods import interaction_outcomes, requested_interactions, with_site_mods
+from loka.plan.rewrite.site_mods import (
+    interaction_outcomes,
+    requested_interactions,
+    slower_interactions,
+    with_site_mods,
+)
 from loka.plan.select.latency_selection import interaction_plans, without_fused_sites
 from loka.plan.select.mod_gains import with_gains
 from loka.plan.select.workload import TracedNeighbours
@@ -250,15 +255,32 @@ def plan_of(
     for all. `tracer` is `tracer_of(examined)` for plans that share what is traced.
     Raises InputError where the evidence is for other mods, or for sites of other shapes.
     """
+    tracer = tracer or tracer_of(examined)
+    slower: dict[str, str] = {}  # modules whose interactions are left to the compiler, each with the reason
+    while True:
+        plan = _plan_without(slower, examined, known, costs, kernels, tracer)
+        more = slower_interactions(examined.policy.mods, plan.interactions)
+        if not more:
+            return plan
+        slower |= more  # the GEMMs in them decide anew
+
+
+def _plan_without(
+    slower: Mapping[str, str],
+    examined: Examined,
+    known: ProfiledSites | None,
+    costs: RecordedPlan | None,
+    kernels: tuple[Kernel, ...],
+    tracer: Tracer,
+) -> Plan:
     policy, sites, model = examined.policy, examined.sites, examined.built.module
     settings = _as_recorded(policy, examined.settings)
     named = dict(zip((file for file, _ in policy.files), policy.named, strict=True))
     if known is not None:
         check_sites(known, sites, examined.adapted.adaptations)
     considered = kernels if costs is not None else ()
-    tracer = tracer or tracer_of(examined)
     with current_directory_importable():
-        interacting = requested_interactions(policy.mods, sites, model)
+        interacting = requested_interactions(policy.mods, sites, model, slower)
         reserved = interaction_planning().reserved(interacting, sites)
         modded = with_site_mods(policy.mods, sites, settings, examined.siblings, tracer, reserved)
     sites, settings = modded.sites, modded.settings
@@ -274,7 +296,7 @@ def plan_of(
         policy.execution,
         policy.ne_percent,
     )
-    interacting = requested_interactions(policy.mods, sites, model)
+    interacting = requested_interactions(policy.mods, sites, model, slower)
     plans, wide = resolve(sites, settings, situation, {}), float64_sites(sites, model)
     request = rewrite_request_of(plans, settings, interacting, modded.changed, trace.scopes, wide, examined.flow)
     rewrites = _rewritten(request, model, trace)
@@ -286,6 +308,8 @@ def plan_of(
     if rewrites.refused:
         plans = resolve(sites, settings, situation, rewrites.refused, traced)
     plans = with_regions(plans, rewrites)
+    for owner, reason in slower.items():
+        rewrites.interactions.refuse([owner], reason)
     interactions = interaction_plans(
         rewrites.interactions.fused, plans, policy.model.batch_size, costs, DEVICES[situation.target]
     )

@@ -19,7 +19,7 @@ DEFAULTS: dict[str, tuple[tuple[str, object], ...]] = {
     "merge_siblings": (),
     "batch_small": (("max_k", 256), ("max_n", 256)),
     "pad_alignment": (("to", 16),),
-    "fuse_interaction": (),
+    "fuse_interaction": (("where", "always"),),
     "residual_high_precision": (("dtype", "float32"),),
 }
 

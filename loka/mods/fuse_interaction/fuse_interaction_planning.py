@@ -17,10 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from itertools import groupby, takewhile
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, Strict
 from torch import nn
 
 from loka.graph.ir import ForwardIR
@@ -35,10 +36,23 @@ from loka.sites.site import GemmKind, Site
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 
+class Where(StrEnum):
+    """Where interactions are fused."""
+
+    ALWAYS = "always"
+    FASTER = "faster"
+
+
 class FuseInteractionSetting(ModFields):
     """A concatenation, residual and norm around products of samples in one kernel. Matched: owners. Exact."""
 
     use: Literal["fuse_interaction"] = Field(title="Mod", description="One kernel for what joins and mixes features.")
+    where: Annotated[Where, Strict(False)] = Field(
+        default=Where.ALWAYS,
+        title="In which modules",
+        description="faster: in the modules where the measurements say that it is faster than torch.compile; it may be "
+        "nowhere. Default: always.",
+    )
 
 
 @dataclass(frozen=True, slots=True)

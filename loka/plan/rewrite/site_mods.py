@@ -8,8 +8,10 @@ does not keep the function is never planned. Interactions with their own kernels
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import attrgetter
 
 from torch import nn
 
@@ -22,11 +24,15 @@ from loka.mods.rewriting.interactions import FusedInteractions, Interacting, Res
 from loka.mods.rewriting.model_in_change import ModelInChange
 from loka.mods.rewriting.rewriting_tracer import RewritingTracer
 from loka.mods.selection import conflicts, idle_problems, named_problems, unmatched_problems
+from loka.plan.plan import InteractionPlan
+from loka.plan.report.format import format_us
 from loka.plan.rewrite.owner_mods import check_apart, owner_problems
 from loka.policy.cascade.settings import SiteSettings
 from loka.policy.policy import ModRule, Pattern
 from loka.policy.problems import PolicyError, Problem
 from loka.sites.site import Site
+
+FASTER = "faster"  # value of `where`: interactions in the modules where they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +122,16 @@ class EntryInteractions:
     unchanged: tuple[Unchanged, ...]
 
 
-def requested_interactions(rules: Sequence[ModRule], sites: Sequence[Site], model: nn.Module) -> Interacting:
-    """Where interactions are to be fused. Raises PolicyError if two entries match one module, naming both."""
+def requested_interactions(
+    rules: Sequence[ModRule], sites: Sequence[Site], model: nn.Module, slower: Collection[str] = ()
+) -> Interacting:
+    """Where interactions are to be fused, but for the modules `slower`. Raises PolicyError if two entries match one
+    module, naming both.
+    """
     entries = _entries(rules)
-    found = interaction_planning().interacting(sites, model, lambda name: any(rule.wants(name) for rule in entries))
+    found = interaction_planning().interacting(
+        sites, model, lambda name: name not in slower and any(rule.wants(name) for rule in entries)
+    )
     check_apart([(rule, [owner for owner in sorted(found.owners) if rule.wants(owner)]) for rule in entries])
     return found
 
@@ -142,10 +154,33 @@ def interaction_outcomes(
         # Without a sign of an interaction, a module is no news unless the entry is about it.
         others = tuple(Unchanged(owner, reason) for owner, reason in found.untraced.items() if rule.wants(owner))
         changed = {each.owner for each in fused}
+        if _where(rule) == FASTER:  # it may be faster nowhere
+            rule = replace(rule, optional=True)
         problems += owner_problems(rule, changed, (*left, *others), model, interaction_planning().nothing)
     if problems:
         raise PolicyError(problems)
     return outcomes
+
+
+def slower_interactions(rules: Sequence[ModRule], interactions: Sequence[InteractionPlan]) -> dict[str, str]:
+    """The modules that are asked for `where: faster` and whose interactions are slower in LoKA's kernels, with reasons.
+
+    A module whose times are not all known stays.
+    """
+    found = {}
+    for owner, own in groupby(sorted(interactions, key=attrgetter("owner")), key=attrgetter("owner")):
+        if not any(_where(rule) == FASTER and rule.wants(owner) for rule in _entries(rules)):
+            continue
+        times = [(each.calls, each.chosen, each.as_is) for each in own]
+        ours = sum(calls * chosen.us for calls, chosen, _ in times if chosen is not None)
+        theirs = sum(calls * as_is.us for calls, _, as_is in times if as_is is not None)
+        if all(chosen is not None and as_is is not None for _, chosen, as_is in times) and ours > theirs:
+            found[owner] = f"torch.compile is faster here: {format_us(theirs)}, with kernels of LoKA {format_us(ours)}"
+    return found
+
+
+def _where(rule: ModRule) -> object:
+    return dict(rule.settings)["where"]
 
 
 def _entries(rules: Sequence[ModRule]) -> tuple[ModRule, ...]:

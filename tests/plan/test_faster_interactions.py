@@ -1,0 +1,125 @@
+"""`fuse_interaction` with `where: faster`: in the modules where kernels of LoKA are faster by the measurements."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from loka.cli.main import app
+from loka.kernels.measurements.parts import COMPILED, RENDERED, Part
+from loka.mods.policy_loader import load_policy
+from loka.plan.plan import Plan
+from loka.plan.planner import examine, plan_of
+from loka.plan.serialize import from_json, to_json
+from loka.policy.problems import PolicyError
+from tests.support.plan.plan_costs import MadeUp
+
+pytestmark = pytest.mark.slow
+
+MODEL = """
+import torch
+from torch import nn
+
+
+class Cross(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x0, x):
+        return x0 * self.linear(x) + x
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.narrow, self.down, self.wide = Cross(64), nn.Linear(64, 512), Cross(512)
+
+    def forward(self, x):
+        x = self.down(self.narrow(x, x.cumsum(1)))
+        return self.wide(x, x.cumsum(1))
+
+
+def build():
+    return Model()
+
+
+def inputs(batch_size):
+    return (torch.randn(batch_size, 64),)
+"""
+POLICY = """\
+version: 1
+name: crosses
+model: {{factory: "crossmodel:build", inputs: "crossmodel:inputs", batch_size: 4096}}
+defaults: {{compute: keep}}
+mods: [{{use: fuse_interaction{where}}}]
+"""
+FASTER = ", where: faster"
+
+PlanFor = Callable[..., Plan]
+
+
+@pytest.fixture
+def plan_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlanFor]:
+    (tmp_path / "crossmodel.py").write_text(MODEL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    sys.modules.pop("crossmodel", None)
+
+    def make(costs: MadeUp | None, where: str = FASTER) -> Plan:
+        (tmp_path / "p.yaml").write_text(POLICY.format(where=where))
+        return plan_of(examine(load_policy("p.yaml")), None, costs)
+
+    yield make
+    sys.modules.pop("crossmodel", None)
+
+
+def slow(kernel: str, *widths: int) -> MadeUp:
+    """Interactions of these widths are slow on one side."""
+    return MadeUp(factor=lambda part: 9.0 if part.kernel == kernel and part.columns in widths else 1.0)
+
+
+def owners(plan: Plan) -> list[str]:
+    return [each.owner for each in plan.interactions]
+
+
+def test_each_module_goes_by_its_own_times(plan_for: PlanFor) -> None:
+    plan = plan_for(slow(RENDERED, 64))
+    assert owners(plan) == ["wide"]
+    (mod,) = plan.mods
+    (left,) = [each for each in mod.unchanged if each.name == "narrow"]
+    assert left.reason.startswith("torch.compile is faster here: ")
+    assert owners(plan_for(slow(RENDERED, 512))) == ["narrow"]
+    assert owners(plan_for(slow(COMPILED, 64, 512))) == ["narrow", "wide"]
+    assert owners(plan_for(slow(RENDERED, 64), where="")) == ["narrow", "wide"]  # as before
+
+
+def test_nowhere_faster_is_a_plan_without_any(plan_for: PlanFor) -> None:
+    plan = plan_for(slow(RENDERED, 64, 512))
+    assert owners(plan) == []
+    assert from_json(to_json(plan), "p.json") == plan
+
+
+def test_without_times_it_is_as_always(plan_for: PlanFor) -> None:
+    def unmeasured(part: Part) -> float | None:
+        return None if part.kernel == COMPILED else 9.0
+
+    assert owners(plan_for(MadeUp(factor=unmeasured))) == owners(plan_for(None)) == ["narrow", "wide"]
+
+
+def test_another_word_is_refused(plan_for: PlanFor) -> None:
+    with pytest.raises(PolicyError, match=r"where: text \"sometimes\" is not known; give one of always, faster"):
+        plan_for(None, ", where: sometimes")
+
+
+def test_init_drafts_it(plan_for: PlanFor, tmp_path: Path) -> None:
+    ran = CliRunner().invoke(app, ["init", "crossmodel:build", "--inputs", "crossmodel:inputs", "-o", "drafted.yaml"])
+    assert ran.exit_code == 0
+    text = (tmp_path / "drafted.yaml").read_text()
+    assert "mods:\n  - {use: fuse_interaction, where: faster, optional: true} # " in text
+    (mod,) = load_policy("drafted.yaml").mods
+    assert dict(mod.settings) == {"where": "faster"}
