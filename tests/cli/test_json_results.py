@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 
 import pytest
 
@@ -38,7 +37,7 @@ def test_keys_are_those_of_the_page(verb, shop, loka):
 def test_init_says_what_it_wrote_and_what_is_next(shop, loka):
     ran = loka("init", "shopmodel:build", "-o", "policies/first.yaml", "--batch-size", "32", "--json")
     found = json.loads(ran.out)
-    assert list(found) == listed("init")
+    assert list(found) == markdown.json_keys("init")
     assert found["written"] == ["policies/first.yaml", "policies/schema.json"]
     assert found["next"] == "loka plan policies/first.yaml"
     assert [mod["use"] for mod in found["mods"]] == ["pad_alignment", "no_bias", "block_norm"]
