@@ -124,7 +124,6 @@ app = typer.Typer(
     help="FP8 training and inference for large recommendation models: a policy becomes generated code.",
     epilog="Exit status: 0 fine; 1 a check failed; 2 bad input. Every verb takes --json.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
