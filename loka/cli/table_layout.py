@@ -41,15 +41,17 @@ def _fitted_widths(
 
     Numbers and the first column, which has the names, keep one line unless the names alone take half the room.
     """
-    wide, least = [], []
-    for place, column in enumerate(columns):
-        cells = [row[place] for row in rows]
-        longest = max(map(_width, cells), default=0)
-        wide.append(max(_width(column), longest))
-        one_line = column in numbers or (place == 0 and longest <= room // 2)
-        text = longest if one_line else max(min(longest, _COMFORT), *map(_longest_word, cells), 0)
-        least.append(max(_longest_word(column), text))
     room -= spaces * (len(columns) - 1)
+    longest = [max((_width(row[place]) for row in rows), default=0) for place in range(len(columns))]
+    wide = [max(_width(column), text) for column, text in zip(columns, longest, strict=True)]
+    if sum(wide) <= room:
+        return wide
+    least = []
+    for place, column in enumerate(columns):
+        text = longest[place]
+        if column not in numbers and (place > 0 or text > room // 2):
+            text = max([min(text, _COMFORT), *(_longest_word(row[place]) for row in rows)])
+        least.append(max(_longest_word(column), text))
     if sum(least) > room:
         return None
     while sum(wide) > room:

@@ -55,6 +55,11 @@ def test_where_less_is_left_a_row_is_a_paragraph_without_its_empty_cells() -> No
     ]
 
 
+def test_without_rows_there_is_nothing_to_wrap() -> None:
+    assert table_lines(COLUMNS, [], ("us",), False, 60) == ["GEMM   kernel   us   reason", "─" * 27]
+    assert table_lines(COLUMNS, [], ("us",), False, 10) == []
+
+
 def test_a_name_that_is_wider_than_the_terminal_is_not_broken() -> None:
     name = "towers.user.interaction.cross_layers.0.down_projection"
     lines = table_lines(("site", "us"), [(name, "3")], ("us",), False, 30)
