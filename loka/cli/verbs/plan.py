@@ -46,9 +46,9 @@ def command(
     else:
         show(plan, all_sites, found.notes)
         if found.known is not None and synthetic:
-            print_wrapped(f"{found.known.name} is of drawn inputs and labels: weaker evidence than training.")
+            print_line(f"{found.known.name} is of drawn inputs and labels: weaker evidence than training.")
         if prospect is not None:
-            print_wrapped(f"{prospect.describe(plan.batch_size)}.")
+            print_line(f"{prospect.describe(plan.batch_size)}.")
         following = next_step(plan, loaded)
         if following:
             note(f"next: {following}")
