@@ -43,8 +43,8 @@ def prose_lines(text: str) -> list[tuple[int, str]]:
 
 
 def json_keys(verb: str) -> list[str]:
-    """The keys of a verb's `--json` in the guide's table, up to the first remark."""
-    (row,) = re.findall(rf"^\| `{verb}` \| (.*) \|$", read(GUIDE), re.MULTILINE)
+    """The keys of a verb's `--json` in the table of docs/cli.md, up to the first remark."""
+    (row,) = re.findall(rf"^\| `{verb}` \| (.*) \|$", read(REPOSITORY / "docs" / "cli.md"), re.MULTILINE)
     return re.findall(r"`(\w+)`", row.partition(";")[0])
 
 
