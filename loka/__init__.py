@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from loka.dispatch.guard.events import GuardEvent as GuardEvent
     from loka.dispatch.guard.events import GuardReport as GuardReport
     from loka.dispatch.guard.guard import Guard as Guard
+    from loka.dispatch.portable import portable as portable
     from loka.errors import CheckFailedError as CheckFailedError
     from loka.errors import InputError as InputError
     from loka.errors import LokaError as LokaError
@@ -48,6 +49,7 @@ _MODULES = {
     ),
     "loka.dispatch.guard.events": ("GuardEvent", "GuardReport"),
     "loka.dispatch.guard.guard": ("Guard",),
+    "loka.dispatch.portable": ("portable",),
     "loka.errors": ("CheckFailedError", "InputError", "LokaError"),
     "loka.mods.adapt": ("AdaptError", "ConvertError"),
     "loka.plan.planner": ("make_plan",),
@@ -81,6 +83,7 @@ __all__ = [
     "generate",
     "load_policy",
     "make_plan",
+    "portable",
 ]
 
 

@@ -122,9 +122,8 @@ app = typer.Typer(
     cls=Verbs,
     name="loka",
     help="FP8 training and inference for large recommendation models: a policy becomes generated code.",
-    epilog="Exit status: 0 fine; 1 a check failed; 2 bad input. Every verb but report and schema takes --json.",
+    epilog="Exit status: 0 fine; 1 a check failed; 2 bad input. Every verb takes --json.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -8,7 +8,6 @@ import os
 import shutil
 import sys
 import tempfile
-import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -18,6 +17,7 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
+from loka.cli.table_layout import table_lines, wrapped
 from loka.errors import InputError
 from loka.paths import resolved_path
 from loka.policy.problems import printable
@@ -85,43 +85,26 @@ def _plain(value: Any) -> Any:
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[str] = (), tight: bool = False
 ) -> None:
-    """Print a table on stdout. Columns in `numbers` are right-aligned. Cells are text, never markup."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    """Print a table on stdout. Columns in `numbers` are right-aligned. Cells are text, never markup.
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold", collapse_padding=tight)
-    for column in columns:
-        table.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
-    console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False, markup=False, emoji=False)
-    with console.capture() as capture:
-        console.print(table)
-    # Strip padding to the full width and the box's empty edges, which would end up in files.
-    lines = [line.rstrip() for line in capture.get().splitlines()]
-    print("\n".join(lines).strip("\n"))
+    A terminal that is too narrow wraps cells between words, and gets one paragraph a row where that is not enough.
+    """
+    room = terminal_width() or PIPED_WIDTH
+    print("\n".join(table_lines(columns, [[printable(cell) for cell in row] for row in rows], numbers, tight, room)))
 
 
 def print_line(text: str) -> None:
-    """Print a line on stdout. It may hold a model's names: unprintable characters, including newlines, are escaped."""
-    print(printable(text))
+    """Print a line on stdout; a narrower terminal gets it in several, which break between words.
+
+    It may hold a model's names: unprintable characters, including newlines, are escaped.
+    """
+    line, room = printable(text), terminal_width()
+    print(line if room is None else "\n".join(wrapped(line, room)))
 
 
 def terminal_width() -> int | None:
     """Width of the terminal on stdout; None for a file or a pipe."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-
-
-def print_wrapped(line: str) -> None:
-    """Print a line on stdout; in a narrower terminal wrap it, continuation lines indented by four more."""
-    line = printable(line)
-    width = terminal_width()
-    if width is not None and len(line) > width:
-        indent = " " * (len(line) - len(line.lstrip()) + 4)
-        line = textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-    print(line)
 
 
 def note(text: str) -> None:

@@ -21,7 +21,9 @@ from torch import Tensor
 
 from loka.errors import InputError
 
-_library = torch.library.Library("loka_counters", "FRAGMENT")  # type: ignore[no-untyped-call]
+NAMESPACE = "loka_counters"
+
+_library = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
 
 _lock = Lock()
 _counts: dict[int, dict[str, int]] = {}  # by id, then by kernel: those that ran since the last reset

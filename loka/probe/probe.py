@@ -27,6 +27,7 @@ from loka.probe.capture.row_sampling import RowNumbers
 from loka.probe.capture.saver import Saver
 from loka.probe.capture.watch import Watch
 from loka.probe.profile import profile_file
+from loka.probe.profile.step_figures import StepFigures
 from loka.probe.profile.summarise import profile_of, summarise
 from loka.probe.stats.site_stats import RecordedStats, SiteStats
 from loka.probe.stats.site_trackers import SiteSnapshot, Trackers, read
@@ -35,6 +36,9 @@ from loka.sites.discover import find_sites
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+
+OnStatistics = Callable[[int, dict[str, float]], object]
 
 
 class ProbeWarning(UserWarning):
@@ -75,6 +79,9 @@ class Probe:
             10,000 steps the default gives 25,600 rows; a short run needs more.
         group: Ranks to merge over. `stats`, `recorded` and the save at the end are then collective, and rank 0 of the
             group writes `path`; until then each rank saves its own file, with `.rankR` in its name.
+        on_statistics: Called after each sampled step, in `step`, with the number of completed steps and a dict of the
+            step's figures by `SITE/OPERAND/FIGURE`, such as "layers.0.up/input/rms": for a log or TensorBoard. Each
+            rank gets those of its own rows. Waits for the device.
 
     Raises:
         InputError: The model does not fit the policy, or cannot be recorded.
@@ -90,6 +97,7 @@ class Probe:
         save_every: int = 10_000,
         rows: int = 256,
         group: ProcessGroup | None = None,
+        on_statistics: OnStatistics | None = None,
     ) -> None:
         for name, value in (("every", every), ("save_every", save_every), ("rows", rows)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -98,6 +106,8 @@ class Probe:
             raise InputError(f"probe: model must be the nn.Module that is trained, not a {type(model).__name__}")
         if path is not None:
             _check_path(path)
+        if on_statistics is not None and not callable(on_statistics):
+            raise InputError(f"probe: on_statistics must be callable, not a {type(on_statistics).__name__}")
         if group is not None and not isinstance(group, torch.distributed.ProcessGroup):
             raise InputError(f"probe: group must be a ProcessGroup of torch.distributed, not a {type(group).__name__}")
         with current_directory_importable():
@@ -114,6 +124,8 @@ class Probe:
         self._save_every = save_every
         self._numbers = RowNumbers(rows)
         self._group = group
+        self._on_statistics = on_statistics
+        self._figures = StepFigures()
         self._trackers: dict[str, Trackers] = {}
         self._watch: Watch | None = None
         self._stance: Any = None
@@ -200,7 +212,8 @@ class Probe:
         """Leave a sampled step, save, enter the next sampled step: whatever is due now."""
         if self._state != "open" or self._watch is None:
             raise InputError("probe: step() belongs inside `with Probe(...) as probe:`")
-        self._leave()
+        if self._leave() and self._on_statistics is not None:
+            self._on_statistics(self._step, self._figures.read(self._trackers.values()))
         due = self._path is not None and self._step > 0 and self._step % self._save_every == 0
         if due and not self._saver.busy:
             self._save(self._own_path())
@@ -221,11 +234,11 @@ class Probe:
         if dynamo is not None:
             self._stance = torch.compiler.set_stance("force_eager")
 
-    def _leave(self, done: bool = True) -> None:
-        """End a sampled step, if one runs; only a completed one counts as unseen."""
+    def _leave(self, done: bool = True) -> bool:
+        """End a sampled step, if one runs; only a completed one counts as unseen. True if operands were seen."""
         watch = self._watch
         if watch is None or not watch.active:
-            return
+            return False
         watch.stop()
         if self._stance is not None:
             self._stance.__exit__(None, None, None)
@@ -235,6 +248,7 @@ class Probe:
             self._last_sampled = self._step
         elif done:
             self.unseen_steps += 1
+        return watch.calls > 0
 
     def _snapshots(self) -> tuple[SiteSnapshot, ...]:
         if not self._trackers:

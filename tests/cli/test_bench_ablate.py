@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.support import markdown
+
 POLICY = """\
 version: 1
 name: clicks
@@ -43,6 +45,8 @@ def test_every_subset_is_measured_in_every_column(loka: Callable[..., Any], poli
     ran = loka("bench", "model", "clicks.yaml", "--ablate", "mods", "--loss-steps", "4", "--batch", "32", "--json")
     assert ran.status == 0
     plain = json.loads(ran.out)
+    its_own = {"policy", "modes", "columns", "rows", "cells", "targets"}
+    assert set(plain) == {*markdown.json_keys("bench"), *its_own}
     assert plain["command"] == "loka bench model clicks.yaml --ablate mods --batch 32 --loss-steps 4"
     assert plain["policy"] == {
         "name": "clicks",

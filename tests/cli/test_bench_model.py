@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from loka.bench.model import model_request, step_rounds
+from tests.support import markdown
 from tests.support.bench_device import CpuBench
 
 MODELS = "tests.support.models.ablation_model"
@@ -47,6 +48,7 @@ def test_tables_are_printed_and_files_written(loka: Callable[..., Any], policy: 
     (data,) = out.glob("*.json")
     ran = loka(*arguments, "-o", str(out), "--json")
     plain = json.loads(ran.out)
+    assert set(plain) == {*markdown.json_keys("bench"), "baseline", "models"}
     assert [line["variant"] for line in plain["models"][0]["lines"]] == ["bf16", "bf16-eager"]
     assert plain["command"] == json.loads(data.read_text())["command"]
 

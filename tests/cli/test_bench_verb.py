@@ -12,6 +12,7 @@ import pytest
 from loka.bench.results import Cell, Section
 from loka.bench.speed import request
 from loka.bench.speed.timing import Timing
+from tests.support import markdown
 
 SECTION = Section(
     "a section",
@@ -90,6 +91,7 @@ def test_tables_are_printed_and_files_written(
 def test_the_report_is_printed_as_json(loka: Callable[..., Any], tmp_path: Path) -> None:
     ran = loka("bench", "region", "--json", "-o", str(tmp_path))
     plain = json.loads(ran.out)
+    assert set(plain) == {*markdown.json_keys("bench"), "sections"}
     (data,) = tmp_path.glob("*.json")
     assert plain == json.loads(data.read_text())
     assert plain["sections"][0]["cells"][2]["ratio"] == 1.5

@@ -54,7 +54,9 @@ def doctor(loka) -> Callable[..., dict[str, tuple[str, str, str]]]:
     def ask(*arguments: str, status: int = 0) -> dict[str, tuple[str, str, str]]:
         ran = loka("doctor", *arguments, "--json")
         assert ran.status == status, ran.err
-        return {item["name"]: (item["status"], item["found"], item["note"]) for item in json.loads(ran.out)}
+        found = json.loads(ran.out)
+        assert found["works"] is (status == 0)
+        return {item["name"]: (item["status"], item["found"], item["note"]) for item in found["items"]}
 
     return ask
 

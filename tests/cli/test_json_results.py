@@ -3,42 +3,80 @@
 from __future__ import annotations
 
 import json
-import re
 
 import pytest
 
 from loka.cli.main import app
 from tests.support import markdown
 
-PAGE = markdown.read(markdown.REPOSITORY / "docs" / "cli.md")
+VERBS = [command.name for command in app.registered_commands]
+RUN = {
+    "validate": ("policies/shop.yaml",),
+    "probe": ("policies/shop.yaml", "--steps", "4", "--every", "2", "--device", "cpu"),
+    "plan": ("policies/shop.yaml",),
+    "explain": ("policies/shop.yaml", "layers.0.up"),
+    "diff": ("policies/shop.yaml", "policies/shop.yaml"),
+    "generate": ("policies/shop.yaml",),
+    "train": ("policies/shop.yaml", "--steps", "2", "--device", "cpu"),
+    "compare": ("policies/shop.yaml", "--steps", "2", "--device", "cpu", "--seeds", "2", "--budget", "1000"),
+    "doctor": (),
+}
+NEVER = {
+    "init": ("shopmodel:nothing",),
+    "bench": ("region", "12,x"),
+    "doctor": ("policies/nowhere.yaml",),
+    "diff": ("policies/nowhere.yaml", "policies/shop.yaml"),
+    "explain": ("policies/shop.yaml", "nowhere"),
+    "schema": ("-o", "shopmodel.py"),
+}  # arguments that are an error; of the other verbs, a policy that is not there
 
 
-def listed(verb: str) -> list[str]:
-    """The keys in the page's table."""
-    (row,) = re.findall(rf"^\| `{verb}` \| (.*) \|$", PAGE, re.MULTILINE)
-    return re.findall(r"`(\w+)`", row.partition(";")[0])
-
-
-@pytest.mark.parametrize(
-    "verb", [command.callback.__module__.rpartition(".")[2] for command in app.registered_commands]
-)
-def test_every_verb_takes_json_but_those_that_the_page_names(verb, loka):
-    assert ("--json" in loka(verb, "--help").out) is (verb not in ("schema", "report"))
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_page_lists_the_keys_of_every_verb(verb, loka):
+    assert "--json" in loka(verb, "--help").out
+    assert verb == "schema" or markdown.json_keys(verb)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", ["validate", "plan", "generate"])
+@pytest.mark.parametrize("verb", RUN)
 def test_keys_are_those_of_the_page(verb, shop, loka):
-    ran = loka(verb, shop.policy, "--json")
-    assert (ran.status, ran.err) == (0, "")
-    assert sorted(json.loads(ran.out)) == sorted(listed(verb))
+    if verb in ("train", "compare"):
+        assert loka("generate", shop.policy).status == 0
+    ran = loka(verb, *RUN[verb], "--json")
+    assert ran.status == 0, ran.err
+    assert sorted(json.loads(ran.out)) == sorted(markdown.json_keys(verb))
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_an_error_is_the_same_with_and_without(verb, shop, loka):
+    arguments = NEVER.get(verb, ("policies/nowhere.yaml",))
+    with_json, without = loka(verb, *arguments, "--json"), loka(verb, *arguments)
+    assert (with_json.status, with_json.out) == (2, "")
+    assert (without.status, without.err) == (2, with_json.err)
+    assert with_json.err
+
+
+@pytest.mark.slow
+def test_a_report_is_a_page_or_the_file_it_went_to(shop, loka):
+    found = json.loads(loka("report", shop.policy, "--json").out)
+    assert list(found) == ["name", "written", "page"]
+    assert found == {"name": "shop", "written": None, "page": loka("report", shop.policy).out}
+    ran = loka("report", shop.policy, "-o", "shop.html", "--json")
+    assert json.loads(ran.out) == {"name": "shop", "written": "shop.html", "page": None}
+    assert (shop.folder / "shop.html").is_file()
+
+
+def test_the_schema_is_itself_or_the_file_it_went_to(shop, loka):
+    assert json.loads(loka("schema", "--json").out) == json.loads(loka("schema").out)
+    assert json.loads(loka("schema", "-o", "schema.json", "--json").out) == {"written": "schema.json"}
+    assert (shop.folder / "schema.json").read_text() == loka("schema").out
 
 
 @pytest.mark.slow
 def test_init_says_what_it_wrote_and_what_is_next(shop, loka):
     ran = loka("init", "shopmodel:build", "-o", "policies/first.yaml", "--batch-size", "32", "--json")
     found = json.loads(ran.out)
-    assert list(found) == listed("init")
+    assert list(found) == markdown.json_keys("init")
     assert found["written"] == ["policies/first.yaml", "policies/schema.json"]
     assert found["next"] == "loka plan policies/first.yaml"
     assert [mod["use"] for mod in found["mods"]] == ["pad_alignment", "no_bias", "block_norm"]

@@ -9,7 +9,7 @@ from io import StringIO
 
 import pytest
 
-from loka.cli.output import print_wrapped
+from loka.cli.output import print_line
 from loka.cli.verbs.diff import region_lines
 from loka.mods.adaptation import Unchanged
 from loka.mods.policy_loader import load_policy
@@ -27,7 +27,7 @@ class Terminal(StringIO):
 def test_a_long_line_goes_on_below_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((100, 40)))
     monkeypatch.setattr(sys, "stdout", Terminal())
-    print_wrapped(LINE)
+    print_line(LINE)
     first, *rest = sys.stdout.getvalue().splitlines()
     assert all(len(line) <= 100 for line in (first, *rest))
     assert first.startswith("  nine")
@@ -37,7 +37,7 @@ def test_a_long_line_goes_on_below_in_a_terminal(monkeypatch: pytest.MonkeyPatch
 
 def test_a_long_line_is_one_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", StringIO())
-    print_wrapped(LINE)
+    print_line(LINE)
     assert sys.stdout.getvalue() == LINE + "\n"
 
 

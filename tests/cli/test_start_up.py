@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -28,6 +29,29 @@ def test_help_imports_nothing_heavy(arguments):
     code = CODE.format(arguments=arguments, heavy=heavy)
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.splitlines()[-1] == "LOADED"
+
+
+@pytest.mark.parametrize(
+    ("words", "position", "completed"),
+    [
+        ("loka ex", 1, ["explain"]),
+        ("loka compare --dr", 2, ["--draws"]),
+        ("loka --install", 1, ["--install-completion"]),
+    ],
+)
+def test_a_shell_completes_verbs_and_options(words, position, completed):
+    shell = {"_LOKA_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(position)}
+    code = CODE.format(arguments=[], heavy=HEAVY)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | shell)
+    assert ran.stdout.split() == [*completed, "LOADED"], ran.stderr
+
+
+def test_the_script_of_a_shell_calls_loka():
+    ran = subprocess.run(
+        [sys.executable, "-m", "loka", "--show-completion", "bash"], capture_output=True, text=True, check=True
+    )
+    assert "_LOKA_COMPLETE=complete_bash" in ran.stdout
+    assert ran.stdout.rstrip().endswith(" loka")
 
 
 @pytest.mark.slow

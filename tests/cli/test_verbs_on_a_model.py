@@ -197,7 +197,7 @@ def test_doctor_reports_versions_and_the_path(loka):
     ran = loka("doctor")
     assert ran.status == 0
     assert "FP8 path" in ran.out
-    items = {item["name"]: item for item in json.loads(loka("doctor", "--json").out)}
+    items = {item["name"]: item for item in json.loads(loka("doctor", "--json").out)["items"]}
     assert items["torch"]["status"] == "ok"
     assert items["torchao"]["note"]
     assert items["kernel as-is"]["note"] == "can run here"

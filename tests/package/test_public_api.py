@@ -74,7 +74,10 @@ def test_everything_that_is_raised_has_one_root() -> None:
         ("import loka", ("torch", "pydantic", "yaml", "jinja2", "typer", "safetensors")),
         ("import loka; loka.InputError; loka.load_policy", ("torch", "jinja2", "typer", "safetensors")),
         # A training machine has torch alone.
-        ("import loka; loka.BindError; loka.Guard", ("pydantic", "yaml", "jinja2", "typer", "safetensors")),
+        (
+            "import loka; loka.BindError; loka.Guard; loka.portable",
+            ("pydantic", "yaml", "jinja2", "typer", "safetensors"),
+        ),
     ],
 )
 def test_a_name_imports_what_it_needs_alone(statement: str, heavy: tuple[str, ...]) -> None:

@@ -42,6 +42,12 @@ def prose_lines(text: str) -> list[tuple[int, str]]:
     return found
 
 
+def json_keys(verb: str) -> list[str]:
+    """The keys of a verb's `--json` in the table of docs/cli.md, up to the first remark."""
+    (row,) = re.findall(rf"^\| `{verb}` \| (.*) \|$", read(REPOSITORY / "docs" / "cli.md"), re.MULTILINE)
+    return re.findall(r"`(\w+)`", row.partition(";")[0])
+
+
 def anchors(text: str) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE), re.MULTILINE)

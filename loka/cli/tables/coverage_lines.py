@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from loka.cli.output import percent, print_table, print_wrapped
+from loka.cli.output import percent, print_line, print_table
 
 if TYPE_CHECKING:
     from loka.plan.report.coverage import Coverage
@@ -21,12 +21,12 @@ def print_coverage(coverage: Coverage) -> None:
     else:
         cells = [(name, percent(share), us) for name, share, us in rows]
         print_table(("coverage", "share", "us"), cells, ("share", "us"))
-    print_wrapped(describe_step(coverage))
+    print_line(describe_step(coverage))
     pieces = describe_pieces(coverage)
     if pieces:
-        print_wrapped("The largest pieces that stay the compiler's:")
+        print_line("The largest pieces that stay the compiler's:")
     for line in pieces:
-        print_wrapped(f"  {line}")
+        print_line(f"  {line}")
 
 
 def coverage_result(coverage: Coverage) -> dict[str, object]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from loka.cli.output import percent, print_table, print_wrapped, terminal_width
+from loka.cli.output import percent, print_line, print_table, terminal_width
+from loka.cli.table_layout import SPACES, TIGHT
 
 if TYPE_CHECKING:
     from loka.plan.report.plan_rows import InteractionRow, PlanRow
@@ -24,8 +25,6 @@ _SHORT = ("site", COUNT, "M", "K", "N", "FLOPs", "fprop", "dgrad", "wgrad", *TIM
 # In a terminal that is too narrow for these as well, columns go in this order, until names fit.
 _GOING = ("BF16 us", "M", "MERE", "us", "K", "N", COUNT, "FLOPs")
 _REASON = 40  # least width for a reason in the full table
-_SPACES = 3  # between two columns
-_TIGHT = 2  # the same in the short table
 _KEPT = len("as-is")  # a recipe of up to this length needs no letter
 
 
@@ -35,7 +34,7 @@ def show_rows(rows: Sequence[PlanRow], hidden: frozenset[str]) -> None:
     columns = [column for column in COLUMNS if column not in hidden]
     widths = [max(len(column), *(len(each[column]) for each in cells), 0) for column in columns[:-1]]
     room = terminal_width()
-    if room is not None and sum(widths) + _SPACES * len(widths) + _REASON > room:
+    if room is not None and sum(widths) + SPACES * len(widths) + _REASON > room:
         _show_short(cells, hidden)
     else:
         print_table(columns, [[each[column] for column in columns] for each in cells], NUMBERS)
@@ -79,21 +78,21 @@ def _show_short(rows: Sequence[dict[str, str]], hidden: frozenset[str]) -> None:
     table = [[row[place] for place in shown] for row in table]
     print_table([columns[place] for place in shown], table, (*NUMBERS, "why"), tight=True)
     if left_out:
-        print_wrapped(f"left out here, and shown by a wider terminal or in a file: {', '.join(left_out)}")
+        print_line(f"left out here, and shown by a wider terminal or in a file: {', '.join(left_out)}")
     for text, letter in letters.items():
-        print_wrapped(f"{letter}: {text}")
+        print_line(f"{letter}: {text}")
     for reason, number in reasons.items():
-        print_wrapped(f"{number}: {reason}")
+        print_line(f"{number}: {reason}")
 
 
 def _too_wide(columns: Sequence[str], table: Sequence[Sequence[str]], room: int | None) -> tuple[str, ...]:
     """The columns to leave out so that no cell has to be broken, in the order of the table."""
     widths = {
-        column: max([len(column), *(len(row[place]) for row in table)]) + _TIGHT for place, column in enumerate(columns)
+        column: max([len(column), *(len(row[place]) for row in table)]) + TIGHT for place, column in enumerate(columns)
     }
     gone: set[str] = set()
     for column in _GOING:
-        if room is None or sum(widths.values()) - _TIGHT <= room:
+        if room is None or sum(widths.values()) - TIGHT <= room:
             break
         if widths.pop(column, None) is not None:
             gone.add(column)

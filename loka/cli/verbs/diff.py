@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loka.cli.output import Json, percent, print_json, print_line, print_table, print_wrapped
+from loka.cli.output import Json, percent, print_json, print_line, print_table
 
 if TYPE_CHECKING:
     from loka.plan.report.plan_diff import ModChange, PlanDiff, RegionChange, TimeChange
@@ -43,7 +43,7 @@ def show(change: PlanDiff) -> None:
     if change.batch_size[0] != change.batch_size[1]:
         print_line(f"batch size: {change.batch_size[0]} -> {change.batch_size[1]}")
     for mod in change.mods:
-        print_wrapped(f"mod {mod.mod}: {mod.before}; now {mod.after}{_moved(mod)}")
+        print_line(f"mod {mod.mod}: {mod.before}; now {mod.after}{_moved(mod)}")
     for label, names in (("added", change.added), ("removed", change.removed), ("resized", change.resized)):
         for name in names:
             print_line(f"{label}: {name}")
@@ -62,7 +62,7 @@ def show(change: PlanDiff) -> None:
         shown = [place for place in range(len(columns)) if place < 5 or any(row[place] for row in rows)]
         print_table([columns[place] for place in shown], [[row[place] for place in shown] for row in rows], ("FLOPs",))
     for line in region_lines(change.regions):
-        print_wrapped(line)
+        print_line(line)
     before_share, after_share = change.share_fp8
     print_line(f"FLOPs in FP8: {percent(before_share)} -> {percent(after_share)}")
     _show_times(change)

@@ -28,11 +28,12 @@ def command(
     items = (*examine(), *shipped_items(here))
     if policy is not None:
         items = (*items, *policy_items(policy, here))
+    works = not any(item.status == "problem" for item in items)
     if as_json:
-        print_json(items)
+        print_json({"works": works, "items": items})
     else:
         print_table(
             ("", "status", "found", "note"), [(item.name, item.status, item.found, item.note) for item in items]
         )
-    if any(item.status == "problem" for item in items):
+    if not works:
         raise typer.Exit(1)

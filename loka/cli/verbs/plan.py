@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loka.cli.output import Json, PolicyPath, note, percent, print_json, print_line, print_wrapped
+from loka.cli.output import Json, PolicyPath, note, percent, print_json, print_line
 from loka.cli.tables.coverage_lines import coverage_result, print_coverage
 from loka.cli.tables.mod_lines import print_mods
 from loka.cli.tables.plan_table import COUNT, EVIDENCE, REGION, TIMES, show_interactions, show_rows
@@ -46,9 +46,9 @@ def command(
     else:
         show(plan, all_sites, found.notes)
         if found.known is not None and synthetic:
-            print_wrapped(f"{found.known.name} is of drawn inputs and labels: weaker evidence than training.")
+            print_line(f"{found.known.name} is of drawn inputs and labels: weaker evidence than training.")
         if prospect is not None:
-            print_wrapped(f"{prospect.describe(plan.batch_size)}.")
+            print_line(f"{prospect.describe(plan.batch_size)}.")
         following = next_step(plan, loaded)
         if following:
             note(f"next: {following}")
@@ -100,7 +100,7 @@ def show(plan: Plan, all_sites: bool, notes: Sequence[str] = ()) -> None:
     print_ne(plan)
     if any(site.site.calls for site in plan.sites):
         print_coverage(coverage_of(plan))
-    print_wrapped(summary_line(plan))
+    print_line(summary_line(plan))
     print_times(plan)
 
 
@@ -112,7 +112,7 @@ def print_budgets(plan: Plan) -> None:
         return
     for budget, count in budgets(plan).items():
         limits = f"MERE {budget.mere:g}, SQNR {budget.sqnr_db:g} dB, min_speedup {budget.min_speedup:g}"
-        print_wrapped(f"budget of {limits}: {count} site{'s' if count != 1 else ''}")
+        print_line(f"budget of {limits}: {count} site{'s' if count != 1 else ''}")
 
 
 def print_ne(plan: Plan) -> None:
@@ -126,7 +126,7 @@ def print_ne(plan: Plan) -> None:
     rest = f"; the forward GEMMs of {len(found.unknown)} more were not measured" if found.unknown else ""
     gemms = "1 GEMM" if found.known == 1 else f"{found.known} GEMMs"
     limit = "" if plan.ne_budget is None else f", budget {plan.ne_budget:g} %"
-    print_wrapped(f"predicted change of NE: {format_ne(found.ne_percent)} by {gemms} in FP8{rest}{limit}.")
+    print_line(f"predicted change of NE: {format_ne(found.ne_percent)} by {gemms} in FP8{rest}{limit}.")
 
 
 def print_times(plan: Plan) -> None:
@@ -136,15 +136,15 @@ def print_times(plan: Plan) -> None:
     total = total_time(plan)
     if plan.measurements is None or total is None:
         if plan.measurements is not None:
-            print_wrapped(f"{plan.measurements[0]} has no times for what may run here: none decided.")
+            print_line(f"{plan.measurements[0]} has no times for what may run here: none decided.")
         lacking = measurements_note(plan)
         if lacking:
-            print_wrapped(f"{lacking}.")
+            print_line(f"{lacking}.")
         return
-    print_wrapped(f"{format_total(total)}, by {plan.measurements[0]} ({format_time_sources(total)}).")
+    print_line(f"{format_total(total)}, by {plan.measurements[0]} ({format_time_sources(total)}).")
     host = format_host(plan, total)
     if host:
-        print_wrapped(f"{host}.")
+        print_line(f"{host}.")
 
 
 def measurements_note(plan: Plan) -> str:
@@ -175,7 +175,7 @@ def print_skipped(plan: Plan) -> None:
         name = f"region {skipped.owner!r}" if skipped.owner else "the model itself"
         share = f" ({percent(skipped.share)} of FLOPs)" if skipped.share else ""
         rest = "" if skipped.share else "; its sites are patched in smaller modules, or one by one"
-        print_wrapped(f"NOT PATCHED {name}{share}: {skipped.reason}{rest}")
+        print_line(f"NOT PATCHED {name}{share}: {skipped.reason}{rest}")
 
 
 def summary_line(plan: Plan) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loka.cli.output import PolicyPath, check_not_own, note, write_file
+from loka.cli.output import Json, PolicyPath, check_not_own, note, print_json, write_file
 from loka.errors import InputError
 from loka.paths import check_replaceable
 
@@ -36,6 +36,7 @@ def command(
             metavar="FILE", help="Of an HTML page: steps measured by loka bench model, its JSON.", show_default=False
         ),
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Write a page of measurements and decisions: plan, times, errors, quality, mods, findings, and what falls short.
 
@@ -56,11 +57,13 @@ def command(
         raise InputError("--measured: measured steps are shown by an HTML page only; name one: -o FILE.html")
     made = planned(policy, gains=True)
     page = to_markdown(made, policy) if suffix == MARKDOWN else _html(made, policy, measured)
-    if out is None:
-        print(page, end="")
-    else:
+    if out is not None:
         write_file(Path(out), page)
         note(f"wrote {out}")
+    if as_json:
+        print_json({"name": made.plan.name, "written": out, "page": page if out is None else None})
+    elif out is None:
+        print(page, end="")
 
 
 def _suffix(out: str) -> str:

@@ -19,6 +19,7 @@ from loka.dispatch.patch.bound_state import bind, frozen_weights, refresh_module
 from loka.dispatch.patch.compile_functions import compile_functions
 from loka.dispatch.patch.keep_sites import chosen_modules
 from loka.dispatch.patch.nonfinite import NonFiniteTrace
+from loka.dispatch.patch.ranges import named_ranges
 from loka.dispatch.patch.uncalled import uncalled_reason
 from loka.dispatch.static_scales import Overflow, clear_overflow_stats, give_back_to_ddp, names_in, overflows
 from loka.kernels import call_counters
@@ -246,6 +247,23 @@ class Patch:
                 give_back_to_ddp(self._root, names_in(bound.name, bound.module.loka_known))
             unbind(bound.module)
         self._removed = True
+
+    @contextmanager
+    def ranges(self) -> Iterator[None]:
+        """Context in which a trace of torch.profiler names the bound modules.
+
+            with torch.profiler.profile() as profiler, patch.ranges():
+                step()
+
+        A module's forward is `loka: layers.0.up (fprop FP8)`, with the names of its sites in FP8 if it has several, and
+        `fprop as-is` if none; each generated function in its backward is `loka: layers.0.up (backward of ...)`. Results
+        are the same to the bit. Compiled code runs as it is, without ranges: there the generated kernels carry their
+        own names. What torch.compile sees for the first time inside is compiled once more outside, so enter after the
+        first step. Without a profiler nothing is recorded.
+        """
+        self._require_bound("name ranges")
+        with named_ranges(tuple(bound for bound in self._modules if isinstance(bound.module, Bound))):
+            yield
 
     @contextmanager
     def trace_nonfinite(self) -> Iterator[None]:

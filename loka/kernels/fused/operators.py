@@ -27,6 +27,7 @@ _library = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyp
 # Types of arguments of a direct call. A tensor that stands for others, such as a DTensor, has the address of none.
 _PLAIN = frozenset({Tensor, torch.nn.Parameter, torch.dtype, int, float, bool, type(None)})
 _cuda: dict[str, Callable[..., Any]] = {}  # GPU implementation of each operator, by name
+_references: dict[str, Callable[..., Any]] = {}  # by name, too
 
 
 def kernel(
@@ -67,7 +68,7 @@ def define(
         launch(*(results if type(results) is tuple else (results,)), *arguments)
         return results
 
-    _cuda[name] = cuda
+    _cuda[name], _references[name] = cuda, reference
     packet = torch.ops.loka_generated
     if not hasattr(packet, name):
         _register(name, outputs, reference, changes, opaque)
@@ -82,6 +83,11 @@ def define(
     run.overload = overload  # type: ignore[attr-defined]
     run.reference = reference  # type: ignore[attr-defined]
     return run
+
+
+def reference_of(operator: torch._ops.OpOverload) -> Callable[..., Any]:
+    """The reference of an operator from `define`."""
+    return _references[operator._schema.name.partition("::")[2]]
 
 
 def _register(

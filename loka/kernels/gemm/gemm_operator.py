@@ -58,6 +58,7 @@ class GemmFunction(Protocol):
 
 _library = torch.library.Library(GEMM_NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
 _functions: dict[torch._ops.OpOverload, dict[str, GemmFunction]] = {}  # of each operator, by device type
+_references: dict[str, Callable[..., Tensor]] = {}  # what runs on the CPU, by name; with the arguments of the operator
 
 
 def define(name: str, cpu: GemmFunction, cuda: GemmFunction) -> torch._ops.OpOverload:
@@ -92,16 +93,22 @@ def function_of(operator: torch._ops.OpOverload, device: str) -> GemmFunction:
     return _functions[operator][device]
 
 
+def reference_of(operator: torch._ops.OpOverload) -> Callable[..., Tensor]:
+    """What runs on the CPU for an operator of the namespace `loka`, with its arguments."""
+    return _references[operator._schema.name.partition("::")[2]]
+
+
 def decompose(name: str, function: Callable[..., Tensor], visible: Callable[..., bool]) -> None:
     """On GPUs, AOTAutograd traces `function` instead of the operator `loka::NAME` where `visible(*arguments)`."""
     decomposition.register(f"{GEMM_NAMESPACE}::{name}", function, _library, visible)
 
 
-def register(name: str, arguments: str, cpu: object, cuda: object, fake: object) -> None:
+def register(name: str, arguments: str, cpu: Callable[..., Tensor], cuda: object, fake: object) -> None:
     """Define `loka::NAME(arguments) -> Tensor` with its implementations."""
     qualified = f"{GEMM_NAMESPACE}::{name}"
     _library.define(f"{name}({arguments}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
     torch.library.register_fake(qualified, known_to_inductor(qualified, fake), lib=_library)  # type: ignore[arg-type]
+    _references[name] = cpu
     _library.impl(name, cpu, "CPU")  # type: ignore[no-untyped-call]
     _library.impl(name, cuda, "CUDA")  # type: ignore[no-untyped-call]
 

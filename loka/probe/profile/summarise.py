@@ -212,11 +212,12 @@ def _shares(relative: Tensor) -> tuple[Shares, ...]:
     below its smallest normal are subnormal; both are edges of octaves of u.
     """
     return tuple(
-        _share(view, format, counts) for view, counts in zip(VIEWS, relative, strict=True) for format in Format
+        share_of(view, format, counts) for view, counts in zip(VIEWS, relative, strict=True) for format in Format
     )
 
 
-def _share(view: HistogramView, format: Format, counts: Tensor) -> Shares:
+def share_of(view: HistogramView, format: Format, counts: Tensor) -> Shares:
+    """The losses of a format with this view's scales, from its counts, (RELATIVE_BINS,)."""
     info = FORMATS[format]
     factor = info.max / FORMATS[Format.E4M3].max
     lost = _bins_below(info.smallest_subnormal / 2 / factor)

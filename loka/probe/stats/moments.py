@@ -93,6 +93,16 @@ class MomentsTracker:
         self._mean.addcmul_(shift, share)
         self._count += batch
 
+    @property
+    def usable(self) -> Tensor:
+        """Number of rows so far, () float64."""
+        return self._count
+
+    def power(self) -> Tensor:
+        """Sum of the squares of all elements so far, () float64."""
+        diagonal = self._comoment.diagonal() if self._test is None else self._diagonal
+        return self._count * self._mean.double().square().sum() + diagonal.double().sum()
+
     def snapshot(self) -> Snapshot:
         """The statistics so far."""
         return Snapshot(

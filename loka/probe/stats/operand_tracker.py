@@ -85,6 +85,7 @@ class OperandTracker:
     def __init__(self, operand: Operand, width: int, device: torch.device | str) -> None:
         self.operand = operand
         self.width = width
+        self.device = torch.device(device)
         self.calls = 0
         self.rows = 0
         self.sampled = 0
@@ -265,6 +266,17 @@ class OperandTracker:
         bins = torch.add(self._offset, octaves, alpha=SPREAD_STEPS).clamp_(self._first, self._highest).to(torch.int64)
         count_at(self._spread, bins.mul_(amax > 0).add_(self._start).mul_(usable))
 
+    def totals(self) -> Tensor:
+        """Usable rows, sum of squares, zeros, non-finite elements, amax of the last call, and counts of `relative`.
+
+        All float64, (5 + len(VIEWS) * RELATIVE_BINS,), on the device; all but the amax are sums since the start.
+        """
+        self._settle()
+        nonfinite = self._nonfinite.sum()
+        zeros = self._values[ZERO_BIN, : self.width].sum() - nonfinite
+        figures = (self._moments.usable, self._moments.power(), zeros, nonfinite, self._amax)
+        return torch.cat((torch.stack([each.double() for each in figures]), self._relative.double().view(-1)))
+
     def snapshot(self) -> Snapshot:
         """The statistics so far."""
         self._settle()
@@ -304,6 +316,18 @@ def _kernel_for(device: torch.device) -> ModuleType | None:
     return importlib.import_module("loka.probe.stats.count_kernel")
 
 
+def without_filling(relative: Tensor, zeros: int, nonfinite: int, elements: int) -> Tensor:
+    """Counts of `relative` with zeros in their bin, and without those for non-finite elements and padding.
+
+    As counted, all zeros are in the bin of the smallest. `elements` is the number of elements that were sampled.
+    """
+    relative = relative.clone()
+    filling = int(relative[0].sum()) - elements
+    relative[:, 0] = zeros
+    relative[:, 1] -= zeros + nonfinite + filling
+    return relative
+
+
 def operand_stats(snapshot: Snapshot) -> OperandStats:
     """Read an OperandTracker's snapshot to the host, and subtract cleaned and padded elements from the counts."""
     ints = snapshot.ints
@@ -313,11 +337,7 @@ def operand_stats(snapshot: Snapshot) -> OperandStats:
     values = tensors["values"].to(torch.int64)[:, :width].t().contiguous()
     values[:, ZERO_BIN] -= nonfinite
     zeros = int(values[:, ZERO_BIN].sum())
-    relative = tensors["relative"].clone()
-    # All zeros went to the bin of the smallest: actual ones, those for non-finite elements, and padding.
-    filling = int(relative[0].sum()) - sampled * width
-    relative[:, 0] = zeros
-    relative[:, 1] -= zeros + int(nonfinite.sum()) + filling
+    relative = without_filling(tensors["relative"], zeros, int(nonfinite.sum()), sampled * width)
     row_rms, row_spread, block_spread = torch.split(tensors["spread"][1:], [ROW_RMS_BINS, SPREAD_BINS, SPREAD_BINS])
     return OperandStats(
         operand=OPERANDS[ints["operand"]],
