@@ -19,6 +19,7 @@ from loka.mods.rewriting.rewriting_tracer import OwnerScope, RewrittenOwner
 from loka.mods.rewriting.site_outcome import SiteOutcome
 from loka.policy.policy import ModRule
 from loka.policy.schema.mod_schema import ModFields
+from loka.sites.flow import Flow
 from loka.sites.site import Site
 
 
@@ -175,7 +176,9 @@ class InteractionModPlanning(ForwardModPlanning, Protocol):
         """Reason for a forward without an interaction."""
         ...
 
-    def interacting(self, sites: Sequence[Site], model: nn.Module, wants: Callable[[str], bool]) -> Interacting:
+    def interacting(
+        self, sites: Sequence[Site], model: nn.Module, wants: Callable[[str], bool], flow: Flow
+    ) -> Interacting:
         """Where the wanted modules may have interactions. Only the structure is read."""
         ...
 

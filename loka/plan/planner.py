@@ -280,7 +280,7 @@ def _plan_without(
         check_sites(known, sites, examined.adapted.adaptations)
     considered = kernels if costs is not None else ()
     with current_directory_importable():
-        interacting = requested_interactions(policy.mods, sites, model, slower)
+        interacting = requested_interactions(policy.mods, sites, model, examined.flow, slower)
         reserved = interaction_planning().reserved(interacting, sites)
         modded = with_site_mods(policy.mods, sites, settings, examined.siblings, tracer, reserved)
     sites, settings = modded.sites, modded.settings
@@ -296,7 +296,7 @@ def _plan_without(
         policy.execution,
         policy.ne_percent,
     )
-    interacting = requested_interactions(policy.mods, sites, model, slower)
+    interacting = requested_interactions(policy.mods, sites, model, examined.flow, slower)
     plans, wide = resolve(sites, settings, situation, {}), float64_sites(sites, model)
     request = rewrite_request_of(plans, settings, interacting, modded.changed, trace.scopes, wide, examined.flow)
     rewrites = _rewritten(request, model, trace)

@@ -27,6 +27,12 @@ _OTHERS = frozenset(
         *("alias", "contiguous", "clone", "unsqueeze", "squeeze", "to", "type_as", "float", "half", "bfloat16"),
     )
 )
+_MOVED = frozenset(
+    (
+        *("transpose", "t", "T", "mT", "permute", "movedim", "moveaxis", "swapaxes", "swapdims", "einsum"),
+        *("alias", "contiguous", "clone"),
+    )
+)
 _FUSED = _NORMS | _ACTIVATIONS | _OTHERS
 
 
@@ -36,6 +42,7 @@ class Flow:
 
     into: tuple[tuple[str, str], ...] = ()  # pairs: only the second multiplies what the first's product becomes
     around: Mapping[str, str] = field(default_factory=dict)  # smallest module with the norm and activation around each
+    mixing: tuple[tuple[str, ...], ...] = ()  # of each mixing layer: x^T @ rank, x @ that, and what may be weighted sums
 
 
 def flow_of(sites: Mapping[str, Sequence[MeasuredCall]]) -> Flow:
@@ -53,7 +60,34 @@ def flow_of(sites: Mapping[str, Sequence[MeasuredCall]]) -> Flow:
         owners = {node.owner for node in (*near, *_after(call.result)) if node.op in _NORMS | _ACTIVATIONS}
         if owners:
             around[name] = common_module((call.module or call.owner, *sorted(owners)))
-    return Flow(into, around)
+    return Flow(into, around, tuple(_mixing({name: calls[0] for name, calls in sites.items() if len(calls) == 1})))
+
+
+def _mixing(sites: Mapping[str, MeasuredCall]) -> Iterator[tuple[str, ...]]:
+    """The sites of mixing layers, wherever they are written: x^T @ rank, x @ that, and products alike the first.
+
+    The latter multiply as many rows of x as long by another weight: among them are the weighted sums of x.
+    """
+    weighted = {name: each for name, each in sites.items() if each.call.weight is not None and each.call.source}
+    made = {each.call.result: name for name, each in weighted.items()}
+    read = {name: _unmoved(each.call.source) for name, each in weighted.items() if each.call.source is not None}
+    for name, each in sites.items():
+        parts = [_unmoved(part) for part in each.call.result.parents]
+        if each.call.weight is not None or len(parts) != 2:
+            continue
+        for x, inner in (parts, parts[::-1]):
+            rank = made.get(inner)
+            if rank is not None and read[rank] is x:
+                sizes = weighted[rank].rows, weighted[rank].k
+                alike = (other for other, found in weighted.items() if (found.rows, found.k) == sizes)
+                yield rank, name, *(other for other in alike if other != rank and read[other] is x)
+
+
+def _unmoved(node: Node) -> Node:
+    """The tensor whose axes a view moves."""
+    while node.op in _MOVED and len(node.parents) == 1 and not node.gemm:
+        node = node.parents[0]
+    return node
 
 
 def _reached(product: Node, sources: Collection[int]) -> tuple[int, ...]:

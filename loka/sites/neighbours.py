@@ -52,6 +52,7 @@ class Node:
     constant: bool = False  # depends only on parameters, buffers and constants
     gemm: bool = False
     parameter: str | None = None  # the qualified name, if this is a Parameter
+    copies: bool = False  # the matrix of its one parent, perhaps transposed, for each sample
     buffer: str | None = None
     children: list[Node] = field(default_factory=list)
     layout: Any = None  # a FakeLayout of `loka.sites.fake_outputs`

@@ -21,10 +21,11 @@ from loka.sites.products.layers import other_terms
 from loka.sites.products.matrix_product import MatrixProduct, TensorOrigin, unpatchable
 from loka.sites.recorded import Call, Function, Other
 from loka.sites.site import GemmKind
-from loka.sites.weights import leading_index, matrix_name
+from loka.sites.weights import copies_matrix, leading_index, matrix_name, swaps_columns
 
 _AUTOGRAD_FUNCTION = os.path.join("torch", "autograd", "function.py")
 _TRANSPOSES = frozenset(("t", "T", "mT"))
+_SWAPS = frozenset(("transpose", "permute", "swapaxes"))
 _TAKES_MATRICES = frozenset(("getitem", "select", "unbind"))
 
 
@@ -141,6 +142,9 @@ class Recorder(TorchFunctionMode):
                 result.layout = layout
                 if result.constant and name in _TAKES_MATRICES:
                     self._name_matrices(name, args, named, out, result)
+                if result.constant and not named and isinstance(args[0], Tensor):
+                    swapped = result.parents[0].copies and swaps_columns(name, args[1:])
+                    result.copies = swapped or copies_matrix(name, args[1:], args[0].shape)
                 if name in FUNCTIONS:
                     self._add_function(name, result)
                 if product is not None:
@@ -154,11 +158,12 @@ class Recorder(TorchFunctionMode):
         node = self._nodes.get(id(tensor))
         if node is None:
             return TensorOrigin(None, "a tensor that is neither Parameter nor input")
-        step = node
-        while step.op in _TRANSPOSES or (step.op in ("transpose", "permute", "swapaxes") and tensor.dim() == 2):
+        step, dimensions = node, tensor.dim()
+        while step.copies or step.op in _TRANSPOSES or (step.op in _SWAPS and dimensions == 2):
+            dimensions = 2 if step.copies else dimensions
             step = step.parents[0]
         if step.parameter is not None:
-            return TensorOrigin(step.parameter)
+            return TensorOrigin(step.parameter, copied=node.copies)
         if not node.constant:
             return TensorOrigin(None)
         return TensorOrigin(None, _history(node))

@@ -56,10 +56,12 @@ def matrix_name(parameter: str, index: Sequence[int]) -> str:
     return ".".join((parameter, *map(str, index)))
 
 
-def leading_index(op: str, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Sequence[Any]) -> tuple[int, ...]:
+def leading_index(
+    op: str, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Sequence[Any], left: int = 2
+) -> tuple[int, ...]:
     """The indices that `W[2]`, `W[2, 0]` or `W.select(0, 2)` take from a tensor of a shape, from 0; () for others.
 
-    `op` is "getitem" or "select", `args` are those after the tensor. What is left has two dimensions or more.
+    `op` is "getitem" or "select", `args` are those after the tensor. At least `left` dimensions are left.
     """
     taken: Any = None
     if op == "getitem" and len(args) == 1 and not kwargs:
@@ -67,8 +69,33 @@ def leading_index(op: str, args: Sequence[Any], kwargs: Mapping[str, Any], shape
     elif op == "select":
         names = dict(zip(("dim", "index"), args, strict=False)) | dict(kwargs)
         taken = (names.get("index"),) if names.get("dim") in (0, -len(shape)) else None
-    if not taken or not all(type(each) is int for each in taken) or len(taken) > len(shape) - 2:
+    if not taken or not all(type(each) is int for each in taken) or len(taken) > len(shape) - left:
         return ()
     if not all(type(size) is int and -size <= each < size for each, size in zip(taken, shape, strict=False)):
         return ()
     return tuple(each % size for each, size in zip(taken, shape, strict=False))
+
+
+def copies_matrix(op: str, args: Sequence[Any], shape: Sequence[Any]) -> bool:
+    """True for a view of a matrix as one of each sample: `W.unsqueeze(0)`, `W[None]`, `W.expand(batch, -1, -1)`.
+
+    `op` is the function's own name, `args` are those after the tensor, which has the `shape` of a matrix, or three
+    dimensions if it is such a view already. `repeat` counts too, as it makes the same values.
+    """
+    given = tuple(args[0]) if len(args) == 1 and isinstance(args[0], tuple | list) else tuple(args)
+    if op == "unsqueeze":
+        return len(shape) == 2 and given in ((0,), (-3,))
+    if op == "getitem":
+        return len(shape) == 2 and given in ((None,), (None, ...), (None, slice(None), slice(None)))
+    if op not in ("expand", "repeat") or len(given) != 3:
+        return False
+    kept = [{-1, size} if op == "expand" else {1} for size in shape[-2:]]
+    return all(type(size) is int and size in same for size, same in zip(given[1:], kept, strict=True))
+
+
+def swaps_columns(op: str, args: Sequence[Any]) -> bool:
+    """True for a transpose of each matrix in a tensor of three dimensions; `args` are those after the tensor."""
+    given = tuple(args[0]) if len(args) == 1 and isinstance(args[0], tuple | list) else tuple(args)
+    if op in ("transpose", "swapaxes"):
+        return given in ((1, 2), (2, 1), (-1, -2), (-2, -1))
+    return (op == "mT" and not given) or (op == "permute" and given in ((0, 2, 1), (0, -1, -2)))

@@ -84,7 +84,7 @@ class _Known:
     def made_by(self, statement: Statement) -> Value | None:
         """The value of a statement that is a view or a product."""
         node = expression(statement)
-        return self._view(statement, node) or self._product(statement, node)
+        return self._view(statement, node) or self._product(statement, node) or self._gemm(statement)
 
     def _view(self, statement: Statement, node: ast.expr | None) -> Value | None:
         dimensions = len(self._shapes.get(statement.target, ()))
@@ -112,6 +112,19 @@ class _Known:
         a, b = (self._of(statement, each, len(own)) for each, own in zip(pair, labels[:2], strict=True))
         broadcast = a is None or b is None or not self._batches_agree(statement, pair, labels)
         return None if broadcast or a is None or b is None else _contracted(a, b, labels)
+
+    def _gemm(self, statement: Statement) -> Value | None:
+        """The product of a site, written in a way of its own."""
+        call = statement.call
+        if call is None or call.bias is not None:
+            return None
+        names = [f"operand_{number}" for number in range(len(statement.operands))]
+        linear = f"torch.nn.functional.linear({call.x.format(*names)}, {call.weight.format(*names)})"
+        product = self._product(statement, ast.parse(linear, mode="eval").body)
+        moved = moved_axes(ast.parse(call.out.format("operand_0"), mode="eval").body, len(product.axes)) if product else None
+        if product is None or call.out == "{0}" or moved is None:
+            return product if call.out == "{0}" else None
+        return Value(product.node, tuple(product.axes[axis] for axis in moved[1]))
 
     def _of(self, statement: Statement, node: ast.expr, dimensions: int) -> Value | None:
         """The value of an expression over a statement's operands, of so many dimensions."""

@@ -166,16 +166,24 @@ def names_in(expression: str, names: Iterable[str]) -> set[str]:
 class Template:
     """Collects the operands of one statement while its text is printed."""
 
-    def __init__(self, refs: Mapping[fx.Node, Ref], views: Mapping[fx.Node, fx.Node], training: str) -> None:
+    def __init__(
+        self,
+        refs: Mapping[fx.Node, Ref],
+        views: Mapping[fx.Node, fx.Node],
+        training: str,
+        inline: Callable[[fx.Node, Template], str | None] = lambda node, template: None,
+    ) -> None:
+        """`inline` gives the text of a node that is printed where it is read; None for one that has a name."""
         self.operands: list[Ref] = []
-        self._refs, self._views, self._training = refs, views, training
+        self._refs, self._views, self._training, self._inline = refs, views, training, inline
 
     def arg(self, value: object) -> str:
         """An argument as template text: "{0}" for an operand, the constant otherwise, braces doubled."""
         if isinstance(value, fx.Node):
             if value in self._views:
                 return f"{self._operand(self._refs[self._views[value]])}.t()"
-            return self._operand(self._refs[value])
+            text = self._inline(value, self)
+            return self._operand(self._refs[value]) if text is None else text
         if isinstance(value, TrainingFlag):
             return self._operand(Ref(RefKind.ATTRIBUTE, self._training))
         if isinstance(value, tuple | list):

@@ -29,7 +29,8 @@ from loka.graph.trace.printer import (
     public_name,
     variable,
 )
-from loka.graph.trace.site_calls import Weights, site_call
+from loka.graph.trace.site_calls import site_call
+from loka.graph.trace.traced_weights import Weights
 from loka.sites.neighbours import is_idle_dropout
 
 _OF_MATRICES = {"select", "unbind", torch.select, torch.unbind}  # views, without effects
@@ -76,7 +77,12 @@ class Printed:
             self._statement(op)
 
     def _template(self, op: Op) -> Template:
-        return Template(self.refs, self.weights.views, attribute(self.module, op.child) + ".training")
+        training = attribute(self.module, op.child) + ".training"
+        return Template(self.refs, self.weights.views, training, self._inline)
+
+    def _inline(self, node: fx.Node, template: Template) -> str | None:
+        op = self.weights.inline.get(node)
+        return None if op is None else self._call(op, template)[2]
 
     def _statement(self, op: Op) -> None:
         template = self._template(op)
@@ -168,10 +174,11 @@ def _without_dead(recording: FxRecording, weights: Weights) -> list[Op]:
             or (node.op == "call_method" and node.target in VIEWS_OF_DICT)
             or (node in tested and node.op != "placeholder")
         )
-        if node in weights.views or node in weights.matrices or (pure and node not in used):
+        named = node in weights.views or node in weights.matrices or node in weights.inline
+        if named or (pure and node not in used):
             continue
         kept.append(op)
-        used.update(map(weights.source, _inputs(op)))
+        used.update(source for each in _inputs(op) for source in weights.sources(each))
     return kept[::-1]
 
 

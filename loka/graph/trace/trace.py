@@ -33,8 +33,8 @@ from loka.graph.trace.lint import code_place, lint, out_of_place, unreadable
 from loka.graph.trace.observed_shapes import Shape, observed_shapes, with_even_statements
 from loka.graph.trace.printer import HIDING, attribute, constant, is_identifier
 from loka.graph.trace.quiet import quiet
-from loka.graph.trace.site_calls import find_weights, unused_reason
 from loka.graph.trace.statements import Printed
+from loka.graph.trace.traced_weights import find_weights, unused_reason
 from loka.sites.callables import message_of
 from loka.sites.weights import SiteWeight, find_weight
 

@@ -31,6 +31,7 @@ from loka.mods.fuse_interaction.fuse_interaction import NAME, NOTHING, choose_in
 from loka.mods.mod_planning import InteractionModPlanning, UnplannedModel
 from loka.mods.rewriting.interactions import ChosenInteractions, FusedInteractions, Interacting, Reserved
 from loka.policy.schema.mod_schema import ModFields
+from loka.sites.flow import Flow, common_module
 from loka.sites.site import GemmKind, Site
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
@@ -65,13 +66,15 @@ class FuseInteractionPlanning:
     setting: type[ModFields] = FuseInteractionSetting
     nothing: str = NOTHING
 
-    def interacting(self, sites: Sequence[Site], model: nn.Module, wants: Callable[[str], bool]) -> Interacting:
+    def interacting(
+        self, sites: Sequence[Site], model: nn.Module, wants: Callable[[str], bool], flow: Flow
+    ) -> Interacting:
         """Where the wanted modules may have interactions."""
-        return interacting(sites, model, wants)
+        return interacting(sites, model, wants, flow)
 
     def reserved(self, interacting: Interacting, sites: Sequence[Site]) -> Reserved:
         """The matmuls of FM interactions, and the products of cross layers."""
-        return Reserved(NAME, mixing_sites(interacting, sites), interacting.crossing)
+        return Reserved(NAME, interacting.mixing, interacting.crossing)
 
     def choose(
         self,
@@ -86,13 +89,20 @@ class FuseInteractionPlanning:
 
     def proposal(self, model: UnplannedModel) -> str | None:
         """Number of modules that may contain an interaction, in words; None for none."""
-        owners = len(interacting(model.sites, model.module, lambda name: True).owners)
+        owners = len(interacting(model.sites, model.module, lambda name: True, Flow()).owners)
         return f"{owners} module{'s' if owners != 1 else ''} may mix, join or cross features" if owners else None
 
 
-def interacting(sites: Sequence[Site], model: nn.Module, wants: Callable[[str], bool]) -> Interacting:
-    """Where the wanted modules may have interactions. Only the structure of `model` is read."""
+def interacting(
+    sites: Sequence[Site], model: nn.Module, wants: Callable[[str], bool], flow: Flow
+) -> Interacting:
+    """Where the wanted modules may have interactions. Only the structure of `model` is read.
+
+    `flow` says which products belong to one mixing layer, in whatever modules they are.
+    """
     modules = dict(model.named_modules())
+    layers = tuple(_mixing_layers(flow, sites, modules, wants))
+    spread = {site.name for layer in layers for site in layer if site.weight is not None}
     owners: dict[str, None] = {}
     seen: list[Site] = []
     crossing: list[Site] = []
@@ -102,19 +112,58 @@ def interacting(sites: Sequence[Site], model: nn.Module, wants: Callable[[str], 
         if _joins(site) and (joiner := _joiner(owner, modules)) and wants(joiner):
             owners[joiner] = None
             likely.add(joiner)
-        if not wants(owner) or not (_is_parameter(site) or _joins(site) or _crosses(site)):
+        mixes = site.name in spread
+        if not wants(owner) or not (mixes or _is_parameter(site) or _joins(site) or _crosses(site)):
             continue
         owners[owner] = None
         if _joins(site) or _crosses(site):
             likely.add(owner)
-        if _is_parameter(site) or _crosses(site):
+        if mixes or _is_parameter(site) or _crosses(site):
             seen.append(site)
         if _crosses(site):
             crossing.append(site)
     names = frozenset(site.name for site in crossing)
-    found = Interacting(frozenset(owners), tuple(seen), tuple(_together(crossing, modules)), names)
-    mixing = mixing_sites(found, sites)
-    return replace(found, likely=frozenset(likely | {site.owner for site in seen if site.name in mixing}))
+    together = (*_together(crossing, modules), *_held(layers, modules))
+    products = [(_writer(layer[1], modules), _holder(layer, modules)) for layer in layers]
+    owners.update(dict.fromkeys(writer for writer, _ in products))
+    inlined = tuple((writer, owner) for writer, owner in products if writer != owner)
+    found = Interacting(frozenset(owners), tuple(seen), together, names, products=inlined)
+    mixing = mixing_sites(found, sites) | spread
+    likely.update(_writer(site, modules) for site in seen if site.name in mixing)
+    likely.update(writer for writer, _ in products)
+    return replace(found, likely=frozenset(likely), mixing=mixing)
+
+
+def _mixing_layers(
+    flow: Flow, sites: Sequence[Site], modules: Mapping[str, nn.Module], wants: Callable[[str], bool]
+) -> Iterator[tuple[Site, ...]]:
+    """The sites of each mixing layer: x^T @ rank, the product of x with that, and weighted sums, all in wanted modules.
+
+    What a kernel cannot multiply by is left out: what has a bias, or is no Parameter of its own.
+    """
+    known = {site.name: site for site in sites}
+    for names in flow.mixing:
+        found = [known[name] for name in names if name in known and wants(_writer(known[name], modules))]
+        rank, product, *sums = [site if site in found else None for site in map(known.get, names)]
+        if rank is not None and product is not None and _is_plain(rank):
+            yield rank, product, *(site for site in sums if site is not None and _is_plain(site))
+
+
+def _is_plain(site: Site) -> bool:
+    return site.weight is not None and site.bias is None and not site.blocked
+
+
+def _holder(layer: Sequence[Site], modules: Mapping[str, nn.Module]) -> str:
+    """The smallest module that holds all of a mixing layer."""
+    return _around([_writer(site, modules) for site in layer], modules)
+
+
+def _held(layers: Sequence[tuple[Site, ...]], modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, str]]:
+    """For the sites of a mixing layer that is written in several modules, the smallest module that holds them."""
+    for layer in layers:
+        owner = _holder(layer, modules)
+        if any(_writer(site, modules) != owner for site in layer):
+            yield from ((site.name, owner) for site in layer if site.weight is not None)
 
 
 def _is_parameter(site: Site) -> bool:
@@ -161,18 +210,17 @@ def _together(sites: Iterable[Site], modules: Mapping[str, nn.Module]) -> Iterat
 
     for _, group in groupby(sites, kind):
         layers = list(group)
-        owner = _common([_writer(site, modules) for site in layers])
-        while isinstance(modules[owner], _CONTAINERS):
-            owner = owner.rpartition(".")[0]
+        owner = _around([_writer(site, modules) for site in layers], modules)
         if len(layers) > 1:
             yield from ((site.name, owner) for site in layers)
 
 
-def _common(names: Sequence[str]) -> str:
-    """The longest common prefix of the names' paths."""
-    parts = [name.split(".") for name in names]
-    same = takewhile(lambda step: len(set(step)) == 1, zip(*parts, strict=False))
-    return ".".join(step[0] for step in same)
+def _around(names: Sequence[str], modules: Mapping[str, nn.Module]) -> str:
+    """The smallest module around these that is no container."""
+    owner = common_module(names)
+    while isinstance(modules[owner], _CONTAINERS):
+        owner = owner.rpartition(".")[0]
+    return owner
 
 
 def mixing_sites(interacting: Interacting, sites: Sequence[Site]) -> frozenset[str]:

@@ -16,8 +16,10 @@ class Interacting:
 
     owners: frozenset[str] = frozenset()  # modules whose forward may contain one
     sites: tuple[Site, ...] = ()  # GEMMs that must be recognised as such in these forwards
-    together: tuple[tuple[str, str], ...] = ()  # (site of a cross layer, the smallest module that holds them all)
+    together: tuple[tuple[str, str], ...] = ()  # (site, the smallest module that holds all that belong together)
     crossing: frozenset[str] = frozenset()  # names of sites whose products a cross layer may read
+    mixing: frozenset[str] = frozenset()  # names of sites that may be multiplied by in a mixing layer
+    products: tuple[tuple[str, str], ...] = ()  # (module of an interaction's product, the module that holds all of it)
     likely: frozenset[str] = frozenset()  # of `owners`, those where what is around the sites is as in an interaction
 
 

@@ -32,6 +32,7 @@ class RewriteRequest:
     chained: frozenset[str] = frozenset()  # names of sites in `fused` with the operands of a chain
     crossed: tuple[Site, ...] = ()  # linears that cross layers may follow
     together: tuple[tuple[str, str], ...] = ()  # for these: the module that holds all that belong together
+    products: tuple[tuple[str, str], ...] = ()  # modules without such a site that are inlined there
     owners: frozenset[str] = frozenset()  # modules whose interactions are to be fused
     likely: frozenset[str] = frozenset()  # of these, the ones where sites show signs of an interaction
     changed: frozenset[str] = frozenset()  # names of sites in `parameters` that mods changed, whatever their recipe
@@ -115,6 +116,7 @@ def rewrite_request_of(
         chained=frozenset(chained),
         crossed=tuple(site for site in interacting.sites if site.kind is GemmKind.LINEAR),
         together=interacting.together,
+        products=interacting.products,
         owners=interacting.owners,
         likely=interacting.likely,
         changed=changed,
@@ -137,7 +139,11 @@ def scopes_of(request: RewriteRequest, model: nn.Module) -> tuple[RegionScope, .
     if not (request.sites or request.owners or request.scopes):
         return ()
     also: dict[str, tuple[str, ...]] = dict.fromkeys(sorted(request.owners), ())
-    also |= {each.owner: each.inline for each in request.scopes}
+    for module, owner in request.products:
+        if owner not in request.barriers.owners and not request.barriers.around(module, owner):
+            also[owner] = (*also.get(owner, ()), module)
+    for each in request.scopes:
+        also[each.owner] = (*also.get(each.owner, ()), *each.inline)
     return inline_for(
         model, request.sites, request.chained, request.flow, dict(request.together), also, request.barriers
     )

@@ -30,6 +30,7 @@ from loka.plan.rewrite.owner_mods import check_apart, owner_problems
 from loka.policy.cascade.settings import SiteSettings
 from loka.policy.policy import ModRule, Pattern
 from loka.policy.problems import PolicyError, Problem
+from loka.sites.flow import Flow
 from loka.sites.site import Site
 
 FASTER = "faster"  # value of `where`: interactions in the modules where they are
@@ -123,15 +124,17 @@ class EntryInteractions:
 
 
 def requested_interactions(
-    rules: Sequence[ModRule], sites: Sequence[Site], model: nn.Module, slower: Collection[str] = ()
+    rules: Sequence[ModRule], sites: Sequence[Site], model: nn.Module, flow: Flow, slower: Collection[str] = ()
 ) -> Interacting:
     """Where interactions are to be fused, but for the modules `slower`. Raises PolicyError if two entries match one
     module, naming both.
     """
     entries = _entries(rules)
-    found = interaction_planning().interacting(
-        sites, model, lambda name: name not in slower and any(rule.wants(name) for rule in entries)
-    )
+
+    def wants(name: str) -> bool:
+        return name not in slower and any(rule.wants(name) for rule in entries)
+
+    found = interaction_planning().interacting(sites, model, wants, flow)
     check_apart([(rule, [owner for owner in sorted(found.owners) if rule.wants(owner)]) for rule in entries])
     return found
 

@@ -35,11 +35,11 @@ def _between(kind: GemmKind, a: Tensor, b: Tensor, origins: TensorOrigins, bias:
     rows = size_of(a.shape[:-1])
     columns: Size = b.shape[-1] if b.dim() > 1 else 1
     of_a, of_b = origins(a), origins(b)
-    if of_b.parameter and not of_a.parameter and b.dim() == 2:
+    if of_b.parameter and not of_a.parameter and (b.dim() == 2 or (of_b.copied and a.dim() == 3)):
         return product_of(kind, a, b, of_b, (rows, k, columns), bias)
-    if of_a.parameter and not of_b.parameter and a.dim() == 2:
+    if of_a.parameter and not of_b.parameter and (a.dim() == 2 or (of_a.copied and b.dim() == 3)):
         batch = size_of(b.shape[:-2])
-        return product_of(kind, b, a, of_a, (batch * columns, k, a.shape[0]))
+        return product_of(kind, b, a, of_a, (batch * columns, k, a.shape[-2]))
     fixed = of_a.fixed or of_b.fixed
     if not fixed and is_one(k):
         return None  # an outer product, which sums nothing

@@ -20,6 +20,7 @@ class TensorOrigin:
 
     parameter: str | None  # qualified name, if the operand is a Parameter, a matrix in one, or the transpose of either
     computed_from: str = ""  # "Parameter 'w' by getitem", "buffer 'mask'", or "" for an activation
+    copied: bool = False  # True for the same matrix for each sample, of three dimensions
 
     @property
     def fixed(self) -> bool:
@@ -74,10 +75,14 @@ def is_one(size: Size) -> bool:
     return isinstance(size, int) and size == 1
 
 
-def unpatchable(weight: Tensor) -> str | None:
-    """Reason why a Parameter cannot be an FP8 weight by itself; None where it can."""
-    if weight.dim() != 2:
-        return f"its weight has {weight.dim()} dimensions, not two"
+def unpatchable(weight: Tensor, dimensions: int | None = None) -> str | None:
+    """Reason why a Parameter cannot be an FP8 weight by itself; None where it can.
+
+    `dimensions` are those without that of the samples.
+    """
+    dimensions = weight.dim() if dimensions is None else dimensions
+    if dimensions != 2:
+        return f"its weight has {dimensions} dimensions, not two"
     if not weight.dtype.is_floating_point:
         return f"its weight is {str(weight.dtype).removeprefix('torch.')}"
     return None if weight.layout == torch.strided else "its weight is sparse"
@@ -97,7 +102,7 @@ def product_of(
     kind: GemmKind, x: Tensor, weight: Tensor, origin: TensorOrigin, mkn: tuple[Size, Size, Size], bias: Any = None
 ) -> MatrixProduct:
     """A product with a known weight operand."""
-    blocked = unpatchable(weight)
+    blocked = unpatchable(weight, weight.dim() - origin.copied)
     if blocked is None and not x.dtype.is_floating_point:
         blocked = f"its input is {str(x.dtype).removeprefix('torch.')}"
     return MatrixProduct(kind, x, origin.parameter, bias, *mkn, (mkn,), blocked)
