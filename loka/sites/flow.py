@@ -12,6 +12,7 @@ from itertools import takewhile
 
 from loka.sites.merge_calls import MeasuredCall
 from loka.sites.neighbours import Node
+from loka.sites.recorded import Call
 
 # None of these mixes rows.
 _NORMS = frozenset(("layer_norm", "rms_norm", "mean", "var", "var_mean", "std", "pow", "square", "rsqrt", "norm"))
@@ -42,7 +43,9 @@ class Flow:
 
     into: tuple[tuple[str, str], ...] = ()  # pairs: only the second multiplies what the first's product becomes
     around: Mapping[str, str] = field(default_factory=dict)  # smallest module with the norm and activation around each
-    mixing: tuple[tuple[str, ...], ...] = ()  # of each mixing layer: x^T @ rank, x @ that, and what may be weighted sums
+    mixing: tuple[
+        tuple[str, ...], ...
+    ] = ()  # of each mixing layer: x^T @ rank, x @ that, and what may be weighted sums
 
 
 def flow_of(sites: Mapping[str, Sequence[MeasuredCall]]) -> Flow:
@@ -50,17 +53,39 @@ def flow_of(sites: Mapping[str, Sequence[MeasuredCall]]) -> Flow:
     readers: dict[int, list[str]] = defaultdict(list)
     for name, calls in sites.items():
         for measured in calls:
-            readers[id(measured.call.source)].append(name)
+            readers[id(_ends(measured.call).source)].append(name)
     once = {name: calls[0].call for name, calls in sites.items() if len(calls) == 1}
-    pairs = ((name, readers[source]) for name, call in once.items() for source in _reached(call.result, readers))
+    pairs = ((name, readers[id_]) for name, call in once.items() for id_ in _reached(_ends(call).product, readers))
     into = tuple((name, names[0]) for name, names in pairs if len(names) == 1 and names[0] in once)
     around = {}
     for name, call in once.items():
-        near = [] if call.source is None else _before(call.source, call.result)
-        owners = {node.owner for node in (*near, *_after(call.result)) if node.op in _NORMS | _ACTIVATIONS}
+        ends = _ends(call)
+        near = [] if ends.source is None else _before(ends.source, ends.reader)
+        owners = {node.owner for node in (*near, *_after(ends.product)) if node.op in _NORMS | _ACTIVATIONS}
         if owners:
             around[name] = common_module((call.module or call.owner, *sorted(owners)))
     return Flow(into, around, tuple(_mixing({name: calls[0] for name, calls in sites.items() if len(calls) == 1})))
+
+
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """A GEMM without the transposes around it, as of `(W @ x.t()).t()`."""
+
+    source: Node | None  # of the input
+    reader: Node  # what reads that: the GEMM or the transpose before it
+    product: Node
+
+
+def _ends(call: Call) -> _Ends:
+    source, reader, product = call.source, call.result, call.result
+    parents = call.result.parents
+    if call.weight is None or len(parents) != 2 or not parents[0].constant or source is None:
+        return _Ends(source, reader, product)
+    if source.op in _MOVED and len(source.parents) == 1:
+        source, reader = source.parents[0], source
+    if len(product.children) == 1 and product.children[0].op in _MOVED:
+        product = product.children[0]
+    return _Ends(source, reader, product)
 
 
 def _mixing(sites: Mapping[str, MeasuredCall]) -> Iterator[tuple[str, ...]]:

@@ -235,13 +235,13 @@ class Recorder(TorchFunctionMode):
         return node
 
     def _name_matrices(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, result: Node) -> None:
-        """Name what is taken from a Parameter of three dimensions or more: `W[2]` is "w.2"."""
+        """Name what is taken from a Parameter of several dimensions: `W[2]` is "w.2"."""
         source = args[0] if args and isinstance(args[0], Tensor) else None
         held = None if source is None else self._nodes.get(id(source))
-        if source is None or held is None or held.parameter is None or source.dim() < 3:
+        if source is None or held is None or held.parameter is None or source.dim() < 2:
             return
         if op != "unbind":
-            index = leading_index(op, args[1:], kwargs, source.shape)
+            index = leading_index(op, args[1:], kwargs, source.shape, left=1)
             result.parameter = matrix_name(held.parameter, index) if index else None
         elif (args[1:] or tuple(kwargs.values()) or (0,)) in ((0,), (-source.dim(),)):
             for number, matrix in enumerate(out):
@@ -268,7 +268,7 @@ class Recorder(TorchFunctionMode):
     def _add_called(self, product: MatrixProduct, result: Node) -> None:
         """Record a product that went through a torch function, with its owner and line."""
         owner, module = self._owner(), None
-        bias = None if product.bias is None else self.names.get(id(product.bias))
+        bias = None if product.bias is None else self.origin(product.bias).parameter
         file, line, opaque = self._place(sys._getframe(2))
         blocked = product.blocked or opaque
         linear = self._plain.get(owner)

@@ -121,7 +121,11 @@ class _Known:
         names = [f"operand_{number}" for number in range(len(statement.operands))]
         linear = f"torch.nn.functional.linear({call.x.format(*names)}, {call.weight.format(*names)})"
         product = self._product(statement, ast.parse(linear, mode="eval").body)
-        moved = moved_axes(ast.parse(call.out.format("operand_0"), mode="eval").body, len(product.axes)) if product else None
+        moved = (
+            moved_axes(ast.parse(call.out.format("operand_0"), mode="eval").body, len(product.axes))
+            if product
+            else None
+        )
         if product is None or call.out == "{0}" or moved is None:
             return product if call.out == "{0}" else None
         return Value(product.node, tuple(product.axes[axis] for axis in moved[1]))

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from loka.graph.canonical.linears import canonical_linears
 from loka.graph.canonical.runs import canonical_runs
+from loka.graph.canonical.turned import turned_linears
 from loka.graph.ir import ConcatNorm, Cross, FmInteraction, ForwardIR, Region, Statement
 from loka.graph.patterns.linear_chain import readers_of
 from loka.graph.trace.observed_shapes import Shape
@@ -23,7 +24,7 @@ def canonical_forward(
     targets = [step.target for step in forward.statements if step.target != "_"]
     if len(set(targets)) < len(targets):
         return forward, shapes
-    for rule in (canonical_linears, canonical_runs):
+    for rule in (turned_linears, canonical_linears, canonical_runs):
         made = rule(forward.statements, shapes, readers_of(forward), attributes)
         forward = replace(forward, statements=made)
     new = {step.target: shapes[step.written[-1].target] for step in forward.statements if step.target in _halves(step)}

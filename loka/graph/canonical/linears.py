@@ -38,9 +38,16 @@ def canonical_linears(
         alone = set(readers.get(step.target, ())) == {place + 1}
         bias = _added_bias(after, step.target, shapes, attributes) if after and alone and call.bias is None else None
         written = (step,) if bias is None or after is None else (step, after)
-        made.append(step if bias is None and not _LATER.fullmatch(call.x) else _linear(written, call, bias))
+        plain = not _LATER.fullmatch(call.x) and _needs_all(step, call)
+        made.append(step if bias is None and plain else _linear(written, call, bias))
         place += len(written)
     return tuple(made)
+
+
+def _needs_all(step: Statement, call: SiteCall) -> bool:
+    """True if the GEMM alone needs all of the operands: others are for the dtype or the size of a weight."""
+    text = call.x + call.weight + (call.bias or "")
+    return all(f"{{{place}}}" in text for place in range(len(step.operands)))
 
 
 def _added_bias(
@@ -50,10 +57,15 @@ def _added_bias(
     shape = shapes.get(product, ())
     biases = [ref for ref in step.operands if ref.kind is RefKind.ATTRIBUTE and attributes.get(ref.text) == shape[-1:]]
     known = evaluable(step)
-    if known is None or len(biases) != 1 or len(step.operands) != 2 or len(shape) < 2 or step.call is not None:
+    if known is None or len(biases) != 1 or len(shape) < 2 or step.call is not None:
         return None
-    u, b = drawn([tuple(size or 3 for size in shape), attributes[biases[0].text]], seed=1)
-    return biases[0] if agree(evaluated([known], {Ref(RefKind.LOCAL, product): u, biases[0]: b}), u + b) else None
+    locals_ = [ref for ref in step.operands if ref != biases[0]]  # others than the product may have the dtype of a cast
+    if any(ref.kind is not RefKind.LOCAL or ref.text not in shapes for ref in locals_):
+        return None
+    sizes = [attributes[biases[0].text], *(tuple(size or 3 for size in shapes[ref.text]) for ref in locals_)]
+    values = dict(zip((biases[0], *locals_), drawn(sizes, seed=1), strict=True))
+    total = values[Ref(RefKind.LOCAL, product)] + values[biases[0]]
+    return biases[0] if agree(evaluated([known], values), total) else None
 
 
 def _linear(written: tuple[Statement, ...], call: SiteCall, bias: Ref | None) -> Statement:

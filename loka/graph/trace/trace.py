@@ -39,6 +39,7 @@ from loka.sites.callables import message_of
 from loka.sites.weights import SiteWeight, find_weight
 
 _DEVICE = re.compile(r"(cpu|cuda|meta)(:\d+)?")
+_PART = re.compile(r"(.*?)((?:\[\d+\])+)")  # self.biases[2]
 _WRAPPERS = {"FSDPModule", "FullyShardedDataParallel", "DistributedDataParallel", "OptimizedModule", "ScriptModule"}
 
 
@@ -84,18 +85,25 @@ def _canonical(
     module: nn.Module, forward: ForwardIR, shapes: Mapping[str, Shape], examples: Examples, expand: frozenset[str]
 ) -> tuple[ForwardIR, Mapping[str, Shape]]:
     """The forward in canonical form, if that computes the same up to rounding, else as traced; and its shapes."""
-    found, all_shapes = canonical_forward(forward, shapes, _tensor_sizes(module))
+    found, all_shapes = canonical_forward(forward, shapes, _tensor_sizes(module, forward))
     if not is_canonical(found) or rounding_difference(module, found, examples, lambda: copy_owner(module, expand)):
         return forward, shapes
     return found, all_shapes
 
 
-def _tensor_sizes(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    """The sizes of Parameters and buffers, by the expressions that read them; others have no name to print."""
+def _tensor_sizes(module: nn.Module, forward: ForwardIR) -> dict[str, tuple[int, ...]]:
+    """The sizes of Parameters and buffers, and of the parts of them that a forward reads, by their expressions.
+
+    Others have no name to print.
+    """
     sizes = {}
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         with suppress(CannotTraceError):
             sizes[attribute(module, name)] = tuple(tensor.shape)
+    for ref in (ref for step in forward.statements for ref in step.operands if ref.text not in sizes):
+        part = _PART.fullmatch(ref.text)
+        if part is not None and part[1] in sizes:
+            sizes[ref.text] = sizes[part[1]][part[2].count("[") :]
     return sizes
 
 

@@ -93,9 +93,7 @@ class FuseInteractionPlanning:
         return f"{owners} module{'s' if owners != 1 else ''} may mix, join or cross features" if owners else None
 
 
-def interacting(
-    sites: Sequence[Site], model: nn.Module, wants: Callable[[str], bool], flow: Flow
-) -> Interacting:
+def interacting(sites: Sequence[Site], model: nn.Module, wants: Callable[[str], bool], flow: Flow) -> Interacting:
     """Where the wanted modules may have interactions. Only the structure of `model` is read.
 
     `flow` says which products belong to one mixing layer, in whatever modules they are.

@@ -47,7 +47,7 @@ REFUSED = {
     zoo.FunctionWithBlock: r"block under 'torch.no_grad\(\)' at ir_models.py:\d+ ",
     zoo.Tries: r"try block at ir_models.py:\d+ 'try'",
     zoo.Variadic: r"the forward takes '\*x', any number of arguments",
-    zoo.Uncovered: r"'w' goes into 'expand' before any GEMM, and only transposes are followed at ir_models",
+    zoo.Uncovered: r"'w' goes into 'abs' before any GEMM, and only transposes are followed at ir_models",
     zoo.OwnGradient: r"traced, it gives another gradient for input 0 \(largest difference .* in training at batch 4",
     zoo.Cubic: r"'w' has 3 dimensions, not 2",
 }

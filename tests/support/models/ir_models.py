@@ -363,10 +363,10 @@ class Keywords(Plain):
 
 
 class Uncovered(Plain):
-    """The Parameter goes into a batched product."""
+    """The Parameter goes into a batched product, and not as it is."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.bmm(x.unsqueeze(1), self.w.expand(x.size(0), WIDTH, WIDTH)).squeeze(1)
+        return torch.bmm(x.unsqueeze(1), self.w.abs().expand(x.size(0), WIDTH, WIDTH)).squeeze(1)
 
 
 class Clip(torch.autograd.Function):
