@@ -95,7 +95,8 @@ def linear_text(statement: Statement, function: str = "torch.nn.functional.linea
     operands = [ref.text for ref in statement.operands]
     call = statement.call
     parts = [part.format(*operands) for part in (call.x, call.weight, call.bias) if part is not None]
-    return call.out.format(f"{function}({', '.join(parts)})")
+    product = call.out.format(f"{function}({', '.join(parts)})")
+    return product if call.plus is None else f"{call.plus.format(*operands)} + {product}"
 
 
 def with_forward(module: nn.Module, forward: ForwardIR, rewritten: bool = False) -> nn.Module:

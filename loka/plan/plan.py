@@ -133,7 +133,7 @@ class SitePlan:
     gemms: tuple[GemmPlan, ...]
     history: dict[str, tuple[Assignment, ...]]
     region: tuple[str, ...] = ()  # the operations of the region that is replaced around it, if any
-    region_note: str = ""  # why its region is not replaced although the policy requests it, or ""
+    region_note: str = ""  # why its region is not replaced, or no longer, although the policy requests it, or ""
     timing: SiteTiming | None = None  # None if no measurement decided
     candidates: tuple[Candidate, ...] = ()  # the execution options that were compared
     gains_by_fusing: bool = False  # `fuse: auto`, and by the measurements it is faster when fused with its neighbours

@@ -87,6 +87,18 @@ def is_idle_dropout(func: object, args: Sequence[Any], kwargs: Mapping[str, Any]
     return isinstance(p, int | float) and p == 0
 
 
+CLAMP = "clamp(min=0)"  # no ReLU: its gradient at 0 is 1, and a ReLU's is 0
+
+
+def is_clamp_at_zero(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """True for `x.clamp(min=0)` and `x.clamp_min(0)`; `args` are those after the tensor."""
+    if name not in ("clamp", "clip", "clamp_min"):
+        return False
+    bounds = dict(zip(("min", "max"), args, strict=False)) | dict(kwargs)
+    least = bounds.get("min")
+    return type(least) in (int, float) and least == 0 and bounds.get("max") is None
+
+
 def fed_by(node: Node | None) -> tuple[str, ...]:
     """Operations that produce an input, nearest first; ends at a GEMM, at a fork of activations, or at the inputs."""
     return tuple(each.op for each in _before(node))

@@ -30,7 +30,11 @@ def canonical_linears(
     while place < len(statements):
         step = statements[place]
         call = step.call
-        if call is None or call.out != "{0}":
+        if call is not None and call.plus is not None and shapes.get(step.target):
+            made += _split(step, call, shapes)
+            place += 1
+            continue
+        if call is None or call.out != "{0}" or call.plus is not None:
             made.append(step)
             place += 1
             continue
@@ -42,6 +46,17 @@ def canonical_linears(
         made.append(step if bias is None and plain else _linear(written, call, bias))
         place += len(written)
     return tuple(made)
+
+
+def _split(step: Statement, call: SiteCall, shapes: Mapping[str, Shape]) -> list[Statement]:
+    """The product of `torch.addmm(residual, x, weight)`, and the sum."""
+    target = f"{step.target}_product"
+    while target in shapes:
+        target += "_"
+    product = _linear((step,), replace(call, plus=None), None)
+    product = replace(product, target=target, template=call.out.format(product.template))
+    residual = step.operands[int(_PLACES.findall(str(call.plus))[0])]
+    return [product, Statement(step.target, "add", "{0} + {1}", (Ref(RefKind.LOCAL, target), residual), note=step.note)]
 
 
 def _needs_all(step: Statement, call: SiteCall) -> bool:

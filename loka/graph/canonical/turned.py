@@ -70,7 +70,7 @@ class _Finder:
         """Each such GEMM, in order."""
         for gemm, step in enumerate(self._statements):
             value = self._values.get(step.target)
-            if step.call is None or step.call.bias is not None or value is None:
+            if step.call is None or step.call.bias is not None or step.call.plus is not None or value is None:
                 continue
             if (step.call.x, step.call.out) != ("{0}", "{0}") and (turned := self._turned(gemm, value)) is not None:
                 yield turned

@@ -15,9 +15,10 @@ from loka.graph.trace.printer import Template
 from loka.graph.trace.traced_weights import Weights
 
 _MATMULS = {operator.matmul, torch.matmul, torch.mm, torch.bmm}
+_ADDED = {torch.addmm, torch.baddbmm}
 _GEMM_METHODS = {"matmul", "mm", "__matmul__", "addmm", "bmm", "baddbmm"}
 _GEMMS = {
-    *(*_MATMULS, torch.addmm, torch.bmm, torch.baddbmm),
+    *(*_MATMULS, *_ADDED),
     *(torch.einsum, torch.tensordot, torch.nn.functional.linear),
 }
 
@@ -39,7 +40,7 @@ def site_call(op: Op, weights: Weights, template: Template) -> SiteCall | None:
         call = _linear(_bind(("input", "weight", "bias"), args, kwargs), weights, template)
     elif target in _MATMULS or target in ("matmul", "mm", "bmm", "__matmul__"):
         call = _matmul(list(_bind(("input", "other"), args, _renamed(kwargs)).values()), weights, template)
-    elif target in (torch.addmm, "addmm"):
+    elif target in _ADDED or target in ("addmm", "baddbmm"):
         call = _addmm(_bind(("input", "mat1", "mat2", "beta", "alpha"), args, kwargs), weights, template)
     elif target is torch.einsum:
         call = _einsum(args, weights, template)
@@ -81,13 +82,14 @@ def _matmul(values: list[object], weights: Weights, template: Template) -> SiteC
 
 
 def _addmm(bound: dict[str, object], weights: Weights, template: Template) -> SiteCall | None:
-    site = weights.site(bound.get("mat2"))
-    bias = weights.plain(bound.get("input"))
-    one_row = isinstance(bias, fx.Node) and bias in weights.vectors
-    if site is None or not one_row or bound.get("beta", 1) != 1 or bound.get("alpha", 1) != 1:
+    names = ("mat1", "mat2") if "mat1" in bound else ("batch1", "batch2")
+    call = _matmul([bound.get(name) for name in names], weights, template)
+    if call is None or bound.get("beta", 1) != 1 or bound.get("alpha", 1) != 1:
         return None
-    weight = _transposed(_matrix(bound["mat2"], weights, template))
-    return SiteCall(site, template.arg(bound["mat1"]), weight, template.arg(bias), "{0}")
+    added = weights.plain(bound.get("input"))
+    if isinstance(added, fx.Node) and added in weights.vectors and call.out == "{0}":
+        return replace(call, bias=template.arg(added))
+    return replace(call, plus=template.arg(bound.get("input")))
 
 
 def _einsum(args: list[object], weights: Weights, template: Template) -> SiteCall | None:

@@ -78,7 +78,11 @@ def trace_forward(
     except CannotTraceError as error:
         return Refused(owner, str(error), error.inside)
     shapes = observed_shapes(forward, examples, lambda: copy_owner(module, expand))
-    return with_findings(*_canonical(module, forward, shapes, examples, expand))
+    canonical, all_shapes = _canonical(module, forward, shapes, examples, expand)
+    whole = next((step.call.site for step in canonical.statements if step.call and step.call.plus), None)
+    if whole is not None:
+        return Refused(owner, f"'{whole}' goes into a product with a sum that cannot be told from it")
+    return with_findings(canonical, all_shapes)
 
 
 def _canonical(

@@ -67,7 +67,8 @@ def format_reasons(plan: SitePlan) -> str:
     else:
         text = "; ".join(f"{', '.join(gemms)}: {reason}" for reason, gemms in reasons.items())
     if plan.region_note and plan.region_note != NOTHING_AROUND:
-        text = f"{text}; region not replaced: {plan.region_note}"
+        what = "its region ends" if plan.region else "region not replaced"
+        text = f"{text}; {what}: {plan.region_note}"
     return text
 
 

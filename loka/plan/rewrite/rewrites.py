@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import dropwhile
 
 from torch import nn
 
 from loka.graph.canonical.forwards import as_traced
 from loka.graph.ir import ForwardIR, Region
 from loka.graph.patterns.linear_chain import ChainStage, LinearChain, StaticOperands, find_chains
+from loka.graph.patterns.region import NORMS as NORM_OPS
 from loka.graph.patterns.region import RegionScope, find_regions, wants_owner
 from loka.graph.refused import Refused
 from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, GATES
@@ -32,11 +34,17 @@ from loka.plan.rewrite.rewrite_request import (
 )
 from loka.plan.rewrite.site_mods import called_by_owner, named_as_in_model, weight_of
 from loka.plan.select.workload import Surroundings, TracedNeighbours
+from loka.sites.neighbours import CLAMP
 from loka.sites.site import Site
 
 OUTSIDE = "its Parameter belongs to a module outside of the one that multiplies by it"
 SEVERAL = "it stands for several calls of one Parameter, which cannot be told apart"
 FLOAT64 = "its Parameters are float64, and fused kernels compute in float32"
+
+_CLAMPED = (
+    "clamp(min=0) comes after it, whose gradient at 0 is 1, not 0 as a ReLU's, which kernels take along: write "
+    "torch.relu if you mean that"
+)
 
 _STATIC_OPERANDS = StaticOperands(frozenset(NORMS), frozenset(ACTIVATIONS + GATES), LARGEST_HELD)
 
@@ -54,6 +62,7 @@ class Rewrites:
     skipped: list[Skipped] = field(default_factory=list)
     regions: dict[str, tuple[str, ...]] = field(default_factory=dict)  # site -> the operations of its region
     notes: dict[str, str] = field(default_factory=dict)  # site -> why its region is not replaced
+    near: dict[str, str] = field(default_factory=dict)  # site -> what keeps the next operation out of its region
     chains: list[LinearChain] = field(default_factory=list)  # of FP8 linears with transposed copies
     interactions: FusedInteractions = field(default_factory=FusedInteractions)
     untraced: dict[str, str] = field(default_factory=dict)  # module -> why its statements cannot be rewritten
@@ -94,7 +103,14 @@ def rewrite(request: RewriteRequest, model: nn.Module, trace: Trace) -> Rewrites
             request.only({site.name for site in request.sites if site.owner == owner} & outside), owner, OUTSIDE, made
         )
     _rewrite(request.only({site.name for site in request.sites} - outside), model, trace, made)
+    made.near.update((site.name, _CLAMPED) for site in request.fused if _is_clamped(site))
     return made
+
+
+def _is_clamped(site: Site) -> bool:
+    """True if a clamp follows a site's product, with a norm or a bias between them at most."""
+    after = dropwhile(lambda op: op in NORM_OPS or op == "add", site.followed_by)
+    return next(after, None) == CLAMP
 
 
 def _is_inside(site: Site) -> bool:
@@ -233,7 +249,9 @@ def with_regions(plans: Sequence[SitePlan], rewrites: Rewrites) -> tuple[SitePla
 def _with_region(plan: SitePlan, rewrites: Rewrites) -> SitePlan:
     name = plan.site.name
     if name in rewrites.regions:
-        return replace(plan, region=rewrites.regions[name], region_note="")
+        return replace(plan, region=rewrites.regions[name], region_note=rewrites.near.get(name, ""))
     if name in rewrites.notes and name not in rewrites.refused:  # the reason of a refusal is in its GEMMs
-        return replace(plan, region=(), region_note=rewrites.notes[name])
+        note = rewrites.notes[name]
+        unknown = note in ("", NOTHING_AROUND)
+        return replace(plan, region=(), region_note=rewrites.near.get(name, note) if unknown else note)
     return plan
