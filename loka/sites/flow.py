@@ -43,6 +43,7 @@ class Flow:
 
     into: tuple[tuple[str, str], ...] = ()  # pairs: only the second multiplies what the first's product becomes
     around: Mapping[str, str] = field(default_factory=dict)  # smallest module with the norm and activation around each
+    joined: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # what joins it, and the module with its norm too
     mixing: tuple[
         tuple[str, ...], ...
     ] = ()  # of each mixing layer: x^T @ rank, x @ that, and what may be weighted sums
@@ -64,7 +65,23 @@ def flow_of(sites: Mapping[str, Sequence[MeasuredCall]]) -> Flow:
         owners = {node.owner for node in (*near, *_after(ends.product)) if node.op in _NORMS | _ACTIVATIONS}
         if owners:
             around[name] = common_module((call.module or call.owner, *sorted(owners)))
-    return Flow(into, around, tuple(_mixing({name: calls[0] for name, calls in sites.items() if len(calls) == 1})))
+    joined = {name: found for name, call in once.items() if (found := _joined(call.result)) is not None}
+    single = {name: calls[0] for name, calls in sites.items() if len(calls) == 1}
+    return Flow(into, around, joined, tuple(_mixing(single)))
+
+
+def _joined(product: Node) -> tuple[str, str] | None:
+    """The module that concatenates a product, or adds to it, and the one that holds it and the norm after it."""
+    node, joins = product, list[Node]()
+    while len(node.children) == 1:
+        node = node.children[0]
+        if node.op in ("cat", "add"):
+            joins.append(node)
+        elif node.op in ("layer_norm", "rms_norm") and joins:
+            return joins[0].owner, common_module((joins[0].owner, *(each.owner for each in joins[1:]), node.owner))
+        elif not node.view:
+            return None
+    return None
 
 
 @dataclass(frozen=True, slots=True)

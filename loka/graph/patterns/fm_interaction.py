@@ -10,7 +10,7 @@ They are found in canonical form (`loka.graph.canonical.contractions`), however 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from loka.graph.canonical.contractions import Contraction, Node, Source, Value, canonical_values
 from loka.graph.canonical.views import only_moves_axes
@@ -55,6 +55,25 @@ def in_place_reason(statements: Sequence[Statement]) -> str | None:
 
 def _writes(step: Statement) -> bool:
     return step.op.endswith("_") or "inplace=True" in step.template
+
+
+def without_sums(mix: FmInteraction, forward: ForwardIR) -> FmInteraction:
+    """The interaction with its products alone: the weighted sums stay the forward's own statements."""
+    readers, inside = readers_of(forward), {mix.outer}
+    for place in sorted(mix.skipped, reverse=True):
+        if readers[forward.statements[place].target] <= inside:
+            inside.add(place)
+    reads = [place for place in inside if mix.x in (ref.text for ref in forward.statements[place].operands)]
+    return replace(
+        mix,
+        first=min(reads),
+        compress=None,
+        skipped=tuple(sorted(inside - {mix.outer})),
+        gemms=mix.gemms[:1],
+        weights=None,
+        sizes=(*mix.sizes[:3], 0),
+        views=mix.views[:1],
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from loka.graph.ir import ConcatNorm, Cross, FmInteraction, ForwardIR
 from loka.graph.patterns.concat_norm import concatenated_norm
-from loka.graph.patterns.fm_interaction import in_place_reason
+from loka.graph.patterns.fm_interaction import in_place_reason, without_sums
 from loka.graph.patterns.linear_chain import LinearChain
 from loka.kernels.fused.cross.cross_kernel import unsupported_reason as why_not_crossed
 from loka.kernels.fused.interaction.concat_norm_spec import unsupported_reason as why_not_joined
@@ -83,6 +83,8 @@ def _mixes(
         owner, sites = writer_of(forward, mix.outer), sites_of(mix, forward)
         if owner not in owners:
             continue
+        if len(sites) == 2 and sites[0] in kept and sites[1] not in kept:
+            mix, sites = without_sums(mix, forward), sites[:1]
         n, d, r, c = mix.sizes
         fp8 = [site for site in sites if site not in kept]
         reason = why_not_mixed(*mix.sizes)

@@ -101,6 +101,7 @@ def interacting(sites: Sequence[Site], model: nn.Module, wants: Callable[[str], 
     modules = dict(model.named_modules())
     layers = tuple(_mixing_layers(flow, sites, modules, wants))
     spread = {site.name for layer in layers for site in layer if site.weight is not None}
+    known = {site.name for site in sites}
     owners: dict[str, None] = {}
     seen: list[Site] = []
     crossing: list[Site] = []
@@ -124,7 +125,10 @@ def interacting(sites: Sequence[Site], model: nn.Module, wants: Callable[[str], 
     together = (*_together(crossing, modules), *_held(layers, modules))
     products = [(_writer(layer[1], modules), _holder(layer, modules)) for layer in layers]
     owners.update(dict.fromkeys(writer for writer, _ in products))
-    inlined = tuple((writer, owner) for writer, owner in products if writer != owner)
+    joined = dict.fromkeys(found for name, found in flow.joined.items() if name in known and wants(found[0]))
+    owners.update((writer, None) for writer, owner in joined if writer != owner)
+    likely.update(writer for writer, owner in joined if writer != owner)
+    inlined = tuple((writer, owner) for writer, owner in (*products, *joined) if writer != owner)
     found = Interacting(frozenset(owners), tuple(seen), together, names, products=inlined)
     mixing = mixing_sites(found, sites) | spread
     likely.update(_writer(site, modules) for site in seen if site.name in mixing)

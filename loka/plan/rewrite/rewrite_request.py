@@ -139,7 +139,10 @@ def scopes_of(request: RewriteRequest, model: nn.Module) -> tuple[RegionScope, .
     if not (request.sites or request.owners or request.scopes):
         return ()
     also: dict[str, tuple[str, ...]] = dict.fromkeys(sorted(request.owners), ())
+    modules = dict(model.named_modules())
     for module, owner in request.products:
+        while owner and request.barriers.is_list(owner, modules):
+            owner = owner.rpartition(".")[0]
         if owner not in request.barriers.owners and not request.barriers.around(module, owner):
             also[owner] = (*also.get(owner, ()), module)
     for each in request.scopes:
