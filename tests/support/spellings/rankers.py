@@ -14,18 +14,28 @@ from typing import TypeVar
 from tests.support.spellings.ways_to_write import (
     ACTIVATION_MODULES,
     ACTIVATIONS,
+    BATCHES,
+    BIASED,
+    CALLS,
     CONCATENATIONS,
+    CROSS_ENDS,
+    CROSS_NETS,
     CROSSES,
     FLATTENED,
+    JOINS,
     LINEARS,
+    MATRICES,
+    MIXED,
+    MIXING,
     NORMS,
+    PAIRS,
     PLAIN_LINEARS,
-    PRODUCTS,
     ROWS,
     STACKS,
     SUMS,
     TOWERS,
     TRANSPOSES,
+    WEIGHTED,
 )
 
 N, DIM, RANK, HIDDEN, LAYERS = 16, 32, 8, 64, 2  # of the Wukong
@@ -46,47 +56,92 @@ class Speller:
         """The text of a module with `Model`, embeddings (B, N, DIM) -> logits (B, 1), and `inputs`."""
         made = N // 2
         tower = self._tower("silu", (N * RANK, HIDDEN, made * DIM), normed=True)
-        body = [
-            f"inner = {self._one(PRODUCTS).format(self._one(TRANSPOSES).format('x'), 'self.rank')}",
-            f"products = {self._one(PRODUCTS).format('x', 'inner')}",
+        place = self._one(MIXING)
+        batch = self._one(BATCHES).format("x")
+        inner = self._one(MIXED).format("x", self._one(TRANSPOSES).format("x"), "self.rank", batch)
+        pairs = [f"inner = {inner}", f"products = {self._one(PAIRS).format('x', 'inner')}"]
+        machine = [
             f"flat = {self._one(FLATTENED).format('products', N * RANK)}",
             *self._norm("fmb_norm", "flat", N * RANK),
             "interactions = self.fmb(flat)",
             f"interactions = {self._one(ROWS).format('interactions', made, DIM)}",
-            f"compressed = {self._one(PRODUCTS).format('self.compress', 'x')}",
+        ]
+        sums = self._one(WEIGHTED).format("self.compress", "x", self._one(BATCHES).format("x"))
+        join = [
             f"joined = {self._one(CONCATENATIONS).format('interactions', 'compressed')}",
             f"joined = {self._one(SUMS).format('joined', 'x')}",
-            *self._norm("norm", "joined", DIM),
-            "return joined",
         ]
-        parts = [
-            f"self.rank = nn.Parameter(torch.randn({N}, {RANK}) * {N}**-0.5)",
-            f"self.compress = nn.Parameter(torch.randn({made}, {N}) * {N}**-0.5)",
-            f"self.fmb_norm = nn.LayerNorm({N * RANK})",
-            f"self.fmb = {tower}()",
-            f"self.norm = nn.LayerNorm({DIM})",
-        ]
-        self._add("Layer", parts, "x", body)
+        rank = [f"self.rank = nn.Parameter(torch.randn({N}, {RANK}) * {N}**-0.5)"]
+        compress = [f"self.compress = nn.Parameter(torch.randn({made}, {N}) * {N}**-0.5)"]
+        tops = [f"self.fmb_norm = nn.LayerNorm({N * RANK})", f"self.fmb = {tower}()"]
+        if place in ("pairs", "both"):
+            self._add("Pairs", rank, "x", [*pairs, "return products"])
+            rank, pairs = ["self.pairs = Pairs()"], ["products = self.pairs(x)"]
+        if place in ("sums", "both", "machine"):
+            self._add("Compress", compress, "x", [f"return {sums}"])
+            compress, sums = ["self.lcb = Compress()"], "self.lcb(x)"
+        if place == "machine":
+            self._add("Machine", [*rank, *tops], "x", [*pairs, *machine, "return interactions"])
+            rank, tops, pairs, machine = ["self.machine = Machine()"], [], [], ["interactions = self.machine(x)"]
+        parts, body = [*rank, *compress, *tops], [*pairs, *machine, f"compressed = {sums}", *join]
+        self._layer(parts, body)
         head = self._tower("silu", (N * DIM, HIDDEN, HIDDEN, 1), normed=True)
         layers, run = self._stack()
         flat = self._one(FLATTENED).format("x", N * DIM)
         self._add("Model", [*layers, f"self.head = {head}()"], "x", [*run, f"x = {flat}", "return self.head(x)"])
         return self._text(f"(torch.randn(batch, {N}, {DIM}),)")
 
+    def _layer(self, parts: list[str], body: list[str]) -> None:
+        """Adds the class of a layer, whose norm is its own or that of a module around it."""
+        norm = f"self.norm = nn.LayerNorm({DIM})"
+        if self._one(JOINS) == "inside":
+            self._add("Layer", [*parts, norm], "x", [*body, *self._norm("norm", "joined", DIM), "return joined"])
+            return
+        self._add("Body", parts, "x", [*body, "return joined"])
+        body = ["joined = self.body(x)", *self._norm("norm", "joined", DIM), "return joined"]
+        self._add("Layer", ["self.body = Body()", norm], "x", body)
+
     def dcnv2(self) -> str:
         """The text of a module with `Model`, features (B, WIDTH) -> logits (B, 1), and `inputs`."""
-        body = [
-            f"low = {self._one(PLAIN_LINEARS).format('down', 'x')}",
-            f"u = {self._one(LINEARS).format('up', 'low')}",
-            f"return {self._one(CROSSES).format('x0', 'u', 'x')}",
-        ]
-        parts = [f"self.down = nn.Linear({WIDTH}, {LOW}, bias=False)", f"self.up = nn.Linear({LOW}, {WIDTH})"]
-        self._add("Cross", parts, "x0, x", body)
         over = self._tower("relu", (WIDTH, OVER, OVER, 1), normed=False)
-        parts = [f"self.cross = nn.ModuleList([Cross() for _ in range({LAYERS})])", f"self.over = {over}()"]
-        run = ["x = x0", "for layer in self.cross:", "    x = layer(x0, x)", "return self.over(x)"]
-        self._add("Model", parts, "x0", run)
+        held = self._one(CROSS_NETS)
+        parts, run = self._cross_layers() if held in ("layers", "net") else self._cross_matrices(held)
+        if held == "layers":
+            run = ["x = x0", *run]
+        else:
+            self._add("CrossNet", parts, "x0", ["x = x0", *run, "return x"])
+            parts, run = ["self.cross = CrossNet()"], ["x = self.cross(x0)"]
+        self._add("Model", [*parts, f"self.over = {over}()"], "x0", [*run, "return self.over(x)"])
         return self._text(f"(torch.randn(batch, {WIDTH}),)")
+
+    def _cross_layers(self) -> tuple[list[str], list[str]]:
+        """The attribute with modules of cross layers, and the statements that run them."""
+        low, up = self._one(PLAIN_LINEARS).format("down", "x"), self._one(LINEARS).format("up", "low")
+        parts = [f"self.down = nn.Linear({WIDTH}, {LOW}, bias=False)", f"self.up = nn.Linear({LOW}, {WIDTH})"]
+        inside = self._one(CROSS_ENDS) == "inside"
+        end = self._one(CROSSES).format("x0", "u", "x") if inside else "x0 * u"
+        self._add("Cross", parts, "x0, x", [f"low = {low}", f"u = {up}", f"return {end}"])
+        call = self._one(CALLS).format("layer", "x0", "x")
+        run = ["for layer in self.cross:", f"    x = {call if inside else self._one(SUMS).format(call, 'x')}"]
+        return [f"self.cross = nn.ModuleList([Cross() for _ in range({LAYERS})])"], run
+
+    def _cross_matrices(self, held: str) -> tuple[list[str], list[str]]:
+        """Parameters with the matrices of all cross layers, and the statements that multiply by them."""
+        sizes = {"down": f"{LOW}, {WIDTH}", "up": f"{WIDTH}, {LOW}", "bias": f"{WIDTH}"}
+        if held == "stacked":
+            parts = [f"self.{name} = nn.Parameter(torch.randn({LAYERS}, {size}) * 0.1)" for name, size in sizes.items()]
+        else:
+            one = "nn.Parameter(torch.randn({}) * 0.1) for _ in range({})"
+            parts = [
+                f"self.{name} = nn.ParameterList([{one.format(size, LAYERS)}])" for name, size in sizes.items()
+            ]
+        zipped = self._flip()
+        names = [name if zipped else f"self.{name}[i]" for name in sizes]
+        loop = f"for {', '.join(names)} in zip(self.down, self.up, self.bias):" if zipped else f"for i in range({LAYERS}):"
+        low = self._one(MATRICES).format(names[0], "x")
+        up = self._one(BIASED).format(names[1], "low", names[2])
+        end = self._one(CROSSES).format("x0", "u", "x")
+        return parts, [loop, f"    low = {low}", f"    u = {up}", f"    x = {end}"]
 
     def _norm(self, name: str, value: str, width: int | str) -> list[str]:
         """Statements that normalise a local."""

@@ -38,21 +38,31 @@ ROWS = (  # (B, n * d) -> (B, n, d)
     "{0}.reshape((-1, {1}, {2}))",
     "torch.reshape({0}, (-1, {1}, {2}))",
 )
-LINEARS = (  # self.NAME of a local
-    "self.{0}({1})",
-    "F.linear({1}, self.{0}.weight, self.{0}.bias)",
-    "F.linear(input={1}, weight=self.{0}.weight, bias=self.{0}.bias)",
-    "torch.addmm(self.{0}.bias, {1}, self.{0}.weight.t())",
-    "{1} @ self.{0}.weight.T + self.{0}.bias",
-    "torch.matmul({1}, self.{0}.weight.transpose(0, 1)) + self.{0}.bias",
-    "torch.einsum('bi,oi->bo', {1}, self.{0}.weight) + self.{0}.bias",
+MATRICES = (  # x, {1}, by a matrix {0} of (outputs, inputs)
+    "F.linear({1}, {0})",
+    "{1} @ {0}.t()",
+    "torch.mm({1}, {0}.T)",
+    "torch.einsum('bi,oi->bo', {1}, {0})",
+    "({0} @ {1}.t()).t()",
+    "torch.mm({0}, {1}.T).transpose(0, 1)",
+    "torch.tensordot({1}, {0}, dims=([1], [1]))",
+    "F.linear({1}, {0}.to({1}.dtype))",
+    "{1} @ {0}.type_as({1}).t()",
 )
-PLAIN_LINEARS = (  # without a bias
-    "self.{0}({1})",
-    "F.linear({1}, self.{0}.weight)",
-    "{1} @ self.{0}.weight.t()",
-    "torch.einsum('bi,oi->bo', {1}, self.{0}.weight)",
+BIASED = (  # the same with a bias {2}
+    "F.linear({1}, {0}, {2})",
+    "F.linear(input={1}, weight={0}, bias={2})",
+    "torch.addmm({2}, {1}, {0}.t())",
+    "{1} @ {0}.T + {2}",
+    "torch.matmul({1}, {0}.transpose(0, 1)) + {2}",
+    "torch.einsum('bi,oi->bo', {1}, {0}) + {2}",
+    "({0} @ {1}.t()).t() + {2}",
+    "torch.tensordot({1}, {0}, dims=([1], [1])) + {2}",
+    "F.linear({1}, {0}.to({1}.dtype), {2}.to({1}.dtype))",
+    "{1} @ {0}.to({1}.dtype).t() + {2}.to({1}.dtype)",
 )
+LINEARS = ("self.{0}({1})", *(way.format("self.{0}.weight", "{1}", "self.{0}.bias") for way in BIASED))  # of a local
+PLAIN_LINEARS = ("self.{0}({1})", *(way.format("self.{0}.weight", "{1}") for way in MATRICES))  # without a bias
 ACTIVATIONS = {
     "silu": (
         "self.act({0})",
@@ -114,6 +124,36 @@ TRANSPOSES = (
     "torch.transpose({0}, -1, -2)",
     "{0}.swapaxes(1, 2)",
 )
-PRODUCTS = ("{0} @ {1}", "torch.matmul({0}, {1})", "{0}.matmul({1})")
+BATCHES = ("{0}.shape[0]", "{0}.size(0)", "len({0})")
+MIXED = (  # x^T @ rank of x, {0}, which transposed is {1}; {2} is the rank, {3} the batch
+    "{1} @ {2}",
+    "torch.matmul({1}, {2})",
+    "{1}.matmul({2})",
+    "torch.einsum('bnd,nr->bdr', {0}, {2})",
+    "torch.bmm({1}, {2}.unsqueeze(0).expand({3}, -1, -1))",
+    "torch.matmul({1}, {2}[None])",
+    "{1} @ {2}.to({0}.dtype)",
+    "torch.tensordot({0}, {2}, dims=([1], [0]))",
+)
+PAIRS = (  # x @ that
+    "{0} @ {1}",
+    "torch.matmul({0}, {1})",
+    "{0}.matmul({1})",
+    "torch.bmm({0}, {1})",
+    "torch.einsum('bnd,bdr->bnr', {0}, {1})",
+)
+WEIGHTED = (  # compress, {0}, @ x, {1}; {2} is the batch
+    "{0} @ {1}",
+    "torch.matmul({0}, {1})",
+    "torch.einsum('cn,bnd->bcd', {0}, {1})",
+    "torch.bmm({0}.unsqueeze(0).expand({2}, -1, -1), {1})",
+    "{0}.to({1}.dtype) @ {1}",
+    "F.linear({1}.transpose(1, 2), {0}).transpose(1, 2)",
+)
+CALLS = ("{0}({1}, {2})", "{0}(x0={1}, x={2})", "{0}({1}, x={2})")
 TOWERS = ("sequential", "loop", "named", "blocks", "range")  # where the modules of an MLP begin and end
 STACKS = ("list", "sequential", "named")
+MIXING = ("layer", "sums", "pairs", "both", "machine")  # which parts of a mixing layer are modules of their own
+JOINS = ("inside", "outside")  # where the norm of a join is: in its layer, or in a module around it
+CROSS_NETS = ("layers", "net", "stacked", "lists")  # what holds the matrices and biases of cross layers
+CROSS_ENDS = ("inside", "outside")  # where x is added
