@@ -73,13 +73,16 @@ def flow_of(sites: Mapping[str, Sequence[MeasuredCall]]) -> Flow:
 def _joined(product: Node) -> tuple[str, str] | None:
     """The module that concatenates a product, or adds to it, and the one that holds it and the norm after it."""
     node, joins = product, list[Node]()
-    while len(node.children) == 1:
+    while node.children:
+        norm = next((child for child in node.children if child.op in _NORMS), None)
+        if norm is not None and joins:
+            return joins[0].owner, common_module((joins[0].owner, norm.owner))
+        if len(node.children) > 1:
+            return None
         node = node.children[0]
-        if node.op in ("cat", "add"):
+        if len(node.parents) > 1 and node.op in ("cat", "hstack", "add") and not any(each.constant for each in node.parents):
             joins.append(node)
-        elif node.op in ("layer_norm", "rms_norm") and joins:
-            return joins[0].owner, common_module((joins[0].owner, *(each.owner for each in joins[1:]), node.owner))
-        elif not node.view:
+        elif not node.view and node.op != "add":
             return None
     return None
 

@@ -229,6 +229,9 @@ class Recorder(TorchFunctionMode):
         results = [out] if isinstance(out, Tensor) else [t for t in _flat(out) if isinstance(t, Tensor)]
         if not results or (len(results) == 1 and id(results[0]) in self._fixed):
             return None
+        same = self._nodes.get(id(results[0])) if operands and results[0] is operands[0] else None
+        if same is not None and same.parameter is not None:
+            return None  # a cast that changes nothing, of a matrix in a Parameter
         for parent in parents:
             parent.children.append(node)
         for tensor in results:

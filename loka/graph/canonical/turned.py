@@ -101,9 +101,9 @@ class _Finder:
         if len(read) != 1:
             return None
         given, view = read[0], self._view(read[0])
-        if view is None:
-            axes = self._axes(node, given)
-            return None if axes is None else (given, axes, None)
+        straight = self._axes(node, given)
+        if view is None or (straight is not None and straight == tuple(range(len(straight)))):
+            return None if straight is None else (given, straight, None)
         place, of = view
         before = place if set(self._readers[given.text]) == {gemm} else None
         axes = self._axes(node, of)
