@@ -79,14 +79,10 @@ class _Finder:
         step, node = self._statements[gemm], value.node
         if step.call is None or not isinstance(node, Contraction) or node.batch or not isinstance(node.right, Source):
             return None
-        found = self._input(node.left, gemm)
+        found = next((each for each in self._inputs(node.left, gemm) if _sums_last(each[1], node.contracted[0])), None)
         if found is None or node.right.ref.kind is not RefKind.ATTRIBUTE:
             return None
-        x, axes, before = found
-        contracted, last = node.contracted[0], len(axes) - 1
-        rest = [axis for place, axis in enumerate(axes) if place != contracted]
-        if axes[contracted] != last or rest != sorted(rest):
-            return None
+        x, _, before = found
         after = None
         if not _is_straight(value):
             after = min(self._readers.get(step.target, ()), default=None)
@@ -95,21 +91,21 @@ class _Finder:
                 return None
         return _Turned(before, gemm, after, step.call.site, x, node.right.ref, node.contracted[1] == 0)
 
-    def _input(self, node: Node, gemm: int) -> tuple[Ref, tuple[int, ...], int | None] | None:
-        """The tensor that a GEMM reads or reads a view of, its axis for each axis of the node, and the view's place."""
+    def _inputs(self, node: Node, gemm: int) -> Iterator[tuple[Ref, tuple[int, ...], int | None]]:
+        """What a GEMM reads, and what that is a view of: with its axis for each of the node, and the view's place."""
         read = [ref for ref in self._statements[gemm].operands if ref.kind is RefKind.LOCAL]
         if len(read) != 1:
-            return None
+            return
         given, view = read[0], self._view(read[0])
-        straight = self._axes(node, given)
-        if view is None or (straight is not None and straight == tuple(range(len(straight)))):
-            return None if straight is None else (given, straight, None)
+        if (axes := self._axes(node, given)) is not None:
+            yield given, axes, None
+        if view is None:
+            return
         place, of = view
         before = place if set(self._readers[given.text]) == {gemm} else None
-        axes = self._axes(node, of)
-        if axes is None and node == Source(given):
-            axes = self._values[given.text].axes
-        return None if axes is None else (of, axes, before)
+        axes = self._values[given.text].axes if node == Source(given) else self._axes(node, of)
+        if axes is not None:
+            yield of, axes, before
 
     def _view(self, ref: Ref) -> tuple[int, Ref] | None:
         """The place of the statement of a view, and the local that it is of."""
@@ -127,6 +123,12 @@ class _Finder:
             return tuple(value.axes.index(axis) for axis in range(len(value.axes)))
         dimensions = len(self._shapes.get(ref.text, ()))
         return tuple(range(dimensions)) if node == Source(ref) and dimensions else None
+
+
+def _sums_last(axes: tuple[int, ...], contracted: int) -> bool:
+    """True if a product over this axis sums over the last of a tensor whose others stay in order."""
+    rest = [axis for place, axis in enumerate(axes) if place != contracted]
+    return axes[contracted] == len(axes) - 1 and rest == sorted(rest)
 
 
 def _is_straight(value: Value) -> bool:
