@@ -43,7 +43,9 @@ class Flow:
 
     into: tuple[tuple[str, str], ...] = ()  # pairs: only the second multiplies what the first's product becomes
     around: Mapping[str, str] = field(default_factory=dict)  # smallest module with the norm and activation around each
-    joined: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # what joins it, and the module with its norm too
+    joined: Mapping[str, tuple[str, str]] = field(
+        default_factory=dict
+    )  # what joins it, and the module with its norm too
     mixing: tuple[
         tuple[str, ...], ...
     ] = ()  # of each mixing layer: x^T @ rank, x @ that, and what may be weighted sums
@@ -80,7 +82,11 @@ def _joined(product: Node) -> tuple[str, str] | None:
         if len(node.children) > 1:
             return None
         node = node.children[0]
-        if len(node.parents) > 1 and node.op in ("cat", "hstack", "add") and not any(each.constant for each in node.parents):
+        if (
+            len(node.parents) > 1
+            and node.op in ("cat", "hstack", "add")
+            and not any(each.constant for each in node.parents)
+        ):
             joins.append(node)
         elif not node.view and node.op != "add":
             return None

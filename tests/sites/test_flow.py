@@ -74,3 +74,59 @@ def test_the_innermost_common_module() -> None:
     assert common_module(("a.b.c", "a.b", "a.bc")) == "a"
     assert common_module(("a.b", "a.b.c")) == "a.b"
     assert common_module(("a", "b")) == ""
+
+
+class Sums(nn.Module):
+    """Weighted sums of embeddings, as a module of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.compress = nn.Linear(16, 4, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.compress(x.transpose(1, 2))
+        return made.mT
+
+
+class Products(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rank = nn.Parameter(torch.randn(16, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ torch.einsum("bnd,nr->bdr", x, self.rank)
+
+
+class Mixing(nn.Module):
+    """A mixing layer of two modules, and a norm by hand of both results and x."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sums, self.products, self.tower = Sums(), Products(), nn.Linear(16 * 8, 12 * 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.tower(self.products(x).flatten(1)).view(-1, 12, 32)
+        joined = torch.hstack([made, self.sums(x)]) + x
+        return joined - joined.mean(-1, keepdim=True)
+
+
+def test_the_sites_of_a_mixing_layer_are_found_in_whatever_modules() -> None:
+    flow = find_sites(BuiltModel(nn.Sequential(Mixing()), (torch.randn(6, 16, 32),), {}, 6)).flow
+    assert flow.mixing == (("0.products.rank", "0.products#0", "0.sums.compress"),)
+    assert flow.joined == {"0.tower": ("0", "0"), "0.sums.compress": ("0", "0")}
+
+
+class Columns(nn.Module):
+    """GEMMs of transposed inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.randn(16, 16)), nn.Parameter(torch.randn(16, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.second @ (self.first @ x.t()).t().relu().t()).t()
+
+
+def test_products_flow_through_transposes_around_gemms() -> None:
+    flow = find_sites(BuiltModel(Columns(), (torch.randn(6, 16),), {}, 6)).flow
+    assert flow.into == (("first", "second"),)

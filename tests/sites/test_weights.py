@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from loka.sites.weights import SiteWeight, find_weight, leading_index, matrix_name
+from loka.sites.weights import SiteWeight, copies_matrix, find_weight, leading_index, matrix_name, swaps_columns
 from tests.support.models.product_models import ExpertCross
 
 
@@ -50,3 +50,30 @@ def test_leading_indices(op: str, args: tuple[object, ...], kwargs: dict[str, ob
 
 def test_a_parameter_of_two_dimensions_holds_no_matrices() -> None:
     assert leading_index("getitem", (0,), {}, nn.Parameter(torch.zeros(3, 4)).shape) == ()
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "shape", "copies"),
+    [
+        ("unsqueeze", (0,), (8, 6), True),
+        ("unsqueeze", (1,), (8, 6), False),
+        ("getitem", (None,), (8, 6), True),
+        ("getitem", ((None, slice(None), slice(None)),), (8, 6), True),
+        ("getitem", ((slice(None), None),), (8, 6), False),
+        ("expand", (5, -1, -1), (1, 8, 6), True),
+        ("expand", ((5, 8, 6),), (8, 6), True),
+        ("expand", (5, 8, 6), (1, 1, 6), False),  # its rows are copies too
+        ("repeat", (5, 1, 1), (1, 8, 6), True),
+        ("repeat", (5, 2, 1), (1, 8, 6), False),
+    ],
+)
+def test_copies_of_a_matrix_for_each_sample(op: str, args: tuple[object, ...], shape: object, copies: bool) -> None:
+    assert copies_matrix(op, args, shape) is copies  # type: ignore[arg-type]
+
+
+def test_transposes_of_each_matrix() -> None:
+    assert swaps_columns("transpose", (1, 2))
+    assert swaps_columns("permute", ((0, 2, 1),))
+    assert swaps_columns("mT", ())
+    assert not swaps_columns("transpose", (0, 1))
+    assert not swaps_columns("T", ())

@@ -102,7 +102,10 @@ def _facts(site: Explanation) -> list[tuple[str, str]]:
         ("written at", site.where),
         ("cannot be patched", site.blocked or ""),
         ("region", " -> ".join(site.region) or ("the GEMM alone" if ends else "")),
-        ("region ends" if site.region else "region not replaced", "" if ends and site.region_note == NOTHING_AROUND else site.region_note),
+        (
+            "region ends" if site.region else "region not replaced",
+            "" if ends and site.region_note == NOTHING_AROUND else site.region_note,
+        ),
         *(("region ends at", text) for text in ends),
         ("generated class", site.bound_in),
         ("not timed", site.untimed),

@@ -86,7 +86,9 @@ class _Finder:
         after = None
         if not _is_straight(value):
             after = min(self._readers.get(step.target, ()), default=None)
-            view = None if after is None else self._values.get(self._statements[after].target)
+            if after is None or after >= len(self._statements):  # the forward returns the product
+                return None
+            view = self._values.get(self._statements[after].target)
             if len(self._readers[step.target]) != 1 or view is None or view.node != node or not _is_straight(view):
                 return None
         return _Turned(before, gemm, after, step.call.site, x, node.right.ref, node.contracted[1] == 0)

@@ -149,7 +149,7 @@ class _Finder:
         form = known or Form(source, turned=False, copied=False)
         if _is_cast(op):
             return form
-        name, rest = _name(op), op.args[1:]
+        name, rest = _name(op), () if op.node.target is getattr else op.args[1:]
         if op.kwargs or source in self._vectors:
             return None
         if form.copied and swaps_columns(name, rest):

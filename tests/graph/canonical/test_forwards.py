@@ -101,3 +101,30 @@ def test_a_forward_without_sites_is_canonical_too() -> None:
     assert isinstance(found, ForwardIR), found
     assert "other" not in source(found)
     assert "torch.add(input=x, other=silu)" in source(as_traced(found, frozenset()))
+
+
+class Turned(nn.Module):
+    """GEMMs of transposed inputs; the second and the third read views that nothing else needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 24), nn.Linear(24, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        turned = x.t()
+        h = torch.relu((self.first.weight @ turned).t() + self.first.bias)
+        h = torch.tensordot(h, self.second.weight, dims=([1], [1]))
+        return h + turned.t()[:, :1]
+
+
+def test_gemms_of_transposed_inputs_are_linears() -> None:
+    forward = traced(Turned())
+    assert [step.text() for step in forward.statements if step.call is not None] == [
+        "add = torch.nn.functional.linear(x, self.first.weight, self.first.bias)",
+        "tensordot = torch.nn.functional.linear(relu, self.second.weight)",
+    ]
+    assert [step.text() for step in as_traced(forward, frozenset()).statements][:3] == [
+        "t = x.t()",
+        "matmul = self.first.weight @ t",
+        "t_1 = matmul.t()",
+    ]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from loka.errors import InputError
 from loka.graph.canonical.forwards import as_traced
 from loka.graph.equivalence import source
-from loka.graph.ir import ForwardIR, RefKind, SiteCall
+from loka.graph.ir import ForwardIR, Ref, RefKind, SiteCall
 from loka.graph.refused import Refused
 from loka.graph.trace.examples import ExampleCall, Examples
 from loka.graph.trace.site_calls import einsum_views, tensordot_views
@@ -122,9 +122,13 @@ CALLS = {
 }
 
 
-def traced(module: nn.Module, *sites: str, shape: tuple[int, ...] = (3, 8)) -> ForwardIR | Refused:
+def canonical(module: nn.Module, *sites: str, shape: tuple[int, ...] = (3, 8)) -> ForwardIR | Refused:
     calls = tuple(ExampleCall(batch, (torch.randn(batch, *shape),), {}) for batch in (4, 7))
-    found = trace_forward(module, "owner", Examples("owner", calls), sites=sites)
+    return trace_forward(module, "owner", Examples("owner", calls), sites=sites)
+
+
+def traced(module: nn.Module, *sites: str, shape: tuple[int, ...] = (3, 8)) -> ForwardIR | Refused:
+    found = canonical(module, *sites, shape=shape)
     return as_traced(found, frozenset()) if isinstance(found, ForwardIR) else found
 
 
@@ -264,6 +268,88 @@ def test_a_loop_over_unbound_matrices() -> None:
     answer = traced(Unbound(), *sites)
     assert isinstance(answer, ForwardIR), answer
     assert [step.call.site for step in answer.statements if step.call is not None] == list(sites)
+
+
+class Forms(nn.Module):
+    """Weights and vectors in other forms: cast, one of each sample, rows of Parameters; and the batch as a length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.rank = zoo.weight(8, 8), zoo.weight(8, 4)
+        self.biases = nn.Parameter(torch.randn(2, 8))
+        self.shift = nn.Parameter(torch.randn(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.linear(x, self.w.to(x.dtype), self.shift.to(x.dtype)) + self.biases[1]
+        mixed = torch.bmm(x, self.rank.unsqueeze(0).expand(len(x), -1, -1))
+        mixed = mixed + x @ self.rank.type_as(x)
+        return (mixed + torch.bmm(self.w[None].expand(x.shape[0], 8, 8).mT, x.mT).mT[..., :4]).view(x.size(0), -1)
+
+
+def test_forms_of_weights_are_printed_where_they_are_read_and_no_part_of_the_gemm() -> None:
+    answer = canonical(Forms(), "w", "rank")
+    assert isinstance(answer, ForwardIR), answer
+    as_written = as_traced(answer, frozenset())
+    assert [step.text() for step in as_written.statements if step.call is not None] == [
+        "linear = torch.nn.functional.linear(x, self.w.to(x.dtype), self.shift.to(x.dtype))",
+        "bmm = torch.bmm(add, self.rank.unsqueeze(0).expand(add.size(0), -1, -1))",
+        "matmul = add @ self.rank.type_as(add)",
+        "bmm_1 = torch.bmm(self.w[None].expand(add.shape[0], 8, 8).mT, mt)",
+    ]
+    assert "add = linear + self.biases[1]" in [step.text() for step in as_written.statements]
+    calls = [step.call for step in as_written.statements if step.call is not None]
+    assert [(call.weight, call.bias) for call in calls] == [
+        ("{1}", "{2}"),
+        ("{1}.t()", None),
+        ("{1}.t()", None),
+        ("{0}.t()", None),
+    ]
+    (linear,) = [step for step in answer.statements if step.call is not None and step.call.bias is not None]
+    assert linear.operands[1:] == (
+        Ref(RefKind.ATTRIBUTE, "self.w"),
+        Ref(RefKind.ATTRIBUTE, "self.shift"),
+    )
+
+
+class TwiceCast(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = zoo.weight(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.w.to(torch.float64).to(x.dtype))
+
+
+def test_a_cast_to_another_dtype_than_a_tensors_is_not_left_out() -> None:
+    answer = traced(TwiceCast(), "w")
+    assert isinstance(answer, Refused)
+    assert answer.reason.startswith("'w' goes into 'to' before any GEMM")
+
+
+class Residuals(nn.Module):
+    """Products whose sum with something else is one call with them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.u = zoo.weight(8, 8), zoo.weight(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.addmm(x[:, 0], x[:, 1], self.w.t())
+        return torch.baddbmm(x, x, self.u.expand(x.size(0), -1, -1)) + h.unsqueeze(1)
+
+
+def test_a_sum_in_one_call_with_its_product_is_a_statement_of_its_own() -> None:
+    answer = canonical(Residuals(), "w", "u")
+    assert isinstance(answer, ForwardIR), answer
+    texts = [step.text() for step in answer.statements]
+    assert "addmm_product = torch.nn.functional.linear(item_1, self.w)" in texts
+    assert "addmm = addmm_product + item" in texts
+    assert "baddbmm_product = torch.nn.functional.linear(x, self.u.t())" in texts
+    assert "baddbmm = baddbmm_product + x" in texts
+    assert all(step.call is None or step.call.plus is None for step in answer.statements)
+    assert "addmm = torch.addmm(item, item_1, self.w.t())" in [
+        step.text() for step in as_traced(answer, frozenset()).statements
+    ]
 
 
 @pytest.mark.parametrize("site", ["w", "w.4", "w.0.0"])

@@ -182,3 +182,28 @@ def test_attention_in_one_call_is_counted_and_named() -> None:
         assert found[name].kind is GemmKind.ATTENTION
         assert found[name].blocked == OPAQUE
         assert found[name].share == pytest.approx(71040 / 143040)
+
+
+class Forms(nn.Module):
+    """Weights of each sample, rows of Parameters as biases, casts that change nothing, and a clamp."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rank, self.stacked = nn.Parameter(torch.randn(8, 4)), nn.Parameter(torch.randn(2, 16, 8))
+        self.biases = nn.Parameter(torch.randn(2, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed = torch.bmm(x, self.rank.unsqueeze(0).expand(x.size(0), -1, -1))
+        y = F.linear(x, self.stacked[0], self.biases[0]).clamp(min=0)
+        z = torch.clamp(x @ self.stacked[1].type_as(x).t() + self.biases[1], -1, 1)
+        return mixed.mean() + y + z.clamp_min(0)
+
+
+def test_weights_and_biases_in_other_forms() -> None:
+    found = found_in(Forms(), torch.randn(6, 3, 8))
+    assert set(found) == {"rank", "stacked.0", "stacked.1"}
+    assert {name: site.blocked for name, site in found.items()} == dict.fromkeys(found)
+    assert sizes(found["rank"], 6) == (18, 8, 4)
+    assert found["stacked.0"].bias == "biases.0"
+    assert found["stacked.0"].followed_by[0] == "clamp(min=0)"
+    assert found["stacked.1"].followed_by[:3] == ("add", "clamp", "clamp(min=0)")

@@ -226,7 +226,7 @@ class OptionalMask(Plain):
 
 class Length(Plain):
     def forward(self, x: Tensor) -> Tensor:
-        return x @ self.w / len(x)
+        return torch.stack([x[place] @ self.w for place in range(len(x))])
 
 
 class Iterates(Plain):

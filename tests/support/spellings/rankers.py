@@ -132,12 +132,12 @@ class Speller:
             parts = [f"self.{name} = nn.Parameter(torch.randn({LAYERS}, {size}) * 0.1)" for name, size in sizes.items()]
         else:
             one = "nn.Parameter(torch.randn({}) * 0.1) for _ in range({})"
-            parts = [
-                f"self.{name} = nn.ParameterList([{one.format(size, LAYERS)}])" for name, size in sizes.items()
-            ]
+            parts = [f"self.{name} = nn.ParameterList([{one.format(size, LAYERS)}])" for name, size in sizes.items()]
         zipped = self._flip()
         names = [name if zipped else f"self.{name}[i]" for name in sizes]
-        loop = f"for {', '.join(names)} in zip(self.down, self.up, self.bias):" if zipped else f"for i in range({LAYERS}):"
+        loop = (
+            f"for {', '.join(names)} in zip(self.down, self.up, self.bias):" if zipped else f"for i in range({LAYERS}):"
+        )
         low = self._one(MATRICES).format(names[0], "x")
         up = self._one(BIASED).format(names[1], "low", names[2])
         end = self._one(CROSSES).format("x0", "u", "x")
