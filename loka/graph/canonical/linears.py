@@ -49,14 +49,22 @@ def canonical_linears(
 
 
 def _split(step: Statement, call: SiteCall, shapes: Mapping[str, Shape]) -> list[Statement]:
-    """The product of `torch.addmm(residual, x, weight)`, and the sum."""
-    target = f"{step.target}_product"
-    while target in shapes:
-        target += "_"
-    product = _linear((step,), replace(call, plus=None), None)
-    product = replace(product, target=target, template=call.out.format(product.template))
+    """The product of `torch.addmm(residual, x, weight)`, and the sum in its dtype, which autocast decides."""
+    product, cast = (Ref(RefKind.LOCAL, _fresh(f"{step.target}_{name}", shapes)) for name in ("product", "residual"))
+    gemm = _linear((step,), replace(call, plus=None), None)
+    gemm = replace(gemm, target=product.text, template=call.out.format(gemm.template))
     residual = step.operands[int(_PLACES.findall(str(call.plus))[0])]
-    return [product, Statement(step.target, "add", "{0} + {1}", (Ref(RefKind.LOCAL, target), residual), note=step.note)]
+    return [
+        gemm,
+        Statement(cast.text, "to", "{0}.to({1}.dtype)", (residual, product), note=step.note),
+        Statement(step.target, "add", "{0} + {1}", (product, cast), note=step.note),
+    ]
+
+
+def _fresh(name: str, taken: Mapping[str, Shape]) -> str:
+    while name in taken:
+        name += "_"
+    return name
 
 
 def _needs_all(step: Statement, call: SiteCall) -> bool:
