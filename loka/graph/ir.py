@@ -31,8 +31,8 @@ class SiteCall:
     """A statement's GEMM in the form y = linear(x, weight, bias) between two changes of view.
 
     `x`, `weight` and `bias` are templates over the statement's operands ("{0}.transpose(-1, -2)"); `out` is a template
-    over the product ("{0}.transpose(-1, -2)"). For a plain linear they are "{0}", "{1}", "{2}" and "{0}". `plus` is what
-    the result is added to, no bias, as of `torch.addmm(residual, x, weight)`; canonical statements have none.
+    over the product ("{0}.transpose(-1, -2)"). For a plain linear they are "{0}", "{1}", "{2}" and "{0}". `plus` is
+    what the result is added to, no bias, as of `torch.addmm(residual, x, weight)`; canonical statements have none.
     """
 
     site: str

@@ -98,8 +98,9 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     with policy_packages(tmp_path) as package:
         yield lambda name, model, defaults, fields="", rules="": package(
             name,
-            f'version: 1\nname: spread\nmodel: {{factory: "{__name__}:{model}", inputs: "{__name__}:inputs", '
-            f"batch_size: 32}}\ndefaults: {{{defaults}}}\nmods: [{{use: fuse_interaction{fields}}}]\nrules: [{rules}]\n",
+            f'version: 1\nname: spread\nmodel: {{factory: "{__name__}:{model}", '
+            f'inputs: "{__name__}:inputs", batch_size: 32}}\n'
+            f"defaults: {{{defaults}}}\nmods: [{{use: fuse_interaction{fields}}}]\nrules: [{rules}]\n",
         )
 
 
@@ -140,7 +141,7 @@ def test_without_the_sums_the_kernel_has_the_products_alone(make: Make) -> None:
 
 def test_a_part_that_cannot_be_traced_leaves_the_others(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     def forward(self: Sums, x: Tensor) -> Tensor:
-        return self.compress @ x * (1.0 if x.sum() > 1e9 else 1.0)
+        return self.compress @ x * (2.0 if x.sum() > 1e9 else 1.0)
 
     monkeypatch.setattr(Sums, "forward", forward)
     plan, _, package = make("gen_spread_branch", "of_parameters", "compute: keep")
