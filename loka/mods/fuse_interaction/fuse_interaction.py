@@ -19,6 +19,7 @@ from loka.mods.rewriting.rewriting_tracer import writer_of
 NAME = "fuse_interaction"
 NOTHING = "its forward has no mixing layer, join or cross layer in a form that a kernel takes (docs/mods.md)"
 FM_FUSED = ("transpose", "matmul", "matmul")  # the operations around a site of an FM interaction
+_KEEP = "in FP8, and kernels mix in the model's dtype: keep that site (compute: keep)"
 CROSSED = ("linear", "mul", "add")  # around the GEMM of a cross layer
 
 
@@ -84,7 +85,8 @@ def _mixes(
         if owner not in owners:
             continue
         if len(sites) == 2 and sites[0] in kept and sites[1] not in kept:
-            mix, sites = without_sums(mix, forward), sites[:1]
+            mix, apart, sites = without_sums(mix, forward), sites[1], sites[:1]
+            found.refuse([owner], f"its weighted sums multiply by '{apart}' {_KEEP}")
         n, d, r, c = mix.sizes
         fp8 = [site for site in sites if site not in kept]
         reason = why_not_mixed(*mix.sizes)
@@ -95,8 +97,7 @@ def _mixes(
         elif fp8:
             found.refuse(
                 [owner],
-                f"its mixing layer multiplies by '{fp8[0]}' in FP8, and kernels mix in the model's dtype: keep that "
-                "site (compute: keep)",
+                f"its mixing layer multiplies by '{fp8[0]}' {_KEEP}",
             )
         else:
             sums = f", {c} weighted sums" if c else ""

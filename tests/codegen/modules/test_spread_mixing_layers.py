@@ -132,6 +132,10 @@ def test_without_the_sums_the_kernel_has_the_products_alone(make: Make) -> None:
     ):
         plan, _, package = make(f"gen_spread_{name}", "of_parameters", "compute: fp8, scaling: rowwise", fields, rules)
         assert [each.what for each in plan.interactions if "mixing" in each.what] == [MIXED]
+        reasons = [left.reason for mod in plan.mods for left in mod.unchanged]
+        assert any("weighted sums multiply by 'body.0.sums.compress' in FP8" in each for each in reasons) is (
+            name == "fp8"
+        )
         native = of_parameters()
         patched = copy.deepcopy(native)
         (x,) = inputs(7)
