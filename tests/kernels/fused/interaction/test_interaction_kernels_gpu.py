@@ -54,7 +54,9 @@ def test_fm_interactions_against_float64(package, sizes, dtype):
             check(package.run(spec, *(inputs[p] for p in spec.parameters)), exact, limit)
 
 
-@pytest.mark.parametrize("sizes", [sizes for sizes in (*SIZES, *LARGEST) if passes(sizes)], ids=lambda sizes: sizes.name)
+@pytest.mark.parametrize(
+    "sizes", [sizes for sizes in (*SIZES, *LARGEST) if passes(sizes)], ids=lambda sizes: sizes.name
+)
 def test_a_float32_gradient_passes(package, sizes):
     """As under autocast, where norms compute in float32."""
     inputs = fm_inputs(sizes, 1031, torch.bfloat16, "cuda")
