@@ -46,8 +46,13 @@ def built_model(policy: Policy) -> tuple[BuiltModel, Adapted]:
 
     Raises InputError as `build_model` does, and PolicyError as `adapted` does.
     """
-    built = build_model(policy.model.factory, policy.model.inputs, policy.model.batch_size)
+    built = model_without_mods(policy)
     return built, adapted(built, policy.mods)
+
+
+def model_without_mods(policy: Policy) -> BuiltModel:
+    """The model of a policy as its factory makes it. Raises InputError as `build_model` does."""
+    return build_model(policy.model.factory, policy.model.inputs, policy.model.batch_size)
 
 
 def adapted(

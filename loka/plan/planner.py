@@ -21,7 +21,7 @@ from loka.kernels.gemm.catalogue import GEMM_KERNELS, Kernel
 from loka.kernels.measurements.lookup import Measurements
 from loka.kernels.measurements.parts import PartCosts
 from loka.mods.fingerprint import mod_fingerprints
-from loka.mods.modded_model import Adapted, built_model
+from loka.mods.modded_model import Adapted, adapted, model_without_mods
 from loka.mods.policy_loader import policy_argument
 from loka.mods.registry import interaction_planning
 from loka.paths import open_plain
@@ -48,7 +48,7 @@ from loka.plan.serialize import from_json
 from loka.policy.cascade.cascade import resolve_settings
 from loka.policy.cascade.settings import Assignment, SiteFacts, SiteSettings
 from loka.policy.policy import Policy
-from loka.sites.build_model import BuiltModel, build_model
+from loka.sites.build_model import BuiltModel, build_model, light, light_copy
 from loka.sites.callables import call, current_directory_importable, directory_kept, find_callable
 from loka.sites.discover import find_sites
 from loka.sites.flow import Flow
@@ -118,8 +118,9 @@ def make_plan(policy: str | os.PathLike[str] | Policy) -> Plan:
 def planned(policy: str | os.PathLike[str] | Policy, gains: bool = False, prospects: bool = False) -> Planned:
     """The plan of a policy, as from `make_plan`, with the profile and the measurements.
 
-    With `gains`, the plan includes the measured gain of each mod, which takes another planning for each of them; with
-    `prospects`, a plan without FP8 comes with what it would bring.
+    With `gains`, the plan includes the measured gain of each mod, which takes another planning for each of them: of a
+    copy of the same model, and with a quick check of its forwards, as only times are read from it. With `prospects`, a
+    plan without FP8 comes with what it would bring.
     """
     with deferred_gc(), directory_kept():  # ten thousand sites make a million objects and hardly any garbage
         loaded = policy_argument(policy, "policy")
@@ -127,11 +128,19 @@ def planned(policy: str | os.PathLike[str] | Policy, gains: bool = False, prospe
         measurements = open_measurements(loaded)
         kernels = () if loaded.measurements is not None else _WITH_TORCH
 
-        def without(fewer: Policy) -> Plan:
-            smaller = examine(fewer)
-            return plan_of(smaller, _standing_in(known, smaller), measurements, kernels)
+        with _placed(loaded), current_directory_importable():
+            built = model_without_mods(loaded)
+        compared = gains and measurements is not None and bool(loaded.mods)
+        original = _copy(built) if compared else None
 
-        examined = examine(loaded)
+        def without(fewer: Policy) -> Plan:
+            smaller = examine(fewer, _copy(original))
+            tracer = tracer_of(smaller, quick=True)
+            return plan_of(smaller, _standing_in(known, smaller), measurements, kernels, tracer)
+
+        examined = examine(loaded, built)
+        examined = replace(examined, built=light(built))
+        del built  # and its inputs
         tracer = tracer_of(examined)
 
         def at(batch_size: int, assumed: bool) -> Plan:
@@ -139,7 +148,7 @@ def planned(policy: str | os.PathLike[str] | Policy, gains: bool = False, prospe
             return plan_of(larger, assumed_safe(larger) if assumed else known, measurements, kernels, tracer)
 
         made = plan_of(examined, known, measurements, kernels, tracer)
-        if gains and measurements is not None:
+        if compared:
             made = with_gains(made, loaded, without)
         prospect = prospect_of(at, made, examined.settings) if prospects else None
         return Planned(made, known, measurements, examined.notes, prospect)
@@ -155,6 +164,16 @@ def assumed_safe(examined: Examined) -> ProfiledSites:
     """Made-up evidence that every GEMM of every site is safe in the recipes of its policy."""
     factory, adaptations = examined.policy.model.factory, examined.adapted.adaptations
     return safe_profile(examined.sites, examined.settings, factory, adaptations)
+
+
+def _copy(built: BuiltModel | None) -> BuiltModel | None:
+    """A copy to change; None where the model cannot be copied, and has to be built once more."""
+    try:
+        return light_copy(built) if built is not None else None
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001 - copying runs the model's own code, which can raise anything
+        return None
 
 
 def _standing_in(known: ProfiledSites | None, examined: Examined) -> ProfiledSites | None:
@@ -209,10 +228,14 @@ def model_sites(factory: str, inputs: str | None, batch_size: int) -> tuple[Site
         return find_sites(build_model(factory, inputs, batch_size)).sites
 
 
-def examine(policy: Policy) -> Examined:
-    """Build a policy's model, apply the policy's mods, find its sites, and apply the rules to them."""
+def examine(policy: Policy, built: BuiltModel | None = None) -> Examined:
+    """Build a policy's model, apply the policy's mods, find its sites, and apply the rules to them.
+
+    `built` is the model without mods, where it was built before; it is changed.
+    """
     with _placed(policy), current_directory_importable():
-        built, adapted = built_model(policy)
+        built = model_without_mods(policy) if built is None else built
+        changed = adapted(built, policy.mods)
         found = find_sites(built)
     sites = found.sites
     facts = [
@@ -220,12 +243,12 @@ def examine(policy: Policy) -> Examined:
         for site in sites
     ]
     wanted = resolve_settings(policy, facts)
-    return Examined(policy, built, sites, wanted, adapted, found.siblings, found.flow, found.notes)
+    return Examined(policy, built, sites, wanted, changed, found.siblings, found.flow, found.notes)
 
 
-def tracer_of(examined: Examined) -> Tracer:
-    """A tracer of the model's owners, which remembers what it traced."""
-    return Tracer(examined.built.module, inputs_of(examined.policy, examined.built))
+def tracer_of(examined: Examined, quick: bool = False) -> Tracer:
+    """A tracer of the model's owners, which remembers what it traced; `quick`: compared by their outputs alone."""
+    return Tracer(examined.built.module, inputs_of(examined.policy, examined.built), quick)
 
 
 class RecordedPlan(PartCosts, Protocol):

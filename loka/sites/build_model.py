@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from loka.errors import InputError
 from loka.sites.callables import (
@@ -21,8 +21,11 @@ from loka.sites.callables import (
     directory_kept,
     find_callable,
 )
+from loka.sites.copying import copy_model
 from loka.sites.fake_outputs import LARGE, LargeToMeta, without_numbers
 from loka.sites.random_state import seeded
+
+_LARGE_INPUT = 1 << 20  # bytes
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,29 @@ def build_model(factory: str, inputs: str | None, batch_size: int, *, large: int
         _check_numbers((args, kwargs), spec)
         _initialise_lazy(module, args, kwargs, factory)
     return BuiltModel(module, args, kwargs, batch_size)
+
+
+def light_copy(built: BuiltModel) -> BuiltModel:
+    """A copy of a built model, to be changed on its own: its tensors are shared. Its inputs are those of `light`.
+
+    Raises any exception of the model's own copying.
+    """
+    module = copy_model(built.module, lambda tensor: tensor)[""]
+    return replace(light(built), module=module)
+
+
+def light(built: BuiltModel) -> BuiltModel:
+    """The built model with zeros that take no memory for its large inputs: a run on fake tensors reads no values."""
+
+    def stand_in(leaf: object) -> object:
+        if not isinstance(leaf, Tensor) or leaf.layout != torch.strided or not leaf.is_contiguous():
+            return leaf
+        if not leaf.is_floating_point() or leaf.nbytes < _LARGE_INPUT:
+            return leaf
+        return torch.zeros((), dtype=leaf.dtype, device=leaf.device).expand(leaf.shape).requires_grad_(leaf.requires_grad)
+
+    args, kwargs = tree_map(stand_in, (built.args, built.kwargs))
+    return replace(built, args=args, kwargs=kwargs)
 
 
 def _inputs_of(

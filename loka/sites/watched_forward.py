@@ -12,6 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
+# A ShapeEnv imports this, and with it torch._dynamo, which keeps the frames of its importer for good: here they hold no
+# model and no inputs.
+import torch.fx.experimental.validator
 import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode

@@ -49,6 +49,7 @@ def trace_forward(
     examples: Examples | Refused,
     inline: Collection[str] = (),
     sites: Collection[str] = (),
+    quick: bool = False,
 ) -> ForwardIR | Refused:
     """The forward of `module`, named `owner` in its model, as statements that passed the equivalence check.
 
@@ -56,10 +57,14 @@ def trace_forward(
     module, whose forwards are inlined, with the modules on the way to them. `sites` names what becomes a `SiteCall`,
     relative to the module: Parameters ("compress", "W_kernels.0") and nn.Linear children ("fmb.0"; these are inlined).
     Every site must be used in a GEMM that can be written as y = x @ weight.T, or the result is `Refused`; a reason that
-    concerns one site starts with its quoted name. Raises InputError where `inline` or `sites` name something that does
-    not exist.
+    concerns one site starts with its quoted name. `quick`: only the quick check. Raises InputError where `inline` or
+    `sites` name something that does not exist.
     """
     expand = expanded(module, inline, sites)
+
+    def copied() -> nn.Module:
+        return copy_owner(module, expand)
+
     try:
         if isinstance(examples, Refused):
             return replace(examples, owner=owner)
@@ -68,26 +73,19 @@ def trace_forward(
             return Refused(owner, f"its forward cannot be checked: {blocked}")
         _check_source(module, expand)
         forward, writes_in_place = _convert(module, owner, expand, sites, examples)
-        found = difference(module, forward, examples, lambda: copy_owner(module, expand))
+        found = difference(module, forward, examples, copied, quick)
         if found is not None and writes_in_place:  # as under autocast, where `y += x` keeps y's dtype
             forward, _ = _convert(module, owner, expand, sites, examples, in_place=True)
-            found = difference(module, forward, examples, lambda: copy_owner(module, expand))
+            found = difference(module, forward, examples, copied, quick)
         if found is not None:
             raise CannotTraceError(found)
     except CannotTraceError as error:
         return Refused(owner, str(error), error.inside)
-    shapes = observed_shapes(forward, examples, lambda: copy_owner(module, expand))
-    return with_findings(*_canonical(module, forward, shapes, examples, expand))
-
-
-def _canonical(
-    module: nn.Module, forward: ForwardIR, shapes: Mapping[str, Shape], examples: Examples, expand: frozenset[str]
-) -> tuple[ForwardIR, Mapping[str, Shape]]:
-    """The forward in canonical form, if that computes the same up to rounding, else as traced; and its shapes."""
-    found, all_shapes = canonical_forward(forward, shapes, _tensor_sizes(module))
-    if not is_canonical(found) or rounding_difference(module, found, examples, lambda: copy_owner(module, expand)):
-        return forward, shapes
-    return found, all_shapes
+    shapes = observed_shapes(forward, examples, copied)
+    canonical, all_shapes = canonical_forward(forward, shapes, _tensor_sizes(module))
+    if is_canonical(canonical) and rounding_difference(module, canonical, examples, copied, quick) is None:
+        return with_findings(canonical, all_shapes)
+    return with_findings(forward, shapes)
 
 
 def _tensor_sizes(module: nn.Module) -> dict[str, tuple[int, ...]]:

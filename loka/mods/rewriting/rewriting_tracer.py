@@ -87,7 +87,8 @@ class RewritingTracer:
         for change in changes:
             forward = change.rewritten(forward)
         try:
-            different = rounding_difference(module, forward, examples, lambda: copy_owner(module, inside))
+            quick = self.tracer.quick
+            different = rounding_difference(module, forward, examples, lambda: copy_owner(module, inside), quick)
             if different is not None:
                 return different
             shapes = observed_shapes(forward, examples, lambda: copy_owner(module, inside))

@@ -119,7 +119,7 @@ class OwnerTracer:
         if isinstance(found, str):
             return found
         try:
-            different = rounding_difference(module, found.forward, examples, copied)
+            different = rounding_difference(module, found.forward, examples, copied, self.tracer.tracer.quick)
             if different is not None:
                 return different
             shapes = observed_shapes(found.forward, examples, copied)
