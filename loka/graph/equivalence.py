@@ -5,9 +5,9 @@ autocast to bfloat16. Compared, bit for bit: outputs, gradients of inputs and Pa
 place, buffers, Parameters, the random state, and Python attributes. With each site's call written as a linear between
 its views, the result must be the same up to rounding.
 
-Gradients of Parameters are as large as the model, and take most of the time: in each setting they are compared for the
-first batch size alone, those of inputs for all. A quick check compares outputs and state, without gradients and
-autocast: for a forward whose only use is the time that it would take.
+Gradients of Parameters are as large as the model, and take most of the time: they are compared for the first batch size
+alone, bit for bit in training and up to rounding in evaluation; those of inputs always. A quick check compares outputs
+and state, without gradients and autocast: for a forward whose only use is the time that it would take.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class Backward(Enum):
     ALL = "all"  # of Parameters too
 
     @classmethod
-    def of(cls, call: ExampleCall, examples: Examples, quick: bool) -> Backward:
-        """The gradients to compare for a call."""
+    def of(cls, call: ExampleCall, examples: Examples, quick: bool, weights: bool = True) -> Backward:
+        """The gradients to compare for a call; those of Parameters if `weights`, for the first batch size."""
         if quick:
             return cls.NONE
-        return cls.ALL if call.batch == examples.calls[0].batch else cls.INPUTS
+        return cls.ALL if weights and call.batch == examples.calls[0].batch else cls.INPUTS
 
 
 def difference(
@@ -138,25 +138,19 @@ def _compare_all(
         theirs.train(training)
         for autocast in (False,) if quick else (False, True):
             for call in examples.calls:
-                found = _compare_call(ours, theirs, call, autocast, Backward.of(call, examples, quick))
+                backward = Backward.of(call, examples, quick, training)
+                a, b = (_run(m, call, autocast, backward) for m in (ours, theirs))
+                if a.error is not None and not autocast:
+                    return f"the module cannot be run on its examples ({a.error})"
+                found = _compare(a, b) or (_compare_state(ours, theirs) if call is examples.calls[-1] else None)
                 if found is not None:
-                    return f"{found} {_when(training, autocast, call)}"
+                    return f"traced, it {found} {_when(training, autocast, call)}"
+                del a, b  # not kept beside those of the next call
     # They are equal and in evaluation: no other copies are needed.
     different = _up_to_rounding(ours, with_forward(theirs, forward, rewritten=True), examples, quick)
     if different is not None:
         return f"with its GEMMs written as linears, it {different[0]} {_when(False, False, different[1])}"
     return None
-
-
-def _compare_call(
-    ours: nn.Module, theirs: nn.Module, call: ExampleCall, autocast: bool, backward: Backward
-) -> str | None:
-    """The first difference of one call, bit for bit, in words. Raises CannotTraceError where the module itself fails."""
-    a, b = (_run(m, call, autocast, backward) for m in (ours, theirs))
-    if a.error is not None and not autocast:
-        raise CannotTraceError(f"the module cannot be run on its examples ({a.error})")
-    found = _compare(a, b) or _compare_state(ours, theirs)
-    return None if found is None else f"traced, it {found}"
 
 
 def _up_to_rounding(

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from torch import nn
+
 from loka.mods.adaptation import Adaptation, Unchanged
 from loka.mods.dataflow import Adaptable, analyse_dataflow
 from loka.mods.mod_planning import ModMatch, ModuleModPlanning
@@ -50,9 +52,9 @@ def built_model(policy: Policy) -> tuple[BuiltModel, Adapted]:
     return built, adapted(built, policy.mods)
 
 
-def model_without_mods(policy: Policy) -> BuiltModel:
-    """The model of a policy as its factory makes it. Raises InputError as `build_model` does."""
-    return build_model(policy.model.factory, policy.model.inputs, policy.model.batch_size)
+def model_without_mods(policy: Policy, module: nn.Module | None = None) -> BuiltModel:
+    """The model of a policy as its factory makes it, or has made it. Raises InputError as `build_model` does."""
+    return build_model(policy.model.factory, policy.model.inputs, policy.model.batch_size, module=module)
 
 
 def adapted(

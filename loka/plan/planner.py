@@ -16,7 +16,7 @@ from torch import nn
 from loka.devices.targets import DEVICES, TargetDevice
 from loka.errors import InputError
 from loka.gc import deferred_gc
-from loka.graph.trace.tracer import Tracer
+from loka.graph.trace.tracer import BATCHES, Tracer
 from loka.kernels.gemm.catalogue import GEMM_KERNELS, Kernel
 from loka.kernels.measurements.lookup import Measurements
 from loka.kernels.measurements.parts import PartCosts
@@ -27,7 +27,9 @@ from loka.mods.registry import interaction_planning
 from loka.paths import open_plain
 from loka.plan.decide import Situation
 from loka.plan.evidence import ProfiledSites, check_sites, open_measurements, open_profile, with_merged_sites
+from loka.plan.model_state import model_state
 from loka.plan.plan import NATIVE, Plan
+from loka.plan.plan_cache import KnownPlan, PlanCache, key_of
 from loka.plan.prospect import Prospect, prospect_of, safe_profile
 from loka.plan.report.mod_plans import ForwardOutcome, mod_plans
 from loka.plan.resolve import resolve
@@ -48,7 +50,7 @@ from loka.plan.serialize import from_json
 from loka.policy.cascade.cascade import resolve_settings
 from loka.policy.cascade.settings import Assignment, SiteFacts, SiteSettings
 from loka.policy.policy import Policy
-from loka.sites.build_model import BuiltModel, build_model, light, light_copy
+from loka.sites.build_model import BuiltModel, build_model, build_module, light, light_copy
 from loka.sites.callables import call, current_directory_importable, directory_kept, find_callable
 from loka.sites.discover import find_sites
 from loka.sites.flow import Flow
@@ -115,12 +117,19 @@ def make_plan(policy: str | os.PathLike[str] | Policy) -> Plan:
     return planned(policy).plan
 
 
-def planned(policy: str | os.PathLike[str] | Policy, gains: bool = False, prospects: bool = False) -> Planned:
+def planned(
+    policy: str | os.PathLike[str] | Policy,
+    gains: bool = False,
+    prospects: bool = False,
+    cache: PlanCache | None = None,
+) -> Planned:
     """The plan of a policy, as from `make_plan`, with the profile and the measurements.
 
     With `gains`, the plan includes the measured gain of each mod, which takes another planning for each of them: of a
     copy of the same model, and with a quick check of its forwards, as only times are read from it. With `prospects`, a
     plan without FP8 comes with what it would bring.
+
+    With a `cache`, a plan that it has is not made again; for processes that import the model's code after LoKA.
     """
     with deferred_gc(), directory_kept():  # ten thousand sites make a million objects and hardly any garbage
         loaded = policy_argument(policy, "policy")
@@ -128,8 +137,13 @@ def planned(policy: str | os.PathLike[str] | Policy, gains: bool = False, prospe
         measurements = open_measurements(loaded)
         kernels = () if loaded.measurements is not None else _WITH_TORCH
 
-        with _placed(loaded), current_directory_importable():
-            built = model_without_mods(loaded)
+        with _placed(loaded):
+            module = build_module(loaded.model.factory)
+        key = None if cache is None else _key(loaded, known, measurements, module)
+        if cache is not None and key is not None and (found := cache.find(key, gains, prospects)) is not None:
+            return Planned(found.plan, known, measurements, found.notes, found.prospect)
+        with _placed(loaded):
+            built = model_without_mods(loaded, module)
         compared = gains and measurements is not None and bool(loaded.mods)
         original = _copy(built) if compared else None
 
@@ -151,6 +165,9 @@ def planned(policy: str | os.PathLike[str] | Policy, gains: bool = False, prospe
         if compared:
             made = with_gains(made, loaded, without)
         prospect = prospect_of(at, made, examined.settings) if prospects else None
+        if cache is not None and key is not None:
+            complete = compared or not loaded.mods or measurements is None
+            cache.keep(key, KnownPlan(made, examined.notes, prospect, gains=complete, prospects=prospects))
         return Planned(made, known, measurements, examined.notes, prospect)
 
 
@@ -164,6 +181,28 @@ def assumed_safe(examined: Examined) -> ProfiledSites:
     """Made-up evidence that every GEMM of every site is safe in the recipes of its policy."""
     factory, adaptations = examined.policy.model.factory, examined.adapted.adaptations
     return safe_profile(examined.sites, examined.settings, factory, adaptations)
+
+
+def _key(
+    policy: Policy, known: ProfiledSites | None, measurements: Measurements | None, module: nn.Module
+) -> str | None:
+    """The key of a policy's plan in a cache; None where its model or its inputs cannot be described."""
+    try:
+        with current_directory_importable():
+            inputs = inputs_of(policy, BuiltModel(module, (), {}, policy.model.batch_size))
+            state = model_state(module, inputs, BATCHES)
+        texts = [Path(name).read_bytes().decode() for name in policy.named]
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001 - the model's own code can raise anything: planning says what is wrong
+        return None
+    if state is None:
+        return None
+    evidence = None if known is None else (known.name, known.sha256)
+    times = None if measurements is None else (measurements.name, measurements.sha256)
+    return key_of(
+        {"policy": repr(policy), "texts": texts, "profile": evidence, "measurements": times, "model": state}
+    )
 
 
 def _copy(built: BuiltModel | None) -> BuiltModel | None:

@@ -76,7 +76,10 @@ def fx_record(
     evaluation = _trace(module, expand, calls, reads, in_place, entered)
     inlined = [module, *(module.get_submodule(name) for name in training.called)]
     ops, tests = _merge(training, evaluation, inlined)
-    return FxRecording(ops, tuple(training.called), reads.names, training.writes_in_place, tests)
+    recording = FxRecording(ops, tuple(training.called), reads.names, training.writes_in_place, tests)
+    training.release()
+    evaluation.release()
+    return recording
 
 
 def _trace(
@@ -233,6 +236,11 @@ class _Tracer(InPlaceTracer):
                 where = place_in(*line) if line is not None else ""
                 what = "the forward makes a constant tensor, which would be frozen at its first value"
                 raise CannotTraceError(f"{what} {where}".strip())
+
+    def release(self) -> None:
+        """Let go of the module: closures of torch.fx that refer to themselves keep a tracer until garbage is collected."""
+        self._expanded, self.root = [], nn.Module()
+        del self.tests
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return module_qualified_name not in self.expand

@@ -63,7 +63,7 @@ def trace_forward(
     expand = expanded(module, inline, sites)
 
     def copied() -> nn.Module:
-        return copy_owner(module, expand)
+        return copy_owner(module, expand, share=quick)
 
     try:
         if isinstance(examples, Refused):
@@ -189,9 +189,12 @@ def _device_read(module: nn.Module, reads: Mapping[str, Collection[str]]) -> tup
     return None
 
 
-def copy_owner(module: nn.Module, expand: frozenset[str]) -> nn.Module:
-    """A deep copy that shares the stateless torch.nn children outside `expand`. Raises CannotTraceError."""
-    memo: dict[int, object] = {}
+def copy_owner(module: nn.Module, expand: frozenset[str], share: bool = False) -> nn.Module:
+    """A deep copy that shares the stateless torch.nn children outside `expand`; `share`: all Parameters too.
+
+    Raises CannotTraceError.
+    """
+    memo: dict[int, object] = {id(parameter): parameter for parameter in module.parameters()} if share else {}
     for child in _shareable(module, "", expand):
         memo[id(child)] = child
         memo.update((id(parameter), parameter) for parameter in child.parameters())

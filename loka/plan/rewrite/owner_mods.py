@@ -113,7 +113,7 @@ class OwnerTracer:
         inside = expanded(module, scope.inline, scope.sites)
 
         def copied() -> nn.Module:
-            return copy_owner(module, inside)
+            return copy_owner(module, inside, share=self.tracer.tracer.quick)
 
         found = request.mod.rewrite(forward, request.means, request.settings)
         if isinstance(found, str):
