@@ -129,9 +129,7 @@ def with_forward(module: nn.Module, forward: ForwardIR, rewritten: bool = False)
     return module
 
 
-def _compare_all(
-    forward: ForwardIR, examples: Examples, copied: Callable[[], nn.Module], quick: bool
-) -> str | None:
+def _compare_all(forward: ForwardIR, examples: Examples, copied: Callable[[], nn.Module], quick: bool) -> str | None:
     ours, theirs = copied(), with_forward(copied(), forward)
     for training in (True, False):
         ours.train(training)

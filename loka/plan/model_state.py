@@ -57,7 +57,8 @@ def _modules(model: nn.Module) -> Iterator[str]:
             if key not in _INTERNAL:
                 yield f"{key}: {_described(value, 0)!r}"
         for key, tensor in module._parameters.items():
-            yield f"{key}: {None if tensor is None else (firsts.setdefault(id(tensor), f'{name}.{key}'), _form(tensor))}"
+            own = None if tensor is None else (firsts.setdefault(id(tensor), f"{name}.{key}"), _form(tensor))
+            yield f"{key}: {own}"
         for key, tensor in module._buffers.items():
             yield f"{key}: {_described(tensor, 0)!r}"
 
@@ -74,7 +75,7 @@ def _globals(model: nn.Module) -> Iterator[str]:
     holders += [(name, vars(sys.modules[name])) for name in sorted(files) if name in sys.modules]
     for holder, held in holders:
         for name, value in sorted(held.items()):
-            if not name.startswith("__") and isinstance(value, _PLAIN) or is_dataclass(value):
+            if not name.startswith("__") and (isinstance(value, _PLAIN) or is_dataclass(value)):
                 with suppress(IndescribableError):  # no data that a forward would take a constant from
                     yield f"{holder}.{name} = {_described(value, 0)!r}"
 
@@ -124,5 +125,7 @@ def _values(tensor: Tensor) -> str:
         return ""
     if tensor.layout != torch.strided or type(tensor) not in (Tensor, nn.Parameter):
         raise IndescribableError
-    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8) if tensor.numel() else tensor
-    return hashlib.sha256(memoryview(flat.numpy())).hexdigest() if tensor.numel() else ""
+    if not tensor.numel():
+        return ""
+    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.sha256(flat.numpy().data).hexdigest()

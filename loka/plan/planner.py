@@ -200,9 +200,7 @@ def _key(
         return None
     evidence = None if known is None else (known.name, known.sha256)
     times = None if measurements is None else (measurements.name, measurements.sha256)
-    return key_of(
-        {"policy": repr(policy), "texts": texts, "profile": evidence, "measurements": times, "model": state}
-    )
+    return key_of({"policy": repr(policy), "texts": texts, "profile": evidence, "measurements": times, "model": state})
 
 
 def _copy(built: BuiltModel | None) -> BuiltModel | None:

@@ -110,7 +110,9 @@ def light(built: BuiltModel) -> BuiltModel:
             return leaf
         if not leaf.is_floating_point() or leaf.nbytes < _LARGE_INPUT:
             return leaf
-        return torch.zeros((), dtype=leaf.dtype, device=leaf.device).expand(leaf.shape).requires_grad_(leaf.requires_grad)
+        return (
+            torch.zeros((), dtype=leaf.dtype, device=leaf.device).expand(leaf.shape).requires_grad_(leaf.requires_grad)
+        )
 
     args, kwargs = tree_map(stand_in, (built.args, built.kwargs))
     return replace(built, args=args, kwargs=kwargs)

@@ -17,7 +17,6 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from loka.gc import deferred_gc
 from loka.sites.build_model import BuiltModel
@@ -55,6 +54,8 @@ def watch_fake(built: BuiltModel, batch: int, evaluate: bool, symbolic: bool = F
         Exception: Any exception of the forward.
     """
     _import_apart("torch.fx.experimental.validator")
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
     shapes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
     mode = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
     size: Size = _symbol(mode, batch) if symbolic else batch
@@ -205,6 +206,8 @@ def _run_plainly(run: Callable[..., Any], preserve_random_state: bool, *args: An
 
 
 def _symbol(mode: FakeTensorMode, hint: int) -> torch.SymInt:
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
+
     context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
     size: Any = mode.from_tensor(torch.empty(hint, dtype=torch.bool), symbolic_context=context).shape[0]
     if not isinstance(size, torch.SymInt):

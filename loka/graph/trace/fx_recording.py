@@ -76,10 +76,9 @@ def fx_record(
     evaluation = _trace(module, expand, calls, reads, in_place, entered)
     inlined = [module, *(module.get_submodule(name) for name in training.called)]
     ops, tests = _merge(training, evaluation, inlined)
-    recording = FxRecording(ops, tuple(training.called), reads.names, training.writes_in_place, tests)
-    training.release()
-    evaluation.release()
-    return recording
+    for tracer in (training, evaluation):
+        tracer.release()
+    return FxRecording(ops, tuple(training.called), reads.names, training.writes_in_place, tests)
 
 
 def _trace(
@@ -238,7 +237,7 @@ class _Tracer(InPlaceTracer):
                 raise CannotTraceError(f"{what} {where}".strip())
 
     def release(self) -> None:
-        """Let go of the module: closures of torch.fx that refer to themselves keep a tracer until garbage is collected."""
+        """Let go of the module: closures of torch.fx keep a tracer until garbage is collected."""
         self._expanded, self.root = [], nn.Module()
         del self.tests
 
