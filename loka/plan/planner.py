@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,12 +22,12 @@ from loka.mods.fingerprint import mod_fingerprints
 from loka.mods.modded_model import Adapted, adapted, model_without_mods
 from loka.mods.policy_loader import policy_argument
 from loka.mods.registry import interaction_planning
-from loka.paths import open_plain
 from loka.plan.decide import Situation
 from loka.plan.evidence import ProfiledSites, check_sites, open_measurements, open_profile, with_merged_sites
 from loka.plan.model_state import model_state
 from loka.plan.plan import NATIVE, Plan
 from loka.plan.plan_cache import KnownPlan, PlanCache, key_of
+from loka.plan.plan_file import plan_in
 from loka.plan.prospect import Prospect, prospect_of, safe_profile
 from loka.plan.report.mod_plans import ForwardOutcome, mod_plans
 from loka.plan.resolve import resolve
@@ -46,7 +44,6 @@ from loka.plan.rewrite.site_mods import (
 from loka.plan.select.latency_selection import interaction_plans, without_fused_sites
 from loka.plan.select.mod_gains import with_gains
 from loka.plan.select.workload import TracedNeighbours
-from loka.plan.serialize import from_json
 from loka.policy.cascade.cascade import resolve_settings
 from loka.policy.cascade.settings import Assignment, SiteFacts, SiteSettings
 from loka.policy.policy import Policy
@@ -60,7 +57,6 @@ from loka.version import __version__
 
 # Shipped measurements include libraries that a user may not have; a policy's own are from the user's machine.
 _WITH_TORCH = tuple(kernel for kernel in GEMM_KERNELS if kernel.library is None and kernel.name != NATIVE)
-_MANIFEST, _PACKAGE_FORMAT = "manifest.json", "loka.package"
 _FIELDS = ("model.factory", "model.inputs", "model.batch_size", "model")
 
 
@@ -227,36 +223,7 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
     Raises InputError, also if a plan.json in a generated package has changed since it was generated.
     """
     name = os.fspath(path)
-    return _plan_in(name) if name.endswith(".json") else make_plan(name)
-
-
-def _plan_in(name: str) -> Plan:
-    """The plan in a file. Raises InputError, also if a file in a generated package has changed since."""
-    path = Path(name)
-    try:
-        with open_plain(path) as file:
-            data = file.read()
-        recorded = _recorded_hash(path)
-        if recorded is not None and hashlib.sha256(data).hexdigest() != recorded:
-            raise InputError(
-                f"{name}: changed since it was generated with its package (edited, or damaged): run loka generate again"
-            )
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{name}: not a text in UTF-8; name a plan.json of `loka generate`") from error
-    except OSError as error:
-        raise InputError(f"{name}: cannot be read ({error.strerror or error}); check the path") from error
-    return from_json(text, name)
-
-
-def _recorded_hash(path: Path) -> object:
-    """The hash of a file in the manifest beside it; None without a manifest of a package, or if it has none."""
-    try:
-        with open_plain(path.with_name(_MANIFEST)) as file:
-            manifest = json.loads(file.read().decode())
-        return manifest["outputs"].get(path.name) if manifest["format"] == _PACKAGE_FORMAT else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
+    return plan_in(name) if name.endswith(".json") else make_plan(name)
 
 
 def model_sites(factory: str, inputs: str | None, batch_size: int) -> tuple[Site, ...]:

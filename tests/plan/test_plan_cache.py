@@ -18,6 +18,7 @@ from loka.plan import loaded_sources, plan_cache, planner
 from loka.plan.plan import Gain, Plan
 from loka.plan.plan_cache import KnownPlan, PlanCache
 from loka.plan.planner import planned
+from loka.plan.prospect import Prospect
 from loka.plan.serialize import to_json
 
 HELPER = "def scaled(x, by):\n    return x * by\n"
@@ -96,7 +97,7 @@ class Folder:
             sys.modules.pop(name, None)
         log = self.folder / "calls.txt"
         log.unlink(missing_ok=True)
-        found = planned(self.folder / policy, gains, self.cache)
+        found = planned(self.folder / policy, gains, cache=self.cache)
         calls = log.read_text().split()
         assert to_json(found.plan) == to_json(planned(self.folder / policy, gains).plan)
         return "96" in calls
@@ -237,12 +238,15 @@ def test_gains_are_found_where_they_are_asked_for_alone(model: Folder) -> None:
     model.write("kept.yaml", POLICY + "mods:\n  - {use: no_bias, except: second}\n")
     plan = planned(model.folder / "kept.yaml").plan
     with_gain = replace(plan, mods=tuple(replace(mod, gain=Gain(1.0, 0.5)) for mod in plan.mods))
-    model.cache.keep("key", KnownPlan(plan, ("a note",), gains=False))
-    assert model.cache.find("key", gains=True) is None
-    assert model.cache.find("key", gains=False) == KnownPlan(plan, ("a note",), gains=False)
-    model.cache.keep("key", KnownPlan(with_gain, (), gains=True))
-    assert model.cache.find("key", gains=True) == KnownPlan(with_gain, (), gains=True)
-    assert model.cache.find("key", gains=False) == KnownPlan(plan, (), gains=True)
+    prospect = Prospect(192, 0.5, 10.0, 20.0, assumed=True)
+    model.cache.keep("key", KnownPlan(plan, ("a note",)))
+    assert model.cache.find("key", gains=True, prospects=False) is None
+    assert model.cache.find("key", gains=False, prospects=True) is None
+    assert model.cache.find("key", gains=False, prospects=False) == KnownPlan(plan, ("a note",))
+    whole = KnownPlan(with_gain, (), prospect, gains=True, prospects=True)
+    model.cache.keep("key", whole)
+    assert model.cache.find("key", gains=True, prospects=True) == whole
+    assert model.cache.find("key", gains=False, prospects=False) == KnownPlan(plan)
     assert plan.mods
 
 
