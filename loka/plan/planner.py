@@ -162,8 +162,9 @@ def planned(
             made = with_gains(made, loaded, without)
         prospect = prospect_of(at, made, examined.settings) if prospects else None
         if cache is not None and key is not None:
-            complete = compared or not loaded.mods or measurements is None
-            cache.keep(key, KnownPlan(made, examined.notes, prospect, gains=complete, prospects=prospects))
+            with_gain = compared or not loaded.mods or measurements is None  # or there can be none
+            prospected = prospects or made.share_fp8 > 0 or measurements is None
+            cache.keep(key, KnownPlan(made, examined.notes, prospect, with_gain, prospected))
         return Planned(made, known, measurements, examined.notes, prospect)
 
 
