@@ -18,7 +18,8 @@ _INSTALLED = tuple(
     os.path.realpath(path) + os.sep for path in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
 )
 _STARTED = time.time_ns()  # a file that was changed later may have been loaded as it was before
-_SCRIPT = frozenset(("__main__", "__mp_main__"))  # what started the process, not what a policy names
+# What started the process, not what a policy names; and a module that torch.distributed writes in each process.
+_LEFT_OUT = frozenset(("__main__", "__mp_main__", "_remote_module_non_scriptable"))
 _PYTHON = os.path.realpath(sysconfig.get_path("stdlib")) + os.sep
 
 
@@ -42,7 +43,7 @@ def unchanged(sources: Mapping[str, tuple[str, str]]) -> bool:
 def _files() -> Iterator[tuple[str, str]]:
     for name, module in sorted(sys.modules.items()):
         path = getattr(module, "__file__", None)
-        if name in _SCRIPT or name.partition(".")[0] == "torch" or not isinstance(path, str):
+        if name in _LEFT_OUT or name.partition(".")[0] == "torch" or not isinstance(path, str):
             continue
         if not _is_pythons(path):
             yield name, os.path.abspath(path)

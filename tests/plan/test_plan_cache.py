@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -109,6 +110,7 @@ class Folder:
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folder]:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(loaded_sources, "_STARTED", time.time_ns())  # other tests may have loaded files of their own
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # a .pyc is known by its source's time, which is always one
     yield Folder(tmp_path)
     for name in ("keptmodel", "keptparts"):
