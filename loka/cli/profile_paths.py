@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
@@ -57,6 +58,11 @@ class Places:
             summary.with_name(f"{stem}.interrupted{SUFFIX}"),
             advice,
         )
+
+    def ignore_full(self) -> None:
+        """Write a .gitignore beside the full form, if there is none: it is large, and not to be committed."""
+        with suppress(OSError), self.full.with_name(".gitignore").open("x") as file:
+            file.write(f"*.full{SUFFIX}\n*.interrupted{SUFFIX}\n")
 
 
 def check_writable(path: Path) -> None:

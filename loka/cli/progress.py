@@ -7,10 +7,18 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from loka.policy.problems import printable
+
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 LINE_EVERY = 10.0  # seconds between plain lines
+
+
+def announce_plan(policy: str) -> None:
+    """Say on a terminal, before anything slow is imported, what takes a few seconds now."""
+    if sys.stderr.isatty():
+        print(f"planning {printable(policy)} ...", file=sys.stderr, flush=True)
 
 
 class Shown:

@@ -4,14 +4,20 @@ Both run side by side on copies that start equal, through training and evaluatio
 autocast to bfloat16. Compared, bit for bit: outputs, gradients of inputs and Parameters, inputs that were modified in
 place, buffers, Parameters, the random state, and Python attributes. With each site's call written as a linear between
 its views, the result must be the same up to rounding.
+
+Gradients of Parameters are as large as the model, and take most of the time: they are compared for the first batch size
+alone, bit for bit in training and up to rounding in evaluation; those of inputs always. A quick check compares outputs
+and state, without gradients and autocast: for a forward whose only use is the time that it would take.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from enum import Enum
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,8 +38,23 @@ _ROUNDING = 1e-4  # relative to the largest value, for a GEMM summed in another 
 _CANCELLED = 4  # roundings of the largest gradient, left of sums that cancel, as in the gradient of a key's bias
 
 
+class Backward(Enum):
+    """Gradients of a run."""
+
+    NONE = "none"
+    INPUTS = "inputs"
+    ALL = "all"  # of Parameters too
+
+    @classmethod
+    def of(cls, call: ExampleCall, examples: Examples, quick: bool, weights: bool = True) -> Backward:
+        """The gradients to compare for a call; those of Parameters if `weights`, for the first batch size."""
+        if quick:
+            return cls.NONE
+        return cls.ALL if weights and call.batch == examples.calls[0].batch else cls.INPUTS
+
+
 def difference(
-    module: nn.Module, forward: ForwardIR, examples: Examples, copied: Callable[[], nn.Module]
+    module: nn.Module, forward: ForwardIR, examples: Examples, copied: Callable[[], nn.Module], quick: bool = False
 ) -> str | None:
     """The first difference between the printed forward and the module's own, in words; None where there is none.
 
@@ -42,7 +63,7 @@ def difference(
     flags = [(child, child.training) for child in module.modules()]
     try:
         with torch.random.fork_rng(devices=[]), _python_random():
-            return _compare_all(forward, examples, copied)
+            return _compare_all(forward, examples, copied, quick)
     finally:
         for child, flag in flags:
             child.training = flag
@@ -50,11 +71,11 @@ def difference(
 
 @quiet()
 def rounding_difference(
-    module: nn.Module, forward: ForwardIR, examples: Examples, copied: Callable[[], nn.Module]
+    module: nn.Module, forward: ForwardIR, examples: Examples, copied: Callable[[], nn.Module], quick: bool = False
 ) -> str | None:
     """The first difference beyond rounding between a rewritten forward and the module's own, in words, or None.
 
-    Compares outputs, gradients and the random state, in training and evaluation, without autocast.
+    Compares outputs, gradients (not if `quick`) and the random state, in training and evaluation, without autocast.
     """
     flags = [(child, child.training) for child in module.modules()]
     try:
@@ -63,7 +84,7 @@ def rounding_difference(
                 ours, theirs = copied(), with_forward(copied(), forward)
                 ours.train(training)  # not chained: a model's own train() may return nothing
                 theirs.train(training)
-                found = _up_to_rounding(ours, theirs, examples)
+                found = _up_to_rounding(ours, theirs, examples, quick)
                 if found is not None:
                     return f"rewritten, it {found[0]} {_when(training, False, found[1])}"
             return None
@@ -109,33 +130,36 @@ def with_forward(module: nn.Module, forward: ForwardIR, rewritten: bool = False)
     return module
 
 
-def _compare_all(forward: ForwardIR, examples: Examples, copied: Callable[[], nn.Module]) -> str | None:
+def _compare_all(forward: ForwardIR, examples: Examples, copied: Callable[[], nn.Module], quick: bool) -> str | None:
     ours, theirs = copied(), with_forward(copied(), forward)
     for training in (True, False):
         ours.train(training)
         theirs.train(training)
-        for autocast in (False, True):
+        for autocast in (False,) if quick else (False, True):
             for call in examples.calls:
-                a, b = (_run(m, call, autocast) for m in (ours, theirs))
+                backward = Backward.of(call, examples, quick, training)
+                a, b = (_run(m, call, autocast, backward) for m in (ours, theirs))
                 if a.error is not None and not autocast:
                     return f"the module cannot be run on its examples ({a.error})"
-                found = _compare(a, b) or _compare_state(ours, theirs)
+                found = _compare(a, b) or (_compare_state(ours, theirs) if call is examples.calls[-1] else None)
                 if found is not None:
                     return f"traced, it {found} {_when(training, autocast, call)}"
-    original, rewritten = copied(), with_forward(copied(), forward, rewritten=True)
-    original.eval()
-    rewritten.eval()
-    different = _up_to_rounding(original, rewritten, examples)
+                del a, b  # not kept beside those of the next call
+    # They are equal and in evaluation: no other copies are needed.
+    different = _up_to_rounding(ours, with_forward(theirs, forward, rewritten=True), examples, quick)
     if different is not None:
         return f"with its GEMMs written as linears, it {different[0]} {_when(False, False, different[1])}"
     return None
 
 
-def _up_to_rounding(ours: nn.Module, theirs: nn.Module, examples: Examples) -> tuple[str, ExampleCall] | None:
+def _up_to_rounding(
+    ours: nn.Module, theirs: nn.Module, examples: Examples, quick: bool
+) -> tuple[str, ExampleCall] | None:
     """The first difference between two modules beyond rounding, and the call that showed it."""
     coarsest = max((torch.finfo(p.dtype).eps for p in ours.parameters() if p.is_floating_point()), default=0.0)
     for call in examples.calls:
-        a, b = (_run(m, call, autocast=False) for m in (ours, theirs))
+        backward = Backward.of(call, examples, quick)
+        a, b = (_run(m, call, autocast=False, backward=backward) for m in (ours, theirs))
         found = _compare(a, b, rounding=max(_ROUNDING, 8 * coarsest))
         if found is not None:
             return found, call
@@ -156,13 +180,14 @@ class _Outcome:
     error: str | None = None
 
 
-def _run(module: nn.Module, call: ExampleCall, autocast: bool) -> _Outcome:
+def _run(module: nn.Module, call: ExampleCall, autocast: bool, backward: Backward) -> _Outcome:
     torch.manual_seed(0)
     random.seed(0)
     leaves: list[torch.Tensor] = []
     args, kwargs = _with_leaves(copy_tree(call.args), leaves), _with_leaves(copy_tree(call.kwargs), leaves)
-    named = [(f"input {i}", leaf) for i, leaf in enumerate(leaves)]
-    named += [(f"'{name}'", p) for name, p in module.named_parameters() if p.requires_grad]
+    named = [(f"input {i}", leaf) for i, leaf in enumerate(leaves)] if backward is not Backward.NONE else []
+    if backward is Backward.ALL:
+        named += [(f"'{name}'", p) for name, p in module.named_parameters() if p.requires_grad]
     context = torch.autocast("cpu", torch.bfloat16) if autocast else contextlib.nullcontext()
     try:
         with torch.enable_grad():
@@ -288,6 +313,10 @@ def _largest(x: torch.Tensor) -> float:
     """Largest magnitude of a tensor's finite values; 0 where there are none."""
     if x.layout != torch.strided or not x.numel():
         return 0.0
+    if not x.is_complex():
+        low, high = (end.item() for end in x.detach().aminmax())  # unlike the way below, without copies
+        if math.isfinite(low) and math.isfinite(high):
+            return float(max(-low, high))
     exact = torch.promote_types(x.dtype, torch.float32)
     return x.detach().to(exact).nan_to_num(0.0, 0.0, 0.0).abs().max().item()
 

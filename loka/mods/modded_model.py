@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from torch import nn
+
 from loka.mods.adaptation import Adaptation, Unchanged
 from loka.mods.dataflow import Adaptable, analyse_dataflow
 from loka.mods.mod_planning import ModMatch, ModuleModPlanning
@@ -46,8 +48,13 @@ def built_model(policy: Policy) -> tuple[BuiltModel, Adapted]:
 
     Raises InputError as `build_model` does, and PolicyError as `adapted` does.
     """
-    built = build_model(policy.model.factory, policy.model.inputs, policy.model.batch_size)
+    built = model_without_mods(policy)
     return built, adapted(built, policy.mods)
+
+
+def model_without_mods(policy: Policy, module: nn.Module | None = None) -> BuiltModel:
+    """The model of a policy as its factory makes it, or has made it. Raises InputError as `build_model` does."""
+    return build_model(policy.model.factory, policy.model.inputs, policy.model.batch_size, module=module)
 
 
 def adapted(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,18 +14,20 @@ from torch import nn
 from loka.devices.targets import DEVICES, TargetDevice
 from loka.errors import InputError
 from loka.gc import deferred_gc
-from loka.graph.trace.tracer import Tracer
+from loka.graph.trace.tracer import BATCHES, Tracer
 from loka.kernels.gemm.catalogue import GEMM_KERNELS, Kernel
 from loka.kernels.measurements.lookup import Measurements
 from loka.kernels.measurements.parts import PartCosts
 from loka.mods.fingerprint import mod_fingerprints
-from loka.mods.modded_model import Adapted, built_model
+from loka.mods.modded_model import Adapted, adapted, model_without_mods
 from loka.mods.policy_loader import policy_argument
 from loka.mods.registry import interaction_planning
-from loka.paths import open_plain
 from loka.plan.decide import Situation
 from loka.plan.evidence import ProfiledSites, check_sites, open_measurements, open_profile, with_merged_sites
+from loka.plan.model_state import model_state
 from loka.plan.plan import NATIVE, Plan
+from loka.plan.plan_cache import KnownPlan, PlanCache, key_of
+from loka.plan.plan_file import plan_in
 from loka.plan.prospect import Prospect, prospect_of, safe_profile
 from loka.plan.report.mod_plans import ForwardOutcome, mod_plans
 from loka.plan.resolve import resolve
@@ -44,11 +44,10 @@ from loka.plan.rewrite.site_mods import (
 from loka.plan.select.latency_selection import interaction_plans, without_fused_sites
 from loka.plan.select.mod_gains import with_gains
 from loka.plan.select.workload import TracedNeighbours
-from loka.plan.serialize import from_json
 from loka.policy.cascade.cascade import resolve_settings
 from loka.policy.cascade.settings import Assignment, SiteFacts, SiteSettings
 from loka.policy.policy import Policy
-from loka.sites.build_model import BuiltModel, build_model
+from loka.sites.build_model import BuiltModel, build_model, build_module, light, light_copy
 from loka.sites.callables import call, current_directory_importable, directory_kept, find_callable
 from loka.sites.discover import find_sites
 from loka.sites.flow import Flow
@@ -58,7 +57,6 @@ from loka.version import __version__
 
 # Shipped measurements include libraries that a user may not have; a policy's own are from the user's machine.
 _WITH_TORCH = tuple(kernel for kernel in GEMM_KERNELS if kernel.library is None and kernel.name != NATIVE)
-_MANIFEST, _PACKAGE_FORMAT = "manifest.json", "loka.package"
 _FIELDS = ("model.factory", "model.inputs", "model.batch_size", "model")
 
 
@@ -115,11 +113,19 @@ def make_plan(policy: str | os.PathLike[str] | Policy) -> Plan:
     return planned(policy).plan
 
 
-def planned(policy: str | os.PathLike[str] | Policy, gains: bool = False, prospects: bool = False) -> Planned:
+def planned(
+    policy: str | os.PathLike[str] | Policy,
+    gains: bool = False,
+    prospects: bool = False,
+    cache: PlanCache | None = None,
+) -> Planned:
     """The plan of a policy, as from `make_plan`, with the profile and the measurements.
 
-    With `gains`, the plan includes the measured gain of each mod, which takes another planning for each of them; with
-    `prospects`, a plan without FP8 comes with what it would bring.
+    With `gains`, the plan includes the measured gain of each mod, which takes another planning for each of them: of a
+    copy of the same model, and with a quick check of its forwards, as only times are read from it. With `prospects`, a
+    plan without FP8 comes with what it would bring.
+
+    With a `cache`, a plan that it has is not made again; for processes that import the model's code after LoKA.
     """
     with deferred_gc(), directory_kept():  # ten thousand sites make a million objects and hardly any garbage
         loaded = policy_argument(policy, "policy")
@@ -127,11 +133,24 @@ def planned(policy: str | os.PathLike[str] | Policy, gains: bool = False, prospe
         measurements = open_measurements(loaded)
         kernels = () if loaded.measurements is not None else _WITH_TORCH
 
-        def without(fewer: Policy) -> Plan:
-            smaller = examine(fewer)
-            return plan_of(smaller, _standing_in(known, smaller), measurements, kernels)
+        with _placed(loaded):
+            module = build_module(loaded.model.factory)
+        key = None if cache is None else _key(loaded, known, measurements, module)
+        if cache is not None and key is not None and (found := cache.find(key, gains, prospects)) is not None:
+            return Planned(found.plan, known, measurements, found.notes, found.prospect)
+        with _placed(loaded):
+            built = model_without_mods(loaded, module)
+        compared = gains and measurements is not None and bool(loaded.mods)
+        original = _copy(built) if compared else None
 
-        examined = examine(loaded)
+        def without(fewer: Policy) -> Plan:
+            smaller = examine(fewer, _copy(original))
+            tracer = tracer_of(smaller, quick=True)
+            return plan_of(smaller, _standing_in(known, smaller), measurements, kernels, tracer)
+
+        examined = examine(loaded, built)
+        examined = replace(examined, built=light(built))
+        del built  # and its inputs
         tracer = tracer_of(examined)
 
         def at(batch_size: int, assumed: bool) -> Plan:
@@ -139,9 +158,13 @@ def planned(policy: str | os.PathLike[str] | Policy, gains: bool = False, prospe
             return plan_of(larger, assumed_safe(larger) if assumed else known, measurements, kernels, tracer)
 
         made = plan_of(examined, known, measurements, kernels, tracer)
-        if gains and measurements is not None:
+        if compared:
             made = with_gains(made, loaded, without)
         prospect = prospect_of(at, made, examined.settings) if prospects else None
+        if cache is not None and key is not None:
+            with_gain = compared or not loaded.mods or measurements is None  # or there can be none
+            prospected = prospects or made.share_fp8 > 0 or measurements is None
+            cache.keep(key, KnownPlan(made, examined.notes, prospect, with_gain, prospected))
         return Planned(made, known, measurements, examined.notes, prospect)
 
 
@@ -155,6 +178,36 @@ def assumed_safe(examined: Examined) -> ProfiledSites:
     """Made-up evidence that every GEMM of every site is safe in the recipes of its policy."""
     factory, adaptations = examined.policy.model.factory, examined.adapted.adaptations
     return safe_profile(examined.sites, examined.settings, factory, adaptations)
+
+
+def _key(
+    policy: Policy, known: ProfiledSites | None, measurements: Measurements | None, module: nn.Module
+) -> str | None:
+    """The key of a policy's plan in a cache; None where its model or its inputs cannot be described."""
+    try:
+        with current_directory_importable():
+            inputs = inputs_of(policy, BuiltModel(module, (), {}, policy.model.batch_size))
+            state = model_state(module, inputs, BATCHES)
+        texts = [Path(name).read_bytes().decode() for name in policy.named]
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001 - the model's own code can raise anything: planning says what is wrong
+        return None
+    if state is None:
+        return None
+    evidence = None if known is None else (known.name, known.sha256)
+    times = None if measurements is None else (measurements.name, measurements.sha256)
+    return key_of({"policy": repr(policy), "texts": texts, "profile": evidence, "measurements": times, "model": state})
+
+
+def _copy(built: BuiltModel | None) -> BuiltModel | None:
+    """A copy to change; None where the model cannot be copied, and has to be built once more."""
+    try:
+        return light_copy(built) if built is not None else None
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001 - copying runs the model's own code, which can raise anything
+        return None
 
 
 def _standing_in(known: ProfiledSites | None, examined: Examined) -> ProfiledSites | None:
@@ -171,36 +224,7 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
     Raises InputError, also if a plan.json in a generated package has changed since it was generated.
     """
     name = os.fspath(path)
-    return _plan_in(name) if name.endswith(".json") else make_plan(name)
-
-
-def _plan_in(name: str) -> Plan:
-    """The plan in a file. Raises InputError, also if a file in a generated package has changed since."""
-    path = Path(name)
-    try:
-        with open_plain(path) as file:
-            data = file.read()
-        recorded = _recorded_hash(path)
-        if recorded is not None and hashlib.sha256(data).hexdigest() != recorded:
-            raise InputError(
-                f"{name}: changed since it was generated with its package (edited, or damaged): run loka generate again"
-            )
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{name}: not a text in UTF-8; name a plan.json of `loka generate`") from error
-    except OSError as error:
-        raise InputError(f"{name}: cannot be read ({error.strerror or error}); check the path") from error
-    return from_json(text, name)
-
-
-def _recorded_hash(path: Path) -> object:
-    """The hash of a file in the manifest beside it; None without a manifest of a package, or if it has none."""
-    try:
-        with open_plain(path.with_name(_MANIFEST)) as file:
-            manifest = json.loads(file.read().decode())
-        return manifest["outputs"].get(path.name) if manifest["format"] == _PACKAGE_FORMAT else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
+    return plan_in(name) if name.endswith(".json") else make_plan(name)
 
 
 def model_sites(factory: str, inputs: str | None, batch_size: int) -> tuple[Site, ...]:
@@ -209,10 +233,14 @@ def model_sites(factory: str, inputs: str | None, batch_size: int) -> tuple[Site
         return find_sites(build_model(factory, inputs, batch_size)).sites
 
 
-def examine(policy: Policy) -> Examined:
-    """Build a policy's model, apply the policy's mods, find its sites, and apply the rules to them."""
+def examine(policy: Policy, built: BuiltModel | None = None) -> Examined:
+    """Build a policy's model, apply the policy's mods, find its sites, and apply the rules to them.
+
+    `built` is the model without mods, where it was built before; it is changed.
+    """
     with _placed(policy), current_directory_importable():
-        built, adapted = built_model(policy)
+        built = model_without_mods(policy) if built is None else built
+        changed = adapted(built, policy.mods)
         found = find_sites(built)
     sites = found.sites
     facts = [
@@ -220,12 +248,12 @@ def examine(policy: Policy) -> Examined:
         for site in sites
     ]
     wanted = resolve_settings(policy, facts)
-    return Examined(policy, built, sites, wanted, adapted, found.siblings, found.flow, found.notes)
+    return Examined(policy, built, sites, wanted, changed, found.siblings, found.flow, found.notes)
 
 
-def tracer_of(examined: Examined) -> Tracer:
-    """A tracer of the model's owners, which remembers what it traced."""
-    return Tracer(examined.built.module, inputs_of(examined.policy, examined.built))
+def tracer_of(examined: Examined, quick: bool = False) -> Tracer:
+    """A tracer of the model's owners, which remembers what it traced; `quick`: compared by their outputs alone."""
+    return Tracer(examined.built.module, inputs_of(examined.policy, examined.built), quick)
 
 
 class RecordedPlan(PartCosts, Protocol):

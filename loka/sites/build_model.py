@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from loka.errors import InputError
 from loka.sites.callables import (
@@ -21,8 +21,11 @@ from loka.sites.callables import (
     directory_kept,
     find_callable,
 )
+from loka.sites.copying import copy_model
 from loka.sites.fake_outputs import LARGE, LargeToMeta, without_numbers
 from loka.sites.random_state import seeded
+
+_LARGE_INPUT = 1 << 20  # bytes
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,9 @@ class BuiltModel:
     batch_size: int
 
 
-def build_model(factory: str, inputs: str | None, batch_size: int, *, large: int = LARGE) -> BuiltModel:
+def build_model(
+    factory: str, inputs: str | None, batch_size: int, *, large: int = LARGE, module: nn.Module | None = None
+) -> BuiltModel:
     """Build the model that a policy names, and one batch of example inputs. The forward is not run.
 
     Inputs that are drawn at random are the same each time.
@@ -47,6 +52,7 @@ def build_model(factory: str, inputs: str | None, batch_size: int, *, large: int
             function of that name in the factory's module.
         batch_size: Samples in a batch.
         large: Tensors of more than this number of bytes are built on the meta device.
+        module: The model, where `build_module` has built it already.
 
     Raises:
         InputError: Something cannot be found or called, or returns a wrong type. A model with lazy modules
@@ -55,9 +61,24 @@ def build_model(factory: str, inputs: str | None, batch_size: int, *, large: int
     if batch_size < 1:
         raise InputError(f"model.batch_size: {batch_size} is not a number of samples; write 1 or more")
     with current_directory_importable():
-        make, home = find_callable(factory, "model.factory")
+        module = build_module(factory, large) if module is None else module
+        make_inputs, spec = _inputs_of(module, inputs, find_callable(factory, "model.factory")[1], factory)
+        with seeded():
+            args, kwargs = _as_arguments(call(make_inputs, (batch_size,), spec, "model.inputs"), spec)
+        _check_numbers((args, kwargs), spec)
+        _initialise_lazy(module, args, kwargs, factory)
+    return BuiltModel(module, args, kwargs, batch_size)
+
+
+def build_module(factory: str, large: int = LARGE) -> nn.Module:
+    """The model that a factory makes, without inputs; lazy modules are as they are.
+
+    Raises InputError where there is no such factory, it raises, or its result is no model of LoKA's.
+    """
+    with current_directory_importable():
+        make = find_callable(factory, "model.factory")[0]
         with LargeToMeta(large):
-            module = call(make, (), factory, "model.factory")
+            module: object = call(make, (), factory, "model.factory")
         if not isinstance(module, nn.Module):
             found = _kind_of(module)
             raise InputError(f"model.factory: {factory}() returned {found}, not an nn.Module; return the model from it")
@@ -69,12 +90,32 @@ def build_model(factory: str, inputs: str | None, batch_size: int, *, large: int
         _check_modules(module, factory)
         if "_orig_mod" in module._modules:  # torch.compile's wrapper: names would have a prefix
             raise InputError(f"model.factory: {factory}() returned a compiled model; return the model that it compiles")
-        make_inputs, spec = _inputs_of(module, inputs, home, factory)
-        with seeded():
-            args, kwargs = _as_arguments(call(make_inputs, (batch_size,), spec, "model.inputs"), spec)
-        _check_numbers((args, kwargs), spec)
-        _initialise_lazy(module, args, kwargs, factory)
-    return BuiltModel(module, args, kwargs, batch_size)
+    return module
+
+
+def light_copy(built: BuiltModel) -> BuiltModel:
+    """A copy of a built model, to be changed on its own: its tensors are shared. Its inputs are those of `light`.
+
+    Raises any exception of the model's own copying.
+    """
+    module = copy_model(built.module, lambda tensor: tensor)[""]
+    return replace(light(built), module=module)
+
+
+def light(built: BuiltModel) -> BuiltModel:
+    """The built model with zeros that take no memory for its large inputs: a run on fake tensors reads no values."""
+
+    def stand_in(leaf: object) -> object:
+        if not isinstance(leaf, Tensor) or leaf.layout != torch.strided or not leaf.is_contiguous():
+            return leaf
+        if not leaf.is_floating_point() or leaf.nbytes < _LARGE_INPUT:
+            return leaf
+        return (
+            torch.zeros((), dtype=leaf.dtype, device=leaf.device).expand(leaf.shape).requires_grad_(leaf.requires_grad)
+        )
+
+    args, kwargs = tree_map(stand_in, (built.args, built.kwargs))
+    return replace(built, args=args, kwargs=kwargs)
 
 
 def _inputs_of(

@@ -10,13 +10,13 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import TypeGuard
 
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     UnsupportedOperatorException,
 )
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from loka.errors import InputError
 from loka.sites.build_model import BuiltModel
@@ -43,13 +43,6 @@ from loka.sites.watched_forward import Watched, undisturbed, unusual_batch, watc
 
 SAMPLES = 64  # in the largest run on real samples
 MANY = 1000  # modules above which the evaluation forward is skipped if nothing depends on the mode
-
-_NEEDS_NUMBERS = (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    UnsupportedOperatorException,
-    GuardOnDataDependentSymNode,
-)
 
 
 @dataclass(frozen=True)
@@ -136,22 +129,30 @@ def _find(built: BuiltModel, evaluate: bool) -> _Found:
     first: BaseException | None = None
     last: BaseException | None = None
     for real, attempt in attempts:
-        if isinstance(first, _NEEDS_NUMBERS) and not real:
+        if _needs_numbers(first) and not real:
             continue
         try:
             return attempt()
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - a forward can raise anything; the next attempt may work
-            if first is None or (isinstance(error, _NEEDS_NUMBERS) and not isinstance(first, _NEEDS_NUMBERS)):
+            if first is None or (_needs_numbers(error) and not _needs_numbers(first)):
                 first = error
             last = error
     raise _refusal(built, first, last) from (last or first)
 
 
+def _needs_numbers(error: BaseException | None) -> TypeGuard[BaseException]:
+    """True if a forward failed for want of values, which fake tensors do not have."""
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode  # takes a quarter of a second
+
+    kinds = DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException
+    return isinstance(error, (*kinds, GuardOnDataDependentSymNode))
+
+
 def _refusal(built: BuiltModel, first: BaseException | None, last: BaseException | None) -> InputError:
     kind = type(built.module).__name__
-    if isinstance(first, _NEEDS_NUMBERS):
+    if _needs_numbers(first):
         where = f" at {place}" if (place := place_of(first)) else ""
         return InputError(
             f"model: the forward of {kind} reads the value of a tensor{where}, which hides its GEMMs, "

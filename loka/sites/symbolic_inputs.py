@@ -141,15 +141,16 @@ def rebuild(value: Any, visit: Callable[[Any], Any]) -> Any:
 def tensors_in(value: Any) -> list[Tensor]:
     """Every tensor of a structure of inputs."""
     found: list[Tensor] = []
-
-    def visit(part: Any) -> Any:
-        if isinstance(part, Tensor):
-            found.append(part)
-            return part
-        return rebuild(part, visit)
-
-    visit(value)
+    _collect(value, found)
     return found
+
+
+def _collect(part: Any, found: list[Tensor]) -> Any:
+    """Append the tensors; no closure that refers to itself, which would keep them until garbage is collected."""
+    if isinstance(part, Tensor):
+        found.append(part)
+        return part
+    return rebuild(part, lambda inner: _collect(inner, found))
 
 
 def _holds_tensors(value: Any) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import reprlib
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -15,7 +17,6 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from loka.gc import deferred_gc
 from loka.sites.build_model import BuiltModel
@@ -52,6 +53,9 @@ def watch_fake(built: BuiltModel, batch: int, evaluate: bool, symbolic: bool = F
         SpecialisedError: The symbolic batch became a number.
         Exception: Any exception of the forward.
     """
+    _import_apart("torch.fx.experimental.validator")
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
     shapes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
     mode = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
     size: Size = _symbol(mode, batch) if symbolic else batch
@@ -70,6 +74,17 @@ def watch_fake(built: BuiltModel, batch: int, evaluate: bool, symbolic: bool = F
     if isinstance(size, torch.SymInt) and not size.node.expr.free_symbols:
         raise SpecialisedError("the forward fixes the batch size")
     return watched
+
+
+def _import_apart(name: str) -> None:
+    """Import a module that keeps the frames of its importers for good: in a thread, they hold no model and no inputs.
+
+    A ShapeEnv would import it, and with it torch._dynamo, in the midst of planning.
+    """
+    if name not in sys.modules:
+        thread = threading.Thread(target=importlib.import_module, args=(name,))
+        thread.start()
+        thread.join()
 
 
 def watch_real(built: BuiltModel, batch: int, evaluate: bool) -> Watched:
@@ -191,6 +206,8 @@ def _run_plainly(run: Callable[..., Any], preserve_random_state: bool, *args: An
 
 
 def _symbol(mode: FakeTensorMode, hint: int) -> torch.SymInt:
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
+
     context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
     size: Any = mode.from_tensor(torch.empty(hint, dtype=torch.bool), symbolic_context=context).shape[0]
     if not isinstance(size, torch.SymInt):

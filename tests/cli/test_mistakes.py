@@ -252,7 +252,7 @@ def test_a_fault_of_the_program_keeps_its_traceback(shop, loka, monkeypatch):
 def test_an_interrupt_leaves_with_130(shop, loka, monkeypatch):
     from loka.plan import planner
 
-    def interrupted(path, gains, prospects):
+    def interrupted(path, gains, prospects, cache):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(planner, "planned", interrupted)

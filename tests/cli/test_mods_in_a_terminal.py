@@ -10,6 +10,7 @@ from io import StringIO
 import pytest
 
 from loka.cli.output import print_line
+from loka.cli.progress import announce_plan
 from loka.cli.verbs.diff import region_lines
 from loka.mods.adaptation import Unchanged
 from loka.mods.policy_loader import load_policy
@@ -60,3 +61,10 @@ def test_reasons_that_many_things_share_are_told_once_and_first(tmp_path) -> Non
     told = "'many.0', 'many.1', 'many.2': it is one of many; 'odd': it is odd; the model itself: all of it; "
     told += "and 2 more reasons"
     assert f"batch_small can change nothing of what it matches: {told}; remove the mod" in str(wrong)
+
+
+@pytest.mark.parametrize("stream", [Terminal, StringIO])
+def test_planning_is_announced_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatch, stream: type[StringIO]) -> None:
+    monkeypatch.setattr(sys, "stderr", stream())
+    announce_plan("my.yaml")
+    assert sys.stderr.getvalue() == ("planning my.yaml ...\n" if stream is Terminal else "")

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.slow
 
 SUMMARY = "policies/profiles/shop.safetensors"
 FULL = "policies/profiles/shop.full.safetensors"
+IGNORE = "policies/profiles/.gitignore"
 
 
 @pytest.fixture
@@ -38,7 +39,8 @@ def test_both_forms_are_written_and_told(shop, loka):
     before = set(shop.files())
     ran = loka("probe", shop.policy)
     assert ran.status == 0, ran.err
-    assert set(shop.files()) - before == {SUMMARY, FULL}
+    assert set(shop.files()) - before == {SUMMARY, FULL, IGNORE}
+    assert shop.files()[IGNORE] == b"*.full.safetensors\n*.interrupted.safetensors\n"
     summary, full = profile_file.load(shop.folder / SUMMARY), profile_file.load(shop.folder / FULL)
     assert isinstance(summary, Profile)
     assert isinstance(full, RecordedStats)
@@ -129,6 +131,21 @@ def test_the_last_batch_may_be_smaller(shop, loka):
 def test_the_policy_needs_no_test_rows_to_probe(shop, loka, policy_text):
     shop.write_policy(policy_text.replace('  test: "shopmodel:test_batches"\n', ""))
     assert loka("probe", shop.policy, "--steps", "2").status == 0
+
+
+def test_a_large_full_form_is_left_out(shop, loka):
+    ignored = shop.folder / IGNORE
+    ignored.parent.mkdir(parents=True, exist_ok=True)
+    ignored.write_text("own\n")
+    ran = loka("probe", shop.policy, "--full", "0.001")
+    assert ran.status == 0, ran.err
+    assert "more than the 0.001 MB of --full: left out" in ran.out
+    assert SUMMARY in shop.files()
+    assert FULL not in shop.files()
+    assert json.loads(loka("probe", shop.policy, "--full", "0.001", "--json").out)["full"] is None
+    assert loka("probe", shop.policy).status == 0
+    assert FULL in shop.files()
+    assert ignored.read_text() == "own\n"  # as it was
 
 
 def test_full_profiles_merge(shop, loka):

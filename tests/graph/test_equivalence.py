@@ -32,12 +32,16 @@ class Module(nn.Module):
 
 
 def said(
-    *statements: Statement, result: str = "y", module: Callable[[], nn.Module] = Module, size: int = 8
+    *statements: Statement,
+    result: str = "y",
+    module: Callable[[], nn.Module] = Module,
+    size: int = 8,
+    quick: bool = False,
 ) -> str | None:
     forward = ForwardIR("m", "M", ("x",), statements, result, (), "")
     made = module()
     calls = tuple(ExampleCall(batch, (torch.randn(batch, size),), {}) for batch in (4, 7))
-    return equivalence.difference(made, forward, Examples("m", calls), lambda: copy.deepcopy(made))
+    return equivalence.difference(made, forward, Examples("m", calls), lambda: copy.deepcopy(made), quick)
 
 
 def step(template: str, *operands: Ref, target: str = "y") -> Statement:
@@ -58,7 +62,7 @@ def test_the_same_function_passes() -> None:
         ((step("{0}.detach()", X, target="x"), PRODUCT), "gives another gradient for input 0"),
         ((step("{0} @ {1} + {0} @ {1}.detach() - {0} @ {1}", X, W),), "gives another gradient for 'w'"),
         ((PRODUCT, step("torch.rand(1)", target="_")), "draws other random numbers"),
-        ((PRODUCT, step("self.seen.add_(1)", target="_")), "leaves the buffer 'seen' otherwise (largest difference 1)"),
+        ((PRODUCT, step("self.seen.add_(1)", target="_")), "leaves the buffer 'seen' otherwise (largest difference 2)"),
         ((PRODUCT, step("self.frozen.add_(1)", target="_")), "leaves the Parameter 'frozen' otherwise"),
         ((PRODUCT, step("self.notes.update(calls=1)", target="_")), "leaves the attribute 'notes' otherwise"),
         ((PRODUCT, step("setattr(self, 'more', 1)", target="_")), "leaves the attribute 'more' otherwise"),
@@ -73,6 +77,22 @@ def test_each_difference_is_named(statements: tuple[Statement, ...], words: str)
     found = said(*statements)
     assert found is not None
     assert words in found
+
+
+def test_gradients_of_parameters_are_compared_in_training_and_up_to_rounding_in_evaluation() -> None:
+    detached = step("{0} @ {1}.detach() + 0 * {0} @ {1}", X, W)
+    assert "gives another gradient for 'w'" in str(said(PRODUCT, detached))
+    evaluated = step("{0} @ ({1} if self.training else {1}.detach() + 0 * {1})", X, W)
+    assert "gives another gradient for 'w'" in str(said(PRODUCT, evaluated))
+
+
+def test_a_quick_check_compares_outputs_and_state_without_gradients() -> None:
+    assert said(PRODUCT, quick=True) is None
+    assert "gives other outputs" in str(said(PRODUCT, step("{0} * 1.0001", Y), quick=True))
+    assert "leaves the buffer 'seen'" in str(said(PRODUCT, step("self.seen.add_(1)", target="_"), quick=True))
+    other_gradient = step("{0}.detach() + 0 * {0}", Y)
+    assert said(PRODUCT, other_gradient) is not None
+    assert said(PRODUCT, other_gradient, quick=True) is None
 
 
 def test_other_containers_are_other_outputs() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from loka.errors import InputError
-from loka.sites.build_model import build_model
+from loka.sites.build_model import BuiltModel, build_model, light, light_copy
 from loka.sites.fake_outputs import LargeToMeta
 
 numbers = itertools.count()
@@ -233,3 +233,36 @@ def test_what_is_large(make, on_meta):
     with LargeToMeta(400):
         made = make()
     assert (made.device.type == "meta") is on_meta
+
+
+class Held(nn.Module):
+    """A Parameter that two modules share, a buffer and a plain attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+        self.register_buffer("seen", torch.zeros(2))
+        self.notes = [1]
+
+
+def test_a_light_copy_shares_tensors_and_changes_alone() -> None:
+    wide = torch.randn(64, 8192, requires_grad=True)
+    built = BuiltModel(Held(), (wide, torch.arange(64)), {"rows": {"x": wide}}, 64)
+    copied = light_copy(built)
+    assert dict(copied.module.named_parameters()) == dict(built.module.named_parameters())
+    assert copied.module.second.weight is built.module.first.weight
+    copied.module.second = nn.Identity()
+    copied.module.notes.append(2)
+    assert isinstance(built.module.second, nn.Linear)
+    assert built.module.notes == [1]
+
+
+def test_large_inputs_of_a_light_model_take_no_memory() -> None:
+    wide, whole = torch.randn(64, 8192, requires_grad=True), torch.arange(64)
+    made = light(BuiltModel(Held(), (wide, whole), {"x": wide.detach()}, 64))
+    stand_in = made.args[0]
+    assert (stand_in.shape, stand_in.dtype, stand_in.requires_grad) == (wide.shape, wide.dtype, True)
+    assert stand_in.untyped_storage().nbytes() == 4
+    assert made.args[1] is whole
+    assert not made.kwargs["x"].requires_grad

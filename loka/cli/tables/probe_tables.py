@@ -126,13 +126,13 @@ def show_drift(drifts: Sequence[SiteDrift]) -> None:
         print_line(f"{len(ranked) - len(shown)} more moved less.")
 
 
-def result(examined: Examined, learned: Learned, places: Places) -> dict[str, object]:
+def result(examined: Examined, learned: Learned, places: Places, full: bool) -> dict[str, object]:
     """The JSON of a probe: estimates of the policy's recipes, and findings."""
     profile = learned.recorded.profile
     return {
         "name": profile.name,
         "profile": str(places.summary),
-        "full": str(places.full),
+        "full": str(places.full) if full else None,
         "steps": profile.steps,
         "every": profile.every,
         "samples": profile.samples,

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loka.cli.output import Json, PolicyPath, percent, print_json, print_line, print_table
+from loka.cli.output import Cached, Json, PolicyPath, percent, print_json, print_line, print_table
+from loka.cli.progress import announce_plan
 
 if TYPE_CHECKING:
     from loka.plan.report.explain_site import Explanation
@@ -17,13 +18,16 @@ NAME = "explain"
 def command(
     policy: PolicyPath,
     site: Annotated[str, typer.Argument(metavar="SITE", help="A site's name, as `loka plan` prints it.")],
+    cached: Cached = True,
     as_json: Json = False,
 ) -> None:
     """Explain one site: what it is, what runs and why, the rule that set each field, and its profile."""
+    announce_plan(policy)
+    from loka.plan.plan_cache import PlanCache
     from loka.plan.planner import planned
     from loka.plan.report.explain_site import explain
 
-    made = planned(policy)
+    made = planned(policy, cache=PlanCache.default(cached))
     explanation = explain(made.plan, site, made.known)
     if as_json:
         print_json(explanation)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loka.cli.output import Json, PolicyPath, note, percent, print_json, print_line
+from loka.cli.output import Cached, Json, PolicyPath, note, percent, print_json, print_line
+from loka.cli.progress import announce_plan
 from loka.cli.tables.coverage_lines import coverage_result, print_coverage
 from loka.cli.tables.mod_lines import print_mods
 from loka.cli.tables.plan_table import COUNT, EVIDENCE, REGION, TIMES, show_interactions, show_rows
@@ -27,17 +28,20 @@ def command(
     gains: Annotated[
         bool, typer.Option("--gains/--no-gains", help="Plan once more for each mod that changed something, without it.")
     ] = True,
+    cached: Cached = True,
     as_json: Json = False,
 ) -> None:
     """Show what each GEMM will run in, and why."""
+    announce_plan(policy)
     from loka.errors import CheckFailedError
     from loka.mods.policy_loader import load_policy
     from loka.plan.evidence import over_budget_message
+    from loka.plan.plan_cache import PlanCache
     from loka.plan.planner import planned
     from loka.plan.serialize import to_json
 
     loaded = load_policy(policy)
-    found = planned(loaded, gains=gains, prospects=True)
+    found = planned(loaded, gains=gains, prospects=True, cache=PlanCache.default(cached))
     plan, prospect = found.plan, found.prospect
     synthetic = found.known is not None and found.known.profile.synthetic
     if as_json:

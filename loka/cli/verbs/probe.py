@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -58,6 +57,12 @@ def command(
         bool,
         typer.Option("--synthetic", help="Train on the model's example inputs and random labels: weaker evidence."),
     ] = False,
+    full: Annotated[
+        float,
+        typer.Option(
+            min=0, help="The most MB of the full form, for --from, beside the profile; a larger one is left out."
+        ),
+    ] = 10,
     seed: Annotated[int, typer.Option(min=0, max=SEEDS, help="Of the weights, the batches and the estimates.")] = 0,
     device: Device = "auto",
     as_json: Json = False,
@@ -90,15 +95,16 @@ def command(
         if files
         else _learn(examined, places, steps, every, draws, 0 if synthetic else ne_batches, seed, device, synthetic)
     )
-    _save(learned, places)
+    largest = full * 1e6
+    size = _save(learned, places, largest)
     if not files:
         places.interrupted.unlink(missing_ok=True)
     if as_json:
         from loka.cli.tables.probe_tables import result
 
-        print_json(result(examined, learned, places))
+        print_json(result(examined, learned, places, size <= largest))
     else:
-        _show(examined, learned, places)
+        _show(examined, learned, places, size, largest)
 
 
 def _check_usage(
@@ -175,15 +181,18 @@ def _merge(examined: Examined, files: list[str], draws: int | None, seed: int) -
         raise typer.Exit(INTERRUPTED) from stopped
 
 
-def _save(learned: Learned, places: Places) -> None:
-    """Save the full form first, so that a summary exists only with its full form."""
+def _save(learned: Learned, places: Places, largest: float) -> int:
+    """Save the full form first, unless it has more than `largest` bytes; returns how many it has."""
     from loka.probe.profile import profile_file
 
-    profile_file.save(places.full, learned.recorded)
+    size = profile_file.save(places.full, learned.recorded, largest)
+    if size <= largest:
+        places.ignore_full()
     profile_file.save(places.summary, learned.recorded.profile)
+    return size
 
 
-def _show(examined: Examined, learned: Learned, places: Places) -> None:
+def _show(examined: Examined, learned: Learned, places: Places, full: int, largest: float) -> None:
     from loka.cli.tables.probe_tables import show_findings, show_sites
 
     profile = learned.recorded.profile
@@ -192,8 +201,15 @@ def _show(examined: Examined, learned: Learned, places: Places) -> None:
     modules = [name for name, _ in examined.built.module.named_modules()]
     show_findings(profile.findings, [site.name for site in examined.sites], modules)
     print_line(_summary_line(profile))
-    for path, what in ((places.summary, "what loka plan reads"), (places.full, "all statistics, for --from")):
-        print_line(f"{path}: {Path(path).stat().st_size / 1000:.0f} kB, {what}")
+    print_line(f"{places.summary}: {places.summary.stat().st_size / 1000:.0f} kB, what loka plan reads")
+    if full <= largest:
+        print_line(f"{places.full}: {full / 1000:.0f} kB, all statistics, for --from")
+    else:
+        there = "; the one that is there is an earlier one" if places.full.exists() else ""
+        print_line(
+            f"{places.full}: {full / 1e6:.0f} MB, more than the {largest / 1e6:g} MB of --full: left out{there}. Only "
+            "full forms can be merged, by --from"
+        )
     times = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in learned.seconds.items())
     note(f"time: {times}")
     if places.advice:

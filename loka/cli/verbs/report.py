@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loka.cli.output import Json, PolicyPath, check_not_own, note, print_json, write_file
+from loka.cli.output import Cached, Json, PolicyPath, check_not_own, note, print_json, write_file
+from loka.cli.progress import announce_plan
 from loka.errors import InputError
 from loka.paths import check_replaceable
 
@@ -36,15 +37,18 @@ def command(
             metavar="FILE", help="Of an HTML page: steps measured by loka bench model, its JSON.", show_default=False
         ),
     ] = None,
+    cached: Cached = True,
     as_json: Json = False,
 ) -> None:
     """Write a page of measurements and decisions: plan, times, errors, quality, mods, findings, and what falls short.
 
     A page of HTML has charts, also of the runs that loka train and compare keep in build/train and build/compare.
     """
+    announce_plan(policy)
     from loka.bench.report.html_page import is_html_report
     from loka.bench.report.markdown_page import is_markdown_report, to_markdown
     from loka.mods.policy_loader import load_policy
+    from loka.plan.plan_cache import PlanCache
     from loka.plan.planner import planned
 
     if out is not None:
@@ -55,7 +59,7 @@ def command(
     suffix = MARKDOWN if out is None else _suffix(out)
     if measured is not None and suffix != HTML:
         raise InputError("--measured: measured steps are shown by an HTML page only; name one: -o FILE.html")
-    made = planned(policy, gains=True)
+    made = planned(policy, gains=True, cache=PlanCache.default(cached))
     page = to_markdown(made, policy) if suffix == MARKDOWN else _html(made, policy, measured)
     if out is not None:
         write_file(Path(out), page)

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from loka.cli.output import Json, PolicyPath, note, print_json, print_line
+from loka.cli.output import Cached, Json, PolicyPath, note, print_json, print_line
+from loka.cli.progress import announce_plan
 
 NAME = "validate"
 
@@ -16,9 +17,12 @@ def command(
     no_model: Annotated[
         bool, typer.Option("--no-model", help="The language alone: build no model, call nothing.")
     ] = False,
+    cached: Cached = True,
     as_json: Json = False,
 ) -> None:
     """Check a policy: its language, its callables, and that every pattern matches a site."""
+    if not no_model:
+        announce_plan(policy)
     from loka.mods.policy_loader import load_policy
 
     loaded = load_policy(policy)
@@ -31,9 +35,10 @@ def command(
     if not no_model:
         from loka.bench.quality.policy_job import job_of
         from loka.plan.evidence import over_budget_message
-        from loka.plan.planner import make_plan
+        from loka.plan.plan_cache import PlanCache
+        from loka.plan.planner import planned
 
-        plan = make_plan(policy)
+        plan = planned(policy, cache=PlanCache.default(cached)).plan
         if loaded.train is not None:
             job_of(loaded, None, "cpu", tested=loaded.train.test is not None)
         sites = len(plan.called)

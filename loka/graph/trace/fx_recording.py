@@ -76,6 +76,8 @@ def fx_record(
     evaluation = _trace(module, expand, calls, reads, in_place, entered)
     inlined = [module, *(module.get_submodule(name) for name in training.called)]
     ops, tests = _merge(training, evaluation, inlined)
+    for tracer in (training, evaluation):
+        tracer.release()
     return FxRecording(ops, tuple(training.called), reads.names, training.writes_in_place, tests)
 
 
@@ -233,6 +235,11 @@ class _Tracer(InPlaceTracer):
                 where = place_in(*line) if line is not None else ""
                 what = "the forward makes a constant tensor, which would be frozen at its first value"
                 raise CannotTraceError(f"{what} {where}".strip())
+
+    def release(self) -> None:
+        """Let go of the module: closures of torch.fx keep a tracer until garbage is collected."""
+        self._expanded, self.root = [], nn.Module()
+        del self.tests
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return module_qualified_name not in self.expand

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import inspect
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
@@ -50,6 +50,7 @@ def trace_forward(
     examples: Examples | Refused,
     inline: Collection[str] = (),
     sites: Collection[str] = (),
+    quick: bool = False,
 ) -> ForwardIR | Refused:
     """The forward of `module`, named `owner` in its model, as statements that passed the equivalence check.
 
@@ -57,10 +58,14 @@ def trace_forward(
     module, whose forwards are inlined, with the modules on the way to them. `sites` names what becomes a `SiteCall`,
     relative to the module: Parameters ("compress", "W_kernels.0") and nn.Linear children ("fmb.0"; these are inlined).
     Every site must be used in a GEMM that can be written as y = x @ weight.T, or the result is `Refused`; a reason that
-    concerns one site starts with its quoted name. Raises InputError where `inline` or `sites` name something that does
-    not exist.
+    concerns one site starts with its quoted name. `quick`: only the quick check. Raises InputError where `inline` or
+    `sites` name something that does not exist.
     """
     expand = expanded(module, inline, sites)
+
+    def copied() -> nn.Module:
+        return copy_owner(module, expand, share=quick)
+
     try:
         if isinstance(examples, Refused):
             return replace(examples, owner=owner)
@@ -69,16 +74,16 @@ def trace_forward(
             return Refused(owner, f"its forward cannot be checked: {blocked}")
         _check_source(module, expand)
         forward, writes_in_place = _convert(module, owner, expand, sites, examples)
-        found = difference(module, forward, examples, lambda: copy_owner(module, expand))
+        found = difference(module, forward, examples, copied, quick)
         if found is not None and writes_in_place:  # as under autocast, where `y += x` keeps y's dtype
             forward, _ = _convert(module, owner, expand, sites, examples, in_place=True)
-            found = difference(module, forward, examples, lambda: copy_owner(module, expand))
+            found = difference(module, forward, examples, copied, quick)
         if found is not None:
             raise CannotTraceError(found)
     except CannotTraceError as error:
         return Refused(owner, str(error), error.inside)
-    shapes = observed_shapes(forward, examples, lambda: copy_owner(module, expand))
-    canonical, all_shapes = _canonical(module, forward, shapes, examples, expand)
+    shapes = observed_shapes(forward, examples, copied)
+    canonical, all_shapes = _canonical(module, forward, shapes, examples, copied, quick)
     whole = next((step.call.site for step in canonical.statements if step.call and step.call.plus), None)
     if whole is not None:
         return Refused(owner, f"'{whole}' goes into a product with a sum that cannot be told from it")
@@ -86,11 +91,16 @@ def trace_forward(
 
 
 def _canonical(
-    module: nn.Module, forward: ForwardIR, shapes: Mapping[str, Shape], examples: Examples, expand: frozenset[str]
+    module: nn.Module,
+    forward: ForwardIR,
+    shapes: Mapping[str, Shape],
+    examples: Examples,
+    copied: Callable[[], nn.Module],
+    quick: bool,
 ) -> tuple[ForwardIR, Mapping[str, Shape]]:
     """The forward in canonical form, if that computes the same up to rounding, else as traced; and its shapes."""
     found, all_shapes = canonical_forward(forward, shapes, _tensor_sizes(module, forward))
-    if not is_canonical(found) or rounding_difference(module, found, examples, lambda: copy_owner(module, expand)):
+    if not is_canonical(found) or rounding_difference(module, found, examples, copied, quick):
         return forward, shapes
     return found, all_shapes
 
@@ -203,9 +213,12 @@ def _device_read(module: nn.Module, reads: Mapping[str, Collection[str]]) -> tup
     return None
 
 
-def copy_owner(module: nn.Module, expand: frozenset[str]) -> nn.Module:
-    """A deep copy that shares the stateless torch.nn children outside `expand`. Raises CannotTraceError."""
-    memo: dict[int, object] = {}
+def copy_owner(module: nn.Module, expand: frozenset[str], share: bool = False) -> nn.Module:
+    """A deep copy that shares the stateless torch.nn children outside `expand`; `share`: all Parameters too.
+
+    Raises CannotTraceError.
+    """
+    memo: dict[int, object] = {id(parameter): parameter for parameter in module.parameters()} if share else {}
     for child in _shareable(module, "", expand):
         memo[id(child)] = child
         memo.update((id(parameter), parameter) for parameter in child.parameters())

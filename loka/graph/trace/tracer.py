@@ -23,10 +23,14 @@ _INTERNAL = frozenset(vars(nn.Module()))
 
 @dataclass(slots=True)
 class Tracer:
-    """Traces owners of one model. `inputs(batch)` gives the model's arguments at a batch size."""
+    """Traces owners of one model. `inputs(batch)` gives the model's arguments at a batch size.
+
+    `quick`: forwards are compared by their outputs alone.
+    """
 
     model: nn.Module
     inputs: Callable[[int], tuple[tuple[Any, ...], dict[str, Any]]]
+    quick: bool = False
     _examples: dict[str, Examples | Refused] = field(default_factory=dict)
     _traced: dict[object, ForwardIR | Refused] = field(default_factory=dict)
 
@@ -63,7 +67,7 @@ class Tracer:
         known = self._traced.get(key) if key is not None else None
         if known is not None:
             return replace(known, owner=scope.owner)
-        traced = trace_forward(module, scope.owner, examples, inline=scope.inline, sites=scope.sites)
+        traced = trace_forward(module, scope.owner, examples, scope.inline, scope.sites, self.quick)
         if key is not None:
             self._traced[key] = traced
         return traced

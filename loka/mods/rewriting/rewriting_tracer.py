@@ -83,14 +83,18 @@ class RewritingTracer:
         """The forward with the changes applied, checked against the module's own; or the difference, in words."""
         module, examples = self.tracer.model.get_submodule(scope.owner), self.tracer.examples(scope.owner)
         inside = expanded(module, scope.inline, scope.sites)
+
+        def copied() -> nn.Module:
+            return copy_owner(module, inside, share=self.tracer.quick)
+
         forward = traced
         for change in changes:
             forward = change.rewritten(forward)
         try:
-            different = rounding_difference(module, forward, examples, lambda: copy_owner(module, inside))
+            different = rounding_difference(module, forward, examples, copied, self.tracer.quick)
             if different is not None:
                 return different
-            shapes = observed_shapes(forward, examples, lambda: copy_owner(module, inside))
+            shapes = observed_shapes(forward, examples, copied)
         except CannotTraceError as error:
             return str(error)
         return with_findings(

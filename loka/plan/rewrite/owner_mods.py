@@ -113,13 +113,13 @@ class OwnerTracer:
         inside = expanded(module, scope.inline, scope.sites)
 
         def copied() -> nn.Module:
-            return copy_owner(module, inside)
+            return copy_owner(module, inside, share=self.tracer.tracer.quick)
 
         found = request.mod.rewrite(forward, request.means, request.settings)
         if isinstance(found, str):
             return found
         try:
-            different = rounding_difference(module, found.forward, examples, copied)
+            different = rounding_difference(module, found.forward, examples, copied, self.tracer.tracer.quick)
             if different is not None:
                 return different
             shapes = observed_shapes(found.forward, examples, copied)

@@ -11,6 +11,7 @@ Reading executes no code and allocates no more than the size of the file. Equal 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import secrets
 import warnings
@@ -42,17 +43,21 @@ _DTYPES = {"F64": torch.float64, "F32": torch.float32, "I64": torch.int64}
 _AGAIN = "make it again with `loka probe`, or take it from where it was kept"
 
 
-def save(path: str | Path, recorded: RecordedStats | Profile) -> None:
+def save(path: str | Path, recorded: RecordedStats | Profile, largest: float = math.inf) -> int:
     """Write a profile, in full for a `RecordedStats`, otherwise its summary; missing folders are created.
 
-    The file at `path` is replaced only when the new one is complete on the disk. Raises InputError if writing fails, or
-    if a number is NaN, or infinite where that is not allowed.
+    Returns its size in bytes; one of more than `largest` is not written. The file at `path` is replaced only when the
+    new one is complete on the disk. Raises InputError if writing fails, or if a number is NaN, or infinite where that
+    is not allowed.
     """
     path = Path(path)
     try:
         data = _to_bytes(recorded)
     except InputError as error:
         raise InputError(f"{path}: the profile was not saved: {error}") from error
+    size = sum(memoryview(part).nbytes for part in data)
+    if size > largest:
+        return size
     try:
         _replace(path, *data)
     except OSError as error:
@@ -60,6 +65,7 @@ def save(path: str | Path, recorded: RecordedStats | Profile) -> None:
             f"{path}: cannot write the profile: {error.strerror or error}; free space or choose another place; what "
             "was there before is still there"
         ) from error
+    return size
 
 
 def check_replaceable_by_profile(path: str | Path, option: str = "-o") -> None:
