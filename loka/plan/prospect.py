@@ -58,7 +58,7 @@ class Prospect:
 
 def prospect_of(plan_at: Callable[[int, bool], Plan], plan: Plan, settings: Sequence[SiteSettings]) -> Prospect | None:
     """What FP8 would bring where a plan has none though `compute: auto` leaves it open; None otherwise, without times,
-    and for models of more than MANY sites.
+    where something else than time keeps every GEMM (evidence, a forward), and for models of more than MANY sites.
 
     `plan_at(batch_size, assumed)` plans the policy at another batch size, with its profile or, if `assumed`, as if FP8
     were safe. The first batch size is taken where it gains, or the largest that was tried.
@@ -75,6 +75,8 @@ def prospect_of(plan_at: Callable[[int, bool], Plan], plan: Plan, settings: Sequ
         found = Prospect(planned.batch_size, planned.share_fp8, total.us, total.as_is_us, assumed)
         if planned.share_fp8 > 0 and found.speedup >= WORTH:
             return found
+        if not any(site.timing is not None and site.timing.kept for site in planned.sites):
+            return None
     return found
 
 

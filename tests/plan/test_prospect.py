@@ -50,10 +50,12 @@ def planned_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pla
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     sys.modules.pop("prospected", None)
 
-    def make(batch: int, defaults: str = "scaling: auto", model: str = "build", inputs: str = "inputs") -> Planned:
+    def make(
+        batch: int, defaults: str = "scaling: auto", model: str = "build", inputs: str = "inputs", more: str = ""
+    ) -> Planned:
         (tmp_path / "p.yaml").write_text(
             f'version: 1\nname: p\nmodel: {{factory: "prospected:{model}", inputs: "prospected:{inputs}", '
-            f"batch_size: {batch}}}\ndefaults: {{{defaults}}}\n"
+            f"batch_size: {batch}}}\ndefaults: {{{defaults}}}\n{more}"
         )
         return planned("p.yaml", prospects=True)
 
@@ -96,3 +98,11 @@ def test_layers_that_are_too_small_hear_so(planned_for: PlannedFor) -> None:
 @pytest.mark.parametrize("defaults", ["compute: keep", "compute: keep, fuse: always"])
 def test_what_is_kept_on_purpose_has_no_prospect(defaults: str, planned_for: PlannedFor) -> None:
     assert planned_for(16384, defaults).prospect is None
+
+
+@pytest.mark.parametrize("more", ["budget: {ne_percent: 0.02}\n", ""])
+def test_no_batch_size_is_blamed_for_what_evidence_keeps(more: str, planned_for: PlannedFor) -> None:
+    """Without a profile nothing is known of NE, so that a budget of it keeps all GEMMs at any batch size."""
+    found = planned_for(256, more=more)
+    assert found.plan.share_fp8 == 0
+    assert (found.prospect is None) == bool(more)
