@@ -10,7 +10,7 @@ from loka.kernels.measurements.lookup import Measurements
 from loka.kernels.measurements.versions import Versions
 from loka.mods.policy_loader import load_policy
 from loka.plan.evidence import check_sites, open_measurements, open_profile
-from loka.plan.planner import examine
+from loka.plan.examine import examine
 from loka.policy.policy import Policy
 
 RECORD = "loka bench kernels --record FILE"
