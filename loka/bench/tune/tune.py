@@ -221,7 +221,8 @@ def _timed(measured: Sequence[MeasuredCandidate]) -> list[MeasuredCandidate]:
 
 
 def _is_whole(choice: Choice) -> bool:
-    return not any(each.sites for each in choice.sites)
+    """True if it is for the whole model, at most with exceptions; False for a switch."""
+    return not choice.sites or not choice.sites[0].sites
 
 
 def _ties(one: MeasuredCandidate, other: MeasuredCandidate) -> bool:

@@ -101,20 +101,17 @@ class Candidates:
     def found(self, end: float = math.inf, clock: Callable[[], float] = time.monotonic) -> tuple[Candidate, ...]:
         """All candidates in the order to measure them; no further switch is planned after `end` on the clock.
 
-        The whole model's first, the plan as it stands and BF16 by the compiler before the others, which are in order
-        of their predicted times; then the switches, likewise.
+        The plan as it stands and BF16 by the compiler come before the others, which are in order of predicted times.
         """
         with deferred_gc(), directory_kept():
             native, *others = self._whole()
-            wholes = _once([self.standing, native, *sorted(others, key=_by_prediction)])
-            switches = []
             for group, choice, title in self._switches():
                 if clock() > end:
                     break
                 made = self._made(title, choice)
                 if made is not None and self._is_close(made, group):
-                    switches.append(made)
-            return _once([*wholes, *sorted(switches, key=_by_prediction)])
+                    others.append(made)
+            return _once([self.standing, native, *sorted(others, key=self._promise)])
 
     def combined(self, choices: Sequence[Choice], title: str) -> Candidate | None:
         """A candidate of several choices, one after the other; None where it cannot be planned."""
@@ -128,13 +125,20 @@ class Candidates:
         choices = [(NATIVE_TITLE, _NATIVE), ("BF16 in fused kernels", _FUSED)]
         for recipe in self._recipes(self._examined.settings):
             more = f", {recipe}" if recipe else ""
-            choices.append((f"FP8 wherever it is safe{more}", Choice((SiteChoice(Precision.FP8, recipe),))))
+            forced = (SiteChoice(Precision.FP8, recipe), *self._apart)
+            choices.append((f"FP8 wherever it is safe{more}", Choice(forced)))
             choices.append((f"FP8 by predicted times{more}", Choice((SiteChoice(Precision.OPEN, recipe),))))
         choices += [
             ("all interactions in LoKA's kernels", Choice(interactions=True)),
             ("interactions left to the compiler", Choice(interactions=False)),
         ]
         return [made for title, choice in choices if (made := self._made(title, choice)) is not None]
+
+    @property
+    def _apart(self) -> tuple[SiteChoice, ...]:
+        """Leaves alone the sites that interactions compute: in FP8 they would not be part of these."""
+        taken = tuple(name for each in self._standing.plan.interactions for name in each.takes)
+        return (SiteChoice(Precision.OPEN, sites=taken),) if taken else ()
 
     def _switches(self) -> Iterator[tuple[Group, Choice, str]]:
         for group in self.groups()[:MOST_GROUPS]:
@@ -162,7 +166,9 @@ class Candidates:
         wanted = dict(zip((site.name for site in self._examined.sites), self._examined.settings, strict=True))
         plans = {each.site.name: each for each in plan.called}
         chained = {name for chain in self._standing.chains for name in chain}
-        units = [*self._standing.chains, *((name,) for name in plans if name not in chained)]
+        apart = {name for each in plan.interactions for name in each.takes}
+        alone = (name for name in plans if name not in chained | apart)
+        units = [*self._standing.chains, *((name,) for name in alone)]
         alike: dict[tuple[object, ...], list[tuple[str, ...]]] = {}
         for unit in units:
             own = [name for each in unit for name in _members(plans[each].site)]
@@ -186,6 +192,11 @@ class Candidates:
             return ()
         labels = (each.recipe for wanted in opened for each in (wanted, *wanted.alternatives) if wanted.alternatives)
         return tuple(dict.fromkeys(labels)) or ("",)
+
+    def _promise(self, candidate: Candidate) -> float:
+        """The less, the earlier it is measured; one without a prediction may be as fast as the plan as it stands."""
+        standing = self.standing.predicted_us
+        return candidate.predicted_us or standing or 0.0
 
     def _is_close(self, made: Candidate, group: Group) -> bool:
         standing = self.standing.predicted_us
@@ -223,10 +234,6 @@ def _predicted(plan: Plan) -> float | None:
 
 def _interacting(plan: Plan) -> list[tuple[str, str]]:
     return [(each.owner, each.form) for each in plan.interactions]
-
-
-def _by_prediction(candidate: Candidate) -> float:
-    return math.inf if candidate.predicted_us is None else candidate.predicted_us
 
 
 def _once(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:

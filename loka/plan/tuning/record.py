@@ -109,14 +109,14 @@ class TunedRecord:
 
     def confirmation(self, file: str) -> TunedStep:
         """What a plan says of this record; `file` as named in plans."""
-        timed = [each.step_ms for each in self.candidates if each.sites_fp8 and each.step_ms is not None]
+        fp8 = [each for each in self.candidates if each.sites_fp8 and each.step_ms and each.speedup]
         return TunedStep(
             file=file,
             sha256=self.sha256,
             choice=self.winner,
             step_ms=self.won.step_ms or 0.0,
             bf16_ms=self.bf16_ms,
-            best_fp8_ms=min(timed, default=None),
+            best_fp8_ms=max(fp8, key=lambda each: each.speedup or 0.0).step_ms if fp8 else None,
             is_native=self.won.native,
             execution=(self.key.execution or Execution.COMPILED).value,
             device=self.machine.device,
