@@ -12,12 +12,11 @@ import torch
 
 from loka.bench.machine import require_gpu
 from loka.bench.model.bench_device import CudaDevice
-from loka.bench.model.model_results import StepOutcome
 from loka.bench.model.model_run import RunLimits
 from loka.bench.model.model_variants import MODEL_BASELINE
 from loka.bench.model.step_rounds import ROUNDS
 from loka.bench.speed.comparison import Progress
-from loka.bench.tune.tune_steps import Measure, StepMeasurer
+from loka.bench.tune.tune_steps import CandidateSteps, Measure, StepMeasurer
 from loka.devices.targets import DEVICES, GPUS, TargetDevice, device_named, means
 from loka.errors import CheckFailedError, InputError
 from loka.kernels.measurements.versions import Versions
@@ -29,6 +28,8 @@ from loka.policy.policy import Policy
 PLANNING = 0.2  # share of the time in which candidates are planned
 FIRST_RUN = 0.75  # share of the time after which combinations are measured
 FEWEST_ROUNDS = 3  # of a candidate that is judged
+WORTH = 0.01  # of the step: what less FP8 may cost
+NO_TIME = "no time was left"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +111,9 @@ def tuned(
     candidates = Candidates(policy)
     found = candidates.found(start + PLANNING * limits.seconds, whole.clock)
     progress(f"{policy.name}: {len(found)} candidate plans")
-    outcomes = dict(measure(found, until(FIRST_RUN)))
-    baseline = outcomes.get(MODEL_BASELINE)
-    _check_baseline(baseline)
-    measured = _measured(found, outcomes)
+    steps = measure(found, until(FIRST_RUN))
+    bf16_ms = _bf16_ms(steps.get(MODEL_BASELINE))
+    measured = _measured(found, steps)
     together = combination(measured)
     if together and until(1.0).left > 0:
         best = next(each for each in found if each.title == winner_of(measured).title)
@@ -130,58 +130,54 @@ def tuned(
         machine=machine,
         date=f"{(now or datetime.now(UTC)).astimezone(UTC):%Y-%m-%dT%H:%M}Z",
         step=step,
-        bf16_ms=_milliseconds(baseline),
+        bf16_ms=bf16_ms,
         winner=won.title,
         decisions=next(each.decisions for each in found if each.title == won.title),
         candidates=measured,
     )
 
 
-def _check_baseline(baseline: StepOutcome | None) -> None:
+def _bf16_ms(baseline: CandidateSteps | None) -> float:
+    """The median step of the model as it is. Raises CheckFailedError where it was not measured."""
     if baseline is None:
-        raise CheckFailedError("loka tune: no time was left to measure anything; give more: --seconds")
-    if baseline.figures is None:
+        raise CheckFailedError("loka tune: no time was left to measure anything; give it more: --seconds")
+    if baseline.failure:
         raise CheckFailedError(
-            f"loka tune: the model as it is, in BF16, does not run, so there is nothing to compare with: "
+            "loka tune: the model as it is, in BF16, does not run here, so there is nothing to compare with: "
             f"{baseline.failure}"
         )
+    return round(statistics.median(baseline.step_ms), 4)
 
 
-def _milliseconds(outcome: StepOutcome | None) -> float:
-    if outcome is None or outcome.figures is None:
-        raise CheckFailedError("loka tune: the model as it is was not measured")
-    return round(outcome.figures.step_ms, 4)
+def _measured(candidates: Sequence[Candidate], found: Mapping[str, CandidateSteps]) -> tuple[MeasuredCandidate, ...]:
+    none = CandidateSteps(failure=NO_TIME)
+    return tuple(_of(each, found.get(each.title, none)) for each in candidates)
 
 
-def _measured(candidates: Sequence[Candidate], outcomes: Mapping[str, StepOutcome]) -> tuple[MeasuredCandidate, ...]:
-    return tuple(_of(each, outcomes.get(each.title)) for each in candidates)
-
-
-def _of(candidate: Candidate, outcome: StepOutcome | None) -> MeasuredCandidate:
-    figures = outcome.figures if outcome is not None else None
-    steps = [each.step_ms for each in figures.rounds] if figures is not None else []
+def _of(candidate: Candidate, steps: CandidateSteps) -> MeasuredCandidate:
+    speedups, judged = steps.speedups, len(steps.speedups) >= FEWEST_ROUNDS
     return MeasuredCandidate(
         title=candidate.title,
         choice=candidate.choice,
         sites_fp8=candidate.sites_fp8,
         native=not candidate.plan.bindings,
         predicted_us=candidate.predicted_us,
-        step_ms=round(figures.step_ms, 4) if figures is not None else None,
-        speedup=round(figures.ratio, 4) if figures is not None and figures.ratio is not None else None,
-        noise=round(_noise(steps), 4) if len(steps) >= FEWEST_ROUNDS else None,
-        rounds=len(steps),
-        failure=outcome.failure if outcome is not None else "no time was left",
+        step_ms=round(statistics.median(steps.step_ms), 4) if steps.step_ms else None,
+        speedup=round(statistics.median(speedups), 4) if speedups else None,
+        noise=round(_noise(speedups), 4) if judged else None,
+        rounds=len(steps.step_ms),
+        failure=steps.failure,
     )
 
 
-def _noise(steps: Sequence[float]) -> float:
+def _noise(values: Sequence[float]) -> float:
     """Half the interquartile range as a share of the median."""
-    low, _, high = statistics.quantiles(steps, n=4, method="inclusive")
-    return (high - low) / 2 / statistics.median(steps)
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return (high - low) / 2 / statistics.median(values)
 
 
 def winner_of(measured: Sequence[MeasuredCandidate]) -> MeasuredCandidate:
-    """The fastest; among those that the noise does not tell from it, the one with the least FP8, then the first.
+    """The fastest; among those within the noise of it, or within WORTH, the one with the least FP8, then the first.
 
     Raises CheckFailedError if none was measured in enough rounds.
     """
@@ -190,7 +186,7 @@ def winner_of(measured: Sequence[MeasuredCandidate]) -> MeasuredCandidate:
         raise CheckFailedError(
             f"loka tune: no candidate was measured in {FEWEST_ROUNDS} rounds; give it more time: --seconds"
         )
-    fastest = max(timed, key=lambda each: each.speedup or 0.0)
+    fastest = max(timed, key=_speed)
     return min((each for each in timed if _ties(each, fastest)), key=lambda each: each.sites_fp8)
 
 
@@ -204,12 +200,8 @@ def combination(measured: Sequence[MeasuredCandidate]) -> tuple[MeasuredCandidat
     wholes = [each for each in timed if _is_whole(each.choice)]
     if standing is None or not wholes:
         return ()
-    faster = [
-        each for each in timed if not _is_whole(each.choice) and _is_faster(each, standing)
-    ]  # of one group, the fastest way
-    best = {}
-    for each in sorted(faster, key=lambda each: each.speedup or 0.0):
-        best[each.choice.sites[0].sites] = each
+    faster = [each for each in timed if not _is_whole(each.choice) and _is_faster(each, standing)]
+    best = {each.choice.sites[0].sites: each for each in sorted(faster, key=_speed)}  # of each group, the fastest way
     base = winner_of(wholes)
     if not best or (len(best) == 1 and base.choice.as_it_stands):
         return ()
@@ -220,15 +212,20 @@ def _timed(measured: Sequence[MeasuredCandidate]) -> list[MeasuredCandidate]:
     return [each for each in measured if each.noise is not None and each.speedup is not None]
 
 
+def _speed(measured: MeasuredCandidate) -> float:
+    return measured.speedup or 0.0
+
+
 def _is_whole(choice: Choice) -> bool:
     """True if it is for the whole model, at most with exceptions; False for a switch."""
     return not choice.sites or not choice.sites[0].sites
 
 
 def _ties(one: MeasuredCandidate, other: MeasuredCandidate) -> bool:
-    """True if the noise of both together does not tell them apart."""
-    return abs((one.speedup or 1.0) / (other.speedup or 1.0) - 1) <= math.hypot(one.noise or 0.0, other.noise or 0.0)
+    """True if the noise of both together does not tell them apart, or hardly anything lies between them."""
+    noise = math.hypot(one.noise or 0.0, other.noise or 0.0)
+    return abs((one.speedup or 1.0) / (other.speedup or 1.0) - 1) <= max(noise, WORTH)
 
 
 def _is_faster(one: MeasuredCandidate, other: MeasuredCandidate) -> bool:
-    return (one.speedup or 0.0) > (other.speedup or 0.0) and not _ties(one, other)
+    return _speed(one) > _speed(other) and not _ties(one, other)

@@ -17,7 +17,17 @@ from loka.plan.tuning.candidates import Candidate
 from loka.policy.policy import Policy
 from loka.sites.callables import current_directory_importable
 
-Measure = Callable[[Sequence[Candidate], RunLimits], Mapping[str, StepOutcome]]  # by title, and of MODEL_BASELINE
+
+@dataclass(frozen=True, slots=True)
+class CandidateSteps:
+    """Steps of one candidate, round by round; empty where there is a `failure`."""
+
+    step_ms: tuple[float, ...] = ()
+    speedups: tuple[float, ...] = ()  # over the model as it is, in the same rounds
+    failure: str = ""
+
+
+Measure = Callable[[Sequence[Candidate], RunLimits], Mapping[str, CandidateSteps]]  # by title, and of MODEL_BASELINE
 
 _WAYS = {
     Execution.EAGER: (Compiling.EAGER, StepLaunch.LOOP),
@@ -43,10 +53,10 @@ class StepMeasurer:
     progress: Progress
     synthetic: bool = False
 
-    def __call__(self, candidates: Sequence[Candidate], limits: RunLimits) -> Mapping[str, StepOutcome]:
-        """The outcomes, by the candidates' titles, as far as there is time.
+    def __call__(self, candidates: Sequence[Candidate], limits: RunLimits) -> Mapping[str, CandidateSteps]:
+        """The steps, by the candidates' titles, as far as there is time.
 
-        A candidate that replaces nothing is the model as it is, and has its outcome. Raises InputError if the model
+        A candidate that replaces nothing is the model as it is, and has its steps. Raises InputError if the model
         cannot be built, or its training functions cannot be used.
         """
         compiling, launch = _WAYS[execution_of(self.policy)]
@@ -58,17 +68,20 @@ class StepMeasurer:
             for each in candidates
             if variants[each.title].package is not None
         }
-        found: dict[str, StepOutcome] = {}
+        found: dict[str, CandidateSteps] = {}
         with current_directory_importable(), Workshop() as workshop, self.device.session():
             subject = ModelSubject(self.policy, workshop, plans, self.synthetic)
             subject.sample(True)  # its mistakes are the user's, and no candidate's
             different = [each for each in variants.values() if each.package is not None or each.adapted]
             run = BlockRun(subject, block, self.device, None, limits, self.progress)
+            beside: tuple[float, ...] = ()
             for outcome in run.outcomes([baseline, *different]):
-                found[outcome.variant] = outcome
+                made = _steps(outcome, beside)
+                beside = made.step_ms if outcome.variant == MODEL_BASELINE else beside  # it comes first in each group
+                found[outcome.variant] = made
         for title, variant in variants.items():
             if variant not in different and MODEL_BASELINE in found:
-                found[title] = replace(found[MODEL_BASELINE], variant=title)
+                found[title] = found[MODEL_BASELINE]
         return found
 
     @property
@@ -77,6 +90,18 @@ class StepMeasurer:
         train = self.policy.train
         loss = "a synthetic loss" if self.synthetic or train is None else "the policy's loss"
         return f"forward, {loss}, backward, {'adam' if self.synthetic or train is None else train.optimizer}"
+
+
+def _steps(outcome: StepOutcome, beside: Sequence[float]) -> CandidateSteps:
+    """`beside`: the steps of the model as it is in the rounds of the same group."""
+    if outcome.figures is None:
+        return CandidateSteps(failure=outcome.failure)
+    steps = tuple(each.step_ms for each in outcome.figures.rounds)
+    if outcome.variant == MODEL_BASELINE:
+        return CandidateSteps(steps, (1.0,) * len(steps))
+    if len(steps) == 1:  # the first look, which has a turn of its own beside it
+        return CandidateSteps(steps, () if outcome.figures.ratio is None else (outcome.figures.ratio,))
+    return CandidateSteps(steps, tuple(other / own for other, own in zip(beside, steps, strict=False)))
 
 
 def _variant(candidate: Candidate, number: int, compiling: Compiling) -> ModelVariant:

@@ -42,10 +42,12 @@ def command(
         show_candidates(Candidates(loaded).found(), as_json)
         return
     from loka.bench.tune.tune import TuneLimits, tuned_here
+    from loka.cli.cli_job import training_of
     from loka.plan.tuning.record import read_records, with_record
 
     known = read_records(loaded.tuned_file)  # before the work: a damaged file is no place for it
-    record = tuned_here(loaded, TuneLimits(seconds, rounds), synthetic, note)
+    with training_of(loaded):
+        record = tuned_here(loaded, TuneLimits(seconds, rounds), synthetic, note)
     write_file(loaded.tuned_file, with_record(known, record))
     if as_json:
         print_json(

@@ -1,9 +1,9 @@
 """The candidate plans of a policy that a measured step can choose between.
 
-First come those that hold for the whole model: the plan as it stands, BF16 by the compiler and in fused kernels, each
-recipe that is left open, and interactions one way or the other. Then the plan with one group of
-sites switched, where the predicted times are close. A group is a chain of linears, or a site apart, with all others
-that are alike: one layer of eight would be lost in the noise. Candidates in which the same runs are one.
+Some hold for the whole model: the plan as it stands, BF16 by the compiler and in fused kernels, each recipe that is
+left open, and interactions one way or the other. Others are the plan with one group of sites switched, where the
+predicted times are close. A group is a chain of linears, or a site apart, with all others that are alike: one layer of
+eight would be lost in the noise. Candidates in which the same runs are one.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def tuned_inputs(
     return TunedInputs(
         loka=__version__,
         model=model_sha256(policy.model.factory, built.module, sites),
-        policy=settings_sha256(sites, settings),
+        policy=settings_sha256(policy, sites, settings),
         profile=known.sha256 if known is not None else "",
     )
 
@@ -74,5 +74,5 @@ def confirmed_plan(file: TunedFile, inputs: TunedInputs, plan_with: Callable[[Ch
         plan = plan_with(record.won.choice)
         if decisions_sha256(plan) == record.decisions:
             return replace(plan, tuned=record.confirmation(file.name)), ""
-        reason = "the plan that it measured is not made any more, by these measurements of kernels"
+        reason = "the plan that it measured is not made any more: the model's code or the kernels' times have changed"
     return plan_with(AS_IT_STANDS), file.ignored(reason)

@@ -12,6 +12,7 @@ from torch import nn
 from loka.plan.plan import GemmPlan, Plan, SitePlan
 from loka.plan.serialize import to_json
 from loka.policy.cascade.settings import SiteSettings
+from loka.policy.policy import Policy
 from loka.sites.site import Site
 
 
@@ -61,10 +62,13 @@ def model_sha256(factory: str, model: nn.Module, sites: Sequence[Site]) -> str:
     return _digest(lines)
 
 
-def settings_sha256(sites: Sequence[Site], settings: Sequence[SiteSettings]) -> str:
-    """Names what a policy asks of each site, and leaves open, wherever it is written."""
+def settings_sha256(policy: Policy, sites: Sequence[Site], settings: Sequence[SiteSettings]) -> str:
+    """Names what a policy asks of each site, of its mods and of the whole, wherever it is written."""
     known: dict[int, object] = {}
-    lines = []
+    lines: list[object] = [policy.ne_percent]
+    for mod in policy.mods:
+        patterns = [[each.text for each in part] for part in (mod.match, mod.except_)]
+        lines.append((mod.use, patterns, mod.settings))
     for site, wanted in zip(sites, settings, strict=True):
         if id(wanted) not in known:
             known[id(wanted)] = _asked(wanted)

@@ -66,7 +66,7 @@ class TunedInputs:
         if self.model != now.model:
             return "the model has changed since it was measured"
         if self.policy != now.policy:
-            return "the policy asks something else of some sites since it was measured"
+            return "the policy asks for something else since it was measured"
         if self.profile != now.profile:
             return "the profile has changed since it was measured"
         return ""
@@ -82,8 +82,8 @@ class MeasuredCandidate:
     native: bool  # it replaces nothing: the model as it is
     predicted_us: float | None  # of the sites in a step; None where measurements are missing
     step_ms: float | None  # None: it failed, or there was no time
-    speedup: float | None  # over compiled BF16, in the same rounds
-    noise: float | None  # half the interquartile range of the steps, as a share of their median
+    speedup: float | None  # over the model as it is, in the same rounds: the median
+    noise: float | None  # half the interquartile range of the speedups, as a share of the median
     rounds: int
     failure: str = ""
 
