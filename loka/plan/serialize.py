@@ -235,6 +235,10 @@ def _refuse_nonsense(file: _PlanFile, name: str) -> None:
         if not is_number(file.assignments[number].value):
             wrong = f"a budget is {file.assignments[number].value!r}"
     figures += [file.ne_budget] if file.ne_budget is not None else []
+    if file.tuned is not None:
+        steps = (file.tuned.step_ms, file.tuned.bf16_ms, *filter(None, (file.tuned.best_fp8_ms,)))
+        if not all(isfinite(step) and step > 0 for step in steps):
+            wrong = "a measured step is zero, negative or not finite"
     if not all(map(isfinite, figures)):
         wrong = "a number is not finite"
     if wrong:

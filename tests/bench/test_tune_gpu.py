@@ -33,6 +33,11 @@ defaults: {{compute: auto, scaling: auto}}
 """
 
 
+@pytest.fixture(autouse=True)
+def no_shipped_measurements() -> None:
+    """Those that ship decide here, as they do for a user."""
+
+
 @pytest.fixture
 def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of policies; models are found from the checkout."""

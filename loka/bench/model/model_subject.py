@@ -27,6 +27,7 @@ from loka.dispatch.bind.fp8_warning import fp8_not_expected
 from loka.errors import LokaError
 from loka.mods.adapt import adapt
 from loka.mods.modded_model import built_model
+from loka.mods.policy_loader import load_policy
 from loka.plan.plan import Plan
 from loka.plan.planner import make_plan, model_sites
 from loka.policy.policy import Policy
@@ -152,7 +153,10 @@ class ModelSubject:
             rules = [KEEP_AND_FUSE] if kind == PackageKind.BF16 else []
             name = f"bench_{self.policy.name}_{kind}"
             text = policy_text(self.policy, name, rules=rules, profiled=kind == PackageKind.POLICY)
-            self._plans[kind] = make_plan(self._workshop.write(f"{name}.yaml", text))
+            path = self._workshop.write(f"{name}.yaml", text)
+            if kind == PackageKind.POLICY and self.policy.tuned_file.exists():
+                self._workshop.copy(self.policy.tuned_file, load_policy(path).tuned_name)
+            self._plans[kind] = make_plan(path)
         return self._plans[kind]
 
 
