@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -39,7 +40,14 @@ def command(
     if dry_run:
         from loka.plan.tuning.candidates import Candidates
 
-        show_candidates(Candidates(loaded).found(), as_json)
+        found = Candidates(loaded).found()
+        if as_json:
+            plain = [
+                {"title": each.title, "sites_fp8": each.sites_fp8, "predicted_us": each.predicted_us} for each in found
+            ]
+            print_json({"name": loaded.name, "candidates": plain})
+        else:
+            show_candidates(found)
         return
     from loka.bench.tune.tune import TuneLimits, tuned_here
     from loka.cli.cli_job import training_of
@@ -50,25 +58,30 @@ def command(
         record = tuned_here(loaded, TuneLimits(seconds, rounds), synthetic, note)
     write_file(loaded.tuned_file, with_record(known, record))
     if as_json:
-        print_json(
-            {"name": loaded.name, "written": str(loaded.tuned_file), "verdict": verdict(record), "record": record}
-        )
+        print_json(_result(record) | {"name": loaded.name, "written": str(loaded.tuned_file)})
         return
     show(record)
     print_line(f"{verdict(record)}.")
     print_line(f"wrote {loaded.tuned_file}; next: loka generate {policy}")
 
 
-def show_candidates(candidates: tuple[Candidate, ...], as_json: bool) -> None:
+def show_candidates(candidates: tuple[Candidate, ...]) -> None:
     """Print the candidates without measurements."""
-    plain = [
-        {"title": each.title, "sites_fp8": each.sites_fp8, "predicted_us": each.predicted_us} for each in candidates
-    ]
-    if as_json:
-        print_json({"candidates": plain})
-        return
     rows = [(each.title, str(each.sites_fp8), _figure(each.predicted_us, ".1f")) for each in candidates]
     print_table(COLUMNS[:3], rows, numbers=COLUMNS[1:3])
+
+
+def _result(record: TunedRecord) -> dict[str, object]:
+    plain = [asdict(each) for each in record.candidates]
+    return {
+        "verdict": verdict(record),
+        "winner": record.winner,
+        "bf16_ms": record.bf16_ms,
+        "step": record.step,
+        "machine": record.machine,
+        "date": record.date,
+        "candidates": [{key: value for key, value in each.items() if key != "choice"} for each in plain],
+    }
 
 
 def show(record: TunedRecord) -> None:
