@@ -36,6 +36,10 @@ class UncheckedWarning(UserWarning):
     """A file of an earlier LoKA has no checksum, so that damage to it cannot be detected; it is read nevertheless."""
 
 
+class IgnoredWarning(UserWarning):
+    """A file that a policy brings along does not hold for it any more, and is not used."""
+
+
 def _cut(line: str) -> str:
     if len(line) <= LONGEST_LINE:
         return line

@@ -29,11 +29,13 @@ def no_shipped_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     """Policies of tests are planned by the measurements that they name: what happens to ship decides none of them."""
     try:
         from loka.plan import planner
+        from loka.plan.tuning import candidates
     except ImportError:
         return  # a machine that only runs kernels need not have what reads policies
 
     opened = planner.open_measurements
-    monkeypatch.setattr(planner, "open_measurements", lambda policy: opened(policy) if policy.measurements else None)
+    for module in (planner, candidates):
+        monkeypatch.setattr(module, "open_measurements", lambda policy: opened(policy) if policy.measurements else None)
 
 
 def pytest_collection_finish() -> None:

@@ -29,8 +29,9 @@ from loka.kernels.measurements.parts import Part, PartKind, PartTime
 from loka.mods.policy_loader import load_policy
 from loka.numerics.enums import Accumulation, Gemm
 from loka.plan.decide import Situation
+from loka.plan.examine import Examined, assumed_safe, examine
 from loka.plan.plan import Plan, SitePlan
-from loka.plan.planner import Examined, assumed_safe, examine, plan_of
+from loka.plan.plan_of import plan_of
 from loka.plan.resolve import resolve
 
 SHAPES = tuple(

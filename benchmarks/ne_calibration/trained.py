@@ -16,7 +16,7 @@ from loka.bench.quality.training import NonFiniteLossError, build, train
 from loka.bench.quality.training_job import TrainingJob
 from loka.mods.policy_loader import load_policy
 from loka.numerics.enums import Compute, Gemm
-from loka.plan.planner import Examined, examine
+from loka.plan.examine import Examined, examine
 from loka.probe.capture.live_sites import find_live
 from loka.probe.sensitivity.gemm_errors import GemmErrors, SiteRoundings
 

@@ -34,22 +34,25 @@ class Environment:
         return f"{self.device}; {', '.join(found)}; LoKA {self.loka}"
 
 
-def require_gpu() -> None:
-    """Raise InputError unless the current device is a GPU of a target's architecture and Triton is installed."""
+def require_gpu(verb: str = "loka bench") -> None:
+    """Raise InputError unless the current device is a GPU of a target's architecture and Triton is installed.
+
+    `verb` is named in messages.
+    """
     if not torch.cuda.is_available():
         raise InputError(
-            "loka bench: no CUDA device is visible, and times of the reference path would say nothing; run it on a "
+            f"{verb}: no CUDA device is visible, and times of the reference path would say nothing; run it on a "
             f"machine with an {GPUS} and a CUDA build of torch (loka doctor shows what this one has)"
         )
     capability = torch.cuda.get_device_capability()
     if not any(spec.capability == capability for spec in DEVICES.values()):
         known = " or ".join(dict.fromkeys(_architecture(spec) for spec in DEVICES.values()))
         raise InputError(
-            f"loka bench: {torch.cuda.get_device_name()} has compute capability {capability[0]}.{capability[1]}; the "
+            f"{verb}: {torch.cuda.get_device_name()} has compute capability {capability[0]}.{capability[1]}; the "
             f"generated kernels are for {known}; run it on an {GPUS}"
         )
     if version_of("triton", "pytorch-triton") is None:
-        raise InputError("loka bench: Triton is not installed; install it: pip install 'triton>=3.6'")
+        raise InputError(f"{verb}: Triton is not installed; install it: pip install 'triton>=3.6'")
 
 
 def device_here() -> DeviceSpec:

@@ -10,7 +10,9 @@ from loka.kernels.measurements.lookup import Measurements
 from loka.kernels.measurements.versions import Versions
 from loka.mods.policy_loader import load_policy
 from loka.plan.evidence import check_sites, open_measurements, open_profile
-from loka.plan.planner import examine
+from loka.plan.examine import examine
+from loka.plan.planner import planned
+from loka.plan.tuning.confirmed import TunedFile
 from loka.policy.policy import Policy
 
 RECORD = "loka bench kernels --record FILE"
@@ -48,7 +50,30 @@ def shipped_items(here: Versions | None) -> tuple[Item, ...]:
 def policy_items(path: str, here: Versions | None) -> tuple[Item, ...]:
     """Items for the inputs of one policy's plan. Raises InputError if the policy itself cannot be read."""
     policy = load_policy(path)
-    return (_target(policy, here), _measurements(policy, here), _profile(policy))
+    return (_target(policy, here), _measurements(policy, here), _profile(policy), *_tuned(policy, here))
+
+
+def _tuned(policy: Policy, here: Versions | None) -> tuple[Item, ...]:
+    """An item for the record of `loka tune`; none where there is no such file."""
+    name, again = "policy tuned", f"loka tune {policy.path}"
+    if not policy.tuned_file.exists():
+        return ()
+    try:
+        file = TunedFile.of(policy)
+        found = planned(policy)
+    except InputError as error:
+        return (Item(name, "problem", policy.tuned_name, str(error)),)
+    if found.ignored or file.record is None:
+        return (Item(name, "stale", policy.tuned_name, found.ignored or "it has no records"),)
+    record = file.record
+    described_ = f"{record.winner}, {record.date[:10]}"
+    measured = f"measured on {record.machine}"
+    if here is None or not here.is_of(policy.target):
+        return (Item(name, "ok", described_, measured),)
+    stale = record.machine.differences(here)
+    if not stale:
+        return (Item(name, "ok", described_, f"{measured}; with what this machine has"),)
+    return (Item(name, "stale", described_, "; ".join((measured, *stale, f"to decide by this one: {again}"))),)
 
 
 def fitting(name: str, found: Measurements, here: Versions | None) -> Item:

@@ -29,9 +29,10 @@ from loka.cli.verbs import (
     report,
     schema,
     train,
+    tune,
     validate,
 )
-from loka.errors import InputError, LokaError, RenamedWarning, UncheckedWarning
+from loka.errors import IgnoredWarning, InputError, LokaError, RenamedWarning, UncheckedWarning
 from loka.version import __version__
 
 _JSON = "--json"
@@ -96,11 +97,11 @@ def _output_fault(error: BaseException) -> str | None:
 
 @contextmanager
 def _notes_shown() -> Iterator[None]:
-    """Context that prints RenamedWarning and UncheckedWarning as notes, each message once in a run.
+    """Context that prints warnings of LoKA as notes, each message once in a run.
 
     Other warnings are shown as usual.
     """
-    kinds = (RenamedWarning, UncheckedWarning)
+    kinds = (IgnoredWarning, RenamedWarning, UncheckedWarning)
     shown: set[str] = set()
     with warnings.catch_warnings():
         for kind in kinds:
@@ -144,7 +145,7 @@ def options(
     """FP8 training and inference for large recommendation models: a policy becomes generated code."""
 
 
-for verb in (init, validate, probe, plan, explain, diff, generate, train, compare, bench, report, schema, doctor):
+for verb in (init, validate, probe, plan, explain, diff, tune, generate, train, compare, bench, report, schema, doctor):
     app.command(verb.NAME)(verb.command)
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from loka.bench.quality.training_job import TrainingJob
-    from loka.plan.planner import Examined
+    from loka.plan.examine import Examined
     from loka.probe.probe import Probe
     from loka.probe.sensitivity.held_out import HeldOut
     from loka.probe.stats.bias_track import BiasTrack

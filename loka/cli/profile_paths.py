@@ -15,7 +15,7 @@ from loka.paths import resolved_path
 
 if TYPE_CHECKING:
     from loka.cli.probe_run import Record
-    from loka.plan.planner import Examined
+    from loka.plan.examine import Examined
     from loka.policy.policy import Policy
     from loka.probe.profile.profile import Profile
     from loka.sites.site import Site

@@ -10,7 +10,7 @@ from loka.plan.json_values import show_evidence
 
 def without_empty(data: dict[str, Any]) -> None:
     """Remove what is empty from the data of a plan file, and give two fields their form there."""
-    _omit([data], "profile", "measurements", "timings", "mods", "interactions", "execution", "ne_budget")
+    _omit([data], "profile", "measurements", "timings", "mods", "interactions", "execution", "ne_budget", "tuned")
     timings, interactions = data.get("timings", ()), data.get("interactions", ())
     times = [row["timing"][name] for row in timings for name in ("chosen", "as_is")]
     times += [candidate["time"] for row in timings for candidate in row["candidates"]]

@@ -230,6 +230,22 @@ class ModPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class TunedStep:
+    """The measured step that decided between candidate plans (`loka tune`). Times are of whole training steps."""
+
+    file: str  # the record, relative to the policy's directory
+    sha256: str  # of the record
+    choice: str  # the winner, in words
+    step_ms: float
+    bf16_ms: float  # the model as it is, launched in the same way
+    best_fp8_ms: float | None  # the fastest candidate with FP8; None if none ran
+    is_native: bool  # the winner is the model as it is
+    execution: str  # how both were run: eager, compiled or graph
+    device: str  # "NVIDIA H200"
+    date: str  # UTC, to the minute
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Complete input of code generation. Serialises to the same bytes on every machine (`loka.plan.serialize`)."""
 
@@ -249,6 +265,7 @@ class Plan:
     interactions: tuple[InteractionPlan, ...] = ()  # computed in their own kernels
     execution: ExecutionSpec | None = None  # as the policy says; None: the host was not considered
     ne_budget: float | None = None  # the policy's budget.ne_percent, in per cent; None: no limit
+    tuned: TunedStep | None = None  # the measured step that confirms it; None: predicted times decided
 
     @property
     def called(self) -> tuple[SitePlan, ...]:

@@ -33,7 +33,7 @@ from loka.plan.serialize import from_json, to_json
 from loka.version import __version__
 
 FORMAT = "loka.plan_cache"
-VERSION = 1
+VERSION = 2
 MOST_FILES, MOST_BYTES = 200, 256 << 20  # kept; the oldest are removed
 _OFF = frozenset(("0", "off"))
 _OTHERS_WRITE = 0o022  # mode bits
@@ -48,13 +48,14 @@ class KnownPlan:
     prospect: Prospect | None = None
     gains: bool = False  # it has the gains of its mods
     prospects: bool = False  # a prospect was looked for
+    ignored: str = ""  # why a record of `loka tune` was not used
 
     def narrowed(self, gains: bool, prospects: bool) -> KnownPlan | None:
         """What is wanted of it; None where it has less."""
         if (gains and not self.gains) or (prospects and not self.prospects):
             return None
         plan = self.plan if gains else _without_gains(self.plan)
-        return KnownPlan(plan, self.notes, self.prospect if prospects else None, gains, prospects)
+        return KnownPlan(plan, self.notes, self.prospect if prospects else None, gains, prospects, self.ignored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,8 @@ class PlanCache:
                 return None
             prospect = None if data["prospect"] is None else Prospect(**data["prospect"])
             plan = from_json(data["plan"], str(path))
-            known = KnownPlan(plan, tuple(data["notes"]), prospect, data["gains"], data["prospects"])
+            beside = (data["gains"], data["prospects"], data["ignored"])
+            known = KnownPlan(plan, tuple(data["notes"]), prospect, *beside)
             os.utime(path)  # the oldest files are those that were not used for longest
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, InputError):
             return None
@@ -96,10 +98,20 @@ class PlanCache:
         sources = loaded_sources()
         if sources is None:
             return
-        held = {"format": FORMAT, "version": VERSION, "key": key, "sources": sources, "plan": to_json(known.plan)}
         prospect = None if known.prospect is None else asdict(known.prospect)
-        beside = {"notes": known.notes, "prospect": prospect, "gains": known.gains, "prospects": known.prospects}
-        text = json.dumps(held | beside)
+        held: dict[str, object] = {
+            "format": FORMAT,
+            "version": VERSION,
+            "key": key,
+            "sources": sources,
+            "plan": to_json(known.plan),
+            "notes": known.notes,
+            "prospect": prospect,
+            "gains": known.gains,
+            "prospects": known.prospects,
+            "ignored": known.ignored,
+        }
+        text = json.dumps(held)
         with contextlib.suppress(OSError, ValueError):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor, temporary = tempfile.mkstemp(prefix=".", dir=self.folder)  # mode 0600

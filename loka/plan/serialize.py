@@ -34,6 +34,7 @@ from loka.plan.plan import (
     SitePlan,
     SiteTiming,
     Skipped,
+    TunedStep,
 )
 from loka.policy.cascade.settings import Assignment
 from loka.policy.policy import ExecutionSpec
@@ -41,9 +42,9 @@ from loka.sites.site import GemmKind, Site
 
 FORMAT = "loka.plan"
 # 2: measurements, and kernels by rows; 3: mods; 4: interactions; 5: current names (`older_plans`); 6: execution; 7:
-# changes of NE; 8: FM interactions in any spelling; 9: guards, and convolutions as sites. A plan is written in the
-# first version that can represent it.
-VERSION = 9
+# changes of NE; 8: FM interactions in any spelling; 9: guards, and convolutions as sites; 10: measured steps. A
+# plan is written in the first version that can represent it.
+VERSION = 10
 _BUDGET = ("budget.mere", "budget.sqnr_db", "budget.min_speedup")
 
 Row = TypeVar("Row", bound=Hashable)
@@ -77,7 +78,7 @@ class _PlanFile:
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")  # of all rows too
 
     format: Literal["loka.plan"]
-    version: Literal[1, 2, 3, 4, 5, 6, 7, 8, 9]
+    version: Literal[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
     name: str
     target: TargetDevice
     batch_size: int
@@ -97,6 +98,7 @@ class _PlanFile:
     interactions: tuple[InteractionPlan, ...] = ()
     execution: ExecutionSpec | None = None
     ne_budget: float | None = None
+    tuned: TunedStep | None = None
 
 
 class _Table(Generic[Row]):
@@ -233,6 +235,10 @@ def _refuse_nonsense(file: _PlanFile, name: str) -> None:
         if not is_number(file.assignments[number].value):
             wrong = f"a budget is {file.assignments[number].value!r}"
     figures += [file.ne_budget] if file.ne_budget is not None else []
+    if file.tuned is not None:
+        steps = (file.tuned.step_ms, file.tuned.bf16_ms, *filter(None, (file.tuned.best_fp8_ms,)))
+        if not all(isfinite(step) and step > 0 for step in steps):
+            wrong = "a measured step is zero, negative or not finite"
     if not all(map(isfinite, figures)):
         wrong = "a number is not finite"
     if wrong:
@@ -277,10 +283,13 @@ def _to_file(plan: Plan) -> _PlanFile:
         interactions=plan.interactions,
         execution=plan.execution,
         ne_budget=plan.ne_budget,
+        tuned=plan.tuned,
     )
 
 
-def _version(plan: Plan, decisions: Sequence[GemmPlan]) -> Literal[1, 2, 3, 5, 6, 7, 8, 9]:
+def _version(plan: Plan, decisions: Sequence[GemmPlan]) -> Literal[1, 2, 3, 5, 6, 7, 8, 9, 10]:
+    if plan.tuned is not None:
+        return 10
     forwards = [each.forward for each in plan.bindings if each.forward is not None]
     if any(site.site.kind is GemmKind.CONVOLUTION for site in plan.sites):
         return 9
@@ -320,6 +329,7 @@ def _from_file(file: _PlanFile) -> Plan:
         interactions=file.interactions,
         execution=file.execution,
         ne_budget=file.ne_budget,
+        tuned=file.tuned,
     )
 
 

@@ -220,6 +220,16 @@ class Policy:
         return self._file("profile", self.profile)
 
     @property
+    def tuned_name(self) -> str:
+        """The place of the record of `loka tune`, relative to the policy."""
+        return f"profiles/{self.name}.tuned.json"
+
+    @property
+    def tuned_file(self) -> Path:
+        """Path of that record, which need not exist."""
+        return self.path.parent / self.tuned_name
+
+    @property
     def measurements_file(self) -> Path | None:
         """Path of the `measurements`, resolved relative to the file that names it; None if the policy names none."""
         return self._file("measurements", self.measurements)

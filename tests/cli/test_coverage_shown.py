@@ -10,7 +10,8 @@ import pytest
 from loka.cli import output
 from loka.cli.tables import plan_table
 from loka.mods.policy_loader import load_policy
-from loka.plan.planner import examine, plan_of
+from loka.plan.examine import examine
+from loka.plan.plan_of import plan_of
 from tests.support.plan.plan_costs import SCALED_MM, Remembering
 
 POLICY = """\

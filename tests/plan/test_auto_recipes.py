@@ -13,8 +13,9 @@ import pytest
 from loka.kernels.measurements.parts import Part, PartKind
 from loka.mods.policy_loader import load_policy
 from loka.numerics.enums import Gemm, Scaling
+from loka.plan.examine import assumed_safe, examine
 from loka.plan.plan import Plan, SitePlan
-from loka.plan.planner import assumed_safe, examine, plan_of
+from loka.plan.plan_of import plan_of
 from loka.plan.report.plan_rows import total_time
 from loka.plan.serialize import from_json, to_json
 from loka.probe.profile.profile import Interval

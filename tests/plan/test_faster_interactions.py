@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 from loka.cli.main import app
 from loka.kernels.measurements.parts import COMPILED, RENDERED, Part
 from loka.mods.policy_loader import load_policy
+from loka.plan.examine import examine
 from loka.plan.plan import Plan
-from loka.plan.planner import examine, plan_of
+from loka.plan.plan_of import plan_of
 from loka.plan.serialize import from_json, to_json
 from loka.policy.problems import PolicyError
 from tests.support.plan.plan_costs import MadeUp

@@ -15,8 +15,9 @@ from loka.kernels.measurements.parts import TimeSource
 from loka.mods.adaptation import Adaptation, RewriteResult, Unchanged
 from loka.mods.policy_loader import load_policy
 from loka.plan import planner
+from loka.plan.examine import examine
 from loka.plan.plan import Gain, ModPlan, Plan, SiteTiming, StepTime
-from loka.plan.planner import examine, make_plan, planned
+from loka.plan.planner import make_plan, planned
 from loka.plan.report.explain_site import explain
 from loka.plan.report.mod_plans import describe_changes, describe_gain, describe_mod, describe_unchanged, touches
 from loka.plan.report.plan_diff import diff
@@ -162,8 +163,8 @@ def test_plan_json_holds_the_mods(write):
     assert "gain" not in data["mods"][0]
     gained = replace(plan, mods=(replace(plan.mods[0], gain=Gain(3.5, 0.1)), *plan.mods[1:]))
     assert from_json(to_json(gained)) == gained
-    with pytest.raises(InputError, match=r"reads up to 9: upgrade LoKA"):
-        from_json(text.replace('"version": 3', '"version": 10'))
+    with pytest.raises(InputError, match=r"reads up to 10: upgrade LoKA"):
+        from_json(text.replace('"version": 3', '"version": 11'))
 
 
 def test_explain_names_the_mods_at_a_site_and_beside_it(write):

@@ -22,8 +22,10 @@ from loka.numerics.enums import Compute, Fuse, Gemm
 from loka.plan import planner
 from loka.plan.decide import Situation
 from loka.plan.evidence import ProfiledSites
+from loka.plan.examine import examine
 from loka.plan.plan import Plan, SitePlan
-from loka.plan.planner import examine, make_plan, plan_of
+from loka.plan.plan_of import plan_of
+from loka.plan.planner import make_plan
 from loka.plan.report.plan_diff import diff
 from loka.plan.report.plan_rows import total_time
 from loka.plan.resolve import resolve

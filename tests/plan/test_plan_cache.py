@@ -21,6 +21,7 @@ from loka.plan.plan_cache import KnownPlan, PlanCache
 from loka.plan.planner import planned
 from loka.plan.prospect import Prospect
 from loka.plan.serialize import to_json
+from loka.plan.tuning.confirmed import TunedFile
 
 HELPER = "def scaled(x, by):\n    return x * by\n"
 MODEL = """\
@@ -180,7 +181,7 @@ def test_another_profile_or_other_measurements_make_the_plan_unknown(model: Fold
     for known, measurements in ((None, None), (Named("a"), None), (Named("b"), None), (None, Named("a"))):
         sys.modules.pop("keptmodel", None)
         module = planner.build_module(policy.model.factory)
-        keys.add(planner._key(policy, known, measurements, module))  # type: ignore[arg-type]
+        keys.add(planner._key(policy, known, measurements, TunedFile("", ""), module))  # type: ignore[arg-type]
     assert None not in keys
     assert len(keys) == 4
 

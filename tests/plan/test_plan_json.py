@@ -194,10 +194,10 @@ def test_a_plan_with_a_convolution_has_a_version_that_earlier_readers_refuse(mak
     assert from_json(to_json(plan)) == plan
 
 
-@pytest.mark.parametrize("version", ["10", '"1"', "null"])
+@pytest.mark.parametrize("version", ["11", '"1"', "null"])
 def test_a_newer_version_says_what_to_do(version, whole_plan):
     text = to_json(whole_plan).replace('"version": 1', f'"version": {version}')
-    with pytest.raises(InputError, match=r"^p\.json: the plan has version .* reads up to 9: upgrade LoKA"):
+    with pytest.raises(InputError, match=r"^p\.json: the plan has version .* reads up to 10: upgrade LoKA"):
         from_json(text, "p.json")
 
 

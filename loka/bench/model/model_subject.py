@@ -27,6 +27,7 @@ from loka.dispatch.bind.fp8_warning import fp8_not_expected
 from loka.errors import LokaError
 from loka.mods.adapt import adapt
 from loka.mods.modded_model import built_model
+from loka.mods.policy_loader import load_policy
 from loka.plan.plan import Plan
 from loka.plan.planner import make_plan, model_sites
 from loka.policy.policy import Policy
@@ -52,17 +53,21 @@ class ReadyStep:
 class ModelSubject:
     """A policy's model and its packages, each planned once. Use it within its Workshop.
 
-    Raises InputError if the model cannot be built.
+    `plans` are those of packages beside the kinds, by the names that variants have for them. `synthetic`: the batch is
+    the model's example inputs, whatever the policy says of training. Raises InputError if the model cannot be built.
     """
 
-    def __init__(self, policy: Policy, workshop: Workshop) -> None:
+    def __init__(
+        self, policy: Policy, workshop: Workshop, plans: Mapping[str, Plan] | None = None, synthetic: bool = False
+    ) -> None:
         self.policy = policy
         self._workshop = workshop
         self._adaptations = built_model(policy)[1].adaptations
         self._built = build_model(policy.model.factory, policy.model.inputs, policy.model.batch_size)
         self._base = real_model(policy, "cpu")
         self._samples: dict[bool, StepSample] = {}
-        self._plans: dict[PackageKind, Plan] = {}
+        self._plans: dict[str, Plan] = dict(plans or {})
+        self._synthetic = synthetic
         self._sites: tuple[Site, ...] | None = None
         self._packages: dict[str, ModuleType] = {}
 
@@ -74,7 +79,8 @@ class ModelSubject:
     def sample(self, training: bool) -> StepSample:
         """The batch of a mode. Raises the errors of `sample_of`."""
         if training not in self._samples:
-            self._samples[training] = sample_of(self.policy, self._built, training)
+            policy = replace(self.policy, train=None) if self._synthetic else self.policy
+            self._samples[training] = sample_of(policy, self._built, training)
         return self._samples[training]
 
     def ready(self, variant: ModelVariant, block: StepBlock, device: BenchDevice) -> ReadyStep:
@@ -131,9 +137,9 @@ class ModelSubject:
             model = convert(model, variant.torchao)
         return model, None
 
-    def _package(self, kind: PackageKind, own: str) -> ModuleType:
+    def _package(self, kind: str, own: str) -> ModuleType:
         """The package of a kind; `own` is the suffix of a copy that no other variant uses, "" for the common one."""
-        name = f"bench_{self.policy.name}_{kind.value}{own}"
+        name = f"bench_{self.policy.name}_{kind}{own}"
         if name not in self._packages:
             plan = self._plan(kind)
             if not plan.bindings:
@@ -142,12 +148,15 @@ class ModelSubject:
             self._packages[name] = self._workshop.package(replace(plan, name=name))
         return self._packages[name]
 
-    def _plan(self, kind: PackageKind) -> Plan:
+    def _plan(self, kind: str) -> Plan:
         if kind not in self._plans:
-            rules = [KEEP_AND_FUSE] if kind is PackageKind.BF16 else []
-            name = f"bench_{self.policy.name}_{kind.value}"
-            text = policy_text(self.policy, name, rules=rules, profiled=kind is PackageKind.POLICY)
-            self._plans[kind] = make_plan(self._workshop.write(f"{name}.yaml", text))
+            rules = [KEEP_AND_FUSE] if kind == PackageKind.BF16 else []
+            name = f"bench_{self.policy.name}_{kind}"
+            text = policy_text(self.policy, name, rules=rules, profiled=kind == PackageKind.POLICY)
+            path = self._workshop.write(f"{name}.yaml", text)
+            if kind == PackageKind.POLICY and self.policy.tuned_file.exists():
+                self._workshop.copy(self.policy.tuned_file, load_policy(path).tuned_name)
+            self._plans[kind] = make_plan(path)
         return self._plans[kind]
 
 

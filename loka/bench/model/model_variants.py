@@ -56,7 +56,7 @@ class ModelVariant:
     float32: bool = False
     adapted: bool = False
     torchao: str = ""  # recipe, or granularity in inference
-    package: PackageKind | None = None
+    package: str | None = None  # a PackageKind, or the name of a plan that the subject was given
 
     @property
     def launches(self) -> tuple[StepLaunch, ...]:
@@ -151,7 +151,7 @@ def in_measuring_order(variants: Iterable[ModelVariant], launch: StepLaunch) -> 
     """
 
     def rank(variant: ModelVariant) -> tuple[bool, ...]:
-        compiled, policys = variant.compiling is Compiling.DEFAULT, variant.package is PackageKind.POLICY
+        compiled, policys = variant.compiling is Compiling.DEFAULT, variant.package == PackageKind.POLICY
         last = variant.tunes, variant.float32, variant.package is None
         return variant.name != MODEL_BASELINE, *last, not compiled, not policys
 

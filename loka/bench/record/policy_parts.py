@@ -6,7 +6,8 @@ import os
 
 from loka.kernels.measurements.parts import Part, PartTime, TimeSource
 from loka.mods.policy_loader import load_policy
-from loka.plan.planner import assumed_safe, examine, plan_of
+from loka.plan.examine import assumed_safe, examine
+from loka.plan.plan_of import plan_of
 
 
 class RequestedParts:

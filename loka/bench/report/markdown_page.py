@@ -22,6 +22,7 @@ from loka.plan.report.plan_rows import (
     total_time,
 )
 from loka.plan.report.profile_view import budgets
+from loka.plan.report.tuned_words import describe_tuned
 from loka.policy.problems import printable
 from loka.probe.profile.profile import Finding
 
@@ -94,6 +95,8 @@ def _summary(plan: Plan, known: ProfiledSites | None, policy: str) -> str:
         )
     if plan.measurements is not None:
         lines.append(f"Times: {plan.measurements[0]}.")
+    if plan.tuned is not None:
+        lines.append(f"{plan.tuned.choice}: {describe_tuned(plan.tuned)} (`{plan.tuned.file}`).")
     return "\n".join(lines)
 
 

@@ -12,6 +12,7 @@ from loka.kernels.measurements.lookup import Measurements
 from loka.plan.plan import Plan
 from loka.plan.planner import Planned
 from loka.plan.report.plan_rows import format_time_sources, total_time
+from loka.plan.report.tuned_words import describe_tuned
 
 
 class Origin(StrEnum):
@@ -46,6 +47,9 @@ def sources(planned: Planned, runs: tuple[RunChart, ...], steps: MeasuredSteps |
         )
     ]
     found += _times(planned)
+    if plan.tuned is not None:
+        how = f"{describe_tuned(plan.tuned)}, in {plan.tuned.file} (sha256 {plan.tuned.sha256[:12]})"
+        found.append(Source("which candidate plan was taken", Origin.MEASURED, how))
     if steps is not None:
         how = (
             f"{steps.command}, {steps.date}, on one {steps.device} with torch {steps.torch}; {steps.file} names the "

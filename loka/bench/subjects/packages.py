@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -121,6 +122,12 @@ class Workshop:
         path = self._path / file
         path.write_text(text, encoding="utf-8")
         return path
+
+    def copy(self, file: Path, name: str) -> None:
+        """Copy a file into the folder, under a path relative to it."""
+        path = self._path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, path)
 
     def package(self, plan: Plan) -> ModuleType:
         """Generate and import the package of an existing plan; its name must be new in the folder."""

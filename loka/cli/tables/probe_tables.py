@@ -21,7 +21,7 @@ from loka.probe.profile.profile import Estimate, Finding, Interval, NeEstimate, 
 if TYPE_CHECKING:
     from loka.cli.probe_run import Learned
     from loka.cli.profile_paths import Places
-    from loka.plan.planner import Examined
+    from loka.plan.examine import Examined
     from loka.policy.cascade.settings import SiteSettings
     from loka.probe.diagnostics.drift import SiteDrift
     from loka.sites.site import Site

@@ -46,6 +46,7 @@ def command(
     synthetic = found.known is not None and found.known.profile.synthetic
     if as_json:
         beside = {"next": next_step(plan, loaded), "notes": found.notes, "prospect": prospect, "synthetic": synthetic}
+        beside["tuned_ignored"] = found.ignored
         print_json(_summary(plan) | beside | {"plan": json.loads(to_json(plan))})
     else:
         show(plan, all_sites, found.notes)
@@ -106,6 +107,7 @@ def show(plan: Plan, all_sites: bool, notes: Sequence[str] = ()) -> None:
         print_coverage(coverage_of(plan))
     print_line(summary_line(plan))
     print_times(plan)
+    print_tuned(plan)
 
 
 def print_budgets(plan: Plan) -> None:
@@ -149,6 +151,14 @@ def print_times(plan: Plan) -> None:
     host = format_host(plan, total)
     if host:
         print_line(f"{host}.")
+
+
+def print_tuned(plan: Plan) -> None:
+    """Print what a measured step said of the plan, if one decided it."""
+    from loka.plan.report.tuned_words import describe_tuned
+
+    if plan.tuned is not None:
+        print_line(f"{describe_tuned(plan.tuned)} ({plan.tuned.file}: {plan.tuned.choice}).")
 
 
 def measurements_note(plan: Plan) -> str:
@@ -213,5 +223,6 @@ def _summary(plan: Plan) -> dict[str, object]:
         "measurements": plan.measurements,
         "measurements_note": measurements_note(plan),
         "time": total_time(plan),
+        "tuned": plan.tuned,
         "skipped": [{"owner": each.owner, "reason": each.reason, "share": each.share} for each in plan.skipped],
     }

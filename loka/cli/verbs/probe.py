@@ -14,7 +14,7 @@ from loka.errors import InputError
 if TYPE_CHECKING:
     from loka.cli.probe_run import Learned
     from loka.cli.profile_paths import Places
-    from loka.plan.planner import Examined
+    from loka.plan.examine import Examined
     from loka.probe.profile.profile import Profile
 
 NAME = "probe"
@@ -70,7 +70,7 @@ def command(
     """Record statistics of each GEMM's operands in training, and estimate the error in FP8."""
     gc.enable()
     from loka.mods.policy_loader import load_policy
-    from loka.plan.planner import examine
+    from loka.plan.examine import examine
 
     files = [*(merged or ()), *(more or ())]
     _check_usage(merged, more, steps, every, out, draws, ne_batches, check, device)

@@ -169,6 +169,8 @@ def _inputs(plan: Plan, plan_json: str, templates: Templates, has_kernels: bool)
         inputs[f"profile {_portable(plan.profile[0])}"] = plan.profile[1]
     if plan.measurements is not None:
         inputs[f"measurements {_portable(plan.measurements[0])}"] = plan.measurements[1]
+    if plan.tuned is not None:
+        inputs[f"tuned {_portable(plan.tuned.file)}"] = plan.tuned.sha256
     inputs |= {f"template {name}": digest for name, digest in templates.hashes(kernels=has_kernels).items()}
     return {**inputs, PLAN: _sha256(plan_json), "loka": __version__}
 

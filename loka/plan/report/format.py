@@ -73,8 +73,8 @@ def format_reasons(plan: SitePlan) -> str:
 
 
 def format_place(assignment: Assignment) -> str:
-    """Position where a field was set: `ranker.yaml:14`; "" for built-in defaults."""
-    return f"{assignment.file}:{assignment.line}" if assignment.line else ""
+    """Position where a field was set: `ranker.yaml:14`, or a whole file; "" for built-in defaults."""
+    return f"{assignment.file}:{assignment.line}" if assignment.line else assignment.file
 
 
 def format_mere(mere: Interval) -> str:

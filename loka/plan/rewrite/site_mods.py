@@ -172,7 +172,7 @@ def slower_interactions(rules: Sequence[ModRule], interactions: Sequence[Interac
     """
     found = {}
     for owner, own in groupby(sorted(interactions, key=attrgetter("owner")), key=attrgetter("owner")):
-        if not any(_where(rule) == FASTER and rule.wants(owner) for rule in _entries(rules)):
+        if not open_interactions(rules, [owner]):
             continue
         times = [(each.calls, each.chosen, each.as_is) for each in own]
         ours = sum(calls * chosen.us for calls, chosen, _ in times if chosen is not None)
@@ -180,6 +180,12 @@ def slower_interactions(rules: Sequence[ModRule], interactions: Sequence[Interac
         if all(chosen is not None and as_is is not None for _, chosen, as_is in times) and ours > theirs:
             found[owner] = f"torch.compile is faster here: {format_us(theirs)}, with kernels of LoKA {format_us(ours)}"
     return found
+
+
+def open_interactions(rules: Sequence[ModRule], owners: Collection[str]) -> tuple[str, ...]:
+    """The modules among `owners` that are asked for `where: faster`, sorted."""
+    entries = [rule for rule in _entries(rules) if _where(rule) == FASTER]
+    return tuple(owner for owner in sorted(owners) if any(rule.wants(owner) for rule in entries))
 
 
 def _where(rule: ModRule) -> object:

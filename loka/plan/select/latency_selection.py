@@ -44,12 +44,14 @@ def problem_of(
     """The selection problem of a site; None where its measurements do not suffice.
 
     `gemms` are decided by policy and evidence: those in FP8 may return to the native kernel, unless the policy forces
-    them.
+    them, or a measured step decided (`GemmSettings.by_time`).
     """
     may = frozenset(plan.gemm for plan in gemms if plan.fp8)
     if site_options is None or site_options.option(may) is None:
         return None
-    must = frozenset(gemm for gemm in may if wanted.gemms[gemm].compute is Compute.FP8)
+    must = frozenset(
+        gemm for gemm in may if wanted.gemms[gemm].compute is Compute.FP8 or not wanted.gemms[gemm].by_time
+    )
     return SelectionProblem(site_options, must, may, wanted.budget.min_speedup)
 
 

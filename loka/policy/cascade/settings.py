@@ -20,6 +20,7 @@ class GemmSettings:
     padding: bool = True  # zero-pad sizes that the kernel does not support
     kernel: str = ANY_KERNEL  # a name in `loka.kernels.gemm.catalogue`, or ANY_KERNEL for the fastest
     may_be_fast: bool = False  # `accumulation: auto`: fast where measurements show that it is faster and as accurate
+    by_time: bool = True  # `compute: auto`: FP8 where it is safe and faster; False: where it is safe
 
 
 @dataclass(frozen=True, slots=True)

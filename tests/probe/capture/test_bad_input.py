@@ -12,7 +12,7 @@ import loka
 from loka.errors import InputError
 from loka.mods.policy_loader import load_policy
 from loka.numerics.enums import Gemm
-from loka.plan.planner import examine
+from loka.plan.examine import examine
 from loka.probe.learn import finish
 from loka.probe.profile import profile_file
 from tests.support.models import probe_models as models

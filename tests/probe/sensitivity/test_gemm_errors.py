@@ -12,7 +12,7 @@ from loka.numerics.fake_quantize import fake_quantize
 from loka.numerics.quantize import dequantize, quantize
 from loka.numerics.recipe import OperandRecipe, transposed_copy
 from loka.numerics.requantize_transpose import requantize_transpose
-from loka.plan.planner import examine
+from loka.plan.examine import examine
 from loka.probe.capture.live_sites import LiveModel, find_live
 from loka.probe.sensitivity.gemm_errors import GemmErrors, recipe_rounding
 from tests.support.models.probe_models import build_forms, build_shared, forms_inputs, shared_inputs

@@ -11,7 +11,7 @@ from torch import Tensor
 from loka.mods.policy_loader import load_policy
 from loka.numerics.enums import Gemm
 from loka.numerics.recipe import OperandRecipe
-from loka.plan.planner import examine
+from loka.plan.examine import examine
 from loka.probe.capture.live_sites import find_live
 from loka.probe.sensitivity.gradient_bias import LOST, UNSURE, GradientBias, change_by_misalignment
 from loka.probe.sensitivity.held_out import HeldOut

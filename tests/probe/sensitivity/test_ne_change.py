@@ -13,7 +13,7 @@ from loka.mods.policy_loader import load_policy
 from loka.numerics.enums import Format, Gemm
 from loka.numerics.fake_quantize import fake_quantize
 from loka.numerics.recipe import OperandRecipe
-from loka.plan.planner import examine
+from loka.plan.examine import examine
 from loka.probe.capture.live_sites import find_live
 from loka.probe.sensitivity.held_out import HeldOut, evaluating
 from loka.probe.sensitivity.loss_change import LossChange, loss_change

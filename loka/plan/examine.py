@@ -1,0 +1,108 @@
+"""Builds a policy's model with its mods, finds its sites, and applies the rules to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from loka.errors import InputError
+from loka.graph.trace.tracer import Tracer
+from loka.mods.modded_model import Adapted, adapted, model_without_mods
+from loka.plan.evidence import ProfiledSites
+from loka.plan.prospect import safe_profile
+from loka.policy.cascade.cascade import resolve_settings
+from loka.policy.cascade.settings import SiteFacts, SiteSettings
+from loka.policy.policy import Policy
+from loka.sites.build_model import BuiltModel
+from loka.sites.callables import call, current_directory_importable, find_callable
+from loka.sites.discover import find_sites
+from loka.sites.flow import Flow
+from loka.sites.random_state import seeded
+from loka.sites.site import Site
+
+_FIELDS = ("model.factory", "model.inputs", "model.batch_size", "model")
+
+
+class ExampleInputs(Protocol):
+    """The positional and keyword arguments of a model's forward, for a number of samples, drawn by a seed."""
+
+    def __call__(self, batch: int, seed: int = 0) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Make them. Raises what the author's function raises, as InputError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """A policy's model with its mods applied, and its sites."""
+
+    policy: Policy
+    built: BuiltModel
+    sites: tuple[Site, ...]
+    settings: tuple[SiteSettings, ...]
+    adapted: Adapted
+    siblings: tuple[tuple[str, ...], ...] = ()  # names of sites that seem to read one tensor
+    flow: Flow = field(default_factory=Flow)  # what products become
+    notes: tuple[str, ...] = ()  # what the sites cannot say: layers beside them, rows that are no line in the batch
+
+
+def examine(policy: Policy, built: BuiltModel | None = None) -> Examined:
+    """Build a policy's model, apply the policy's mods, find its sites, and apply the rules to them.
+
+    `built` is the model without mods, where it was built before; it is changed.
+    """
+    with placed(policy), current_directory_importable():
+        built = model_without_mods(policy) if built is None else built
+        changed = adapted(built, policy.mods)
+        found = find_sites(built)
+    sites = found.sites
+    facts = [
+        SiteFacts(site.name, site.kind.value, site.rows.at(built.batch_size), site.k, site.n, site.share)
+        for site in sites
+    ]
+    wanted = resolve_settings(policy, facts)
+    return Examined(policy, built, sites, wanted, changed, found.siblings, found.flow, found.notes)
+
+
+def tracer_of(examined: Examined, quick: bool = False) -> Tracer:
+    """A tracer of the model's owners, which remembers what it traced; `quick`: compared by their outputs alone."""
+    return Tracer(examined.built.module, inputs_of(examined.policy, examined.built), quick)
+
+
+def inputs_of(policy: Policy, built: BuiltModel) -> ExampleInputs:
+    """The example inputs of a model; `build_model` has checked them before."""
+
+    def inputs(batch: int, seed: int = 0) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        spec = policy.model.inputs
+        if spec is not None:
+            function = find_callable(spec, "model.inputs")[0]
+        else:
+            home = find_callable(policy.model.factory, "model.factory")[1]
+            function = getattr(built.module, "example_inputs", None) or home.example_inputs
+        with seeded(seed):
+            made: Any = call(function, (batch,), spec or "example_inputs", "model.inputs")
+        if isinstance(made, dict):
+            return (), made
+        return (made if isinstance(made, tuple) else (made,)), {}
+
+    return inputs
+
+
+@contextmanager
+def placed(policy: Policy) -> Iterator[None]:
+    """Adds the position of the field to errors about a field of the policy's model."""
+    try:
+        yield
+    except InputError as error:
+        message = str(error)
+        field = next((name for name in _FIELDS if message.startswith(f"{name}: ")), None)
+        if field is None:
+            raise
+        raise InputError(f"{policy.where(field)}: {message}") from error
+
+
+def assumed_safe(examined: Examined) -> ProfiledSites:
+    """Made-up evidence that every GEMM of every site is safe in the recipes of its policy."""
+    factory, adaptations = examined.policy.model.factory, examined.adapted.adaptations
+    return safe_profile(examined.sites, examined.settings, factory, adaptations)

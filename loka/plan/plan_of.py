@@ -1,0 +1,220 @@
+"""Makes a plan of an examined policy: resolve, trace the owners it needs, resolve again, bind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from torch import nn
+
+from loka.devices.targets import DEVICES, TargetDevice
+from loka.graph.trace.tracer import Tracer
+from loka.kernels.gemm.catalogue import GEMM_KERNELS, Kernel
+from loka.kernels.measurements.parts import PartCosts
+from loka.mods.registry import interaction_planning
+from loka.plan.decide import Situation
+from loka.plan.evidence import ProfiledSites, check_sites, with_merged_sites
+from loka.plan.examine import Examined, tracer_of
+from loka.plan.plan import NATIVE, Plan
+from loka.plan.report.mod_plans import ForwardOutcome, mod_plans
+from loka.plan.resolve import resolve
+from loka.plan.rewrite.owner_mods import OwnerTracer, owner_outcomes, requested_owners
+from loka.plan.rewrite.plan_bindings import bind
+from loka.plan.rewrite.rewrite_request import RewriteRequest, float64_sites, rewrite_request_of, scopes_of
+from loka.plan.rewrite.rewrites import Rewrites, rewrite, with_regions
+from loka.plan.rewrite.site_mods import (
+    interaction_outcomes,
+    open_interactions,
+    requested_interactions,
+    slower_interactions,
+    with_site_mods,
+)
+from loka.plan.select.latency_selection import interaction_plans, without_fused_sites
+from loka.plan.select.workload import TracedNeighbours
+from loka.plan.tuning.choices import AS_IT_STANDS, Choice, chosen_settings
+from loka.policy.cascade.settings import Assignment, SiteSettings
+from loka.policy.policy import Policy
+from loka.sites.callables import current_directory_importable
+from loka.version import __version__
+
+LEFT_BY_MEASUREMENT = "left to torch.compile by a measured step"
+
+
+class RecordedPlan(PartCosts, Protocol):
+    """Costs that a plan can name as the ones that decided it."""
+
+    @property
+    def name(self) -> str:
+        """The file or set, as named in the plan."""
+        ...
+
+    @property
+    def sha256(self) -> str:
+        """sha256 of its measurements."""
+        ...
+
+
+# Shipped measurements include libraries that a user may not have; a policy's own are from the user's machine.
+_WITH_TORCH = tuple(kernel for kernel in GEMM_KERNELS if kernel.library is None and kernel.name != NATIVE)
+
+
+def kernels_for(policy: Policy) -> tuple[Kernel, ...]:
+    """The kernels that measured times may choose among: () for all."""
+    return () if policy.measurements is not None else _WITH_TORCH
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A plan, and the sites that decided together in it."""
+
+    plan: Plan
+    chains: tuple[tuple[str, ...], ...] = ()  # the names of the sites of each chain
+
+
+def plan_of(
+    examined: Examined,
+    known: ProfiledSites | None = None,
+    costs: RecordedPlan | None = None,
+    kernels: tuple[Kernel, ...] = (),
+    tracer: Tracer | None = None,
+) -> Plan:
+    """Decide, trace the owners needed, decide again with the results of tracing, and bind.
+
+    `known` is the evidence, `costs` the measurements; with measurements, `kernels` are those that FP8 may run on, ()
+    for all. `tracer` is `tracer_of(examined)` for plans that share what is traced.
+    Raises InputError where the evidence is for other mods, or for sites of other shapes.
+    """
+    return decided(examined, known, costs, kernels, tracer).plan
+
+
+def decided(
+    examined: Examined,
+    known: ProfiledSites | None = None,
+    costs: RecordedPlan | None = None,
+    kernels: tuple[Kernel, ...] = (),
+    tracer: Tracer | None = None,
+    choice: Choice = AS_IT_STANDS,
+    by: str = "",
+) -> Decided:
+    """As `plan_of`, with what a choice decides instead of predicted times; `by`: the file that it is from."""
+    tracer = tracer or tracer_of(examined)
+    if not choice.as_it_stands:
+        chosen = chosen_settings(examined.sites, examined.settings, choice, by)
+        examined = replace(examined, settings=chosen)
+    slower: dict[str, str] = {}  # modules whose interactions are left to the compiler, each with the reason
+    if choice.interactions is False:
+        slower = dict.fromkeys(_open_interactions(examined), LEFT_BY_MEASUREMENT)
+    while True:
+        found = _decided_without(slower, examined, known, costs, kernels, tracer)
+        more = slower_interactions(examined.policy.mods, found.plan.interactions)
+        if not more or choice.interactions:
+            return found
+        slower |= more  # the GEMMs in them decide anew
+
+
+def _open_interactions(examined: Examined) -> tuple[str, ...]:
+    """The modules whose interactions `where: faster` leaves open."""
+    policy, sites, model = examined.policy, examined.sites, examined.built.module
+    with current_directory_importable():
+        owners = requested_interactions(policy.mods, sites, model, examined.flow).owners
+    return open_interactions(policy.mods, owners)
+
+
+def _decided_without(
+    slower: Mapping[str, str],
+    examined: Examined,
+    known: ProfiledSites | None,
+    costs: RecordedPlan | None,
+    kernels: tuple[Kernel, ...],
+    tracer: Tracer,
+) -> Decided:
+    policy, sites, model = examined.policy, examined.sites, examined.built.module
+    settings = _as_recorded(policy, examined.settings)
+    named = dict(zip((file for file, _ in policy.files), policy.named, strict=True))
+    if known is not None:
+        check_sites(known, sites, examined.adapted.adaptations)
+    considered = kernels if costs is not None else ()
+    with current_directory_importable():
+        interacting = requested_interactions(policy.mods, sites, model, examined.flow, slower)
+        reserved = interaction_planning().reserved(interacting, sites)
+        modded = with_site_mods(policy.mods, sites, settings, examined.siblings, tracer, reserved)
+    sites, settings = modded.sites, modded.settings
+    trace = OwnerTracer(modded.trace, requested_owners(policy.mods, model))
+    evidence = with_merged_sites(known, sites)
+    situation = Situation(
+        TargetDevice(policy.target),
+        policy.model.batch_size,
+        named,
+        considered,
+        evidence,
+        costs,
+        policy.execution,
+        policy.ne_percent,
+    )
+    interacting = requested_interactions(policy.mods, sites, model, examined.flow, slower)
+    plans, wide = resolve(sites, settings, situation, {}), float64_sites(sites, model)
+    request = rewrite_request_of(plans, settings, interacting, modded.changed, trace.scopes, wide, examined.flow)
+    rewrites = _rewritten(request, model, trace)
+    traced = rewrites.traced if costs is not None else TracedNeighbours()
+    if traced.chains or traced.alone:  # with their neighbours known, some may be as fast without FP8
+        plans = resolve(sites, settings, situation, {}, traced)
+        again = rewrite_request_of(plans, settings, interacting, modded.changed, trace.scopes, wide, examined.flow)
+        rewrites = _rewritten(again, model, trace) if again != request else rewrites
+    if rewrites.refused:
+        plans = resolve(sites, settings, situation, rewrites.refused, traced)
+    plans = with_regions(plans, rewrites)
+    for owner, reason in slower.items():
+        rewrites.interactions.refuse([owner], reason)
+    interactions = interaction_plans(
+        rewrites.interactions.fused, plans, policy.model.batch_size, costs, DEVICES[situation.target]
+    )
+    plans = without_fused_sites(plans, interactions)
+    outcomes: dict[str, ForwardOutcome] = {**modded.outcomes}
+    outcomes |= interaction_outcomes(policy.mods, model, rewrites.interactions)
+    outcomes |= owner_outcomes(trace, rewrites.forwards, rewrites.untraced, model)
+    plan = Plan(
+        name=policy.name,
+        target=situation.target,
+        batch_size=policy.model.batch_size,
+        policy_files=policy.files,
+        sites=plans,
+        bindings=bind(plans, rewrites.forwards, model),
+        skipped=tuple(rewrites.skipped),
+        loka_version=__version__,
+        rule_notes=tuple((rule.source, rule.note) for rule in policy.rules if rule.note),
+        profile=(known.name, known.sha256) if known is not None else None,
+        measurements=(costs.name, costs.sha256) if costs is not None else None,
+        mods=mod_plans(policy, examined.adapted, outcomes),
+        interactions=interactions,
+        execution=policy.execution,
+        ne_budget=policy.ne_percent,
+    )
+    return Decided(plan, traced.chains)
+
+
+def _rewritten(request: RewriteRequest, model: nn.Module, trace: OwnerTracer) -> Rewrites:
+    """Traces the owners of a request. All owners are captured in one run."""
+    with current_directory_importable():
+        trace.capture([scope.owner for scope in scopes_of(request, model)])
+        return rewrite(request, model, trace)
+
+
+def _as_recorded(policy: Policy, settings: Sequence[SiteSettings]) -> tuple[SiteSettings, ...]:
+    """The settings with files named as in `Policy.files`, so that a plan is the same on every machine."""
+    known: dict[int, SiteSettings] = {}
+    assignments: dict[Assignment, Assignment] = {}
+
+    def recorded(assignment: Assignment) -> Assignment:
+        if assignment not in assignments:
+            assignments[assignment] = replace(assignment, file=policy.relative(assignment.file))
+        return assignments[assignment]
+
+    def with_files(wanted: SiteSettings) -> SiteSettings:
+        history = {path: tuple(map(recorded, entries)) for path, entries in wanted.history.items()}
+        return replace(wanted, history=history, alternatives=tuple(map(with_files, wanted.alternatives)))
+
+    for wanted in settings:
+        if id(wanted) not in known:
+            known[id(wanted)] = with_files(wanted)
+    return tuple(known[id(wanted)] for wanted in settings)
