@@ -15,6 +15,7 @@ from loka.plan.evidence import ProfiledSites
 from loka.plan.plan import NATIVE, Plan
 from loka.plan.tuning import candidates as candidates_module
 from loka.plan.tuning.candidates import NATIVE_TITLE, STANDING_TITLE, Candidate, Candidates
+from loka.plan.tuning.choices import Choice, Precision, SiteChoice
 from loka.probe.profile.profile import Interval
 from tests.support.plan.plan_costs import SCALED_MM, MadeUp
 from tests.support.plan.tuned import safe_policy

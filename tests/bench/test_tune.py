@@ -1,0 +1,215 @@
+"""`loka tune` by made-up steps: who wins, what is combined, and what stops it. Then real steps on the CPU."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from loka.bench.model import step_rounds
+from loka.bench.model.model_run import RunLimits
+from loka.bench.model.model_variants import MODEL_BASELINE
+from loka.bench.tune import tune as tune_module
+from loka.bench.tune.tune import TuneLimits, check_policy, require_target, tuned_here, winner_of
+from loka.bench.tune.tune_steps import CandidateSteps, StepMeasurer
+from loka.errors import CheckFailedError, InputError
+from loka.mods.policy_loader import load_policy
+from loka.plan.tuning.candidates import NATIVE_TITLE, STANDING_TITLE, Candidates
+from loka.plan.tuning.choices import AS_IT_STANDS
+from loka.plan.tuning.record import MeasuredCandidate
+from loka.policy.policy import Policy
+from tests.support.bench_device import CpuBench
+from tests.support.plan.plan_costs import MadeUp
+from tests.support.plan.tuned import BF16_MS, MadeUpSteps, safe_policy, tune
+
+MODELS = "tests.support.models.ablation_model"
+POLICY = f"""\
+version: 1
+name: clicks
+model: {{factory: "{MODELS}:build", inputs: "{MODELS}:inputs", batch_size: 16}}
+train: {{batches: "{MODELS}:batches", loss: "{MODELS}:loss"}}
+defaults: {{compute: auto, scaling: auto}}
+"""
+FUSED = "BF16 in fused kernels"
+
+pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.LokaWarning")
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Policy:
+    return safe_policy(tmp_path / "clicks.yaml", POLICY)
+
+
+def measured(title: str, speedup: float | None, sites_fp8: int, noise: float | None = 0.001) -> MeasuredCandidate:
+    return MeasuredCandidate(title, AS_IT_STANDS, sites_fp8, False, None, 1.0, speedup, noise, 4)
+
+
+def test_the_fastest_wins() -> None:
+    assert winner_of([measured("a", 1.0, 0), measured("b", 1.5, 4), measured("c", 1.3, 2)]).title == "b"
+
+
+@pytest.mark.parametrize(("speedup", "noise"), [(1.009, 0.001), (1.04, 0.05)])
+def test_what_hardly_gains_or_is_lost_in_the_noise_has_no_fp8(speedup: float, noise: float) -> None:
+    found = [measured("as planned", 1.001, 3, noise), measured("bf16", 1.0, 0), measured("fp8", speedup, 4, noise)]
+    assert winner_of(found).title == "bf16"
+
+
+def test_too_few_rounds_are_not_judged() -> None:
+    assert winner_of([measured("a", 1.0, 0), measured("b", 9.0, 4, noise=None)]).title == "a"
+    with pytest.raises(CheckFailedError, match="no candidate was measured in 3 rounds; give it more time"):
+        winner_of([measured("b", 9.0, 4, noise=None), measured("c", None, 4, noise=None)])
+
+
+def test_a_record_has_every_candidate(policy: Policy) -> None:
+    steps = MadeUpSteps({STANDING_TITLE: 2.0}, usual=5.0, failing={FUSED: "out of registers"})
+    record = tune(policy, steps)
+    assert [each.title for each in record.candidates] == list(steps.asked[0])
+    assert (record.winner, record.bf16_ms, record.won.step_ms, record.won.speedup) == (
+        STANDING_TITLE,
+        BF16_MS,
+        2.0,
+        2.0,
+    )
+    assert (record.date, record.step) == ("2026-11-23T12:00Z", "made up")
+    assert (record.key.target, record.key.batch_size, record.key.execution) == ("h100", 16, None)
+    fused = next(each for each in record.candidates if each.title == FUSED)
+    assert (fused.step_ms, fused.speedup, fused.noise, fused.failure) == (None, None, None, "out of registers")
+    native = next(each for each in record.candidates if each.title == NATIVE_TITLE)
+    assert (native.native, native.sites_fp8, native.speedup) == (True, 0, 1.0)
+
+
+def test_noise_is_that_of_the_speed_ups(policy: Policy) -> None:
+    record = tune(policy, MadeUpSteps({STANDING_TITLE: 2.0}, usual=5.0, uneven=0.1))
+    assert record.won.noise == pytest.approx(0.1, rel=0.1)
+
+
+def test_switches_that_gain_are_measured_together(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "loka.plan.tuning.candidates.open_measurements", lambda policy: MadeUp({"as-is": 3.0, "torch.scaled_mm": 1.0})
+    )
+    switches = [each.title for each in Candidates(policy).found() if ": " in each.title]
+    ups = [title for title in switches if title.startswith("layers.")]
+    one = ups[0]
+    (other, *_) = [title for title in ups if title.partition(":")[0] != one.partition(":")[0]]
+    steps = MadeUpSteps({STANDING_TITLE: 3.0, one: 2.8, other: 2.7, " + ": 2.5}, usual=5.0)
+    record = tune(policy, steps)
+    first, second = steps.asked
+    assert second[0] == STANDING_TITLE
+    assert record.winner == second[1]
+    assert {one, other} <= set(record.winner.split(" + "))
+    assert len(record.candidates) == len(first) + 1
+    combined = record.won.choice
+    assert [each.sites for each in combined.sites]
+    assert steps.ends == [tune_module.FIRST_RUN * 1000.0, 1000.0]
+
+
+def test_nothing_is_combined_where_no_switch_gains(policy: Policy) -> None:
+    steps = MadeUpSteps({STANDING_TITLE: 2.0}, usual=5.0)
+    tune(policy, steps)
+    assert len(steps.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("bf16", "message"),
+    [(CandidateSteps(failure="no such operator"), "does not run here, .*: no such operator")],
+)
+def test_a_model_that_does_not_run_is_no_base(policy: Policy, bf16: CandidateSteps, message: str) -> None:
+    with pytest.raises(CheckFailedError, match=message):
+        tune(policy, MadeUpSteps(bf16=bf16))
+
+
+def test_without_time_nothing_is_decided(policy: Policy) -> None:
+    class Nothing(MadeUpSteps):
+        def __call__(self, candidates, limits):  # type: ignore[no-untyped-def]
+            return {}
+
+    with pytest.raises(CheckFailedError, match="no time was left to measure anything; give it more: --seconds"):
+        tune(policy, Nothing())
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        (TuneLimits(0.0), "--seconds: 0 is no time"),
+        (TuneLimits(math.nan), "--seconds: nan is no time"),
+        (TuneLimits(60.0, 2), "--rounds: 2 are too few to tell plans apart; write 3 or more"),
+    ],
+)
+def test_limits_that_measure_nothing(limits: TuneLimits, message: str, policy: Policy) -> None:
+    with pytest.raises(InputError, match=message):
+        tuned_here(policy, limits, False, print)
+
+
+def test_policies_that_cannot_be_tuned(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text(POLICY + "target: reference\n")
+    with pytest.raises(InputError, match=r"p\.yaml:6:\d+: loka tune: target reference is the reference path"):
+        check_policy(load_policy(path), False)
+    path.write_text("\n".join(line for line in POLICY.splitlines() if not line.startswith("train")))
+    with pytest.raises(InputError, match="measures your training step, and the policy has no train section"):
+        check_policy(load_policy(path), False)
+    check_policy(load_policy(path), True)
+
+
+def test_a_machine_without_a_gpu_or_of_another_target(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(InputError, match="loka tune: no CUDA device is visible"):
+        require_target(policy)
+    monkeypatch.setattr(tune_module, "require_gpu", lambda verb: None)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA H200")
+    with pytest.raises(InputError, match="target is h100, and this machine has NVIDIA H200, .*; write target: h200"):
+        require_target(policy)
+    require_target(replace(policy, target="h200"))
+
+
+@pytest.fixture
+def short_turns(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(step_rounds, "STEPS", 1)
+    monkeypatch.setattr(step_rounds, "WARM_UPS", 0)
+    yield
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("short_turns")
+@pytest.mark.parametrize(
+    ("execution", "compiled", "captured"), [("", True, False), ("eager", False, False), ("graph", True, True)]
+)
+def test_steps_run_as_the_policy_says(tmp_path: Path, execution: str, compiled: bool, captured: bool) -> None:
+    more = f"execution: {{mode: {execution}}}\n" if execution else ""
+    policy = safe_policy(tmp_path / "clicks.yaml", POLICY + more)
+    found = {each.title: each for each in Candidates(policy).found()}
+    chosen = [found[STANDING_TITLE], found[NATIVE_TITLE]]
+    device = CpuBench()
+    steps = StepMeasurer(policy, device, lambda line: None)(chosen, RunLimits(3, math.inf))
+    assert set(steps) == {MODEL_BASELINE, STANDING_TITLE, NATIVE_TITLE}
+    assert [each.failure for each in steps.values()] == ["", "", ""]
+    assert steps[NATIVE_TITLE] == steps[MODEL_BASELINE]
+    assert steps[NATIVE_TITLE].speedups == (1.0, 1.0, 1.0)
+    own, beside = steps[STANDING_TITLE], steps[MODEL_BASELINE]
+    assert own.speedups == tuple(theirs / ours for theirs, ours in zip(beside.step_ms, own.step_ms, strict=True))
+    assert device.compiled_modes == ([None] * 2 if compiled else [])
+    assert device.captures == (2 if captured else 0)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("short_turns")
+def test_a_candidate_that_fails_leaves_the_others(tmp_path: Path, policy: Policy) -> None:
+    found = {each.title: each for each in Candidates(policy).found()}
+    device = CpuBench(fail_compiling={None: []})
+    broken = replace(found[STANDING_TITLE], title="broken", plan=replace(found[STANDING_TITLE].plan, bindings=()))
+    adapted = replace(broken.plan, mods=())
+    steps = StepMeasurer(policy, device, lambda line: None)(
+        [found[FUSED], replace(broken, plan=adapted)], RunLimits(3, math.inf)
+    )
+    assert steps[FUSED].failure == ""
+    assert steps["broken"] == steps[MODEL_BASELINE]
+
+
+def test_words_of_a_step(policy: Policy) -> None:
+    assert StepMeasurer(policy, CpuBench(), print).words == "forward, the policy's loss, backward, adam"
+    assert StepMeasurer(policy, CpuBench(), print, True).words == "forward, a synthetic loss, backward, adam"
+    assert "loka.bench.tune.tune" in sys.modules
