@@ -157,10 +157,10 @@ def test_a_package_is_stale_once_its_record_changes(tuned: Tuned) -> None:
     assert manifest["inputs"]["tuned profiles/tuned.tuned.json"] == record.sha256
     generate(tuned.policy, made.folder, check=True)
     keep(tuned.policy, replace(record, bf16_ms=4.5))
-    with pytest.raises(CheckFailedError, match="manifest.json: stale"):
+    with pytest.raises(CheckFailedError, match=r"manifest\.json: stale"):
         generate(tuned.policy, made.folder, check=True)
     tuned.policy.tuned_file.unlink()
-    with pytest.raises(CheckFailedError, match="plan.json: stale"):
+    with pytest.raises(CheckFailedError, match=r"plan\.json: stale"):
         generate(tuned.policy, made.folder, check=True)
 
 
