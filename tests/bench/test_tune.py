@@ -16,12 +16,13 @@ from loka.bench.tune.tune import TuneLimits, check_policy, require_target, tuned
 from loka.bench.tune.tune_steps import CandidateSteps, StepMeasurer
 from loka.errors import CheckFailedError, InputError
 from loka.mods.policy_loader import load_policy
+from loka.plan.plan import NATIVE
 from loka.plan.tuning.candidates import NATIVE_TITLE, STANDING_TITLE, Candidates
 from loka.plan.tuning.choices import AS_IT_STANDS
 from loka.plan.tuning.record import MeasuredCandidate
 from loka.policy.policy import Policy
 from tests.support.bench_device import CpuBench
-from tests.support.plan.plan_costs import MadeUp
+from tests.support.plan.plan_costs import SCALED_MM, MadeUp
 from tests.support.plan.tuned import BF16_MS, MadeUpSteps, safe_policy, tune
 
 MODELS = "tests.support.models.ablation_model"
@@ -87,22 +88,18 @@ def test_noise_is_that_of_the_speed_ups(policy: Policy) -> None:
 
 def test_switches_that_gain_are_measured_together(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "loka.plan.tuning.candidates.open_measurements", lambda policy: MadeUp({"as-is": 3.0, "torch.scaled_mm": 1.0})
+        "loka.plan.tuning.candidates.open_measurements", lambda policy: MadeUp({NATIVE: 3.0, SCALED_MM: 1.0})
     )
-    switches = [each.title for each in Candidates(policy).found() if ": " in each.title]
-    print(switches)
-    ups = [title for title in switches if title.startswith("layers.")]
-    one = ups[0]
-    (other, *_) = [title for title in ups if title.partition(":")[0] != one.partition(":")[0]]
+    one, *_, other = [each.title for each in Candidates(policy).found() if ": " in each.title]
+    assert one.partition(":")[0] != other.partition(":")[0]
     steps = MadeUpSteps({STANDING_TITLE: 3.0, one: 2.8, other: 2.7, " + ": 2.5}, usual=5.0)
     record = tune(policy, steps)
     first, second = steps.asked
-    assert second[0] == STANDING_TITLE
-    assert record.winner == second[1]
-    assert {one, other} <= set(record.winner.split(" + "))
+    assert second == (other, record.winner)
+    assert set(record.winner.split(" + ")) == {STANDING_TITLE, one, other}
     assert len(record.candidates) == len(first) + 1
-    combined = record.won.choice
-    assert [each.sites for each in combined.sites]
+    combined = {each.sites for each in record.won.choice.sites}
+    assert combined == {each.choice.sites[0].sites for each in record.candidates if each.title in (one, other)}
     assert steps.ends == [tune_module.FIRST_RUN * 1000.0, 1000.0]
 
 
