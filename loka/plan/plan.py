@@ -239,6 +239,7 @@ class TunedStep:
     step_ms: float
     bf16_ms: float  # the model as it is, launched in the same way
     best_fp8_ms: float | None  # the fastest candidate with FP8; None if none ran
+    best_fp8_noise: float | None  # of its speed-up over BF16, as a share
     is_native: bool  # the winner is the model as it is
     execution: str  # how both were run: eager, compiled or graph
     device: str  # "NVIDIA H200"

@@ -25,12 +25,12 @@ name: clicks
 model: {{factory: "{MODELS}:build", inputs: "{MODELS}:inputs", batch_size: 16}}
 train: {{batches: "{MODELS}:batches", loss: "{MODELS}:loss"}}
 defaults: {{compute: auto, scaling: rowwise, fuse: never}}
+rules: [{{match: "layers.*", compute: keep}}]
 """
 
 
 @pytest.fixture
 def policy(tmp_path: Path) -> Path:
-    """With two candidates: all of FP8, and none."""
     path = tmp_path / "clicks.yaml"
     safe_policy(path, POLICY)
     return path
@@ -40,7 +40,7 @@ def policy(tmp_path: Path) -> Path:
 def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU stands in for an H100, in short turns."""
     monkeypatch.setattr(tune_module, "require_gpu", lambda verb: None)
-    monkeypatch.setattr(tune_module, "CudaDevice", CpuBench)
+    monkeypatch.setattr(tune_module, "TimedDevice", CpuBench)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: HOPPER.device)
     monkeypatch.setattr(Versions, "here", lambda: HOPPER)
     monkeypatch.setattr(step_rounds, "STEPS", 1)
@@ -56,12 +56,17 @@ def test_the_record_is_written_and_the_plan_names_it(loka: Loka, policy: Path) -
     ran = loka("tune", str(policy), "--rounds", "3")
     assert ran.status == 0, ran.err
     (record,) = read_records(policy.parent / "profiles" / "clicks.tuned.json")
-    assert [each.title for each in record.candidates] == ["as planned by predicted times", "BF16 by the compiler"]
+    titles = [each.title for each in record.candidates]
+    assert titles[:2] == ["as planned by predicted times", "BF16 by the compiler"]
     assert record.machine == HOPPER
     assert record.step == "forward, the policy's loss, backward, adam"
-    assert "clicks: 2 candidate plans" in ran.err
+    assert f"clicks: {len(titles)} candidate plans" in ran.err
     assert f"wrote {policy.parent / 'profiles/clicks.tuned.json'}; next: loka generate {policy}" in ran.out
-    words = ("confirmed by a measured step", "a measured step found nothing faster", "slower in a measured step")
+    words = (
+        "confirmed by a measured step",
+        "a measured step found nothing clearly faster",
+        "slower in a measured step",
+    )
     assert any(text in ran.out for text in words)
     ran = loka("plan", str(policy))
     assert ran.status == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -124,10 +125,18 @@ def test_where_bf16_is_fastest_the_plan_has_no_fp8(tuned: Tuned) -> None:
     assert {gemm.reason for site in plan.sites for gemm in site.gemms} == {"keep by profiles/tuned.tuned.json"}
     assert plan.tuned is not None
     assert describe_tuned(plan.tuned) == (
-        "a measured step found nothing faster than 4 ms of compiled BF16 on NVIDIA H100 80GB HBM3, 2026-11-23; "
+        "a measured step found nothing clearly faster than 4 ms of compiled BF16 on NVIDIA H100 80GB HBM3, 2026-11-23; "
         "FP8 took 5 ms at best"
     )
     assert planned(tuned.policy, prospects=True).prospect is None
+
+
+def test_a_gain_within_the_noise_is_said_with_it(tuned: Tuned) -> None:
+    tuned.tune(MadeUpSteps({}, usual=3.8, uneven=0.2))
+    plan = make_plan(tuned.policy)
+    assert plan.tuned is not None
+    assert plan.tuned.is_native
+    assert re.search(r"; FP8 took 3\.8 ms at best: 1\.05x, with a noise of \d\d\.\d %$", describe_tuned(plan.tuned))
 
 
 def test_the_plan_as_it_stands_is_confirmed_too(tuned: Tuned) -> None:

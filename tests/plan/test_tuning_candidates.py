@@ -122,10 +122,24 @@ def test_the_model_one_way_and_its_groups_switched(make: Make) -> None:
         assert rest <= {"head"}, each.title
 
 
-def test_predicted_times_order_what_follows(make: Make) -> None:
-    predicted = [each.predicted_us for each in make().found()[2:]]
-    assert None not in predicted
-    assert predicted == sorted(predicted)  # type: ignore[type-var]
+def test_the_most_promising_come_first(make: Make) -> None:
+    standing, _, *others = make().found()
+    assert standing.predicted_us is not None
+    assert all(each.predicted_us is not None for each in others)
+
+    def kind(candidate: Candidate) -> int:
+        predicted = candidate.predicted_us or 0.0
+        if candidate.choice.is_switch:
+            return 1 if predicted != standing.predicted_us else 2
+        near = predicted <= 1.25 * (standing.predicted_us or 0.0)
+        return 0 if near or candidate.title == "BF16 in fused kernels" else 3
+
+    kinds = [kind(each) for each in others]
+    assert kinds == sorted(kinds)
+    assert {0, 1, 3} <= set(kinds)
+    for each in set(kinds):
+        predicted = [other.predicted_us for other in others if kind(other) == each]
+        assert predicted == sorted(predicted)  # type: ignore[type-var]
 
 
 def test_alike_layers_are_one_group(make: Make) -> None:

@@ -20,7 +20,6 @@ from loka.bench.speed.steps import MIB
 from loka.errors import CheckFailedError
 
 FIRST_STEPS = 3  # before a step is captured: compiled graphs are recorded in the second and third
-STEPS_OF_A_TURN = WARM_UPS + 2 * STEPS
 TUNING = 4  # how many times longer preparing takes with max-autotune: an estimate, to end in time
 
 
@@ -31,6 +30,12 @@ class RunLimits:
     rounds: int
     end: float
     clock: Callable[[], float] = time.monotonic
+    steps: int | None = None  # of each kind in a turn; None: STEPS
+
+    @property
+    def steps_of_a_turn(self) -> int:
+        """All steps of a turn."""
+        return WARM_UPS + 2 * (STEPS if self.steps is None else self.steps)
 
     @property
     def left(self) -> float:
@@ -76,7 +81,7 @@ class BlockRun:
         self._limits = limits
         self._progress = progress
         self._alive: list[LiveStep] = []
-        self._longest = 0.0  # seconds that preparing a variant took
+        self._longest = 0.0  # seconds that preparing a variant took, without the first, which starts the compiler
 
     def outcomes(self, variants: Sequence[ModelVariant]) -> Iterator[StepOutcome]:
         """Each outcome as soon as there are figures, and again after the rounds of its group.
@@ -123,7 +128,7 @@ class BlockRun:
         baseline = made.preview if variant.name == MODEL_BASELINE else before
         figures = figures_of(made.preview, baseline, made.peak_mib, None, made.bound_ms)
         seconds = self._limits.clock() - start
-        self._longest = max(self._longest, seconds)
+        self._longest = seconds if len(self._alive) <= 2 else max(self._longest, seconds)
         self._progress(f"{self._block.label} {variant.name}: {describe_figures(figures)}, after {seconds:.0f} s")
         return StepOutcome(self._block, variant.name, figures)
 
@@ -187,7 +192,7 @@ class BlockRun:
                     each.failure = describe(error)
 
     def _turn(self, step: LiveStep) -> RoundTiming:
-        return timed_turn(step.run, self._device.wait)
+        return timed_turn(step.run, self._device.wait, steps=self._limits.steps)
 
     def _baseline(self) -> LiveStep | None:
         return next((each for each in self._alive if each.name == MODEL_BASELINE and not each.failure), None)
@@ -198,7 +203,7 @@ class BlockRun:
 
     def _seconds_of_rounds(self, rounds: int | None = None) -> float:
         """Estimated time for the rounds of what is alive."""
-        steps = STEPS_OF_A_TURN * (self._limits.rounds if rounds is None else rounds)
+        steps = self._limits.steps_of_a_turn * (self._limits.rounds if rounds is None else rounds)
         return sum(each.seconds(steps) for each in self._alive)
 
 

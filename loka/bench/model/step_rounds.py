@@ -23,22 +23,27 @@ class RoundTiming:
     host_ms: float  # until the call returns, with an empty queue: the median
 
 
-def timed_turn(step: Step, wait: Callable[[], None], clock: Clock = time.perf_counter) -> RoundTiming:
-    """One variant's turn in a round. `wait` returns when the device is done."""
+def timed_turn(
+    step: Step, wait: Callable[[], None], clock: Clock = time.perf_counter, steps: int | None = None
+) -> RoundTiming:
+    """One variant's turn in a round, of so many `steps` of each kind (None: STEPS). `wait` returns when the device is
+    done.
+    """
+    steps = STEPS if steps is None else steps
     for _ in range(WARM_UPS):
         step()
     hosts = []
-    for _ in range(STEPS):
+    for _ in range(steps):
         wait()
         start = clock()
         step()
         hosts.append(clock() - start)
     wait()
     start = clock()
-    for _ in range(STEPS):
+    for _ in range(steps):
         step()
     wait()
-    return RoundTiming(1e3 * (clock() - start) / STEPS, 1e3 * statistics.median(hosts))
+    return RoundTiming(1e3 * (clock() - start) / steps, 1e3 * statistics.median(hosts))
 
 
 def speedup(baseline: Sequence[RoundTiming], own: Sequence[RoundTiming]) -> float | None:

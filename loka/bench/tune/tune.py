@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -11,24 +12,23 @@ from datetime import UTC, datetime
 import torch
 
 from loka.bench.machine import require_gpu
-from loka.bench.model.bench_device import CudaDevice
 from loka.bench.model.model_run import RunLimits
 from loka.bench.model.model_variants import MODEL_BASELINE
-from loka.bench.model.step_rounds import ROUNDS
 from loka.bench.speed.comparison import Progress
-from loka.bench.tune.tune_steps import CandidateSteps, Measure, StepMeasurer
+from loka.bench.tune.tune_steps import CandidateSteps, Measure, StepMeasurer, TimedDevice
 from loka.devices.targets import DEVICES, GPUS, TargetDevice, device_named, means
 from loka.errors import CheckFailedError, InputError
 from loka.kernels.measurements.versions import Versions
 from loka.plan.tuning.candidates import STANDING_TITLE, Candidate, Candidates
-from loka.plan.tuning.choices import Choice
 from loka.plan.tuning.record import MeasuredCandidate, TunedKey, TunedRecord
 from loka.policy.policy import Policy
 
 PLANNING = 0.2  # share of the time in which candidates are planned
-FIRST_RUN = 0.75  # share of the time after which combinations are measured
+FIRST_RUN = 0.85  # share of the time after which combinations are measured
 FEWEST_ROUNDS = 3  # of a candidate that is judged
 WORTH = 0.01  # of the step: what less FP8 may cost
+TURNS = 16  # of each candidate: many short ones, as the host's speed varies from one to the next
+STEPS_OF_A_TURN = 5
 NO_TIME = "no time was left"
 
 
@@ -37,7 +37,7 @@ class TuneLimits:
     """`rounds` of each candidate, and the seconds for everything."""
 
     seconds: float
-    rounds: int = ROUNDS
+    rounds: int = TURNS
 
     def check(self) -> None:
         """Raise InputError for numbers that cannot be worked with."""
@@ -83,7 +83,7 @@ def tuned_here(policy: Policy, limits: TuneLimits, synthetic: bool, progress: Pr
     limits.check()
     check_policy(policy, synthetic)
     require_target(policy)
-    measurer = StepMeasurer(policy, CudaDevice(), progress, synthetic)
+    measurer = StepMeasurer(policy, TimedDevice(), progress, synthetic)
     return tuned(policy, limits, measurer, measurer.words, Versions.here(), progress)
 
 
@@ -101,15 +101,15 @@ def tuned(
 
     `step` says in words what is measured, on `machine`; `clock` is in seconds. Raises as `tuned_here` does.
     """
-    whole = RunLimits(limits.rounds, math.inf) if clock is None else RunLimits(limits.rounds, math.inf, clock)
-    start = whole.clock()
+    clock = clock or time.monotonic
+    start = clock()
 
     def until(share: float) -> RunLimits:
-        return RunLimits(limits.rounds, start + share * limits.seconds, whole.clock)
+        return RunLimits(limits.rounds, start + share * limits.seconds, clock, STEPS_OF_A_TURN)
 
     progress(f"{policy.name}: planning the candidates")
     candidates = Candidates(policy)
-    found = candidates.found(start + PLANNING * limits.seconds, whole.clock)
+    found = candidates.found(start + PLANNING * limits.seconds, clock)
     progress(f"{policy.name}: {len(found)} candidate plans")
     steps = measure(found, until(FIRST_RUN))
     bf16_ms = _bf16_ms(steps.get(MODEL_BASELINE))
@@ -117,7 +117,8 @@ def tuned(
     together = combination(measured)
     if together and until(1.0).left > 0:
         best = next(each for each in found if each.title == winner_of(measured).title)
-        made = candidates.combined([each.choice for each in together], " + ".join(each.title for each in together))
+        title = " + ".join(each.title for each in together if not each.choice.as_it_stands)
+        made = candidates.combined([each.choice for each in together], title)
         if made is not None and all(made.decisions != each.decisions for each in found):
             again = measure([best, made], until(1.0))
             if made.title in again:
@@ -177,17 +178,21 @@ def _noise(values: Sequence[float]) -> float:
 
 
 def winner_of(measured: Sequence[MeasuredCandidate]) -> MeasuredCandidate:
-    """The fastest; among those within the noise of it, or within WORTH, the one with the least FP8, then the first.
+    """The fastest that is clearly faster than the plan as it stands; without one that plan, or what has less FP8 and is
+    not clearly slower.
 
-    Raises CheckFailedError if none was measured in enough rounds.
+    Clearly: by more than the noise of both, and by more than WORTH. Raises CheckFailedError if none was measured in
+    enough rounds.
     """
     timed = _timed(measured)
     if not timed:
         raise CheckFailedError(
             f"loka tune: no candidate was measured in {FEWEST_ROUNDS} rounds; give it more time: --seconds"
         )
-    fastest = max(timed, key=_speed)
-    return min((each for each in timed if _ties(each, fastest)), key=lambda each: each.sites_fp8)
+    standing = next((each for each in timed if each.title == STANDING_TITLE), timed[0])
+    as_fast = (each for each in timed if _ties(each, standing))
+    holder = min(as_fast, key=lambda each: each.sites_fp8)  # the first of those with the least
+    return max((each for each in timed if each is holder or _is_faster(each, holder)), key=_speed)
 
 
 def combination(measured: Sequence[MeasuredCandidate]) -> tuple[MeasuredCandidate, ...]:
@@ -197,10 +202,10 @@ def combination(measured: Sequence[MeasuredCandidate]) -> tuple[MeasuredCandidat
     """
     timed = _timed(measured)
     standing = next((each for each in timed if each.title == STANDING_TITLE), None)
-    wholes = [each for each in timed if _is_whole(each.choice)]
+    wholes = [each for each in timed if not each.choice.is_switch]
     if standing is None or not wholes:
         return ()
-    faster = [each for each in timed if not _is_whole(each.choice) and _is_faster(each, standing)]
+    faster = [each for each in timed if each.choice.is_switch and _is_faster(each, standing)]
     best = {each.choice.sites[0].sites: each for each in sorted(faster, key=_speed)}  # of each group, the fastest way
     base = winner_of(wholes)
     if not best or (len(best) == 1 and base.choice.as_it_stands):
@@ -214,11 +219,6 @@ def _timed(measured: Sequence[MeasuredCandidate]) -> list[MeasuredCandidate]:
 
 def _speed(measured: MeasuredCandidate) -> float:
     return measured.speedup or 0.0
-
-
-def _is_whole(choice: Choice) -> bool:
-    """True if it is for the whole model, at most with exceptions; False for a switch."""
-    return not choice.sites or not choice.sites[0].sites
 
 
 def _ties(one: MeasuredCandidate, other: MeasuredCandidate) -> bool:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from loka.bench.model.bench_device import BenchDevice
+from loka.bench.model.bench_device import BenchDevice, CudaDevice
 from loka.bench.model.model_results import StepOutcome
 from loka.bench.model.model_run import BlockRun, RunLimits
 from loka.bench.model.model_subject import ModelSubject
 from loka.bench.model.model_variants import MODEL_BASELINE, Casting, Compiling, ModelVariant, StepBlock, StepLaunch
 from loka.bench.speed.comparison import Progress
+from loka.bench.speed.device_kernels import KernelSum
 from loka.bench.subjects.packages import Workshop
 from loka.devices.host_costs import Execution
 from loka.plan.tuning.candidates import Candidate
@@ -41,17 +43,25 @@ def execution_of(policy: Policy) -> Execution:
     return policy.execution.mode if policy.execution is not None else Execution.COMPILED
 
 
-@dataclass(frozen=True, slots=True)
+class TimedDevice(CudaDevice):
+    """The current CUDA device, where steps are timed and no profiler looks at their kernels."""
+
+    def kernels(self, step: Callable[[], object]) -> KernelSum | None:
+        return None
+
+
 class StepMeasurer:
     """Measures candidates on a device: forward, loss, backward and optimiser, under autocast to bfloat16.
 
     `synthetic`: on the model's example inputs with a synthetic loss.
     """
 
-    policy: Policy
-    device: BenchDevice
-    progress: Progress
-    synthetic: bool = False
+    def __init__(self, policy: Policy, device: BenchDevice, progress: Progress, synthetic: bool = False) -> None:
+        self.policy = policy
+        self.device = device
+        self.progress = progress
+        self.synthetic = synthetic
+        self._runs = 0
 
     def __call__(self, candidates: Sequence[Candidate], limits: RunLimits) -> Mapping[str, CandidateSteps]:
         """The steps, by the candidates' titles, as far as there is time.
@@ -59,17 +69,28 @@ class StepMeasurer:
         A candidate that replaces nothing is the model as it is, and has its steps. Raises InputError if the model
         cannot be built, or its training functions cannot be used.
         """
+        self._runs += 1
         compiling, launch = _WAYS[execution_of(self.policy)]
         block = StepBlock(Casting.AUTOCAST, True, launch)
         baseline = ModelVariant(MODEL_BASELINE, compiling)
-        variants = {each.title: _variant(each, number, compiling) for number, each in enumerate(candidates)}
+        # Dynamo keeps guards on modules by name: a package of a later run needs another.
+        packages = [f"candidate_{self._runs}_{number}" for number in range(len(candidates))]
+        variants = {
+            each.title: _variant(each, package, compiling) for each, package in zip(candidates, packages, strict=True)
+        }
         plans = {
             variants[each.title].package or "": replace(each.plan, tuned=None)
             for each in candidates
             if variants[each.title].package is not None
         }
         found: dict[str, CandidateSteps] = {}
-        with current_directory_importable(), Workshop() as workshop, self.device.session():
+        with (
+            current_directory_importable(),
+            Workshop() as workshop,
+            self.device.session(),
+            warnings.catch_warnings(),
+        ):
+            warnings.filterwarnings("ignore", module=r"torch\.")  # the compiler's, of each candidate again
             subject = ModelSubject(self.policy, workshop, plans, self.synthetic)
             subject.sample(True)  # its mistakes are the user's, and no candidate's
             different = [each for each in variants.values() if each.package is not None or each.adapted]
@@ -104,7 +125,7 @@ def _steps(outcome: StepOutcome, beside: Sequence[float]) -> CandidateSteps:
     return CandidateSteps(steps, tuple(other / own for other, own in zip(beside, steps, strict=False)))
 
 
-def _variant(candidate: Candidate, number: int, compiling: Compiling) -> ModelVariant:
+def _variant(candidate: Candidate, package: str, compiling: Compiling) -> ModelVariant:
     if candidate.plan.bindings:
-        return ModelVariant(candidate.title, compiling, package=f"candidate_{number}")
+        return ModelVariant(candidate.title, compiling, package=package)
     return ModelVariant(candidate.title, compiling, adapted=bool(candidate.plan.adaptations))

@@ -22,7 +22,7 @@ COLUMNS = ("candidate", "FP8 sites", "predicted us", "step ms", "over BF16", "no
 def command(
     policy: PolicyPath,
     seconds: Annotated[float, typer.Option(help="The time for everything, planning and compiling too.")] = SECONDS,
-    rounds: Annotated[int, typer.Option(help="Turns of each candidate.")] = 8,
+    rounds: Annotated[int, typer.Option(help="Turns of each candidate.")] = 16,
     synthetic: Annotated[
         bool,
         typer.Option("--synthetic", help="Measure example inputs with a synthetic loss."),

@@ -33,7 +33,7 @@ from loka.sites.site import Site
 
 NATIVE_TITLE = "BF16 by the compiler"
 STANDING_TITLE = "as planned by predicted times"
-CLOSE = 0.25  # of a group's predicted time: a switch that is predicted to cost more is not measured
+CLOSE = 0.25  # of a group's predicted time: a switch that is predicted to cost more is not measured; of the model's
 MOST_GROUPS = 12  # that are switched, those with most time first
 
 _LISTED = 2  # patterns in a group's name
@@ -101,7 +101,7 @@ class Candidates:
     def found(self, end: float = math.inf, clock: Callable[[], float] = time.monotonic) -> tuple[Candidate, ...]:
         """All candidates in the order to measure them; no further switch is planned after `end` on the clock.
 
-        The plan as it stands and BF16 by the compiler come before the others, which are in order of predicted times.
+        The plan as it stands and BF16 by the compiler come first, the others by what is expected of them.
         """
         with deferred_gc(), directory_kept():
             native, *others = self._whole()
@@ -193,10 +193,18 @@ class Candidates:
         labels = (each.recipe for wanted in opened for each in (wanted, *wanted.alternatives) if wanted.alternatives)
         return tuple(dict.fromkeys(labels)) or ("",)
 
-    def _promise(self, candidate: Candidate) -> float:
-        """The less, the earlier it is measured; one without a prediction may be as fast as the plan as it stands."""
-        standing = self.standing.predicted_us
-        return candidate.predicted_us or standing or 0.0
+    def _promise(self, candidate: Candidate) -> tuple[int, float]:
+        """The less, the earlier it is measured: what is for the whole model and may be fastest, switches that are
+        predicted to change something, other switches, and last what is predicted to be far slower.
+
+        A candidate without a prediction may be as fast as the plan as it stands.
+        """
+        standing = self.standing.predicted_us or 0.0
+        predicted = candidate.predicted_us or standing
+        if not candidate.choice.is_switch:
+            near = candidate.choice == _FUSED or predicted <= (1 + CLOSE) * standing
+            return (0 if near else 3), predicted
+        return (1 if predicted != standing else 2), predicted
 
     def _is_close(self, made: Candidate, group: Group) -> bool:
         standing = self.standing.predicted_us

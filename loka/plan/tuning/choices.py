@@ -51,6 +51,11 @@ class Choice:
         """True if predicted times decide everything."""
         return not self.sites and self.interactions is None
 
+    @property
+    def is_switch(self) -> bool:
+        """True if it is for some sites of the plan as it stands, not for the whole model with exceptions."""
+        return bool(self.sites) and bool(self.sites[0].sites)
+
     def of(self, site: str) -> SiteChoice | None:
         """The way for a site; None where predicted times decide."""
         return next((each for each in reversed(self.sites) if not each.sites or site in each.sites), None)

@@ -109,14 +109,16 @@ class TunedRecord:
 
     def confirmation(self, file: str) -> TunedStep:
         """What a plan says of this record; `file` as named in plans."""
-        fp8 = [each for each in self.candidates if each.sites_fp8 and each.step_ms and each.speedup]
+        fp8 = [each for each in self.candidates if each.sites_fp8 and each.noise is not None]
+        best = max(fp8, key=lambda each: each.speedup or 0.0, default=None)
         return TunedStep(
             file=file,
             sha256=self.sha256,
             choice=self.winner,
             step_ms=self.won.step_ms or 0.0,
             bf16_ms=self.bf16_ms,
-            best_fp8_ms=max(fp8, key=lambda each: each.speedup or 0.0).step_ms if fp8 else None,
+            best_fp8_ms=best.step_ms if best is not None else None,
+            best_fp8_noise=best.noise if best is not None else None,
             is_native=self.won.native,
             execution=(self.key.execution or Execution.COMPILED).value,
             device=self.machine.device,
