@@ -69,8 +69,8 @@ def test_help_names_every_verb_and_only_those():
     text = subprocess.run([sys.executable, "-m", "loka", "--help"], capture_output=True, text=True, check=True).stdout
     listed = [line.split()[1] for line in text.splitlines() if line.startswith("│ ") and line[2].isalpha()]
     assert listed == [
-        "init", "validate", "probe", "plan", "explain", "diff", "generate", "train", "compare", "bench", "report",
-        "schema", "doctor",
+        "init", "validate", "probe", "plan", "explain", "diff", "tune", "generate", "train", "compare", "bench",
+        "report", "schema", "doctor",
     ]  # fmt: skip
 
 
