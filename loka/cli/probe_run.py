@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 STEPS = 80  # default if neither the command line nor the policy gives a number
 SAMPLES = 20  # least number of samples without --every
+SYNTHETIC = 8  # steps of a synthetic job, each a sample: drawn gradients do not change from step to step
 SAVE_SAMPLES = 5  # samples between saves: a killed run loses at most these
 ROWS = 512  # sampled from each call: many, because a short run has few samples
 NE_BATCHES = 4  # held-out batches on which the change of NE is measured
@@ -99,7 +100,7 @@ def record(
     with current_directory_importable(), training_of(policy), Shown("steps") as shown:
         batches = called(BATCHES, job.batches, job.batch_size, seed)
         total = length(batches)
-        most = SAMPLES if synthetic else STEPS  # drawn gradients do not change from step to step
+        most = SYNTHETIC if synthetic else STEPS
         wanted = job.steps if job.steps is not None else min(most, total or most)
         total = wanted if total is None else min(wanted, total)
         one_in = every if every is not None else max(1, total // SAMPLES)

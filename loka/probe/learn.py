@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
+
+import torch
 
 from loka.errors import InputError
 from loka.mods.suggestions import Suggestible
@@ -14,7 +19,7 @@ from loka.policy.cascade.settings import SiteSettings
 from loka.probe.diagnostics.finding_evidence import with_observed_ranges
 from loka.probe.diagnostics.findings import find
 from loka.probe.estimate.candidate_recipes import candidates
-from loka.probe.estimate.estimate import estimate_site
+from loka.probe.estimate.estimate import estimate_site, full_precision
 from loka.probe.profile.profile import Estimate, Finding, SiteProfile
 from loka.probe.profile.summarise import summarise
 from loka.probe.sensitivity.held_out import HeldOut
@@ -24,6 +29,7 @@ from loka.probe.stats.site_stats import RecordedStats, SiteStats
 from loka.sites.site import Site
 
 LIMIT = 16  # sampled pairs of operands for each GEMM, at most
+MOST_WORKERS = 8  # sites at a time: each holds some hundred MB of drawn operands where it is wide
 
 Progress = Callable[[int, int], None]  # (sites done, total sites)
 
@@ -46,27 +52,46 @@ def finish(
     policy's own, each judged against the site's own budget. A GEMM that the policy keeps gets none. Changes of NE stay
     those of `recorded` (`with_ne`). `batch_size` gives M, `limit` the most sampled pairs of operands for a GEMM.
     `bias_norms`: tracks of `bias_track` by site; `suggestible`: possible mods by site. Equal arguments give equal
-    results.
+    results, whatever the number of CPUs, on which sites are estimated side by side.
 
     Raises InputError if `recorded` has a site that the model lacks or that has another shape there.
     """
     known = {site.name: (site, wanted) for site, wanted in zip(sites, settings, strict=True)}
     check_sites(recorded, sites)
     profiles, findings, suggested = [], list[Finding](), suggestible or {}
-    for number, stats in enumerate(recorded.stats):
+
+    def estimated(stats: SiteStats) -> tuple[SiteProfile, tuple[Estimate, ...]]:
         site, wanted = known[stats.name]
-        rows = site.rows.at(batch_size)
-        summary = summarise(stats, (), rows)
-        before = recorded.profile.site(stats.name)
-        estimates = _estimates(site, stats, summary, wanted, seed, limit)
-        summary = replace(summary, estimates=estimates, ne=before.ne if before is not None else ())
-        profiles.append(summary)
-        bias = (bias_norms or {}).get(site.name)
-        findings.extend(find(site, stats, summary, wanted, bias, suggested.get(site.name)))
-        if progress is not None:
-            progress(number + 1, len(recorded.stats))
+        summary = summarise(stats, (), site.rows.at(batch_size))
+        return summary, _estimates(site, stats, summary, wanted, seed, limit)
+
+    with full_precision(), _workers(len(recorded.stats)) as workers:
+        for stats, (summary, estimates) in zip(recorded.stats, workers.map(estimated, recorded.stats), strict=True):
+            site, wanted = known[stats.name]
+            before = recorded.profile.site(stats.name)
+            summary = replace(summary, estimates=estimates, ne=before.ne if before is not None else ())
+            profiles.append(summary)
+            bias = (bias_norms or {}).get(site.name)
+            findings.extend(find(site, stats, summary, wanted, bias, suggested.get(site.name)))
+            if progress is not None:
+                progress(len(profiles), len(recorded.stats))
     profile = replace(recorded.profile, sites=tuple(profiles), findings=tuple(findings))
     return replace(recorded, profile=profile)
+
+
+@contextmanager
+def _workers(sites: int) -> Iterator[ThreadPoolExecutor]:
+    """A pool of threads, each of which computes alone: its work is many small operations, for which several threads
+    wait for one another more than they compute, and their number would change the last digits of sums.
+    """
+    threads = torch.get_num_threads()
+    count = max(1, min(sites, os.cpu_count() or 1, MOST_WORKERS))
+    pool = ThreadPoolExecutor(count, "loka-estimate", initializer=lambda: torch.set_num_threads(1))
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(threads)  # the workers' number is the default of every thread to come
 
 
 def check_sites(recorded: RecordedStats, sites: Sequence[Site]) -> None:

@@ -63,7 +63,7 @@ def estimate(
         return ()
     generator = torch.Generator().manual_seed(seed)
     found: list[list[tuple[float, float]]] = [[] for _ in recipes]
-    with _full_precision():
+    with full_precision():
         for look in planned:
             while len(found[0]) < look:
                 draw = _Draw(sampler.draw(gemm, generator))
@@ -170,8 +170,11 @@ def _summary(gemm: Gemm, pair: OperandPair, found: list[tuple[float, float]], le
 
 
 @contextmanager
-def _full_precision() -> Iterator[None]:
-    """float32 products in full float32 inside, regardless of global settings (TF32, autocast), without gradient."""
+def full_precision() -> Iterator[None]:
+    """float32 products in full float32 inside, regardless of global settings (TF32, autocast), without gradient.
+
+    The setting of products is the process's: threads that each enter it need one around them all.
+    """
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
