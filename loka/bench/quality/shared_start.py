@@ -1,7 +1,7 @@
 """A run after its first steps, so that the other run of a pair goes on from there instead of from the first weights.
 
 Weights drawn at random sit on a plateau, and roundings to FP8 decide by a few steps when a run leaves it: at the end
-NE differs by what the model learns in these steps, far more than by what FP8 costs.
+NE differs by what the model learns in these steps, which can be far more than what FP8 costs.
 """
 
 from __future__ import annotations
