@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
+import torch
 
 # Inductor builds a library for each of the CPU's vector extensions, and loads it in a process that imports torch, to
 # learn whether the compiler knows them: 20 s. Kernels are vectorised as before; a compiler without one of them fails.
@@ -36,6 +38,16 @@ def no_shipped_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     opened = planner.open_measurements
     for module in (planner, candidates):
         monkeypatch.setattr(module, "open_measurements", lambda policy: opened(policy) if policy.measurements else None)
+
+
+@pytest.fixture(autouse=True)
+def threads_stay() -> Iterator[None]:
+    """A test that leaves another number of torch's threads fails: with two, the tests after it take twice the time."""
+    before = torch.get_num_threads()
+    yield
+    after = torch.get_num_threads()
+    torch.set_num_threads(before)
+    assert after == before, f"the test changed torch's number of threads from {before} to {after}; restore it"
 
 
 def pytest_collection_finish() -> None:

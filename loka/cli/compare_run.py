@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import multiprocessing
-import os
 import signal
 import time
 from collections import deque
@@ -130,7 +129,9 @@ def pair_file(opened: Opened, first_seed: int, path: Path | None, budget_percent
     """The file of finished pairs: `path`, else one in COMPARE_FOLDER whose name has what is compared in it."""
     digest = opened.digest(first_seed)
     against = AGAINST[opened.labels is ORIGINAL]
-    facts = RunFacts(plan_sha256(opened.plan), device_name(opened.job.device), against, budget_percent)
+    facts = RunFacts(
+        plan_sha256(opened.plan), device_name(opened.job.device), against, budget_percent, opened.job.shared_steps
+    )
     return PairFile(path or COMPARE_FOLDER / f"{opened.policy.name}-{digest[:8]}.jsonl", digest, facts)
 
 
@@ -139,7 +140,7 @@ def train_file(plan: Plan, job: TrainingJob) -> PairFile:
     settings = {key: str(value) for key, value in asdict_of(job).items()}
     named = json.dumps([__version__, torch.__version__, plan_sha256(plan), settings])
     digest = hashlib.sha256(named.encode()).hexdigest()
-    facts = RunFacts(plan_sha256(plan), device_name(job.device))
+    facts = RunFacts(plan_sha256(plan), device_name(job.device), shared_steps=job.shared_steps)
     return PairFile(TRAIN_FOLDER / f"{plan.name}-{digest[:8]}.jsonl", digest, facts)
 
 
@@ -218,7 +219,7 @@ def _ignore_interrupts() -> None:
 @lru_cache(maxsize=1)
 def _opened_here(comparison: Comparison, plan: str, jobs: int) -> Opened:
     """The comparison in a process of its own, opened at its first pair, with the plan of the first process."""
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
+    torch.set_num_threads(max(1, torch.get_num_threads() // jobs))
     made = from_json(plan)
     labels = comparison_labels(made, comparison.against)
     package = None if labels is ORIGINAL else load_package(made.name)

@@ -38,7 +38,7 @@ from torch import Tensor
 
 from loka.errors import InputError
 from loka.numerics.enums import Format, Scaling
-from loka.numerics.formats import FORMATS
+from loka.numerics.formats import FORMATS, decode
 from loka.numerics.scalings import block_of
 
 BLOCK = 128  # elements in a row that share a scale in blockwise_1x128
@@ -104,7 +104,7 @@ def quantize(
 def dequantize(quantized: Quantized) -> Tensor:
     """The dequantised matrix (R, C), float32."""
     rows, columns = quantized.values.shape
-    return quantized.values.float() * expand_scale(quantized.scale, rows, columns)
+    return decode(quantized.values) * expand_scale(quantized.scale, rows, columns)
 
 
 def round_up_to_power_of_two(scale: Tensor) -> Tensor:

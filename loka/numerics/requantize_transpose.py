@@ -17,7 +17,7 @@ import torch
 
 from loka.errors import InputError
 from loka.numerics.enums import Scaling
-from loka.numerics.formats import FORMATS
+from loka.numerics.formats import FORMATS, decode
 from loka.numerics.quantize import Quantized, round_up_to_power_of_two, scale_shape, static_scale
 
 _FORMAT_OF = {info.dtype: format for format, info in FORMATS.items()}
@@ -49,7 +49,7 @@ def requantize_transpose(quantized: Quantized, *, check: bool = False) -> Quanti
         largest = scale.new_full((), static_scale(0.0, _FORMAT_OF[values.dtype], power_of_two=True))
     else:
         largest = scale.amax()
-    transposed = (values.float() * (scale / largest)).to(values.dtype).t().contiguous()
+    transposed = (decode(values) * (scale / largest)).to(values.dtype).t().contiguous()
     return Quantized(values=transposed, scale=largest.expand(columns, 1).contiguous())
 
 

@@ -151,6 +151,7 @@ def _train(setting: policy_schema.TrainSetting, model: ModelSpec) -> TrainSpec:
         loss=setting.loss,
         test=setting.test,
         steps=setting.steps,
+        shared_steps=setting.shared_steps or 0,
         batch_size=setting.batch_size or model.batch_size,
         optimizer=(setting.optimizer or policy_schema.Optimizer.ADAM).value,
         learning_rate=DEFAULT_LEARNING_RATE if setting.learning_rate is None else float(setting.learning_rate),

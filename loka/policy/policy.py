@@ -37,6 +37,7 @@ class TrainSpec:
     optimizer: str  # adam | adagrad | sgd
     learning_rate: float
     ema: float | None  # decay of the moving average of the weights used in evaluation; None: no average
+    shared_steps: int = 0  # the first steps without FP8, from which both runs of train and compare go on
     autocast: bool | None = None  # train under torch.autocast to bfloat16; None: the verb decides
     tuned_seeds: tuple[tuple[int, int], ...] = ()  # first and last of each range that the recipe was chosen on
 

@@ -99,6 +99,56 @@ def test_the_patch_is_checked_after_training_and_progress_is_labelled(job: Train
     assert pair.ne_difference_percent != 0
 
 
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_from_shared_steps_a_run_goes_on_as_if_it_had_not_stopped(job: TrainingJob, optimizer: str) -> None:
+    """Dropout draws the same, too, and the average goes on."""
+    job = replace(job, optimizer=optimizer)
+    alone = train(build(job, 3), job, 3)
+    pair = train_pair(replace(job, shared_steps=5), lambda model: None, 3)
+    for run in (pair.as_is, pair.patched):
+        assert (run.train_loss, run.ne) == (alone.train_loss, alone.ne)
+        assert (run.steps, run.samples) == (16, 1000)
+
+
+def test_shared_steps_are_trained_once_and_unpatched(job: TrainingJob) -> None:
+    calls: list[str] = []
+
+    class Counted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.label = job.factory(), "as it is"
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training:
+                calls.append(self.label)
+            return self.body(x) * (0.0 if self.label == "patched" else 1.0)
+
+    def patch(model: nn.Module) -> None:
+        model.label = "patched"  # type: ignore[assignment]
+
+    pair = train_pair(replace(job, factory=Counted, shared_steps=10), patch, 0)
+    assert calls == ["as it is"] * 16 + ["patched"] * 6
+    assert pair.as_is.train_loss[:6] == pair.patched.train_loss[:6]  # the curve has a point for each tenth
+    assert pair.as_is.train_loss[7] != pair.patched.train_loss[7]
+
+
+def test_the_rate_is_that_of_the_steps_after_the_shared_ones(job: TrainingJob) -> None:
+    pair = train_pair(replace(job, shared_steps=15), lambda model: None, 0)
+    for run in (pair.as_is, pair.patched):
+        assert run.samples_per_second * run.seconds == pytest.approx(1000 - 15 * 64)
+
+
+def test_shared_steps_leave_something_to_train(job: TrainingJob) -> None:
+    with pytest.raises(InputError, match="there are 5 steps, and both runs share the first 5"):
+        replace(job, steps=5, shared_steps=5)
+    with pytest.raises(InputError, match="shared_steps must be at least 0, not -1"):
+        replace(job, shared_steps=-1)
+    with pytest.raises(
+        InputError, match=r"train.batches: the training batches end after 16 steps, and both .* 16: yield"
+    ):
+        train_pair(replace(job, shared_steps=16), lambda model: None, 0)
+
+
 def test_a_factory_that_changes_its_shapes_is_refused(job: TrainingJob) -> None:
     sizes = iter((4, 5))
 

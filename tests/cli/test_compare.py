@@ -14,6 +14,7 @@ from loka.bench.quality.equivalence import Verdict
 from loka.cli import compare_run
 from loka.errors import InputError
 from loka.plan.planner import make_plan
+from loka.plan.report.plan_rows import Total
 from loka.plan.serialize import to_json
 
 pytestmark = pytest.mark.slow
@@ -87,6 +88,39 @@ def test_a_stopped_comparison_shows_what_it_has_and_goes_on(package, loka, monke
     ]
 
 
+def test_the_planned_speed_stands_beside_the_emulated_one(package, loka, monkeypatch):
+    monkeypatch.setattr("loka.plan.report.plan_rows.total_time", lambda plan: Total(us=50.0, as_is_us=75.0, sites=()))
+    lines = [
+        " ".join(line.split()) for line in loka("compare", package.policy, *SHORT, "--budget", "1000").out.split("\n")
+    ]
+    assert "planned on h100, us of a step 75.0 50.0 1.50x" in lines
+    assert [line for line in lines if line.startswith("cpu here, FP8 emulated, samples/s ")]
+
+
+def test_without_measurements_nothing_is_planned_about_speed(package, loka):
+    ran = loka("compare", package.policy, *SHORT, "--budget", "1000")
+    assert "planned on" not in ran.out
+    assert "cpu here, FP8 emulated, samples/s" in ran.out
+    assert "are those of the emulation in torch" in ran.err
+
+
+def test_steps_that_both_runs_share_are_said(package, loka):
+    text = (package.folder / package.policy).read_text()
+    package.write_policy(text.replace("train:\n", "train:\n  shared_steps: 1\n"))
+    assert loka("generate", package.policy).status == 0
+    ran = loka("compare", package.policy, *SHORT, "--budget", "1000", "--json")
+    data = json.loads(ran.out)
+    assert data["shared_steps"] == 1
+    for pair in data["pairs"]:
+        assert pair["as_is"]["train_loss"][0] == pair["fp8"]["train_loss"][0]
+    ran = loka("compare", package.policy, *SHORT, "--budget", "1000")
+    assert "Both runs share the first 1 steps, without FP8, and go on from there." in ran.out
+    assert loka("report", package.policy, "-o", "page.html").status == 0
+    assert "Both runs share the first 1 steps, without FP8." in (package.folder / "page.html").read_text()
+    ran = loka("train", package.policy, "--steps", "2", "--device", "cpu")
+    assert "Both runs share the first 1 steps, without FP8, and go on from there." in ran.out
+
+
 def test_pairs_of_another_setting_are_not_taken(package, loka):
     loka("compare", package.policy, *SHORT)
     loka("compare", package.policy, *SHORT, "--steps", "3")
@@ -115,6 +149,21 @@ def test_an_error_in_a_process_keeps_its_message_and_can_be_pickled(package, lok
         compare_run._train(comparison, plan, 1, 1000, 0)
     assert type(pickle.loads(pickle.dumps(caught.value))) is InputError  # noqa: S301 - our own
     compare_run._opened_here.cache_clear()
+
+
+def test_processes_divide_the_threads_that_there_are(package, loka, monkeypatch):
+    """And not all of the machine's: OMP_NUM_THREADS says how many a process may have."""
+    assert loka("generate", package.policy).status == 0
+    asked: list[int] = []
+    plan = to_json(make_plan(package.policy))
+    comparison = compare_run.Comparison(package.policy, 2, "cpu", "model")
+    with monkeypatch.context() as patched:
+        patched.setattr(compare_run.torch, "get_num_threads", lambda: 12)
+        patched.setattr(compare_run.torch, "set_num_threads", asked.append)
+        for jobs in (5, 20):
+            compare_run._opened_here(comparison, plan, jobs)
+        compare_run._opened_here.cache_clear()
+    assert asked == [2, 1]
 
 
 def test_seeds_of_tuning_are_not_judged_on(package, loka):

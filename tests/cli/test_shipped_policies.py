@@ -41,7 +41,8 @@ def test_the_schema_beside_the_policies_is_fresh():
 
 def test_these_ship():
     assert POLICIES == [
-        "dlrm_dcnv2.yaml", "movietweetings.yaml", "movietweetings_mods.yaml", "ranker.yaml", "wukong_mods.yaml",
+        "demo.yaml", "dlrm_dcnv2.yaml", "movietweetings.yaml", "movietweetings_mods.yaml", "ranker.yaml",
+        "wukong_mods.yaml",
     ]  # fmt: skip
 
 

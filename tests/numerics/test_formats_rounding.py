@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from loka.numerics.enums import Format
-from loka.numerics.formats import FORMATS
+from loka.numerics.formats import FORMATS, decode
 
 PEER = {Format.E4M3: ml_dtypes.float8_e4m3fn, Format.E5M2: ml_dtypes.float8_e5m2}
 BOTH = pytest.mark.parametrize("format", list(Format))
@@ -80,3 +80,15 @@ def test_the_table_of_formats_is_what_the_bits_say(format: Format) -> None:
     half = info.smallest_subnormal / 2
     x = torch.tensor([info.smallest_subnormal, half, half * 1.01])
     assert x.to(info.dtype).float().tolist() == [info.smallest_subnormal, 0.0, info.smallest_subnormal]
+
+
+@BOTH
+@pytest.mark.parametrize("shape", [(256,), (16, 16), (2, 0)])
+def test_every_pattern_decodes_as_ml_dtypes_does(format: Format, shape: tuple[int, ...]) -> None:
+    values = torch.arange(math.prod(shape), dtype=torch.int16).to(torch.uint8).view(FORMATS[format].dtype).view(shape)
+    for each in (values, values.t() if values.dim() == 2 else values[::3]):
+        expected = torch.from_numpy(each.view(torch.uint8).numpy().view(PEER[format]).astype(np.float32))
+        decoded = decode(each)
+        assert decoded.dtype is torch.float32
+        assert torch.equal(decoded.isnan(), expected.isnan())
+        assert torch.equal(decoded.nan_to_num(0).view(torch.int32), expected.nan_to_num(0).view(torch.int32))

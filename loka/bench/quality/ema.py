@@ -21,6 +21,13 @@ class WeightAverage:
         self._average = [weight.detach().clone() for weight in self._weights]
         self._decay, self._step = decay, 0
 
+    def copy_for(self, model: nn.Module) -> WeightAverage:
+        """A copy of the average after its steps so far, which goes on with the weights of `model`, of the same kind."""
+        copied = WeightAverage(model, self._decay)
+        copied._average = [average.clone() for average in self._average]
+        copied._step = self._step
+        return copied
+
     @torch.no_grad()
     def update(self) -> None:
         """Add the weights of one more step to the average."""

@@ -25,6 +25,7 @@ class RunFacts:
     device: str  # "cpu", "NVIDIA H200"
     against: str = "model"  # or "original": the model with its mods against the one without, both without FP8
     budget_percent: float | None = None  # of NE; None where nothing was judged
+    shared_steps: int = 0  # the first steps, without FP8, from which both runs went on
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +105,13 @@ def _facts(about: object) -> RunFacts:
     """The facts of a first line. Raises TypeError or KeyError where they are others."""
     if not isinstance(about, dict):
         raise TypeError("no facts")
-    facts = RunFacts(about["plan"], about["device"], about["against"], about["budget_percent"])
+    facts = RunFacts(
+        about["plan"], about["device"], about["against"], about["budget_percent"], about.get("shared_steps", 0)
+    )
     texts = (facts.plan, facts.device, facts.against)
-    if not all(isinstance(each, str) for each in texts) or not isinstance(facts.budget_percent, int | float | None):
+    if not all(isinstance(each, str) for each in texts) or not isinstance(facts.shared_steps, int):
+        raise TypeError("other facts")
+    if not isinstance(facts.budget_percent, int | float | None):
         raise TypeError("other facts")
     return facts
 

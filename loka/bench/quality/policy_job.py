@@ -51,6 +51,7 @@ def job_of(policy: Policy, steps: int | None, device: str, tested: bool = True) 
         ema=spec.ema or 0.0,
         autocast=spec.autocast or False,
         steps=steps if steps is not None else spec.steps,
+        shared_steps=spec.shared_steps if tested else 0,  # of a pair; without test rows none is trained
         device=device,
     )
 

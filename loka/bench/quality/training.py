@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from loka.bench.quality.click_metrics import auc, log_loss, normalised_entropy
 from loka.bench.quality.ema import WeightAverage
+from loka.bench.quality.shared_start import SharedStart
 from loka.bench.quality.training_calls import (
     BATCHES,
     LOSS,
@@ -73,8 +74,18 @@ class PairResult:
         return 100 * (self.patched.ne - self.as_is.ne) / self.as_is.ne
 
 
-def train(model: nn.Module, job: TrainingJob, seed: int, progress: Progress | None = None) -> TrainResult:
+def train(
+    model: nn.Module,
+    job: TrainingJob,
+    seed: int,
+    progress: Progress | None = None,
+    start: SharedStart | None = None,
+    keep: Callable[[SharedStart], None] | None = None,
+) -> TrainResult:
     """Train `model`, in place, on the batches of `seed` and evaluate the averaged weights on the test batches.
+
+    After `job.shared_steps` the state is passed to `keep`; with a `start` the run goes on from such a state. The rate
+    is that of the steps after it.
 
     The model moves to `job.device` and keeps its own last weights. `seed` sets the random numbers of training
     (dropout); the caller's generators are unchanged. Raises NonFiniteLossError, and InputError if there are no batches
@@ -83,17 +94,18 @@ def train(model: nn.Module, job: TrainingJob, seed: int, progress: Progress | No
     model.to(job.device)
     check_output(model, job, seed)
     with seeded(seed, job.device):
-        samples, seconds, losses, average = _fit(model, job, seed, progress)
-    with average.applied(), job.precision():
+        fitted = _fit(model, job, seed, progress, start, keep)
+    losses = fitted.losses
+    with fitted.average.applied(), job.precision():
         logits, target = predict(model, _test_batches(job, seed), job.device)
     return TrainResult(
         ne=normalised_entropy(logits, target),
         auc=auc(logits, target),
         log_loss=log_loss(logits, target),
-        samples_per_second=samples / seconds,
+        samples_per_second=fitted.timed_samples / fitted.seconds,
         steps=len(losses),
-        samples=samples,
-        seconds=seconds,
+        samples=fitted.samples,
+        seconds=fitted.seconds,
         train_loss=_curve(losses),
     )
 
@@ -111,6 +123,8 @@ def train_pair(
     A `draw` above 0 changes the initial weights of both by about JITTER: nothing that matters, but roundings to FP8
     fall otherwise from there on, so that several draws of one seed show how far they move the result.
 
+    The first `job.shared_steps` are trained once, unpatched, and both go on from there.
+
     `patch(model)` changes the model in place; its result is passed to `check` after the patched model is trained and
     evaluated (for example to call `loka.dispatch.Patch.verify`). The first argument of `progress` is "as it is" or
     "patched". Raises the errors of `train`, and InputError if two calls of the factory differ in their parameters.
@@ -118,14 +132,16 @@ def train_pair(
     model = build(job, seed)
     _jitter(model, draw)
     initial = {name: value.detach().clone() for name, value in model.state_dict().items()}
-    as_is = train(model, job, seed, _labelled(progress, "as it is"))
+    kept: list[SharedStart] = []
+    keep = kept.append if job.shared_steps else None
+    as_is = train(model, job, seed, _labelled(progress, "as it is"), keep=keep)
     model = build(job, seed)
     try:
         model.load_state_dict(initial)
     except RuntimeError as error:
         raise InputError(f"model: two calls of the factory give different parameters: {error}") from error
     handle = patch(model)
-    patched = train(model, job, seed, _labelled(progress, "patched"))
+    patched = train(model, job, seed, _labelled(progress, "patched"), start=kept[0] if kept else None)
     if check is not None:
         check(handle)
     return PairResult(seed, as_is, patched, draw)
@@ -208,20 +224,38 @@ def _check_labels(target: object) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Fitted:
+    """A run: the loss of every step, the averaged weights, and the seconds of the samples that are timed."""
+
+    losses: list[float]
+    average: WeightAverage
+    samples: int
+    timed_samples: int  # without those of a shared start
+    seconds: float
+
+
 def _fit(
-    model: nn.Module, job: TrainingJob, seed: int, progress: Progress | None
-) -> tuple[int, float, list[float], WeightAverage]:
-    """The loop itself; returns samples, seconds, the loss of every step, and the averaged weights."""
-    optimizer, average = job.make_optimizer(model), WeightAverage(model, job.ema)
+    model: nn.Module,
+    job: TrainingJob,
+    seed: int,
+    progress: Progress | None,
+    start: SharedStart | None,
+    keep: Callable[[SharedStart], None] | None,
+) -> _Fitted:
+    """The loop itself. See `train`."""
+    optimizer = job.make_optimizer(model)
+    average = start.restore(model, optimizer) if start is not None else WeightAverage(model, job.ema)
     batches = called(BATCHES, job.batches, job.batch_size, seed)
     total = _samples_in_all(batches, job)
-    losses: list[float] = []
+    losses = list(start.losses) if start is not None else []
     unread: list[Tensor] = []
-    samples = steps = 0
+    steps, samples = len(losses), start.samples if start is not None else 0
+    before = samples
     model.train()
     _wait(job.device)
-    start = time.perf_counter()
-    for inputs, target in islice(pairs(BATCHES, batches), job.steps):
+    began = time.perf_counter()
+    for inputs, target in islice(pairs(BATCHES, batches), steps, job.steps):
         _check_labels(target)
         for group in optimizer.param_groups:
             group["lr"] = job.rate(steps + 1)
@@ -236,14 +270,25 @@ def _fit(
         samples, steps = samples + target.shape[0], steps + 1
         if len(unread) == CHECK_EVERY:
             _read(unread, losses)
+        if keep is not None and steps == job.shared_steps:
+            _read(unread, losses)
+            keep(SharedStart.of(model, optimizer, average, losses, samples))
+            _wait(job.device)
+            before, began = samples, time.perf_counter()
         if progress is not None:
             progress(samples, total)
     _read(unread, losses)
     _wait(job.device)
-    seconds = time.perf_counter() - start
+    seconds = time.perf_counter() - began
     if not losses:
         raise TrainingCallError(BATCHES, "the training batches are empty")
-    return samples, seconds, losses, average
+    if steps <= job.shared_steps and job.shared_steps:
+        raise TrainingCallError(
+            BATCHES,
+            f"the training batches end after {steps} steps, and both runs share the first {job.shared_steps}: yield "
+            "more, or share fewer (train.shared_steps)",
+        )
+    return _Fitted(losses, average, samples, samples - before, seconds)
 
 
 def _read(unread: list[Tensor], losses: list[float]) -> None:

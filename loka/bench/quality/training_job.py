@@ -34,6 +34,7 @@ class TrainingJob:
     ema: float = 0.99  # decay per step of the averaged weights that are evaluated; 0 evaluates the last weights
     warmup: int = 50  # steps over which the learning rate rises to its value; without it training stalls at first
     steps: int | None = None  # None: one pass over the batches
+    shared_steps: int = 0  # the first steps of a pair, unpatched: both runs go on from where they end
     test_batch_size: int = 4096
     device: str = "cpu"
     autocast: bool = False  # forward, loss and evaluation under torch.autocast to bfloat16
@@ -52,6 +53,13 @@ class TrainingJob:
             raise InputError(f"warmup must be at least 0 steps, not {self.warmup}")
         if self.steps is not None and self.steps < 1:
             raise InputError(f"steps must be at least 1, not {self.steps}")
+        if self.shared_steps < 0:
+            raise InputError(f"shared_steps must be at least 0, not {self.shared_steps}")
+        if self.steps is not None and self.steps <= self.shared_steps:
+            raise InputError(
+                f"there are {self.steps} steps, and both runs share the first {self.shared_steps} (shared_steps), so "
+                "that nothing is left to compare: train for more steps"
+            )
 
     def rate(self, step: int) -> float:
         """Learning rate of a step, counted from 1."""

@@ -67,6 +67,7 @@ class RunChart:
     pairs: int
     seeds: int
     samples: int
+    shared_steps: int  # see RunFacts
     loss: CurveChart
     difference: CurveChart
     ne: SeedChart
@@ -112,6 +113,7 @@ def run_chart(verb: str, kept: KeptPairs) -> RunChart | None:
         pairs=len(pairs),
         seeds=len(quality.seeds),
         samples=pairs[0].as_is.samples,
+        shared_steps=facts.shared_steps,
         loss=_loss(pairs, first, second),
         difference=_difference(pairs, first, second),
         ne=_seeds(quality, facts.budget_percent),

@@ -10,11 +10,12 @@ import typer
 
 from loka.cli.labels import AGAINST, ORIGINAL, ComparisonLabels
 from loka.cli.output import Json, PolicyPath, note, print_json, print_line, print_table
-from loka.cli.verbs.train import SEEDS, Device, Steps
+from loka.cli.verbs.train import SEEDS, Device, Steps, shared_line
 from loka.errors import InputError
 
 if TYPE_CHECKING:
     from loka.bench.quality.compare_quality import Quality
+    from loka.cli.compare_run import Opened
     from loka.policy.policy import Policy
 
 NAME = "compare"
@@ -60,6 +61,7 @@ def command(
     from loka.bench.quality.equivalence import Verdict
     from loka.cli.compare_run import Comparison, TimeLeft, open_comparison, pair_file, trained_pairs
     from loka.cli.progress import Shown
+    from loka.cli.tables.speed_table import show_speed
 
     comparison = Comparison(policy, steps, device, against)
     opened = open_comparison(comparison)
@@ -90,9 +92,14 @@ def command(
     if quality is None:  # `seeds` is at least 2
         raise InputError("compare: no pair was trained")
     if as_json:
-        print_json(_result(quality, labels, interrupted))
+        print_json(_result(quality, opened, interrupted))
     else:
         show(quality, labels)
+        if opened.job.shared_steps:
+            print_line(shared_line(opened.job.shared_steps))
+        if not original:
+            print()
+            show_speed(opened.plan, opened.job.device, quality.pairs, labels)
     if interrupted:
         note(f"the same command goes on from {file.path}")
         raise KeyboardInterrupt
@@ -180,8 +187,11 @@ def _advice(quality: Quality, labels: ComparisonLabels) -> str:
     )
 
 
-def _result(quality: Quality, labels: ComparisonLabels, interrupted: bool) -> dict[str, object]:
+def _result(quality: Quality, opened: Opened, interrupted: bool) -> dict[str, object]:
     """The JSON of a comparison: runs are `as_is` and `fp8`, or `with_mods` if the first is the original."""
+    from loka.plan.report.plan_rows import total_time
+
+    labels = opened.labels
     original = labels is ORIGINAL
     spread = quality.draw_spread
     return {
@@ -196,6 +206,8 @@ def _result(quality: Quality, labels: ComparisonLabels, interrupted: bool) -> di
         "seeds": len(quality.seeds),
         "seeds_planned": quality.planned,
         "seeds_needed": None if original else quality.seeds_needed,
+        "shared_steps": opened.job.shared_steps,
+        "time": None if original else total_time(opened.plan),
         "spread_of_draws_percent": None if spread is None else {"as_is": spread[0], "fp8": spread[1]},
         "pairs": [
             {

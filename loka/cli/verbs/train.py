@@ -13,6 +13,7 @@ from loka.errors import InputError
 
 if TYPE_CHECKING:
     from loka.bench.quality.training import PairResult
+    from loka.bench.quality.training_job import TrainingJob
     from loka.plan.plan import Plan
 
 SEEDS = 2**63 - 1  # the largest seed; torch takes no larger one
@@ -56,17 +57,23 @@ def command(
 
         pair = train_pair(job, patcher(package), seed, progress, verify)
     if as_json:
-        print_json(_result(pair, plan, job.device))
+        print_json(_result(pair, plan, job))
     else:
-        show(pair, plan, job.device, labels)
+        show(pair, plan, job.device, labels, job.shared_steps)
     try:
         train_file(plan, job).add(pair)
     except InputError as error:  # the result is printed
         note(f"note: not kept for loka report: {error}")
 
 
-def show(pair: PairResult, plan: Plan, device: str, labels: ComparisonLabels) -> None:
-    """Print the recipes of the sites and the results of both runs."""
+def shared_line(steps: int) -> str:
+    """A sentence about the steps that both runs of a pair share."""
+    return f"Both runs share the first {steps} steps, without FP8, and go on from there."
+
+
+def show(pair: PairResult, plan: Plan, device: str, labels: ComparisonLabels, shared_steps: int = 0) -> None:
+    """Print the recipes of the sites, the results of both runs, and the planned speed beside theirs."""
+    from loka.cli.tables.speed_table import show_speed
     from loka.plan.report.plan_rows import group_sites
 
     rows = group_sites(plan, alike=True)
@@ -82,12 +89,6 @@ def show(pair: PairResult, plan: Plan, device: str, labels: ComparisonLabels) ->
         [
             ("NE", f"{as_is.ne:.5f}", f"{fp8.ne:.5f}", f"{pair.ne_difference_percent:+.3f} %"),
             ("AUC", f"{as_is.auc:.5f}", f"{fp8.auc:.5f}", f"{fp8.auc - as_is.auc:+.5f}"),
-            (
-                "samples/s, whole job",
-                f"{as_is.samples_per_second:.0f}",
-                f"{fp8.samples_per_second:.0f}",
-                f"{fp8.samples_per_second / as_is.samples_per_second:.2f}x",
-            ),
             ("training GEMM FLOPs in FP8", percent(0.0), percent(plan.share_fp8), ""),
         ],
         numbers=(labels.first, labels.second, "difference"),
@@ -96,20 +97,24 @@ def show(pair: PairResult, plan: Plan, device: str, labels: ComparisonLabels) ->
         f"{as_is.samples} samples in {as_is.steps} steps on {device}, seed {pair.seed}; "
         + ("every planned FP8 GEMM ran." if any(site.fp8 for site in plan.sites) else "no GEMM is planned in FP8.")
     )
-    if device == "cpu":
-        note("note: without an FP8 GPU the samples/s of FP8 are those of the torch reference path, not of FP8 hardware")
+    if shared_steps:
+        print_line(shared_line(shared_steps))
+    print()
+    show_speed(plan, device, (pair,), labels)
 
 
-def _result(pair: PairResult, plan: Plan, device: str) -> dict[str, object]:
-    from loka.plan.report.plan_rows import group_sites
+def _result(pair: PairResult, plan: Plan, job: TrainingJob) -> dict[str, object]:
+    from loka.plan.report.plan_rows import group_sites, total_time
 
     return {
         "name": plan.name,
-        "device": device,
+        "device": job.device,
         "seed": pair.seed,
         "as_is": pair.as_is,
         "fp8": pair.patched,
         "ne_difference_percent": pair.ne_difference_percent,
+        "shared_steps": job.shared_steps,
         "share_fp8": plan.share_fp8,
+        "time": total_time(plan),
         "sites": group_sites(plan, alike=False),
     }

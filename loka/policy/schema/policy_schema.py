@@ -275,6 +275,11 @@ class TrainSetting(SchemaModel):
         "mode the model's output has to be one logit, and the target one label, for each sample.",
     )
     steps: Size | None = doc("Steps", "Training steps; left out, the verb decides.")
+    shared_steps: Size | None = doc(
+        "Shared steps",
+        "Of loka train and compare: so many steps are trained without FP8 first, and both runs go on from there, as "
+        "a model does that is trained again on new data. Default: 0, both start from the first weights.",
+    )
     batch_size: Size | None = doc("Batch size", "Samples in a training step. Default: that of the model.")
     optimizer: Annotated[Optimizer, Strict(False)] | None = doc("Optimiser", "Default: adam.")
     learning_rate: Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)] | None = doc(
