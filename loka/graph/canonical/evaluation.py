@@ -22,7 +22,7 @@ ANALYTIC = frozenset(
         "add", "sub", "subtract", "mul", "multiply", "div", "divide", "true_divide", "neg", "negative", "square", "pow",
         "sqrt", "rsqrt", "reciprocal", "exp", "log", "log1p", "sigmoid", "tanh", "erf", "silu", "gelu", "softplus",
         "mish", "addcmul", "addcdiv", "mean", "sum", "var", "std", "var_mean", "std_mean", "norm", "vector_norm",
-        "layer_norm", "rms_norm",
+        "layer_norm", "rms_norm", "einsum",
     }
 )  # fmt: skip
 _PIECES = frozenset({"threshold"})  # not analytic: a single statement of it is compared, whose pieces drawn numbers hit
@@ -104,7 +104,7 @@ def _is_known(node: ast.AST, names: list[str]) -> bool:
     if isinstance(node, ast.Name):
         return node.id in (*names, "torch")
     if isinstance(node, ast.Constant):
-        return not isinstance(node.value, str)  # a device, to which a cast would move it
+        return not isinstance(node.value, str) or "->" in node.value  # an einsum's, no device that a cast moves it to
     return isinstance(node, _NODES)
 
 

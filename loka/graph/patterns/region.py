@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -12,7 +11,15 @@ from torch import nn
 from loka.graph.ir import ForwardIR, RefKind, Region, SiteCall, Statement
 from loka.graph.patterns.linear_chain import readers_of
 from loka.graph.patterns.norm import TORCH_NORMS, norm_ending_at, norm_starting_at
-from loka.graph.source import functions_of, has_hooks, is_block_norm, is_own_function, is_swish_norm
+from loka.graph.source import (
+    functions_of,
+    has_hooks,
+    has_operators,
+    is_block_norm,
+    is_own_arithmetic,
+    is_own_function,
+    is_swish_norm,
+)
 from loka.graph.source import names_in as names_in_code
 from loka.sites.flow import Flow, common_module
 from loka.sites.site import GemmKind, Site
@@ -311,12 +318,6 @@ def may_join(parent: nn.Module) -> bool:
     return sums and _uses(parent, NORM_MODULES, NORMS)
 
 
-def has_operators(parent: nn.Module) -> bool:
-    """True if a hand-written forward uses an infix operator."""
-    instructions = (step for function in functions_of(parent) for step in dis.get_instructions(function))
-    return any(step.opname == "BINARY_OP" for step in instructions)
-
-
 def _only_wraps(parent: nn.Module) -> bool:
     """True if a module holds one child and neither Parameters nor functions, so that nothing can follow the child."""
     functions = (value for name, value in vars(parent).items() if name not in _INTERNAL and callable(value))
@@ -349,7 +350,7 @@ def scope_of(
 def _norms_and_activations(owner: str, path: str, modules: dict[str, nn.Module]) -> Iterator[str]:
     """Names of the norms and activations among the children of an inlined module, except those with hooks."""
     for name, child in _held(modules[".".join(filter(None, (owner, path)))]):
-        own = type(child) in _INLINABLE or is_own_function(child)
+        own = type(child) in _INLINABLE or is_own_function(child) or is_own_arithmetic(child)
         if (own and not has_hooks(child)) or is_idle(child):
             yield f"{path}.{name}".lstrip(".")
         elif (is_block_norm(child) or is_swish_norm(child)) and not any(has_hooks(part) for part in child.modules()):
