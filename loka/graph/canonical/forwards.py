@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from loka.graph.canonical.columns import rows_of_columns
 from loka.graph.canonical.linears import canonical_linears
 from loka.graph.canonical.runs import canonical_runs
 from loka.graph.canonical.turned import turned_linears
@@ -24,11 +25,13 @@ def canonical_forward(
     targets = [step.target for step in forward.statements if step.target != "_"]
     if len(set(targets)) < len(targets):
         return forward, shapes
+    rows = rows_of_columns(forward.statements, shapes, readers_of(forward), attributes)
+    forward, shapes = replace(forward, statements=rows.statements), {**shapes, **rows.shapes}
     for rule in (turned_linears, canonical_linears, canonical_runs):
-        made = rule(forward.statements, shapes, readers_of(forward), attributes)
+        made = rule(forward.statements, shapes, readers_of(forward), {**attributes, **rows.attributes})
         forward = replace(forward, statements=made)
-    new = {step.target: shapes[step.written[-1].target] for step in forward.statements if step.target in _halves(step)}
-    return forward, {**shapes, **new}
+    halves = {name: shapes[step.written[-1].target] for step in forward.statements for name in _halves(step)}
+    return forward, {**halves, **shapes}
 
 
 def _halves(step: Statement) -> tuple[str, ...]:

@@ -72,7 +72,7 @@ class _Finder:
     ) -> None:
         self._statements, self._shapes, self._readers = statements, shapes, readers
         self._attributes = attributes
-        self._steps = [evaluable(step) if step.call is None else None for step in statements]
+        self._steps = [None if step.call or step.written else evaluable(step) for step in statements]
 
     def run_at(self, first: int) -> tuple[int, list[Statement]]:
         """The last place of the run, and its canonical statements; none where it is canonical, or not known."""
