@@ -43,9 +43,8 @@ class Flow:
 
     into: tuple[tuple[str, str], ...] = ()  # pairs: only the second multiplies what the first's product becomes
     around: Mapping[str, str] = field(default_factory=dict)  # smallest module with the norm and activation around each
-    joined: Mapping[str, tuple[str, str]] = field(
-        default_factory=dict
-    )  # what joins it, and the module with its norm too
+    # The module that joins it, the one that holds this and the norm after it, and the others that take part in that.
+    joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     mixing: tuple[
         tuple[str, ...], ...
     ] = ()  # of each mixing layer: x^T @ rank, x @ that, and what may be weighted sums
@@ -72,13 +71,14 @@ def flow_of(sites: Mapping[str, Sequence[MeasuredCall]]) -> Flow:
     return Flow(into, around, joined, tuple(_mixing(single)))
 
 
-def _joined(product: Node) -> tuple[str, str] | None:
-    """The module that concatenates a product, or adds to it, and the one that holds it and the norm after it."""
+def _joined(product: Node) -> tuple[str, ...] | None:
+    """The module that concatenates a product, or adds to it; the one around it and the norm after it; those between."""
     node, joins = product, list[Node]()
     while node.children:
         norm = next((child for child in node.children if child.op in _NORMS), None)
         if norm is not None and joins:
-            return joins[0].owner, common_module((joins[0].owner, norm.owner))
+            owners = tuple(dict.fromkeys(each.owner for each in (*joins, norm)))
+            return joins[0].owner, common_module(owners), *owners[1:]
         if len(node.children) > 1:
             return None
         node = node.children[0]

@@ -174,7 +174,7 @@ def inline_for(
         if outer is not None:
             scopes.pop(owner)
             own = owners.pop(owner)
-            owners[outer] += [owner] if isinstance(modules[owner], nn.Linear) else own
+            owners[outer] += [owner] if type(modules[owner]) is nn.Linear else own
             inlined.setdefault(outer, []).extend(inlined.get(owner, ()))
             scopes[outer] = scope_of(outer, owners[outer], modules, inlined[outer], closed)
     return tuple(scopes[owner] for owner in modules if owner in scopes)
@@ -196,7 +196,7 @@ def _wanted(
     barriers: Barriers,
 ) -> Iterator[tuple[Site, str]]:
     """The owner of each site that needs one."""
-    links = _links({site.name: site for site in sites if site.name in chained}, modules, flow, barriers)
+    links = _links({site.name: site for site in sites}, chained, modules, flow, barriers)
     for site in sites:
         around = _owner_of(site, modules, site.name in chained, barriers)
         wanted = (around, links.get(site.name), _reached(site, held.get(site.name), modules, barriers))
@@ -211,10 +211,13 @@ def _reached(site: Site, owner: str | None, modules: dict[str, nn.Module], barri
     return None if owner is None or owner in barriers.owners or barriers.around(inside, owner) else owner
 
 
-def _links(sites: Mapping[str, Site], modules: dict[str, nn.Module], flow: Flow, barriers: Barriers) -> dict[str, str]:
+def _links(
+    sites: Mapping[str, Site], chained: Collection[str], modules: dict[str, nn.Module], flow: Flow, barriers: Barriers
+) -> dict[str, str]:
     """The smallest module with a forward that holds a site, what stands around it, and the next site of a chain."""
     owners: dict[str, str] = {}
-    groups: list[tuple[str, ...]] = [*((name,) for name in flow.around), *flow.into]
+    pairs = (pair for pair in flow.into if all(name in chained for name in pair))
+    groups: list[tuple[str, ...]] = [*((name,) for name in flow.around), *pairs]
     for names in groups:
         if not all(name in sites for name in names):
             continue

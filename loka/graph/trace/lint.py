@@ -273,6 +273,9 @@ def out_of_place(forward: ForwardIR, made: Collection[str] = ()) -> ForwardIR:
         alone = [ref.text for ref in step.operands if ref.kind is RefKind.LOCAL and len(readers[ref.text]) == 1]
         if step.op in ACTIVATIONS and _IN_PLACE in step.template and making.intersection(alone) and step.target != "_":
             step = replace(step, template=step.template.replace(_IN_PLACE, "inplace=False"))
+        plain = step.op.removesuffix("_")
+        if step.op != plain and plain in ACTIVATIONS and making.intersection(alone) and step.target != "_":  # x.relu_()
+            step = replace(step, op=plain, template=step.template.replace(f"{step.op}(", f"{plain}(", 1))
         steps = sum_out_of_place(step, making.intersection(alone), taken)
         of_new = step.op in SUMS and step.operands[0].text in making.intersection(alone)
         if (step.op in _MAKING and _IN_PLACE not in step.template and "out=" not in step.template) or of_new:
