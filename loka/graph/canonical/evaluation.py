@@ -29,9 +29,10 @@ _PIECES = frozenset({"threshold"})  # not analytic: a single statement of it is 
 _PLACING = frozenset(
     {"cat", "concat", "concatenate", "hstack", "vstack", "unsqueeze", "squeeze"}
 )  # values stay as they are
+_SLICING = frozenset({"chunk", "split", "narrow", "tensor_split", "split_with_sizes", "unbind", "select"})
 _READING = frozenset({"size", "dim", "shape", "ndim"})
 CASTS = frozenset({"to", "float", "double", "half", "bfloat16", "type_as", "contiguous"})  # of dtype and layout
-_KNOWN = ANALYTIC | _PIECES | _PLACING | _READING | CASTS
+_KNOWN = ANALYTIC | _PIECES | _PLACING | _SLICING | _READING | CASTS
 _NODES = (
     ast.Expression, ast.Call, ast.keyword, ast.Attribute, ast.Name, ast.Load, ast.Constant, ast.Tuple, ast.List,
     ast.BinOp, ast.UnaryOp, ast.USub, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.Subscript, ast.Slice,

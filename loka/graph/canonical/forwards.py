@@ -7,7 +7,9 @@ from dataclasses import replace
 
 from loka.graph.canonical.columns import rows_of_columns
 from loka.graph.canonical.linears import canonical_linears
+from loka.graph.canonical.parts import whole_of_parts
 from loka.graph.canonical.runs import canonical_runs
+from loka.graph.canonical.sizes import sizes_of_norms
 from loka.graph.canonical.turned import turned_linears
 from loka.graph.ir import ConcatNorm, Cross, FmInteraction, ForwardIR, Region, Statement
 from loka.graph.patterns.linear_chain import readers_of
@@ -27,16 +29,12 @@ def canonical_forward(
         return forward, shapes
     rows = rows_of_columns(forward.statements, shapes, readers_of(forward), attributes)
     forward, shapes = replace(forward, statements=rows.statements), {**shapes, **rows.shapes}
-    for rule in (turned_linears, canonical_linears, canonical_runs):
+    for rule in (turned_linears, canonical_linears, canonical_runs, sizes_of_norms):
         made = rule(forward.statements, shapes, readers_of(forward), {**attributes, **rows.attributes})
         forward = replace(forward, statements=made)
-    halves = {name: shapes[step.written[-1].target] for step in forward.statements for name in _halves(step)}
-    return forward, {**halves, **shapes}
-
-
-def _halves(step: Statement) -> tuple[str, ...]:
-    """The target of the first of two statements for one, which has the shape of the second's."""
-    return (step.target,) if step.written and step.written[-1].target != step.target else ()
+    new = [step for step in forward.statements if step.written and step.target not in shapes]
+    shapes = {**shapes, **{step.target: shapes[step.written[-1].target] for step in new}}  # the first of two for one
+    return whole_of_parts(forward, shapes, attributes)
 
 
 def is_canonical(forward: ForwardIR) -> bool:

@@ -252,6 +252,7 @@ def _holds_float(values: list[object] | dict[object, object] | set[object]) -> b
 
 _IN_PLACE = "inplace=True"
 # Operations that return a new tensor, never a view of an operand, unless written into one (`out=`).
+_VIEWS = frozenset({"view", "view_as", "reshape", "flatten", "unflatten", "transpose", "permute", "unsqueeze", "squeeze"})
 _MAKING = ACTIVATIONS | ELEMENTWISE | NORMS | {"linear", "matmul", "bmm", "baddbmm", "addmm", "addcmul", "cat", "stack"}
 
 
@@ -278,6 +279,7 @@ def out_of_place(forward: ForwardIR, made: Collection[str] = ()) -> ForwardIR:
             step = replace(step, op=plain, template=step.template.replace(f"{step.op}(", f"{plain}(", 1))
         steps = sum_out_of_place(step, making.intersection(alone), taken)
         of_new = step.op in SUMS and step.operands[0].text in making.intersection(alone)
+        of_new = of_new or (step.op in _VIEWS and step.operands[:1] and step.operands[0].text in making.intersection(alone))
         if (step.op in _MAKING and _IN_PLACE not in step.template and "out=" not in step.template) or of_new:
             making.add(step.target)
         statements += steps
