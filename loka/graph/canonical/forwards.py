@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from loka.graph.canonical.columns import rows_of_columns
@@ -13,20 +13,25 @@ from loka.graph.canonical.sizes import sizes_of_norms
 from loka.graph.canonical.turned import turned_linears
 from loka.graph.ir import ConcatNorm, Cross, FmInteraction, ForwardIR, Region, Statement
 from loka.graph.patterns.linear_chain import readers_of
+from loka.graph.patterns.region import ELEMENTWISE
 from loka.graph.trace.observed_shapes import Shape
 
 
 def canonical_forward(
-    forward: ForwardIR, shapes: Mapping[str, Shape], attributes: Mapping[str, tuple[int, ...]]
+    forward: ForwardIR,
+    shapes: Mapping[str, Shape],
+    attributes: Mapping[str, tuple[int, ...]],
+    idle: Collection[str] = (),
 ) -> tuple[ForwardIR, Mapping[str, Shape]]:
     """The forward with runs of statements that compute a known function as one or two, and the shapes of its locals.
 
     It computes the same up to rounding. `shapes` are those of the locals, `attributes` those of Parameters and buffers
-    by the expressions that read them. A forward that sets a name twice stays as it is.
+    by the expressions that read them, `idle` are targets of casts that change nothing. A forward that sets a name twice stays as it is.
     """
     targets = [step.target for step in forward.statements if step.target != "_"]
     if len(set(targets)) < len(targets):
         return forward, shapes
+    forward = replace(forward, statements=_without_casts(forward, idle))
     rows = rows_of_columns(forward.statements, shapes, readers_of(forward), attributes)
     forward, shapes = replace(forward, statements=rows.statements), {**shapes, **rows.shapes}
     for rule in (turned_linears, canonical_linears, canonical_runs, sizes_of_norms):
@@ -35,6 +40,21 @@ def canonical_forward(
     new = [step for step in forward.statements if step.written and step.target not in shapes]
     shapes = {**shapes, **{step.target: shapes[step.written[-1].target] for step in new}}  # the first of two for one
     return whole_of_parts(forward, shapes, attributes)
+
+
+def _without_casts(forward: ForwardIR, idle: Collection[str]) -> tuple[Statement, ...]:
+    """The statements with each idle cast as a part of the sum or product before it, if it alone reads that."""
+    readers, made = readers_of(forward), list[Statement]()
+    for place, step in enumerate(forward.statements):
+        before = made[-1] if made else None
+        plain = before is not None and before.op in ELEMENTWISE and before.call is None and not before.written
+        if before is None or not plain or step.target not in idle or step.operands[0].text != before.target:
+            made.append(step)
+        elif readers[before.target] != {place}:
+            made.append(step)
+        else:
+            made[-1] = replace(before, target=step.target, written=(before, step))
+    return tuple(made)
 
 
 def is_canonical(forward: ForwardIR) -> bool:
