@@ -20,12 +20,13 @@ _ACTIVATIONS = frozenset(
     (
         *("relu", "relu6", "silu", "gelu", "sigmoid", "tanh", "hardswish", "hardsigmoid", "hardtanh", "leaky_relu"),
         *("elu", "selu", "celu", "softplus", "softsign", "logsigmoid", "mish", "erf", "exp"),
+        *("threshold", "where"),
     )
 )
 _OTHERS = frozenset(
     (
         *("add", "sub", "mul", "div", "addcmul", "addcdiv", "neg", "reciprocal", "sqrt", "getitem"),
-        *("alias", "contiguous", "clone", "unsqueeze", "squeeze", "to", "type_as", "float", "half", "bfloat16"),
+        *("gt", "zeros_like", "alias", "contiguous", "clone", "unsqueeze", "squeeze", "to", "type_as", "float", "half", "bfloat16"),
     )
 )
 _MOVED = frozenset(

@@ -25,17 +25,17 @@ ANALYTIC = frozenset(
         "layer_norm", "rms_norm", "einsum",
     }
 )  # fmt: skip
-_PIECES = frozenset({"threshold"})  # not analytic: a single statement of it is compared, whose pieces drawn numbers hit
+PIECES = frozenset({"threshold", "where", "zeros_like", "gt", "lt", "ge", "le", "maximum", "clamp", "clamp_min"})
 _PLACING = frozenset(
     {"cat", "concat", "concatenate", "hstack", "vstack", "unsqueeze", "squeeze"}
 )  # values stay as they are
 _SLICING = frozenset({"chunk", "split", "narrow", "tensor_split", "split_with_sizes", "unbind", "select"})
 _READING = frozenset({"size", "dim", "shape", "ndim"})
 CASTS = frozenset({"to", "float", "double", "half", "bfloat16", "type_as", "contiguous"})  # of dtype and layout
-_KNOWN = ANALYTIC | _PIECES | _PLACING | _SLICING | _READING | CASTS
+_KNOWN = ANALYTIC | PIECES | _PLACING | _SLICING | _READING | CASTS
 _NODES = (
     ast.Expression, ast.Call, ast.keyword, ast.Attribute, ast.Name, ast.Load, ast.Constant, ast.Tuple, ast.List,
-    ast.BinOp, ast.UnaryOp, ast.USub, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.Subscript, ast.Slice,
+    ast.BinOp, ast.UnaryOp, ast.Compare, ast.Gt, ast.Lt, ast.GtE, ast.LtE, ast.USub, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.Subscript, ast.Slice,
 )  # fmt: skip
 _DTYPES = frozenset({"float32", "float64", "bfloat16", "float16", "float", "double", "half", "dtype"})
 
@@ -70,11 +70,14 @@ def evaluable(statement: Statement) -> Evaluable | None:
     return Evaluable(statement.target, compile(tree, "<statement>", "eval"), statement.operands)
 
 
-def evaluated(steps: Iterable[Evaluable], values: Mapping[Ref, Tensor]) -> object:
-    """What the last of the steps computes from values of what they read; None where that cannot be computed."""
+def evaluated(steps: Iterable[Evaluable], values: Mapping[Ref, Tensor], gradients: bool = False) -> object:
+    """What the last of the steps computes from values of what they read; None where that cannot be computed.
+
+    `gradients`: the result has them.
+    """
     known: dict[str, object] = {named(ref): value for ref, value in values.items()}
     result: object = None
-    with _IgnoreCasts(), torch.no_grad():
+    with _IgnoreCasts(), torch.set_grad_enabled(gradients):
         for step in steps:
             try:
                 result = known[step.target] = eval(step.code, {"torch": torch, "__builtins__": {}}, known)  # noqa: S307 - own text
