@@ -1,4 +1,4 @@
-"""Columns as rows: what a forward computes of tensors (B, d, 1), computed of (B, d).
+"""Columns as rows: what a forward computes of tensors (B, d, 1) or (d, B), computed of (B, d).
 
 `W @ x` of columns so becomes the linear of rows that it is, with the sums, products and activations around it.
 """
@@ -28,8 +28,13 @@ _NODES = (
     *(ast.USub, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow),
 )
 _SCOPES = ("torch", "nn", "functional", "dtype")
-_TO_ROWS = frozenset({"squeeze", "flatten", "view", "reshape", "getitem", "select"})  # (B, d, 1) -> (B, d)
-_IDLE = frozenset({"size", "shape", "getitem", "unsqueeze"})  # without effects: not needed where nothing reads them
+# By the number of dimensions of columns: what makes rows of them, in models and here, and columns of rows.
+_TO_ROWS = {
+    3: frozenset({"squeeze", "flatten", "view", "reshape", "getitem", "select"}),
+    2: frozenset({"t", "T", "mT", "transpose", "permute", "swapaxes"}),
+}
+_ROW_OF, _COLUMN_OF = {3: "{0}.squeeze(2)", 2: "{0}.t()"}, {3: "{0}.unsqueeze(2)", 2: "{0}.t()"}
+_IDLE = frozenset({"size", "shape", "getitem", "unsqueeze", "t"})  # without effects: not needed where nothing reads them
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +112,8 @@ class _Columns:
         row = self._rows[step.target] = Ref(RefKind.LOCAL, self._made[-1].target)
         others = [place for place in self._readers.get(step.target, ()) if not self._reads_row(place)]
         if others:
-            self._made.append(Statement(step.target, "unsqueeze", "{0}.unsqueeze(2)", (row,), note=step.note))
+            text = _COLUMN_OF[len(self._shapes[step.target])]
+            self._made.append(Statement(step.target, _operation(text), text, (row,), note=step.note))
 
     def _reads_row(self, place: int) -> bool:
         return place < len(self._statements) and self._is_ours(self._statements[place])
@@ -133,7 +139,8 @@ class _Columns:
             return flat
         if ref.text not in self._rows:  # made outside
             name = self._fresh(ref.text)
-            self._made.append(Statement(name, "squeeze", "{0}.squeeze(2)", (ref,)))
+            text = _ROW_OF[len(self._shapes[ref.text])]
+            self._made.append(Statement(name, _operation(text), text, (ref,)))
             self._rows[ref.text] = Ref(RefKind.LOCAL, name)
         return self._rows[ref.text]
 
@@ -144,7 +151,7 @@ class _Columns:
         name = f"{column}_row"
         while name in self._shapes or name in self._new:
             name += "_"
-        self._new[name] = self._shapes[column][:2]
+        self._new[name] = _row_shape(self._shapes[column])
         return name
 
     def _drop_unread(self, last: int) -> None:
@@ -172,7 +179,7 @@ class _Columns:
             return False
         of = self._shapes.get(tensors[0].text, ())
         sizes = self._attributes.get(weights[0].text, ())
-        return _is_column(of) and of[1] is not None and sorted(sizes) == sorted((of[1], shape[1] or 0))
+        return _is_column(of) and sorted(sizes) == sorted((_height(of), _height(shape)))
 
     def _is_even(self, step: Statement, shape: Shape) -> bool:
         node = expression(step)
@@ -184,19 +191,34 @@ class _Columns:
     def _is_as_high(self, ref: Ref, shape: Shape) -> bool:
         if ref.kind is RefKind.LOCAL:
             of = self._shapes.get(ref.text, ())
-            return _is_column(of) and of[1] in (1, shape[1])
+            return _is_column(of) and len(of) == len(shape) and _height(of) in (1, _height(shape))
         sizes = self._attributes.get(ref.text, ())
-        return sizes == (1,) or (sizes[-1:] == (1,) and sizes[-2:-1] == shape[1:2] and set(sizes[:-2]) <= {1})
+        return sizes == (1,) or (sizes[-2:] == (_height(shape), 1) and set(sizes[:-2]) <= {1})
 
     def _is_row_view(self, step: Statement) -> bool:
         """True for a view that makes rows of a converted column."""
-        if step.op not in _TO_ROWS or not step.operands or step.operands[0].text not in self._converted:
+        if not step.operands or step.operands[0].text not in self._converted:
             return False
-        return self._shapes.get(step.target, ()) == self._shapes[step.operands[0].text][:2]
+        of = self._shapes[step.operands[0].text]
+        return step.op in _TO_ROWS[len(of)] and self._shapes.get(step.target, ()) == _row_shape(of)
 
 
 def _is_column(shape: Shape) -> bool:
+    if len(shape) == 2:
+        return shape[0] is not None and shape[1] is None
     return len(shape) == 3 and shape[0] is None and shape[1] is not None and shape[2] == 1
+
+
+def _height(column: Shape) -> int:
+    return column[-2] or 0
+
+
+def _row_shape(column: Shape) -> Shape:
+    return (None, column[-2])
+
+
+def _operation(template: str) -> str:
+    return template.removeprefix("{0}.").partition("(")[0]
 
 
 def _is_plain(node: ast.AST) -> bool:

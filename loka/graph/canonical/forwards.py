@@ -32,9 +32,11 @@ def canonical_forward(
     if len(set(targets)) < len(targets):
         return forward, shapes
     forward = replace(forward, statements=_without_casts(forward, idle))
-    rows = rows_of_columns(forward.statements, shapes, readers_of(forward), attributes)
+    turned = turned_linears(forward.statements, shapes, readers_of(forward), attributes)
+    forward = replace(forward, statements=turned)
+    rows = rows_of_columns(turned, shapes, readers_of(forward), attributes)
     forward, shapes = replace(forward, statements=rows.statements), {**shapes, **rows.shapes}
-    for rule in (turned_linears, canonical_linears, canonical_runs, sizes_of_norms):
+    for rule in (canonical_linears, canonical_runs, sizes_of_norms):
         made = rule(forward.statements, shapes, readers_of(forward), {**attributes, **rows.attributes})
         forward = replace(forward, statements=made)
     new = [step for step in forward.statements if step.written and step.target not in shapes]
