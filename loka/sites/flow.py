@@ -15,7 +15,7 @@ from loka.sites.neighbours import Node
 from loka.sites.recorded import Call
 
 # None of these mixes rows.
-_NORMS = frozenset(("layer_norm", "rms_norm", "mean", "var", "var_mean", "std", "pow", "square", "rsqrt", "norm"))
+_NORMS = frozenset(("layer_norm", "rms_norm", "group_norm", "mean", "var", "var_mean", "std", "pow", "square", "rsqrt", "norm"))
 _ACTIVATIONS = frozenset(
     (
         *("relu", "relu6", "silu", "gelu", "sigmoid", "tanh", "hardswish", "hardsigmoid", "hardtanh", "leaky_relu"),
@@ -26,7 +26,8 @@ _ACTIVATIONS = frozenset(
 _OTHERS = frozenset(
     (
         *("add", "sub", "mul", "div", "addcmul", "addcdiv", "neg", "reciprocal", "sqrt", "getitem"),
-        *("gt", "zeros_like", "alias", "contiguous", "clone", "unsqueeze", "squeeze", "to", "type_as", "float", "half", "bfloat16"),
+        *("gt", "zeros_like", "alias", "contiguous", "clone", "unsqueeze", "squeeze"),
+        *("to", "type_as", "float", "half", "bfloat16"),
     )
 )
 _MOVED = frozenset(

@@ -19,7 +19,7 @@ from loka.graph.trace.observed_shapes import Shape
 _REDUCING = frozenset(
     {
         *("mean", "sum", "var", "std", "var_mean", "std_mean", "norm", "vector_norm"),
-        *("layer_norm", "rms_norm", "einsum"),
+        *("layer_norm", "rms_norm", "group_norm", "einsum"),
     }
 )
 _OF_ELEMENTS = (ANALYTIC - _REDUCING) | ACTIVATIONS | CASTS

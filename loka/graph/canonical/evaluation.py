@@ -22,7 +22,7 @@ ANALYTIC = frozenset(
         "add", "sub", "subtract", "mul", "multiply", "div", "divide", "true_divide", "neg", "negative", "square", "pow",
         "sqrt", "rsqrt", "reciprocal", "exp", "log", "log1p", "sigmoid", "tanh", "erf", "silu", "gelu", "softplus",
         "mish", "addcmul", "addcdiv", "mean", "sum", "var", "std", "var_mean", "std_mean", "norm", "vector_norm",
-        "layer_norm", "rms_norm", "einsum",
+        "layer_norm", "rms_norm", "group_norm", "einsum",
     }
 )  # fmt: skip
 PIECES = frozenset({"threshold", "where", "zeros_like", "gt", "lt", "ge", "le", "maximum", "clamp", "clamp_min"})

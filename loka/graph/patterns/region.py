@@ -36,6 +36,7 @@ ELEMENTWISE = frozenset({"add", "sub", "mul"})
 _INLINABLE = (
     *NORM_MODULES, nn.ReLU, nn.ReLU6, nn.SiLU, nn.GELU, nn.Sigmoid, nn.Tanh, nn.Hardswish, nn.Hardsigmoid,
     nn.Hardtanh, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.Softplus, nn.Softsign, nn.LogSigmoid, nn.Mish, nn.Identity,
+    nn.GroupNorm,
 )  # fmt: skip
 
 _JOINING = frozenset({"cat", "concat", "concatenate", "add"})
