@@ -26,7 +26,7 @@ _ACTIVATIONS = frozenset(
 _OTHERS = frozenset(
     (
         *("add", "sub", "mul", "div", "addcmul", "addcdiv", "neg", "reciprocal", "sqrt", "getitem"),
-        *("gt", "zeros_like", "alias", "contiguous", "clone", "unsqueeze", "squeeze"),
+        *("gt", "zeros_like", "alias", "contiguous", "clone", "unsqueeze", "squeeze", "t", "T"),
         *("to", "type_as", "float", "half", "bfloat16"),
     )
 )

@@ -63,7 +63,7 @@ def evaluable(statement: Statement) -> Evaluable | None:
         tree = ast.parse(statement.template.format(*names), mode="eval")
     except (SyntaxError, ValueError, IndexError, KeyError):
         return None
-    if statement.op == "type_as" and names:  # whose second operand only has the dtype
+    if statement.op in ("type_as", "checked_length") and names:  # their first operand: another has the dtype alone
         tree = ast.fix_missing_locations(ast.Expression(ast.Name(names[0], ast.Load())))
     if statement.target == "_" or not all(_is_known(node, names) for node in ast.walk(tree)):
         return None

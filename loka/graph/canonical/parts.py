@@ -190,7 +190,8 @@ class _Parts:
         read = {ref.text for ref in (*common.parts, *(ref for step in common.steps for ref in step.operands))}
         for each in sorted(range(place), reverse=True):  # parts and sizes that only removed statements read
             step = self._statements[each]
-            known = evaluable(step) if step.call is None and not step.written else None
+            pure = step.call is None and not step.written and step.op != "checked_length"
+            known = evaluable(step) if pure else None
             if known is not None and step.target not in ("_", *read) and self._readers.get(step.target, {-1}) <= removed:
                 removed.add(each)
         first = min(removed)
