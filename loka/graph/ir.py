@@ -156,6 +156,7 @@ class NearMiss:
 
     place: int  # its index in `ForwardIR.statements`
     missing: str  # what that is, in words
+    mixing: bool = False  # True for a mixing layer
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,9 +49,10 @@ def choose_interactions(
     found.fused += [fused for _, fused in joined]
     found.fused += [_with_passing(fused, _is_read_later(cross, crosses)) for cross, fused in crossed]
     done = {fused.owner for fused in found.fused}
+    mixing = {fused.owner for _, fused in mixed}
     for near in forward.near:
         writer = writer_of(forward, near.place)
-        found.refuse({writer} & set(owners) - done, near.missing)
+        found.refuse({writer} & set(owners) - (mixing if near.mixing else done), near.missing)
     regions = [(site, FM_FUSED) for mix in mixes for site in sites_of(mix, forward)]
     regions += [(site, CROSSED) for cross in crosses for site in _site_at(forward, cross.linear)]
     return ChosenInteractions(mixes, joins, crosses, tuple(regions))

@@ -46,6 +46,11 @@ _CLAMPED = (
     "torch.relu if you mean that"
 )
 
+_MAXIMUM = (
+    "torch.maximum comes after it, whose gradient is halved where both are equal, as a ReLU's at 0 is not: write "
+    "torch.relu if you mean that"
+)
+
 _STATIC_OPERANDS = StaticOperands(frozenset(NORMS), frozenset(ACTIVATIONS + GATES), LARGEST_HELD)
 
 
@@ -103,14 +108,17 @@ def rewrite(request: RewriteRequest, model: nn.Module, trace: Trace) -> Rewrites
             request.only({site.name for site in request.sites if site.owner == owner} & outside), owner, OUTSIDE, made
         )
     _rewrite(request.only({site.name for site in request.sites} - outside), model, trace, made)
-    made.near.update((site.name, _CLAMPED) for site in request.fused if _is_clamped(site))
+    made.near.update((site.name, words) for site in request.fused if (words := _like_a_relu(site)))
     return made
 
 
-def _is_clamped(site: Site) -> bool:
-    """True if a clamp follows a site's product, with a norm or a bias between them at most."""
+def _like_a_relu(site: Site) -> str:
+    """The reason where a function that is nearly a ReLU follows a site's product, a norm or a bias between them."""
     after = dropwhile(lambda op: op in NORM_OPS or op == "add", site.followed_by)
-    return next(after, None) == CLAMP
+    first = next(after, "")
+    if first in ("maximum", "zeros_like") and "maximum" in site.followed_by:
+        return _MAXIMUM
+    return _CLAMPED if first == CLAMP else ""
 
 
 def _is_inside(site: Site) -> bool:
