@@ -6,9 +6,9 @@ import ast
 from collections.abc import Iterator, Mapping
 from itertools import chain
 
-from loka.graph.ir import ForwardIR, NearMiss, Ref, RefKind, Statement
+from loka.graph.ir import ForwardIR, NearKind, NearMiss, Ref, RefKind, Statement
 from loka.graph.patterns.linear_chain import readers_of
-from loka.graph.patterns.norm import arguments, norm_ending_at
+from loka.graph.patterns.norm import arguments, norm_ending_at, over_other_dimensions
 from loka.graph.trace.observed_shapes import Shape
 
 _CONCATENATIONS = frozenset(("cat", "concat", "concatenate"))
@@ -39,8 +39,19 @@ class _Near:
     def missing(self, place: int) -> NearMiss | None:
         """What a pattern that ends with this statement lacks; None where no pattern is near."""
         crosses = (NearMiss(place, text) for text in self._cross(place))
-        mixes = (NearMiss(place, text, mixing=True) for text in self._mix(place))
-        return next(chain(self._join(place), crosses, mixes), None)
+        mixes = (NearMiss(place, text, NearKind.MIXING) for text in self._mix(place))
+        return next(chain(self._norm(place), self._join(place), crosses, mixes), None)
+
+    def _norm(self, place: int) -> Iterator[NearMiss]:
+        """A norm, or statistics of one, over other dimensions than the last, after a GEMM."""
+        step = self.statements[place]
+        before = self._set_by(step.operands[0]) if step.operands else None
+        if before is None or before.call is None or step.call is not None:
+            return
+        over = over_other_dimensions(step, len(self.shapes.get(before.target, ())))
+        if over is not None:
+            words = f"{step.op} after it is over {over}, and kernels normalise over the last dimension alone"
+            yield NearMiss(self._places[before.target], words, NearKind.NORM)
 
     def _join(self, place: int) -> Iterator[NearMiss]:
         """What the norm of a join lacks, at the statement before it: the norm may be a child's."""

@@ -10,7 +10,7 @@ from torch import nn
 
 from loka.graph.ir import ForwardIR, RefKind, Region, SiteCall, Statement
 from loka.graph.patterns.linear_chain import readers_of
-from loka.graph.patterns.norm import TORCH_NORMS, norm_ending_at, norm_starting_at
+from loka.graph.patterns.norm import TORCH_NORMS, norm_ending_at, norm_starting_at, over_other_dimensions
 from loka.graph.source import (
     functions_of,
     has_hooks,
@@ -125,7 +125,7 @@ def _end(statements: Sequence[Statement], first: int, site: int, readers: dict[s
         known = statement.op in NORMS | ACTIVATIONS | ELEMENTWISE and statement.call is None and statement.target != "_"
         if index >= free and (not known or not reads & inside):
             break
-        if statement.op in NORMS and statement.operands[0].text not in inside:
+        if statement.op in NORMS and (statement.operands[0].text not in inside or over_other_dimensions(statement, 1)):
             break
         inside.add(statement.target)
         if index + 1 < free:

@@ -13,7 +13,7 @@ from itertools import dropwhile
 from torch import nn
 
 from loka.graph.canonical.forwards import as_traced
-from loka.graph.ir import ForwardIR, Region
+from loka.graph.ir import ForwardIR, NearKind, Region
 from loka.graph.patterns.linear_chain import ChainStage, LinearChain, StaticOperands, find_chains
 from loka.graph.patterns.region import NORMS as NORM_OPS
 from loka.graph.patterns.region import RegionScope, find_regions, wants_owner
@@ -198,6 +198,8 @@ def _take(request: RewriteRequest, scope: RegionScope, traced: ForwardIR, made: 
     found = find_regions(traced, relative)
     forward, lost = named_as_in_model(request.parameters, scope.owner, replace(traced, regions=found))
     made.refused.update((site.name, SEVERAL) for site in lost if site.name not in request.kept)
+    norms = (near for near in forward.near if near.kind is NearKind.NORM)
+    made.near.update((call.site, near.missing) for near in norms if (call := forward.statements[near.place].call))
     chains, worth_fusing = _chained(request, forward)
     made.chains += chains
     in_chains = {stage.site for chain in chains if len(chain.stages) > 1 for stage in chain.stages}
