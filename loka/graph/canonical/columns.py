@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from loka.graph.canonical.evaluation import ANALYTIC, CASTS
+from loka.graph.canonical.parts import traced_of
 from loka.graph.canonical.views import expression
 from loka.graph.ir import Ref, RefKind, SiteCall, Statement
 from loka.graph.patterns.fm_interaction import changes_in_place
@@ -92,7 +93,7 @@ class _Columns:
         self._drop_unread(ours[-1])
         if self._made[-1].target != group[-1].target:
             return None
-        self._made[0] = replace(self._made[0], written=tuple(group))
+        self._made[0] = replace(self._made[0], written=tuple(traced_of(group)))
         return Rows((*self._statements[: ours[0]], *self._made, *rest), self._new, self._flat)
 
     def _is_ours(self, step: Statement) -> bool:
@@ -106,7 +107,7 @@ class _Columns:
                 self._made.append(Statement(step.target, "flatten", "{0}.flatten(1)", (row,), note=step.note))
             return
         if step.target not in self._converted:
-            self._made.append(step)
+            self._made.append(replace(step, written=()))
             return
         self._made.append(self._linear(step, step.call) if step.call is not None else self._of_elements(step))
         row = self._rows[step.target] = Ref(RefKind.LOCAL, self._made[-1].target)
@@ -128,7 +129,8 @@ class _Columns:
         return Statement(self._name(step.target), "linear", template, operands, plain, step.note)
 
     def _of_elements(self, step: Statement) -> Statement:
-        return replace(step, target=self._name(step.target), operands=tuple(map(self._row, step.operands)))
+        operands = tuple(map(self._row, step.operands))
+        return replace(step, target=self._name(step.target), operands=operands, written=())
 
     def _row(self, ref: Ref) -> Ref:
         """A column, or a Parameter of this shape, as a row."""
@@ -168,7 +170,8 @@ class _Columns:
     def _is_of_columns(self, step: Statement) -> bool:
         """True for a GEMM of a column, and for an operation of the elements of columns."""
         shape = self._shapes.get(step.target, ())
-        if not _is_column(shape) or step.written:
+        alone = not step.written or step.written[-1].target == step.target  # not the first of two for one
+        if not _is_column(shape) or not alone:
             return False
         return self._is_gemm(step, step.call, shape) if step.call is not None else self._is_even(step, shape)
 

@@ -40,6 +40,13 @@ class Samples(Columns):
         return (x0 * y + x0).t()
 
 
+class InPlace(Columns):
+    def forward(self, x: Tensor) -> Tensor:
+        x0 = x.unsqueeze(2)
+        y = torch.matmul(self.up, torch.matmul(self.down, x0)) + self.bias
+        return x0.mul(y).add_(x0).squeeze(2)
+
+
 class Stacked(Columns):
     """Parts of Parameters, and a product by einsum."""
 
@@ -78,7 +85,7 @@ def traced(module: nn.Module) -> ForwardIR:
     return found
 
 
-@pytest.mark.parametrize(("kind", "crosses"), [(Columns, 1), (Samples, 1), (Stacked, 1), (ReadAsColumns, 0), (OfOthers, 0)])
+@pytest.mark.parametrize(("kind", "crosses"), [(Columns, 1), (Samples, 1), (InPlace, 1), (Stacked, 1), (ReadAsColumns, 0), (OfOthers, 0)])
 def test_gemms_are_linears_of_rows_and_the_forward_computes_the_same(kind: type[Columns], crosses: int) -> None:
     module = kind()
     forward = traced(module)
@@ -95,7 +102,7 @@ def test_gemms_are_linears_of_rows_and_the_forward_computes_the_same(kind: type[
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-2)
 
 
-@pytest.mark.parametrize("kind", [Columns, Samples, Stacked, ReadAsColumns, OfOthers])
+@pytest.mark.parametrize("kind", [Columns, Samples, InPlace, Stacked, ReadAsColumns, OfOthers])
 def test_it_goes_back_to_what_was_traced(kind: type[Columns]) -> None:
     module = kind()
     back = as_traced(traced(module), frozenset())
