@@ -43,8 +43,13 @@ def idle_casts(forward: ForwardIR, examples: Examples, copied: Callable[[], nn.M
     names = list(dict.fromkeys((*sources, *sources.values())))
     idle = {target for target in sources if target != "_"}
     for autocast in (False, True) if idle else ():
-        for values in _values(forward, names, examples, copied, autocast):
-            idle -= {name for name in idle if _dtype(values, name) != _dtype(values, sources[name])}
+        try:
+            for values in _values(forward, names, examples, copied, autocast):
+                idle -= {name for name in idle if _dtype(values, name) != _dtype(values, sources[name])}
+        except (RuntimeError, TypeError, ValueError):
+            if not autocast:
+                raise
+            # As the module itself does: the equivalence check has compared the errors.
     return frozenset(idle)
 
 
