@@ -27,7 +27,9 @@ _PARTS = _MEANS | {
     "relu", "silu", "gelu", "sigmoid", "tanh", "hardswish", "threshold", "exp", "erf", "softplus", "leaky_relu",
 }  # fmt: skip
 _LAMBDA = "<lambda>"
-_ARITHMETIC = frozenset({"add", "mul", "multiply", "sum", "addcmul", "einsum", "cat", "concat", "concatenate", "hstack"})
+_ARITHMETIC = frozenset(
+    {"add", "mul", "multiply", "sum", "addcmul", "einsum", "cat", "concat", "concatenate", "hstack"}
+)
 _SIMPLE = (int, str, bool, float, complex, type(None), torch.dtype, torch.device)
 
 

@@ -15,7 +15,9 @@ from loka.sites.neighbours import Node
 from loka.sites.recorded import Call
 
 # None of these mixes rows.
-_NORMS = frozenset(("layer_norm", "rms_norm", "group_norm", "mean", "var", "var_mean", "std", "pow", "square", "rsqrt", "norm"))
+_NORMS = frozenset(
+    ("layer_norm", "rms_norm", "group_norm", "mean", "var", "var_mean", "std", "pow", "square", "rsqrt", "norm")
+)
 _ACTIVATIONS = frozenset(
     (
         *("relu", "relu6", "silu", "gelu", "sigmoid", "tanh", "hardswish", "hardsigmoid", "hardtanh", "leaky_relu"),

@@ -135,7 +135,9 @@ def test_a_comment_at_the_left_margin_does_not_hide_a_method(load: Callable[[str
     assert code.splitlines()[found.lineno - 1].strip() == "return super().forward(self.norm(x))"
 
 
-LAMBDAS = CODE.replace("self.act = torch.relu", "self.act, self.other = lambda x: (x +\n            SCALE), lambda x: x * 3")
+LAMBDAS = CODE.replace(
+    "self.act = torch.relu", "self.act, self.other = lambda x: (x +\n            SCALE), lambda x: x * 3"
+)
 
 
 def test_a_lambda_is_read_and_its_text_is_part_of_the_hash(load: Callable[[str], nn.Module]) -> None:

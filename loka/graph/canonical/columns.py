@@ -35,7 +35,9 @@ _TO_ROWS = {
     2: frozenset({"t", "T", "mT", "transpose", "permute", "swapaxes"}),
 }
 _ROW_OF, _COLUMN_OF = {3: "{0}.squeeze(2)", 2: "{0}.t()"}, {3: "{0}.unsqueeze(2)", 2: "{0}.t()"}
-_IDLE = frozenset({"size", "shape", "getitem", "unsqueeze", "t"})  # without effects: not needed where nothing reads them
+_IDLE = frozenset(
+    {"size", "shape", "getitem", "unsqueeze", "t"}
+)  # without effects: not needed where nothing reads them
 
 
 @dataclass(frozen=True, slots=True)

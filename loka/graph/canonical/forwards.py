@@ -50,9 +50,7 @@ def _without_casts(forward: ForwardIR, idle: Collection[str]) -> tuple[Statement
     for place, step in enumerate(forward.statements):
         before = made[-1] if made else None
         plain = before is not None and before.op in ELEMENTWISE and before.call is None and not before.written
-        if before is None or not plain or step.target not in idle or step.operands[0].text != before.target:
-            made.append(step)
-        elif readers[before.target] != {place}:
+        if before is None or not plain or step.target not in idle or step.operands[0].text != before.target or readers[before.target] != {place}:
             made.append(step)
         else:
             made[-1] = replace(before, target=step.target, written=(before, step))

@@ -102,7 +102,9 @@ class _Parts:
         if len(steps) < len(common.parts) or norms[0] is None or any(norm != norms[0] for norm in norms):
             return None
         inputs = tuple(step.operands[0] for step in steps)
-        if any(self._shapes.get(ref.text, ()) != self._shapes[step.target] for ref, step in zip(inputs, steps, strict=True)):
+        if any(
+            self._shapes.get(ref.text, ()) != self._shapes[step.target] for ref, step in zip(inputs, steps, strict=True)
+        ):
             return None
         removed = common.removed | {place for place in found if place is not None}
         return _Common(inputs, (replace(steps[0], written=()), *common.steps), removed)
@@ -192,7 +194,11 @@ class _Parts:
             step = self._statements[each]
             pure = step.call is None and not step.written and step.op != "checked_length"
             known = evaluable(step) if pure else None
-            if known is not None and step.target not in ("_", *read) and self._readers.get(step.target, {-1}) <= removed:
+            if (
+                known is not None
+                and step.target not in ("_", *read)
+                and self._readers.get(step.target, {-1}) <= removed
+            ):
                 removed.add(each)
         first = min(removed)
         for start, step in enumerate(self._statements[:place]):  # no other group is cut

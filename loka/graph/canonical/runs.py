@@ -111,7 +111,12 @@ class _Finder:
         pieces = any(step.op in PIECES for step in run)
         if of_one and not inputs.attributes and (len(run) > 1 or pieces):
             found = (self._relu if pieces else self._activation)(steps, inputs.locals[0])
-        if of_one and not pieces and found is None and (len(run) > 1 or (run[0].op in (*_NORMS, "group_norm") and parse_norm(run[0]) is None)):
+        if (
+            of_one
+            and not pieces
+            and found is None
+            and (len(run) > 1 or (run[0].op in (*_NORMS, "group_norm") and parse_norm(run[0]) is None))
+        ):
             found = self._norm(steps, inputs, shape)
         casts = any(step.op in CASTS for step in run)  # of a sum, these may be what makes its dtype
         if len(inputs.locals) == 2 and not inputs.attributes and len(run) < 3 and not casts:

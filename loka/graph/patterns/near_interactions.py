@@ -117,7 +117,9 @@ class _Near:
         """True for a product of a tensor of three dimensions and a view of it."""
         pair = {self._source(ref) for ref in step.operands}
         shapes = {len(self.shapes.get(ref.text, ())) for ref in step.operands}
-        return step.op in _PRODUCTS and step.call is None and len(step.operands) == 2 and (len(pair), shapes) == (1, {3})
+        return (
+            step.op in _PRODUCTS and step.call is None and len(step.operands) == 2 and (len(pair), shapes) == (1, {3})
+        )
 
     def _set_by(self, ref: Ref) -> Statement | None:
         place = self._places.get(ref.text) if ref.kind is RefKind.LOCAL else None

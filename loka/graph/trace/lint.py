@@ -92,7 +92,9 @@ def training_reads(modules: Iterable[nn.Module]) -> str:
 class _Linter:
     """Walks one function; `module` is the value of its first argument, if it is a method."""
 
-    def __init__(self, function: FunctionType, tree: ast.FunctionDef | ast.Lambda, module: nn.Module, live: tuple[str, ...]) -> None:
+    def __init__(
+        self, function: FunctionType, tree: ast.FunctionDef | ast.Lambda, module: nn.Module, live: tuple[str, ...]
+    ) -> None:
         self.function, self.tree, self.module, self.live = function, tree, module, live
         arguments = [*tree.args.posonlyargs, *tree.args.args]
         self.self_name = arguments[0].arg if arguments and self._is_method() else None
@@ -252,7 +254,9 @@ def _holds_float(values: list[object] | dict[object, object] | set[object]) -> b
 
 _IN_PLACE = "inplace=True"
 # Operations that return a new tensor, never a view of an operand, unless written into one (`out=`).
-_VIEWS = frozenset({"view", "view_as", "reshape", "flatten", "unflatten", "transpose", "permute", "unsqueeze", "squeeze"})
+_VIEWS = frozenset(
+    {"view", "view_as", "reshape", "flatten", "unflatten", "transpose", "permute", "unsqueeze", "squeeze"}
+)
 _MAKING = ACTIVATIONS | ELEMENTWISE | NORMS | {"linear", "matmul", "bmm", "baddbmm", "addmm", "addcmul", "cat", "stack"}
 
 
@@ -279,7 +283,9 @@ def out_of_place(forward: ForwardIR, made: Collection[str] = ()) -> ForwardIR:
             step = replace(step, op=plain, template=step.template.replace(f"{step.op}(", f"{plain}(", 1))
         steps = sum_out_of_place(step, making.intersection(alone), taken)
         of_new = step.op in SUMS and step.operands[0].text in making.intersection(alone)
-        of_new = of_new or (step.op in _VIEWS and step.operands[:1] and step.operands[0].text in making.intersection(alone))
+        of_new = of_new or (
+            step.op in _VIEWS and step.operands[:1] and step.operands[0].text in making.intersection(alone)
+        )
         if (step.op in _MAKING and _IN_PLACE not in step.template and "out=" not in step.template) or of_new:
             making.add(step.target)
         statements += steps

@@ -85,7 +85,9 @@ def traced(module: nn.Module) -> ForwardIR:
     return found
 
 
-@pytest.mark.parametrize(("kind", "crosses"), [(Columns, 1), (Samples, 1), (InPlace, 1), (Stacked, 1), (ReadAsColumns, 0), (OfOthers, 0)])
+@pytest.mark.parametrize(
+    ("kind", "crosses"), [(Columns, 1), (Samples, 1), (InPlace, 1), (Stacked, 1), (ReadAsColumns, 0), (OfOthers, 0)]
+)
 def test_gemms_are_linears_of_rows_and_the_forward_computes_the_same(kind: type[Columns], crosses: int) -> None:
     module = kind()
     forward = traced(module)

@@ -167,7 +167,11 @@ def test_activations_of_several_statements(name: str, lines: tuple[str, ...]) ->
 
 
 RELUS = {
-    "where": ("p = gt x: {0} > 0", "z = zeros_like x: torch.zeros_like({0})", "y = where p x z: torch.where({0}, {1}, {2})"),
+    "where": (
+        "p = gt x: {0} > 0",
+        "z = zeros_like x: torch.zeros_like({0})",
+        "y = where p x z: torch.where({0}, {1}, {2})",
+    ),
     "threshold": ("y = threshold x: torch.nn.functional.threshold({0}, 0, 0)",),
     "product": ("p = gt x: {0} > 0", "y = mul x p: {0} * {1}"),
 }

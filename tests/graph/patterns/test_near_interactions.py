@@ -116,11 +116,23 @@ class Plain(Body):
         (BroadcastCross, "the product or the sum of its cross layer is broadcast"),
         (CrossReadTwice, "the product of its cross layer is read by something else as well"),
         (MixReadTwice, "x^T @ rank of its mixing layer is read by something else as well"),
-        (SquareFirst, "its mixing layer is written (x @ x^T) @ rank: x @ (x^T @ rank) is the same, and what kernels take"),
-        (ThreeFactors, "an einsum multiplies all three operands of its mixing layer: write two products, x @ (x^T @ rank)"),
-        (PartOfAProduct, "x^T @ rank of its mixing layer is a part of a product with more than that: multiply by rank alone"),
+        (
+            SquareFirst,
+            "its mixing layer is written (x @ x^T) @ rank: x @ (x^T @ rank) is the same, and what kernels take",
+        ),
+        (
+            ThreeFactors,
+            "an einsum multiplies all three operands of its mixing layer: write two products, x @ (x^T @ rank)",
+        ),
+        (
+            PartOfAProduct,
+            "x^T @ rank of its mixing layer is a part of a product with more than that: multiply by rank alone",
+        ),
         (ByAModule, "x^T @ rank of its mixing layer is made by a module that stays a call, self.mix(x)"),
-        (NormOfTwo, "layer_norm after it is over the last 2 dimensions, and kernels normalise over the last dimension alone"),
+        (
+            NormOfTwo,
+            "layer_norm after it is over the last 2 dimensions, and kernels normalise over the last dimension alone",
+        ),
         (NormOfRows, "mean after it is over dimension 1, and kernels normalise over the last dimension alone"),
         (Join, None),
         (Plain, None),

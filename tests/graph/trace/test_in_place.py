@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from loka.graph.equivalence import with_forward
 from loka.graph.canonical.forwards import as_traced
+from loka.graph.equivalence import with_forward
 from loka.graph.ir import ForwardIR
 from loka.graph.trace.examples import ModelInputs, capture_examples
 from loka.graph.trace.trace import trace_forward

@@ -72,10 +72,14 @@ class Speller:
         ]
         sums = self._one(WEIGHTED).format("self.compress", "x", self._one(BATCHES).format("x"))
         whole = self._one(JOINED)
-        join = [f"joined = {whole.format('interactions', 'compressed', 'x', made)}"] if whole else [
-            f"joined = {self._one(CONCATENATIONS).format('interactions', 'compressed')}",
-            f"joined = {self._one(SUMS).format('joined', 'x')}",
-        ]
+        join = (
+            [f"joined = {whole.format('interactions', 'compressed', 'x', made)}"]
+            if whole
+            else [
+                f"joined = {self._one(CONCATENATIONS).format('interactions', 'compressed')}",
+                f"joined = {self._one(SUMS).format('joined', 'x')}",
+            ]
+        )
         rank = [f"self.rank = nn.Parameter(torch.randn({N}, {RANK}) * {N}**-0.5)"]
         compress = [f"self.compress = nn.Parameter(torch.randn({made}, {N}) * {N}**-0.5)"]
         tops = [f"self.fmb_norm = nn.LayerNorm({N * RANK})", f"self.fmb = {tower}()"]
@@ -162,7 +166,10 @@ class Speller:
         one = "nn.Parameter(torch.randn({}) * 0.1) for _ in range({})"
         parts = [f"self.{name} = nn.ParameterList([{one.format(size, LAYERS)}])" for name, size in sizes.items()]
         down, up = (self._one(OF_COLUMNS) for _ in range(2))
-        body = [f"    low = {down.format('self.down[i]', 'x')}", f"    u = {up.format('self.up[i]', 'low')} + self.bias[i]"]
+        body = [
+            f"    low = {down.format('self.down[i]', 'x')}",
+            f"    u = {up.format('self.up[i]', 'low')} + self.bias[i]",
+        ]
         end = self._one([way for way in CROSSES if "einsum" not in way])
         to, back = (self._one(ways) for ways in COLUMNS[held])
         run = [f"x0 = {to.format('x0', WIDTH)}", "x = x0", f"for i in range({LAYERS}):", *body]

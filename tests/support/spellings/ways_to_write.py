@@ -161,10 +161,20 @@ TOWERS = ("sequential", "loop", "named", "blocks", "range")  # where the modules
 STACKS = ("list", "sequential", "named")
 MIXING = ("layer", "sums", "pairs", "both", "machine")  # which parts of a mixing layer are modules of their own
 JOINS = ("inside", "outside")  # where the norm of a join is: in its layer, or in a module around it
-CROSS_NETS = ("layers", "net", "stacked", "lists", "columns", "samples")  # what holds the matrices and biases of cross layers
+CROSS_NETS = (
+    "layers",
+    "net",
+    "stacked",
+    "lists",
+    "columns",
+    "samples",
+)  # what holds the matrices and biases of cross layers
 MULTIPLIED = ("{0} * {1}", "self.times({0}, {1})")  # by an operator, or by a module of its own
 COLUMNS = {  # rows as columns, and these as rows
-    "columns": (("{0}.unsqueeze(2)", "{0}[..., None]", "{0}.reshape(-1, {1}, 1)"), ("{0}.squeeze(2)", "{0}.squeeze(-1)")),
+    "columns": (
+        ("{0}.unsqueeze(2)", "{0}[..., None]", "{0}.reshape(-1, {1}, 1)"),
+        ("{0}.squeeze(2)", "{0}.squeeze(-1)"),
+    ),
     "samples": (("{0}.t()", "{0}.T"), ("{0}.t()", "{0}.T")),
 }
 OF_COLUMNS = ("{0} @ {1}", "torch.matmul({0}, {1})", "{0}.matmul({1})")  # by a matrix {0}
