@@ -15,7 +15,7 @@ from loka.sites.neighbours import Node
 from loka.sites.recorded import Call
 
 # None of these mixes rows.
-_NORMS = frozenset(
+NORM_OPERATIONS = frozenset(
     ("layer_norm", "rms_norm", "group_norm", "mean", "var", "var_mean", "std", "pow", "square", "rsqrt", "norm")
 )
 _ACTIVATIONS = frozenset(
@@ -38,7 +38,7 @@ _MOVED = frozenset(
         *("alias", "contiguous", "clone"),
     )
 )
-_FUSED = _NORMS | _ACTIVATIONS | _OTHERS
+_FUSED = NORM_OPERATIONS | _ACTIVATIONS | _OTHERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def flow_of(sites: Mapping[str, Sequence[MeasuredCall]]) -> Flow:
     for name, call in once.items():
         ends = _ends(call)
         near = [] if ends.source is None else _before(ends.source, ends.reader)
-        owners = {node.owner for node in (*near, *_after(ends.product)) if node.op in _NORMS | _ACTIVATIONS}
+        owners = {node.owner for node in (*near, *_after(ends.product)) if node.op in NORM_OPERATIONS | _ACTIVATIONS}
         if owners:
             around[name] = common_module((call.module or call.owner, *sorted(owners)))
     joined = {name: found for name, call in once.items() if (found := _joined(call.result)) is not None}
@@ -79,7 +79,7 @@ def _joined(product: Node) -> tuple[str, ...] | None:
     """The module that concatenates a product, or adds to it; the one around it and the norm after it; those between."""
     node, joins = product, list[Node]()
     while node.children:
-        norm = next((child for child in node.children if child.op in _NORMS), None)
+        norm = next((child for child in node.children if child.op in NORM_OPERATIONS), None)
         if norm is not None and joins:
             owners = tuple(dict.fromkeys(each.owner for each in (*joins, norm)))
             return joins[0].owner, common_module(owners), *owners[1:]

@@ -35,7 +35,9 @@ CASTS = frozenset({"to", "float", "double", "half", "bfloat16", "type_as", "cont
 _KNOWN = ANALYTIC | PIECES | _PLACING | _SLICING | _READING | CASTS
 _NODES = (
     ast.Expression, ast.Call, ast.keyword, ast.Attribute, ast.Name, ast.Load, ast.Constant, ast.Tuple, ast.List,
-    ast.BinOp, ast.UnaryOp, ast.Compare, ast.Gt, ast.Lt, ast.GtE, ast.LtE, ast.USub, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.Subscript, ast.Slice,
+    ast.BinOp, ast.UnaryOp,
+    ast.Compare, ast.Gt, ast.Lt, ast.GtE, ast.LtE, ast.USub, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow,
+    ast.Subscript, ast.Slice,
 )  # fmt: skip
 _DTYPES = frozenset({"float32", "float64", "bfloat16", "float16", "float", "double", "half", "dtype"})
 

@@ -11,7 +11,7 @@ from loka.graph.canonical.parts import whole_of_parts
 from loka.graph.canonical.runs import canonical_runs
 from loka.graph.canonical.sizes import sizes_of_norms
 from loka.graph.canonical.turned import turned_linears
-from loka.graph.ir import ConcatNorm, Cross, FmInteraction, ForwardIR, Region, Statement
+from loka.graph.ir import ConcatNorm, Cross, FmInteraction, ForwardIR, Ref, RefKind, Region, Statement
 from loka.graph.patterns.linear_chain import readers_of
 from loka.graph.patterns.region import ELEMENTWISE
 from loka.graph.trace.observed_shapes import Shape
@@ -26,7 +26,8 @@ def canonical_forward(
     """The forward with runs of statements that compute a known function as one or two, and the shapes of its locals.
 
     It computes the same up to rounding. `shapes` are those of the locals, `attributes` those of Parameters and buffers
-    by the expressions that read them, `idle` are targets of casts that change nothing. A forward that sets a name twice stays as it is.
+    by the expressions that read them, `idle` are targets of casts that change nothing. A forward that
+    sets a name twice stays as it is.
     """
     targets = [step.target for step in forward.statements if step.target != "_"]
     if len(set(targets)) < len(targets):
@@ -50,7 +51,9 @@ def _without_casts(forward: ForwardIR, idle: Collection[str]) -> tuple[Statement
     for place, step in enumerate(forward.statements):
         before = made[-1] if made else None
         plain = before is not None and before.op in ELEMENTWISE and before.call is None and not before.written
-        if before is None or not plain or step.target not in idle or step.operands[0].text != before.target or readers[before.target] != {place}:
+        alone = before is not None and step.operands[:1] == (Ref(RefKind.LOCAL, before.target),)
+        alone = alone and before is not None and readers[before.target] == {place}
+        if before is None or not (plain and alone and step.target in idle):
             made.append(step)
         else:
             made[-1] = replace(before, target=step.target, written=(before, step))

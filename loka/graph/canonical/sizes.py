@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from loka.graph.canonical.parts import traced_of
 from loka.graph.ir import Ref, RefKind, Statement
@@ -24,7 +25,7 @@ def sizes_of_norms(
     The arguments are those of `canonical_runs`.
     """
     made = list(statements)
-    for place, (norm, size) in enumerate(zip(statements, statements[1:], strict=False)):
+    for place, (norm, size) in enumerate(pairwise(statements)):
         given = norm.operands[:1]
         if size.op not in _SIZES or size.operands != given or norm.target == "_" or parse_norm(norm) is None:
             continue

@@ -95,7 +95,7 @@ class _Near:
         elif step.call is not None:
             inner = next((each for ref in step.operands if (each := self._behind_views(ref)) is not None), None)
             if inner is not None and self._is_square(inner):
-                yield "its mixing layer is written (x @ x^T) @ rank: x @ (x^T @ rank) is the same, and what kernels take"
+                yield "its mixing layer is written (x @ x^T) @ rank: kernels take x @ (x^T @ rank), which is the same"
         for ref, source in zip(step.operands, sources, strict=True) if step.call is None else ():
             inner = self._behind_views(ref)
             others = {other for other in sources if other != source}
@@ -103,9 +103,9 @@ class _Near:
             if inner is not None and inner.op == "module" and {self._source(each) for each in inner.operands} & others:
                 made = inner.text().partition(" = ")[2]
                 yield f"x^T @ rank of its mixing layer is made by a module that stays a call, {made}"
-            if inner is not None and inner.op in _PARTS and through is not None and through.call is not None:
-                if {self._source(each) for each in through.operands} & others:
-                    yield "x^T @ rank of its mixing layer is a part of a product with more than that: multiply by rank alone"
+            of_more = inner is not None and inner.op in _PARTS and through is not None and through.call is not None
+            if of_more and through is not None and {self._source(each) for each in through.operands} & others:
+                yield "x^T @ rank of its mixing layer is a part of a larger product: multiply by rank alone"
             if inner is None or inner.call is None or not {self._source(each) for each in inner.operands} & others:
                 continue
             if self._is_read_twice(inner):

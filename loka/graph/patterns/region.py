@@ -21,7 +21,7 @@ from loka.graph.source import (
     is_swish_norm,
 )
 from loka.graph.source import names_in as names_in_code
-from loka.sites.flow import Flow, common_module
+from loka.sites.flow import NORM_OPERATIONS, Flow, common_module
 from loka.sites.site import GemmKind, Site
 
 NORMS = frozenset(TORCH_NORMS)  # over the last dimension
@@ -218,7 +218,8 @@ def _links(
     """The smallest module with a forward that holds a site, what stands around it, and the next site of a chain."""
     owners: dict[str, str] = {}
     pairs = (pair for pair in flow.into if all(name in chained for name in pair))
-    groups: list[tuple[str, ...]] = [*((name,) for name in flow.around), *pairs]
+    near = (name for name in flow.around if name in chained or (name in sites and _is_normed(sites[name])))
+    groups: list[tuple[str, ...]] = [*((name,) for name in near), *pairs]
     for names in groups:
         if not all(name in sites for name in names):
             continue
@@ -230,6 +231,11 @@ def _links(
             for name in names:
                 owners[name] = min(owners.get(name, common), common, key=len)
     return owners
+
+
+def _is_normed(site: Site) -> bool:
+    """True if a norm, perhaps one written by hand, follows a site's product and bias."""
+    return next((op for op in site.followed_by if op != "add"), "") in NORM_OPERATIONS
 
 
 def _inside(site: Site, modules: Mapping[str, nn.Module]) -> str:

@@ -282,10 +282,8 @@ def out_of_place(forward: ForwardIR, made: Collection[str] = ()) -> ForwardIR:
         if step.op != plain and plain in ACTIVATIONS and making.intersection(alone) and step.target != "_":  # x.relu_()
             step = replace(step, op=plain, template=step.template.replace(f"{step.op}(", f"{plain}(", 1))
         steps = sum_out_of_place(step, making.intersection(alone), taken)
-        of_new = step.op in SUMS and step.operands[0].text in making.intersection(alone)
-        of_new = of_new or (
-            step.op in _VIEWS and step.operands[:1] and step.operands[0].text in making.intersection(alone)
-        )
+        of_first = bool(step.operands) and step.operands[0].text in making.intersection(alone)
+        of_new = of_first and step.op in SUMS | _VIEWS
         if (step.op in _MAKING and _IN_PLACE not in step.template and "out=" not in step.template) or of_new:
             making.add(step.target)
         statements += steps

@@ -1,4 +1,4 @@
-"""Models whose regions and joins go over several modules are planned as they are, and their packages compute the same."""
+"""Models whose regions and joins go over several modules have them in kernels, and compute the same."""
 
 from __future__ import annotations
 

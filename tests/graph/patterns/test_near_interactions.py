@@ -118,7 +118,7 @@ class Plain(Body):
         (MixReadTwice, "x^T @ rank of its mixing layer is read by something else as well"),
         (
             SquareFirst,
-            "its mixing layer is written (x @ x^T) @ rank: x @ (x^T @ rank) is the same, and what kernels take",
+            "its mixing layer is written (x @ x^T) @ rank: kernels take x @ (x^T @ rank), which is the same",
         ),
         (
             ThreeFactors,
@@ -126,7 +126,7 @@ class Plain(Body):
         ),
         (
             PartOfAProduct,
-            "x^T @ rank of its mixing layer is a part of a product with more than that: multiply by rank alone",
+            "x^T @ rank of its mixing layer is a part of a larger product: multiply by rank alone",
         ),
         (ByAModule, "x^T @ rank of its mixing layer is made by a module that stays a call, self.mix(x)"),
         (
