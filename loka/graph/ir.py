@@ -150,12 +150,21 @@ class Cross:
         return (self.product, self.factor.text, self.residual.text)
 
 
+class NearKind(StrEnum):
+    """What a near miss would be."""
+
+    JOIN_OR_CROSS = "join or cross layer"
+    MIXING = "mixing layer"
+    NORM = "norm of a region"  # its place is that of the GEMM
+
+
 @dataclass(frozen=True, slots=True)
 class NearMiss:
-    """A statement that would end an interaction, but for one thing."""
+    """A statement that would end an interaction or a region, but for one thing."""
 
     place: int  # its index in `ForwardIR.statements`
     missing: str  # what that is, in words
+    kind: NearKind = NearKind.JOIN_OR_CROSS
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from loka.graph.source import (
+    definition,
     functions_named,
     functions_of,
     is_foreign,
@@ -25,7 +26,6 @@ from loka.graph.source import (
     names_in,
     operators_of,
     qualified,
-    syntax_tree,
 )
 from loka.graph.value_text import ValueTexts, closure_of, defaults_of, is_data, source_digest, tensor_text
 
@@ -249,12 +249,10 @@ def _functions(owner: nn.Module, inlined: Collection[str], read: Iterable[Reads]
 
 def _literals(function: FunctionType) -> Iterator[str]:
     """Arguments of a function with literal defaults, which its source shows."""
-    tree = syntax_tree(function)
-    if tree is None:
+    found = definition(function)
+    if found is None:
         return
-    made = next((node.args for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.Lambda)), None)
-    if made is None:
-        return
+    made = found.args
     plain = [*made.posonlyargs, *made.args]
     pairs = [*zip(plain[len(plain) - len(made.defaults) :], made.defaults, strict=True)]
     pairs += [(arg, default) for arg, default in zip(made.kwonlyargs, made.kw_defaults, strict=True) if default]

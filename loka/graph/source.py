@@ -6,6 +6,9 @@ Imports only torch and the standard library, so that a training machine can comp
 from __future__ import annotations
 
 import ast
+import copy
+import dis
+import functools
 import hashlib
 import inspect
 import sys
@@ -23,11 +26,21 @@ _MEANS = frozenset({"mean", "var", "var_mean", "std", "layer_norm", "rms_norm"})
 _PARTS = _MEANS | {
     "relu", "silu", "gelu", "sigmoid", "tanh", "hardswish", "threshold", "exp", "erf", "softplus", "leaky_relu",
 }  # fmt: skip
+_LAMBDA = "<lambda>"
+_ARITHMETIC = frozenset(
+    {"add", "mul", "multiply", "sum", "addcmul", "einsum", "cat", "concat", "concatenate", "hstack"}
+)
 _SIMPLE = (int, str, bool, float, complex, type(None), torch.dtype, torch.device)
 
 
-def syntax_tree(function: FunctionType) -> ast.Module | None:
-    """The syntax tree of a function, with the line numbers of its file; None where the source cannot be read."""
+def definition(function: FunctionType) -> ast.FunctionDef | ast.Lambda | None:
+    """The definition of a function, with the line numbers of its file; None where the source cannot be read.
+
+    A new tree each time: it may be changed.
+    """
+    if function.__code__.co_name == _LAMBDA:
+        found = _lambda_in_file(function.__code__)
+        return None if found is None else copy.deepcopy(found[0])
     try:
         source = inspect.getsource(function)
         # A method is parsed as it is indented: a comment at the left margin would defeat `textwrap.dedent`.
@@ -36,7 +49,41 @@ def syntax_tree(function: FunctionType) -> ast.Module | None:
     except (OSError, SyntaxError, TypeError):
         return None
     ast.increment_lineno(tree, function.__code__.co_firstlineno - (2 if inside else 1))
-    return tree
+    return next((node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)), None)
+
+
+def source_text(function: FunctionType) -> str:
+    """The source of a function; of a lambda, which may be a part of a line, of it alone. Raises OSError."""
+    if function.__code__.co_name != _LAMBDA:
+        return inspect.getsource(function)
+    found = _lambda_in_file(function.__code__)
+    if found is None:
+        raise OSError("could not get source code")
+    return found[1]
+
+
+@functools.lru_cache(maxsize=256)
+def _lambda_in_file(code: CodeType) -> tuple[ast.Lambda, str] | None:
+    """A lambda and its text: the innermost in its file around all of its instructions."""
+    try:
+        text = "".join(inspect.findsource(code)[0])
+        tree = ast.parse(text)
+    except (OSError, SyntaxError, TypeError):
+        return None
+    places = [(a, b, c, d) for a, c, b, d in code.co_positions() if None not in (a, b, c, d)]
+    spans = [((a, b), (c, d)) for a, b, c, d in places if (a, b) < (c, d)]  # empty: of the call, not of the body
+    if not spans:
+        return None
+    first, last = min(start for start, _ in spans), max(end for _, end in spans)
+    around = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Lambda)
+        and (node.body.lineno, node.body.col_offset) <= first
+        and last <= (node.body.end_lineno or 0, node.body.end_col_offset or 0)
+    ]
+    made = max(around, key=lambda node: (node.lineno, node.col_offset), default=None)
+    return None if made is None else (made, ast.get_source_segment(text, made) or "")
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -98,6 +145,22 @@ def is_own_function(module: nn.Module) -> bool:
     plain = not module._modules and not module._buffers and len(module._parameters) <= 2
     alike = not sizes or (len(sizes) == 1 and len(next(iter(sizes))) == 1)
     return plain and alike and any(_PARTS & names_in(function) for function in functions_of(module))
+
+
+def is_own_arithmetic(module: nn.Module) -> bool:
+    """True if a module looks like sums, products or concatenations of its arguments, such as `x * y`.
+
+    It has neither children nor Parameters nor buffers. Tracing shows what it computes.
+    """
+    if module._modules or module._parameters or module._buffers:
+        return False
+    return has_operators(module) or any(_ARITHMETIC & names_in(function) for function in functions_of(module))
+
+
+def has_operators(module: nn.Module) -> bool:
+    """True if a hand-written forward uses an infix operator."""
+    instructions = (step for function in functions_of(module) for step in dis.get_instructions(function))
+    return any(step.opname == "BINARY_OP" for step in instructions)
 
 
 def is_own_norm(module: nn.Module) -> bool:
@@ -168,7 +231,7 @@ def _parts(module: nn.Module, script: str) -> Iterator[str]:
         return
     names = sorted({name for function in functions for name in names_in(function)})
     for function in functions:
-        yield f"{qualified(function, script)}\n{inspect.getsource(function)}"
+        yield f"{qualified(function, script)}\n{source_text(function)}"
         for name in sorted(names_in(function) & function.__globals__.keys()):
             yield from _constant(f"global {name}", function.__globals__[name], script)
     live = live_floats(module, functions)

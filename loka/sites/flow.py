@@ -15,17 +15,21 @@ from loka.sites.neighbours import Node
 from loka.sites.recorded import Call
 
 # None of these mixes rows.
-_NORMS = frozenset(("layer_norm", "rms_norm", "mean", "var", "var_mean", "std", "pow", "square", "rsqrt", "norm"))
+NORM_OPERATIONS = frozenset(
+    ("layer_norm", "rms_norm", "group_norm", "mean", "var", "var_mean", "std", "pow", "square", "rsqrt", "norm")
+)
 _ACTIVATIONS = frozenset(
     (
         *("relu", "relu6", "silu", "gelu", "sigmoid", "tanh", "hardswish", "hardsigmoid", "hardtanh", "leaky_relu"),
         *("elu", "selu", "celu", "softplus", "softsign", "logsigmoid", "mish", "erf", "exp"),
+        *("threshold", "where"),
     )
 )
 _OTHERS = frozenset(
     (
         *("add", "sub", "mul", "div", "addcmul", "addcdiv", "neg", "reciprocal", "sqrt", "getitem"),
-        *("alias", "contiguous", "clone", "unsqueeze", "squeeze", "to", "type_as", "float", "half", "bfloat16"),
+        *("gt", "zeros_like", "alias", "contiguous", "clone", "unsqueeze", "squeeze", "t", "T"),
+        *("to", "type_as", "float", "half", "bfloat16"),
     )
 )
 _MOVED = frozenset(
@@ -34,7 +38,7 @@ _MOVED = frozenset(
         *("alias", "contiguous", "clone"),
     )
 )
-_FUSED = _NORMS | _ACTIVATIONS | _OTHERS
+_FUSED = NORM_OPERATIONS | _ACTIVATIONS | _OTHERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +47,8 @@ class Flow:
 
     into: tuple[tuple[str, str], ...] = ()  # pairs: only the second multiplies what the first's product becomes
     around: Mapping[str, str] = field(default_factory=dict)  # smallest module with the norm and activation around each
-    joined: Mapping[str, tuple[str, str]] = field(
-        default_factory=dict
-    )  # what joins it, and the module with its norm too
+    # The module that joins it, the one that holds this and the norm after it, and the others that take part in that.
+    joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     mixing: tuple[
         tuple[str, ...], ...
     ] = ()  # of each mixing layer: x^T @ rank, x @ that, and what may be weighted sums
@@ -64,7 +67,7 @@ def flow_of(sites: Mapping[str, Sequence[MeasuredCall]]) -> Flow:
     for name, call in once.items():
         ends = _ends(call)
         near = [] if ends.source is None else _before(ends.source, ends.reader)
-        owners = {node.owner for node in (*near, *_after(ends.product)) if node.op in _NORMS | _ACTIVATIONS}
+        owners = {node.owner for node in (*near, *_after(ends.product)) if node.op in NORM_OPERATIONS | _ACTIVATIONS}
         if owners:
             around[name] = common_module((call.module or call.owner, *sorted(owners)))
     joined = {name: found for name, call in once.items() if (found := _joined(call.result)) is not None}
@@ -72,13 +75,14 @@ def flow_of(sites: Mapping[str, Sequence[MeasuredCall]]) -> Flow:
     return Flow(into, around, joined, tuple(_mixing(single)))
 
 
-def _joined(product: Node) -> tuple[str, str] | None:
-    """The module that concatenates a product, or adds to it, and the one that holds it and the norm after it."""
+def _joined(product: Node) -> tuple[str, ...] | None:
+    """The module that concatenates a product, or adds to it; the one around it and the norm after it; those between."""
     node, joins = product, list[Node]()
     while node.children:
-        norm = next((child for child in node.children if child.op in _NORMS), None)
+        norm = next((child for child in node.children if child.op in NORM_OPERATIONS), None)
         if norm is not None and joins:
-            return joins[0].owner, common_module((joins[0].owner, norm.owner))
+            owners = tuple(dict.fromkeys(each.owner for each in (*joins, norm)))
+            return joins[0].owner, common_module(owners), *owners[1:]
         if len(node.children) > 1:
             return None
         node = node.children[0]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from loka.graph.source import forward_source_hash, functions_of, syntax_tree
+from loka.graph.source import definition, forward_source_hash, functions_of
 from tests.support.models import ir_models as zoo
 
 CODE = """
@@ -129,7 +129,24 @@ def test_the_hash_does_not_depend_on_tensors() -> None:
 def test_a_comment_at_the_left_margin_does_not_hide_a_method(load: Callable[[str], nn.Module]) -> None:
     code = CODE.replace("        return super()", "# at the left margin\n        return super()")
     forward = type(load(code)).forward
-    tree = syntax_tree(forward)  # type: ignore[arg-type]
+    tree = definition(forward)  # type: ignore[arg-type]
     assert tree is not None
     (found,) = (node for node in ast.walk(tree) if isinstance(node, ast.Return))
     assert code.splitlines()[found.lineno - 1].strip() == "return super().forward(self.norm(x))"
+
+
+LAMBDAS = CODE.replace(
+    "self.act = torch.relu", "self.act, self.other = lambda x: (x +\n            SCALE), lambda x: x * 3"
+)
+
+
+def test_a_lambda_is_read_and_its_text_is_part_of_the_hash(load: Callable[[str], nn.Module]) -> None:
+    module = load(LAMBDAS)
+    found = {function.__name__: definition(function) for function in functions_of(module)}
+    made = found["<lambda>"]
+    assert isinstance(made, ast.Lambda)
+    assert ast.unparse(made) == "lambda x: x + SCALE"
+    assert LAMBDAS.splitlines()[made.lineno - 1].lstrip().startswith("self.act")
+    assert forward_source_hash(load(LAMBDAS)) == forward_source_hash(module)
+    assert forward_source_hash(load(LAMBDAS.replace("x * 3", "x * 4"))) == forward_source_hash(module)
+    assert forward_source_hash(load(LAMBDAS.replace("(x +", "(x -"))) != forward_source_hash(module)

@@ -22,19 +22,22 @@ ANALYTIC = frozenset(
         "add", "sub", "subtract", "mul", "multiply", "div", "divide", "true_divide", "neg", "negative", "square", "pow",
         "sqrt", "rsqrt", "reciprocal", "exp", "log", "log1p", "sigmoid", "tanh", "erf", "silu", "gelu", "softplus",
         "mish", "addcmul", "addcdiv", "mean", "sum", "var", "std", "var_mean", "std_mean", "norm", "vector_norm",
-        "layer_norm", "rms_norm",
+        "layer_norm", "rms_norm", "group_norm", "einsum",
     }
 )  # fmt: skip
-_PIECES = frozenset({"threshold"})  # not analytic: a single statement of it is compared, whose pieces drawn numbers hit
+PIECES = frozenset({"threshold", "where", "zeros_like", "gt", "lt", "ge", "le", "maximum", "clamp", "clamp_min"})
 _PLACING = frozenset(
     {"cat", "concat", "concatenate", "hstack", "vstack", "unsqueeze", "squeeze"}
 )  # values stay as they are
+_SLICING = frozenset({"chunk", "split", "narrow", "tensor_split", "split_with_sizes", "unbind", "select"})
 _READING = frozenset({"size", "dim", "shape", "ndim"})
 CASTS = frozenset({"to", "float", "double", "half", "bfloat16", "type_as", "contiguous"})  # of dtype and layout
-_KNOWN = ANALYTIC | _PIECES | _PLACING | _READING | CASTS
+_KNOWN = ANALYTIC | PIECES | _PLACING | _SLICING | _READING | CASTS
 _NODES = (
     ast.Expression, ast.Call, ast.keyword, ast.Attribute, ast.Name, ast.Load, ast.Constant, ast.Tuple, ast.List,
-    ast.BinOp, ast.UnaryOp, ast.USub, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.Subscript, ast.Slice,
+    ast.BinOp, ast.UnaryOp,
+    ast.Compare, ast.Gt, ast.Lt, ast.GtE, ast.LtE, ast.USub, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow,
+    ast.Subscript, ast.Slice,
 )  # fmt: skip
 _DTYPES = frozenset({"float32", "float64", "bfloat16", "float16", "float", "double", "half", "dtype"})
 
@@ -62,18 +65,21 @@ def evaluable(statement: Statement) -> Evaluable | None:
         tree = ast.parse(statement.template.format(*names), mode="eval")
     except (SyntaxError, ValueError, IndexError, KeyError):
         return None
-    if statement.op == "type_as" and names:  # whose second operand only has the dtype
+    if statement.op in ("type_as", "checked_length") and names:  # their first operand: another has the dtype alone
         tree = ast.fix_missing_locations(ast.Expression(ast.Name(names[0], ast.Load())))
     if statement.target == "_" or not all(_is_known(node, names) for node in ast.walk(tree)):
         return None
     return Evaluable(statement.target, compile(tree, "<statement>", "eval"), statement.operands)
 
 
-def evaluated(steps: Iterable[Evaluable], values: Mapping[Ref, Tensor]) -> object:
-    """What the last of the steps computes from values of what they read; None where that cannot be computed."""
+def evaluated(steps: Iterable[Evaluable], values: Mapping[Ref, Tensor], gradients: bool = False) -> object:
+    """What the last of the steps computes from values of what they read; None where that cannot be computed.
+
+    `gradients`: the result has them.
+    """
     known: dict[str, object] = {named(ref): value for ref, value in values.items()}
     result: object = None
-    with _IgnoreCasts(), torch.no_grad():
+    with _IgnoreCasts(), torch.set_grad_enabled(gradients):
         for step in steps:
             try:
                 result = known[step.target] = eval(step.code, {"torch": torch, "__builtins__": {}}, known)  # noqa: S307 - own text
@@ -104,7 +110,7 @@ def _is_known(node: ast.AST, names: list[str]) -> bool:
     if isinstance(node, ast.Name):
         return node.id in (*names, "torch")
     if isinstance(node, ast.Constant):
-        return not isinstance(node.value, str)  # a device, to which a cast would move it
+        return not isinstance(node.value, str) or "->" in node.value  # an einsum's, no device that a cast moves it to
     return isinstance(node, _NODES)
 
 

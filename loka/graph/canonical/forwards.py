@@ -2,38 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
+from loka.graph.canonical.columns import rows_of_columns
 from loka.graph.canonical.linears import canonical_linears
+from loka.graph.canonical.parts import whole_of_parts
 from loka.graph.canonical.runs import canonical_runs
+from loka.graph.canonical.sizes import sizes_of_norms
 from loka.graph.canonical.turned import turned_linears
-from loka.graph.ir import ConcatNorm, Cross, FmInteraction, ForwardIR, Region, Statement
+from loka.graph.ir import ConcatNorm, Cross, FmInteraction, ForwardIR, Ref, RefKind, Region, Statement
 from loka.graph.patterns.linear_chain import readers_of
+from loka.graph.patterns.region import ELEMENTWISE
 from loka.graph.trace.observed_shapes import Shape
 
 
 def canonical_forward(
-    forward: ForwardIR, shapes: Mapping[str, Shape], attributes: Mapping[str, tuple[int, ...]]
+    forward: ForwardIR,
+    shapes: Mapping[str, Shape],
+    attributes: Mapping[str, tuple[int, ...]],
+    idle: Collection[str] = (),
 ) -> tuple[ForwardIR, Mapping[str, Shape]]:
     """The forward with runs of statements that compute a known function as one or two, and the shapes of its locals.
 
     It computes the same up to rounding. `shapes` are those of the locals, `attributes` those of Parameters and buffers
-    by the expressions that read them. A forward that sets a name twice stays as it is.
+    by the expressions that read them, `idle` are targets of casts that change nothing. A forward that
+    sets a name twice stays as it is.
     """
     targets = [step.target for step in forward.statements if step.target != "_"]
     if len(set(targets)) < len(targets):
         return forward, shapes
-    for rule in (turned_linears, canonical_linears, canonical_runs):
-        made = rule(forward.statements, shapes, readers_of(forward), attributes)
+    forward = replace(forward, statements=_without_casts(forward, idle))
+    turned = turned_linears(forward.statements, shapes, readers_of(forward), attributes)
+    forward = replace(forward, statements=turned)
+    rows = rows_of_columns(turned, shapes, readers_of(forward), attributes)
+    forward, shapes = replace(forward, statements=rows.statements), {**shapes, **rows.shapes}
+    for rule in (canonical_linears, canonical_runs, sizes_of_norms):
+        made = rule(forward.statements, shapes, readers_of(forward), {**attributes, **rows.attributes})
         forward = replace(forward, statements=made)
-    new = {step.target: shapes[step.written[-1].target] for step in forward.statements if step.target in _halves(step)}
-    return forward, {**shapes, **new}
+    new = [step for step in forward.statements if step.written and step.target not in shapes]
+    shapes = {**shapes, **{step.target: shapes[step.written[-1].target] for step in new}}  # the first of two for one
+    return whole_of_parts(forward, shapes, attributes)
 
 
-def _halves(step: Statement) -> tuple[str, ...]:
-    """The target of the first of two statements for one, which has the shape of the second's."""
-    return (step.target,) if step.written and step.written[-1].target != step.target else ()
+def _without_casts(forward: ForwardIR, idle: Collection[str]) -> tuple[Statement, ...]:
+    """The statements with each idle cast as a part of the sum or product before it, if it alone reads that."""
+    readers, made = readers_of(forward), list[Statement]()
+    for place, step in enumerate(forward.statements):
+        before = made[-1] if made else None
+        plain = before is not None and before.op in ELEMENTWISE and before.call is None and not before.written
+        alone = before is not None and step.operands[:1] == (Ref(RefKind.LOCAL, before.target),)
+        alone = alone and before is not None and readers[before.target] == {place}
+        if before is None or not (plain and alone and step.target in idle):
+            made.append(step)
+        else:
+            made[-1] = replace(before, target=step.target, written=(before, step))
+    return tuple(made)
 
 
 def is_canonical(forward: ForwardIR) -> bool:

@@ -8,6 +8,7 @@ not matter.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -15,7 +16,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from loka.graph.canonical.evaluation import CASTS, Evaluable, agree, drawn, evaluable, evaluated
+from loka.graph.canonical.evaluation import CASTS, PIECES, Evaluable, agree, drawn, evaluable, evaluated
 from loka.graph.ir import Ref, RefKind, Statement
 from loka.graph.patterns.norm import parse_norm
 from loka.graph.trace.observed_shapes import Shape
@@ -26,6 +27,7 @@ _FUNCTIONAL = "torch.nn.functional"
 _ACTIVATIONS = ("relu", "silu", "gelu", "sigmoid", "tanh", "softplus", "mish")
 _SCALES = (1.0, 0.02, 30.0)  # of drawn inputs: where eps is nothing, and where it is all
 _LEAST_EPS = 1e-18  # what is less is rounding: the norm has none, and gives NaN for a row of zeros
+_ENDS = (0.0, -1.0, 1.0, 1e-30, -1e-30, 0.5, -0.5, 7.0, -7.0, 1e30, -1e30)  # where pieces of a function may begin
 _PLAIN = frozenset({"{0} + {1}", "{0} * {1}"})
 _NORMS = ("layer_norm", "rms_norm")
 _PRODUCT_SUMS = frozenset({"addcmul"})
@@ -72,7 +74,7 @@ class _Finder:
     ) -> None:
         self._statements, self._shapes, self._readers = statements, shapes, readers
         self._attributes = attributes
-        self._steps = [evaluable(step) if step.call is None else None for step in statements]
+        self._steps = [None if step.call or step.written else evaluable(step) for step in statements]
 
     def run_at(self, first: int) -> tuple[int, list[Statement]]:
         """The last place of the run, and its canonical statements; none where it is canonical, or not known."""
@@ -106,9 +108,15 @@ class _Finder:
         steps = [step for step in self._steps[first : last + 1] if step is not None]
         found: Statement | None = None
         of_one = len(inputs.locals) == 1 and self._shapes.get(inputs.locals[0].text) == shape
-        if of_one and not inputs.attributes and (len(run) > 1 or run[0].op == "threshold"):
-            found = self._activation(steps, inputs.locals[0])
-        if of_one and found is None and (len(run) > 1 or (run[0].op in _NORMS and parse_norm(run[0]) is None)):
+        pieces = any(step.op in PIECES for step in run)
+        if of_one and not inputs.attributes and (len(run) > 1 or pieces):
+            found = (self._relu if pieces else self._activation)(steps, inputs.locals[0])
+        if (
+            of_one
+            and not pieces
+            and found is None
+            and (len(run) > 1 or (run[0].op in (*_NORMS, "group_norm") and parse_norm(run[0]) is None))
+        ):
             found = self._norm(steps, inputs, shape)
         casts = any(step.op in CASTS for step in run)  # of a sum, these may be what makes its dtype
         if len(inputs.locals) == 2 and not inputs.attributes and len(run) < 3 and not casts:
@@ -145,6 +153,18 @@ class _Finder:
             if not left:
                 return None
         return Statement("", left[0], f"{_FUNCTIONAL}.{left[0]}({{0}})", (x,))
+
+    def _relu(self, steps: Sequence[Evaluable], x: Ref) -> Statement | None:
+        """A ReLU in pieces of its own, with the gradient of torch's at 0: that of clamp(min=0) is another."""
+        sizes = self._sizes(x)
+        numbers = torch.tensor(_ENDS, dtype=torch.float64).repeat(math.prod(sizes) // len(_ENDS) + 1)
+        given = numbers[: math.prod(sizes)].reshape(sizes).requires_grad_()
+        value = evaluated(steps, {x: given}, gradients=True)
+        if not agree(value, given.relu()) or not isinstance(value, Tensor) or not value.requires_grad:
+            return None
+        (gradient,) = torch.autograd.grad(value.sum(), given)
+        same = torch.equal(gradient, (given > 0).to(gradient.dtype))
+        return Statement("", "relu", f"{_FUNCTIONAL}.relu({{0}})", (x,)) if same else None
 
     def _norm(self, steps: Sequence[Evaluable], inputs: _Inputs, shape: Shape) -> Statement | None:
         (x,), width = inputs.locals, shape[-1]

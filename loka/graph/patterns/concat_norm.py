@@ -50,12 +50,12 @@ def _found(forward: ForwardIR, shapes: Mapping[str, Shape]) -> Iterator[ConcatNo
         before = only_for(run.source, run.first, run.last)
         if before is None or not all(readers.get(statements[n].target, set()) <= {*inner, run.last} for n in inner):
             continue
-        skipped, parts, residual = [before], _concatenated(statements[before]), None
+        skipped, parts, residual = [before], concatenated(statements[before]), None
         if not parts and statements[before].template in _SUMS:
             first, second = statements[before].operands
             for joined, other in ((first, second), (second, first)):
                 inside = only_for(joined.text, before)
-                found = _concatenated(statements[inside]) if inside is not None else ()
+                found = concatenated(statements[inside]) if inside is not None else ()
                 if found and inside is not None:
                     skipped, parts, residual = [inside, before], found, other
                     break
@@ -80,7 +80,7 @@ def _is_whole(run: NormRun, shapes: Mapping[str, Shape]) -> bool:
     return run.norm.kind != "block_norm" or shapes.get(run.source, ())[-1:] == (run.norm.width,)
 
 
-def _concatenated(statement: Statement) -> tuple[Ref, ...]:
+def concatenated(statement: Statement) -> tuple[Ref, ...]:
     """The parts that a statement concatenates along the rows of each sample; () for another operation."""
     call = arguments(statement)
     if call is None or statement.call is not None or call[0] not in _CONCATENATIONS:

@@ -6,14 +6,15 @@ import ast
 from collections.abc import Iterator, Mapping
 from itertools import chain
 
-from loka.graph.ir import ForwardIR, NearMiss, Ref, RefKind, Statement
+from loka.graph.ir import ForwardIR, NearKind, NearMiss, Ref, RefKind, Statement
 from loka.graph.patterns.linear_chain import readers_of
-from loka.graph.patterns.norm import arguments, norm_ending_at
+from loka.graph.patterns.norm import arguments, norm_ending_at, over_other_dimensions
 from loka.graph.trace.observed_shapes import Shape
 
 _CONCATENATIONS = frozenset(("cat", "concat", "concatenate"))
 _SUMS = frozenset(("add", "iadd"))
 _VIEWS = frozenset(("transpose", "permute", "mT", "T", "reshape", "view", "contiguous", "type_as", "to", "swapaxes"))
+_PARTS = frozenset(("getitem", "split", "chunk", "narrow", "split_with_sizes", "tensor_split"))
 _PRODUCTS = frozenset(("matmul", "bmm", "einsum"))
 
 
@@ -37,8 +38,20 @@ class _Near:
 
     def missing(self, place: int) -> NearMiss | None:
         """What a pattern that ends with this statement lacks; None where no pattern is near."""
-        others = (NearMiss(place, text) for text in (*self._cross(place), *self._mix(place)))
-        return next(chain(self._join(place), others), None)
+        crosses = (NearMiss(place, text) for text in self._cross(place))
+        mixes = (NearMiss(place, text, NearKind.MIXING) for text in self._mix(place))
+        return next(chain(self._norm(place), self._join(place), crosses, mixes), None)
+
+    def _norm(self, place: int) -> Iterator[NearMiss]:
+        """A norm, or statistics of one, over other dimensions than the last, after a GEMM."""
+        step = self.statements[place]
+        before = self._set_by(step.operands[0]) if step.operands else None
+        if before is None or before.call is None or step.call is not None:
+            return
+        over = over_other_dimensions(step, len(self.shapes.get(before.target, ())))
+        if over is not None:
+            words = f"{step.op} after it is over {over}, and kernels normalise over the last dimension alone"
+            yield NearMiss(self._places[before.target], words, NearKind.NORM)
 
     def _join(self, place: int) -> Iterator[NearMiss]:
         """What the norm of a join lacks, at the statement before it: the norm may be a child's."""
@@ -73,17 +86,40 @@ class _Near:
 
     def _mix(self, place: int) -> Iterator[str]:
         step = self.statements[place]
-        if step.op not in _PRODUCTS or step.call is not None:
+        if step.op not in _PRODUCTS:
             return
-        for ref in step.operands:
+        sources = [self._source(ref) for ref in step.operands]
+        terms = step.template.partition("->")[0].count(",") + 1
+        if step.op == "einsum" and terms == 3 and {ref.kind for ref in step.operands} == set(RefKind):
+            yield "an einsum multiplies all three operands of its mixing layer: write two products, x @ (x^T @ rank)"
+        elif step.call is not None:
+            inner = next((each for ref in step.operands if (each := self._behind_views(ref)) is not None), None)
+            if inner is not None and self._is_square(inner):
+                yield "its mixing layer is written (x @ x^T) @ rank: kernels take x @ (x^T @ rank), which is the same"
+        for ref, source in zip(step.operands, sources, strict=True) if step.call is None else ():
             inner = self._behind_views(ref)
-            others = {self._source(other) for other in step.operands if other != ref}
+            others = {other for other in sources if other != source}
+            through = self._behind_views(ref, _VIEWS | _PARTS)
+            if inner is not None and inner.op == "module" and {self._source(each) for each in inner.operands} & others:
+                made = inner.text().partition(" = ")[2]
+                yield f"x^T @ rank of its mixing layer is made by a module that stays a call, {made}"
+            of_more = inner is not None and inner.op in _PARTS and through is not None and through.call is not None
+            if of_more and through is not None and {self._source(each) for each in through.operands} & others:
+                yield "x^T @ rank of its mixing layer is a part of a larger product: multiply by rank alone"
             if inner is None or inner.call is None or not {self._source(each) for each in inner.operands} & others:
                 continue
             if self._is_read_twice(inner):
                 yield "x^T @ rank of its mixing layer is read by something else as well"
             else:
                 yield "its product x @ (x^T @ rank) is of tensors of other shapes than (samples, embeddings, dimension)"
+
+    def _is_square(self, step: Statement) -> bool:
+        """True for a product of a tensor of three dimensions and a view of it."""
+        pair = {self._source(ref) for ref in step.operands}
+        shapes = {len(self.shapes.get(ref.text, ())) for ref in step.operands}
+        return (
+            step.op in _PRODUCTS and step.call is None and len(step.operands) == 2 and (len(pair), shapes) == (1, {3})
+        )
 
     def _set_by(self, ref: Ref) -> Statement | None:
         place = self._places.get(ref.text) if ref.kind is RefKind.LOCAL else None
@@ -94,9 +130,9 @@ class _Near:
         found = [each for ref in step.operands if (each := self._set_by(ref)) is not None]
         return found + [inner for each in found if each.op in through for inner in self._factors(each)]
 
-    def _behind_views(self, ref: Ref) -> Statement | None:
+    def _behind_views(self, ref: Ref, views: frozenset[str] = _VIEWS) -> Statement | None:
         step = self._set_by(ref)
-        while step is not None and step.op in _VIEWS and step.operands:
+        while step is not None and step.op in views and step.operands:
             step = self._set_by(step.operands[0])
         return step
 

@@ -97,6 +97,32 @@ def parse_norm(statement: Statement) -> ChainNorm | None:
     return ChainNorm(kind, width, eps, refs[0], refs[1])
 
 
+_STATISTICS = frozenset({"mean", "var", "std", "var_mean", "std_mean", "norm", "vector_norm", "normalize"})
+
+
+def over_other_dimensions(statement: Statement, dimensions: int) -> str | None:
+    """The dimensions that a norm or a statistic is over, in words; None for others, and where it is the last alone.
+
+    `dimensions` is the number of dimensions of the operand.
+    """
+    parsed = arguments(statement)
+    if parsed is None or not dimensions or statement.op not in _STATISTICS | TORCH_NORMS.keys():
+        return None
+    function, positional, named = parsed
+    rest = positional if function.startswith("operand_") else positional[1:]
+    if statement.op in TORCH_NORMS:
+        sizes = literal(named.get("normalized_shape", rest[0] if rest else None))
+        several = isinstance(sizes, tuple | list) and len(sizes) > 1
+        return f"the last {len(sizes)} dimensions" if several and isinstance(sizes, tuple | list) else None
+    takes_power = statement.op in ("norm", "vector_norm", "normalize")
+    given = named.get("dim", rest[takes_power] if len(rest) > takes_power else None)
+    over = 1 if given is None and statement.op == "normalize" else literal(given)
+    places = [each % dimensions for each in (over if isinstance(over, tuple | list) else [over]) if type(each) is int]
+    if not places or places == [dimensions - 1]:
+        return None
+    return f"dimension{'s' if len(places) > 1 else ''} {' and '.join(map(str, places))}"
+
+
 def _called(function: str) -> tuple[str, TorchNorm, tuple[str, ...]] | None:
     """The name and the norm of a torch function, and the names of the function's arguments."""
     for name, norm in TORCH_NORMS.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -11,10 +10,18 @@ from torch import nn
 
 from loka.graph.ir import ForwardIR, RefKind, Region, SiteCall, Statement
 from loka.graph.patterns.linear_chain import readers_of
-from loka.graph.patterns.norm import TORCH_NORMS, norm_ending_at, norm_starting_at
-from loka.graph.source import functions_of, has_hooks, is_block_norm, is_own_function, is_swish_norm
+from loka.graph.patterns.norm import TORCH_NORMS, norm_ending_at, norm_starting_at, over_other_dimensions
+from loka.graph.source import (
+    functions_of,
+    has_hooks,
+    has_operators,
+    is_block_norm,
+    is_own_arithmetic,
+    is_own_function,
+    is_swish_norm,
+)
 from loka.graph.source import names_in as names_in_code
-from loka.sites.flow import Flow, common_module
+from loka.sites.flow import NORM_OPERATIONS, Flow, common_module
 from loka.sites.site import GemmKind, Site
 
 NORMS = frozenset(TORCH_NORMS)  # over the last dimension
@@ -29,6 +36,7 @@ ELEMENTWISE = frozenset({"add", "sub", "mul"})
 _INLINABLE = (
     *NORM_MODULES, nn.ReLU, nn.ReLU6, nn.SiLU, nn.GELU, nn.Sigmoid, nn.Tanh, nn.Hardswish, nn.Hardsigmoid,
     nn.Hardtanh, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.Softplus, nn.Softsign, nn.LogSigmoid, nn.Mish, nn.Identity,
+    nn.GroupNorm,
 )  # fmt: skip
 
 _JOINING = frozenset({"cat", "concat", "concatenate", "add"})
@@ -117,7 +125,7 @@ def _end(statements: Sequence[Statement], first: int, site: int, readers: dict[s
         known = statement.op in NORMS | ACTIVATIONS | ELEMENTWISE and statement.call is None and statement.target != "_"
         if index >= free and (not known or not reads & inside):
             break
-        if statement.op in NORMS and statement.operands[0].text not in inside:
+        if statement.op in NORMS and (statement.operands[0].text not in inside or over_other_dimensions(statement, 1)):
             break
         inside.add(statement.target)
         if index + 1 < free:
@@ -167,7 +175,7 @@ def inline_for(
         if outer is not None:
             scopes.pop(owner)
             own = owners.pop(owner)
-            owners[outer] += [owner] if isinstance(modules[owner], nn.Linear) else own
+            owners[outer] += [owner] if type(modules[owner]) is nn.Linear else own
             inlined.setdefault(outer, []).extend(inlined.get(owner, ()))
             scopes[outer] = scope_of(outer, owners[outer], modules, inlined[outer], closed)
     return tuple(scopes[owner] for owner in modules if owner in scopes)
@@ -189,7 +197,7 @@ def _wanted(
     barriers: Barriers,
 ) -> Iterator[tuple[Site, str]]:
     """The owner of each site that needs one."""
-    links = _links({site.name: site for site in sites if site.name in chained}, modules, flow, barriers)
+    links = _links({site.name: site for site in sites}, chained, modules, flow, barriers)
     for site in sites:
         around = _owner_of(site, modules, site.name in chained, barriers)
         wanted = (around, links.get(site.name), _reached(site, held.get(site.name), modules, barriers))
@@ -204,10 +212,14 @@ def _reached(site: Site, owner: str | None, modules: dict[str, nn.Module], barri
     return None if owner is None or owner in barriers.owners or barriers.around(inside, owner) else owner
 
 
-def _links(sites: Mapping[str, Site], modules: dict[str, nn.Module], flow: Flow, barriers: Barriers) -> dict[str, str]:
+def _links(
+    sites: Mapping[str, Site], chained: Collection[str], modules: dict[str, nn.Module], flow: Flow, barriers: Barriers
+) -> dict[str, str]:
     """The smallest module with a forward that holds a site, what stands around it, and the next site of a chain."""
     owners: dict[str, str] = {}
-    groups: list[tuple[str, ...]] = [*((name,) for name in flow.around), *flow.into]
+    pairs = (pair for pair in flow.into if all(name in chained for name in pair))
+    near = (name for name in flow.around if name in chained or (name in sites and _is_normed(sites[name])))
+    groups: list[tuple[str, ...]] = [*((name,) for name in near), *pairs]
     for names in groups:
         if not all(name in sites for name in names):
             continue
@@ -219,6 +231,11 @@ def _links(sites: Mapping[str, Site], modules: dict[str, nn.Module], flow: Flow,
             for name in names:
                 owners[name] = min(owners.get(name, common), common, key=len)
     return owners
+
+
+def _is_normed(site: Site) -> bool:
+    """True if a norm, perhaps one written by hand, follows a site's product and bias."""
+    return next((op for op in site.followed_by if op != "add"), "") in NORM_OPERATIONS
 
 
 def _inside(site: Site, modules: Mapping[str, nn.Module]) -> str:
@@ -311,12 +328,6 @@ def may_join(parent: nn.Module) -> bool:
     return sums and _uses(parent, NORM_MODULES, NORMS)
 
 
-def has_operators(parent: nn.Module) -> bool:
-    """True if a hand-written forward uses an infix operator."""
-    instructions = (step for function in functions_of(parent) for step in dis.get_instructions(function))
-    return any(step.opname == "BINARY_OP" for step in instructions)
-
-
 def _only_wraps(parent: nn.Module) -> bool:
     """True if a module holds one child and neither Parameters nor functions, so that nothing can follow the child."""
     functions = (value for name, value in vars(parent).items() if name not in _INTERNAL and callable(value))
@@ -349,7 +360,7 @@ def scope_of(
 def _norms_and_activations(owner: str, path: str, modules: dict[str, nn.Module]) -> Iterator[str]:
     """Names of the norms and activations among the children of an inlined module, except those with hooks."""
     for name, child in _held(modules[".".join(filter(None, (owner, path)))]):
-        own = type(child) in _INLINABLE or is_own_function(child)
+        own = type(child) in _INLINABLE or is_own_function(child) or is_own_arithmetic(child)
         if (own and not has_hooks(child)) or is_idle(child):
             yield f"{path}.{name}".lstrip(".")
         elif (is_block_norm(child) or is_swish_norm(child)) and not any(has_hooks(part) for part in child.modules()):

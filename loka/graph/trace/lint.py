@@ -20,8 +20,9 @@ from torch import nn
 from loka.graph.ir import ForwardIR, RefKind, Statement
 from loka.graph.patterns.linear_chain import readers_of
 from loka.graph.patterns.region import ACTIVATIONS, ELEMENTWISE, NORM_MODULES, NORMS
-from loka.graph.source import built_in_floats, functions_of, has_hooks, live_floats, syntax_tree
+from loka.graph.source import built_in_floats, definition, functions_of, has_hooks, live_floats
 from loka.graph.trace.in_place import SUMS, sum_out_of_place
+from loka.graph.value_text import closure_of
 
 _LABELS = {"record_function", "range", "annotate"}  # with-blocks that only label a profile
 _DECORATORS = {"override", "staticmethod", "classmethod", "property", "cached_property", "abstractmethod", "final"}
@@ -39,7 +40,7 @@ _IMPURE_MODULES = {"random", "time", "os", "datetime", "uuid", "secrets", "numpy
 
 def unreadable(module: nn.Module) -> str | None:
     """The first function that a module's forward may call and whose source cannot be read, in words; None if none."""
-    unread = (function for function in functions_of(module) if _parse(function) is None)
+    unread = (function for function in functions_of(module) if definition(function) is None)
     return next((f"the source of '{function.__qualname__}' cannot be read" for function in unread), None)
 
 
@@ -54,7 +55,7 @@ def lint(module: nn.Module, entered: Collection[tuple[str, int]]) -> str | None:
     functions = functions_of(module)
     live = live_floats(module, functions)
     for function in functions:
-        tree = _parse(function) if code_place(function) in entered else None
+        tree = definition(function) if code_place(function) in entered else None
         found = next(_Linter(function, tree, module, live).findings(entered), None) if tree is not None else None
         if found is not None:
             return f"{found[0]} {place(function, found[1])}"
@@ -81,30 +82,26 @@ def training_reads(modules: Iterable[nn.Module]) -> str:
     """The first line that reads `.training`, as `place` gives it; "" where there is none."""
     for module in modules:
         for function in functions_of(module):
-            tree = _parse(function)
+            tree = definition(function)
             for node in ast.walk(tree) if tree is not None else ():
                 if isinstance(node, ast.Attribute) and node.attr == "training":
                     return place(function, node.lineno)
     return ""
 
 
-def _parse(function: FunctionType) -> ast.FunctionDef | None:
-    """The function's syntax tree, with the line numbers of its file."""
-    tree = syntax_tree(function)
-    if tree is None:
-        return None
-    return next((node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)), None)
-
-
 class _Linter:
     """Walks one function; `module` is the value of its first argument, if it is a method."""
 
-    def __init__(self, function: FunctionType, tree: ast.FunctionDef, module: nn.Module, live: tuple[str, ...]) -> None:
+    def __init__(
+        self, function: FunctionType, tree: ast.FunctionDef | ast.Lambda, module: nn.Module, live: tuple[str, ...]
+    ) -> None:
         self.function, self.tree, self.module, self.live = function, tree, module, live
         arguments = [*tree.args.posonlyargs, *tree.args.args]
         self.self_name = arguments[0].arg if arguments and self._is_method() else None
 
     def _is_method(self) -> bool:
+        if isinstance(self.tree, ast.Lambda):
+            return any(self.function is value for base in type(self.module).__mro__ for value in vars(base).values())
         name, kind = self.function.__name__, type(self.module)
         if isinstance(inspect.getattr_static(kind, name, None), staticmethod | classmethod):
             return False
@@ -118,10 +115,13 @@ class _Linter:
     def findings(self, entered: Collection[tuple[str, int]]) -> Iterator[tuple[str, int]]:
         """Descriptions of the constructs found on the sides of branches that were entered, each with its line."""
         filename = self.function.__code__.co_filename
-        for decorator in self.tree.decorator_list:
+        held = next((name for name, value in closure_of(self.function).items() if isinstance(value, nn.Module)), None)
+        if held is not None:  # copies of the model, of which it has none, are traced and compared
+            yield f"'{self.function.__name__}' reads the module '{held}' of the function around it", self.tree.lineno
+        for decorator in [] if isinstance(self.tree, ast.Lambda) else self.tree.decorator_list:
             if _last(decorator) not in _DECORATORS and not ast.unparse(decorator).startswith("torch.jit."):
                 yield f"decorator '{ast.unparse(decorator)}'", decorator.lineno
-        for statement in self.tree.body:
+        for statement in [self.tree.body] if isinstance(self.tree, ast.Lambda) else self.tree.body:
             for node in _in_order(statement, lambda side: (filename, side[0].lineno) in entered):
                 for what in self._check(node):
                     yield what, getattr(node, "lineno", self.tree.lineno)
@@ -254,6 +254,9 @@ def _holds_float(values: list[object] | dict[object, object] | set[object]) -> b
 
 _IN_PLACE = "inplace=True"
 # Operations that return a new tensor, never a view of an operand, unless written into one (`out=`).
+_VIEWS = frozenset(
+    {"view", "view_as", "reshape", "flatten", "unflatten", "transpose", "permute", "unsqueeze", "squeeze"}
+)
 _MAKING = ACTIVATIONS | ELEMENTWISE | NORMS | {"linear", "matmul", "bmm", "baddbmm", "addmm", "addcmul", "cat", "stack"}
 
 
@@ -275,8 +278,12 @@ def out_of_place(forward: ForwardIR, made: Collection[str] = ()) -> ForwardIR:
         alone = [ref.text for ref in step.operands if ref.kind is RefKind.LOCAL and len(readers[ref.text]) == 1]
         if step.op in ACTIVATIONS and _IN_PLACE in step.template and making.intersection(alone) and step.target != "_":
             step = replace(step, template=step.template.replace(_IN_PLACE, "inplace=False"))
+        plain = step.op.removesuffix("_")
+        if step.op != plain and plain in ACTIVATIONS and making.intersection(alone) and step.target != "_":  # x.relu_()
+            step = replace(step, op=plain, template=step.template.replace(f"{step.op}(", f"{plain}(", 1))
         steps = sum_out_of_place(step, making.intersection(alone), taken)
-        of_new = step.op in SUMS and step.operands[0].text in making.intersection(alone)
+        of_first = bool(step.operands) and step.operands[0].text in making.intersection(alone)
+        of_new = of_first and step.op in SUMS | _VIEWS
         if (step.op in _MAKING and _IN_PLACE not in step.template and "out=" not in step.template) or of_new:
             making.add(step.target)
         statements += steps

@@ -17,6 +17,7 @@ from loka.graph.trace.examples import Examples, copy_tree
 
 Shape = tuple[int | None, ...]  # None is a dimension that differs between calls, such as the batch
 _PAIRS = frozenset({"add", "mul"})
+_CASTS = frozenset({"to", "type_as"})
 
 
 def observed_shapes(forward: ForwardIR, examples: Examples, copied: Callable[[], nn.Module]) -> Mapping[str, Shape]:
@@ -26,20 +27,52 @@ def observed_shapes(forward: ForwardIR, examples: Examples, copied: Callable[[],
     examples.
     """
     targets = [statement.target for statement in forward.statements if statement.target != "_"]
+    once = [target for target in dict.fromkeys(targets) if targets.count(target) == 1]
+    seen: list[dict[str, Shape]] = []
+    for values in _values(forward, once, examples, copied, autocast=False):
+        seen.append({name: tuple(value.shape) for name, value in values.items() if isinstance(value, torch.Tensor)})
+    return {name: shape for name in seen[0] if name not in targets or name in once if (shape := _common(name, seen))}
+
+
+def idle_casts(forward: ForwardIR, examples: Examples, copied: Callable[[], nn.Module]) -> frozenset[str]:
+    """The targets of casts that change no dtype on the examples, with and without autocast to bfloat16.
+
+    The arguments are those of `observed_shapes`.
+    """
+    sources = {step.target: step.operands[0].text for step in forward.statements if step.op in _CASTS and step.operands}
+    names = list(dict.fromkeys((*sources, *sources.values())))
+    idle = {target for target in sources if target != "_"}
+    for autocast in (False, True) if idle else ():
+        try:
+            for values in _values(forward, names, examples, copied, autocast):
+                idle -= {name for name in idle if _dtype(values, name) != _dtype(values, sources[name])}
+        except (RuntimeError, TypeError, ValueError):
+            if not autocast:
+                raise
+            # As the module itself does: the equivalence check has compared the errors.
+    return frozenset(idle)
+
+
+def _dtype(values: Mapping[str, object], name: str) -> torch.dtype | None:
+    value = values.get(name)
+    return value.dtype if isinstance(value, torch.Tensor) else None
+
+
+def _values(
+    forward: ForwardIR, names: Sequence[str], examples: Examples, copied: Callable[[], nn.Module], autocast: bool
+) -> Iterator[dict[str, object]]:
+    """The arguments of each example call, and the locals of these names, in evaluation."""
     owner = copied()
     signature = inspect.signature(owner.forward)
-    once = [target for target in dict.fromkeys(targets) if targets.count(target) == 1]
-    once = [target for target in once if target not in signature.parameters]
-    shown = with_forward(owner, replace(forward, result=f"({' '.join(f'{name},' for name in once)})"))
+    targets = {step.target for step in forward.statements}
+    names = [name for name in names if name in targets and name not in signature.parameters]
+    shown = with_forward(owner, replace(forward, result=f"({' '.join(f'{name},' for name in names)})"))
     shown._forward_hooks = OrderedDict()  # the owner's hooks expect its result, and this forward returns all its locals
-    seen: list[dict[str, Shape]] = []
-    with _evaluating(shown), torch.no_grad():
+    with _evaluating(shown), torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         for call in examples.calls:
             args, kwargs = copy_tree(call.args), copy_tree(call.kwargs)
             values = {**signature.bind(*args, **kwargs).arguments}
-            values |= dict(zip(once, shown(*args, **kwargs), strict=True))
-            seen.append({name: tuple(value.shape) for name, value in values.items() if isinstance(value, torch.Tensor)})
-    return {name: shape for name in seen[0] if name not in targets or name in once if (shape := _common(name, seen))}
+            yield values | dict(zip(names, shown(*args, **kwargs), strict=True))
 
 
 def with_even_statements(forward: ForwardIR, shapes: Mapping[str, Shape]) -> ForwardIR:

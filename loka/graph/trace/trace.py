@@ -30,7 +30,7 @@ from loka.graph.source import forward_source_hash, functions_of, has_hooks, qual
 from loka.graph.trace.examples import Examples, missing_storage
 from loka.graph.trace.fx_recording import FxRecording, fx_record
 from loka.graph.trace.lint import code_place, lint, out_of_place, unreadable
-from loka.graph.trace.observed_shapes import Shape, observed_shapes, with_even_statements
+from loka.graph.trace.observed_shapes import Shape, idle_casts, observed_shapes, with_even_statements
 from loka.graph.trace.printer import HIDING, attribute, constant, is_identifier
 from loka.graph.trace.quiet import quiet
 from loka.graph.trace.statements import Printed
@@ -99,7 +99,8 @@ def _canonical(
     quick: bool,
 ) -> tuple[ForwardIR, Mapping[str, Shape]]:
     """The forward in canonical form, if that computes the same up to rounding, else as traced; and its shapes."""
-    found, all_shapes = canonical_forward(forward, shapes, _tensor_sizes(module, forward))
+    idle = idle_casts(forward, examples, copied)
+    found, all_shapes = canonical_forward(forward, shapes, _tensor_sizes(module, forward), idle)
     if not is_canonical(found) or rounding_difference(module, found, examples, copied, quick):
         return forward, shapes
     return found, all_shapes

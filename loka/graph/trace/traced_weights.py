@@ -86,6 +86,7 @@ class _Finder:
         self._parts: dict[fx.Node, tuple[fx.Node, tuple[int, ...], nn.Parameter]] = {}
         self._whole: dict[fx.Node, fx.Node] = {}  # stands for all parts of a Parameter: W.unbind(), a loop over W
         self._vectors: set[fx.Node] = set()
+        self._columns: set[fx.Node] = set()  # (d, 1), parts of Parameters
         self._forms: dict[fx.Node, Form] = {}
 
     def see(self, op: Op) -> None:
@@ -109,7 +110,7 @@ class _Finder:
 
     def weights(self) -> Weights:
         """What was found."""
-        kept = {*self._nodes, *self._vectors}
+        kept = {*self._nodes, *self._vectors, *self._columns}
         matrices = {node: self._parts[node][:2] for node in kept if node in self._parts and self._parts[node][1]}
         inline = {node: self._by_node[node] for node in self._forms}
         for op in reversed(list(self._by_node.values())):  # sizes and dtypes that forms alone read
@@ -138,6 +139,8 @@ class _Finder:
             self._nodes[op.node] = site
         elif len(before + index) == parameter.dim() - 1 and len(op.node.users) == 1:
             self._vectors.add(op.node)
+        elif parameter.shape[len(before + index) + 1 :] == (1,) and len(op.node.users) == 1:
+            self._columns.add(op.node)
 
     def _form(self, op: Op, source: fx.Node) -> Form | None:
         """The form that an operation gives a weight, or a vector; None for another operation."""

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
-from loka.graph.source import syntax_tree
+from loka.graph.source import definition
 
 _NAME = "loka_tests"  # under which a watched function finds the tracer, in its globals
 _CALLS = frozenset({"isinstance", "hasattr", "callable", "type", "len", "range"})
@@ -70,15 +70,18 @@ def watched(functions: Iterable[FunctionType], tests: Tests) -> Iterator[None]:
 
 def _watched_code(function: FunctionType) -> CodeType | None:
     """The code of a function with its tests as calls; None where it cannot be made."""
-    code, tree = function.__code__, syntax_tree(function)
-    made = next((node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)), None) if tree else None
+    code, made = function.__code__, definition(function)
     if made is None:
         return None
     local = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
     has_torch = "torch" not in local and function.__globals__.get("torch") is torch
     _Rewriter(code.co_filename, _CALLS - local - function.__globals__.keys(), has_torch).visit(made)
-    made.decorator_list = []
-    made.body.insert(0, _entry(code.co_filename, code.co_firstlineno))
+    entry = _entry(code.co_filename, code.co_firstlineno)
+    if isinstance(made, ast.Lambda):
+        made.body = ast.Subscript(ast.Tuple([entry.value, made.body], ast.Load()), ast.Constant(1), ast.Load())
+    else:
+        made.decorator_list = []
+        made.body.insert(0, entry)
     inside = ast.fix_missing_locations(_in_its_scopes(made, function.__qualname__, code.co_freevars))
     compiled = compile(inside, code.co_filename, "exec", code.co_flags & _FUTURES, dont_inherit=True)
     found = [each for each in _codes(compiled) if each.co_name == code.co_name]
@@ -87,16 +90,17 @@ def _watched_code(function: FunctionType) -> CodeType | None:
     return found[0].replace(co_firstlineno=code.co_firstlineno)
 
 
-def _in_its_scopes(made: ast.FunctionDef, name: str, free: Iterable[str]) -> ast.Module:
+def _in_its_scopes(made: ast.FunctionDef | ast.Lambda, name: str, free: Iterable[str]) -> ast.Module:
     """The function, of this qualified name, in a class of its own class's name and in a function with its closure.
 
     So private names and super() mean the same.
     """
-    body: ast.stmt = made
+    inner: ast.stmt = ast.Expr(made) if isinstance(made, ast.Lambda) else made
+    body = inner
     holder = name.split(".")[-2:-1]
     if holder and holder[0].isidentifier():
         body = ast.parse(f"class {holder[0]}:\n    pass").body[0]
-        body.body = [made]  # type: ignore[attr-defined]
+        body.body = [inner]  # type: ignore[attr-defined]
     around = ast.parse(f"def loka_closure({', '.join(each for each in free if each != '__class__')}):\n    pass")
     around.body[0].body = [body]  # type: ignore[attr-defined]
     return around

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from loka.graph.ir import ConcatNorm, Cross, FmInteraction, ForwardIR
+from loka.graph.ir import ConcatNorm, Cross, FmInteraction, ForwardIR, NearKind
 from loka.graph.patterns.concat_norm import concatenated_norm
 from loka.graph.patterns.fm_interaction import in_place_reason, without_sums
 from loka.graph.patterns.linear_chain import LinearChain
@@ -49,9 +49,11 @@ def choose_interactions(
     found.fused += [fused for _, fused in joined]
     found.fused += [_with_passing(fused, _is_read_later(cross, crosses)) for cross, fused in crossed]
     done = {fused.owner for fused in found.fused}
+    mixing = {fused.owner for _, fused in mixed}
+    fused_of = {NearKind.MIXING: mixing, NearKind.JOIN_OR_CROSS: done, NearKind.NORM: set(owners)}
     for near in forward.near:
         writer = writer_of(forward, near.place)
-        found.refuse({writer} & set(owners) - done, near.missing)
+        found.refuse({writer} & set(owners) - fused_of[near.kind], near.missing)
     regions = [(site, FM_FUSED) for mix in mixes for site in sites_of(mix, forward)]
     regions += [(site, CROSSED) for cross in crosses for site in _site_at(forward, cross.linear)]
     return ChosenInteractions(mixes, joins, crosses, tuple(regions))

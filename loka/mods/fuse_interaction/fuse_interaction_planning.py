@@ -126,9 +126,10 @@ def interacting(sites: Sequence[Site], model: nn.Module, wants: Callable[[str], 
     products = [(_writer(layer[1], modules), _holder(layer, modules)) for layer in layers]
     owners.update(dict.fromkeys(writer for writer, _ in products))
     joined = dict.fromkeys(found for name, found in flow.joined.items() if name in known and wants(found[0]))
-    owners.update((writer, None) for writer, _ in joined)
-    likely.update(writer for writer, _ in joined)
-    inlined = tuple((writer, owner) for writer, owner in (*products, *joined) if writer != owner)
+    owners.update((writer, None) for writer, *_ in joined)
+    likely.update(writer for writer, *_ in joined)
+    parts = [(part, owner) for writer, owner, *others in joined for part in (writer, *others)]
+    inlined = tuple((writer, owner) for writer, owner in (*products, *parts) if writer != owner)
     found = Interacting(frozenset(owners), tuple(seen), together, names, products=inlined)
     mixing = mixing_sites(found, sites) | spread
     likely.update(_writer(site, modules) for site in seen if site.name in mixing)

@@ -13,7 +13,7 @@ from itertools import dropwhile
 from torch import nn
 
 from loka.graph.canonical.forwards import as_traced
-from loka.graph.ir import ForwardIR, Region
+from loka.graph.ir import ForwardIR, NearKind, Region
 from loka.graph.patterns.linear_chain import ChainStage, LinearChain, StaticOperands, find_chains
 from loka.graph.patterns.region import NORMS as NORM_OPS
 from loka.graph.patterns.region import RegionScope, find_regions, wants_owner
@@ -43,6 +43,11 @@ FLOAT64 = "its Parameters are float64, and fused kernels compute in float32"
 
 _CLAMPED = (
     "clamp(min=0) comes after it, whose gradient at 0 is 1, not 0 as a ReLU's, which kernels take along: write "
+    "torch.relu if you mean that"
+)
+
+_MAXIMUM = (
+    "torch.maximum comes after it, whose gradient is halved where both are equal, as a ReLU's at 0 is not: write "
     "torch.relu if you mean that"
 )
 
@@ -103,14 +108,17 @@ def rewrite(request: RewriteRequest, model: nn.Module, trace: Trace) -> Rewrites
             request.only({site.name for site in request.sites if site.owner == owner} & outside), owner, OUTSIDE, made
         )
     _rewrite(request.only({site.name for site in request.sites} - outside), model, trace, made)
-    made.near.update((site.name, _CLAMPED) for site in request.fused if _is_clamped(site))
+    made.near.update((site.name, words) for site in request.fused if (words := _like_a_relu(site)))
     return made
 
 
-def _is_clamped(site: Site) -> bool:
-    """True if a clamp follows a site's product, with a norm or a bias between them at most."""
+def _like_a_relu(site: Site) -> str:
+    """The reason where a function that is nearly a ReLU follows a site's product, a norm or a bias between them."""
     after = dropwhile(lambda op: op in NORM_OPS or op == "add", site.followed_by)
-    return next(after, None) == CLAMP
+    first = next(after, "")
+    if first in ("maximum", "zeros_like") and "maximum" in site.followed_by:
+        return _MAXIMUM
+    return _CLAMPED if first == CLAMP else ""
 
 
 def _is_inside(site: Site) -> bool:
@@ -190,6 +198,8 @@ def _take(request: RewriteRequest, scope: RegionScope, traced: ForwardIR, made: 
     found = find_regions(traced, relative)
     forward, lost = named_as_in_model(request.parameters, scope.owner, replace(traced, regions=found))
     made.refused.update((site.name, SEVERAL) for site in lost if site.name not in request.kept)
+    norms = (near for near in forward.near if near.kind is NearKind.NORM)
+    made.near.update((call.site, near.missing) for near in norms if (call := forward.statements[near.place].call))
     chains, worth_fusing = _chained(request, forward)
     made.chains += chains
     in_chains = {stage.site for chain in chains if len(chain.stages) > 1 for stage in chain.stages}

@@ -225,7 +225,9 @@ def named_as_in_model(parameters: Sequence[Site], owner: str, traced: ForwardIR)
     unnamed = {site.name for site in lost}
     seen: Counter[str] = Counter()
 
-    def named(step: Statement) -> Statement:
+    def named(step: Statement, seen: Counter[str]) -> Statement:
+        as_traced = Counter(seen)  # what a canonical statement stands for has the same calls once more
+        step = replace(step, written=tuple(named(inner, as_traced) for inner in step.written))
         if step.call is None:
             return step
         relative = step.call.site
@@ -237,7 +239,7 @@ def named_as_in_model(parameters: Sequence[Site], owner: str, traced: ForwardIR)
             seen[relative] += 1
         return replace(step, call=None if name in unnamed else replace(step.call, site=name))
 
-    statements = tuple(map(named, traced.statements))
+    statements = tuple(named(step, seen) for step in traced.statements)
     regions = tuple(
         replace(region, site=_call_in(statements, region.first, region.last).site)
         for region in traced.regions

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from loka.sites.products.matrix_product import (
@@ -45,6 +46,14 @@ def describe_einsum(args: Args, kwargs: Kwargs, origins: TensorOrigins) -> Matri
     if len(operands) == 2:
         return _of_two(terms, output, letters, operands, origins)
     return _of_many(terms, output, letters, operands)
+
+
+def is_elementwise(func: object, args: Args) -> bool:
+    """True for an einsum of two tensors that sums over nothing: their product, perhaps broadcast."""
+    if func is not torch.einsum or not args or not isinstance(args[0], str) or "->" not in args[0]:
+        return False
+    inputs, _, output = args[0].replace(" ", "").partition("->")
+    return inputs.count(",") == 1 and set(inputs) - {","} <= set(output)
 
 
 def _expand_ellipsis(terms: list[str], operands: list[Tensor]) -> list[str]:

@@ -166,10 +166,47 @@ def test_activations_of_several_statements(name: str, lines: tuple[str, ...]) ->
     assert canonical(*nearly) == [step.template for step in statements(*nearly)]
 
 
+RELUS = {
+    "where": (
+        "p = gt x: {0} > 0",
+        "z = zeros_like x: torch.zeros_like({0})",
+        "y = where p x z: torch.where({0}, {1}, {2})",
+    ),
+    "threshold": ("y = threshold x: torch.nn.functional.threshold({0}, 0, 0)",),
+    "product": ("p = gt x: {0} > 0", "y = mul x p: {0} * {1}"),
+}
+NEARLY = {  # other functions, or other gradients at 0
+    "maximum": ("z = zeros_like x: torch.zeros_like({0})", "y = maximum x z: torch.maximum({0}, {1})"),
+    "clamp": ("y = clamp x: {0}.clamp(min=0)",),
+    "from 0 on": (RELUS["where"][0].replace(">", ">="), *RELUS["where"][1:]),
+    "below 6": ("y = clamp x: {0}.clamp(0, 6)",),
+    "leaky": ("p = gt x: {0} > 0", "s = mul x: {0} * 0.01", "y = where p x s: torch.where({0}, {1}, {2})"),
+}
+
+
+@pytest.mark.parametrize("lines", RELUS.values(), ids=RELUS)
+def test_relus_in_pieces(lines: tuple[str, ...]) -> None:
+    assert canonical(*lines) == ["torch.nn.functional.relu({0})"]
+
+
+@pytest.mark.parametrize("lines", NEARLY.values(), ids=NEARLY)
+def test_what_is_nearly_a_relu_stays(lines: tuple[str, ...]) -> None:
+    assert canonical(*lines) == [step.template for step in statements(*lines)]
+
+
+def test_a_group_norm_of_one_group_is_a_layer_norm() -> None:
+    line = "y = group_norm x self.weight self.bias: torch.nn.functional.group_norm({0}, 1, {1}, {2}, 1e-05)"
+    assert canonical(line) == [NORM]
+    several = line.replace("{0}, 1,", "{0}, 2,")
+    assert canonical(several) == [step.template for step in statements(several)]
+
+
 @pytest.mark.parametrize(
     ("template", "found"),
     [
         ("torch.add({0}, {1})", ["{0} + {1}"]),
+        ("torch.einsum('bd,bd->bd', {0}, {1})", ["{0} * {1}"]),
+        ("torch.einsum('bd,be->bd', {0}, {1})", ["torch.einsum('bd,be->bd', {0}, {1})"]),
         ("torch.add(input={1}, other={0}, alpha=1)", ["{0} + {1}"]),
         ("{0}.add({1}, alpha=2)", ["{0}.add({1}, alpha=2)"]),
         ("torch.multiply({1}, {0})", ["{0} * {1}"]),

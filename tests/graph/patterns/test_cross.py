@@ -86,7 +86,7 @@ class BroadcastInFront(Layer):
 
 class InPlace(Layer):
     def forward(self, x0: Tensor, x: Tensor) -> Tensor:
-        return (x0 * self.linear(x) + x).relu_()
+        return (x0 * self.linear(x) + x).clamp_(-1, 1)
 
 
 def traced(kind: type[Layer]) -> ForwardIR:

@@ -55,6 +55,47 @@ class MixReadTwice(Body):
         return torch.cat([(x @ y).flatten(1), y.flatten(1)], 1)
 
 
+class SquareFirst(Body):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ x.transpose(1, 2)) @ self.rank
+
+
+class ThreeFactors(Body):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.einsum("bid,bjd,jr->bir", x, x, self.rank)
+
+
+class PartOfAProduct(Body):
+    def forward(self, x: Tensor) -> Tensor:
+        inner, rest = (x.transpose(1, 2) @ self.rank).split(1, dim=2)
+        return (x @ inner).sum(1) + rest.sum(1)
+
+
+class ByAModule(Body):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Conv1d(4, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.mix(x).transpose(1, 2)
+
+
+class NormOfTwo(Body):
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = nn.LayerNorm((4, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.both(self.linear(x))
+        return out
+
+
+class NormOfRows(Body):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        return (y - y.mean(1, keepdim=True)) * self.rank.sum()
+
+
 class Join(Body):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.norm(torch.cat([self.linear(x), x], 1))
@@ -75,6 +116,24 @@ class Plain(Body):
         (BroadcastCross, "the product or the sum of its cross layer is broadcast"),
         (CrossReadTwice, "the product of its cross layer is read by something else as well"),
         (MixReadTwice, "x^T @ rank of its mixing layer is read by something else as well"),
+        (
+            SquareFirst,
+            "its mixing layer is written (x @ x^T) @ rank: kernels take x @ (x^T @ rank), which is the same",
+        ),
+        (
+            ThreeFactors,
+            "an einsum multiplies all three operands of its mixing layer: write two products, x @ (x^T @ rank)",
+        ),
+        (
+            PartOfAProduct,
+            "x^T @ rank of its mixing layer is a part of a larger product: multiply by rank alone",
+        ),
+        (ByAModule, "x^T @ rank of its mixing layer is made by a module that stays a call, self.mix(x)"),
+        (
+            NormOfTwo,
+            "layer_norm after it is over the last 2 dimensions, and kernels normalise over the last dimension alone",
+        ),
+        (NormOfRows, "mean after it is over dimension 1, and kernels normalise over the last dimension alone"),
         (Join, None),
         (Plain, None),
     ],
@@ -83,8 +142,10 @@ def test_the_one_thing_that_is_missing(kind: type[Body], missing: str | None) ->
     module = kind()
     batches = {batch: ModelInputs((torch.randn(batch, 4, 8),)) for batch in (3, 5)}
     examples = capture_examples(module, [""], batches)[""]
-    site = "rank" if kind is MixReadTwice else "linear"
-    forward = trace_forward(module, "", examples, inline=["linear", "norm", "wide"], sites=[site])
+    site = {MixReadTwice: ["rank"], SquareFirst: ["rank"], PartOfAProduct: ["rank"]}.get(kind, ["linear"])
+    site = [] if kind in (ThreeFactors, ByAModule) else site
+    inline = ["linear", "norm", "wide", *(["both"] if kind is NormOfTwo else [])]
+    forward = trace_forward(module, "", examples, inline=inline, sites=site)
     assert isinstance(forward, ForwardIR), forward
     assert [near.missing for near in forward.near] == ([missing] if missing else [])
     assert len(forward.joins) == (kind is Join)

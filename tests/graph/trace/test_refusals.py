@@ -169,6 +169,31 @@ def test_a_loop_over_a_dictionary_of_other_keys_in_each_call_is_refused_for_that
     assert f"loop over {what}, which is no dict of the same keys in all calls at " in answer.reason
 
 
+class KeepsAFunction(nn.Module):
+    """A lambda as an attribute, which knows the module as a variable of the method around it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.scale = nn.Parameter(torch.randn(zoo.WIDTH, zoo.WIDTH)), 0.5
+        self.act = lambda x: x * self.scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.act(x @ self.w)
+        return out
+
+
+def test_a_lambda_that_reads_the_module_is_refused_and_one_that_does_not_is_traced() -> None:
+    module = KeepsAFunction()
+    calls = Examples("trap", tuple(ExampleCall(n, (torch.randn(n, zoo.WIDTH),), {}) for n in (2, 3)))
+    answer = trace_forward(module, "trap", calls, sites=("w",))
+    assert isinstance(answer, Refused)
+    assert re.match("'<lambda>' reads the module 'self' of the function around it at test_refusals.py", answer.reason)
+    module.act = lambda x: torch.relu(x)
+    answer = trace_forward(module, "trap", calls, sites=("w",))
+    assert isinstance(answer, ForwardIR), answer
+    assert [step.op for step in answer.statements] == ["matmul", "relu"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [zoo.Roots, zoo.IteratesBesideModules])
 def test_roots_of_sizes_and_loops_compile_for_every_batch(kind: type[nn.Module]) -> None:

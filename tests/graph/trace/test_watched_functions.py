@@ -79,6 +79,9 @@ def makes(x: Any) -> Any:
     return torch.zeros(len(x), dtype=torch.int64), hasattr(x, "append"), callable(x), kind.__name__, [*range(2)]
 
 
+TESTS = [lambda x: (len(x), x is None), lambda x: x is None]  # two in a line
+
+
 def shadows(len: Callable[[Any], int]) -> int:
     return len([])
 
@@ -90,8 +93,10 @@ def shadows(len: Callable[[Any], int]) -> int:
         (closes_over, lambda: closes_over(2)([[1], None]), ["enter", "is", "len", "is", "type", "is"]),
         (makes, lambda: str(makes([1])), ["enter", "len", "zeros", "hasattr", "callable", "range"]),
         (shadows, lambda: shadows(lambda _: 7), ["enter"]),
+        (TESTS[0], lambda: TESTS[0]([1]), ["enter", "len", "is"]),
+        (TESTS[1], lambda: TESTS[1]([1]), ["enter", "is"]),
     ],
-    ids=["private", "closure", "makes", "shadows"],
+    ids=["private", "closure", "makes", "shadows", "lambda", "second lambda"],
 )
 def test_a_watched_function_reports_its_tests_and_computes_the_same(
     function: Any, call: Callable[[], Any], seen: list[str]

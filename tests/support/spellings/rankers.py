@@ -7,7 +7,7 @@ end. A seed of None is the zoo's way.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TypeVar
 
@@ -17,17 +17,21 @@ from tests.support.spellings.ways_to_write import (
     BATCHES,
     BIASED,
     CALLS,
+    COLUMNS,
     CONCATENATIONS,
     CROSS_ENDS,
     CROSS_NETS,
     CROSSES,
     FLATTENED,
+    JOINED,
     JOINS,
     LINEARS,
     MATRICES,
     MIXED,
     MIXING,
+    MULTIPLIED,
     NORMS,
+    OF_COLUMNS,
     PAIRS,
     PLAIN_LINEARS,
     ROWS,
@@ -67,10 +71,15 @@ class Speller:
             f"interactions = {self._one(ROWS).format('interactions', made, DIM)}",
         ]
         sums = self._one(WEIGHTED).format("self.compress", "x", self._one(BATCHES).format("x"))
-        join = [
-            f"joined = {self._one(CONCATENATIONS).format('interactions', 'compressed')}",
-            f"joined = {self._one(SUMS).format('joined', 'x')}",
-        ]
+        whole = self._one(JOINED)
+        join = (
+            [f"joined = {whole.format('interactions', 'compressed', 'x', made)}"]
+            if whole
+            else [
+                f"joined = {self._one(CONCATENATIONS).format('interactions', 'compressed')}",
+                f"joined = {self._one(SUMS).format('joined', 'x')}",
+            ]
+        )
         rank = [f"self.rank = nn.Parameter(torch.randn({N}, {RANK}) * {N}**-0.5)"]
         compress = [f"self.compress = nn.Parameter(torch.randn({made}, {N}) * {N}**-0.5)"]
         tops = [f"self.fmb_norm = nn.LayerNorm({N * RANK})", f"self.fmb = {tower}()"]
@@ -105,7 +114,9 @@ class Speller:
         """The text of a module with `Model`, features (B, WIDTH) -> logits (B, 1), and `inputs`."""
         over = self._tower("relu", (WIDTH, OVER, OVER, 1), normed=False)
         held = self._one(CROSS_NETS)
-        parts, run = self._cross_layers() if held in ("layers", "net") else self._cross_matrices(held)
+        written = {"layers": self._cross_layers, "net": self._cross_layers}
+        written |= dict.fromkeys(COLUMNS, lambda: self._cross_columns(held))
+        parts, run = written.get(held, lambda: self._cross_matrices(held))()
         if held == "layers":
             run = ["x = x0", *run]
         else:
@@ -119,7 +130,13 @@ class Speller:
         low, up = self._one(PLAIN_LINEARS).format("down", "x"), self._one(LINEARS).format("up", "low")
         parts = [f"self.down = nn.Linear({WIDTH}, {LOW}, bias=False)", f"self.up = nn.Linear({LOW}, {WIDTH})"]
         inside = self._one(CROSS_ENDS) == "inside"
-        end = self._one(CROSSES).format("x0", "u", "x") if inside else "x0 * u"
+        times = self._one(MULTIPLIED)
+        if times.startswith("self."):
+            self._add("Times", [], "a, b", ["return a * b"])
+            parts.append("self.times = Times()")
+        product = times.format("x0", "u")
+        whole = f"{product} + x" if times.startswith("self.") else self._one(CROSSES).format("x0", "u", "x")
+        end = whole if inside else product
         self._add("Cross", parts, "x0, x", [f"low = {low}", f"u = {up}", f"return {end}"])
         call = self._one(CALLS).format("layer", "x0", "x")
         run = ["for layer in self.cross:", f"    x = {call if inside else self._one(SUMS).format(call, 'x')}"]
@@ -143,6 +160,21 @@ class Speller:
         end = self._one(CROSSES).format("x0", "u", "x")
         return parts, [loop, f"    low = {low}", f"    u = {up}", f"    x = {end}"]
 
+    def _cross_columns(self, held: str) -> tuple[list[str], list[str]]:
+        """Parameters with the matrices of all cross layers, and the statements that multiply columns by them."""
+        sizes = {"down": f"{LOW}, {WIDTH}", "up": f"{WIDTH}, {LOW}", "bias": f"{WIDTH}, 1"}
+        one = "nn.Parameter(torch.randn({}) * 0.1) for _ in range({})"
+        parts = [f"self.{name} = nn.ParameterList([{one.format(size, LAYERS)}])" for name, size in sizes.items()]
+        down, up = (self._one(OF_COLUMNS) for _ in range(2))
+        body = [
+            f"    low = {down.format('self.down[i]', 'x')}",
+            f"    u = {up.format('self.up[i]', 'low')} + self.bias[i]",
+        ]
+        end = self._one([way for way in CROSSES if "einsum" not in way])
+        to, back = (self._one(ways) for ways in COLUMNS[held])
+        run = [f"x0 = {to.format('x0', WIDTH)}", "x = x0", f"for i in range({LAYERS}):", *body]
+        return parts, [*run, f"    x = {end.format('x0', 'u', 'x')}", f"x = {back.format('x')}"]
+
     def _norm(self, name: str, value: str, width: int | str) -> list[str]:
         """Statements that normalise a local."""
         *before, last = (line.format(name, value, width) for line in self._one(NORMS))
@@ -152,7 +184,7 @@ class Speller:
         """Adds a class with linears, norms and activations, and a last linear; its name."""
         pairs, (inputs, outputs) = list(pairwise(widths[:-1])), widths[-2:]
         form = self._one(TOWERS)
-        act = f"self.act = {ACTIVATION_MODULES[kind]}"
+        act = f"self.act, self.own = {ACTIVATION_MODULES[kind]}, lambda t: F.relu(t)"
         last = f"self.out = nn.Linear({inputs}, {outputs})"
         if form == "sequential":
             return self._sequential(kind, pairs, f"nn.Linear({inputs}, {outputs})", normed)
@@ -200,7 +232,8 @@ class Speller:
         body += [f"return {self._one(ACTIVATIONS[kind]).format('h')}"]
         parts = ["self.fc = nn.Linear(a, b)", *(["self.norm = nn.LayerNorm(b)"] if normed else [])]
         name = f"Block{len(self._classes)}"
-        return self._add(name, [*parts, f"self.act = {ACTIVATION_MODULES[kind]}"], "x", body, made_of="a, b")
+        acts = f"self.act, self.own = {ACTIVATION_MODULES[kind]}, lambda t: F.relu(t)"
+        return self._add(name, [*parts, acts], "x", body, made_of="a, b")
 
     def _stack(self) -> tuple[list[str], list[str]]:
         """The attributes with the layers of a Wukong, and the statements that run them."""
@@ -224,7 +257,7 @@ class Speller:
     def _text(self, inputs: str) -> str:
         return "\n\n\n".join([HEAD, *self._classes, f"def inputs(batch):\n    return {inputs}\n"])
 
-    def _one(self, choices: tuple[Choice, ...]) -> Choice:
+    def _one(self, choices: Sequence[Choice]) -> Choice:
         return choices[0] if self._random is None else self._random.choice(choices)
 
     def _flip(self) -> bool:

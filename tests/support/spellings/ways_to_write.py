@@ -81,6 +81,10 @@ ACTIVATIONS = {
         "{0}.relu()",
         "F.relu({0}, inplace=True)",
         "torch.nn.functional.relu(input={0})",
+        "{0}.relu_()",
+        "torch.where({0} > 0, {0}, torch.zeros_like({0}))",
+        "(lambda t: t.relu())({0})",
+        "self.own({0})",
     ),
 }
 ACTIVATION_MODULES = {"silu": "nn.SiLU()", "relu": "nn.ReLU()"}
@@ -116,6 +120,8 @@ CROSSES = (  # x0 * u + x
     "torch.mul({1}, {0}).add({2})",
     "{2}.addcmul({1}, {0})",
     "sum((torch.multiply({0}, {1}), {2}))",
+    "torch.einsum('bd,bd->bd', {0}, {1}) + {2}",
+    "{0}.mul({1}).add_({2})",
 )
 TRANSPOSES = (
     "{0}.transpose(1, 2)",
@@ -155,5 +161,27 @@ TOWERS = ("sequential", "loop", "named", "blocks", "range")  # where the modules
 STACKS = ("list", "sequential", "named")
 MIXING = ("layer", "sums", "pairs", "both", "machine")  # which parts of a mixing layer are modules of their own
 JOINS = ("inside", "outside")  # where the norm of a join is: in its layer, or in a module around it
-CROSS_NETS = ("layers", "net", "stacked", "lists")  # what holds the matrices and biases of cross layers
+CROSS_NETS = (
+    "layers",
+    "net",
+    "stacked",
+    "lists",
+    "columns",
+    "samples",
+)  # what holds the matrices and biases of cross layers
+MULTIPLIED = ("{0} * {1}", "self.times({0}, {1})")  # by an operator, or by a module of its own
+COLUMNS = {  # rows as columns, and these as rows
+    "columns": (
+        ("{0}.unsqueeze(2)", "{0}[..., None]", "{0}.reshape(-1, {1}, 1)"),
+        ("{0}.squeeze(2)", "{0}.squeeze(-1)"),
+    ),
+    "samples": (("{0}.t()", "{0}.T"), ("{0}.t()", "{0}.T")),
+}
+OF_COLUMNS = ("{0} @ {1}", "torch.matmul({0}, {1})", "{0}.matmul({1})")  # by a matrix {0}
+JOINED = (  # parts {0} and {1}, {3} rows each, and the residual {2}
+    None,  # in two statements, as CONCATENATIONS and SUMS have it
+    "torch.cat([{0} + {2}[:, :{3}], {1} + {2}[:, {3}:]], 1)",
+    "torch.cat([{2}.narrow(1, 0, {3}) + {0}, {2}.narrow(1, {3}, {3}) + {1}], dim=1)",
+    "torch.cat([a + b for a, b in zip({2}.chunk(2, dim=1), ({0}, {1}))], 1)",
+)
 CROSS_ENDS = ("inside", "outside")  # where x is added
