@@ -39,7 +39,7 @@ from loka.sites.callables import message_of
 from loka.sites.weights import SiteWeight, find_weight
 
 _DEVICE = re.compile(r"(cpu|cuda|meta)(:\d+)?")
-_PART = re.compile(r"(.*?)((?:\[\d+\])+)")  # self.biases[2]
+_PART = re.compile(r"(.+)\[\d+\]")  # self.biases[2]; self.downs[0][1], where self.downs[0] may be the Parameter
 _WRAPPERS = {"FSDPModule", "FullyShardedDataParallel", "DistributedDataParallel", "OptimizedModule", "ScriptModule"}
 
 
@@ -116,9 +116,11 @@ def _tensor_sizes(module: nn.Module, forward: ForwardIR) -> dict[str, tuple[int,
         with suppress(CannotTraceError):
             sizes[attribute(module, name)] = tuple(tensor.shape)
     for ref in (ref for step in forward.statements for ref in step.operands if ref.text not in sizes):
-        part = _PART.fullmatch(ref.text)
-        if part is not None and part[1] in sizes:
-            sizes[ref.text] = sizes[part[1]][part[2].count("[") :]
+        whole, indices = ref.text, 0
+        while whole not in sizes and (part := _PART.fullmatch(whole)) is not None:
+            whole, indices = part[1], indices + 1
+        if whole in sizes:
+            sizes[ref.text] = sizes[whole][indices:]
     return sizes
 
 

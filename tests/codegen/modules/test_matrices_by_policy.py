@@ -67,7 +67,7 @@ def test_a_slice_is_written_at_its_gemm_and_frozen_weights_read_it_once(make: Ma
     plan, files, _ = make("crosses", RECIPES["transposed"])
     assert not plan.skipped
     text = files["modules.py"]
-    assert "kernels.down_0_0(unsqueeze.transpose(-1, -2), self.down[0][0].t(), self.loka.counter_id(0))" in text
+    assert "kernels.down_0_0(unsqueeze_row, self.down[0][0].t(), self.loka.counter_id(0))" in text
     assert "kernels.core_0_0(tanh_row, self.core[0][0], self.loka.counter_id(1))" in text
     assert text.count("self.up[1][1]") == 2  # in the forward for training, and where frozen weights are quantised
     assert "kernels.e4m3_rowwise_pow2(self.down[1][0].t())," in text
