@@ -104,6 +104,16 @@ def test_without_measurements_nothing_is_planned_about_speed(package, loka):
     assert "are those of the emulation in torch" in ran.err
 
 
+def test_more_shared_steps_than_steps_are_an_error_at_their_place(package, loka):
+    text = (package.folder / package.policy).read_text()
+    package.write_policy(text.replace("train:\n", "train:\n  shared_steps: 9\n"))
+    ran = loka("compare", package.policy, "--steps", "5")
+    assert ran.status == 2
+    line = (package.folder / package.policy).read_text().splitlines().index("train:") + 2  # its first key
+    assert f"{package.policy}:{line}:" in ran.err
+    assert "there are 5 steps, and both runs share the first 9" in ran.err
+
+
 def test_steps_that_both_runs_share_are_said(package, loka):
     text = (package.folder / package.policy).read_text()
     package.write_policy(text.replace("train:\n", "train:\n  shared_steps: 1\n"))

@@ -40,20 +40,23 @@ def job_of(policy: Policy, steps: int | None, device: str, tested: bool = True) 
         batches = _find(policy, spec.batches, "train.batches")
         loss = _find(policy, spec.loss, "train.loss")
         test = _find(policy, spec.test, "train.test") if tested and spec.test is not None else batches
-    return TrainingJob(
-        factory=factory,
-        batches=batches,
-        test_batches=test,
-        loss=loss,
-        batch_size=spec.batch_size,
-        optimizer=spec.optimizer,
-        learning_rate=spec.learning_rate,
-        ema=spec.ema or 0.0,
-        autocast=spec.autocast or False,
-        steps=steps if steps is not None else spec.steps,
-        shared_steps=spec.shared_steps if tested else 0,  # of a pair; without test rows none is trained
-        device=device,
-    )
+    try:
+        return TrainingJob(
+            factory=factory,
+            batches=batches,
+            test_batches=test,
+            loss=loss,
+            batch_size=spec.batch_size,
+            optimizer=spec.optimizer,
+            learning_rate=spec.learning_rate,
+            ema=spec.ema or 0.0,
+            autocast=spec.autocast or False,
+            steps=steps if steps is not None else spec.steps,
+            shared_steps=spec.shared_steps if tested else 0,  # of a pair; without test rows none is trained
+            device=device,
+        )
+    except InputError as error:  # numbers that are fine alone, and not together
+        raise InputError(f"{policy.where('train')}: {error}") from error
 
 
 def _find(policy: Policy, spec: str, field: str) -> Callable[..., Any]:
