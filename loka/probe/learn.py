@@ -29,7 +29,7 @@ from loka.probe.stats.site_stats import RecordedStats, SiteStats
 from loka.sites.site import Site
 
 LIMIT = 16  # sampled pairs of operands for each GEMM, at most
-MOST_WORKERS = 8  # sites at a time: each holds some hundred MB of drawn operands where it is wide
+MOST_WORKERS = 8  # sites at a time: each holds its drawn operands
 
 Progress = Callable[[int, int], None]  # (sites done, total sites)
 
