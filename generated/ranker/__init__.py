@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "696d2be39d8a3b0ec2fff75f13fb4a79289766273514d2a796e1b5439c623286"
+STAMP = "f411661f02f0bc4391e6e663af6941ccf89674cdf8321bef5045bd1ca9529b0d"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

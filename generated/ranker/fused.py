@@ -18,7 +18,7 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import concat_norm_reference, fm_reference
 from loka.kernels.fused.norm import norm_reference
 
-STAMP = "696d2be39d8a3b0ec2fff75f13fb4a79289766273514d2a796e1b5439c623286"
+STAMP = "f411661f02f0bc4391e6e663af6941ccf89674cdf8321bef5045bd1ca9529b0d"
 
 
 def _add_backward_e4m3_outputs(grad: Tensor) -> tuple[Tensor, ...]:
@@ -32,7 +32,7 @@ def _add_backward_e4m3_outputs(grad: Tensor) -> tuple[Tensor, ...]:
     return values, scale, scale_max, dadd
 
 
-@operators.kernel(__package__, "cf915bbf", _add_backward_e4m3_outputs)
+@operators.kernel(__package__, "533378c4", _add_backward_e4m3_outputs)
 def add_backward_e4m3(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradient of addition -> e4m3 with one power-of-two scale a row.
 
@@ -55,7 +55,7 @@ def _add_layer_norm_silu_outputs(
     return out, mean, rstd
 
 
-@operators.kernel(__package__, "83ae3760", _add_layer_norm_silu_outputs)
+@operators.kernel(__package__, "4dcceb73", _add_layer_norm_silu_outputs)
 def add_layer_norm_silu(
     x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -83,7 +83,7 @@ def _add_layer_norm_silu_backward_outputs(
     return dx, dweight, dbias, dadd
 
 
-@operators.kernel(__package__, "1b4ddd01", _add_layer_norm_silu_backward_outputs)
+@operators.kernel(__package__, "dd5eedef", _add_layer_norm_silu_backward_outputs)
 def add_layer_norm_silu_backward(
     grad: Tensor, x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -114,7 +114,7 @@ def _add_layer_norm_silu_backward_e4m3_outputs(
     return values, scale, scale_max, dweight, dbias, dadd
 
 
-@operators.kernel(__package__, "b340aa6d", _add_layer_norm_silu_backward_e4m3_outputs)
+@operators.kernel(__package__, "50a69d24", _add_layer_norm_silu_backward_e4m3_outputs)
 def add_layer_norm_silu_backward_e4m3(
     grad: Tensor, x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -142,7 +142,7 @@ def _add_layer_norm_silu_e4m3_outputs(x: Tensor, add: Tensor, weight: Tensor, bi
     return values, scale, scale_max, mean, rstd
 
 
-@operators.kernel(__package__, "70eb7742", _add_layer_norm_silu_e4m3_outputs)
+@operators.kernel(__package__, "0dfef81e", _add_layer_norm_silu_e4m3_outputs)
 def add_layer_norm_silu_e4m3(
     x: Tensor, add: Tensor, weight: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -170,7 +170,7 @@ def _add_layer_norm_silu_e4m3_inference_outputs(
     return values, scale, scale_max
 
 
-@operators.kernel(__package__, "30161dd5", _add_layer_norm_silu_e4m3_inference_outputs)
+@operators.kernel(__package__, "76b30d99", _add_layer_norm_silu_e4m3_inference_outputs)
 def add_layer_norm_silu_e4m3_inference(
     x: Tensor, add: Tensor, weight: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -194,7 +194,7 @@ def _add_layer_norm_silu_inference_outputs(
     return out
 
 
-@operators.kernel(__package__, "7f14b1e5", _add_layer_norm_silu_inference_outputs)
+@operators.kernel(__package__, "922fbc67", _add_layer_norm_silu_inference_outputs)
 def add_layer_norm_silu_inference(
     x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
 ) -> Tensor:
@@ -340,7 +340,7 @@ def _layer_norm_e4m3_outputs(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[T
     return values, scale, scale_max, mean, rstd
 
 
-@operators.kernel(__package__, "4ad24474", _layer_norm_e4m3_outputs)
+@operators.kernel(__package__, "0e2f118d", _layer_norm_e4m3_outputs)
 def layer_norm_e4m3(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row.
 
@@ -361,7 +361,7 @@ def _layer_norm_e4m3_inference_outputs(x: Tensor, weight: Tensor, bias: Tensor) 
     return values, scale, scale_max
 
 
-@operators.kernel(__package__, "50707320", _layer_norm_e4m3_inference_outputs)
+@operators.kernel(__package__, "80a5152b", _layer_norm_e4m3_inference_outputs)
 def layer_norm_e4m3_inference(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row.
 
@@ -381,7 +381,7 @@ def _quantise_e4m3_outputs(x: Tensor) -> tuple[Tensor, ...]:
     return values, scale, scale_max
 
 
-@operators.kernel(__package__, "9b173532", _quantise_e4m3_outputs)
+@operators.kernel(__package__, "c9708275", _quantise_e4m3_outputs)
 def quantise_e4m3(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """To e4m3 with one power-of-two scale a row.
 
@@ -402,7 +402,7 @@ def _quantise_weights_128_256_256_outputs(*weights: Tensor) -> tuple[Tensor, ...
     return tuple(outputs)
 
 
-@operators.kernel(__package__, "ea52049c", _quantise_weights_128_256_256_outputs)
+@operators.kernel(__package__, "80a4bdb9", _quantise_weights_128_256_256_outputs)
 def quantise_weights_128_256_256(
     weight_0: Tensor, weight_1: Tensor, weight_2: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -429,7 +429,7 @@ def _quantise_weights_512_256_256_outputs(*weights: Tensor) -> tuple[Tensor, ...
     return tuple(outputs)
 
 
-@operators.kernel(__package__, "b913e3b4", _quantise_weights_512_256_256_outputs)
+@operators.kernel(__package__, "cb78c0d7", _quantise_weights_512_256_256_outputs)
 def quantise_weights_512_256_256(
     weight_0: Tensor, weight_1: Tensor, weight_2: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -15,17 +15,25 @@ import triton.language as tl
 from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import fm_reference
 
-STAMP = "696d2be39d8a3b0ec2fff75f13fb4a79289766273514d2a796e1b5439c623286"
+STAMP = "f411661f02f0bc4391e6e663af6941ccf89674cdf8321bef5045bd1ca9529b0d"
+
+
+@triton.jit
+def sigmoid(z):
+    # Instructions are what these kernels wait for: a division takes seven more than a root, and exp three more than
+    # exp2.
+    root = tl.rsqrt(1.0 + tl.exp2(z * -1.4426950408889634))
+    return root * root
 
 
 @triton.jit
 def silu(z):
-    return z * tl.sigmoid(z)
+    return z * sigmoid(z)
 
 
 @triton.jit
 def silu_gradient(grad, z):
-    s = tl.sigmoid(z)
+    s = sigmoid(z)
     return grad * s * (1.0 + z * (1.0 - s))
 
 
@@ -34,6 +42,12 @@ def e4m3_scale(amax):
     """The smallest power of two that is not below amax / 448, and its reciprocal; 448 is 1.75 * 2**8."""
     bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
     return bits.to(tl.float32, bitcast=True), (0x7F000000 - bits).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def nan_unless_finite(x):
+    """Zero where x is finite, elsewhere NaN. Maxima ignore NaN, so that adding this leaves out what is not finite."""
+    return x - x
 
 
 @triton.jit
@@ -50,10 +64,10 @@ def quantise_rows(
         start = row[:, None].to(tl.int64)
         x = tl.load(x_ptr + start * x_stride + column).to(tl.float32)
         # Non-finite values are ignored when the scale is computed, and become NaN.
-        finite = tl.abs(x) < float("inf")
-        amax = tl.maximum(tl.max(tl.where(finite, tl.abs(x), 0.0), 1), 7.888609052210118e-31)  # 2**-100
+        nan = nan_unless_finite(x)
+        amax = tl.maximum(tl.max(tl.abs(x) + nan, 1), 7.888609052210118e-31)  # 2**-100
         scale, reciprocal = e4m3_scale(amax)
-        values = tl.where(finite, x * reciprocal[:, None], float("nan"))
+        values = x * reciprocal[:, None] - nan
         tl.store(values_ptr + start * columns + column, values.to(tl.float8e4nv))
         tl.store(scale_ptr + row, scale)
         scale_max = tl.maximum(scale_max, tl.max(scale, 0))
@@ -117,11 +131,10 @@ def _add_backward_e4m3(
         grad = tl.load(grad_ptr + grad_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
         dadd += grad
         # Non-finite values are ignored when the scale is computed, and become NaN.
-        finite = tl.abs(grad) < float("inf")
-        amax = tl.maximum(tl.max(tl.where(finite, tl.abs(grad), 0.0), 1), 7.888609052210118e-31)  # 2**-100
+        nan = nan_unless_finite(grad)
+        amax = tl.maximum(tl.max(tl.abs(grad) + nan, 1), 7.888609052210118e-31)  # 2**-100
         scale, reciprocal = e4m3_scale(amax)
-        values = grad * reciprocal[:, None]
-        values = tl.where(finite, values, float("nan"))
+        values = grad * reciprocal[:, None] - nan
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
         scale_max = tl.maximum(scale_max, tl.max(tl.where(valid, scale, 0.0), 0))
@@ -268,11 +281,10 @@ def _add_layer_norm_silu_backward_e4m3(
         dx = (dn - mean_dn[:, None] - n * mean_dn_n[:, None]) * rstd[:, None]
         dadd += dx
         # Non-finite values are ignored when the scale is computed, and become NaN.
-        finite = tl.abs(dx) < float("inf")
-        amax = tl.maximum(tl.max(tl.where(finite, tl.abs(dx), 0.0), 1), 7.888609052210118e-31)  # 2**-100
+        nan = nan_unless_finite(dx)
+        amax = tl.maximum(tl.max(tl.abs(dx) + nan, 1), 7.888609052210118e-31)  # 2**-100
         scale, reciprocal = e4m3_scale(amax)
-        values = dx * reciprocal[:, None]
-        values = tl.where(finite, values, float("nan"))
+        values = dx * reciprocal[:, None] - nan
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
         scale_max = tl.maximum(scale_max, tl.max(tl.where(valid, scale, 0.0), 0))
@@ -320,11 +332,10 @@ def _add_layer_norm_silu_e4m3(
         tl.store(rstd_ptr + row, rstd, mask=valid)
         y = silu(y)
         # Non-finite values are ignored when the scale is computed, and become NaN.
-        finite = tl.abs(y) < float("inf")
-        amax = tl.maximum(tl.max(tl.where(finite, tl.abs(y), 0.0), 1), 7.888609052210118e-31)  # 2**-100
+        nan = nan_unless_finite(y)
+        amax = tl.maximum(tl.max(tl.abs(y) + nan, 1), 7.888609052210118e-31)  # 2**-100
         scale, reciprocal = e4m3_scale(amax)
-        values = y * reciprocal[:, None]
-        values = tl.where(finite, values, float("nan"))
+        values = y * reciprocal[:, None] - nan
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
         scale_max = tl.maximum(scale_max, tl.max(tl.where(valid, scale, 0.0), 0))
@@ -364,11 +375,10 @@ def _add_layer_norm_silu_e4m3_inference(
         y = x * rstd[:, None] * weight[None, :] + bias[None, :]
         y = silu(y)
         # Non-finite values are ignored when the scale is computed, and become NaN.
-        finite = tl.abs(y) < float("inf")
-        amax = tl.maximum(tl.max(tl.where(finite, tl.abs(y), 0.0), 1), 7.888609052210118e-31)  # 2**-100
+        nan = nan_unless_finite(y)
+        amax = tl.maximum(tl.max(tl.abs(y) + nan, 1), 7.888609052210118e-31)  # 2**-100
         scale, reciprocal = e4m3_scale(amax)
-        values = y * reciprocal[:, None]
-        values = tl.where(finite, values, float("nan"))
+        values = y * reciprocal[:, None] - nan
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
         scale_max = tl.maximum(scale_max, tl.max(tl.where(valid, scale, 0.0), 0))
@@ -672,11 +682,10 @@ def _layer_norm_e4m3(
         tl.store(mean_ptr + row, mean, mask=valid)
         tl.store(rstd_ptr + row, rstd, mask=valid)
         # Non-finite values are ignored when the scale is computed, and become NaN.
-        finite = tl.abs(y) < float("inf")
-        amax = tl.maximum(tl.max(tl.where(finite, tl.abs(y), 0.0), 1), 7.888609052210118e-31)  # 2**-100
+        nan = nan_unless_finite(y)
+        amax = tl.maximum(tl.max(tl.abs(y) + nan, 1), 7.888609052210118e-31)  # 2**-100
         scale, reciprocal = e4m3_scale(amax)
-        values = y * reciprocal[:, None]
-        values = tl.where(finite, values, float("nan"))
+        values = y * reciprocal[:, None] - nan
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
         scale_max = tl.maximum(scale_max, tl.max(tl.where(valid, scale, 0.0), 0))
@@ -713,11 +722,10 @@ def _layer_norm_e4m3_inference(
         rstd = tl.rsqrt(tl.sum(x * x, 1) / WIDTH + 1e-05)
         y = x * rstd[:, None] * weight[None, :] + bias[None, :]
         # Non-finite values are ignored when the scale is computed, and become NaN.
-        finite = tl.abs(y) < float("inf")
-        amax = tl.maximum(tl.max(tl.where(finite, tl.abs(y), 0.0), 1), 7.888609052210118e-31)  # 2**-100
+        nan = nan_unless_finite(y)
+        amax = tl.maximum(tl.max(tl.abs(y) + nan, 1), 7.888609052210118e-31)  # 2**-100
         scale, reciprocal = e4m3_scale(amax)
-        values = y * reciprocal[:, None]
-        values = tl.where(finite, values, float("nan"))
+        values = y * reciprocal[:, None] - nan
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
         scale_max = tl.maximum(scale_max, tl.max(tl.where(valid, scale, 0.0), 0))
@@ -743,11 +751,10 @@ def _quantise_e4m3(x_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m, WID
         x_offsets = tl.cast(row, tl.int64) * x_stride + columns
         x = tl.load(x_ptr + x_offsets).to(tl.float32)
         # Non-finite values are ignored when the scale is computed, and become NaN.
-        finite = tl.abs(x) < float("inf")
-        amax = tl.maximum(tl.max(tl.where(finite, tl.abs(x), 0.0), 0), 7.888609052210118e-31)  # 2**-100
+        nan = nan_unless_finite(x)
+        amax = tl.maximum(tl.max(tl.abs(x) + nan, 0), 7.888609052210118e-31)  # 2**-100
         scale, reciprocal = e4m3_scale(amax)
-        values = x * reciprocal
-        values = tl.where(finite, values, float("nan"))
+        values = x * reciprocal - nan
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv))
         tl.store(scale_ptr + row, scale)
         scale_max = tl.maximum(scale_max, scale)

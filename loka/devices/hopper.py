@@ -58,6 +58,7 @@ _ROWS = RowLaunches(
         2048: RowLaunch(rows=1, warps=2, programs=32),
         4096: RowLaunch(rows=1, warps=4, programs=16),
     },
+    forward_tensorwise={},
     backward=_BACKWARD,
     backward_quantised={
         **_BACKWARD,
@@ -191,13 +192,32 @@ H100 = DeviceSpec(
     host=_HOST,
 )
 
-# The same multiprocessors with faster memory: launches are those of the H100. The backward of the concat norm above
-# takes 295 us, its forward 213 us (docs/results/LOG.md, "the H200 measured").
+# The same multiprocessors with faster memory: a forward has to fetch the next rows while it computes
+# (docs/results/LOG.md, "what rows wait for"); other launches are those of the H100.
+_H200_ROWS = replace(
+    _ROWS,
+    forward={
+        **_FORWARD,
+        512: RowLaunch(rows=1, warps=1, programs=32, stages=3),
+        1024: RowLaunch(rows=1, warps=1, programs=16, stages=3),
+        2048: RowLaunch(rows=1, warps=4, programs=8, stages=3),
+        4096: RowLaunch(rows=1, warps=4, programs=8, stages=3),
+    },
+    forward_tensorwise={
+        512: RowLaunch(rows=8, warps=8, programs=4),
+        1024: RowLaunch(rows=4, warps=8, programs=8),
+        2048: RowLaunch(rows=2, warps=8, programs=8),
+        4096: RowLaunch(rows=1, warps=8, programs=8),
+    },
+)
+
+# The backward of the concat norm above takes 295 us, its forward 213 us (docs/results/LOG.md, "the H200 measured").
 H200 = replace(
     H100,
     name="h200",
     measured_on="NVIDIA H200",
     bandwidth=4.25e12,
     interaction_bandwidth=3.8e12,
+    launches=replace(_LAUNCHES, rows=_H200_ROWS),
     flops={"e4m3": 1259e12, "e4m3 fast": 1296e12, "bfloat16": 679e12, "float16": 650e12, "float32": 313e12},
 )

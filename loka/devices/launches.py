@@ -30,6 +30,9 @@ class RowLaunches:
 
     forward: Mapping[int, RowLaunch]
     forward_simple: Mapping[int, RowLaunch]  # without a norm over the whole row: a row waits only for its maximum
+    # Under one scale for the whole matrix each program reads the maxima of all: few programs, many rows each. Where a
+    # width is missing, as above.
+    forward_tensorwise: Mapping[int, RowLaunch]
     backward: Mapping[int, RowLaunch]  # to a plain matrix; measured with the reduction of its sums, like the next
     backward_quantised: Mapping[int, RowLaunch]  # to FP8
     backward_simple: Mapping[int, RowLaunch]  # without column sums: as many programs as possible

@@ -11,7 +11,7 @@ from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from tests.support.kernels.aligned_cases import ALIGNED
 from tests.support.kernels.ptx_registers import unset_halves
 from tests.support.kernels.rendered_cases import PARTS, norm_specs, write_package
-from tests.support.kernels.sm90 import SHARED, compiled, spilled
+from tests.support.kernels.sm90 import SHARED, compiled, kernel_of, spilled
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("triton_cache")]
 
@@ -52,6 +52,16 @@ def test_other_dtypes_and_odd_addresses(package, kind, element, tmp_path):
     spec = next(s for s in SPECS if isinstance(s, kind) and s.width == 2048 and s.add and s.quantise)
     for aligned in (True, False):
         assert spilled(compiled(package, spec, element, aligned), tmp_path) <= 2
+
+
+def test_neither_a_sigmoid_nor_finiteness_takes_a_division_or_a_selection(package):
+    spec = next(s for s in SPECS if isinstance(s, NormForward) and s.width == 2048 and s.activation == "silu")
+    ptx = compiled(package, spec).asm["ptx"]
+    held = 2048 // (32 * kernel_of(package, spec)[2])  # elements of a thread
+    assert ptx.count("ex2.approx.ftz.f32") == held
+    assert ptx.count("rsqrt.approx.ftz.f32") == held + 1
+    assert ptx.count("div.full.f32") <= 2  # of a mean and of a variance
+    assert ptx.count("selp") < held
 
 
 def test_rows_are_read_and_written_in_vectors(package):

@@ -14,6 +14,8 @@ from loka.devices.spec import DeviceSpec
 from loka.devices.targets import DEFAULT
 from loka.kernels.fused.norm.norm_spec import GATES, NormBackward, NormForward
 
+ONE_SCALE = ("maximum", "tensorwise")  # the kernel that finds a matrix's largest value, and the one that writes it
+
 
 def configuration(spec: NormForward | NormBackward, device: DeviceSpec = DEFAULT) -> RowLaunch:
     """The choice for a spec, by its family and the width that it holds: the zeros behind x are in registers too."""
@@ -22,6 +24,8 @@ def configuration(spec: NormForward | NormBackward, device: DeviceSpec = DEFAULT
     if padded <= launches.short:
         short = launches.short_forward if forward else launches.short_backward
         return replace(short, rows=launches.short_elements // max(padded, 16))
+    if forward and spec.quantise and spec.how.scaling in ONE_SCALE and padded in launches.forward_tensorwise:
+        return launches.forward_tensorwise[padded]
     if padded == launches.streaming and _streams(spec):
         return launches.streaming_forward if forward else launches.streaming_backward
     over_rows = spec.traits.over_rows
