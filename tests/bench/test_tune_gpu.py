@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
+from loka.bench.model.model_run import RunLimits
 from loka.bench.tune.tune import TuneLimits, tuned_here
+from loka.bench.tune.tune_steps import StepMeasurer, TimedDevice
 from loka.codegen.package.generate_package import generate
 from loka.devices.targets import device_named
 from loka.errors import CheckFailedError, InputError
 from loka.mods.policy_loader import load_policy
 from loka.plan.examine import assumed_safe, examine
 from loka.plan.planner import make_plan
+from loka.plan.tuning.candidates import Candidates
 from loka.plan.tuning.record import TunedRecord, read_records, with_record
 from loka.policy.policy import Policy
 from loka.probe.profile.profile_file import save
@@ -85,6 +90,30 @@ def test_a_measured_step_confirms_the_plan(written: Path, more: str) -> None:
     kept(policy, replace(record, bf16_ms=2 * record.bf16_ms))
     with pytest.raises(CheckFailedError, match="stale"):
         generate(policy, written / "package", check=True)
+
+
+def test_candidates_are_compiled_ahead_in_other_processes(
+    written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    policy = policy_in(written, here())
+    candidates = [each for each in Candidates(policy).found() if each.plan.bindings][:4]
+    lookups: list[tuple[str, int, int]] = []  # line of progress, hits and misses before it
+
+    def progress(line: str) -> None:
+        found = counters["inductor"]
+        lookups.append((line, found["fxgraph_cache_hit"], found["fxgraph_cache_miss"]))
+        print(*lookups[-1])  # with the seconds that preparing each took
+        counters.clear()
+
+    counters.clear()
+    measurer = StepMeasurer(policy, TimedDevice(), progress, True)
+    steps = measurer(candidates, RunLimits(3, time.monotonic() + 200))
+    assert [each.failure for each in steps.values()] == [""] * (1 + len(candidates))
+    assert f"{len(candidates)} of {len(candidates)} are compiled" in lookups[2][0]
+    prepared = lookups[3 : 3 + len(candidates)]
+    assert [(hits > 0, misses) for _, hits, misses in prepared] == [(True, 0)] * len(candidates)
 
 
 def test_another_target_is_refused(written: Path) -> None:

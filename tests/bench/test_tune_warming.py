@@ -7,11 +7,11 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
-from torch._dynamo.utils import counters
 
+from loka.bench.child_processes import ChildProcesses
 from loka.bench.model import step_rounds
 from loka.bench.model.model_run import RunLimits
 from loka.bench.model.model_variants import MODEL_BASELINE, ModelVariant
@@ -23,8 +23,9 @@ from loka.kernels import call_counters
 from loka.plan.tuning.candidates import Candidate, Candidates
 from loka.policy.policy import Policy
 from tests.support.bench_device import CpuBench
-from tests.support.inductor_bench import FailingElsewhere, InductorBench
+from tests.support.inductor_bench import FailingElsewhere
 from tests.support.plan.tuned import safe_policy
+from tests.support.processes import tune_worker
 
 MODELS = "tests.support.models.ablation_model"
 POLICY = f"""\
@@ -62,32 +63,20 @@ def in_fp8(policy: Policy, count: int) -> list[Candidate]:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("two_cores")
-def test_what_was_compiled_ahead_is_found_in_the_cache(
-    policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
-    torch._dynamo.reset()
-    counters.clear()
-    call_counters.new_counters(7)  # what ran before in this process has no effect
+def test_what_was_compiled_ahead_is_found_in_the_cache(policy: Policy, tmp_path: Path) -> None:
     candidates = in_fp8(policy, 2)
-    lookups: dict[str, tuple[int, int]] = {}  # hits and misses, by lines of progress
-    lines: list[str] = []
-
-    def progress(line: str) -> None:
-        lines.append(line)
-        found = counters["inductor"]
-        lookups[line] = found["fxgraph_cache_hit"], found["fxgraph_cache_miss"]
-        counters.clear()
-
-    measurer = StepMeasurer(policy, InductorBench(), progress)
-    steps = measurer(candidates, RunLimits(3, time.monotonic() + 600))
-    assert [each.failure for each in steps.values()] == ["", "", ""]
-    assert "compiling 2 candidates in as many processes" in lines[1]
-    assert "2 of 2 are compiled" in lines[2]
-    assert lookups[lines[0]] == (0, 2)  # the baseline, forward and backward
-    assert [lookups[line] for line in lines[3:5]] == [(2, 0), (2, 0)]
-    assert [each.title in line for each, line in zip(candidates, lines[3:5], strict=True)] == [True, True]
+    with ChildProcesses() as processes:
+        process = processes.start(tune_worker.measure, policy, candidates, str(tmp_path / "inductor"))
+        found: Any = process.received(time.monotonic() + 600)
+    lookups, failures = found
+    assert failures == dict.fromkeys((MODEL_BASELINE, *(each.title for each in candidates)), "")
+    baseline, compiling, compiled, *prepared = lookups[:5]
+    assert (MODEL_BASELINE in baseline[0], *baseline[1:]) == (True, 0, 2)  # forward and backward
+    assert "compiling 2 candidates in as many processes" in compiling[0]
+    assert "2 of 2 are compiled" in compiled[0]
+    titles = [each.title for each in candidates]
+    assert [title in line for title, (line, _, _) in zip(titles, prepared, strict=True)] == [True, True]
+    assert [lookup[1:] for lookup in prepared] == [(2, 0), (2, 0)]
 
 
 @pytest.mark.slow
@@ -99,9 +88,9 @@ def test_processes_that_fail_cost_no_candidate(policy: Policy, how: str, words: 
     candidates = in_fp8(policy, 2)
     lines: list[str] = []
     steps = StepMeasurer(policy, FailingElsewhere(how=how), lines.append)(candidates, RunLimits(3, math.inf))
-    assert {title: (each.failure, len(each.step_ms)) for title, each in steps.items()} == {
-        title: ("", 3) for title in (MODEL_BASELINE, *(each.title for each in candidates))
-    }
+    assert {title: (each.failure, len(each.step_ms)) for title, each in steps.items()} == dict.fromkeys(
+        (MODEL_BASELINE, *(each.title for each in candidates)), ("", 3)
+    )
     assert sum("0 of 2 are compiled" in line for line in lines) == 1
     for each in candidates:
         (said,) = [line for line in lines if f"{each.title}: will be compiled when it is measured" in line]

@@ -10,12 +10,13 @@ import os
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch._inductor import config as inductor
+import torch._inductor.config
 
 from loka.bench.child_processes import ChildProcesses
 from loka.bench.model.bench_device import BenchDevice
@@ -37,13 +38,18 @@ SHORTEST = 15.0  # seconds below which a wave is not worth starting: Python, tor
 
 @dataclass(frozen=True, slots=True)
 class Warming:
-    """A step to run in another process. `folder`: the Workshop that has the packages."""
+    """A step to run in another process. `folder`: the Workshop that has the packages.
+
+    `config`: Inductor's in the measuring process, and `threads` those of torch: its cache finds code by these, too.
+    """
 
     policy: Policy
     folder: Path
     block: StepBlock
     device: BenchDevice
     synthetic: bool
+    config: bytes = field(default_factory=lambda: _inductor().save_config(), repr=False)
+    threads: int = field(default_factory=torch.get_num_threads)
 
 
 class Warmer:
@@ -110,7 +116,8 @@ def warm(warming: Warming, variant: ModelVariant, plan: Plan | None, threads: in
     """Body of a process: run one step of a variant, and send "", or why it failed. `threads`: its share of the CPUs."""
     os.dup2(2, 1)  # stdout is for results only, but compilers write to it
     torch.set_num_threads(threads)
-    inductor.compile_threads = threads
+    _inductor().load_config(warming.config)
+    _inductor().compile_threads = threads
     try:
         _run_step(warming, variant, plan)
     except Exception as error:  # noqa: BLE001  (libraries, compiler and device may raise anything: it is reported)
@@ -131,5 +138,10 @@ def _run_step(warming: Warming, variant: ModelVariant, plan: Plan | None) -> Non
     ):
         warnings.simplefilter("ignore")  # the measuring process shows them
         subject = ModelSubject(warming.policy, workshop, plans, warming.synthetic)
+        torch.set_num_threads(warming.threads)
         subject.ready(variant, warming.block, device).step()
         device.wait()
+
+
+def _inductor() -> Any:
+    return torch._inductor.config
