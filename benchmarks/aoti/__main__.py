@@ -34,8 +34,9 @@ from loka.codegen.package.generate_package import generate
 from loka.devices.targets import TargetDevice, device_named
 from loka.errors import InputError
 
+SMALLEST = 64  # sites with K or N up to this stay native
 LIMIT = 300.0  # seconds for a process
-LAST_LINES = 12  # of stderr, of a process that failed
+LAST_LINES = 20  # of stderr, of a process that failed
 FEWEST_CHARACTERS = 3  # of a line that says something
 
 
@@ -53,22 +54,13 @@ class AotiRun:
     timed: tuple[Outcome, ...]
 
 
-def measure(subject: Subject, jobs: int, rounds: int, smallest: int = 64) -> AotiRun:
-    """Compile, run and time. Sites with K or N up to `smallest` stay native.
-
-    Raises InputError for a machine without the device, and what planning the model raises.
-    """
+def measure(subject: Subject, jobs: int, rounds: int) -> AotiRun:
+    """Compile, run and time. Raises InputError for a machine without the device, and what planning raises."""
     device = _device(subject)
     compiler = cpp_compiler()
     if not compiler:
         tell("no C++ compiler is found (CXX, g++, clang++): AOTInductor, and Inductor on a CPU, cannot compile")
-    folder = Path(subject.folder).absolute()
-    folder.mkdir(parents=True, exist_ok=True)
-    policy = folder / "aoti.yaml"
-    named = {"factory": subject.factory, "inputs": subject.inputs, "batch": subject.batch}
-    target = TargetDevice.REFERENCE.value if subject.device == "cpu" else device_named(device).name.lower()  # type: ignore[union-attr]
-    policy.write_text(POLICY.format(package=PACKAGE, target=target, smallest=smallest, **named), encoding="utf-8")
-    generate(policy, folder / PACKAGE)
+    write_package(subject, device)
     return AotiRun(
         device=device,
         torch=torch.__version__,
@@ -79,6 +71,23 @@ def measure(subject: Subject, jobs: int, rounds: int, smallest: int = 64) -> Aot
         ran=outcomes(running(subject), jobs),
         timed=outcomes(timing(subject, rounds), 1),
     )
+
+
+def write_package(subject: Subject, device: str) -> None:
+    """Generate the FP8 package into the folder, for a device of this name; sites up to `SMALLEST` stay native.
+
+    Raises InputError if nothing would run in FP8, and what planning raises.
+    """
+    spec = device_named(device)
+    target = TargetDevice.REFERENCE.value if spec is None else spec.name.lower()
+    folder = Path(subject.folder).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    policy = folder / "aoti.yaml"
+    named = {"factory": subject.factory, "inputs": subject.inputs, "batch": subject.batch}
+    policy.write_text(POLICY.format(package=PACKAGE, target=target, smallest=SMALLEST, **named), encoding="utf-8")
+    plan = generate(policy, folder / PACKAGE).plan
+    if not any(site.fp8 for site in plan.sites):
+        raise InputError(f"benchmarks.aoti: no GEMM of {subject.factory} would run in FP8: see loka plan {policy}")
 
 
 def _device(subject: Subject) -> str:
@@ -109,7 +118,7 @@ def outcome(job: Job) -> Outcome:
     """Run one job; whatever happens to its process is in the outcome."""
     start = time.monotonic()
     command = [sys.executable, "-X", "faulthandler", "-m", "benchmarks.aoti.worker", job.to_json()]
-    environment = {**os.environ, **job.environment}
+    environment = {**os.environ, "TORCH_SHOW_CPP_STACKTRACES": "1", **job.environment}
     found: dict[str, Any] = {}
     try:
         ran = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=LIMIT, check=False)
@@ -163,7 +172,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, default=16384)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--folder", default="build/aoti", help="for the generated package and all files")
-    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 2), help="processes that compile")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that compile")
     parser.add_argument("--rounds", type=int, default=30, help="timed runs")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch._dynamo.utils import counters
 
-from loka.bench.model.model_run import RunLimits
+from loka.bench.child_processes import ChildProcesses
 from loka.bench.tune.tune import TuneLimits, tuned_here
-from loka.bench.tune.tune_steps import StepMeasurer, TimedDevice
+from loka.bench.tune.tune_steps import TimedDevice
 from loka.codegen.package.generate_package import generate
 from loka.devices.targets import device_named
 from loka.errors import CheckFailedError, InputError
@@ -24,6 +24,7 @@ from loka.plan.tuning.record import TunedRecord, read_records, with_record
 from loka.policy.policy import Policy
 from loka.probe.profile.profile_file import save
 from tests.support.gpu import ON_HOPPER
+from tests.support.processes import tune_worker
 
 pytestmark = [*ON_HOPPER, pytest.mark.timing]
 
@@ -92,25 +93,16 @@ def test_a_measured_step_confirms_the_plan(written: Path, more: str) -> None:
         generate(policy, written / "package", check=True)
 
 
-def test_candidates_are_compiled_ahead_in_other_processes(
-    written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+def test_candidates_are_compiled_ahead_in_other_processes(written: Path, tmp_path: Path) -> None:
     policy = policy_in(written, here())
     candidates = [each for each in Candidates(policy).found() if each.plan.bindings][:4]
-    lookups: list[tuple[str, int, int]] = []  # line of progress, hits and misses before it
-
-    def progress(line: str) -> None:
-        found = counters["inductor"]
-        lookups.append((line, found["fxgraph_cache_hit"], found["fxgraph_cache_miss"]))
-        print(*lookups[-1])  # with the seconds that preparing each took
-        counters.clear()
-
-    counters.clear()
-    measurer = StepMeasurer(policy, TimedDevice(), progress, True)
-    steps = measurer(candidates, RunLimits(3, time.monotonic() + 200))
-    assert [each.failure for each in steps.values()] == [""] * (1 + len(candidates))
+    with ChildProcesses() as processes:
+        process = processes.start(tune_worker.measure, policy, candidates, TimedDevice(), str(tmp_path))
+        found: Any = process.received(time.monotonic() + 300)
+    lookups, failures = found
+    for lookup in lookups:
+        print(*lookup)  # with the seconds that preparing each took
+    assert set(failures.values()) == {""}
     assert f"{len(candidates)} of {len(candidates)} are compiled" in lookups[2][0]
     prepared = lookups[3 : 3 + len(candidates)]
     assert [(hits > 0, misses) for _, hits, misses in prepared] == [(True, 0)] * len(candidates)

@@ -23,7 +23,7 @@ from loka.kernels import call_counters
 from loka.plan.tuning.candidates import Candidate, Candidates
 from loka.policy.policy import Policy
 from tests.support.bench_device import CpuBench
-from tests.support.inductor_bench import FailingElsewhere
+from tests.support.inductor_bench import FailingElsewhere, InductorBench
 from tests.support.plan.tuned import safe_policy
 from tests.support.processes import tune_worker
 
@@ -66,7 +66,7 @@ def in_fp8(policy: Policy, count: int) -> list[Candidate]:
 def test_what_was_compiled_ahead_is_found_in_the_cache(policy: Policy, tmp_path: Path) -> None:
     candidates = in_fp8(policy, 2)
     with ChildProcesses() as processes:
-        process = processes.start(tune_worker.measure, policy, candidates, str(tmp_path / "inductor"))
+        process = processes.start(tune_worker.measure, policy, candidates, InductorBench(), str(tmp_path))
         found: Any = process.received(time.monotonic() + 600)
     lookups, failures = found
     assert failures == dict.fromkeys((MODEL_BASELINE, *(each.title for each in candidates)), "")

@@ -13,20 +13,26 @@ from multiprocessing.connection import Connection
 from torch._dynamo.utils import counters
 
 from loka.bench.model import step_rounds
+from loka.bench.model.bench_device import BenchDevice
 from loka.bench.model.model_run import RunLimits
 from loka.bench.tune.tune_steps import StepMeasurer
 from loka.kernels import call_counters
 from loka.plan.tuning.candidates import Candidate
 from loka.policy.policy import Policy
-from tests.support.inductor_bench import InductorBench
 
 Lookups = list[tuple[str, int, int]]  # line of progress, and hits and misses of Inductor's cache before it
 
 
-def measure(policy: Policy, candidates: Sequence[Candidate], cache: str, channel: Connection) -> None:
-    """Send the lookups, and the failures by title. Compiles with two processes beside this one, into `cache`."""
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
-    os.cpu_count = lambda: 2
+def measure(
+    policy: Policy, candidates: Sequence[Candidate], device: BenchDevice, folder: str, channel: Connection
+) -> None:
+    """Send the lookups, and the failures by title. Each candidate is compiled in a process of its own, into `folder`.
+
+    A policy without a train section is measured on its example inputs.
+    """
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/inductor"
+    os.environ["TRITON_CACHE_DIR"] = f"{folder}/triton"
+    os.cpu_count = lambda: len(candidates)
     step_rounds.STEPS, step_rounds.WARM_UPS = 1, 0
     call_counters.new_counters(7)  # what ran before in this process has no effect
     lookups: Lookups = []
@@ -36,6 +42,6 @@ def measure(policy: Policy, candidates: Sequence[Candidate], cache: str, channel
         lookups.append((line, found["fxgraph_cache_hit"], found["fxgraph_cache_miss"]))
         counters.clear()
 
-    measurer = StepMeasurer(policy, InductorBench(), progress)
+    measurer = StepMeasurer(policy, device, progress, synthetic=policy.train is None)
     steps = measurer(candidates, RunLimits(3, time.monotonic() + 600))
     channel.send((lookups, {title: each.failure for title, each in steps.items()}))
