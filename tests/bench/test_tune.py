@@ -142,6 +142,7 @@ def test_without_time_nothing_is_decided(policy: Policy) -> None:
         (TuneLimits(0.0), "--seconds: 0 is no time"),
         (TuneLimits(math.nan), "--seconds: nan is no time"),
         (TuneLimits(60.0, 2), "--rounds: 2 are too few to tell plans apart; write 3 or more"),
+        (TuneLimits(60.0, jobs=0), "--jobs: 0 is no number of processes; write 1"),
     ],
 )
 def test_limits_that_measure_nothing(limits: TuneLimits, message: str, policy: Policy) -> None:

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from loka.bench.child_processes import ChildProcesses
 from loka.bench.tune.tune import TuneLimits, tuned_here
+from loka.bench.tune.tune_steps import TimedDevice
 from loka.codegen.package.generate_package import generate
 from loka.devices.targets import device_named
 from loka.errors import CheckFailedError, InputError
 from loka.mods.policy_loader import load_policy
 from loka.plan.examine import assumed_safe, examine
 from loka.plan.planner import make_plan
+from loka.plan.tuning.candidates import Candidates
 from loka.plan.tuning.record import TunedRecord, read_records, with_record
 from loka.policy.policy import Policy
 from loka.probe.profile.profile_file import save
 from tests.support.gpu import ON_HOPPER
+from tests.support.processes import tune_worker
 
 pytestmark = [*ON_HOPPER, pytest.mark.timing]
 
@@ -85,6 +91,21 @@ def test_a_measured_step_confirms_the_plan(written: Path, more: str) -> None:
     kept(policy, replace(record, bf16_ms=2 * record.bf16_ms))
     with pytest.raises(CheckFailedError, match="stale"):
         generate(policy, written / "package", check=True)
+
+
+def test_candidates_are_compiled_ahead_in_other_processes(written: Path, tmp_path: Path) -> None:
+    policy = policy_in(written, here())
+    candidates = [each for each in Candidates(policy).found() if each.plan.bindings][:4]
+    with ChildProcesses() as processes:
+        process = processes.start(tune_worker.measure, policy, candidates, TimedDevice(), str(tmp_path))
+        found: Any = process.received(time.monotonic() + 300)
+    lookups, failures = found
+    for lookup in lookups:
+        print(*lookup)  # with the seconds that preparing each took
+    assert set(failures.values()) == {""}
+    assert f"{len(candidates)} of {len(candidates)} are compiled" in lookups[2][0]
+    prepared = lookups[3 : 3 + len(candidates)]
+    assert [(hits > 0, misses) for _, hits, misses in prepared] == [(True, 0)] * len(candidates)
 
 
 def test_another_target_is_refused(written: Path) -> None:

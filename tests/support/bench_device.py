@@ -26,6 +26,7 @@ class CpuBench:
     refuse_captures: bool = False
     full_after: int = 1000  # models kept alive
     alive: int = 0
+    free_bytes: int | None = None
     releases: int = 0
     sessions: int = 0
 
@@ -61,6 +62,9 @@ class CpuBench:
 
     def peak(self) -> int | None:
         return 3 * MIB
+
+    def free(self) -> int | None:
+        return self.free_bytes
 
     def is_full(self) -> bool:
         return self.alive >= self.full_after

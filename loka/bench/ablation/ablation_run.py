@@ -10,20 +10,14 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
-from types import TracebackType
-from typing import Self
 
 from loka.bench.ablation.ablation_unit import Mode, PreparedUnit, RunSettings, UnitOutcome, in_a_process
 from loka.bench.ablation.plan_rows_columns import Unit
+from loka.bench.child_processes import ChildProcess, ChildProcesses
 from loka.bench.speed.comparison import Progress
 
 MOST_JOBS = 6  # processes: each holds a captured step of the model in the device's memory
 OUT_OF_MEMORY = "OutOfMemoryError"
-LONGEST = 24 * 3600.0  # longest wait for a process, in seconds, if --seconds sets no shorter one
-STOPPING = 10.0  # seconds that a process has to exit after its last message
 
 
 def default_jobs(device: str) -> int:
@@ -88,62 +82,30 @@ def _group(
         yield from _group((unit,), wanted, jobs, end, progress)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Child:
-    """A process that prepares a unit; `failure` is the reason if it could not."""
+    """A process that prepares a unit."""
 
     unit: Unit
-    process: SpawnProcess
-    channel: Connection
-    failure: str = ""
+    process: ChildProcess
 
     def wait_ready(self, end: float) -> None:
         """Wait until its unit is captured, it has failed, or the time is up."""
-        self._received(end)
+        self.process.received(end)
 
     def outcome(self, end: float) -> UnitOutcome:
         """Let the process time its unit and return the result."""
-        if not self.failure:
-            self.channel.send("go")
-            found = self._received(end)
+        if not self.process.failure:
+            self.process.channel.send("go")
+            found = self.process.received(end)
             if isinstance(found, UnitOutcome):
                 return found
-        return UnitOutcome({}, None, {"": self.failure}, 0.0)
-
-    def _received(self, end: float) -> object:
-        """The next message of the process; sets `failure` and returns None if there is none."""
-        try:
-            if self.channel.poll(min(max(0.0, end - time.monotonic()), LONGEST)):
-                return self.channel.recv()
-            self.failure = "its time was up (--seconds)"
-        except (EOFError, OSError):
-            self.process.join(STOPPING)
-            self.failure = f"its process ended with status {self.process.exitcode} (see above)"
-        return None
+        return UnitOutcome({}, None, {"": self.process.failure}, 0.0)
 
 
-class _Started:
+class _Started(ChildProcesses):
     """Context manager: the processes of a group, ended on exit."""
 
     def __init__(self, group: Sequence[Unit], wanted: RunSettings, threads: int) -> None:
-        context = get_context("spawn")
-        self.children: list[_Child] = []
-        for unit in group:
-            ours, theirs = context.Pipe()
-            process = context.Process(target=in_a_process, args=(unit, wanted, threads, theirs))
-            process.start()
-            theirs.close()
-            self.children.append(_Child(unit, process, ours))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for child in self.children:
-            child.channel.close()
-            child.process.join(0.0 if child.failure or kind is not None else STOPPING)
-            if child.process.is_alive():
-                child.process.kill()
-                child.process.join()
+        super().__init__()
+        self.children = [_Child(unit, self.start(in_a_process, unit, wanted, threads)) for unit in group]

@@ -65,6 +65,10 @@ class BenchDevice(Protocol):
         """The most bytes in use since `restart_peak`; None if unknown."""
         ...
 
+    def free(self) -> int | None:
+        """Bytes that other processes could use; None if unknown."""
+        ...
+
     def is_full(self) -> bool:
         """True if no further variant should be kept alive."""
         ...
@@ -117,6 +121,10 @@ class CudaDevice:
 
     def peak(self) -> int | None:
         return torch.cuda.max_memory_allocated()
+
+    def free(self) -> int | None:
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info()[0]
 
     def is_full(self) -> bool:
         torch.cuda.empty_cache()

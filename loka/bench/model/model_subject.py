@@ -25,6 +25,7 @@ from loka.bench.subjects.policy_texts import KEEP_AND_FUSE, policy_text
 from loka.dispatch import LokaWarning, Patch
 from loka.dispatch.bind.fp8_warning import fp8_not_expected
 from loka.errors import LokaError
+from loka.kernels import call_counters
 from loka.mods.adapt import adapt
 from loka.mods.modded_model import built_model
 from loka.mods.policy_loader import load_policy
@@ -103,6 +104,11 @@ class ModelSubject:
         )
         return ReadyStep(WholeStep(called, model, sample, settings), patch, block.training)
 
+    def write(self, variant: ModelVariant, block: StepBlock) -> None:
+        """Generate the package of a variant, if it has one, before it is needed. Errors of planners propagate."""
+        if variant.package is not None:
+            self._package(variant.package, _own_name(variant, block))
+
     def bound_ms(self, variant: ModelVariant, block: StepBlock, peaks: Peaks | None) -> float | None:
         """Lower bound of the variant's step; None if the device's peaks are not known."""
         if peaks is None:
@@ -124,6 +130,7 @@ class ModelSubject:
     def _as_variant(self, model: nn.Module, variant: ModelVariant, block: StepBlock) -> tuple[nn.Module, Patch | None]:
         if variant.package is not None:
             package = self._package(variant.package, _own_name(variant, block))
+            call_counters.leave_out(variant.counters)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", LokaWarning)  # about the device and a new model: irrelevant here
                 patch: Patch = package.apply(model, mode=block.mode)

@@ -48,7 +48,7 @@ class ModelVariant:
     """One way of running a policy's model. At most one of `torchao` and `package` is set; with neither it is torch's.
 
     `float32`: with TF32 products, whatever the casting. `adapted`: with the policy's mods that change modules, which
-    packages have anyway.
+    packages have anyway. `counters`: the ids of its GEMMs' counters begin there, or later if it is in use.
     """
 
     name: str
@@ -57,6 +57,7 @@ class ModelVariant:
     adapted: bool = False
     torchao: str = ""  # recipe, or granularity in inference
     package: str | None = None  # a PackageKind, or the name of a plan that the subject was given
+    counters: int = 0
 
     @property
     def launches(self) -> tuple[StepLaunch, ...]:

@@ -62,12 +62,20 @@ class BuiltPackage:
 
 
 class Workshop:
-    """Context manager: a temporary folder that packages are generated into and imported from."""
+    """Context manager: a temporary folder that packages are generated into and imported from.
 
-    def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="loka-bench-")
-        self._path = Path(self._folder.name)
+    With `folder`, that of another process' Workshop: its packages are imported as they are, and it stays.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="loka-bench-") if folder is None else None
+        self._path = Path(self._folder.name) if self._folder is not None else Path(folder or "")
         self._imported: list[str] = []
+
+    @property
+    def folder(self) -> Path:
+        """The folder."""
+        return self._path
 
     def __enter__(self) -> Self:
         sys.path.insert(0, str(self._path))
@@ -79,7 +87,8 @@ class Workshop:
         sys.path.remove(str(self._path))
         for name in self._imported:
             _forget(name)
-        self._folder.cleanup()
+        if self._folder is not None:
+            self._folder.cleanup()
 
     def add(self, subject: Subject) -> tuple[str, str]:
         """Make a subject importable; returns its factory and its inputs as "module:name"."""
@@ -130,8 +139,9 @@ class Workshop:
         shutil.copyfile(file, path)
 
     def package(self, plan: Plan) -> ModuleType:
-        """Generate and import the package of an existing plan; its name must be new in the folder."""
-        write_package(render_package(plan), self._path / plan.name)
+        """Generate and import the package of an existing plan; its name must be new in the folder, if that is ours."""
+        if self._folder is not None:
+            write_package(render_package(plan), self._path / plan.name)
         self._announce(plan.name)
         return importlib.import_module(plan.name)
 

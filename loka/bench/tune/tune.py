@@ -34,10 +34,11 @@ NO_TIME = "no time was left"
 
 @dataclass(frozen=True, slots=True)
 class TuneLimits:
-    """`rounds` of each candidate, and the seconds for everything."""
+    """`rounds` of each candidate, the seconds for everything, and the most processes that compile; None: the cores."""
 
     seconds: float
     rounds: int = TURNS
+    jobs: int | None = None
 
     def check(self) -> None:
         """Raise InputError for numbers that cannot be worked with."""
@@ -45,6 +46,8 @@ class TuneLimits:
             raise InputError(f"--seconds: {self.seconds:g} is no time to work in; write a number above 0")
         if self.rounds < FEWEST_ROUNDS:
             raise InputError(f"--rounds: {self.rounds} are too few to tell plans apart; write {FEWEST_ROUNDS} or more")
+        if self.jobs is not None and self.jobs < 1:
+            raise InputError(f"--jobs: {self.jobs} is no number of processes; write 1 to compile in none but this one")
 
 
 def check_policy(policy: Policy, synthetic: bool) -> None:
@@ -83,7 +86,7 @@ def tuned_here(policy: Policy, limits: TuneLimits, synthetic: bool, progress: Pr
     limits.check()
     check_policy(policy, synthetic)
     require_target(policy)
-    measurer = StepMeasurer(policy, TimedDevice(), progress, synthetic)
+    measurer = StepMeasurer(policy, TimedDevice(), progress, synthetic, limits.jobs)
     return tuned(policy, limits, measurer, measurer.words, Versions.here(), progress)
 
 

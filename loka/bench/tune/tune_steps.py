@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
+
+from torch._inductor import config
 
 from loka.bench.model.bench_device import BenchDevice, CudaDevice
 from loka.bench.model.model_results import StepOutcome
 from loka.bench.model.model_run import BlockRun, RunLimits
 from loka.bench.model.model_subject import ModelSubject
-from loka.bench.model.model_variants import MODEL_BASELINE, Casting, Compiling, ModelVariant, StepBlock, StepLaunch
+from loka.bench.model.model_variants import (
+    MODEL_BASELINE,
+    Casting,
+    Compiling,
+    ModelVariant,
+    StepBlock,
+    StepLaunch,
+    in_measuring_order,
+)
 from loka.bench.speed.comparison import Progress
 from loka.bench.speed.device_kernels import KernelSum
 from loka.bench.subjects.packages import Workshop
+from loka.bench.tune.warming import Warmer, Warming
 from loka.devices.host_costs import Execution
 from loka.plan.tuning.candidates import Candidate
 from loka.policy.policy import Policy
 from loka.sites.callables import current_directory_importable
+
+COUNTERS = 100_000  # ids of counters between those of two candidates: more than a model's GEMMs
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +60,17 @@ def execution_of(policy: Policy) -> Execution:
 
 
 class TimedDevice(CudaDevice):
-    """The current CUDA device, where steps are timed and no profiler looks at their kernels."""
+    """The current CUDA device, where steps are timed and no profiler looks at their kernels.
+
+    Inductor's choices between forms of a kernel are not kept on disk: those of processes that compile side by side are
+    timed while others use the device. The code itself is kept, whatever this says.
+    """
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        inductor: Any = config
+        with super().session(), inductor.patch(autotune_local_cache=False):
+            yield
 
     def kernels(self, step: Callable[[], object]) -> KernelSum | None:
         return None
@@ -53,15 +79,24 @@ class TimedDevice(CudaDevice):
 class StepMeasurer:
     """Measures candidates on a device: forward, loss, backward and optimiser, under autocast to bfloat16.
 
-    `synthetic`: on the model's example inputs with a synthetic loss.
+    `synthetic`: on the model's example inputs with a synthetic loss. `jobs`: the most processes that compile candidates
+    ahead, with 1 none; None: as many as there are cores.
     """
 
-    def __init__(self, policy: Policy, device: BenchDevice, progress: Progress, synthetic: bool = False) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        device: BenchDevice,
+        progress: Progress,
+        synthetic: bool = False,
+        jobs: int | None = None,
+    ) -> None:
         self.policy = policy
         self.device = device
         self.progress = progress
         self.synthetic = synthetic
-        self._runs = 0
+        self.jobs = jobs
+        self._numbers = itertools.count(1)  # of candidates
 
     def __call__(self, candidates: Sequence[Candidate], limits: RunLimits) -> Mapping[str, CandidateSteps]:
         """The steps, by the candidates' titles, as far as there is time.
@@ -69,15 +104,11 @@ class StepMeasurer:
         A candidate that replaces nothing is the model as it is, and has its steps. Raises InputError if the model
         cannot be built, or its training functions cannot be used.
         """
-        self._runs += 1
         compiling, launch = _WAYS[execution_of(self.policy)]
         block = StepBlock(Casting.AUTOCAST, True, launch)
         baseline = ModelVariant(MODEL_BASELINE, compiling)
         # Dynamo keeps guards on modules by name: a package of a later run needs another.
-        packages = [f"candidate_{self._runs}_{number}" for number in range(len(candidates))]
-        variants = {
-            each.title: _variant(each, package, compiling) for each, package in zip(candidates, packages, strict=True)
-        }
+        variants = {each.title: _variant(each, next(self._numbers), compiling) for each in candidates}
         plans = {
             variants[each.title].package or "": replace(each.plan, tuned=None)
             for each in candidates
@@ -94,12 +125,21 @@ class StepMeasurer:
             subject = ModelSubject(self.policy, workshop, plans, self.synthetic)
             subject.sample(True)  # its mistakes are the user's, and no candidate's
             different = [each for each in variants.values() if each.package is not None or each.adapted]
+            warming = Warming(self.policy, workshop.folder, block, self.device, self.synthetic)
+            warmer = Warmer(warming, subject, plans, self.jobs, self.progress)
             run = BlockRun(subject, block, self.device, None, limits, self.progress)
+            order = in_measuring_order([baseline, *different], launch)
+            ahead = 1  # how many of them were compiled in other processes, or will not be; the first is the baseline
+            peak_mib: float | None = None
             beside: tuple[float, ...] = ()
-            for outcome in run.outcomes([baseline, *different]):
+            for outcome in run.outcomes(order):
+                if outcome.variant == MODEL_BASELINE and outcome.figures is not None:
+                    peak_mib = outcome.figures.peak_mib
                 made = _steps(outcome, beside)
                 beside = made.step_ms if outcome.variant == MODEL_BASELINE else beside  # it comes first in each group
                 found[outcome.variant] = made
+                if len(found) == ahead < len(order):  # the next one was not seen to yet
+                    ahead += max(1, warmer.wave(order[ahead:], peak_mib, limits))
         for title, variant in variants.items():
             if variant not in different and MODEL_BASELINE in found:
                 found[title] = found[MODEL_BASELINE]
@@ -125,7 +165,8 @@ def _steps(outcome: StepOutcome, beside: Sequence[float]) -> CandidateSteps:
     return CandidateSteps(steps, tuple(other / own for other, own in zip(beside, steps, strict=False)))
 
 
-def _variant(candidate: Candidate, package: str, compiling: Compiling) -> ModelVariant:
+def _variant(candidate: Candidate, number: int, compiling: Compiling) -> ModelVariant:
     if candidate.plan.bindings:
-        return ModelVariant(candidate.title, compiling, package=package)
+        package, counters = f"candidate_{number}", COUNTERS * number
+        return ModelVariant(candidate.title, compiling, package=package, counters=counters)
     return ModelVariant(candidate.title, compiling, adapted=bool(candidate.plan.adaptations))

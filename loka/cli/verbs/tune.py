@@ -23,6 +23,9 @@ def command(
     policy: PolicyPath,
     seconds: Annotated[float, typer.Option(help="The time for everything, planning and compiling too.")] = SECONDS,
     rounds: Annotated[int, typer.Option(help="Turns of each candidate.")] = 16,
+    jobs: Annotated[
+        int, typer.Option(min=0, help="Processes that compile candidates ahead; 0: by the CPUs and memory, 1: none.")
+    ] = 0,
     synthetic: Annotated[
         bool,
         typer.Option("--synthetic", help="Measure example inputs with a synthetic loss."),
@@ -55,7 +58,7 @@ def command(
 
     known = read_records(loaded.tuned_file)  # before the work: a damaged file is no place for it
     with training_of(loaded):
-        record = tuned_here(loaded, TuneLimits(seconds, rounds), synthetic, note)
+        record = tuned_here(loaded, TuneLimits(seconds, rounds, jobs or None), synthetic, note)
     write_file(loaded.tuned_file, with_record(known, record))
     if as_json:
         print_json(_result(record) | {"name": loaded.name, "written": str(loaded.tuned_file)})
