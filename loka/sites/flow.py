@@ -22,13 +22,26 @@ _ACTIVATIONS = frozenset(
     (
         *("relu", "relu6", "silu", "gelu", "sigmoid", "tanh", "hardswish", "hardsigmoid", "hardtanh", "leaky_relu"),
         *("elu", "selu", "celu", "softplus", "softsign", "logsigmoid", "mish", "erf", "exp"),
-        *("threshold", "where"),
+        *("threshold", "where", "maximum", "max"),
     )
 )
 _OTHERS = frozenset(
     (
         *("add", "sub", "mul", "div", "addcmul", "addcdiv", "neg", "reciprocal", "sqrt", "getitem"),
-        *("gt", "zeros_like", "alias", "contiguous", "clone", "unsqueeze", "squeeze", "t", "T"),
+        *(
+            "gt",
+            "ge",
+            "zeros_like",
+            "zeros",
+            "new_zeros",
+            "alias",
+            "contiguous",
+            "clone",
+            "unsqueeze",
+            "squeeze",
+            "t",
+            "T",
+        ),
         *("to", "type_as", "float", "half", "bfloat16"),
     )
 )

@@ -22,6 +22,7 @@ from loka.graph.source import (
 )
 from loka.graph.source import names_in as names_in_code
 from loka.sites.flow import NORM_OPERATIONS, Flow, common_module
+from loka.sites.neighbours import CLAMPS
 from loka.sites.site import GemmKind, Site
 
 NORMS = frozenset(TORCH_NORMS)  # over the last dimension
@@ -33,6 +34,7 @@ ACTIVATIONS = frozenset(
     }
 )  # fmt: skip
 ELEMENTWISE = frozenset({"add", "sub", "mul"})
+_NAMES = NORMS | ACTIVATIONS | ELEMENTWISE | CLAMPS  # in code: a clamp may be a ReLU
 _INLINABLE = (
     *NORM_MODULES, nn.ReLU, nn.ReLU6, nn.SiLU, nn.GELU, nn.Sigmoid, nn.Tanh, nn.Hardswish, nn.Hardsigmoid,
     nn.Hardtanh, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.Softplus, nn.Softsign, nn.LogSigmoid, nn.Mish, nn.Identity,
@@ -280,7 +282,7 @@ def _owner_around(site: Site, modules: dict[str, nn.Module], chained: bool, barr
             adds = site.followed_by[:1] and site.followed_by[0] in ELEMENTWISE and has_operators(parent)
             lists = [modules[name] for name in barriers.uncalled]
             has_norm = before and _uses(parent, types, feeds, lists)
-            has_next = after and (bool(adds) or _uses(parent, _INLINABLE, NORMS | ACTIVATIONS | ELEMENTWISE, lists))
+            has_next = after and (bool(adds) or _uses(parent, _INLINABLE, _NAMES, lists))
             wraps = _only_wraps(parent)
             before, after = before and wraps and not has_norm, after and wraps and not has_next
         if has_norm or has_next:

@@ -205,5 +205,5 @@ def test_weights_and_biases_in_other_forms() -> None:
     assert {name: site.blocked for name, site in found.items()} == dict.fromkeys(found)
     assert sizes(found["rank"], 6) == (18, 8, 4)
     assert found["stacked.0"].bias == "biases.0"
-    assert found["stacked.0"].followed_by[0] == "clamp(min=0)"
-    assert found["stacked.1"].followed_by[:3] == ("add", "clamp", "clamp(min=0)")
+    assert found["stacked.0"].followed_by[0] == "relu"
+    assert found["stacked.1"].followed_by[:3] == ("add", "clamp", "relu")
