@@ -101,7 +101,7 @@ def _joined(product: Node) -> tuple[str, ...] | None:
         node = node.children[0]
         if (
             len(node.parents) > 1
-            and node.op in ("cat", "hstack", "add")
+            and node.op in ("cat", "hstack", "add", "setitem")
             and not any(each.constant for each in node.parents)
         ):
             joins.append(node)

@@ -22,6 +22,7 @@ from tests.support.spellings.ways_to_write import (
     CROSS_ENDS,
     CROSS_NETS,
     CROSSES,
+    FILLED,
     FLATTENED,
     JOINED,
     JOINS,
@@ -71,7 +72,7 @@ class Speller:
             f"interactions = {self._one(ROWS).format('interactions', made, DIM)}",
         ]
         sums = self._one(WEIGHTED).format("self.compress", "x", self._one(BATCHES).format("x"))
-        whole = self._one(JOINED)
+        whole, filled = self._one(JOINED), self._one(FILLED)
         join = (
             [f"joined = {whole.format('interactions', 'compressed', 'x', made)}"]
             if whole
@@ -80,6 +81,8 @@ class Speller:
                 f"joined = {self._one(SUMS).format('joined', 'x')}",
             ]
         )
+        if filled:
+            join = [line.format("interactions", "compressed", "x", made, "joined") for line in filled]
         rank = [f"self.rank = nn.Parameter(torch.randn({N}, {RANK}) * {N}**-0.5)"]
         compress = [f"self.compress = nn.Parameter(torch.randn({made}, {N}) * {N}**-0.5)"]
         tops = [f"self.fmb_norm = nn.LayerNorm({N * RANK})", f"self.fmb = {tower}()"]

@@ -189,4 +189,14 @@ JOINED = (  # parts {0} and {1}, {3} rows each, and the residual {2}
     "torch.cat([{2}.narrow(1, 0, {3}) + {0}, {2}.narrow(1, {3}, {3}) + {1}], dim=1)",
     "torch.cat([a + b for a, b in zip({2}.chunk(2, dim=1), ({0}, {1}))], 1)",
 )
+FILLED = (  # the same as statements that fill a new tensor, {4}
+    None,
+    ("{4} = {2}.new_empty({2}.shape)", "{4}[:, :{3}] = {0}", "{4}[:, {3}:] = {1}", "{4} = {4} + {2}"),
+    (
+        "{4} = torch.zeros({2}.size(0), {2}.size(1), {2}.size(2), device={2}.device, dtype={2}.dtype)",
+        "{4}[:, {3}:, :] = {1} + {2}[:, {3}:]",
+        "{4}[:, 0:{3}, :] = {0} + {2}[:, :{3}]",
+    ),
+    ("{4} = {2}.clone()", "{4}[:, :{3}] += {0}", "{4}[:, {3}:] += {1}"),
+)
 CROSS_ENDS = ("inside", "outside")  # where x is added
