@@ -13,6 +13,7 @@ from itertools import takewhile
 from loka.sites.merge_calls import MeasuredCall
 from loka.sites.neighbours import Node
 from loka.sites.recorded import Call
+from loka.sites.site import GemmKind
 
 # None of these mixes rows.
 NORM_OPERATIONS = frozenset(
@@ -112,7 +113,7 @@ def _joined(product: Node) -> tuple[str, ...] | None:
 
 @dataclass(frozen=True, slots=True)
 class _Ends:
-    """A GEMM without the transposes around it, as of `(W @ x.t()).t()`."""
+    """A GEMM without the transposes around it, as of `(W @ x.t()).t()`, or of a convolution of size 1."""
 
     source: Node | None  # of the input
     reader: Node  # what reads that: the GEMM or the transpose before it
@@ -122,7 +123,8 @@ class _Ends:
 def _ends(call: Call) -> _Ends:
     source, reader, product = call.source, call.result, call.result
     parents = call.result.parents
-    if call.weight is None or len(parents) != 2 or not parents[0].constant or source is None:
+    from_the_left = (len(parents) == 2 and parents[0].constant) or call.kind is GemmKind.CONVOLUTION
+    if call.weight is None or not from_the_left or source is None:
         return _Ends(source, reader, product)
     if source.op in _MOVED and len(source.parents) == 1:
         source, reader = source.parents[0], source

@@ -283,6 +283,8 @@ class Recorder(TorchFunctionMode):
             kind, module, file, line = GemmKind.LINEAR, owner, "", 0
         elif _is_of_module(product, result.op, owner, bool(self.stack)):
             module = owner
+        elif kind is GemmKind.CONVOLUTION and product.weight == _weight_name(owner):
+            file, line = "", 0  # of torch's own forward: one site, wherever the model calls it
         elif linear is None and product.bias is not None and bias is None and kind is GemmKind.FUNCTIONAL_LINEAR:
             blocked = blocked or "its bias is computed, not a Parameter"
         weight = product.weight
@@ -363,9 +365,10 @@ def _linear_names(name: str, linear: nn.Linear) -> tuple[str, str | None]:
 
 
 def _is_of_module(product: MatrixProduct, op: str, owner: str, inside: bool) -> bool:
-    """True for the product of an nn.MultiheadAttention or an nn.Conv1d, which are called as one."""
+    """True for the product of an nn.MultiheadAttention or an nn.Conv2d, which are called as one."""
     attends = product.kind is GemmKind.ATTENTION and "multi_head" in op and inside
-    return attends or (product.kind is GemmKind.CONVOLUTION and product.weight == _weight_name(owner))
+    convolves = product.kind is GemmKind.CONVOLUTION and product.blocked is not None
+    return attends or (convolves and product.weight == _weight_name(owner))
 
 
 def _weight_name(module: str) -> str:

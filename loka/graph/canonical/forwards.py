@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from loka.graph.canonical.columns import rows_of_columns
+from loka.graph.canonical.convolutions import products_of_convolutions
 from loka.graph.canonical.linears import canonical_linears
 from loka.graph.canonical.parts import whole_of_parts
 from loka.graph.canonical.runs import canonical_runs
@@ -33,6 +34,8 @@ def canonical_forward(
     if len(set(targets)) < len(targets):
         return forward, shapes
     forward = replace(forward, statements=_without_casts(forward, idle))
+    products, matrices = products_of_convolutions(forward.statements, attributes)
+    forward, attributes = replace(forward, statements=products), {**attributes, **matrices}
     turned = turned_linears(forward.statements, shapes, readers_of(forward), attributes)
     forward = replace(forward, statements=turned)
     rows = rows_of_columns(turned, shapes, readers_of(forward), attributes)

@@ -24,6 +24,7 @@ from tests.support.spellings.ways_to_write import (
     CROSSES,
     FILLED,
     FLATTENED,
+    HELD,
     JOINED,
     JOINS,
     LINEARS,
@@ -61,9 +62,11 @@ class Speller:
         """The text of a module with `Model`, embeddings (B, N, DIM) -> logits (B, 1), and `inputs`."""
         made = N // 2
         tower = self._tower("silu", (N * RANK, HIDDEN, made * DIM), normed=True)
-        place = self._one(MIXING)
+        place, held = self._one(MIXING), self._one(HELD)
         batch = self._one(BATCHES).format("x")
         inner = self._one(MIXED).format("x", self._one(TRANSPOSES).format("x"), "self.rank", batch)
+        if held:
+            inner = self._one(TRANSPOSES).format(held[1].format("rank", "x"))
         pairs = [f"inner = {inner}", f"products = {self._one(PAIRS).format('x', 'inner')}"]
         machine = [
             f"flat = {self._one(FLATTENED).format('products', N * RANK)}",
@@ -72,6 +75,7 @@ class Speller:
             f"interactions = {self._one(ROWS).format('interactions', made, DIM)}",
         ]
         sums = self._one(WEIGHTED).format("self.compress", "x", self._one(BATCHES).format("x"))
+        sums = held[1].format("compress", "x") if held else sums
         whole, filled = self._one(JOINED), self._one(FILLED)
         join = (
             [f"joined = {whole.format('interactions', 'compressed', 'x', made)}"]
@@ -85,6 +89,10 @@ class Speller:
             join = [line.format("interactions", "compressed", "x", made, "joined") for line in filled]
         rank = [f"self.rank = nn.Parameter(torch.randn({N}, {RANK}) * {N}**-0.5)"]
         compress = [f"self.compress = nn.Parameter(torch.randn({made}, {N}) * {N}**-0.5)"]
+        if held:
+            rank, compress = (
+                [f"self.{name} = {held[0].format(rows, N)}"] for name, rows in (("rank", RANK), ("compress", made))
+            )
         tops = [f"self.fmb_norm = nn.LayerNorm({N * RANK})", f"self.fmb = {tower}()"]
         if place in ("pairs", "both"):
             self._add("Pairs", rank, "x", [*pairs, "return products"])

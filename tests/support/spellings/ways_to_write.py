@@ -161,6 +161,11 @@ WEIGHTED = (  # compress, {0}, @ x, {1}; {2} is the batch
     "{0}.to({1}.dtype) @ {1}",
     "F.linear({1}.transpose(1, 2), {0}).transpose(1, 2)",
 )
+HELD = (  # rank and compress: how they are made, of {0} outputs and {1} inputs, and multiply x, {2}, from the left
+    None,  # Parameters, as MIXED and WEIGHTED have it
+    ("nn.Conv1d({1}, {0}, kernel_size=1, bias=False)", "self.{0}({1})"),
+    ("nn.Parameter(torch.randn({0}, {1}, 1) * {1}**-0.5)", "F.conv1d({1}, self.{0})"),
+)
 CALLS = ("{0}({1}, {2})", "{0}(x0={1}, x={2})", "{0}({1}, x={2})")
 TOWERS = ("sequential", "loop", "named", "blocks", "range")  # where the modules of an MLP begin and end
 STACKS = ("list", "sequential", "named")
