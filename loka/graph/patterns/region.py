@@ -8,7 +8,7 @@ from itertools import takewhile
 
 from torch import nn
 
-from loka.graph.ir import ForwardIR, RefKind, Region, SiteCall, Statement
+from loka.graph.ir import PART, ForwardIR, RefKind, Region, SiteCall, Statement
 from loka.graph.patterns.linear_chain import readers_of
 from loka.graph.patterns.norm import TORCH_NORMS, norm_ending_at, norm_starting_at, over_other_dimensions
 from loka.graph.source import (
@@ -86,7 +86,7 @@ def find_regions(forward: ForwardIR, wanted: Collection[str]) -> tuple[Region, .
     free = 0
     for index, statement in enumerate(statements):
         call = statement.call
-        if call is None or call.site not in wanted or index < free:
+        if call is None or call.site not in wanted or statement.op == PART or index < free:
             continue
         first = last = index
         before = index - 1

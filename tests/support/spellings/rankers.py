@@ -16,6 +16,7 @@ from tests.support.spellings.ways_to_write import (
     ACTIVATIONS,
     BATCHES,
     BIASED,
+    BOTH,
     CALLS,
     COLUMNS,
     CONCATENATIONS,
@@ -94,6 +95,11 @@ class Speller:
                 [f"self.{name} = {held[0].format(rows, N)}"] for name, rows in (("rank", RANK), ("compress", made))
             )
         tops = [f"self.fmb_norm = nn.LayerNorm({N * RANK})", f"self.fmb = {tower}()"]
+        if place == "one":
+            rank, compress = [f"self.rank_compress = nn.Parameter(torch.randn({RANK + made}, {N}) * {N}**-0.5)"], []
+            mixed = self._one(BOTH).format("self.rank_compress", "x", RANK, made)
+            pairs[0], sums = f"inner, summed = {mixed}", "summed"
+            pairs.insert(1, f"inner = {self._one(TRANSPOSES).format('inner')}")
         if place in ("pairs", "both"):
             self._add("Pairs", rank, "x", [*pairs, "return products"])
             rank, pairs = ["self.pairs = Pairs()"], ["products = self.pairs(x)"]

@@ -166,10 +166,16 @@ HELD = (  # rank and compress: how they are made, of {0} outputs and {1} inputs,
     ("nn.Conv1d({1}, {0}, kernel_size=1, bias=False)", "self.{0}({1})"),
     ("nn.Parameter(torch.randn({0}, {1}, 1) * {1}**-0.5)", "F.conv1d({1}, self.{0})"),
 )
+BOTH = (  # one matrix with the rows of rank and of compress, {0}, times x, {1}, split after {2} rows
+    "({0} @ {1}).split([{2}, {3}], dim=1)",
+    "torch.split(torch.matmul({0}, {1}), ({2}, {3}), 1)",
+    "torch.einsum('kn,bnd->bkd', {0}, {1}).tensor_split([{2}], dim=1)",
+    "(lambda t: (t[:, :{2}], t[:, {2}:]))({0} @ {1})",
+)
 CALLS = ("{0}({1}, {2})", "{0}(x0={1}, x={2})", "{0}({1}, x={2})")
 TOWERS = ("sequential", "loop", "named", "blocks", "range")  # where the modules of an MLP begin and end
 STACKS = ("list", "sequential", "named")
-MIXING = ("layer", "sums", "pairs", "both", "machine")  # which parts of a mixing layer are modules of their own
+MIXING = ("layer", "sums", "pairs", "both", "machine", "one")  # which parts of a mixing layer are modules of their own
 JOINS = ("inside", "outside")  # where the norm of a join is: in its layer, or in a module around it
 CROSS_NETS = (
     "layers",
