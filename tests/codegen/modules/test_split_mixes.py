@@ -42,7 +42,8 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
         yield lambda name, rules: package(
             name,
             f'version: 1\nname: mixes\nmodel: {{factory: "{__name__}:Layer", inputs: "{__name__}:inputs", '
-            f"batch_size: 64}}\ndefaults: {{compute: fp8, scaling: rowwise}}\n{rules}mods: [{{use: fuse_interaction}}]\n",
+            "batch_size: 64}\ndefaults: {compute: fp8, scaling: rowwise}\n"
+            f"{rules}mods: [{{use: fuse_interaction}}]\n",
         )
 
 
