@@ -41,8 +41,8 @@ def canonical_linears(
             continue
         factored = _factored_bias(statements, place, shapes, readers, attributes) if call.bias is None else None
         if factored is not None:
-            run, (factor, bias) = tuple(statements[place : place + 4]), factored
-            made.append(replace(_linear((step,), call, bias), written=run))
+            run, (factor, vector) = tuple(statements[place : place + 4]), factored
+            made.append(replace(_linear((step,), call, vector), written=run))
             product = Ref(RefKind.LOCAL, step.target)
             made.append(Statement(run[-1].target, "mul", "{0} * {1}", (factor, product), note=run[-1].note))
             place += len(run)
