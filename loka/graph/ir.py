@@ -17,6 +17,8 @@ class RefKind(StrEnum):
 
 DTYPE = "residual_dtype"  # op of a statement that computes a dtype from those of locals and other such targets
 
+PART = "part_of_product"  # op of a product with a part of a site's matrix, which mixing layers alone may take
+
 
 @dataclass(frozen=True, slots=True)
 class Ref:

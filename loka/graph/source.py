@@ -25,6 +25,7 @@ _EPS = frozenset({"eps", "epsilon", "variance_epsilon"})
 _MEANS = frozenset({"mean", "var", "var_mean", "std", "layer_norm", "rms_norm"})
 _PARTS = _MEANS | {
     "relu", "silu", "gelu", "sigmoid", "tanh", "hardswish", "threshold", "exp", "erf", "softplus", "leaky_relu",
+    "where", "maximum", "max", "clamp", "clamp_min", "clip",
 }  # fmt: skip
 _LAMBDA = "<lambda>"
 _ARITHMETIC = frozenset(

@@ -177,7 +177,8 @@ def _rules(sites: Sequence[Site]) -> list[str]:
     if any(site.k <= NARROW for site in sites):
         rules.append(f"  - {{match: {{max_k: {NARROW}}}, compute: keep, note: few input features}}")
     for kind in (GemmKind.BMM, GemmKind.ATTENTION, GemmKind.CONVOLUTION):
-        if any(site.kind is kind for site in sites):
+        alike = [site for site in sites if site.kind is kind]
+        if alike and all(site.blocked for site in alike):
             rules.append(f"  - {{match: {{kind: {kind.value}}}, compute: keep, note: no weight of two dimensions}}")
     return rules
 

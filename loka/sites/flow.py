@@ -13,6 +13,7 @@ from itertools import takewhile
 from loka.sites.merge_calls import MeasuredCall
 from loka.sites.neighbours import Node
 from loka.sites.recorded import Call
+from loka.sites.site import GemmKind
 
 # None of these mixes rows.
 NORM_OPERATIONS = frozenset(
@@ -22,13 +23,26 @@ _ACTIVATIONS = frozenset(
     (
         *("relu", "relu6", "silu", "gelu", "sigmoid", "tanh", "hardswish", "hardsigmoid", "hardtanh", "leaky_relu"),
         *("elu", "selu", "celu", "softplus", "softsign", "logsigmoid", "mish", "erf", "exp"),
-        *("threshold", "where"),
+        *("threshold", "where", "maximum", "max"),
     )
 )
 _OTHERS = frozenset(
     (
         *("add", "sub", "mul", "div", "addcmul", "addcdiv", "neg", "reciprocal", "sqrt", "getitem"),
-        *("gt", "zeros_like", "alias", "contiguous", "clone", "unsqueeze", "squeeze", "t", "T"),
+        *(
+            "gt",
+            "ge",
+            "zeros_like",
+            "zeros",
+            "new_zeros",
+            "alias",
+            "contiguous",
+            "clone",
+            "unsqueeze",
+            "squeeze",
+            "t",
+            "T",
+        ),
         *("to", "type_as", "float", "half", "bfloat16"),
     )
 )
@@ -83,12 +97,13 @@ def _joined(product: Node) -> tuple[str, ...] | None:
         if norm is not None and joins:
             owners = tuple(dict.fromkeys(each.owner for each in (*joins, norm)))
             return joins[0].owner, common_module(owners), *owners[1:]
-        if len(node.children) > 1:
+        filled = [child for child in node.children if child.op == "setitem"] if node.op == "setitem" else []
+        if len(filled or node.children) > 1:
             return None
-        node = node.children[0]
+        (node,) = filled or node.children  # a tensor with another slice assigned
         if (
             len(node.parents) > 1
-            and node.op in ("cat", "hstack", "add")
+            and node.op in ("cat", "hstack", "add", "setitem")
             and not any(each.constant for each in node.parents)
         ):
             joins.append(node)
@@ -99,7 +114,7 @@ def _joined(product: Node) -> tuple[str, ...] | None:
 
 @dataclass(frozen=True, slots=True)
 class _Ends:
-    """A GEMM without the transposes around it, as of `(W @ x.t()).t()`."""
+    """A GEMM without the transposes around it, as of `(W @ x.t()).t()`, or of a convolution of size 1."""
 
     source: Node | None  # of the input
     reader: Node  # what reads that: the GEMM or the transpose before it
@@ -109,7 +124,8 @@ class _Ends:
 def _ends(call: Call) -> _Ends:
     source, reader, product = call.source, call.result, call.result
     parents = call.result.parents
-    if call.weight is None or len(parents) != 2 or not parents[0].constant or source is None:
+    from_the_left = (len(parents) == 2 and parents[0].constant) or call.kind is GemmKind.CONVOLUTION
+    if call.weight is None or not from_the_left or source is None:
         return _Ends(source, reader, product)
     if source.op in _MOVED and len(source.parents) == 1:
         source, reader = source.parents[0], source

@@ -87,12 +87,12 @@ def is_idle_dropout(func: object, args: Sequence[Any], kwargs: Mapping[str, Any]
     return isinstance(p, int | float) and p == 0
 
 
-CLAMP = "clamp(min=0)"  # no ReLU: its gradient at 0 is 1, and a ReLU's is 0
+CLAMPS = frozenset(("clamp", "clip", "clamp_min"))
 
 
 def is_clamp_at_zero(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """True for `x.clamp(min=0)` and `x.clamp_min(0)`; `args` are those after the tensor."""
-    if name not in ("clamp", "clip", "clamp_min"):
+    """True for `x.clamp(min=0)` and `x.clamp_min(0)`, which are ReLUs; `args` are those after the tensor."""
+    if name not in CLAMPS:
         return False
     bounds = dict(zip(("min", "max"), args, strict=False)) | dict(kwargs)
     least = bounds.get("min")

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from loka.sites.callables import is_library_file
 from loka.sites.fake_outputs import VIEWS, FakeLayout, FakeOutputs, joins_two, keeps_layout
-from loka.sites.neighbours import CLAMP, Node, is_clamp_at_zero, is_idle_dropout, op_name
+from loka.sites.neighbours import Node, is_clamp_at_zero, is_idle_dropout, op_name
 from loka.sites.products.catalogue import PRODUCTS
 from loka.sites.products.einsum import is_elementwise
 from loka.sites.products.layers import other_terms
@@ -139,7 +139,7 @@ class Recorder(TorchFunctionMode):
         if isinstance(out, Tensor | tuple | list) or (out is None and args and isinstance(args[0], Tensor)):
             name = op_name(func) if not is_idle_dropout(func, args, named) else "alias"
             name = "mul" if is_elementwise(func, args) else name
-            name = CLAMP if is_clamp_at_zero(name, args[1:], named) else name
+            name = "relu" if is_clamp_at_zero(name, args[1:], named) else name
             result = self._result(name, (*args, *named.values()), out, gemm=product is not None)
             if result is not None:
                 result.layout = layout
@@ -283,6 +283,8 @@ class Recorder(TorchFunctionMode):
             kind, module, file, line = GemmKind.LINEAR, owner, "", 0
         elif _is_of_module(product, result.op, owner, bool(self.stack)):
             module = owner
+        elif kind is GemmKind.CONVOLUTION and product.weight == _weight_name(owner):
+            file, line = "", 0  # of torch's own forward: one site, wherever the model calls it
         elif linear is None and product.bias is not None and bias is None and kind is GemmKind.FUNCTIONAL_LINEAR:
             blocked = blocked or "its bias is computed, not a Parameter"
         weight = product.weight
@@ -363,9 +365,10 @@ def _linear_names(name: str, linear: nn.Linear) -> tuple[str, str | None]:
 
 
 def _is_of_module(product: MatrixProduct, op: str, owner: str, inside: bool) -> bool:
-    """True for the product of an nn.MultiheadAttention or an nn.Conv1d, which are called as one."""
+    """True for the product of an nn.MultiheadAttention or an nn.Conv2d, which are called as one."""
     attends = product.kind is GemmKind.ATTENTION and "multi_head" in op and inside
-    return attends or (product.kind is GemmKind.CONVOLUTION and product.weight == _weight_name(owner))
+    convolves = product.kind is GemmKind.CONVOLUTION and product.blocked is not None
+    return attends or (convolves and product.weight == _weight_name(owner))
 
 
 def _weight_name(module: str) -> str:

@@ -22,13 +22,15 @@ class SiteWeight:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape without the indexed dimensions."""
-        return tuple(self.parameter.shape[len(self.index) :])
+        """The shape without the indexed dimensions, and without that of a convolution of size 1, (out, in, 1)."""
+        shape = tuple(self.parameter.shape[len(self.index) :])
+        return shape[:2] if len(shape) == 3 and shape[2] == 1 else shape
 
     @property
     def value(self) -> Tensor:
         """The Parameter itself, or a view of it."""
-        return self.parameter[self.index] if self.index else self.parameter
+        value = self.parameter[self.index] if self.index else self.parameter
+        return value.view(self.shape)
 
 
 def find_weight(root: nn.Module, name: str) -> SiteWeight | None:

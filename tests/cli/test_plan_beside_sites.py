@@ -46,7 +46,7 @@ def test_true_reasons_come_before_rules_that_match_too(policy, loka):
     decisions = found["plan"]["decisions"]
     reasons = {row["site"]["name"]: decisions[row["gemms"][0]]["reason"] for row in found["plan"]["sites"]}
     assert reasons["attend.attentions.0"].startswith("nn.MultiheadAttention computes its projections and scores")
-    assert reasons["interact.convs.1"].startswith("a convolution of kernel size 1")
+    assert reasons["interact.convs.1.weight"] == "keep by mixture.yaml:6"
     assert reasons["interact.out"] == "keep by mixture.yaml:6"
     assert found["sites"] == 6
     assert found["never_called"] == [

@@ -25,12 +25,17 @@ ANALYTIC = frozenset(
         "layer_norm", "rms_norm", "group_norm", "einsum",
     }
 )  # fmt: skip
-PIECES = frozenset({"threshold", "where", "zeros_like", "gt", "lt", "ge", "le", "maximum", "clamp", "clamp_min"})
+PIECES = frozenset(
+    {
+        "threshold", "where", "zeros_like", "zeros", "new_zeros", "gt", "lt", "ge", "le", "maximum", "max", "clamp",
+        "clamp_min", "clip",
+    }
+)  # fmt: skip
 _PLACING = frozenset(
     {"cat", "concat", "concatenate", "hstack", "vstack", "unsqueeze", "squeeze"}
 )  # values stay as they are
 _SLICING = frozenset({"chunk", "split", "narrow", "tensor_split", "split_with_sizes", "unbind", "select"})
-_READING = frozenset({"size", "dim", "shape", "ndim"})
+_READING = frozenset({"size", "dim", "shape", "ndim", "device"})
 CASTS = frozenset({"to", "float", "double", "half", "bfloat16", "type_as", "contiguous"})  # of dtype and layout
 _KNOWN = ANALYTIC | PIECES | _PLACING | _SLICING | _READING | CASTS
 _NODES = (

@@ -6,12 +6,15 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from loka.graph.canonical.columns import rows_of_columns
+from loka.graph.canonical.convolutions import products_of_convolutions
 from loka.graph.canonical.linears import canonical_linears
 from loka.graph.canonical.parts import whole_of_parts
 from loka.graph.canonical.runs import canonical_runs
 from loka.graph.canonical.sizes import sizes_of_norms
+from loka.graph.canonical.split_products import split_products
 from loka.graph.canonical.turned import turned_linears
-from loka.graph.ir import ConcatNorm, Cross, FmInteraction, ForwardIR, Ref, RefKind, Region, Statement
+from loka.graph.ir import PART, ConcatNorm, Cross, FmInteraction, ForwardIR, Ref, RefKind, Region, Statement
+from loka.graph.patterns.fm_interaction import find_fm_interactions
 from loka.graph.patterns.linear_chain import readers_of
 from loka.graph.patterns.region import ELEMENTWISE
 from loka.graph.trace.observed_shapes import Shape
@@ -23,16 +26,39 @@ def canonical_forward(
     attributes: Mapping[str, tuple[int, ...]],
     idle: Collection[str] = (),
 ) -> tuple[ForwardIR, Mapping[str, Shape]]:
+    """The forward in canonical form, as `_canonical` makes it; products are split where mixing layers take each part.
+
+    Its arguments and result are those of `_canonical`.
+    """
+    found = _canonical(forward, shapes, attributes, idle, split=None)
+    parts = {step.target for step in found[0].statements if step.op == PART}
+    if not parts:
+        return found
+    mixed = {found[0].statements[place].target for mix in find_fm_interactions(*found) for place in mix.places}
+    return found if parts <= mixed else _canonical(forward, shapes, attributes, idle, split=parts & mixed)
+
+
+def _canonical(
+    forward: ForwardIR,
+    shapes: Mapping[str, Shape],
+    attributes: Mapping[str, tuple[int, ...]],
+    idle: Collection[str],
+    split: Collection[str] | None,
+) -> tuple[ForwardIR, Mapping[str, Shape]]:
     """The forward with runs of statements that compute a known function as one or two, and the shapes of its locals.
 
     It computes the same up to rounding. `shapes` are those of the locals, `attributes` those of Parameters and buffers
-    by the expressions that read them, `idle` are targets of casts that change nothing. A forward that
-    sets a name twice stays as it is.
+    by the expressions that read them, `idle` are targets of casts that change nothing; `split` names parts of products
+    to be products of their own, None for all. A forward that sets a name twice stays as it is.
     """
     targets = [step.target for step in forward.statements if step.target != "_"]
     if len(set(targets)) < len(targets):
         return forward, shapes
     forward = replace(forward, statements=_without_casts(forward, idle))
+    products, matrices = products_of_convolutions(forward.statements, attributes)
+    forward, attributes = replace(forward, statements=products), {**attributes, **matrices}
+    divided = split_products(forward.statements, shapes, readers_of(forward), split)
+    forward = replace(forward, statements=divided)
     turned = turned_linears(forward.statements, shapes, readers_of(forward), attributes)
     forward = replace(forward, statements=turned)
     rows = rows_of_columns(turned, shapes, readers_of(forward), attributes)

@@ -23,7 +23,8 @@ def canonical_linears(
     """The statements with each GEMM that a bias is added to, and each whose first operand is not x, as a linear.
 
     Its product is not viewed. A bias is a Parameter or buffer of one dimension, added by the statement after the GEMM,
-    which alone reads the product. The arguments are those of `canonical_runs`.
+    which alone reads the product, or multiplied along with it (`_factored_bias`). The arguments are those of
+    `canonical_runs`.
     """
     made: list[Statement] = []
     place = 0
@@ -37,6 +38,14 @@ def canonical_linears(
         if call is None or call.out != "{0}" or call.plus is not None:
             made.append(step)
             place += 1
+            continue
+        factored = _factored_bias(statements, place, shapes, readers, attributes) if call.bias is None else None
+        if factored is not None:
+            run, (factor, vector) = tuple(statements[place : place + 4]), factored
+            made.append(replace(_linear((step,), call, vector), written=run))
+            product = Ref(RefKind.LOCAL, step.target)
+            made.append(Statement(run[-1].target, "mul", "{0} * {1}", (factor, product), note=run[-1].note))
+            place += len(run)
             continue
         after = statements[place + 1] if place + 1 < len(statements) else None
         alone = set(readers.get(step.target, ())) == {place + 1}
@@ -89,6 +98,34 @@ def _added_bias(
     values = dict(zip((biases[0], *locals_), drawn(sizes, seed=1), strict=True))
     total = values[Ref(RefKind.LOCAL, product)] + values[biases[0]]
     return biases[0] if agree(evaluated([known], values), total) else None
+
+
+def _factored_bias(
+    statements: Sequence[Statement],
+    place: int,
+    shapes: Mapping[str, Shape],
+    readers: Mapping[str, Collection[int]],
+    attributes: Mapping[str, tuple[int, ...]],
+) -> tuple[Ref, Ref] | None:
+    """The factor and the bias of `x0 * u + x0 * bias` after a product u, which is x0 * (u + bias); None for others."""
+    run = statements[place + 1 : place + 4]
+    steps = [known for step in run if step.call is None and (known := evaluable(step)) is not None]
+    inside = {statements[place].target, *(step.target for step in run[:-1])}
+    if len(steps) < 3 or any(not set(readers.get(name, ())) <= set(range(place + 1, place + 4)) for name in inside):
+        return None
+    made = {step.target for step in run}
+    refs = dict.fromkeys(ref for step in run for ref in step.operands if ref.text not in made)
+    shape = shapes.get(statements[place].target, ())
+    biases = [ref for ref in refs if ref.kind is RefKind.ATTRIBUTE and attributes.get(ref.text) == shape[-1:]]
+    tensors = [ref for ref in refs if ref.kind is RefKind.LOCAL and shapes.get(ref.text) == shape]
+    product = Ref(RefKind.LOCAL, statements[place].target)
+    if (len(biases), len(tensors), len(refs)) != (1, 2, 3) or product not in tensors or len(shape) < 2:
+        return None
+    (factor,) = (ref for ref in tensors if ref != product)
+    sizes = [attributes[biases[0].text], *(tuple(size or 3 for size in shape) for _ in tensors)]
+    values = dict(zip((biases[0], *tensors), drawn(sizes, seed=1), strict=True))
+    total = values[factor] * (values[product] + values[biases[0]])
+    return (factor, biases[0]) if agree(evaluated(steps, values), total) else None
 
 
 def _linear(written: tuple[Statement, ...], call: SiteCall, bias: Ref | None) -> Statement:

@@ -155,7 +155,7 @@ class _Finder:
         return Statement("", left[0], f"{_FUNCTIONAL}.{left[0]}({{0}})", (x,))
 
     def _relu(self, steps: Sequence[Evaluable], x: Ref) -> Statement | None:
-        """A ReLU in pieces of its own, with the gradient of torch's at 0: that of clamp(min=0) is another."""
+        """A ReLU in pieces of its own; at 0, its gradient is any subgradient: clamp(min=0) has 1, maximum a half."""
         sizes = self._sizes(x)
         numbers = torch.tensor(_ENDS, dtype=torch.float64).repeat(math.prod(sizes) // len(_ENDS) + 1)
         given = numbers[: math.prod(sizes)].reshape(sizes).requires_grad_()
@@ -163,7 +163,8 @@ class _Finder:
         if not agree(value, given.relu()) or not isinstance(value, Tensor) or not value.requires_grad:
             return None
         (gradient,) = torch.autograd.grad(value.sum(), given)
-        same = torch.equal(gradient, (given > 0).to(gradient.dtype))
+        same = torch.equal(gradient[given != 0], (given > 0).to(gradient.dtype)[given != 0])
+        same = same and bool(((gradient >= 0) & (gradient <= 1)).all())
         return Statement("", "relu", f"{_FUNCTIONAL}.relu({{0}})", (x,)) if same else None
 
     def _norm(self, steps: Sequence[Evaluable], inputs: _Inputs, shape: Shape) -> Statement | None:

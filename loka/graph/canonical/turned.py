@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from loka.graph.canonical.contractions import Contraction, Node, Source, Value, canonical_values
 from loka.graph.ir import Ref, RefKind, SiteCall, Statement
@@ -46,14 +46,16 @@ class _Turned:
     x: Ref
     weight: Ref
     flipped: bool  # the Parameter is (K, N)
+    bias: Ref | None
 
     def linear(self, written: tuple[Statement, ...]) -> Statement:
         """The linear, in place of these statements."""
         weight = "{1}.t()" if self.flipped else "{1}"
-        call = SiteCall(self.site, "{0}", weight, None, "{0}")
-        text = f"torch.nn.functional.linear({{0}}, {weight})"
+        bias, added = (None, ()) if self.bias is None else ("{2}", (self.bias,))
+        call = SiteCall(self.site, "{0}", weight, bias, "{0}")
+        text = f"torch.nn.functional.linear({', '.join(filter(None, ('{0}', weight, bias)))})"
         last = written[-1]
-        return Statement(last.target, "linear", text, (self.x, self.weight), call, last.note, written=written)
+        return Statement(last.target, "linear", text, (self.x, self.weight, *added), call, last.note, written=written)
 
 
 class _Finder:
@@ -63,14 +65,14 @@ class _Finder:
         self, statements: Sequence[Statement], shapes: Mapping[str, Shape], readers: Mapping[str, Collection[int]]
     ) -> None:
         self._statements, self._shapes, self._readers = statements, shapes, readers
-        self._values = canonical_values(statements, shapes, readers)
+        self._values = canonical_values([_without_bias(step) for step in statements], shapes, readers)
         self._places = {step.target: place for place, step in enumerate(statements)}
 
     def found(self) -> Iterator[_Turned]:
         """Each such GEMM, in order."""
         for gemm, step in enumerate(self._statements):
             value = self._values.get(step.target)
-            if step.call is None or step.call.bias is not None or step.call.plus is not None or value is None:
+            if step.call is None or step.call.plus is not None or value is None:
                 continue
             if (step.call.x, step.call.out) != ("{0}", "{0}") and (turned := self._turned(gemm, value)) is not None:
                 yield turned
@@ -91,7 +93,11 @@ class _Finder:
             view = self._values.get(self._statements[after].target)
             if len(self._readers[step.target]) != 1 or view is None or view.node != node or not _is_straight(view):
                 return None
-        return _Turned(before, gemm, after, step.call.site, x, node.right.ref, node.contracted[1] == 0)
+        biases = [ref for place, ref in enumerate(step.operands) if step.call.bias == f"{{{place}}}"]
+        if step.call.bias is not None and not biases:
+            return None
+        bias = biases[0] if biases else None
+        return _Turned(before, gemm, after, step.call.site, x, node.right.ref, node.contracted[1] == 0, bias)
 
     def _inputs(self, node: Node, gemm: int) -> Iterator[tuple[Ref, tuple[int, ...], int | None]]:
         """What a GEMM reads, and what that is a view of: with its axis for each of the node, and the view's place."""
@@ -125,6 +131,11 @@ class _Finder:
             return tuple(value.axes.index(axis) for axis in range(len(value.axes)))
         dimensions = len(self._shapes.get(ref.text, ()))
         return tuple(range(dimensions)) if node == Source(ref) and dimensions else None
+
+
+def _without_bias(step: Statement) -> Statement:
+    """A GEMM without the bias that is added to its rows: transposes around it are the same."""
+    return step if step.call is None else replace(step, call=replace(step.call, bias=None))
 
 
 def _sums_last(axes: tuple[int, ...], contracted: int) -> bool:

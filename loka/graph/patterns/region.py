@@ -8,7 +8,7 @@ from itertools import takewhile
 
 from torch import nn
 
-from loka.graph.ir import ForwardIR, RefKind, Region, SiteCall, Statement
+from loka.graph.ir import PART, ForwardIR, RefKind, Region, SiteCall, Statement
 from loka.graph.patterns.linear_chain import readers_of
 from loka.graph.patterns.norm import TORCH_NORMS, norm_ending_at, norm_starting_at, over_other_dimensions
 from loka.graph.source import (
@@ -22,6 +22,7 @@ from loka.graph.source import (
 )
 from loka.graph.source import names_in as names_in_code
 from loka.sites.flow import NORM_OPERATIONS, Flow, common_module
+from loka.sites.neighbours import CLAMPS
 from loka.sites.site import GemmKind, Site
 
 NORMS = frozenset(TORCH_NORMS)  # over the last dimension
@@ -33,6 +34,7 @@ ACTIVATIONS = frozenset(
     }
 )  # fmt: skip
 ELEMENTWISE = frozenset({"add", "sub", "mul"})
+_NAMES = NORMS | ACTIVATIONS | ELEMENTWISE | CLAMPS  # in code: a clamp may be a ReLU
 _INLINABLE = (
     *NORM_MODULES, nn.ReLU, nn.ReLU6, nn.SiLU, nn.GELU, nn.Sigmoid, nn.Tanh, nn.Hardswish, nn.Hardsigmoid,
     nn.Hardtanh, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.Softplus, nn.Softsign, nn.LogSigmoid, nn.Mish, nn.Identity,
@@ -84,7 +86,7 @@ def find_regions(forward: ForwardIR, wanted: Collection[str]) -> tuple[Region, .
     free = 0
     for index, statement in enumerate(statements):
         call = statement.call
-        if call is None or call.site not in wanted or index < free:
+        if call is None or call.site not in wanted or statement.op == PART or index < free:
             continue
         first = last = index
         before = index - 1
@@ -280,7 +282,7 @@ def _owner_around(site: Site, modules: dict[str, nn.Module], chained: bool, barr
             adds = site.followed_by[:1] and site.followed_by[0] in ELEMENTWISE and has_operators(parent)
             lists = [modules[name] for name in barriers.uncalled]
             has_norm = before and _uses(parent, types, feeds, lists)
-            has_next = after and (bool(adds) or _uses(parent, _INLINABLE, NORMS | ACTIVATIONS | ELEMENTWISE, lists))
+            has_next = after and (bool(adds) or _uses(parent, _INLINABLE, _NAMES, lists))
             wraps = _only_wraps(parent)
             before, after = before and wraps and not has_norm, after and wraps and not has_next
         if has_norm or has_next:

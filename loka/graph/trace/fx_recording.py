@@ -218,6 +218,7 @@ class _Tracer(InPlaceTracer):
         try:
             with self.reads.kept(), watched(functions, self.tests):
                 self.graph = self.trace(module)
+            self.assignments.check()
         except CannotTraceError as error:
             raise error.inside_of(self._failed) from error.__cause__
         except (LoopError, ValuesNeededError, KeyboardInterrupt):

@@ -1,7 +1,7 @@
-"""Sums and products in place: `y += x` is recorded as `y.add_(x)`, and printed out of place where nobody can tell.
+"""Sums, products and assignments in place, printed out of place where nobody can tell.
 
-torch.fx records `y += x` as `y + x`. That has another dtype where x has a wider one, as under autocast, and leaves
-other names of y's memory unchanged.
+`y += x` is recorded as `y.add_(x)`: torch.fx records it as `y + x`, which has another dtype where x has a wider one, as
+under autocast, and leaves other names of y's memory unchanged.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 from torch import fx
 
 from loka.graph.ir import Ref, RefKind, Statement
+from loka.graph.trace.assignments import Assignments
 
 _NUMBERS = {"size", "dim", "numel", "nelement", "ndimension"}
 _OF_NUMBERS = {
@@ -25,10 +26,21 @@ _PLAIN = {"add_": ("add", "+"), "sub_": ("sub", "-")}  # the gradients of a prod
 
 
 class InPlaceTracer(fx.Tracer):
-    """A tracer that records `y += x` as `y.add_(x)` if `in_place`, otherwise as `y + x`."""
+    """A tracer that records `y += x` as `y.add_(x)` if `in_place`, otherwise as `y + x`.
+
+    Assignments that fill a new tensor are a concatenation, in the dtype of that tensor if `in_place`.
+    """
 
     in_place = False
     writes_in_place = False  # True once the forward has a statement of this form
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.assignments = Assignments()
+
+    def place(self) -> str:
+        """The line of the user's code that is being traced, as text."""
+        return ""
 
 
 class InPlaceProxy(fx.Proxy):
@@ -42,6 +54,13 @@ class InPlaceProxy(fx.Proxy):
 
     def __imul__(self, other: Any) -> Any:
         return _recorded(self, "mul_", operator.mul, other)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        tracer = self.tracer
+        if not isinstance(tracer, InPlaceTracer):
+            raise TypeError("item assignment")
+        tracer.writes_in_place = True
+        tracer.assignments.add(self, index, value, tracer.place(), tracer.in_place)
 
     def __itruediv__(self, other: Any) -> Any:
         return _recorded(self, "div_", operator.truediv, other)

@@ -19,7 +19,7 @@ _ADDED = {torch.addmm, torch.baddbmm}
 _GEMM_METHODS = {"matmul", "mm", "__matmul__", "addmm", "bmm", "baddbmm"}
 _GEMMS = {
     *(*_MATMULS, *_ADDED),
-    *(torch.einsum, torch.tensordot, torch.nn.functional.linear),
+    *(torch.einsum, torch.tensordot, torch.nn.functional.linear, torch.nn.functional.conv1d),
 }
 
 
@@ -46,6 +46,9 @@ def site_call(op: Op, weights: Weights, template: Template) -> SiteCall | None:
         call = _einsum(args, weights, template)
     elif target is torch.tensordot:
         call = _tensordot(_bind(("a", "b", "dims"), args, kwargs), weights, template)
+    elif target is torch.nn.functional.conv1d:
+        names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+        call = _convolution(_bind(names, args, kwargs), weights, template)
     if call is None:
         name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
         raise CannotTraceError(f"'{used[0]}' goes into '{name}' in a form that is not y = x @ weight.T")
@@ -174,6 +177,17 @@ def tensordot_views(dims: object, left: bool) -> tuple[str, bool, str] | None:
         return None
     (of_x,), (of_weight,) = (of_b, of_a) if left else (of_a, of_b)
     return _move(of_x, True), of_weight in (0, -2), ".movedim(-1, 0)" if left else ""
+
+
+def _convolution(bound: dict[str, object], weights: Weights, template: Template) -> SiteCall | None:
+    """A convolution of size 1: W @ x of each sample, W being (out, in, 1)."""
+    site = weights.site(bound.get("weight"))
+    wanted = {"stride": (1, (1,), [1]), "padding": (0, (0,), [0], "same", "valid"), "groups": (1,)}
+    if site is None or any(name in bound and bound[name] not in known for name, known in wanted.items()):
+        return None
+    bias, flip = bound.get("bias"), ".transpose(-1, -2)"
+    weight, added = template.arg(bound["weight"]), None if bias is None else template.arg(bias)
+    return SiteCall(site, template.arg(bound["input"]) + flip, f"{weight}.flatten(1)", added, "{0}" + flip)
 
 
 def _permute(order: list[int]) -> str:

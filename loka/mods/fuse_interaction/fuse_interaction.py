@@ -104,7 +104,7 @@ def _mixes(
         else:
             sums = f", {c} weighted sums" if c else ""
             what = f"a mixing layer of {n} embeddings of {d}, rank {r}{sums}"
-            yield mix, Fused(owner, what, sites, FmForm(n, r, c), d, sites[0])
+            yield mix, Fused(owner, what, tuple(dict.fromkeys(sites)), FmForm(n, r, c), d, sites[0])
 
 
 def _joins(

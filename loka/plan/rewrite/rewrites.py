@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import dropwhile
 
 from torch import nn
 
 from loka.graph.canonical.forwards import as_traced
-from loka.graph.ir import ForwardIR, NearKind, Region
+from loka.graph.ir import PART, ForwardIR, NearKind, Region
 from loka.graph.patterns.linear_chain import ChainStage, LinearChain, StaticOperands, find_chains
-from loka.graph.patterns.region import NORMS as NORM_OPS
 from loka.graph.patterns.region import RegionScope, find_regions, wants_owner
 from loka.graph.refused import Refused
 from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, GATES
@@ -34,22 +32,11 @@ from loka.plan.rewrite.rewrite_request import (
 )
 from loka.plan.rewrite.site_mods import called_by_owner, named_as_in_model, weight_of
 from loka.plan.select.workload import Surroundings, TracedNeighbours
-from loka.sites.neighbours import CLAMP
 from loka.sites.site import Site
 
 OUTSIDE = "its Parameter belongs to a module outside of the one that multiplies by it"
 SEVERAL = "it stands for several calls of one Parameter, which cannot be told apart"
 FLOAT64 = "its Parameters are float64, and fused kernels compute in float32"
-
-_CLAMPED = (
-    "clamp(min=0) comes after it, whose gradient at 0 is 1, not 0 as a ReLU's, which kernels take along: write "
-    "torch.relu if you mean that"
-)
-
-_MAXIMUM = (
-    "torch.maximum comes after it, whose gradient is halved where both are equal, as a ReLU's at 0 is not: write "
-    "torch.relu if you mean that"
-)
 
 _STATIC_OPERANDS = StaticOperands(frozenset(NORMS), frozenset(ACTIVATIONS + GATES), LARGEST_HELD)
 
@@ -108,17 +95,7 @@ def rewrite(request: RewriteRequest, model: nn.Module, trace: Trace) -> Rewrites
             request.only({site.name for site in request.sites if site.owner == owner} & outside), owner, OUTSIDE, made
         )
     _rewrite(request.only({site.name for site in request.sites} - outside), model, trace, made)
-    made.near.update((site.name, words) for site in request.fused if (words := _like_a_relu(site)))
     return made
-
-
-def _like_a_relu(site: Site) -> str:
-    """The reason where a function that is nearly a ReLU follows a site's product, a norm or a bias between them."""
-    after = dropwhile(lambda op: op in NORM_OPS or op == "add", site.followed_by)
-    first = next(after, "")
-    if first in ("maximum", "zeros_like") and "maximum" in site.followed_by:
-        return _MAXIMUM
-    return _CLAMPED if first == CLAMP else ""
 
 
 def _is_inside(site: Site) -> bool:
@@ -230,7 +207,7 @@ def _replaced(forward: ForwardIR, sites: Container[str]) -> frozenset[int]:
     places.update(place for mix in forward.mixes for place in (*mix.places, *mix.gemms))
     places.update(place for join in forward.joins for place in join.places)
     places.update(place for cross in forward.crosses for place in (*cross.places, cross.linear))
-    calls = enumerate(step.call for step in forward.statements)
+    calls = enumerate(None if step.op == PART else step.call for step in forward.statements)
     return frozenset(places) | {place for place, call in calls if call is not None and call.site in sites}
 
 

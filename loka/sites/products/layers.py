@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from loka.sites.products.matrix_product import Args, Kwargs, MatrixProduct, TensorOrigins, argument, size_of
+from loka.sites.products.matrix_product import Args, Kwargs, MatrixProduct, TensorOrigins, argument, product_of, size_of
 from loka.sites.site import GemmKind
 from loka.sites.symbolic_inputs import Size
 
@@ -49,6 +49,9 @@ def describe_convolution(args: Args, kwargs: Kwargs, origins: TensorOrigins) -> 
     channels = x.dim() - spatial - 1
     rows = size_of(size for dim, size in enumerate(x.shape) if dim != channels)
     mkn = (rows, weight.shape[1], weight.shape[0])
+    if spatial == 1 and x.dim() == 3 and origins(weight).parameter is not None:  # W @ x of each sample
+        bias = argument(args, kwargs, 2, "bias")
+        return product_of(GemmKind.CONVOLUTION, x, weight.squeeze(-1), origins(weight), mkn, bias)
     reason = "a convolution of kernel size 1, which LoKA does not replace: write it as nn.Linear over the channels"
     return MatrixProduct(GemmKind.CONVOLUTION, x, origins(weight).parameter, None, *mkn, (mkn,), reason)
 

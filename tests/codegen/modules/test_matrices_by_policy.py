@@ -45,7 +45,7 @@ def gradients(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize(("model", "sites"), [("crosses", 12), ("matrices", 6), ("kernels", 5)])
+@pytest.mark.parametrize(("model", "sites"), [("crosses", 12), ("matrices", 6), ("kernels", 5), ("convolved", 4)])
 def test_matrices_run_in_fp8_forward_and_backward(make: Make, model: str, sites: int, recipe: str) -> None:
     plan, _, package = make(model, RECIPES[recipe])
     assert sum(site.fp8 for site in plan.sites) == sites
@@ -71,6 +71,14 @@ def test_a_slice_is_written_at_its_gemm_and_frozen_weights_read_it_once(make: Ma
     assert "kernels.core_0_0(tanh_row, self.core[0][0], self.loka.counter_id(1))" in text
     assert text.count("self.up[1][1]") == 2  # in the forward for training, and where frozen weights are quantised
     assert "kernels.e4m3_rowwise_pow2(self.down[1][0].t())," in text
+
+
+def test_a_convolution_between_transposes_is_a_linear_in_its_region(make: Make) -> None:
+    plan, files, _ = make("convolved", RECIPES["transposed"])
+    assert not plan.skipped
+    (rows,) = (site for site in plan.sites if site.site.name == "rows.weight")
+    assert rows.region == ("linear", "layer_norm", "relu")
+    assert "x, self.rows.weight.flatten(1), self.rows.bias, self.norm.weight, self.norm.bias, " in files["modules.py"]
 
 
 @pytest.mark.slow

@@ -23,7 +23,8 @@ pytestmark = [
 SPELLINGS = int(os.environ.get("LOKA_SPELLINGS", "4"))  # of each model
 RECIPE = "{compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true, fuse: always}"
 MIXED = (
-    "rules: [{match: '*.rank', compute: keep}, {match: '*.compress', compute: keep}]\nmods: [{use: fuse_interaction}]\n"
+    "rules: [{match: '*.rank*', compute: keep}, {match: '*.compress*', compute: keep, optional: true}]\n"
+    "mods: [{use: fuse_interaction}]\n"
 )
 
 

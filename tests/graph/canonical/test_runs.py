@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from loka.graph.canonical.evaluation import evaluable, evaluated
 from loka.graph.canonical.runs import canonical_runs
 from loka.graph.ir import Ref, RefKind, Statement
 
@@ -174,11 +176,32 @@ RELUS = {
     ),
     "threshold": ("y = threshold x: torch.nn.functional.threshold({0}, 0, 0)",),
     "product": ("p = gt x: {0} > 0", "y = mul x p: {0} * {1}"),
-}
-NEARLY = {  # other functions, or other gradients at 0
+    # their gradients at 0 are a half or 1
     "maximum": ("z = zeros_like x: torch.zeros_like({0})", "y = maximum x z: torch.maximum({0}, {1})"),
+    "max of new zeros": (
+        "n = shape x: {0}.shape",
+        "z = new_zeros x n: {0}.new_zeros({1})",
+        "y = max z x: torch.max({0}, {1})",
+    ),
+    "max of one zero": (
+        "d = device x: {0}.device",
+        "z = zeros d: torch.zeros((), device={0})",
+        "y = max x z: {0}.max({1})",
+    ),
     "clamp": ("y = clamp x: {0}.clamp(min=0)",),
-    "from 0 on": (RELUS["where"][0].replace(">", ">="), *RELUS["where"][1:]),
+    "clip": ("y = clip x: torch.clip({0}, 0.0, None)",),
+    "clamp_min": ("y = clamp_min x: torch.clamp_min({0}, 0)",),
+    "from 0 on": (
+        "p = ge x: {0} >= 0",
+        "z = zeros_like x: torch.zeros_like({0})",
+        "y = where p x z: torch.where({0}, {1}, {2})",
+    ),
+}
+NEARLY = {  # other functions
+    "largest": ("y = max x: torch.max({0})",),
+    "from 1 on": ("y = clamp_min x: {0}.clamp_min(1)",),
+    "above a Parameter": ("y = maximum x self.bias: torch.maximum({0}, {1})",),
+    "above another": ("y = maximum x z: torch.maximum({0}, {1})",),
     "below 6": ("y = clamp x: {0}.clamp(0, 6)",),
     "leaky": ("p = gt x: {0} > 0", "s = mul x: {0} * 0.01", "y = where p x s: torch.where({0}, {1}, {2})"),
 }
@@ -187,6 +210,18 @@ NEARLY = {  # other functions, or other gradients at 0
 @pytest.mark.parametrize("lines", RELUS.values(), ids=RELUS)
 def test_relus_in_pieces(lines: tuple[str, ...]) -> None:
     assert canonical(*lines) == ["torch.nn.functional.relu({0})"]
+
+
+@pytest.mark.parametrize("lines", RELUS.values(), ids=RELUS)
+def test_a_relu_shows_each_nan_that_its_spelling_shows(lines: tuple[str, ...]) -> None:
+    """All but `where` give NaN for NaN, as torch's ReLU does; that of `where` is 0."""
+    steps = [step for line in statements(*lines) if (step := evaluable(line)) is not None]
+    given = torch.tensor([[float("nan"), -1.0, 2.0]], dtype=torch.float64)
+    written = evaluated(steps, {Ref(RefKind.LOCAL, "x"): given})
+    assert isinstance(written, torch.Tensor)
+    hidden = any("where" in line for line in lines)
+    assert written.isnan().tolist() == [[not hidden, False, False]]
+    assert given.relu().isnan().tolist() == [[True, False, False]]
 
 
 @pytest.mark.parametrize("lines", NEARLY.values(), ids=NEARLY)

@@ -67,8 +67,8 @@ class ThreeFactors(Body):
 
 class PartOfAProduct(Body):
     def forward(self, x: Tensor) -> Tensor:
-        inner, rest = (x.transpose(1, 2) @ self.rank).split(1, dim=2)
-        return (x @ inner).sum(1) + rest.sum(1)
+        whole = x.transpose(1, 2) @ self.rank  # read as a whole, too: not a product with each part
+        return (x @ whole[:, :, :1]).sum(1) + whole.sum(1).sum(1, keepdim=True)
 
 
 class ByAModule(Body):

@@ -105,6 +105,31 @@ class EinsumShared(One):
         return torch.einsum("dk,bnd->bndk", self.p, x)
 
 
+class Convolution(nn.Module):
+    """Of size 1, (out, in, 1)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.p, self.b = nn.Parameter(torch.randn(6, 3, 1)), nn.Parameter(torch.randn(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv1d(x, self.p, self.b, padding=0)
+
+
+class ConvolutionInGroups(Convolution):
+    def __init__(self) -> None:
+        super().__init__()
+        self.p = nn.Parameter(torch.randn(6, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv1d(x, self.p, groups=3)
+
+
+class ConvolutionInSteps(Convolution):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv1d(x, self.p, stride=2)
+
+
 CALLS = {
     Linear: SiteCall("p", "{0}", "{1}", None, "{0}"),
     LinearOfTranspose: SiteCall("p", "{0}", "{1}.t()", "{2}", "{0}"),
@@ -118,6 +143,7 @@ CALLS = {
     Tensordot: SiteCall("p", "{0}.movedim(2, -1)", "{1}.t()", None, "{0}"),
     TensordotFirst: SiteCall("p", "{1}.movedim(1, -1)", "{0}.t()", None, "{0}.movedim(-1, 0)"),
     TensordotByNumber: SiteCall("p", "{0}", "{1}.t()", None, "{0}"),
+    Convolution: SiteCall("p", "{0}.transpose(-1, -2)", "{1}.flatten(1)", "{2}", "{0}.transpose(-1, -2)"),
     EinsumFirst: SiteCall("p", "{1}", "{0}.t()", None, "{0}"),
 }
 
@@ -140,7 +166,9 @@ def test_a_gemm_on_a_parameter_becomes_a_linear(kind: Callable[[], nn.Module]) -
     assert not any(statement.op in ("t", "T") for statement in answer.statements)  # folded into the operand
 
 
-@pytest.mark.parametrize("kind", [AddmmScaled, EinsumShared], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind", [AddmmScaled, EinsumShared, ConvolutionInGroups, ConvolutionInSteps], ids=lambda kind: kind.__name__
+)
 def test_a_gemm_that_is_no_linear_is_refused_by_name(kind: Callable[[], nn.Module]) -> None:
     answer = traced(kind(), "p")
     assert isinstance(answer, Refused)

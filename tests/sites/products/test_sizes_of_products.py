@@ -101,15 +101,14 @@ def test_convolutions_of_size_one_are_gemms_and_wider_ones_are_noted() -> None:
     built = BuiltModel(model, (torch.randn(7, 6, 9),), {}, 7)
     found = find_sites(built)
     assert {site.name: sizes(site, 7) for site in found.sites} == {
-        "convs.0": (63, 36, 8),
-        "convs.1": (63, 48, 10),
+        "convs.0.weight": (63, 36, 8),
+        "convs.1.weight": (63, 48, 10),
         "out": (7, 22, 1),
     }
     for name in ("convs.0", "convs.1"):
-        assert found[name].kind is GemmKind.CONVOLUTION
-        assert found[name].weight == f"{name}.weight"
-        assert found[name].blocked is not None
-        assert "write it as nn.Linear" in found[name].blocked
+        site = found[f"{name}.weight"]
+        assert (site.kind, site.owner, site.bias) == (GemmKind.CONVOLUTION, name, f"{name}.bias")
+        assert site.blocked is None
     share = 100 * 15120 / (97076 + 15120)
     assert found.notes == (
         f"1 x conv1d: not replaced, and not among the sites: {share:.3g} % of the FLOPs of a forward",
@@ -142,6 +141,28 @@ class OnParameters(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return (self.first @ self.second) @ F.conv1d(x, self.weight)
+
+
+def test_a_convolution_of_images_is_found_and_stays() -> None:
+    (site,) = find_sites(BuiltModel(Convolutions(), (torch.randn(5, 8, 4, 6),), {}, 5)).sites
+    assert (site.name, sizes(site, 5)) == ("conv", (120, 8, 8))
+    assert site.blocked is not None
+    assert "write it as nn.Linear" in site.blocked
+
+
+class CalledTwice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(8, 8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        return self.conv(x)
+
+
+def test_a_convolution_that_is_called_twice_is_one_site() -> None:
+    (site,) = find_sites(BuiltModel(CalledTwice(), (torch.randn(5, 8, 7),), {}, 5)).sites
+    assert (site.name, site.calls) == ("conv.weight", 2)
 
 
 def test_convolutions_by_function_and_computed_weights_from_the_left() -> None:
@@ -205,5 +226,5 @@ def test_weights_and_biases_in_other_forms() -> None:
     assert {name: site.blocked for name, site in found.items()} == dict.fromkeys(found)
     assert sizes(found["rank"], 6) == (18, 8, 4)
     assert found["stacked.0"].bias == "biases.0"
-    assert found["stacked.0"].followed_by[0] == "clamp(min=0)"
-    assert found["stacked.1"].followed_by[:3] == ("add", "clamp", "clamp(min=0)")
+    assert found["stacked.0"].followed_by[0] == "relu"
+    assert found["stacked.1"].followed_by[:3] == ("add", "clamp", "relu")

@@ -185,6 +185,32 @@ def kernels_inputs(batch: int) -> tuple[Tensor, ...]:
     return (torch.randn(batch, 24, generator=torch.Generator().manual_seed(1)),)
 
 
+class Convolved(nn.Module):
+    """Convolutions of size 1: of rows between transposes, over the fields, and by a Parameter; (B, 24, 32)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.norm = nn.Conv1d(32, 48, 1), nn.LayerNorm(48)
+        self.fields = nn.Sequential(nn.Conv1d(24, 40, 1, bias=False), nn.ReLU(), nn.Conv1d(40, 24, 1))
+        self.kernel = drawn(16, 24, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norm(self.rows(x.transpose(1, 2)).transpose(1, 2)))
+        y = self.fields(y) + y
+        return F.conv1d(y, self.kernel).flatten(1)
+
+
+def convolved() -> nn.Module:
+    """`Convolved`, drawn the same each time."""
+    torch.manual_seed(0)
+    return Convolved()
+
+
+def convolved_inputs(batch: int) -> tuple[Tensor, ...]:
+    """Its inputs."""
+    return (torch.randn(batch, 24, 32, generator=torch.Generator().manual_seed(1)),)
+
+
 class Mixture(nn.Module):
     """Attention, interaction by convolutions, and two linears that nothing calls, in one model."""
 

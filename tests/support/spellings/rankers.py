@@ -16,13 +16,16 @@ from tests.support.spellings.ways_to_write import (
     ACTIVATIONS,
     BATCHES,
     BIASED,
+    BOTH,
     CALLS,
     COLUMNS,
     CONCATENATIONS,
     CROSS_ENDS,
     CROSS_NETS,
     CROSSES,
+    FILLED,
     FLATTENED,
+    HELD,
     JOINED,
     JOINS,
     LINEARS,
@@ -60,9 +63,11 @@ class Speller:
         """The text of a module with `Model`, embeddings (B, N, DIM) -> logits (B, 1), and `inputs`."""
         made = N // 2
         tower = self._tower("silu", (N * RANK, HIDDEN, made * DIM), normed=True)
-        place = self._one(MIXING)
+        place, held = self._one(MIXING), self._one(HELD)
         batch = self._one(BATCHES).format("x")
         inner = self._one(MIXED).format("x", self._one(TRANSPOSES).format("x"), "self.rank", batch)
+        if held:
+            inner = self._one(TRANSPOSES).format(held[1].format("rank", "x"))
         pairs = [f"inner = {inner}", f"products = {self._one(PAIRS).format('x', 'inner')}"]
         machine = [
             f"flat = {self._one(FLATTENED).format('products', N * RANK)}",
@@ -71,7 +76,8 @@ class Speller:
             f"interactions = {self._one(ROWS).format('interactions', made, DIM)}",
         ]
         sums = self._one(WEIGHTED).format("self.compress", "x", self._one(BATCHES).format("x"))
-        whole = self._one(JOINED)
+        sums = held[1].format("compress", "x") if held else sums
+        whole, filled = self._one(JOINED), self._one(FILLED)
         join = (
             [f"joined = {whole.format('interactions', 'compressed', 'x', made)}"]
             if whole
@@ -80,9 +86,20 @@ class Speller:
                 f"joined = {self._one(SUMS).format('joined', 'x')}",
             ]
         )
+        if filled:
+            join = [line.format("interactions", "compressed", "x", made, "joined") for line in filled]
         rank = [f"self.rank = nn.Parameter(torch.randn({N}, {RANK}) * {N}**-0.5)"]
         compress = [f"self.compress = nn.Parameter(torch.randn({made}, {N}) * {N}**-0.5)"]
+        if held:
+            rank, compress = (
+                [f"self.{name} = {held[0].format(rows, N)}"] for name, rows in (("rank", RANK), ("compress", made))
+            )
         tops = [f"self.fmb_norm = nn.LayerNorm({N * RANK})", f"self.fmb = {tower}()"]
+        if place == "one":
+            rank, compress = [f"self.rank_compress = nn.Parameter(torch.randn({RANK + made}, {N}) * {N}**-0.5)"], []
+            mixed = self._one(BOTH).format("self.rank_compress", "x", RANK, made)
+            pairs[0], sums = f"inner, summed = {mixed}", "summed"
+            pairs.insert(1, f"inner = {self._one(TRANSPOSES).format('inner')}")
         if place in ("pairs", "both"):
             self._add("Pairs", rank, "x", [*pairs, "return products"])
             rank, pairs = ["self.pairs = Pairs()"], ["products = self.pairs(x)"]

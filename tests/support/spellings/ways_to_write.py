@@ -83,6 +83,11 @@ ACTIVATIONS = {
         "torch.nn.functional.relu(input={0})",
         "{0}.relu_()",
         "torch.where({0} > 0, {0}, torch.zeros_like({0}))",
+        "{0}.clamp(min=0)",
+        "torch.clamp_min({0}, 0.0)",
+        "torch.maximum({0}, torch.zeros_like({0}))",
+        "torch.max({0}.new_zeros(()), {0})",
+        "{0} * ({0} > 0)",
         "(lambda t: t.relu())({0})",
         "self.own({0})",
     ),
@@ -156,10 +161,21 @@ WEIGHTED = (  # compress, {0}, @ x, {1}; {2} is the batch
     "{0}.to({1}.dtype) @ {1}",
     "F.linear({1}.transpose(1, 2), {0}).transpose(1, 2)",
 )
+HELD = (  # rank and compress: how they are made, of {0} outputs and {1} inputs, and multiply x, {2}, from the left
+    None,  # Parameters, as MIXED and WEIGHTED have it
+    ("nn.Conv1d({1}, {0}, kernel_size=1, bias=False)", "self.{0}({1})"),
+    ("nn.Parameter(torch.randn({0}, {1}, 1) * {1}**-0.5)", "F.conv1d({1}, self.{0})"),
+)
+BOTH = (  # one matrix with the rows of rank and of compress, {0}, times x, {1}, split after {2} rows
+    "({0} @ {1}).split([{2}, {3}], dim=1)",
+    "torch.split(torch.matmul({0}, {1}), ({2}, {3}), 1)",
+    "torch.einsum('kn,bnd->bkd', {0}, {1}).tensor_split([{2}], dim=1)",
+    "(lambda t: (t[:, :{2}], t[:, {2}:]))({0} @ {1})",
+)
 CALLS = ("{0}({1}, {2})", "{0}(x0={1}, x={2})", "{0}({1}, x={2})")
 TOWERS = ("sequential", "loop", "named", "blocks", "range")  # where the modules of an MLP begin and end
 STACKS = ("list", "sequential", "named")
-MIXING = ("layer", "sums", "pairs", "both", "machine")  # which parts of a mixing layer are modules of their own
+MIXING = ("layer", "sums", "pairs", "both", "machine", "one")  # which parts of a mixing layer are modules of their own
 JOINS = ("inside", "outside")  # where the norm of a join is: in its layer, or in a module around it
 CROSS_NETS = (
     "layers",
@@ -183,5 +199,15 @@ JOINED = (  # parts {0} and {1}, {3} rows each, and the residual {2}
     "torch.cat([{0} + {2}[:, :{3}], {1} + {2}[:, {3}:]], 1)",
     "torch.cat([{2}.narrow(1, 0, {3}) + {0}, {2}.narrow(1, {3}, {3}) + {1}], dim=1)",
     "torch.cat([a + b for a, b in zip({2}.chunk(2, dim=1), ({0}, {1}))], 1)",
+)
+FILLED = (  # the same as statements that fill a new tensor, {4}
+    None,
+    ("{4} = {2}.new_empty({2}.shape)", "{4}[:, :{3}] = {0}", "{4}[:, {3}:] = {1}", "{4} = {4} + {2}"),
+    (
+        "{4} = torch.zeros({2}.size(0), {2}.size(1), {2}.size(2), device={2}.device, dtype={2}.dtype)",
+        "{4}[:, {3}:, :] = {1} + {2}[:, {3}:]",
+        "{4}[:, 0:{3}, :] = {0} + {2}[:, :{3}]",
+    ),
+    ("{4} = {2}.clone()", "{4}[:, :{3}] += {0}", "{4}[:, {3}:] += {1}"),
 )
 CROSS_ENDS = ("inside", "outside")  # where x is added

@@ -1,0 +1,207 @@
+"""Assignments that fill a new tensor are traced as a concatenation; any others are refused, with what is missing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from loka.graph.ir import ForwardIR
+from loka.graph.refused import Refused
+from loka.graph.trace.examples import ModelInputs, capture_examples
+from loka.graph.trace.trace import trace_forward
+
+
+class Filled(nn.Module):
+    """(B, 4, 8) -> (B, 6, 8): rows of x, and two sums of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.linear = nn.Parameter(torch.randn(2, 4)), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = x.new_empty(x.shape[0], 6, 8)
+        out[:, :4] = x
+        out[:, 4:] = self.mix @ x
+        return self.linear(out)
+
+
+class InAnyOrder(Filled):
+    def forward(self, x: Tensor) -> Tensor:
+        out = torch.zeros((len(x), 6, x.size(2)), dtype=x.dtype, device=x.device)
+        out[..., 4:6, :] = self.mix @ x
+        out[..., 1:4, :] = x[:, 1:]
+        out[..., 0, :] = x[:, 0]
+        return self.linear(out)
+
+
+class OfSizes(Filled):
+    def forward(self, x: Tensor) -> Tensor:
+        half = x.size(1) // 2
+        out = torch.empty_like(x)
+        out[:, half:] = self.mix @ x
+        out[:, :half] = x[:, :half]
+        return self.linear(out)
+
+
+class Cloned(Filled):
+    def forward(self, x: Tensor) -> Tensor:
+        out = x.clone()
+        out[:, :2] += self.mix @ x
+        out[:, -2:] = out[:, -2:] * 2
+        return self.linear(out)
+
+
+class ClonedHalves(Filled):
+    def forward(self, x: Tensor) -> Tensor:
+        out = x.clone()
+        out[:, :-2] += self.mix @ x
+        out[:, -2:] = out[:, -2:] * 2
+        return self.linear(out)
+
+
+class InItsOwnDtype(Filled):
+    """Under autocast the product is bfloat16, and what is returned stays float32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        product = self.mix @ x
+        out = x.new_empty(x.shape[0], 4, 8)
+        out[:, :2] = product
+        out[:, 2:] = product
+        return out
+
+
+class WithAGap(Filled):
+    def forward(self, x: Tensor) -> Tensor:
+        out = x.new_zeros(x.shape[0], 7, 8)
+        out[:, :4] = x
+        out[:, 4:6] = self.mix @ x
+        return self.linear(out)
+
+
+class OfUnknownSize(Filled):
+    """The last slice ends at a number, and the tensor may go on."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = torch.zeros_like(x)
+        out[:, :2] = x[:, 2:]
+        out[:, 2:4] = self.mix @ x
+        return self.linear(out)
+
+
+class Overlapping(Filled):
+    def forward(self, x: Tensor) -> Tensor:
+        out = x.new_empty(x.shape[0], 6, 8)
+        out[:, :4] = x
+        out[:, 2:] = x
+        return self.linear(out)
+
+
+class ReadBetween(Filled):
+    def forward(self, x: Tensor) -> Tensor:
+        out = x.new_zeros(x.shape[0], 6, 8)
+        out[:, :4] = x
+        out[:, 4:] = self.mix @ out[:, :4]
+        return self.linear(out)
+
+
+class ReadAfterItsPart(Filled):
+    def forward(self, x: Tensor) -> Tensor:
+        out = x.clone()
+        out[:, :2] = self.mix @ x
+        out[:, 2:] = out[:, :2] * 2
+        return self.linear(out)
+
+
+class Twice(Filled):
+    def forward(self, x: Tensor) -> Tensor:
+        out = x.new_zeros(x.shape[0], 6, 8)
+        out[:, :4] = x
+        out[:, :4] = x * 2
+        out[:, 4:] = self.mix @ x
+        return self.linear(out)
+
+
+class OfTwoDimensions(Filled):
+    def forward(self, x: Tensor) -> Tensor:
+        out = x.new_zeros(x.shape[0], 4, 8)
+        out[:, :2, :4] = x[:, :2, :4]
+        return self.linear(out)
+
+
+class OfANumber(Filled):
+    def forward(self, x: Tensor) -> Tensor:
+        out = x.new_empty(x.shape[0], 5, 8)
+        out[:, :4] = x
+        out[:, 4:] = 1.0
+        return self.linear(out)
+
+
+class NotNew(Filled):
+    def forward(self, x: Tensor) -> Tensor:
+        out = x * 2
+        out[:, :2] = self.mix @ x
+        out[:, 2:] = x[:, 2:]
+        return self.linear(out)
+
+
+class OneForAll(Filled):
+    """A value of one row for all samples: it is broadcast."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = x.new_empty(x.shape[0], 6, 8)
+        out[:, :4] = x
+        out[:, 4:] = self.mix @ x[:1]
+        return self.linear(out)
+
+
+def traced(kind: type[Filled]) -> ForwardIR | Refused:
+    torch.manual_seed(0)
+    model = kind()
+    batches = {batch: ModelInputs((torch.randn(batch, 4, 8),)) for batch in (6, 9)}
+    return trace_forward(model, "", capture_examples(model, [""], batches)[""])
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (Filled, "torch.cat([{0}, {1}], 1)"),
+        (InAnyOrder, "torch.cat([{0}, {1}, {2}], -2)"),
+        (OfSizes, "torch.cat([{0}, {1}], 1)"),
+        (ClonedHalves, "torch.cat([{0}, {1}], 1)"),
+    ],
+)
+def test_slices_that_fill_a_new_tensor_are_a_concatenation(kind: type[Filled], text: str) -> None:
+    forward = traced(kind)
+    assert isinstance(forward, ForwardIR), forward
+    assert [step.template for step in forward.statements if step.op == "cat"] == [text]
+    made = {"new_empty", "zeros", "empty_like", "clone"}
+    assert not made.intersection(step.op for step in forward.statements)
+
+
+def test_the_concatenation_has_the_dtype_of_the_new_tensor() -> None:
+    forward = traced(InItsOwnDtype)
+    assert isinstance(forward, ForwardIR), forward
+    assert [step.op for step in forward.statements[-2:]] == ["cat", "type_as"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (WithAGap, "assignment into a tensor, whose slices need not fill it at test_assignments.py"),
+        (OfUnknownSize, "whose slices need not fill it"),
+        (Overlapping, "whose slices need not fill it"),
+        (Cloned, "whose slices need not fill it"),
+        (ReadBetween, "which is read before its slices fill it"),
+        (ReadAfterItsPart, "which is read before its slices fill it"),
+        (Twice, "twice into the same slice"),
+        (OfTwoDimensions, "by an index that is no slice along one dimension"),
+        (OfANumber, "of what is no tensor"),
+        (NotNew, "assignment into a tensor at test_assignments.py"),
+        (OneForAll, "Sizes of tensors must match"),
+    ],
+)
+def test_what_does_not_fill_a_new_tensor_is_refused(kind: type[Filled], reason: str) -> None:
+    refused = traced(kind)
+    assert isinstance(refused, Refused)
+    assert reason in refused.reason
