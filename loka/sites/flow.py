@@ -121,7 +121,8 @@ def _ends(call: Call) -> _Ends:
 def _mixing(sites: Mapping[str, MeasuredCall]) -> Iterator[tuple[str, ...]]:
     """The sites of mixing layers, wherever they are written: x^T @ rank, x @ that, and products alike the first.
 
-    The latter multiply as many rows of x as long by another weight: among them are the weighted sums of x.
+    The latter multiply as many rows of x as long by another weight: among them are the weighted sums of x. Of
+    (x @ x^T) @ rank, these are the second product, the first, and others of x of the same K.
     """
     weighted = {name: each for name, each in sites.items() if each.call.weight is not None and each.call.source}
     made = {each.call.result: name for name, each in weighted.items()}
@@ -129,6 +130,11 @@ def _mixing(sites: Mapping[str, MeasuredCall]) -> Iterator[tuple[str, ...]]:
     for name, each in sites.items():
         parts = [_unmoved(part) for part in each.call.result.parents]
         if each.call.weight is not None or len(parts) != 2:
+            continue
+        if parts[0] is parts[1]:
+            for last in (other for other in weighted if read[other] is each.call.result):
+                alike = (other for other, found in weighted.items() if found.k == weighted[last].k)
+                yield last, name, *(other for other in alike if read[other] is parts[0])
             continue
         for x, inner in (parts, parts[::-1]):
             rank = made.get(inner)

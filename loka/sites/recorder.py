@@ -17,7 +17,7 @@ from loka.sites.callables import is_library_file
 from loka.sites.fake_outputs import VIEWS, FakeLayout, FakeOutputs, joins_two, keeps_layout
 from loka.sites.neighbours import CLAMP, Node, is_clamp_at_zero, is_idle_dropout, op_name
 from loka.sites.products.catalogue import PRODUCTS
-from loka.sites.products.einsum import is_elementwise
+from loka.sites.products.einsum import is_elementwise, with_one_matrix
 from loka.sites.products.layers import other_terms
 from loka.sites.products.matrix_product import MatrixProduct, TensorOrigin, unpatchable
 from loka.sites.recorded import Call, Function, Other
@@ -131,6 +131,10 @@ class Recorder(TorchFunctionMode):
     ) -> Any:
         """Run a torch function (or make its output), and record it."""
         named = dict(kwargs or {})
+        if (parts := with_one_matrix(func, args, self.origin)) is not None:
+            before, (equation, matrix) = parts
+            x = self.__torch_function__(func, types, before)
+            return self.__torch_function__(func, types, (equation, x, matrix))
         describe = PRODUCTS.get(func)
         product = describe(args, named, self.origin) if describe else None
         out, layout = self._fake_output_of(func, args, named, product)

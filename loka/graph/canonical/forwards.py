@@ -8,6 +8,7 @@ from dataclasses import replace
 from loka.graph.canonical.columns import rows_of_columns
 from loka.graph.canonical.linears import canonical_linears
 from loka.graph.canonical.parts import whole_of_parts
+from loka.graph.canonical.reassociated import reassociated
 from loka.graph.canonical.runs import canonical_runs
 from loka.graph.canonical.sizes import sizes_of_norms
 from loka.graph.canonical.turned import turned_linears
@@ -35,7 +36,8 @@ def canonical_forward(
     forward = replace(forward, statements=_without_casts(forward, idle))
     turned = turned_linears(forward.statements, shapes, readers_of(forward), attributes)
     forward = replace(forward, statements=turned)
-    rows = rows_of_columns(turned, shapes, readers_of(forward), attributes)
+    forward, shapes = reassociated(forward, shapes)
+    rows = rows_of_columns(forward.statements, shapes, readers_of(forward), attributes)
     forward, shapes = replace(forward, statements=rows.statements), {**shapes, **rows.shapes}
     for rule in (canonical_linears, canonical_runs, sizes_of_norms):
         made = rule(forward.statements, shapes, readers_of(forward), {**attributes, **rows.attributes})

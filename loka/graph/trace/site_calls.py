@@ -13,6 +13,7 @@ from loka.graph.refused import CannotTraceError
 from loka.graph.trace.fx_recording import Op
 from loka.graph.trace.printer import Template
 from loka.graph.trace.traced_weights import Weights
+from loka.sites.products.einsum import split_equation
 
 _MATMULS = {operator.matmul, torch.matmul, torch.mm, torch.bmm}
 _ADDED = {torch.addmm, torch.baddbmm}
@@ -94,12 +95,16 @@ def _addmm(bound: dict[str, object], weights: Weights, template: Template) -> Si
 
 def _einsum(args: list[object], weights: Weights, template: Template) -> SiteCall | None:
     operands = list(args[1]) if len(args) == 2 and isinstance(args[1], tuple | list) else args[1:]
-    if len(operands) != 2 or not isinstance(args[0], str) or args[0].count("->") != 1:
+    if not isinstance(args[0], str) or args[0].count("->") != 1:
         return None
+    which = next((i for i, each in reversed(list(enumerate(operands))) if weights.site(each) is not None), None)
+    if which is None:
+        return None
+    if len(operands) > 2:
+        return _einsum_of_several(args[0], operands, which, weights, template)
     inputs, out = args[0].replace(" ", "").split("->")
     terms = inputs.split(",")
-    which = next((i for i in (1, 0) if weights.site(operands[i]) is not None), None)
-    if which is None or len(terms) != 2:
+    if len(terms) != len(operands):
         return None
     letters, of_x = terms[which], terms[1 - which]
     if weights.is_copied(operands[which]):  # a matrix of each sample: without the samples' letter
@@ -112,6 +117,26 @@ def _einsum(args: list[object], weights: Weights, template: Template) -> SiteCal
     x_view, flip, out_view = views
     weight, site = _matrix(operands[which], weights, template), weights.site(operands[which])
     x = template.arg(operands[1 - which]) + x_view
+    return SiteCall(str(site), x, _transposed(weight) if flip else weight, None, "{0}" + out_view)
+
+
+def _einsum_of_several(
+    equation: str, operands: list[object], which: int, weights: Weights, template: Template
+) -> SiteCall | None:
+    """An einsum of several operands as a linear: its input is the einsum of all but the matrix."""
+    split = split_equation(equation, which)
+    if split is None or weights.is_copied(operands[which]):
+        return None
+    before, after = split
+    others = [template.arg(each) for place, each in enumerate(operands) if place != which]
+    inputs, _, out = after.partition("->")
+    product, _, letters = inputs.partition(",")
+    views = einsum_views(product, letters, out)
+    if views is None:
+        return None
+    x_view, flip, out_view = views
+    weight, site = _matrix(operands[which], weights, template), weights.site(operands[which])
+    x = f"torch.einsum('{before}', {', '.join(others)}){x_view}"
     return SiteCall(str(site), x, _transposed(weight) if flip else weight, None, "{0}" + out_view)
 
 

@@ -13,7 +13,7 @@ from itertools import dropwhile
 from torch import nn
 
 from loka.graph.canonical.forwards import as_traced
-from loka.graph.ir import ForwardIR, NearKind, Region
+from loka.graph.ir import REASSOCIATED, ForwardIR, NearKind, Region
 from loka.graph.patterns.linear_chain import ChainStage, LinearChain, StaticOperands, find_chains
 from loka.graph.patterns.region import NORMS as NORM_OPS
 from loka.graph.patterns.region import RegionScope, find_regions, wants_owner
@@ -230,7 +230,7 @@ def _replaced(forward: ForwardIR, sites: Container[str]) -> frozenset[int]:
     places.update(place for mix in forward.mixes for place in (*mix.places, *mix.gemms))
     places.update(place for join in forward.joins for place in join.places)
     places.update(place for cross in forward.crosses for place in (*cross.places, cross.linear))
-    calls = enumerate(step.call for step in forward.statements)
+    calls = ((place, step.call) for place, step in enumerate(forward.statements) if step.op != REASSOCIATED)
     return frozenset(places) | {place for place, call in calls if call is not None and call.site in sites}
 
 

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from loka.graph.trace.site_calls import einsum_views, tensordot_views
+from loka.sites.products.einsum import split_equation
 
 IsWeight = Callable[[Any], bool]  # True if an argument is a site's Parameter or its transpose
 View = Callable[[Tensor], Tensor]
@@ -25,7 +26,7 @@ _STEP = re.compile(r"\.(permute|movedim)\(([-\d, ]+)\)")
 class OperandProduct:
     """One call that multiplies a site's Parameter. `weight` is the argument, (N, K) or (K, N)."""
 
-    x: Tensor  # (..., K), a view: its rows are those of the matrix (M, K)
+    x: Tensor  # (..., K), a view, or the einsum of several operands: its rows are those of the matrix (M, K)
     weight: Tensor
     transposed: bool  # `weight` is (K, N)
     gradient: View  # of the output, as (..., N) with the rows of x in the same order; it references no tensor
@@ -138,12 +139,21 @@ def _addmm(args: tuple[Any, ...], kwargs: dict[str, Any], is_weight: IsWeight) -
 
 def _einsum(args: tuple[Any, ...], kwargs: dict[str, Any], is_weight: IsWeight) -> OperandProduct | None:
     operands = list(args[1]) if len(args) == 2 and isinstance(args[1], list | tuple) else list(args[1:])
-    if len(operands) != 2 or not isinstance(args[0], str):
+    if len(operands) < 2 or not isinstance(args[0], str):
         return None
-    inputs, arrow, output = args[0].replace(" ", "").partition("->")
+    which, equation = [is_weight(operand) for operand in operands], args[0]
+    if sum(which) != 1:
+        return None
+    if len(operands) > 2:
+        matrix = operands.pop(which.index(True))
+        split = split_equation(equation, which.index(True))
+        if split is None:
+            return None
+        with torch.no_grad():
+            operands, which, equation = [torch.einsum(split[0], *operands), matrix], [False, True], split[1]
+    inputs, arrow, output = equation.replace(" ", "").partition("->")
     terms = inputs.split(",")
-    which = [is_weight(operand) for operand in operands]
-    if which[0] == which[1] or len(terms) != 2:
+    if len(terms) != 2:
         return None
     if not arrow:
         joined = "".join(terms)

@@ -48,6 +48,44 @@ def describe_einsum(args: Args, kwargs: Kwargs, origins: TensorOrigins) -> Matri
     return _of_many(terms, output, letters, operands)
 
 
+def split_equation(equation: str, side: int) -> tuple[str, str] | None:
+    """An einsum of several operands as one of all but a matrix, and their product with the matrix, which comes last.
+
+    `side` is the place of the matrix. None where it is no plain matrix: of one letter that another operand and not the
+    output has, and one that the output alone has.
+
+    >>> split_equation("bid,bjd,jr->bir", 2)
+    ('bid,bjd->bij', 'bij,jr->bir')
+    """
+    inputs, arrow, output = equation.replace(" ", "").partition("->")
+    terms = inputs.split(",")
+    if not arrow or len(terms) < 3 or not all(term.isalpha() for term in terms) or len(set(terms[side])) != 2:
+        return None
+    matrix, others = terms[side], [term for place, term in enumerate(terms) if place != side]
+    contracted = [c for c in matrix if c not in output and any(c in term for term in others)]
+    free = [c for c in matrix if c in output and not any(c in term for term in others)]
+    if len(matrix) != 2 or len(contracted) != 1 or len(free) != 1:
+        return None
+    product = output.replace(free[0], "") + contracted[0]
+    return f"{','.join(others)}->{product}", f"{product},{matrix}->{output}"
+
+
+def with_one_matrix(func: object, args: Args, origins: TensorOrigins) -> tuple[Args, tuple[str, Tensor]] | None:
+    """An einsum of several operands, one of them a Parameter: the arguments without it, and the last equation and it.
+
+    None for other calls.
+    """
+    if func is not torch.einsum or len(args) < 2 or not isinstance(args[0], str):
+        return None
+    operands = list(args[1]) if len(args) == 2 and isinstance(args[1], list | tuple) else list(args[1:])
+    held = [place for place, operand in enumerate(operands) if origins(operand).fixed] if len(operands) > 2 else []
+    if len(held) != 1 or origins(operands[held[0]]).parameter is None:
+        return None
+    split = split_equation(args[0], held[0])
+    matrix = operands.pop(held[0])
+    return None if split is None else ((split[0], *operands), (split[1], matrix))
+
+
 def is_elementwise(func: object, args: Args) -> bool:
     """True for an einsum of two tensors that sums over nothing: their product, perhaps broadcast."""
     if func is not torch.einsum or not args or not isinstance(args[0], str) or "->" not in args[0]:

@@ -100,6 +100,18 @@ class TensordotByNumber(One):
         return torch.tensordot(x, self.p, 1)
 
 
+class EinsumOfThree(One):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.einsum("bnd,dk,bmd->kbnm", x, self.p, x.tanh())
+
+
+class EinsumOfThreeOverNothing(One):
+    """What the Parameter shares with the others is no sum."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.einsum("bnd,dk,bmd->bdk", x, self.p, x)
+
+
 class EinsumShared(One):
     def forward(self, x: Tensor) -> Tensor:
         return torch.einsum("dk,bnd->bndk", self.p, x)
@@ -118,6 +130,7 @@ CALLS = {
     Tensordot: SiteCall("p", "{0}.movedim(2, -1)", "{1}.t()", None, "{0}"),
     TensordotFirst: SiteCall("p", "{1}.movedim(1, -1)", "{0}.t()", None, "{0}.movedim(-1, 0)"),
     TensordotByNumber: SiteCall("p", "{0}", "{1}.t()", None, "{0}"),
+    EinsumOfThree: SiteCall("p", "torch.einsum('bnd,bmd->bnmd', {0}, {2})", "{1}.t()", None, "{0}.permute(3, 0, 1, 2)"),
     EinsumFirst: SiteCall("p", "{1}", "{0}.t()", None, "{0}"),
 }
 
@@ -140,7 +153,7 @@ def test_a_gemm_on_a_parameter_becomes_a_linear(kind: Callable[[], nn.Module]) -
     assert not any(statement.op in ("t", "T") for statement in answer.statements)  # folded into the operand
 
 
-@pytest.mark.parametrize("kind", [AddmmScaled, EinsumShared], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [AddmmScaled, EinsumShared, EinsumOfThreeOverNothing], ids=lambda kind: kind.__name__)
 def test_a_gemm_that_is_no_linear_is_refused_by_name(kind: Callable[[], nn.Module]) -> None:
     answer = traced(kind(), "p")
     assert isinstance(answer, Refused)

@@ -14,6 +14,7 @@ from typing import TypeVar
 from tests.support.spellings.ways_to_write import (
     ACTIVATION_MODULES,
     ACTIVATIONS,
+    AT_ONCE,
     BATCHES,
     BIASED,
     CALLS,
@@ -64,6 +65,8 @@ class Speller:
         batch = self._one(BATCHES).format("x")
         inner = self._one(MIXED).format("x", self._one(TRANSPOSES).format("x"), "self.rank", batch)
         pairs = [f"inner = {inner}", f"products = {self._one(PAIRS).format('x', 'inner')}"]
+        if at_once := self._one(AT_ONCE):
+            pairs = [f"products = {at_once.format('x', self._one(TRANSPOSES).format('x'), 'self.rank')}"]
         machine = [
             f"flat = {self._one(FLATTENED).format('products', N * RANK)}",
             *self._norm("fmb_norm", "flat", N * RANK),

@@ -148,6 +148,15 @@ PAIRS = (  # x @ that
     "torch.bmm({0}, {1})",
     "torch.einsum('bnd,bdr->bnr', {0}, {1})",
 )
+AT_ONCE = (  # x @ (x^T @ rank) in other products of x, {0}, which transposed is {1}, and the rank {2}
+    None,  # as MIXED and PAIRS have it
+    "({0} @ {1}) @ {2}",
+    "torch.bmm({0}, {1}).matmul({2})",
+    "torch.einsum('bnd,bmd->bnm', {0}, {0}) @ {2}",
+    "F.linear({0} @ {1}, {2}.t())",
+    "torch.einsum('bnd,bmd,mk->bnk', {0}, {0}, {2})",
+    "torch.einsum('mk,bmd,bnd->bnk', {2}, {0}, {0}).contiguous()",
+)
 WEIGHTED = (  # compress, {0}, @ x, {1}; {2} is the batch
     "{0} @ {1}",
     "torch.matmul({0}, {1})",
