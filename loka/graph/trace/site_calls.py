@@ -10,6 +10,7 @@ from torch import fx
 
 from loka.graph.ir import SiteCall
 from loka.graph.refused import CannotTraceError
+from loka.graph.trace.folded_weights import folded_views
 from loka.graph.trace.fx_recording import Op
 from loka.graph.trace.printer import Template
 from loka.graph.trace.traced_weights import Weights
@@ -107,6 +108,8 @@ def _einsum(args: list[object], weights: Weights, template: Template) -> SiteCal
     if len(terms) != len(operands):
         return None
     letters, of_x = terms[which], terms[1 - which]
+    if (shape := weights.shape(operands[which])) is not None:
+        return _folded((of_x, letters, out), shape, operands[1 - which], operands[which], weights, template)
     if weights.is_copied(operands[which]):  # a matrix of each sample: without the samples' letter
         letters, lead = letters[1:], letters[:1]
         if lead not in of_x or lead not in out or lead in letters:
@@ -118,6 +121,17 @@ def _einsum(args: list[object], weights: Weights, template: Template) -> SiteCal
     weight, site = _matrix(operands[which], weights, template), weights.site(operands[which])
     x = template.arg(operands[1 - which]) + x_view
     return SiteCall(str(site), x, _transposed(weight) if flip else weight, None, "{0}" + out_view)
+
+
+def _folded(
+    letters: tuple[str, str, str], shape: tuple[int, ...], x: object, weight: object, weights: Weights, template: Template
+) -> SiteCall | None:
+    """An einsum by a Parameter of more dimensions, as a linear."""
+    views = folded_views(*letters, shape) if len(letters[1]) == len(shape) else None
+    if views is None:
+        return None
+    text = template.arg(weights.plain(weight)) + views.weight
+    return SiteCall(str(weights.site(weight)), template.arg(x) + views.x, text, None, "{0}" + views.out)
 
 
 def _einsum_of_several(

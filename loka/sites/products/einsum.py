@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -129,21 +130,44 @@ def _of_two(
         reason = no_weight(operands[0], operands[1], origins)
         return MatrixProduct(GemmKind.BMM, x, None, None, *mkn, (mkn,), reason)
     blocked = _blocked(terms[1 - side], terms[side], output, weight)
-    if weight.dim() > 2 and any(c in terms[1 - side] and c in output for c in terms[side]):
+    shared = (size for c, size in zip(terms[side], weight.shape, strict=True) if c in terms[1 - side] and c in output)
+    if weight.dim() > 2 and not all(map(is_one, shared)):
         blocked = grouped(weight, found[side].parameter or "")
     return MatrixProduct(GemmKind.EINSUM, x, found[side].parameter, None, *mkn, (mkn,), blocked)
 
 
+@dataclass(frozen=True, slots=True)
+class MatrixLetters:
+    """The letters of a weight that is one matrix, in its order."""
+
+    contracted: str  # the columns: letters that the input has, and the output has not
+    free: str  # the rows: letters that the output alone has
+    single: str  # of size 1, and letters of the input and the output as well: nothing is summed over them
+
+
+def matrix_letters(x: str, weight: str, output: str, shape: Sequence[Size]) -> MatrixLetters | None:
+    """The letters of the weight in "x,weight->output", which has this shape; None where it is no matrix.
+
+    >>> matrix_letters("bfd", "fdr", "br", (4, 8, 2))
+    MatrixLetters(contracted='fd', free='r', single='')
+    """
+    single = "".join(c for c, size in zip(weight, shape, strict=True) if c in x and c in output and is_one(size))
+    contracted = "".join(c for c in weight if c in x and c not in output)
+    free = "".join(c for c in weight if c not in x and c in output)
+    distinct = all(len(set(term)) == len(term) for term in (x, weight, output))
+    product = [c for c in x if c not in contracted] + list(free)
+    fits = contracted and free and len(contracted + free + single) == len(weight) and sorted(product) == sorted(output)
+    return MatrixLetters(contracted, free, single) if distinct and fits else None
+
+
 def _blocked(x: str, weight: str, output: str, parameter: Tensor) -> str | None:
-    """Reason why an einsum is not a matrix product with one weight of two dimensions; None where it is."""
-    text = f"einsum '{x},{weight}->{output}'"
-    if len(weight) != 2:
+    """Reason why an einsum is not a matrix product with one weight; None where it is."""
+    if len(weight) < 2:
         return unpatchable(parameter)
-    contracted = [c for c in weight if c not in output]
-    free = [c for c in weight if c in output]
-    fits = len(contracted) == 1 and len(free) == 1 and contracted[0] in x and free[0] not in x
-    fits = fits and all(c in output for c in x if c != contracted[0]) and len(set(x)) == len(x)
-    return unpatchable(parameter) if fits else f"{text} is not a matrix product with one weight"
+    fits = matrix_letters(x, weight, output, parameter.shape) is not None
+    if not fits or (len(weight) > 2 and not (x + output).isalpha()):
+        return f"einsum '{x},{weight}->{output}' is not a matrix product with one weight"
+    return unpatchable(parameter, 2)
 
 
 def _of_many(
