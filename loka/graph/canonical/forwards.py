@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
+from loka.graph.canonical.blocks import rows_of_blocks
 from loka.graph.canonical.columns import rows_of_columns
 from loka.graph.canonical.linears import canonical_linears
 from loka.graph.canonical.parts import whole_of_parts
@@ -37,10 +38,12 @@ def canonical_forward(
     turned = turned_linears(forward.statements, shapes, readers_of(forward), attributes)
     forward = replace(forward, statements=turned)
     forward, shapes = reassociated(forward, shapes)
-    rows = rows_of_columns(forward.statements, shapes, readers_of(forward), attributes)
-    forward, shapes = replace(forward, statements=rows.statements), {**shapes, **rows.shapes}
+    for in_rows in (rows_of_columns, rows_of_blocks):
+        rows = in_rows(forward.statements, shapes, readers_of(forward), attributes)
+        forward, shapes = replace(forward, statements=rows.statements), {**shapes, **rows.shapes}
+        attributes = {**attributes, **rows.attributes}
     for rule in (canonical_linears, canonical_runs, sizes_of_norms):
-        made = rule(forward.statements, shapes, readers_of(forward), {**attributes, **rows.attributes})
+        made = rule(forward.statements, shapes, readers_of(forward), attributes)
         forward = replace(forward, statements=made)
     new = [step for step in forward.statements if step.written and step.target not in shapes]
     shapes = {**shapes, **{step.target: shapes[step.written[-1].target] for step in new}}  # the first of two for one
