@@ -6,7 +6,7 @@ Only operations that kernels may fuse count: of norms, activations, gates and su
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -38,6 +38,7 @@ _MOVED = frozenset(
         *("alias", "contiguous", "clone"),
     )
 )
+_FLAT = frozenset(("flatten", "view", "reshape", "unflatten"))
 _FUSED = NORM_OPERATIONS | _ACTIVATIONS | _OTHERS
 
 
@@ -158,7 +159,8 @@ def _reached(product: Node, sources: Collection[int]) -> tuple[int, ...]:
     something else reads on, as a residual stream does: its blocks stay apart, so that each can be a unit of FSDP.
     """
     found: dict[int, None] = {}
-    alone = _after(product)
+    fuses = _is_fused_or_flat if product.folded else _is_fused
+    alone = _after(product, fuses)
     mixed = {product}  # sums and products of it
     seen, waiting = {product}, [product]
     while waiting:
@@ -168,8 +170,8 @@ def _reached(product: Node, sources: Collection[int]) -> tuple[int, ...]:
             continue
         if len(here.children) > 1 and not all(child in alone for child in here.children):
             continue
-        fused = [child for child in here.children if _is_fused(child)]
-        mixed.update(child for child in fused if here in mixed and child.op in _OTHERS)
+        fused = [child for child in here.children if fuses(child)]
+        mixed.update(child for child in fused if here in mixed and child.op in _OTHERS | _FLAT)
         ahead = [child for child in fused if child not in seen and (child in alone or child in mixed)]
         seen.update(ahead)
         waiting += ahead
@@ -190,14 +192,14 @@ def _before(source: Node, gemm: Node) -> set[Node]:
     return inside
 
 
-def _after(product: Node) -> set[Node]:
+def _after(product: Node, fuses: Callable[[Node], bool] | None = None) -> set[Node]:
     """The operations after a GEMM that read nothing but its product, and constants."""
-    inside = {product}
+    inside, fuses = {product}, fuses or _is_fused
     waiting = list(product.children)
     while waiting:
         here = waiting.pop(0)
         own = [parent for parent in here.parents if not parent.constant]
-        if here not in inside and _is_fused(here) and all(parent in inside for parent in own):
+        if here not in inside and fuses(here) and all(parent in inside for parent in own):
             inside.add(here)
             waiting += here.children
     return inside - {product}
@@ -205,6 +207,11 @@ def _after(product: Node) -> set[Node]:
 
 def _is_fused(node: Node) -> bool:
     return node.op in _FUSED and not node.gemm and not node.constant
+
+
+def _is_fused_or_flat(node: Node) -> bool:
+    """After a product whose columns are several dimensions, what makes rows of them changes nothing."""
+    return _is_fused(node) or (node.op in _FLAT and not node.constant)
 
 
 def common_module(names: Iterable[str]) -> str:

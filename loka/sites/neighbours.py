@@ -53,6 +53,7 @@ class Node:
     gemm: bool = False
     parameter: str | None = None  # the qualified name, if this is a Parameter
     copies: bool = False  # the matrix of its one parent, perhaps transposed, for each sample
+    folded: bool = False  # a product's rows as several dimensions, by a Parameter of more than two
     buffer: str | None = None
     children: list[Node] = field(default_factory=list)
     layout: Any = None  # a FakeLayout of `loka.sites.fake_outputs`

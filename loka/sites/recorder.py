@@ -155,6 +155,7 @@ class Recorder(TorchFunctionMode):
                 if name in FUNCTIONS:
                     self._add_function(name, result)
                 if product is not None:
+                    result.folded = product.folded
                     self._add_called(product, result)
                 elif terms := other_terms(name, args, out):
                     self.others.append(Other(name, self._owner(), terms))

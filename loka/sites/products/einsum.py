@@ -133,7 +133,8 @@ def _of_two(
     shared = (size for c, size in zip(terms[side], weight.shape, strict=True) if c in terms[1 - side] and c in output)
     if weight.dim() > 2 and not all(map(is_one, shared)):
         blocked = grouped(weight, found[side].parameter or "")
-    return MatrixProduct(GemmKind.EINSUM, x, found[side].parameter, None, *mkn, (mkn,), blocked)
+    folded = blocked is None and sum(c in output for c in terms[side]) > 1
+    return MatrixProduct(GemmKind.EINSUM, x, found[side].parameter, None, *mkn, (mkn,), blocked, folded)
 
 
 @dataclass(frozen=True, slots=True)
