@@ -96,6 +96,36 @@ def test_products_of_activations_have_their_sizes_and_outer_products_are_no_gemm
     assert found["#2"].share == pytest.approx((2 * 30 * 16 * 16 + 2 * 30 * 16 * 5) / flops)
 
 
+class FoldedMatrices(nn.Module):
+    """Parameters of three dimensions, each one matrix, and one that holds a matrix for each token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up, self.experts = models.drawn(5, 16, 3), models.drawn(5, 16, 3), models.drawn(4, 3, 7)
+        self.one, self.tokens = models.drawn(1, 3, 3), models.drawn(5, 16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, 5, 16)
+        low = torch.einsum("bfd,fdr->br", x, self.down)
+        many = torch.einsum("br,ers->bes", low, self.experts)
+        low = torch.einsum("bei,eio->beo", low.unsqueeze(1), self.one).squeeze(1)
+        x = torch.einsum("br,fdr->bfd", low, self.up) + torch.einsum("bfd,fde->bfe", x, self.tokens)
+        return x + many.sum((1, 2))[:, None, None]
+
+
+def test_parameters_of_three_dimensions_that_are_one_matrix_are_sites() -> None:
+    found = found_in(FoldedMatrices(), torch.randn(6, 5, 16))
+    assert {name: (sizes(site, 6), site.blocked) for name, site in found.items()} == {
+        "down": ((6, 80, 3), None),
+        "experts": ((6, 3, 28), None),
+        "one": ((6, 3, 3), None),
+        "up": ((6, 3, 80), None),
+        "tokens": (
+            (30, 16, 16),
+            "its weight 'tokens' has 3 dimensions: 5 GEMMs in one call (a grouped GEMM), for which LoKA has no kernel",
+        ),
+    }
+
+
 class OneMatrixOfThree(nn.Module):
     """An einsum of x, x and a Parameter, and one with two Parameters."""
 

@@ -49,6 +49,8 @@ class Matrices(nn.Module):
         self.wide = nn.ParameterList([nn.Parameter(torch.randn(2, 2, 12, 7) / 4)])
         self.dots = nn.Parameter(torch.randn(2, 7, 7) / 3)
         self.gated = nn.Parameter(torch.randn(7, 7) / 3)
+        self.fields = nn.Parameter(torch.randn(7, 4, 3) / 3)
+        self.joined = nn.Parameter(torch.randn(7, 3, 4) / 3)
 
     def forward(self, x):
         """x: (B, 12) -> (B, 7)."""
@@ -59,7 +61,9 @@ class Matrices(nn.Module):
         x = torch.einsum("bi,io->bo", x, self.wide[0][1][1])
         x = torch.tanh(torch.tensordot(x, self.dots[0], dims=([-1], [0])))
         x = torch.tensordot(self.dots[1], x, dims=([1], [1])).t()
-        return torch.einsum("bi,io,bi->bo", x, self.gated, torch.tanh(x))
+        x = torch.tanh(torch.einsum("bi,io,bi->bo", x, self.gated, torch.tanh(x)))
+        x = torch.tanh(torch.einsum("bi,ifd->bdf", x, self.fields))
+        return torch.einsum("odf,bdf->bo", self.joined, x)
 
 
 class Checkpointed(nn.Module):
