@@ -23,7 +23,9 @@ from tests.support.spellings.ways_to_write import (
     CROSS_ENDS,
     CROSS_NETS,
     CROSSES,
+    FIELDS,
     FLATTENED,
+    IN_FIELDS,
     JOINED,
     JOINS,
     LINEARS,
@@ -45,6 +47,7 @@ from tests.support.spellings.ways_to_write import (
 
 N, DIM, RANK, HIDDEN, LAYERS = 16, 32, 8, 64, 2  # of the Wukong
 WIDTH, LOW, OVER = 128, 32, 64  # of the DCNv2
+FIELD_COUNT = 16  # where its features are fields
 
 Choice = TypeVar("Choice")
 HEAD = "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n"
@@ -119,6 +122,7 @@ class Speller:
         held = self._one(CROSS_NETS)
         written = {"layers": self._cross_layers, "net": self._cross_layers}
         written |= dict.fromkeys(COLUMNS, lambda: self._cross_columns(held))
+        written["fields"] = self._cross_fields
         parts, run = written.get(held, lambda: self._cross_matrices(held))()
         if held == "layers":
             run = ["x = x0", *run]
@@ -177,6 +181,24 @@ class Speller:
         to, back = (self._one(ways) for ways in COLUMNS[held])
         run = [f"x0 = {to.format('x0', WIDTH)}", "x = x0", f"for i in range({LAYERS}):", *body]
         return parts, [*run, f"    x = {end.format('x0', 'u', 'x')}", f"x = {back.format('x')}"]
+
+    def _cross_fields(self) -> tuple[list[str], list[str]]:
+        """Parameters of three dimensions for all cross layers, and the statements that multiply blocks by them."""
+        fields = {"f": FIELD_COUNT, "d": WIDTH // FIELD_COUNT, "r": LOW}
+        one = "nn.Parameter(torch.randn({}) * 0.1) for _ in range({})"
+        (down, _, down_order), (_, up, up_order) = self._one(IN_FIELDS), self._one(IN_FIELDS)
+        sizes = {"down": down_order, "up": up_order, "bias": "fd"}
+        shapes = {name: ", ".join(str(fields[c]) for c in order) for name, order in sizes.items()}
+        parts = [f"self.{name} = nn.ParameterList([{one.format(shape, LAYERS)}])" for name, shape in shapes.items()]
+        body = [
+            f"    low = {down.format('self.down[i]', 'x')}",
+            f"    u = {up.format('self.up[i]', 'low')} + self.bias[i]",
+        ]
+        end = self._one([way for way in CROSSES if "einsum" not in way])
+        to, back = (self._one(ways) for ways in FIELDS)
+        sizes_of = (fields["f"], fields["d"])
+        run = [f"x0 = {to.format('x0', *sizes_of)}", "x = x0", f"for i in range({LAYERS}):", *body]
+        return parts, [*run, f"    x = {end.format('x0', 'u', 'x')}", f"x = {back.format('x', *sizes_of)}"]
 
     def _norm(self, name: str, value: str, width: int | str) -> list[str]:
         """Statements that normalise a local."""
