@@ -1,7 +1,7 @@
 """Blocks as rows: what a forward computes of tensors (B, f, d) around products that make such, computed of (B, f * d).
 
 `torch.einsum("br,fdr->bfd", x, W)` by a Parameter of three dimensions so becomes the linear of rows that it is, with the
-bias, the products and the sums after it.
+bias, the products and the sums after it. So does a norm over both f and d, where `flatten` comes after it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from loka.graph.canonical.columns import Columns, Rows
 from loka.graph.ir import Ref, RefKind, SiteCall, Statement
@@ -18,6 +19,7 @@ _MADE = re.compile(r"\{0\}\.unflatten\(-1, \(\d+, \d+\)\)")
 _READ = re.compile(r"(\{\d+\})\.flatten\(-2\)")
 _PLAIN = re.compile(r"\{\d+\}")
 _PRODUCTS = frozenset({"mul", "multiply", "addcmul"})
+_NORMS = frozenset({"layer_norm", "rms_norm"})
 _TO_ROWS = frozenset({"flatten", "view", "reshape"})
 
 
@@ -27,7 +29,7 @@ def rows_of_blocks(
     readers: Mapping[str, Collection[int]],
     attributes: Mapping[str, tuple[int, ...]],
 ) -> Rows:
-    """The statements with those of blocks as statements of rows, if a GEMM makes one; as `rows_of_columns`.
+    """The statements with those of blocks as statements of rows, if a GEMM or a norm makes one; as `rows_of_columns`.
 
     A sum of a block and something else stays one of blocks, unless the block was multiplied: then it is a cross layer's.
     """
@@ -45,6 +47,8 @@ class _Blocks(Columns):
                 found.update({step.target} if self._makes_block(step, step.call) else ())
                 continue
             read = {ref.text for ref in step.operands if ref.kind is RefKind.LOCAL}
+            if self._is_norm(step):
+                found.add(step.target)
             if not read & found or not self._is_even(step, self._shapes.get(step.target, ())):
                 continue
             product = step.op in _PRODUCTS or bool(read & multiplied)
@@ -52,6 +56,28 @@ class _Blocks(Columns):
                 found.add(step.target)
                 multiplied.update({step.target} if product else ())
         return found
+
+    def _is_reason(self, step: Statement) -> bool:
+        return super()._is_reason(step) or self._is_norm(step)
+
+    def _is_norm(self, step: Statement) -> bool:
+        """True for a norm over all of a block, of which rows alone are read."""
+        shape = self._shapes.get(step.target, ())
+        whole = f", ({', '.join(map(str, shape[1:]))})"
+        if step.op not in _NORMS or step.call is not None or not _is_block(shape) or whole not in step.template:
+            return False
+        readers = [self._statements[place : place + 1] for place in self._readers.get(step.target, ())]
+        rows = [reader[0] for reader in readers if reader and reader[0].op in _TO_ROWS]
+        flat = all(self._shapes.get(reader.target) == self._row_shape(shape) for reader in rows)
+        return flat and 0 < len(rows) == len(readers) and all(self._is_as_high(ref, shape) for ref in step.operands)
+
+    def _of_elements(self, step: Statement) -> Statement:
+        made = super()._of_elements(step)
+        if not self._is_norm(step):
+            return made
+        shape = self._shapes[step.target]
+        whole, width = f", ({', '.join(map(str, shape[1:]))})", self._row_shape(shape)[1]
+        return replace(made, template=step.template.replace(whole, f", ({width},)"))
 
     def _is_ours(self, step: Statement) -> bool:
         return super()._is_ours(step) or (step.call is not None and self._reads_block(step, step.call))

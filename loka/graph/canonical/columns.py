@@ -86,7 +86,7 @@ class Columns:
     def rows(self) -> Rows | None:
         """The forward in rows; None where it has no columns, or their group has no end of its own."""
         ours = [place for place, step in enumerate(self._statements) if self._is_ours(step)]
-        if not any(self._statements[place].call for place in ours if self._statements[place].target in self._converted):
+        if not any(map(self._is_reason, (self._statements[place] for place in ours))):
             return None
         group, rest = self._statements[ours[0] : ours[-1] + 1], self._statements[ours[-1] + 1 :]
         if changes_in_place(group):
@@ -98,6 +98,10 @@ class Columns:
             return None
         self._made[0] = replace(self._made[0], written=tuple(traced_of(group)))
         return Rows((*self._statements[: ours[0]], *self._made, *rest), self._new, self._flat)
+
+    def _is_reason(self, step: Statement) -> bool:
+        """True for a statement that kernels take of rows: a GEMM."""
+        return step.call is not None and step.target in self._converted
 
     def _of_columns(self) -> set[str]:
         """The targets of statements that make columns."""

@@ -179,8 +179,8 @@ def _folded(of_x: str, of_weight: str, out: str, x: Tensor, weight: Tensor) -> O
     rest = "".join(c for c in of_x if c not in letters.contracted)
     sizes = dict(zip(of_weight, weight.shape, strict=True))
     wide = math.prod(sizes[c] for c in letters.free)
-    rows = _joined(of_x, rest, letters.contracted)(x)
-    return OperandProduct(rows, weight, False, _joined(out, rest, letters.free), wide)
+    columns, free = ("".join(c for c in of_weight if c in part) for part in (letters.contracted, letters.free))
+    return OperandProduct(_joined(of_x, rest, columns)(x), weight, False, _joined(out, rest, free), wide)
 
 
 def _joined(letters: str, rest: str, last: str) -> View:

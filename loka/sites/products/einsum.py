@@ -139,10 +139,10 @@ def _of_two(
 
 @dataclass(frozen=True, slots=True)
 class MatrixLetters:
-    """The letters of a weight that is one matrix, in its order."""
+    """The letters of a weight that is one matrix: activations keep their order, as the weight is smaller."""
 
-    contracted: str  # the columns: letters that the input has, and the output has not
-    free: str  # the rows: letters that the output alone has
+    contracted: str  # the columns: letters that the input has, in its order, and the output has not
+    free: str  # the rows: letters that the output alone has, in its order
     single: str  # of size 1, and letters of the input and the output as well: nothing is summed over them
 
 
@@ -153,8 +153,8 @@ def matrix_letters(x: str, weight: str, output: str, shape: Sequence[Size]) -> M
     MatrixLetters(contracted='fd', free='r', single='')
     """
     single = "".join(c for c, size in zip(weight, shape, strict=True) if c in x and c in output and is_one(size))
-    contracted = "".join(c for c in weight if c in x and c not in output)
-    free = "".join(c for c in weight if c not in x and c in output)
+    contracted = "".join(c for c in x if c in weight and c not in output)
+    free = "".join(c for c in output if c in weight and c not in x)
     distinct = all(len(set(term)) == len(term) for term in (x, weight, output))
     product = [c for c in x if c not in contracted] + list(free)
     fits = contracted and free and len(contracted + free + single) == len(weight) and sorted(product) == sorted(output)

@@ -371,7 +371,8 @@ def test_what_is_no_matrix_is_no_site(site: str) -> None:
     with pytest.raises(InputError) if site == "w.4" else nullcontext():
         answer = traced(Matrices(), site)
         assert isinstance(answer, Refused)
-        assert answer.reason in ("'w' has 3 dimensions, not 2", "'w.0.0' has 1 dimensions, not 2")
+        reason = "'w' goes into 'getitem' before any GEMM" if site == "w" else "'w.0.0' has 1 dimensions, not 2"
+        assert answer.reason.startswith(reason)
 
 
 def test_linears_that_share_a_parameter_keep_their_names() -> None:
