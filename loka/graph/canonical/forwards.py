@@ -18,6 +18,8 @@ from loka.graph.patterns.linear_chain import readers_of
 from loka.graph.patterns.region import ELEMENTWISE
 from loka.graph.trace.observed_shapes import Shape
 
+_VIEWS = frozenset({"flatten", "view", "reshape"})
+
 
 def canonical_forward(
     forward: ForwardIR,
@@ -35,6 +37,7 @@ def canonical_forward(
     if len(set(targets)) < len(targets):
         return forward, shapes
     forward = replace(forward, statements=_without_casts(forward, idle))
+    forward = replace(forward, statements=_without_idle_views(forward, shapes))
     turned = turned_linears(forward.statements, shapes, readers_of(forward), attributes)
     forward = replace(forward, statements=turned)
     forward, shapes = reassociated(forward, shapes)
@@ -62,6 +65,31 @@ def _without_casts(forward: ForwardIR, idle: Collection[str]) -> tuple[Statement
             made.append(step)
         else:
             made[-1] = replace(before, target=step.target, written=(before, step))
+    return tuple(made)
+
+
+def _without_idle_views(forward: ForwardIR, shapes: Mapping[str, Shape]) -> tuple[Statement, ...]:
+    """The statements with each view that changes nothing, as `flatten(1)` of rows, as a part of its one reader."""
+    readers, made = readers_of(forward), list[Statement]()
+    for place, step in enumerate(forward.statements):
+        before = made[-1] if made else None
+        shape = () if before is None else shapes.get(before.target, ())
+        if (
+            before is not None
+            and before.op in _VIEWS
+            and before.call is None
+            and len(before.operands) == 1
+            and shape
+            and shape == shapes.get(before.operands[0].text)
+            and readers.get(before.target) == {place}
+            and not step.written
+            and not before.written
+        ):
+            same = {Ref(RefKind.LOCAL, before.target): before.operands[0]}
+            operands = tuple(same.get(ref, ref) for ref in step.operands)
+            made[-1] = replace(step, operands=operands, written=(before, step))
+        else:
+            made.append(step)
     return tuple(made)
 
 
