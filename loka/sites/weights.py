@@ -32,7 +32,6 @@ class SiteWeight:
         """The Parameter itself, or a view of it."""
         return self.parameter[self.index] if self.index else self.parameter
 
-
     def matrix(self, n: int, k: int) -> Tensor | None:
         """A weight of more than two dimensions as the matrix (n, k), a view or a copy; None where it is no such matrix.
 

@@ -37,6 +37,9 @@ def site_call(op: Op, weights: Weights, template: Template) -> SiteCall | None:
     used = [weights.site(value) for value in _flat([*args, *kwargs.values()]) if weights.site(value) is not None]
     if not is_gemm or not used:
         return None
+    large = next((value for value in _flat([*args, *kwargs.values()]) if weights.shape(value) is not None), None)
+    if large is not None and target is not torch.einsum:
+        raise CannotTraceError(f"'{weights.site(large)}' has {len(weights.shape(large) or ())} dimensions, not 2")
     call = None
     if target is torch.nn.functional.linear:
         call = _linear(_bind(("input", "weight", "bias"), args, kwargs), weights, template)
@@ -124,7 +127,12 @@ def _einsum(args: list[object], weights: Weights, template: Template) -> SiteCal
 
 
 def _folded(
-    letters: tuple[str, str, str], shape: tuple[int, ...], x: object, weight: object, weights: Weights, template: Template
+    letters: tuple[str, str, str],
+    shape: tuple[int, ...],
+    x: object,
+    weight: object,
+    weights: Weights,
+    template: Template,
 ) -> SiteCall | None:
     """An einsum by a Parameter of more dimensions, as a linear."""
     views = folded_views(*letters, shape) if len(letters[1]) == len(shape) else None

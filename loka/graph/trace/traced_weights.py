@@ -37,7 +37,9 @@ class Weights:
     vectors: frozenset[fx.Node] = frozenset()  # Parameters of one dimension, and rows of others
     forms: Mapping[fx.Node, Form] = field(default_factory=dict)  # W.to(x.dtype), W.unsqueeze(0).expand(batch, -1, -1)
     inline: Mapping[fx.Node, Op] = field(default_factory=dict)  # printed where they are read: forms, and x.dtype in one
-    shapes: Mapping[fx.Node, tuple[int, ...]] = field(default_factory=dict)  # of the weights of more than two dimensions
+    shapes: Mapping[fx.Node, tuple[int, ...]] = field(
+        default_factory=dict
+    )  # of the weights of more than two dimensions
 
     def site(self, value: object) -> str | None:
         """The site whose weight, in whatever form, a value is; None otherwise."""

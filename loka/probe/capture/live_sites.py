@@ -212,7 +212,9 @@ def _checked(root: nn.Module, site: Site) -> SiteWeight:
         )
     # x @ P has it the other way around.
     folded = len(weight.shape) > 2 and weight.matrix(*shape) is not None
-    if (weight.shape not in (shape, shape[::-1]) and not folded) or (site.kind is GemmKind.LINEAR and weight.shape != shape):
+    if (weight.shape not in (shape, shape[::-1]) and not folded) or (
+        site.kind is GemmKind.LINEAR and weight.shape != shape
+    ):
         raise InputError(
             f"probe: site {site.name!r}: its Parameter {site.weight!r} is of shape {weight.shape}, but in "
             f"the model that the policy builds {shape}: give the policy's factory the sizes of the model that trains"

@@ -96,6 +96,43 @@ def test_gemms_are_linears_of_rows_and_the_forward_computes_the_same(kind: type[
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-2)
 
 
+class NormOfBlocks(nn.Module):
+    """A norm over both dimensions of a block, whose rows alone are read; an idle flatten between two linears."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm((FIELDS, DIM))
+        self.first, self.second = nn.Linear(FIELDS * DIM, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.first(self.norm(x.tanh()).flatten(1))
+        out: Tensor = self.second(y.flatten(1))
+        return out
+
+
+class NormReadAsBlocks(NormOfBlocks):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x.tanh())
+        out: Tensor = self.second(self.first(y.flatten(1))) * y.sum(2)
+        return out
+
+
+@pytest.mark.parametrize(("kind", "shape"), [(NormOfBlocks, "(24,)"), (NormReadAsBlocks, "(4, 6)")])
+def test_a_norm_of_blocks_is_one_of_rows_where_rows_are_read(kind: type[NormOfBlocks], shape: str) -> None:
+    module = kind()
+    inputs = {batch: ModelInputs((torch.randn(batch, FIELDS, DIM),), {}) for batch in (5, 8)}
+    examples = capture_examples(module, [""], inputs)[""]
+    forward = trace_forward(module, "", examples, inline=("norm",), sites=("first", "second"))
+    assert isinstance(forward, ForwardIR), forward
+    assert [shape in step.template for step in forward.statements if step.op == "layer_norm"] == [True]
+    last = [step for step in forward.statements if step.call is not None][-1]
+    assert last.operands[0].text == "first"
+    x = torch.randn(6, FIELDS, DIM)
+    torch.testing.assert_close(with_forward(copy.copy(module), forward)(x), module(x), rtol=1e-4, atol=1e-4)
+    back = with_forward(copy.copy(module), as_traced(forward, frozenset()))
+    assert torch.equal(back(x), module(x))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_goes_back_to_what_was_traced(kind: type[Blocks]) -> None:
     module = kind()
