@@ -29,9 +29,9 @@ def rows_of_blocks(
     readers: Mapping[str, Collection[int]],
     attributes: Mapping[str, tuple[int, ...]],
 ) -> Rows:
-    """The statements with those of blocks as statements of rows, if a GEMM or a norm makes one; as `rows_of_columns`.
+    """The statements with those of blocks as statements of rows, if a GEMM or a norm makes one.
 
-    A sum of a block and something else stays one of blocks, unless the block was multiplied: then it is a cross layer's.
+    A sum of a block and something else stays one of blocks, unless the block was multiplied, as in a cross layer.
     """
     return _Blocks(statements, shapes, readers, attributes).rows() or Rows(tuple(statements), {}, {})
 
