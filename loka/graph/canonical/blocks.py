@@ -1,7 +1,7 @@
 """Blocks as rows: what a forward computes of tensors (B, f, d) around products that make such, computed of (B, f * d).
 
-`torch.einsum("br,fdr->bfd", x, W)` by a Parameter of three dimensions so becomes the linear of rows that it is, with the
-bias, the products and the sums after it. So does a norm over both f and d, where `flatten` comes after it.
+`torch.einsum("br,fdr->bfd", x, W)` by a Parameter of three dimensions so becomes the linear of rows that it is, with
+the bias, the products and the sums after it. So does a norm over both f and d, where `flatten` comes after it.
 """
 
 from __future__ import annotations
