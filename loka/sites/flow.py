@@ -6,7 +6,7 @@ Only operations that kernels may fuse count: of norms, activations, gates and su
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -52,6 +52,7 @@ _MOVED = frozenset(
         *("alias", "contiguous", "clone"),
     )
 )
+_FLAT = frozenset(("flatten", "view", "reshape", "unflatten"))
 _FUSED = NORM_OPERATIONS | _ACTIVATIONS | _OTHERS
 
 
@@ -137,7 +138,8 @@ def _ends(call: Call) -> _Ends:
 def _mixing(sites: Mapping[str, MeasuredCall]) -> Iterator[tuple[str, ...]]:
     """The sites of mixing layers, wherever they are written: x^T @ rank, x @ that, and products alike the first.
 
-    The latter multiply as many rows of x as long by another weight: among them are the weighted sums of x.
+    The latter multiply as many rows of x as long by another weight: among them are the weighted sums of x. Of
+    (x @ x^T) @ rank, these are the second product, the first, and others of x of the same K.
     """
     weighted = {name: each for name, each in sites.items() if each.call.weight is not None and each.call.source}
     made = {each.call.result: name for name, each in weighted.items()}
@@ -145,6 +147,11 @@ def _mixing(sites: Mapping[str, MeasuredCall]) -> Iterator[tuple[str, ...]]:
     for name, each in sites.items():
         parts = [_unmoved(part) for part in each.call.result.parents]
         if each.call.weight is not None or len(parts) != 2:
+            continue
+        if parts[0] is parts[1]:
+            for last in (other for other in weighted if read[other] is each.call.result):
+                alike = (other for other, found in weighted.items() if found.k == weighted[last].k)
+                yield last, name, *(other for other in alike if read[other] is parts[0])
             continue
         for x, inner in (parts, parts[::-1]):
             rank = made.get(inner)
@@ -168,7 +175,8 @@ def _reached(product: Node, sources: Collection[int]) -> tuple[int, ...]:
     something else reads on, as a residual stream does: its blocks stay apart, so that each can be a unit of FSDP.
     """
     found: dict[int, None] = {}
-    alone = _after(product)
+    fuses = _is_fused_or_flat if product.folded else _is_fused
+    alone = _after(product, fuses)
     mixed = {product}  # sums and products of it
     seen, waiting = {product}, [product]
     while waiting:
@@ -178,8 +186,8 @@ def _reached(product: Node, sources: Collection[int]) -> tuple[int, ...]:
             continue
         if len(here.children) > 1 and not all(child in alone for child in here.children):
             continue
-        fused = [child for child in here.children if _is_fused(child)]
-        mixed.update(child for child in fused if here in mixed and child.op in _OTHERS)
+        fused = [child for child in here.children if fuses(child)]
+        mixed.update(child for child in fused if here in mixed and child.op in _OTHERS | _FLAT)
         ahead = [child for child in fused if child not in seen and (child in alone or child in mixed)]
         seen.update(ahead)
         waiting += ahead
@@ -200,14 +208,14 @@ def _before(source: Node, gemm: Node) -> set[Node]:
     return inside
 
 
-def _after(product: Node) -> set[Node]:
+def _after(product: Node, fuses: Callable[[Node], bool] | None = None) -> set[Node]:
     """The operations after a GEMM that read nothing but its product, and constants."""
-    inside = {product}
+    inside, fuses = {product}, fuses or _is_fused
     waiting = list(product.children)
     while waiting:
         here = waiting.pop(0)
         own = [parent for parent in here.parents if not parent.constant]
-        if here not in inside and _is_fused(here) and all(parent in inside for parent in own):
+        if here not in inside and fuses(here) and all(parent in inside for parent in own):
             inside.add(here)
             waiting += here.children
     return inside - {product}
@@ -215,6 +223,11 @@ def _after(product: Node) -> set[Node]:
 
 def _is_fused(node: Node) -> bool:
     return node.op in _FUSED and not node.gemm and not node.constant
+
+
+def _is_fused_or_flat(node: Node) -> bool:
+    """After a product whose columns are several dimensions, what makes rows of them changes nothing."""
+    return _is_fused(node) or (node.op in _FLAT and not node.constant)
 
 
 def common_module(names: Iterable[str]) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 DEPTH = 4  # neighbours recorded on each side
 
@@ -53,6 +54,7 @@ class Node:
     gemm: bool = False
     parameter: str | None = None  # the qualified name, if this is a Parameter
     copies: bool = False  # the matrix of its one parent, perhaps transposed, for each sample
+    folded: bool = False  # a product's rows as several dimensions, by a Parameter of more than two
     buffer: str | None = None
     children: list[Node] = field(default_factory=list)
     layout: Any = None  # a FakeLayout of `loka.sites.fake_outputs`
@@ -85,6 +87,14 @@ def is_idle_dropout(func: object, args: Sequence[Any], kwargs: Mapping[str, Any]
         return False
     p = kwargs.get("p", args[1] if len(args) > 1 else None)
     return isinstance(p, int | float) and p == 0
+
+
+def is_idle(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], out: object) -> bool:
+    """True for what returns its input as it is: a dropout of p = 0, a flatten that leaves all dimensions."""
+    if is_idle_dropout(func, args, kwargs):
+        return True
+    same = isinstance(out, Tensor) and bool(args) and isinstance(args[0], Tensor) and out.dim() == args[0].dim()
+    return same and op_name(func) == "flatten"
 
 
 CLAMPS = frozenset(("clamp", "clip", "clamp_min"))

@@ -15,9 +15,9 @@ from torch.overrides import TorchFunctionMode
 
 from loka.sites.callables import is_library_file
 from loka.sites.fake_outputs import VIEWS, FakeLayout, FakeOutputs, joins_two, keeps_layout
-from loka.sites.neighbours import Node, is_clamp_at_zero, is_idle_dropout, op_name
+from loka.sites.neighbours import Node, is_clamp_at_zero, is_idle, op_name
 from loka.sites.products.catalogue import PRODUCTS
-from loka.sites.products.einsum import is_elementwise
+from loka.sites.products.einsum import is_elementwise, with_one_matrix
 from loka.sites.products.layers import other_terms
 from loka.sites.products.matrix_product import MatrixProduct, TensorOrigin, unpatchable
 from loka.sites.recorded import Call, Function, Other
@@ -131,13 +131,17 @@ class Recorder(TorchFunctionMode):
     ) -> Any:
         """Run a torch function (or make its output), and record it."""
         named = dict(kwargs or {})
+        if (parts := with_one_matrix(func, args, self.origin)) is not None:
+            before, (equation, matrix) = parts
+            x = self.__torch_function__(func, types, before)
+            return self.__torch_function__(func, types, (equation, x, matrix))
         describe = PRODUCTS.get(func)
         product = describe(args, named, self.origin) if describe else None
         out, layout = self._fake_output_of(func, args, named, product)
         if out is None:
             out = func(*args, **named)
         if isinstance(out, Tensor | tuple | list) or (out is None and args and isinstance(args[0], Tensor)):
-            name = op_name(func) if not is_idle_dropout(func, args, named) else "alias"
+            name = op_name(func) if not is_idle(func, args, named, out) else "alias"
             name = "mul" if is_elementwise(func, args) else name
             name = "relu" if is_clamp_at_zero(name, args[1:], named) else name
             result = self._result(name, (*args, *named.values()), out, gemm=product is not None)
@@ -151,6 +155,7 @@ class Recorder(TorchFunctionMode):
                 if name in FUNCTIONS:
                     self._add_function(name, result)
                 if product is not None:
+                    result.folded = product.folded
                     self._add_called(product, result)
                 elif terms := other_terms(name, args, out):
                     self.others.append(Other(name, self._owner(), terms))

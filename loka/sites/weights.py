@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
+from math import prod
 from typing import Any
 
 from torch import Tensor, nn
@@ -31,6 +33,19 @@ class SiteWeight:
         """The Parameter itself, or a view of it."""
         value = self.parameter[self.index] if self.index else self.parameter
         return value.view(self.shape)
+
+    def matrix(self, n: int, k: int) -> Tensor | None:
+        """A weight of more than two dimensions as the matrix (n, k), a view or a copy; None where it is no such matrix.
+
+        The rows are leading dimensions where there is a choice.
+        """
+        sizes, places = self.shape, range(len(self.shape))
+        for count in range(1, len(sizes)):
+            for rows in combinations(places, count):
+                columns = [place for place in places if place not in rows]
+                if (prod(sizes[place] for place in rows), prod(sizes[place] for place in columns)) == (n, k):
+                    return self.value.permute(*rows, *columns).reshape(n, k)
+        return None
 
 
 def find_weight(root: nn.Module, name: str) -> SiteWeight | None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -60,10 +61,10 @@ def rows_of_columns(
     They are one canonical group, from the first to the last of them. What something else reads becomes a column again.
     The arguments are those of `canonical_runs`.
     """
-    return _Columns(statements, shapes, readers, attributes).rows() or Rows(tuple(statements), {}, {})
+    return Columns(statements, shapes, readers, attributes).rows() or Rows(tuple(statements), {}, {})
 
 
-class _Columns:
+class Columns:
     """Converts the statements of one forward."""
 
     def __init__(
@@ -74,7 +75,7 @@ class _Columns:
         attributes: Mapping[str, tuple[int, ...]],
     ) -> None:
         self._statements, self._shapes, self._readers, self._attributes = statements, shapes, readers, attributes
-        self._converted = {step.target for step in statements if self._is_of_columns(step)}
+        self._converted = self._of_columns()
         views = (step for step in statements if self._is_row_view(step))
         self._names = {step.operands[0].text: step.target for step in reversed(list(views))}  # of rows, by column
         self._new: dict[str, Shape] = {}
@@ -85,7 +86,7 @@ class _Columns:
     def rows(self) -> Rows | None:
         """The forward in rows; None where it has no columns, or their group has no end of its own."""
         ours = [place for place, step in enumerate(self._statements) if self._is_ours(step)]
-        if not any(self._statements[place].call for place in ours if self._is_of_columns(self._statements[place])):
+        if not any(map(self._is_reason, (self._statements[place] for place in ours))):
             return None
         group, rest = self._statements[ours[0] : ours[-1] + 1], self._statements[ours[-1] + 1 :]
         if changes_in_place(group):
@@ -97,6 +98,14 @@ class _Columns:
             return None
         self._made[0] = replace(self._made[0], written=tuple(traced_of(group)))
         return Rows((*self._statements[: ours[0]], *self._made, *rest), self._new, self._flat)
+
+    def _is_reason(self, step: Statement) -> bool:
+        """True for a statement that kernels take of rows: a GEMM."""
+        return step.call is not None and step.target in self._converted
+
+    def _of_columns(self) -> set[str]:
+        """The targets of statements that make columns."""
+        return {step.target for step in self._statements if self._is_of_columns(step)}
 
     def _is_ours(self, step: Statement) -> bool:
         return step.target in self._converted or self._is_row_view(step)
@@ -115,7 +124,7 @@ class _Columns:
         row = self._rows[step.target] = Ref(RefKind.LOCAL, self._made[-1].target)
         others = [place for place in self._readers.get(step.target, ()) if not self._reads_row(place)]
         if others:
-            text = _COLUMN_OF[len(self._shapes[step.target])]
+            text = self._column_text(self._shapes[step.target])
             self._made.append(Statement(step.target, _operation(text), text, (row,), note=step.note))
 
     def _reads_row(self, place: int) -> bool:
@@ -139,11 +148,11 @@ class _Columns:
         if ref.kind is RefKind.ATTRIBUTE:
             sizes = self._attributes[ref.text]
             flat = Ref(RefKind.ATTRIBUTE, f"{ref.text}.flatten()")
-            self._flat[flat.text] = (sizes[0] if len(sizes) == 1 else sizes[-2],)
+            self._flat[flat.text] = (math.prod(sizes),)
             return flat
         if ref.text not in self._rows:  # made outside
             name = self._fresh(ref.text)
-            text = _ROW_OF[len(self._shapes[ref.text])]
+            text = self._row_text(self._shapes[ref.text])
             self._made.append(Statement(name, _operation(text), text, (ref,)))
             self._rows[ref.text] = Ref(RefKind.LOCAL, name)
         return self._rows[ref.text]
@@ -155,7 +164,7 @@ class _Columns:
         name = f"{column}_row"
         while name in self._shapes or name in self._new:
             name += "_"
-        self._new[name] = _row_shape(self._shapes[column])
+        self._new[name] = self._row_shape(self._shapes[column])
         return name
 
     def _drop_unread(self, last: int) -> None:
@@ -205,7 +214,20 @@ class _Columns:
         if not step.operands or step.operands[0].text not in self._converted:
             return False
         of = self._shapes[step.operands[0].text]
-        return step.op in _TO_ROWS[len(of)] and self._shapes.get(step.target, ()) == _row_shape(of)
+        return step.op in self._views(of) and self._shapes.get(step.target, ()) == self._row_shape(of)
+
+    def _row_text(self, column: Shape) -> str:
+        return _ROW_OF[len(column)]
+
+    def _column_text(self, column: Shape) -> str:
+        return _COLUMN_OF[len(column)]
+
+    def _views(self, column: Shape) -> frozenset[str]:
+        """The operations that may make a row of a column."""
+        return _TO_ROWS[len(column)]
+
+    def _row_shape(self, column: Shape) -> Shape:
+        return (None, column[-2])
 
 
 def _is_column(shape: Shape) -> bool:
@@ -216,10 +238,6 @@ def _is_column(shape: Shape) -> bool:
 
 def _height(column: Shape) -> int:
     return column[-2] or 0
-
-
-def _row_shape(column: Shape) -> Shape:
-    return (None, column[-2])
 
 
 def _operation(template: str) -> str:

@@ -142,6 +142,8 @@ class _Known:
             return found if len(found.axes) == dimensions else None
         if ref.kind is RefKind.LOCAL and len(self._shapes.get(ref.text, ())) != dimensions:
             return None
+        if ref.kind is RefKind.ATTRIBUTE and dimensions != 2:
+            return None
         return Value(Source(ref), tuple(range(dimensions)))
 
     def _stands_alone(self, name: str, node: Node) -> bool:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
+from loka.graph.canonical.blocks import rows_of_blocks
 from loka.graph.canonical.columns import rows_of_columns
 from loka.graph.canonical.convolutions import products_of_convolutions
 from loka.graph.canonical.linears import canonical_linears
 from loka.graph.canonical.parts import whole_of_parts
+from loka.graph.canonical.reassociated import reassociated
 from loka.graph.canonical.runs import canonical_runs
 from loka.graph.canonical.sizes import sizes_of_norms
 from loka.graph.canonical.split_products import split_products
@@ -18,6 +20,8 @@ from loka.graph.patterns.fm_interaction import find_fm_interactions
 from loka.graph.patterns.linear_chain import readers_of
 from loka.graph.patterns.region import ELEMENTWISE
 from loka.graph.trace.observed_shapes import Shape
+
+_VIEWS = frozenset({"flatten", "view", "reshape"})
 
 
 def canonical_forward(
@@ -59,12 +63,16 @@ def _canonical(
     forward, attributes = replace(forward, statements=products), {**attributes, **matrices}
     divided = split_products(forward.statements, shapes, readers_of(forward), split)
     forward = replace(forward, statements=divided)
+    forward = replace(forward, statements=_without_idle_views(forward, shapes))
     turned = turned_linears(forward.statements, shapes, readers_of(forward), attributes)
     forward = replace(forward, statements=turned)
-    rows = rows_of_columns(turned, shapes, readers_of(forward), attributes)
-    forward, shapes = replace(forward, statements=rows.statements), {**shapes, **rows.shapes}
+    forward, shapes = reassociated(forward, shapes)
+    for in_rows in (rows_of_columns, rows_of_blocks):
+        rows = in_rows(forward.statements, shapes, readers_of(forward), attributes)
+        forward, shapes = replace(forward, statements=rows.statements), {**shapes, **rows.shapes}
+        attributes = {**attributes, **rows.attributes}
     for rule in (canonical_linears, canonical_runs, sizes_of_norms):
-        made = rule(forward.statements, shapes, readers_of(forward), {**attributes, **rows.attributes})
+        made = rule(forward.statements, shapes, readers_of(forward), attributes)
         forward = replace(forward, statements=made)
     new = [step for step in forward.statements if step.written and step.target not in shapes]
     shapes = {**shapes, **{step.target: shapes[step.written[-1].target] for step in new}}  # the first of two for one
@@ -83,6 +91,31 @@ def _without_casts(forward: ForwardIR, idle: Collection[str]) -> tuple[Statement
             made.append(step)
         else:
             made[-1] = replace(before, target=step.target, written=(before, step))
+    return tuple(made)
+
+
+def _without_idle_views(forward: ForwardIR, shapes: Mapping[str, Shape]) -> tuple[Statement, ...]:
+    """The statements with each view that changes nothing, as `flatten(1)` of rows, as a part of its one reader."""
+    readers, made = readers_of(forward), list[Statement]()
+    for place, step in enumerate(forward.statements):
+        before = made[-1] if made else None
+        shape = () if before is None else shapes.get(before.target, ())
+        if (
+            before is not None
+            and before.op in _VIEWS
+            and before.call is None
+            and len(before.operands) == 1
+            and shape
+            and shape == shapes.get(before.operands[0].text)
+            and readers.get(before.target) == {place}
+            and not step.written
+            and not before.written
+        ):
+            same = {Ref(RefKind.LOCAL, before.target): before.operands[0]}
+            operands = tuple(same.get(ref, ref) for ref in step.operands)
+            made[-1] = replace(step, operands=operands, written=(before, step))
+        else:
+            made.append(step)
     return tuple(made)
 
 

@@ -40,6 +40,7 @@ _INLINABLE = (
     nn.Hardtanh, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.Softplus, nn.Softsign, nn.LogSigmoid, nn.Mish, nn.Identity,
     nn.GroupNorm,
 )  # fmt: skip
+_VIEWS = (nn.Flatten, nn.Unflatten)
 
 _JOINING = frozenset({"cat", "concat", "concatenate", "add"})
 _INTERNAL = frozenset(vars(nn.Module()))
@@ -362,7 +363,7 @@ def scope_of(
 def _norms_and_activations(owner: str, path: str, modules: dict[str, nn.Module]) -> Iterator[str]:
     """Names of the norms and activations among the children of an inlined module, except those with hooks."""
     for name, child in _held(modules[".".join(filter(None, (owner, path)))]):
-        own = type(child) in _INLINABLE or is_own_function(child) or is_own_arithmetic(child)
+        own = type(child) in (*_INLINABLE, *_VIEWS) or is_own_function(child) or is_own_arithmetic(child)
         if (own and not has_hooks(child)) or is_idle(child):
             yield f"{path}.{name}".lstrip(".")
         elif (is_block_norm(child) or is_swish_norm(child)) and not any(has_hooks(part) for part in child.modules()):

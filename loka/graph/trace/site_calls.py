@@ -10,9 +10,11 @@ from torch import fx
 
 from loka.graph.ir import SiteCall
 from loka.graph.refused import CannotTraceError
+from loka.graph.trace.folded_weights import folded_views
 from loka.graph.trace.fx_recording import Op
 from loka.graph.trace.printer import Template
 from loka.graph.trace.traced_weights import Weights
+from loka.sites.products.einsum import split_equation
 
 _MATMULS = {operator.matmul, torch.matmul, torch.mm, torch.bmm}
 _ADDED = {torch.addmm, torch.baddbmm}
@@ -35,6 +37,9 @@ def site_call(op: Op, weights: Weights, template: Template) -> SiteCall | None:
     used = [weights.site(value) for value in _flat([*args, *kwargs.values()]) if weights.site(value) is not None]
     if not is_gemm or not used:
         return None
+    large = next((value for value in _flat([*args, *kwargs.values()]) if weights.shape(value) is not None), None)
+    if large is not None and target is not torch.einsum:
+        raise CannotTraceError(f"'{weights.site(large)}' has {len(weights.shape(large) or ())} dimensions, not 2")
     call = None
     if target is torch.nn.functional.linear:
         call = _linear(_bind(("input", "weight", "bias"), args, kwargs), weights, template)
@@ -97,14 +102,20 @@ def _addmm(bound: dict[str, object], weights: Weights, template: Template) -> Si
 
 def _einsum(args: list[object], weights: Weights, template: Template) -> SiteCall | None:
     operands = list(args[1]) if len(args) == 2 and isinstance(args[1], tuple | list) else args[1:]
-    if len(operands) != 2 or not isinstance(args[0], str) or args[0].count("->") != 1:
+    if not isinstance(args[0], str) or args[0].count("->") != 1:
         return None
+    which = next((i for i, each in reversed(list(enumerate(operands))) if weights.site(each) is not None), None)
+    if which is None:
+        return None
+    if len(operands) > 2:
+        return _einsum_of_several(args[0], operands, which, weights, template)
     inputs, out = args[0].replace(" ", "").split("->")
     terms = inputs.split(",")
-    which = next((i for i in (1, 0) if weights.site(operands[i]) is not None), None)
-    if which is None or len(terms) != 2:
+    if len(terms) != len(operands):
         return None
     letters, of_x = terms[which], terms[1 - which]
+    if (shape := weights.shape(operands[which])) is not None:
+        return _folded((of_x, letters, out), shape, operands[1 - which], operands[which], weights, template)
     if weights.is_copied(operands[which]):  # a matrix of each sample: without the samples' letter
         letters, lead = letters[1:], letters[:1]
         if lead not in of_x or lead not in out or lead in letters:
@@ -115,6 +126,42 @@ def _einsum(args: list[object], weights: Weights, template: Template) -> SiteCal
     x_view, flip, out_view = views
     weight, site = _matrix(operands[which], weights, template), weights.site(operands[which])
     x = template.arg(operands[1 - which]) + x_view
+    return SiteCall(str(site), x, _transposed(weight) if flip else weight, None, "{0}" + out_view)
+
+
+def _folded(
+    letters: tuple[str, str, str],
+    shape: tuple[int, ...],
+    x: object,
+    weight: object,
+    weights: Weights,
+    template: Template,
+) -> SiteCall | None:
+    """An einsum by a Parameter of more dimensions, as a linear."""
+    views = folded_views(*letters, shape) if len(letters[1]) == len(shape) else None
+    if views is None:
+        return None
+    text = template.arg(weights.plain(weight)) + views.weight
+    return SiteCall(str(weights.site(weight)), template.arg(x) + views.x, text, None, "{0}" + views.out)
+
+
+def _einsum_of_several(
+    equation: str, operands: list[object], which: int, weights: Weights, template: Template
+) -> SiteCall | None:
+    """An einsum of several operands as a linear: its input is the einsum of all but the matrix."""
+    split = split_equation(equation, which)
+    if split is None or weights.is_copied(operands[which]):
+        return None
+    before, after = split
+    others = [template.arg(each) for place, each in enumerate(operands) if place != which]
+    inputs, _, out = after.partition("->")
+    product, _, letters = inputs.partition(",")
+    views = einsum_views(product, letters, out)
+    if views is None:
+        return None
+    x_view, flip, out_view = views
+    weight, site = _matrix(operands[which], weights, template), weights.site(operands[which])
+    x = f"torch.einsum('{before}', {', '.join(others)}){x_view}"
     return SiteCall(str(site), x, _transposed(weight) if flip else weight, None, "{0}" + out_view)
 
 

@@ -287,7 +287,7 @@ def _site_weight(module: nn.Module, site: str) -> SiteWeight:
     weight = find_weight(module, site)
     if weight is None:
         weight = SiteWeight(module.get_submodule(site).get_parameter("weight"))
-    if len(weight.shape) != 2:
+    if len(weight.shape) < 2:
         raise CannotTraceError(f"'{site}' has {len(weight.shape)} dimensions, not 2")
     return weight
 

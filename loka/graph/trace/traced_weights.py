@@ -37,6 +37,9 @@ class Weights:
     vectors: frozenset[fx.Node] = frozenset()  # Parameters of one dimension, and rows of others
     forms: Mapping[fx.Node, Form] = field(default_factory=dict)  # W.to(x.dtype), W.unsqueeze(0).expand(batch, -1, -1)
     inline: Mapping[fx.Node, Op] = field(default_factory=dict)  # printed where they are read: forms, and x.dtype in one
+    shapes: Mapping[fx.Node, tuple[int, ...]] = field(
+        default_factory=dict
+    )  # of the weights of more than two dimensions
 
     def site(self, value: object) -> str | None:
         """The site whose weight, in whatever form, a value is; None otherwise."""
@@ -54,6 +57,11 @@ class Weights:
     def is_copied(self, value: object) -> bool:
         """True for a form with a matrix for each sample."""
         return isinstance(value, fx.Node) and value in self.forms and self.forms[value].copied
+
+    def shape(self, value: object) -> tuple[int, ...] | None:
+        """The shape of a weight of more than two dimensions; None for other values."""
+        plain = self.plain(value)
+        return self.shapes.get(plain) if isinstance(plain, fx.Node) else None
 
     def sources(self, node: fx.Node) -> Iterator[fx.Node]:
         """What the text of a node reads: the Parameter that it is a transpose of or a part of; the node for others."""
@@ -88,6 +96,7 @@ class _Finder:
         self._vectors: set[fx.Node] = set()
         self._columns: set[fx.Node] = set()  # (d, 1), parts of Parameters
         self._forms: dict[fx.Node, Form] = {}
+        self._shapes: dict[fx.Node, tuple[int, ...]] = {}
 
     def see(self, op: Op) -> None:
         """Take the next operation."""
@@ -97,7 +106,7 @@ class _Finder:
         source = op.args[0] if op.args and isinstance(op.args[0], fx.Node) else None
         if source is None:
             return
-        if source in self._nodes and _is_transpose(op):
+        if source in self._nodes and source not in self._shapes and _is_transpose(op):
             self._views[op.node] = source
         elif source in self._parts and _is_all_parts(op):
             self._whole[op.node] = source
@@ -117,16 +126,23 @@ class _Finder:
             if _is_read(op) and op.node.users and all(user in inline for user in op.node.users):
                 inline[op.node] = op
         vectors = frozenset(self._vectors)
-        return Weights(self._nodes, self._views, self._sites, matrices, vectors, self._forms, inline)
+        return Weights(self._nodes, self._views, self._sites, matrices, vectors, self._forms, inline, self._shapes)
 
     def _parameter(self, op: Op) -> None:
         value = _attribute(self._owner, str(op.node.target))
         if (id(value), ()) in self._names:
-            self._nodes[op.node] = self._names[id(value), ()]
-        elif isinstance(value, torch.Tensor) and value.dim() == 1:
+            self._site(op.node, self._names[id(value), ()], value)
+            if op.node not in self._shapes:
+                return
+        if isinstance(value, torch.Tensor) and value.dim() == 1:
             self._vectors.add(op.node)
         elif isinstance(value, nn.Parameter):
             self._parts[op.node] = (op.node, (), value)
+
+    def _site(self, node: fx.Node, site: str, weight: object) -> None:
+        self._nodes[node] = site
+        if isinstance(weight, torch.Tensor) and weight.dim() > 2:
+            self._shapes[node] = tuple(weight.shape)
 
     def _part(self, op: Op, source: fx.Node) -> None:
         """W[2], where that is the matrix of a site, or a vector that one operation reads."""
@@ -136,7 +152,7 @@ class _Finder:
             return
         self._parts[op.node] = (base, before + index, parameter)
         if (site := self._names.get((id(parameter), before + index))) is not None:
-            self._nodes[op.node] = site
+            self._site(op.node, site, parameter[before + index])
         elif len(before + index) == parameter.dim() - 1 and len(op.node.users) == 1:
             self._vectors.add(op.node)
         elif parameter.shape[len(before + index) + 1 :] == (1,) and len(op.node.users) == 1:
@@ -153,7 +169,7 @@ class _Finder:
         if _is_cast(op):
             return form
         name, rest = _name(op), () if op.node.target is getattr else op.args[1:]
-        if op.kwargs or source in self._vectors:
+        if op.kwargs or source in self._vectors or source in self._shapes:
             return None
         if form.copied and swaps_columns(name, rest):
             return Form(form.plain, not form.turned, copied=True)

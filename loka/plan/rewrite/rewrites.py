@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from torch import nn
 
 from loka.graph.canonical.forwards import as_traced
-from loka.graph.ir import PART, ForwardIR, NearKind, Region
+from loka.graph.ir import PART, REASSOCIATED, ForwardIR, NearKind, Region
 from loka.graph.patterns.linear_chain import ChainStage, LinearChain, StaticOperands, find_chains
 from loka.graph.patterns.region import RegionScope, find_regions, wants_owner
 from loka.graph.refused import Refused
@@ -207,7 +207,8 @@ def _replaced(forward: ForwardIR, sites: Container[str]) -> frozenset[int]:
     places.update(place for mix in forward.mixes for place in (*mix.places, *mix.gemms))
     places.update(place for join in forward.joins for place in join.places)
     places.update(place for cross in forward.crosses for place in (*cross.places, cross.linear))
-    calls = enumerate(None if step.op == PART else step.call for step in forward.statements)
+    steps = enumerate(forward.statements)
+    calls = ((place, step.call) for place, step in steps if step.op not in (PART, REASSOCIATED))
     return frozenset(places) | {place for place, call in calls if call is not None and call.site in sites}
 
 

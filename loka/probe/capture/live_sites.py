@@ -56,6 +56,14 @@ class LiveSite:
     fp8: tuple[str, ...] = ()  # the GEMMs that then run in FP8
 
     @property
+    def matrix(self) -> Tensor:
+        """The weight's values: (N, K) or (K, N) of two dimensions, (N, K) of more."""
+        if len(self.weight.shape) == 2:
+            return self.weight.value
+        folded = self.weight.matrix(self.site.n, self.site.k)
+        return self.weight.value if folded is None else folded
+
+    @property
     def key(self) -> WeightKey:
         """What `weight_key` gives for the site's weight and its transpose."""
         parameter, index = self.weight.parameter, self.weight.index
@@ -203,7 +211,10 @@ def _checked(root: nn.Module, site: Site) -> SiteWeight:
             f"probe the model before it is sharded, or under DDP"
         )
     # x @ P has it the other way around.
-    if weight.shape not in (shape, shape[::-1]) or (site.kind is GemmKind.LINEAR and weight.shape != shape):
+    folded = len(weight.shape) > 2 and weight.matrix(*shape) is not None
+    if (weight.shape not in (shape, shape[::-1]) and not folded) or (
+        site.kind is GemmKind.LINEAR and weight.shape != shape
+    ):
         raise InputError(
             f"probe: site {site.name!r}: its Parameter {site.weight!r} is of shape {weight.shape}, but in "
             f"the model that the policy builds {shape}: give the policy's factory the sizes of the model that trains"

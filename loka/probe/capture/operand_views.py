@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from loka.graph.trace.site_calls import einsum_views, tensordot_views
+from loka.sites.products.einsum import matrix_letters, split_equation
 
 IsWeight = Callable[[Any], bool]  # True if an argument is a site's Parameter or its transpose
 View = Callable[[Tensor], Tensor]
@@ -25,10 +26,11 @@ _STEP = re.compile(r"\.(permute|movedim)\(([-\d, ]+)\)")
 class OperandProduct:
     """One call that multiplies a site's Parameter. `weight` is the argument, (N, K) or (K, N)."""
 
-    x: Tensor  # (..., K), a view: its rows are those of the matrix (M, K)
+    x: Tensor  # (..., K), a view, or the einsum of several operands: its rows are those of the matrix (M, K)
     weight: Tensor
     transposed: bool  # `weight` is (K, N)
     gradient: View  # of the output, as (..., N) with the rows of x in the same order; it references no tensor
+    wide: int | None = None  # N, where the weight has more than two dimensions
 
     @property
     def k(self) -> int:
@@ -38,7 +40,7 @@ class OperandProduct:
     @property
     def n(self) -> int:
         """Columns of the output gradient."""
-        return self.weight.shape[1 if self.transposed else 0]
+        return self.weight.shape[1 if self.transposed else 0] if self.wide is None else self.wide
 
 
 def find_product(
@@ -138,17 +140,28 @@ def _addmm(args: tuple[Any, ...], kwargs: dict[str, Any], is_weight: IsWeight) -
 
 def _einsum(args: tuple[Any, ...], kwargs: dict[str, Any], is_weight: IsWeight) -> OperandProduct | None:
     operands = list(args[1]) if len(args) == 2 and isinstance(args[1], list | tuple) else list(args[1:])
-    if len(operands) != 2 or not isinstance(args[0], str):
+    if len(operands) < 2 or not isinstance(args[0], str):
         return None
-    inputs, arrow, output = args[0].replace(" ", "").partition("->")
+    which, equation = [is_weight(operand) for operand in operands], args[0]
+    if sum(which) != 1:
+        return None
+    if len(operands) > 2:
+        matrix = operands.pop(which.index(True))
+        split = split_equation(equation, which.index(True))
+        if split is None:
+            return None
+        with torch.no_grad():
+            operands, which, equation = [torch.einsum(split[0], *operands), matrix], [False, True], split[1]
+    inputs, arrow, output = equation.replace(" ", "").partition("->")
     terms = inputs.split(",")
-    which = [is_weight(operand) for operand in operands]
-    if which[0] == which[1] or len(terms) != 2:
+    if len(terms) != 2:
         return None
     if not arrow:
         joined = "".join(terms)
         output = "".join(sorted(name for name in set(joined) if joined.count(name) == 1))
     side = which.index(True)
+    if operands[side].dim() > 2:
+        return _folded(terms[1 - side], terms[side], output, operands[1 - side], operands[side])
     views = einsum_views(terms[1 - side], terms[side], output)
     if views is None:
         return None
@@ -156,6 +169,24 @@ def _einsum(args: tuple[Any, ...], kwargs: dict[str, Any], is_weight: IsWeight) 
     return OperandProduct(
         _apply(x_view, operands[1 - side]), operands[side], transposed, partial(_apply, _inverse(out_view))
     )
+
+
+def _folded(of_x: str, of_weight: str, out: str, x: Tensor, weight: Tensor) -> OperandProduct | None:
+    """An einsum by a Parameter of more dimensions, all of which is one matrix."""
+    letters = matrix_letters(of_x, of_weight, out, weight.shape) if len(of_weight) == weight.dim() else None
+    if letters is None or len(of_x) != x.dim():
+        return None
+    rest = "".join(c for c in of_x if c not in letters.contracted)
+    sizes = dict(zip(of_weight, weight.shape, strict=True))
+    wide = math.prod(sizes[c] for c in letters.free)
+    columns, free = ("".join(c for c in of_weight if c in part) for part in (letters.contracted, letters.free))
+    return OperandProduct(_joined(of_x, rest, columns)(x), weight, False, _joined(out, rest, free), wide)
+
+
+def _joined(letters: str, rest: str, last: str) -> View:
+    """The view of a tensor with the last letters as its last dimension."""
+    order = [letters.index(c) for c in rest + last]
+    return lambda tensor: tensor.permute(order).flatten(-len(last))
 
 
 def _tensordot(args: tuple[Any, ...], kwargs: dict[str, Any], is_weight: IsWeight) -> OperandProduct | None:

@@ -93,7 +93,7 @@ class Trackers:
         self.weight = WeightTracker(site.n, site.k, device)
         # x @ P has its Parameter as (K, N). For a square one, the calls decide.
         square = site.k == site.n
-        self.transposed = site.kind is GemmKind.MATMUL if square else live.weight.shape[0] != site.n
+        self.transposed = site.kind is GemmKind.MATMUL if square else live.matrix.shape[0] != site.n
         self._joined = 0
         self._weight_step = -1
 
@@ -136,7 +136,7 @@ class Trackers:
             return
         self._weight_step = step
         with apart(self.device):
-            weight = self.live.weight.value.detach()
+            weight = self.live.matrix.detach()
             self.weight.update((weight.t() if self.transposed else weight).contiguous(), step)
 
     def snapshot(self) -> SiteSnapshot:

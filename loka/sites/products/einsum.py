@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -48,6 +49,44 @@ def describe_einsum(args: Args, kwargs: Kwargs, origins: TensorOrigins) -> Matri
     return _of_many(terms, output, letters, operands)
 
 
+def split_equation(equation: str, side: int) -> tuple[str, str] | None:
+    """An einsum of several operands as one of all but a matrix, and their product with the matrix, which comes last.
+
+    `side` is the place of the matrix. None where it is no plain matrix: of one letter that another operand and not the
+    output has, and one that the output alone has.
+
+    >>> split_equation("bid,bjd,jr->bir", 2)
+    ('bid,bjd->bij', 'bij,jr->bir')
+    """
+    inputs, arrow, output = equation.replace(" ", "").partition("->")
+    terms = inputs.split(",")
+    if not arrow or len(terms) < 3 or not all(term.isalpha() for term in terms) or len(set(terms[side])) != 2:
+        return None
+    matrix, others = terms[side], [term for place, term in enumerate(terms) if place != side]
+    contracted = [c for c in matrix if c not in output and any(c in term for term in others)]
+    free = [c for c in matrix if c in output and not any(c in term for term in others)]
+    if len(matrix) != 2 or len(contracted) != 1 or len(free) != 1:
+        return None
+    product = output.replace(free[0], "") + contracted[0]
+    return f"{','.join(others)}->{product}", f"{product},{matrix}->{output}"
+
+
+def with_one_matrix(func: object, args: Args, origins: TensorOrigins) -> tuple[Args, tuple[str, Tensor]] | None:
+    """An einsum of several operands, one of them a Parameter: the arguments without it, and the last equation and it.
+
+    None for other calls.
+    """
+    if func is not torch.einsum or len(args) < 2 or not isinstance(args[0], str):
+        return None
+    operands = list(args[1]) if len(args) == 2 and isinstance(args[1], list | tuple) else list(args[1:])
+    held = [place for place, operand in enumerate(operands) if origins(operand).fixed] if len(operands) > 2 else []
+    if len(held) != 1 or origins(operands[held[0]]).parameter is None:
+        return None
+    split = split_equation(args[0], held[0])
+    matrix = operands.pop(held[0])
+    return None if split is None else ((split[0], *operands), (split[1], matrix))
+
+
 def is_elementwise(func: object, args: Args) -> bool:
     """True for an einsum of two tensors that sums over nothing: their product, perhaps broadcast."""
     if func is not torch.einsum or not args or not isinstance(args[0], str) or "->" not in args[0]:
@@ -91,21 +130,45 @@ def _of_two(
         reason = no_weight(operands[0], operands[1], origins)
         return MatrixProduct(GemmKind.BMM, x, None, None, *mkn, (mkn,), reason)
     blocked = _blocked(terms[1 - side], terms[side], output, weight)
-    if weight.dim() > 2 and any(c in terms[1 - side] and c in output for c in terms[side]):
+    shared = (size for c, size in zip(terms[side], weight.shape, strict=True) if c in terms[1 - side] and c in output)
+    if weight.dim() > 2 and not all(map(is_one, shared)):
         blocked = grouped(weight, found[side].parameter or "")
-    return MatrixProduct(GemmKind.EINSUM, x, found[side].parameter, None, *mkn, (mkn,), blocked)
+    folded = blocked is None and sum(c in output for c in terms[side]) > 1
+    return MatrixProduct(GemmKind.EINSUM, x, found[side].parameter, None, *mkn, (mkn,), blocked, folded)
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixLetters:
+    """The letters of a weight that is one matrix: activations keep their order, as the weight is smaller."""
+
+    contracted: str  # the columns: letters that the input has, in its order, and the output has not
+    free: str  # the rows: letters that the output alone has, in its order
+    single: str  # of size 1, and letters of the input and the output as well: nothing is summed over them
+
+
+def matrix_letters(x: str, weight: str, output: str, shape: Sequence[Size]) -> MatrixLetters | None:
+    """The letters of the weight in "x,weight->output", which has this shape; None where it is no matrix.
+
+    >>> matrix_letters("bfd", "fdr", "br", (4, 8, 2))
+    MatrixLetters(contracted='fd', free='r', single='')
+    """
+    single = "".join(c for c, size in zip(weight, shape, strict=True) if c in x and c in output and is_one(size))
+    contracted = "".join(c for c in x if c in weight and c not in output)
+    free = "".join(c for c in output if c in weight and c not in x)
+    distinct = all(len(set(term)) == len(term) for term in (x, weight, output))
+    product = [c for c in x if c not in contracted] + list(free)
+    fits = contracted and free and len(contracted + free + single) == len(weight) and sorted(product) == sorted(output)
+    return MatrixLetters(contracted, free, single) if distinct and fits else None
 
 
 def _blocked(x: str, weight: str, output: str, parameter: Tensor) -> str | None:
-    """Reason why an einsum is not a matrix product with one weight of two dimensions; None where it is."""
-    text = f"einsum '{x},{weight}->{output}'"
-    if len(weight) != 2:
+    """Reason why an einsum is not a matrix product with one weight; None where it is."""
+    if len(weight) < 2:
         return unpatchable(parameter)
-    contracted = [c for c in weight if c not in output]
-    free = [c for c in weight if c in output]
-    fits = len(contracted) == 1 and len(free) == 1 and contracted[0] in x and free[0] not in x
-    fits = fits and all(c in output for c in x if c != contracted[0]) and len(set(x)) == len(x)
-    return unpatchable(parameter) if fits else f"{text} is not a matrix product with one weight"
+    fits = matrix_letters(x, weight, output, parameter.shape) is not None
+    if not fits or (len(weight) > 2 and not (x + output).isalpha()):
+        return f"einsum '{x},{weight}->{output}' is not a matrix product with one weight"
+    return unpatchable(parameter, 2)
 
 
 def _of_many(

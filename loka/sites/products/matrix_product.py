@@ -48,6 +48,7 @@ class MatrixProduct:
     n: Size
     terms: tuple[tuple[Size, Size, Size], ...]
     blocked: str | None = None
+    folded: bool = False  # the columns of the product are several dimensions
 
 
 Args = tuple[Any, ...]

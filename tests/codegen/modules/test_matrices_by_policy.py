@@ -45,7 +45,9 @@ def gradients(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize(("model", "sites"), [("crosses", 12), ("matrices", 6), ("kernels", 5), ("convolved", 4)])
+@pytest.mark.parametrize(
+    ("model", "sites"), [("crosses", 12), ("matrices", 6), ("kernels", 5), ("convolved", 4), ("folded", 3)]
+)
 def test_matrices_run_in_fp8_forward_and_backward(make: Make, model: str, sites: int, recipe: str) -> None:
     plan, _, package = make(model, RECIPES[recipe])
     assert sum(site.fp8 for site in plan.sites) == sites

@@ -96,6 +96,59 @@ def test_products_of_activations_have_their_sizes_and_outer_products_are_no_gemm
     assert found["#2"].share == pytest.approx((2 * 30 * 16 * 16 + 2 * 30 * 16 * 5) / flops)
 
 
+class FoldedMatrices(nn.Module):
+    """Parameters of three dimensions, each one matrix, and one that holds a matrix for each token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up, self.experts = models.drawn(5, 16, 3), models.drawn(5, 16, 3), models.drawn(4, 3, 7)
+        self.one, self.tokens = models.drawn(1, 3, 3), models.drawn(5, 16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, 5, 16)
+        low = torch.einsum("bfd,fdr->br", x, self.down)
+        many = torch.einsum("br,ers->bes", low, self.experts)
+        low = torch.einsum("bei,eio->beo", low.unsqueeze(1), self.one).squeeze(1)
+        x = torch.einsum("br,fdr->bfd", low, self.up) + torch.einsum("bfd,fde->bfe", x, self.tokens)
+        return x + many.sum((1, 2))[:, None, None]
+
+
+def test_parameters_of_three_dimensions_that_are_one_matrix_are_sites() -> None:
+    found = found_in(FoldedMatrices(), torch.randn(6, 5, 16))
+    assert {name: (sizes(site, 6), site.blocked) for name, site in found.items()} == {
+        "down": ((6, 80, 3), None),
+        "experts": ((6, 3, 28), None),
+        "one": ((6, 3, 3), None),
+        "up": ((6, 3, 80), None),
+        "tokens": (
+            (30, 16, 16),
+            "its weight 'tokens' has 3 dimensions: 5 GEMMs in one call (a grouped GEMM), for which LoKA has no kernel",
+        ),
+    }
+
+
+class OneMatrixOfThree(nn.Module):
+    """An einsum of x, x and a Parameter, and one with two Parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rank, self.other = models.drawn(5, 3), models.drawn(3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, 5, 16)
+        pairs = torch.einsum("bnd,bmd,mr->bnr", x, x, self.rank)
+        return pairs + torch.einsum("bmd,mr,ro->bdo", x, self.rank, self.other).sum((1, 2), keepdim=True)
+
+
+def test_an_einsum_of_several_operands_and_one_matrix_is_two_products() -> None:
+    found = found_in(OneMatrixOfThree(), torch.randn(6, 5, 16))
+    assert {name: (sizes(site, 6), site.blocked) for name, site in found.items()} == {
+        "#0": ((30, 16, 5), "both operands are computed: no Parameter takes part"),
+        "rank": ((30, 5, 3), None),
+        "#1": ((96, 3, 4), "einsum 'bmd,mr,ro->bdo' has 3 operands"),
+    }
+    assert found["rank"].where.startswith("test_sizes_of_products.py:")
+    assert found["rank"].kind is GemmKind.EINSUM
+
+
 def test_convolutions_of_size_one_are_gemms_and_wider_ones_are_noted() -> None:
     model = models.CompressedInteraction()
     built = BuiltModel(model, (torch.randn(7, 6, 9),), {}, 7)

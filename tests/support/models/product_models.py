@@ -211,6 +211,31 @@ def convolved_inputs(batch: int) -> tuple[Tensor, ...]:
     return (torch.randn(batch, 24, 32, generator=torch.Generator().manual_seed(1)),)
 
 
+class Folded(nn.Module):
+    """Parameters of three dimensions that are one matrix each: of fields, and of experts that read one input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up, self.bias = drawn(4, 16, 32), drawn(4, 16, 32), nn.Parameter(torch.randn(4, 16) / 4)
+        self.experts = drawn(3, 64, 32)
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, 4, 16)
+        low = torch.einsum("bfd,fdr->br", x, self.down)
+        x = x * (torch.einsum("br,fdr->bfd", low, self.up) + self.bias) + x
+        return torch.einsum("bd,edr->ber", torch.tanh(x.flatten(1)), self.experts).flatten(1)
+
+
+def folded() -> nn.Module:
+    """Its sizes."""
+    torch.manual_seed(0)
+    return Folded()
+
+
+def folded_inputs(batch: int) -> tuple[Tensor, ...]:
+    """Its inputs."""
+    return (torch.randn(batch, 4, 16, generator=torch.Generator().manual_seed(1)),)
+
+
 class Mixture(nn.Module):
     """Attention, interaction by convolutions, and two linears that nothing calls, in one model."""
 

@@ -14,6 +14,7 @@ from typing import TypeVar
 from tests.support.spellings.ways_to_write import (
     ACTIVATION_MODULES,
     ACTIVATIONS,
+    AT_ONCE,
     BATCHES,
     BIASED,
     BOTH,
@@ -23,9 +24,11 @@ from tests.support.spellings.ways_to_write import (
     CROSS_ENDS,
     CROSS_NETS,
     CROSSES,
+    FIELDS,
     FILLED,
     FLATTENED,
     HELD,
+    IN_FIELDS,
     JOINED,
     JOINS,
     LINEARS,
@@ -47,6 +50,7 @@ from tests.support.spellings.ways_to_write import (
 
 N, DIM, RANK, HIDDEN, LAYERS = 16, 32, 8, 64, 2  # of the Wukong
 WIDTH, LOW, OVER = 128, 32, 64  # of the DCNv2
+FIELD_COUNT = 16  # where its features are fields
 
 Choice = TypeVar("Choice")
 HEAD = "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n"
@@ -69,6 +73,8 @@ class Speller:
         if held:
             inner = self._one(TRANSPOSES).format(held[1].format("rank", "x"))
         pairs = [f"inner = {inner}", f"products = {self._one(PAIRS).format('x', 'inner')}"]
+        if at_once := self._one(AT_ONCE):
+            pairs = [f"products = {at_once.format('x', self._one(TRANSPOSES).format('x'), 'self.rank')}"]
         machine = [
             f"flat = {self._one(FLATTENED).format('products', N * RANK)}",
             *self._norm("fmb_norm", "flat", N * RANK),
@@ -133,6 +139,7 @@ class Speller:
         held = self._one(CROSS_NETS)
         written = {"layers": self._cross_layers, "net": self._cross_layers}
         written |= dict.fromkeys(COLUMNS, lambda: self._cross_columns(held))
+        written["fields"] = self._cross_fields
         parts, run = written.get(held, lambda: self._cross_matrices(held))()
         if held == "layers":
             run = ["x = x0", *run]
@@ -191,6 +198,24 @@ class Speller:
         to, back = (self._one(ways) for ways in COLUMNS[held])
         run = [f"x0 = {to.format('x0', WIDTH)}", "x = x0", f"for i in range({LAYERS}):", *body]
         return parts, [*run, f"    x = {end.format('x0', 'u', 'x')}", f"x = {back.format('x')}"]
+
+    def _cross_fields(self) -> tuple[list[str], list[str]]:
+        """Parameters of three dimensions for all cross layers, and the statements that multiply blocks by them."""
+        fields = {"f": FIELD_COUNT, "d": WIDTH // FIELD_COUNT, "r": LOW}
+        one = "nn.Parameter(torch.randn({}) * 0.1) for _ in range({})"
+        (down, _, down_order), (_, up, up_order) = self._one(IN_FIELDS), self._one(IN_FIELDS)
+        sizes = {"down": down_order, "up": up_order, "bias": "fd"}
+        shapes = {name: ", ".join(str(fields[c]) for c in order) for name, order in sizes.items()}
+        parts = [f"self.{name} = nn.ParameterList([{one.format(shape, LAYERS)}])" for name, shape in shapes.items()]
+        body = [
+            f"    low = {down.format('self.down[i]', 'x')}",
+            f"    u = {up.format('self.up[i]', 'low')} + self.bias[i]",
+        ]
+        end = self._one([way for way in CROSSES if "einsum" not in way])
+        to, back = (self._one(ways) for ways in FIELDS)
+        sizes_of = (fields["f"], fields["d"])
+        run = [f"x0 = {to.format('x0', *sizes_of)}", "x = x0", f"for i in range({LAYERS}):", *body]
+        return parts, [*run, f"    x = {end.format('x0', 'u', 'x')}", f"x = {back.format('x', *sizes_of)}"]
 
     def _norm(self, name: str, value: str, width: int | str) -> list[str]:
         """Statements that normalise a local."""

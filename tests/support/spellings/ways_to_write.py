@@ -153,6 +153,15 @@ PAIRS = (  # x @ that
     "torch.bmm({0}, {1})",
     "torch.einsum('bnd,bdr->bnr', {0}, {1})",
 )
+AT_ONCE = (  # x @ (x^T @ rank) in other products of x, {0}, which transposed is {1}, and the rank {2}
+    None,  # as MIXED and PAIRS have it
+    "({0} @ {1}) @ {2}",
+    "torch.bmm({0}, {1}).matmul({2})",
+    "torch.einsum('bnd,bmd->bnm', {0}, {0}) @ {2}",
+    "F.linear({0} @ {1}, {2}.t())",
+    "torch.einsum('bnd,bmd,mk->bnk', {0}, {0}, {2})",
+    "torch.einsum('mk,bmd,bnd->bnk', {2}, {0}, {0}).contiguous()",
+)
 WEIGHTED = (  # compress, {0}, @ x, {1}; {2} is the batch
     "{0} @ {1}",
     "torch.matmul({0}, {1})",
@@ -184,6 +193,7 @@ CROSS_NETS = (
     "lists",
     "columns",
     "samples",
+    "fields",
 )  # what holds the matrices and biases of cross layers
 MULTIPLIED = ("{0} * {1}", "self.times({0}, {1})")  # by an operator, or by a module of its own
 COLUMNS = {  # rows as columns, and these as rows
@@ -193,6 +203,15 @@ COLUMNS = {  # rows as columns, and these as rows
     ),
     "samples": (("{0}.t()", "{0}.T"), ("{0}.t()", "{0}.T")),
 }
+FIELDS = (  # rows as blocks of fields, {1} of {2}, and these as rows
+    ("{0}.view(-1, {1}, {2})", "{0}.unflatten(1, ({1}, {2}))"),
+    ("{0}.flatten(1)", "{0}.reshape(-1, {1} * {2})"),
+)
+IN_FIELDS = (  # of blocks by a Parameter {0} of three dimensions, whose order is the second: to the rank, and back
+    ("torch.einsum('bfd,fdr->br', {1}, {0})", "torch.einsum('br,fdr->bfd', {1}, {0})", "fdr"),
+    ("torch.einsum('rfd,bfd->br', {0}, {1})", "torch.einsum('rfd,br->bfd', {0}, {1})", "rfd"),
+    ("torch.einsum('bij,jik->bk', {1}, {0})", "torch.einsum('bk,jik->bij', {1}, {0})", "dfr"),
+)
 OF_COLUMNS = ("{0} @ {1}", "torch.matmul({0}, {1})", "{0}.matmul({1})")  # by a matrix {0}
 JOINED = (  # parts {0} and {1}, {3} rows each, and the residual {2}
     None,  # in two statements, as CONCATENATIONS and SUMS have it
