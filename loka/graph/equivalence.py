@@ -252,6 +252,10 @@ def _leaves(value: object) -> Iterator[object]:
         raise CannotTraceError(f"returns a {type(value).__qualname__}, which cannot be compared")
 
 
+def _same_values(x: Tensor, y: Tensor) -> bool:
+    return x.layout == y.layout == torch.strided and x.dtype == y.dtype and torch.equal(x, y)
+
+
 def _compare(a: _Outcome, b: _Outcome, rounding: float = 0.0) -> str | None:
     if a.error is not None or b.error is not None:
         return None if a.error == b.error else f"raises {b.error}" if b.error else f"does not raise {a.error}"
@@ -263,8 +267,8 @@ def _compare(a: _Outcome, b: _Outcome, rounding: float = 0.0) -> str | None:
         return f"leaves its inputs otherwise ({found})"
     largest = max((_largest(x) for _, x in a.gradients if x is not None), default=0.0) if rounding else 0.0
     for (name, x), (_, y) in zip(a.gradients, b.gradients, strict=True):
-        if x is not None and y is not None and x.dtype == y.dtype and torch.equal(x, y):
-            continue  # in whichever layout: torch promises none for gradients
+        if x is not None and y is not None and _same_values(x, y):
+            continue  # with whichever strides: torch promises none for gradients
         found = _compare_leaves((x,), (y,), rounding, largest)
         if found is not None:
             return f"gives another gradient for {name} ({found})"
