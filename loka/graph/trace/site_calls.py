@@ -38,7 +38,7 @@ def site_call(op: Op, weights: Weights, template: Template) -> SiteCall | None:
     if not is_gemm or not used:
         return None
     large = next((value for value in _flat([*args, *kwargs.values()]) if weights.shape(value) is not None), None)
-    if large is not None and target is not torch.einsum:
+    if large is not None and target not in (torch.einsum, torch.nn.functional.conv1d):
         raise CannotTraceError(f"'{weights.site(large)}' has {len(weights.shape(large) or ())} dimensions, not 2")
     call = None
     if target is torch.nn.functional.linear:
