@@ -252,7 +252,7 @@ def _leaves(value: object) -> Iterator[object]:
         raise CannotTraceError(f"returns a {type(value).__qualname__}, which cannot be compared")
 
 
-def _same_values(x: Tensor, y: Tensor) -> bool:
+def _same_values(x: torch.Tensor, y: torch.Tensor) -> bool:
     return x.layout == y.layout == torch.strided and x.dtype == y.dtype and torch.equal(x, y)
 
 
