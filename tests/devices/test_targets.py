@@ -23,6 +23,7 @@ from loka.devices.targets import (
 from loka.errors import InputError
 from loka.kernels.fused.norm.norm_launch import configuration
 from loka.kernels.fused.norm.norm_spec import NormForward
+from loka.kernels.fused.quantisation import Quantisation
 from loka.kernels.fused.rendering import render
 from loka.kernels.fused.triton_gemm.gemm_spec import TiledGemm
 from loka.kernels.fused.triton_gemm.gemm_tiling import candidates, shared_bytes
@@ -126,6 +127,17 @@ def test_kernels_are_launched_as_their_device_says() -> None:
     assert "num_stages" in render(NORM, templates, device=DEVICES[TargetDevice.H200]).text
     assert "num_stages" not in render(NORM, templates).text
     assert "num_warps=16" not in render(NORM, templates).text
+
+
+def test_one_scale_is_found_and_used_by_few_programs_where_that_was_measured() -> None:
+    h200 = DEVICES[TargetDevice.H200]
+    rowwise = configuration(replace(NORM, quantise=True), h200)
+    for scaling in ("maximum", "tensorwise"):
+        spec = replace(NORM, quantise=True, save=False, how=Quantisation(scaling))
+        found = configuration(spec, h200)
+        assert found == h200.launches.rows.forward_tensorwise[1024]
+        assert found.programs * h200.multiprocessors < rowwise.programs * h200.multiprocessors
+        assert configuration(spec) == configuration(NORM), "not measured on the H100"
 
 
 def test_tilings_fit_the_devices_shared_memory() -> None:
