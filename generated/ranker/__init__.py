@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "f411661f02f0bc4391e6e663af6941ccf89674cdf8321bef5045bd1ca9529b0d"
+STAMP = "87dcab08ea7cdbe3b1bf70a85a3e48137275ce63386d6e9c0720cd966901d39b"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

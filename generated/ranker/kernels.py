@@ -27,7 +27,7 @@ from loka.dispatch import Quantized
 
 from . import fused
 
-STAMP = "f411661f02f0bc4391e6e663af6941ccf89674cdf8321bef5045bd1ca9529b0d"
+STAMP = "87dcab08ea7cdbe3b1bf70a85a3e48137275ce63386d6e9c0720cd966901d39b"
 
 # Scalings of both operands of a GEMM.
 ROWWISE = ("rowwise", "rowwise")

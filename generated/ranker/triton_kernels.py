@@ -15,7 +15,7 @@ import triton.language as tl
 from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import fm_reference
 
-STAMP = "f411661f02f0bc4391e6e663af6941ccf89674cdf8321bef5045bd1ca9529b0d"
+STAMP = "87dcab08ea7cdbe3b1bf70a85a3e48137275ce63386d6e9c0720cd966901d39b"
 
 
 @triton.jit

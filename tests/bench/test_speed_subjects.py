@@ -17,6 +17,7 @@ from loka.bench.speed.steps import StepWork, fresh_inputs, make_work
 from loka.bench.subjects.calibration import learned
 from loka.bench.subjects.packages import Workshop
 from loka.bench.subjects.variants import VARIANTS, Variant
+from loka.devices.targets import DEVICES
 from loka.errors import LokaError
 
 BY_NAME = {variant.name: variant for variant in VARIANTS}
@@ -118,3 +119,10 @@ def test_both_weights_of_the_block_norm_region_run_in_fp8_with_dgrad() -> None:
     with Workshop() as workshop:
         made = workshop.make(region_speed.subject(Form.BLOCK_NORM, SMALL), BY_NAME["loka-fp8"])
         assert [[gemm.fp8 for gemm in site.gemms] for site in made.plan.sites] == [[True] * 3] * 2
+
+
+def test_packages_are_planned_for_the_device_that_measures_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loka.bench.subjects.packages.device_here", lambda: DEVICES["h200"])
+    with Workshop() as workshop:
+        plan = workshop.make(region_speed.subject(Form.LAYER_NORM, SMALL), BY_NAME["loka-bf16"]).plan
+    assert plan.target == "h200"

@@ -1,4 +1,7 @@
-"""Generated packages for benchmarks: a policy in a temporary folder is planned, rendered and imported as usual."""
+"""Generated packages for benchmarks: a policy in a temporary folder is planned, rendered and imported as usual.
+
+Plans are for the current GPU; without one, or on another device than the targets, for the default target.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,7 @@ SMALLEST = 64  # sites with K or N up to this stay native
 POLICY = """\
 version: 1
 name: {name}
+target: {target}
 model: {{factory: "{factory}", inputs: "{inputs}", batch_size: {batch}}}
 defaults: {defaults}
 rules:
@@ -105,7 +109,8 @@ class Workshop:
         """
         factory, inputs = self.add(subject)
         name = f"{factory.partition(':')[0]}_{variant.name.replace('-', '_')}"
-        settings = {"name": name, "factory": factory, "inputs": inputs, "batch": subject.batch}
+        target = device_here().name
+        settings = {"name": name, "target": target, "factory": factory, "inputs": inputs, "batch": subject.batch}
         policy = self._path / f"{name}.yaml"
         named = {"defaults": variant.defaults, "smallest": SMALLEST, "interactions": interaction_planning().name}
         text = POLICY.format(**settings, **named)
