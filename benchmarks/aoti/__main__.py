@@ -21,6 +21,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from loka.errors import InputError
 SMALLEST = 64  # sites with K or N up to this stay native
 LIMIT = 300.0  # seconds for a process
 LAST_LINES = 20  # of stderr, of a process that failed
+MOST_FRAMES = 16  # of C++, of a process that crashed
 FEWEST_CHARACTERS = 3  # of a line that says something
 
 
@@ -133,10 +135,11 @@ def outcome(job: Job) -> Outcome:
 
 
 def failure_of(status: int, stderr: str) -> str:
-    """How a process ended, and what it said last."""
+    """How a process ended, the C++ frames of the thread that crashed, and what the process said last."""
     ended = f"ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
     said = [line for line in stderr.splitlines() if len(line.strip()) >= FEWEST_CHARACTERS]
-    return "\n".join((ended, *said[-LAST_LINES:]))
+    frames = list(dropwhile(lambda line: not line.startswith("SIG"), said))[: MOST_FRAMES + 1]
+    return "\n".join((ended, *frames, *said[-LAST_LINES:]))
 
 
 def line_of(found: Outcome) -> str:

@@ -48,6 +48,7 @@ class Form:
     autocast: bool = False  # float32 parameters under autocast, not all in bfloat16
     dynamic: bool = False  # the batch
     bags: bool = False  # the first input's rows come from an embedding bag in the model
+    linear: bool = False  # a single nn.Linear in the model's place: does AOTInductor run on this machine at all?
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -98,7 +99,7 @@ class Outcome:
     failure: str = ""
 
 
-BF16, FP8 = Form("bf16"), Form("fp8", fp8=True)
+LINEAR, BF16, FP8 = Form("linear", linear=True), Form("bf16"), Form("fp8", fp8=True)
 OTHER_FORMS = (
     Form("bf16-autocast", autocast=True),
     Form("bf16-dynamic", dynamic=True),
@@ -109,7 +110,7 @@ OTHER_FORMS = (
 
 def compiling(subject: Subject) -> tuple[Job, ...]:
     """One process for each form, one that runs its own package, and what fills torch.compile's caches."""
-    forms = tuple(Job(f"compile {form.name}", subject, form, Action.COMPILE) for form in (BF16, FP8, *OTHER_FORMS))
+    forms = tuple(Job(f"compile {form.name}", subject, form, Action.COMPILE) for form in (LINEAR, BF16, FP8, *OTHER_FORMS))
     same = Form("bf16-same")
     alone = Job("bf16: loaded by the process that compiled it", subject, same, Action.COMPILE_AND_RUN)
     warm = tuple(Job(f"warm {form.name}", subject, form, Action.TIME_COMPILED) for form in (BF16, FP8))
@@ -120,7 +121,7 @@ def running(subject: Subject) -> tuple[Job, ...]:
     """Each package in a fresh process, that of BF16 in several ways."""
     blocking = {"CUDA_LAUNCH_BLOCKING": "1"}
     return (
-        *(Job(f"{form.name}: fresh process", subject, form, Action.RUN) for form in (BF16, FP8, *OTHER_FORMS)),
+        *(Job(f"{form.name}: fresh process", subject, form, Action.RUN) for form in (LINEAR, BF16, FP8, *OTHER_FORMS)),
         Job("bf16: fresh process, inference_mode", subject, BF16, Action.RUN, inference_mode=True),
         Job("bf16: fresh process, CUDA_LAUNCH_BLOCKING=1", subject, BF16, Action.RUN, environment=blocking),
     )

@@ -22,6 +22,7 @@ from benchmarks.aoti.jobs import PACKAGE, Action, Form, Job, Subject
 
 WARM_UPS = 3
 ROWS = 1000  # of an embedding bag
+WIDTH = 64  # of the model that is one linear layer
 
 Run = Callable[..., Any]
 
@@ -52,6 +53,9 @@ class WithBags(nn.Module):
 def made(subject: Subject, form: Form) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """The model and its inputs on the device, as the form has them. The same in every process."""
     torch.manual_seed(0)
+    if form.linear:
+        rows = torch.randn(subject.batch, WIDTH, device=subject.device, dtype=torch.bfloat16)
+        return nn.Linear(WIDTH, WIDTH, device=subject.device, dtype=torch.bfloat16), (rows,)
     model: nn.Module = _function(subject.factory)().eval()
     inputs = tuple(value.detach() for value in _function(subject.inputs)(subject.batch))
     first = inputs[0]
@@ -162,6 +166,7 @@ def _function(name: str) -> Callable[..., Any]:
 
 def main() -> None:
     """Do the job of the command line."""
+    torch._C._set_print_stack_traces_on_fatal_signal(True)  # C++ frames; those of Python are by faulthandler
     job = Job.from_json(sys.argv[1])
     if job.action in (Action.RUN, Action.TIME_PACKAGE):
         sys.meta_path.insert(0, RefusingLoka())
