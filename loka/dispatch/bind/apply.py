@@ -17,8 +17,9 @@ from loka.dispatch.bind.device_warning import warn_of_devices
 from loka.dispatch.bind.fp8_warning import warn_without_fp8
 from loka.dispatch.bind.wrappers import ClosedWrapperError, planned_inside, unwrap
 from loka.dispatch.dispatch_errors import BindError
+from loka.dispatch.patch.bound_module import BoundModule
 from loka.dispatch.patch.bound_state import bind, frozen_weights, unbind
-from loka.dispatch.patch.patch import BoundModule, Patch
+from loka.dispatch.patch.patch import Patch
 from loka.dispatch.static_scales import keep_from_ddp, names_in
 from loka.mods.adaptation import Adaptation
 

@@ -23,7 +23,8 @@ from loka.dispatch.guard.ranks import Ranks
 from loka.dispatch.guard.runs import Fp8Run, OwnRun
 from loka.dispatch.guard.undisturbed import undisturbed
 from loka.dispatch.guard.verdicts import Judge, Verdict
-from loka.dispatch.patch.patch import BoundModule, Patch
+from loka.dispatch.patch.bound_module import BoundModule
+from loka.dispatch.patch.patch import Patch
 from loka.errors import InputError
 
 if TYPE_CHECKING:

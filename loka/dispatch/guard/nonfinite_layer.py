@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from loka.dispatch.guard.runs import Loss, OwnRun, floating, is_recomputation
-from loka.dispatch.patch.patch import BoundModule
+from loka.dispatch.patch.bound_module import BoundModule
 from loka.mods.unwrap import plain_name
 
 BATCH = "the batch"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loka.dispatch.patch.patch import BoundModule
+from loka.dispatch.patch.bound_module import BoundModule
 from loka.paths import open_plain
 
 PLAN = "plan.json"

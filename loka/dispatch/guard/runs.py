@@ -22,7 +22,7 @@ from torch.utils.hooks import RemovableHandle
 
 from loka.dispatch.bind.check_model import shown
 from loka.dispatch.guard.figures import Figure, difference
-from loka.dispatch.patch.patch import BoundModule
+from loka.dispatch.patch.bound_module import BoundModule
 from loka.errors import InputError
 
 _REENTRANT = (

@@ -5,16 +5,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Self
 
-from torch import Tensor, nn
+from torch import nn
 
-from loka.dispatch.bind.bound import Bound, CallCounters, derived_class, is_frozen_class, unbound_class
+from loka.dispatch.bind.bound import Bound, derived_class, is_frozen_class, unbound_class
 from loka.dispatch.bind.check_model import changes_since, shown
 from loka.dispatch.bind.fp8_warning import warn_without_fp8
 from loka.dispatch.bind.wrappers import find_module, unwrap
 from loka.dispatch.dispatch_errors import BindError, LokaWarning, VerifyError
+from loka.dispatch.patch.bound_module import BoundModule, KeptModule
 from loka.dispatch.patch.bound_state import bind, frozen_weights, refresh_module, stale_sites, unbind
 from loka.dispatch.patch.compile_functions import compile_functions
 from loka.dispatch.patch.keep_sites import chosen_modules
@@ -33,24 +33,6 @@ _NO_FORWARD = (
     "or had no rows"
 )
 _NO_BACKWARD = "no backward reached it"
-
-
-@dataclass(frozen=True, slots=True)
-class BoundModule:
-    """A module of a patch. `counters`: from its binding; they stay valid if another patch removes it."""
-
-    name: str
-    module: nn.Module
-    counters: CallCounters
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class KeptModule:
-    """A module that `keep` sent back, and what `restore` gives it again."""
-
-    bound: BoundModule
-    bound_class: type
-    records: dict[str, Tensor]  # overflow statistics
 
 
 class Patch:

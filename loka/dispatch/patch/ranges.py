@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._C._autograd import _profiler_enabled
@@ -13,9 +13,7 @@ from torch.autograd.profiler import record_function
 from torch.utils._pytree import tree_leaves
 
 from loka.dispatch.bind.bound import CallCounters, derived_class
-
-if TYPE_CHECKING:
-    from loka.dispatch.patch.patch import BoundModule
+from loka.dispatch.patch.bound_module import BoundModule
 
 
 @contextmanager
