@@ -74,7 +74,7 @@ class Speller:
             inner = self._one(TRANSPOSES).format(held[1].format("rank", "x"))
         pairs = [f"inner = {inner}", f"products = {self._one(PAIRS).format('x', 'inner')}"]
         at_once = self._one(AT_ONCE)
-        if at_once and not held:
+        if at_once and not held and place != "one":
             pairs = [f"products = {at_once.format('x', self._one(TRANSPOSES).format('x'), 'self.rank')}"]
         machine = [
             f"flat = {self._one(FLATTENED).format('products', N * RANK)}",
