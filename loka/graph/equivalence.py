@@ -3,7 +3,7 @@
 Both run side by side on copies that start equal, through training and evaluation, every example, with and without
 autocast to bfloat16. Compared, bit for bit: outputs, gradients of inputs and Parameters, inputs that were modified in
 place, buffers, Parameters, the random state, and Python attributes. With each site's call written as a linear between
-its views, the result must be the same up to rounding.
+its views, the result must be the same up to rounding, and contiguous where it was.
 
 Gradients of Parameters are as large as the model, and take most of the time: they are compared for the first batch size
 alone, bit for bit in training and up to rounding in evaluation; those of inputs always. A quick check compares outputs
@@ -72,11 +72,17 @@ def difference(
 
 @quiet()
 def rounding_difference(
-    module: nn.Module, forward: ForwardIR, examples: Examples, copied: Callable[[], nn.Module], quick: bool = False
+    module: nn.Module,
+    forward: ForwardIR,
+    examples: Examples,
+    copied: Callable[[], nn.Module],
+    quick: bool = False,
+    contiguous: bool = False,
 ) -> str | None:
     """The first difference beyond rounding between a rewritten forward and the module's own, in words, or None.
 
     Compares outputs, gradients (not if `quick`) and the random state, in training and evaluation, without autocast.
+    With `contiguous`, outputs must be so where the module's own are.
     ReLUs run as they are written: any subgradient at 0 is as good.
     """
     forward = with_written_relus(forward)
@@ -87,7 +93,7 @@ def rounding_difference(
                 ours, theirs = copied(), with_forward(copied(), forward)
                 ours.train(training)  # not chained: a model's own train() may return nothing
                 theirs.train(training)
-                found = _up_to_rounding(ours, theirs, examples, quick)
+                found = _up_to_rounding(ours, theirs, examples, quick, contiguous)
                 if found is not None:
                     return f"rewritten, it {found[0]} {_when(training, False, found[1])}"
             return None
@@ -149,14 +155,14 @@ def _compare_all(forward: ForwardIR, examples: Examples, copied: Callable[[], nn
                     return f"traced, it {found} {_when(training, autocast, call)}"
                 del a, b  # not kept beside those of the next call
     # They are equal and in evaluation: no other copies are needed.
-    different = _up_to_rounding(ours, with_forward(theirs, forward, rewritten=True), examples, quick)
+    different = _up_to_rounding(ours, with_forward(theirs, forward, rewritten=True), examples, quick, True)
     if different is not None:
         return f"with its GEMMs written as linears, it {different[0]} {_when(False, False, different[1])}"
     return None
 
 
 def _up_to_rounding(
-    ours: nn.Module, theirs: nn.Module, examples: Examples, quick: bool
+    ours: nn.Module, theirs: nn.Module, examples: Examples, quick: bool, contiguous: bool
 ) -> tuple[str, ExampleCall] | None:
     """The first difference between two modules beyond rounding, and the call that showed it."""
     coarsest = max((torch.finfo(p.dtype).eps for p in ours.parameters() if p.is_floating_point()), default=0.0)
@@ -164,6 +170,7 @@ def _up_to_rounding(
         backward = Backward.of(call, examples, quick)
         a, b = (_run(m, call, autocast=False, backward=backward) for m in (ours, theirs))
         found = _compare(a, b, rounding=max(_ROUNDING, 8 * coarsest))
+        found = _scattered(a.outputs, b.outputs) if found is None and contiguous else found
         if found is not None:
             return found, call
     return None
@@ -293,6 +300,13 @@ def _compare_leaves(a: tuple[object, ...], b: tuple[object, ...], rounding: floa
         elif type(x) is not type(y) or (x != y and repr(x) != repr(y)):
             return f"{_shown(y)} instead of {_shown(x)}"
     return None
+
+
+def _scattered(a: tuple[object, ...], b: tuple[object, ...]) -> str | None:
+    """Says that an output is not contiguous where the model's own is: what reads it may take a view of it."""
+    pairs = [(x, y) for x, y in zip(a, b, strict=True) if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor)]
+    lost = next((y for x, y in pairs if x.is_contiguous() and not y.is_contiguous()), None)
+    return None if lost is None else f"gives an output that is not contiguous ({_kind(lost)})"
 
 
 def _shown(value: object) -> str:

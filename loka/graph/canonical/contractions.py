@@ -121,14 +121,10 @@ class _Known:
         names = [f"operand_{number}" for number in range(len(statement.operands))]
         linear = f"torch.nn.functional.linear({call.x.format(*names)}, {call.weight.format(*names)})"
         product = self._product(statement, ast.parse(linear, mode="eval").body)
-        moved = (
-            moved_axes(ast.parse(call.out.format("operand_0"), mode="eval").body, len(product.axes))
-            if product
-            else None
-        )
-        if product is None or call.out == "{0}" or moved is None:
-            return product if call.out == "{0}" else None
-        return Value(product.node, tuple(product.axes[axis] for axis in moved[1]))
+        order = None if product is None else _order(call.out, len(product.axes))
+        if product is None or order is None:
+            return None
+        return Value(product.node, tuple(product.axes[axis] for axis in order))
 
     def _of(self, statement: Statement, node: ast.expr, dimensions: int) -> Value | None:
         """The value of an expression over a statement's operands, of so many dimensions."""
@@ -174,6 +170,17 @@ class _Known:
                 if sizes.setdefault(label, size) != size:
                     return False
         return True
+
+
+def _order(out: str, dimensions: int) -> tuple[int, ...] | None:
+    """The product's axis for each of its views' result, `out` being that of a `SiteCall`; None for other views."""
+    node, order = ast.parse(out.format("product"), mode="eval").body, tuple(range(dimensions))
+    while not isinstance(node, ast.Name):
+        moved = moved_axes(node, dimensions)
+        if moved is None:
+            return None
+        node, order = moved[0], tuple(moved[1][axis] for axis in order)
+    return order
 
 
 def _function(node: ast.expr | None) -> tuple[str, list[ast.expr]] | None:

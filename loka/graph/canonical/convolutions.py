@@ -29,14 +29,15 @@ def products_of_convolutions(
         flat[matrix.text] = attributes[weights[0].text][:2]
         biases = tuple(ref for ref in refs if ref not in (*weights, *x))
         bias = "{2}" if biases else None
-        text = f"torch.nn.functional.linear({{1}}{_FLIP}, {{0}}, {{2}}){_FLIP}" if biases else "torch.matmul({0}, {1})"
+        linear = call.out.format(f"torch.nn.functional.linear({{1}}{_FLIP}, {{0}}, {{2}})")
+        text = linear if biases else "torch.matmul({0}, {1})"
         made.append(
             replace(
                 step,
                 op="linear" if biases else "matmul",
                 template=text,
                 operands=(matrix, x[0], *biases),
-                call=SiteCall(call.site, f"{{1}}{_FLIP}", "{0}", bias, f"{{0}}{_FLIP}"),
+                call=SiteCall(call.site, f"{{1}}{_FLIP}", "{0}", bias, call.out),
                 written=(step,),
             )
         )

@@ -17,7 +17,7 @@ from loka.graph.patterns.linear_chain import readers_of
 from loka.graph.patterns.norm import ChainNorm, NormRun, arguments, norm_ending_at
 from loka.graph.trace.observed_shapes import Shape
 
-_SUMS = ("{0} + {1}", "torch.add({0}, {1})", "{0}.add({1})")
+_SUM = "{0} + {1}"
 _CONCATENATIONS = ("torch.cat", "torch.concat", "torch.concatenate")
 
 
@@ -51,7 +51,7 @@ def _found(forward: ForwardIR, shapes: Mapping[str, Shape]) -> Iterator[ConcatNo
         if before is None or not all(readers.get(statements[n].target, set()) <= {*inner, run.last} for n in inner):
             continue
         skipped, parts, residual = [before], concatenated(statements[before]), None
-        if not parts and statements[before].template in _SUMS:
+        if not parts and statements[before].template == _SUM:
             first, second = statements[before].operands
             for joined, other in ((first, second), (second, first)):
                 inside = only_for(joined.text, before)

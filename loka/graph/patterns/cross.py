@@ -13,9 +13,7 @@ from loka.graph.patterns.fm_interaction import changes_in_place
 from loka.graph.patterns.linear_chain import readers_of
 from loka.graph.trace.observed_shapes import Shape
 
-_PRODUCTS = ("{0} * {1}", "torch.mul({0}, {1})", "{0}.mul({1})")
-_SUMS = ("{0} + {1}", "torch.add({0}, {1})", "{0}.add({1})")
-_BOTH = ("torch.addcmul({0}, {1}, {2})", "{0}.addcmul({1}, {2})")  # the first operand is the residual
+_PRODUCT, _SUM = "{0} * {1}", "{0} + {1}"  # in canonical form, of `torch.addcmul`, too
 
 
 def find_crosses(forward: ForwardIR, shapes: Mapping[str, Shape]) -> tuple[Cross, ...]:
@@ -61,14 +59,11 @@ def _written_at(
 ) -> Iterator[tuple[int, tuple[Ref, Ref], Ref]]:
     """The readings of a statement as product + residual: index of the product, its two factors, the residual."""
     statement = statements[end]
-    if statement.template in _BOTH:
-        residual, first, second = statement.operands
-        yield end, (first, second), residual
-    if statement.template in _SUMS:
+    if statement.template == _SUM:
         left, right = statement.operands
         for product, residual in ((left, right), (right, left)):
             place = only_for(product, end)
-            if place is not None and statements[place].template in _PRODUCTS and statements[place].call is None:
+            if place is not None and statements[place].template == _PRODUCT and statements[place].call is None:
                 first, second = statements[place].operands
                 yield place, (first, second), residual
 
@@ -100,7 +95,7 @@ def _cross(
 def _biased(statements: Sequence[Statement], place: int, only_for: _Only) -> int | None:
     """Index of the GEMM whose product a statement adds a Parameter to."""
     statement = statements[place]
-    if statement.template not in _SUMS or RefKind.ATTRIBUTE not in [ref.kind for ref in statement.operands]:
+    if statement.template != _SUM or RefKind.ATTRIBUTE not in [ref.kind for ref in statement.operands]:
         return None
     found = [only_for(ref, place) for ref in statement.operands]
     return next((place for place in found if place is not None), None)

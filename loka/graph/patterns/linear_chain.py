@@ -9,10 +9,7 @@ from loka.graph.ir import DTYPE, ForwardIR, Ref, RefKind, Region, SiteCall, Stat
 from loka.graph.patterns.norm import ChainNorm, NormRun, arguments, literal, norm_ending_at, norm_starting_at, operand
 from loka.graph.trace.printer import names_in
 
-_PAIRS = {
-    "mul": ("{0} * {1}", "torch.mul({0}, {1})", "{0}.mul({1})"),
-    "add": ("{0} + {1}", "torch.add({0}, {1})", "{0}.add({1})"),
-}
+_PAIRS = {"mul": "{0} * {1}", "add": "{0} + {1}"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +164,7 @@ class _Finder:
         if not alone or gate not in self._known.activations or not _is_plain_activation(act):
             return None
         factors = {ref.text for ref in product.operands}
-        plain = product.op == "mul" and product.template in _PAIRS["mul"]
+        plain = product.op == "mul" and product.template == _PAIRS["mul"]
         return gate if plain and factors == {taken, act.target} else None
 
     def _goes_on(self, last: int, end: int, inside: Collection[str]) -> bool:
@@ -324,7 +321,7 @@ def _input(statement: Statement) -> str | None:
 
 def _other(statement: Statement, op: str, target: str) -> Ref | None:
     """The other matrix of a sum or product with `target`; None for another operation."""
-    if statement.op != op or not statement.even or statement.template not in _PAIRS[op]:
+    if statement.op != op or not statement.even or statement.template != _PAIRS[op]:
         return None
     others = [ref for ref in statement.operands if ref.text != target]
     return others[0] if len(others) == 1 and others[0].kind is RefKind.LOCAL else None

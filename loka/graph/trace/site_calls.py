@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import fx
 
-from loka.graph.ir import SiteCall
+from loka.graph.ir import ForwardIR, SiteCall
 from loka.graph.refused import CannotTraceError
 from loka.graph.trace.folded_weights import folded_views
 from loka.graph.trace.fx_recording import Op
@@ -23,6 +23,8 @@ _GEMMS = {
     *(*_MATMULS, *_ADDED),
     *(torch.einsum, torch.tensordot, torch.nn.functional.linear, torch.nn.functional.conv1d),
 }
+
+_MOVES = ("{0}.transpose(", "{0}.permute(", "{0}.movedim(")
 
 
 def site_call(op: Op, weights: Weights, template: Template) -> SiteCall | None:
@@ -58,6 +60,16 @@ def site_call(op: Op, weights: Weights, template: Template) -> SiteCall | None:
         name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
         raise CannotTraceError(f"'{used[0]}' goes into '{name}' in a form that is not y = x @ weight.T")
     return call
+
+
+def with_contiguous_products(forward: ForwardIR) -> ForwardIR:
+    """The forward with each product whose axes are moved copied, as torch's own is contiguous: a view may read it."""
+    made = [step if step.call is None else replace(step, call=_contiguous(step.call)) for step in forward.statements]
+    return replace(forward, statements=tuple(made))
+
+
+def _contiguous(call: SiteCall) -> SiteCall:
+    return replace(call, out=f"{call.out}.contiguous()") if call.out.startswith(_MOVES) else call
 
 
 def _linear(bound: dict[str, object], weights: Weights, template: Template) -> SiteCall | None:

@@ -33,6 +33,7 @@ from loka.graph.trace.lint import code_place, lint, out_of_place, unreadable
 from loka.graph.trace.observed_shapes import Shape, idle_casts, observed_shapes, with_even_statements
 from loka.graph.trace.printer import HIDING, attribute, constant, is_identifier
 from loka.graph.trace.quiet import quiet
+from loka.graph.trace.site_calls import with_contiguous_products
 from loka.graph.trace.statements import Printed
 from loka.graph.trace.traced_weights import find_weights, unused_reason
 from loka.sites.callables import message_of
@@ -78,6 +79,8 @@ def trace_forward(
         if found is not None and writes_in_place:  # as under autocast, where `y += x` keeps y's dtype
             forward, _ = _convert(module, owner, expand, sites, examples, in_place=True)
             found = difference(module, forward, examples, copied, quick)
+        if found is not None and (copying := with_contiguous_products(forward)) != forward:
+            forward, found = copying, difference(module, copying, examples, copied, quick)
         if found is not None:
             raise CannotTraceError(found)
     except CannotTraceError as error:
@@ -101,7 +104,7 @@ def _canonical(
     """The forward in canonical form, if that computes the same up to rounding, else as traced; and its shapes."""
     idle = idle_casts(forward, examples, copied)
     found, all_shapes = canonical_forward(forward, shapes, _tensor_sizes(module, forward), idle)
-    if not is_canonical(found) or rounding_difference(module, found, examples, copied, quick):
+    if not is_canonical(found) or rounding_difference(module, found, examples, copied, quick, contiguous=True):
         return forward, shapes
     return found, all_shapes
 

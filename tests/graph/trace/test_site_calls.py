@@ -142,6 +142,7 @@ class ConvolutionInSteps(Convolution):
         return F.conv1d(x, self.p, stride=2)
 
 
+FLIPPED = "{0}.transpose(-1, -2)"
 CALLS = {
     Linear: SiteCall("p", "{0}", "{1}", None, "{0}"),
     LinearOfTranspose: SiteCall("p", "{0}", "{1}.t()", "{2}", "{0}"),
@@ -149,13 +150,13 @@ CALLS = {
     OperatorOfT: SiteCall("p", "{0}", "{1}", None, "{0}"),
     Method: SiteCall("p", "{0}", "{1}.t()", None, "{0}"),
     Keyword: SiteCall("p", "{0}", "{1}.t()", None, "{0}"),
-    FromTheLeft: SiteCall("p", "{1}.transpose(-1, -2)", "{0}.t()", None, "{0}.transpose(-1, -2)"),
+    FromTheLeft: SiteCall("p", "{1}.transpose(-1, -2)", "{0}.t()", None, f"{FLIPPED}.contiguous()"),
     Addmm: SiteCall("p", "{1}", "{2}.t()", "{0}", "{0}"),
     Einsum: SiteCall("p", "{0}", "{1}.t()", None, "{0}.permute(0, 2, 1)"),
     Tensordot: SiteCall("p", "{0}.movedim(2, -1)", "{1}.t()", None, "{0}"),
-    TensordotFirst: SiteCall("p", "{1}.movedim(1, -1)", "{0}.t()", None, "{0}.movedim(-1, 0)"),
+    TensordotFirst: SiteCall("p", "{1}.movedim(1, -1)", "{0}.t()", None, "{0}.movedim(-1, 0).contiguous()"),
     TensordotByNumber: SiteCall("p", "{0}", "{1}.t()", None, "{0}"),
-    Convolution: SiteCall("p", "{0}.transpose(-1, -2)", "{1}.flatten(1)", "{2}", "{0}.transpose(-1, -2)"),
+    Convolution: SiteCall("p", "{0}.transpose(-1, -2)", "{1}.flatten(1)", "{2}", f"{FLIPPED}.contiguous()"),
     EinsumOfThree: SiteCall("p", "torch.einsum('bnd,bmd->bnmd', {0}, {2})", "{1}.t()", None, "{0}.permute(3, 0, 1, 2)"),
     EinsumFirst: SiteCall("p", "{1}", "{0}.t()", None, "{0}"),
 }
