@@ -110,7 +110,9 @@ OTHER_FORMS = (
 
 def compiling(subject: Subject) -> tuple[Job, ...]:
     """One process for each form, one that runs its own package, and what fills torch.compile's caches."""
-    forms = tuple(Job(f"compile {form.name}", subject, form, Action.COMPILE) for form in (LINEAR, BF16, FP8, *OTHER_FORMS))
+    forms = tuple(
+        Job(f"compile {form.name}", subject, form, Action.COMPILE) for form in (LINEAR, BF16, FP8, *OTHER_FORMS)
+    )
     same = Form("bf16-same")
     alone = Job("bf16: loaded by the process that compiled it", subject, same, Action.COMPILE_AND_RUN)
     warm = tuple(Job(f"warm {form.name}", subject, form, Action.TIME_COMPILED) for form in (BF16, FP8))

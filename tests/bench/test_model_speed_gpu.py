@@ -70,7 +70,9 @@ def is_expected(line: dict[str, Any]) -> bool:
 
 TUNED = tuple(variant for variant in MODEL_VARIANTS if variant.tunes)  # a minute of compiling each
 QUICK = tuple(variant for variant in MODEL_VARIANTS if not variant.tunes)
-ONE_OF_EACH = tuple(variant for variant in QUICK if variant.name in {"bf16", "bf16-eager", "torchao-rowwise", "loka-bf16", "loka-fp8"})
+ONE_OF_EACH = tuple(
+    variant for variant in QUICK if variant.name in {"bf16", "bf16-eager", "torchao-rowwise", "loka-bf16", "loka-fp8"}
+)
 
 
 @pytest.mark.timing

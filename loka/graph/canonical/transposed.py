@@ -91,7 +91,9 @@ class _Transposed:
             readers = self._readers.get(step.target, set())
             inside = all(
                 reader in found
-                or (reader < len(self._statements) and self._sources.get(self._statements[reader].target) == step.target)
+                or (
+                    reader < len(self._statements) and self._sources.get(self._statements[reader].target) == step.target
+                )
                 for reader in readers
             )
             if readers and inside and not step.written and self._is_moved_along(step):
@@ -207,7 +209,12 @@ class _Transposed:
         read: set[str] = set()
         for step in reversed(made):
             outside = any(place > last for place in self._readers.get(step.target, ()))
-            if step.target in self._sources and step.target not in self._new and step.target not in read and not outside:
+            if (
+                step.target in self._sources
+                and step.target not in self._new
+                and step.target not in read
+                and not outside
+            ):
                 continue
             read.update(ref.text for ref in step.operands)
             kept.append(step)
