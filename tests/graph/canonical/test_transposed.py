@@ -94,7 +94,8 @@ def test_one_tensor_of_rows_is_mixed_and_joined(kind: type[Features]) -> None:
     assert (len(forward.mixes), len(forward.joins)) == ((1, 1) if BOUND[kind] else (0, 0))
     for mix, join in zip(forward.mixes, forward.joins, strict=True):
         assert (mix.sizes, mix.weights) == ((N, DIM, RANK, N // 2), "self.compress.weight")
-        assert join.residual is not None and join.residual.text == mix.x  # the kernels hand it on
+        assert join.residual is not None
+        assert join.residual.text == mix.x  # the kernels hand it on
         assert join.rows == (N // 2, N // 2)
 
 
