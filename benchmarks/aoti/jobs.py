@@ -100,7 +100,8 @@ class Outcome:
 
 
 LINEAR, BF16, FP8 = Form("linear", linear=True), Form("bf16"), Form("fp8", fp8=True)
-OTHER_FORMS = (
+FORMS = (
+    *(LINEAR, BF16, FP8),
     Form("bf16-autocast", autocast=True),
     Form("bf16-dynamic", dynamic=True),
     Form("bf16-bags", bags=True),
@@ -110,9 +111,7 @@ OTHER_FORMS = (
 
 def compiling(subject: Subject) -> tuple[Job, ...]:
     """One process for each form, one that runs its own package, and what fills torch.compile's caches."""
-    forms = tuple(
-        Job(f"compile {form.name}", subject, form, Action.COMPILE) for form in (LINEAR, BF16, FP8, *OTHER_FORMS)
-    )
+    forms = tuple(Job(f"compile {form.name}", subject, form, Action.COMPILE) for form in FORMS)
     same = Form("bf16-same")
     alone = Job("bf16: loaded by the process that compiled it", subject, same, Action.COMPILE_AND_RUN)
     warm = tuple(Job(f"warm {form.name}", subject, form, Action.TIME_COMPILED) for form in (BF16, FP8))
@@ -123,7 +122,7 @@ def running(subject: Subject) -> tuple[Job, ...]:
     """Each package in a fresh process, that of BF16 in several ways."""
     blocking = {"CUDA_LAUNCH_BLOCKING": "1"}
     return (
-        *(Job(f"{form.name}: fresh process", subject, form, Action.RUN) for form in (LINEAR, BF16, FP8, *OTHER_FORMS)),
+        *(Job(f"{form.name}: fresh process", subject, form, Action.RUN) for form in FORMS),
         Job("bf16: fresh process, inference_mode", subject, BF16, Action.RUN, inference_mode=True),
         Job("bf16: fresh process, CUDA_LAUNCH_BLOCKING=1", subject, BF16, Action.RUN, environment=blocking),
     )

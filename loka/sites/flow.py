@@ -52,6 +52,7 @@ _MOVED = frozenset(
         *("alias", "contiguous", "clone"),
     )
 )
+_LIFTS = frozenset(("unsqueeze", "expand"))
 _FLAT = frozenset(("flatten", "view", "reshape", "unflatten"))
 _FUSED = NORM_OPERATIONS | _ACTIVATIONS | _OTHERS
 
@@ -115,7 +116,10 @@ def _joined(product: Node) -> tuple[str, ...] | None:
 
 @dataclass(frozen=True, slots=True)
 class _Ends:
-    """A GEMM without the transposes around it, as of `(W @ x.t()).t()`, or of a convolution of size 1."""
+    """A GEMM without the views that its form asks for.
+
+    These are the transposes of `(W @ x.t()).t()`, or of a convolution of size 1, and x.unsqueeze(0) of a bmm.
+    """
 
     source: Node | None  # of the input
     reader: Node  # what reads that: the GEMM or the transpose before it
@@ -124,6 +128,10 @@ class _Ends:
 
 def _ends(call: Call) -> _Ends:
     source, reader, product = call.source, call.result, call.result
+    while (
+        call.weight and source is not None and source.op in _LIFTS and len(source.parents) == len(source.children) == 1
+    ):
+        source, reader = source.parents[0], source
     parents = call.result.parents
     from_the_left = (len(parents) == 2 and parents[0].constant) or call.kind is GemmKind.CONVOLUTION
     if call.weight is None or not from_the_left or source is None:

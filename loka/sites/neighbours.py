@@ -97,6 +97,14 @@ def is_idle(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
     return same and op_name(func) == "flatten"
 
 
+def is_squeeze(name: str, args: Sequence[Any]) -> bool:
+    """True for a sum or a mean over one dimension of size one: `x.sum(0)` of (1, B, d)."""
+    if name not in ("sum", "mean") or len(args) != 2 or not isinstance(args[0], Tensor) or type(args[1]) is not int:
+        return False
+    size = args[0].shape[args[1]]
+    return type(size) is int and size == 1
+
+
 CLAMPS = frozenset(("clamp", "clip", "clamp_min"))
 
 

@@ -196,8 +196,7 @@ class Columns:
         return _is_column(of) and sorted(sizes) == sorted((_height(of), _height(shape)))
 
     def _is_even(self, step: Statement, shape: Shape) -> bool:
-        node = expression(step)
-        if step.op not in _OF_ELEMENTS or node is None or not all(map(_is_plain, ast.walk(node))):
+        if not is_of_elements(step):
             return False
         tensors = [ref for ref in step.operands if ref.kind is RefKind.LOCAL]
         return bool(tensors) and all(self._is_as_high(ref, shape) for ref in step.operands)
@@ -228,6 +227,12 @@ class Columns:
 
     def _row_shape(self, column: Shape) -> Shape:
         return (None, column[-2])
+
+
+def is_of_elements(step: Statement) -> bool:
+    """True for an operation on the elements of tensors, each by itself: a sum, a product, an activation, a cast."""
+    node = expression(step)
+    return step.op in _OF_ELEMENTS and node is not None and all(map(_is_plain, ast.walk(node)))
 
 
 def _is_column(shape: Shape) -> bool:

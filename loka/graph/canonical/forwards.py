@@ -12,8 +12,10 @@ from loka.graph.canonical.linears import canonical_linears
 from loka.graph.canonical.parts import whole_of_parts
 from loka.graph.canonical.reassociated import reassociated
 from loka.graph.canonical.runs import canonical_runs
+from loka.graph.canonical.single import rows_of_single
 from loka.graph.canonical.sizes import sizes_of_norms
 from loka.graph.canonical.split_products import split_products
+from loka.graph.canonical.transposed import rows_of_transposed
 from loka.graph.canonical.turned import turned_linears
 from loka.graph.ir import PART, ConcatNorm, Cross, FmInteraction, ForwardIR, Ref, RefKind, Region, Statement
 from loka.graph.patterns.fm_interaction import find_fm_interactions
@@ -66,8 +68,9 @@ def _canonical(
     forward = replace(forward, statements=_without_idle_views(forward, shapes))
     turned = turned_linears(forward.statements, shapes, readers_of(forward), attributes)
     forward = replace(forward, statements=turned)
+    forward, shapes = rows_of_transposed(forward, shapes)
     forward, shapes = reassociated(forward, shapes)
-    for in_rows in (rows_of_columns, rows_of_blocks):
+    for in_rows in (rows_of_columns, rows_of_blocks, rows_of_single):
         rows = in_rows(forward.statements, shapes, readers_of(forward), attributes)
         forward, shapes = replace(forward, statements=rows.statements), {**shapes, **rows.shapes}
         attributes = {**attributes, **rows.attributes}

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from loka.graph.canonical.evaluation import agree, drawn, evaluable, evaluated
+from loka.graph.canonical.parts import group_of
 from loka.graph.ir import Ref, RefKind, SiteCall, Statement
 from loka.graph.trace.observed_shapes import Shape
 
@@ -42,7 +43,7 @@ def canonical_linears(
         factored = _factored_bias(statements, place, shapes, readers, attributes) if call.bias is None else None
         if factored is not None:
             run, (factor, vector) = tuple(statements[place : place + 4]), factored
-            made.append(replace(_linear((step,), call, vector), written=run))
+            made.append(replace(_linear((step,), call, vector), written=group_of(run)))
             product = Ref(RefKind.LOCAL, step.target)
             made.append(Statement(run[-1].target, "mul", "{0} * {1}", (factor, product), note=run[-1].note))
             place += len(run)
@@ -149,5 +150,5 @@ def _linear(written: tuple[Statement, ...], call: SiteCall, bias: Ref | None) ->
         template=template,
         operands=tuple(operands[place] for place in places),
         call=SiteCall(call.site, str(x), str(weight), added, call.out),
-        written=written,
+        written=group_of(written),
     )

@@ -52,6 +52,14 @@ def traced_of(statements: Sequence[Statement]) -> Iterator[Statement]:
         place = ends[step.written[-1].target] + 1 if step.written else place + 1
 
 
+def group_of(run: tuple[Statement, ...]) -> tuple[Statement, ...]:
+    """What the first of the statements for a run stands for: with all of a canonical group that the run begins."""
+    group = run[0].written
+    if not group:
+        return run
+    return tuple(traced_of(run)) if group[-1].target in {step.target for step in run} else group
+
+
 @dataclass(frozen=True, slots=True)
 class _Whole:
     """A forward with one concatenation changed, the shapes of the new locals, and the group's last place."""

@@ -6,7 +6,6 @@ import math
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -15,7 +14,6 @@ import torch
 from torch import fx, nn
 
 from loka.graph.loop_guards import checked_keys, checked_length
-from loka.graph.reads import NAMESPACE
 from loka.graph.refused import CannotTraceError
 from loka.graph.source import functions_of, live_floats
 from loka.graph.trace.call_values import EntryValues, Values, ValuesNeededError, computed_values
@@ -25,6 +23,7 @@ from loka.graph.trace.lint import place_in, training_reads
 from loka.graph.trace.loop_lengths import Length, LoopError, dict_of, length_of
 from loka.graph.trace.planned_tests import PlannedTest, PlannedTests, described
 from loka.graph.trace.printer import TrainingFlag, is_identifier
+from loka.graph.trace.read_log import ReadLog
 from loka.graph.trace.watched_functions import watched
 from loka.graph.trace.words import reason_of
 
@@ -69,7 +68,7 @@ def fx_record(
     user's code.
     """
     entered = set() if entered is None else entered
-    reads = _ReadLog(module)
+    reads = ReadLog(module)
     module.train()  # its result is not used: a model's own train() may return nothing
     training = _trace(module, expand, calls, reads, in_place, entered)
     module.eval()
@@ -85,7 +84,7 @@ def _trace(
     module: nn.Module,
     expand: frozenset[str],
     calls: Sequence[ExampleCall],
-    reads: _ReadLog,
+    reads: ReadLog,
     in_place: bool,
     entered: set[tuple[str, int]],
 ) -> _Tracer:
@@ -117,57 +116,6 @@ def _trace(
             entered |= tracer.tests.entered
 
 
-class _ReadLog:
-    """Records the attributes that a forward reads from its modules while it is traced, including missing ones."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.names: dict[str, set[str]] = {}
-        self._paths = {id(child): path for path, child in module.named_modules()}
-        self._listening = False
-
-    @contextmanager
-    def kept(self) -> Iterator[None]:
-        """While active, reads are recorded from `listen` on, except inside `unheard`."""
-        before = vars(nn.Module).get("__getattribute__")
-        own = before or object.__getattribute__
-
-        def read(module: nn.Module, name: str) -> Any:
-            if self._listening:
-                self._note(module, name)
-            return own(module, name)
-
-        nn.Module.__getattribute__ = read  # type: ignore[method-assign, assignment]
-        try:
-            yield
-        finally:
-            self._listening = False
-            if before is None:
-                del nn.Module.__getattribute__
-            else:
-                nn.Module.__getattribute__ = before  # type: ignore[method-assign]
-
-    def listen(self) -> None:
-        """Starts recording: the forward is about to run."""
-        self._listening = True
-
-    @contextmanager
-    def unheard(self) -> Iterator[None]:
-        """Reads of the tracer itself, which are not recorded."""
-        before, self._listening = self._listening, False
-        try:
-            yield
-        finally:
-            self._listening = before
-
-    def _note(self, module: nn.Module, name: str) -> None:
-        path = self._paths.get(id(module))
-        if path is None:
-            return
-        if name == NAMESPACE and sys._getframe(2).f_globals.get("__name__") == nn.Module.__module__:
-            return  # torch's own look-up of a child, Parameter or buffer, which is recorded under its own name
-        self.names.setdefault(path, set()).add(name)
-
-
 class _ViewsInPlace(InPlaceProxy):
     """A proxy whose views by attribute are recorded where they are taken; torch.fx records them at their first use.
 
@@ -192,7 +140,7 @@ class _Tracer(InPlaceTracer):
     """
 
     def __init__(
-        self, expand: frozenset[str], lengths: Mapping[int, Length], reads: _ReadLog, tests: PlannedTests
+        self, expand: frozenset[str], lengths: Mapping[int, Length], reads: ReadLog, tests: PlannedTests
     ) -> None:
         super().__init__(autowrap_modules=(math,))
         self.expand, self.lengths, self.reads, self.tests = expand, lengths, reads, tests

@@ -40,7 +40,8 @@ def site_call(op: Op, weights: Weights, template: Template) -> SiteCall | None:
     if not is_gemm or not used:
         return None
     large = next((value for value in _flat([*args, *kwargs.values()]) if weights.shape(value) is not None), None)
-    if large is not None and target not in (torch.einsum, torch.nn.functional.conv1d):
+    folds = target in (torch.einsum, torch.nn.functional.conv1d) or _is_single(weights.shape(large))
+    if large is not None and not folds:
         raise CannotTraceError(f"'{weights.site(large)}' has {len(weights.shape(large) or ())} dimensions, not 2")
     call = None
     if target is torch.nn.functional.linear:
@@ -82,9 +83,16 @@ def _linear(bound: dict[str, object], weights: Weights, template: Template) -> S
 
 
 def _matrix(value: object, weights: Weights, template: Template) -> str:
-    """The text of a weight without what gives each sample a copy of it, and without casts."""
+    """The text of a weight without what gives each sample a copy of it, without casts, and of two dimensions."""
     text = template.arg(weights.plain(value))
+    if _is_single(weights.shape(value)):
+        return f"{text}.squeeze(0)"
     return _transposed(text) if weights.is_turned(value) else text
+
+
+def _is_single(shape: tuple[int, ...] | None) -> bool:
+    """True for one matrix of three dimensions, (1, K, N)."""
+    return shape is not None and len(shape) == 3 and shape[0] == 1 and shape[2] != 1
 
 
 def _matmul(values: list[object], weights: Weights, template: Template) -> SiteCall | None:

@@ -162,11 +162,10 @@ def _holder(layer: Sequence[Site], modules: Mapping[str, nn.Module]) -> str:
 
 
 def _held(layers: Sequence[tuple[Site, ...]], modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, str]]:
-    """For the sites of a mixing layer that is written in several modules, the smallest module that holds them."""
+    """For the sites of each mixing layer, linears among them, the smallest module that holds it."""
     for layer in layers:
         owner = _holder(layer, modules)
-        if any(_writer(site, modules) != owner for site in layer):
-            yield from ((site.name, owner) for site in layer if site.weight is not None)
+        yield from ((site.name, owner) for site in layer if site.weight is not None)
 
 
 def _is_parameter(site: Site) -> bool:

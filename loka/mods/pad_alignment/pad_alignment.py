@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from loka.errors import LokaError
 from loka.graph.ir import ForwardIR, SiteCall, Statement
-from loka.graph.patterns.region import padded
+from loka.graph.padded_calls import padded
 from loka.mods.adaptation import Unchanged
 from loka.mods.rewriting import rewriting_tools
 from loka.mods.rewriting.rewriting_tools import Size

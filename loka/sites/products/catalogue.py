@@ -19,6 +19,7 @@ from loka.sites.products.matrix_product import (
     TensorOrigins,
     argument,
     is_one,
+    is_single,
     no_weight,
     product_of,
     size_of,
@@ -35,7 +36,7 @@ def _between(kind: GemmKind, a: Tensor, b: Tensor, origins: TensorOrigins, bias:
     rows = size_of(a.shape[:-1])
     columns: Size = b.shape[-1] if b.dim() > 1 else 1
     of_a, of_b = origins(a), origins(b)
-    if of_b.parameter and not of_a.parameter and (b.dim() == 2 or (of_b.copied and a.dim() == 3)):
+    if of_b.parameter and not of_a.parameter and (b.dim() == 2 or ((of_b.copied or is_single(b)) and a.dim() == 3)):
         return product_of(kind, a, b, of_b, (rows, k, columns), bias)
     if of_a.parameter and not of_b.parameter and (a.dim() == 2 or (of_a.copied and b.dim() == 3)):
         batch = size_of(b.shape[:-2])

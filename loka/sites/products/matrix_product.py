@@ -89,6 +89,11 @@ def unpatchable(weight: Tensor, dimensions: int | None = None) -> str | None:
     return None if weight.layout == torch.strided else "its weight is sparse"
 
 
+def is_single(weight: Tensor) -> bool:
+    """True for one matrix of three dimensions, (1, K, N)."""
+    return weight.dim() == 3 and is_one(weight.shape[0])
+
+
 def grouped(weight: Tensor, name: str) -> str:
     """Reason for a Parameter that holds a matrix for each of several groups of rows."""
     count = math.prod(weight.shape[:-2])
@@ -103,7 +108,7 @@ def product_of(
     kind: GemmKind, x: Tensor, weight: Tensor, origin: TensorOrigin, mkn: tuple[Size, Size, Size], bias: Any = None
 ) -> MatrixProduct:
     """A product with a known weight operand."""
-    blocked = unpatchable(weight, weight.dim() - origin.copied)
+    blocked = unpatchable(weight, weight.dim() - (origin.copied or is_single(weight)))
     if blocked is None and not x.dtype.is_floating_point:
         blocked = f"its input is {str(x.dtype).removeprefix('torch.')}"
     return MatrixProduct(kind, x, origin.parameter, bias, *mkn, (mkn,), blocked)

@@ -43,7 +43,7 @@ def kernels(files: dict[str, str]) -> str:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_every_spelling_has_the_same_kernels(model: str, package: Make, tmp_path: Path) -> None:
-    texts: dict[str, list[int | None]] = {}
+    texts: dict[tuple[str, ...], list[int | None]] = {}
     for seed in (None, *range(SPELLINGS)):
         name = f"spelled_{model}_{seed}"
         source = MODELS[model](Speller(seed))
@@ -54,7 +54,8 @@ def test_every_spelling_has_the_same_kernels(model: str, package: Make, tmp_path
         )
         plan, files, generated = package(f"gen_{name}", policy)
         assert not plan.skipped, source
-        texts.setdefault(kernels(files), []).append(seed)
+        fused = sorted(each.what for each in plan.interactions)  # in each layer: one has the kernels of all
+        texts.setdefault((kernels(files), *fused), []).append(seed)
         written = importlib.import_module(name)
         sys.modules.pop(name)
         torch.manual_seed(0)

@@ -141,3 +141,22 @@ def test_it_goes_back_to_what_was_traced(kind: type[Blocks]) -> None:
     assert not any("_row" in step.target for step in back.statements)
     x = torch.randn(6, FIELDS, DIM)
     assert torch.equal(with_forward(copy.copy(module), back)(x), module(x))
+
+
+class FirstOfGroup(Blocks):
+    """A product that begins the group of its block has a bias; the block goes on as it is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([torch.einsum("br,fdr->bfd", x.flatten(1)[:, :LOW], self.up) + self.bias, x], 1)
+
+
+@pytest.mark.parametrize("kept", [(), (0,), (5,)])
+def test_a_group_whose_first_product_takes_a_bias_goes_back_whole(kept: tuple[int, ...]) -> None:
+    module = FirstOfGroup()
+    inputs = {batch: ModelInputs((torch.randn(batch, FIELDS, DIM),), {}) for batch in (5, 8)}
+    forward = trace_forward(module, "", capture_examples(module, [""], inputs)[""], sites=("up",))
+    assert isinstance(forward, ForwardIR), forward
+    assert [step.target for step in forward.statements if step.written] == ["add_row"]
+    x = torch.randn(6, FIELDS, DIM)
+    back = with_forward(copy.copy(module), as_traced(forward, frozenset(kept)))
+    assert torch.equal(back(x), module(x))

@@ -1,0 +1,46 @@
+"""Mixing layers that multiply by linears of their own module are found, with nothing around that makes it an owner."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from loka.plan.planner import make_plan
+
+MODEL = """
+import torch
+from torch import nn
+
+
+class Mixing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.to_rank = nn.Linear(16, 8, bias=False)
+        self.out = nn.Linear(128, 1)
+
+    def forward(self, x):
+        products = x @ self.to_rank(x.transpose(1, 2))
+        return self.out(products.flatten(1))
+
+
+def inputs(batch):
+    return (torch.randn(batch, 16, 32),)
+"""
+POLICY = """
+version: 1
+name: mixing
+model: {factory: "mixing_linears:Mixing", inputs: "mixing_linears:inputs", batch_size: 256}
+defaults: {compute: keep, fuse: never}
+mods: [{use: fuse_interaction}]
+"""
+
+
+def test_a_mixing_layer_by_a_linear_on_the_models_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "mixing_linears.py").write_text(MODEL)
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    plan = make_plan("policy.yaml")
+    assert [each.what for each in plan.interactions] == ["a mixing layer of 16 embeddings of 32, rank 8"]
+    assert plan.interactions[0].sites == ("to_rank", "#0")
