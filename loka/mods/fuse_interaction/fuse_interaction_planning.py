@@ -218,9 +218,9 @@ def _together(sites: Iterable[Site], modules: Mapping[str, nn.Module]) -> Iterat
 
 
 def _around(names: Sequence[str], modules: Mapping[str, nn.Module]) -> str:
-    """The smallest module around these that is no container."""
+    """The smallest module around these that is no container, or the model."""
     owner = common_module(names)
-    while isinstance(modules[owner], _CONTAINERS):
+    while owner and isinstance(modules[owner], _CONTAINERS):
         owner = owner.rpartition(".")[0]
     return owner
 

@@ -1,4 +1,4 @@
-"""Mixing layers that multiply by linears of their own module are found, with nothing around that makes it an owner."""
+"""Interactions are found where no module of their own is around them: in the model itself, and in containers."""
 
 from __future__ import annotations
 
@@ -44,3 +44,42 @@ def test_a_mixing_layer_by_a_linear_on_the_models_input(tmp_path: Path, monkeypa
     plan = make_plan("policy.yaml")
     assert [each.what for each in plan.interactions] == ["a mixing layer of 16 embeddings of 32, rank 8"]
     assert plan.interactions[0].sites == ("to_rank", "#0")
+
+
+CROSSES = """
+import torch
+from torch import nn
+
+
+class Cross(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, states):
+        x0, x = states
+        return x0, x0 * self.linear(x) + x
+
+
+class Twice(nn.Module):
+    def forward(self, x):
+        return x, x
+
+
+def build():
+    return nn.Sequential(Twice(), Cross(), Cross())
+
+
+def inputs(batch):
+    return (torch.randn(batch, 64),)
+"""
+
+
+def test_cross_layers_in_a_model_that_is_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "sequential_crosses.py").write_text(CROSSES)
+    text = POLICY.replace("mixing_linears:Mixing", "sequential_crosses:build")
+    (tmp_path / "policy.yaml").write_text(text.replace("mixing_linears", "sequential_crosses"))
+    plan = make_plan("policy.yaml")
+    assert [each.owner for each in plan.interactions] == ["1", "2"]
