@@ -88,7 +88,8 @@ def flow_of(sites: Mapping[str, Sequence[MeasuredCall]]) -> Flow:
             around[name] = common_module((call.module or call.owner, *sorted(owners)))
     joined = {name: found for name, call in once.items() if (found := _joined(call.result)) is not None}
     single = {name: calls[0] for name, calls in sites.items() if len(calls) == 1}
-    return Flow(into, around, joined, tuple(_mixing(single)))
+    products = [(name, each.call) for name, calls in sites.items() for each in calls if each.call.weight is None]
+    return Flow(into, around, joined, tuple(_mixing(single, products)))
 
 
 def _joined(product: Node) -> tuple[str, ...] | None:
@@ -143,8 +144,10 @@ def _ends(call: Call) -> _Ends:
     return _Ends(source, reader, product)
 
 
-def _mixing(sites: Mapping[str, MeasuredCall]) -> Iterator[tuple[str, ...]]:
+def _mixing(sites: Mapping[str, MeasuredCall], products: Iterable[tuple[str, Call]]) -> Iterator[tuple[str, ...]]:
     """The sites of mixing layers, wherever they are written: x^T @ rank, x @ that, and products alike the first.
+
+    `products` are calls without weights: those of several layers in a loop have one name.
 
     The latter multiply as many rows of x as long by another weight: among them are the weighted sums of x. Of
     (x @ x^T) @ rank, these are the second product, the first, and others of x of the same K.
@@ -152,12 +155,12 @@ def _mixing(sites: Mapping[str, MeasuredCall]) -> Iterator[tuple[str, ...]]:
     weighted = {name: each for name, each in sites.items() if each.call.weight is not None and each.call.source}
     made = {each.call.result: name for name, each in weighted.items()}
     read = {name: _unmoved(each.call.source) for name, each in weighted.items() if each.call.source is not None}
-    for name, each in sites.items():
-        parts = [_unmoved(part) for part in each.call.result.parents]
-        if each.call.weight is not None or len(parts) != 2:
+    for name, product in products:
+        parts = [_unmoved(part) for part in product.result.parents]
+        if len(parts) != 2:
             continue
         if parts[0] is parts[1]:
-            for last in (other for other in weighted if read[other] is each.call.result):
+            for last in (other for other in weighted if read[other] is product.result):
                 alike = (other for other, found in weighted.items() if found.k == weighted[last].k)
                 yield last, name, *(other for other in alike if read[other] is parts[0])
             continue

@@ -83,3 +83,48 @@ def test_cross_layers_in_a_model_that_is_a_container(tmp_path: Path, monkeypatch
     (tmp_path / "policy.yaml").write_text(text.replace("mixing_linears", "sequential_crosses"))
     plan = make_plan("policy.yaml")
     assert [each.owner for each in plan.interactions] == ["1", "2"]
+
+
+LAYERS = """
+import torch
+from torch import nn
+
+
+class Layers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.ModuleDict({"rank": nn.Linear(16, 8, bias=False), "out": nn.Linear(128, 16 * 32)}) for _ in range(2)
+        )
+
+    def forward(self, x):
+        for block in self.blocks:
+            products = {products}
+            assert products.shape[1] * products.shape[2] == 128
+            x = block["out"](products.flatten(1)).unflatten(1, (16, 32))
+        return x
+
+
+def inputs(batch):
+    return (torch.randn(batch, 16, 32),)
+"""
+
+
+@pytest.mark.parametrize(
+    "products",
+    [
+        'x @ block["rank"](x.mT)',
+        'torch.einsum("...nd,...md,rm->...nr", x, x, block["rank"].weight)',
+    ],
+    ids=["a linear", "an ellipsis"],
+)
+def test_mixing_layers_of_a_loop(products: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"looped_{len(products)}"
+    (tmp_path / f"{name}.py").write_text(LAYERS.replace("{products}", products))
+    (tmp_path / "policy.yaml").write_text(
+        POLICY.replace("mixing_linears:Mixing", f"{name}:Layers").replace("mixing_linears", name)
+    )
+    plan = make_plan("policy.yaml")
+    assert [each.what for each in plan.interactions] == ["a mixing layer of 16 embeddings of 32, rank 8"] * 2

@@ -21,6 +21,7 @@ from loka.graph.canonical.views import called, expression, moved_axes
 from loka.graph.ir import Ref, RefKind, Statement
 from loka.graph.patterns.norm import literal, operand
 from loka.graph.trace.observed_shapes import Shape
+from loka.sites.products.einsum import without_dots
 
 _MATMULS = ("matmul", "bmm", "mm")
 
@@ -99,8 +100,8 @@ class _Known:
             return None
         name, given = parts
         if name == "einsum":
-            labels = _einsum(literal(given[0]))
             pair = given[1].elts if len(given) == 2 and isinstance(given[1], ast.List | ast.Tuple) else given[1:]
+            labels = _einsum(literal(given[0]), [self._dimensions(statement, each) for each in pair])
         elif name in _MATMULS or (name == "linear" and (len(given) == 2 or ast.unparse(given[2]) == "None")):
             pair = given[:2] if name == "linear" else given
             sizes = [self._dimensions(statement, each) for each in pair]
@@ -200,10 +201,10 @@ def _matmul(a: int, b: int, transposed: bool) -> tuple[str, str, str] | None:
     return left, right, rest + "XZ"
 
 
-def _einsum(equation: object) -> tuple[str, str, str] | None:
+def _einsum(equation: object, dimensions: Sequence[int]) -> tuple[str, str, str] | None:
     if not isinstance(equation, str) or equation.count("->") != 1:
         return None
-    inputs, out = equation.replace(" ", "").split("->")
+    inputs, out = without_dots(equation, dimensions).replace(" ", "").split("->")
     terms = inputs.split(",")
     if len(terms) != 2 or not all(term.isalpha() for term in (*terms, out)):
         return None

@@ -13,7 +13,7 @@ from loka.graph.canonical.parts import whole_of_parts
 from loka.graph.canonical.reassociated import reassociated
 from loka.graph.canonical.runs import canonical_runs
 from loka.graph.canonical.single import rows_of_single
-from loka.graph.canonical.sizes import sizes_of_norms
+from loka.graph.canonical.sizes import numbers_in_norms, sizes_of_norms
 from loka.graph.canonical.split_products import split_products
 from loka.graph.canonical.transposed import rows_of_transposed
 from loka.graph.canonical.turned import turned_linears
@@ -61,6 +61,7 @@ def _canonical(
     if len(set(targets)) < len(targets):
         return forward, shapes
     forward = replace(forward, statements=_without_casts(forward, idle))
+    forward = replace(forward, statements=numbers_in_norms(forward.statements, shapes))
     products, matrices = products_of_convolutions(forward.statements, attributes)
     forward, attributes = replace(forward, statements=products), {**attributes, **matrices}
     divided = split_products(forward.statements, shapes, readers_of(forward), split)

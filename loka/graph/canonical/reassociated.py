@@ -17,6 +17,7 @@ from loka.graph.ir import REASSOCIATED, ForwardIR, Ref, RefKind, SiteCall, State
 from loka.graph.patterns.fm_interaction import changes_in_place
 from loka.graph.patterns.linear_chain import readers_of
 from loka.graph.trace.observed_shapes import Shape
+from loka.sites.products.einsum import without_dots
 
 _EINSUM = "torch.einsum("
 
@@ -81,11 +82,12 @@ def _einsum_shape(step: Statement, shapes: Mapping[str, Shape]) -> Shape | None:
     node = expression(of_input)
     if attributes != 1 or not isinstance(node, ast.Call) or not isinstance(node.args[0], ast.Constant):
         return None
-    inputs, _, output = str(node.args[0].value).partition("->")
+    given = [step.operands[int(ast.unparse(each).removeprefix("operand_"))] for each in node.args[1:]]
+    known = [shapes.get(ref.text, ()) for ref in given]
+    inputs, _, output = without_dots(str(node.args[0].value), [len(each) for each in known]).partition("->")
     sizes: dict[str, int | None] = {}
-    for term, operand in zip(inputs.split(","), node.args[1:], strict=True):
-        ref = step.operands[int(ast.unparse(operand).removeprefix("operand_"))]
-        sizes.update(zip(term, shapes.get(ref.text, ()), strict=False))
+    for term, shape in zip(inputs.split(","), known, strict=True):
+        sizes.update(zip(term, shape, strict=False))
     return tuple(sizes[label] for label in output) if set(output) <= set(sizes) else None
 
 

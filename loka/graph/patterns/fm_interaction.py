@@ -32,7 +32,7 @@ def find_fm_interactions(forward: ForwardIR, shapes: Mapping[str, Shape]) -> tup
     return tuple(_Finder(forward, shapes).found())
 
 
-_GUARDS = ("checked_keys", "checked_length")  # of unrolled loops: they change nothing
+_GUARDS = ("checked_branch", "checked_keys", "checked_length")  # of loops and tests: they change nothing
 
 
 def changes_in_place(statements: Sequence[Statement]) -> bool:

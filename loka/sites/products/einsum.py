@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from string import ascii_uppercase
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ from loka.sites.products.matrix_product import (
 )
 from loka.sites.site import GemmKind
 from loka.sites.symbolic_inputs import Size
+
+_DOTS = "Ω"  # stands for "..." as a letter
 
 
 def describe_einsum(args: Args, kwargs: Kwargs, origins: TensorOrigins) -> MatrixProduct | None:
@@ -57,8 +60,10 @@ def split_equation(equation: str, side: int) -> tuple[str, str] | None:
 
     >>> split_equation("bid,bjd,jr->bir", 2)
     ('bid,bjd->bij', 'bij,jr->bir')
+    >>> split_equation("...id,...jd,jr->...ir", 2)
+    ('...id,...jd->...ij', '...ij,jr->...ir')
     """
-    inputs, arrow, output = equation.replace(" ", "").partition("->")
+    inputs, arrow, output = equation.replace(" ", "").replace("...", _DOTS).partition("->")
     terms = inputs.split(",")
     if not arrow or len(terms) < 3 or not all(term.isalpha() for term in terms) or len(set(terms[side])) != 2:
         return None
@@ -68,7 +73,27 @@ def split_equation(equation: str, side: int) -> tuple[str, str] | None:
     if len(matrix) != 2 or len(contracted) != 1 or len(free) != 1:
         return None
     product = output.replace(free[0], "") + contracted[0]
-    return f"{','.join(others)}->{product}", f"{product},{matrix}->{output}"
+    parts = f"{','.join(others)}->{product}", f"{product},{matrix}->{output}"
+    return parts[0].replace(_DOTS, "..."), parts[1].replace(_DOTS, "...")
+
+
+def without_dots(equation: str, dimensions: Sequence[int]) -> str:
+    """The equation with letters for "...", by the dimensions of its operands; as it is where these differ in it.
+
+    >>> without_dots("...nd,...md->...nm", (3, 3))
+    'And,Amd->Anm'
+    """
+    terms = equation.replace(" ", "").partition("->")[0].split(",")
+    sizes = [size for term, size in zip(terms, dimensions, strict=False) if "..." in term]
+    widths = {size - len(term.replace("...", "")) for term, size in zip(filter(_has_dots, terms), sizes, strict=True)}
+    if len(terms) != len(dimensions) or len(widths) != 1:
+        return equation
+    letters = [letter for letter in ascii_uppercase if letter not in equation]
+    return equation.replace("...", "".join(letters[: widths.pop()]))
+
+
+def _has_dots(term: str) -> bool:
+    return "..." in term
 
 
 def with_one_matrix(func: object, args: Args, origins: TensorOrigins) -> tuple[Args, tuple[str, Tensor]] | None:
