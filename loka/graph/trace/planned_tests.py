@@ -18,6 +18,7 @@ from loka.graph.trace.printer import INFIX, PREFIX
 
 _OF_THEIR_OWNER = (getattr, operator.getitem, checked_length)
 _MAYBE_NONE = frozenset({"grad", "grad_fn"})  # attributes of tensors
+_LAYOUTS = frozenset({"is_contiguous", "stride", "storage_offset"})
 _TYPES: dict[type, str] = {each: each.__name__ for each in (bool, int, float, str, list, tuple, dict)} | {
     torch.Tensor: "torch.Tensor",
     nn.Parameter: "torch.nn.Parameter",
@@ -268,7 +269,7 @@ def described(node: fx.Node) -> str:
     if node.target is getattr:
         of_tensor = isinstance(owner, fx.Node) and owner.target is not getattr
         return f"a tensor's {node.args[1]}" if of_tensor or not isinstance(owner, fx.Node) else described(owner)
-    return "a tensor's value"
+    return "a tensor's layout" if node.target in _LAYOUTS else "a tensor's value"
 
 
 def operands(node: fx.Node) -> tuple[fx.Node, ...]:

@@ -38,6 +38,7 @@ REFUSED = {
     zoo.Iterates: r"loop over argument 'x', which is no list or tensor of one length in all calls at ir_models",
     zoo.SetItem: r"assignment into a tensor at ir_models.py:\d+ 'y\[:, 0\] = 0'",
     zoo.DataBranch: r"branch on a tensor's value at ir_models.py:\d+ 'if x.sum\(\) > 0'",
+    zoo.LayoutBranch: r"branch on a tensor's layout at ir_models.py:\d+ 'if not x.is_contiguous\(\)'",
     zoo.SizeBranch: r"branch on tensor size \(4 and 7 in two calls\) at ir_models.py:\d+ 'if x.size\(0\) > 1024'",
     zoo.LayerDrop: r"'random' gives other values in each call at ir_models.py:\d+ ",
     zoo.Decorated: r"decorator 'torch.no_grad\(\)' at ir_models.py:\d+ '@torch.no_grad\(\)'",

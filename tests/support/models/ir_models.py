@@ -266,6 +266,13 @@ class DataBranch(Plain):
         return x
 
 
+class LayoutBranch(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        if not x.is_contiguous():
+            x = x.contiguous()
+        return x @ self.w
+
+
 class SizeBranch(Plain):
     def forward(self, x: Tensor) -> Tensor:
         if x.size(0) > 1024:
