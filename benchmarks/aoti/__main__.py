@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._inductor.cpp_builder import get_cpp_compiler
 
+from benchmarks.aoti.compiler import cpp_compiler, fault_of
 from benchmarks.aoti.jobs import PACKAGE, POLICY, Job, Outcome, Subject, compiling, running, timing
 from benchmarks.study import run_study, tell
 from loka.bench.machine import require_gpu
@@ -60,8 +60,8 @@ def measure(subject: Subject, jobs: int, rounds: int) -> AotiRun:
     """Compile, run and time. Raises InputError for a machine without the device, and what planning raises."""
     device = _device(subject)
     compiler = cpp_compiler()
-    if not compiler:
-        tell("no C++ compiler is found (CXX, g++, clang++): AOTInductor, and Inductor on a CPU, cannot compile")
+    if fault := fault_of(compiler):
+        tell(fault)
     write_package(subject, device)
     return AotiRun(
         device=device,
@@ -100,14 +100,6 @@ def _device(subject: Subject) -> str:
     if device_named(name) is None:
         raise InputError(f"benchmarks.aoti: {name} is no target of LoKA; it runs on a Hopper GPU, or with --device cpu")
     return name
-
-
-def cpp_compiler() -> str:
-    """The C++ compiler that Inductor finds, or ""."""
-    try:
-        return get_cpp_compiler()
-    except Exception:  # noqa: BLE001  (torch has several errors for it)
-        return ""
 
 
 def outcomes(jobs: Sequence[Job], side_by_side: int) -> tuple[Outcome, ...]:

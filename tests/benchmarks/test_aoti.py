@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from benchmarks.aoti import __main__ as aoti
 from benchmarks.aoti.__main__ import AotiRun, failure_of, line_of, outcome, outcomes, table, write_package
+from benchmarks.aoti.compiler import cpp_compiler, fault_of
 from benchmarks.aoti.jobs import BF16, FP8, PACKAGE, Action, Form, Job, Outcome, Subject, compiling, running, timing
 from benchmarks.aoti.worker import RefusingLoka
 from loka.errors import InputError
@@ -111,3 +113,42 @@ def test_the_table_has_the_wanted_ratios_and_every_failure() -> None:
 
 def test_an_outcome_on_a_line() -> None:
     assert line_of(Outcome("run", 4.4, None, 0.0125, 1.25)) == "run: differs by 0.013 of 1.2, 4 s"
+
+
+def compiler_with(folder: Path, flags: str) -> str:
+    """A command that is the compiler, with more flags where it links a shared object."""
+    path, compiler = folder / "cxx", shutil.which(cpp_compiler())
+    linking = f'case "$*" in *-shared*) exec {compiler} "$@" {flags};; esac'
+    path.write_text(f'#!/bin/sh\n{linking}\nexec {compiler} "$@"\n', encoding="utf-8")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_compiler_of_this_machine_links_the_shared_runtime() -> None:
+    assert fault_of(cpp_compiler()) == ""
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [("-static-libstdc++", "links libstdc++ statically"), ("-no-such-option", "ends with status 1: ")],
+)
+def test_a_compiler_whose_packages_cannot_be_loaded_is_named(tmp_path: Path, flags: str, words: str) -> None:
+    compiler = compiler_with(tmp_path, flags)
+    fault = fault_of(compiler)
+    assert compiler in fault
+    assert words in fault
+    assert "set CXX" in fault
+
+
+def test_a_machine_without_a_compiler_is_told_so() -> None:
+    assert "no C++ compiler is found" in fault_of("")
+
+
+@pytest.mark.slow
+def test_a_package_with_a_runtime_of_its_own_cannot_be_loaded(tmp_path: Path) -> None:
+    """What `fault_of` says is so: the cause of every crash that was seen on a GPU machine."""
+    model, form = subject(tmp_path), Form("linear", linear=True)
+    broken = {"CXX": compiler_with(tmp_path, "-static-libstdc++"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    made = outcome(Job("compile", model, form, Action.COMPILE, environment=broken))
+    assert made.failure == ""
+    assert outcome(Job("run", model, form, Action.RUN)).failure != ""
