@@ -28,7 +28,8 @@ def show_speed(plan: Plan, device: str, pairs: Sequence[PairResult], labels: Com
         for runs in ([pair.as_is for pair in pairs], [pair.patched for pair in pairs])
     )
     emulated = device == "cpu" and any(site.fp8 for site in plan.sites)
-    where = f"{device} here, FP8 emulated" if emulated else f"{device} here"
+    how = "not compiled" if device != "cpu" else "FP8 emulated" if emulated else ""
+    where = ", ".join(filter(None, (f"{device} here", how)))
     rows.append((f"{where}, samples/s", f"{as_is:.0f}", f"{fp8:.0f}", f"{fp8 / as_is:.2f}x"))
     columns = ("speed of training", labels.first, labels.second, "speedup")
     print_table(columns, rows, numbers=columns[1:])
@@ -40,4 +41,7 @@ def show_speed(plan: Plan, device: str, pairs: Sequence[PairResult], labels: Com
     if emulated:
         note("note: this machine has no FP8 GPU: its samples/s of FP8 are those of the emulation in torch")
     elif device != "cpu":
-        note("note: samples/s are of the eager loop; loka bench model measures steps, also as CUDA graphs")
+        note(
+            "note: these runs are for quality: eager, and at the batch size of training, where Python's launches are "
+            "what takes the time, the more the kernels; loka bench model measures compiled steps"
+        )
