@@ -140,7 +140,7 @@ def test_measured_steps_are_shown_by_html_alone(shop, loka) -> None:
     steps = {
         "format": "loka.bench", "what": "model", "baseline": "bf16", "command": "loka bench model", "date": "2026-01",
         "environment": {"device": "NVIDIA H200", "torch": "2.11.0"},
-        "models": [{"name": "shop", "batch_size": 64, "lines": [
+        "models": [{"name": "shop", "batch_size": 4096, "lines": [
             {"mode": "train", "failure": "", "variant": name, "launch": "loop", "step_ms": time, "ratio": 20 / time}
             for name, time in (("bf16", 20.0), ("loka-fp8", 16.0))
         ]}],
@@ -149,7 +149,8 @@ def test_measured_steps_are_shown_by_html_alone(shop, loka) -> None:
     assert loka("report", shop.policy, "-o", "shop.html", "--measured", "steps.json").status == 0
     page = (shop.folder / "shop.html").read_text(encoding="utf-8")
     assert "1.25x" in page
-    assert "a step takes 16.0 ms (loop), measured on one NVIDIA H200" in page
+    assert "a step takes 16.0 ms (loop, batch size 4096), on one NVIDIA H200" in page
+    assert "with loss and optimiser, at batch size 4096, in a plain loop" in page
     for arguments in (["-o", "shop.md"], []):
         ran = loka("report", shop.policy, "--measured", "steps.json", *arguments)
         assert (ran.status, ran.out) == (2, "")

@@ -170,7 +170,7 @@ def _speed(plan: Plan, total: Total | None, steps: MeasuredSteps | None) -> Head
     measured = [bar for bar in steps.bars if bar.variant == "loka-fp8" and bar.speedup] if steps is not None else []
     if steps is not None and measured and measured[0].speedup is not None:
         bar, speedup = measured[0], measured[0].speedup
-        note = f"a step takes {bar.figure} ms ({bar.launch}), measured on one {steps.device}"
+        note = f"a step takes {bar.figure} ms ({bar.launch}, batch size {steps.batch_size}), on one {steps.device}"
         return Headline("measured speed-up over BF16", format_speedup(speedup), note, _tone(speedup))
     if total is None:
         return Headline("predicted speed-up", "not known", "no measurements for this target")

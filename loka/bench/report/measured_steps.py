@@ -49,8 +49,8 @@ class MeasuredSteps:
 def measured_steps(path: Path, plan: Plan) -> MeasuredSteps:
     """The training steps of a plan's model in a file of `loka bench model`.
 
-    Raises InputError where the file cannot be read, is another, or has no step of a model of the plan's name and batch
-    size.
+    The batch size may be another than the plan's: the page names it. Raises InputError where the file cannot be read,
+    is another, or has no step of a model of the plan's name.
     """
     try:
         with open_plain(path) as file:
@@ -59,11 +59,10 @@ def measured_steps(path: Path, plan: Plan) -> MeasuredSteps:
             raise ValueError("another format")
         models = {model["name"]: model for model in data["models"]}
         found = models.get(plan.name)
-        if found is None or found["batch_size"] != plan.batch_size:
-            known = ", ".join(f"{each['name']} at batch size {each['batch_size']}" for each in models.values())
+        if found is None:
             raise InputError(
-                f"--measured: {path}: has {known or 'no model'}, and the policy is {plan.name} at batch size "
-                f"{plan.batch_size}; measure it: loka bench model POLICY"
+                f"--measured: {path}: has {', '.join(models) or 'no model'}, and the policy is {plan.name}; "
+                "measure it: loka bench model POLICY"
             )
         lines = [each for each in found["lines"] if each["mode"] == "train" and not each["failure"]]
         times = [float(each["step_ms"]) for each in lines]
