@@ -54,7 +54,8 @@ def built_model(policy: Policy) -> tuple[BuiltModel, Adapted]:
 
 def model_without_mods(policy: Policy, module: nn.Module | None = None) -> BuiltModel:
     """The model of a policy as its factory makes it, or has made it. Raises InputError as `build_model` does."""
-    return build_model(policy.model.factory, policy.model.inputs, policy.model.batch_size, module=module)
+    spec = policy.model
+    return build_model(spec.factory, spec.inputs, spec.batch_size, batches=spec.batches, module=module)
 
 
 def adapted(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 from loka.errors import InputError
 from loka.graph.trace.tracer import Tracer
@@ -16,21 +15,13 @@ from loka.policy.cascade.cascade import resolve_settings
 from loka.policy.cascade.settings import SiteFacts, SiteSettings
 from loka.policy.policy import Policy
 from loka.sites.build_model import BuiltModel
-from loka.sites.callables import call, current_directory_importable, find_callable
+from loka.sites.callables import current_directory_importable, find_callable
 from loka.sites.discover import find_sites
+from loka.sites.example_inputs import ExampleInputs, example_inputs
 from loka.sites.flow import Flow
-from loka.sites.random_state import seeded
 from loka.sites.site import Site
 
-_FIELDS = ("model.factory", "model.inputs", "model.batch_size", "model")
-
-
-class ExampleInputs(Protocol):
-    """The positional and keyword arguments of a model's forward, for a number of samples, drawn by a seed."""
-
-    def __call__(self, batch: int, seed: int = 0) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Make them. Raises what the author's function raises, as InputError."""
-        ...
+_FIELDS = ("model.factory", "model.inputs", "model.batch_size", "model", "train.batches")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,22 +62,10 @@ def tracer_of(examined: Examined, quick: bool = False) -> Tracer:
 
 
 def inputs_of(policy: Policy, built: BuiltModel) -> ExampleInputs:
-    """The example inputs of a model; `build_model` has checked them before."""
-
-    def inputs(batch: int, seed: int = 0) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        spec = policy.model.inputs
-        if spec is not None:
-            function = find_callable(spec, "model.inputs")[0]
-        else:
-            home = find_callable(policy.model.factory, "model.factory")[1]
-            function = getattr(built.module, "example_inputs", None) or home.example_inputs
-        with seeded(seed):
-            made: Any = call(function, (batch,), spec or "example_inputs", "model.inputs")
-        if isinstance(made, dict):
-            return (), made
-        return (made if isinstance(made, tuple) else (made,)), {}
-
-    return inputs
+    """What makes the example inputs of a model; `build_model` has checked them before."""
+    model = policy.model
+    home = find_callable(model.factory, "model.factory")[1]
+    return example_inputs(built.module, home, model.factory, model.inputs, model.batches)
 
 
 @contextmanager

@@ -36,13 +36,13 @@ class Drafted:
     could: float | None = None  # share of the training GEMM FLOPs that could run in FP8; None if not planned
 
 
-def drafted_from(factory: str, inputs: str | None, batch_size: int) -> Drafted:
+def drafted_from(factory: str, inputs: str | None, batch_size: int, batches: str | None = None) -> Drafted:
     """The sites of a model without a policy, and the mods that could change it.
 
     Raises InputError as `build_model` and `find_sites` do.
     """
     with current_directory_importable():
-        built = build_model(factory, inputs, batch_size)
+        built = build_model(factory, inputs, batch_size, batches=batches)
         found, watched = find_sites_watched(built)
         own = type(built.module)
         name = "" if own.__module__.partition(".")[0] == "torch" else own.__name__

@@ -28,7 +28,7 @@ from loka.plan.select.mod_gains import with_gains
 from loka.plan.tuning.choices import AS_IT_STANDS, Choice
 from loka.plan.tuning.confirmed import TunedFile, confirmed_plan, tuned_inputs
 from loka.policy.policy import Policy
-from loka.sites.build_model import BuiltModel, build_model, build_module, light, light_copy
+from loka.sites.build_model import BuiltModel, build_module, light, light_copy
 from loka.sites.callables import current_directory_importable, directory_kept
 from loka.sites.discover import find_sites
 from loka.sites.site import Site
@@ -196,7 +196,7 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
     return plan_in(name) if name.endswith(".json") else make_plan(name)
 
 
-def model_sites(factory: str, inputs: str | None, batch_size: int) -> tuple[Site, ...]:
-    """The sites of a model without a policy. Raises InputError as `build_model` and `find_sites` do."""
+def sites_without_mods(policy: Policy) -> tuple[Site, ...]:
+    """The sites of a policy's model as its factory makes it. Raises InputError as `build_model` and `find_sites` do."""
     with deferred_gc(), directory_kept(), current_directory_importable():
-        return find_sites(build_model(factory, inputs, batch_size)).sites
+        return find_sites(model_without_mods(policy)).sites

@@ -124,7 +124,9 @@ def _policy(
     path: Path, setting: policy_schema.PolicySetting, tree: Mapping, documents: Documents, mods: ModSchemas
 ) -> Policy:
     uses = {model: use for use, model in mods.items()}
-    model = ModelSpec(setting.model.factory, setting.model.inputs, setting.model.batch_size or DEFAULT_BATCH_SIZE)
+    batches = setting.train.batches if setting.train else None
+    batch_size = setting.model.batch_size or DEFAULT_BATCH_SIZE
+    model = ModelSpec(setting.model.factory, setting.model.inputs, batch_size, batches)
     rules = (_rule(rule, tree, index) for index, rule in enumerate(setting.rules or []))
     return Policy(
         version=setting.version,

@@ -23,6 +23,7 @@ class ModelSpec:
     factory: str
     inputs: str | None
     batch_size: int  # samples per step
+    batches: str | None = None  # of training: their first inputs are the example where nothing else gives one
 
 
 @dataclass(frozen=True, slots=True)

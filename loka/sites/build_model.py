@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +20,8 @@ from loka.sites.callables import (
     find_callable,
 )
 from loka.sites.copying import copy_model
+from loka.sites.example_inputs import ExampleInputs, example_inputs, kind_of
 from loka.sites.fake_outputs import LARGE, LargeToMeta, without_numbers
-from loka.sites.random_state import seeded
 
 _LARGE_INPUT = 1 << 20  # bytes
 
@@ -39,7 +37,13 @@ class BuiltModel:
 
 
 def build_model(
-    factory: str, inputs: str | None, batch_size: int, *, large: int = LARGE, module: nn.Module | None = None
+    factory: str,
+    inputs: str | None,
+    batch_size: int,
+    *,
+    batches: str | None = None,
+    large: int = LARGE,
+    module: nn.Module | None = None,
 ) -> BuiltModel:
     """Build the model that a policy names, and one batch of example inputs. The forward is not run.
 
@@ -49,8 +53,9 @@ def build_model(
         factory: "package.module:name" of a function without arguments that returns an nn.Module.
         inputs: "package.module:name" of a function of the batch size that returns the positional arguments (a tuple,
             or one tensor) or the keyword arguments (a dict). None: the model's method `example_inputs`, otherwise the
-            function of that name in the factory's module.
+            function of that name in the factory's module, otherwise the first of `batches`.
         batch_size: Samples in a batch.
+        batches: "package.module:name" of a function of (batch_size, seed) that yields (inputs, target).
         large: Tensors of more than this number of bytes are built on the meta device.
         module: The model, where `build_module` has built it already.
 
@@ -62,10 +67,9 @@ def build_model(
         raise InputError(f"model.batch_size: {batch_size} is not a number of samples; write 1 or more")
     with current_directory_importable():
         module = build_module(factory, large) if module is None else module
-        make_inputs, spec = _inputs_of(module, inputs, find_callable(factory, "model.factory")[1], factory)
-        with seeded():
-            args, kwargs = _as_arguments(call(make_inputs, (batch_size,), spec, "model.inputs"), spec)
-        _check_numbers((args, kwargs), spec)
+        examples = example_inputs(module, find_callable(factory, "model.factory")[1], factory, inputs, batches)
+        args, kwargs = examples(batch_size)
+        _check_numbers((args, kwargs), examples)
         _initialise_lazy(module, args, kwargs, factory)
     return BuiltModel(module, args, kwargs, batch_size)
 
@@ -80,7 +84,7 @@ def build_module(factory: str, large: int = LARGE) -> nn.Module:
         with LargeToMeta(large):
             module: object = call(make, (), factory, "model.factory")
         if not isinstance(module, nn.Module):
-            found = _kind_of(module)
+            found = kind_of(module)
             raise InputError(f"model.factory: {factory}() returned {found}, not an nn.Module; return the model from it")
         if isinstance(module, nn.Linear):
             raise InputError(
@@ -118,40 +122,6 @@ def light(built: BuiltModel) -> BuiltModel:
     return replace(built, args=args, kwargs=kwargs)
 
 
-def _inputs_of(
-    module: nn.Module, inputs: str | None, home: ModuleType, factory: str
-) -> tuple[Callable[..., object], str]:
-    if inputs is not None:
-        return find_callable(inputs, "model.inputs")[0], inputs
-    name = "example_inputs"
-    for holder, spec in ((module, f"{type(module).__name__}.{name}"), (home, f"{home.__name__}:{name}")):
-        found = getattr(holder, name, None)
-        if callable(found):
-            return cast("Callable[..., object]", found), spec
-    raise InputError(
-        f"model.inputs: no example inputs for {factory}: neither {type(module).__name__} has a method "
-        f"{name}(batch_size) nor {home.__name__} a function of that name; write one, or name a function in model.inputs"
-    )
-
-
-def _as_arguments(made: object, spec: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(made, Tensor):
-        return (made,), {}
-    if isinstance(made, tuple):
-        return tuple(made), {}
-    if isinstance(made, dict):
-        wrong = [key for key in made if not isinstance(key, str)]
-        if wrong:
-            raise InputError(
-                f"model.inputs: {spec} returned a dict with the key {wrong[0]!r}; its keys name arguments of forward"
-            )
-        return (), dict(made)
-    raise InputError(
-        f"model.inputs: {spec} returned {_kind_of(made)}; return a tuple of positional arguments, one tensor, or a "
-        f"dict of keyword arguments"
-    )
-
-
 def _check_modules(module: nn.Module, factory: str) -> None:
     """Raise InputError for a model whose modules cannot be listed: it overrides `named_modules`, or is too deep."""
     try:
@@ -186,27 +156,28 @@ def _check_modules(module: nn.Module, factory: str) -> None:
             )
 
 
-def _check_numbers(inputs: object, spec: str) -> None:
+def _check_numbers(inputs: object, examples: ExampleInputs) -> None:
+    spec, field = examples.spec, examples.field
     try:
         leaves = tree_leaves(inputs)
     except RecursionError as error:
         raise InputError(
-            f"model.inputs: what {spec} returned is nested too deeply to be read (Python's limit is "
+            f"{field}: what {spec} returned is nested too deeply to be read (Python's limit is "
             f"{sys.getrecursionlimit()} calls); return tensors in a tuple, a list or a dict"
         ) from error
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_nested]
     if tensors and all(tensor.numel() == 0 for tensor in tensors):
-        raise InputError(f"model.inputs: {spec} returned empty tensors alone; return as many samples as are asked for")
+        raise InputError(f"{field}: {spec} returned empty tensors alone; return as many samples as are asked for")
     for leaf in leaves:
         if isinstance(leaf, Tensor) and leaf.is_nested:
             raise InputError(
-                f"model.inputs: {spec} returned a nested tensor, which has no sizes; return its values and offsets as "
+                f"{field}: {spec} returned a nested tensor, which has no sizes; return its values and offsets as "
                 "two tensors"
             )
         found = without_numbers(leaf) if isinstance(leaf, Tensor) else None
         if found is not None:
             raise InputError(
-                f"model.inputs: a tensor that {spec} returned is {found}, without numbers; make it on the CPU, of any "
+                f"{field}: a tensor that {spec} returned is {found}, without numbers; make it on the CPU, of any "
                 "values that the model takes"
             )
 
@@ -244,7 +215,3 @@ def _first_lazy(module: nn.Module) -> str | None:
         if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
             return name
     return None
-
-
-def _kind_of(value: object) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"

@@ -27,12 +27,11 @@ from loka.dispatch.bind.fp8_warning import fp8_not_expected
 from loka.errors import LokaError
 from loka.kernels import call_counters
 from loka.mods.adapt import adapt
-from loka.mods.modded_model import built_model
+from loka.mods.modded_model import built_model, model_without_mods
 from loka.mods.policy_loader import load_policy
 from loka.plan.plan import Plan
-from loka.plan.planner import make_plan, model_sites
+from loka.plan.planner import make_plan, sites_without_mods
 from loka.policy.policy import Policy
-from loka.sites.build_model import build_model
 from loka.sites.site import Site
 
 
@@ -64,7 +63,7 @@ class ModelSubject:
         self.policy = policy
         self._workshop = workshop
         self._adaptations = built_model(policy)[1].adaptations
-        self._built = build_model(policy.model.factory, policy.model.inputs, policy.model.batch_size)
+        self._built = model_without_mods(policy)
         self._base = real_model(policy, "cpu")
         self._samples: dict[bool, StepSample] = {}
         self._plans: dict[str, Plan] = dict(plans or {})
@@ -123,8 +122,7 @@ class ModelSubject:
     def _own_sites(self) -> tuple[Site, ...]:
         """The sites of the model without mods."""
         if self._sites is None:
-            model = self.policy.model
-            self._sites = model_sites(model.factory, model.inputs, model.batch_size)
+            self._sites = sites_without_mods(self.policy)
         return self._sites
 
     def _as_variant(self, model: nn.Module, variant: ModelVariant, block: StepBlock) -> tuple[nn.Module, Patch | None]:

@@ -17,8 +17,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from loka.bench.quality.training_job import Inputs, TrainingJob
 from loka.bench.speed.user_step import tensors_of
 from loka.errors import InputError
-from loka.plan.examine import Examined, ExampleInputs, inputs_of
+from loka.plan.examine import Examined, inputs_of
 from loka.sites.callables import find_callable
+from loka.sites.example_inputs import ExampleInputs
 
 BATCH = 1024  # samples in a step, at most: more show no more of a distribution, and take longer
 RATE = 1e-4  # small: there is nothing to learn

@@ -28,7 +28,8 @@ def command(
         str | None,
         typer.Option(
             metavar="CALLABLE",
-            help="The function that returns the inputs for a batch size. Default: example_inputs of model or module.",
+            help="The function that returns the inputs for a batch size. Default: example_inputs of model or module, "
+            "or the first of --batches.",
             show_default=False,
         ),
     ] = None,
@@ -66,7 +67,7 @@ def command(
     if out is not None and not out.strip():
         raise InputError("-o is empty; name a file, or leave the option out for policies/NAME.yaml")
     path = None if name is None else _free(Path(out or f"policies/{name}.yaml"), force)
-    found = drafted_from(model, inputs, batch_size)
+    found = drafted_from(model, inputs, batch_size, batches)
     if name is None or path is None:  # named after the class
         name = policy_name(model, found.model_class)
         path = _free(Path(f"policies/{name}.yaml"), force)

@@ -254,7 +254,8 @@ class ModelSetting(SchemaModel):
     inputs: _Callable | None = doc(
         "Inputs",
         '"package.module:name" of a function of the batch size that returns the positional arguments of forward (a '
-        "tuple, or a dict for keywords). Left out: example_inputs of the model, or of the factory's module.",
+        "tuple, or a dict for keywords). Left out: example_inputs of the model, or of the factory's module, or the "
+        "first of train.batches.",
     )
     batch_size: Size | None = doc("Batch size", "Samples in a step, for shapes and shares. Default: 4096.")
 
