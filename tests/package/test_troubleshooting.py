@@ -79,7 +79,7 @@ def policies(reader: Reader) -> None:
     reader.tries("validate", "compute: fp8", "computee: fp8")
     reader.tries("validate", "tower:build", "twoer:build")
     reader.tries("validate", "tower:build", "tower:biuld")
-    size = '", batch_size: 16384}\n'
+    size = '", batch_size: 64}\n'
     reader.tries("validate", f"tower:build{size}train:", f"bare:build{size}# train:")
     reader.tries("validate", "match: {max_n: 16}", 'match: "hed.*"')
     reader.tries("validate", "rules:", 'mods: [{use: hard_swish, match: "4"}]\nrules:')
