@@ -13,7 +13,7 @@ from loka.graph.refused import CannotTraceError
 from loka.graph.trace.folded_weights import folded_views
 from loka.graph.trace.fx_recording import Op
 from loka.graph.trace.printer import Template
-from loka.graph.trace.traced_weights import Weights
+from loka.graph.trace.traced_weights import Weights, is_single
 from loka.sites.products.einsum import split_equation
 
 _MATMULS = {operator.matmul, torch.matmul, torch.mm, torch.bmm}
@@ -40,7 +40,7 @@ def site_call(op: Op, weights: Weights, template: Template) -> SiteCall | None:
     if not is_gemm or not used:
         return None
     large = next((value for value in _flat([*args, *kwargs.values()]) if weights.shape(value) is not None), None)
-    folds = target in (torch.einsum, torch.nn.functional.conv1d) or _is_single(weights.shape(large))
+    folds = target in (torch.einsum, torch.nn.functional.conv1d) or is_single(weights.shape(large))
     if large is not None and not folds:
         raise CannotTraceError(f"'{weights.site(large)}' has {len(weights.shape(large) or ())} dimensions, not 2")
     call = None
@@ -85,14 +85,9 @@ def _linear(bound: dict[str, object], weights: Weights, template: Template) -> S
 def _matrix(value: object, weights: Weights, template: Template) -> str:
     """The text of a weight without what gives each sample a copy of it, without casts, and of two dimensions."""
     text = template.arg(weights.plain(value))
-    if _is_single(weights.shape(value)):
-        return f"{text}.squeeze(0)"
+    if is_single(weights.shape(value)):
+        text = f"{text}.squeeze(0)"
     return _transposed(text) if weights.is_turned(value) else text
-
-
-def _is_single(shape: tuple[int, ...] | None) -> bool:
-    """True for one matrix of three dimensions, (1, K, N)."""
-    return shape is not None and len(shape) == 3 and shape[0] == 1 and shape[2] != 1
 
 
 def _matmul(values: list[object], weights: Weights, template: Template) -> SiteCall | None:
@@ -135,6 +130,8 @@ def _einsum(args: list[object], weights: Weights, template: Template) -> SiteCal
         return None
     letters, of_x = terms[which], terms[1 - which]
     if (shape := weights.shape(operands[which])) is not None:
+        if weights.is_turned(operands[which]):
+            letters = letters[:-2] + letters[:-3:-1]
         return _folded((of_x, letters, out), shape, operands[1 - which], operands[which], weights, template)
     if weights.is_copied(operands[which]):  # a matrix of each sample: without the samples' letter
         letters, lead = letters[1:], letters[:1]
@@ -251,6 +248,8 @@ def _convolution(bound: dict[str, object], weights: Weights, template: Template)
     site = weights.site(bound.get("weight"))
     wanted = {"stride": (1, (1,), [1]), "padding": (0, (0,), [0], "same", "valid"), "groups": (1,)}
     if site is None or any(name in bound and bound[name] not in known for name, known in wanted.items()):
+        return None
+    if weights.plain(bound["weight"]) is not bound["weight"]:
         return None
     bias, flip = bound.get("bias"), ".transpose(-1, -2)"
     weight, added = template.arg(bound["weight"]), None if bias is None else template.arg(bias)

@@ -175,7 +175,7 @@ def _without_dead(recording: FxRecording, weights: Weights) -> list[Op]:
             or (node in tested and node.op != "placeholder")
         )
         named = node in weights.views or node in weights.matrices or node in weights.inline
-        if named or (pure and node not in used):
+        if (named and node.op != "get_attr") or (pure and node not in used):
             continue
         kept.append(op)
         used.update(source for each in _inputs(op) for source in weights.sources(each))

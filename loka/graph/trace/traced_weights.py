@@ -121,12 +121,19 @@ class _Finder:
         """What was found."""
         kept = {*self._nodes, *self._vectors, *self._columns}
         matrices = {node: self._parts[node][:2] for node in kept if node in self._parts and self._parts[node][1]}
+        lone = {node for node, shape in self._shapes.items() if is_single(shape) and self._is_copied(node)}
+        matrices |= {node: (node, (0,)) for node in lone}
+        shapes = {node: shape for node, shape in self._shapes.items() if node not in lone}
         inline = {node: self._by_node[node] for node in self._forms}
         for op in reversed(list(self._by_node.values())):  # sizes and dtypes that forms alone read
             if _is_read(op) and op.node.users and all(user in inline for user in op.node.users):
                 inline[op.node] = op
         vectors = frozenset(self._vectors)
-        return Weights(self._nodes, self._views, self._sites, matrices, vectors, self._forms, inline, self._shapes)
+        return Weights(self._nodes, self._views, self._sites, matrices, vectors, self._forms, inline, shapes)
+
+    def _is_copied(self, node: fx.Node) -> bool:
+        """True where every reader of a Parameter makes one of each sample of it."""
+        return node.op == "get_attr" and all(user in self._forms and self._forms[user].copied for user in node.users)
 
     def _parameter(self, op: Op) -> None:
         value = _attribute(self._owner, str(op.node.target))
@@ -169,11 +176,12 @@ class _Finder:
         if _is_cast(op):
             return form
         name, rest = _name(op), () if op.node.target is getattr else op.args[1:]
-        if op.kwargs or source in self._vectors or source in self._shapes:
+        single = is_single(self._shapes.get(form.plain))
+        if op.kwargs or source in self._vectors or (form.plain in self._shapes and not single):
             return None
-        if form.copied and swaps_columns(name, rest):
-            return Form(form.plain, not form.turned, copied=True)
-        if not form.copied and known is not None and base not in self._nodes and _is_transpose(op):
+        if (form.copied or single) and swaps_columns(name, rest):
+            return Form(form.plain, not form.turned, form.copied)
+        if not (form.copied or single) and known is not None and base not in self._nodes and _is_transpose(op):
             return Form(form.plain, not form.turned, copied=False)
         shape = self._shape(form)
         return Form(form.plain, form.turned, copied=True) if copies_matrix(name, rest, shape) else None
@@ -183,7 +191,12 @@ class _Finder:
         value = _attribute(self._owner, str(self._parts[plain][0].target if plain in self._parts else plain.target))
         shape: tuple[int, ...] = tuple(getattr(value, "shape", ()))[-2:]
         shape = shape[::-1] if (plain is not form.plain) != form.turned else shape
-        return (1, *shape) if form.copied else shape
+        return (1, *shape) if form.copied or plain in self._shapes else shape
+
+
+def is_single(shape: tuple[int, ...] | None) -> bool:
+    """True for one matrix of three dimensions, (1, K, N)."""
+    return shape is not None and len(shape) == 3 and shape[0] == 1 and shape[2] != 1
 
 
 def unused_reason(site: str, weights: Weights, ops: Sequence[Op]) -> str:

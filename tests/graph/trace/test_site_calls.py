@@ -355,6 +355,35 @@ def test_forms_of_weights_are_printed_where_they_are_read_and_no_part_of_the_gem
     )
 
 
+class Alone(nn.Module):
+    """Matrices (1, K, N), one of each sample, and one that is read as it is, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rank, self.out = nn.Parameter(torch.randn(1, 8, 4)), nn.Parameter(torch.randn(1, 4, 8))
+        self.both = nn.Parameter(torch.randn(1, 8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch = x.shape[0]
+        low = torch.bmm(x, self.rank.expand(batch, -1, -1))
+        x = x + torch.bmm(self.out.transpose(1, 2).repeat(batch, 1, 1), low.mT).mT
+        x = torch.einsum("bnd,bde->bne", x, self.both.expand(batch, 8, 8).transpose(1, 2))
+        return torch.matmul(x, self.both)
+
+
+def test_a_matrix_of_each_sample_that_is_one_matrix() -> None:
+    answer = canonical(Alone(), "rank", "out", "both")
+    assert isinstance(answer, ForwardIR), answer
+    calls = [step for step in answer.statements if step.call is not None]
+    weights = [step.call.weight.format(*(ref.text for ref in step.operands)) for step in calls if step.call]
+    assert weights == [
+        "self.rank[0].t()",
+        "self.out.squeeze(0).t()",
+        "self.both.squeeze(0)",
+        "self.both.squeeze(0).t()",
+    ]
+
+
 class TwiceCast(nn.Module):
     def __init__(self) -> None:
         super().__init__()

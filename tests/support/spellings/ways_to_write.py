@@ -174,6 +174,10 @@ HELD = (  # rank and compress: how they are made, of {0} outputs and {1} inputs,
     None,  # Parameters, as MIXED and WEIGHTED have it
     ("nn.Conv1d({1}, {0}, kernel_size=1, bias=False)", "self.{0}({1})"),
     ("nn.Parameter(torch.randn({0}, {1}, 1) * {1}**-0.5)", "F.conv1d({1}, self.{0})"),
+    (
+        "nn.Parameter(torch.randn(1, {0}, {1}) * {1}**-0.5)",
+        "torch.bmm(self.{0}.expand({1}.shape[0], -1, -1), {1})",
+    ),
 )
 BOTH = (  # one matrix with the rows of rank and of compress, {0}, times x, {1}, split after {2} rows
     "({0} @ {1}).split([{2}, {3}], dim=1)",
