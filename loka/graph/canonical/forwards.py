@@ -61,7 +61,8 @@ def _canonical(
     if len(set(targets)) < len(targets):
         return forward, shapes
     forward = replace(forward, statements=_without_casts(forward, idle))
-    forward = replace(forward, statements=numbers_in_norms(forward.statements, shapes))
+    numbered = numbers_in_norms(forward.statements, shapes, readers_of(forward))
+    forward = replace(forward, statements=numbered)
     products, matrices = products_of_convolutions(forward.statements, attributes)
     forward, attributes = replace(forward, statements=products), {**attributes, **matrices}
     divided = split_products(forward.statements, shapes, readers_of(forward), split)

@@ -38,11 +38,17 @@ def sizes_of_norms(
     return tuple(made)
 
 
-def numbers_in_norms(statements: Sequence[Statement], shapes: Mapping[str, Shape]) -> tuple[Statement, ...]:
-    """The statements with each norm over `x.shape[2]`, a size that no call changes, as one over that number."""
+def numbers_in_norms(
+    statements: Sequence[Statement], shapes: Mapping[str, Shape], readers: Mapping[str, Collection[int]]
+) -> tuple[Statement, ...]:
+    """The statements with each norm over `x.shape[2]`, a size that no call changes, as one over that number.
+
+    A read of a shape for this norm alone becomes a part of it. `readers` are those of `readers_of`.
+    """
     wholes, sizes = dict[str, Shape](), dict[str, int]()
-    made = list[Statement]()
-    for step in statements:
+    made: dict[int, Statement] = {}
+    reads: dict[str, int] = {}  # the places of reads of shapes
+    for place, step in enumerate(statements):
         of = step.operands[0].text if len(step.operands) == 1 else ""
         if _WHOLE.fullmatch(step.template) and of in shapes:
             wholes[step.target] = shapes[of]
@@ -50,13 +56,27 @@ def numbers_in_norms(statements: Sequence[Statement], shapes: Mapping[str, Shape
             part, shape = form.fullmatch(step.template), known.get(of, ())
             size = shape[int(part[1])] if part is not None and -len(shape) <= int(part[1]) < len(shape) else None
             sizes.update({step.target: size} if size is not None else {})
-        made.append(_with_numbers(step, sizes) if step.op in TORCH_NORMS else step)
-    return tuple(made)
+        if step.target in sizes or step.target in wholes:
+            reads[step.target] = place
+        made[place] = step
+        if step.op in TORCH_NORMS and any(ref.text in sizes for ref in step.operands):
+            own = _read_for(place, reads, readers)
+            made[place] = _with_numbers((*(made.pop(each) for each in own), step), sizes)
+    return tuple(made[place] for place in sorted(made))
 
 
-def _with_numbers(step: Statement, sizes: Mapping[str, int]) -> Statement:
-    kept = tuple(ref for ref in step.operands if ref.text not in sizes)
-    if len(kept) == len(step.operands):
-        return step
-    texts = [str(sizes.get(ref.text, "")) or f"{{{kept.index(ref)}}}" for ref in step.operands]
-    return replace(step, template=step.template.format(*texts), operands=kept, written=(step,))
+def _read_for(norm: int, reads: Mapping[str, int], readers: Mapping[str, Collection[int]]) -> list[int]:
+    """The places, in order, of the reads of shapes that one norm alone needs."""
+    own = {norm}
+    for name, place in reversed(reads.items()):
+        if readers.get(name) and own.issuperset(readers[name]):
+            own.add(place)
+    return sorted(own - {norm})
+
+
+def _with_numbers(run: tuple[Statement, ...], sizes: Mapping[str, int]) -> Statement:
+    """The norm that ends a run, with numbers for sizes."""
+    norm = run[-1]
+    kept = tuple(ref for ref in norm.operands if ref.text not in sizes)
+    texts = [str(sizes.get(ref.text, "")) or f"{{{kept.index(ref)}}}" for ref in norm.operands]
+    return replace(norm, template=norm.template.format(*texts), operands=kept, written=run)

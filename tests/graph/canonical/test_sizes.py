@@ -27,9 +27,19 @@ def local(name: str) -> Ref:
     ids=["unpacked", "of size()", "size", "shape"],
 )
 def test_a_norm_over_a_size(before: list[Statement]) -> None:
-    norm = numbers_in_norms([*before, NORM], SHAPES)[-1]
+    readers = {"shape": {1}, "d": {len(before)}}
+    (norm,) = numbers_in_norms([*before, NORM], SHAPES, readers)
     assert norm.text() == "normed = torch.nn.functional.layer_norm(x, (32,), self.w)"
-    assert norm.written == (NORM,)
+    assert norm.written == (*before, NORM)
+
+
+def test_a_size_that_others_read_stays() -> None:
+    shape = Statement("shape", "shape", "{0}.shape", (X,))
+    before = (shape, Statement("d", "getitem", "{0}[2]", (local("shape"),)))
+    for readers, left in (({"shape": {1, 3}, "d": {2}}, (shape,)), ({"shape": {1}, "d": {2, 3}}, before)):
+        made = numbers_in_norms([*before, NORM], SHAPES, readers)
+        assert made[:-1] == left
+        assert made[-1].text() == "normed = torch.nn.functional.layer_norm(x, (32,), self.w)"
 
 
 @pytest.mark.parametrize(
@@ -42,4 +52,4 @@ def test_a_norm_over_a_size(before: list[Statement]) -> None:
     ids=["batch", "item", "absent"],
 )
 def test_what_is_no_known_size_stays(before: list[Statement]) -> None:
-    assert numbers_in_norms([*before, NORM], SHAPES) == (*before, NORM)
+    assert numbers_in_norms([*before, NORM], SHAPES, {"d": {1}}) == (*before, NORM)
