@@ -23,9 +23,9 @@ def canonical_linears(
 ) -> tuple[Statement, ...]:
     """The statements with each GEMM that a bias is added to, and each whose first operand is not x, as a linear.
 
-    Its product is not viewed. A bias is a Parameter or buffer of one dimension, added by the statement after the GEMM,
-    which alone reads the product, or multiplied along with it (`_factored_bias`). The arguments are those of
-    `canonical_runs`.
+    Its product is not viewed. A bias is a Parameter or buffer of one dimension, or of one row, added by the statement
+    after the GEMM, which alone reads the product, or multiplied along with it (`_factored_bias`). The arguments are
+    those of `canonical_runs`.
     """
     made: list[Statement] = []
     place = 0
@@ -88,7 +88,7 @@ def _added_bias(
 ) -> Ref | None:
     """The Parameter that a statement adds to a product; None for another operation."""
     shape = shapes.get(product, ())
-    biases = [ref for ref in step.operands if ref.kind is RefKind.ATTRIBUTE and attributes.get(ref.text) == shape[-1:]]
+    biases = [ref for ref in step.operands if _is_vector(ref, shape[-1:], attributes)]
     known = evaluable(step)
     if known is None or len(biases) != 1 or len(shape) < 2 or step.call is not None:
         return None
@@ -98,7 +98,7 @@ def _added_bias(
     sizes = [attributes[biases[0].text], *(tuple(size or 3 for size in shapes[ref.text]) for ref in locals_)]
     values = dict(zip((biases[0], *locals_), drawn(sizes, seed=1), strict=True))
     total = values[Ref(RefKind.LOCAL, product)] + values[biases[0]]
-    return biases[0] if agree(evaluated([known], values), total) else None
+    return _row(biases[0], attributes) if agree(evaluated([known], values), total) else None
 
 
 def _factored_bias(
@@ -117,7 +117,7 @@ def _factored_bias(
     made = {step.target for step in run}
     refs = dict.fromkeys(ref for step in run for ref in step.operands if ref.text not in made)
     shape = shapes.get(statements[place].target, ())
-    biases = [ref for ref in refs if ref.kind is RefKind.ATTRIBUTE and attributes.get(ref.text) == shape[-1:]]
+    biases = [ref for ref in refs if _is_vector(ref, shape[-1:], attributes)]
     tensors = [ref for ref in refs if ref.kind is RefKind.LOCAL and shapes.get(ref.text) == shape]
     product = Ref(RefKind.LOCAL, statements[place].target)
     if (len(biases), len(tensors), len(refs)) != (1, 2, 3) or product not in tensors or len(shape) < 2:
@@ -126,7 +126,17 @@ def _factored_bias(
     sizes = [attributes[biases[0].text], *(tuple(size or 3 for size in shape) for _ in tensors)]
     values = dict(zip((biases[0], *tensors), drawn(sizes, seed=1), strict=True))
     total = values[factor] * (values[product] + values[biases[0]])
-    return (factor, biases[0]) if agree(evaluated(steps, values), total) else None
+    return (factor, _row(biases[0], attributes)) if agree(evaluated(steps, values), total) else None
+
+
+def _is_vector(ref: Ref, size: Shape, attributes: Mapping[str, tuple[int, ...]]) -> bool:
+    """True for a Parameter or buffer of this size, as it is or as the one row of a matrix."""
+    return ref.kind is RefKind.ATTRIBUTE and attributes.get(ref.text) in (size, (1, *size))
+
+
+def _row(ref: Ref, attributes: Mapping[str, tuple[int, ...]]) -> Ref:
+    """The vector itself, or the one row of a matrix."""
+    return ref if len(attributes[ref.text]) == 1 else replace(ref, text=f"{ref.text}.flatten()")
 
 
 def _linear(written: tuple[Statement, ...], call: SiteCall, bias: Ref | None) -> Statement:

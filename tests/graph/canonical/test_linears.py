@@ -1,4 +1,4 @@
-"""A bias that is multiplied along with a product is the bias of the linear."""
+"""A bias that is multiplied along with a product, or has one row, is the bias of the linear."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def canonical(*lines: str, read: tuple[str, ...] = ()) -> list[str]:
     readers = {name: {i for i, s in enumerate(steps) if any(r.text == name for r in s.operands)} for name in names}
     for name in (steps[-1].target, *read):
         readers[name] = {*readers[name], len(steps)}
-    attributes = {"self.w": (6, 6), "self.b": (6,), "self.s": ()}
+    attributes = {"self.w": (6, 6), "self.b": (6,), "self.row": (1, 6), "self.s": ()}
     made = canonical_linears(steps, dict.fromkeys(names, SHAPE), readers, attributes)
     return [step.text() for step in made]
 
@@ -53,3 +53,10 @@ def test_other_factors_and_differences_stay(old: str, new: str) -> None:
 
 def test_a_product_that_is_read_elsewhere_stays() -> None:
     assert canonical(*FACTORED, read=("p",))[0] == GEMM.text()
+
+
+def test_a_bias_of_one_row_is_the_bias_of_the_linear() -> None:
+    factored = [line.replace("self.b", "self.row") for line in FACTORED]
+    assert canonical(*factored)[0] == "u = torch.nn.functional.linear(x, self.w, self.row.flatten())"
+    added = canonical("y = add u self.row: {0} + {1}")
+    assert added == ["y = torch.nn.functional.linear(x, self.w, self.row.flatten())"]
