@@ -68,7 +68,7 @@ def numbers_in_norms(
 def _read_for(norm: int, reads: Mapping[str, int], readers: Mapping[str, Collection[int]]) -> list[int]:
     """The places, in order, of the reads of shapes that one norm alone needs."""
     own = {norm}
-    for name, place in reversed(reads.items()):
+    for name, place in reversed(list(reads.items())):
         if readers.get(name) and own.issuperset(readers[name]):
             own.add(place)
     return sorted(own - {norm})
