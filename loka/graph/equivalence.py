@@ -24,7 +24,6 @@ import torch
 from torch import nn
 
 from loka.errors import InputError
-from loka.graph.canonical.relus import with_written_relus
 from loka.graph.comparison import compare_leaves, compare_state, largest_magnitude, scattered
 from loka.graph.entry_guards import any_fails
 from loka.graph.ir import ForwardIR, Statement
@@ -81,9 +80,7 @@ def rounding_difference(
 
     Compares outputs, gradients (not if `quick`) and the random state, in training and evaluation, without autocast.
     With `contiguous`, outputs must be so where the module's own are.
-    ReLUs run as they are written: any subgradient at 0 is as good.
     """
-    forward = with_written_relus(forward)
     flags = [(child, child.training) for child in module.modules()]
     try:
         with torch.random.fork_rng(devices=[]), _python_random():

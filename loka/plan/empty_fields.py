@@ -27,7 +27,7 @@ def without_empty(data: dict[str, Any]) -> None:
     _omit(data["decisions"], "times")
     forwards = [binding["forward"] for binding in data["bindings"] if binding["forward"] is not None]
     _omit(forwards, "rewritten", "near", "crosses", "reads", "called", "constants", "guards")
-    _omit((statement for forward in forwards for statement in forward["statements"]), "even", "written")
+    _omit((statement for forward in forwards for statement in forward["statements"]), "even", "written", "group")
     _omit((step["call"] for forward in forwards for step in forward["statements"] if step["call"]), "plus")
 
 

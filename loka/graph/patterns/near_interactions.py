@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from itertools import chain
 
-from loka.graph.canonical.reassociated import saves_work
+from loka.graph.canonical.products import saves_work
 from loka.graph.ir import ForwardIR, NearKind, NearMiss, Ref, RefKind, Statement
 from loka.graph.patterns.fm_interaction import changes_in_place
 from loka.graph.patterns.linear_chain import readers_of

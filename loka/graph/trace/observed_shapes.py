@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from loka.graph.equivalence import with_forward
 from loka.graph.ir import ForwardIR, RefKind, Statement
@@ -17,7 +18,7 @@ from loka.graph.trace.examples import Examples, copy_tree
 
 Shape = tuple[int | None, ...]  # None is a dimension that differs between calls, such as the batch
 _PAIRS = frozenset({"add", "mul"})
-_CASTS = frozenset({"to", "type_as"})
+CASTS = frozenset({"to", "type_as", "float", "double", "half", "bfloat16"})
 
 
 def observed_shapes(forward: ForwardIR, examples: Examples, copied: Callable[[], nn.Module]) -> Mapping[str, Shape]:
@@ -39,7 +40,7 @@ def idle_casts(forward: ForwardIR, examples: Examples, copied: Callable[[], nn.M
 
     The arguments are those of `observed_shapes`.
     """
-    sources = {step.target: step.operands[0].text for step in forward.statements if step.op in _CASTS and step.operands}
+    sources = {step.target: step.operands[0].text for step in forward.statements if step.op in CASTS and step.operands}
     names = list(dict.fromkeys((*sources, *sources.values())))
     idle = {target for target in sources if target != "_"}
     for autocast in (False, True) if idle else ():
@@ -51,6 +52,27 @@ def idle_casts(forward: ForwardIR, examples: Examples, copied: Callable[[], nn.M
                 raise
             # As the module itself does: the equivalence check has compared the errors.
     return frozenset(idle)
+
+
+def same_dtypes(
+    forward: ForwardIR, other: ForwardIR, examples: Examples, copied: Callable[[], nn.Module]
+) -> bool:
+    """True if two forwards return tensors of the same dtypes under autocast to bfloat16, or raise the same."""
+    found: list[list[object]] = []
+    for each in (forward, other):
+        owner = copied()
+        shown = with_forward(owner, each)
+        dtypes: list[object] = []
+        with _evaluating(shown), torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            for call in examples.calls:
+                try:
+                    result = shown.forward(*copy_tree(call.args), **copy_tree(call.kwargs))
+                    leaves = tree_leaves(result)
+                    dtypes.append([leaf.dtype for leaf in leaves if isinstance(leaf, torch.Tensor)])
+                except (RuntimeError, TypeError, ValueError) as error:
+                    dtypes.append(type(error))
+        found.append(dtypes)
+    return found[0] == found[1]
 
 
 def _dtype(values: Mapping[str, object], name: str) -> torch.dtype | None:

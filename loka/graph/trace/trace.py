@@ -18,6 +18,7 @@ from torch import nn
 
 from loka.errors import InputError
 from loka.graph.canonical.forwards import canonical_forward, is_canonical
+from loka.graph.canonical.recording import recorded
 from loka.graph.equivalence import difference, rounding_difference
 from loka.graph.ir import ForwardIR
 from loka.graph.patterns.concat_norm import find_concat_norms
@@ -30,7 +31,7 @@ from loka.graph.source import forward_source_hash, functions_of, has_hooks, qual
 from loka.graph.trace.examples import Examples, missing_storage
 from loka.graph.trace.fx_recording import FxRecording, fx_record
 from loka.graph.trace.lint import code_place, lint, out_of_place, unreadable
-from loka.graph.trace.observed_shapes import Shape, idle_casts, observed_shapes, with_even_statements
+from loka.graph.trace.observed_shapes import CASTS, Shape, idle_casts, observed_shapes, same_dtypes, with_even_statements
 from loka.graph.trace.printer import HIDING, attribute, constant, is_identifier
 from loka.graph.trace.quiet import quiet
 from loka.graph.trace.site_calls import with_contiguous_products
@@ -40,7 +41,6 @@ from loka.sites.callables import message_of
 from loka.sites.weights import SiteWeight, find_weight
 
 _DEVICE = re.compile(r"(cpu|cuda|meta)(:\d+)?")
-_PART = re.compile(r"(.+)\[\d+\]")  # self.biases[2]; self.downs[0][1], where self.downs[0] may be the Parameter
 _WRAPPERS = {"FSDPModule", "FullyShardedDataParallel", "DistributedDataParallel", "OptimizedModule", "ScriptModule"}
 
 
@@ -101,30 +101,34 @@ def _canonical(
     copied: Callable[[], nn.Module],
     quick: bool,
 ) -> tuple[ForwardIR, Mapping[str, Shape]]:
-    """The forward in canonical form, if that computes the same up to rounding, else as traced; and its shapes."""
-    idle = idle_casts(forward, examples, copied)
-    found, all_shapes = canonical_forward(forward, shapes, _tensor_sizes(module, forward), idle)
+    """The forward in canonical form, if that computes the same up to rounding, else as traced; and its shapes.
+
+    Casts that do nothing without autocast are left out at first, and kept if that makes a difference with it.
+    """
+    runs, names = recorded(forward, examples, copied), _tensor_names(module)
+    casts = _casts(forward, idle_casts(forward, examples, copied))
+    found, all_shapes = canonical_forward(forward, shapes, runs, names)
+    if casts:
+        kept = canonical_forward(forward, shapes, runs, names, casts)
+        if not same_dtypes(found, kept[0], examples, copied):
+            found, all_shapes = kept
     if not is_canonical(found) or rounding_difference(module, found, examples, copied, quick, contiguous=True):
         return forward, shapes
     return found, all_shapes
 
 
-def _tensor_sizes(module: nn.Module, forward: ForwardIR) -> dict[str, tuple[int, ...]]:
-    """The sizes of Parameters and buffers, and of the parts of them that a forward reads, by their expressions.
+def _casts(forward: ForwardIR, idle: Collection[str]) -> frozenset[str]:
+    """The targets of casts that change a dtype in some call."""
+    return frozenset(step.target for step in forward.statements if step.op in CASTS and step.target not in idle)
 
-    Others have no name to print.
-    """
-    sizes = {}
-    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+
+def _tensor_names(module: nn.Module) -> dict[str, str]:
+    """The expressions of Parameters and buffers, by name. Others have no name to print."""
+    found: dict[str, str] = {}
+    for name, _ in (*module.named_parameters(), *module.named_buffers()):
         with suppress(CannotTraceError):
-            sizes[attribute(module, name)] = tuple(tensor.shape)
-    for ref in (ref for step in forward.statements for ref in step.operands if ref.text not in sizes):
-        whole, indices = ref.text, 0
-        while whole not in sizes and (part := _PART.fullmatch(whole)) is not None:
-            whole, indices = part[1], indices + 1
-        if whole in sizes:
-            sizes[ref.text] = sizes[whole][indices:]
-    return sizes
+            found[name] = attribute(module, name)
+    return found
 
 
 def with_findings(forward: ForwardIR, shapes: Mapping[str, Shape]) -> ForwardIR:

@@ -1,0 +1,556 @@
+"""From the canonical graph back to statements: each node as torch's own statement of it, in one order.
+
+What a node reads is made just before it, so that the operations that one kernel takes stand together. A statement that
+is canonical as it was traced stays, and so does everything that has no canonical form.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from loka.graph.canonical.layout import Dims, Piece, Size, is_fixed, merged, move, regrouped, rows_of, size_of, translated
+from loka.graph.canonical.live import shared_products
+from loka.graph.canonical.lowering import Lowered
+from loka.graph.canonical.nodes import (
+    Activation,
+    Concatenation,
+    Linear,
+    Node,
+    Norm,
+    Other,
+    Pair,
+    Parameter,
+    Part,
+    Product,
+    Source,
+    Value,
+    is_weight,
+)
+from loka.graph.canonical.views import CannotEmitError, permutation_text, reshape_text
+from loka.graph.canonical.weights import weight_text
+from loka.graph.ir import REASSOCIATED, Ref, RefKind, SiteCall, Statement
+from loka.graph.patterns.concat_norm import concatenated
+from loka.graph.patterns.norm import parse_norm
+from loka.graph.trace.observed_shapes import Shape
+
+_NAME = re.compile(r"\b[A-Za-z_]\w*\b")
+_PLAIN = {"add": "{0} + {1}", "mul": "{0} * {1}"}
+_F = "torch.nn.functional"
+
+
+@dataclass(slots=True)
+class Emitted:
+    """The statements of a forward in canonical form, and the shapes of their targets."""
+
+    statements: list[Statement] = field(default_factory=list)
+    shapes: dict[str, Shape] = field(default_factory=dict)
+
+
+def emitted(
+    statements: Sequence[Statement], result: str, arguments: Sequence[str], graph: Lowered, result_values: Mapping[str, Value]
+) -> Emitted:
+    """The canonical statements of a forward. Raises CannotEmitError.
+
+    `arguments` are the names of its arguments, `result` the text of what it returns, and `result_values` the tensors of
+    the locals in that text.
+    """
+    return _Emission(statements, arguments, graph).all(result, result_values)
+
+
+class _Emission:
+    def __init__(self, statements: Sequence[Statement], arguments: Sequence[str], graph: Lowered) -> None:
+        self._statements, self._graph, self._arguments = statements, graph, arguments
+        self._places = {step.target: place for place, step in enumerate(statements) if step.target != "_"}
+        self._taken = {*self._places, *arguments}
+        self._shared: frozenset[Node] = frozenset()
+        self._made = Emitted()
+        self._names: dict[tuple[Node, Dims, tuple[Size, ...]], str] = {}
+        self._first: dict[Node, Value] = {}  # the layout in which a node was made
+        self._traced: dict[int, str] = {}
+        self._plain: dict[str, str] = {}
+        self._sources = {
+            value.node: name
+            for name in arguments
+            if (value := _argument(name, graph)) is not None
+        }
+
+    def all(self, result: str, values: Mapping[str, Value]) -> Emitted:
+        """All statements that the result and the effects need."""
+        roots = [place for place in sorted(self._graph.effects) if not self._is_needless(place)]
+        self._shared = shared_products(self._graph, roots, [value.node for value in values.values()])
+        for place in roots:
+            self._as_traced(place)
+        for name in dict.fromkeys(_NAME.findall(result)):
+            if name in values:
+                self._result(name, values[name])
+            elif name in self._places:
+                self._value(name)
+        return self._made
+
+    def _result(self, name: str, value: Value) -> None:
+        """A local that the forward returns, under its own name."""
+        made = self._tensor(value)
+        if made == name:
+            return
+        if name in self._graph.changed or name in self._made.shapes:
+            self._add(Statement(name, "alias", "{0}", (Ref(RefKind.LOCAL, made),)), value)
+        else:
+            self._as_traced(self._places[name])  # a cast or a copy
+
+    # Statements as they were traced
+
+    def _as_traced(self, place: int) -> str:
+        """The local that a statement makes, with the statement as it was traced."""
+        if place in self._traced:
+            return self._traced[place]
+        step = self._statements[place]
+        operands = tuple(self._operand(ref, place) for ref in step.operands)
+        name = step.target if step.target == "_" or step.target not in self._graph.changed else self._fresh(step.target)
+        value = self._graph.made[place]
+        self._add(replace(step, target=name, operands=operands), value)
+        self._traced[place] = name
+        if value is not None:
+            self._names.setdefault((value.node, value.dims, value.shape), name)
+            self._first.setdefault(value.node, value)
+        return name
+
+    def _operand(self, ref: Ref, place: int) -> Ref:
+        if ref.kind is not RefKind.LOCAL:
+            return ref
+        value = self._graph.read[place].get(ref.text)
+        return Ref(RefKind.LOCAL, self._value(ref.text) if value is None else self._tensor(value))
+
+    def _value(self, name: str) -> str:
+        """A local that is no tensor: an argument, a size, a tuple of tensors."""
+        place = self._places.get(name)
+        if place is None:
+            return name
+        if name in self._plain:
+            return self._plain[name]
+        step = self._statements[place]
+        given = self._graph.fixed.get(name)
+        sizes = given if isinstance(given, list) and all(type(each) is int for each in given) else None
+        if sizes is not None and not self._reads_sources(place):
+            text, operands = self._size_text(tuple(sizes))
+            self._made.statements.append(Statement(name, "size", text, operands, note=step.note))
+            self._plain[name] = name
+        else:
+            self._plain[name] = self._as_traced(place)
+        return self._plain[name]
+
+    def _size_text(self, sizes: Size) -> tuple[str, tuple[Ref, ...]]:
+        """A size of a tensor that is made here, as a number or as a size of an argument."""
+        if is_fixed(sizes):
+            return str(sizes[0]), ()
+        for node, name in self._sources.items():
+            if sizes in node.shape:
+                return f"{{0}}.size({node.shape.index(sizes)})", (Ref(RefKind.LOCAL, name),)
+        raise CannotEmitError
+
+    def _reads_sources(self, place: int) -> bool:
+        """True if all tensors that a size is of are taken as they are."""
+        step = self._statements[place]
+        for ref in step.operands:
+            if ref.kind is not RefKind.LOCAL:
+                continue
+            value = self._graph.read[place].get(ref.text)
+            if value is not None and not isinstance(value.node, Source):
+                return False
+            if value is None and ref.text in self._places and not self._reads_sources(self._places[ref.text]):
+                return False
+        return True
+
+    def _is_needless(self, place: int) -> bool:
+        """True for a check of sizes that no call changes, of tensors that are made here."""
+        step = self._statements[place]
+        if step.target != "_" or step.op == "module" or self._reads_sources(place):
+            return False
+        return all(ref.kind is RefKind.LOCAL and self._is_constant(ref.text) for ref in step.operands)
+
+    def _is_constant(self, name: str) -> bool:
+        place = self._places.get(name)
+        if place is None:
+            return False
+        step, read = self._statements[place], self._graph.read[place]
+        given = self._graph.fixed.get(name)
+        if not isinstance(given, list) or any(each != given[0] for each in given):
+            return False
+        if type(given[0]) is int and any(ref.text in read for ref in step.operands):
+            return True
+        of_shape = step.op in ("getitem", "item") and type(given[0]) is int
+        return of_shape or all(
+            ref.kind is RefKind.LOCAL and ref.text not in read and self._is_constant(ref.text) for ref in step.operands
+        )
+
+    # Tensors
+
+    def _tensor(self, value: Value, hard: bool = False) -> str:
+        """A local with the elements of a value in its layout; `hard`: what reads it needs this layout."""
+        key = (value.node, value.dims, value.shape)
+        if key not in self._names:
+            if value.node not in self._first:
+                self._make(value, hard)
+            if key not in self._names:
+                self._names[key] = self._viewed(self._first[value.node], value)
+        return self._names[key]
+
+    def _viewed(self, first: Value, wanted: Value) -> str:
+        """A tensor in another layout."""
+        if any(size_of(dim, len(size)) != size for dim, size in zip(wanted.dims, wanted.shape, strict=True)):
+            return self._broadcast(first, wanted)
+        step = move(first.dims, wanted.dims, first.shape, wanted.shape)
+        if step is None:
+            raise CannotEmitError
+        name, shape = self._names[(first.node, first.dims, first.shape)], first.shape
+        holder = self._holder(wanted)
+        texts: list[tuple[str, tuple[Size, ...]]] = []
+        if step.before is not None:
+            texts.append((reshape_text(shape, step.before), step.before))
+            shape = step.before
+        if step.order is not None:
+            moved = tuple(shape[place] for place in step.order)
+            texts.append((permutation_text(step.order), moved))
+            shape = moved
+        if step.after is not None:
+            texts.append((reshape_text(shape, step.after), step.after))
+        for number, (text, made) in enumerate(texts):
+            last = number == len(texts) - 1
+            target = self._target(wanted, name) if last else self._fresh(f"{name}_view")
+            note = self._statements[holder].note if holder is not None else ""
+            kept = self._kept_view(holder, name, first) if last and number == 0 else None
+            made_by = kept or Statement(target, text.partition("(")[0].removeprefix("{0}."), text, (Ref(RefKind.LOCAL, name),), note=note)
+            self._made.statements.append(replace(made_by, target=target))
+            self._made.shapes[target] = _printed(made)
+            name = target
+        return name
+
+    def _kept_view(self, holder: int | None, name: str, first: Value) -> Statement | None:
+        """The traced statement of a view, where it is of the tensor that is there."""
+        if holder is None:
+            return None
+        step, read = self._statements[holder], self._graph.read[holder]
+        given = [ref for ref in step.operands if ref.text in read]
+        if holder in self._graph.opaque or len(given) != 1:
+            return None
+        value = read[given[0].text]
+        if self._names.get((value.node, value.dims, value.shape)) != name:
+            return None
+        if any(ref.kind is RefKind.LOCAL and ref.text not in read and not self._reads_sources(holder) for ref in step.operands):
+            return None
+        if step.call is not None or len(step.operands) > 1:
+            return None
+        return replace(step, operands=tuple(Ref(RefKind.LOCAL, name) if ref is given[0] else ref for ref in step.operands))
+
+    def _broadcast(self, first: Value, wanted: Value) -> str:
+        """A tensor with dimensions of one where it is broadcast."""
+        shape = tuple(
+            size if dim else (1,) * len(size) for dim, size in zip(wanted.dims, wanted.shape, strict=True)
+        )
+        return self._tensor(Value(wanted.node, wanted.dims, shape), hard=True)
+
+    def _make(self, value: Value, hard: bool) -> None:
+        """Makes a node, in the wanted layout where it can be had."""
+        made = self._of_kind(value, hard)
+        self._first[value.node] = made[1]
+        self._names[(value.node, made[1].dims, made[1].shape)] = made[0]
+
+    def _of_kind(self, value: Value, hard: bool) -> tuple[str, Value]:
+        node = value.node
+        if isinstance(node, Source) and node in self._sources:
+            return self._sources[node], Value(node, rows_of(node.shape), node.shape)
+        kinds: Mapping[type[Node], Callable[[_Emission, Value, bool], tuple[str, Value]]] = {
+            Linear: _Emission._linear,
+            Product: _Emission._product,
+            Pair: _Emission._pair,
+            Activation: _Emission._activation,
+            Norm: _Emission._norm,
+            Concatenation: _Emission._concatenation,
+        }
+        kind = kinds.get(type(node))
+        return self._whole(value) if kind is None else kind(self, value, hard)
+
+    def _whole(self, value: Value) -> tuple[str, Value]:
+        """A node as it was traced."""
+        node = value.node
+        places = self._graph.holders.get(node, [])
+        if not places:
+            raise CannotEmitError
+        exact = [place for place in places if self._graph.made[place] == value]
+        place = (exact or places)[0]
+        name, made = self._as_traced(place), self._graph.made[place]
+        if made is None:
+            raise CannotEmitError
+        return name, made
+
+    def _holder(self, value: Value) -> int | None:
+        """The statement that makes a tensor of this node in this layout."""
+        places = self._graph.holders.get(value.node, [])
+        return next((place for place in places if self._graph.made[place] == value), None)
+
+    def _target(self, value: Value, otherwise: str) -> str:
+        """The name of the local that has a value in the forward as it was traced, or a new one."""
+        place = self._holder(value)
+        if place is None:
+            places = self._graph.holders.get(value.node, [])
+            return self._fresh(f"{self._statements[places[0]].target if places else otherwise}_rows")
+        name = self._statements[place].target
+        used = name in self._made.shapes or name in self._graph.changed or name == "_"
+        return self._fresh(name if name != "_" else otherwise) if used else name
+
+    def _fresh(self, name: str) -> str:
+        number, found = 1, name
+        while found in self._taken or found == "_":
+            number += 1
+            found = f"{name}_{number}"
+        self._taken.add(found)
+        return found
+
+    def _add(self, step: Statement, value: Value | None) -> None:
+        self._made.statements.append(step)
+        if value is not None and step.target != "_":
+            self._made.shapes[step.target] = _printed(value.shape)
+
+    def _emit(self, op: str, text: str, operands: Sequence[Ref], value: Value, call: SiteCall | None = None) -> tuple[str, Value]:
+        """A canonical statement; the one that was traced, if that is canonical, too."""
+        place = self._holder(value)
+        target = self._target(value, op)
+        note = self._note(value, place)
+        step = Statement(target, op, text, tuple(operands), call, note)
+        if place is not None and place not in self._graph.opaque:
+            traced = self._statements[place]
+            same = self._same_operands(traced, place, operands)
+            if same and _is_canonical(traced, step):
+                step = replace(traced, target=target, operands=same)
+        self._add(step, value)
+        return target, value
+
+    def _note(self, value: Value, place: int | None) -> str:
+        places = self._graph.holders.get(value.node, []) if place is None else [place]
+        return self._statements[places[0]].note if places else self._statements[max(value.node.place, 0)].note
+
+    def _same_operands(self, traced: Statement, place: int, operands: Sequence[Ref]) -> tuple[Ref, ...]:
+        """The operands of a traced statement, if it reads the same locals as ours; () where it does not."""
+        found: list[Ref] = []
+        for ref in traced.operands:
+            value = self._graph.read[place].get(ref.text) if ref.kind is RefKind.LOCAL else None
+            if value is not None:
+                name = self._names.get((value.node, value.dims, value.shape))
+                ref = Ref(RefKind.LOCAL, name) if name is not None else ref
+            found.append(ref)
+        ours = sorted(ref.text for ref in operands if ref.kind is RefKind.LOCAL)
+        theirs = sorted(ref.text for ref in found if ref.kind is RefKind.LOCAL)
+        return tuple(found) if ours == theirs else ()
+
+    # Nodes
+
+    def _linear(self, value: Value, hard: bool) -> tuple[str, Value]:
+        node = value.node
+        if not isinstance(node, Linear) or node.site is None:
+            return self._whole(value)
+        if node.bias is not None and node.unbiased in self._shared:
+            return self._sum_with_bias(node, value)
+        made = self._rows(node, value)
+        lead = translated(made.dims[:-1], node.rows)
+        if lead is None:
+            raise CannotEmitError
+        k = merged(node.k)
+        k_size = self._total(node.k)
+        x = self._tensor(Value(node.x, (*lead, k), (*made.shape[:-1], k_size)), hard=True)
+        n_size = made.shape[-1]
+        weight = weight_text(Value(node.weight, (merged(node.weight_n), merged(node.weight_k)), (n_size, k_size)))
+        if weight is None:
+            raise CannotEmitError
+        text, flipped = weight
+        of_weight = "{1}.t()" if flipped else "{1}"
+        operands = [Ref(RefKind.LOCAL, x), Ref(RefKind.ATTRIBUTE, text)]
+        bias = None
+        if node.bias is not None:
+            vector = weight_text(node.bias)
+            if vector is None:
+                raise CannotEmitError
+            operands.append(Ref(RefKind.ATTRIBUTE, vector[0]))
+            bias = "{2}"
+        call = SiteCall(node.site, "{0}", of_weight, bias, "{0}")
+        parts = ", ".join(filter(None, ("{0}", of_weight, bias)))
+        op = "linear" if node.kind == "linear" else node.kind
+        return self._emit(op, f"{_F}.linear({parts})", operands, made, call)
+
+    def _sum_with_bias(self, node: Linear, value: Value) -> tuple[str, Value]:
+        """A product that something else reads, too, and the sum with its bias."""
+        made = self._rows(node, value)
+        bias = None if node.bias is None else weight_text(node.bias)
+        if node.unbiased is None or bias is None:
+            raise CannotEmitError
+        product = self._tensor(Value(node.unbiased, made.dims, made.shape), hard=True)
+        operands = (Ref(RefKind.LOCAL, product), Ref(RefKind.ATTRIBUTE, bias[0]))
+        return self._emit("add", _PLAIN["add"], operands, made)
+
+    def _rows(self, node: Linear, value: Value) -> Value:
+        """The layout of a product: rows of all columns, with the dimensions that the forward has where that fits."""
+        def fits(each: Value) -> bool:
+            n = node.shape[-1]
+            last = each.dims[-1:] == (merged([Piece(n, (1,) * len(n))]),) and each.shape[-1:] == (n,)
+            return last and regrouped([p for d in rows_of(node.shape) for p in d], each.shape) == each.dims
+
+        shown = [self._graph.made[place] for place in self._graph.holders.get(node, [])]
+        candidates = [value, *(each for each in shown if each is not None)]
+        return next((each for each in candidates if fits(each)), Value(node, rows_of(node.shape), node.shape))
+
+    def _total(self, pieces: Sequence[Piece]) -> Size:
+        return size_of(tuple(pieces), len(pieces[0].size))
+
+    def _product(self, value: Value, hard: bool) -> tuple[str, Value]:
+        node = value.node
+        if not isinstance(node, Product):
+            raise CannotEmitError
+        made = Value(node, rows_of(node.shape), node.shape)
+        of_left = (translated((made.dims[0],), node.batch[0]), translated((made.dims[1],), node.rows))
+        of_right = (translated((made.dims[0],), node.batch[1]), translated((made.dims[2],), node.columns))
+        if None in of_left or None in of_right:
+            raise CannotEmitError
+        k = self._total(node.k[0])
+        batch, rows, columns = node.shape
+        left_dims = (*(of_left[0] or ()), *(of_left[1] or ()), merged(node.k[0]))
+        right_dims = (*(of_right[0] or ()), merged(node.k[1]), *(of_right[1] or ()))
+        left = self._tensor(Value(node.left, left_dims, (batch, rows, k)), hard=True)
+        right = self._tensor(Value(node.right, right_dims, (batch, k, columns)), hard=True)
+        operands = (Ref(RefKind.LOCAL, left), Ref(RefKind.LOCAL, right))
+        return self._emit("matmul", "torch.matmul({0}, {1})", operands, made)
+
+    def _preferred(self, value: Value, hard: bool) -> Value:
+        """The layout of a sum or product: that of the product with a weight in it, unless another is needed."""
+        node: Node = value.node
+        if hard:
+            return value
+        while isinstance(node, Pair | Activation):
+            if isinstance(node, Activation):
+                node = node.x
+                continue
+            inner = [each for each in node.operands if each.node.shape == node.shape and not is_weight(each.node)]
+            same = [each.node for each in inner if all(s.stride == s.other for s in each.steps)]
+            node = next((each for each in same if isinstance(each, Linear | Pair | Activation)), Source(shape=(), place=0))
+        if not isinstance(node, Linear):
+            return value
+        found = self._rows(node, Value(node, value.dims, value.shape))
+        return Value(value.node, found.dims, found.shape)
+
+    def _pair(self, value: Value, hard: bool) -> tuple[str, Value]:
+        node, made = value.node, self._preferred(value, hard)
+        if not isinstance(node, Pair):
+            raise CannotEmitError
+        operands: list[Ref] = []
+        for operand in node.operands:
+            dims = translated(made.dims, operand.steps)
+            if dims is None:
+                return self._whole(value)
+            shape = tuple(
+                size if dim or size == (1,) * len(size) else (1,) * len(size)
+                for dim, size in zip(dims, made.shape, strict=True)
+            )
+            given = Value(operand.node, dims, shape)
+            if is_weight(operand.node):
+                text = weight_text(_without_leading_ones(given))
+                if text is None:
+                    return self._whole(value)
+                operands.append(Ref(RefKind.ATTRIBUTE, f"{text[0]}.t()" if text[1] else text[0]))
+            else:
+                operands.append(Ref(RefKind.LOCAL, self._tensor(given, hard=True)))
+        return self._emit(node.op, _PLAIN[node.op], operands, made)
+
+    def _activation(self, value: Value, hard: bool) -> tuple[str, Value]:
+        node, made = value.node, self._preferred(value, hard)
+        if not isinstance(node, Activation):
+            raise CannotEmitError
+        x = self._tensor(Value(node.x, made.dims, made.shape), hard=True)
+        return self._emit(node.name, f"{_F}.{node.name}({{0}})", (Ref(RefKind.LOCAL, x),), made)
+
+    def _norm(self, value: Value, hard: bool) -> tuple[str, Value]:
+        node = value.node
+        if not isinstance(node, Norm):
+            raise CannotEmitError
+        made = self._normed(node, value)
+        x = self._tensor(Value(node.x, made.dims, made.shape), hard=True)
+        operands = [Ref(RefKind.LOCAL, x)]
+        texts: list[str] = []
+        for vector in (node.weight, node.bias):
+            text = None if vector is None else weight_text(vector)
+            if vector is not None and text is None:
+                raise CannotEmitError
+            if text is not None:
+                operands.append(Ref(RefKind.ATTRIBUTE, text[0]))
+            texts.append("None" if text is None else f"{{{len(operands) - 1}}}")
+        given = texts if node.kind == "layer_norm" else texts[:1]
+        width = made.shape[-1][0]
+        text_of = f"{_F}.{node.kind}({{0}}, ({width},), {', '.join(given)}, {node.eps!r})"
+        return self._emit(node.kind, text_of, operands, made)
+
+    def _normed(self, node: Norm, value: Value) -> Value:
+        """The layout of a norm: what it is over is the last dimension."""
+        over = merged(node.over)
+        if value.dims and value.dims[-1] == over and is_fixed(value.shape[-1]):
+            return value
+        shown = [self._graph.made[place] for place in self._graph.holders.get(node, [])]
+        for each in (*(one for one in shown if one is not None), value):
+            lead = [(dim, size) for dim, size in zip(each.dims, each.shape, strict=True) if not (dim and set(dim) <= set(node.over))]
+            covered = merged(piece for dim in each.dims if dim and set(dim) <= set(node.over) for piece in dim)
+            if covered != over:
+                continue
+            ordered = sorted(lead, key=lambda pair: pair[0][0].stride if pair[0] else (), reverse=True)
+            size = self._total(node.over)
+            return Value(node, (*(dim for dim, _ in ordered), over), (*(size_ for _, size_ in ordered), size))
+        raise CannotEmitError
+
+    def _concatenation(self, value: Value, hard: bool) -> tuple[str, Value]:
+        node = value.node
+        if not isinstance(node, Concatenation):
+            raise CannotEmitError
+        natural = rows_of(node.shape)
+        order = [natural.index(dim) for dim in value.dims if dim in natural and dim]
+        made = value if sorted(order) == list(range(len(natural))) and len(value.dims) == len(natural) else Value(node, natural, node.shape)
+        order = [natural.index(dim) for dim in made.dims] if made is value else list(range(len(natural)))
+        names: list[Ref] = []
+        for part in node.parts:
+            dims = tuple(part.dims[place] for place in order)
+            given = Value(part.node, dims, tuple(part.shape[place] for place in order))
+            if is_weight(part.node):
+                return self._whole(value)
+            names.append(Ref(RefKind.LOCAL, self._tensor(given, hard=True)))
+        inside = ", ".join(f"{{{place}}}" for place in range(len(names)))
+        return self._emit("cat", f"torch.cat([{inside}], {order.index(node.dim)})", names, made)
+
+
+def _argument(name: str, graph: Lowered) -> Value | None:
+    return graph.arguments.get(name)
+
+
+def _without_leading_ones(value: Value) -> Value:
+    place = 0
+    while place < len(value.dims) - 1 and not value.dims[place]:
+        place += 1
+    return Value(value.node, value.dims[place:], value.shape[place:])
+
+
+def _printed(shape: Sequence[Size]) -> Shape:
+    return tuple(size[0] if is_fixed(size) else None for size in shape)
+
+
+def _is_canonical(traced: Statement, ours: Statement) -> bool:
+    """True if a traced statement has the form of ours: it is what patterns match, in the model's own words."""
+    if ours.op in _PLAIN:
+        return traced.template == ours.template
+    if ours.call is not None:
+        call = traced.call
+        plain = call is not None and call.x == "{0}" and call.out == "{0}" and call.plus is None
+        return plain and ours.op != REASSOCIATED and call is not None and (call.bias is None) == (ours.call.bias is None)
+    if ours.op in ("layer_norm", "rms_norm"):
+        return parse_norm(traced) is not None
+    if ours.op == "cat":
+        return bool(concatenated(traced)) and concatenated(traced) == traced.operands
+    if ours.op == "matmul":
+        return traced.call is None and traced.op in ("matmul", "bmm", "einsum")
+    return traced.op == ours.op and len(traced.operands) == 1
+
+
+__all__ = ["CannotEmitError", "Emitted", "Other", "Parameter", "Part", "emitted"]

@@ -1,0 +1,43 @@
+"""What of the canonical graph the results of a forward need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from loka.graph.canonical.lowering import Lowered
+from loka.graph.canonical.nodes import Activation, Concatenation, Linear, Node, Norm, Pair, Part, Product
+
+
+def shared_products(graph: Lowered, roots: Iterable[int], results: Iterable[Node]) -> frozenset[Node]:
+    """The products with weights that something reads besides the sum with their bias.
+
+    `roots` are the places of statements with effects, `results` the nodes that the forward returns.
+    """
+    read = (value.node for place in roots for value in graph.read[place].values())
+    waiting = [*read, *results]
+    live: set[Node] = set()
+    while waiting:
+        node = waiting.pop()
+        if node not in live:
+            live.add(node)
+            waiting += _read_by(node, graph)
+    return frozenset(each.unbiased for each in live if isinstance(each, Linear) and each.unbiased in live if each.unbiased)
+
+
+def _read_by(node: Node, graph: Lowered) -> Iterator[Node]:
+    match node:
+        case Linear() if node.site is not None:
+            yield node.x
+        case Product():
+            yield from (node.left, node.right)
+        case Pair():
+            yield from (operand.node for operand in node.operands)
+        case Norm() | Activation():
+            yield node.x
+        case Concatenation():
+            yield from (part.node for part in node.parts)
+        case _:
+            if isinstance(node, Part):
+                yield node.of.node
+            for place in graph.holders.get(node, ())[:1]:
+                yield from (value.node for value in graph.read[place].values())
