@@ -10,8 +10,20 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from loka.graph.canonical.layout import Dims, Piece, Size, is_fixed, merged, move, regrouped, rows_of, size_of, translated
-from loka.graph.canonical.live import shared_products
+from loka.graph.canonical.layout import (
+    Dims,
+    Piece,
+    Size,
+    is_fixed,
+    merged,
+    move,
+    over,
+    regrouped,
+    rows_of,
+    size_of,
+    translated,
+)
+from loka.graph.canonical.live import embeddings_of, shared_products
 from loka.graph.canonical.lowering import Lowered
 from loka.graph.canonical.nodes import (
     Activation,
@@ -65,9 +77,13 @@ class _Emission:
         self._places = {step.target: place for place, step in enumerate(statements) if step.target != "_"}
         self._taken = {*self._places, *arguments}
         self._shared: frozenset[Node] = frozenset()
+        self._returned: dict[tuple[Node, Dims, tuple[Size, ...]], str] = {}  # names of results
+        self._straight = embeddings_of(graph)
         self._made = Emitted()
         self._names: dict[tuple[Node, Dims, tuple[Size, ...]], str] = {}
         self._first: dict[Node, Value] = {}  # the layout in which a node was made
+        self._turned: dict[tuple[Node, Dims, tuple[Size, ...]], str] = {}  # views of embeddings that products read
+        self._scattered: set[str] = set()  # locals that are permuted views
         self._traced: dict[int, str] = {}
         self._plain: dict[str, str] = {}
         self._sources = {
@@ -80,6 +96,8 @@ class _Emission:
         """All statements that the result and the effects need."""
         roots = [place for place in sorted(self._graph.effects) if not self._is_needless(place)]
         self._shared = shared_products(self._graph, roots, [value.node for value in values.values()])
+        returned = {name: value for name, value in values.items() if name not in self._graph.changed}
+        self._returned = {(value.node, value.dims, value.shape): name for name, value in returned.items()}
         for place in roots:
             self._as_traced(place)
         for name in dict.fromkeys(_NAME.findall(result)):
@@ -193,10 +211,20 @@ class _Emission:
             if value.node not in self._first:
                 self._make(value, hard)
             if key not in self._names:
-                self._names[key] = self._viewed(self._first[value.node], value)
+                self._names[key] = self._viewed(self._first[value.node], value, hard)
+        name = self._names[key]
+        if hard or name not in self._scattered or not self._was_contiguous(value):
+            return name
+        self._names[key] = self._fresh(name)
+        copied = Statement(self._names[key], "contiguous", "{0}.contiguous()", (Ref(RefKind.LOCAL, name),))
+        self._add(copied, value)
         return self._names[key]
 
-    def _viewed(self, first: Value, wanted: Value) -> str:
+    def _was_contiguous(self, value: Value) -> bool:
+        """True for a tensor that was contiguous as traced: what is not looked into may rely on it."""
+        return self._holder(value) in self._graph.contiguous
+
+    def _viewed(self, first: Value, wanted: Value, hard: bool = True) -> str:
         """A tensor in another layout."""
         if any(size_of(dim, len(size)) != size for dim, size in zip(wanted.dims, wanted.shape, strict=True)):
             return self._broadcast(first, wanted)
@@ -220,6 +248,11 @@ class _Emission:
             target = self._target(wanted, name) if last else self._fresh(f"{name}_view")
             note = self._statements[holder].note if holder is not None else ""
             kept = self._kept_view(holder, name, first) if last and number == 0 else None
+            scattered = last and kept is None and step.order is not None and step.after is None
+            if scattered and not hard and self._was_contiguous(wanted):
+                text += ".contiguous()"
+            elif scattered:
+                self._scattered.add(target)
             made_by = kept or Statement(target, text.partition("(")[0].removeprefix("{0}."), text, (Ref(RefKind.LOCAL, name),), note=note)
             self._made.statements.append(replace(made_by, target=target))
             self._made.shapes[target] = _printed(made)
@@ -276,7 +309,7 @@ class _Emission:
         node = value.node
         places = self._graph.holders.get(node, [])
         if not places:
-            raise CannotEmitError
+            raise CannotEmitError(f"{type(node).__name__} of {self._statements[node.place].text()}")
         exact = [place for place in places if self._graph.made[place] == value]
         place = (exact or places)[0]
         name, made = self._as_traced(place), self._graph.made[place]
@@ -291,6 +324,9 @@ class _Emission:
 
     def _target(self, value: Value, otherwise: str) -> str:
         """The name of the local that has a value in the forward as it was traced, or a new one."""
+        returned = self._returned.get((value.node, value.dims, value.shape))
+        if returned is not None and returned not in self._made.shapes:
+            return returned
         place = self._holder(value)
         if place is None:
             places = self._graph.holders.get(value.node, [])
@@ -328,7 +364,9 @@ class _Emission:
 
     def _note(self, value: Value, place: int | None) -> str:
         places = self._graph.holders.get(value.node, []) if place is None else [place]
-        return self._statements[places[0]].note if places else self._statements[max(value.node.place, 0)].note
+        step = self._statements[places[0] if places else max(value.node.place, 0)]
+        of_child = step.call is not None and step.call.site == step.note and isinstance(value.node, Product)
+        return step.note.rpartition(".")[0] if of_child else step.note
 
     def _same_operands(self, traced: Statement, place: int, operands: Sequence[Ref]) -> tuple[Ref, ...]:
         """The operands of a traced statement, if it reads the same locals as ours; () where it does not."""
@@ -357,7 +395,7 @@ class _Emission:
             raise CannotEmitError
         k = merged(node.k)
         k_size = self._total(node.k)
-        x = self._tensor(Value(node.x, (*lead, k), (*made.shape[:-1], k_size)), hard=True)
+        x = self._input(node, Value(node.x, (*lead, k), (*made.shape[:-1], k_size)))
         n_size = made.shape[-1]
         weight = weight_text(Value(node.weight, (merged(node.weight_n), merged(node.weight_k)), (n_size, k_size)))
         if weight is None:
@@ -376,6 +414,17 @@ class _Emission:
         parts = ", ".join(filter(None, ("{0}", of_weight, bias)))
         op = "linear" if node.kind == "linear" else node.kind
         return self._emit(op, f"{_F}.linear({parts})", operands, made, call)
+
+    def _input(self, node: Linear, wanted: Value) -> str:
+        """What a product multiplies: for a mixing layer, a view of its embeddings as (samples, embeddings, dimension)."""
+        straight = self._straight.get(node.x)
+        if straight is None or merged(node.k) != straight.dims[1]:
+            return self._tensor(wanted, hard=True)
+        self._tensor(straight, hard=True)
+        key = (wanted.node, wanted.dims, wanted.shape)
+        if key not in self._turned:
+            self._turned[key] = self._viewed(straight, wanted)
+        return self._turned[key]
 
     def _sum_with_bias(self, node: Linear, value: Value) -> tuple[str, Value]:
         """A product that something else reads, too, and the sum with its bias."""
@@ -396,6 +445,11 @@ class _Emission:
 
         shown = [self._graph.made[place] for place in self._graph.holders.get(node, [])]
         candidates = [value, *(each for each in shown if each is not None)]
+        straight = self._straight.get(node.x)
+        if straight is not None and merged(node.k) == straight.dims[1]:
+            shape = (straight.shape[0], straight.shape[2], node.shape[-1])
+            dims = regrouped([piece for dim in rows_of(node.shape) for piece in dim], shape)
+            candidates += [] if dims is None else [Value(node, dims, shape)]
         return next((each for each in candidates if fits(each)), Value(node, rows_of(node.shape), node.shape))
 
     def _total(self, pieces: Sequence[Piece]) -> Size:
@@ -488,18 +542,24 @@ class _Emission:
 
     def _normed(self, node: Norm, value: Value) -> Value:
         """The layout of a norm: what it is over is the last dimension."""
-        over = merged(node.over)
-        if value.dims and value.dims[-1] == over and is_fixed(value.shape[-1]):
+        along = merged(node.over)
+        x = node.x
+        joined = isinstance(x, Concatenation) or (
+            isinstance(x, Pair) and any(isinstance(each.node, Concatenation) for each in x.operands)
+        )
+        ordered = not joined or all(is_fixed(size) for size in value.shape[1:])
+        if value.dims and value.dims[-1] == along and is_fixed(value.shape[-1]) and ordered:
             return value
         shown = [self._graph.made[place] for place in self._graph.holders.get(node, [])]
         for each in (*(one for one in shown if one is not None), value):
-            lead = [(dim, size) for dim, size in zip(each.dims, each.shape, strict=True) if not (dim and set(dim) <= set(node.over))]
-            covered = merged(piece for dim in each.dims if dim and set(dim) <= set(node.over) for piece in dim)
-            if covered != over:
+            pairs = list(zip(each.dims, each.shape, strict=True))
+            lead = [pair for pair in pairs if not (pair[0] and set(pair[0]) <= set(node.over))]
+            if merged(piece for pair in pairs if pair not in lead for piece in pair[0]) != along:
                 continue
-            ordered = sorted(lead, key=lambda pair: pair[0][0].stride if pair[0] else (), reverse=True)
-            size = self._total(node.over)
-            return Value(node, (*(dim for dim, _ in ordered), over), (*(size_ for _, size_ in ordered), size))
+            # The samples come first, then what is outer in the value.
+            lead.sort(key=lambda pair: (not is_fixed(pair[1]), pair[0][0].stride if pair[0] else ()), reverse=True)
+            dims, shape = tuple(pair[0] for pair in lead), tuple(pair[1] for pair in lead)
+            return Value(node, (*dims, along), (*shape, self._total(node.over)))
         raise CannotEmitError
 
     def _concatenation(self, value: Value, hard: bool) -> tuple[str, Value]:
@@ -508,17 +568,42 @@ class _Emission:
             raise CannotEmitError
         natural = rows_of(node.shape)
         order = [natural.index(dim) for dim in value.dims if dim in natural and dim]
-        made = value if sorted(order) == list(range(len(natural))) and len(value.dims) == len(natural) else Value(node, natural, node.shape)
-        order = [natural.index(dim) for dim in made.dims] if made is value else list(range(len(natural)))
+        if sorted(order) == list(range(len(natural))) and len(value.dims) == len(natural):
+            return self._side_by_side(node, value, order) or self._whole(value)
+        return self._in_rows(node, value) or self._side_by_side(node, Value(node, natural, node.shape)) or self._whole(value)
+
+    def _side_by_side(
+        self, node: Concatenation, made: Value, order: Sequence[int] | None = None
+    ) -> tuple[str, Value] | None:
+        """The concatenation of parts whose dimensions are in this order."""
+        order = range(len(made.dims)) if order is None else order
         names: list[Ref] = []
         for part in node.parts:
-            dims = tuple(part.dims[place] for place in order)
-            given = Value(part.node, dims, tuple(part.shape[place] for place in order))
             if is_weight(part.node):
-                return self._whole(value)
-            names.append(Ref(RefKind.LOCAL, self._tensor(given, hard=True)))
+                return None
+            dims, shape = (tuple(each[place] for place in order) for each in (part.dims, part.shape))
+            names.append(Ref(RefKind.LOCAL, self._tensor(Value(part.node, dims, shape), hard=True)))
+        return self._joined(names, list(order).index(node.dim), made)
+
+    def _in_rows(self, node: Concatenation, value: Value) -> tuple[str, Value] | None:
+        """The concatenation of (samples, columns) as one of (samples, rows, columns of a row)."""
+        if len(node.shape) != 2 or node.dim != 1 or len(value.shape) != 3 or value.shape[0] != node.shape[0]:
+            return None
+        if regrouped([piece for dim in rows_of(node.shape) for piece in dim], value.shape) != value.dims:
+            return None
+        names: list[Ref] = []
+        for part in node.parts:
+            rows = over(part.shape[1], value.shape[2])
+            shape = None if rows is None else (part.shape[0], rows, value.shape[2])
+            dims = None if shape is None else regrouped([piece for dim in part.dims for piece in dim], shape)
+            if shape is None or dims is None or is_weight(part.node):
+                return None
+            names.append(Ref(RefKind.LOCAL, self._tensor(Value(part.node, dims, shape), hard=True)))
+        return self._joined(names, 1, value)
+
+    def _joined(self, names: Sequence[Ref], dim: int, made: Value) -> tuple[str, Value]:
         inside = ", ".join(f"{{{place}}}" for place in range(len(names)))
-        return self._emit("cat", f"torch.cat([{inside}], {order.index(node.dim)})", names, made)
+        return self._emit("cat", f"torch.cat([{inside}], {dim})", names, made)
 
 
 def _argument(name: str, graph: Lowered) -> Value | None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from loka.graph.canonical.layout import Size
-from loka.graph.canonical.nodes import Other, Pair, Value, is_weight
+from loka.graph.canonical.nodes import Activation, Norm, Other, Pair, Product, Value, is_weight
 from loka.graph.canonical.recording import AtenCall
 
 _LONGEST = 24  # operations of a function
@@ -112,7 +112,8 @@ def _cones(tensor: Tensor, pieces: Pieces) -> Iterator[_Cone]:
     while waiting and len(calls) < _LONGEST:
         last = max(waiting, key=lambda each: order.get(each, -1))
         node = pieces.values[last].node if last in pieces.values else None
-        if last not in pieces.calls or not isinstance(node, Other | Pair) and calls and not _is_function(node):
+        inside = isinstance(node, Other | Pair | Norm | Activation | Product)
+        if last not in pieces.calls or (calls and not inside):
             return
         taken = waiting.pop(last)
         call = pieces.calls[id(taken)]
@@ -128,10 +129,6 @@ def _cones(tensor: Tensor, pieces: Pieces) -> Iterator[_Cone]:
         if len(waiting) == 1:
             (x,) = waiting.values()
             yield _Cone(tuple(sorted(calls, key=lambda e: order[id(e.made[0])])), tensor, x, tuple(weights.values()))
-
-
-def _is_function(node: object) -> bool:
-    return type(node).__name__ in ("Norm", "Activation")
 
 
 def _drawn(shape: Sequence[int], seed: int, scale: float = 1.0) -> Tensor:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from loka.graph.canonical.layout import merged, rows_of, size_of, translated
 from loka.graph.canonical.lowering import Lowered
-from loka.graph.canonical.nodes import Activation, Concatenation, Linear, Node, Norm, Pair, Part, Product
+from loka.graph.canonical.nodes import Activation, Concatenation, Linear, Node, Norm, Pair, Part, Product, Value
 
 
 def shared_products(graph: Lowered, roots: Iterable[int], results: Iterable[Node]) -> frozenset[Node]:
@@ -41,3 +42,19 @@ def _read_by(node: Node, graph: Lowered) -> Iterator[Node]:
                 yield node.of.node
             for place in graph.holders.get(node, ())[:1]:
                 yield from (value.node for value in graph.read[place].values())
+
+
+def embeddings_of(graph: Lowered) -> dict[Node, Value]:
+    """The embeddings of each mixing layer, x @ (x^T @ rank), as (samples, embeddings, dimension)."""
+    found: dict[Node, Value] = {}
+    for node in graph.holders:
+        inner = node.right if isinstance(node, Product) else None
+        if not isinstance(node, Product) or not isinstance(inner, Linear) or inner.x is not node.left:
+            continue
+        x, frame = node.left, rows_of(node.shape)
+        samples, n, d = translated(frame[:1], node.batch[0]), translated(frame[1:2], node.rows), merged(node.k[0])
+        if samples is None or n is None or merged(inner.k) != n[0] or not (samples[0] and d):
+            continue
+        dims = (samples[0], n[0], d)
+        found.setdefault(x, Value(x, dims, tuple(size_of(dim, len(node.shape[0])) for dim in dims)))
+    return found

@@ -37,6 +37,7 @@ from loka.graph.canonical.products import (
 )
 from loka.graph.canonical.recording import AtenCall, Run, tensors_in
 from loka.graph.ir import RefKind, Statement
+from loka.graph.patterns.fm_interaction import GUARDS
 
 _RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "_reshape_alias", "unsqueeze", "squeeze", "flatten"})
 _SAME = frozenset({"clone", "contiguous", "alias", "lift_fresh", "_to_copy", "positive"})
@@ -53,6 +54,7 @@ class Lowered:
     effects: set[int] = field(default_factory=set)  # of these, the ones with effects, which keep their order
     changed: set[str] = field(default_factory=set)  # locals that a later statement changes in place
     fixed: dict[str, object] = field(default_factory=dict)  # locals that are no tensors, with their values in each run
+    contiguous: set[int] = field(default_factory=set)  # statements that make a contiguous tensor
     holders: dict[Node, list[int]] = field(default_factory=dict)  # places of statements that make a tensor of a node
 
 
@@ -143,13 +145,15 @@ class _Lowering:
         if value is not None and place not in self._found.opaque:
             value = self._recognised(result, value, place)
         self._found.made.append(value)
+        if isinstance(result, Tensor) and result.layout == torch.strided and result.is_contiguous():
+            self._found.contiguous.add(place)
         if value is not None:
             self._found.holders.setdefault(value.node, []).append(place)
         elif step.target != "_":
             self._found.fixed[step.target] = made
 
     def _has_effects(self, step: Statement, calls: Sequence[tuple[AtenCall, ...]]) -> bool:
-        if step.op == "module" or (step.target == "_" and not calls):
+        if step.op == "module" or (step.target == "_" and (not calls or step.op in GUARDS)):
             return True
         return any(torch.Tag.nondeterministic_seeded in each[0].function.tags for each in calls)
 
@@ -165,9 +169,6 @@ class _Lowering:
         self._found.opaque.add(place)
         if not pure and step.target not in self._barred:
             self._found.effects.add(place)
-        for tensor in tensors_in(made[0]):
-            if id(tensor) in self._values and step.op != "module":
-                self._values.pop(id(tensor))
         self._take(made, place)
 
     def _take(self, values: Sequence[object], place: int) -> None:

@@ -66,13 +66,17 @@ class Run:
     changes: list[Change] = field(default_factory=list)
 
 
-def recorded(forward: ForwardIR, examples: Examples, copied: Callable[[], nn.Module]) -> tuple[Run, ...]:
+def recorded(
+    forward: ForwardIR, examples: Examples, copied: Callable[[], nn.Module], barred: Collection[str] = ()
+) -> tuple[Run, ...]:
     """A run for each batch size of the examples, in training, without gradients; () where the operations differ.
 
-    `copied` makes a copy of the owner.
+    `copied` makes a copy of the owner. The targets in `barred` are tensors of their own, whatever they are made of.
     """
     calls = {call.batch: call for call in reversed(examples.calls)}
-    runs = tuple(_recorded(forward, calls[batch], copied()) for batch in sorted(calls))
+    steps = tuple(_marked(forward.statements, barred))
+    marked = replace(forward, statements=steps, guards=())
+    runs = tuple(_recorded(marked, calls[batch], copied()) for batch in sorted(calls))
     same = len(runs) > 1 and all(_names(run) == _names(runs[0]) for run in runs)
     modules = {place for place, step in enumerate(forward.statements) if step.op == "module"}
     return runs if same and all(_out_of_place(run, modules) for run in runs) else ()
@@ -134,7 +138,7 @@ def _recorded(forward: ForwardIR, call: ExampleCall, owner: nn.Module) -> Run:
     run, recorder = Run(), _Recorder()
     run.tensors = {name: tensor for name, tensor in (*owner.named_parameters(), *owner.named_buffers())}
     flags = [(child, child.training) for child in owner.modules()]
-    shown = with_forward(owner, replace(forward, statements=tuple(_marked(forward.statements)), guards=()))
+    shown = with_forward(owner, forward)
     shown.forward.__func__.__globals__[_RECORDER] = recorder  # type: ignore[attr-defined]
     shown._forward_hooks = OrderedDict()
     args, kwargs = copy_tree(call.args), copy_tree(call.kwargs)
@@ -151,12 +155,12 @@ def _recorded(forward: ForwardIR, call: ExampleCall, owner: nn.Module) -> Run:
     return run
 
 
-def _marked(statements: Sequence[Statement]) -> Iterator[Statement]:
+def _marked(statements: Sequence[Statement], barred: Collection[str]) -> Iterator[Statement]:
     """The statements, each between two calls of the recorder."""
     for place, step in enumerate(statements):
         yield Statement("_", "mark", f"{_RECORDER}.begin({place})", ())
         target = "loka_unread" if step.target == "_" else step.target
-        yield replace(step, target=target)
+        yield replace(step, target=target, template=f"({step.template}).clone()" if target in barred else step.template)
         yield Statement("_", "mark", f"{_RECORDER}.end({place}, {{0}})", (Ref(RefKind.LOCAL, target),))
 
 

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from loka.graph.equivalence import with_forward
 from loka.graph.ir import ForwardIR, RefKind, Statement
@@ -18,9 +17,6 @@ from loka.graph.trace.examples import Examples, copy_tree
 
 Shape = tuple[int | None, ...]  # None is a dimension that differs between calls, such as the batch
 _PAIRS = frozenset({"add", "mul"})
-CASTS = frozenset({"to", "type_as", "float", "double", "half", "bfloat16"})
-
-
 def observed_shapes(forward: ForwardIR, examples: Examples, copied: Callable[[], nn.Module]) -> Mapping[str, Shape]:
     """The shape of each argument and target that is a tensor; a name that is set twice is left out.
 
@@ -30,57 +26,12 @@ def observed_shapes(forward: ForwardIR, examples: Examples, copied: Callable[[],
     targets = [statement.target for statement in forward.statements if statement.target != "_"]
     once = [target for target in dict.fromkeys(targets) if targets.count(target) == 1]
     seen: list[dict[str, Shape]] = []
-    for values in _values(forward, once, examples, copied, autocast=False):
+    for values in observed_values(forward, once, examples, copied, autocast=False):
         seen.append({name: tuple(value.shape) for name, value in values.items() if isinstance(value, torch.Tensor)})
     return {name: shape for name in seen[0] if name not in targets or name in once if (shape := _common(name, seen))}
 
 
-def idle_casts(forward: ForwardIR, examples: Examples, copied: Callable[[], nn.Module]) -> frozenset[str]:
-    """The targets of casts that change no dtype on the examples, with and without autocast to bfloat16.
-
-    The arguments are those of `observed_shapes`.
-    """
-    sources = {step.target: step.operands[0].text for step in forward.statements if step.op in CASTS and step.operands}
-    names = list(dict.fromkeys((*sources, *sources.values())))
-    idle = {target for target in sources if target != "_"}
-    for autocast in (False, True) if idle else ():
-        try:
-            for values in _values(forward, names, examples, copied, autocast):
-                idle -= {name for name in idle if _dtype(values, name) != _dtype(values, sources[name])}
-        except (RuntimeError, TypeError, ValueError):
-            if not autocast:
-                raise
-            # As the module itself does: the equivalence check has compared the errors.
-    return frozenset(idle)
-
-
-def same_dtypes(
-    forward: ForwardIR, other: ForwardIR, examples: Examples, copied: Callable[[], nn.Module]
-) -> bool:
-    """True if two forwards return tensors of the same dtypes under autocast to bfloat16, or raise the same."""
-    found: list[list[object]] = []
-    for each in (forward, other):
-        owner = copied()
-        shown = with_forward(owner, each)
-        dtypes: list[object] = []
-        with _evaluating(shown), torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-            for call in examples.calls:
-                try:
-                    result = shown.forward(*copy_tree(call.args), **copy_tree(call.kwargs))
-                    leaves = tree_leaves(result)
-                    dtypes.append([leaf.dtype for leaf in leaves if isinstance(leaf, torch.Tensor)])
-                except (RuntimeError, TypeError, ValueError) as error:
-                    dtypes.append(type(error))
-        found.append(dtypes)
-    return found[0] == found[1]
-
-
-def _dtype(values: Mapping[str, object], name: str) -> torch.dtype | None:
-    value = values.get(name)
-    return value.dtype if isinstance(value, torch.Tensor) else None
-
-
-def _values(
+def observed_values(
     forward: ForwardIR, names: Sequence[str], examples: Examples, copied: Callable[[], nn.Module], autocast: bool
 ) -> Iterator[dict[str, object]]:
     """The arguments of each example call, and the locals of these names, in evaluation."""

@@ -31,7 +31,8 @@ from loka.graph.source import forward_source_hash, functions_of, has_hooks, qual
 from loka.graph.trace.examples import Examples, missing_storage
 from loka.graph.trace.fx_recording import FxRecording, fx_record
 from loka.graph.trace.lint import code_place, lint, out_of_place, unreadable
-from loka.graph.trace.observed_shapes import CASTS, Shape, idle_casts, observed_shapes, same_dtypes, with_even_statements
+from loka.graph.trace.casts import telling_casts
+from loka.graph.trace.observed_shapes import Shape, observed_shapes, with_even_statements
 from loka.graph.trace.printer import HIDING, attribute, constant, is_identifier
 from loka.graph.trace.quiet import quiet
 from loka.graph.trace.site_calls import with_contiguous_products
@@ -103,23 +104,14 @@ def _canonical(
 ) -> tuple[ForwardIR, Mapping[str, Shape]]:
     """The forward in canonical form, if that computes the same up to rounding, else as traced; and its shapes.
 
-    Casts that do nothing without autocast are left out at first, and kept if that makes a difference with it.
+    Casts that tell under autocast stay.
     """
-    runs, names = recorded(forward, examples, copied), _tensor_names(module)
-    casts = _casts(forward, idle_casts(forward, examples, copied))
-    found, all_shapes = canonical_forward(forward, shapes, runs, names)
-    if casts:
-        kept = canonical_forward(forward, shapes, runs, names, casts)
-        if not same_dtypes(found, kept[0], examples, copied):
-            found, all_shapes = kept
+    casts = telling_casts(forward, examples, copied)
+    runs = recorded(forward, examples, copied, casts)
+    found, all_shapes = canonical_forward(forward, shapes, runs, _tensor_names(module), casts)
     if not is_canonical(found) or rounding_difference(module, found, examples, copied, quick, contiguous=True):
         return forward, shapes
     return found, all_shapes
-
-
-def _casts(forward: ForwardIR, idle: Collection[str]) -> frozenset[str]:
-    """The targets of casts that change a dtype in some call."""
-    return frozenset(step.target for step in forward.statements if step.op in CASTS and step.target not in idle)
 
 
 def _tensor_names(module: nn.Module) -> dict[str, str]:

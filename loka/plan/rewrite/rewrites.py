@@ -198,12 +198,15 @@ def _take(request: RewriteRequest, scope: RegionScope, traced: ForwardIR, made: 
         patterns = replace(
             forward, regions=regions, near=(), mixes=chosen.mixes, joins=chosen.joins, crosses=chosen.crosses
         )
-        made.forwards[scope.owner] = as_traced(patterns, _replaced(patterns, {site.name for site in request.needed}))
+        made.forwards[scope.owner] = as_traced(
+            patterns, _replaced(patterns, chains, {site.name for site in request.needed})
+        )
 
 
-def _replaced(forward: ForwardIR, sites: Container[str]) -> frozenset[int]:
-    """The statements that kernels take the place of: those of patterns, and the GEMMs of these sites."""
+def _replaced(forward: ForwardIR, chains: Sequence[LinearChain], sites: Container[str]) -> frozenset[int]:
+    """The statements that kernels take the place of: those of patterns and chains, and the GEMMs of these sites."""
     places = {place for region in forward.regions for place in range(region.first, region.last + 1)}
+    places.update(place for chain in chains for place in range(chain.first, chain.last + 1) if len(chain.stages) > 1)
     places.update(place for mix in forward.mixes for place in (*mix.places, *mix.gemms))
     places.update(place for join in forward.joins for place in join.places)
     places.update(place for cross in forward.crosses for place in (*cross.places, cross.linear))

@@ -1,0 +1,84 @@
+"""Casts of a forward that tell: without them, something would have another dtype."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import nn
+
+from loka.graph.ir import ForwardIR, RefKind, Statement
+from loka.graph.trace.examples import Examples
+from loka.graph.trace.observed_shapes import observed_values
+from loka.graph.trace.printer import names_in
+
+_CASTS = frozenset({"to", "type_as", "float", "double", "half", "bfloat16"})
+_OWN_DTYPE = frozenset({"layer_norm"})  # under autocast float32, whatever it reads
+_PAIRS = frozenset({"add", "sub", "mul", "div", "truediv"})
+_KEEPING = frozenset(
+    {
+        *("relu", "silu", "gelu", "sigmoid", "tanh", "softplus", "mish", "hardswish", "relu6", "contiguous", "clone"),
+        *("view", "reshape", "flatten", "unflatten", "transpose", "permute", "t", "mT", "T", "squeeze", "unsqueeze"),
+    }
+)  # of the dtype that they read
+
+
+def telling_casts(forward: ForwardIR, examples: Examples, copied: Callable[[], nn.Module]) -> frozenset[str]:
+    """The targets of casts without which something would have another dtype, with or without autocast to bfloat16.
+
+    A GEMM and a norm compute in a dtype of their own, and in a sum or a product the wider dtype wins. The forward must
+    have passed the equivalence check; `copied` makes a copy of the owner.
+    """
+    casts = {step.target: step for step in forward.statements if step.op in _CASTS and step.operands}
+    names = [step.target for step in forward.statements if step.target != "_"] if casts else []
+    telling: set[str] = set()
+    for autocast in (False, True) if casts else ():
+        try:
+            for values in observed_values(forward, names, examples, copied, autocast):
+                tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+                telling.update(_Call(forward, casts, {name: each.dtype for name, each in tensors.items()}).telling())
+        except (RuntimeError, TypeError, ValueError):
+            if not autocast:
+                raise
+            # As the module itself does: the equivalence check has compared the errors.
+    return frozenset(telling)
+
+
+class _Call:
+    """The dtypes of one call."""
+
+    def __init__(
+        self, forward: ForwardIR, casts: Mapping[str, Statement], dtypes: Mapping[str, torch.dtype]
+    ) -> None:
+        self._casts, self._dtypes = casts, dtypes
+        self._returned = names_in(forward.result, dtypes)
+        self._readers: dict[str, list[Statement]] = defaultdict(list)
+        for step in forward.statements:
+            for name in {ref.text for ref in step.operands if ref.kind is RefKind.LOCAL}:
+                self._readers[name].append(step)
+
+    def telling(self) -> Iterator[str]:
+        """The casts that tell."""
+        for name, step in self._casts.items():
+            source = self._dtypes.get(step.operands[0].text)
+            if source is not None and self._tells(name, source):
+                yield name
+
+    def _tells(self, name: str, dtype: torch.dtype) -> bool:
+        """True if this dtype of a tensor, instead of its own, makes a difference."""
+        if self._dtypes.get(name) == dtype:
+            return False
+        return name in self._returned or any(self._reader_tells(step, name, dtype) for step in self._readers[name])
+
+    def _reader_tells(self, step: Statement, name: str, dtype: torch.dtype) -> bool:
+        if step.call is not None or step.op in _OWN_DTYPE or step.op == "dtype":
+            return False
+        if step.target in self._casts:
+            return step.operands[0].text == name and self._tells(step.target, dtype)
+        if step.op in _PAIRS:
+            for ref in step.operands:
+                other = self._dtypes.get(ref.text) if ref.text != name else None
+                dtype = dtype if other is None else torch.promote_types(dtype, other)
+            return self._tells(step.target, dtype)
+        return step.op not in _KEEPING or self._tells(step.target, dtype)
