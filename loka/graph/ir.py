@@ -58,7 +58,7 @@ class Statement:
     note: str = ""  # the inlined child it came from: "fmb.1"
     even: bool = False  # True for a sum or product of two locals that both have the result's shape
     written: tuple[Statement, ...] = ()  # as traced, if this begins their canonical form; never in a plan
-    group: int = 0  # statements of that form, this one included; never in a plan
+    group: int | None = None  # statements of that form, this one included; never in a plan
 
     def text(self) -> str:
         """The statement as Python code, without replacing its GEMM."""

@@ -49,6 +49,7 @@ from loka.graph.trace.observed_shapes import Shape
 
 _NAME = re.compile(r"\b[A-Za-z_]\w*\b")
 _PLAIN = {"add": "{0} + {1}", "mul": "{0} * {1}"}
+_PRODUCTS = frozenset({"torch.matmul({0}, {1})", "{0} @ {1}"})
 _F = "torch.nn.functional"
 
 
@@ -389,6 +390,8 @@ class _Emission:
             return self._whole(value)
         if node.bias is not None and node.unbiased in self._shared:
             return self._sum_with_bias(node, value)
+        if self._stands(node, value):
+            return self._whole(value)
         made = self._rows(node, value)
         lead = translated(made.dims[:-1], node.rows)
         if lead is None:
@@ -414,6 +417,15 @@ class _Emission:
         parts = ", ".join(filter(None, ("{0}", of_weight, bias)))
         op = "linear" if node.kind == "linear" else node.kind
         return self._emit(op, f"{_F}.linear({parts})", operands, made, call)
+
+    def _stands(self, node: Linear, value: Value) -> bool:
+        """True for weighted sums W @ x of the embeddings of a mixing layer, where they are traced in this layout."""
+        place, straight = self._holder(value), self._straight.get(node.x)
+        if place is None or place in self._graph.opaque or straight is None or node.kind != "linear":
+            return False
+        step, read = self._statements[place], self._graph.read[place]
+        sites = step.call is not None and step.call.site == node.site and step.template in _PRODUCTS
+        return sites and node.bias is None and list(read.values()) == [straight]
 
     def _input(self, node: Linear, wanted: Value) -> str:
         """What a product multiplies: for a mixing layer, a view of its embeddings as (samples, embeddings, dimension)."""

@@ -69,7 +69,7 @@ def is_canonical(forward: ForwardIR) -> bool:
 
 def settled(forward: ForwardIR) -> ForwardIR:
     """The forward whose canonical statements are its own: nothing is traced back."""
-    return replace(forward, statements=tuple(replace(step, written=(), group=0) for step in forward.statements))
+    return replace(forward, statements=tuple(replace(step, written=(), group=None) for step in forward.statements))
 
 
 def as_traced(forward: ForwardIR, kept: frozenset[int]) -> ForwardIR:
@@ -79,13 +79,13 @@ def as_traced(forward: ForwardIR, kept: frozenset[int]) -> ForwardIR:
     while len(places) < len(forward.statements):
         first = len(places)
         step = forward.statements[first]
-        last = first + max(step.group, 1) - 1
+        last = first + (step.group or 1) - 1
         if step.written and kept.isdisjoint(range(first, last + 1)):
             statements += step.written
             places += [len(statements) - 1] * (last + 1 - first)
         else:
             places += range(len(statements), len(statements) + last + 1 - first)
-            statements += [replace(each, written=(), group=0) for each in forward.statements[first : last + 1]]
+            statements += [replace(each, written=(), group=None) for each in forward.statements[first : last + 1]]
     return _moved(replace(forward, statements=tuple(statements)), places.__getitem__)
 
 
