@@ -273,7 +273,8 @@ def out_of_place(forward: ForwardIR, made: Collection[str] = ()) -> ForwardIR:
     readers = readers_of(forward)
     statements: list[Statement] = []
     making = set(made)  # targets that are new tensors
-    taken = {name.partition("=")[0] for name in forward.arguments} | {step.target for step in forward.statements}
+    taken = {name.partition("=")[0].lstrip("*") for name in forward.arguments}
+    taken.update(step.target for step in forward.statements)
     for step in forward.statements:
         alone = [ref.text for ref in step.operands if ref.kind is RefKind.LOCAL and len(readers[ref.text]) == 1]
         if step.op in ACTIVATIONS and _IN_PLACE in step.template and making.intersection(alone) and step.target != "_":

@@ -303,23 +303,22 @@ def _hash(module: nn.Module, inlined: tuple[str, ...]) -> str:
 
 
 def _arguments(module: nn.Module) -> tuple[str, ...]:
-    """forward's arguments with their defaults, with "/" and "*" as in the signature."""
+    """forward's arguments with their defaults, with "/", "*" and "**" as in the signature."""
     printed: list[str] = []
     kinds = inspect.Parameter
     previous: object = kinds.POSITIONAL_ONLY
     signature = inspect.signature(module.forward)
     for name, parameter in signature.parameters.items():
-        if parameter.kind in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD):
-            raise CannotTraceError(f"the forward takes '*{name}', any number of arguments")
         if name in HIDING or not is_identifier(name):
             raise CannotTraceError(f"argument '{name}' has a name that the generated text needs for itself")
         if previous is kinds.POSITIONAL_ONLY and parameter.kind is not previous and printed:
             printed.append("/")
-        if parameter.kind is kinds.KEYWORD_ONLY and previous is not kinds.KEYWORD_ONLY:
+        if parameter.kind is kinds.KEYWORD_ONLY and previous not in (kinds.KEYWORD_ONLY, kinds.VAR_POSITIONAL):
             printed.append("*")
         previous = parameter.kind
+        mark = "*" * ((parameter.kind is kinds.VAR_POSITIONAL) + 2 * (parameter.kind is kinds.VAR_KEYWORD))
         default = "" if parameter.default is kinds.empty else f"={constant(parameter.default)}"
-        printed.append(name + default)
+        printed.append(mark + name + default)
     if previous is kinds.POSITIONAL_ONLY and printed:
         printed.append("/")
     return tuple(printed)
