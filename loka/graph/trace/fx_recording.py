@@ -19,7 +19,7 @@ from loka.graph.source import functions_of, live_floats
 from loka.graph.trace.call_values import EntryValues, Values, ValuesNeededError, computed_values, is_size
 from loka.graph.trace.examples import ExampleCall
 from loka.graph.trace.fixed_sizes import FixedSizes, GivenShapes
-from loka.graph.trace.in_place import InPlaceProxy, InPlaceTracer
+from loka.graph.trace.in_place import DEFAULT_WRITES, InPlaceProxy, InPlaceTracer, Writes
 from loka.graph.trace.lint import place_in, training_reads
 from loka.graph.trace.loop_lengths import Length, LoopError, dict_of, length_of
 from loka.graph.trace.planned_tests import PlannedTest, PlannedTests, described
@@ -58,22 +58,22 @@ def fx_record(
     module: nn.Module,
     expand: frozenset[str],
     calls: Sequence[ExampleCall],
-    in_place: bool = False,
+    writes: Writes = DEFAULT_WRITES,
     entered: set[tuple[str, int]] | None = None,
 ) -> FxRecording:
     """Traces a module, and through its children in `expand` (relative names).
 
     Pass a copy: tracing may leave proxies in it. `calls` decide tests of traced values and the lengths of loops over
-    them. `in_place` says how `y += x` is recorded (InPlaceTracer). What ran of the user's functions is added to
+    them. `writes` says how `y += x` is recorded. What ran of the user's functions is added to
     `entered` (`Tests.enter`), also where tracing fails. Raises CannotTraceError with the reason and the line of the
     user's code.
     """
     entered = set() if entered is None else entered
     reads = ReadLog(module)
     module.train()  # its result is not used: a model's own train() may return nothing
-    training = _trace(module, expand, calls, reads, in_place, entered)
+    training = _trace(module, expand, calls, reads, writes, entered)
     module.eval()
-    evaluation = _trace(module, expand, calls, reads, in_place, entered)
+    evaluation = _trace(module, expand, calls, reads, writes, entered)
     inlined = [module, *(module.get_submodule(name) for name in training.called)]
     ops, tests = _merge(training, evaluation, inlined)
     for tracer in (training, evaluation):
@@ -86,7 +86,7 @@ def _trace(
     expand: frozenset[str],
     calls: Sequence[ExampleCall],
     reads: ReadLog,
-    in_place: bool,
+    writes: Writes,
     entered: set[tuple[str, int]],
 ) -> _Tracer:
     """One trace, restarted at each loop whose length, and each test whose value has to be determined."""
@@ -96,7 +96,7 @@ def _trace(
     sizes = FixedSizes(module, calls)
     while True:
         tracer = _Tracer(expand, lengths, reads, PlannedTests(EntryValues(module, calls), computed, fixed))
-        tracer.in_place = in_place
+        tracer.in_place, tracer.assignments.as_written = writes.in_place, writes.as_written
         try:
             tracer.run(module)
         except LoopError as loop:
@@ -177,7 +177,7 @@ class _Tracer(InPlaceTracer):
         try:
             with self.reads.kept(), watched(functions, self.tests):
                 self.graph = self.trace(module)
-            self.assignments.check()
+            self.assignments.check(self.graph)
         except CannotTraceError as error:
             raise error.inside_of(self._failed) from error.__cause__
         except (LoopError, ValuesNeededError, KeyboardInterrupt):
@@ -314,6 +314,9 @@ class _Tracer(InPlaceTracer):
             return iter(keys)
         values = [(key, guard[key]) for key in keys]  # type: ignore[index]
         return iter(values if view == "items" else [value for _, value in values])
+
+    def is_size(self, size: fx.Proxy, number: int) -> bool:
+        return self.tests.is_number(size, number)
 
     def is_torch(self, child: str) -> bool:
         """True for a child of torch.nn, whose outputs have the same types in all calls."""

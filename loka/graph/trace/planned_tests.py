@@ -187,6 +187,13 @@ class PlannedTests:
             self._record(checked_branch, node, answer)
         return answer
 
+    def is_number(self, value: fx.Proxy, number: int) -> bool:
+        """True if a traced number is this one in all calls; then it is checked."""
+        if set(self._plain_values(value.node, f"branch on {described(value.node)}")) != {number}:
+            return False
+        equal = self.tracer.create_proxy("call_function", operator.eq, (value, number), {})
+        return self.test_truth(equal.node)
+
     def _plain_values(self, node: fx.Node, what: str) -> Values:
         """The values of a node that is no tensor and does not depend on a tensor's numbers."""
         for part in operands(node):
