@@ -52,7 +52,7 @@ _MOVED = frozenset(
         *("alias", "contiguous", "clone"),
     )
 )
-_LIFTS = frozenset(("unsqueeze", "expand"))
+_LIFTS = frozenset(("unsqueeze", "expand", "alias"))
 _FLAT = frozenset(("flatten", "view", "reshape", "unflatten"))
 _FUSED = NORM_OPERATIONS | _ACTIVATIONS | _OTHERS
 
@@ -233,7 +233,7 @@ def _after(product: Node, fuses: Callable[[Node], bool] | None = None) -> set[No
 
 
 def _is_fused(node: Node) -> bool:
-    return node.op in _FUSED and not node.gemm and not node.constant
+    return (node.op in _FUSED or node.rows) and not node.gemm and not node.constant
 
 
 def _is_fused_or_flat(node: Node) -> bool:

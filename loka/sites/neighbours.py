@@ -54,6 +54,7 @@ class Node:
     gemm: bool = False
     parameter: str | None = None  # the qualified name, if this is a Parameter
     copies: bool = False  # the matrix of its one parent, perhaps transposed, for each sample
+    rows: bool = False  # a view with the rows of its parent, in their order
     folded: bool = False  # a product's rows as several dimensions, by a Parameter of more than two
     buffer: str | None = None
     children: list[Node] = field(default_factory=list)
@@ -66,6 +67,9 @@ class Node:
         return self.op in _VIEWS
 
 
+_RESHAPES = frozenset(("view", "view_as", "reshape", "reshape_as", "flatten", "unflatten"))
+# Of the second tensor of these, only the sizes or the dtype are read.
+LIKE_ANOTHER = frozenset(("expand_as", "view_as", "reshape_as", "type_as"))
 # What ends a region in training: statistics of the whole batch, and random numbers.
 BOUNDARIES = frozenset(("batch_norm", "dropout", "alpha_dropout", "feature_alpha_dropout", "dropout1d"))
 
@@ -97,12 +101,47 @@ def is_idle(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
     return same and op_name(func) == "flatten"
 
 
-def is_squeeze(name: str, args: Sequence[Any]) -> bool:
-    """True for a sum or a mean over one dimension of size one: `x.sum(0)` of (1, B, d)."""
-    if name not in ("sum", "mean") or len(args) != 2 or not isinstance(args[0], Tensor) or type(args[1]) is not int:
+def simpler_name(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: object) -> str:
+    """The view that an operation is on the sizes of its operands: "squeeze" for `x.sum(1)` of (B, 1, d); else its name.
+
+    A stack of one tensor is an "unsqueeze", a concatenation of one and an `expand` to the same shape an "alias". Such
+    sums keep the rows, too, where they keep the dimension.
+    """
+    first = args[0] if args else None
+    if name in ("stack", "cat") and isinstance(first, tuple | list) and len(first) == 1:
+        return "unsqueeze" if name == "stack" else "alias"
+    if not isinstance(first, Tensor) or not isinstance(out, Tensor):
+        return name
+    if name in ("expand", "expand_as", "broadcast_to", "view_as", "reshape_as") and _same_sizes(first, out):
+        return "alias"
+    given = args[1] if len(args) > 1 else kwargs.get("dim")
+    places = given if isinstance(given, tuple | list) else (given,)
+    if name in ("sum", "mean") and all(type(place) is int and _is_one(first, place) for place in places):
+        return "squeeze"
+    return name
+
+
+def keeps_rows(name: str, args: Sequence[Any], out: object) -> bool:
+    """True for a view that has the rows of a tensor in their order, whatever the dimensions before the last."""
+    first = args[0] if args else None
+    if name not in _RESHAPES or not isinstance(first, Tensor) or not isinstance(out, Tensor):
         return False
-    size = args[0].shape[args[1]]
-    return type(size) is int and size == 1
+    return bool(first.dim() and out.dim()) and _same_size(first.shape[-1], out.shape[-1])
+
+
+def _is_one(tensor: Tensor, place: int) -> bool:
+    return -tensor.dim() <= place < tensor.dim() and type(tensor.shape[place]) is int and tensor.shape[place] == 1
+
+
+def _same_sizes(one: Tensor, other: Tensor) -> bool:
+    return one.dim() == other.dim() and all(map(_same_size, one.shape, other.shape))
+
+
+def _same_size(one: int | torch.SymInt, other: int | torch.SymInt) -> bool:
+    """True for equal numbers, or one symbol; a comparison of both would fix the symbol."""
+    if isinstance(one, torch.SymInt) and isinstance(other, torch.SymInt):
+        return bool(one.node.expr == other.node.expr)
+    return type(one) is int and type(other) is int and one == other
 
 
 CLAMPS = frozenset(("clamp", "clip", "clamp_min"))

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from loka.sites.callables import is_library_file
 from loka.sites.fake_outputs import VIEWS, FakeLayout, FakeOutputs, joins_two, keeps_layout
-from loka.sites.neighbours import Node, is_clamp_at_zero, is_idle, is_squeeze, op_name
+from loka.sites.neighbours import LIKE_ANOTHER, Node, is_clamp_at_zero, is_idle, keeps_rows, op_name, simpler_name
 from loka.sites.products.catalogue import PRODUCTS
 from loka.sites.products.einsum import is_elementwise, with_one_matrix
 from loka.sites.products.layers import other_terms
@@ -143,10 +143,12 @@ class Recorder(TorchFunctionMode):
         if isinstance(out, Tensor | tuple | list) or (out is None and args and isinstance(args[0], Tensor)):
             name = op_name(func) if not is_idle(func, args, named, out) else "alias"
             name = "mul" if is_elementwise(func, args) else name
-            name = "squeeze" if is_squeeze(name, args) else name
+            name = simpler_name(name, args, named, out)
             name = "relu" if is_clamp_at_zero(name, args[1:], named) else name
-            result = self._result(name, (*args, *named.values()), out, gemm=product is not None)
+            operands = args[:1] if op_name(func) in LIKE_ANOTHER else (*args, *named.values())
+            result = self._result(name, operands, out, gemm=product is not None)
             if result is not None:
+                result.rows = keeps_rows(name, args, out)
                 result.layout = layout
                 if result.constant and name in _TAKES_MATRICES:
                     self._name_matrices(name, args, named, out, result)

@@ -146,3 +146,25 @@ class Columns(nn.Module):
 def test_products_flow_through_transposes_around_gemms() -> None:
     flow = find_sites(BuiltModel(Columns(), (torch.randn(6, 16),), {}, 6)).flow
     assert flow.into == (("first", "second"),)
+
+
+class Views(nn.Module):
+    """Between the linears: views that keep rows, stacks and sums of one, a bias by the shape of the product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linears = nn.ModuleList(nn.Linear(16, 16, bias=False) for _ in range(6))
+        self.bias = nn.Parameter(torch.zeros(1, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.stack([self.linears[0](x)], dim=1).sum(dim=1)
+        y = self.linears[1](y)
+        y = self.linears[2](y + self.bias.expand_as(y))
+        y = self.linears[3](torch.cat([y], -1).view(-1, 16).reshape(x.shape).expand(x.shape))
+        y = self.linears[4](y.unsqueeze(1).mean((1,), keepdim=True).squeeze(1).clone())
+        return self.linears[5](y.flatten().view(x.shape))
+
+
+def test_products_flow_through_what_keeps_their_rows() -> None:
+    flow = find_sites(BuiltModel(Views(), (torch.randn(6, 16),), {}, 6)).flow
+    assert flow.into == tuple((f"linears.{i}", f"linears.{i + 1}") for i in range(4))  # not through a flat vector

@@ -34,7 +34,8 @@ def _passed(arguments: Sequence[Argument]) -> list[Code]:
     """The arguments as they are passed on; those after "*" by name."""
     passed, by_name = [], False
     for argument in arguments:
-        by_name = by_name or argument.mark == "*"
         if argument.name:
-            passed.append(Code(f"{argument.name}={argument.name}" if by_name else argument.name))
+            named = f"{argument.name}=" if by_name and not argument.mark else argument.mark
+            passed.append(Code(named + argument.name))
+        by_name = by_name or argument.mark == "*"
     return passed

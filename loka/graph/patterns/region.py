@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from torch import nn
 
 from loka.graph.ir import PART, ForwardIR, RefKind, Region, Statement
+from loka.graph.patterns.inlining import OwnModules
 from loka.graph.patterns.linear_chain import readers_of
 from loka.graph.patterns.norm import TORCH_NORMS, norm_ending_at, norm_starting_at, over_other_dimensions
 from loka.graph.source import (
@@ -164,7 +165,7 @@ def inline_for(
     the order of the model's modules.
     """
     modules, sites, barriers = dict(model.named_modules()), tuple(sites), barriers or Barriers()
-    closed, flow = barriers.closed, flow or Flow()
+    flow = flow or Flow()
     owners: dict[str, list[str]] = {}
     inlined = {owner: list(names) for owner, names in (also or {}).items()}
     for site, owner in _wanted(modules, sites, chained, flow, held or {}, barriers):
@@ -172,16 +173,35 @@ def inline_for(
         if site.name not in modules and owner != site.owner:
             inlined.setdefault(owner, []).append(site.owner)
     owners.update({owner: [] for owner in inlined if owner not in owners})
-    scopes = {owner: scope_of(owner, names, modules, inlined.get(owner, ()), closed) for owner, names in owners.items()}
-    for owner in sorted(scopes, key=len, reverse=True):
-        outer = next((o for o in parents(owner) if o in scopes and _relative(owner, o) in scopes[o].inline), None)
-        if outer is not None:
-            scopes.pop(owner)
-            own = owners.pop(owner)
-            owners[outer] += [owner] if type(modules[owner]) is nn.Linear else own
-            inlined.setdefault(outer, []).extend(inlined.get(owner, ()))
-            scopes[outer] = scope_of(outer, owners[outer], modules, inlined[outer], closed)
+    scopes: dict[str, RegionScope] = {}
+    changed = set(owners)
+    while changed:
+        around = frozenset(each for owner, names in owners.items() if names for each in (owner, *parents(owner)))
+        for owner in changed:
+            scope = scope_of(owner, owners[owner], modules, inlined.get(owner, ()), barriers.closed)
+            scopes[owner] = _with_own_modules(scope, modules, around, barriers)
+        changed = set()
+        for owner in sorted(scopes, key=len, reverse=True):
+            outer = next((o for o in parents(owner) if o in scopes and _relative(owner, o) in scopes[o].inline), None)
+            if outer is not None:
+                scopes.pop(owner)
+                own = owners.pop(owner)
+                owners[outer] += [owner] if type(modules[owner]) is nn.Linear else own
+                inlined.setdefault(outer, []).extend(inlined.get(owner, ()))
+                changed = (changed - {owner}) | {outer}
     return tuple(scopes[owner] for owner in modules if owner in scopes)
+
+
+def _with_own_modules(
+    scope: RegionScope, modules: Mapping[str, nn.Module], around: Collection[str], barriers: Barriers
+) -> RegionScope:
+    """A scope with the modules of the user's own between what kernels take; `around` are owners and what holds them."""
+    prefix = f"{scope.owner}." if scope.owner else ""
+    linears = frozenset(prefix + name for name in scope.sites)
+    inline = {prefix + name for name in scope.inline}
+    own = OwnModules((*_INLINABLE, *_VIEWS), linears, around, barriers.closed | barriers.owners)
+    found = own.below(scope.owner, modules[scope.owner], inline)
+    return replace(scope, inline=tuple(sorted({*scope.inline, *(_relative(name, scope.owner) for name in found)})))
 
 
 def wants_owner(model: nn.Module, sites: Iterable[Site], owner: str, barriers: Barriers) -> frozenset[str]:

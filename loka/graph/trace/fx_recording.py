@@ -16,9 +16,10 @@ from torch import fx, nn
 from loka.graph.loop_guards import checked_keys, checked_length
 from loka.graph.refused import CannotTraceError
 from loka.graph.source import functions_of, live_floats
-from loka.graph.trace.call_values import EntryValues, Values, ValuesNeededError, computed_values
+from loka.graph.trace.call_values import EntryValues, Values, ValuesNeededError, computed_values, is_size
 from loka.graph.trace.examples import ExampleCall
-from loka.graph.trace.in_place import InPlaceProxy, InPlaceTracer
+from loka.graph.trace.fixed_sizes import FixedSizes, GivenShapes
+from loka.graph.trace.in_place import DEFAULT_WRITES, InPlaceProxy, InPlaceTracer, Writes
 from loka.graph.trace.lint import place_in, training_reads
 from loka.graph.trace.loop_lengths import Length, LoopError, dict_of, length_of
 from loka.graph.trace.planned_tests import PlannedTest, PlannedTests, described
@@ -57,22 +58,22 @@ def fx_record(
     module: nn.Module,
     expand: frozenset[str],
     calls: Sequence[ExampleCall],
-    in_place: bool = False,
+    writes: Writes = DEFAULT_WRITES,
     entered: set[tuple[str, int]] | None = None,
 ) -> FxRecording:
     """Traces a module, and through its children in `expand` (relative names).
 
     Pass a copy: tracing may leave proxies in it. `calls` decide tests of traced values and the lengths of loops over
-    them. `in_place` says how `y += x` is recorded (InPlaceTracer). What ran of the user's functions is added to
+    them. `writes` says how `y += x` is recorded. What ran of the user's functions is added to
     `entered` (`Tests.enter`), also where tracing fails. Raises CannotTraceError with the reason and the line of the
     user's code.
     """
     entered = set() if entered is None else entered
     reads = ReadLog(module)
     module.train()  # its result is not used: a model's own train() may return nothing
-    training = _trace(module, expand, calls, reads, in_place, entered)
+    training = _trace(module, expand, calls, reads, writes, entered)
     module.eval()
-    evaluation = _trace(module, expand, calls, reads, in_place, entered)
+    evaluation = _trace(module, expand, calls, reads, writes, entered)
     inlined = [module, *(module.get_submodule(name) for name in training.called)]
     ops, tests = _merge(training, evaluation, inlined)
     for tracer in (training, evaluation):
@@ -85,15 +86,17 @@ def _trace(
     expand: frozenset[str],
     calls: Sequence[ExampleCall],
     reads: ReadLog,
-    in_place: bool,
+    writes: Writes,
     entered: set[tuple[str, int]],
 ) -> _Tracer:
     """One trace, restarted at each loop whose length, and each test whose value has to be determined."""
     lengths: dict[int, Length] = {}
     computed: dict[str, Values | None] = {}
+    fixed: dict[str, GivenShapes | None] = {}
+    sizes = FixedSizes(module, calls)
     while True:
-        tracer = _Tracer(expand, lengths, reads, PlannedTests(EntryValues(module, calls), computed))
-        tracer.in_place = in_place
+        tracer = _Tracer(expand, lengths, reads, PlannedTests(EntryValues(module, calls), computed, fixed))
+        tracer.in_place, tracer.assignments.as_written = writes.in_place, writes.as_written
         try:
             tracer.run(module)
         except LoopError as loop:
@@ -105,7 +108,8 @@ def _trace(
                 lengths[loop.place] = None
         except ValuesNeededError as needed:
             try:
-                computed[needed.node.name] = computed_values(module, needed, calls)
+                computed[needed.node.name] = values = computed_values(module, needed, calls)
+                fixed[needed.node.name] = sizes.given_shapes(needed.node, values)
             except KeyboardInterrupt:
                 raise
             except BaseException:  # noqa: BLE001  (as above: the test is refused then)
@@ -123,7 +127,7 @@ class _ViewsInPlace(InPlaceProxy):
     """
 
     def __getattr__(self, name: str) -> Any:
-        found = super().__getattr__(name)
+        found = _Attribute(self, name)
         if name in _VIEWS:
             _ = found.node  # makes it
         return found
@@ -131,6 +135,13 @@ class _ViewsInPlace(InPlaceProxy):
     def __len__(self) -> int:
         # Not torch.fx's RuntimeError: Python asks for a hint before it unpacks (`[*features]`), and goes on without.
         raise TypeError("'len' is not supported")
+
+
+class _Attribute(fx.proxy.Attribute):
+    """An attribute of a proxy, such as `x.shape`; recorded at its first use."""
+
+    def __len__(self) -> int:
+        raise TypeError("'len' is not supported")  # as above
 
 
 class _Tracer(InPlaceTracer):
@@ -166,7 +177,7 @@ class _Tracer(InPlaceTracer):
         try:
             with self.reads.kept(), watched(functions, self.tests):
                 self.graph = self.trace(module)
-            self.assignments.check()
+            self.assignments.check(self.graph)
         except CannotTraceError as error:
             raise error.inside_of(self._failed) from error.__cause__
         except (LoopError, ValuesNeededError, KeyboardInterrupt):
@@ -246,6 +257,7 @@ class _Tracer(InPlaceTracer):
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Any:
         made = super().create_args_for_root(root_fn, is_module, concrete_args)
+        made[1][:] = [self._given(each) for each in made[1]]
         for path, child in self._expanded:
             for name in live_floats(child, functions_of(child)):
                 if not is_identifier(name):
@@ -253,6 +265,17 @@ class _Tracer(InPlaceTracer):
                 vars(child)[name] = self.create_proxy("get_attr", f"{path}.{name}".lstrip("."), (), {})
         self.reads.listen()
         return made
+
+    def _given(self, argument: Any) -> Any:
+        """An argument of the forward; of `*args` and `**kwargs` what they hold in all calls."""
+        if not isinstance(argument, fx.Proxy) or not str(argument.node.target).startswith("*"):
+            return argument
+        mark = str(argument.node.target)
+        argument.node.target = mark.lstrip("*")
+        held: Any = argument
+        if mark.startswith("**"):
+            return {name: held[name] for name in self.tests.test_keys(argument)}
+        return tuple(held[place] for place in range(self.tests.test_len(argument)))
 
     def to_bool(self, obj: fx.Proxy) -> bool:
         return self.tests.test_truth(obj.node)
@@ -262,6 +285,8 @@ class _Tracer(InPlaceTracer):
             return super().iter(obj)
         except fx.proxy.TraceError:
             loop = LoopError(self.graph, obj.node)
+        if is_size(obj.node):
+            return iter([obj[place] for place in range(self.tests.test_len(obj))])  # type: ignore[index]
         if dict_of(obj.node) in self._dicts:
             return self._items_of_dict(obj.node)
         if loop.place not in self.lengths:
@@ -289,6 +314,9 @@ class _Tracer(InPlaceTracer):
             return iter(keys)
         values = [(key, guard[key]) for key in keys]  # type: ignore[index]
         return iter(values if view == "items" else [value for _, value in values])
+
+    def is_size(self, size: fx.Proxy, number: int) -> bool:
+        return self.tests.is_number(size, number)
 
     def is_torch(self, child: str) -> bool:
         """True for a child of torch.nn, whose outputs have the same types in all calls."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import fx
@@ -22,7 +22,19 @@ _OF_NUMBERS = {
     operator.pow, operator.neg,
 }  # fmt: skip
 SUMS = frozenset(("add_", "sub_", "mul_", "div_"))  # methods that return what they write into
+_WRITES: dict[str, Any] = {"add_": operator.add, "sub_": operator.sub, "mul_": operator.mul, "copy_": None}
 _PLAIN = {"add_": ("add", "+"), "sub_": ("sub", "-")}  # the gradients of a product would be of another dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Writes:
+    """Recording of `y += x`, and of assignments that fill a new tensor."""
+
+    in_place: bool = False  # in the dtype of y: as `y.add_(x)`, and a concatenation with a cast
+    as_written: bool = False  # clones are made, and sums stay in place: each gradient is added up as in the forward
+
+
+DEFAULT_WRITES = Writes()
 
 
 class InPlaceTracer(fx.Tracer):
@@ -36,7 +48,26 @@ class InPlaceTracer(fx.Tracer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.assignments = Assignments()
+        self.assignments = Assignments(self.is_size)
+
+    def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **named: Any) -> fx.Proxy:
+        """Records an operation; one that writes into a slice of a new tensor as an assignment."""
+        if kind == "call_method" and target in _WRITES and len(args) == 2 and not kwargs and self._is_slice(args[0]):
+            view, other = args
+            value: fx.Proxy = other if target == "copy_" else _WRITES[target](view, other)
+            self.writes_in_place = True
+            self.assignments.write(view, value, self.place(), self.in_place)
+            return value
+        made = super().create_proxy(kind, target, args, kwargs, *rest, **named)
+        self.assignments.see(made)
+        return made
+
+    def _is_slice(self, view: object) -> bool:
+        return isinstance(view, fx.Proxy) and self.assignments.is_slice(view.node)
+
+    def is_size(self, size: fx.Proxy, number: int) -> bool:
+        """True if a traced size is this number in all calls, which is then checked."""
+        return False
 
     def place(self) -> str:
         """The line of the user's code that is being traced, as text."""
@@ -71,7 +102,9 @@ def _recorded(proxy: fx.Proxy, method: str, function: Callable[[Any, Any], Any],
     if not isinstance(tracer, InPlaceTracer) or _is_number(proxy.node):
         return function(proxy, other)
     tracer.writes_in_place = True
-    return tracer.create_proxy("call_method", method, (proxy, other), {}) if tracer.in_place else function(proxy, other)
+    if tracer.in_place or tracer.assignments.is_slice(proxy.node):
+        return tracer.create_proxy("call_method", method, (proxy, other), {})
+    return function(proxy, other)
 
 
 def _is_number(node: fx.Node) -> bool:

@@ -265,15 +265,16 @@ def makes_its_result(child: nn.Module) -> bool:
     return type(child) in (nn.Linear, *NORM_MODULES) and not has_hooks(child)
 
 
-def out_of_place(forward: ForwardIR, made: Collection[str] = ()) -> ForwardIR:
-    """The forward with in-place activations and sums made out of place where they alone read a new tensor.
+def out_of_place(forward: ForwardIR, made: Collection[str] = (), sums: bool = True) -> ForwardIR:
+    """The forward with in-place activations, and `sums`, made out of place where they alone read a new tensor.
 
     `made` names locals returned by children that are new tensors.
     """
     readers = readers_of(forward)
     statements: list[Statement] = []
     making = set(made)  # targets that are new tensors
-    taken = {name.partition("=")[0] for name in forward.arguments} | {step.target for step in forward.statements}
+    taken = {name.partition("=")[0].lstrip("*") for name in forward.arguments}
+    taken.update(step.target for step in forward.statements)
     for step in forward.statements:
         alone = [ref.text for ref in step.operands if ref.kind is RefKind.LOCAL and len(readers[ref.text]) == 1]
         if step.op in ACTIVATIONS and _IN_PLACE in step.template and making.intersection(alone) and step.target != "_":
@@ -281,7 +282,7 @@ def out_of_place(forward: ForwardIR, made: Collection[str] = ()) -> ForwardIR:
         plain = step.op.removesuffix("_")
         if step.op != plain and plain in ACTIVATIONS and making.intersection(alone) and step.target != "_":  # x.relu_()
             step = replace(step, op=plain, template=step.template.replace(f"{step.op}(", f"{plain}(", 1))
-        steps = sum_out_of_place(step, making.intersection(alone), taken)
+        steps = sum_out_of_place(step, making.intersection(alone), taken) if sums else (step,)
         of_first = bool(step.operands) and step.operands[0].text in making.intersection(alone)
         of_new = of_first and step.op in SUMS | _VIEWS
         if (step.op in _MAKING and _IN_PLACE not in step.template and "out=" not in step.template) or of_new:

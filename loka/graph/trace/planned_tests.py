@@ -13,6 +13,7 @@ from torch import fx, nn
 from loka.graph.loop_guards import checked_branch, checked_length
 from loka.graph.refused import CannotTraceError
 from loka.graph.trace.call_values import EntryValues, Values, ValuesNeededError, is_size
+from loka.graph.trace.fixed_sizes import GivenShapes
 from loka.graph.trace.loop_lengths import VIEWS_OF_DICT
 from loka.graph.trace.printer import INFIX, PREFIX
 
@@ -54,16 +55,19 @@ class Tracer(Protocol):
 class PlannedTests:
     """Answers the tests of one trace: `loka.graph.trace.watched_functions.Tests`, and the truth of traced values.
 
-    `computed` has the values of operations that were asked for in earlier traces; None where they have none. Every
+    `computed` has the values of operations that were asked for in earlier traces; None where they have none. `fixed`
+    has the tensors that are given to the module, by name, whose shapes decide such a value; None for others. Every
     method raises CannotTraceError where the calls differ, and ValuesNeededError where a value is not known yet.
     """
 
     tracer: Tracer  # set by the trace
 
-    def __init__(self, entry: EntryValues, computed: Mapping[str, Values | None]) -> None:
+    def __init__(
+        self, entry: EntryValues, computed: Mapping[str, Values | None], fixed: Mapping[str, GivenShapes | None]
+    ) -> None:
         self.found: dict[PlannedTest, None] = {}
         self.entered: set[tuple[str, int]] = set()
-        self._entry, self._computed = entry, computed
+        self._entry, self._computed, self._fixed = entry, computed, fixed
 
     def enter(self, filename: str, line: int) -> None:
         self.entered.add((filename, line))
@@ -133,8 +137,20 @@ class PlannedTests:
             self._record(checked_length, node, length)
         return length
 
+    def test_keys(self, value: fx.Proxy) -> tuple[str, ...]:
+        """The keys of an argument that is a dict."""
+        node, what = value.node, f"the keys of {described(value.node)}"
+        keys: tuple[str, ...] = self._same(node, what, tuple, shown=True)
+        for text in (f"len({{0}}) == {len(keys)}", *(f"{key!r} in {{0}}" for key in keys)):
+            self._check(node, what, text)
+        return keys
+
     def test_range(self, *bounds: Any) -> range:
         return range(*(self._size(bound) if isinstance(bound, fx.Proxy) else bound for bound in bounds))
+
+    def test_assert(self, value: Any, *message: Any) -> None:
+        if not value:
+            raise AssertionError(message[0] if message and not callable(message[0]) else "")
 
     def _size(self, bound: fx.Proxy) -> int:
         node, what = bound.node, f"loop over a range of {described(bound.node)}"
@@ -170,6 +186,13 @@ class PlannedTests:
         else:
             self._record(checked_branch, node, answer)
         return answer
+
+    def is_number(self, value: fx.Proxy, number: int) -> bool:
+        """True if a traced number is this one in all calls; then it is checked."""
+        if set(self._plain_values(value.node, f"branch on {described(value.node)}")) != {number}:
+            return False
+        equal = self.tracer.create_proxy("call_function", operator.eq, (value, number), {})
+        return self.test_truth(equal.node)
 
     def _plain_values(self, node: fx.Node, what: str) -> Values:
         """The values of a node that is no tensor and does not depend on a tensor's numbers."""
@@ -240,7 +263,14 @@ class PlannedTests:
         return self._is_made(owner) if values is None else all(isinstance(value, torch.Tensor) for value in values)
 
     def _record(self, check: Callable[[Any, Any], object], node: fx.Node, planned: object) -> None:
-        """Checks a computed value in its place in the forward."""
+        """Checks a computed value in its place in the forward; before it where shapes of what is given decide it."""
+        given = self._fixed.get(node.name)
+        for each in self.tracer.graph.nodes if given is not None else ():
+            if (shape := (given or {}).get(each.name)) is not None:
+                known = f"{{0}}.shape == {shape}" if shape[0] is not None else f"{{0}}.shape[1:] == {shape[1:]}"
+                self._check(each, described(each), known)
+        if given is not None:
+            return
         self.tracer.create_proxy("call_function", check, (self.tracer.proxy(node), planned), {})
 
     def _refuse(self, what: str) -> NoReturn:

@@ -107,7 +107,9 @@ class Printed:
                 raise CannotTraceError(f"method {target!r} cannot be printed")
             text = template.call(f"{template.atom(args[0])}.{target}", args[1:], op.kwargs)
             return str(target), self._hint(op, str(target)), text
-        name = str(getattr(target, "__name__", target)).strip("_")
+        own = str(getattr(target, "__name__", target)).lstrip("_")
+        # `torch.relu_` writes into its operand, as the method does; `operator.and_` does not.
+        name = own if getattr(target, "__module__", "") != operator.add.__module__ else own.rstrip("_")
         if target in INFIX and len(args) == 2:
             return name, name, f"{template.side(args[0])} {INFIX[target]} {template.side(args[1])}"
         if target in PREFIX:

@@ -30,6 +30,7 @@ from loka.graph.refused import CannotTraceError, Refused
 from loka.graph.source import forward_source_hash, functions_of, has_hooks, qualified
 from loka.graph.trace.examples import Examples, missing_storage
 from loka.graph.trace.fx_recording import FxRecording, fx_record
+from loka.graph.trace.in_place import DEFAULT_WRITES, Writes
 from loka.graph.trace.lint import code_place, lint, out_of_place, unreadable
 from loka.graph.trace.casts import telling_casts
 from loka.graph.trace.observed_shapes import Shape, observed_shapes, with_even_statements
@@ -78,8 +79,15 @@ def trace_forward(
         forward, writes_in_place = _convert(module, owner, expand, sites, examples)
         found = difference(module, forward, examples, copied, quick)
         if found is not None and writes_in_place:  # as under autocast, where `y += x` keeps y's dtype
-            forward, _ = _convert(module, owner, expand, sites, examples, in_place=True)
+            made = forward
+            forward, _ = _convert(module, owner, expand, sites, examples, Writes(in_place=True))
             found = difference(module, forward, examples, copied, quick)
+            for each, in_place in ((made, False), (forward, True)) if found is not None else ():
+                # As where a gradient is added up in another order or dtype: compared bit for bit as it is written.
+                written, _ = _convert(module, owner, expand, sites, examples, Writes(in_place, as_written=True))
+                if difference(module, written, examples, copied, quick) is None:
+                    forward, found = each, rounding_difference(module, each, examples, copied, quick, contiguous=True)
+                    break
         if found is not None and (copying := with_contiguous_products(forward)) != forward:
             forward, found = copying, difference(module, copying, examples, copied, quick)
         if found is not None:
@@ -173,7 +181,7 @@ def _forbidden(child: nn.Module, name: str) -> str | None:
     return unreadable(child)
 
 
-def _recorded(module: nn.Module, expand: frozenset[str], examples: Examples, in_place: bool) -> FxRecording:
+def _recorded(module: nn.Module, expand: frozenset[str], examples: Examples, writes: Writes) -> FxRecording:
     """The recording of a module's forward. What its source loses in a trace is the reason rather than what follows."""
     own = functions_of(module)[:1]
     entered = set(map(code_place, own))
@@ -184,7 +192,7 @@ def _recorded(module: nn.Module, expand: frozenset[str], examples: Examples, in_
     copied = copy_owner(module, expand)
     failed: CannotTraceError | None = None
     try:
-        recording = fx_record(copied, expand, examples.calls, in_place, entered)
+        recording = fx_record(copied, expand, examples.calls, writes, entered)
     except CannotTraceError as error:
         failed = error
     finally:
@@ -255,10 +263,10 @@ def _convert(
     expand: frozenset[str],
     sites: Collection[str],
     examples: Examples,
-    in_place: bool = False,
+    writes: Writes = DEFAULT_WRITES,
 ) -> tuple[ForwardIR, bool]:
-    """The printed forward, and whether it has a statement of the form `y += x`, recorded as `in_place` says."""
-    recording = _recorded(module, expand, examples, in_place)
+    """The printed forward, and whether it has a statement of the form `y += x`, recorded as `writes` says."""
+    recording = _recorded(module, expand, examples, writes)
     weights = find_weights(module, recording.ops, {site: _site_weight(module, site) for site in sites})
     printed = Printed(module, recording, weights)
     missing = [site for site in sites if not any(s.call and s.call.site == site for s in printed.statements)]
@@ -274,7 +282,7 @@ def _convert(
         guards=printed.guards,
         source_hash=_hash(module, recording.called),
     )
-    made = out_of_place(forward, printed.made)
+    made = out_of_place(forward, printed.made, sums=not writes.as_written)
     relied = printed.made.values() if made != out_of_place(forward) else ()
     called = tuple(dict.fromkeys(str(op.node.target) for op in recording.ops if op.node.op == "call_module"))
     reads = reads_of(module, Traced(recording.reads, expand, recording.called, called, frozenset(relied)))
@@ -299,23 +307,22 @@ def _hash(module: nn.Module, inlined: tuple[str, ...]) -> str:
 
 
 def _arguments(module: nn.Module) -> tuple[str, ...]:
-    """forward's arguments with their defaults, with "/" and "*" as in the signature."""
+    """forward's arguments with their defaults, with "/", "*" and "**" as in the signature."""
     printed: list[str] = []
     kinds = inspect.Parameter
     previous: object = kinds.POSITIONAL_ONLY
     signature = inspect.signature(module.forward)
     for name, parameter in signature.parameters.items():
-        if parameter.kind in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD):
-            raise CannotTraceError(f"the forward takes '*{name}', any number of arguments")
         if name in HIDING or not is_identifier(name):
             raise CannotTraceError(f"argument '{name}' has a name that the generated text needs for itself")
         if previous is kinds.POSITIONAL_ONLY and parameter.kind is not previous and printed:
             printed.append("/")
-        if parameter.kind is kinds.KEYWORD_ONLY and previous is not kinds.KEYWORD_ONLY:
+        if parameter.kind is kinds.KEYWORD_ONLY and previous not in (kinds.KEYWORD_ONLY, kinds.VAR_POSITIONAL):
             printed.append("*")
         previous = parameter.kind
+        mark = "*" * ((parameter.kind is kinds.VAR_POSITIONAL) + 2 * (parameter.kind is kinds.VAR_KEYWORD))
         default = "" if parameter.default is kinds.empty else f"={constant(parameter.default)}"
-        printed.append(name + default)
+        printed.append(mark + name + default)
     if previous is kinds.POSITIONAL_ONLY and printed:
         printed.append("/")
     return tuple(printed)

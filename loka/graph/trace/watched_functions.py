@@ -25,6 +25,7 @@ _CALLS = frozenset({"isinstance", "hasattr", "callable", "type", "len", "range"}
 _FACTORIES = frozenset(
     {"arange", "empty", "eye", "full", "linspace", "ones", "rand", "randint", "randn", "randperm", "tensor", "zeros"}
 )
+_ASSERTS = frozenset({"_assert", "_check"})
 _FUTURES = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
 
 
@@ -41,6 +42,9 @@ class Tests(Protocol):
     def test_type(self, value: Any) -> type: ...
     def test_len(self, value: Any) -> Any: ...
     def test_range(self, *bounds: Any) -> range: ...
+
+    def test_assert(self, value: Any, *message: Any) -> None:
+        """`torch._assert(value, message)` or `torch._check(value, message)`."""
 
     def make(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A call of `torch.zeros`, or of another function that makes a tensor."""
@@ -143,6 +147,8 @@ class _Rewriter(ast.NodeTransformer):
             if called.attr == "is_tensor":
                 tensor = ast.Attribute(called.value, "Tensor", ast.Load())
                 return ast.copy_location(_report("test_isinstance", *node.args, tensor), node)
+            if called.attr in _ASSERTS and not node.keywords:
+                return ast.copy_location(_report("test_assert", *node.args), node)
             if called.attr in _FACTORIES:
                 made = _report("make", called, *node.args)
                 made.keywords = node.keywords

@@ -122,10 +122,12 @@ def interacting(sites: Sequence[Site], model: nn.Module, wants: Callable[[str], 
         if _crosses(site):
             crossing.append(site)
     names = frozenset(site.name for site in crossing)
-    together = (*_together(crossing, modules), *_held(layers, modules))
     products = [(_writer(layer[1], modules), _holder(layer, modules)) for layer in layers]
     owners.update(dict.fromkeys(writer for writer, _ in products))
-    joined = dict.fromkeys(found for name, found in flow.joined.items() if name in known and wants(found[0]))
+    joins = [(name, found) for name, found in flow.joined.items() if name in known and wants(found[0])]
+    joined = dict.fromkeys(found for _, found in joins)
+    into = ((name, _around(found[:2], modules)) for name, found in joins)  # what is joined is computed with the join
+    together = (*_together(crossing, modules), *_held(layers, modules), *into)
     owners.update((writer, None) for writer, *_ in joined)
     likely.update(writer for writer, *_ in joined)
     parts = [(part, owner) for writer, owner, *others in joined for part in (writer, *others)]

@@ -82,7 +82,7 @@ class _ResidualStream:
 
 
 def _set_twice(forward: ForwardIR) -> str | None:
-    seen: set[str] = {text.partition("=")[0].strip() for text in forward.arguments}
+    seen: set[str] = {text.partition("=")[0].strip("* ") for text in forward.arguments}
     for statement in forward.statements:
         if statement.target != "_" and statement.target in seen:
             return statement.target
@@ -153,7 +153,7 @@ class _Writer:
     def __init__(self, forward: ForwardIR, stream: _ResidualStream, dtype: str) -> None:
         self._forward, self._stream, self._wider, self._dtype_name = forward, stream, _WIDER[dtype], dtype
         self._kept_wide = stream.widened_locals(forward)
-        self._taken = {text.partition("=")[0].strip() for text in forward.arguments}
+        self._taken = {text.partition("=")[0].strip("* ") for text in forward.arguments}
         self._taken |= {statement.target for statement in forward.statements}
         self._wide: dict[str, str] = {}  # local -> its name in the wider dtype
         self._dtypes: dict[str, Ref] = {}  # widened local -> something with its dtype in the model

@@ -113,7 +113,7 @@ def linear_statement(target: str, call: SiteCall, operands: Sequence[Ref], note:
 
 def free_names(forward: ForwardIR) -> Callable[[str], str]:
     """A function that makes names for new locals from hints, distinct from all others of the forward."""
-    arguments = {text.partition("=")[0].strip() for text in forward.arguments}
+    arguments = {text.partition("=")[0].strip("* ") for text in forward.arguments}
     taken = arguments | {statement.target for statement in forward.statements}
     return lambda hint: variable(hint, taken)
 

@@ -178,19 +178,21 @@ def below(owner: str, path: str) -> str:
 def to_close(request: RewriteRequest, scope: RegionScope, refused: Refused, model: nn.Module) -> frozenset[str]:
     """Inlined modules without which an owner may be traced: those of the class that the reason is about.
 
-    Where the reason is about no module in particular, they are the outermost with forwards of their own; then, if the
-    owner has sites that no other can replace, all that are inlined.
+    Where the reason is about no module in particular, they are those with forwards of their own: first all without a
+    site inside, then the outermost; then, if the owner has sites that no other can replace, all that are inlined.
     """
     modules = {path: model.get_submodule(below(scope.owner, path)) for path in scope.inline}
-    own = model.get_submodule(scope.owner)
+    owner = model.get_submodule(scope.owner)
     if refused.inside == "":
         return frozenset()
     if refused.inside is not None:
-        kind = type(own.get_submodule(refused.inside))
+        kind = type(owner.get_submodule(refused.inside))
         found = [path for path, module in modules.items() if type(module) is kind and functions_of(module)]
         found.append(refused.inside)
     else:
-        found = [path for path, module in modules.items() if functions_of(module)]
+        own = [path for path, module in modules.items() if functions_of(module)]
+        around = {each for name in scope.sites for each in (name, *parents(name))}
+        found = [path for path in own if path not in around] or own
         if not found and any(only_owner(site, model) == scope.owner for site in request.needed):
             found = list(modules)
         found = [path for path in found if not set(found).intersection(parents(path))]

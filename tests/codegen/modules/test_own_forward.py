@@ -41,6 +41,12 @@ def test_the_check_is_one_condition_and_one_call() -> None:
     ]
 
 
+def test_any_number_of_arguments_is_passed_on() -> None:
+    assert lines(["len(args) == 1"], "x", "*args", "deep=True", "**kwargs")[-1] == (
+        "        return super().forward(x, *args, deep=deep, **kwargs)"
+    )
+
+
 def test_many_conditions_have_a_line_each() -> None:
     guards = [f"argument_{number} is None" for number in range(6)]
     found = lines(guards, *(f"argument_{number}=None" for number in range(6)))[1:]

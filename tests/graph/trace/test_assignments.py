@@ -79,8 +79,8 @@ class WithAGap(Filled):
         return self.linear(out)
 
 
-class OfUnknownSize(Filled):
-    """The last slice ends at a number, and the tensor may go on."""
+class OfPlannedSize(Filled):
+    """The last slice ends at a number, and the tensor of another call may go on."""
 
     def forward(self, x: Tensor) -> Tensor:
         out = torch.zeros_like(x)
@@ -120,6 +120,44 @@ class Twice(Filled):
         out[:, :4] = x * 2
         out[:, 4:] = self.mix @ x
         return self.linear(out)
+
+
+class SumsInPlace(Filled):
+    """`+=` into slices of a clone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = x.clone()
+        out[:, :2] += self.mix @ x
+        out[:, 2:] += self.mix @ x * 2
+        return self.linear(out)
+
+
+class ByViews(Filled):
+    """Views of slices are written into."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out, mixed = x.clone(), self.mix @ x
+        out.narrow(1, 0, 2).add_(mixed)
+        last = torch.narrow(out, dim=1, start=2, length=2)
+        last += mixed * 2
+        return self.linear(out)
+
+
+class CopiedByViews(Filled):
+    def forward(self, x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        out[:, :2].copy_(self.mix @ x)
+        out.narrow(1, 2, 2).copy_(x[:, 2:])
+        return self.linear(out)
+
+
+class ReadByAView(Filled):
+    def forward(self, x: Tensor) -> Tensor:
+        out, mixed = x.clone(), self.mix @ x
+        first = out[:, :2]
+        first.add_(mixed)
+        out[:, 2:] += mixed
+        return self.linear(out) + first.sum()
 
 
 class OfTwoDimensions(Filled):
@@ -185,15 +223,31 @@ def test_the_concatenation_has_the_dtype_of_the_new_tensor() -> None:
     assert [step.op for step in forward.statements[-2:]] == ["cat", "type_as"]
 
 
+@pytest.mark.parametrize("kind", [SumsInPlace, ByViews])
+def test_sums_into_the_slices_of_a_clone_are_one_sum(kind: type[Filled]) -> None:
+    forward = traced(kind)
+    assert isinstance(forward, ForwardIR), forward
+    assert [step.op for step in forward.statements if step.op in ("cat", "add", "clone", "getitem")] == ["cat", "add"]
+    (total,) = (step for step in forward.statements if step.op == "add")
+    assert [ref.text for ref in total.operands] == ["x", "cat"]
+
+
+@pytest.mark.parametrize("kind", [OfPlannedSize, ByViews, CopiedByViews])
+def test_the_size_that_slices_fill_is_checked(kind: type[Filled]) -> None:
+    forward = traced(kind)
+    assert isinstance(forward, ForwardIR), forward
+    assert forward.guards == ("x.size(1) == 4",)
+
+
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
         (WithAGap, "assignment into a tensor, whose slices need not fill it at test_assignments.py"),
-        (OfUnknownSize, "whose slices need not fill it"),
         (Overlapping, "whose slices need not fill it"),
         (Cloned, "whose slices need not fill it"),
         (ReadBetween, "which is read before its slices fill it"),
         (ReadAfterItsPart, "which is read before its slices fill it"),
+        (ReadByAView, "of which a slice is read after it was written"),
         (Twice, "twice into the same slice"),
         (OfTwoDimensions, "by an index that is no slice along one dimension"),
         (OfANumber, "of what is no tensor"),

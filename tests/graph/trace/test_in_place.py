@@ -26,6 +26,19 @@ class Residual(nn.Module):
         return y * 2
 
 
+class OfABias(Residual):
+    """Under autocast its gradient is added up in bfloat16, and out of place in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.randn(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        y += self.bias
+        return y
+
+
 class Products(Residual):
     def forward(self, x: Tensor) -> Tensor:
         y = self.linear(x)
@@ -82,6 +95,7 @@ class OfArgument(Residual):
     ("kind", "in_place", "casts"),
     [
         (Residual, 0, 1),
+        (OfABias, 0, 1),
         (Products, 1, 2),
         (OfAPart, 1, 0),
         (SameDtype, 0, 0),

@@ -71,6 +71,17 @@ class OfArgument(Body):
         return self.act(x.detach()) + self.linear(x.detach())
 
 
+class ByFunction(Body):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu_(self.linear(x))
+
+
+class ByFunctionReadAgain(Body):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x).detach() + 1
+        return torch.relu_(y) + y
+
+
 class ReadAgain(Body):
     """A later statement reads the changed tensor by its name before the change."""
 
@@ -99,10 +110,13 @@ def traced(body: nn.Module) -> ForwardIR:
         (OfView(), 1),
         (OfArgument(), 1),
         (ReadAgain(), 1),
+        (ByFunction(), 0),
+        (ByFunctionReadAgain(), 1),
     ],
 )
 def test_what_stays_in_place(body: nn.Module, count: int) -> None:
     forward = traced(body)
-    assert sum("inplace=True" in step.template for step in forward.statements) == count
+    assert sum("inplace=True" in step.template or step.op == "relu_" for step in forward.statements) == count
+    assert not any("relu_" in step.template for step in forward.statements if step.op == "relu")
     x = torch.randn(5, 8)
     assert torch.equal(with_forward(body, forward)(x.clone()), body(x.clone()))

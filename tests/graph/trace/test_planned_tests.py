@@ -205,15 +205,103 @@ class Inside(Weighted):
         return y.squeeze(1) if y.dim() == 4 and len(y.shape) == 4 else y
 
 
-def test_a_size_of_a_computed_tensor_is_checked_in_its_place() -> None:
+class OfSome(Inside):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x[x.flatten(1).sum(-1) > -1e9])
+
+
+def test_a_size_that_follows_from_the_arguments_is_checked_with_them() -> None:
     answer = trace(Inside(), *two())
+    assert isinstance(answer, ForwardIR), answer
+    assert answer.guards == ("x.shape[1:] == (3, 8)",)
+    assert not any("dispatch" in step.template for step in answer.statements)
+    for shape in ((1, 3, WIDTH), (9, 3, WIDTH)):
+        assert with_forward(Inside(), answer)(torch.randn(shape)).dim() == 3
+
+
+def test_a_size_of_a_computed_tensor_is_checked_in_its_place() -> None:
+    answer = trace(OfSome(), *two())
     assert isinstance(answer, ForwardIR), answer
     assert answer.guards == ()
     checks = [step.text() for step in answer.statements if "dispatch" in step.template]
     assert checks == ["_ = dispatch.checked_branch(eq, True)", "_ = dispatch.checked_length(shape, 4)"]
-    bound = with_forward(Inside(), answer)
     with pytest.raises(InputError, match="planned for True and meets False: run loka generate again"):
-        bound(torch.randn(4, WIDTH))
+        with_forward(OfSome(), answer)(torch.randn(4, WIDTH))
+
+
+class OneRow(Weighted):
+    def forward(self, x: Tensor) -> Tensor:
+        y = (x @ self.w).squeeze()
+        return y + 1 if y.dim() == 3 else y
+
+
+class SomeRows(Weighted):
+    def forward(self, x: Tensor) -> Tensor:
+        y = (x @ self.w)[:4]
+        return y + 1 if y.shape[0] == 4 else y
+
+
+@pytest.mark.parametrize("model", [OneRow, SomeRows])
+def test_a_size_that_is_another_for_few_rows_does_not_follow(model: type[Weighted]) -> None:
+    answer = trace(model(), *two())
+    assert isinstance(answer, ForwardIR), answer
+    assert answer.guards == ()
+    with pytest.raises(InputError, match="planned for True and meets False"):
+        with_forward(model(), answer)(torch.randn(1, 3, WIDTH))
+
+
+def check_shape(x: Tensor, *expected: int | None) -> None:
+    actual = tuple(x.shape)
+    if len(actual) != len(expected) or any(e is not None and a != e for a, e in zip(actual, expected, strict=True)):
+        raise ValueError(f"{actual}, not {expected}")
+
+
+class Raises(Weighted):
+    def forward(self, x: Tensor) -> Tensor:
+        check_shape(x, None, 3, WIDTH)
+        batch, *rest = x.shape
+        assert rest == [3, WIDTH], f"{batch}: {rest}"
+        assert all(a == b for a, b in zip(x.shape[1:], (3, WIDTH), strict=True))
+        torch._assert(list(x.size())[2] == WIDTH, "columns")
+        torch._check(x.dim() == 3, lambda: f"{x.shape}")
+        if tuple(x.shape[1:]) != (3, WIDTH):
+            raise ValueError(f"wrong shape: {tuple(x.shape)}")
+        y = x @ self.w
+        check_shape(y, None, 3, WIDTH)
+        return y
+
+
+def test_checks_of_shapes_however_they_are_written() -> None:
+    answer = trace(Raises(), *two())
+    assert isinstance(answer, ForwardIR), answer
+    assert [step.op for step in answer.statements] == ["matmul"]
+    assert {"len(x.shape) == 3", "x.shape[2] == 8", "x.dim() == 3", "x.shape[1:] == (3, 8)"} <= set(answer.guards)
+
+
+class Called(Weighted):
+    """As in ports from Keras."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self.call(*args, **kwargs)
+
+    def call(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        y = x @ self.w
+        return y if scale is None else y * scale
+
+
+def test_any_number_of_arguments_is_that_of_all_calls() -> None:
+    answer = trace(Called(), *two())
+    assert isinstance(answer, ForwardIR), answer
+    assert answer.arguments == ("*args", "**kwargs")
+    assert answer.guards == ("len(args) == 1", "len(kwargs) == 0")
+    named = trace(Called(), *two(scale=torch.randn(WIDTH)))
+    assert isinstance(named, ForwardIR), named
+    assert named.guards == ("len(args) == 1", "len(kwargs) == 1", "'scale' in kwargs", "kwargs['scale'] is not None")
+    assert [step.text() for step in named.statements][-1] == "mul = matmul * item_1"
+    (x, y), none = torch.randn(2, 4, 3, WIDTH), dict[str, Any]()
+    refused = trace(Called(), ((x,), none), ((x, y), none))
+    assert isinstance(refused, Refused)
+    assert refused.reason.startswith("the length of argument 'args' (1 and 2 in two calls)")
 
 
 class Sentinel(Weighted):

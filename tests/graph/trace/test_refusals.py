@@ -47,7 +47,6 @@ REFUSED = {
     zoo.BlockInABranchTaken: r"block under 'torch.no_grad\(\)' at ir_models.py:\d+ ",
     zoo.FunctionWithBlock: r"block under 'torch.no_grad\(\)' at ir_models.py:\d+ ",
     zoo.Tries: r"try block at ir_models.py:\d+ 'try'",
-    zoo.Variadic: r"the forward takes '\*x', any number of arguments",
     zoo.Uncovered: r"'w' goes into 'abs' before any GEMM, and only transposes are followed at ir_models",
     zoo.OwnGradient: r"traced, it gives another gradient for input 0 \(largest difference .* in training at batch 4",
     zoo.Cubic: r"'w' has 3 dimensions, not 2",
@@ -56,7 +55,7 @@ EQUAL = (
     zoo.Plain, zoo.FunctionalDropout, zoo.FloatAttribute, zoo.LiveNoise, zoo.BufferInPlace, zoo.Keywords,
     zoo.IteratesParts, zoo.IteratesBesideModules, zoo.Roots, zoo.TypeTest, zoo.OptionalMask, zoo.FlagBranch,
     zoo.RandomConstant, zoo.Arange, zoo.BlockInAMethodNotCalled,
-    zoo.BlockInABranchNotTaken,
+    zoo.BlockInABranchNotTaken, zoo.Variadic,
 )  # fmt: skip
 
 
