@@ -18,6 +18,7 @@ class RefKind(StrEnum):
 DTYPE = "residual_dtype"  # op of a statement that computes a dtype from those of locals and other such targets
 REASSOCIATED = "reassociated"  # op of a GEMM in another order of products: only the kernel of a mixing layer takes it
 
+WEIGHTED = "weighted_sum"  # op of a product with a Parameter that is no GEMM as it is written, which they take, too
 PART = "part_of_product"  # op of a product with a part of a site's matrix, which mixing layers alone may take
 
 

@@ -42,7 +42,7 @@ from loka.graph.canonical.nodes import (
 )
 from loka.graph.canonical.views import CannotEmitError, permutation_text, reshape_text
 from loka.graph.canonical.weights import weight_text
-from loka.graph.ir import REASSOCIATED, Ref, RefKind, SiteCall, Statement
+from loka.graph.ir import REASSOCIATED, WEIGHTED, Ref, RefKind, SiteCall, Statement
 from loka.graph.patterns.concat_norm import concatenated
 from loka.graph.patterns.norm import parse_norm
 from loka.graph.trace.observed_shapes import Shape
@@ -386,7 +386,7 @@ class _Emission:
 
     def _linear(self, value: Value, hard: bool) -> tuple[str, Value]:
         node = value.node
-        if not isinstance(node, Linear) or node.site is None:
+        if not isinstance(node, Linear) or (node.site is None and not self._is_mixed(node)):
             return self._whole(value)
         if node.bias is not None and node.unbiased in self._shared:
             return self._sum_with_bias(node, value)
@@ -413,10 +413,15 @@ class _Emission:
                 raise CannotEmitError
             operands.append(Ref(RefKind.ATTRIBUTE, vector[0]))
             bias = "{2}"
-        call = SiteCall(node.site, "{0}", of_weight, bias, "{0}")
+        call = None if node.site is None else SiteCall(node.site, "{0}", of_weight, bias, "{0}")
         parts = ", ".join(filter(None, ("{0}", of_weight, bias)))
-        op = "linear" if node.kind == "linear" else node.kind
+        op = WEIGHTED if call is None else node.kind
         return self._emit(op, f"{_F}.linear({parts})", operands, made, call)
+
+    def _is_mixed(self, node: Linear) -> bool:
+        """True for a product of the embeddings of a mixing layer, along these."""
+        straight = self._straight.get(node.x)
+        return straight is not None and merged(node.k) == straight.dims[1]
 
     def _stands(self, node: Linear, value: Value) -> bool:
         """True for weighted sums W @ x of the embeddings of a mixing layer, where they are traced in this layout."""
@@ -430,7 +435,7 @@ class _Emission:
     def _input(self, node: Linear, wanted: Value) -> str:
         """What a product multiplies: for a mixing layer, a view of its embeddings as (samples, embeddings, dimension)."""
         straight = self._straight.get(node.x)
-        if straight is None or merged(node.k) != straight.dims[1]:
+        if straight is None or not self._is_mixed(node):
             return self._tensor(wanted, hard=True)
         self._tensor(straight, hard=True)
         key = (wanted.node, wanted.dims, wanted.shape)
@@ -458,7 +463,7 @@ class _Emission:
         shown = [self._graph.made[place] for place in self._graph.holders.get(node, [])]
         candidates = [value, *(each for each in shown if each is not None)]
         straight = self._straight.get(node.x)
-        if straight is not None and merged(node.k) == straight.dims[1]:
+        if straight is not None and self._is_mixed(node):
             shape = (straight.shape[0], straight.shape[2], node.shape[-1])
             dims = regrouped([piece for dim in rows_of(node.shape) for piece in dim], shape)
             candidates += [] if dims is None else [Value(node, dims, shape)]

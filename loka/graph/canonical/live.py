@@ -27,7 +27,7 @@ def shared_products(graph: Lowered, roots: Iterable[int], results: Iterable[Node
 
 def _read_by(node: Node, graph: Lowered) -> Iterator[Node]:
     match node:
-        case Linear() if node.site is not None:
+        case Linear():
             yield node.x
         case Product():
             yield from (node.left, node.right)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from loka.graph.canonical.contractions import Contraction, Node, Source, Value, canonical_values
 from loka.graph.canonical.views import only_moves_axes
-from loka.graph.ir import FmInteraction, ForwardIR, RefKind, Statement
+from loka.graph.ir import WEIGHTED, FmInteraction, ForwardIR, RefKind, Statement
 from loka.graph.patterns.linear_chain import readers_of
 from loka.graph.trace.observed_shapes import Shape
 
@@ -125,7 +125,7 @@ class _Finder:
         sums = self._weighted_sums(x, inner)
         results = (pairs,) if sums is None else (pairs, sums)
         skipped = self._inside({place for each in results for place in (*each.within, each.last)}, x)
-        if rank is None or self._statements[gemm].call is None or gemm not in skipped:
+        if rank is None or not self._is_by_weight(gemm) or gemm not in skipped:
             return None
         _, n, d = embeddings
         reads = [place for place in skipped if x.ref in self._statements[place].operands]
@@ -148,9 +148,14 @@ class _Finder:
         for node, places in self._places.items():
             if node == inner or node in parts or node.left != x or not _sums_embeddings(node):
                 continue
-            if self._statements[places[0]].call is not None and self._size(node, 2) is not None:
+            if self._is_by_weight(places[0]) and self._size(node, 2) is not None:
                 return self._result(node, _SUMS)
         return None
+
+    def _is_by_weight(self, place: int) -> bool:
+        """True for a site's GEMM, and for a product with a Parameter that is no GEMM as it is written."""
+        step = self._statements[place]
+        return step.call is not None or step.op == WEIGHTED
 
     def _result(self, node: Contraction, axes: tuple[int, ...]) -> _Result:
         """The statement whose value has these axes: the product, or a view that is its only reader."""

@@ -15,7 +15,7 @@ from loka.graph.trace.printer import names_in
 
 _CASTS = frozenset({"to", "type_as", "float", "double", "half", "bfloat16"})
 _OWN_DTYPE = frozenset({"layer_norm"})  # under autocast float32, whatever it reads
-_PAIRS = frozenset({"add", "sub", "mul", "div", "truediv"})
+_PAIRS = frozenset({"add", "sub", "mul", "div", "truediv", "addcmul"})
 _KEEPING = frozenset(
     {
         *("relu", "silu", "gelu", "sigmoid", "tanh", "softplus", "mish", "hardswish", "relu6", "contiguous", "clone"),
@@ -52,6 +52,7 @@ class _Call:
         self, forward: ForwardIR, casts: Mapping[str, Statement], dtypes: Mapping[str, torch.dtype]
     ) -> None:
         self._casts, self._dtypes = casts, dtypes
+        self._made = {step.target: step for step in forward.statements}
         self._returned = names_in(forward.result, dtypes)
         self._readers: dict[str, list[Statement]] = defaultdict(list)
         for step in forward.statements:
@@ -62,8 +63,18 @@ class _Call:
         """The casts that tell."""
         for name, step in self._casts.items():
             source = self._dtypes.get(step.operands[0].text)
-            if source is not None and self._tells(name, source):
+            if source is not None and not self._is_of_bias(step) and self._tells(name, source):
                 yield name
+
+    def _is_of_bias(self, step: Statement) -> bool:
+        """True for `product += bias`, a sum in the dtype of the product: so is a product with its bias."""
+        total = self._made.get(step.operands[0].text)
+        if step.op != "type_as" or total is None or total.op != "add" or len(step.operands) != 2:
+            return False
+        product = self._made.get(step.operands[1].text)
+        kinds = {ref.kind for ref in total.operands}
+        of_product = step.operands[1] in total.operands and product is not None and product.call is not None
+        return of_product and kinds == {RefKind.LOCAL, RefKind.ATTRIBUTE}
 
     def _tells(self, name: str, dtype: torch.dtype) -> bool:
         """True if this dtype of a tensor, instead of its own, makes a difference."""

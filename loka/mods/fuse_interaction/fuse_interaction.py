@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from loka.graph.ir import ConcatNorm, Cross, FmInteraction, ForwardIR, NearKind
+from loka.graph.ir import WEIGHTED, ConcatNorm, Cross, FmInteraction, ForwardIR, NearKind
 from loka.graph.patterns.concat_norm import concatenated_norm
 from loka.graph.patterns.fm_interaction import in_place_reason, without_sums
 from loka.graph.patterns.linear_chain import LinearChain
@@ -84,6 +84,8 @@ def _mixes(
 ) -> Iterator[tuple[FmInteraction, Fused]]:
     for mix in forward.mixes:
         owner, sites = writer_of(forward, mix.outer), sites_of(mix, forward)
+        while not sites and owner not in owners and owner != forward.owner:  # nothing of such a child names it
+            owner = owner.rpartition(".")[0]
         if owner not in owners:
             continue
         if len(sites) == 2 and sites[0] in kept and sites[1] not in kept:
@@ -94,7 +96,7 @@ def _mixes(
         reason = why_not_mixed(*mix.sizes)
         if reason is not None:
             found.refuse([owner], f"no kernel mixes {n} embeddings of {d} at rank {r}: {reason}")
-        elif len(sites) != 1 + (mix.compress is not None):
+        elif len(sites) != sum(forward.statements[place].op != WEIGHTED for place in mix.gemms):
             found.refuse([owner], "its mixing layer multiplies by a Parameter that several calls share")
         elif fp8:
             found.refuse(
@@ -104,7 +106,7 @@ def _mixes(
         else:
             sums = f", {c} weighted sums" if c else ""
             what = f"a mixing layer of {n} embeddings of {d}, rank {r}{sums}"
-            yield mix, Fused(owner, what, tuple(dict.fromkeys(sites)), FmForm(n, r, c), d, sites[0])
+            yield mix, Fused(owner, what, tuple(dict.fromkeys(sites)), FmForm(n, r, c), d, sites[0] if sites else _called_beside(forward, mix.outer))
 
 
 def _joins(
