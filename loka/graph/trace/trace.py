@@ -38,10 +38,10 @@ from loka.graph.trace.site_calls import with_contiguous_products
 from loka.graph.trace.statements import Printed
 from loka.graph.trace.traced_weights import find_weights, unused_reason
 from loka.sites.callables import message_of
-from loka.sites.weights import SiteWeight, find_weight
+from loka.sites.weights import SiteWeight, find_weight, in_range, shape_at
 
 _DEVICE = re.compile(r"(cpu|cuda|meta)(:\d+)?")
-_PART = re.compile(r"(.+)\[\d+\]")  # self.biases[2]; self.downs[0][1], where self.downs[0] may be the Parameter
+_PART = re.compile(r"(.+)\[([\d:, ]+)\]")  # self.biases[2], self.up[:, 0:32]; self.downs[0] may be a Parameter
 _WRAPPERS = {"FSDPModule", "FullyShardedDataParallel", "DistributedDataParallel", "OptimizedModule", "ScriptModule"}
 
 
@@ -127,11 +127,15 @@ def _tensor_sizes(module: nn.Module, forward: ForwardIR) -> dict[str, tuple[int,
         with suppress(CannotTraceError):
             sizes[attribute(module, name)] = tuple(tensor.shape)
     for ref in (ref for step in forward.statements for ref in step.operands if ref.text not in sizes):
-        whole, indices = ref.text, 0
+        whole, parts = ref.text, list[str]()
         while whole not in sizes and (part := _PART.fullmatch(whole)) is not None:
-            whole, indices = part[1], indices + 1
-        if whole in sizes:
-            sizes[ref.text] = sizes[whole][indices:]
+            whole, parts = part[1], [part[2], *parts]
+        shape = sizes.get(whole)
+        for index in parts if shape is not None else ():
+            found = in_range(index.split(", "), shape or ())
+            shape = None if found is None or shape is None else shape_at(shape, found)
+        if shape is not None:
+            sizes[ref.text] = shape
     return sizes
 
 
