@@ -52,7 +52,8 @@ class Node:
     parents: tuple[Node, ...] = ()
     constant: bool = False  # depends only on parameters, buffers and constants
     gemm: bool = False
-    parameter: str | None = None  # the qualified name, if this is a Parameter
+    parameter: str | None = None  # the qualified name, if this is a Parameter or a part of one
+    whole: Any = None  # of such: the name and the shape of the Parameter, and the Index of the part
     copies: bool = False  # the matrix of its one parent, perhaps transposed, for each sample
     rows: bool = False  # a view with the rows of its parent, in their order
     folded: bool = False  # a product's rows as several dimensions, by a Parameter of more than two

@@ -22,12 +22,21 @@ from loka.sites.products.layers import other_terms
 from loka.sites.products.matrix_product import MatrixProduct, TensorOrigin, unpatchable
 from loka.sites.recorded import Call, Function, Other
 from loka.sites.site import GemmKind
-from loka.sites.weights import copies_matrix, leading_index, matrix_name, swaps_columns
+from loka.sites.weights import (
+    PIECES,
+    Index,
+    copies_matrix,
+    matrix_name,
+    pieces_of,
+    shape_at,
+    swaps_columns,
+    taken_index,
+)
 
 _AUTOGRAD_FUNCTION = os.path.join("torch", "autograd", "function.py")
 _TRANSPOSES = frozenset(("t", "T", "mT"))
 _SWAPS = frozenset(("transpose", "permute", "swapaxes"))
-_TAKES_MATRICES = frozenset(("getitem", "select", "unbind"))
+_TAKES_MATRICES = frozenset(("getitem", "select", "narrow")) | PIECES
 
 
 FUNCTIONS = frozenset(("silu", "sigmoid", "layer_norm", "rms_norm"))  # functions that mods may replace
@@ -249,19 +258,26 @@ class Recorder(TorchFunctionMode):
         return node
 
     def _name_matrices(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, result: Node) -> None:
-        """Name what is taken from a Parameter of several dimensions: `W[2]` is "w.2"."""
+        """Name what is taken from a Parameter: `W[2]` is "w.2", `W[0:32]` is "w.0:32"."""
         source = args[0] if args and isinstance(args[0], Tensor) else None
         held = None if source is None else self._nodes.get(id(source))
-        if source is None or held is None or held.parameter is None or source.dim() < 2:
+        if source is None or held is None or held.parameter is None:
             return
-        if op != "unbind":
-            index = leading_index(op, args[1:], kwargs, source.shape, left=1)
-            result.parameter = matrix_name(held.parameter, index) if index else None
-        elif (args[1:] or tuple(kwargs.values()) or (0,)) in ((0,), (-source.dim(),)):
-            for number, matrix in enumerate(out):
-                name = matrix_name(held.parameter, (number,))
-                self._nodes[id(matrix)] = node = Node(op, (held,), True, parameter=name)
-                held.children.append(node)
+        if held.whole is None:
+            held.whole = held.parameter, tuple(source.shape), ()
+        parameter, shape, before = held.whole
+        if op not in PIECES:
+            self._name(result, parameter, shape, taken_index(op, args[1:], kwargs, shape, before))
+            return
+        for piece, index in zip(out, pieces_of(op, args[1:], kwargs, out, shape, before), strict=True):
+            self._nodes[id(piece)] = node = Node(op, (held,), True)
+            self._name(node, parameter, shape, index)
+            held.children.append(node)
+
+    def _name(self, node: Node, parameter: str, shape: tuple[int, ...], index: Index | None) -> None:
+        """Name a vector or matrix in a Parameter of this shape."""
+        if index is not None and shape_at(shape, index):
+            node.parameter, node.whole = matrix_name(parameter, index), (parameter, shape, index)
 
     def _parents(self, operands: tuple[Any, ...]) -> Iterable[Node]:
         for operand in operands:

@@ -32,8 +32,10 @@ from loka.graph.trace.printer import (
 from loka.graph.trace.site_calls import site_call
 from loka.graph.trace.traced_weights import Weights
 from loka.sites.neighbours import is_idle_dropout
+from loka.sites.weights import PIECES, index_text
 
-_OF_MATRICES = {"select", "unbind", torch.select, torch.unbind}  # views, without effects
+_VIEWS = {"select", "narrow", *PIECES}  # without effects
+_OF_MATRICES = _VIEWS | {getattr(torch, name) for name in _VIEWS}
 
 
 class Printed:
@@ -66,7 +68,7 @@ class Printed:
             self.refs[node] = Ref(RefKind.ATTRIBUTE, text)
             for matrix, (source, index) in self.weights.matrices.items():
                 if source is node:
-                    self.refs[matrix] = Ref(RefKind.ATTRIBUTE, text + "".join(f"[{place}]" for place in index))
+                    self.refs[matrix] = Ref(RefKind.ATTRIBUTE, text + index_text(index))
         elif node.op == "output":
             template = self._template(op)
             text = template.arg(op.args[0])

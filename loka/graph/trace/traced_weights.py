@@ -12,7 +12,17 @@ from torch import fx, nn
 from loka.graph.loop_guards import checked_length
 from loka.graph.trace.fx_recording import Op
 from loka.graph.trace.lint import place_in
-from loka.sites.weights import SiteWeight, copies_matrix, leading_index, swaps_columns
+from loka.sites.weights import (
+    PIECES,
+    Index,
+    SiteWeight,
+    copies_matrix,
+    part_at,
+    pieces_of,
+    shape_at,
+    swaps_columns,
+    taken_index,
+)
 
 _TRANSPOSES = ((0, 1), (1, 0), (-1, -2), (-2, -1))
 
@@ -33,7 +43,7 @@ class Weights:
     sites: Mapping[fx.Node, str]  # a Parameter (get_attr), or a matrix in one -> site, relative to the owner
     views: Mapping[fx.Node, fx.Node]  # W.t() -> W
     names: frozenset[str]  # all sites
-    matrices: Mapping[fx.Node, tuple[fx.Node, tuple[int, ...]]] = field(default_factory=dict)  # W[2] -> W, (2,)
+    matrices: Mapping[fx.Node, tuple[fx.Node, Index]] = field(default_factory=dict)  # W[2] -> W, (2,)
     vectors: frozenset[fx.Node] = frozenset()  # Parameters of one dimension, and rows of others
     forms: Mapping[fx.Node, Form] = field(default_factory=dict)  # W.to(x.dtype), W.unsqueeze(0).expand(batch, -1, -1)
     inline: Mapping[fx.Node, Op] = field(default_factory=dict)  # printed where they are read: forms, and x.dtype in one
@@ -91,8 +101,9 @@ class _Finder:
         self._by_node = {op.node: op for op in ops}
         self._nodes: dict[fx.Node, str] = {}
         self._views: dict[fx.Node, fx.Node] = {}
-        self._parts: dict[fx.Node, tuple[fx.Node, tuple[int, ...], nn.Parameter]] = {}
+        self._parts: dict[fx.Node, tuple[fx.Node, Index, nn.Parameter]] = {}
         self._whole: dict[fx.Node, fx.Node] = {}  # stands for all parts of a Parameter: W.unbind(), a loop over W
+        self._pieces: dict[fx.Node, list[Index | None]] = {}  # of such
         self._vectors: set[fx.Node] = set()
         self._columns: set[fx.Node] = set()  # (d, 1), parts of Parameters
         self._forms: dict[fx.Node, Form] = {}
@@ -108,11 +119,11 @@ class _Finder:
             return
         if source in self._nodes and source not in self._shapes and _is_transpose(op):
             self._views[op.node] = source
-        elif source in self._parts and _is_all_parts(op):
-            self._whole[op.node] = source
-        elif source in self._whole and op.node.target is checked_length:  # a loop over W.unbind()
-            self._whole[op.node] = self._whole[source]
-        elif source in self._parts or source in self._whole:
+        elif source in self._parts and (op.node.target is checked_length or _name(op) in PIECES):
+            self._take_pieces(op, source)
+        elif source in self._pieces and op.node.target is checked_length:  # a loop over W.unbind()
+            self._whole[op.node], self._pieces[op.node] = self._whole[source], self._pieces[source]
+        elif source in self._parts or source in self._pieces:
             self._part(op, source)
         if op.node not in self._views and len(op.node.users) == 1 and (form := self._form(op, source)) is not None:
             self._forms[op.node] = form
@@ -120,7 +131,7 @@ class _Finder:
     def weights(self) -> Weights:
         """What was found."""
         kept = {*self._nodes, *self._vectors, *self._columns}
-        matrices = {node: self._parts[node][:2] for node in kept if node in self._parts and self._parts[node][1]}
+        matrices = {node: self._parts[node][:2] for node in kept if node in self._parts and node.op != "get_attr"}
         lone = {node for node, shape in self._shapes.items() if is_single(shape) and self._is_copied(node)}
         matrices |= {node: (node, (0,)) for node in lone}
         shapes = {node: shape for node, shape in self._shapes.items() if node not in lone}
@@ -143,7 +154,7 @@ class _Finder:
                 return
         if isinstance(value, torch.Tensor) and value.dim() == 1:
             self._vectors.add(op.node)
-        elif isinstance(value, nn.Parameter):
+        if isinstance(value, nn.Parameter):
             self._parts[op.node] = (op.node, (), value)
 
     def _site(self, node: fx.Node, site: str, weight: object) -> None:
@@ -152,18 +163,40 @@ class _Finder:
             self._shapes[node] = tuple(weight.shape)
 
     def _part(self, op: Op, source: fx.Node) -> None:
-        """W[2], where that is the matrix of a site, or a vector that one operation reads."""
-        base, before, parameter = self._parts[self._whole.get(source, source)]
-        index = leading_index(_taking(op), op.args[1:], op.kwargs, parameter.shape[len(before) :], left=1)
-        if not index:
+        """W[2] or W[:, 0:32], where that is the matrix of a site, or a vector that one operation reads."""
+        if source in self._pieces:
+            place = op.args[1] if op.node.target is operator.getitem else None
+            pieces = self._pieces[source]
+            index = pieces[place] if type(place) is int and -len(pieces) <= place < len(pieces) else None
+            base, parameter = self._parts[self._whole[source]][::2]
+        else:
+            base, before, parameter = self._parts[source]
+            index = taken_index(_name(op), op.args[1:], op.kwargs, parameter.shape, before)
+        if index is None:
             return
-        self._parts[op.node] = (base, before + index, parameter)
-        if (site := self._names.get((id(parameter), before + index))) is not None:
-            self._site(op.node, site, parameter[before + index])
-        elif len(before + index) == parameter.dim() - 1 and len(op.node.users) == 1:
+        shape = shape_at(parameter.shape, index)
+        self._parts[op.node] = (base, index, parameter)
+        if (site := self._names.get((id(parameter), index))) is not None:
+            self._site(op.node, site, part_at(parameter, index))
+        elif len(shape) == 1 and len(op.node.users) == 1:
             self._vectors.add(op.node)
-        elif parameter.shape[len(before + index) + 1 :] == (1,) and len(op.node.users) == 1:
+        elif shape[1:] == (1,) and len(op.node.users) == 1:
             self._columns.add(op.node)
+
+    def _take_pieces(self, op: Op, source: fx.Node) -> None:
+        """W.chunk(2), W.unbind(), or a loop over W."""
+        _, before, parameter = self._parts[source]
+        name, kwargs = _name(op), {key: value for key, value in op.kwargs.items() if key != "input"}
+        part = torch.empty(shape_at(parameter.shape, before), device="meta")
+        if op.node.target is checked_length:
+            name, args, made = "unbind", (), part.unbind()
+        else:
+            args = op.args[1:]
+            if any(isinstance(each, fx.Node) for each in op.node.all_input_nodes[1:]):
+                return
+            made = getattr(torch, name)(part, *args, **kwargs)
+        self._whole[op.node] = source
+        self._pieces[op.node] = pieces_of(name, args, kwargs, made, parameter.shape, before)
 
     def _form(self, op: Op, source: fx.Node) -> Form | None:
         """The form that an operation gives a weight, or a vector; None for another operation."""
@@ -188,8 +221,10 @@ class _Finder:
 
     def _shape(self, form: Form) -> tuple[int, ...]:
         plain = self._views.get(form.plain, form.plain)
-        value = _attribute(self._owner, str(self._parts[plain][0].target if plain in self._parts else plain.target))
-        shape: tuple[int, ...] = tuple(getattr(value, "shape", ()))[-2:]
+        if plain in self._parts:
+            shape = shape_at(self._parts[plain][2].shape, self._parts[plain][1])[-2:]
+        else:
+            shape = tuple(getattr(_attribute(self._owner, str(plain.target)), "shape", ()))[-2:]
         shape = shape[::-1] if (plain is not form.plain) != form.turned else shape
         return (1, *shape) if form.copied or plain in self._shapes else shape
 
@@ -217,21 +252,6 @@ def _name(op: Op) -> str:
     if target is getattr and len(op.args) == 2:
         return str(op.args[1])
     return target if isinstance(target, str) else str(getattr(target, "__name__", ""))
-
-
-def _taking(op: Op) -> str:
-    """The name by which `leading_index` knows an operation; "" for others."""
-    if op.node.target is operator.getitem:
-        return "getitem"
-    return "select" if op.node.target in ("select", torch.select) else ""
-
-
-def _is_all_parts(op: Op) -> bool:
-    """True for an operation whose items are the parts of its operand, in order."""
-    if op.node.target is checked_length:
-        return True
-    rest = (*op.args[1:], *op.kwargs.values())
-    return op.node.target in ("unbind", torch.unbind) and rest in ((), (0,))
 
 
 def _is_cast(op: Op) -> bool:

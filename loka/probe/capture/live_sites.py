@@ -66,9 +66,10 @@ class LiveSite:
     @property
     def key(self) -> WeightKey:
         """What `weight_key` gives for the site's weight and its transpose."""
-        parameter, index = self.weight.parameter, self.weight.index
-        offset = sum(place * stride for place, stride in zip(index, parameter.stride(), strict=False))
-        return id(parameter), offset if index else None
+        parameter, part = self.weight.parameter, self.weight.value
+        if not self.weight.index:
+            return id(parameter), None, ()
+        return id(parameter), int(part.storage_offset() - parameter.storage_offset()), tuple(part.shape[-2:])
 
     def transposes(self, weight: Tensor) -> bool:
         """True if an operand with the site's key is the transpose of its weight, rather than the weight itself."""
@@ -78,8 +79,8 @@ class LiveSite:
         return weight.stride() != parameter.stride()[-2:] or tuple(weight.shape) != self.weight.shape
 
 
-# A Parameter's id, and the offset of a matrix in it: None for a Parameter of two dimensions.
-WeightKey = tuple[int, int | None]
+# A Parameter's id, and the offset and the shape of a matrix in it: None and () for a Parameter of two dimensions.
+WeightKey = tuple[int, int | None, tuple[int, ...]]
 
 
 def weight_key(tensor: Tensor) -> WeightKey:
@@ -88,15 +89,20 @@ def weight_key(tensor: Tensor) -> WeightKey:
     Parameters stay alive with their sites, so that ids are theirs.
     """
     base = tensor._base
-    if base is None or tensor.dim() != 2 or base.dim() < 2:
-        return id(tensor), None
-    (rows, columns), (down, across) = base.shape[-2:], base.stride()[-2:]
-    straight = tensor.shape == (rows, columns) and tensor.stride() == (down, across)
-    transposed = tensor.shape == (columns, rows) and tensor.stride() == (across, down)
-    offset = int(tensor.storage_offset() - base.storage_offset())
-    if base.dim() == 2:
-        return (id(base) if transposed and not offset else id(tensor)), None
-    return (id(base), offset) if straight or transposed else (id(tensor), None)
+    if base is None or tensor.dim() != 2 or base.dim() < 2 or tensor.stride() not in _strides(base):
+        return id(tensor), None, ()
+    straight = tensor.stride() == base.stride()[-2:]
+    shape, offset = tuple(tensor.shape), int(tensor.storage_offset() - base.storage_offset())
+    shape = shape if straight else shape[::-1]
+    if base.dim() == 2 and shape == tuple(base.shape):
+        return id(tensor) if straight else id(base), None, ()
+    return id(base), offset, shape
+
+
+def _strides(base: Tensor) -> tuple[tuple[int, ...], ...]:
+    """The strides of a matrix in a tensor, and of its transpose."""
+    down, across = base.stride()[-2:]
+    return (down, across), (across, down)
 
 
 @dataclass(frozen=True, slots=True)
