@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from string import ascii_letters
 
 from loka.graph.canonical.views import called, expression, moved_axes
-from loka.graph.ir import Ref, RefKind, Statement
+from loka.graph.ir import WEIGHTED, Ref, RefKind, Statement
 from loka.graph.patterns.norm import literal, operand
 from loka.graph.trace.observed_shapes import Shape
 from loka.sites.products.einsum import without_dots
@@ -158,7 +158,7 @@ class _Known:
             ref = refs[0] if len(refs) == 1 else None
         if ref is None or ref.kind is RefKind.LOCAL:
             return len(self._shapes.get(ref.text, ())) if ref is not None else 0
-        return 2 if statement.call is not None else 0
+        return 2 if statement.call is not None or statement.op == WEIGHTED else 0
 
     def _batches_agree(self, statement: Statement, pair: Sequence[ast.expr], labels: tuple[str, str, str]) -> bool:
         """True if no axis that both operands have is broadcast; an operand with a Parameter has no batch."""

@@ -84,7 +84,8 @@ def _mixes(
 ) -> Iterator[tuple[FmInteraction, Fused]]:
     for mix in forward.mixes:
         owner, sites = writer_of(forward, mix.outer), sites_of(mix, forward)
-        while not sites and owner not in owners and owner != forward.owner:  # nothing of such a child names it
+        is_site = forward.statements[mix.gemms[0]].op != WEIGHTED
+        while not is_site and owner not in owners and owner != forward.owner:  # no site names such a child
             owner = owner.rpartition(".")[0]
         if owner not in owners:
             continue
