@@ -84,6 +84,7 @@ class _Emission:
         self._names: dict[tuple[Node, Dims, tuple[Size, ...]], str] = {}
         self._first: dict[Node, Value] = {}  # the layout in which a node was made
         self._turned: dict[tuple[Node, Dims, tuple[Size, ...]], str] = {}  # views of embeddings that products read
+        self._of_gemm: dict[Node, bool] = {}
         self._scattered: set[str] = set()  # locals that are permuted views
         self._traced: dict[int, str] = {}
         self._plain: dict[str, str] = {}
@@ -457,6 +458,8 @@ class _Emission:
         """The layout of a product: rows of all columns, with the dimensions that the forward has where that fits."""
         def fits(each: Value) -> bool:
             n = node.shape[-1]
+            if not all(each.dims[:-1]):  # of one element, or broadcast
+                return False
             last = each.dims[-1:] == (merged([Piece(n, (1,) * len(n))]),) and each.shape[-1:] == (n,)
             return last and regrouped([p for d in rows_of(node.shape) for p in d], each.shape) == each.dims
 
@@ -511,24 +514,33 @@ class _Emission:
         node, made = value.node, self._preferred(value, hard)
         if not isinstance(node, Pair):
             raise CannotEmitError
-        operands: list[Ref] = []
-        for operand in node.operands:
+        operands: dict[int, Ref] = {}
+        # What a GEMM makes comes last, next to the sum or product.
+        for number in sorted(range(2), key=lambda each: self._is_of_gemm(node.operands[each].node)):
+            operand = node.operands[number]
             dims = translated(made.dims, operand.steps)
             if dims is None:
                 return self._whole(value)
-            shape = tuple(
-                size if dim or size == (1,) * len(size) else (1,) * len(size)
-                for dim, size in zip(dims, made.shape, strict=True)
-            )
-            given = Value(operand.node, dims, shape)
+            one = (1,) * len(made.shape[0])
+            shape = tuple(size if dim else one for dim, size in zip(dims, made.shape, strict=True))
+            given = _without_leading_ones(Value(operand.node, dims, shape))
             if is_weight(operand.node):
-                text = weight_text(_without_leading_ones(given))
+                text = weight_text(given)
                 if text is None:
                     return self._whole(value)
-                operands.append(Ref(RefKind.ATTRIBUTE, f"{text[0]}.t()" if text[1] else text[0]))
+                operands[number] = Ref(RefKind.ATTRIBUTE, f"{text[0]}.t()" if text[1] else text[0])
             else:
-                operands.append(Ref(RefKind.LOCAL, self._tensor(given, hard=True)))
-        return self._emit(node.op, _PLAIN[node.op], operands, made)
+                operands[number] = Ref(RefKind.LOCAL, self._tensor(given, hard=True))
+        return self._emit(node.op, _PLAIN[node.op], (operands[0], operands[1]), made)
+
+    def _is_of_gemm(self, node: Node) -> bool:
+        """True for a product with a weight, and for a sum, product, norm or activation of one."""
+        if node not in self._of_gemm:
+            inner = node.operands if isinstance(node, Pair) else ()
+            of_x = isinstance(node, Norm | Activation) and self._is_of_gemm(node.x)
+            of_pair = any(self._is_of_gemm(each.node) for each in inner)
+            self._of_gemm[node] = isinstance(node, Linear) or of_x or of_pair
+        return self._of_gemm[node]
 
     def _activation(self, value: Value, hard: bool) -> tuple[str, Value]:
         node, made = value.node, self._preferred(value, hard)
@@ -542,6 +554,8 @@ class _Emission:
         if not isinstance(node, Norm):
             raise CannotEmitError
         made = self._normed(node, value)
+        if self._blocks(node) is not None:  # rows first, of which blocks are a view
+            self._tensor(self._preferred(Value(node.x, (), ()), hard=False), hard=True)
         x = self._tensor(Value(node.x, made.dims, made.shape), hard=True)
         operands = [Ref(RefKind.LOCAL, x)]
         texts: list[str] = []
@@ -565,19 +579,36 @@ class _Emission:
             isinstance(x, Pair) and any(isinstance(each.node, Concatenation) for each in x.operands)
         )
         ordered = not joined or all(is_fixed(size) for size in value.shape[1:])
-        if value.dims and value.dims[-1] == along and is_fixed(value.shape[-1]) and ordered:
+        blocks = self._blocks(node)
+        if blocks is not None:
+            return blocks
+        plain = all(value.dims)  # no dimension of one element
+        if plain and value.dims and value.dims[-1] == along and is_fixed(value.shape[-1]) and ordered:
             return value
         shown = [self._graph.made[place] for place in self._graph.holders.get(node, [])]
         for each in (*(one for one in shown if one is not None), value):
             pairs = list(zip(each.dims, each.shape, strict=True))
-            lead = [pair for pair in pairs if not (pair[0] and set(pair[0]) <= set(node.over))]
-            if merged(piece for pair in pairs if pair not in lead for piece in pair[0]) != along:
+            lead = [pair for pair in pairs if pair[0] and not set(pair[0]) <= set(node.over)]
+            if merged(piece for pair in pairs if pair[0] and pair not in lead for piece in pair[0]) != along:
                 continue
             # The samples come first, then what is outer in the value.
-            lead.sort(key=lambda pair: (not is_fixed(pair[1]), pair[0][0].stride if pair[0] else ()), reverse=True)
+            lead.sort(key=lambda pair: (not is_fixed(pair[1]), pair[0][0].stride), reverse=True)
             dims, shape = tuple(pair[0] for pair in lead), tuple(pair[1] for pair in lead)
             return Value(node, (*dims, along), (*shape, self._total(node.over)))
         raise CannotEmitError
+
+    def _blocks(self, node: Norm) -> Value | None:
+        """The layout of a norm over blocks of the columns of a product: (rows, blocks, columns of a block)."""
+        whole = self._preferred(Value(node.x, (), ()), hard=False)
+        if not whole.dims or len(node.over) != 1:
+            return None
+        (block,), n = node.over, whole.shape[-1]
+        count = over(n, block.size)
+        one = (1,) * len(n)
+        if count is None or count == one or whole.dims[-1] != (Piece(n, one),) or block.stride != one:
+            return None
+        dims = (*whole.dims[:-1], (Piece(count, block.size),), (block,))
+        return Value(node, dims, (*whole.shape[:-1], count, block.size))
 
     def _concatenation(self, value: Value, hard: bool) -> tuple[str, Value]:
         node = value.node

@@ -109,6 +109,11 @@ def _sizes(shape: Sequence[Size]) -> list[str]:
 
 def reshape_text(shape: Sequence[Size], to: Sequence[Size]) -> str:
     """The text of a view from one shape to another."""
+    one = (1,) * len((*shape, *to)[0])
+    if (*shape[:-1], one, *shape[-1:]) == tuple(to):  # one block
+        return f"{{0}}.unflatten(-1, (1, {_sizes(shape[-1:])[0]}))"
+    if (*to[:-1], one, *to[-1:]) == tuple(shape):
+        return "{0}.flatten(-2)"
     lead = 0
     while lead < min(len(shape), len(to)) and shape[lead] == to[lead]:
         lead += 1
@@ -116,10 +121,11 @@ def reshape_text(shape: Sequence[Size], to: Sequence[Size]) -> str:
     while tail < min(len(shape), len(to)) - lead and shape[-1 - tail] == to[-1 - tail]:
         tail += 1
     before, after = len(shape) - lead - tail, len(to) - lead - tail
+    whole = tail == 0  # the last dimensions: counted from the end, as patterns read them
     if after == 1 and before > 1:
-        return f"{{0}}.flatten({lead})" if tail == 0 else f"{{0}}.flatten({lead}, {lead + before - 1})"
+        return f"{{0}}.flatten({-before})" if whole else f"{{0}}.flatten({lead}, {lead + before - 1})"
     if before == 1 and after > 1 and sum(not is_fixed(size) for size in to[lead : lead + after]) < 2:
-        return f"{{0}}.unflatten({lead}, ({', '.join(_sizes(to[lead : lead + after]))}))"
+        return f"{{0}}.unflatten({-1 if whole else lead}, ({', '.join(_sizes(to[lead : lead + after]))}))"
     return f"{{0}}.reshape({', '.join(_sizes(to))})"
 
 
