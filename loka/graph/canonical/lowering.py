@@ -80,7 +80,7 @@ class _Lowering:
     ) -> None:
         self._statements, self._runs, self._barred, self._split = statements, runs, barred, split
         self._graph, self._count = Graph(), len(runs)
-        self._products = Products(self._graph, self._count)
+        self._products = Products(self._graph, self._count, self._read_once)
         self._values: dict[int, Value] = {}  # by the id of a tensor of the first run
         self._shapes: dict[int, tuple[Size, ...]] = {}
         self._locals: dict[str, object] = {}
@@ -98,6 +98,16 @@ class _Lowering:
             self._locals[name] = given[0]
             if isinstance(given[0], Tensor):
                 self._found.arguments[name] = self._values[id(given[0])]
+
+        self._readers: dict[str, set[int]] = {}
+        for place, step in enumerate(statements):
+            for ref in step.operands:
+                self._readers.setdefault(ref.text, set()).add(place)
+
+    def _read_once(self, node: Node) -> bool:
+        places = self._found.holders.get(node, [])
+        read = (self._readers.get(self._statements[place].target, set()) for place in places)
+        return len(set().union(*read) - set(places)) <= 1
 
     def all(self) -> Lowered:
         """The graph of all statements."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from loka.graph.canonical.layout import (
@@ -50,6 +50,7 @@ class Products:
 
     graph: Graph
     runs: int
+    read_once: Callable[[Node], bool]  # True if one statement at most reads a node
 
     def contraction(
         self, a: Factor, b: Factor, out: Sequence[str], sizes: Mapping[str, Size], site: str | None, place: int
@@ -186,6 +187,8 @@ class Products:
         """(x @ x^T) @ rank as x @ (x^T @ rank), where that is no more work; None for other products."""
         gram = made.x
         if not isinstance(gram, Product) or gram.left is not gram.right or made.site is None:
+            return None
+        if not self.read_once(gram):
             return None
         if merged(made.k) not in (merged(_own(gram.columns)), merged(_own(gram.rows))):
             return None

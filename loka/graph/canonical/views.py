@@ -110,9 +110,9 @@ def _sizes(shape: Sequence[Size]) -> list[str]:
 def reshape_text(shape: Sequence[Size], to: Sequence[Size]) -> str:
     """The text of a view from one shape to another."""
     one = (1,) * len((*shape, *to)[0])
-    if (*shape[:-1], one, *shape[-1:]) == tuple(to):  # one block
+    if shape and (*shape[:-1], one, *shape[-1:]) == tuple(to):  # one block
         return f"{{0}}.unflatten(-1, (1, {_sizes(shape[-1:])[0]}))"
-    if (*to[:-1], one, *to[-1:]) == tuple(shape):
+    if to and (*to[:-1], one, *to[-1:]) == tuple(shape):
         return "{0}.flatten(-2)"
     lead = 0
     while lead < min(len(shape), len(to)) and shape[lead] == to[lead]:
