@@ -52,6 +52,7 @@ _MOVED = frozenset(
         *("alias", "contiguous", "clone"),
     )
 )
+_PARTS = frozenset(("split", "split_with_sizes", "tensor_split", "chunk", "getitem", "narrow", "slice"))
 _LIFTS = frozenset(("unsqueeze", "expand", "alias"))
 _FLAT = frozenset(("flatten", "view", "reshape", "unflatten"))
 _FUSED = NORM_OPERATIONS | _ACTIVATIONS | _OTHERS
@@ -165,16 +166,16 @@ def _mixing(sites: Mapping[str, MeasuredCall], products: Iterable[tuple[str, Cal
                 yield last, name, *(other for other in alike if read[other] is parts[0])
             continue
         for x, inner in (parts, parts[::-1]):
-            rank = made.get(inner)
+            rank = made.get(_unmoved(inner, _MOVED | _PARTS))  # or a part of a product with both matrices
             if rank is not None and read[rank] is x:
                 sizes = weighted[rank].rows, weighted[rank].k
                 alike = (other for other, found in weighted.items() if (found.rows, found.k) == sizes)
                 yield rank, name, *(other for other in alike if other != rank and read[other] is x)
 
 
-def _unmoved(node: Node) -> Node:
-    """The tensor whose axes a view moves."""
-    while node.op in _MOVED and len(node.parents) == 1 and not node.gemm:
+def _unmoved(node: Node, moved: Collection[str] = _MOVED) -> Node:
+    """The tensor whose axes a view moves; with other operations in `moved`, that these take a part of."""
+    while node.op in moved and len(node.parents) == 1 and not node.gemm:
         node = node.parents[0]
     return node
 

@@ -21,6 +21,7 @@ from loka.graph.canonical.layout import (
     regrouped,
     rows_of,
     size_of,
+    steps_along,
     translated,
 )
 from loka.graph.canonical.live import embeddings_of, shared_products
@@ -556,7 +557,7 @@ class _Emission:
         made = self._normed(node, value)
         if self._blocks(node) is not None:  # rows first, of which blocks are a view
             self._tensor(self._preferred(Value(node.x, (), ()), hard=False), hard=True)
-        x = self._tensor(Value(node.x, made.dims, made.shape), hard=True)
+        x = self._tensor(self._without_cast(Value(node.x, made.dims, made.shape)), hard=True)
         operands = [Ref(RefKind.LOCAL, x)]
         texts: list[str] = []
         for vector in (node.weight, node.bias):
@@ -570,6 +571,13 @@ class _Emission:
         width = made.shape[-1][0]
         text_of = f"{_F}.{node.kind}({{0}}, ({width},), {', '.join(given)}, {node.eps!r})"
         return self._emit(node.kind, text_of, operands, made)
+
+    def _without_cast(self, value: Value) -> Value:
+        """What a norm reads before it is cast: it computes in float32, whatever that is."""
+        of = self._graph.casts.get(value.node)
+        steps = None if of is None else steps_along(rows_of(value.node.shape), of.dims, value.node.shape)
+        dims = None if steps is None else translated(value.dims, steps)
+        return value if of is None or dims is None else Value(of.node, dims, value.shape)
 
     def _normed(self, node: Norm, value: Value) -> Value:
         """The layout of a norm: what it is over is the last dimension."""

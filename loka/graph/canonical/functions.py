@@ -124,11 +124,26 @@ def _cones(tensor: Tensor, pieces: Pieces) -> Iterator[_Cone]:
                 return
             if is_weight(value.node):
                 weights[id(each)] = each
+            elif constant := _constant(each, pieces):
+                calls += constant
             else:
                 waiting[id(each)] = each
         if len(waiting) == 1:
             (x,) = waiting.values()
             yield _Cone(tuple(sorted(calls, key=lambda e: order[id(e.made[0])])), tensor, x, tuple(weights.values()))
+
+
+def _constant(tensor: Tensor, pieces: Pieces) -> list[AtenCall]:
+    """The operations that make zeros and the like, of no other tensor; () for another tensor."""
+    made: list[AtenCall] = []
+    waiting = [tensor]
+    while waiting:
+        call = pieces.calls.get(id(waiting.pop()))
+        if call is None or len(made) == _LONGEST:
+            return []
+        made.append(call)
+        waiting += call.read
+    return made
 
 
 def _drawn(shape: Sequence[int], seed: int, scale: float = 1.0) -> Tensor:

@@ -55,6 +55,7 @@ class Lowered:
     changed: set[str] = field(default_factory=set)  # locals that a later statement changes in place
     fixed: dict[str, object] = field(default_factory=dict)  # locals that are no tensors, with their values in each run
     contiguous: set[int] = field(default_factory=set)  # statements that make a contiguous tensor
+    casts: dict[Node, Value] = field(default_factory=dict)  # of casts that are taken as they are, what they cast
     holders: dict[Node, list[int]] = field(default_factory=dict)  # places of statements that make a tensor of a node
 
 
@@ -180,6 +181,11 @@ class _Lowering:
         if not pure and step.target not in self._barred:
             self._found.effects.add(place)
         self._take(made, place)
+        cast, read = made[0], list(self._found.read[place].items())
+        if step.target in self._barred and isinstance(cast, Tensor) and read and read[0][0] == step.operands[0].text:
+            source = self._locals[read[0][0]]
+            if isinstance(source, Tensor) and source.dtype == cast.dtype:  # only under autocast it casts
+                self._found.casts[self._values[id(cast)].node] = read[0][1]
 
     def _take(self, values: Sequence[object], place: int) -> None:
         """Each tensor in a value that is not known as a source."""
@@ -243,11 +249,21 @@ class _Lowering:
         if name == "expand":
             value = self._value(call.args[0])
             return Value(value.node, ((),) * (len(shape) - len(value.dims)) + value.dims, shape)
+        if name == "repeat":
+            return self._repeated(call, shape)
         if name in ("select", "slice"):
             return self._slice(call, name, place)
         if name in ("sum", "mean") and isinstance(call.args[0], Tensor):
             return self._summed(call, shape, place)
         return None
+
+    def _repeated(self, call: AtenCall, shape: tuple[Size, ...]) -> Value:
+        """A repetition along dimensions of one element alone, which are broadcast then."""
+        value = self._value(call.args[0])
+        lead = len(shape) - len(value.dims)
+        if any(dim and times != 1 for dim, times in zip(value.dims, call.args[1][lead:], strict=True)):
+            raise Unsupported
+        return Value(value.node, ((),) * lead + value.dims, shape)
 
     def _slice(self, call: AtenCall, name: str, place: int) -> Value:
         value = self._value(call.args[0])

@@ -149,7 +149,7 @@ class Assignments:
 
 def _is_new(node: fx.Node) -> bool:
     made = node.op in ("call_function", "call_method") and node.target in _LIKE | _SIZED
-    plain = set(node.kwargs) <= (set() if node.target in _CLONES else {"dtype", "device"})
+    plain = set(node.kwargs) <= ({"memory_format"} if node.target in _CLONES else {"dtype", "device"})
     like = node.target not in _LIKE or (bool(node.args) and isinstance(node.args[0], fx.Node))
     return made and plain and like and isinstance(node.kwargs.get("device"), fx.Node | None)
 
