@@ -46,7 +46,7 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A function of torch's: an activation, or a norm over some dimensions of x with a weight and a bias."""
+    """A function of torch's: an activation, or a norm over some dimensions of x; with these, its weight and bias."""
 
     name: str
     x: Value
@@ -193,7 +193,8 @@ def _norm(cone: _Cone, x: Value, pieces: Pieces) -> Known | None:
     for kind, weight, bias in _kinds(len(cone.weights)):
         eps = _eps(cone, kind, weight, bias, over)
         if eps is not None and _is_norm(cone, kind, eps, weight, bias, over):
-            affine = [None if place is None else _vector(cone.weights[place], over, pieces) for place in (weight, bias)]
+            weights = [None if place is None else cone.weights[place] for place in (weight, bias)]
+            affine = [None if each is None else _along(each, cone.x.dim(), over, pieces) for each in weights]
             if all(each is not None or place is None for each, place in zip(affine, (weight, bias), strict=True)):
                 return Known(kind, x, over, eps, affine[0], affine[1])
     return None
@@ -227,17 +228,14 @@ def _spread(weight: Tensor, dimensions: int, over: tuple[int, ...]) -> tuple[int
     return shape if all(size == 1 or place in over for place, size in enumerate(shape)) else None
 
 
-def _vector(weight: Tensor, over: tuple[int, ...], pieces: Pieces) -> Value | None:
-    """A weight as a vector along the dimensions that a norm is over."""
+def _along(weight: Tensor, dimensions: int, over: tuple[int, ...], pieces: Pieces) -> Value | None:
+    """A weight by the dimensions of x that a norm is over; None where it has not all of them."""
     value = pieces.values[id(weight)]
-    lead = len(weight.shape)
-    dims = [value.dims[place] for place in range(lead)]
-    flat = tuple(piece for dim in dims for piece in dim)
-    sizes = [value.shape[place] for place in range(lead) if dims[place]]
-    total = sizes[0] if sizes else None
-    for size in sizes[1:]:
-        total = tuple(a * b for a, b in zip(total or size, size, strict=True))
-    return None if total is None else Value(value.node, (flat,), (total,))
+    lead = dimensions - weight.dim()
+    places = [place - lead for place in over]
+    if any(place < 0 or not value.dims[place] for place in places):
+        return None
+    return Value(value.node, tuple(value.dims[place] for place in places), tuple(value.shape[place] for place in places))
 
 
 def _kinds(weights: int) -> Iterator[tuple[str, int | None, int | None]]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from loka.graph.canonical.concatenations import concatenated
 from loka.graph.canonical.functions import Known, Pieces, known_function
-from loka.graph.canonical.layout import Dims, Piece, Size, Step, merged, regrouped, rows_of, size_of, steps_along
+from loka.graph.canonical.layout import Dims, Piece, Size, Step, merged, regrouped, rows_of, size_of, steps_along, total
 from loka.graph.canonical.nodes import (
     Activation,
     Graph,
@@ -427,12 +427,14 @@ class _Lowering:
     def _function(self, found: Known, place: int) -> Node:
         x = found.x
         if found.over:
-            over = tuple(piece for dim in found.over for piece in x.dims[dim])
-            affine = (found.weight, found.bias)
-            keys = tuple(None if each is None else (each.node, each.dims) for each in affine)
+            dims, shape = tuple(x.dims[dim] for dim in found.over), tuple(x.shape[dim] for dim in found.over)
+            # In the order of the elements of x, whichever order the dimensions have.
+            over = tuple(Piece(step.size, step.stride) for step in steps_along(dims, dims, shape) or ())
+            vectors = [None if each is None else _vector(each, dims, shape) for each in (found.weight, found.bias)]
+            keys = tuple(None if each is None else (each.node, each.dims) for each in vectors)
             made: Node = Norm(
                 shape=x.node.shape, place=place, kind=found.name, x=x.node, over=over, eps=found.eps,
-                weight=found.weight, bias=found.bias,
+                weight=vectors[0], bias=vectors[1],
             )  # fmt: skip
             return self._graph.one((found.name, x.node, over, found.eps, *keys), made)
         made = Activation(shape=x.node.shape, place=place, name=found.name, x=x.node)
@@ -588,6 +590,13 @@ def _rank(value: Value) -> int:
             return min((_rank(Value(each, (), ())) for each in inner), default=2)
         node = node.x
     return 0 if isinstance(node, Linear) else 2 if isinstance(node, Source | Part | Parameter) else 1
+
+
+def _vector(weight: Value, dims: Dims, shape: tuple[Size, ...]) -> Value | None:
+    """A weight as a vector along the elements of these dimensions."""
+    steps = steps_along(dims, weight.dims, shape) or ()
+    size = total((step.size for step in steps), len(shape[0]))
+    return Value(weight.node, (merged(Piece(step.size, step.other) for step in steps),), (size,))
 
 
 def _identity(node: Node, runs: int) -> tuple[Step, ...]:

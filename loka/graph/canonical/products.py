@@ -88,11 +88,10 @@ class Products:
         if found_k is None:
             raise Unsupported
         rows = _sorted(piece for label in out if label in x.labels for piece in x.pieces(label))
-        columns = _sorted(piece for label in out if label in weight.labels for piece in weight.pieces(label))
+        columns = [piece for label in out if label in weight.labels for piece in weight.pieces(label)]
         n = total((piece.size for piece in columns), self.runs)
         of_x, of_weight = _placed(rows, n), _placed(columns, (1,) * self.runs)
-        ks = sorted(found_k, key=lambda step: step.other, reverse=True)  # as the weight has them
-        k, weight_k = (tuple(Piece(step.size, stride) for step, stride in each) for each in _both(ks))
+        k, weight_k = (tuple(Piece(step.size, stride) for step, stride in each) for each in _both(found_k))
         shape = (*(piece.size for piece in merged(rows)), n)
         made = self.linear(x.value.node, of_x, k, weight.value.node, merged(columns), weight_k, site, place, shape)
         dims = tuple(
