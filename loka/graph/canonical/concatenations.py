@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from loka.graph.canonical.layout import Dims, Piece, Size, merged, over, rows_of, size_of, times, total
+from loka.graph.canonical.layout import Dims, Piece, Size, is_within, merged, rows_of, size_of, times, total
 from loka.graph.canonical.nodes import Concatenation, Graph, Node, Norm, Pair, Part, Value
 from loka.graph.canonical.products import operand_value
 
@@ -113,9 +113,9 @@ def _normed(
             return None
         if [None if each is None else (each.node, each.dims) for each in (norm.weight, norm.bias)] != affine:
             return None
-        places = tuple(at for at, each in enumerate(value.dims) if each and set(each) <= set(norm.over))
-        covered = merged(piece for at in places for piece in value.dims[at])
-        if covered != merged(norm.over) or dim in places:
+        places = tuple(at for at, each in enumerate(value.dims) if each and is_within(each, norm.over))
+        covered = [size_of(value.dims[at], len(shape[0])) for at in places]
+        if not places or total(covered, len(shape[0])) != size_of(norm.over, len(shape[0])) or dim in places:
             return None
         over_dims.add(places)
         inputs.append(Value(norm.x, value.dims, value.shape))
@@ -157,6 +157,3 @@ def _added(
             rest = concatenated(others, dim, shape, place, graph, pair)
             return pair("add", rest, whole, shape, place)
     return None
-
-
-__all__ = ["concatenated", "over"]

@@ -15,6 +15,7 @@ from loka.graph.canonical.layout import (
     Piece,
     Size,
     is_fixed,
+    is_within,
     merged,
     move,
     over,
@@ -63,7 +64,11 @@ class Emitted:
 
 
 def emitted(
-    statements: Sequence[Statement], result: str, arguments: Sequence[str], graph: Lowered, result_values: Mapping[str, Value]
+    statements: Sequence[Statement],
+    result: str,
+    arguments: Sequence[str],
+    graph: Lowered,
+    result_values: Mapping[str, Value],
 ) -> Emitted:
     """The canonical statements of a forward. Raises CannotEmitError.
 
@@ -89,11 +94,7 @@ class _Emission:
         self._scattered: set[str] = set()  # locals that are permuted views
         self._traced: dict[int, str] = {}
         self._plain: dict[str, str] = {}
-        self._sources = {
-            value.node: name
-            for name in arguments
-            if (value := _argument(name, graph)) is not None
-        }
+        self._sources = {value.node: name for name in arguments if (value := _argument(name, graph)) is not None}
 
     def all(self, result: str, values: Mapping[str, Value]) -> Emitted:
         """All statements that the result and the effects need."""
@@ -256,7 +257,9 @@ class _Emission:
                 text += ".contiguous()"
             elif scattered:
                 self._scattered.add(target)
-            made_by = kept or Statement(target, text.partition("(")[0].removeprefix("{0}."), text, (Ref(RefKind.LOCAL, name),), note=note)
+            made_by = kept or Statement(
+                target, text.partition("(")[0].removeprefix("{0}."), text, (Ref(RefKind.LOCAL, name),), note=note
+            )
             self._made.statements.append(replace(made_by, target=target))
             self._made.shapes[target] = _printed(made)
             name = target
@@ -273,17 +276,20 @@ class _Emission:
         value = read[given[0].text]
         if self._names.get((value.node, value.dims, value.shape)) != name:
             return None
-        if any(ref.kind is RefKind.LOCAL and ref.text not in read and not self._reads_sources(holder) for ref in step.operands):
+        if any(
+            ref.kind is RefKind.LOCAL and ref.text not in read and not self._reads_sources(holder)
+            for ref in step.operands
+        ):
             return None
         if step.call is not None or len(step.operands) > 1:
             return None
-        return replace(step, operands=tuple(Ref(RefKind.LOCAL, name) if ref is given[0] else ref for ref in step.operands))
+        return replace(
+            step, operands=tuple(Ref(RefKind.LOCAL, name) if ref is given[0] else ref for ref in step.operands)
+        )
 
     def _broadcast(self, first: Value, wanted: Value) -> str:
         """A tensor with dimensions of one where it is broadcast."""
-        shape = tuple(
-            size if dim else (1,) * len(size) for dim, size in zip(wanted.dims, wanted.shape, strict=True)
-        )
+        shape = tuple(size if dim else (1,) * len(size) for dim, size in zip(wanted.dims, wanted.shape, strict=True))
         return self._tensor(Value(wanted.node, wanted.dims, shape), hard=True)
 
     def _make(self, value: Value, hard: bool) -> None:
@@ -351,7 +357,9 @@ class _Emission:
         if value is not None and step.target != "_":
             self._made.shapes[step.target] = _printed(value.shape)
 
-    def _emit(self, op: str, text: str, operands: Sequence[Ref], value: Value, call: SiteCall | None = None) -> tuple[str, Value]:
+    def _emit(
+        self, op: str, text: str, operands: Sequence[Ref], value: Value, call: SiteCall | None = None
+    ) -> tuple[str, Value]:
         """A canonical statement; the one that was traced, if that is canonical, too."""
         place = self._holder(value)
         target = self._target(value, op)
@@ -457,6 +465,7 @@ class _Emission:
 
     def _rows(self, node: Linear, value: Value) -> Value:
         """The layout of a product: rows of all columns, with the dimensions that the forward has where that fits."""
+
         def fits(each: Value) -> bool:
             n = node.shape[-1]
             if not all(each.dims[:-1]):  # of one element, or broadcast
@@ -505,7 +514,9 @@ class _Emission:
                 continue
             inner = [each for each in node.operands if each.node.shape == node.shape and not is_weight(each.node)]
             same = [each.node for each in inner if all(s.stride == s.other for s in each.steps)]
-            node = next((each for each in same if isinstance(each, Linear | Pair | Activation)), Source(shape=(), place=0))
+            node = next(
+                (each for each in same if isinstance(each, Linear | Pair | Activation)), Source(shape=(), place=0)
+            )
         if not isinstance(node, Linear):
             return value
         found = self._rows(node, Value(node, value.dims, value.shape))
@@ -596,8 +607,9 @@ class _Emission:
         shown = [self._graph.made[place] for place in self._graph.holders.get(node, [])]
         for each in (*(one for one in shown if one is not None), value):
             pairs = list(zip(each.dims, each.shape, strict=True))
-            lead = [pair for pair in pairs if pair[0] and not set(pair[0]) <= set(node.over)]
-            if merged(piece for pair in pairs if pair[0] and pair not in lead for piece in pair[0]) != along:
+            lead = [pair for pair in pairs if pair[0] and not is_within(pair[0], along)]
+            inside = [pair[0] for pair in pairs if pair[0] and pair not in lead]
+            if self._total([piece for dim in inside for piece in dim] or along) != self._total(along) or not inside:
                 continue
             # The samples come first, then what is outer in the value.
             lead.sort(key=lambda pair: (not is_fixed(pair[1]), pair[0][0].stride), reverse=True)
@@ -626,7 +638,11 @@ class _Emission:
         order = [natural.index(dim) for dim in value.dims if dim in natural and dim]
         if sorted(order) == list(range(len(natural))) and len(value.dims) == len(natural):
             return self._side_by_side(node, value, order) or self._whole(value)
-        return self._in_rows(node, value) or self._side_by_side(node, Value(node, natural, node.shape)) or self._whole(value)
+        return (
+            self._in_rows(node, value)
+            or self._side_by_side(node, Value(node, natural, node.shape))
+            or self._whole(value)
+        )
 
     def _side_by_side(
         self, node: Concatenation, made: Value, order: Sequence[int] | None = None
@@ -684,7 +700,9 @@ def _is_canonical(traced: Statement, ours: Statement) -> bool:
     if ours.call is not None:
         call = traced.call
         plain = call is not None and call.x == "{0}" and call.out == "{0}" and call.plus is None
-        return plain and ours.op != REASSOCIATED and call is not None and (call.bias is None) == (ours.call.bias is None)
+        return (
+            plain and ours.op != REASSOCIATED and call is not None and (call.bias is None) == (ours.call.bias is None)
+        )
     if ours.op in ("layer_norm", "rms_norm"):
         return parse_norm(traced) is not None
     if ours.op == "cat":

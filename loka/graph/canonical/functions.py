@@ -235,7 +235,9 @@ def _along(weight: Tensor, dimensions: int, over: tuple[int, ...], pieces: Piece
     places = [place - lead for place in over]
     if any(place < 0 or not value.dims[place] for place in places):
         return None
-    return Value(value.node, tuple(value.dims[place] for place in places), tuple(value.shape[place] for place in places))
+    return Value(
+        value.node, tuple(value.dims[place] for place in places), tuple(value.shape[place] for place in places)
+    )
 
 
 def _kinds(weights: int) -> Iterator[tuple[str, int | None, int | None]]:
@@ -264,9 +266,7 @@ def _eps(cone: _Cone, kind: str, weight: int | None, bias: int | None, over: tup
     return eps if _LEAST_EPS < eps < 0.1 else None
 
 
-def _is_norm(
-    cone: _Cone, kind: str, eps: float, weight: int | None, bias: int | None, over: tuple[int, ...]
-) -> bool:
+def _is_norm(cone: _Cone, kind: str, eps: float, weight: int | None, bias: int | None, over: tuple[int, ...]) -> bool:
     for seed, scale in enumerate(_SCALES):
         given = _drawn(cone.x.shape, seed) * scale + scale
         affine = [_drawn(each.shape, seed + 10 + place) for place, each in enumerate(cone.weights)]

@@ -60,7 +60,9 @@ def _needs(steps: Sequence[Statement], result: str, names: set[str]) -> list[set
     read = names_in(result, names)
     found = [set(read)]
     for step in reversed(steps):
-        read = (read - {step.target}) | {ref.text for ref in step.operands if ref.kind is RefKind.LOCAL and ref.text in names}
+        read = (read - {step.target}) | {
+            ref.text for ref in step.operands if ref.kind is RefKind.LOCAL and ref.text in names
+        }
         found.append(set(read))
     return found[::-1]
 

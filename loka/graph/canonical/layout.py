@@ -205,6 +205,16 @@ def reversed_steps(steps: Sequence[Step]) -> tuple[Step, ...]:
     return joined(Step(step.size, step.other, step.stride) for step in steps)
 
 
+def is_within(dim: Dim, pieces: Sequence[Piece]) -> bool:
+    """True if a dimension steps along these pieces alone."""
+    steps = [Step(piece.size, piece.stride, piece.stride) for piece in pieces]
+    return all(any(_holds(step, each.stride) and _ends_in(each, step) for step in steps) for each in dim)
+
+
+def _ends_in(piece: Piece, step: Step) -> bool:
+    return all(end <= whole for end, whole in zip(times(piece.size, piece.stride), step.end, strict=True))
+
+
 @dataclass(frozen=True, slots=True)
 class Move:
     """A change of layout: a reshape where `before` is set, a permutation where `order` is, a reshape to the result."""
@@ -236,9 +246,7 @@ def move(dims: Dims, to: Dims, shape: Sequence[Size], to_shape: Sequence[Size]) 
         full = _with_ones(order, places, ones, len(to_shape))
         if full is not None and tuple(shape[place] for place in full) == tuple(to_shape):
             return Move(None, full, None)
-    return Move(
-        None if sizes == tuple(shape) else sizes, order, None if moved == tuple(to_shape) else tuple(to_shape)
-    )
+    return Move(None if sizes == tuple(shape) else sizes, order, None if moved == tuple(to_shape) else tuple(to_shape))
 
 
 def _with_ones(order: Sequence[int], places: Sequence[int], ones: Sequence[int], count: int) -> tuple[int, ...] | None:

@@ -22,7 +22,9 @@ def shared_products(graph: Lowered, roots: Iterable[int], results: Iterable[Node
         if node not in live:
             live.add(node)
             waiting += _read_by(node, graph)
-    return frozenset(each.unbiased for each in live if isinstance(each, Linear) and each.unbiased in live if each.unbiased)
+    return frozenset(
+        each.unbiased for each in live if isinstance(each, Linear) and each.unbiased in live if each.unbiased
+    )
 
 
 def _read_by(node: Node, graph: Lowered) -> Iterator[Node]:

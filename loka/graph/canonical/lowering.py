@@ -313,7 +313,10 @@ class _Lowering:
         if value is None:
             return None
         given = call.args[1] if len(call.args) > 1 else None
-        dims = [each % len(value.shape) for each in ([given] if isinstance(given, int) else given or range(len(value.shape)))]
+        dims = [
+            each % len(value.shape)
+            for each in ([given] if isinstance(given, int) else given or range(len(value.shape)))
+        ]
         if all(value.shape[each] == (1,) * self._count for each in dims):
             return _reshaped(value, shape)
         factors = multiplied(value, dims) if call.name == "sum" else None
@@ -446,7 +449,7 @@ class _Lowering:
         """True if a factor of an operation is not one."""
         names = [argument.name for argument in call.function._schema.arguments]
         given = {**dict(zip(names, call.args, strict=False)), **call.kwargs}
-        return given.get(name, 1) != 1
+        return bool(given.get(name, 1) != 1)
 
     def add(self, call: AtenCall, shape: tuple[Size, ...], step: Statement, place: int) -> Value | None:
         """aten::add."""

@@ -152,10 +152,7 @@ class Products:
             raise Unsupported
         own = [
             _sorted(
-                piece
-                for label in out
-                if label in each.labels and label not in together
-                for piece in each.pieces(label)
+                piece for label in out if label in each.labels and label not in together for piece in each.pieces(label)
             )
             for each in (a, b)
         ]
@@ -222,7 +219,9 @@ def columns_of(value: Value, dim: int, start: int, length: int, products: Produc
     runs = products.runs
     if value.dims[dim] != (Piece(n.size, (1,) * runs),) or value.shape[dim] != n.size:
         return None
-    whole = Value(node.weight, (node.weight_n, merged(node.weight_k)), (n.size, total((p.size for p in node.weight_k), runs)))
+    whole = Value(
+        node.weight, (node.weight_n, merged(node.weight_k)), (n.size, total((p.size for p in node.weight_k), runs))
+    )
     flat = part_of(whole, 0, start, length, False, products.graph, node.place)
     size = (length,) * runs
     weight = flat.node
@@ -253,7 +252,9 @@ def part_of(value: Value, dim: int, start: int, length: int, selected: bool, gra
     size = (length,) * runs
     shape = tuple(size if at == dim else each for at, each in enumerate(value.shape) if at != dim or not selected)
     key = (value.node, value.dims, dim, start, length, selected)
-    node = graph.one(key, Part(shape=shape, place=place, of=value, dim=dim, start=start, length=length, selected=selected))
+    node = graph.one(
+        key, Part(shape=shape, place=place, of=value, dim=dim, start=start, length=length, selected=selected)
+    )
     return Value(node, rows_of(shape), shape)
 
 

@@ -136,7 +136,7 @@ def _names(run: Run) -> list[tuple[int, str]]:
 
 def _recorded(forward: ForwardIR, call: ExampleCall, owner: nn.Module) -> Run:
     run, recorder = Run(), _Recorder()
-    run.tensors = {name: tensor for name, tensor in (*owner.named_parameters(), *owner.named_buffers())}
+    run.tensors = dict((*owner.named_parameters(), *owner.named_buffers()))
     flags = [(child, child.training) for child in owner.modules()]
     shown = with_forward(owner, forward)
     shown.forward.__func__.__globals__[_RECORDER] = recorder  # type: ignore[attr-defined]
@@ -164,11 +164,11 @@ def _marked(statements: Sequence[Statement], barred: Collection[str]) -> Iterato
         yield Statement("_", "mark", f"{_RECORDER}.end({place}, {{0}})", (Ref(RefKind.LOCAL, target),))
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Collects the calls below autograd."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.place = -1
         self.calls: list[AtenCall] = []
         self.made: dict[int, object] = {}

@@ -48,9 +48,7 @@ def telling_casts(forward: ForwardIR, examples: Examples, copied: Callable[[], n
 class _Call:
     """The dtypes of one call."""
 
-    def __init__(
-        self, forward: ForwardIR, casts: Mapping[str, Statement], dtypes: Mapping[str, torch.dtype]
-    ) -> None:
+    def __init__(self, forward: ForwardIR, casts: Mapping[str, Statement], dtypes: Mapping[str, torch.dtype]) -> None:
         self._casts, self._dtypes = casts, dtypes
         self._made = {step.target: step for step in forward.statements}
         self._returned = names_in(forward.result, dtypes)

@@ -17,6 +17,8 @@ from loka.graph.trace.examples import Examples, copy_tree
 
 Shape = tuple[int | None, ...]  # None is a dimension that differs between calls, such as the batch
 _PAIRS = frozenset({"add", "mul"})
+
+
 def observed_shapes(forward: ForwardIR, examples: Examples, copied: Callable[[], nn.Module]) -> Mapping[str, Shape]:
     """The shape of each argument and target that is a tensor; a name that is set twice is left out.
 

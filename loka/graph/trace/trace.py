@@ -28,11 +28,11 @@ from loka.graph.patterns.near_interactions import find_near_misses
 from loka.graph.reads import Traced, constants_of, reads_of
 from loka.graph.refused import CannotTraceError, Refused
 from loka.graph.source import forward_source_hash, functions_of, has_hooks, qualified
+from loka.graph.trace.casts import telling_casts
 from loka.graph.trace.examples import Examples, missing_storage
 from loka.graph.trace.fx_recording import FxRecording, fx_record
 from loka.graph.trace.in_place import DEFAULT_WRITES, Writes
 from loka.graph.trace.lint import code_place, lint, out_of_place, unreadable
-from loka.graph.trace.casts import telling_casts
 from loka.graph.trace.observed_shapes import Shape, observed_shapes, with_even_statements
 from loka.graph.trace.printer import HIDING, attribute, constant, is_identifier
 from loka.graph.trace.quiet import quiet

@@ -107,7 +107,17 @@ def _mixes(
         else:
             sums = f", {c} weighted sums" if c else ""
             what = f"a mixing layer of {n} embeddings of {d}, rank {r}{sums}"
-            yield mix, Fused(owner, what, tuple(dict.fromkeys(sites)), FmForm(n, r, c), d, sites[0] if sites else _called_beside(forward, mix.outer))
+            yield (
+                mix,
+                Fused(
+                    owner,
+                    what,
+                    tuple(dict.fromkeys(sites)),
+                    FmForm(n, r, c),
+                    d,
+                    sites[0] if sites else _called_beside(forward, mix.outer),
+                ),
+            )
 
 
 def _joins(
