@@ -50,6 +50,8 @@ from loka.graph.patterns.norm import parse_norm
 from loka.graph.trace.observed_shapes import Shape
 
 _NAME = re.compile(r"\b[A-Za-z_]\w*\b")
+_SIZE = re.compile(r"\{0\}(?:\[|\.shape\[|\.size\()(-?\d+)[\])]")  # x.shape[1], shape[1], x.size(1)
+_WHOLE = re.compile(r"\{0\}\.(?:shape|size\(\))")
 _PLAIN = {"add": "{0} + {1}", "mul": "{0} * {1}"}
 _PRODUCTS = frozenset({"torch.matmul({0}, {1})", "{0} @ {1}"})
 _F = "torch.nn.functional"
@@ -98,7 +100,7 @@ class _Emission:
 
     def all(self, result: str, values: Mapping[str, Value]) -> Emitted:
         """All statements that the result and the effects need."""
-        roots = [place for place in sorted(self._graph.effects) if not self._is_needless(place)]
+        roots = sorted(self._graph.effects)
         self._shared = shared_products(self._graph, roots, [value.node for value in values.values()])
         returned = {name: value for name, value in values.items() if name not in self._graph.changed}
         self._returned = {(value.node, value.dims, value.shape): name for name, value in returned.items()}
@@ -154,7 +156,7 @@ class _Emission:
         step = self._statements[place]
         given = self._graph.fixed.get(name)
         sizes = given if isinstance(given, list) and all(type(each) is int for each in given) else None
-        if sizes is not None and not self._reads_sources(place):
+        if sizes is not None and not self._reads_sources(place) and self._is_size_of_gemm(place):
             text, operands = self._size_text(tuple(sizes))
             self._made.statements.append(Statement(name, "size", text, operands, note=step.note))
             self._plain[name] = name
@@ -184,27 +186,22 @@ class _Emission:
                 return False
         return True
 
-    def _is_needless(self, place: int) -> bool:
-        """True for a check of sizes that no call changes, of tensors that are made here."""
+    def _is_size_of_gemm(self, place: int) -> bool:
+        """True for a size of what GEMMs make: their columns are those of weights, their rows those of arguments."""
         step = self._statements[place]
-        if step.target != "_" or step.op == "module" or self._reads_sources(place):
+        found = _SIZE.fullmatch(step.template)
+        if found is None or len(step.operands) != 1:
             return False
-        return all(ref.kind is RefKind.LOCAL and self._is_constant(ref.text) for ref in step.operands)
-
-    def _is_constant(self, name: str) -> bool:
-        place = self._places.get(name)
-        if place is None:
-            return False
-        step, read = self._statements[place], self._graph.read[place]
-        given = self._graph.fixed.get(name)
-        if not isinstance(given, list) or any(each != given[0] for each in given):
-            return False
-        if type(given[0]) is int and any(ref.text in read for ref in step.operands):
-            return True
-        of_shape = step.op in ("getitem", "item") and type(given[0]) is int
-        return of_shape or all(
-            ref.kind is RefKind.LOCAL and ref.text not in read and self._is_constant(ref.text) for ref in step.operands
-        )
+        name = step.operands[0].text
+        if name in self._places and name not in self._graph.read[place]:  # of a shape
+            whole = self._statements[self._places[name]]
+            if not _WHOLE.fullmatch(whole.template):
+                return False
+            place, name = self._places[name], whole.operands[0].text
+        value = self._graph.read[place].get(name)
+        dim = int(found[1])
+        known = value is not None and -len(value.shape) <= dim < len(value.shape) and self._is_of_gemm(value.node)
+        return known and value is not None and bool(value.dims[dim])
 
     # Tensors
 
@@ -226,7 +223,8 @@ class _Emission:
 
     def _was_contiguous(self, value: Value) -> bool:
         """True for a tensor that was contiguous as traced: what is not looked into may rely on it."""
-        return self._holder(value) in self._graph.contiguous
+        places = self._graph.holders.get(value.node, [])
+        return any(place in self._graph.contiguous and self._graph.made[place] == value for place in places)
 
     def _viewed(self, first: Value, wanted: Value, hard: bool = True) -> str:
         """A tensor in another layout."""
@@ -252,9 +250,9 @@ class _Emission:
             target = self._target(wanted, name) if last else self._fresh(f"{name}_view")
             note = self._statements[holder].note if holder is not None else ""
             kept = self._kept_view(holder, name, first) if last and number == 0 else None
-            scattered = last and kept is None and step.order is not None and step.after is None
+            scattered = last and step.order is not None and step.after is None
             if scattered and not hard and self._was_contiguous(wanted):
-                text += ".contiguous()"
+                text, kept = f"{text}.contiguous()", None
             elif scattered:
                 self._scattered.add(target)
             made_by = kept or Statement(
@@ -489,6 +487,9 @@ class _Emission:
         node = value.node
         if not isinstance(node, Product):
             raise CannotEmitError
+        mixed = node.left in self._straight and isinstance(node.right, Linear) and self._is_mixed(node.right)
+        if not mixed and node in self._graph.holders:
+            return self._whole(value)
         made = Value(node, rows_of(node.shape), node.shape)
         of_left = (translated((made.dims[0],), node.batch[0]), translated((made.dims[1],), node.rows))
         of_right = (translated((made.dims[0],), node.batch[1]), translated((made.dims[2],), node.columns))

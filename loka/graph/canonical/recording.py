@@ -144,7 +144,9 @@ def _recorded(forward: ForwardIR, call: ExampleCall, owner: nn.Module) -> Run:
     args, kwargs = copy_tree(call.args), copy_tree(call.kwargs)
     run.arguments = dict(inspect.signature(shown.forward).bind(*args, **kwargs).arguments)
     try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        # The order of products in an einsum must not depend on the packages that a machine has.
+        ordered = torch.backends.opt_einsum.flags(enabled=False)
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), ordered:
             shown.train(True)
             with recorder:
                 shown.forward(*args, **kwargs)

@@ -15,7 +15,7 @@ from loka.graph.trace.printer import names_in
 
 _CASTS = frozenset({"to", "type_as", "float", "double", "half", "bfloat16"})
 _OWN_DTYPE = frozenset({"layer_norm"})  # under autocast float32, whatever it reads
-_PAIRS = frozenset({"add", "sub", "mul", "div", "truediv", "addcmul"})
+_PAIRS = frozenset({"add", "sub", "mul", "div", "truediv", "addcmul", "cat", "concat", "concatenate", "stack"})
 _KEEPING = frozenset(
     {
         *("relu", "silu", "gelu", "sigmoid", "tanh", "softplus", "mish", "hardswish", "relu6", "contiguous", "clone"),
