@@ -544,6 +544,11 @@ class _Emission:
                 operands[number] = Ref(RefKind.ATTRIBUTE, f"{text[0]}.t()" if text[1] else text[0])
             else:
                 operands[number] = Ref(RefKind.LOCAL, self._tensor(given, hard=True))
+        if node.cast is not None and operands[1 - node.cast].kind is RefKind.LOCAL:
+            cast, other = operands[node.cast], operands[1 - node.cast]
+            name = self._fresh(f"{cast.text}_cast")
+            self._add(Statement(name, "to", "{0}.to({1}.dtype)", (cast, other)), made)
+            operands[node.cast] = Ref(RefKind.LOCAL, name)
         return self._emit(node.op, _PLAIN[node.op], (operands[0], operands[1]), made)
 
     def _is_of_gemm(self, node: Node) -> bool:

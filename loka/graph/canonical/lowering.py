@@ -164,7 +164,7 @@ class _Lowering:
             self._found.fixed[step.target] = made
 
     def _has_effects(self, step: Statement, calls: Sequence[tuple[AtenCall, ...]]) -> bool:
-        if step.op == "module" or (step.target == "_" and (not calls or step.op in GUARDS)):
+        if step.op == "module" or step.op in GUARDS or (step.target == "_" and not calls):
             return True
         return any(torch.Tag.nondeterministic_seeded in each[0].function.tags for each in calls)
 
@@ -329,8 +329,10 @@ class _Lowering:
 
     # Sums and products
 
-    def pair(self, op: str, a: Value, b: Value, shape: tuple[Size, ...], place: int) -> Value:
-        """A sum or a product of two tensors that are broadcast to a shape."""
+    def pair(
+        self, op: str, a: Value, b: Value, shape: tuple[Size, ...], place: int, cast: int | None = None
+    ) -> Value:
+        """A sum or a product of two tensors that are broadcast to a shape; `cast` is that of `Pair`."""
         full = [each for each in (a, b) if _is_full(each, shape) and not is_weight(each.node)]
         anchor = min(full, key=_rank, default=None)
         dims, node = (anchor.dims, anchor.node) if anchor is not None else (rows_of(shape), None)
@@ -344,8 +346,8 @@ class _Lowering:
                 raise Unsupported
             operands.append(Operand(each.node, steps))
         frame = shape if node is None else node.shape
-        made = Pair(shape=frame, place=place, op=op, operands=(operands[0], operands[1]))
-        key = (op, frozenset((each.node, each.steps) for each in operands), node)
+        made = Pair(shape=frame, place=place, op=op, operands=(operands[0], operands[1]), cast=cast)
+        key = (op, frozenset((each.node, each.steps) for each in operands), node, cast)
         found = Value(self._graph.one(key, made), dims, shape)
         return (self._biased(found, a, b) or self._factored(found, shape, place) or found) if op == "add" else found
 
@@ -494,7 +496,8 @@ class _Lowering:
             raise Unsupported
         a, b, c = ("tmk", "tkn", "tmn") if call.name == "baddbmm" else ("mk", "kn", "mn")
         product = self.product(call.args[1], call.args[2], a, b, c, step, place)
-        return self.pair("add", product, self._value(call.args[0]), shape, place)
+        added = self._value(call.args[0])
+        return self.pair("add", product, added, shape, place, cast=None if is_weight(added.node) else 1)
 
     def product(self, a: Tensor, b: Tensor, left: str, right: str, out: str, step: Statement, place: int) -> Value:
         """A product of two tensors whose dimensions have these letters."""

@@ -93,6 +93,7 @@ class Pair(Node):
 
     op: str
     operands: tuple[Operand, Operand]
+    cast: int | None = None  # the operand that is cast to the dtype of the other one, which autocast decides
 
 
 @dataclass(eq=False, slots=True)

@@ -112,6 +112,8 @@ def reshape_text(shape: Sequence[Size], to: Sequence[Size]) -> str:
     one = (1,) * len((*shape, *to)[0])
     if shape and (*shape[:-1], one, *shape[-1:]) == tuple(to):  # one block
         return f"{{0}}.unflatten(-1, (1, {_sizes(shape[-1:])[0]}))"
+    if to and (one, *to) == tuple(shape):
+        return "{0}.squeeze(0)"
     if (*to, one) == tuple(shape) and to:
         return "{0}.flatten(-2)"
     if to and (*to[:-1], one, *to[-1:]) == tuple(shape):
