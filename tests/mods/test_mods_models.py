@@ -90,7 +90,7 @@ def test_the_papers_three_leave_weights_the_last_bias_and_blocks():
 
 @pytest.mark.parametrize("mods", ALL, ids=lambda mods: "_".join(mods) or "none")
 def test_chains_stay_whole_with_each_mod(mods):
-    norm = "block_norm" if "block_norm" in mods else "layer_norm"
+    norm = "rms_norm" if "block_norm" in mods else "layer_norm"  # its blocks are as wide as the rows here
     activation = "hardswish" if "hard_swish" in mods else "silu"
     found = stages(wukong(*mods))
     sites = [stage for chain in found for stage in chain]
@@ -147,7 +147,7 @@ def test_generated_chains_of_adapted_mlps_are_right(mods, recipe, tmp_path):
     package = plans.import_package(files, tmp_path, name)
     if "norm_first" not in mods:
         assert files["kernels.py"].count("(torch.autograd.Function)") == 1
-        norm = "block_norm_of_64" if "block_norm" in mods else "layer_norm"
+        norm = "rms_norm_unweighted" if "block_norm" in mods else "layer_norm"
         activation = "hardswish" if "hard_swish" in mods else "silu"
         assert f"{norm}_{activation}" in files["kernels.py"]
         assert (f"fused.add_{norm}" in files["kernels.py"]) == ("no_bias" not in mods)

@@ -271,7 +271,6 @@ class Other(Deep):
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        (InPlace, "its forward changes a tensor in place: clamp = add.clamp_(min=0); compute it out of place"),
         (NoSum, "its forward has no residual sum a + b of locals of one shape"),
         (Other, "its forward has no residual sum a + b of locals of one shape"),
     ],

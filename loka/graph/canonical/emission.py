@@ -291,7 +291,10 @@ class _Emission:
         return self._tensor(Value(wanted.node, wanted.dims, shape), hard=True)
 
     def _make(self, value: Value, hard: bool) -> None:
-        """Makes a node, in the wanted layout where it can be had."""
+        """Makes a node, in the wanted layout where it can be had; dimensions of one element are a view of it."""
+        pairs = [pair for pair in zip(value.dims, value.shape, strict=True) if pair[0]]
+        if isinstance(value.node, Pair | Activation) and 0 < len(pairs) < len(value.dims):
+            value = Value(value.node, tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs))
         made = self._of_kind(value, hard)
         self._first[value.node] = made[1]
         self._names[(value.node, made[1].dims, made[1].shape)] = made[0]
@@ -640,6 +643,9 @@ class _Emission:
         node = value.node
         if not isinstance(node, Concatenation):
             raise CannotEmitError
+        one = (1,) * len(node.shape[0])
+        if all(part.shape[node.dim] == one for part in node.parts) and node in self._graph.holders:
+            return self._whole(value)  # a stack
         natural = rows_of(node.shape)
         order = [natural.index(dim) for dim in value.dims if dim in natural and dim]
         if sorted(order) == list(range(len(natural))) and len(value.dims) == len(natural):

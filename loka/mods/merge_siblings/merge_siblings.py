@@ -97,9 +97,10 @@ def rewrite(forward: ForwardIR, siblings: Siblings) -> ForwardIR:
     Raises LokaError where the forward does not call them as `find` saw them.
     """
     sizes = {name: Size(siblings.k, n) for name, n in zip(siblings.members, siblings.sizes, strict=True)}
-    group = rewriting_tools.plain_linears(forward, sizes)[0]
-    if tuple(linear.site for linear in group) != siblings.members or len({linear.x for linear in group}) != 1:
+    calls = {linear.site: linear for linear in rewriting_tools.plain_linears(forward, sizes)[0]}
+    if set(calls) != set(siblings.members) or len({linear.x for linear in calls.values()}) != 1:
         raise LokaError(f"{siblings.name!r} does not stand in its forward. Please report this fault in LoKA.")
+    group = [calls[name] for name in siblings.members]
     followers = rewriting_tools.common_activation(forward, group)
     name = rewriting_tools.free_names(forward)
     merged = name("_".join(linear.statement.target for linear in group) if len(group) < 4 else "merged")
@@ -121,7 +122,7 @@ def rewrite(forward: ForwardIR, siblings: Siblings) -> ForwardIR:
     gone = {linear.place for linear in group} | set(ends)
     statements: list[Statement] = []
     for place, statement in enumerate(forward.statements):
-        if place == group[0].place:
+        if place == min(linear.place for linear in group):
             statements += made
         if place not in gone:
             statements.append(statement)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from string import Formatter
 
 from loka.errors import LokaError
+from loka.graph.canonical.forwards import as_traced
 from loka.graph.ir import ForwardIR, Ref, RefKind, SiteCall, Statement
 from loka.graph.patterns import fm_interaction
 from loka.graph.patterns.linear_chain import readers_of
@@ -43,7 +44,7 @@ class PlainLinear:
 
 
 def plain_linears(forward: ForwardIR, sites: Mapping[str, Size]) -> tuple[tuple[PlainLinear, ...], dict[str, str]]:
-    """The sites' calls that are plain linears, in order; and for each other site that is called, the reason.
+    """The sites' calls that are plain linears, in the order of the model; for others that are called, the reason.
 
     A site that is called twice is not included.
     """
@@ -62,7 +63,9 @@ def plain_linears(forward: ForwardIR, sites: Mapping[str, Size]) -> tuple[tuple[
             reasons[call.site] = NOT_PLAIN
         else:
             found[call.site] = linear
-    return tuple(found.values()), reasons
+    traced = as_traced(forward, frozenset()).statements
+    order = {step.call.site: place for place, step in enumerate(traced) if step.call is not None}
+    return tuple(sorted(found.values(), key=lambda linear: order.get(linear.site, len(order)))), reasons
 
 
 def _plain(place: int, statement: Statement, call: SiteCall) -> PlainLinear | None:
