@@ -567,6 +567,10 @@ class _Emission:
         node, made = value.node, self._preferred(value, hard)
         if not isinstance(node, Activation):
             raise CannotEmitError
+        of = Value(node.x, made.dims, made.shape)
+        fixed = self._normed(node.x, of) if isinstance(node.x, Norm) else of
+        fixed = self._rows(node.x, of) if isinstance(node.x, Linear) else fixed
+        made = Value(node, fixed.dims, fixed.shape)
         x = self._tensor(Value(node.x, made.dims, made.shape), hard=True)
         return self._emit(node.name, f"{_F}.{node.name}({{0}})", (Ref(RefKind.LOCAL, x),), made)
 

@@ -67,6 +67,12 @@ def is_canonical(forward: ForwardIR) -> bool:
     return any(step.written for step in forward.statements)
 
 
+def with_traced_relus(forward: ForwardIR) -> ForwardIR:
+    """The forward with each ReLU that stands for statements of its own as these: their gradients at 0 may differ."""
+    steps = [step.written if (step.op, step.group) == ("relu", 1) else (step,) for step in forward.statements]
+    return replace(forward, statements=tuple(each for written in steps for each in written))
+
+
 def settled(forward: ForwardIR) -> ForwardIR:
     """The forward whose canonical statements are its own: nothing is traced back."""
     return replace(forward, statements=tuple(replace(step, written=(), group=None) for step in forward.statements))

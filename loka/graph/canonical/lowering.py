@@ -244,6 +244,8 @@ class _Lowering:
             value = self._value(call.args[0])
             changed = call.result.dtype != call.args[0].dtype
             return None if changed else Value(value.node, value.dims, shape)
+        if name == "squeeze" and call.function._overloadname == "default":
+            raise Unsupported  # which dimensions it drops may differ in another call
         if name in _RESHAPES:
             return _reshaped(self._value(call.args[0]), shape)
         if name == "expand":

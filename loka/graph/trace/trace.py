@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from loka.errors import InputError
-from loka.graph.canonical.forwards import canonical_forward, is_canonical
+from loka.graph.canonical.forwards import canonical_forward, is_canonical, with_traced_relus
 from loka.graph.canonical.recording import recorded
 from loka.graph.equivalence import difference, rounding_difference
 from loka.graph.ir import ForwardIR
@@ -117,7 +117,10 @@ def _canonical(
     casts = telling_casts(forward, examples, copied)
     runs = recorded(forward, examples, copied, casts)
     found, all_shapes = canonical_forward(forward, shapes, runs, _tensor_names(module), casts)
-    if not is_canonical(found) or rounding_difference(module, found, examples, copied, quick, contiguous=True):
+    if not is_canonical(found):
+        return forward, shapes
+    checked = with_traced_relus(found)  # any subgradient at 0 is as good
+    if rounding_difference(module, checked, examples, copied, quick, contiguous=True):
         return forward, shapes
     return found, all_shapes
 

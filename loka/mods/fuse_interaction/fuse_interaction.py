@@ -89,6 +89,9 @@ def _mixes(
             owner = owner.rpartition(".")[0]
         if owner not in owners:
             continue
+        if mix.compress is not None and _calls(forward, mix.gemms[1]) not in owners:
+            mix = without_sums(mix, forward)
+            sites = sites_of(mix, forward)
         if len(sites) == 2 and sites[0] in kept and sites[1] not in kept:
             mix, apart, sites = without_sums(mix, forward), sites[1], sites[:1]
             found.refuse([owner], f"its weighted sums multiply by '{apart}' {_KEEP}")
@@ -158,6 +161,12 @@ def _crosses(
         sites = _site_at(forward, cross.linear)
         beside = sites[0] if sites else ""
         yield cross, Fused(owner, f"a cross layer, {cross.width} wide{where}", sites, form, cross.width, beside)
+
+
+def _calls(forward: ForwardIR, place: int) -> str:
+    """The module that calls the GEMM at a place: for a linear layer, the one around it."""
+    writer, sites = writer_of(forward, place), _site_at(forward, place)
+    return writer.rpartition(".")[0] if writer in sites else writer
 
 
 def _site_at(forward: ForwardIR, place: int) -> tuple[str, ...]:

@@ -105,9 +105,8 @@ def test_a_block_that_no_kernel_holds_ends_the_chain():
     ]
 
 
-def test_without_sizes_only_what_shows_that_blocks_divide():
-    assert stages_of(body(BlockNorm)) == [("block_norm", None)]
-    assert stages_of(body(ByShape)) == [(None,), (None,)]
+def test_blocks_divide_as_the_canonical_form_shows():
+    assert stages_of(body(BlockNorm)) == stages_of(body(ByShape)) == [("block_norm", None)]
     assert stages_of(body(ByShape), {**SIZES, "body.0": (48, 384)}) == [(None,), (None,)]
 
 
