@@ -568,8 +568,10 @@ class _Emission:
         if not isinstance(node, Activation):
             raise CannotEmitError
         of = Value(node.x, made.dims, made.shape)
-        fixed = self._normed(node.x, of) if isinstance(node.x, Norm) else of
-        fixed = self._rows(node.x, of) if isinstance(node.x, Linear) else fixed
+        fixed = self._rows(node.x, of) if isinstance(node.x, Linear) else of
+        if isinstance(node.x, Norm):  # of the rows, of which blocks are a view
+            blocks = self._blocks(node.x) is not None
+            fixed = self._preferred(Value(node.x.x, (), ()), hard=False) if blocks else self._normed(node.x, of)
         made = Value(node, fixed.dims, fixed.shape)
         x = self._tensor(Value(node.x, made.dims, made.shape), hard=True)
         return self._emit(node.name, f"{_F}.{node.name}({{0}})", (Ref(RefKind.LOCAL, x),), made)

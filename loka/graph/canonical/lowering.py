@@ -331,9 +331,7 @@ class _Lowering:
 
     # Sums and products
 
-    def pair(
-        self, op: str, a: Value, b: Value, shape: tuple[Size, ...], place: int, cast: int | None = None
-    ) -> Value:
+    def pair(self, op: str, a: Value, b: Value, shape: tuple[Size, ...], place: int, cast: int | None = None) -> Value:
         """A sum or a product of two tensors that are broadcast to a shape; `cast` is that of `Pair`."""
         full = [each for each in (a, b) if _is_full(each, shape) and not is_weight(each.node)]
         anchor = min(full, key=_rank, default=None)
