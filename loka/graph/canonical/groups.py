@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from loka.graph.ir import RefKind, Statement
+from loka.graph.ir import ForwardIR, RefKind, Statement
 from loka.graph.trace.printer import names_in
 
 
@@ -25,6 +25,17 @@ def in_groups(traced: Sequence[Statement], canonical: Sequence[Statement], resul
         made += new
         begin = end
     return tuple(made)
+
+
+def with_traced_relus(forward: ForwardIR) -> ForwardIR:
+    """The forward with each ReLU that is a group of its own as it was traced, for comparisons of gradients.
+
+    A clamp at zero, and the maximum of zeros and x, have other gradients at 0 than torch's ReLU, each a subgradient.
+    """
+    statements: list[Statement] = []
+    for step in forward.statements:
+        statements += step.written if step.op == "relu" and step.group == 1 else (step,)
+    return replace(forward, statements=tuple(statements))
 
 
 def _cuts(traced: Sequence[Statement], canonical: Sequence[Statement], result: str) -> list[tuple[int, int]]:

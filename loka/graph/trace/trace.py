@@ -18,6 +18,7 @@ from torch import nn
 
 from loka.errors import InputError
 from loka.graph.canonical.forwards import canonical_forward, is_canonical
+from loka.graph.canonical.groups import with_traced_relus
 from loka.graph.canonical.recording import recorded
 from loka.graph.equivalence import difference, rounding_difference
 from loka.graph.ir import ForwardIR
@@ -112,12 +113,13 @@ def _canonical(
 ) -> tuple[ForwardIR, Mapping[str, Shape]]:
     """The forward in canonical form, if that computes the same up to rounding, else as traced; and its shapes.
 
-    Casts that tell under autocast stay.
+    Casts that tell under autocast stay. ReLUs are compared as they were traced: any subgradient at 0 is as good.
     """
     casts = telling_casts(forward, examples, copied)
     runs = recorded(forward, examples, copied, casts)
     found, all_shapes = canonical_forward(forward, shapes, runs, _tensor_names(module), casts)
-    if not is_canonical(found) or rounding_difference(module, found, examples, copied, quick, contiguous=True):
+    compared = with_traced_relus(found)
+    if not is_canonical(found) or rounding_difference(module, compared, examples, copied, quick, contiguous=True):
         return forward, shapes
     return found, all_shapes
 
