@@ -567,6 +567,9 @@ class _Emission:
         node, made = value.node, self._preferred(value, hard)
         if not isinstance(node, Activation):
             raise CannotEmitError
+        if isinstance(node.x, Norm):  # right after the norm, in its layout: other layouts are views of the activation
+            normed = self._normed(node.x, Value(node.x, made.dims, made.shape))
+            made = Value(node, normed.dims, normed.shape)
         x = self._tensor(Value(node.x, made.dims, made.shape), hard=True)
         return self._emit(node.name, f"{_F}.{node.name}({{0}})", (Ref(RefKind.LOCAL, x),), made)
 
