@@ -143,6 +143,11 @@ def test_without_the_sums_the_kernel_has_the_products_alone(make: Make) -> None:
             assert (patched(x) - native(x)).norm() <= 0.15 * native(x).norm()
 
 
+def test_nothing_is_mixed_where_the_module_of_the_rank_is_excepted(make: Make) -> None:
+    plan, _, _ = make("gen_spread_no_rank", "of_parameters", "compute: keep", ", except: '*.mix'")
+    assert not [each.what for each in plan.interactions if "mixing" in each.what]
+
+
 def test_a_part_that_cannot_be_traced_leaves_the_others(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     def forward(self: Sums, x: Tensor) -> Tensor:
         return self.compress @ x * (2.0 if x.sum() > 1e9 else 1.0)
