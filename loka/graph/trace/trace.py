@@ -113,13 +113,16 @@ def _canonical(
 ) -> tuple[ForwardIR, Mapping[str, Shape]]:
     """The forward in canonical form, if that computes the same up to rounding, else as traced; and its shapes.
 
-    Casts that tell under autocast stay. ReLUs are compared as they were traced: any subgradient at 0 is as good.
+    Casts that tell under autocast stay. Gradients are compared with ReLUs as they were traced, as any subgradient at 0
+    is as good, and outputs with the ReLUs themselves.
     """
     casts = telling_casts(forward, examples, copied)
     runs = recorded(forward, examples, copied, casts)
     found, all_shapes = canonical_forward(forward, shapes, runs, _tensor_names(module), casts)
     compared = with_traced_relus(found)
     if not is_canonical(found) or rounding_difference(module, compared, examples, copied, quick, contiguous=True):
+        return forward, shapes
+    if compared != found and rounding_difference(module, found, examples, copied, quick=True, contiguous=True):
         return forward, shapes
     return found, all_shapes
 
