@@ -193,10 +193,11 @@ class InteractionModPlanning(ForwardModPlanning, Protocol):
         kept: Collection[str],
         chains: Sequence[LinearChain],
         found: FusedInteractions,
+        unwanted: Collection[str] = (),
     ) -> ChosenInteractions:
         """The interactions of these owners that kernels support.
 
         They are added to `found`, with the reasons for others. `kept` names sites whose GEMMs stay in the model's
-        dtype; interactions in a chain are computed there.
+        dtype; interactions in a chain are computed there. Products without a site in `unwanted` modules are in none.
         """
         ...

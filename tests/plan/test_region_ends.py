@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from loka.graph.canonical.forwards import canonical_forward, is_canonical
+from loka.graph.ir import ForwardIR
+from loka.graph.trace.observed_shapes import Shape
 from loka.plan.planner import make_plan
+from tests.support.models import forward_mods as zoo
 
 
 class Relu(nn.Module):
@@ -51,3 +58,30 @@ def test_a_clamp_at_zero_is_a_relu(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert sites["second"].region == ("linear", "layer_norm", "relu")
     assert sites["own.0"].region == ("linear", "relu")
     assert sites["third"].region == ()  # a clamp at another number
+
+
+class Clamp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.linear(x).clamp(min=0)
+        return made
+
+
+@pytest.mark.parametrize("wrong", ["relu({0} * 1.5)", "gelu({0})"])
+def test_a_relu_that_gives_other_outputs_than_the_clamp_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
+    assert is_canonical(zoo.traced(Clamp(), inputs)[0])
+
+    def with_wrong_relus(*args: Any, **kwargs: Any) -> tuple[ForwardIR, Mapping[str, Shape]]:
+        forward, shapes = canonical_forward(*args, **kwargs)
+        text = f"torch.nn.functional.{wrong}"
+        steps = [replace(step, template=text) if step.op == "relu" else step for step in forward.statements]
+        assert steps != list(forward.statements)
+        return replace(forward, statements=tuple(steps)), shapes
+
+    monkeypatch.setattr("loka.graph.trace.trace.canonical_forward", with_wrong_relus)
+    assert not is_canonical(zoo.traced(Clamp(), inputs)[0])

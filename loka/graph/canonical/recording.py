@@ -45,6 +45,14 @@ class AtenCall:
         """The tensors of the result, in order."""
         return tuple(_tensors(self.result))
 
+    @property
+    def changed(self) -> tuple[Tensor, ...]:
+        """The tensors that the operation changes in place, in order."""
+        schema = self.function._schema.arguments
+        given = [*zip(schema, self.args, strict=False), *((each, self.kwargs.get(each.name)) for each in schema)]
+        writes = [value for each, value in given if each.alias_info is not None and each.alias_info.is_write]
+        return tuple(_tensors(writes))
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -85,37 +93,47 @@ def recorded(
 def _out_of_place(run: Run, modules: Collection[int]) -> bool:
     """Makes each change of a tensor of the forward's own one that makes a new tensor; False where that cannot be.
 
-    Others must not read the old tensor, or views of it, any more. What a module changes is its own.
+    Others must not read the old tensor, or views of it, any more. The calls of a module (at the places in `modules`)
+    stay: it may change its own tensors, and what it is given if nothing reads that again.
     """
     standing: dict[int, Tensor] = {}  # for tensors that were changed, by id
     stale: set[int] = set()
-    outside = {_storage(each) for each in (*_tensors(run.arguments), *run.tensors.values())}
-    alive: dict[int, Tensor] = {}
+    known = {_storage(each) for each in run.tensors.values()}
+    given = {_storage(each) for each in _tensors(run.arguments)}
+    alive: dict[int, set[int]] = {}  # ids of tensors by their storage
+    for tensor in _tensors(run.arguments):
+        alive.setdefault(_storage(tensor), set()).add(id(tensor))
     calls: list[AtenCall] = []
 
     def put(value: Any) -> Any:
         return standing.get(id(value), value) if isinstance(value, Tensor) else value
 
-    made = dict(run.made)
-    for place in sorted({*made, *(call.place for call in run.calls)}):
+    for place in sorted({*run.made, *(call.place for call in run.calls)}):
+        of_module, before = place in modules, frozenset(alive)
+        unread = frozenset(stale) if of_module else stale
         for call in (each for each in run.calls if each.place == place):
-            if place not in modules and any(id(each) in stale for each in call.read):
+            if any(id(each) in unread for each in call.read):
                 return False
+            for each in (*call.read, *call.made):
+                alive.setdefault(_storage(each), set()).add(id(each))
             args, kwargs = tree_map(put, call.args), tree_map(put, call.kwargs)
-            alive |= {id(each): each for each in (*call.read, *call.made)}
-            if not call.function._schema.is_mutable or place in modules:
+            changed = call.changed
+            if of_module:
+                kept = {_storage(each) for each in changed} & before - known
+                stale |= {key for storage in kept for key in alive[storage]}
+            if not changed or of_module:
                 calls.append(replace(call, args=args, kwargs=kwargs, result=tree_map(put, call.result)))
                 continue
-            old = call.args[0] if call.args else None
-            function = _twin(call)
-            if not isinstance(old, Tensor) or call.result is not old or function is None or _storage(old) in outside:
+            old, function = changed[0], _twin(call)
+            own = _storage(old) not in known | given
+            if len(changed) > 1 or old is not call.args[0] or call.result is not old or function is None or not own:
                 return False
-            stale |= {key for key, each in alive.items() if _storage(each) == _storage(old) and each is not old}
+            stale |= alive[_storage(old)] - {id(old)}
             new = torch.empty_like(old)
             run.changes.append(Change(place, put(old), new))
             standing[id(old)] = new
             calls.append(AtenCall(place, function, args, kwargs, new))
-        run.made[place] = tree_map(put, made.get(place))
+        run.made[place] = tree_map(put, run.made.get(place))
     run.calls = calls
     return True
 
@@ -162,7 +180,9 @@ def _marked(statements: Sequence[Statement], barred: Collection[str]) -> Iterato
     for place, step in enumerate(statements):
         yield Statement("_", "mark", f"{_RECORDER}.begin({place})", ())
         target = "loka_unread" if step.target == "_" else step.target
-        yield replace(step, target=target, template=f"({step.template}).clone()" if target in barred else step.template)
+        template = f"({step.template}).clone()" if target in barred else step.template
+        template = f"{_RECORDER}.own({template})" if step.op == "module" else template
+        yield replace(step, target=target, template=template)
         yield Statement("_", "mark", f"{_RECORDER}.end({place}, {{0}})", (Ref(RefKind.LOCAL, target),))
 
 
@@ -182,6 +202,15 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def end(self, place: int, value: object) -> None:
         """The statement at this place has made a value."""
         self.made[place] = value
+
+    def own(self, value: Any) -> Any:
+        """What a module returned; tensors that it changed in place are no longer the ones that it was given."""
+        changed = {_storage(old) for call in self.calls if call.place == self.place for old in call.changed}
+
+        def copied(each: Any) -> Any:
+            return each.clone() if isinstance(each, Tensor) and _storage(each) in changed else each
+
+        return tree_map(copied, value)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -112,15 +112,18 @@ def _canonical(
 ) -> tuple[ForwardIR, Mapping[str, Shape]]:
     """The forward in canonical form, if that computes the same up to rounding, else as traced; and its shapes.
 
-    Casts that tell under autocast stay.
+    Casts that tell under autocast stay. Gradients are compared with ReLUs as they were traced, as any subgradient at 0
+    is as good, and outputs with the ReLUs themselves.
     """
     casts = telling_casts(forward, examples, copied)
     runs = recorded(forward, examples, copied, casts)
     found, all_shapes = canonical_forward(forward, shapes, runs, _tensor_names(module), casts)
     if not is_canonical(found):
         return forward, shapes
-    checked = with_traced_relus(found)  # any subgradient at 0 is as good
-    if rounding_difference(module, checked, examples, copied, quick, contiguous=True):
+    relus_as_traced = with_traced_relus(found)  # any subgradient at 0 is as good
+    if rounding_difference(module, relus_as_traced, examples, copied, quick, contiguous=True):
+        return forward, shapes
+    if relus_as_traced != found and rounding_difference(module, found, examples, copied, quick=True, contiguous=True):
         return forward, shapes
     return found, all_shapes
 

@@ -29,18 +29,20 @@ def choose_interactions(
     kept: Collection[str],
     chains: Sequence[LinearChain],
     found: FusedInteractions,
+    unwanted: Collection[str] = (),
 ) -> ChosenInteractions:
     """The interactions in the forwards of these owners that kernels support.
 
     `kept` names sites whose GEMMs stay in the model's dtype. A cross layer in one of the `chains` is computed there.
-    These interactions are added to `found`, and the reasons for others.
+    These interactions are added to `found`, and the reasons for others. Products without a site in `unwanted` modules
+    are in none: which sites there are says what else is wanted.
     """
     in_place = in_place_reason(forward.statements)
     if in_place is not None:
         found.refuse(_writers(forward, owners), in_place)
         return ChosenInteractions()
     places = {place for chain in chains for place in range(chain.first, chain.last + 1)}
-    mixed = tuple(_mixes(forward, owners, kept, found))
+    mixed = tuple(_mixes(forward, owners, kept, found, unwanted))
     joined = tuple(_joins(forward, owners, places, found))
     crossed = tuple(_crosses(forward, owners, places, found))
     mixes, joins = tuple(mix for mix, _ in mixed), tuple(join for join, _ in joined)
@@ -80,18 +82,26 @@ def _is_read_later(cross: Cross, crosses: Sequence[Cross]) -> bool:
 
 
 def _mixes(
-    forward: ForwardIR, owners: Collection[str], kept: Collection[str], found: FusedInteractions
+    forward: ForwardIR,
+    owners: Collection[str],
+    kept: Collection[str],
+    found: FusedInteractions,
+    unwanted: Collection[str],
 ) -> Iterator[tuple[FmInteraction, Fused]]:
+    def is_left(place: int) -> bool:
+        return forward.statements[place].op == WEIGHTED and writer_of(forward, place) in unwanted
+
     for mix in forward.mixes:
+        if is_left(mix.gemms[0]):
+            continue
+        if len(mix.gemms) == 2 and is_left(mix.gemms[1]):
+            mix = without_sums(mix, forward)
         owner, sites = writer_of(forward, mix.outer), sites_of(mix, forward)
         is_site = forward.statements[mix.gemms[0]].op != WEIGHTED
         while not is_site and owner not in owners and owner != forward.owner:  # no site names such a child
             owner = owner.rpartition(".")[0]
         if owner not in owners:
             continue
-        if mix.compress is not None and _calls(forward, mix.gemms[1]) not in owners:
-            mix = without_sums(mix, forward)
-            sites = sites_of(mix, forward)
         if len(sites) == 2 and sites[0] in kept and sites[1] not in kept:
             mix, apart, sites = without_sums(mix, forward), sites[1], sites[:1]
             found.refuse([owner], f"its weighted sums multiply by '{apart}' {_KEEP}")
@@ -161,12 +171,6 @@ def _crosses(
         sites = _site_at(forward, cross.linear)
         beside = sites[0] if sites else ""
         yield cross, Fused(owner, f"a cross layer, {cross.width} wide{where}", sites, form, cross.width, beside)
-
-
-def _calls(forward: ForwardIR, place: int) -> str:
-    """The module that calls the GEMM at a place: for a linear layer, the one around it."""
-    writer, sites = writer_of(forward, place), _site_at(forward, place)
-    return writer.rpartition(".")[0] if writer in sites else writer
 
 
 def _site_at(forward: ForwardIR, place: int) -> tuple[str, ...]:

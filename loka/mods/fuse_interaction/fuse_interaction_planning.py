@@ -83,9 +83,10 @@ class FuseInteractionPlanning:
         kept: Collection[str],
         chains: Sequence[LinearChain],
         found: FusedInteractions,
+        unwanted: Collection[str] = (),
     ) -> ChosenInteractions:
         """The interactions that kernels support."""
-        return choose_interactions(forward, owners, kept, chains, found)
+        return choose_interactions(forward, owners, kept, chains, found, unwanted)
 
     def proposal(self, model: UnplannedModel) -> str | None:
         """Number of modules that may contain an interaction, in words; None for none."""
@@ -136,7 +137,8 @@ def interacting(sites: Sequence[Site], model: nn.Module, wants: Callable[[str], 
     mixing = mixing_sites(found, sites) | spread
     likely.update(_writer(site, modules) for site in seen if site.name in mixing)
     likely.update(writer for writer, _ in products)
-    return replace(found, likely=frozenset(likely), mixing=mixing)
+    unwanted = frozenset(name for name in modules if not wants(name))
+    return replace(found, likely=frozenset(likely), mixing=mixing, unwanted=unwanted)
 
 
 def _mixing_layers(

@@ -21,6 +21,7 @@ class Interacting:
     mixing: frozenset[str] = frozenset()  # names of sites that may be multiplied by in a mixing layer
     products: tuple[tuple[str, str], ...] = ()  # (module of an interaction's product, the module that holds all of it)
     likely: frozenset[str] = frozenset()  # of `owners`, those where what is around the sites is as in an interaction
+    unwanted: frozenset[str] = frozenset()  # modules that the mod was not asked for
 
 
 @dataclass(frozen=True, slots=True)

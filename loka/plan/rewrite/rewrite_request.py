@@ -35,6 +35,7 @@ class RewriteRequest:
     products: tuple[tuple[str, str], ...] = ()  # modules without such a site that are inlined there
     owners: frozenset[str] = frozenset()  # modules whose interactions are to be fused
     likely: frozenset[str] = frozenset()  # of these, the ones where sites show signs of an interaction
+    unwanted: frozenset[str] = frozenset()  # modules of which no part is to be in an interaction
     changed: frozenset[str] = frozenset()  # names of sites in `parameters` that mods changed, whatever their recipe
     scopes: tuple[OwnerScope, ...] = ()  # modules whose statements mods rewrite
     float64: frozenset[str] = frozenset()  # names of kept sites that are not in `fused` because of their dtype
@@ -119,6 +120,7 @@ def rewrite_request_of(
         products=interacting.products,
         owners=interacting.owners,
         likely=interacting.likely,
+        unwanted=interacting.unwanted,
         changed=changed,
         scopes=scopes,
         float64=frozenset(exact),

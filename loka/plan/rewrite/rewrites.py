@@ -186,7 +186,9 @@ def _take(request: RewriteRequest, scope: RegionScope, traced: ForwardIR, made: 
         if region.last > region.first
         and (region.site in worth_fusing if region.site in request.kept else region.site in fused)
     )
-    chosen = interaction_planning().choose(forward, request.owners, request.kept, chains, made.interactions)
+    chosen = interaction_planning().choose(
+        forward, request.owners, request.kept, chains, made.interactions, request.unwanted
+    )
     regions = tuple(region for region in regions if not chosen.crosses_in(region))
     made.regions.update((region.site, region.ops) for region in regions)
     made.regions.update((site, ops) for site, ops in chosen.regions if site not in made.regions)
