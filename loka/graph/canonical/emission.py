@@ -33,10 +33,7 @@ from loka.graph.canonical.nodes import (
     Linear,
     Node,
     Norm,
-    Other,
     Pair,
-    Parameter,
-    Part,
     Product,
     Source,
     Value,
@@ -293,7 +290,8 @@ class _Emission:
     def _make(self, value: Value, hard: bool) -> None:
         """Makes a node, in the wanted layout where it can be had; dimensions of one element are a view of it."""
         pairs = [pair for pair in zip(value.dims, value.shape, strict=True) if pair[0]]
-        if isinstance(value.node, Pair | Activation) and 0 < len(pairs) < len(value.dims):
+        traced = self._holder(value) is not None and not self._is_of_gemm(value.node)
+        if isinstance(value.node, Pair | Activation) and 0 < len(pairs) < len(value.dims) and not traced:
             value = Value(value.node, tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs))
         made = self._of_kind(value, hard)
         self._first[value.node] = made[1]
@@ -444,7 +442,7 @@ class _Emission:
         return sites and node.bias is None and list(read.values()) == [straight]
 
     def _input(self, node: Linear, wanted: Value) -> str:
-        """What a product multiplies: for a mixing layer, a view of its embeddings as (samples, embeddings, dimension)."""
+        """What a product multiplies; for a mixing layer, a view of (samples, embeddings, dimension)."""
         straight = self._straight.get(node.x)
         if straight is None or not self._is_mixed(node):
             return self._tensor(wanted, hard=True)
@@ -580,6 +578,8 @@ class _Emission:
         node = value.node
         if not isinstance(node, Norm):
             raise CannotEmitError
+        if self._is_over_rows(node):
+            return self._whole(value)
         made = self._normed(node, value)
         if self._blocks(node) is not None:  # rows first, of which blocks are a view
             self._tensor(self._preferred(Value(node.x, (), ()), hard=False), hard=True)
@@ -597,6 +597,11 @@ class _Emission:
         width = made.shape[-1][0]
         text_of = f"{_F}.{node.kind}({{0}}, ({width},), {', '.join(given)}, {node.eps!r})"
         return self._emit(node.kind, text_of, operands, made)
+
+    def _is_over_rows(self, node: Norm) -> bool:
+        """True for a norm over several rows of a product, each of all columns: no kernel takes it, however written."""
+        rows, along = self._preferred(Value(node.x, (), ()), hard=False).dims, merged(node.over)
+        return bool(rows) and rows[-1] != along and is_within(rows[-1], along)
 
     def _without_cast(self, value: Value) -> Value:
         """What a norm reads before it is cast: it computes in float32, whatever that is."""
@@ -728,6 +733,3 @@ def _is_canonical(traced: Statement, ours: Statement) -> bool:
     if ours.op == "matmul":
         return traced.call is None and traced.op in ("matmul", "bmm", "einsum")
     return traced.op == ours.op and len(traced.operands) == 1
-
-
-__all__ = ["CannotEmitError", "Emitted", "Other", "Parameter", "Part", "emitted"]

@@ -28,7 +28,7 @@ def canonical_forward(
 
     `shapes` are those of the locals as traced, `runs` what `recorded` gives, `names` the expressions of Parameters and
     buffers by name. `barred` are targets of statements that are taken as they are. It computes the same up to rounding.
-    A product is split where mixing layers take each part.
+    A product is split where mixing layers take each part, and nothing reads it as a whole.
     """
     targets = [step.target for step in forward.statements if step.target != "_"]
     if not runs or len(set(targets)) < len(targets):
@@ -38,11 +38,19 @@ def canonical_forward(
             found = _canonical(forward, shapes, runs, names, barred, split)
         except CannotEmitError:
             continue
-        parts = {step.target for step in found[0].statements if step.op == PART}
-        mixes = find_fm_interactions(*found) if parts else ()
-        if parts <= {found[0].statements[place].target for mix in mixes for place in mix.places}:
+        if _splits_pay(*found):
             return found
     return forward, shapes
+
+
+def _splits_pay(forward: ForwardIR, shapes: Mapping[str, Shape]) -> bool:
+    """True if mixing layers take all parts of products, and no product is there as a whole, too."""
+    calls = [(step.op == PART, step.call.site) for step in forward.statements if step.call is not None]
+    if {site for is_part, site in calls if is_part} & {site for is_part, site in calls if not is_part}:
+        return False
+    parts = {step.target for step in forward.statements if step.op == PART}
+    mixes = find_fm_interactions(forward, shapes) if parts else ()
+    return parts <= {forward.statements[place].target for mix in mixes for place in mix.places}
 
 
 def _canonical(

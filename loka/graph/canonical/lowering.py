@@ -321,7 +321,7 @@ class _Lowering:
         ]
         if all(value.shape[each] == (1,) * self._count for each in dims):
             return _reshaped(value, shape)
-        factors = multiplied(value, dims) if call.name == "sum" else None
+        factors = multiplied(value) if call.name == "sum" else None
         if factors is None:
             return None
         a, b, sizes = factors
@@ -367,7 +367,8 @@ class _Lowering:
             vector = Value(bias.node, (merged(Piece(step.size, step.other) for step in real),), (n,))
             made = Linear(
                 shape=node.shape, place=node.place, x=node.x, rows=node.rows, k=node.k, weight=node.weight,
-                weight_n=node.weight_n, weight_k=node.weight_k, site=node.site, bias=vector, unbiased=node, kind=node.kind,
+                weight_n=node.weight_n, weight_k=node.weight_k, site=node.site, bias=vector, unbiased=node,
+                kind=node.kind,
             )  # fmt: skip
             key = (node, vector.node, vector.dims)
             return Value(self._graph.one(key, made), found.dims, found.shape)

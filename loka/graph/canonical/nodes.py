@@ -1,7 +1,7 @@
 """Nodes of the canonical graph: what a forward computes, without the layouts in which it keeps it.
 
-A node is a flat row of elements; a `Value` is a tensor that shows them in a layout (`layout`). Whatever a node reads, it
-reads along its own elements (`Step`), so that transposes and reshapes between two nodes are no nodes themselves.
+A node is a flat row of elements; a `Value` is a tensor that shows them in a layout (`layout`). Whatever a node reads,
+it reads along its own elements (`Step`), so that transposes and reshapes between two nodes are no nodes themselves.
 """
 
 from __future__ import annotations

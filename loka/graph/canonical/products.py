@@ -258,8 +258,8 @@ def part_of(value: Value, dim: int, start: int, length: int, selected: bool, gra
     return Value(node, rows_of(shape), shape)
 
 
-def multiplied(value: Value, kept: Sequence[int]) -> tuple[Factor, Factor, dict[str, Size]] | None:
-    """The factors of an element-wise product that is summed over all dimensions but `kept`, labelled by its dimensions."""
+def multiplied(value: Value) -> tuple[Factor, Factor, dict[str, Size]] | None:
+    """The factors of an element-wise product of two tensors, labelled by its dimensions; None for another value."""
     node = value.node
     if not isinstance(node, Pair) or node.op != "mul":
         return None
