@@ -11,7 +11,7 @@ from loka.graph.canonical.groups import in_groups
 from loka.graph.canonical.lowering import lowered
 from loka.graph.canonical.nodes import Value
 from loka.graph.canonical.recording import Run
-from loka.graph.canonical.views import CannotEmitError
+from loka.graph.canonical.texts import CannotEmitError
 from loka.graph.ir import PART, ConcatNorm, Cross, FmInteraction, ForwardIR, Region, Statement
 from loka.graph.patterns.fm_interaction import find_fm_interactions
 from loka.graph.trace.observed_shapes import Shape

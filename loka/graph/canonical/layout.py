@@ -200,11 +200,6 @@ def _holds(step: Step, at: Size) -> bool:
     return all(start <= each < end for start, each, end in zip(step.stride, at, step.end, strict=True))
 
 
-def reversed_steps(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """The same elements along the other value, which must not be broadcast."""
-    return joined(Step(step.size, step.other, step.stride) for step in steps)
-
-
 def is_within(dim: Dim, pieces: Sequence[Piece]) -> bool:
     """True if a dimension steps along these pieces alone."""
     steps = [Step(piece.size, piece.stride, piece.stride) for piece in pieces]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
 
-from loka.graph.canonical.layout import Size, is_fixed
 from loka.graph.ir import Statement
 from loka.graph.patterns.norm import literal
 
@@ -94,49 +92,3 @@ def _renamed(equation: object, dimensions: int) -> tuple[int, ...] | None:
     if not before.isalpha() or len(before) != dimensions or len(set(before)) != dimensions:
         return None
     return tuple(before.index(label) for label in after) if sorted(before) == sorted(after) else None
-
-
-class CannotEmitError(Exception):
-    """A value that no statement of ours makes: the forward stays as it was traced."""
-
-
-def _sizes(shape: Sequence[Size]) -> list[str]:
-    varying = [place for place, size in enumerate(shape) if not is_fixed(size)]
-    if len(varying) > 1:
-        raise CannotEmitError
-    return ["-1" if place in varying else str(size[0]) for place, size in enumerate(shape)]
-
-
-def reshape_text(shape: Sequence[Size], to: Sequence[Size]) -> str:
-    """The text of a view from one shape to another."""
-    one = (1,) * len((*shape, *to)[0])
-    if shape and (*shape[:-1], one, *shape[-1:]) == tuple(to):  # one block
-        return f"{{0}}.unflatten(-1, (1, {_sizes(shape[-1:])[0]}))"
-    if to and (one, *to) == tuple(shape):
-        return "{0}.squeeze(0)"
-    if (*to, one) == tuple(shape) and to:
-        return "{0}.flatten(-2)"
-    if to and (*to[:-1], one, *to[-1:]) == tuple(shape):
-        return "{0}.flatten(-2)"
-    lead = 0
-    while lead < min(len(shape), len(to)) and shape[lead] == to[lead]:
-        lead += 1
-    tail = 0
-    while tail < min(len(shape), len(to)) - lead and shape[-1 - tail] == to[-1 - tail]:
-        tail += 1
-    before, after = len(shape) - lead - tail, len(to) - lead - tail
-    whole = tail == 0  # the last dimensions: counted from the end, as patterns read them
-    if after == 1 and before > 1:
-        return f"{{0}}.flatten({-before})" if whole else f"{{0}}.flatten({lead}, {lead + before - 1})"
-    if before == 1 and after > 1 and sum(not is_fixed(size) for size in to[lead : lead + after]) < 2:
-        return f"{{0}}.unflatten({-1 if whole else lead}, ({', '.join(_sizes(to[lead : lead + after]))}))"
-    return f"{{0}}.reshape({', '.join(_sizes(to))})"
-
-
-def permutation_text(order: Sequence[int]) -> str:
-    moved = [place for place, each in enumerate(order) if place != each]
-    if tuple(order) == (1, 0):
-        return "{0}.t()"
-    if len(moved) == 2:
-        return f"{{0}}.transpose({moved[0]}, {moved[1]})"
-    return f"{{0}}.permute({', '.join(map(str, order))})"

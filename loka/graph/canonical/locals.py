@@ -1,0 +1,355 @@
+"""The locals of a canonical forward: tensors in the layouts in which something reads them, and traced statements."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from loka.graph.canonical.layout import (
+    Size,
+    is_fixed,
+    move,
+    size_of,
+)
+from loka.graph.canonical.live import embeddings_of
+from loka.graph.canonical.lowering import Lowered
+from loka.graph.canonical.nodes import (
+    Activation,
+    Linear,
+    Node,
+    Norm,
+    Pair,
+    Product,
+    Source,
+    Value,
+)
+from loka.graph.canonical.texts import CannotEmitError, permutation_text, reshape_text
+from loka.graph.ir import REASSOCIATED, Ref, RefKind, SiteCall, Statement
+from loka.graph.patterns.concat_norm import concatenated
+from loka.graph.patterns.norm import parse_norm
+from loka.graph.trace.observed_shapes import Shape
+
+_SIZE = re.compile(r"\{0\}(?:\[|\.shape\[|\.size\()(-?\d+)[\])]")  # x.shape[1], shape[1], x.size(1)
+_WHOLE = re.compile(r"\{0\}\.(?:shape|size\(\))")
+PLAIN: Mapping[str, str] = {"add": "{0} + {1}", "mul": "{0} * {1}"}
+
+
+@dataclass(slots=True)
+class Emitted:
+    """The statements of a forward in canonical form, and the shapes of their targets."""
+
+    statements: list[Statement] = field(default_factory=list)
+    shapes: dict[str, Shape] = field(default_factory=dict)
+
+
+class Locals:
+    """The locals of a canonical forward, made when something reads them: which tensor stands under which name."""
+
+    def __init__(self, statements: Sequence[Statement], arguments: Sequence[str], graph: Lowered) -> None:
+        self._statements, self._graph = statements, graph
+        self._places = {step.target: place for place, step in enumerate(statements) if step.target != "_"}
+        self._taken = {*self._places, *arguments}
+        self._shared: frozenset[Node] = frozenset()
+        self._returned: dict[Value, str] = {}  # names of results
+        self._straight = embeddings_of(graph)
+        self._made = Emitted()
+        self._names: dict[Value, str] = {}
+        self._first: dict[Node, Value] = {}  # the layout in which a node was made
+        self._turned: dict[Value, str] = {}  # views of embeddings that products read
+        self._of_gemm: dict[Node, bool] = {}
+        self._scattered: set[str] = set()  # locals that are permuted views
+        self._traced: dict[int, str] = {}
+        self._plain: dict[str, str] = {}
+        self._sources = {value.node: name for name in arguments if (value := graph.arguments.get(name)) is not None}
+
+    # Statements as they were traced
+
+    def _as_traced(self, place: int) -> str:
+        """The local that a statement makes, with the statement as it was traced."""
+        if place in self._traced:
+            return self._traced[place]
+        step = self._statements[place]
+        operands = tuple(self._operand(ref, place) for ref in step.operands)
+        name = step.target if step.target == "_" or step.target not in self._graph.changed else self._fresh(step.target)
+        value = self._graph.made[place]
+        self._add(replace(step, target=name, operands=operands), value)
+        self._traced[place] = name
+        if value is not None:
+            self._names.setdefault(value, name)
+            self._first.setdefault(value.node, value)
+        return name
+
+    def _operand(self, ref: Ref, place: int) -> Ref:
+        if ref.kind is not RefKind.LOCAL:
+            return ref
+        value = self._graph.read[place].get(ref.text)
+        return Ref(RefKind.LOCAL, self._value(ref.text) if value is None else self._tensor(value))
+
+    def _value(self, name: str) -> str:
+        """A local that is no tensor: an argument, a size, a tuple of tensors."""
+        place = self._places.get(name)
+        if place is None:
+            return name
+        if name in self._plain:
+            return self._plain[name]
+        step = self._statements[place]
+        given = self._graph.fixed.get(name)
+        sizes = given if isinstance(given, list) and all(type(each) is int for each in given) else None
+        if sizes is not None and not self._reads_sources(place) and self._is_size_of_gemm(place):
+            text, operands = self._size_text(tuple(sizes))
+            self._made.statements.append(Statement(name, "size", text, operands, note=step.note))
+            self._plain[name] = name
+        else:
+            self._plain[name] = self._as_traced(place)
+        return self._plain[name]
+
+    def _size_text(self, sizes: Size) -> tuple[str, tuple[Ref, ...]]:
+        """A size of a tensor that is made here, as a number or as a size of an argument."""
+        if is_fixed(sizes):
+            return str(sizes[0]), ()
+        for node, name in self._sources.items():
+            if sizes in node.shape:
+                return f"{{0}}.size({node.shape.index(sizes)})", (Ref(RefKind.LOCAL, name),)
+        raise CannotEmitError
+
+    def _reads_sources(self, place: int) -> bool:
+        """True if all tensors that a size is of are taken as they are."""
+        step = self._statements[place]
+        for ref in step.operands:
+            if ref.kind is not RefKind.LOCAL:
+                continue
+            value = self._graph.read[place].get(ref.text)
+            if value is not None and not isinstance(value.node, Source):
+                return False
+            if value is None and ref.text in self._places and not self._reads_sources(self._places[ref.text]):
+                return False
+        return True
+
+    def _is_size_of_gemm(self, place: int) -> bool:
+        """True for a size of what GEMMs make: their columns are those of weights, their rows those of arguments."""
+        step = self._statements[place]
+        found = _SIZE.fullmatch(step.template)
+        if found is None or len(step.operands) != 1:
+            return False
+        name = step.operands[0].text
+        if name in self._places and name not in self._graph.read[place]:  # of a shape
+            whole = self._statements[self._places[name]]
+            if not _WHOLE.fullmatch(whole.template):
+                return False
+            place, name = self._places[name], whole.operands[0].text
+        value = self._graph.read[place].get(name)
+        dim = int(found[1])
+        known = value is not None and -len(value.shape) <= dim < len(value.shape) and self._is_of_gemm(value.node)
+        return known and value is not None and bool(value.dims[dim])
+
+    # Tensors
+
+    def _tensor(self, value: Value, hard: bool = False) -> str:
+        """A local with the elements of a value in its layout; `hard`: what reads it needs this layout."""
+        if value not in self._names:
+            if value.node not in self._first:
+                self._make(value, hard)
+            if value not in self._names:
+                self._names[value] = self._viewed(self._first[value.node], value, hard)
+        name = self._names[value]
+        if hard or name not in self._scattered or not self._was_contiguous(value):
+            return name
+        self._names[value] = self._fresh(name)
+        copied = Statement(self._names[value], "contiguous", "{0}.contiguous()", (Ref(RefKind.LOCAL, name),))
+        self._add(copied, value)
+        return self._names[value]
+
+    def _was_contiguous(self, value: Value) -> bool:
+        """True for a tensor that was contiguous as traced: what is not looked into may rely on it."""
+        places = self._graph.holders.get(value.node, [])
+        return any(place in self._graph.contiguous and self._graph.made[place] == value for place in places)
+
+    def _viewed(self, first: Value, wanted: Value, hard: bool = True) -> str:
+        """A tensor in another layout."""
+        if any(size_of(dim, len(size)) != size for dim, size in zip(wanted.dims, wanted.shape, strict=True)):
+            return self._broadcast(first, wanted)
+        step = move(first.dims, wanted.dims, first.shape, wanted.shape)
+        if step is None:
+            raise CannotEmitError
+        name, shape = self._names[first], first.shape
+        holder = self._holder(wanted)
+        texts: list[tuple[str, tuple[Size, ...]]] = []
+        if step.before is not None:
+            texts.append((reshape_text(shape, step.before), step.before))
+            shape = step.before
+        if step.order is not None:
+            moved = tuple(shape[place] for place in step.order)
+            texts.append((permutation_text(step.order), moved))
+            shape = moved
+        if step.after is not None:
+            texts.append((reshape_text(shape, step.after), step.after))
+        for number, (text, made) in enumerate(texts):
+            last = number == len(texts) - 1
+            target = self._target(wanted, name) if last else self._fresh(f"{name}_view")
+            note = self._statements[holder].note if holder is not None else ""
+            kept = self._kept_view(holder, name, first) if last and number == 0 else None
+            scattered = last and step.order is not None and step.after is None
+            if scattered and not hard and self._was_contiguous(wanted):
+                text, kept = f"{text}.contiguous()", None
+            elif scattered:
+                self._scattered.add(target)
+            made_by = kept or Statement(
+                target, text.partition("(")[0].removeprefix("{0}."), text, (Ref(RefKind.LOCAL, name),), note=note
+            )
+            self._made.statements.append(replace(made_by, target=target))
+            self._made.shapes[target] = _printed(made)
+            name = target
+        return name
+
+    def _kept_view(self, holder: int | None, name: str, first: Value) -> Statement | None:
+        """The traced statement of a view, where it is of the tensor that is there."""
+        if holder is None:
+            return None
+        step, read = self._statements[holder], self._graph.read[holder]
+        given = [ref for ref in step.operands if ref.text in read]
+        if holder in self._graph.opaque or len(given) != 1:
+            return None
+        value = read[given[0].text]
+        if self._names.get(value) != name:
+            return None
+        if any(
+            ref.kind is RefKind.LOCAL and ref.text not in read and not self._reads_sources(holder)
+            for ref in step.operands
+        ):
+            return None
+        if step.call is not None or len(step.operands) > 1:
+            return None
+        return replace(
+            step, operands=tuple(Ref(RefKind.LOCAL, name) if ref is given[0] else ref for ref in step.operands)
+        )
+
+    def _broadcast(self, first: Value, wanted: Value) -> str:
+        """A tensor with dimensions of one where it is broadcast."""
+        shape = tuple(size if dim else (1,) * len(size) for dim, size in zip(wanted.dims, wanted.shape, strict=True))
+        return self._tensor(Value(wanted.node, wanted.dims, shape), hard=True)
+
+    def _make(self, value: Value, hard: bool) -> None:
+        """Makes a node, in the wanted layout where it can be had; dimensions of one element are a view of it."""
+        pairs = [pair for pair in zip(value.dims, value.shape, strict=True) if pair[0]]
+        traced = self._holder(value) is not None and not self._is_of_gemm(value.node)
+        if isinstance(value.node, Pair | Activation) and 0 < len(pairs) < len(value.dims) and not traced:
+            value = Value(value.node, tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs))
+        made = self._of_kind(value, hard)
+        self._first[value.node] = made[1]
+        self._names[made[1]] = made[0]
+
+    def _of_kind(self, value: Value, hard: bool) -> tuple[str, Value]:
+        """Makes a node: the local, and the layout that it has."""
+        raise NotImplementedError
+
+    def _whole(self, value: Value) -> tuple[str, Value]:
+        """A node as it was traced."""
+        node = value.node
+        places = self._graph.holders.get(node, [])
+        if not places:
+            raise CannotEmitError(f"{type(node).__name__} of {self._statements[node.place].text()}")
+        exact = [place for place in places if self._graph.made[place] == value]
+        place = (exact or places)[0]
+        name, made = self._as_traced(place), self._graph.made[place]
+        if made is None:
+            raise CannotEmitError
+        return name, made
+
+    def _holder(self, value: Value) -> int | None:
+        """The statement that makes a tensor of this node in this layout."""
+        places = self._graph.holders.get(value.node, [])
+        return next((place for place in places if self._graph.made[place] == value), None)
+
+    def _target(self, value: Value, otherwise: str) -> str:
+        """The name of the local that has a value in the forward as it was traced, or a new one."""
+        returned = self._returned.get(value)
+        if returned is not None and returned not in self._made.shapes:
+            return returned
+        place = self._holder(value)
+        if place is None:
+            places = self._graph.holders.get(value.node, [])
+            return self._fresh(f"{self._statements[places[0]].target if places else otherwise}_rows")
+        name = self._statements[place].target
+        used = name in self._made.shapes or name in self._graph.changed or name == "_"
+        return self._fresh(name if name != "_" else otherwise) if used else name
+
+    def _fresh(self, name: str) -> str:
+        number, found = 1, name
+        while found in self._taken or found == "_":
+            number += 1
+            found = f"{name}_{number}"
+        self._taken.add(found)
+        return found
+
+    def _add(self, step: Statement, value: Value | None) -> None:
+        self._made.statements.append(step)
+        if value is not None and step.target != "_":
+            self._made.shapes[step.target] = _printed(value.shape)
+
+    def _emit(
+        self, op: str, text: str, operands: Sequence[Ref], value: Value, call: SiteCall | None = None
+    ) -> tuple[str, Value]:
+        """A canonical statement; the one that was traced, if that is canonical, too."""
+        place = self._holder(value)
+        target = self._target(value, op)
+        note = self._note(value, place)
+        step = Statement(target, op, text, tuple(operands), call, note)
+        if place is not None and place not in self._graph.opaque:
+            traced = self._statements[place]
+            same = self._same_operands(traced, place, operands)
+            if same and _is_canonical(traced, step):
+                step = replace(traced, target=target, operands=same)
+        self._add(step, value)
+        return target, value
+
+    def _note(self, value: Value, place: int | None) -> str:
+        places = self._graph.holders.get(value.node, []) if place is None else [place]
+        step = self._statements[places[0] if places else max(value.node.place, 0)]
+        of_child = step.call is not None and step.call.site == step.note and isinstance(value.node, Product)
+        return step.note.rpartition(".")[0] if of_child else step.note
+
+    def _same_operands(self, traced: Statement, place: int, operands: Sequence[Ref]) -> tuple[Ref, ...]:
+        """The operands of a traced statement, if it reads the same locals as ours; () where it does not."""
+        found: list[Ref] = []
+        for ref in traced.operands:
+            value = self._graph.read[place].get(ref.text) if ref.kind is RefKind.LOCAL else None
+            if value is not None:
+                name = self._names.get(value)
+                ref = Ref(RefKind.LOCAL, name) if name is not None else ref
+            found.append(ref)
+        ours = sorted(ref.text for ref in operands if ref.kind is RefKind.LOCAL)
+        theirs = sorted(ref.text for ref in found if ref.kind is RefKind.LOCAL)
+        return tuple(found) if ours == theirs else ()
+
+    def _is_of_gemm(self, node: Node) -> bool:
+        """True for a product with a weight, and for a sum, product, norm or activation of one."""
+        if node not in self._of_gemm:
+            inner = node.operands if isinstance(node, Pair) else ()
+            of_x = isinstance(node, Norm | Activation) and self._is_of_gemm(node.x)
+            of_pair = any(self._is_of_gemm(each.node) for each in inner)
+            self._of_gemm[node] = isinstance(node, Linear) or of_x or of_pair
+        return self._of_gemm[node]
+
+
+def _printed(shape: Sequence[Size]) -> Shape:
+    return tuple(size[0] if is_fixed(size) else None for size in shape)
+
+
+def _is_canonical(traced: Statement, ours: Statement) -> bool:
+    """True if a traced statement has the form of ours: it is what patterns match, in the model's own words."""
+    if ours.op in PLAIN:
+        return traced.template == ours.template
+    if ours.call is not None:
+        call = traced.call
+        plain = call is not None and call.x == "{0}" and call.out == "{0}" and call.plus is None
+        return (
+            plain and ours.op != REASSOCIATED and call is not None and (call.bias is None) == (ours.call.bias is None)
+        )
+    if ours.op in ("layer_norm", "rms_norm"):
+        return parse_norm(traced) is not None
+    if ours.op == "cat":
+        return bool(concatenated(traced)) and concatenated(traced) == traced.operands
+    if ours.op == "matmul":
+        return traced.call is None and traced.op in ("matmul", "bmm", "einsum")
+    return traced.op == ours.op and len(traced.operands) == 1
