@@ -117,14 +117,14 @@ class NormReadAsBlocks(NormOfBlocks):
         return out
 
 
-@pytest.mark.parametrize(("kind", "shape"), [(NormOfBlocks, "(24,)"), (NormReadAsBlocks, "(4, 6)")])
-def test_a_norm_of_blocks_is_one_of_rows_where_rows_are_read(kind: type[NormOfBlocks], shape: str) -> None:
+@pytest.mark.parametrize("kind", [NormOfBlocks, NormReadAsBlocks])
+def test_a_norm_of_blocks_is_one_of_rows(kind: type[NormOfBlocks]) -> None:
     module = kind()
     inputs = {batch: ModelInputs((torch.randn(batch, FIELDS, DIM),), {}) for batch in (5, 8)}
     examples = capture_examples(module, [""], inputs)[""]
     forward = trace_forward(module, "", examples, inline=("norm",), sites=("first", "second"))
     assert isinstance(forward, ForwardIR), forward
-    assert [shape in step.template for step in forward.statements if step.op == "layer_norm"] == [True]
+    assert ["(24,)" in step.template for step in forward.statements if step.op == "layer_norm"] == [True]
     last = [step for step in forward.statements if step.call is not None][-1]
     assert last.operands[0].text == "first"
     x = torch.randn(6, FIELDS, DIM)
@@ -156,7 +156,7 @@ def test_a_group_whose_first_product_takes_a_bias_goes_back_whole(kept: tuple[in
     inputs = {batch: ModelInputs((torch.randn(batch, FIELDS, DIM),), {}) for batch in (5, 8)}
     forward = trace_forward(module, "", capture_examples(module, [""], inputs)[""], sites=("up",))
     assert isinstance(forward, ForwardIR), forward
-    assert [step.target for step in forward.statements if step.written] == ["add_row"]
+    assert [step.op for step in forward.statements if step.written] == ["linear"]
     x = torch.randn(6, FIELDS, DIM)
     back = with_forward(copy.copy(module), as_traced(forward, frozenset(kept)))
     assert torch.equal(back(x), module(x))

@@ -112,7 +112,7 @@ class Plain(Body):
     ("kind", "missing"),
     [
         (Body, "the sum before its norm has 2 dimensions, not 3 (samples, rows, columns)"),
-        (AlongColumns, "it concatenates along dimension -1 before its norm, and rows (dimension 1) are what is joined"),
+        (AlongColumns, "it concatenates along dimension 2 before its norm, and rows (dimension 1) are what is joined"),
         (ReadTwice, "the concatenation before its norm is read by something else as well"),
         (BroadcastCross, "the product or the sum of its cross layer is broadcast"),
         (CrossReadTwice, "the product of its cross layer is read by something else as well"),

@@ -1,4 +1,4 @@
-"""Casts that change no dtype, with and without autocast."""
+"""Casts without which something would have another dtype, with or without autocast."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from loka.graph.canonical.forwards import as_traced
 from loka.graph.ir import ForwardIR
+from loka.graph.trace.casts import telling_casts
 from loka.graph.trace.examples import ModelInputs, capture_examples
-from loka.graph.trace.observed_shapes import idle_casts
 from loka.graph.trace.trace import trace_forward
 
 
@@ -37,13 +37,36 @@ class RaisesUnderAutocast(Body):
         return out
 
 
-@pytest.mark.parametrize(("kind", "idle"), [(Body, 1), (Narrows, 0), (RaisesUnderAutocast, 1)])
-def test_casts_that_change_nothing(kind: type[Body], idle: int) -> None:
+class BeforeANorm(Body):
+    """A norm computes in float32, whatever it reads."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.layer_norm(self.linear(x).add_(x), (8,))
+
+
+class OfABias(Body):
+    """A product with its bias has the dtype of the product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.randn(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = torch.nn.functional.linear(x, self.linear.weight)
+        out += self.bias
+        return out
+
+
+KINDS = {Body: 0, Narrows: 1, RaisesUnderAutocast: 0, BeforeANorm: 0, OfABias: 0}
+
+
+@pytest.mark.parametrize(("kind", "telling"), KINDS.items())
+def test_casts_that_tell(kind: type[Body], telling: int) -> None:
     module = kind()
     batches = {batch: ModelInputs((torch.randn(batch, 8),)) for batch in (3, 5)}
     examples = capture_examples(module, [""], batches)[""]
     forward = trace_forward(module, "", examples, inline=["linear"], sites=["linear"])
     assert isinstance(forward, ForwardIR), forward
-    assert sum(step.op == "type_as" for step in forward.statements) == 1 - idle
+    assert sum(step.op == "type_as" for step in forward.statements) == telling
     back = as_traced(forward, frozenset())
-    assert len(idle_casts(back, examples, kind)) == idle
+    assert len(telling_casts(back, examples, kind)) == telling

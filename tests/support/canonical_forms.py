@@ -1,0 +1,65 @@
+"""Canonical forms of forwards that a test writes as statements."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from loka.graph.canonical.forwards import canonical_forward
+from loka.graph.canonical.recording import recorded
+from loka.graph.ir import ForwardIR, Ref, RefKind, SiteCall, Statement
+from loka.graph.trace.examples import ExampleCall, Examples
+
+Sizes = Mapping[str, tuple[int, ...]]
+
+
+def statements(*lines: str) -> tuple[Statement, ...]:
+    """Statements "y = add x z: {0} + {1}": target, op, operands, template; names with a dot are attributes of self.
+
+    A line that begins with "GEMM" is the call of the site "w", whose operands are x and the weight in this order.
+    """
+    made = []
+    for line in lines:
+        head, _, template = line.removeprefix("GEMM ").partition(": ")
+        target, _, op, *names = head.split()
+        refs = tuple(Ref(RefKind.ATTRIBUTE if "." in name else RefKind.LOCAL, name) for name in names)
+        call = SiteCall("w", "{0}", "{1}", None, "{0}") if line.startswith("GEMM") else None
+        made.append(Statement(target, op, template, refs, call))
+    return tuple(made)
+
+
+def canonical(lines: Sequence[str], inputs: Sizes, parameters: Sizes, read: Sequence[str] = ()) -> ForwardIR:
+    """The canonical form of a forward with these statements.
+
+    `inputs` are the sizes of its arguments without the batch, the first dimension. It returns the last target, and
+    those in `read`.
+    """
+    steps = statements(*lines)
+    owner = nn.Module()
+    for number, (name, size) in enumerate(parameters.items()):
+        owner.register_parameter(name, nn.Parameter(torch.randn(size) + number))
+    result = ", ".join((steps[-1].target, *read))
+    forward = ForwardIR("", "", tuple(inputs), steps, f"({result})", (), "")
+    calls = tuple(ExampleCall(b, tuple(torch.randn(b, *size) for size in inputs.values()), {}) for b in (3, 5))
+
+    def copied() -> nn.Module:
+        made = nn.Module()
+        made._parameters.update(owner._parameters)
+        return made
+
+    runs = recorded(forward, Examples("", calls), copied)
+    shapes = {name: (None, *size) for name, size in inputs.items()}
+    found, _ = canonical_forward(forward, shapes, runs, {name: f"self.{name}" for name in parameters})
+    return found
+
+
+def texts(forward: ForwardIR) -> list[str]:
+    """The text of each statement."""
+    return [step.text() for step in forward.statements]
+
+
+def templates(forward: ForwardIR) -> list[str]:
+    """The template of each statement."""
+    return [step.template for step in forward.statements]
