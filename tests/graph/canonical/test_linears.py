@@ -24,7 +24,12 @@ def test_a_bias_that_is_multiplied_along_with_the_product() -> None:
 
 
 def test_with_a_further_term_it_is_a_cross_layer() -> None:
-    lines = ("p = mul u g: {0} * {1}", "r = add h p: {0} + {1}", "q = mul self.b g: {0} * {1}", "y = add r q: {0} + {1}")
+    lines = (
+        "p = mul u g: {0} * {1}",
+        "r = add h p: {0} + {1}",
+        "q = mul self.b g: {0} * {1}",
+        "y = add r q: {0} + {1}",
+    )
     found = templates(canonical((GEMM, *lines), INPUTS, PARAMETERS))
     assert found == [LINEAR, "{0} * {1}", "{0} + {1}"]
 
