@@ -85,7 +85,8 @@ def recorded(
 def _out_of_place(run: Run, modules: Collection[int]) -> bool:
     """Makes each change of a tensor of the forward's own one that makes a new tensor; False where that cannot be.
 
-    Others must not read the old tensor, or views of it, any more. What a module changes is its own.
+    Others must not read the old tensor, or views of it, any more. What a module changes is its own, and so is what a
+    statement makes and fills with random numbers: these are taken as they are.
     """
     standing: dict[int, Tensor] = {}  # for tensors that were changed, by id
     stale: set[int] = set()
@@ -97,13 +98,16 @@ def _out_of_place(run: Run, modules: Collection[int]) -> bool:
         return standing.get(id(value), value) if isinstance(value, Tensor) else value
 
     made = dict(run.made)
+    drawn = {call.place for call in run.calls if torch.Tag.nondeterministic_seeded in call.function.tags}
     for place in sorted({*made, *(call.place for call in run.calls)}):
+        before = {_storage(each) for each in alive.values()} if place in drawn else set()
         for call in (each for each in run.calls if each.place == place):
             if place not in modules and any(id(each) in stale for each in call.read):
                 return False
             args, kwargs = tree_map(put, call.args), tree_map(put, call.kwargs)
             alive |= {id(each): each for each in (*call.read, *call.made)}
-            if not call.function._schema.is_mutable or place in modules:
+            own = place in drawn and isinstance(call.result, Tensor) and _storage(call.result) not in before | outside
+            if not call.function._schema.is_mutable or place in modules or own:
                 calls.append(replace(call, args=args, kwargs=kwargs, result=tree_map(put, call.result)))
                 continue
             old = call.args[0] if call.args else None
