@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from loka.graph.canonical.forwards import canonical_forward
+from loka.graph.canonical.forwards import as_traced, canonical_forward
 from loka.graph.canonical.recording import recorded
+from loka.graph.equivalence import with_forward
 from loka.graph.ir import ForwardIR, Ref, RefKind, SiteCall, Statement
 from loka.graph.trace.examples import ExampleCall, Examples
 
@@ -63,3 +64,28 @@ def texts(forward: ForwardIR) -> list[str]:
 def templates(forward: ForwardIR) -> list[str]:
     """The template of each statement."""
     return [step.template for step in forward.statements]
+
+
+def assert_same(forward: ForwardIR, inputs: Sizes, parameters: Sizes, kept: frozenset[int] = frozenset()) -> None:
+    """Fails unless a canonical form has the results and gradients of what was traced.
+
+    `kept` are places of canonical statements that the latter has, too.
+    """
+    owner = nn.Module()
+    for name, size in parameters.items():
+        owner.register_parameter(name, nn.Parameter(torch.randn(size)))
+    drawn = {name: torch.randn(4, *size) for name, size in inputs.items()}
+    found = []
+    for each in (forward, as_traced(forward, kept)):
+        given = {name: tensor.clone().requires_grad_() for name, tensor in drawn.items()}
+        made = with_forward(owner, each)(*(tensor * 1.0 for tensor in given.values()))
+        results: tuple[Tensor, ...] = made if isinstance(made, tuple) else (made,)
+        wanted = [*given.values(), *owner.parameters()]
+        loss = sum((result.square().sum() for result in results), torch.zeros(()))
+        found.append((results, torch.autograd.grad(loss, wanted, allow_unused=True)))
+    (ours, our_gradients), (theirs, their_gradients) = found
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    for a, b in zip(our_gradients, their_gradients, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None and b is not None:
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)

@@ -276,8 +276,6 @@ class _Emission(Locals):
         node = value.node
         if not isinstance(node, Norm):
             raise CannotEmitError
-        if self._is_over_rows(node):
-            return self._whole(value)
         made = self._normed(node, value)
         if self._blocks(node) is not None:  # rows first, of which blocks are a view
             self._tensor(self._preferred(Value(node.x, (), ()), hard=False), hard=True)
@@ -295,11 +293,6 @@ class _Emission(Locals):
         width = made.shape[-1][0]
         text_of = f"{_F}.{node.kind}({{0}}, ({width},), {', '.join(given)}, {node.eps!r})"
         return self._emit(node.kind, text_of, operands, made)
-
-    def _is_over_rows(self, node: Norm) -> bool:
-        """True for a norm over several rows of a product, each of all columns: no kernel takes it, however written."""
-        rows, along = self._preferred(Value(node.x, (), ()), hard=False).dims, merged(node.over)
-        return bool(rows) and rows[-1] != along and is_within(rows[-1], along)
 
     def _without_cast(self, value: Value) -> Value:
         """What a norm reads before it is cast: it computes in float32, whatever that is."""

@@ -30,6 +30,7 @@ _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 _REDUCING = frozenset({"mean", "sum", "var", "std", "var_mean", "std_mean", "norm", "linalg_vector_norm"})
 _NORMS = frozenset({"native_layer_norm", "_fused_rms_norm", "native_group_norm"})
 _SCALES = (1.0, 0.02, 30.0)  # of drawn inputs: where eps is nothing, and where it is all
+_LARGE = 1e15  # beyond what a clamp leaves
 _LEAST_EPS = 1e-18  # what is less is rounding: the norm has none, and gives NaN for a row of zeros
 _ENDS = (0.0, -1.0, 1.0, 1e-30, -1e-30, 0.5, -0.5, 7.0, -7.0, 1e30, -1e30)  # where pieces of a function may begin
 _LAST = frozenset({"mul", "div", "add", "sub", "rsub", "addcmul", "addcdiv", *_NORMS})  # operations that end a norm
@@ -167,14 +168,33 @@ def _activation(cone: _Cone, x: Value) -> Known | None:
         left = [name for name in left if _agree(value, _ACTIVATIONS[name](given))]
         if not left:
             return None
-    return Known(left[0], x) if left[0] != "relu" or _is_relu(cone) else None
+    same = _is_relu(cone) if left[0] == "relu" else _hides_nothing(cone, _ACTIVATIONS[left[0]])
+    return Known(left[0], x) if same else None
+
+
+def _hides_nothing(cone: _Cone, function: Callable[[Tensor], Tensor]) -> bool:
+    """True if an activation is not of clamped numbers, nor of numbers for infinities and NaNs.
+
+    Where its own intermediate results overflow, as in log(1 + exp(x)), it may be infinite or NaN.
+    """
+    given = _numbers((*_ENDS, math.inf, -math.inf, math.nan), cone.x.shape)
+    ours, theirs = cone.evaluated(given, ()), function(given)
+    if ours is None:
+        return False
+    finite = ours.isfinite()
+    return _agree(ours[finite], theirs[finite])
+
+
+def _numbers(numbers: Sequence[float], shape: Sequence[int]) -> Tensor:
+    """A tensor with these numbers, again and again."""
+    count = math.prod(shape)
+    drawn = torch.tensor(numbers, dtype=torch.float64).repeat(count // len(numbers) + 1)
+    return drawn[:count].reshape(tuple(shape))
 
 
 def _is_relu(cone: _Cone) -> bool:
     """True for a ReLU at the ends of its pieces, too; at 0 its gradient is any subgradient."""
-    count = math.prod(cone.x.shape)
-    numbers = torch.tensor(_ENDS, dtype=torch.float64).repeat(count // len(_ENDS) + 1)
-    given = numbers[:count].reshape(cone.x.shape).requires_grad_()
+    given = _numbers((*_ENDS, math.inf), cone.x.shape).requires_grad_()
     with torch.enable_grad():
         value = cone.evaluated(given, ())
         if value is None or not _agree(value.detach(), given.detach().relu()) or not value.requires_grad:
@@ -278,4 +298,14 @@ def _is_norm(cone: _Cone, kind: str, eps: float, weight: int | None, bias: int |
         normed = normed if bias is None else normed + affine[bias]
         if not _agree(cone.evaluated(given, affine), normed):
             return False
-    return True
+    return _is_of_all_numbers(cone, kind, over)
+
+
+def _is_of_all_numbers(cone: _Cone, kind: str, over: tuple[int, ...]) -> bool:
+    """True if a norm is not of clamped numbers, nor of numbers for NaNs."""
+    affine = [torch.ones(each.shape, dtype=torch.float64) for each in cone.weights]
+    given = _drawn(cone.x.shape, seed=5) * _LARGE
+    centred = given - given.mean(over, keepdim=True) if kind == "layer_norm" else given
+    normed = centred * centred.square().mean(over, keepdim=True).rsqrt() + (len(affine) > 1)
+    value = cone.evaluated(torch.full_like(given, math.nan), affine)
+    return _agree(cone.evaluated(given, affine), normed) and value is not None and not value.isfinite().any()

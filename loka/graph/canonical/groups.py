@@ -52,7 +52,7 @@ def _same_effects(traced: Sequence[Statement], canonical: Sequence[Statement], o
         [step.template for step in steps if step.target == "_"] for steps in (traced[:old], canonical[:new])
     )
     every = Counter(step.template for step in canonical if step.target == "_")
-    return Counter(ours) == Counter(before) & every if len(ours) < sum(every.values()) else True
+    return Counter(ours) == Counter(before) & every
 
 
 def _needs(steps: Sequence[Statement], result: str, names: set[str]) -> list[set[str]]:

@@ -70,15 +70,34 @@ class Locals:
         if place in self._traced:
             return self._traced[place]
         step = self._statements[place]
-        operands = tuple(self._operand(ref, place) for ref in step.operands)
-        name = step.target if step.target == "_" or step.target not in self._graph.changed else self._fresh(step.target)
+        operands = self._before_change(tuple(self._operand(ref, place) for ref in step.operands), place)
         value = self._graph.made[place]
+        name = step.target
+        if name == "_" and value is not None and place not in self._graph.effects:  # others read it: what it changes
+            name = self._fresh(step.op.strip("_"))
+        elif name != "_" and name in self._graph.changed:
+            name = self._fresh(name)
         self._add(replace(step, target=name, operands=operands), value)
         self._traced[place] = name
         if value is not None:
             self._names.setdefault(value, name)
             self._first.setdefault(value.node, value)
         return name
+
+    def _before_change(self, operands: tuple[Ref, ...], place: int) -> tuple[Ref, ...]:
+        """The operands of a statement, with a copy of the one that it changes where others read that as it was."""
+        node, reads = self._graph.changes.get(place), enumerate(self._graph.read)
+        others = (read for other, read in reads if other != place and self._graph.made[other] is not None)
+        if node is None or not any(value.node is node for read in others for value in read.values()):
+            return operands
+        made: list[Ref] = []
+        for ref, old in zip(operands, self._statements[place].operands, strict=True):
+            value = self._graph.read[place].get(old.text) if old.kind is RefKind.LOCAL else None
+            if value is not None and value.node is node:
+                ref = Ref(RefKind.LOCAL, self._fresh(f"{ref.text}_copy"))
+                self._add(Statement(ref.text, "clone", "{0}.clone()", (self._operand(old, place),)), value)
+            made.append(ref)
+        return tuple(made)
 
     def _operand(self, ref: Ref, place: int) -> Ref:
         if ref.kind is not RefKind.LOCAL:

@@ -28,6 +28,7 @@ class Lowered:
     opaque: set[int] = field(default_factory=set)  # statements that are taken as they are
     effects: set[int] = field(default_factory=set)  # of these, the ones with effects, which keep their order
     changed: set[str] = field(default_factory=set)  # locals that a later statement changes in place
+    changes: dict[int, Node] = field(default_factory=dict)  # by place, what a statement changes in place
     fixed: dict[str, object] = field(default_factory=dict)  # locals that are no tensors, with their values in each run
     contiguous: set[int] = field(default_factory=set)  # statements that make a contiguous tensor
     casts: dict[Node, Value] = field(default_factory=dict)  # of casts that are taken as they are, what they cast
@@ -119,6 +120,8 @@ class _Lowering:
                 self._take_as_is(place, made, calls, step, pure=True)
         result = made[0]
         for change in (each for each in self._runs[0].changes if each.place == place):
+            if id(change.old) in self._values:
+                self._found.changes[place] = self._values[id(change.old)].node
             for name, held in self._locals.items():
                 if held is change.old:
                     self._locals[name] = change.new

@@ -94,7 +94,8 @@ def _out_of_place(run: Run, modules: Collection[int]) -> bool:
     """Makes each change of a tensor of the forward's own one that makes a new tensor; False where that cannot be.
 
     Others must not read the old tensor, or views of it, any more. The calls of a module (at the places in `modules`)
-    stay: it may change its own tensors, and what it is given if nothing reads that again.
+    stay: it may change its own tensors, and what it is given if nothing reads that again. So do those of a statement
+    that makes a tensor and fills it with random numbers.
     """
     standing: dict[int, Tensor] = {}  # for tensors that were changed, by id
     stale: set[int] = set()
@@ -108,6 +109,7 @@ def _out_of_place(run: Run, modules: Collection[int]) -> bool:
     def put(value: Any) -> Any:
         return standing.get(id(value), value) if isinstance(value, Tensor) else value
 
+    drawn = {call.place for call in run.calls if torch.Tag.nondeterministic_seeded in call.function.tags}
     for place in sorted({*run.made, *(call.place for call in run.calls)}):
         of_module, before = place in modules, frozenset(alive)
         unread = frozenset(stale) if of_module else stale
@@ -121,7 +123,8 @@ def _out_of_place(run: Run, modules: Collection[int]) -> bool:
             if of_module:
                 kept = {_storage(each) for each in changed} & before - known
                 stale |= {key for storage in kept for key in alive[storage]}
-            if not changed or of_module:
+            filled = place in drawn and all(_storage(each) not in before | known for each in changed)
+            if not changed or of_module or filled:
                 calls.append(replace(call, args=args, kwargs=kwargs, result=tree_map(put, call.result)))
                 continue
             old, function = changed[0], _twin(call)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Iterator, Mapping
 from itertools import chain
 
@@ -10,13 +11,14 @@ from loka.graph.canonical.products import saves_work
 from loka.graph.ir import ForwardIR, NearKind, NearMiss, Ref, RefKind, Statement
 from loka.graph.patterns.fm_interaction import changes_in_place
 from loka.graph.patterns.linear_chain import readers_of
-from loka.graph.patterns.norm import arguments, norm_ending_at, over_other_dimensions
+from loka.graph.patterns.norm import TORCH_NORMS, arguments, norm_ending_at, over_other_dimensions
 from loka.graph.trace.observed_shapes import Shape
 
 _CONCATENATIONS = frozenset(("cat", "concat", "concatenate"))
 _SUMS = frozenset(("add", "iadd"))
 _VIEWS = frozenset(("transpose", "permute", "mT", "T", "reshape", "view", "contiguous", "type_as", "to", "swapaxes"))
 _PARTS = frozenset(("getitem", "split", "chunk", "narrow", "split_with_sizes", "tensor_split"))
+_FLATTENED = frozenset(("flatten", "view", "reshape"))
 _PRODUCTS = frozenset(("matmul", "bmm", "einsum"))
 
 
@@ -48,12 +50,29 @@ class _Near:
         """A norm, or statistics of one, over other dimensions than the last, after a GEMM."""
         step = self.statements[place]
         before = self._set_by(step.operands[0]) if step.operands else None
+        rows = before if before is not None and before.op in _FLATTENED else None
+        if rows is not None:
+            before = self._set_by(rows.operands[0])
         if before is None or before.call is None or step.call is not None:
             return
-        over = over_other_dimensions(step, len(self.shapes.get(before.target, ())))
+        over = self._over_flattened(step, before, rows) if rows is not None else self._over_others(step, before)
         if over is not None:
             words = f"{step.op} after it is over {over}, and kernels normalise over the last dimension alone"
             yield NearMiss(self._places[before.target], words, NearKind.NORM)
+
+    def _over_others(self, step: Statement, before: Statement) -> str | None:
+        return over_other_dimensions(step, len(self.shapes.get(before.target, ())))
+
+    def _over_flattened(self, step: Statement, before: Statement, rows: Statement) -> str | None:
+        """The dimensions of a GEMM's result that a norm of its flattened rows is over, in words; None for others."""
+        shape, width = self.shapes.get(before.target, ()), self.shapes.get(rows.target, (None,))[-1]
+        if step.op not in TORCH_NORMS or shape[-1:] == (width,):
+            return None
+        for count in range(2, len(shape)):
+            sizes = [size for size in shape[-count:] if size is not None]
+            if len(sizes) == count and math.prod(sizes) == width:
+                return f"the last {count} dimensions"
+        return None
 
     def _join(self, place: int) -> Iterator[NearMiss]:
         """What the norm of a join lacks, at the statement before it: the norm may be a child's."""

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import nn
 
+from loka.graph.canonical.forwards import as_traced
+from loka.graph.equivalence import with_forward
 from tests.support.canonical_forms import canonical as canonical_of
 from tests.support.canonical_forms import statements, templates
 
@@ -98,12 +102,57 @@ def test_an_rms_norm_of_six_statements() -> None:
         ("var(-1", "var(-2"),  # another dimension
         ("{0} + 1e-05", "{0} + 1.0"),  # no norm's eps
         ("{0} / {1}", "{0} * {1}"),
+        ("moved = add var: {0} + 1e-05", "moved = clamp var: {0}.clamp(min=1e-05)"),  # no eps where var is larger
+        ("{0} - {1}", "torch.sub({0}, {1}, alpha=2)"),
     ],
 )
 def test_what_is_nearly_a_norm_is_none(old: str, new: str) -> None:
     steps = [line.replace(old, new) for line in NORMS["mean and var"]]
     assert steps != list(NORMS["mean and var"])
     assert NORM not in canonical(*steps, *AFFINE)
+
+
+@pytest.mark.parametrize("eps", ["1e-05", "1e-03"])
+def test_an_eps_outside_of_the_root_is_none_of_a_norm(eps: str) -> None:
+    statistics = ("mean = mean x: {0}.mean(-1, keepdim=True)", "centred = sub x mean: {0} - {1}")
+    inside = ("var = var x: {0}.var(-1, unbiased=False, keepdim=True)", f"moved = add var: {{0}} + {eps}")
+    outside = ("std = std x: {0}.std(-1, unbiased=False, keepdim=True)", f"root = add std: {{0}} + {eps}")
+    last = "normed = truediv centred root: {0} / {1}"
+    wanted = [NORM.replace("1e-05", str(float(eps)))]
+    assert canonical(*statistics, *inside, "root = sqrt moved: {0}.sqrt()", last, *AFFINE) == wanted
+    assert not any("norm" in each for each in canonical(*statistics, *outside, last, *AFFINE))
+
+
+@pytest.mark.parametrize("before", ["{0}.clamp(-500, 500)", "torch.nan_to_num({0})", "{0}.clamp(max=1e4)"])
+@pytest.mark.parametrize(
+    "after",
+    [
+        "torch.nn.functional.layer_norm({0}, (24,), {1}, {2})",
+        "torch.nn.functional.rms_norm({0}, (24,), {1}, 1e-06)",
+        "torch.nn.functional.silu({0})",
+        "torch.relu({0})",
+    ],
+)
+def test_what_is_of_clamped_numbers_is_not_of_what_is_clamped(before: str, after: str) -> None:
+    op = after.partition("(")[0].rpartition(".")[2]
+    weights = {"layer_norm": " self.weight self.bias", "rms_norm": " self.weight"}.get(op, "")
+    assert canonical(f"c = clamp x: {before}", f"y = {op} c{weights}: {after}") == [before, after]
+
+
+def test_a_variance_by_moments_may_be_clamped_at_0() -> None:
+    steps = (
+        "mean = mean x: {0}.mean(-1, keepdim=True)",
+        "squares = square x: {0}.square()",
+        "moment = mean squares: {0}.mean(-1, keepdim=True)",
+        "of_mean = square mean: {0}.square()",
+        "raw = sub moment of_mean: {0} - {1}",
+        "var = clamp raw: {0}.clamp(min=0)",
+        "moved = add var: {0} + 1e-05",
+        "root = rsqrt moved: {0}.rsqrt()",
+        "centred = sub x mean: {0} - {1}",
+        "normed = mul centred root: {0} * {1}",
+    )
+    assert canonical(*steps, *AFFINE) == [NORM]
 
 
 def test_a_mean_that_is_read_elsewhere_is_computed_beside_the_norm() -> None:
@@ -182,6 +231,17 @@ def test_relus_in_pieces(lines: tuple[str, ...]) -> None:
     assert canonical(*lines) == ["torch.nn.functional.relu({0})"]
 
 
+@pytest.mark.parametrize("lines", RELUS.values(), ids=RELUS)
+def test_a_relu_shows_each_nan_that_its_spelling_shows(lines: tuple[str, ...]) -> None:
+    """All but `where` give NaN for NaN, as torch's ReLU does; that of `where` is 0."""
+    found = canonical_of(lines, {"x": (3,)}, {})
+    given = torch.tensor([[float("nan"), -1.0, 2.0]])
+    hidden = any("where" in line for line in lines)
+    written_nans = with_forward(nn.Module(), as_traced(found, frozenset()))(given).isnan()
+    assert written_nans.tolist() == [[not hidden, False, False]]
+    assert with_forward(nn.Module(), found)(given).isnan().tolist() == [[True, False, False]]
+
+
 @pytest.mark.parametrize("lines", NEARLY.values(), ids=NEARLY)
 def test_what_is_nearly_a_relu_stays(lines: tuple[str, ...]) -> None:
     assert canonical(*lines) == written(*lines)
@@ -210,6 +270,32 @@ def test_a_group_norm_of_one_group_is_a_layer_norm() -> None:
 def test_sums_and_products(template: str, found: list[str]) -> None:
     op = template.partition("(")[0].rpartition(".")[2]
     assert canonical(f"y = {op} x z: {template}") == found
+
+
+def test_sums_with_rows_that_are_broadcast() -> None:
+    line = "joined = add other row: torch.add({0}, {1})"
+    found = canonical_of(("row = getitem rows: {0}[:, :1]", line), {"other": (5, WIDTH), "rows": (7, WIDTH)}, {})
+    assert templates(found) == ["{0}[:, :1]", "{0} + {1}"]
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "torch.nn.functional.gelu({0}, approximate='tanh')",
+        "torch.nn.functional.softplus({0}, beta=2)",
+        "torch.nn.functional.elu({0}, 0.5)",
+        "torch.cumsum({0}, 1)",
+        "torch.flip({0}, [1])",
+        "{0}.sum(-1, keepdim=True) * {0}",
+    ],
+)
+def test_other_functions_stay(template: str) -> None:
+    assert canonical(f"y = other x: {template}") == [template]
+
+
+@pytest.mark.parametrize("template", ["torch.atan2({0}, {1})", "torch.nn.functional.dropout({0}, 0.5) + {1}"])
+def test_other_functions_of_two_tensors_stay(template: str) -> None:
+    assert canonical(f"y = other x z: {template}") == [template]
 
 
 def test_a_clamp_between_0_and_6_is_a_relu6() -> None:

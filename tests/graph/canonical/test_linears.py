@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.canonical_forms import canonical, templates, texts
+from tests.support.canonical_forms import assert_same, canonical, statements, templates, texts
 
 PARAMETERS = {"w": (6, 6), "b": (6,), "row": (1, 6), "s": ()}
 INPUTS = {"x": (6,), "g": (6,), "h": (6,)}
@@ -63,17 +63,50 @@ def test_a_convolution_of_size_one_is_a_product_with_its_matrix(bias: str) -> No
 
 
 @pytest.mark.parametrize(
-    "before",
+    "text",
     [
-        ("shape = shape x: {0}.shape", "d = getitem shape: {0}[2]"),
-        ("shape = size x: {0}.size()", "d = getitem shape: {0}[-1]"),
-        ("d = size x: {0}.size(-1)",),
-        ("d = getitem x: {0}.shape[2]",),
+        "torch.nn.functional.conv1d({0}, {1}, None, 2)",  # every second column
+        "torch.nn.functional.conv1d({0}, {1}, None, 1, 1)",  # with columns of zeros
     ],
 )
+def test_other_convolutions_stay(text: str) -> None:
+    assert templates(canonical([f"GEMM y = conv1d x self.w: {text}"], {"x": (8, 5)}, {"w": (6, 8, 1)})) == [text]
+
+
+def test_a_convolution_of_two_columns_stays() -> None:
+    text = "torch.nn.functional.conv1d({0}, {1})"
+    assert templates(canonical([f"GEMM y = conv1d x self.w: {text}"], {"x": (8, 5)}, {"w": (6, 8, 2)})) == [text]
+
+
+def test_a_convolution_that_is_no_gemm_of_a_site_stays() -> None:
+    text = "torch.nn.functional.conv1d({0}, {1})"
+    assert templates(canonical([f"y = conv1d x self.w: {text}"], {"x": (8, 5)}, {"w": (6, 8, 1)})) == [text]
+
+
+SIZED = "y = layer_norm x d self.n: torch.nn.functional.layer_norm({0}, ({1},), {2})"
+SIZES = {
+    "unpacked": ("shape = shape x: {0}.shape", "d = getitem shape: {0}[2]"),
+    "of size()": ("shape = size x: {0}.size()", "d = getitem shape: {0}[-1]"),
+    "size": ("d = size x: {0}.size(-1)",),
+    "shape": ("d = getitem x: {0}.shape[2]",),
+}
+OF_A_NUMBER = "y = torch.nn.functional.layer_norm(x, (32,), self.n, None, 1e-05)"
+
+
+@pytest.mark.parametrize("before", SIZES.values(), ids=SIZES)
 def test_a_norm_over_a_size_is_one_over_that_number(before: tuple[str, ...]) -> None:
-    norm = "y = layer_norm x d self.n: torch.nn.functional.layer_norm({0}, ({1},), {2})"
-    for read in ((), ("d",)):
-        found = texts(canonical([*before, norm], {"x": (4, 32)}, {"n": (32,)}, read))
-        assert [step for step in found if "layer_norm" in step] == [found[0]] or read
-        assert any("(32,)" in step or "({1},)" in step or "(d,)" in step for step in found)
+    found = canonical([*before, SIZED], {"x": (4, 32)}, {"n": (32,)})
+    assert texts(found) == [OF_A_NUMBER]
+    assert [step.text() for step in found.statements[0].written] == [step.text() for step in statements(*before, SIZED)]
+    assert_same(found, {"x": (4, 32)}, {"n": (32,)})
+
+
+@pytest.mark.parametrize("before", SIZES.values(), ids=SIZES)
+def test_a_size_that_others_read_stays(before: tuple[str, ...]) -> None:
+    found = texts(canonical([*before, SIZED], {"x": (4, 32)}, {"n": (32,)}, ("d",)))
+    assert found == [OF_A_NUMBER, *(step.text() for step in statements(*before))]
+
+
+def test_the_size_of_the_batch_is_no_number() -> None:
+    lines = ("d = getitem x: {0}.shape[0]", "y = expand z d: {0}[:1].expand({1}, -1)")
+    assert texts(canonical(lines, {"x": (6,), "z": (6,)}, {})) == [step.text() for step in statements(*lines)]

@@ -67,8 +67,20 @@ class ThreeFactors(Body):
 
 
 class PartOfAProduct(Body):
+    """One part for x @ (x^T @ rank), one for weighted sums, and one that a mixing layer has no place for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rank = nn.Parameter(torch.randn(4, 3))
+
     def forward(self, x: Tensor) -> Tensor:
-        whole = x.transpose(1, 2) @ self.rank  # read as a whole, too: not a product with each part
+        a, b, c = (x.transpose(1, 2) @ self.rank).chunk(3, -1)
+        return (x @ a).sum(1) + b.sum(1) + c.tanh().sum(1)
+
+
+class PartAndWhole(Body):
+    def forward(self, x: Tensor) -> Tensor:
+        whole = x.transpose(1, 2) @ self.rank  # to split it would compute the part twice
         return (x @ whole[:, :, :1]).sum(1) + whole.sum(1).sum(1, keepdim=True)
 
 
@@ -88,6 +100,26 @@ class NormOfTwo(Body):
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.both(self.linear(x))
+        return out
+
+
+class NormOfFlattened(Body):
+    """The same norm, of rows that the forward flattens itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = nn.LayerNorm(32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.both(self.linear(x).flatten(1))
+        return out
+
+
+class NormOfEach(Body):
+    """Rows of samples and of rows in one: the norm is over the last dimension."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.norm(self.linear(x).flatten(0, 1))
         return out
 
 
@@ -126,12 +158,21 @@ class Plain(Body):
             PartOfAProduct,
             "x^T @ rank of its mixing layer is a part of a larger product: multiply by rank alone",
         ),
+        (
+            PartAndWhole,
+            "x^T @ rank of its mixing layer is a part of a larger product: multiply by rank alone",
+        ),
         (ByAModule, "x^T @ rank of its mixing layer is made by a module that stays a call, self.mix(x)"),
         (
             NormOfTwo,
             "layer_norm after it is over the last 2 dimensions, and kernels normalise over the last dimension alone",
         ),
+        (
+            NormOfFlattened,
+            "layer_norm after it is over the last 2 dimensions, and kernels normalise over the last dimension alone",
+        ),
         (NormOfRows, "mean after it is over dimension 1, and kernels normalise over the last dimension alone"),
+        (NormOfEach, None),
         (Join, None),
         (Plain, None),
     ],
@@ -140,9 +181,11 @@ def test_the_one_thing_that_is_missing(kind: type[Body], missing: str | None) ->
     module = kind()
     batches = {batch: ModelInputs((torch.randn(batch, 4, 8),)) for batch in (3, 5)}
     examples = capture_examples(module, [""], batches)[""]
-    site = {MixReadTwice: ["rank"], SquareReadTwice: ["rank"], PartOfAProduct: ["rank"]}.get(kind, ["linear"])
+    site = {MixReadTwice: ["rank"], SquareReadTwice: ["rank"], PartOfAProduct: ["rank"], PartAndWhole: ["rank"]}.get(
+        kind, ["linear"]
+    )
     site = [] if kind in (ThreeFactors, ByAModule) else site
-    inline = ["linear", "norm", "wide", *(["both"] if kind is NormOfTwo else [])]
+    inline = ["linear", "norm", "wide", *(["both"] if hasattr(module, "both") else [])]
     forward = trace_forward(module, "", examples, inline=inline, sites=site)
     assert isinstance(forward, ForwardIR), forward
     assert [near.missing for near in forward.near] == ([missing] if missing else [])

@@ -1,0 +1,211 @@
+"""What a forward does to tensors in place, in modules and at random is the same in canonical form."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from loka.graph.canonical.forwards import as_traced, is_canonical
+from loka.graph.canonical.recording import recorded
+from loka.graph.equivalence import with_forward
+from loka.graph.ir import ForwardIR
+from loka.graph.trace.examples import ExampleCall, Examples, ModelInputs, capture_examples
+from loka.graph.trace.trace import trace_forward
+from tests.support.canonical_forms import assert_same, canonical, statements, templates, texts
+
+INPUTS = {"x": (6,), "z": (6,)}
+PRODUCT = "u = mul x z: {0} * {1}"
+
+
+def runs_of(*lines: str) -> int:
+    """The number of runs that are recorded of a forward of x and z, 0 where it has no canonical form."""
+    forward = ForwardIR("", "", ("x", "z"), statements(*lines), "y", (), "")
+    calls = tuple(ExampleCall(batch, (torch.randn(batch, 6), torch.randn(batch, 6)), {}) for batch in (3, 5))
+    return len(recorded(forward, Examples("", calls), nn.Module))
+
+
+VIEWS = {
+    "a part": "v = getitem u: {0}[:, 0]",
+    "a transpose": "v = transpose u: {0}.transpose(0, 1)",
+    "a reshape": "v = view u: {0}.view(-1)",
+}
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_a_view_that_is_read_after_a_change_has_no_canonical_form(view: str) -> None:
+    change, read, end = "a = add_ u z: {0}.add_({1})", "w = sum v: {0}.sum()", "y = mul a w: {0} * {1}"
+    assert runs_of(PRODUCT, view, read, change, end) == 2
+    assert runs_of(PRODUCT, view, change, read, end) == 0
+    assert runs_of(PRODUCT, change, view.replace(" u:", " a:"), read, end) == 2  # a view of what is changed already
+
+
+def test_a_tensor_whose_view_changed_has_no_canonical_form() -> None:
+    view, change = "v = getitem u: {0}[:, :2]", "a = mul_ v: {0}.mul_(2)"
+    assert runs_of(PRODUCT, view, change, "y = mul a a: {0} * {1}") == 2
+    assert runs_of(PRODUCT, view, change, "y = mul u z: {0} * {1}") == 0
+
+
+def test_changes_of_arguments_have_no_canonical_form() -> None:
+    assert runs_of("a = add_ x z: {0}.add_({1})", "y = mul a z: {0} * {1}") == 0
+    assert runs_of("v = getitem x: {0}[:, :2]", "a = mul_ v: {0}.mul_(2)", "y = mul a a: {0} * {1}") == 0
+
+
+def test_what_a_change_makes_is_a_tensor_of_its_own() -> None:
+    lines = (PRODUCT, "t = tanh u: torch.tanh({0})", "a = add_ u z: {0}.add_({1})", "y = mul u t: torch.mul({0}, {1})")
+    found = canonical(lines, INPUTS, {})
+    assert templates(found) == ["{0} * {1}", "{0} + {1}", "torch.tanh({0})", "{0} * {1}"]
+    assert_same(found, INPUTS, {})
+
+
+@pytest.mark.parametrize("target", ["a", "_"])
+def test_what_was_before_a_change_is_read_before_it(target: str) -> None:
+    """Whether it is read in the traced forward before or after, in canonical form it is from a copy."""
+    lines = (
+        PRODUCT,
+        "t = mul u: {0} * 3",
+        f"{target} = add_ u: {{0}}.add_(1)",
+        "y = add u t: torch.add({0}, {1})",
+    )
+    found = canonical(lines, INPUTS, {})
+    assert is_canonical(found)
+    assert [step.op for step in found.statements] == ["mul", "clone", "add_", "mul", "add"]
+    assert_same(found, INPUTS, {})
+
+
+def test_two_changes_whose_results_have_no_names() -> None:
+    lines = (
+        PRODUCT,
+        "v = mul x: {0} * 2",
+        "_ = add_ u: {0}.add_(1)",
+        "_ = mul_ v: {0}.mul_(2)",
+        "y = sub u v: {0} - {1}",
+        "w = add y y: torch.add({0}, {1})",
+    )
+    found = canonical(lines, INPUTS, {})
+    assert is_canonical(found)
+    assert not any(ref.text == "_" for step in found.statements for ref in step.operands)
+    assert_same(found, INPUTS, {})
+
+
+def test_without_other_readers_a_change_stays_in_place() -> None:
+    found = canonical((PRODUCT, "a = add_ u: {0}.add_(1)", "y = add a z: torch.add({0}, {1})"), INPUTS, {})
+    assert [step.op for step in found.statements] == ["mul", "add_", "add"]
+    assert_same(found, INPUTS, {})
+
+
+class Counts(nn.Module):
+    """A module with an effect of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x.tanh() + self.calls.clone()
+
+
+class Body(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(6, 6))
+        self.child, self.other = Counts(), Counts()
+
+
+class TwiceTheSame(Body):
+    """A module that is called twice, and once without a reader, amid what has other canonical forms."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        u = x @ self.w
+        y = self.child(u * torch.sigmoid(u))
+        self.other(y)
+        y = torch.add(self.child(x), y)
+        return y * torch.sigmoid(y)
+
+
+class Drops(Body):
+    """Random numbers are drawn in the order in which they are in the forward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = F.dropout(x, 0.5), torch.rand_like(x)
+        u = (x @ self.w) * second
+        return torch.add(u * torch.sigmoid(u), first)
+
+
+def traced(module: nn.Module) -> ForwardIR:
+    inputs = {batch: ModelInputs((torch.randn(batch, 6),), {}) for batch in (3, 5)}
+    found = trace_forward(module, "", capture_examples(module, [""], inputs)[""], sites=("w",))
+    assert isinstance(found, ForwardIR), found
+    return found
+
+
+def test_module_calls_stay_in_their_order() -> None:
+    module = TwiceTheSame()
+    forward = traced(module)
+    assert is_canonical(forward)
+    assert "torch.nn.functional.silu({0})" in templates(forward)
+    calls = [step.template for step in forward.statements if step.op == "module"]
+    assert calls == ["self.child({0})", "self.other({0})", "self.child({0})"]
+    x = torch.randn(4, 6)
+    for kept in (None, *range(len(forward.statements))):
+        form = forward if kept is None else as_traced(forward, frozenset([kept]))
+        ours, theirs = copy.deepcopy(module), copy.deepcopy(module)
+        torch.testing.assert_close(with_forward(ours, form)(x), theirs(x))
+        assert torch.equal(ours.child.calls, theirs.child.calls)
+        assert torch.equal(ours.other.calls, theirs.other.calls)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_random_numbers_are_drawn_in_order(seed: int) -> None:
+    module = Drops()
+    forward = traced(module)
+    assert is_canonical(forward)
+    x = torch.randn(4, 6)
+    torch.manual_seed(seed)
+    right = module(x)
+    torch.manual_seed(seed)
+    torch.testing.assert_close(with_forward(copy.deepcopy(module), forward)(x), right)
+
+
+class Detached(Body):
+    """A gradient that is cut off: no SiLU, though the numbers are one's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        u = x @ self.w
+        return u * torch.sigmoid(u.detach())
+
+
+def test_gradients_that_are_cut_off_stay_cut_off() -> None:
+    module = Detached()
+    forward = traced(module)
+    x = torch.randn(4, 6, requires_grad=True)
+    right, got = module(x), with_forward(copy.copy(module), forward)(x)
+    torch.testing.assert_close(got, right)
+    ours, theirs = (torch.autograd.grad(y.square().sum(), [x, module.w]) for y in (got, right))
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_checks_stay_where_they_are_among_effects() -> None:
+    checks = [f"_ = check {name}: torch._assert({{0}}.dim() == 2, '{name}')" for name in "xsz"]
+    lines = (checks[0], "g = sigmoid x: torch.sigmoid({0})", "s = mul x g: {0} * {1}", *checks[1:])
+    found = canonical((*lines, "y = add s z: torch.add({0}, {1})"), INPUTS, {})
+    assert is_canonical(found)
+    assert [text for text in texts(found) if "_assert" in text] == [
+        f"_ = torch._assert({name}.dim() == 2, '{name}')" for name in "xsz"
+    ]
+
+
+def test_the_same_operation_twice_is_one_value() -> None:
+    lines = (
+        "GEMM u = linear x self.w: torch.nn.functional.linear({0}, {1})",
+        "v = matmul x t: {0} @ {1}".replace(" t:", " self.w:").replace("{1}", "{1}.t()"),
+        "y = add u v: torch.add({0}, {1})",
+    )
+    found = canonical(lines, {"x": (6,)}, {"w": (6, 6)})
+    assert sum(step.call is not None for step in found.statements) == 1
+    assert found.statements[-1].operands[0] == found.statements[-1].operands[1]
+    assert_same(found, {"x": (6,)}, {"w": (6, 6)})
