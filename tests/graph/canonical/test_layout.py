@@ -19,7 +19,6 @@ from loka.graph.canonical.layout import (
     merged,
     move,
     regrouped,
-    reversed_steps,
     rows_of,
     steps_along,
     translated,
@@ -189,12 +188,6 @@ def test_nothing_is_translated_that_cuts_a_step_unevenly() -> None:
     assert translated(((piece(2, 3),),), (step(4, 3, 1), step(3, 1, 4))) == ((piece(2, 1),),)
     assert translated(((piece(4, 3),),), (step(3, 4, 1), step(4, 1, 3))) is None
     assert translated(((piece(2, 24),),), (step(24, 1, 1),)) is None  # beyond the value
-
-
-def test_reversed_steps_lead_back() -> None:
-    steps = (step(6, 4, 1), step(4, 1, 6))
-    assert reversed_steps(steps) == (step(4, 6, 1), step(6, 1, 4))
-    assert reversed_steps(reversed_steps(steps)) == steps
 
 
 def done(tensor: Tensor, found: Move) -> Tensor:

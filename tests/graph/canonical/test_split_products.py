@@ -59,7 +59,7 @@ WHOLE = {
 def test_a_product_that_something_reads_as_a_whole_stays(lines: tuple[str, ...], read: tuple[str, ...]) -> None:
     forward = made((BOTH, *lines), read, PARAMETERS)
     assert not parts(forward)
-    assert [step.op for step in forward.statements if step.call is not None] == ["matmul"]
+    assert sum(step.call is not None for step in forward.statements) == 1
 
 
 def test_parts_may_overlap() -> None:

@@ -1,0 +1,70 @@
+"""A child that stays a call may change what it is given in place."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from loka.graph.canonical.forwards import is_canonical
+from loka.graph.equivalence import with_forward
+from loka.graph.ir import ForwardIR
+from loka.graph.trace.examples import ModelInputs, capture_examples
+from loka.graph.trace.trace import trace_forward
+
+
+class Child(nn.Module):
+    """An activation in place, with a buffer of its own that counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x.relu_()
+
+
+class Body(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.child = nn.Linear(8, 8), Child()
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = torch.add(input=self.child(self.linear(x)), other=x)
+        return torch.add(input=made, other=x)
+
+
+class ReadAfterwards(Body):
+    """The linear's result is the child's after the call."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.linear(x)
+        return torch.add(input=self.child(made), other=made)
+
+
+def traced(module: nn.Module) -> ForwardIR:
+    batches = {batch: ModelInputs((torch.randn(batch, 8),)) for batch in (3, 5)}
+    found = trace_forward(
+        module, "", capture_examples(module, [""], batches)[""], inline=["linear"], sites=["linear.weight"]
+    )
+    assert isinstance(found, ForwardIR), found
+    return found
+
+
+def test_what_the_child_returns_is_not_what_it_was_given() -> None:
+    module = Body()
+    forward = traced(module)
+    assert is_canonical(forward)
+    call = next(step for step in forward.statements if step.op == "module")
+    first_sum = next(step for step in forward.statements if step.op == "add")
+    assert call.target in {ref.text for ref in first_sum.operands}
+    x = torch.randn(4, 8)
+    torch.testing.assert_close(with_forward(module, forward)(x), module(x))
+
+
+def test_what_others_read_after_the_call_is_left_as_traced() -> None:
+    module = ReadAfterwards()
+    forward = traced(module)
+    assert not is_canonical(forward)
+    x = torch.randn(4, 8)
+    torch.testing.assert_close(with_forward(module, forward)(x), 2 * module.linear(x).relu())
