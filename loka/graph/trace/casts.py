@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 
@@ -13,6 +14,7 @@ from loka.graph.trace.examples import Examples
 from loka.graph.trace.observed_shapes import observed_values
 from loka.graph.trace.printer import names_in
 
+_DEVICE = re.compile(r"['\"]|\bdevice\b")  # in the text of a call of `to`
 _CASTS = frozenset({"to", "type_as", "float", "double", "half", "bfloat16"})
 _OWN_DTYPE = frozenset({"layer_norm"})  # under autocast float32, whatever it reads
 _PAIRS = frozenset({"add", "sub", "mul", "div", "truediv", "addcmul", "cat", "concat", "concatenate", "stack"})
@@ -27,12 +29,14 @@ _KEEPING = frozenset(
 def telling_casts(forward: ForwardIR, examples: Examples, copied: Callable[[], nn.Module]) -> frozenset[str]:
     """The targets of casts without which something would have another dtype, with or without autocast to bfloat16.
 
+    Moves to a device that the forward names are among them: where examples run, they do nothing.
+
     A GEMM and a norm compute in a dtype of their own, and in a sum or a product the wider dtype wins. The forward must
     have passed the equivalence check; `copied` makes a copy of the owner.
     """
     casts = {step.target: step for step in forward.statements if step.op in _CASTS and step.operands}
     names = [step.target for step in forward.statements if step.target != "_"] if casts else []
-    telling: set[str] = set()
+    telling = {step.target for step in forward.statements if _moves(step)}
     for autocast in (False, True) if casts else ():
         try:
             for values in observed_values(forward, names, examples, copied, autocast):
@@ -43,6 +47,10 @@ def telling_casts(forward: ForwardIR, examples: Examples, copied: Callable[[], n
                 raise
             # As the module itself does: the equivalence check has compared the errors.
     return frozenset(telling)
+
+
+def _moves(step: Statement) -> bool:
+    return step.op in ("cpu", "cuda") or (step.op == "to" and bool(_DEVICE.search(step.template)))
 
 
 class _Call:

@@ -57,7 +57,21 @@ class OfABias(Body):
         return out
 
 
-KINDS = {Body: 0, Narrows: 1, RaisesUnderAutocast: 0, BeforeANorm: 0, OfABias: 0}
+class Moves(Body):
+    """Where the examples run, this does nothing; on another device it does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = torch.nn.functional.silu(self.linear(x).to("cpu"))
+        return out
+
+
+class MovesByKeyword(Body):
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = torch.nn.functional.silu(self.linear(x).to(device="cpu", dtype=torch.float32))
+        return out
+
+
+KINDS = {Moves: 1, MovesByKeyword: 1, Body: 0, Narrows: 1, RaisesUnderAutocast: 0, BeforeANorm: 0, OfABias: 0}
 
 
 @pytest.mark.parametrize(("kind", "telling"), KINDS.items())
@@ -67,6 +81,6 @@ def test_casts_that_tell(kind: type[Body], telling: int) -> None:
     examples = capture_examples(module, [""], batches)[""]
     forward = trace_forward(module, "", examples, inline=["linear"], sites=["linear"])
     assert isinstance(forward, ForwardIR), forward
-    assert sum(step.op == "type_as" for step in forward.statements) == telling
+    assert sum(step.op in ("type_as", "to") for step in forward.statements) == telling
     back = as_traced(forward, frozenset())
     assert len(telling_casts(back, examples, kind)) == telling
