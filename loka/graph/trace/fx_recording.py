@@ -120,7 +120,21 @@ def _trace(
             entered |= tracer.tests.entered
 
 
-class _ViewsInPlace(InPlaceProxy):
+class _Repeating(fx.Proxy):
+    """A proxy that may say how often a list is repeated (`[1] * x.dim()`)."""
+
+    def __mul__(self, other: Any) -> Any:
+        return self._times(other) if isinstance(other, list | tuple) else super().__mul__(other)  # type: ignore[misc]
+
+    def __rmul__(self, other: Any) -> Any:
+        return self._times(other) if isinstance(other, list | tuple) else super().__rmul__(other)  # type: ignore[misc]
+
+    def _times(self, items: Any) -> Any:
+        tracer = self.tracer
+        return tracer.tests.repeated(items, self) if isinstance(tracer, _Tracer) else NotImplemented
+
+
+class _ViewsInPlace(_Repeating, InPlaceProxy):
     """A proxy whose views by attribute are recorded where they are taken; torch.fx records them at their first use.
 
     Later, their gradients would be added up in another order.
@@ -137,7 +151,7 @@ class _ViewsInPlace(InPlaceProxy):
         raise TypeError("'len' is not supported")
 
 
-class _Attribute(fx.proxy.Attribute):
+class _Attribute(_Repeating, fx.proxy.Attribute):
     """An attribute of a proxy, such as `x.shape`; recorded at its first use."""
 
     def __len__(self) -> int:

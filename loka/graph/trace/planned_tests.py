@@ -146,14 +146,19 @@ class PlannedTests:
         return keys
 
     def test_range(self, *bounds: Any) -> range:
-        return range(*(self._size(bound) if isinstance(bound, fx.Proxy) else bound for bound in bounds))
+        what = "loop over a range of"
+        return range(*(self._size(bound, what) if isinstance(bound, fx.Proxy) else bound for bound in bounds))
+
+    def repeated(self, items: Any, times: fx.Proxy) -> Any:
+        """A list or a tuple, so many times."""
+        return items * self._size(times, "a list repeated by")
 
     def test_assert(self, value: Any, *message: Any) -> None:
         if not value:
             raise AssertionError(message[0] if message and not callable(message[0]) else "")
 
-    def _size(self, bound: fx.Proxy) -> int:
-        node, what = bound.node, f"loop over a range of {described(bound.node)}"
+    def _size(self, bound: fx.Proxy, words: str) -> int:
+        node, what = bound.node, f"{words} {described(bound.node)}"
         self._plain_values(node, what)
         found: int = self._same(node, what, operator.index, shown=True)
         if self._entry.of(node) is not None:

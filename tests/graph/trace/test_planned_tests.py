@@ -142,6 +142,30 @@ def test_sizes_that_do_not_depend_on_the_batch_are_guards() -> None:
         bound(x[:, :2])
 
 
+class Repeats(Weighted):
+    def forward(self, x: Tensor) -> Tensor:
+        shape = [1] * x.dim()
+        shape[-1] = x.shape[-1]
+        return (x * self.w[0].view(shape) + sum((1.0,) * x.ndim)) @ self.w
+
+
+class RepeatsByTheBatch(Weighted):
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.w + sum([1.0] * x.shape[0])
+
+
+def test_a_list_is_repeated_as_often_as_a_number_says_that_is_the_same_in_all_calls() -> None:
+    module, calls = Repeats(), two()
+    answer = trace(module, *calls)
+    assert isinstance(answer, ForwardIR), answer
+    assert answer.guards == ("x.dim() == 3", "x.ndim == 3")
+    bound = with_forward(copy.deepcopy(module), answer)
+    for args, kwargs in calls:
+        torch.testing.assert_close(bound(*args, **kwargs), module(*args, **kwargs))
+    refused = trace(RepeatsByTheBatch(), *calls)
+    assert "a list repeated by tensor size (4 and 7 in two calls)" in str(refused)
+
+
 def test_sizes_that_depend_on_the_batch_may_be_compared_with_one_another() -> None:
     calls = [((torch.randn(batch, WIDTH), torch.randn(batch, WIDTH)), {}) for batch in (4, 7)]
     answer = trace(SameSizes(), *calls)
