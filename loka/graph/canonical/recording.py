@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
@@ -169,7 +170,7 @@ def _recorded(forward: ForwardIR, call: ExampleCall, owner: nn.Module) -> Run:
         ordered = torch.backends.opt_einsum.flags(enabled=False)
         with torch.random.fork_rng(devices=[]), torch.no_grad(), ordered:
             shown.train(True)
-            with recorder:
+            with _ParametersLast(), recorder:
                 shown.forward(*args, **kwargs)
     finally:
         for child, flag in flags:
@@ -187,6 +188,21 @@ def _marked(statements: Sequence[Statement], barred: Collection[str]) -> Iterato
         template = f"{_RECORDER}.own({template})" if step.op == "module" else template
         yield replace(step, target=target, template=template)
         yield Statement("_", "mark", f"{_RECORDER}.end({place}, {{0}})", (Ref(RefKind.LOCAL, target),))
+
+
+class _ParametersLast(TorchFunctionMode):
+    """Multiplies in an einsum of several operands by Parameters last: what comes before is one product of the rest."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = args[1] if len(args) == 2 and isinstance(args[1], list | tuple) else args[1:]
+        if func is torch.einsum and len(given) > 2 and isinstance(args[0], str):
+            terms, arrow, made = args[0].partition("->")
+            named = list(zip(terms.split(","), given, strict=True))
+            named.sort(key=lambda each: isinstance(each[1], nn.Parameter))
+            args = (",".join(term for term, _ in named) + arrow + made, *(operand for _, operand in named))
+        return func(*args, **(kwargs or {}))
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -207,11 +223,14 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.made[place] = value
 
     def own(self, value: Any) -> Any:
-        """What a module returned; tensors that it changed in place are no longer the ones that it was given."""
-        changed = {_storage(old) for call in self.calls if call.place == self.place for old in call.changed}
+        """What a module returned, as tensors of its own: it may have changed, or passed on, what it was given."""
+        calls = [call for call in self.calls if call.place == self.place]
+        changed = {_storage(old) for call in calls for old in call.changed}
+        made = {id(each) for call in calls for each in call.made}
 
         def copied(each: Any) -> Any:
-            return each.clone() if isinstance(each, Tensor) and _storage(each) in changed else each
+            passed_on = isinstance(each, Tensor) and (id(each) not in made or _storage(each) in changed)
+            return each.clone() if passed_on else each
 
         return tree_map(copied, value)
 

@@ -56,6 +56,11 @@ class OneEinsum(Gram):
         return torch.einsum("bnd,bmd,mk->bnk", x, x, self.rank)
 
 
+class RankInBetween(Gram):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.einsum("bnd,mk,bmd->bnk", x, self.rank, x)
+
+
 class OneEinsumOfAList(Gram):
     shape = (RANK, N)
 
@@ -73,7 +78,7 @@ class Through(Gram):
         return (pairs @ self.rank) * other[:, :, :1]
 
 
-KINDS = (Gram, ByBatches, ByALinear, FromTheLeft, OneEinsum, Through)
+KINDS = (Gram, ByBatches, ByALinear, FromTheLeft, OneEinsum, RankInBetween, Through)
 
 
 class ReadTwice(Gram):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -34,6 +35,14 @@ class Body(nn.Module):
         return torch.add(input=made, other=x)
 
 
+class PassedOn(Body):
+    """The child returns what it was given; another child of the same name may not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.child = nn.Identity()  # type: ignore[assignment]
+
+
 class ReadAfterwards(Body):
     """The linear's result is the child's after the call."""
 
@@ -51,8 +60,9 @@ def traced(module: nn.Module) -> ForwardIR:
     return found
 
 
-def test_what_the_child_returns_is_not_what_it_was_given() -> None:
-    module = Body()
+@pytest.mark.parametrize("kind", [Body, PassedOn])
+def test_what_the_child_returns_is_not_what_it_was_given(kind: type[Body]) -> None:
+    module = kind()
     forward = traced(module)
     assert is_canonical(forward)
     call = next(step for step in forward.statements if step.op == "module")
