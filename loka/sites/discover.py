@@ -36,6 +36,7 @@ from loka.sites.merge_calls import (
     to_sites,
     total_flops,
 )
+from loka.sites.recorded import TRANSFORMED
 from loka.sites.site import Site
 from loka.sites.symbolic_inputs import value_at
 from loka.sites.train_eval_diff import depends_on_mode, fused_in_evaluation
@@ -103,7 +104,9 @@ def _find_sites(built: BuiltModel) -> tuple[SiteMap, Watched]:
             f"model: the weight of {empty.name!r} has {empty.k} inputs and {empty.n} outputs: there is nothing to "
             f"multiply; give both a size, or take it out of the model"
         )
-    notes.extend((*found.notes, *merge_notes, *fused_notes, *_other_notes(found, built.batch_size)))
+    notes.extend(
+        (*found.notes, *merge_notes, *fused_notes, *_other_notes(found, built.batch_size), *_transformed_notes(found))
+    )
     sitemap = SiteMap(
         sites=sites,
         notes=tuple(notes),
@@ -238,3 +241,10 @@ def _other_notes(found: _Found, batch: int) -> tuple[str, ...]:
         for op in flops
         if flops[op]
     )
+
+
+def _transformed_notes(found: _Found) -> tuple[str, ...]:
+    """A note on products whose sizes cannot be seen."""
+    owners = sorted({other.owner for other in found.watched.others if other.op == TRANSFORMED})
+    names = ", ".join(repr(name) for name in owners[:3]) + (", ..." if len(owners) > 3 else "")
+    return (f"{TRANSFORMED} in {names}: not seen, neither among the sites nor in their shares",) if owners else ()

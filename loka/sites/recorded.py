@@ -30,9 +30,15 @@ class Call:
     blocked: str | None
 
 
+TRANSFORMED = "products under torch.vmap or another transform of torch.func"
+
+
 @dataclass(frozen=True, slots=True)
 class Other:
-    """A convolution or recurrent layer, which costs FLOPs and is not a site."""
+    """A convolution or recurrent layer, which costs FLOPs and is not a site; or products that cannot be seen.
+
+    `terms` are (M, K, N) of its products, () where these are not known.
+    """
 
     op: str
     owner: str

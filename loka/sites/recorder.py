@@ -20,7 +20,7 @@ from loka.sites.products.catalogue import PRODUCTS
 from loka.sites.products.einsum import is_elementwise, with_one_matrix
 from loka.sites.products.layers import other_terms
 from loka.sites.products.matrix_product import MatrixProduct, TensorOrigin, unpatchable
-from loka.sites.recorded import Call, Function, Other
+from loka.sites.recorded import TRANSFORMED, Call, Function, Other
 from loka.sites.site import GemmKind
 from loka.sites.weights import (
     PIECES,
@@ -112,6 +112,9 @@ class Recorder(TorchFunctionMode):
         tensors = (weight,) if bias is None else (weight, bias)
 
         def forward(input: Tensor) -> Tensor:
+            if torch._C._are_functorch_transforms_active():
+                self.others.append(Other(TRANSFORMED, name, ()))
+                return run(input)  # type: ignore[no-any-return]
             with torch._C.DisableTorchFunction():
                 out = self._fake_linear(input, weight, tensors) if linear.weight is weight else None
                 if out is None:
@@ -140,6 +143,10 @@ class Recorder(TorchFunctionMode):
     ) -> Any:
         """Run a torch function (or make its output), and record it."""
         named = dict(kwargs or {})
+        if torch._C._are_functorch_transforms_active():  # a tensor stands for many there
+            if func in PRODUCTS:
+                self.others.append(Other(TRANSFORMED, self._owner(), ()))
+            return func(*args, **named)
         if (parts := with_one_matrix(func, args, self.origin)) is not None:
             before, (equation, matrix) = parts
             x = self.__torch_function__(func, types, before)

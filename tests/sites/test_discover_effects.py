@@ -172,6 +172,32 @@ def test_convolutions_and_recurrent_layers_are_notes(find):
     )
 
 
+def test_products_under_vmap_are_a_note(find):
+    class Single(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rank = nn.Parameter(torch.randn(4, 3))
+            self.fc = nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.fc(x.T @ self.rank)
+
+    class Mapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.single, self.out = Single(), nn.Linear(2, 1)
+
+        def forward(self, x):
+            return self.out(torch.vmap(self.single)(x))
+
+    found = find(Mapped(), torch.randn(5, 4, 9))
+    assert [site.name for site in found.sites if site.calls] == ["out"]
+    unseen = "not seen, neither among the sites nor in their shares"
+    assert found.notes == (
+        f"products under torch.vmap or another transform of torch.func in 'single', 'single.fc': {unseen}",
+    )
+
+
 def test_keyword_inputs_and_containers(find):
     class Takes(nn.Module):
         def __init__(self):
