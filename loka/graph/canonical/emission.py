@@ -86,11 +86,11 @@ class _Emission(Locals):
         else:
             self._as_traced(self._places[name])  # a cast or a copy
 
-    def _of_kind(self, value: Value, hard: bool) -> tuple[str, Value]:
+    def _of_kind(self, value: Value) -> tuple[str, Value]:
         node = value.node
         if isinstance(node, Source) and node in self._sources:
             return self._sources[node], Value(node, rows_of(node.shape), node.shape)
-        kinds: Mapping[type[Node], Callable[[_Emission, Value, bool], tuple[str, Value]]] = {
+        kinds: Mapping[type[Node], Callable[[_Emission, Value], tuple[str, Value]]] = {
             Linear: _Emission._linear,
             Product: _Emission._product,
             Pair: _Emission._pair,
@@ -99,9 +99,9 @@ class _Emission(Locals):
             Concatenation: _Emission._concatenation,
         }
         kind = kinds.get(type(node))
-        return self._whole(value) if kind is None else kind(self, value, hard)
+        return self._whole(value) if kind is None else kind(self, value)
 
-    def _linear(self, value: Value, hard: bool) -> tuple[str, Value]:
+    def _linear(self, value: Value) -> tuple[str, Value]:
         node = value.node
         if not isinstance(node, Linear) or (node.site is None and not self._is_mixed(node)):
             return self._whole(value)
@@ -153,8 +153,8 @@ class _Emission(Locals):
         """What a product multiplies; for a mixing layer, a view of (samples, embeddings, dimension)."""
         straight = self._straight.get(node.x)
         if straight is None or not self._is_mixed(node):
-            return self._tensor(wanted, hard=True)
-        self._tensor(straight, hard=True)
+            return self._tensor(wanted, any_strides=True)
+        self._tensor(straight, any_strides=True)
         if wanted not in self._turned:
             self._turned[wanted] = self._viewed(straight, wanted)
         return self._turned[wanted]
@@ -165,7 +165,7 @@ class _Emission(Locals):
         bias = None if node.bias is None else weight_text(node.bias)
         if node.unbiased is None or bias is None:
             raise CannotEmitError
-        product = self._tensor(Value(node.unbiased, made.dims, made.shape), hard=True)
+        product = self._tensor(Value(node.unbiased, made.dims, made.shape), any_strides=True)
         operands = (Ref(RefKind.LOCAL, product), Ref(RefKind.ATTRIBUTE, bias[0]))
         return self._emit("add", PLAIN["add"], operands, made)
 
@@ -191,7 +191,7 @@ class _Emission(Locals):
     def _total(self, pieces: Sequence[Piece]) -> Size:
         return size_of(tuple(pieces), len(pieces[0].size))
 
-    def _product(self, value: Value, hard: bool) -> tuple[str, Value]:
+    def _product(self, value: Value) -> tuple[str, Value]:
         node = value.node
         if not isinstance(node, Product):
             raise CannotEmitError
@@ -207,16 +207,14 @@ class _Emission(Locals):
         batch, rows, columns = node.shape
         left_dims = (*(of_left[0] or ()), *(of_left[1] or ()), merged(node.k[0]))
         right_dims = (*(of_right[0] or ()), merged(node.k[1]), *(of_right[1] or ()))
-        left = self._tensor(Value(node.left, left_dims, (batch, rows, k)), hard=True)
-        right = self._tensor(Value(node.right, right_dims, (batch, k, columns)), hard=True)
+        left = self._tensor(Value(node.left, left_dims, (batch, rows, k)), any_strides=True)
+        right = self._tensor(Value(node.right, right_dims, (batch, k, columns)), any_strides=True)
         operands = (Ref(RefKind.LOCAL, left), Ref(RefKind.LOCAL, right))
         return self._emit("matmul", "torch.matmul({0}, {1})", operands, made)
 
-    def _preferred(self, value: Value, hard: bool) -> Value:
-        """The layout of a sum or product: that of the product with a weight in it, unless another is needed."""
+    def _preferred(self, value: Value) -> Value:
+        """The layout of a sum or product: the wanted one, if the product with a weight in it can have that."""
         node: Node = value.node
-        if hard:
-            return value
         while isinstance(node, Pair | Activation):
             if isinstance(node, Activation):
                 node = node.x
@@ -231,8 +229,8 @@ class _Emission(Locals):
         found = self._rows(node, Value(node, value.dims, value.shape))
         return Value(value.node, found.dims, found.shape)
 
-    def _pair(self, value: Value, hard: bool) -> tuple[str, Value]:
-        node, made = value.node, self._preferred(value, hard)
+    def _pair(self, value: Value) -> tuple[str, Value]:
+        node, made = value.node, self._preferred(value)
         if not isinstance(node, Pair):
             raise CannotEmitError
         operands: dict[int, Ref] = {}
@@ -251,7 +249,7 @@ class _Emission(Locals):
                     return self._whole(value)
                 operands[number] = Ref(RefKind.ATTRIBUTE, f"{text[0]}.t()" if text[1] else text[0])
             else:
-                operands[number] = Ref(RefKind.LOCAL, self._tensor(given, hard=True))
+                operands[number] = Ref(RefKind.LOCAL, self._tensor(given, any_strides=True))
         if node.cast is not None and operands[1 - node.cast].kind is RefKind.LOCAL:
             cast, other = operands[node.cast], operands[1 - node.cast]
             name = self._fresh(f"{cast.text}_cast")
@@ -259,27 +257,27 @@ class _Emission(Locals):
             operands[node.cast] = Ref(RefKind.LOCAL, name)
         return self._emit(node.op, PLAIN[node.op], (operands[0], operands[1]), made)
 
-    def _activation(self, value: Value, hard: bool) -> tuple[str, Value]:
-        node, made = value.node, self._preferred(value, hard)
+    def _activation(self, value: Value) -> tuple[str, Value]:
+        node, made = value.node, self._preferred(value)
         if not isinstance(node, Activation):
             raise CannotEmitError
         of = Value(node.x, made.dims, made.shape)
         fixed = self._rows(node.x, of) if isinstance(node.x, Linear) else of
         if isinstance(node.x, Norm):  # of the rows, of which blocks are a view
             blocks = self._blocks(node.x) is not None
-            fixed = self._preferred(Value(node.x.x, (), ()), hard=False) if blocks else self._normed(node.x, of)
+            fixed = self._preferred(Value(node.x.x, (), ())) if blocks else self._normed(node.x, of)
         made = Value(node, fixed.dims, fixed.shape)
-        x = self._tensor(Value(node.x, made.dims, made.shape), hard=True)
+        x = self._tensor(Value(node.x, made.dims, made.shape), any_strides=True)
         return self._emit(node.name, f"{_F}.{node.name}({{0}})", (Ref(RefKind.LOCAL, x),), made)
 
-    def _norm(self, value: Value, hard: bool) -> tuple[str, Value]:
+    def _norm(self, value: Value) -> tuple[str, Value]:
         node = value.node
         if not isinstance(node, Norm):
             raise CannotEmitError
         made = self._normed(node, value)
         if self._blocks(node) is not None:  # rows first, of which blocks are a view
-            self._tensor(self._preferred(Value(node.x, (), ()), hard=False), hard=True)
-        x = self._tensor(self._without_cast(Value(node.x, made.dims, made.shape)), hard=True)
+            self._tensor(self._preferred(Value(node.x, (), ())), any_strides=True)
+        x = self._tensor(self._without_cast(Value(node.x, made.dims, made.shape)), any_strides=True)
         operands = [Ref(RefKind.LOCAL, x)]
         texts: list[str] = []
         for vector in (node.weight, node.bias):
@@ -330,7 +328,7 @@ class _Emission(Locals):
 
     def _blocks(self, node: Norm) -> Value | None:
         """The layout of a norm over blocks of the columns of a product: (rows, blocks, columns of a block)."""
-        whole = self._preferred(Value(node.x, (), ()), hard=False)
+        whole = self._preferred(Value(node.x, (), ()))
         if not whole.dims or len(node.over) != 1:
             return None
         (block,), n = node.over, whole.shape[-1]
@@ -341,7 +339,7 @@ class _Emission(Locals):
         dims = (*whole.dims[:-1], (Piece(count, block.size),), (block,))
         return Value(node, dims, (*whole.shape[:-1], count, block.size))
 
-    def _concatenation(self, value: Value, hard: bool) -> tuple[str, Value]:
+    def _concatenation(self, value: Value) -> tuple[str, Value]:
         node = value.node
         if not isinstance(node, Concatenation):
             raise CannotEmitError
@@ -369,7 +367,7 @@ class _Emission(Locals):
                 return None
             dims, shape = tuple(part.dims[each] for each in order), tuple(part.shape[each] for each in order)
             ordered = Value(part.node, dims, shape)
-            names.append(Ref(RefKind.LOCAL, self._tensor(ordered, hard=True)))
+            names.append(Ref(RefKind.LOCAL, self._tensor(ordered, any_strides=True)))
         return self._joined(names, list(order).index(node.dim), made)
 
     def _in_rows(self, node: Concatenation, value: Value) -> tuple[str, Value] | None:
@@ -385,7 +383,7 @@ class _Emission(Locals):
             dims = None if shape is None else regrouped([piece for dim in part.dims for piece in dim], shape)
             if shape is None or dims is None or is_weight(part.node):
                 return None
-            names.append(Ref(RefKind.LOCAL, self._tensor(Value(part.node, dims, shape), hard=True)))
+            names.append(Ref(RefKind.LOCAL, self._tensor(Value(part.node, dims, shape), any_strides=True)))
         return self._joined(names, 1, value)
 
     def _joined(self, names: Sequence[Ref], dim: int, made: Value) -> tuple[str, Value]:

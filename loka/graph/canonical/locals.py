@@ -164,15 +164,15 @@ class Locals:
 
     # Tensors
 
-    def _tensor(self, value: Value, hard: bool = False) -> str:
-        """A local with the elements of a value in its layout; `hard`: what reads it needs this layout."""
+    def _tensor(self, value: Value, any_strides: bool = False) -> str:
+        """A local with the elements of a value in its layout; `any_strides`: strides do not matter to what reads it."""
         if value not in self._names:
             if value.node not in self._first:
-                self._make(value, hard)
+                self._make(value)
             if value not in self._names:
-                self._names[value] = self._viewed(self._first[value.node], value, hard)
+                self._names[value] = self._viewed(self._first[value.node], value, any_strides)
         name = self._names[value]
-        if hard or name not in self._scattered or not self._was_contiguous(value):
+        if any_strides or name not in self._scattered or not self._was_contiguous(value):
             return name
         self._names[value] = self._fresh(name)
         copied = Statement(self._names[value], "contiguous", "{0}.contiguous()", (Ref(RefKind.LOCAL, name),))
@@ -184,7 +184,7 @@ class Locals:
         places = self._graph.holders.get(value.node, [])
         return any(place in self._graph.contiguous and self._graph.made[place] == value for place in places)
 
-    def _viewed(self, first: Value, wanted: Value, hard: bool = True) -> str:
+    def _viewed(self, first: Value, wanted: Value, any_strides: bool = True) -> str:
         """A tensor in another layout."""
         if any(size_of(dim, len(size)) != size for dim, size in zip(wanted.dims, wanted.shape, strict=True)):
             return self._broadcast(first, wanted)
@@ -209,7 +209,7 @@ class Locals:
             note = self._statements[holder].note if holder is not None else ""
             kept = self._kept_view(holder, name, first) if last and number == 0 else None
             scattered = last and step.order is not None and step.after is None
-            if scattered and not hard and self._was_contiguous(wanted):
+            if scattered and not any_strides and self._was_contiguous(wanted):
                 text, kept = f"{text}.contiguous()", None
             elif scattered:
                 self._scattered.add(target)
@@ -246,19 +246,19 @@ class Locals:
     def _broadcast(self, first: Value, wanted: Value) -> str:
         """A tensor with dimensions of one where it is broadcast."""
         shape = tuple(size if dim else (1,) * len(size) for dim, size in zip(wanted.dims, wanted.shape, strict=True))
-        return self._tensor(Value(wanted.node, wanted.dims, shape), hard=True)
+        return self._tensor(Value(wanted.node, wanted.dims, shape), any_strides=True)
 
-    def _make(self, value: Value, hard: bool) -> None:
+    def _make(self, value: Value) -> None:
         """Makes a node, in the wanted layout where it can be had; dimensions of one element are a view of it."""
         pairs = [pair for pair in zip(value.dims, value.shape, strict=True) if pair[0]]
         traced = self._holder(value) is not None and not self._is_of_gemm(value.node)
         if isinstance(value.node, Pair | Activation) and 0 < len(pairs) < len(value.dims) and not traced:
             value = Value(value.node, tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs))
-        made = self._of_kind(value, hard)
+        made = self._of_kind(value)
         self._first[value.node] = made[1]
         self._names[made[1]] = made[0]
 
-    def _of_kind(self, value: Value, hard: bool) -> tuple[str, Value]:
+    def _of_kind(self, value: Value) -> tuple[str, Value]:
         """Makes a node: the local, and the layout that it has."""
         raise NotImplementedError
 

@@ -110,3 +110,18 @@ def test_a_size_that_others_read_stays(before: tuple[str, ...]) -> None:
 def test_the_size_of_the_batch_is_no_number() -> None:
     lines = ("d = getitem x: {0}.shape[0]", "y = expand z d: {0}[:1].expand({1}, -1)")
     assert texts(canonical(lines, {"x": (6,), "z": (6,)}, {})) == [step.text() for step in statements(*lines)]
+
+
+def test_a_sum_after_a_linear_keeps_its_columns() -> None:
+    """What reads it needs it flat; between the linear and the sum a view would stand in a kernel's way."""
+    lines = (
+        "GEMM first = linear x self.a: torch.nn.functional.linear({0}, {1})",
+        "total = add first z: {0} + {1}",
+        "flat = flatten total: {0}.flatten(1)",
+        "GEMM second = linear flat self.b: torch.nn.functional.linear({0}, {1})",
+        "y = add w second: {0} + {1}",
+    )
+    shapes, weights = {"x": (3, 4), "z": (3, 6), "w": (5,)}, {"a": (6, 4), "b": (5, 18)}
+    found = canonical(lines, shapes, weights)
+    assert [step.target for step in found.statements] == ["first", "total", "flat", "second", "y"]
+    assert_same(found, shapes, weights)
