@@ -221,9 +221,10 @@ class _Emission(Locals):
                 continue
             inner = [each for each in node.operands if each.node.shape == node.shape and not is_weight(each.node)]
             same = [each.node for each in inner if all(s.stride == s.other for s in each.steps)]
-            node = next(
-                (each for each in same if isinstance(each, Linear | Pair | Activation)), Source(shape=(), place=0)
-            )
+            of_gemm = [each for each in same if self._is_of_gemm(each) and not isinstance(each, Norm)]
+            if not of_gemm:
+                return value
+            node = next((each for each in of_gemm if isinstance(each, Linear)), of_gemm[0])
         if not isinstance(node, Linear):
             return value
         found = self._rows(node, Value(node, value.dims, value.shape))

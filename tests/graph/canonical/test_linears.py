@@ -125,3 +125,19 @@ def test_a_sum_after_a_linear_keeps_its_columns() -> None:
     found = canonical(lines, shapes, weights)
     assert [step.target for step in found.statements] == ["first", "total", "flat", "second", "y"]
     assert_same(found, shapes, weights)
+
+
+def test_a_sum_of_several_products_keeps_their_columns() -> None:
+    """A column alone, and a sum within the sum."""
+    lines = (
+        "lead = add z self.c: {0} + {1}",
+        "GEMM first = linear x self.a: torch.nn.functional.linear({0}, {1})",
+        "total = add lead first: {0} + {1}",
+        "GEMM second = linear w self.b: torch.nn.functional.linear({0}, {1})",
+        "both = add total second: {0} + {1}",
+        "y = squeeze both: {0}.squeeze(1)",
+    )
+    shapes, weights = {"x": (4,), "z": (1,), "w": (5,)}, {"a": (1, 4), "b": (1, 5), "c": (1,)}
+    found = canonical(lines, shapes, weights)
+    assert [step.target for step in found.statements] == ["lead", "first", "total", "second", "both", "y"]
+    assert_same(found, shapes, weights)
