@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, FrameType, ModuleType
 
 import torch
 
@@ -32,6 +32,7 @@ _STANDARD_LIBRARY = str(Path(os.__file__).parent) + os.sep
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
 SLOW_SECONDS = 10.0  # after which a call of a model author's code is named on stderr
 _LONGEST = 400  # characters of an error's own message
+_AUTOGRAD_FUNCTION = os.path.join("torch", "autograd", "function.py")
 
 
 def working_directory() -> str:
@@ -235,3 +236,16 @@ def _advice(error: BaseException, module_name: str) -> str:
     if not (absent or refused):
         return ""
     return f"import the generated package in the function that trains, not at the top of {module_name}"
+
+
+def place_in_model(frame: FrameType | None, stop: CodeType) -> tuple[str, int, str | None]:
+    """File and line of the innermost frame in the model's code, and the reason if no call in it can be patched."""
+    file, line, opaque = "", 0, None
+    while frame is not None and frame.f_code is not stop:
+        name = frame.f_code.co_filename
+        if not file and not is_library_file(name):
+            file, line = name, frame.f_lineno
+        if name.endswith(_AUTOGRAD_FUNCTION):
+            opaque = "it is inside a torch.autograd.Function, whose backward is its own"
+        frame = frame.f_back
+    return file, line, opaque

@@ -204,3 +204,17 @@ def _consumers(node: Node) -> list[Node]:
         else:
             found[child] = None
     return list(found)
+
+
+def history(node: Node) -> str:
+    """History of a computed constant: `Parameter 'w' by getitem`."""
+    if node.buffer is not None:
+        return f"the buffer '{node.buffer}', which is no Parameter"
+    ops: list[str] = []
+    step = node
+    while step.parents:
+        ops.append(step.op)
+        step = next((p for p in step.parents if p.parameter), step.parents[0])
+    if step.parameter:
+        return f"the Parameter '{step.parameter}' by {', '.join(reversed(ops[:3]))}"
+    return f"the buffer '{step.buffer}'" if step.buffer else f"constants by {node.op}"

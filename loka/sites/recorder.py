@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any
 
 import torch
@@ -13,9 +12,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from loka.sites.callables import is_library_file
+from loka.sites.callables import place_in_model
 from loka.sites.fake_outputs import VIEWS, FakeLayout, FakeOutputs, joins_two, keeps_layout
-from loka.sites.neighbours import LIKE_ANOTHER, Node, is_clamp_at_zero, is_idle, keeps_rows, op_name, simpler_name
+from loka.sites.neighbours import (
+    LIKE_ANOTHER,
+    Node,
+    history,
+    is_clamp_at_zero,
+    is_idle,
+    keeps_rows,
+    op_name,
+    simpler_name,
+)
 from loka.sites.products.catalogue import PRODUCTS
 from loka.sites.products.einsum import is_elementwise, with_one_matrix
 from loka.sites.products.layers import other_terms
@@ -33,7 +41,6 @@ from loka.sites.weights import (
     taken_index,
 )
 
-_AUTOGRAD_FUNCTION = os.path.join("torch", "autograd", "function.py")
 _TRANSPOSES = frozenset(("t", "T", "mT"))
 _SWAPS = frozenset(("transpose", "permute", "swapaxes"))
 _TAKES_MATRICES = frozenset(("getitem", "select", "narrow")) | PIECES
@@ -193,7 +200,7 @@ class Recorder(TorchFunctionMode):
             return TensorOrigin(step.parameter, copied=node.copies)
         if not node.constant:
             return TensorOrigin(None)
-        return TensorOrigin(None, _history(node))
+        return TensorOrigin(None, history(node))
 
     def _fake_output_of(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], product: MatrixProduct | None
@@ -306,7 +313,7 @@ class Recorder(TorchFunctionMode):
         """Record a product that went through a torch function, with its owner and line."""
         owner, module = self._owner(), None
         bias = None if product.bias is None else self.origin(product.bias).parameter
-        file, line, opaque = self._place(sys._getframe(2))
+        file, line, opaque = place_in_model(sys._getframe(2), self._stop)
         blocked = product.blocked or opaque
         linear = self._plain.get(owner)
         kind = product.kind
@@ -331,7 +338,7 @@ class Recorder(TorchFunctionMode):
 
     def _add_function(self, op: str, result: Node) -> None:
         owner = self._owner()
-        file, line = ("", 0) if owner in self._of_torch else self._place(sys._getframe(2))[:2]
+        file, line = ("", 0) if owner in self._of_torch else place_in_model(sys._getframe(2), self._stop)[:2]
         self.functions.append(Function(op, owner, file, line, result))
 
     def _add(
@@ -365,18 +372,6 @@ class Recorder(TorchFunctionMode):
             )
         )
 
-    def _place(self, frame: FrameType | None) -> tuple[str, int, str | None]:
-        """File and line of the innermost frame in the model's code, and the reason if no call in it can be patched."""
-        file, line, opaque = "", 0, None
-        while frame is not None and frame.f_code is not self._stop:
-            name = frame.f_code.co_filename
-            if not file and not is_library_file(name):
-                file, line = name, frame.f_lineno
-            if name.endswith(_AUTOGRAD_FUNCTION):
-                opaque = "it is inside a torch.autograd.Function, whose backward is its own"
-            frame = frame.f_back
-        return file, line, opaque
-
 
 def is_plain_linear(module: nn.Module) -> bool:
     """True if a module is exactly an nn.Linear whose weight is a Parameter that it holds itself."""
@@ -404,20 +399,6 @@ def _is_of_module(product: MatrixProduct, op: str, owner: str, inside: bool) -> 
 
 def _weight_name(module: str) -> str:
     return f"{module}.weight".lstrip(".")
-
-
-def _history(node: Node) -> str:
-    """History of a computed constant: `Parameter 'w' by getitem`."""
-    if node.buffer is not None:
-        return f"the buffer '{node.buffer}', which is no Parameter"
-    ops: list[str] = []
-    step = node
-    while step.parents:
-        ops.append(step.op)
-        step = next((p for p in step.parents if p.parameter), step.parents[0])
-    if step.parameter:
-        return f"the Parameter '{step.parameter}' by {', '.join(reversed(ops[:3]))}"
-    return f"the buffer '{step.buffer}'" if step.buffer else f"constants by {node.op}"
 
 
 def _flat(value: Any) -> Iterable[Any]:
