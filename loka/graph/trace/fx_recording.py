@@ -17,6 +17,7 @@ from loka.graph.loop_guards import checked_keys, checked_length
 from loka.graph.refused import CannotTraceError
 from loka.graph.source import functions_of, live_floats
 from loka.graph.trace.call_values import EntryValues, Values, ValuesNeededError, computed_values, is_size
+from loka.graph.trace.dtype_limits import traced_limits
 from loka.graph.trace.examples import ExampleCall
 from loka.graph.trace.fixed_sizes import FixedSizes, GivenShapes
 from loka.graph.trace.in_place import DEFAULT_WRITES, InPlaceProxy, InPlaceTracer, Writes
@@ -189,7 +190,7 @@ class _Tracer(InPlaceTracer):
         self._tensors = {id(tensor): name for name, tensor in named}
         saved = [(child, dict(vars(child))) for _, child in self._expanded]
         try:
-            with self.reads.kept(), watched(functions, self.tests):
+            with self.reads.kept(), watched(functions, self.tests), traced_limits():
                 self.graph = self.trace(module)
             self.assignments.check(self.graph)
         except CannotTraceError as error:
