@@ -53,6 +53,7 @@ class FxRecording:
     reads: Mapping[str, Collection[str]]  # attributes read from each module, by its path
     writes_in_place: bool = False  # True if a statement has the form `y += x`
     tests: tuple[PlannedTest, ...] = ()  # of the arguments, with the answers that decided what is recorded
+    of_dtype: str = ""  # a test that was answered as in bfloat16, and float32 answers otherwise, in words
 
 
 def fx_record(
@@ -77,9 +78,10 @@ def fx_record(
     evaluation = _trace(module, expand, calls, reads, writes, entered)
     inlined = [module, *(module.get_submodule(name) for name in training.called)]
     ops, tests = _merge(training, evaluation, inlined)
+    of_dtype = training.tests.of_dtype or evaluation.tests.of_dtype
     for tracer in (training, evaluation):
         tracer.release()
-    return FxRecording(ops, tuple(training.called), reads.names, training.writes_in_place, tests)
+    return FxRecording(ops, tuple(training.called), reads.names, training.writes_in_place, tests, of_dtype)
 
 
 def _trace(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
@@ -20,6 +20,7 @@ from loka.graph.trace.printer import INFIX, PREFIX
 _OF_THEIR_OWNER = (getattr, operator.getitem, checked_length)
 _MAYBE_NONE = frozenset({"grad", "grad_fn"})  # attributes of tensors
 _LAYOUTS = frozenset({"is_contiguous", "stride", "storage_offset"})
+_PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)  # in which one model may run
 _TYPES: dict[type, str] = {each: each.__name__ for each in (bool, int, float, str, list, tuple, dict)} | {
     torch.Tensor: "torch.Tensor",
     nn.Parameter: "torch.nn.Parameter",
@@ -66,6 +67,7 @@ class PlannedTests:
         self, entry: EntryValues, computed: Mapping[str, Values | None], fixed: Mapping[str, GivenShapes | None]
     ) -> None:
         self.found: dict[PlannedTest, None] = {}
+        self.of_dtype = ""  # the first test that float32 answers otherwise than bfloat16, in words
         self.entered: set[tuple[str, int]] = set()
         self._entry, self._computed, self._fixed = entry, computed, fixed
 
@@ -110,6 +112,10 @@ class PlannedTests:
             else:
                 self._refuse(f"{what} (class {kind.__qualname__})")
         return kind
+
+    def test_in(self, value: Any, items: Any) -> bool:
+        dtypes = isinstance(items, tuple | list | Set) and all(isinstance(each, torch.dtype) for each in items)
+        return self._is_one_of(value.node, items) if isinstance(value, fx.Proxy) and dtypes else value in items
 
     def test_hasattr(self, value: Any, name: str) -> bool:
         if not isinstance(value, fx.Proxy):
@@ -176,6 +182,8 @@ class PlannedTests:
         Numbers that differ between calls decide nothing, except that two of them are equal in all calls.
         """
         what, parts = f"branch on {described(node)}", operands(node)
+        if (of := _compared_dtype(node)) is not None:
+            return self._is_one_of(of[0], of[1:]) is (node.target is operator.eq)
         equal = node.target in (operator.eq, operator.ne) and len(parts) == 2
         if equal and set(self._plain_values(node, what)) == {node.target is operator.eq}:
             parts = ()
@@ -191,6 +199,22 @@ class PlannedTests:
         else:
             self._record(checked_branch, node, answer)
         return answer
+
+    def _is_one_of(self, node: fx.Node, dtypes: Collection[torch.dtype]) -> bool:
+        """Whether a traced dtype is one of some, as in a model in bfloat16.
+
+        A model is planned in float32, and runs in either: the gate shows whether the answer makes a difference there.
+        """
+        what = f"branch on {described(node)}"
+        if not set(self._values(node)) <= set(_PRECISIONS):
+            self._refuse(what)
+        full, half, other = (precision in dtypes for precision in _PRECISIONS)
+        if full is half is not other:
+            same = self.tracer.create_proxy("call_function", operator.eq, (self.tracer.proxy(node), torch.float16), {})
+            self._record(checked_branch, same.node, False)
+        elif full is not half:
+            self.of_dtype = self.of_dtype or f"{what} {self.tracer.place()}".strip()
+        return half
 
     def is_number(self, value: fx.Proxy, number: int) -> bool:
         """True if a traced number is this one in all calls; then it is checked."""
@@ -312,6 +336,14 @@ def operands(node: fx.Node) -> tuple[fx.Node, ...]:
     if node.op != "call_function" or node.target not in (*INFIX, *PREFIX):
         return (node,)
     return tuple(dict.fromkeys(part for each in node.all_input_nodes for part in operands(each)))
+
+
+def _compared_dtype(node: fx.Node) -> tuple[fx.Node, torch.dtype] | None:
+    """A traced dtype and the one that it is compared with."""
+    if node.target not in (operator.eq, operator.ne) or len(node.args) != 2:
+        return None
+    traced, known = sorted(node.args, key=lambda each: isinstance(each, torch.dtype))
+    return (traced, known) if isinstance(traced, fx.Node) and isinstance(known, torch.dtype) else None
 
 
 def _sources(node: fx.Node) -> set[fx.Node]:

@@ -76,9 +76,9 @@ def trace_forward(
         if blocked is not None:
             return Refused(owner, f"its forward cannot be checked: {blocked}")
         _check_source(module, expand)
-        forward, writes_in_place = _convert(module, owner, expand, sites, examples)
+        forward, recording = _convert(module, owner, expand, sites, examples)
         found = difference(module, forward, examples, copied, quick)
-        if found is not None and writes_in_place:  # as under autocast, where `y += x` keeps y's dtype
+        if found is not None and recording.writes_in_place:  # as under autocast, where `y += x` keeps y's dtype
             made = forward
             forward, _ = _convert(module, owner, expand, sites, examples, Writes(in_place=True))
             found = difference(module, forward, examples, copied, quick)
@@ -91,7 +91,7 @@ def trace_forward(
         if found is not None and (copying := with_contiguous_products(forward)) != forward:
             forward, found = copying, difference(module, copying, examples, copied, quick)
         if found is not None:
-            raise CannotTraceError(found)
+            raise CannotTraceError(recording.of_dtype or found)
     except CannotTraceError as error:
         return Refused(owner, str(error), error.inside)
     shapes = observed_shapes(forward, examples, copied)
@@ -270,8 +270,8 @@ def _convert(
     sites: Collection[str],
     examples: Examples,
     writes: Writes = DEFAULT_WRITES,
-) -> tuple[ForwardIR, bool]:
-    """The printed forward, and whether it has a statement of the form `y += x`, recorded as `writes` says."""
+) -> tuple[ForwardIR, FxRecording]:
+    """The printed forward, and its recording; `writes` says how a statement of the form `y += x` is recorded."""
     recording = _recorded(module, expand, examples, writes)
     weights = find_weights(module, recording.ops, {site: _site_weight(module, site) for site in sites})
     printed = Printed(module, recording, weights)
@@ -293,7 +293,7 @@ def _convert(
     called = tuple(dict.fromkeys(str(op.node.target) for op in recording.ops if op.node.op == "call_module"))
     reads = reads_of(module, Traced(recording.reads, expand, recording.called, called, frozenset(relied)))
     found = replace(made, reads=reads, called=called, constants=constants_of(module, recording.called, reads))
-    return found, recording.writes_in_place
+    return found, recording
 
 
 def _site_weight(module: nn.Module, site: str) -> SiteWeight:

@@ -36,6 +36,7 @@ class Tests(Protocol):
         """A watched function is entered, or one side of an `if` in it; `line` is its first."""
 
     def test_is(self, left: Any, right: Any) -> bool: ...
+    def test_in(self, value: Any, items: Any) -> bool: ...
     def test_isinstance(self, value: Any, types: Any) -> bool: ...
     def test_hasattr(self, value: Any, name: str) -> bool: ...
     def test_callable(self, value: Any) -> bool: ...
@@ -132,10 +133,11 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
         self.generic_visit(node)
-        if len(node.ops) != 1 or not isinstance(node.ops[0], ast.Is | ast.IsNot):
+        if len(node.ops) != 1 or not isinstance(node.ops[0], ast.Is | ast.IsNot | ast.In | ast.NotIn):
             return node
-        test = _report("test_is", node.left, node.comparators[0])
-        found = ast.UnaryOp(ast.Not(), test) if isinstance(node.ops[0], ast.IsNot) else test
+        method = "test_is" if isinstance(node.ops[0], ast.Is | ast.IsNot) else "test_in"
+        test = _report(method, node.left, node.comparators[0])
+        found = ast.UnaryOp(ast.Not(), test) if isinstance(node.ops[0], ast.IsNot | ast.NotIn) else test
         return ast.copy_location(found, node)
 
     def visit_Call(self, node: ast.Call) -> ast.expr:

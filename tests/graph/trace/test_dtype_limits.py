@@ -31,7 +31,7 @@ class Attention(nn.Module):
         return torch.finfo(scores.dtype).min
 
     def forward(self, x: Tensor) -> Tensor:
-        scores = self.q(x) @ self.k(x).mT
+        scores: Tensor = self.q(x) @ self.k(x).mT
         return scores.masked_fill(~self.mask, self.limit(scores))
 
 
