@@ -23,6 +23,7 @@ from loka.graph.script import in_script, script_in
 _INTERNAL = frozenset(vars(nn.Module()))  # attributes of every module
 _EPS = frozenset({"eps", "epsilon", "variance_epsilon"})
 _MEANS = frozenset({"mean", "var", "var_mean", "std", "layer_norm", "rms_norm"})
+_STATISTICS = _MEANS | {"sum", "std_mean", "vector_norm", "rsqrt"}  # of which a norm may be made
 _PARTS = _MEANS | {
     "relu", "silu", "gelu", "sigmoid", "tanh", "hardswish", "threshold", "exp", "erf", "softplus", "leaky_relu",
     "where", "maximum", "max", "clamp", "clamp_min", "clip",
@@ -133,7 +134,8 @@ def live_floats(module: nn.Module, functions: Iterable[FunctionType]) -> tuple[s
 
 def built_in_floats(module: nn.Module) -> frozenset[str]:
     """Names of float attributes that are built into the text of a norm, and part of its hash, as with torch's own."""
-    return _EPS if is_block_norm(module) or is_own_norm(module) else frozenset()
+    with_norm = any(_STATISTICS & names_in(function) for function in functions_of(module))
+    return _EPS if with_norm or is_block_norm(module) else frozenset()
 
 
 def is_own_function(module: nn.Module) -> bool:
@@ -162,11 +164,6 @@ def has_operators(module: nn.Module) -> bool:
     """True if a hand-written forward uses an infix operator."""
     instructions = (step for function in functions_of(module) for step in dis.get_instructions(function))
     return any(step.opname == "BINARY_OP" for step in instructions)
-
-
-def is_own_norm(module: nn.Module) -> bool:
-    """True if a module looks like a hand-written norm: one that takes means of its own."""
-    return is_own_function(module) and any(_MEANS & names_in(function) for function in functions_of(module))
 
 
 def is_block_norm(module: nn.Module) -> bool:

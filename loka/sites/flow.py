@@ -17,7 +17,10 @@ from loka.sites.site import GemmKind
 
 # None of these mixes rows.
 NORM_OPERATIONS = frozenset(
-    ("layer_norm", "rms_norm", "group_norm", "mean", "var", "var_mean", "std", "pow", "square", "rsqrt", "norm")
+    (
+        *("layer_norm", "rms_norm", "group_norm", "mean", "var", "var_mean", "std", "std_mean", "pow", "square"),
+        *("rsqrt", "norm", "linalg_vector_norm", "linalg_norm"),
+    )
 )
 _ACTIVATIONS = frozenset(
     (

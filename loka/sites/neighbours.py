@@ -106,7 +106,8 @@ def simpler_name(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out:
     """The view that an operation is on the sizes of its operands: "squeeze" for `x.sum(1)` of (B, 1, d); else its name.
 
     A stack of one tensor is an "unsqueeze", a concatenation of one and an `expand` to the same shape an "alias". Such
-    sums keep the rows, too, where they keep the dimension.
+    sums keep the rows, too, where they keep the dimension. A sum over the last dimension that keeps it is a "mean", as
+    in a norm that divides by the width itself.
     """
     first = args[0] if args else None
     if name in ("stack", "cat") and isinstance(first, tuple | list) and len(first) == 1:
@@ -119,7 +120,7 @@ def simpler_name(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out:
     places = given if isinstance(given, tuple | list) else (given,)
     if name in ("sum", "mean") and all(type(place) is int and _is_one(first, place) for place in places):
         return "squeeze"
-    return name
+    return "mean" if name == "sum" and places in ((-1,), (first.dim() - 1,)) and out.dim() == first.dim() else name
 
 
 def keeps_rows(name: str, args: Sequence[Any], out: object) -> bool:

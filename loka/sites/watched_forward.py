@@ -17,6 +17,7 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map
 
 from loka.gc import deferred_gc
 from loka.sites.build_model import BuiltModel
@@ -161,6 +162,7 @@ def _watch(
 def _run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], recorder: Recorder) -> Any:
     """The frame at which the search for the model's own line ends."""
     with recorder:
+        args, kwargs = tree_map(lambda leaf: leaf, (args, kwargs))  # containers of its own, which it may change
         made = model(*args, **kwargs)
         if isinstance(made, Generator | Coroutine):
             raise TypeError(f"it returned a {type(made).__name__}, which computes nothing until it is run")

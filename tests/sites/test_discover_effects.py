@@ -213,6 +213,22 @@ def test_keyword_inputs_and_containers(find):
     assert [(site.name, site.rows) for site in found.sites] == [("fc", RowCount(1))]
 
 
+def test_a_forward_may_change_the_containers_that_it_is_given():
+    class Pops(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(8, 4)
+
+        def forward(self, features, parts):
+            features["sum"] = features.pop("dense") + parts.pop()
+            return self.fc(features["sum"])
+
+    kwargs = {"features": {"dense": torch.randn(5, 8)}, "parts": [torch.randn(5, 8)]}
+    found = find_sites(BuiltModel(Pops(), (), kwargs, 5))
+    assert [site.name for site in found.sites] == ["fc"]
+    assert (list(kwargs["features"]), len(kwargs["parts"])) == (["dense"], 1)
+
+
 @pytest.mark.slow
 def test_many_layers_are_quick_and_all_found():
     layers = [layer for _ in range(1000) for layer in (nn.Linear(64, 64), nn.ReLU())]

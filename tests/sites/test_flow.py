@@ -44,6 +44,23 @@ def test_products_flow_through_what_kernels_fuse() -> None:
     assert flow.around["head"] == ""
 
 
+class ByHand(Outer):
+    """Its norm is made of sums, and of a norm of vectors."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.one(self.norm(x))
+        centred = h - h.sum(-1, keepdim=True) / 16
+        length = torch.linalg.vector_norm(centred, dim=-1, keepdim=True) / 4
+        made: Tensor = self.two(centred / (length.square() + 1e-6) ** 0.5)
+        return made
+
+
+def test_products_flow_through_norms_of_sums() -> None:
+    flow = find_sites(BuiltModel(ByHand(), (torch.randn(6, 16),), {}, 6)).flow
+    assert flow.into == (("one.fc.weight", "two.fc.weight"),)
+    assert flow.around == {"one.fc.weight": "", "two.fc.weight": ""}
+
+
 class Residual(nn.Module):
     """A stream that goes on beside its blocks, then a gate and a sum that nothing else reads."""
 

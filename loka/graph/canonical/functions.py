@@ -228,8 +228,7 @@ def _reduced(cone: _Cone) -> tuple[int, ...]:
     for call in cone.calls:
         if call.name in _REDUCING:
             of = call.args[0]
-            names = [argument.name for argument in call.function._schema.arguments]
-            given = {**dict(zip(names, call.args, strict=False)), **call.kwargs}.get("dim")
+            given = call.given.get("dim")
             dims = [given] if isinstance(given, int) else given or list(range(of.dim()))
             if of.dim() != cone.x.dim():
                 return ()

@@ -11,11 +11,13 @@ from torch import Tensor
 from loka.graph.canonical.functions import Known, Pieces, known_function
 from loka.graph.canonical.layout import Dims, Piece, Size, merged, rows_of, steps_along, total
 from loka.graph.canonical.nodes import Activation, Graph, Node, Norm, Other, Pair, Parameter, Source, Value
-from loka.graph.canonical.operations import Operations
+from loka.graph.canonical.operations import SIZED, Operations
 from loka.graph.canonical.products import Products, Unsupported
 from loka.graph.canonical.recording import AtenCall, Run, tensors_in
+from loka.graph.canonical.scalars import Kind, Scalars
 from loka.graph.ir import RefKind, Statement
 from loka.graph.patterns.fm_interaction import GUARDS
+from loka.sites.neighbours import BOUNDARIES
 
 
 @dataclass(slots=True)
@@ -62,6 +64,7 @@ class _Lowering:
         products = Products(self._graph, len(runs), self._read_once)
         self._operations = Operations(self._graph, products, self._values, self._shapes, len(runs), split)
         self._locals: dict[str, object] = {}
+        self._scalars = Scalars(runs)
         self._calls: dict[int, AtenCall] = {}  # by the id of the tensor that a call made
         self._alive: list[object] = []
         self._found = Lowered({}, [], [])
@@ -109,6 +112,8 @@ class _Lowering:
         made = [run.made.get(place) for run in self._runs]
         if self._has_effects(step, calls) or step.target in self._barred:
             self._take_as_is(place, made, calls, step)
+        elif not self._is_of_the_model(step, calls):
+            self._take_as_is(place, made, calls, step, pure=True)
         else:
             before = dict(self._values)
             try:
@@ -118,6 +123,7 @@ class _Lowering:
                 self._values.clear()
                 self._values.update(before)
                 self._take_as_is(place, made, calls, step, pure=True)
+        self._scalars.made(step, made)
         result = made[0]
         for change in (each for each in self._runs[0].changes if each.place == place):
             if id(change.old) in self._values:
@@ -146,7 +152,14 @@ class _Lowering:
     def _has_effects(self, step: Statement, calls: Sequence[tuple[AtenCall, ...]]) -> bool:
         if step.op == "module" or step.op in GUARDS or (step.target == "_" and not calls):
             return True
+        if step.op in BOUNDARIES and self._scalars.read(step) is Kind.LIVE:
+            return True  # a dropout that draws nothing yet
         return any(torch.Tag.nondeterministic_seeded in each[0].function.tags for each in calls)
+
+    def _is_of_the_model(self, step: Statement, calls: Sequence[tuple[AtenCall, ...]]) -> bool:
+        """False for a statement that computes with numbers that may differ in each call; views have them as sizes."""
+        kind = self._scalars.read(step)
+        return kind is Kind.FIXED or (kind is Kind.SIZE and all(each[0].name in SIZED for each in calls))
 
     def _take_as_is(
         self,

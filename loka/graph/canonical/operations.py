@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
 from loka.graph.canonical.concatenations import concatenated
-from loka.graph.canonical.layout import Size, regrouped, rows_of
+from loka.graph.canonical.layout import Size, is_fixed, regrouped, rows_of
 from loka.graph.canonical.nodes import Graph, Other, Value, is_weight
 from loka.graph.canonical.products import Products, Unsupported, columns_of, factor, multiplied, part_of
 from loka.graph.canonical.recording import AtenCall
@@ -16,6 +17,8 @@ from loka.graph.ir import Statement
 
 _RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "_reshape_alias", "unsqueeze", "squeeze", "flatten"})
 _SAME = frozenset({"clone", "contiguous", "alias", "lift_fresh", "_to_copy", "positive"})
+_MADE = frozenset({"zeros", "new_zeros", "ones", "new_ones", "empty", "new_empty"})
+SIZED = _RESHAPES | _SAME | _MADE | {"expand", "repeat"}  # what sizes of the batch are nothing but sizes in
 
 
 class Operations:
@@ -68,7 +71,7 @@ class Operations:
             value = self.value(call.args[0])
             changed = call.result.dtype != call.args[0].dtype
             return None if changed else Value(value.node, value.dims, shape)
-        if name == "squeeze" and call.function._overloadname == "default":
+        if name == "squeeze" and not self._squeezes_fixed(call):
             raise Unsupported  # which dimensions it drops may differ in another call
         if name in _RESHAPES:
             return reshaped(self.value(call.args[0]), shape)
@@ -83,6 +86,12 @@ class Operations:
             return self._summed(call, shape, place)
         return None
 
+    def _squeezes_fixed(self, call: AtenCall) -> bool:
+        """True for `squeeze` of named dimensions whose sizes are the same in all calls."""
+        shape = self.value(call.args[0]).shape
+        given = call.args[1] if len(call.args) > 1 else None
+        return given is not None and all(is_fixed(shape[dim]) for dim in ([given] if isinstance(given, int) else given))
+
     def _repeated(self, call: AtenCall, shape: tuple[Size, ...]) -> Value:
         """A repetition along dimensions of one element alone, which are broadcast then."""
         value = self.value(call.args[0])
@@ -95,8 +104,8 @@ class Operations:
         value = self.value(call.args[0])
         dim = (call.args[1] if len(call.args) > 1 else 0) % max(len(value.shape), 1)
         size = value.shape[dim]
-        if len(set(size)) > 1:
-            if self._shapes[id(call.result)] != value.shape:
+        if not is_fixed(size):
+            if name == "select" or not _takes_all(call):
                 raise Unsupported
             return value
         if name == "select":
@@ -157,9 +166,7 @@ class Operations:
 
     def scaled(self, call: AtenCall, name: str) -> bool:
         """True if a factor of an operation is not one."""
-        names = [argument.name for argument in call.function._schema.arguments]
-        given = {**dict(zip(names, call.args, strict=False)), **call.kwargs}
-        return bool(given.get(name, 1) != 1)
+        return bool(call.given.get(name, 1) != 1)
 
     def add(self, call: AtenCall, shape: tuple[Size, ...], step: Statement, place: int) -> Value | None:
         """aten::add."""
@@ -257,6 +264,13 @@ _HANDLERS: Mapping[str, _Handler] = {
     "cat": Operations.cat,
     "stack": Operations.cat,
 }
+
+
+def _takes_all(call: AtenCall) -> bool:
+    """True for a slice of a dimension as long as it may be."""
+    given = call.given
+    ends = given.get("start") in (None, 0) and given.get("end") in (None, sys.maxsize)
+    return ends and given.get("step", 1) == 1
 
 
 def _order(call: AtenCall, name: str) -> tuple[int, ...] | None:

@@ -37,6 +37,12 @@ class AtenCall:
         return str(self.function._schema.name).removeprefix("aten::")
 
     @property
+    def given(self) -> dict[str, Any]:
+        """The arguments by name, without those that have their defaults."""
+        names = (argument.name for argument in self.function._schema.arguments)
+        return {**dict(zip(names, self.args, strict=False)), **self.kwargs}
+
+    @property
     def read(self) -> tuple[Tensor, ...]:
         """The tensors among the arguments, in order."""
         return tuple(_tensors((self.args, self.kwargs)))
@@ -73,14 +79,20 @@ class Run:
     made: dict[int, object] = field(default_factory=dict)  # by place, what each statement returned
     tensors: dict[str, Tensor] = field(default_factory=dict)  # Parameters and buffers, by name
     changes: list[Change] = field(default_factory=list)
+    floats: frozenset[str] = frozenset()  # expressions of float attributes, which each call reads anew
 
 
 def recorded(
-    forward: ForwardIR, examples: Examples, copied: Callable[[], nn.Module], barred: Collection[str] = ()
+    forward: ForwardIR,
+    examples: Examples,
+    copied: Callable[[], nn.Module],
+    barred: Collection[str] = (),
+    floats: Collection[str] = (),
 ) -> tuple[Run, ...]:
     """A run for each batch size of the examples, in training, without gradients; () where the operations differ.
 
-    `copied` makes a copy of the owner. The targets in `barred` are tensors of their own, whatever they are made of.
+    `copied` makes a copy of the owner. The targets in `barred` are tensors of their own, whatever they are made of;
+    `floats` are the expressions of float attributes that each call reads anew.
     """
     calls = {call.batch: call for call in reversed(examples.calls)}
     steps = tuple(_marked(forward.statements, barred))
@@ -88,6 +100,8 @@ def recorded(
     runs = tuple(_recorded(marked, calls[batch], copied()) for batch in sorted(calls))
     same = len(runs) > 1 and all(_names(run) == _names(runs[0]) for run in runs)
     modules = {place for place, step in enumerate(forward.statements) if step.op == "module"}
+    for run in runs:
+        run.floats = frozenset(floats)
     return runs if same and all(_out_of_place(run, modules) for run in runs) else ()
 
 
@@ -164,7 +178,9 @@ def _recorded(forward: ForwardIR, call: ExampleCall, owner: nn.Module) -> Run:
     shown.forward.__func__.__globals__[_RECORDER] = recorder  # type: ignore[attr-defined]
     shown._forward_hooks = OrderedDict()
     args, kwargs = copy_tree(call.args), copy_tree(call.kwargs)
-    run.arguments = dict(inspect.signature(shown.forward).bind(*args, **kwargs).arguments)
+    bound = inspect.signature(shown.forward).bind(*args, **kwargs)
+    bound.apply_defaults()
+    run.arguments = dict(bound.arguments)
     try:
         # The order of products in an einsum must not depend on the packages that a machine has.
         ordered = torch.backends.opt_einsum.flags(enabled=False)

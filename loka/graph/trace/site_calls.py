@@ -120,7 +120,7 @@ def _einsum(args: list[object], weights: Weights, template: Template) -> SiteCal
     if not isinstance(args[0], str) or args[0].count("->") != 1:
         return None
     which = next((i for i, each in reversed(list(enumerate(operands))) if weights.site(each) is not None), None)
-    if which is None:
+    if which is None or len(operands) < 2:
         return None
     if len(operands) > 2:
         return _einsum_of_several(args[0], operands, which, weights, template)

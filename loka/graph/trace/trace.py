@@ -27,7 +27,7 @@ from loka.graph.patterns.fm_interaction import find_fm_interactions
 from loka.graph.patterns.near_interactions import find_near_misses
 from loka.graph.reads import Traced, constants_of, reads_of
 from loka.graph.refused import CannotTraceError, Refused
-from loka.graph.source import forward_source_hash, functions_of, has_hooks, qualified
+from loka.graph.source import forward_source_hash, functions_of, has_hooks, live_floats, qualified
 from loka.graph.trace.casts import telling_casts
 from loka.graph.trace.examples import Examples, missing_storage
 from loka.graph.trace.fx_recording import FxRecording, fx_record
@@ -116,7 +116,7 @@ def _canonical(
     is as good, and outputs with the ReLUs themselves.
     """
     casts = telling_casts(forward, examples, copied)
-    runs = recorded(forward, examples, copied, casts)
+    runs = recorded(forward, examples, copied, casts, _live_floats(module, forward.inlined))
     found, all_shapes = canonical_forward(forward, shapes, runs, _tensor_names(module), casts)
     if not is_canonical(found):
         return forward, shapes
@@ -135,6 +135,17 @@ def _tensor_names(module: nn.Module) -> dict[str, str]:
         with suppress(CannotTraceError):
             found[name] = attribute(module, name)
     return found
+
+
+def _live_floats(module: nn.Module, inlined: Collection[str]) -> frozenset[str]:
+    """The expressions of float attributes that each call reads anew."""
+    children = {path: module.get_submodule(path) for path in ("", *inlined)}
+    names = (
+        f"{path}.{name}".lstrip(".")
+        for path, child in children.items()
+        for name in live_floats(child, functions_of(child))
+    )
+    return frozenset(attribute(module, name) for name in names)
 
 
 def with_findings(forward: ForwardIR, shapes: Mapping[str, Shape]) -> ForwardIR:
@@ -277,7 +288,7 @@ def _convert(
     printed = Printed(module, recording, weights)
     missing = [site for site in sites if not any(s.call and s.call.site == site for s in printed.statements)]
     if missing:
-        raise CannotTraceError(unused_reason(missing[0], weights, recording.ops))
+        raise CannotTraceError(recording.of_dtype or unused_reason(missing[0], weights, recording.ops))
     forward = ForwardIR(
         owner=owner,
         owner_type=qualified(type(module)),

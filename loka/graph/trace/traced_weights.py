@@ -243,6 +243,11 @@ def unused_reason(site: str, weights: Weights, ops: Sequence[Op]) -> str:
         if own.intersection(op.node.all_input_nodes) and op.node not in own and op.node.op != "output":
             where = f" {place_in(*op.line)}" if op.line is not None else ""
             return f"'{site}' goes into '{_name(op)}' before any GEMM, and only transposes are followed{where}"
+    whole = next((name for name in sorted(weights.names) if site.startswith(f"{name}.")), None)
+    if whole is not None:
+        return (
+            f"'{site}' is a part of '{whole}', which the forward multiplies by as a whole, too: only that is followed"
+        )
     return f"'{site}' takes part in no GEMM of the forward"
 
 

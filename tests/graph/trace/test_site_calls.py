@@ -117,6 +117,18 @@ class EinsumShared(One):
         return torch.einsum("dk,bnd->bndk", self.p, x)
 
 
+class EinsumOfOne(One):
+    """Beside a product with the Parameter."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.p + torch.einsum("dk->k", self.p)
+
+
+class PartAndWhole(One):
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.p + x[..., :2] @ self.p[:2]
+
+
 class Convolution(nn.Module):
     """Of size 1, (out, in, 1)."""
 
@@ -182,7 +194,7 @@ def test_a_gemm_on_a_parameter_becomes_a_linear(kind: Callable[[], nn.Module]) -
 
 @pytest.mark.parametrize(
     "kind",
-    [AddmmScaled, EinsumShared, EinsumOfThreeOverNothing, ConvolutionInGroups, ConvolutionInSteps],
+    [AddmmScaled, EinsumShared, EinsumOfOne, EinsumOfThreeOverNothing, ConvolutionInGroups, ConvolutionInSteps],
     ids=lambda kind: kind.__name__,
 )
 def test_a_gemm_that_is_no_linear_is_refused_by_name(kind: Callable[[], nn.Module]) -> None:
@@ -190,6 +202,14 @@ def test_a_gemm_that_is_no_linear_is_refused_by_name(kind: Callable[[], nn.Modul
     assert isinstance(answer, Refused)
     assert answer.reason.startswith("'p' goes into '")
     assert " in a form that is not y = x @ weight.T at test_site_calls.py:" in answer.reason
+
+
+def test_a_part_of_what_is_multiplied_by_as_a_whole_is_refused_with_the_reason() -> None:
+    answer = traced(PartAndWhole(), "p", "p.0:2")
+    assert isinstance(answer, Refused)
+    assert answer.reason == (
+        "'p.0:2' is a part of 'p', which the forward multiplies by as a whole, too: only that is followed"
+    )
 
 
 @pytest.mark.parametrize(
