@@ -17,7 +17,6 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_map
 
 from loka.gc import deferred_gc
 from loka.sites.build_model import BuiltModel
@@ -162,13 +161,19 @@ def _watch(
 def _run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], recorder: Recorder) -> Any:
     """The frame at which the search for the model's own line ends."""
     with recorder:
-        args, kwargs = tree_map(lambda leaf: leaf, (args, kwargs))  # containers of its own, which it may change
-        made = model(*args, **kwargs)
+        made = model(*_own(args), **_own(kwargs))
         if isinstance(made, Generator | Coroutine):
             raise TypeError(f"it returned a {type(made).__name__}, which computes nothing until it is run")
         if model.training and (made is None or isinstance(made, str | bytes | int | float)):
             raise TypeError(f"it returned {reprlib.repr(made)}, from which nothing can be trained; return tensors")
         return made
+
+
+def _own(value: Any) -> Any:
+    """The same values in dicts, lists and tuples that the forward may change."""
+    if type(value) is dict:
+        return {key: _own(each) for key, each in value.items()}
+    return type(value)(map(_own, value)) if type(value) in (list, tuple) else value
 
 
 @contextmanager
