@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from loka.graph.canonical.functions import Known, Pieces, known_function
 from loka.graph.canonical.layout import Dims, Piece, Size, merged, rows_of, steps_along, total
@@ -159,7 +160,8 @@ class _Lowering:
     def _is_of_the_model(self, step: Statement, calls: Sequence[tuple[AtenCall, ...]]) -> bool:
         """False for a statement that computes with numbers that may differ in each call; views have them as sizes."""
         kind = self._scalars.read(step)
-        return kind is Kind.FIXED or (kind is Kind.SIZE and all(each[0].name in SIZED for each in calls))
+        sized = all(each[0].name in SIZED or _same_numbers(each) for each in calls)
+        return kind is Kind.FIXED or (kind is Kind.SIZE and sized)
 
     def _take_as_is(
         self,
@@ -235,6 +237,14 @@ class _Lowering:
             return self._graph.one((found.name, x.node, over, found.eps, *keys), made)
         made = Activation(shape=x.node.shape, place=place, name=found.name, x=x.node)
         return self._graph.one((found.name, x.node), made)
+
+
+def _same_numbers(calls: Sequence[AtenCall]) -> bool:
+    """True if the numbers among the arguments of an operation, which tensors do not have, are the same in all runs."""
+    numbers = [
+        [each for each in tree_leaves((call.args, call.kwargs)) if not isinstance(each, Tensor)] for call in calls
+    ]
+    return all(each == numbers[0] for each in numbers)
 
 
 def _vector(weight: Value, dims: Dims, shape: tuple[Size, ...]) -> Value | None:

@@ -12,7 +12,7 @@ from enum import IntEnum
 from torch import Tensor
 
 from loka.graph.canonical.recording import Run
-from loka.graph.ir import Statement
+from loka.graph.ir import Ref, RefKind, Statement
 
 
 class Kind(IntEnum):
@@ -59,7 +59,7 @@ class Scalars:
         same = all(value == values[0] for value in values)
         numbers = [ref.text for ref in step.operands if ref.text in self._kinds]
         if not numbers:
-            of_tensors = all(ref.text in self._tensors for ref in step.operands)  # their sizes
+            of_tensors = all(self._is_tensor(ref) for ref in step.operands)  # their sizes
             return (Kind.FIXED if same else Kind.SIZE) if of_tensors else Kind.LIVE
         if read is not Kind.SIZE:
             return read
@@ -68,6 +68,11 @@ class Scalars:
         if step.op == "floordiv" and same and self._divides(numbers):
             return Kind.FIXED  # x.numel() // x.size(0)
         return Kind.SIZE if step.op == "mul" else Kind.LIVE
+
+    def _is_tensor(self, ref: Ref) -> bool:
+        if ref.kind is RefKind.LOCAL:
+            return ref.text in self._tensors
+        return ref.text not in self._floats  # a Parameter or a buffer: other attributes are part of the text
 
     def _divides(self, names: Sequence[str]) -> bool:
         """True for two sizes of the batch of which the second divides the first in each run."""
