@@ -11,6 +11,7 @@ import dis
 import functools
 import hashlib
 import inspect
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from types import CodeType, FunctionType, ModuleType
@@ -21,7 +22,7 @@ from torch import nn
 from loka.graph.script import in_script, script_in
 
 _INTERNAL = frozenset(vars(nn.Module()))  # attributes of every module
-_EPS = frozenset({"eps", "epsilon", "variance_epsilon"})
+_EPS = re.compile(r"(\w*_)?eps(ilon)?\d*")  # names: "eps", "_eps", "variance_epsilon"
 _MEANS = frozenset({"mean", "var", "var_mean", "std", "layer_norm", "rms_norm"})
 _STATISTICS = _MEANS | {"sum", "std_mean", "vector_norm", "rsqrt"}  # of which a norm may be made
 _PARTS = _MEANS | {
@@ -134,8 +135,10 @@ def live_floats(module: nn.Module, functions: Iterable[FunctionType]) -> tuple[s
 
 def built_in_floats(module: nn.Module) -> frozenset[str]:
     """Names of float attributes that are built into the text of a norm, and part of its hash, as with torch's own."""
-    with_norm = any(_STATISTICS & names_in(function) for function in functions_of(module))
-    return _EPS if with_norm or is_block_norm(module) else frozenset()
+    names = frozenset[str]().union(*map(names_in, functions_of(module)))
+    if not (_STATISTICS & names or is_block_norm(module)):
+        return frozenset()
+    return frozenset(name for name in names if _EPS.fullmatch(name))
 
 
 def is_own_function(module: nn.Module) -> bool:

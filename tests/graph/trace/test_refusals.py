@@ -239,6 +239,32 @@ def test_the_eps_of_an_own_norm_is_built_in_and_part_of_the_hash() -> None:
     assert forward_source_hash(module, ("norm",)) != answer.source_hash
 
 
+class SumsAndFloats(nn.Module):
+    """A norm by sums in a module of several parts, and a float that is no eps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self._eps, self.steps = zoo.weight(), 0.001, 2.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x @ self.w
+        made: Tensor = y / ((y * y).sum(-1, keepdim=True) / zoo.WIDTH + self._eps).sqrt() * self.steps
+        return made
+
+
+def test_an_eps_beside_other_floats_is_built_in() -> None:
+    module = SumsAndFloats()
+    answer = trace(module)
+    assert isinstance(answer, ForwardIR)
+    texts = [statement.text() for statement in answer.statements]
+    assert any("self.steps" in text for text in texts), texts
+    assert not any("self._eps" in text for text in texts)
+    module.steps = 1.5
+    assert forward_source_hash(module) == answer.source_hash
+    module._eps = 2.0
+    assert forward_source_hash(module) != answer.source_hash
+
+
 def test_the_mode_of_dropout_is_read_anew() -> None:
     answer = trace(zoo.FunctionalDropout())
     assert isinstance(answer, ForwardIR)
