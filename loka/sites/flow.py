@@ -67,6 +67,7 @@ class Flow:
 
     into: tuple[tuple[str, str], ...] = ()  # pairs: only the second multiplies what the first's product becomes
     around: Mapping[str, str] = field(default_factory=dict)  # smallest module with the norm and activation around each
+    beside: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # the modules that compute these
     # The module that joins it, the one that holds this and the norm after it, and the others that take part in that.
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     mixing: tuple[
@@ -83,17 +84,18 @@ def flow_of(sites: Mapping[str, Sequence[MeasuredCall]]) -> Flow:
     once = {name: calls[0].call for name, calls in sites.items() if len(calls) == 1}
     pairs = ((name, readers[id_]) for name, call in once.items() for id_ in _reached(_ends(call).product, readers))
     into = tuple((name, names[0]) for name, names in pairs if len(names) == 1 and names[0] in once)
-    around = {}
+    around, beside = {}, {}
     for name, call in once.items():
         ends = _ends(call)
         near = [] if ends.source is None else _before(ends.source, ends.reader)
         owners = {node.owner for node in (*near, *_after(ends.product)) if node.op in NORM_OPERATIONS | _ACTIVATIONS}
         if owners:
-            around[name] = common_module((call.module or call.owner, *sorted(owners)))
+            beside[name] = tuple(sorted(owners))
+            around[name] = common_module((call.module or call.owner, *beside[name]))
     joined = {name: found for name, call in once.items() if (found := _joined(call.result)) is not None}
     single = {name: calls[0] for name, calls in sites.items() if len(calls) == 1}
     products = [(name, each.call) for name, calls in sites.items() for each in calls if each.call.weight is None]
-    return Flow(into, around, joined, tuple(_mixing(single, products)))
+    return Flow(into, around, beside, joined, tuple(_mixing(single, products)))
 
 
 def _joined(product: Node) -> tuple[str, ...] | None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from loka.graph.ir import ForwardIR
-from loka.graph.patterns.region import RegionScope
+from loka.graph.patterns.owners import RegionScope
 from loka.graph.reads import Reads
 from loka.graph.trace.tracer import Tracer
 

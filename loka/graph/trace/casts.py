@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 
 import torch
 from torch import nn
 
 from loka.graph.ir import ForwardIR, RefKind, Statement
+from loka.graph.refused import CannotTraceError
+from loka.graph.source import has_hooks
 from loka.graph.trace.examples import Examples
 from loka.graph.trace.observed_shapes import observed_values
-from loka.graph.trace.printer import names_in
+from loka.graph.trace.printer import attribute, names_in
 
 _DEVICE = re.compile(r"['\"]|\bdevice\b")  # in the text of a call of `to`
 _CASTS = frozenset({"to", "type_as", "float", "double", "half", "bfloat16"})
@@ -37,11 +40,13 @@ def telling_casts(forward: ForwardIR, examples: Examples, copied: Callable[[], n
     casts = {step.target: step for step in forward.statements if step.op in _CASTS and step.operands}
     names = [step.target for step in forward.statements if step.target != "_"] if casts else []
     telling = {step.target for step in forward.statements if _moves(step)}
+    linears = _calls_of_linears(copied()) if casts else frozenset()
     for autocast in (False, True) if casts else ():
         try:
             for values in observed_values(forward, names, examples, copied, autocast):
                 tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
-                telling.update(_Call(forward, casts, {name: each.dtype for name, each in tensors.items()}).telling())
+                dtypes = {name: each.dtype for name, each in tensors.items()}
+                telling.update(_Call(forward, casts, dtypes, linears).telling())
         except (RuntimeError, TypeError, ValueError):
             if not autocast:
                 raise
@@ -53,11 +58,27 @@ def _moves(step: Statement) -> bool:
     return step.op in ("cpu", "cuda") or (step.op == "to" and bool(_DEVICE.search(step.template)))
 
 
-class _Call:
-    """The dtypes of one call."""
+def _calls_of_linears(owner: nn.Module) -> frozenset[str]:
+    """The texts of the calls of torch's own linears."""
+    found = []
+    for name, child in owner.named_modules():
+        if name and type(child) is nn.Linear and not has_hooks(child):
+            with suppress(CannotTraceError):
+                found.append(f"{attribute(owner, name)}({{0}})")
+    return frozenset(found)
 
-    def __init__(self, forward: ForwardIR, casts: Mapping[str, Statement], dtypes: Mapping[str, torch.dtype]) -> None:
-        self._casts, self._dtypes = casts, dtypes
+
+class _Call:
+    """The dtypes of one call; `linears` are the texts of calls of linears, which compute in a dtype of their own."""
+
+    def __init__(
+        self,
+        forward: ForwardIR,
+        casts: Mapping[str, Statement],
+        dtypes: Mapping[str, torch.dtype],
+        linears: frozenset[str],
+    ) -> None:
+        self._casts, self._dtypes, self._linears = casts, dtypes, linears
         self._made = {step.target: step for step in forward.statements}
         self._returned = names_in(forward.result, dtypes)
         self._readers: dict[str, list[Statement]] = defaultdict(list)
@@ -89,7 +110,7 @@ class _Call:
         return name in self._returned or any(self._reader_tells(step, name, dtype) for step in self._readers[name])
 
     def _reader_tells(self, step: Statement, name: str, dtype: torch.dtype) -> bool:
-        if step.call is not None or step.op in _OWN_DTYPE or step.op == "dtype":
+        if step.call is not None or step.op in _OWN_DTYPE or step.op == "dtype" or step.template in self._linears:
             return False
         if step.target in self._casts:
             return step.operands[0].text == name and self._tells(step.target, dtype)

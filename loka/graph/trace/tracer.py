@@ -10,7 +10,7 @@ from torch import nn
 
 from loka.errors import InputError, LokaError
 from loka.graph.ir import ForwardIR
-from loka.graph.patterns.region import RegionScope
+from loka.graph.patterns.owners import RegionScope
 from loka.graph.refused import Refused
 from loka.graph.source import forward_source_hash, is_simple
 from loka.graph.trace.examples import Examples, ModelInputs, capture_examples, form_of

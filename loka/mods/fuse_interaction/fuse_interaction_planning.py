@@ -26,7 +26,8 @@ from torch import nn
 
 from loka.graph.ir import ForwardIR
 from loka.graph.patterns.linear_chain import LinearChain
-from loka.graph.patterns.region import NORMS, may_join, parents
+from loka.graph.patterns.owners import may_join, parents
+from loka.graph.patterns.region import NORMS
 from loka.mods.fuse_interaction.fuse_interaction import NAME, NOTHING, choose_interactions
 from loka.mods.mod_planning import InteractionModPlanning, UnplannedModel
 from loka.mods.rewriting.interactions import ChosenInteractions, FusedInteractions, Interacting, Reserved

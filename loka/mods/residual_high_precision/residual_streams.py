@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from torch import nn
 
-from loka.graph.patterns.region import parents
+from loka.graph.patterns.owners import parents
 from loka.graph.source import functions_of, has_operators, is_block_norm, names_in
 from loka.mods.residual_high_precision.residual_high_precision import NAME
 from loka.mods.rewriting.rewriting_tracer import OwnerScope, is_under

@@ -8,7 +8,7 @@ from itertools import takewhile
 from torch import nn
 
 from loka.graph.ir import ForwardIR
-from loka.graph.patterns.region import RegionScope, scope_of
+from loka.graph.patterns.owners import RegionScope, scope_of
 from loka.graph.refused import Refused
 from loka.graph.trace.observed_shapes import Shape
 from loka.graph.trace.tracer import Tracer

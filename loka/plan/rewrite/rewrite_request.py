@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import nn
 
-from loka.graph.patterns.region import Barriers, RegionScope, inline_for, parents
+from loka.graph.patterns.owners import Barriers, RegionScope, inline_for, parents
 from loka.graph.refused import Refused
 from loka.graph.source import functions_of
 from loka.mods.rewriting.interactions import Interacting

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from loka.graph.patterns.region import Barriers, RegionScope, inline_for
+from loka.graph.patterns.owners import Barriers, RegionScope, inline_for
 from loka.sites.flow import Flow
 from loka.sites.site import GemmKind, RowCount, Site
 

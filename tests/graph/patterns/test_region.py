@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from loka.graph.ir import ForwardIR, Ref, RefKind, SiteCall, Statement
-from loka.graph.patterns.region import Barriers, RegionScope, find_regions, inline_for
+from loka.graph.patterns.owners import Barriers, RegionScope, inline_for
+from loka.graph.patterns.region import find_regions
 from loka.sites.flow import Flow
 from loka.sites.site import GemmKind, RowCount, Site
 from tests.support.models import ir_models as zoo
@@ -283,8 +284,23 @@ def test_barriers_leave_the_largest_module_in_front_of_them() -> None:
 
 def test_the_module_around_a_site_owns_its_region() -> None:
     model = nn.Sequential(nn.Sequential(nn.Linear(8, 8)), nn.Tanh())
-    (scope,) = inline_for(model, [site("0.0", (), ("mean",))], {"0.0"}, Flow(around={"0.0": ""}))
+    flow = Flow(around={"0.0": ""}, beside={"0.0": ("1",)})
+    (scope,) = inline_for(model, [site("0.0", (), ("mean",))], {"0.0"}, flow)
     assert (scope.owner, scope.sites) == ("", ("0.0",))
+
+
+def test_what_stands_around_a_site_is_inlined_wherever_it_stands() -> None:
+    head = nn.Sequential(nn.LayerNorm(8), nn.SiLU(), nn.Linear(8, 1))
+    model = nn.Sequential(nn.Sequential(nn.Linear(8, 8)), nn.Sequential(head))
+    flow = Flow(around={"0.0": ""}, beside={"0.0": ("1.0.0", "1.0.1")})
+    wanted = [site("0.0", (), ("layer_norm",))]
+    (scope,) = inline_for(model, wanted, {"0.0"}, flow)
+    assert (scope.owner, scope.inline) == ("", ("0", "0.0", "1", "1.0", "1.0.0", "1.0.1"))
+    (closed,) = inline_for(model, wanted, {"0.0"}, flow, barriers=Barriers(closed=frozenset({"1.0"})))
+    assert closed.inline == ("0", "0.0")
+    head.register_forward_hook(lambda module, given, made: None)
+    (hooked,) = inline_for(model, wanted, {"0.0"}, flow)
+    assert hooked.inline == ("0", "0.0")
 
 
 def test_a_sequential_that_is_never_called_is_a_list() -> None:

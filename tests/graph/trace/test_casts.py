@@ -71,7 +71,31 @@ class MovesByKeyword(Body):
         return out
 
 
-KINDS = {Moves: 1, MovesByKeyword: 1, Body: 0, Narrows: 1, RaisesUnderAutocast: 0, BeforeANorm: 0, OfABias: 0}
+class BeforeALinear(Body):
+    """Another linear, a module that is called, computes in a dtype of its own, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head: nn.Module = nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        out: Tensor = self.head(torch.nn.functional.layer_norm(y.float(), (8,)).to(y.dtype))
+        return out
+
+
+class BeforeAModule(BeforeALinear):
+    """What another module makes of it may be of its dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Dropout(0.0)
+
+
+KINDS = {
+    Moves: 1, MovesByKeyword: 1, Body: 0, Narrows: 1, RaisesUnderAutocast: 0, BeforeANorm: 0, OfABias: 0,
+    BeforeALinear: 0, BeforeAModule: 1,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "telling"), KINDS.items())
