@@ -67,7 +67,7 @@ class Flow:
 
     into: tuple[tuple[str, str], ...] = ()  # pairs: only the second multiplies what the first's product becomes
     around: Mapping[str, str] = field(default_factory=dict)  # smallest module with the norm and activation around each
-    beside: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # the modules that compute these
+    beside: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # those that compute what follows it alone
     # The module that joins it, the one that holds this and the norm after it, and the others that take part in that.
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     mixing: tuple[
@@ -88,14 +88,32 @@ def flow_of(sites: Mapping[str, Sequence[MeasuredCall]]) -> Flow:
     for name, call in once.items():
         ends = _ends(call)
         near = [] if ends.source is None else _before(ends.source, ends.reader)
-        owners = {node.owner for node in (*near, *_after(ends.product)) if node.op in NORM_OPERATIONS | _ACTIVATIONS}
+        after = _after(ends.product)
+        owners = _owners((*near, *after))
         if owners:
-            beside[name] = tuple(sorted(owners))
-            around[name] = common_module((call.module or call.owner, *beside[name]))
+            around[name] = common_module((call.module or call.owner, *owners))
+            beside[name] = _owners(_following(ends.product, after))
     joined = {name: found for name, call in once.items() if (found := _joined(call.result)) is not None}
     single = {name: calls[0] for name, calls in sites.items() if len(calls) == 1}
     products = [(name, each.call) for name, calls in sites.items() for each in calls if each.call.weight is None]
     return Flow(into, around, beside, joined, tuple(_mixing(single, products)))
+
+
+def _owners(nodes: Iterable[Node]) -> tuple[str, ...]:
+    """The modules that compute the norms and activations among some operations."""
+    return tuple(sorted({node.owner for node in nodes if node.op in NORM_OPERATIONS | _ACTIVATIONS}))
+
+
+def _following(product: Node, alone: Collection[Node]) -> set[Node]:
+    """Of the operations that read nothing but a product, those before something else reads on, as a residual does."""
+    found: set[Node] = set()
+    waiting = [product]
+    while waiting:
+        here = waiting.pop()
+        if all(child in alone for child in here.children):
+            waiting += [child for child in here.children if child not in found]
+            found.update(here.children)
+    return found
 
 
 def _joined(product: Node) -> tuple[str, ...] | None:

@@ -77,6 +77,22 @@ class Residual(nn.Module):
 def test_blocks_of_a_residual_stream_stay_apart() -> None:
     flow = find_sites(BuiltModel(Residual(), (torch.randn(6, 16),), {}, 6)).flow
     assert flow.into == (("two.fc.weight", "out"),)
+    assert not any(flow.beside.values())
+
+
+class Stem(Residual):
+    """Both a norm and the stream read what the first product becomes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.one(x)
+        h: Tensor = torch.relu(self.two(self.norm(x)))
+        return self.out(x + h)
+
+
+def test_what_follows_a_product_alone_is_beside_it() -> None:
+    flow = find_sites(BuiltModel(Stem(), (torch.randn(6, 16),), {}, 6)).flow
+    assert flow.around["one.fc.weight"] == ""
+    assert flow.beside == {"one.fc.weight": (), "two.fc.weight": ("",), "out": ()}
 
 
 def test_a_module_that_holds_all_around_a_site() -> None:
@@ -84,7 +100,7 @@ def test_a_module_that_holds_all_around_a_site() -> None:
         nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.SiLU(), nn.Linear(16, 16)), nn.Linear(16, 4)
     )
     flow = find_sites(BuiltModel(model, (torch.randn(6, 16),), {}, 6)).flow
-    beside = dict.fromkeys(("0.0", "0.3"), ("0.1", "0.2"))
+    beside = {"0.0": ("0.1", "0.2"), "0.3": ()}
     assert flow == Flow((("0.0", "0.3"), ("0.3", "1")), {"0.0": "0", "0.3": "0"}, beside)
 
 
