@@ -1,8 +1,8 @@
-"""Where regions end: a clamp at zero is a ReLU, one at another number is not."""
+"""Where regions end: a clamp at zero is a ReLU, one at another number is not; a region is what kernels take."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from loka.graph.canonical.forwards import canonical_forward, is_canonical
 from loka.graph.ir import ForwardIR
 from loka.graph.trace.observed_shapes import Shape
+from loka.plan.plan import NOTHING_AROUND, SitePlan
 from loka.plan.planner import make_plan
 from tests.support.models import forward_mods as zoo
 
@@ -46,14 +47,46 @@ def inputs(batch: int) -> tuple[Tensor, ...]:
     return (torch.randn(batch, 64),)
 
 
-def test_a_clamp_at_zero_is_a_relu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "policy.yaml").write_text(
-        f'version: 1\nname: clamps\nmodel: {{factory: "{__name__}:Clamps", inputs: "{__name__}:inputs", '
-        "batch_size: 64}\ndefaults: {compute: fp8, scaling: rowwise, power_of_two: true, "
-        "requantize_transpose: true, fuse: always}\n"
-    )
-    sites = {site.site.name: site for site in make_plan("policy.yaml").sites}
+class Scaled(nn.Module):
+    """A number that each call reads anew stands between a linear, or a sum, and what follows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64)
+        self.norm, self.scale = nn.LayerNorm(64), 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.first(x) * self.scale)
+        y = torch.relu((self.second(y) + x) * self.scale)
+        made: Tensor = self.third(self.norm(y)).relu()
+        return made
+
+
+@pytest.fixture
+def plan_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str, SitePlan]]:
+    """Plans a model of this file, everything in FP8."""
+
+    def plan(model: str) -> dict[str, SitePlan]:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "policy.yaml").write_text(
+            f'version: 1\nname: ends\nmodel: {{factory: "{__name__}:{model}", inputs: "{__name__}:inputs", '
+            "batch_size: 64}\ndefaults: {compute: fp8, scaling: rowwise, power_of_two: true, "
+            "requantize_transpose: true, fuse: always}\n"
+        )
+        return {site.site.name: site for site in make_plan("policy.yaml").sites}
+
+    return plan
+
+
+def test_a_region_is_what_kernels_take(plan_of: Callable[[str], dict[str, SitePlan]]) -> None:
+    sites = plan_of("Scaled")
+    assert (sites["first"].region, sites["first"].region_note) == ((), NOTHING_AROUND)
+    assert sites["second"].region == ("linear", "add")
+    assert sites["third"].region == ("layer_norm", "linear", "relu")
+
+
+def test_a_clamp_at_zero_is_a_relu(plan_of: Callable[[str], dict[str, SitePlan]]) -> None:
+    sites = plan_of("Clamps")
     assert sites["first"].region == ("linear", "relu")
     assert sites["second"].region == ("linear", "layer_norm", "relu")
     assert sites["own.0"].region == ("linear", "relu")

@@ -191,9 +191,10 @@ def _take(request: RewriteRequest, scope: RegionScope, traced: ForwardIR, made: 
         forward, request.owners, request.kept, chains, made.interactions, request.unwanted
     )
     regions = tuple(region for region in regions if not chosen.crosses_in(region))
-    made.regions.update((region.site, region.ops) for region in regions)
+    fused_with = {region.site: ops for region in regions if len(ops := _taken_of(region, chains)) > 1}
+    made.regions.update(fused_with)
     made.regions.update((site, ops) for site, ops in chosen.regions if site not in made.regions)
-    around = {region.site for region in regions}.union(site for site, _ in chosen.regions)
+    around = set(fused_with).union(site for site, _ in chosen.regions)
     made.notes.update(
         (name, "" if name in in_chains else made.notes.get(name) or NOTHING_AROUND) for name in fused - around
     )
@@ -204,6 +205,18 @@ def _take(request: RewriteRequest, scope: RegionScope, traced: ForwardIR, made: 
         made.forwards[scope.owner] = as_traced(
             patterns, _replaced(patterns, chains, {site.name for site in request.needed})
         )
+
+
+def _taken_of(region: Region, chains: Sequence[LinearChain]) -> tuple[str, ...]:
+    """The operations of a region that the chain of its site takes, and a norm before it; all where it has no chain."""
+    found = ((chain, stage) for chain in chains for stage in chain.stages if stage.site == region.site)
+    chain, stage = next(found, (None, None))
+    if chain is None or stage is None:
+        return region.ops
+    places = range(region.first, region.last + 1)
+    ops = [op for place, op in zip(places, region.ops, strict=True) if chain.first <= place <= chain.last]
+    before = [stage.before.kind] if stage.before is not None and region.first == stage.linear else []
+    return (*before, *ops)
 
 
 def _replaced(forward: ForwardIR, chains: Sequence[LinearChain], sites: Container[str]) -> frozenset[int]:
