@@ -178,8 +178,9 @@ def _take(request: RewriteRequest, scope: RegionScope, traced: ForwardIR, made: 
     made.refused.update((site.name, SEVERAL) for site in lost if site.name not in request.kept)
     norms = (near for near in forward.near if near.kind is NearKind.NORM)
     made.near.update((call.site, near.missing) for near in norms if (call := forward.statements[near.place].call))
-    chains, worth_fusing = _chained(request, forward)
+    chains, kept_chains = _chained(request, forward)
     made.chains += chains
+    worth_fusing = {stage.site for chain in kept_chains if chain.last > chain.first for stage in chain.stages}
     in_chains = {stage.site for chain in chains if len(chain.stages) > 1 for stage in chain.stages}
     regions = tuple(
         region
@@ -191,7 +192,7 @@ def _take(request: RewriteRequest, scope: RegionScope, traced: ForwardIR, made: 
         forward, request.owners, request.kept, chains, made.interactions, request.unwanted
     )
     regions = tuple(region for region in regions if not chosen.crosses_in(region))
-    fused_with = {region.site: ops for region in regions if len(ops := _taken_of(region, chains)) > 1}
+    fused_with = {region.site: ops for region in regions if len(ops := _taken_of(region, (*chains, *kept_chains))) > 1}
     made.regions.update(fused_with)
     made.regions.update((site, ops) for site, ops in chosen.regions if site not in made.regions)
     around = set(fused_with).union(site for site, _ in chosen.regions)
@@ -231,15 +232,13 @@ def _replaced(forward: ForwardIR, chains: Sequence[LinearChain], sites: Containe
     return frozenset(places) | {place for place, call in calls if call is not None and call.site in sites}
 
 
-def _chained(request: RewriteRequest, forward: ForwardIR) -> tuple[tuple[LinearChain, ...], set[str]]:
-    """The chains of FP8 linears, and the native sites that kernels can fuse with something."""
+def _chained(request: RewriteRequest, forward: ForwardIR) -> tuple[tuple[LinearChain, ...], tuple[LinearChain, ...]]:
+    """The chains of FP8 linears, and those of native ones."""
     sizes = {site.name: (site.k, site.n) for site in request.sites}
     fp8 = [region for region in forward.regions if region.site in request.chained]
-    worth_fusing: set[str] = set()
-    for chain in find_chains(forward, _wanted(forward, request.kept), _STATIC_OPERANDS, sizes=sizes):
-        if chain.last > chain.first:
-            worth_fusing.update(stage.site for stage in chain.stages)
-    return find_chains(forward, fp8, _STATIC_OPERANDS, sizes=sizes), worth_fusing
+    kept = _wanted(forward, request.kept)
+    fp8_chains, kept_chains = (find_chains(forward, regions, _STATIC_OPERANDS, sizes=sizes) for regions in (fp8, kept))
+    return fp8_chains, kept_chains
 
 
 def _wanted(forward: ForwardIR, names: Container[str]) -> tuple[Region, ...]:
