@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -43,7 +44,7 @@ class Emitted:
     shapes: dict[str, Shape] = field(default_factory=dict)
 
 
-class Locals:
+class Locals(ABC):
     """The locals of a canonical forward, made when something reads them: which tensor stands under which name."""
 
     def __init__(self, statements: Sequence[Statement], arguments: Sequence[str], graph: Lowered) -> None:
@@ -258,9 +259,9 @@ class Locals:
         self._first[value.node] = made[1]
         self._names[made[1]] = made[0]
 
+    @abstractmethod
     def _of_kind(self, value: Value) -> tuple[str, Value]:
         """Makes a node: the local, and the layout that it has."""
-        raise NotImplementedError
 
     def _whole(self, value: Value) -> tuple[str, Value]:
         """A node as it was traced."""
