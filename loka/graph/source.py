@@ -136,7 +136,7 @@ def live_floats(module: nn.Module, functions: Iterable[FunctionType]) -> tuple[s
 def built_in_floats(module: nn.Module) -> frozenset[str]:
     """Names of float attributes that are built into the text of a norm, and part of its hash, as with torch's own."""
     names = frozenset[str]().union(*map(names_in, functions_of(module)))
-    if not (_STATISTICS & names or is_block_norm(module)):
+    if not ((_has_vectors(module) and _STATISTICS & names) or is_block_norm(module)):
         return frozenset()
     return frozenset(name for name in names if _EPS.fullmatch(name))
 
@@ -147,10 +147,14 @@ def is_own_function(module: nn.Module) -> bool:
     It has neither children nor buffers, at most two Parameters, all (n,), and a forward that names one of torch's
     functions that these are made of. Tracing shows what it does with them.
     """
+    return _has_vectors(module) and any(_PARTS & names_in(function) for function in functions_of(module))
+
+
+def _has_vectors(module: nn.Module) -> bool:
+    """True for a module without children and buffers, and with at most two Parameters, all (n,)."""
     sizes = {tuple(parameter.shape) for parameter in module._parameters.values() if parameter is not None}
     plain = not module._modules and not module._buffers and len(module._parameters) <= 2
-    alike = not sizes or (len(sizes) == 1 and len(next(iter(sizes))) == 1)
-    return plain and alike and any(_PARTS & names_in(function) for function in functions_of(module))
+    return plain and (not sizes or (len(sizes) == 1 and len(next(iter(sizes))) == 1))
 
 
 def is_own_arithmetic(module: nn.Module) -> bool:

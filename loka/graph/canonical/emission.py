@@ -234,6 +234,8 @@ class _Emission(Locals):
         node, made = value.node, self._preferred(value)
         if not isinstance(node, Pair):
             raise CannotEmitError
+        if not made.shape:  # a number
+            return self._whole(value)
         operands: dict[int, Ref] = {}
         # What a GEMM makes comes last, next to the sum or product.
         for number in sorted(range(2), key=lambda each: self._is_of_gemm(node.operands[each].node)):

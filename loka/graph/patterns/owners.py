@@ -154,9 +154,11 @@ def _wanted(
 
 
 def _reached(site: Site, owner: str | None, modules: dict[str, nn.Module], barriers: Barriers) -> str | None:
-    """An owner known already; None where barriers keep the site's module out of it."""
+    """An owner known already; None where it is not around the site's module, or barriers keep that out of it."""
     inside = _inside(site, modules)
-    return None if owner is None or owner in barriers.owners or barriers.around(inside, owner) else owner
+    if owner is None or owner not in (inside, *parents(inside)):
+        return None
+    return None if owner in barriers.owners or barriers.around(inside, owner) else owner
 
 
 def _links(

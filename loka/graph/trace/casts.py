@@ -90,8 +90,19 @@ class _Call:
         """The casts that tell."""
         for name, step in self._casts.items():
             source = self._dtypes.get(step.operands[0].text)
-            if source is not None and not self._is_of_bias(step) and self._tells(name, source):
+            if source is None or self._is_of_bias(step):
+                continue
+            if self._tells(name, source) or (step.operands[0].text not in self._made and self._feeds_a_gemm(name)):
                 yield name
+
+    def _feeds_a_gemm(self, name: str) -> bool:
+        """True if a GEMM reads a tensor, or a view of it. The cast of an argument may make that call possible."""
+        for step in self._readers[name]:
+            if step.call is not None or step.template in self._linears:
+                return True
+            if (step.op in _KEEPING or step.target in self._casts) and self._feeds_a_gemm(step.target):
+                return True
+        return False
 
     def _is_of_bias(self, step: Statement) -> bool:
         """True for `product += bias`, a sum in the dtype of the product: so is a product with its bias."""

@@ -114,8 +114,13 @@ class PlannedTests:
         return kind
 
     def test_in(self, value: Any, items: Any) -> bool:
-        dtypes = isinstance(items, tuple | list | Set) and all(isinstance(each, torch.dtype) for each in items)
-        return self._is_one_of(value.node, items) if isinstance(value, fx.Proxy) and dtypes else value in items
+        if not isinstance(value, fx.Proxy):
+            return value in items
+        if isinstance(items, tuple | list | Set) and all(isinstance(each, torch.dtype) for each in items):
+            return self._is_one_of(value.node, items)
+        if isinstance(items, Set | Mapping):  # looked up by a hash, which is the proxy's
+            self._refuse(f"branch on {described(value.node)}")
+        return value in items
 
     def test_hasattr(self, value: Any, name: str) -> bool:
         if not isinstance(value, fx.Proxy):
@@ -204,11 +209,12 @@ class PlannedTests:
         """Whether a traced dtype is one of some, as in a model in bfloat16.
 
         A model is planned in float32, and runs in either: the gate shows whether the answer makes a difference there.
+        Tests of other dtypes, which an argument may have in another call, and of bfloat16 alone are refused.
         """
         what = f"branch on {described(node)}"
-        if not set(self._values(node)) <= set(_PRECISIONS):
-            self._refuse(what)
         full, half, other = (precision in dtypes for precision in _PRECISIONS)
+        if not {*self._values(node), *dtypes} <= set(_PRECISIONS) or full is other is not half:
+            self._refuse(what)
         if full is half is not other:
             same = self.tracer.create_proxy("call_function", operator.eq, (self.tracer.proxy(node), torch.float16), {})
             self._record(checked_branch, same.node, False)

@@ -141,3 +141,15 @@ def test_a_sum_of_several_products_keeps_their_columns() -> None:
     found = canonical(lines, shapes, weights)
     assert [step.target for step in found.statements] == ["lead", "first", "total", "second", "both", "y"]
     assert_same(found, shapes, weights)
+
+
+def test_a_sum_of_numbers_stays() -> None:
+    """A loss of two terms."""
+    lines = (
+        "GEMM h = linear x self.w: torch.nn.functional.linear({0}, {1})",
+        "one = sum h: {0}.sum()",
+        "two = mean h: {0}.mean()",
+        "y = add one two: {0} + {1}",
+    )
+    found = canonical(lines, {"x": (4,)}, {"w": (3, 4)})
+    assert [step.target for step in found.statements] == ["h", "one", "two", "y"]

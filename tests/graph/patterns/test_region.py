@@ -289,6 +289,12 @@ def test_the_module_around_a_site_owns_its_region() -> None:
     assert (scope.owner, scope.sites) == ("", ("0.0",))
 
 
+def test_an_owner_known_already_has_to_be_around_the_site() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.LayerNorm(8)))
+    scopes = inline_for(model, [site("0", (), ("add",))], (), Flow(), held={"0": "1"})
+    assert all(scope.owner != "1" for scope in scopes)
+
+
 def test_what_stands_around_a_site_is_inlined_wherever_it_stands() -> None:
     head = nn.Sequential(nn.LayerNorm(8), nn.SiLU(), nn.Linear(8, 1))
     model = nn.Sequential(nn.Sequential(nn.Linear(8, 8)), nn.Sequential(head))

@@ -71,6 +71,14 @@ class MovesByKeyword(Body):
         return out
 
 
+class OfAnArgument(Body):
+    """The argument may have another dtype, and the linear none but its weight's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x.to(torch.float32))
+        return out
+
+
 class BeforeALinear(Body):
     """Another linear, a module that is called, computes in a dtype of its own, too."""
 
@@ -94,7 +102,7 @@ class BeforeAModule(BeforeALinear):
 
 KINDS = {
     Moves: 1, MovesByKeyword: 1, Body: 0, Narrows: 1, RaisesUnderAutocast: 0, BeforeANorm: 0, OfABias: 0,
-    BeforeALinear: 0, BeforeAModule: 1,
+    OfAnArgument: 1, BeforeALinear: 0, BeforeAModule: 1,
 }  # fmt: skip
 
 

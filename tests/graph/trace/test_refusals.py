@@ -239,30 +239,42 @@ def test_the_eps_of_an_own_norm_is_built_in_and_part_of_the_hash() -> None:
     assert forward_source_hash(module, ("norm",)) != answer.source_hash
 
 
-class SumsAndFloats(nn.Module):
-    """A norm by sums in a module of several parts, and a float that is no eps."""
+class Sums(nn.Module):
+    """A norm by sums, and a float that is no eps."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.w, self._eps, self.steps = zoo.weight(), 0.001, 2.5
+        self._eps, self.steps = 0.001, 2.5
+
+    def forward(self, y: Tensor) -> Tensor:
+        return y / ((y * y).sum(-1, keepdim=True) / zoo.WIDTH + self._eps).sqrt() * self.steps
+
+
+class Explores(nn.Module):
+    """Its epsilon is no norm's, and follows a schedule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.norm, self.epsilon = zoo.weight(), Sums(), 0.5
 
     def forward(self, x: Tensor) -> Tensor:
-        y = x @ self.w
-        made: Tensor = y / ((y * y).sum(-1, keepdim=True) / zoo.WIDTH + self._eps).sqrt() * self.steps
+        y = self.norm(x @ self.w)
+        made: Tensor = (1 - self.epsilon) * y + self.epsilon * y.mean(-1, keepdim=True)
         return made
 
 
-def test_an_eps_beside_other_floats_is_built_in() -> None:
-    module = SumsAndFloats()
-    answer = trace(module)
+def test_the_eps_of_a_norm_alone_is_built_in() -> None:
+    module = Explores()
+    answer = trace(module, inline=("norm",))
     assert isinstance(answer, ForwardIR)
     texts = [statement.text() for statement in answer.statements]
-    assert any("self.steps" in text for text in texts), texts
-    assert not any("self._eps" in text for text in texts)
-    module.steps = 1.5
-    assert forward_source_hash(module) == answer.source_hash
-    module._eps = 2.0
-    assert forward_source_hash(module) != answer.source_hash
+    assert any("self.norm.steps" in text for text in texts), texts
+    assert any("self.epsilon" in text for text in texts), texts
+    assert not any("self.norm._eps" in text for text in texts)
+    module.norm.steps, module.epsilon = 1.5, 0.1
+    assert forward_source_hash(module, ("norm",)) == answer.source_hash
+    module.norm._eps = 2.0
+    assert forward_source_hash(module, ("norm",)) != answer.source_hash
 
 
 def test_the_mode_of_dropout_is_read_anew() -> None:

@@ -44,7 +44,7 @@ class InASet(Block):
 
 class NotIn(Block):
     def is_low(self, dtype: torch.dtype) -> bool:
-        return dtype not in [torch.float32, torch.float64]
+        return dtype not in [torch.float32]
 
 
 class Unequal(Block):
@@ -67,6 +67,25 @@ class OfAnArgument(Block):
 class OnlyFloat16(Block):
     def is_low(self, dtype: torch.dtype) -> bool:
         return dtype == torch.float16
+
+
+class OnlyBfloat16(Block):
+    """A model in float16 would be cast, too."""
+
+    def is_low(self, dtype: torch.dtype) -> bool:
+        return dtype == torch.bfloat16
+
+
+class OfOtherDtypes(Block):
+    """An argument may have another dtype in another call."""
+
+    def is_low(self, dtype: torch.dtype) -> bool:
+        return dtype in (torch.float64, torch.uint8)
+
+
+class InADict(Block):
+    def is_low(self, dtype: torch.dtype) -> bool:
+        return dtype in {torch.float16: 0, torch.bfloat16: 1}
 
 
 class Doubled(Block):
@@ -116,7 +135,7 @@ def test_float16_alone_is_checked_in_its_place() -> None:
         made(torch.randn(4, WIDTH, dtype=torch.float16))
 
 
-@pytest.mark.parametrize("kind", [Doubled, OfIntegers])
+@pytest.mark.parametrize("kind", [Doubled, OfIntegers, OnlyBfloat16, OfOtherDtypes, InADict])
 def test_a_test_that_makes_a_difference_is_the_reason(kind: type[Block]) -> None:
     found = traced(kind())
     assert isinstance(found, Refused)
