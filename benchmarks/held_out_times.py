@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--target", choices=GPU_TARGETS, default=DEFAULT_TARGET, help="whose measurements (%(default)s)"
     )
-    parser.add_argument("--kind", default="", help="of work: gemm, quantise, ...; default: all")
+    parser.add_argument("--kind", default="", help="of work: gemm, quantize, ...; default: all")
     parser.add_argument("--most", type=int, default=MOST, help="parts of a kind that are asked for (%(default)s)")
     options = parser.parse_args(arguments)
 

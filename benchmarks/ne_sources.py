@@ -1,8 +1,8 @@
 """Where FP8 loses quality: `python -m benchmarks.ne_sources FILE`, trainings with a part of a model's GEMMs in FP8.
 
-The policy's recipe with requantised transposes is at all of a model's FP8 sites, at one kind of GEMM alone or at all
+The policy's recipe with requantized transposes is at all of a model's FP8 sites, at one kind of GEMM alone or at all
 but one, and at one site alone or at all but one (`--sites`). Each is trained from the same weights on the same batches
-as the native model, by the reference quantisers. Rows go to FILE as they are made; run again, it goes on where it was.
+as the native model, by the reference quantizers. Rows go to FILE as they are made; run again, it goes on where it was.
 With `LOKA_DATA` for MovieTweetings.
 """
 

@@ -48,11 +48,11 @@ PARTS = (
     ("forward", PartKind.FORWARD, "e4m3 rowwise", "layer_norm"),
     ("forward", PartKind.FORWARD, "e4m3 rowwise", "layer_norm silu"),
     ("forward", PartKind.FORWARD, "bfloat16", "layer_norm sigmoid"),
-    ("forward_simple", PartKind.QUANTISE, "e4m3 rowwise", ""),
-    ("forward_simple", PartKind.QUANTISE, "e4m3 tensorwise", ""),
+    ("forward_simple", PartKind.QUANTIZE, "e4m3 rowwise", ""),
+    ("forward_simple", PartKind.QUANTIZE, "e4m3 tensorwise", ""),
     ("backward", PartKind.BACKWARD, "bfloat16", "layer_norm"),
-    ("backward_quantised", PartKind.BACKWARD, "e4m3 rowwise", "layer_norm"),
-    ("backward_quantised", PartKind.BACKWARD, "e4m3 rowwise", "layer_norm sigmoid"),
+    ("backward_quantized", PartKind.BACKWARD, "e4m3 rowwise", "layer_norm"),
+    ("backward_quantized", PartKind.BACKWARD, "e4m3 rowwise", "layer_norm sigmoid"),
 )
 WIDTHS = (512, 1024, 2048, 4096)
 SWEPT_ROWS, ROWS = (8192, 32768), (2048, 8192, 32768)  # of the sweep; of its best launches and the device's own

@@ -1,4 +1,4 @@
-"""Serves the ranker in FP8 on one device: weights quantised once, the model compiled. It needs ranker.pt of a training.
+"""Serves the ranker in FP8 on one device: weights quantized once, the model compiled. It needs ranker.pt of a training.
 
     loka generate ranker.yaml
     python serve.py
@@ -21,7 +21,7 @@ def main(steps: int) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = ranker.build().to(device).eval()
     model.load_state_dict(torch.load("ranker.pt", map_location=device))  # trained in FP8 or not
-    patch = fp8.apply(model, mode="infer")  # quantises the weights: load them before
+    patch = fp8.apply(model, mode="infer")  # quantizes the weights: load them before
     compiled = torch.compile(model)
 
     losses = []

@@ -31,7 +31,7 @@ def draw(file: str, target: str, out: Path, as_json: bool) -> str:
     if not any(found.values()):
         raise InputError(
             f"{file}: no GEMM was measured in FP8 and in BF16; record them by `loka bench kernels --record FILE "
-            "--parts gemm,quantise,turn`"
+            "--parts gemm,quantize,turn`"
         )
     usable_folder(out)
     page, picture = (out / f"crossover-{known.date[:10]}.{suffix}" for suffix in ("md", "svg"))

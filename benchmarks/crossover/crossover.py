@@ -2,10 +2,10 @@
 
 For a linear y = x @ weight.T, x of (M, K) and a weight of (N, K), the ratio of BF16's time to FP8's in four views:
 
-- GEMM: only fprop, operands already quantised, the faster of rowwise and tensorwise scaling, precise accumulation;
+- GEMM: only fprop, operands already quantized, the faster of rowwise and tensorwise scaling, precise accumulation;
 - GEMM, fast: the same with fast accumulation;
-- quantised: fprop (precise) plus quantising x and the weight, one pass each;
-- trained: fprop, dgrad and wgrad (precise) plus quantising x, the weight and the output gradient once each, and
+- quantized: fprop (precise) plus quantizing x and the weight, one pass each;
+- trained: fprop, dgrad and wgrad (precise) plus quantizing x, the weight and the output gradient once each, and
   transposing all three for the GEMMs that contract over their other dimension.
 
 Above 1, FP8 is faster. A ratio closer to 1 than the spreads of both times is a tie, and only a ratio beyond that counts
@@ -32,15 +32,15 @@ class CrossoverView(StrEnum):
 
     GEMM = "GEMM"
     FAST = "GEMM, fast"
-    QUANTISED = "quantised"
+    QUANTIZED = "quantized"
     TRAINED = "trained"
 
 
 TITLES = {
     CrossoverView.GEMM: "GEMM alone, precise accumulation",
     CrossoverView.FAST: "GEMM alone, fast accumulation",
-    CrossoverView.QUANTISED: "GEMM with quantisation of x and the weight",
-    CrossoverView.TRAINED: "fprop, dgrad and wgrad with quantisation and transposition",
+    CrossoverView.QUANTIZED: "GEMM with quantization of x and the weight",
+    CrossoverView.TRAINED: "fprop, dgrad and wgrad with quantization and transposition",
 }
 _ROWS, _ONE = "e4m3 rowwise", "e4m3 tensorwise"
 
@@ -82,11 +82,11 @@ def ratio_at(costs: PartCosts, view: CrossoverView, shape: Shape) -> Ratio | Non
     plain = total(plain_gemm(costs, *sizes) for sizes, _ in _gemms(view, shape))
     accumulation = "fast" if view is CrossoverView.FAST else "precise"
     gemms = [fp8_gemm(costs, *sizes, accumulation, scalings) for sizes, scalings in _gemms(view, shape)]
-    quantised = total([*gemms, *(measured(costs, part) for part in _producers(view, shape))])
-    if plain is None or quantised is None:
+    quantized = total([*gemms, *(measured(costs, part) for part in _producers(view, shape))])
+    if plain is None or quantized is None:
         return None
-    value = plain.us / quantised.us
-    return Ratio(value, value * (plain.spread + quantised.spread))
+    value = plain.us / quantized.us
+    return Ratio(value, value * (plain.spread + quantized.spread))
 
 
 def plain_gemm(costs: PartCosts, rows: int, columns: int, contraction: int) -> PartTime | None:
@@ -125,12 +125,12 @@ def total(parts: Iterable[PartTime | None]) -> PartTime | None:
 def _gemms(view: CrossoverView, shape: Shape) -> tuple[tuple[Shape, tuple[str, ...]], ...]:
     """Rows, columns and contraction of each GEMM of a view, and the possible scalings of its operands.
 
-    Operands quantised by row have one scale per row; transposed copies of both operands suit either kernel.
+    Operands quantized by row have one scale per row; transposed copies of both operands suit either kernel.
     """
     m, k, n = shape
     if view in (CrossoverView.GEMM, CrossoverView.FAST):
         return (((m, n, k), (_ROWS, _ONE)),)
-    if view is CrossoverView.QUANTISED:
+    if view is CrossoverView.QUANTIZED:
         return (((m, n, k), (_ROWS,)),)
     return ((m, n, k), (_ROWS,)), ((m, k, n), (_ROWS,)), ((n, k, m), (_ROWS, _ONE))
 
@@ -138,15 +138,15 @@ def _gemms(view: CrossoverView, shape: Shape) -> tuple[tuple[Shape, tuple[str, .
 def _producers(view: CrossoverView, shape: Shape) -> tuple[Part, ...]:
     """The parts that produce the operands of a view's GEMMs."""
     m, k, n = shape
-    quantised = tuple(Part(PartKind.QUANTISE, "rendered", *sizes, recipe=_ROWS) for sizes in ((m, k), (n, k)))
+    quantized = tuple(Part(PartKind.QUANTIZE, "rendered", *sizes, recipe=_ROWS) for sizes in ((m, k), (n, k)))
     if view in (CrossoverView.GEMM, CrossoverView.FAST):
         return ()
-    if view is CrossoverView.QUANTISED:
-        return quantised
+    if view is CrossoverView.QUANTIZED:
+        return quantized
     transposed = tuple(
         Part(PartKind.REQUANTIZE_TRANSPOSE, "rendered", *sizes, recipe=_ONE) for sizes in ((m, k), (n, k), (m, n))
     )
-    return (*quantised, Part(PartKind.QUANTISE, "rendered", m, n, recipe=_ROWS), *transposed)
+    return (*quantized, Part(PartKind.QUANTIZE, "rendered", m, n, recipe=_ROWS), *transposed)
 
 
 def to_markdown(found: Map, machine: str, source: str, sizes: Sequence[int] = SIZES) -> str:

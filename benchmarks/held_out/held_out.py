@@ -156,7 +156,7 @@ def real_errors(
 
 
 def gemm_errors(a: Tensor, b: Tensor, recipes: Sequence[OperandRecipe]) -> list[Errors]:
-    """MERE and SQNR of a @ b.T in float64, a (R, C) and b (S, C), both quantised by each recipe in turn."""
+    """MERE and SQNR of a @ b.T in float64, a (R, C) and b (S, C), both quantized by each recipe in turn."""
     reference = a.double() @ b.double().t()
     found = []
     for recipe in recipes:

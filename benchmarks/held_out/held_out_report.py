@@ -66,7 +66,7 @@ def _conditions(command: str, judged: Sequence[JudgedRow], sizes: StudySizes) ->
         f"Each model trained as below; Probe watched the last {sizes.watched} steps, every {sizes.every}nd of them, "
         f"512 rows a call at most. Then the weights were frozen, and {sizes.batches} batches of rows that were never "
         "trained on (shuffled, of the training batch size) went forward and backward. *Actual* is the mean over those "
-        "batches of each GEMM's MERE (floor 1e-3 of the RMS) and SQNR, both operands quantised alike, against float64 "
+        "batches of each GEMM's MERE (floor 1e-3 of the RMS) and SQNR, both operands quantized alike, against float64 "
         f"on the same operands; *predicted* is the mean over {sizes.draws} draws. Intervals are 95 %, normal. "
         "The gap is predicted minus actual: dB of SQNR, percent of the actual MERE.",
         "",

@@ -16,7 +16,7 @@ from loka.probe.profile.profile import Interval
 
 K = TypeVar("K")
 
-EXACT_DB = 90.0  # above this SQNR quantisation is exact up to float32 rounding: there is no error to predict
+EXACT_DB = 90.0  # above this SQNR quantization is exact up to float32 rounding: there is no error to predict
 NORMAL, GAUSSIAN, COPULA = "N(0,1)", "gaussian", "copula"
 TRAINING_ROWS = "training rows"  # not a sampler: the actual error on training rows
 POOLED_ROWS = "pooled rows"  # not a sampler either: single real rows of the watched steps, combined at random
@@ -63,7 +63,7 @@ class HeldOutRow:
 
     @property
     def exact(self) -> bool:
-        """True if quantisation loses nothing (one column, rowwise), so that there is no error to predict."""
+        """True if quantization loses nothing (one column, rowwise), so that there is no error to predict."""
         return self.actual_sqnr.mean > EXACT_DB
 
 
@@ -122,7 +122,7 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def gaps(rows: Iterable[HeldOutRow]) -> Gaps:
-    """Medians and 90th percentiles of |gap|, without rows where quantisation is exact."""
+    """Medians and 90th percentiles of |gap|, without rows where quantization is exact."""
     counted = [row for row in rows if not row.exact]
     if not counted:
         return Gaps(0, math.nan, math.nan, math.nan, math.nan, math.nan)

@@ -55,7 +55,7 @@ def recipes() -> tuple[StudyRecipe, ...]:
 
 
 def few_bits(x: Tensor, bits: float) -> Tensor:
-    """x (R, C) with `bits` mantissa bits and the exponents of e4m3, one power-of-two scale a row; dequantised."""
+    """x (R, C) with `bits` mantissa bits and the exponents of e4m3, one power-of-two scale a row; dequantized."""
     amax = x.abs().amax(1, keepdim=True).clamp(min=2.0**-100)
     scale = round_up_to_power_of_two(amax / 448)
     scaled = x / scale
@@ -65,7 +65,7 @@ def few_bits(x: Tensor, bits: float) -> Tensor:
 
 
 def ranged(x: Tensor, share: float) -> Tensor:
-    """x (R, C) in e4m3 with one scale, for a maximum of `share` times its own; dequantised.
+    """x (R, C) in e4m3 with one scale, for a maximum of `share` times its own; dequantized.
 
     Below 1, larger values saturate; above 1, small ones are lost, as if one element were so much larger.
     """

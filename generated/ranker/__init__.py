@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "87dcab08ea7cdbe3b1bf70a85a3e48137275ce63386d6e9c0720cd966901d39b"
+STAMP = "04f715d0b0c640ae49225434bb38e25e654cdf06f382b0768bad5374dc62706b"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing
@@ -138,6 +138,6 @@ BINDINGS = (
 def apply(model: torch.nn.Module, mode: str = "train") -> dispatch.Patch:
     """Bind the plan to a model, in place. Of the returned patch, `remove` undoes this and `verify` checks that it ran.
 
-    `mode` is "train", or "infer" for weights that are quantised once and frozen.
+    `mode` is "train", or "infer" for weights that are quantized once and frozen.
     """
     return dispatch.apply(model, __name__, BINDINGS, target="h100", mode=mode)

@@ -18,7 +18,7 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import concat_norm_reference, fm_reference
 from loka.kernels.fused.norm import norm_reference
 
-STAMP = "87dcab08ea7cdbe3b1bf70a85a3e48137275ce63386d6e9c0720cd966901d39b"
+STAMP = "04f715d0b0c640ae49225434bb38e25e654cdf06f382b0768bad5374dc62706b"
 
 
 def _add_backward_e4m3_outputs(grad: Tensor) -> tuple[Tensor, ...]:
@@ -32,14 +32,14 @@ def _add_backward_e4m3_outputs(grad: Tensor) -> tuple[Tensor, ...]:
     return values, scale, scale_max, dadd
 
 
-@operators.kernel(__package__, "533378c4", _add_backward_e4m3_outputs)
+@operators.kernel(__package__, "03e5c89a", _add_backward_e4m3_outputs)
 def add_backward_e4m3(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradient of addition -> e4m3 with one power-of-two scale a row.
 
     grad (M, 256) -> values (M, 256), scale (M, 1), scale_max (P,), dadd (P, 256).
     """
     backward = norm_reference.norm_backward(grad)
-    values, scale, scale_max = norm_reference.quantise_rows(backward.x)
+    values, scale, scale_max = norm_reference.quantize_rows(backward.x)
     return values, scale, scale_max, backward.add
 
 
@@ -114,7 +114,7 @@ def _add_layer_norm_silu_backward_e4m3_outputs(
     return values, scale, scale_max, dweight, dbias, dadd
 
 
-@operators.kernel(__package__, "50a69d24", _add_layer_norm_silu_backward_e4m3_outputs)
+@operators.kernel(__package__, "4bd810c8", _add_layer_norm_silu_backward_e4m3_outputs)
 def add_layer_norm_silu_backward_e4m3(
     grad: Tensor, x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -126,7 +126,7 @@ def add_layer_norm_silu_backward_e4m3(
     backward = norm_reference.norm_backward(
         grad, x=x, add=add, weight=weight, bias=bias, mean=mean, rstd=rstd, norm="layer_norm", activation="silu"
     )
-    values, scale, scale_max = norm_reference.quantise_rows(backward.x)
+    values, scale, scale_max = norm_reference.quantize_rows(backward.x)
     return values, scale, scale_max, backward.weight, backward.bias, backward.add
 
 
@@ -142,7 +142,7 @@ def _add_layer_norm_silu_e4m3_outputs(x: Tensor, add: Tensor, weight: Tensor, bi
     return values, scale, scale_max, mean, rstd
 
 
-@operators.kernel(__package__, "0dfef81e", _add_layer_norm_silu_e4m3_outputs)
+@operators.kernel(__package__, "c03baa14", _add_layer_norm_silu_e4m3_outputs)
 def add_layer_norm_silu_e4m3(
     x: Tensor, add: Tensor, weight: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -154,7 +154,7 @@ def add_layer_norm_silu_e4m3(
     forward = norm_reference.norm_forward(
         x, add=add, weight=weight, bias=bias, norm="layer_norm", eps=1e-05, activation="silu"
     )
-    values, scale, scale_max = norm_reference.quantise_rows(forward.y)
+    values, scale, scale_max = norm_reference.quantize_rows(forward.y)
     return values, scale, scale_max, forward.mean, forward.rstd
 
 
@@ -170,7 +170,7 @@ def _add_layer_norm_silu_e4m3_inference_outputs(
     return values, scale, scale_max
 
 
-@operators.kernel(__package__, "76b30d99", _add_layer_norm_silu_e4m3_inference_outputs)
+@operators.kernel(__package__, "e2670fa4", _add_layer_norm_silu_e4m3_inference_outputs)
 def add_layer_norm_silu_e4m3_inference(
     x: Tensor, add: Tensor, weight: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -181,7 +181,7 @@ def add_layer_norm_silu_e4m3_inference(
     forward = norm_reference.norm_forward(
         x, add=add, weight=weight, bias=bias, norm="layer_norm", eps=1e-05, activation="silu"
     )
-    return norm_reference.quantise_rows(forward.y)
+    return norm_reference.quantize_rows(forward.y)
 
 
 def _add_layer_norm_silu_inference_outputs(
@@ -340,14 +340,14 @@ def _layer_norm_e4m3_outputs(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[T
     return values, scale, scale_max, mean, rstd
 
 
-@operators.kernel(__package__, "0e2f118d", _layer_norm_e4m3_outputs)
+@operators.kernel(__package__, "7b7f230d", _layer_norm_e4m3_outputs)
 def layer_norm_e4m3(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row.
 
     x (M, 128), weight (128,), bias (128,) -> values (M, 128), scale (M, 1), scale_max (P,), mean (M,), rstd (M,).
     """
     forward = norm_reference.norm_forward(x, weight=weight, bias=bias, norm="layer_norm", eps=1e-05)
-    values, scale, scale_max = norm_reference.quantise_rows(forward.y)
+    values, scale, scale_max = norm_reference.quantize_rows(forward.y)
     return values, scale, scale_max, forward.mean, forward.rstd
 
 
@@ -361,17 +361,17 @@ def _layer_norm_e4m3_inference_outputs(x: Tensor, weight: Tensor, bias: Tensor) 
     return values, scale, scale_max
 
 
-@operators.kernel(__package__, "80a5152b", _layer_norm_e4m3_inference_outputs)
+@operators.kernel(__package__, "788cea13", _layer_norm_e4m3_inference_outputs)
 def layer_norm_e4m3_inference(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row.
 
     x (M, 128), weight (128,), bias (128,) -> values (M, 128), scale (M, 1), scale_max (P,).
     """
     forward = norm_reference.norm_forward(x, weight=weight, bias=bias, norm="layer_norm", eps=1e-05)
-    return norm_reference.quantise_rows(forward.y)
+    return norm_reference.quantize_rows(forward.y)
 
 
-def _quantise_e4m3_outputs(x: Tensor) -> tuple[Tensor, ...]:
+def _quantize_e4m3_outputs(x: Tensor) -> tuple[Tensor, ...]:
     operators.check_rows(x, 512)
     m = x.shape[0]
     programs = operators.programs(x, rows=1, per_multiprocessor=32)
@@ -381,17 +381,17 @@ def _quantise_e4m3_outputs(x: Tensor) -> tuple[Tensor, ...]:
     return values, scale, scale_max
 
 
-@operators.kernel(__package__, "c9708275", _quantise_e4m3_outputs)
-def quantise_e4m3(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+@operators.kernel(__package__, "b6bd080f", _quantize_e4m3_outputs)
+def quantize_e4m3(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """To e4m3 with one power-of-two scale a row.
 
     x (M, 512) -> values (M, 512), scale (M, 1), scale_max (P,).
     """
     forward = norm_reference.norm_forward(x)
-    return norm_reference.quantise_rows(forward.y)
+    return norm_reference.quantize_rows(forward.y)
 
 
-def _quantise_weights_128_256_256_outputs(*weights: Tensor) -> tuple[Tensor, ...]:
+def _quantize_weights_128_256_256_outputs(*weights: Tensor) -> tuple[Tensor, ...]:
     outputs = []
     for weight, (width, columns, rows) in zip(weights, ((128, 128, 8), (256, 256, 4), (256, 256, 4)), strict=True):
         operators.check_rows(weight, width)
@@ -402,8 +402,8 @@ def _quantise_weights_128_256_256_outputs(*weights: Tensor) -> tuple[Tensor, ...
     return tuple(outputs)
 
 
-@operators.kernel(__package__, "80a4bdb9", _quantise_weights_128_256_256_outputs)
-def quantise_weights_128_256_256(
+@operators.kernel(__package__, "d129eb33", _quantize_weights_128_256_256_outputs)
+def quantize_weights_128_256_256(
     weight_0: Tensor, weight_1: Tensor, weight_2: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """3 weights to e4m3 with one power-of-two scale a row.
@@ -412,13 +412,13 @@ def quantise_weights_128_256_256(
     (P_0,), values_1 (M_1, 256), scale_1 (M_1, 1), scale_max_1 (P_1,), values_2 (M_2, 256), scale_2 (M_2, 1),
     scale_max_2 (P_2,).
     """
-    values_0, scale_0, scale_max_0 = norm_reference.quantise_rows(weight_0)
-    values_1, scale_1, scale_max_1 = norm_reference.quantise_rows(weight_1)
-    values_2, scale_2, scale_max_2 = norm_reference.quantise_rows(weight_2)
+    values_0, scale_0, scale_max_0 = norm_reference.quantize_rows(weight_0)
+    values_1, scale_1, scale_max_1 = norm_reference.quantize_rows(weight_1)
+    values_2, scale_2, scale_max_2 = norm_reference.quantize_rows(weight_2)
     return values_0, scale_0, scale_max_0, values_1, scale_1, scale_max_1, values_2, scale_2, scale_max_2
 
 
-def _quantise_weights_512_256_256_outputs(*weights: Tensor) -> tuple[Tensor, ...]:
+def _quantize_weights_512_256_256_outputs(*weights: Tensor) -> tuple[Tensor, ...]:
     outputs = []
     for weight, (width, columns, rows) in zip(weights, ((512, 512, 2), (256, 256, 4), (256, 256, 4)), strict=True):
         operators.check_rows(weight, width)
@@ -429,8 +429,8 @@ def _quantise_weights_512_256_256_outputs(*weights: Tensor) -> tuple[Tensor, ...
     return tuple(outputs)
 
 
-@operators.kernel(__package__, "cb78c0d7", _quantise_weights_512_256_256_outputs)
-def quantise_weights_512_256_256(
+@operators.kernel(__package__, "cf47359b", _quantize_weights_512_256_256_outputs)
+def quantize_weights_512_256_256(
     weight_0: Tensor, weight_1: Tensor, weight_2: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """3 weights to e4m3 with one power-of-two scale a row.
@@ -439,9 +439,9 @@ def quantise_weights_512_256_256(
     (P_0,), values_1 (M_1, 256), scale_1 (M_1, 1), scale_max_1 (P_1,), values_2 (M_2, 256), scale_2 (M_2, 1),
     scale_max_2 (P_2,).
     """
-    values_0, scale_0, scale_max_0 = norm_reference.quantise_rows(weight_0)
-    values_1, scale_1, scale_max_1 = norm_reference.quantise_rows(weight_1)
-    values_2, scale_2, scale_max_2 = norm_reference.quantise_rows(weight_2)
+    values_0, scale_0, scale_max_0 = norm_reference.quantize_rows(weight_0)
+    values_1, scale_1, scale_max_1 = norm_reference.quantize_rows(weight_1)
+    values_2, scale_2, scale_max_2 = norm_reference.quantize_rows(weight_2)
     return values_0, scale_0, scale_max_0, values_1, scale_1, scale_max_1, values_2, scale_2, scale_max_2
 
 

@@ -1,13 +1,13 @@
-"""The FP8 arithmetic of ranker.yaml: quantisers, linears, chains, interactions.
+"""The FP8 arithmetic of ranker.yaml: quantizers, linears, chains, interactions.
 
 Written by `loka generate`, which overwrites it: edit the policy and generate again.
 
-A quantiser works along the last dimension of a matrix and returns FP8 values and float32 scales; a value stands for
+A quantizer works along the last dimension of a matrix and returns FP8 values and float32 scales; a value stands for
 `value * scale`. `dispatch.scaled_mm(a, scale_a, b, scale_b, ...)` is `(a * scale_a) @ (b * scale_b).T`, so each GEMM
-quantises both of its operands along the dimension that it sums over.
+quantizes both of its operands along the dimension that it sums over.
 
 A chain is a run of linears, with the norms and activations around them, as one function. Its kernels (`fused`)
-normalise, activate and quantise a row in one pass, forward and backward, so that what lies between two GEMMs is read
+normalise, activate and quantize a row in one pass, forward and backward, so that what lies between two GEMMs is read
 and written once. A GEMM that sums over the rows takes its FP8 operands transposed, requantized to one scale, the
 largest. Gradients of vectors come as partial sums, which `fused.reduce` adds up.
 
@@ -27,7 +27,7 @@ from loka.dispatch import Quantized
 
 from . import fused
 
-STAMP = "87dcab08ea7cdbe3b1bf70a85a3e48137275ce63386d6e9c0720cd966901d39b"
+STAMP = "04f715d0b0c640ae49225434bb38e25e654cdf06f382b0768bad5374dc62706b"
 
 # Scalings of both operands of a GEMM.
 ROWWISE = ("rowwise", "rowwise")
@@ -128,7 +128,7 @@ class LayersFmbFunction(torch.autograd.Function):
         counter_id_2: int,
     ) -> Tensor:
         weight_fp8_0, weight_fp8_1, weight_fp8_2 = Quantized.each(
-            fused.quantise_weights_128_256_256(weight_0, weight_1, weight_2)
+            fused.quantize_weights_128_256_256(weight_0, weight_1, weight_2)
         )
         x_fp8_0, pre_mean, pre_rstd = Quantized.first(fused.layer_norm_e4m3(x, pre_norm_weight, pre_norm_bias))
         y_0 = dispatch.scaled_mm(
@@ -329,9 +329,9 @@ class HeadMlpFunction(torch.autograd.Function):
         counter_id_2: int,
     ) -> Tensor:
         weight_fp8_0, weight_fp8_1, weight_fp8_2 = Quantized.each(
-            fused.quantise_weights_512_256_256(weight_0, weight_1, weight_2)
+            fused.quantize_weights_512_256_256(weight_0, weight_1, weight_2)
         )
-        x_fp8_0 = Quantized(*fused.quantise_e4m3(x))
+        x_fp8_0 = Quantized(*fused.quantize_e4m3(x))
         y_0 = dispatch.scaled_mm(
             x_fp8_0.data, x_fp8_0.scale, weight_fp8_0.data, weight_fp8_0.scale, *ROWWISE, dtype, False, counter_id_0
         )
@@ -566,7 +566,7 @@ def head_mlp_frozen(
     if dispatch.is_empty(x):
         return dispatch.without_elements(x, 512, 256, dtype)
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-    x_fp8_0, x_scale_0, _ = fused.quantise_e4m3(rows)
+    x_fp8_0, x_scale_0, _ = fused.quantize_e4m3(rows)
     y_0 = dispatch.scaled_mm(x_fp8_0, x_scale_0, weight_0, scale_0, *ROWWISE, dtype, False, counter_id_0)
     x_fp8_1, x_scale_1, _ = fused.add_layer_norm_silu_e4m3_inference(y_0, bias_0, norm_weight_0, norm_bias_0)
     y_1 = dispatch.scaled_mm(x_fp8_1, x_scale_1, weight_1, scale_1, *ROWWISE, dtype, False, counter_id_1)

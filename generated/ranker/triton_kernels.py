@@ -15,7 +15,7 @@ import triton.language as tl
 from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import fm_reference
 
-STAMP = "87dcab08ea7cdbe3b1bf70a85a3e48137275ce63386d6e9c0720cd966901d39b"
+STAMP = "04f715d0b0c640ae49225434bb38e25e654cdf06f382b0768bad5374dc62706b"
 
 
 @triton.jit
@@ -51,7 +51,7 @@ def nan_unless_finite(x):
 
 
 @triton.jit
-def quantise_rows(
+def quantize_rows(
     program, programs, x_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m, columns: tl.constexpr,
     rows: tl.constexpr,
 ):  # fmt: skip
@@ -742,7 +742,7 @@ def layer_norm_e4m3_inference(values, scale, scale_max, x, weight, bias):
 
 
 @triton.jit(do_not_specialize=["m"])
-def _quantise_e4m3(x_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m, WIDTH: tl.constexpr):
+def _quantize_e4m3(x_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m, WIDTH: tl.constexpr):
     """To e4m3 with one power-of-two scale a row of x (m, WIDTH)."""
     columns = tl.arange(0, WIDTH)
     scale_max = 0.0
@@ -761,16 +761,16 @@ def _quantise_e4m3(x_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m, WID
     tl.store(scale_max_ptr + tl.program_id(0), scale_max)
 
 
-def quantise_e4m3(values, scale, scale_max, x):
+def quantize_e4m3(values, scale, scale_max, x):
     x = operators.whole_rows(x)
     grid = (scale_max.shape[0],)
     tensors = (x, values, scale, scale_max)
     sizes = (x.stride(0), x.shape[0])
-    operators.launch(_quantise_e4m3, grid, *tensors, *sizes, constants=(512,), num_warps=1)
+    operators.launch(_quantize_e4m3, grid, *tensors, *sizes, constants=(512,), num_warps=1)
 
 
 @triton.jit(do_not_specialize=["m_0", "m_1", "m_2", "programs_0", "programs_1", "programs_2"])
-def _quantise_weights_128_256_256(
+def _quantize_weights_128_256_256(
     weight_0_ptr, values_0_ptr, scale_0_ptr, scale_max_0_ptr, stride_0, m_0, weight_1_ptr, values_1_ptr, scale_1_ptr,
     scale_max_1_ptr, stride_1, m_1, weight_2_ptr, values_2_ptr, scale_2_ptr, scale_max_2_ptr, stride_2, m_2, programs_0,
     programs_1, programs_2,
@@ -778,34 +778,34 @@ def _quantise_weights_128_256_256(
     """3 weights to e4m3 with one power-of-two scale a row."""
     program = tl.program_id(0)
     if program < programs_0:
-        quantise_rows(
+        quantize_rows(
             program, programs_0, weight_0_ptr, values_0_ptr, scale_0_ptr, scale_max_0_ptr, stride_0, m_0, columns=128,
             rows=8,
         )  # fmt: skip
     elif program < programs_0 + programs_1:
-        quantise_rows(
+        quantize_rows(
             program - programs_0, programs_1, weight_1_ptr, values_1_ptr, scale_1_ptr, scale_max_1_ptr, stride_1, m_1,
             columns=256, rows=4,
         )  # fmt: skip
     else:
-        quantise_rows(
+        quantize_rows(
             program - programs_0 - programs_1, programs_2, weight_2_ptr, values_2_ptr, scale_2_ptr, scale_max_2_ptr,
             stride_2, m_2, columns=256, rows=4,
         )  # fmt: skip
 
 
-def quantise_weights_128_256_256(*tensors):
+def quantize_weights_128_256_256(*tensors):
     operands, programs = [], []
     for i in range(3):
         values, scale, scale_max = tensors[3 * i : 3 * i + 3]
         weight = operators.whole_rows(tensors[i + 9])
         operands += [weight, values, scale, scale_max, weight.stride(0), weight.shape[0]]
         programs.append(scale_max.shape[0])
-    operators.launch(_quantise_weights_128_256_256, (sum(programs),), *operands, *programs, num_warps=1)
+    operators.launch(_quantize_weights_128_256_256, (sum(programs),), *operands, *programs, num_warps=1)
 
 
 @triton.jit(do_not_specialize=["m_0", "m_1", "m_2", "programs_0", "programs_1", "programs_2"])
-def _quantise_weights_512_256_256(
+def _quantize_weights_512_256_256(
     weight_0_ptr, values_0_ptr, scale_0_ptr, scale_max_0_ptr, stride_0, m_0, weight_1_ptr, values_1_ptr, scale_1_ptr,
     scale_max_1_ptr, stride_1, m_1, weight_2_ptr, values_2_ptr, scale_2_ptr, scale_max_2_ptr, stride_2, m_2, programs_0,
     programs_1, programs_2,
@@ -813,30 +813,30 @@ def _quantise_weights_512_256_256(
     """3 weights to e4m3 with one power-of-two scale a row."""
     program = tl.program_id(0)
     if program < programs_0:
-        quantise_rows(
+        quantize_rows(
             program, programs_0, weight_0_ptr, values_0_ptr, scale_0_ptr, scale_max_0_ptr, stride_0, m_0, columns=512,
             rows=2,
         )  # fmt: skip
     elif program < programs_0 + programs_1:
-        quantise_rows(
+        quantize_rows(
             program - programs_0, programs_1, weight_1_ptr, values_1_ptr, scale_1_ptr, scale_max_1_ptr, stride_1, m_1,
             columns=256, rows=4,
         )  # fmt: skip
     else:
-        quantise_rows(
+        quantize_rows(
             program - programs_0 - programs_1, programs_2, weight_2_ptr, values_2_ptr, scale_2_ptr, scale_max_2_ptr,
             stride_2, m_2, columns=256, rows=4,
         )  # fmt: skip
 
 
-def quantise_weights_512_256_256(*tensors):
+def quantize_weights_512_256_256(*tensors):
     operands, programs = [], []
     for i in range(3):
         values, scale, scale_max = tensors[3 * i : 3 * i + 3]
         weight = operators.whole_rows(tensors[i + 9])
         operands += [weight, values, scale, scale_max, weight.stride(0), weight.shape[0]]
         programs.append(scale_max.shape[0])
-    operators.launch(_quantise_weights_512_256_256, (sum(programs),), *operands, *programs, num_warps=1)
+    operators.launch(_quantize_weights_512_256_256, (sum(programs),), *operands, *programs, num_warps=1)
 
 
 @triton.jit(do_not_specialize=["p_0", "p_1"])

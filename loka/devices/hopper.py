@@ -60,7 +60,7 @@ _ROWS = RowLaunches(
     },
     forward_tensorwise={},
     backward=_BACKWARD,
-    backward_quantised={
+    backward_quantized={
         **_BACKWARD,
         512: RowLaunch(rows=1, warps=1, programs=8, stages=3),
         1024: RowLaunch(rows=1, warps=2, programs=8, stages=3),
@@ -97,7 +97,7 @@ _LAUNCHES = LaunchTables(
         warp_elements=1024,
         least_warps=4,
     ),
-    # Not measured yet: the registers of the quantisers above, 32 elements a thread.
+    # Not measured yet: the registers of the quantizers above, 32 elements a thread.
     weights=WeightsLaunch(warp_elements=1024, least_columns=16, most_warps=16, warps=32),
     transpose=SquareLaunch(tile=128, warps=4, chunk=1024),
     cast_transpose=SquareLaunch(tile=128, warps=8, chunk=1024),  # not measured yet, chosen by register use

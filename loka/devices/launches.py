@@ -34,7 +34,7 @@ class RowLaunches:
     # width is missing, as above.
     forward_tensorwise: Mapping[int, RowLaunch]
     backward: Mapping[int, RowLaunch]  # to a plain matrix; measured with the reduction of its sums, like the next
-    backward_quantised: Mapping[int, RowLaunch]  # to FP8
+    backward_quantized: Mapping[int, RowLaunch]  # to FP8
     backward_simple: Mapping[int, RowLaunch]  # without column sums: as many programs as possible
     widest: RowLaunch
     streaming: int  # at this width, kernels with several matrices and no norm, or with an extra matrix or sum, ...
@@ -73,7 +73,7 @@ class SquareLaunch:
 
 @dataclass(frozen=True, slots=True)
 class WeightsLaunch:
-    """Launch of a chain's weights' quantisation: whole rows, in blocks of one size for all weights."""
+    """Launch of a chain's weights' quantization: whole rows, in blocks of one size for all weights."""
 
     warp_elements: int  # of a block, per warp
     least_columns: int  # that a row of a block counts as

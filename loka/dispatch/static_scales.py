@@ -1,6 +1,6 @@
 """Static scales of a bound module: buffers of the scales and of their overflow statistics.
 
-An operand with a static scale (`range: static`) is quantised in one pass. Larger values saturate and are counted by the
+An operand with a static scale (`range: static`) is quantized in one pass. Larger values saturate and are counted by the
 kernel that writes the operand, on the device and without synchronisation, in eager, compiled and captured models.
 Neither buffer is in the state_dict.
 """

@@ -1,1 +1,1 @@
-"""FP8 formats, the reference quantisers, scaled products and error metrics."""
+"""FP8 formats, the reference quantizers, scaled products and error metrics."""

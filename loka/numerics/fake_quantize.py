@@ -1,4 +1,4 @@
-"""An operand as a GEMM reads it in FP8, dequantised: the reference of what a recipe does to its values."""
+"""An operand as a GEMM reads it in FP8, dequantized: the reference of what a recipe does to its values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from loka.numerics.requantize_transpose import requantize_transpose
 
 
 def fake_quantize(x: Tensor, recipe: OperandRecipe) -> Tensor:
-    """The operand x of (R, C), contracted over C, quantised by `recipe` and dequantised: float32 (R, C).
+    """The operand x of (R, C), contracted over C, quantized by `recipe` and dequantized: float32 (R, C).
 
     A transposed operand is made as in training, from the FP8 copy of its transpose. Raises InputError where x is not a
     matrix, or the recipe's static range has no `amax`.

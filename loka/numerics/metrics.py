@@ -51,7 +51,7 @@ def mere(out: Tensor, ref: Tensor, floor: float = FLOOR) -> Mere:
 
 
 def sqnr(out: Tensor, ref: Tensor) -> float:
-    """Signal to quantisation noise ratio of out against ref (same shape), dB; inf where they are equal.
+    """Signal to quantization noise ratio of out against ref (same shape), dB; inf where they are equal.
 
     An all-zero reference with a result that is not zero has -inf. Raises InputError on shapes that differ, no
     elements, or a reference that is not finite.

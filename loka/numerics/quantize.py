@@ -1,4 +1,4 @@
-"""The reference quantisers, which every generated quantiser and every fused kernel must match bit for bit.
+"""The reference quantizers, which every generated quantizer and every fused kernel must match bit for bit.
 
 The canonical sequence of operations, for a matrix x of (R, C), a format with largest finite value MAX, and blocks as
 the scaling prescribes (the whole matrix, a row, 128 neighbours in a row, a square of 128 x 128; a block at the edge is
@@ -12,7 +12,7 @@ padded with zeros):
 
 where `x / scale` spreads each scale over its block. A value is then `q * scale`. The reasons:
 
-- Non-finite entries are ignored in amax and become NaN: they spoil what they would spoil in the unquantised layer
+- Non-finite entries are ignored in amax and become NaN: they spoil what they would spoil in the unquantized layer
   (their own row of a product), not everything that shares a scale with them. The test is on x, not on the quotient, so
   that a finite x that overflows the division saturates.
 - The floor keeps the scale of a zero block positive and a normal number, and 1 / scale finite: no 0 / 0.
@@ -59,13 +59,13 @@ def scale_shape(rows: int, columns: int, scaling: Scaling) -> tuple[int, int]:
 
 
 def static_scale(amax: float, format: Format, power_of_two: bool) -> float:
-    """The static scale for a given maximum of |x|, rounded to float32 as in the quantisers.
+    """The static scale for a given maximum of |x|, rounded to float32 as in the quantizers.
 
     Raises InputError where amax is negative or not finite.
     """
     if not 0.0 <= amax <= torch.finfo(torch.float32).max:
         raise InputError(f"static scale: amax must be a finite number, zero or above, not {amax}")
-    # float32 arithmetic, as the quantisers do it on tensors: amax, floor and maximum are float32 values
+    # float32 arithmetic, as the quantizers do it on tensors: amax, floor and maximum are float32 values
     (amax32,) = struct.unpack("f", struct.pack("f", amax))
     (scale,) = struct.unpack("f", struct.pack("f", max(amax32, AMAX_FLOOR) / FORMATS[format].max))
     if power_of_two:
@@ -77,7 +77,7 @@ def static_scale(amax: float, format: Format, power_of_two: bool) -> float:
 def quantize(
     x: Tensor, *, format: Format, scaling: Scaling, power_of_two: bool = False, amax: float | None = None
 ) -> Quantized:
-    """Quantise a matrix x of (R, C), any floating dtype, as the module's docstring describes.
+    """Quantize a matrix x of (R, C), any floating dtype, as the module's docstring describes.
 
     `amax` is the maximum of |x| of a static scale, which holds for the whole matrix whatever the scaling; None measures
     it. R and C may be zero. Raises InputError where x is not a matrix or amax is not usable.
@@ -102,7 +102,7 @@ def quantize(
 
 
 def dequantize(quantized: Quantized) -> Tensor:
-    """The dequantised matrix (R, C), float32."""
+    """The dequantized matrix (R, C), float32."""
     rows, columns = quantized.values.shape
     return decode(quantized.values) * expand_scale(quantized.scale, rows, columns)
 

@@ -30,7 +30,7 @@ class OperandRecipe:
 
     A transposed operand (`requantize_transpose`) is the transposed copy of an operand of another GEMM of its site:
     wgrad's grad_output of dgrad's, wgrad's input of fprop's, dgrad's weight of fprop's (TRANSPOSED_FROM). Its source is
-    quantised rowwise with power-of-two scales; it keeps the source's format, and has a single scale, the largest of the
+    quantized rowwise with power-of-two scales; it keeps the source's format, and has a single scale, the largest of the
     source's. That fits a GEMM as a tensorwise scale or, repeated, as a rowwise one: `scaling` says which its GEMM
     takes, tensorwise where both operands are transposed and rowwise beside a rowwise one. `range` is dynamic and
     `power_of_two` true by definition.

@@ -1,4 +1,4 @@
-"""The reference of a scaled matrix product: dequantise both operands, multiply in float32."""
+"""The reference of a scaled matrix product: dequantize both operands, multiply in float32."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The reference of requantize_transpose: the transposed copy of a quantised matrix, made from its FP8 values alone.
+"""The reference of requantize_transpose: the transposed copy of a quantized matrix, made from its FP8 values alone.
 
-A matrix of (R, C) quantised rowwise serves a GEMM that contracts over C. The GEMM that contracts over R needs it
+A matrix of (R, C) quantized rowwise serves a GEMM that contracts over C. The GEMM that contracts over R needs it
 transposed, with a scale per row of the transpose, which a pass along the rows cannot compute. A single scale is
-available once the rows are quantised: the largest row scale, S. Where all scales are powers of two, row scale / S is a
+available once the rows are quantized: the largest row scale, S. Where all scales are powers of two, row scale / S is a
 power of two of at most 1, so that
 
     transposed[c, r] = values[r, c] * (scale[r] / S)
@@ -44,7 +44,7 @@ def requantize_transpose(quantized: Quantized, *, check: bool = False) -> Quanti
             f"of shape {(rows, 1)}"
         )
     if check and not _are_powers_of_two(scale):
-        raise InputError("requantize_transpose: a scale is no power of two; quantise with power_of_two=True")
+        raise InputError("requantize_transpose: a scale is no power of two; quantize with power_of_two=True")
     if rows == 0:
         largest = scale.new_full((), static_scale(0.0, _FORMAT_OF[values.dtype], power_of_two=True))
     else:

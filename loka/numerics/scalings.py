@@ -1,6 +1,6 @@
 """Tables of the scalings: the block that shares a scale, and the pairs that a GEMM's two operands can have.
 
-Quantisers, labels, generated code and a policy's checks read these tables; a new scaling is a member of `Scaling` and
+Quantizers, labels, generated code and a policy's checks read these tables; a new scaling is a member of `Scaling` and
 an entry in each.
 """
 

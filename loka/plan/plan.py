@@ -44,7 +44,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class KernelTime:
-    """Time of one GEMM on one kernel, without quantising its operands, and its error relative to float64."""
+    """Time of one GEMM on one kernel, without quantizing its operands, and its error relative to float64."""
 
     kernel: str
     us: float  # of one call, microseconds

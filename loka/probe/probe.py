@@ -66,7 +66,7 @@ class Probe:
         probe.step()
 
     DDP, torch.compile and activation checkpointing may be around or inside the model. Sharded, scripted or
-    nn.DataParallel models are rejected. For sites patched by a generated package, the operands are the dequantised FP8
+    nn.DataParallel models are rejected. For sites patched by a generated package, the operands are the dequantized FP8
     values.
 
     Args:

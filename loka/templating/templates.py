@@ -99,7 +99,7 @@ def _environment(texts: dict[str, str]) -> jinja2.Environment:
 def _at(text: str, columns: int) -> str:
     """Indent a macro's output by `columns`, except its first line; blank lines are dropped.
 
-    Used as `        {{ quantise_row(spec) | at(8) }}`, at the indentation of the output.
+    Used as `        {{ quantize_row(spec) | at(8) }}`, at the indentation of the output.
     """
     return f"\n{' ' * columns}".join(line for line in text.split("\n") if line.strip())
 

@@ -78,7 +78,7 @@ def test_the_parts_of_a_policy_are_those_that_its_plan_asks_for(tmp_path: Path) 
     parts = parts_of((), Path("policies/ranker.yaml"))
     assert {part.work for part in parts} >= {
         PartKind.GEMM,
-        PartKind.QUANTISE,
+        PartKind.QUANTIZE,
         PartKind.REQUANTIZE_TRANSPOSE,
         PartKind.FORWARD,
         PartKind.BACKWARD,

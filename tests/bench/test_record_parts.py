@@ -69,10 +69,10 @@ def test_a_backward_is_timed_with_the_reduction_of_its_sums() -> None:
 
 
 def test_one_scale_takes_two_launches() -> None:
-    part = Part(PartKind.QUANTISE, "rendered", 96, WIDTH, recipe="e4m3 tensorwise")
+    part = Part(PartKind.QUANTIZE, "rendered", 96, WIDTH, recipe="e4m3 tensorwise")
     assert [spec.function for spec in specs_of(part)] == [
-        "quantise_maximum",
-        "quantise_e4m3_tensorwise",
+        "quantize_maximum",
+        "quantize_e4m3_tensorwise",
     ]
 
 

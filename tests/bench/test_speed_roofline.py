@@ -54,7 +54,7 @@ def test_passes_of_a_chain_in_fp8() -> None:
     assert chain_backward_bytes(NORMS, Precision.FP8) == 1000 * 200 * (4 + 2) + 1000 * 100 * 6
 
 
-def test_a_chain_without_norms_at_its_ends_quantises_there_in_fp8_alone() -> None:
+def test_a_chain_without_norms_at_its_ends_quantizes_there_in_fp8_alone() -> None:
     assert chain_forward_bytes(BARE, Precision.BF16, training=True) == 1000 * 200 * 4
     assert chain_backward_bytes(BARE, Precision.BF16) == 1000 * 200 * 6
     assert chain_forward_bytes(BARE, Precision.FP8, training=False) == 1000 * (100 + 200) * 3

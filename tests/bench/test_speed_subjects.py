@@ -69,7 +69,7 @@ def test_every_fp8_bound_of_the_seven_is_below_bf16s() -> None:
         for form in Form:
             for training in (True, False):
                 times = [chain_us(chain_of(form, shape), p, training, peaks) for p in (Precision.FP8, Precision.BF16)]
-                if form is Form.LAYER_NORM or shape.n >= 1024:  # below, quantising costs the other form more bytes
+                if form is Form.LAYER_NORM or shape.n >= 1024:  # below, quantizing costs the other form more bytes
                     assert times[0] < times[1], (form, shape, training)
 
 

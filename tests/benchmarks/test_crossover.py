@@ -48,11 +48,11 @@ def test_each_view_adds_up_its_parts() -> None:
     found = {view: ratio_at(FakeCosts(), view, shape) for view in CrossoverView}
     assert found[CrossoverView.GEMM] == Ratio(10 / 6, 0.0)
     assert found[CrossoverView.FAST] == Ratio(10 / 4, 0.0)
-    assert found[CrossoverView.QUANTISED] == Ratio(10 / 8, 0.0)
+    assert found[CrossoverView.QUANTIZED] == Ratio(10 / 8, 0.0)
     assert found[CrossoverView.TRAINED] == Ratio(30 / 24, 0.0)
 
 
-def test_transposing_and_quantising_are_of_the_matrices_that_the_gemms_take() -> None:
+def test_transposing_and_quantizing_are_of_the_matrices_that_the_gemms_take() -> None:
     seen: list[Part] = []
 
     class Seen(FakeCosts):
@@ -63,20 +63,20 @@ def test_transposing_and_quantising_are_of_the_matrices_that_the_gemms_take() ->
     ratio_at(Seen(), CrossoverView.TRAINED, (512, 128, 256))
     gemms = {(part.rows, part.columns, part.contraction) for part in seen if part.work is PartKind.GEMM}
     assert gemms == {(512, 256, 128), (512, 128, 256), (256, 128, 512)}
-    for work in (PartKind.QUANTISE, PartKind.REQUANTIZE_TRANSPOSE):
+    for work in (PartKind.QUANTIZE, PartKind.REQUANTIZE_TRANSPOSE):
         assert {(part.rows, part.columns) for part in seen if part.work is work} == {(512, 128), (256, 128), (512, 256)}
     one_scale = {(part.rows, part.columns, part.contraction) for part in seen if part.recipe.count("tensorwise") == 2}
     assert one_scale == {(256, 128, 512)}
 
 
 def test_ties_are_told_from_gains() -> None:
-    found = ratio_at(FakeCosts(spread=0.2), CrossoverView.QUANTISED, (256, 256, 128))
+    found = ratio_at(FakeCosts(spread=0.2), CrossoverView.QUANTIZED, (256, 256, 128))
     assert found is not None
     assert found.value == pytest.approx(1.25)
     assert found.noise == pytest.approx(0.5)
     assert found.tie
     assert not found.gains
-    assert ratio_at(FakeCosts(spread=0.01), CrossoverView.QUANTISED, (256, 256, 128)).gains  # type: ignore[union-attr]
+    assert ratio_at(FakeCosts(spread=0.01), CrossoverView.QUANTIZED, (256, 256, 128)).gains  # type: ignore[union-attr]
 
 
 def test_what_was_not_measured_is_not_shown() -> None:

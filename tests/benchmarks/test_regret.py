@@ -133,7 +133,7 @@ def test_sites_are_run_in_every_way_that_fits_together() -> None:
 def test_what_sites_are_made_of_is_measured_in_the_set_that_ships() -> None:
     known = set(grid())
     lacking = {part for problem in site_problems() for way in problem.candidates.values() for part in way} - known
-    assert {part.work for part in lacking} <= {PartKind.QUANTISE, PartKind.COPY}  # of transposed copies, 32768 wide
+    assert {part.work for part in lacking} <= {PartKind.QUANTIZE, PartKind.COPY}  # of transposed copies, 32768 wide
     asked = {part.columns for part in lacking}
     assert asked <= {32768}
 

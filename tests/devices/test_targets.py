@@ -23,7 +23,7 @@ from loka.devices.targets import (
 from loka.errors import InputError
 from loka.kernels.fused.norm.norm_launch import configuration
 from loka.kernels.fused.norm.norm_spec import NormForward
-from loka.kernels.fused.quantisation import Quantisation
+from loka.kernels.fused.quantization import Quantization
 from loka.kernels.fused.rendering import render
 from loka.kernels.fused.triton_gemm.gemm_spec import TiledGemm
 from loka.kernels.fused.triton_gemm.gemm_tiling import candidates, shared_bytes
@@ -86,7 +86,7 @@ def test_a_device_is_known_by_its_name(name: str, target: str | None) -> None:
     assert [each for each in GPU_TARGETS if means(each, name)] == ([target] if target else [])
 
 
-@pytest.mark.parametrize("kind", [PartKind.COPY, PartKind.QUANTISE])
+@pytest.mark.parametrize("kind", [PartKind.COPY, PartKind.QUANTIZE])
 def test_a_bound_is_the_devices(kind: PartKind) -> None:
     part = Part(kind, "rendered", 4096, 1024, 0, "bfloat16", "")
     assert bound_us(part, HALF) - START_US == pytest.approx(2 * (bound_us(part) - START_US))
@@ -131,9 +131,9 @@ def test_kernels_are_launched_as_their_device_says() -> None:
 
 def test_one_scale_is_found_and_used_by_few_programs_where_that_was_measured() -> None:
     h200 = DEVICES[TargetDevice.H200]
-    rowwise = configuration(replace(NORM, quantise=True), h200)
+    rowwise = configuration(replace(NORM, quantize=True), h200)
     for scaling in ("maximum", "tensorwise"):
-        spec = replace(NORM, quantise=True, save=False, how=Quantisation(scaling))
+        spec = replace(NORM, quantize=True, save=False, how=Quantization(scaling))
         found = configuration(spec, h200)
         assert found == h200.launches.rows.forward_tensorwise[1024]
         assert found.programs * h200.multiprocessors < rowwise.programs * h200.multiprocessors

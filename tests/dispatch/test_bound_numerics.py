@@ -13,7 +13,7 @@ E4M3_ROWWISE_SQNR_DB = 28.0  # both operands rounded to four significant bits: a
 
 
 def sqnr_db(value: torch.Tensor, reference: torch.Tensor) -> float:
-    """Signal to quantisation noise."""
+    """Signal to quantization noise."""
     noise = (value.double() - reference.double()).square().sum()
     return float(10 * torch.log10(reference.double().square().sum() / noise).detach())
 

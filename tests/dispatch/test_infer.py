@@ -1,4 +1,4 @@
-"""mode="infer": weights are quantised once, never stale without a word, never a missing gradient."""
+"""mode="infer": weights are quantized once, never stale without a word, never a missing gradient."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_load_state_dict_refreshes(x, assign):
     patch.verify()
 
 
-def test_casts_and_moves_quantise_anew(x):
+def test_casts_and_moves_quantize_anew(x):
     model = models.mlp()
     patch = sample.apply(model, mode="infer")
     model.to(torch.bfloat16)

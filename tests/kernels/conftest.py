@@ -1,4 +1,4 @@
-"""Operands for the kernel tests: quantised matrices and their float64 product; memory and caches of their own."""
+"""Operands for the kernel tests: quantized matrices and their float64 product; memory and caches of their own."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Product:
-    """Two quantised operands, and what their product is in float64."""
+    """Two quantized operands, and what their product is in float64."""
 
     recipe: Recipe
     a: Tensor
@@ -57,8 +57,8 @@ class Product:
         )
 
 
-def quantised_product(recipe: Recipe, a: Tensor, b: Tensor) -> Product:
-    """Quantise a of (R, C) and b of (S, C) by a recipe."""
+def quantized_product(recipe: Recipe, a: Tensor, b: Tensor) -> Product:
+    """Quantize a of (R, C) and b of (S, C) by a recipe."""
     first, second = (
         quantize(x, format=format, scaling=scaling, power_of_two=recipe.power_of_two)
         for x, format, scaling in zip((a, b), recipe.formats, recipe.scalings, strict=True)
@@ -76,7 +76,7 @@ def random_product(recipe: Recipe, rows: int, columns: int, contraction: int, de
     for x in (a, b):
         x *= torch.logspace(-2, 2, x.shape[0]).unsqueeze(1)[torch.randperm(x.shape[0], generator=generator)]
         x *= 1.0 + torch.arange(contraction) // 128
-    return quantised_product(recipe, a.to(device), b.to(device))
+    return quantized_product(recipe, a.to(device), b.to(device))
 
 
 @pytest.fixture
@@ -86,9 +86,9 @@ def make_product() -> Callable[..., Product]:
 
 
 @pytest.fixture
-def quantise_product() -> Callable[[Recipe, Tensor, Tensor], Product]:
-    """`quantised_product`, for tests of any file."""
-    return quantised_product
+def quantize_product() -> Callable[[Recipe, Tensor, Tensor], Product]:
+    """`quantized_product`, for tests of any file."""
+    return quantized_product
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ def assert_same_bits(actual: Tensor, expected: np.ndarray) -> None:
 
 
 def inside(x: Tensor, format: Format) -> Tensor:
-    """Those that the quantisers convert: finite ones up to the largest finite value, to which they clamp."""
+    """Those that the quantizers convert: finite ones up to the largest finite value, to which they clamp."""
     return x[x.abs() <= FORMATS[format].max]
 
 

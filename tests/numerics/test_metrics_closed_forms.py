@@ -45,12 +45,12 @@ def test_mere_of_uniform_relative_noise() -> None:
 
 
 @pytest.mark.parametrize("bits", [4, 8, 12])
-def test_sqnr_of_uniform_quantisation_is_six_db_a_bit(bits: int) -> None:
+def test_sqnr_of_uniform_quantization_is_six_db_a_bit(bits: int) -> None:
     """A full-scale uniform signal rounded to steps of 2 / 2^bits: signal 1/3, noise step^2 / 12, ratio 4^bits."""
     signal = torch.rand(400_000, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 2 - 1
     step = 2.0 / 2**bits
-    quantised = (signal / step).round() * step
-    assert sqnr(quantised, signal) == pytest.approx(20 * bits * math.log10(2), abs=0.05)
+    quantized = (signal / step).round() * step
+    assert sqnr(quantized, signal) == pytest.approx(20 * bits * math.log10(2), abs=0.05)
 
 
 def test_sqnr_of_known_vectors() -> None:
@@ -108,7 +108,7 @@ def test_rounding_to_e4m3_has_the_sqnr_of_its_mantissa() -> None:
 
 @pytest.mark.parametrize("scaling_a", list(Scaling))
 @pytest.mark.parametrize("scaling_b", list(Scaling))
-def test_the_reference_product_is_that_of_the_dequantised_operands(scaling_a: Scaling, scaling_b: Scaling) -> None:
+def test_the_reference_product_is_that_of_the_dequantized_operands(scaling_a: Scaling, scaling_b: Scaling) -> None:
     generator = torch.Generator().manual_seed(3)
     a = quantize(torch.randn(3, 479, generator=generator), format=Format.E4M3, scaling=scaling_a)
     b = quantize(torch.randn(24, 479, generator=generator), format=Format.E5M2, scaling=scaling_b)

@@ -1,4 +1,4 @@
-"""The reference quantisers: shapes, scales, extremes, and that torch.compile keeps their bits."""
+"""The reference quantizers: shapes, scales, extremes, and that torch.compile keeps their bits."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def test_input_dtype_and_strides_do_not_matter(scaling: Scaling) -> None:
         (Format.E4M3, Scaling.BLOCKWISE_128X128, True),
     ],
 )
-def test_compiled_quantisers_give_the_same_bits_for_any_batch(
+def test_compiled_quantizers_give_the_same_bits_for_any_batch(
     format: Format, scaling: Scaling, power_of_two: bool
 ) -> None:
     def both(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -137,7 +137,7 @@ def test_every_target_has_a_device_and_policies_know_it() -> None:
     assert [target for target in TargetDevice if f"'{target.value}'" not in text] == []
 
 
-def test_quantisers_follow_the_table_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantizers_follow_the_table_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of 1x32 by the table alone: here in the place of 1x128, as a test cannot add a member to an enum."""
     monkeypatch.setitem(scalings.BLOCKS, Scaling.BLOCKWISE_1X128, Block(1, 32, "1x32", "one scale for 32 neighbours"))
     x = torch.randn(6, 80)
@@ -168,7 +168,7 @@ def test_every_norm_has_a_title_a_template_and_a_reference_with_its_gradient(nor
     grad = (2 * forward.y).detach()
     made = norm_reference.norm_backward(grad, x=x.detach(), norm=norm, eps=1e-5, block=16, **saved)
     torch.testing.assert_close(made.x, expected, rtol=1e-4, atol=1e-5)
-    spec = NormForward(64, norm, False, False, 1e-5, None, add=False, quantise=False, save=False, block=16)
+    spec = NormForward(64, norm, False, False, 1e-5, None, add=False, quantize=False, save=False, block=16)
     assert NORMS[norm].title in norm_title(spec)
     assert (markdown.REPOSITORY / "templates" / "triton" / "norm" / f"{norm}.j2").exists()
 

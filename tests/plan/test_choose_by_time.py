@@ -301,7 +301,7 @@ def test_keep_is_kept_whatever_it_would_gain(decide, wanted) -> None:
     assert any(candidate.outcome.startswith("not in FP8: ") for candidate in plan.candidates)
 
 
-def test_gemms_are_chosen_together_since_they_share_what_is_quantised(decide, wanted) -> None:
+def test_gemms_are_chosen_together_since_they_share_what_is_quantized(decide, wanted) -> None:
     """wgrad's FP8 product alone is faster, and loses to the transposed copies that it needs."""
     slow_turn = MadeUp(KERNELS, slow("turn", by=30.0))
     plan = decide(wanted(fuse=Fuse.AUTO), slow_turn, k=4096, n=4096, input_grad=False)
@@ -343,7 +343,7 @@ def test_a_chain_of_neighbours_is_decided_as_a_whole(make_site, wanted, safe) ->
 
     def fp8(traced: TracedNeighbours, min_speedup: float) -> list[bool]:
         situation = Situation(
-            TargetDevice.H100, 4096, known=safe(*names), costs=MadeUp(KERNELS, slow("quantise", by=2.0))
+            TargetDevice.H100, 4096, known=safe(*names), costs=MadeUp(KERNELS, slow("quantize", by=2.0))
         )
         settings = wanted(min_speedup=min_speedup)
         return [plan.fp8 for plan in resolve(sites, [settings] * 2, situation, {}, traced)]

@@ -45,7 +45,7 @@ def test_a_chain_writes_fp8_in_the_kernels_around_and_turns_the_rest() -> None:
     workload = workload_of(SIZES, Recipe.of(CHAIN), AROUND, True, False)
     assert words(workload.forward) == [
         "forward 4096x512 layer_norm -> e4m3 rowwise",
-        "quantise 1024x512 -> e4m3 rowwise",
+        "quantize 1024x512 -> e4m3 rowwise",
         "forward 4096x1024 layer_norm silu -> bfloat16",
     ]
     assert words(workload.backward) == [
@@ -57,12 +57,12 @@ def test_a_chain_writes_fp8_in_the_kernels_around_and_turns_the_rest() -> None:
     ]
 
 
-def test_a_chain_of_one_linear_alone_quantises_in_passes_of_their_own() -> None:
+def test_a_chain_of_one_linear_alone_quantizes_in_passes_of_their_own() -> None:
     fused, alone = (workload_of(SIZES, Recipe.of(CHAIN), AROUND, taken, False) for taken in (True, False))
-    assert words(alone.forward)[:2] == ["forward 4096x512 layer_norm -> bfloat16", "quantise 4096x512 -> e4m3 rowwise"]
+    assert words(alone.forward)[:2] == ["forward 4096x512 layer_norm -> bfloat16", "quantize 4096x512 -> e4m3 rowwise"]
     assert words(alone.backward)[:2] == [
         "backward 4096x1024 layer_norm silu -> bfloat16",
-        "quantise 4096x1024 -> e4m3 rowwise",
+        "quantize 4096x1024 -> e4m3 rowwise",
     ]
     assert len(alone.forward) == len(fused.forward) + 1
     assert len(alone.backward) == len(fused.backward) + 1
@@ -74,23 +74,23 @@ def test_an_activation_before_is_taken_only_with_the_linear_that_it_follows() ->
     assert words(joined.forward)[0] == "forward 4096x512 layer_norm silu -> e4m3 rowwise"
     assert words(apart.forward)[:2] == [
         "forward 4096x512 layer_norm silu -> bfloat16",
-        "quantise 4096x512 -> e4m3 rowwise",
+        "quantize 4096x512 -> e4m3 rowwise",
     ]
     assert joined.backward == apart.backward
     assert not any(part.work is PartKind.BACKWARD for part in joined.backward)  # the linear before counts it
 
 
-def test_other_recipes_quantise_both_operands_of_each_gemm() -> None:
+def test_other_recipes_quantize_both_operands_of_each_gemm() -> None:
     workload = workload_of(SIZES, Recipe.of(PLAIN), Surroundings(), True, True)
-    assert words(workload.forward) == ["quantise 4096x512 -> e4m3 rowwise", "quantise 1024x512 -> e4m3 rowwise"]
+    assert words(workload.forward) == ["quantize 4096x512 -> e4m3 rowwise", "quantize 1024x512 -> e4m3 rowwise"]
     assert words(workload.backward) == [
-        "quantise 4096x1024 -> e4m3 rowwise",
+        "quantize 4096x1024 -> e4m3 rowwise",
         "copy 1024x512 -> bfloat16",
-        "quantise 512x1024 -> e4m3 rowwise",
+        "quantize 512x1024 -> e4m3 rowwise",
         "copy 4096x1024 -> bfloat16",
-        "quantise 1024x4096 -> e4m3 rowwise",
+        "quantize 1024x4096 -> e4m3 rowwise",
         "copy 4096x512 -> bfloat16",
-        "quantise 512x4096 -> e4m3 rowwise",
+        "quantize 512x4096 -> e4m3 rowwise",
     ]
 
 
@@ -99,9 +99,9 @@ def test_one_gemm_in_fp8_has_the_passes_of_that_one_alone() -> None:
     assert (len(workload.forward), len(workload.backward)) == (2, 0)
     wgrad = workload_of(SIZES, Recipe.of({**AS_IS, Gemm.WGRAD: CHAIN[Gemm.WGRAD]}), Surroundings(), False, False)
     assert words(wgrad.backward) == [
-        "quantise 4096x1024 -> e4m3 rowwise",
+        "quantize 4096x1024 -> e4m3 rowwise",
         "turn 4096x1024 -> e4m3 tensorwise",
-        "quantise 4096x512 -> e4m3 rowwise",
+        "quantize 4096x512 -> e4m3 rowwise",
         "turn 4096x512 -> e4m3 tensorwise",
     ]
 
@@ -124,7 +124,7 @@ def test_known_scales_have_the_passes_of_a_chain() -> None:
     pairs = {Gemm.FPROP: (known, weight), Gemm.DGRAD: (known, weight), Gemm.WGRAD: (known, known)}
     workload, transposed = (workload_of(SIZES, Recipe.of(each), AROUND, True, False) for each in (pairs, CHAIN))
     assert words(workload.backward) == words(transposed.backward)
-    assert words(workload.forward)[1] == "quantise 1024x512 -> e4m3 tensorwise"
+    assert words(workload.forward)[1] == "quantize 1024x512 -> e4m3 tensorwise"
 
 
 def test_passes_under_known_scales_cost_more_than_those_that_find_them() -> None:
@@ -189,10 +189,10 @@ def test_what_was_not_measured_takes_the_time_of_what_moves_like_it() -> None:
     assert known is not None
     assert (found.us, found.source, known.source) == (known.us, TimeSource.ESTIMATED, TimeSource.MEASURED)
     transposed = perf_model.part(Part(PartKind.REQUANTIZE_TRANSPOSE, "rendered", 4096, 512, recipe="e4m3 tensorwise"))
-    quantised = perf_model.part(Part(PartKind.QUANTISE, "rendered", 4096, 512, recipe="e4m3 rowwise"))
+    quantized = perf_model.part(Part(PartKind.QUANTIZE, "rendered", 4096, 512, recipe="e4m3 rowwise"))
     assert transposed is not None
-    assert quantised is not None
-    assert 0 < transposed.us < quantised.us
+    assert quantized is not None
+    assert 0 < transposed.us < quantized.us
     assert transposed.source is TimeSource.ESTIMATED
     assert perf_model.part(gemm_part(Gemm.FPROP, SIZES, "never", None, None)) is None
 
@@ -229,10 +229,10 @@ def test_each_part_is_looked_up_once() -> None:
 
 def test_a_sum_is_as_sure_as_its_least_sure_part_and_noises_add_up_as_squares() -> None:
     parts = (
-        Part(PartKind.QUANTISE, "rendered", 64, 64, recipe="e4m3 rowwise"),
+        Part(PartKind.QUANTIZE, "rendered", 64, 64, recipe="e4m3 rowwise"),
         Part(PartKind.COPY, "rendered", 64, 64, recipe="bfloat16"),
     )
-    perf_model = PerfModel(MadeUp(spread=0.1, factor=lambda part: 1.0 if part.work is PartKind.QUANTISE else None))
+    perf_model = PerfModel(MadeUp(spread=0.1, factor=lambda part: 1.0 if part.work is PartKind.QUANTIZE else None))
     found, first, second = perf_model.sum(parts), perf_model.part(parts[0]), perf_model.part(parts[1])
     assert found is not None
     assert first is not None

@@ -87,7 +87,7 @@ def test_the_largest_pieces_have_a_name_a_time_and_the_reason(plan) -> None:
 
 def test_what_the_time_contains_is_said(plan) -> None:
     assert describe_step(coverage_of(plan)) == (
-        "GPU time: 120.0 us predicted for a training step: GEMMs, what quantises for them, norms and activations "
+        "GPU time: 120.0 us predicted for a training step: GEMMs, what quantizes for them, norms and activations "
         "around them, interactions; not embeddings, other elementwise work, loss and optimiser."
     )
     with_rest = replace(plan, execution=ExecutionSpec(Execution.COMPILED, 0.0, 0.08))

@@ -17,7 +17,7 @@ TEXTS = ("row", "mods", "what it is", "column", "target", "verdict")  # text col
 MODES = {"train": "one training step", "infer": "one inference"}
 ON_GPU = (
     "Microseconds: the median of CUDA-graph replays; in brackets how many times the speed of torch.compile's BF16 "
-    "without mods. All columns are compiled with torch.compile and captured; weights are quantised inside a training "
+    "without mods. All columns are compiled with torch.compile and captured; weights are quantized inside a training "
     "step and frozen for inference. Peak memory is of one step, the model included. Launches are the kernels of the "
     "captured graph. dB: signal to error of an inference against the same adapted model in float32."
 )

@@ -1,7 +1,7 @@
 """Check of a kernel's results before it is timed: the fastest kernel may be a wrong one.
 
 A product is sampled on up to 512 rows and 512 columns, evenly spaced, which meets every 128 x 128 tile up to sizes of
-65536, and compared with two float64 products. That of the operands before quantisation gives the recorded error. That
+65536, and compared with two float64 products. That of the operands before quantization gives the recorded error. That
 of the kernel's own operands tells a wrong kernel from an imprecise one: by the energy of the difference, and by single
 elements that are much further off than the rest, as in one bad tile of thousands.
 """
@@ -40,7 +40,7 @@ def spaced(size: int, most: int = SPACED) -> Tensor:
 
 
 def check_product(found: Tensor, exact: Tensor, own: Tensor, fast: bool) -> Check:
-    """Check a sampled product against float64 ones: `exact` of unquantised operands, `own` of the kernel's operands."""
+    """Check a sampled product against float64 ones: `exact` of unquantized operands, `own` of the kernel's operands."""
     if not bool(found.isfinite().all()):
         return Check(wrong="its product is not finite where its operands are")
     least = LEAST_FAST_DB if fast else LEAST_DB

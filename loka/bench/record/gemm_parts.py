@@ -79,29 +79,29 @@ class GemmOperands:
         self.plain = tuple(draw(rows, part.contraction).to(DTYPES[part.dtype]) for rows in (part.rows, part.columns))
         self._places = tuple(spaced(rows).to(device) for rows in (part.rows, part.columns))
         self._exact = self._product(*(x[places] for x, places in zip(self.plain, self._places, strict=True)))
-        self._quantised: dict[tuple[int, Format, Scaling], Quantized] = {}
+        self._quantized: dict[tuple[int, Format, Scaling], Quantized] = {}
         self._own: dict[GemmPartRecipe, Tensor] = {}
 
-    def quantised(self, recipe: GemmPartRecipe) -> tuple[Quantized, Quantized]:
-        """Both operands in FP8, quantised once for each recipe."""
+    def quantized(self, recipe: GemmPartRecipe) -> tuple[Quantized, Quantized]:
+        """Both operands in FP8, quantized once for each recipe."""
         return self._one(0, recipe), self._one(1, recipe)
 
     def check(self, found: Tensor, recipe: GemmPartRecipe | None) -> Check:
-        """Check a product (rows, columns) of the quantised operands, or of the plain ones if `recipe` is None."""
+        """Check a product (rows, columns) of the quantized operands, or of the plain ones if `recipe` is None."""
         sample = found[self._places[0]][:, self._places[1]]
         own = self._exact if recipe is None else self._own_product(recipe)
         return check_product(sample, self._exact, own, fast=recipe is not None and recipe.fast)
 
     def _one(self, index: int, recipe: GemmPartRecipe) -> Quantized:
         key = (index, recipe.formats[index], recipe.scalings[index])
-        if key not in self._quantised:
+        if key not in self._quantized:
             made = quantize(self.plain[index], format=key[1], scaling=key[2])
-            self._quantised[key] = made
-        return self._quantised[key]
+            self._quantized[key] = made
+        return self._quantized[key]
 
     def _own_product(self, recipe: GemmPartRecipe) -> Tensor:
         if recipe not in self._own:
-            pairs = zip(self.quantised(recipe), recipe.scalings, self._places, strict=True)
+            pairs = zip(self.quantized(recipe), recipe.scalings, self._places, strict=True)
             sampled = [_sampled(made, scaling, places) for made, scaling, places in pairs]
             self._own[recipe] = self._product(*sampled)
         return self._own[recipe]
@@ -112,7 +112,7 @@ class GemmOperands:
 
 
 def _sampled(made: Quantized, scaling: Scaling, places: Tensor) -> Tensor:
-    """Dequantise some rows of a matrix to float32."""
+    """Dequantize some rows of a matrix to float32."""
     block, values = BLOCKS[scaling], made.values[places].float()
     scale = made.scale if block.rows is None else made.scale[places // block.rows]
     if block.columns is not None:
@@ -161,7 +161,7 @@ class Gemms:
         recipe = parse_recipe(part.recipe)
         call = self._of_catalogue(part, recipe)
         operands = self.operands(part)
-        a, b = operands.quantised(recipe)
+        a, b = operands.quantized(recipe)
         arguments = (a.values, a.scale, b.values, b.scale)
         return PreparedCall(call, arguments, lambda found: operands.check(found, recipe))
 

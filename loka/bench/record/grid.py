@@ -55,8 +55,8 @@ LARGEST_MATRIX = 2**28  # elements
 WRITTEN = ("bfloat16", "e4m3 rowwise")
 AROUNDS = ("layer_norm", "layer_norm silu", "rms_norm", "block_norm hardswish", "relu", "silu")
 BLOCK_NORM = "block_norm hardswish"
-QUANTISED = ("e4m3 rowwise", "e4m3 tensorwise", "e4m3 blockwise_1x128", "e5m2 rowwise")
-QUANTISED_WIDE = ("e4m3 rowwise", "e5m2 rowwise")  # for rows that are processed in chunks
+QUANTIZED = ("e4m3 rowwise", "e4m3 tensorwise", "e4m3 blockwise_1x128", "e5m2 rowwise")
+QUANTIZED_WIDE = ("e4m3 rowwise", "e5m2 rowwise")  # for rows that are processed in chunks
 PARTS = tuple(work.value for work in PartKind)
 
 
@@ -71,7 +71,7 @@ def grid(works: Sequence[str] = PARTS, others: Sequence[str] = ()) -> tuple[Part
     found: list[Part] = []
     if PartKind.GEMM in works:
         found += gemm_parts(others)
-    for work in (PartKind.QUANTISE, PartKind.REQUANTIZE_TRANSPOSE, PartKind.FORWARD, PartKind.BACKWARD, PartKind.COPY):
+    for work in (PartKind.QUANTIZE, PartKind.REQUANTIZE_TRANSPOSE, PartKind.FORWARD, PartKind.BACKWARD, PartKind.COPY):
         if work in works:
             found += producer_parts(work)
     found += [part for part in interaction_parts() if part.work in works]
@@ -122,8 +122,8 @@ def kinds(work: PartKind, width: int) -> Iterator[tuple[str, str]]:
         yield "e4m3 tensorwise", ""
     elif work is PartKind.COPY:
         yield "bfloat16", ""
-    elif work is PartKind.QUANTISE:
-        yield from ((recipe, "") for recipe in (QUANTISED if width <= LARGEST_HELD else QUANTISED_WIDE))
+    elif work is PartKind.QUANTIZE:
+        yield from ((recipe, "") for recipe in (QUANTIZED if width <= LARGEST_HELD else QUANTIZED_WIDE))
     else:
         for around in AROUNDS:
             if around != BLOCK_NORM or width % 256 == 0:

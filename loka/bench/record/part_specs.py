@@ -2,11 +2,11 @@
 
 | work | `around` | `recipe` | kernels |
 |---|---|---|---|
-| quantise | | `e4m3 rowwise`, `e4m3 blockwise_1x128`, the same with e5m2 | one |
-| quantise | | `e4m3 tensorwise` | one that finds the maximum, one that writes |
+| quantize | | `e4m3 rowwise`, `e4m3 blockwise_1x128`, the same with e5m2 | one |
+| quantize | | `e4m3 tensorwise` | one that finds the maximum, one that writes |
 | requantize_transpose | | `e4m3 tensorwise` | a third of one for three such matrices, as in generated packages |
-| forward | norm, activation | a dtype, or as for quantise | one, with the statistics that the backward needs |
-| backward | norm, activation | a dtype, or as for quantise except tensorwise | one, and one that adds partial sums |
+| forward | norm, activation | a dtype, or as for quantize | one, with the statistics that the backward needs |
+| backward | norm, activation | a dtype, or as for quantize except tensorwise | one, and one that adds partial sums |
 | copy | | the dtype of `part.dtype`: transposed, contiguous; another dtype: converted | torch's |
 
 The sums are the gradients of the norm's weight and bias, if it usually has them (`norms.NORMS`): a layer_norm has both,
@@ -21,7 +21,7 @@ from loka.errors import InputError
 from loka.kernels.fused.cast_transpose.matrix_spec import Reduce, RequantizeTranspose
 from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, NormBackward, NormForward, Spec
 from loka.kernels.fused.norm.norms import NORMS, traits_of
-from loka.kernels.fused.quantisation import ROWWISE, Quantisation
+from loka.kernels.fused.quantization import ROWWISE, Quantization
 from loka.kernels.measurements.parts import Part, PartKind
 from loka.numerics.enums import Format, Scaling
 
@@ -61,8 +61,8 @@ def parse_around(text: str) -> Around:
     return Around(norms[0] if norms else None, activations[0] if activations else None)
 
 
-def parse_written(recipe: str) -> Quantisation | None:
-    """Parse what a producer writes: a Quantisation with power-of-two scales, or None for a plain dtype.
+def parse_written(recipe: str) -> Quantization | None:
+    """Parse what a producer writes: a Quantization with power-of-two scales, or None for a plain dtype.
 
     Raises InputError for a recipe that no kernel has.
     """
@@ -70,7 +70,7 @@ def parse_written(recipe: str) -> Quantisation | None:
         return None
     words = recipe.split(" ")
     if len(words) == 2 and words[0] in tuple(Format) and words[1] in tuple(_MODES):
-        return Quantisation(_MODES[Scaling(words[1])], Format(words[0]))
+        return Quantization(_MODES[Scaling(words[1])], Format(words[0]))
     scalings = ", ".join(scaling.value for scaling in _MODES)
     raise InputError(f"no kernel writes {recipe!r}; it can be {', '.join(FLOATS)}, or e4m3 or e5m2 and {scalings}")
 
@@ -89,10 +89,10 @@ def specs_of(part: Part) -> tuple[Spec, ...]:
             return (RequantizeTranspose(TRANSPOSED_PER_LAUNCH),)
         case PartKind.COPY:
             return ()
-        case PartKind.QUANTISE:
+        case PartKind.QUANTIZE:
             how = parse_written(part.recipe)
             if how is None:
-                raise InputError(f"{part.recipe} is not quantised; what is only copied is a copy")
+                raise InputError(f"{part.recipe} is not quantized; what is only copied is a copy")
             return _forward(part.columns, Around(None, None), how, save=False)
         case PartKind.FORWARD:
             return _forward(part.columns, parse_around(part.around), parse_written(part.recipe), save=True)
@@ -101,15 +101,15 @@ def specs_of(part: Part) -> tuple[Spec, ...]:
     raise InputError("a GEMM is no rendered kernel of a region; its parts are prepared elsewhere")
 
 
-def _forward(width: int, around: Around, how: Quantisation | None, save: bool) -> tuple[Spec, ...]:
-    first = () if how is None or how.scaling != "tensorwise" else (_one(width, around, Quantisation("maximum"), False),)
+def _forward(width: int, around: Around, how: Quantization | None, save: bool) -> tuple[Spec, ...]:
+    first = () if how is None or how.scaling != "tensorwise" else (_one(width, around, Quantization("maximum"), False),)
     return (*first, _one(width, around, how, save))
 
 
-def _one(width: int, around: Around, how: Quantisation | None, save: bool) -> NormForward:
+def _one(width: int, around: Around, how: Quantization | None, save: bool) -> NormForward:
     return NormForward(
         width=width, norm=around.norm, weight=around.weight, bias=around.bias, eps=EPS, activation=around.activation,
-        add=False, quantise=how is not None, save=save, how=how or ROWWISE,
+        add=False, quantize=how is not None, save=save, how=how or ROWWISE,
     )  # fmt: skip
 
 
@@ -119,7 +119,7 @@ def _backward(part: Part) -> tuple[Spec, ...]:
         raise InputError("a backward kernel under one scale that is found is not measured; rowwise is")
     spec = NormBackward(
         width=part.columns, norm=around.norm, weight=around.weight, bias=around.bias, eps=EPS,
-        activation=around.activation, add=False, quantise=how is not None, how=how or ROWWISE,
+        activation=around.activation, add=False, quantize=how is not None, how=how or ROWWISE,
     )  # fmt: skip
     sums = around.weight + around.bias
     return (spec, Reduce(sums)) if sums else (spec,)

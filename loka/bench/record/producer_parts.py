@@ -66,7 +66,7 @@ class Producers:
             call = partial(_in_two, launch[0], launch[1])
         else:
             call = launch[0]
-        if first.quantise and first.how.scaling == "maximum":
+        if first.quantize and first.how.scaling == "maximum":
             return PreparedCall(call, arguments, partial(_check_tensorwise, arguments[0]))
         return PreparedCall(call, arguments, partial(self._check, first, arguments))
 
@@ -104,7 +104,7 @@ class Producers:
 
 
 def _values(results: dict[str, Tensor], places: Tensor | slice) -> Tensor:
-    """Rows `places` of the first result in float32; FP8 values are dequantised."""
+    """Rows `places` of the first result in float32; FP8 values are dequantized."""
     name, first = next(iter(results.items()))
     if name != "values":
         return first[places].float()
@@ -127,7 +127,7 @@ def with_sums(
 
 
 def _in_two(maximum: Callable[..., Any], write: Callable[..., Any], *arguments: Any) -> Any:
-    """Call the kernel that finds the maximum, then the one that quantises with it."""
+    """Call the kernel that finds the maximum, then the one that quantizes with it."""
     found = maximum(*arguments)
     return write(*arguments, found[0] if isinstance(found, tuple | list) else found)
 

@@ -127,7 +127,7 @@ def _evidence(planned: Planned) -> list[Source]:
         ),
     ]
     if _has_ne(planned.plan):
-        how = "the probed model run with each GEMM quantised, on the probed batches, with 95 % intervals"
+        how = "the probed model run with each GEMM quantized, on the probed batches, with 95 % intervals"
         found.append(Source("change of NE by a GEMM", Origin.PROBED, how))
     return found
 

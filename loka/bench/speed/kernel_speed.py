@@ -27,14 +27,14 @@ from loka.kernels.fused.cast_transpose.fused_cast_transpose import FusedCastTran
 from loka.kernels.fused.cast_transpose.matrix_spec import CastTranspose, Reduce, RequantizeTranspose, Transpose
 from loka.kernels.fused.norm.norm_launch import configuration
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
-from loka.kernels.fused.quantisation import ROWWISE, Quantisation
+from loka.kernels.fused.quantization import ROWWISE, Quantization
 from loka.kernels.fused.rendering import AnySpec
 
 GEMM = "gemm"
 FAMILIES = ("norm-forward", "norm-backward", "requantize-transpose", "known", "reduce", GEMM)
 SHAPES = ((16384, 512), (8192, 1024), (16384, 2048), (8192, 4096))  # rows, width
 EPS = 1e-5
-KNOWN = Quantisation("static", overflow_stats=True)
+KNOWN = Quantization("static", overflow_stats=True)
 
 Arguments = Callable[[int, int], tuple[Any, ...]]  # (rows, width) -> one set of arguments on the GPU
 
@@ -49,25 +49,25 @@ class KernelCase:
     arguments: Arguments
 
 
-def _forward(title: str, norm: str | None, activation: str | None, quantise: bool) -> KernelCase:
+def _forward(title: str, norm: str | None, activation: str | None, quantize: bool) -> KernelCase:
     affine, eps = norm == "layer_norm", EPS if norm else 0.0
 
     def spec(width: int) -> NormForward:
         return NormForward(
             width=width, norm=norm, weight=affine, bias=affine, eps=eps, activation=activation, add=False,
-            quantise=quantise, save=True,
+            quantize=quantize, save=True,
         )  # fmt: skip
 
     return KernelCase("norm-forward", title, spec, lambda rows, width: norm_arguments(spec(width), rows))
 
 
-def _backward(title: str, norm: str, activation: str | None, quantise: bool) -> KernelCase:
+def _backward(title: str, norm: str, activation: str | None, quantize: bool) -> KernelCase:
     affine = norm == "layer_norm"
 
     def spec(width: int) -> NormBackward:
         return NormBackward(
             width=width, norm=norm, weight=affine, bias=affine, eps=EPS, activation=activation, add=False,
-            quantise=quantise,
+            quantize=quantize,
         )  # fmt: skip
 
     return KernelCase("norm-backward", title, spec, lambda rows, width: norm_arguments(spec(width), rows))
@@ -103,15 +103,15 @@ def _whole(title: str, spec: AnySpec, square: bool = False) -> KernelCase:
 
 
 CASES = (
-    _forward("quantise -> e4m3", None, None, quantise=True),
-    _forward("LayerNorm -> e4m3", "layer_norm", None, quantise=True),
-    _forward("LayerNorm, SiLU -> e4m3", "layer_norm", "silu", quantise=True),
-    _forward("LayerNorm, SiLU -> BF16", "layer_norm", "silu", quantise=False),
-    _forward("BlockNorm, Hard Swish -> e4m3", "block_norm", "hardswish", quantise=True),
-    _backward("LayerNorm backward -> e4m3", "layer_norm", None, quantise=True),
-    _backward("SiLU, LayerNorm backward -> e4m3", "layer_norm", "silu", quantise=True),
-    _backward("LayerNorm backward -> BF16", "layer_norm", None, quantise=False),
-    _backward("Hard Swish, BlockNorm backward -> e4m3", "block_norm", "hardswish", quantise=True),
+    _forward("quantize -> e4m3", None, None, quantize=True),
+    _forward("LayerNorm -> e4m3", "layer_norm", None, quantize=True),
+    _forward("LayerNorm, SiLU -> e4m3", "layer_norm", "silu", quantize=True),
+    _forward("LayerNorm, SiLU -> BF16", "layer_norm", "silu", quantize=False),
+    _forward("BlockNorm, Hard Swish -> e4m3", "block_norm", "hardswish", quantize=True),
+    _backward("LayerNorm backward -> e4m3", "layer_norm", None, quantize=True),
+    _backward("SiLU, LayerNorm backward -> e4m3", "layer_norm", "silu", quantize=True),
+    _backward("LayerNorm backward -> BF16", "layer_norm", None, quantize=False),
+    _backward("Hard Swish, BlockNorm backward -> e4m3", "block_norm", "hardswish", quantize=True),
     KernelCase(
         "requantize-transpose",
         "requantize_transpose of x",
@@ -124,15 +124,15 @@ CASES = (
         lambda width: RequantizeTranspose(3),
         lambda rows, width: requantize_arguments((rows, width), (rows, width), (width, width)),
     ),
-    _known(_forward("quantise -> e4m3", None, None, quantise=True)),
-    _known(_forward("LayerNorm, SiLU -> e4m3", "layer_norm", "silu", quantise=True)),
-    _known(_forward("BlockNorm, Hard Swish -> e4m3", "block_norm", "hardswish", quantise=True)),
-    _known(_backward("SiLU, LayerNorm backward -> e4m3", "layer_norm", "silu", quantise=True)),
-    _known(_backward("Hard Swish, BlockNorm backward -> e4m3", "block_norm", "hardswish", quantise=True)),
+    _known(_forward("quantize -> e4m3", None, None, quantize=True)),
+    _known(_forward("LayerNorm, SiLU -> e4m3", "layer_norm", "silu", quantize=True)),
+    _known(_forward("BlockNorm, Hard Swish -> e4m3", "block_norm", "hardswish", quantize=True)),
+    _known(_backward("SiLU, LayerNorm backward -> e4m3", "layer_norm", "silu", quantize=True)),
+    _known(_backward("Hard Swish, BlockNorm backward -> e4m3", "block_norm", "hardswish", quantize=True)),
     _whole("cast and transpose, static scale", CastTranspose(KNOWN)),
-    _whole("cast and transpose a square weight, maximum found", CastTranspose(Quantisation("tensorwise")), square=True),
-    _cast_transpose(_forward("BlockNorm, Hard Swish -> e4m3", "block_norm", "hardswish", quantise=True)),
-    _cast_transpose(_backward("Hard Swish, BlockNorm backward -> e4m3", "block_norm", "hardswish", quantise=True)),
+    _whole("cast and transpose a square weight, maximum found", CastTranspose(Quantization("tensorwise")), square=True),
+    _cast_transpose(_forward("BlockNorm, Hard Swish -> e4m3", "block_norm", "hardswish", quantize=True)),
+    _cast_transpose(_backward("Hard Swish, BlockNorm backward -> e4m3", "block_norm", "hardswish", quantize=True)),
     _whole("transpose x", Transpose(1)),
     _whole("transpose dy and x", Transpose(2)),
     KernelCase(
@@ -194,7 +194,7 @@ def _cell(case: KernelCase, rows: int, width: int, module: ModuleType, peaks: Pe
 
 
 def first_value(names: Sequence[str], results: tuple[Tensor, ...]) -> Tensor:
-    """The first result of a kernel in float32; FP8 values are dequantised if scales follow them."""
+    """The first result of a kernel in float32; FP8 values are dequantized if scales follow them."""
     first = results[0].float()
     return first * results[1] if tuple(names[:2]) == ("values", "scale") else first
 

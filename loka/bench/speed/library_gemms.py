@@ -1,4 +1,4 @@
-"""Speed of FP8 GEMMs of libraries on operands that are already quantised, compared with BF16."""
+"""Speed of FP8 GEMMs of libraries on operands that are already quantized, compared with BF16."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def run_gemms(names: Sequence[str], peaks: Peaks | None, progress: Progress) -> 
                     )
                 )
                 torch.cuda.empty_cache()
-    return Section("GEMMs, operands already quantised (M x N x K)", tuple(cells), BASELINE, SHOWN)
+    return Section("GEMMs, operands already quantized (M x N x K)", tuple(cells), BASELINE, SHOWN)
 
 
 def _measure(gemm: LibraryGemm, m: int, n: int, k: int, peaks: Peaks | None) -> tuple[MeasuredStep, float | None]:

@@ -48,13 +48,13 @@ METHOD = (
     "variant's. `reached` is the bound over the time; what the bound counts stands in docs/bench.md."
 )
 STEPS = (
-    "All variants run under torch.compile (ours with fullgraph) and from CUDA graphs; weights are quantised inside a "
+    "All variants run under torch.compile (ours with fullgraph) and from CUDA graphs; weights are quantized inside a "
     "training step and frozen for inference. dB: signal to error against float32. Peak memory: of one training step, "
     "what the variant itself holds."
 )
 KERNELS = (
     "Inputs rotate: between two launches on one of them more than the L2 cache holds is read. dB: signal to error, of "
-    "a rendered kernel's first result against its reference, of a GEMM against float64 on what was quantised."
+    "a rendered kernel's first result against its reference, of a GEMM against float64 on what was quantized."
 )
 
 

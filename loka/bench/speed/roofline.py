@@ -7,7 +7,7 @@ Vectors (parameters of norms, biases, scales) count nothing. If tensors stay in 
 bound can be beaten, and the share reached is above 100 %.
 
 In FP8 the pass before a GEMM writes its operand with one byte an element; in training also the transposed copy that
-wgrad reads, since Hopper's FP8 tensor cores take only K-major operands. An operand that no pass writes is quantised by
+wgrad reads, since Hopper's FP8 tensor cores take only K-major operands. An operand that no pass writes is quantized by
 a separate pass, and so are the weights in each training step; in inference they are frozen.
 """
 
@@ -98,7 +98,7 @@ def chain_us(chain: RooflineChain, precision: Precision, training: bool, peaks: 
 
 
 def chain_forward_bytes(chain: RooflineChain, precision: Precision, training: bool) -> int:
-    """Bytes of the elementwise and quantising passes of a chain's forward."""
+    """Bytes of the elementwise and quantizing passes of a chain's forward."""
     element, operand = _sizes(precision)
     written = _written(precision, training)
     moved = 0
@@ -113,7 +113,7 @@ def chain_forward_bytes(chain: RooflineChain, precision: Precision, training: bo
 
 
 def chain_backward_bytes(chain: RooflineChain, precision: Precision) -> int:
-    """Bytes of the elementwise and quantising passes of a chain's backward."""
+    """Bytes of the elementwise and quantizing passes of a chain's backward."""
     element, _ = _sizes(precision)
     written = _written(precision, training=True)
     rows, last = chain.rows, chain.widths[-1]

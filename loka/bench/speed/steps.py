@@ -1,7 +1,7 @@
 """Timing of one step of a model in each variant: training (forward, backward to inputs and parameters) or inference.
 
 Each variant is independent: a deep copy of one base model, a reset compiler, the memory of the variant before freed.
-All run under torch.compile, generated packages with fullgraph, and from CUDA graphs. Weights are quantised inside a
+All run under torch.compile, generated packages with fullgraph, and from CUDA graphs. Weights are quantized inside a
 training step, but before an inference.
 """
 

@@ -57,7 +57,7 @@ def takes_fp8(k: int, n: int) -> bool:
 
 
 def prepare(variant: Variant, model: nn.Module, training: bool, package: ModuleType | None) -> Ready:
-    """Turn `model` into the variant, in place: weights are quantised in each training step, frozen in inference.
+    """Turn `model` into the variant, in place: weights are quantized in each training step, frozen in inference.
 
     `package` is the variant's generated package or None. Raises PeerMissingError if a library is not installed; errors
     of a library propagate.

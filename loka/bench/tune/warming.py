@@ -31,7 +31,7 @@ from loka.policy.policy import Policy
 from loka.sites.callables import current_directory_importable
 
 CONTEXT_MIB = 600  # of the device's memory, for a process' CUDA context and loaded kernels
-MARGIN = 1.3  # of a BF16 step's peak: plans keep quantised copies, and compilers try kernels out
+MARGIN = 1.3  # of a BF16 step's peak: plans keep quantized copies, and compilers try kernels out
 SHARE = 0.5  # of the time that is left, for one wave
 SHORTEST = 15.0  # seconds below which a wave is not worth starting: Python, torch and the model take most of it
 

@@ -47,7 +47,7 @@ class ChainBackward:
         stage, s, kind = self.shape.stages[index], self.names.suffix(index), self._kind(index)
         static, fp8 = self.shape.known, self.shape.fp8
         carries = self.shape.reader(index) is not None and self.shape.leaves_sum(index)
-        gradient = self._quantised(index) if stage.keeps_wgrad else self._gradient(index)
+        gradient = self._quantized(index) if stage.keeps_wgrad else self._gradient(index)
         self._partial += self._summed_up(gradient, self.names.after(index))
         transpose = self._static_transpose(index) if kind is StageKind.STATIC else None
         return BackwardStage(
@@ -143,10 +143,10 @@ class ChainBackward:
         results |= {"dx": "dy", "residual_grad_out": f"dsum{s}", **_partial_sums(names.after(index))}
         return launch(spec, arguments, results)
 
-    def _quantised(self, index: int) -> Launch:
-        """Launch that quantises the output gradient for dgrad only."""
+    def _quantized(self, index: int) -> Launch:
+        """Launch that quantizes the output gradient for dgrad only."""
         stage, names = self.shape.stages[index], self.names
-        spec = shapes.quantiser(stage.n)
+        spec = shapes.quantizer(stage.n)
         arguments = {"x": "grad", **names.static_scale("dy", index)}
         results = {"values": "dy_fp8", "scale": "dy_scale", "scale_max": "_"}
         return launch(under(spec, stage.dy) if self.shape.known else spec, arguments, results)
@@ -193,7 +193,7 @@ class ChainBackward:
         """The matrices that a stage always makes and only it reads."""
         stage = self.shape.stages[index]
         if not self.shape.fp8:
-            return ["dy"] if shapes.backward_after(stage, quantise=False) is not None else []
+            return ["dy"] if shapes.backward_after(stage, quantize=False) is not None else []
         last = self.dx(index) is not InputGradient.ALWAYS  # its dgrad runs at the end
         if self.shape.known:
             transposed = not stage.keeps_wgrad and "transposed" in gradient_kernel(self.shape, index).results

@@ -16,7 +16,7 @@ from loka.errors import LokaError
 from loka.graph.patterns.norm import TORCH_NORMS
 from loka.kernels.fused.norm.norm_spec import GATES, NormForward
 from loka.kernels.fused.rendering import AnySpec
-from loka.kernels.fused.weights.quantise_weights import QuantiseWeights, grouped
+from loka.kernels.fused.weights.quantize_weights import QuantizeWeights, grouped
 from loka.numerics.enums import Gemm
 
 SUMS_DTYPE = "sums_dtype"  # dtype of sums and products with arguments, by torch's promotion
@@ -44,35 +44,35 @@ class ChainForward:
         stage, names = self.shape.stages[0], self.names
         if not self.shape.fp8 and stage.before is None:
             return None
-        spec: AnySpec = shapes.forward_before(stage, quantise=self.shape.fp8, save=not self.frozen)
+        spec: AnySpec = shapes.forward_before(stage, quantize=self.shape.fp8, save=not self.frozen)
         if self.shape.known and not self.frozen:
             spec = input_kernel(self.shape, 0)
         elif self.shape.fp8:
-            spec = under(shapes.forward_before(stage, quantise=True, save=not self.frozen), stage.x)
+            spec = under(shapes.forward_before(stage, quantize=True, save=not self.frozen), stage.x)
         arguments = {"x": self.x, "weight": "pre_norm_weight", "bias": "pre_norm_bias", "dtype": "dtype"}
         arguments |= names.static_scale("x", 0)
         results = {"out": names.hidden(0), "mean": "pre_mean", "rstd": "pre_rstd"}
-        results |= {**names.both_copies("x", 0), **names.quantised("x", 0, self.frozen)}
+        results |= {**names.both_copies("x", 0), **names.quantized("x", 0, self.frozen)}
         return launch(spec, arguments, results)
 
     def cast_weights(self) -> tuple[Launch, ...]:
-        """Launches that quantise the weights of several stages at once."""
+        """Launches that quantize the weights of several stages at once."""
         return tuple(self._cast_together(stages) for stages in self._together())
 
     def _together(self) -> list[list[int]]:
         """The stages whose weights share a launch; none with static scales or frozen weights."""
         if not self.shape.fp8 or self.shape.known or self.frozen:
             return []
-        return grouped(self._quantiser(index) for index in range(len(self.shape.stages)))
+        return grouped(self._quantizer(index) for index in range(len(self.shape.stages)))
 
     def _cast_together(self, stages: list[int]) -> Launch:
-        spec = QuantiseWeights(tuple(self._quantiser(index) for index in stages))
+        spec = QuantizeWeights(tuple(self._quantizer(index) for index in stages))
         weights = tuple(f"weight{self.names.suffix(index)}" for index in stages)
-        return Launch(spec, weights, (), tuple(self.names.quantised("weight", index)[OPERAND] for index in stages))
+        return Launch(spec, weights, (), tuple(self.names.quantized("weight", index)[OPERAND] for index in stages))
 
-    def _quantiser(self, index: int) -> NormForward:
-        """The kernel that quantises a stage's weight alone."""
-        return shapes.quantiser(self.shape.stages[index].k, self.shape.stages[index].given)
+    def _quantizer(self, index: int) -> NormForward:
+        """The kernel that quantizes a stage's weight alone."""
+        return shapes.quantizer(self.shape.stages[index].k, self.shape.stages[index].given)
 
     def stages(self) -> tuple[ForwardStage, ...]:
         """All stages in order."""
@@ -96,11 +96,11 @@ class ChainForward:
         )
 
     def _cast_weight(self, index: int) -> tuple[Launch, ...]:
-        """Launches that quantise a stage's weight; with static scales: find its maximum, then write both copies."""
+        """Launches that quantize a stage's weight; with static scales: find its maximum, then write both copies."""
         stage, s = self.shape.stages[index], self.names.suffix(index)
         weight = {"x": f"weight{s}", "maxima": f"weight_maxima{s}"}
         if not self.shape.known:
-            return (launch(self._quantiser(index), weight, self.names.quantised("weight", index)),)
+            return (launch(self._quantizer(index), weight, self.names.quantized("weight", index)),)
         return (
             launch(maximum(stage.k), weight, {"amax": f"weight_maxima{s}"}),
             launch(both_copies(stage.weight), weight, self.names.both_copies("weight", index)),
@@ -124,7 +124,7 @@ class ChainForward:
         results = {"kept": names.sum(index), "mean": f"mean{s}", "rstd": f"rstd{s}"}
         results["out"] = "out" if last else names.hidden(index + 1)
         if fp8 and not last:
-            results |= {**names.both_copies("x", index + 1), **names.quantised("x", index + 1, self.frozen)}
+            results |= {**names.both_copies("x", index + 1), **names.quantized("x", index + 1, self.frozen)}
         return launch(spec, arguments, results)
 
     def _freed(self, index: int) -> tuple[str, ...]:

@@ -33,8 +33,8 @@ class ChainNames:
             return f"y{self.suffix(index - 1)}"
         return f"h{self.suffix(index)}"
 
-    def quantised(self, operand: str, index: int, frozen: bool = False) -> dict[str, str]:
-        """The results of a quantising kernel: one `Quantized`, or without a transposed copy to make later two."""
+    def quantized(self, operand: str, index: int, frozen: bool = False) -> dict[str, str]:
+        """The results of a quantizing kernel: one `Quantized`, or without a transposed copy to make later two."""
         if self._has_copy(operand, index, frozen):
             return {OPERAND: f"{operand}_fp8{self.suffix(index)}"}
         values, scale = self.operand(operand, index, frozen)
@@ -53,7 +53,7 @@ class ChainNames:
         return not (frozen or self._shape.known or kept)
 
     def static_scale(self, operand: str, index: int) -> dict[str, str]:
-        """The extra arguments of a kernel that quantises an operand with a static scale."""
+        """The extra arguments of a kernel that quantizes an operand with a static scale."""
         s = self.suffix(index)
         return {"scale": f"{operand}_scale{s}", "overflow_stats": f"{operand}_overflow_stats{s}"}
 
@@ -179,8 +179,8 @@ class ChainNames:
         if self._shape.known:
             found = self._saved_static(index)
         elif self._shape.fp8:
-            x = [self.plain_input(index)] if stage.keeps_wgrad else self.quantised("x", index).values()
-            found = [*x, *self.quantised("weight", index).values()]
+            x = [self.plain_input(index)] if stage.keeps_wgrad else self.quantized("x", index).values()
+            found = [*x, *self.quantized("weight", index).values()]
         else:
             found = [self.hidden(index), f"weight{s}"]
         found += [f"y{s}"] if stage.times is not None or (stage.bent and not stage.summed) else []

@@ -202,25 +202,25 @@ def fits(plan: SitePlan) -> bool:
     return max(plan.site.k, plan.site.n) <= LARGEST_WIDTH
 
 
-def quantiser(width: int, given: int = 0) -> NormForward:
-    """The kernel that quantises a matrix to e4m3 by row; `given` columns are padded with zeros to `width`."""
-    plain = NormForward(width, None, False, False, _NO_EPS, None, add=False, quantise=True, save=False)
+def quantizer(width: int, given: int = 0) -> NormForward:
+    """The kernel that quantizes a matrix to e4m3 by row; `given` columns are padded with zeros to `width`."""
+    plain = NormForward(width, None, False, False, _NO_EPS, None, add=False, quantize=True, save=False)
     return replace(plain, width=given, aligned=width) if given else plain
 
 
-def forward_before(stage: StageShape, quantise: bool, save: bool) -> NormForward:
+def forward_before(stage: StageShape, quantize: bool, save: bool) -> NormForward:
     """The kernel that makes the first linear's input from x."""
     norm = stage.before
     if norm is None:
-        return quantiser(stage.k, stage.given)
+        return quantizer(stage.k, stage.given)
     affine = (norm.weight, norm.bias)
-    return NormForward(stage.k, norm.kind, *affine, norm.eps, None, False, quantise, save, block=norm.block)
+    return NormForward(stage.k, norm.kind, *affine, norm.eps, None, False, quantize, save, block=norm.block)
 
 
-def forward_after(stage: StageShape, quantise: bool, save: bool, keep: bool = False) -> NormForward:
+def forward_after(stage: StageShape, quantize: bool, save: bool, keep: bool = False) -> NormForward:
     """The kernel that makes a stage's result, or the next linear's input, from the product."""
     norm = stage.after
-    around = (stage.activation, stage.bias, quantise)
+    around = (stage.activation, stage.bias, quantize)
     if norm is None:
         return NormForward(stage.n, None, False, False, _NO_EPS, *around, False, *_sums(stage), keep=keep)
     affine = (norm.kind, norm.weight, norm.bias, norm.eps)
@@ -241,29 +241,29 @@ def backward_before(stage: StageShape, carried: bool = False) -> NormBackward:
 
 
 def backward_after(
-    stage: StageShape, quantise: bool, carried: bool = False, carry: bool = True
+    stage: StageShape, quantize: bool, carried: bool = False, carry: bool = True
 ) -> NormBackward | NormForward | None:
     """The kernel from the gradient of a stage's result to that of its product; None if they are the same.
 
     `carried`: the result has a gradient from a residual too. `carry`: the sum of both is to be written.
     """
     if stage.summed or carried:
-        return _backward_of_sum(stage, quantise, carried, carry)
+        return _backward_of_sum(stage, quantize, carried, carry)
     norm = stage.after
     if norm is not None:
         affine = (norm.weight, norm.bias)
         return NormBackward(
-            stage.n, norm.kind, *affine, norm.eps, stage.activation, stage.bias, quantise, block=norm.block
+            stage.n, norm.kind, *affine, norm.eps, stage.activation, stage.bias, quantize, block=norm.block
         )
-    if stage.activation is not None or (quantise and stage.bias):
-        return NormBackward(stage.n, None, False, False, _NO_EPS, stage.activation, stage.bias, quantise)
-    return quantiser(stage.n) if quantise else None
+    if stage.activation is not None or (quantize and stage.bias):
+        return NormBackward(stage.n, None, False, False, _NO_EPS, stage.activation, stage.bias, quantize)
+    return quantizer(stage.n) if quantize else None
 
 
-def _backward_of_sum(stage: StageShape, quantise: bool, carried: bool, carry: bool) -> NormBackward | NormForward:
+def _backward_of_sum(stage: StageShape, quantize: bool, carried: bool, carry: bool) -> NormBackward | NormForward:
     """`backward_after` of a stage with a product or a residual."""
     if not (stage.bent or stage.bias or stage.times is not None or carried):
-        return quantiser(stage.n)
+        return quantizer(stage.n)
     norm = stage.after
     return NormBackward(
         stage.n,
@@ -273,7 +273,7 @@ def _backward_of_sum(stage: StageShape, quantise: bool, carried: bool, carry: bo
         _NO_EPS if norm is None else norm.eps,
         stage.activation,
         stage.bias,
-        quantise,
+        quantize,
         times=stage.times is not None,
         summed=stage.bent and stage.summed,
         residual_grad_in=carried,

@@ -9,10 +9,10 @@ from enum import StrEnum
 from loka.codegen.modules.gemm_calls import GemmView
 from loka.kernels.fused.cast_transpose.matrix_spec import RequantizeTranspose
 from loka.kernels.fused.norm.norm_spec import NormForward
-from loka.kernels.fused.quantisation import ROWWISE
+from loka.kernels.fused.quantization import ROWWISE
 from loka.kernels.fused.rendering import AnySpec
 
-OPERAND = "operand"  # key of results that are one `Quantized`: the first three of a kernel that quantises rowwise
+OPERAND = "operand"  # key of results that are one `Quantized`: the first three of a kernel that quantizes rowwise
 
 
 class StageKind(StrEnum):

@@ -1,8 +1,8 @@
-"""Chains with static scales: quantisation in their kernels, and buffers of their modules.
+"""Chains with static scales: quantization in their kernels, and buffers of their modules.
 
 An input or output gradient with a static scale has one scale for all elements, so that its kernel writes e4m3 in one
 pass and a transpose changes no value. Each such operand of a site has two buffers in its module: the scale, and the
-overflow statistics (`kernels.fused.quantisation`), which the kernels add to.
+overflow statistics (`kernels.fused.quantization`), which the kernels add to.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from loka.errors import LokaError
 from loka.kernels.fused.cast_transpose.fused_cast_transpose import FusedCastTranspose, fits
 from loka.kernels.fused.cast_transpose.matrix_spec import CastTranspose
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
-from loka.kernels.fused.quantisation import ROWWISE, Quantisation
+from loka.kernels.fused.quantization import ROWWISE, Quantization
 from loka.numerics.enums import Operand
 from loka.numerics.quantize import static_scale
 from loka.numerics.recipe import OperandRecipe
@@ -33,10 +33,10 @@ class StaticOperand:
     scale: float  # derived from amax
 
 
-def quantisation(recipe: OperandRecipe) -> Quantisation:
-    """Quantisation in the kernel that makes an operand of a chain: static or rowwise."""
+def quantization(recipe: OperandRecipe) -> Quantization:
+    """Quantization in the kernel that makes an operand of a chain: static or rowwise."""
     if recipe.is_static:
-        return Quantisation("static", recipe.format, recipe.power_of_two, overflow_stats=True)
+        return Quantization("static", recipe.format, recipe.power_of_two, overflow_stats=True)
     return ROWWISE
 
 
@@ -44,15 +44,15 @@ _Norm = TypeVar("_Norm", NormForward, NormBackward)
 
 
 def under(spec: _Norm, recipe: OperandRecipe) -> _Norm:
-    """The kernel `spec` with the quantisation of that recipe; unchanged if it does not quantise."""
-    return replace(spec, how=quantisation(recipe)) if spec.quantise else spec
+    """The kernel `spec` with the quantization of that recipe; unchanged if it does not quantize."""
+    return replace(spec, how=quantization(recipe)) if spec.quantize else spec
 
 
 def both_copies(recipe: OperandRecipe) -> CastTranspose:
     """The kernel that only casts an operand, writing it and its transpose."""
     if recipe.is_static:
-        return CastTranspose(quantisation(recipe))
-    return CastTranspose(Quantisation("tensorwise", recipe.format, recipe.power_of_two))
+        return CastTranspose(quantization(recipe))
+    return CastTranspose(Quantization("tensorwise", recipe.format, recipe.power_of_two))
 
 
 def input_kernel(shape: ChainShape, index: int) -> NormForward | FusedCastTranspose | CastTranspose:
@@ -63,7 +63,7 @@ def input_kernel(shape: ChainShape, index: int) -> NormForward | FusedCastTransp
     elif stage.before is None and not stage.keeps_wgrad:
         return both_copies(stage.x)
     else:
-        spec = forward_before(stage, quantise=True, save=True)
+        spec = forward_before(stage, quantize=True, save=True)
     spec = under(spec, stage.x)
     return FusedCastTranspose(spec) if fits(spec) and not stage.keeps_wgrad else spec
 
@@ -80,8 +80,8 @@ def gradient_kernel(shape: ChainShape, index: int) -> NormBackward | FusedCastTr
 
 def maximum(width: int) -> NormForward:
     """The kernel that finds the largest magnitude of a matrix."""
-    how = Quantisation("maximum")
-    return NormForward(width, None, False, False, 1e-05, None, add=False, quantise=True, save=False, how=how)
+    how = Quantization("maximum")
+    return NormForward(width, None, False, False, 1e-05, None, add=False, quantize=True, save=False, how=how)
 
 
 def without_maxima(recipe: SiteRecipe) -> SiteRecipe:

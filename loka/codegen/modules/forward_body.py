@@ -319,7 +319,7 @@ class ForwardBody:
         return site_call(self._forward, position)
 
     def _freeze(self, position: int) -> bool:
-        """True if a GEMM's weight is frozen here; a weight that the forward computes is quantised in each call."""
+        """True if a GEMM's weight is frozen here; a weight that the forward computes is quantized in each call."""
         return self._frozen and self._freeze_all([position])
 
     def _freeze_all(self, positions: Sequence[int]) -> bool:

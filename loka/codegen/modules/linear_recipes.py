@@ -1,4 +1,4 @@
-"""Generated quantisers, one for each operand recipe, and linears, one for each recipe of three GEMMs.
+"""Generated quantizers, one for each operand recipe, and linears, one for each recipe of three GEMMs.
 
 Names follow the recipe: `e4m3_rowwise`, `linear_e4m3_rowwise`, `linear_fprop_dgrad_e4m3_rowwise_wgrad_as_is`.
 """
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from loka.codegen.modules.gemm_calls import GemmRecipe, gemm_call, kernel_label, kernel_suffix
-from loka.codegen.modules.recipe_views import FrozenView, LinearView, QuantiserView
+from loka.codegen.modules.recipe_views import FrozenView, LinearView, QuantizerView
 from loka.codegen.text.comments import wrapped
 from loka.codegen.text.identifiers import Names
 from loka.codegen.text.layout import Code, call, lay_out
@@ -118,7 +118,7 @@ def _run_said(recipe: GemmRecipe) -> str:
 
 
 def operand_name(recipe: OperandRecipe) -> str:
-    """The quantiser's name: e4m3_rowwise, e4m3_1x128_pow2, e5m2_tensorwise_amax_3p5."""
+    """The quantizer's name: e4m3_rowwise, e4m3_1x128_pow2, e5m2_tensorwise_amax_3p5."""
     return f"{recipe.format}_{_suffix(recipe)}"
 
 
@@ -186,13 +186,13 @@ def _class_of(function: str) -> str:
 
 
 class Recipes:
-    """The quantisers and linears of a package, each once, in order of first use."""
+    """The quantizers and linears of a package, each once, in order of first use."""
 
     def __init__(self, names: Names) -> None:
         self._names = names
         self._linears: dict[SiteRecipe, tuple[str, str]] = {}
         self._frozen: dict[GemmRecipe, str] = {}
-        self._quantisers: dict[OperandRecipe, str] = {}
+        self._quantizers: dict[OperandRecipe, str] = {}
         self._bias: dict[str, set[bool]] = {}
         self.requantize_transpose: str | None = (
             None  # name of the function that makes transposed copies, if one is needed
@@ -215,11 +215,11 @@ class Recipes:
         self._bias.setdefault(name, set()).add(has_bias)
         return name
 
-    def quantiser(self, recipe: OperandRecipe) -> str:
-        """Register a use; returns the quantiser's name."""
-        if recipe not in self._quantisers:
-            self._quantisers[recipe] = self._names.unique(operand_name(recipe))
-        return self._quantisers[recipe]
+    def quantizer(self, recipe: OperandRecipe) -> str:
+        """Register a use; returns the quantizer's name."""
+        if recipe not in self._quantizers:
+            self._quantizers[recipe] = self._names.unique(operand_name(recipe))
+        return self._quantizers[recipe]
 
     def linears(self) -> tuple[LinearView, ...]:
         """Views of all registered linears."""
@@ -247,10 +247,10 @@ class Recipes:
             for recipe, name in self._frozen.items()
         )
 
-    def quantisers(self) -> tuple[QuantiserView, ...]:
-        """Views of all registered quantisers. Call it last: the other views register some."""
+    def quantizers(self) -> tuple[QuantizerView, ...]:
+        """Views of all registered quantizers. Call it last: the other views register some."""
         return tuple(
-            QuantiserView(
+            QuantizerView(
                 name,
                 recipe.format.value,
                 _DTYPE[recipe.format],
@@ -260,45 +260,45 @@ class Recipes:
                 repr(_amax(recipe)) if recipe.is_static else None,
                 repr(_static_scale(recipe)) if recipe.is_static else None,
             )
-            for recipe, name in self._quantisers.items()
+            for recipe, name in self._quantizers.items()
         )
 
     def formats(self) -> tuple[tuple[str, str], ...]:
         """Constants of the formats in use: ("E4M3_MAX", "448.0")."""
-        used = {recipe.format for recipe in self._quantisers}
+        used = {recipe.format for recipe in self._quantizers}
         return tuple((f"{format.value.upper()}_MAX", repr(FORMATS[format].max)) for format in Format if format in used)
 
     def _lines(
         self, gemm: Gemm, recipe: GemmRecipe | None, result: str, dtype: str, counter_id: str, indent: int
     ) -> tuple[str, ...]:
-        """Lines that quantise both operands and multiply."""
+        """Lines that quantize both operands and multiply."""
         if recipe is None:
             return ()
         lines: list[str] = []
         operands: list[str] = []
         for operand, operand_recipe in zip(OPERANDS[gemm], recipe.operands, strict=True):
             values, scale = f"{_VARIABLE[operand]}_fp8", f"{_VARIABLE[operand]}_scale"
-            quantised = self._quantised(operand_recipe, _VIEW[gemm, operand])
-            lines += lay_out(f"{values}, {scale} = ", quantised, "", indent).split("\n")
+            quantized = self._quantized(operand_recipe, _VIEW[gemm, operand])
+            lines += lay_out(f"{values}, {scale} = ", quantized, "", indent).split("\n")
             operands += values, f"{scale}[:1]" if operand_recipe.reads_first_scale else scale
         return (*lines, *lay_out(result, gemm_call(gemm, recipe, operands, dtype, counter_id), "", indent).split("\n"))
 
-    def _quantised(self, recipe: OperandRecipe, view: str) -> Code:
-        """A call that quantises an operand; a transposed operand is quantised by row first, then transposed."""
+    def _quantized(self, recipe: OperandRecipe, view: str) -> Code:
+        """A call that quantizes an operand; a transposed operand is quantized by row first, then transposed."""
         if not recipe.transposed:
-            return call(self.quantiser(recipe), [Code(view)])
+            return call(self.quantizer(recipe), [Code(view)])
         if self.requantize_transpose is None:
             self.requantize_transpose = self._names.unique("requantize_transpose")
-        quantised = call(self.quantiser(recipe.source), [Code(view.removesuffix(".t()"))])
-        return call(self.requantize_transpose, [Code("*" + quantised.flat())])
+        quantized = call(self.quantizer(recipe.source), [Code(view.removesuffix(".t()"))])
+        return call(self.requantize_transpose, [Code("*" + quantized.flat())])
 
     def _frozen_lines(self, recipe: GemmRecipe) -> tuple[str, ...]:
-        """Lines that quantise x and multiply it with the frozen weight."""
-        quantised = call(self.quantiser(recipe.operands[0]), [Code("x.reshape(-1, x.shape[-1])")])
+        """Lines that quantize x and multiply it with the frozen weight."""
+        quantized = call(self.quantizer(recipe.operands[0]), [Code("x.reshape(-1, x.shape[-1])")])
         operands = ["x_fp8", "x_scale", "weight", "scale"]
         product = gemm_call(Gemm.FPROP, recipe, operands, "dtype", "counter_id")
         return (
-            *lay_out("x_fp8, x_scale = ", quantised, "", 4).split("\n"),
+            *lay_out("x_fp8, x_scale = ", quantized, "", 4).split("\n"),
             *lay_out("y = ", product, "", 4).split("\n"),
         )
 

@@ -160,8 +160,8 @@ class ModuleWriter:
             if weight is None or recipe is None:
                 items.append(Code("None"))
             else:
-                quantiser = f"{self.kernels}.{self.recipes.quantiser(recipe.operands[1])}"
-                items.append(call(quantiser, [code_of(parse(weight))]))
+                quantizer = f"{self.kernels}.{self.recipes.quantizer(recipe.operands[1])}"
+                items.append(call(quantizer, [code_of(parse(weight))]))
         code = Code("(", tuple(items), ")", comma=len(items) == 1)
         return tuple(lay_out("return ", code, "", INDENT).split("\n"))
 

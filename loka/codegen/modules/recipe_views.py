@@ -1,4 +1,4 @@
-"""Views of quantisers and linears for their templates."""
+"""Views of quantizers and linears for their templates."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from loka.numerics.scalings import Block
 
 
 @dataclass(frozen=True, slots=True)
-class QuantiserView:
-    """View of a quantiser, for templates/quantiser.py.j2."""
+class QuantizerView:
+    """View of a quantizer, for templates/quantizer.py.j2."""
 
     name: str
     format: str  # e4m3

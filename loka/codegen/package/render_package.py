@@ -103,7 +103,7 @@ def _kernels(templates: Templates, writer: ModuleWriter, common: dict[str, str])
         {
             "linears": linears,
             "frozens": frozens,
-            "quantisers": writer.recipes.quantisers(),
+            "quantizers": writer.recipes.quantizers(),
             "formats": writer.recipes.formats(),
             "requantize_transpose": writer.recipes.requantize_transpose,
             "chains": writer.chains.views(),

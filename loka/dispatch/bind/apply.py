@@ -39,7 +39,7 @@ def apply(
     The mods' changes to the model (`adaptations`) are applied first, unless `adapt` was called before.
 
     `package` is the generated package's name, for messages; `target` the device of its plan ("h100", "h200",
-    "reference"). Mode "train" quantises weights in every forward; "infer" quantises them once, into buffers that are
+    "reference"). Mode "train" quantizes weights in every forward; "infer" quantizes them once, into buffers that are
     not in the state_dict. The model may be wrapped (DDP, torch.compile).
 
     Raises BindError, with the model unchanged, with every reason why the package does not fit the model (children,

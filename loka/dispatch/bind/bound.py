@@ -125,7 +125,7 @@ class Bound(nn.Module):
         return copied  # type: ignore[no-any-return]
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        """Move or cast the module; frozen weights are quantised again, since a cast would convert their FP8 dtype.
+        """Move or cast the module; frozen weights are quantized again, since a cast would convert their FP8 dtype.
 
         If FSDP has split the weights that they were made from, they are moved unchanged.
         Static scales are created again for the same reason; overflow statistics are moved.
@@ -235,7 +235,7 @@ def is_frozen_class(generated: type[Bound]) -> bool:
 
 
 def quantize(generated: type[Bound], module: nn.Module) -> Frozen:
-    """Quantise the weights of `module` by a generated class's `quantize`, without storing them."""
+    """Quantize the weights of `module` by a generated class's `quantize`, without storing them."""
     with torch.inference_mode(False), torch.no_grad():
         frozen: Frozen = generated.quantize(module)  # type: ignore[attr-defined]
     return frozen

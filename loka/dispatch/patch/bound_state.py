@@ -58,26 +58,26 @@ def unbind(module: nn.Module, own: type | None = None) -> dict[str, Tensor]:
 
 
 def frozen_weights(bound: type, module: nn.Module) -> Frozen:
-    """The weights of a module, quantised as the class made by `derive` keeps them; () in mode "train"."""
+    """The weights of a module, quantized as the class made by `derive` keeps them; () in mode "train"."""
     generated = derived_class(bound).loka_generated
     return quantize(generated, module) if is_frozen_class(generated) else ()
 
 
 def refresh_module(module: Bound) -> None:
-    """Quantise one module's frozen weights again. Raises BindError if this process has only a part of them."""
+    """Quantize one module's frozen weights again. Raises BindError if this process has only a part of them."""
     generated = derived_class(type(module)).loka_generated
     if is_frozen_class(generated):
         if is_split(module):
             raise BindError(
                 f"{', '.join(module.loka.sites)}: FSDP has split the weights since apply, so that they "
-                "cannot be quantised again, and the frozen ones stay as they are: load the weights, apply with "
+                "cannot be quantized again, and the frozen ones stay as they are: load the weights, apply with "
                 "mode='infer', then shard (fully_shard), in this order"
             )
         set_frozen(module, quantize(generated, module))
 
 
 def stale_sites(module: Bound) -> tuple[str, ...]:
-    """The sites of a module whose frozen weight no longer equals the quantised parameter.
+    """The sites of a module whose frozen weight no longer equals the quantized parameter.
 
     () if FSDP has split the parameters: to compare, all processes would have to gather them.
     """
@@ -94,7 +94,7 @@ def stale_sites(module: Bound) -> tuple[str, ...]:
 
 
 def refresh_after_load(module: nn.Module, incompatible_keys: Any) -> None:
-    """load_state_dict post hook that quantises frozen weights again."""
+    """load_state_dict post hook that quantizes frozen weights again."""
     if isinstance(module, Bound):
         refresh_module(module)
 

@@ -66,7 +66,7 @@ class Patch:
         Also raises if the model no longer matches its generated forwards: children, their order, types and constants,
         shapes of parameters. Children that a generated forward calls may change.
         `backward=False` checks only forward GEMMs. A GEMM counts when its kernel is launched: a CUDA graph counts when
-        it is captured, not when it is replayed. Raises too if a frozen weight has changed since it was quantised; a
+        it is captured, not when it is replayed. Raises too if a frozen weight has changed since it was quantized; a
         weight that FSDP has split since `apply` is not compared. Warns (LokaWarning) about `overflows`, and if the
         package has no FP8, so that there is nothing to verify. Synchronises with the GPU in mode "infer" and if there
         are static scales.
@@ -119,7 +119,7 @@ class Patch:
         self._since = {number: call_counters.counts(number) for number, _ in self._labels()}
 
     def refresh(self) -> None:
-        """Quantise frozen weights again, in place; no effect in mode "train". load_state_dict does it automatically.
+        """Quantize frozen weights again, in place; no effect in mode "train". load_state_dict does it automatically.
 
         Raises BindError if FSDP has split the weights since `apply`: load first, then apply, then shard.
         """
@@ -324,7 +324,7 @@ class Patch:
             yield f"{shown(name)}: was replaced in the model since apply"
         found = list(changes_since(module, bound.counters.inlined, bound.counters.binding))
         yield from (f"{shown(name)}: {problem}" for problem in found)
-        # What is not there any more cannot be quantised to compare with it.
+        # What is not there any more cannot be quantized to compare with it.
         if not found and (stale := stale_sites(module)):
             yield f"{', '.join(stale)}: the weight changed since it was frozen: call patch.refresh()"
 

@@ -4,7 +4,7 @@ They are two files of a generated package. `triton_kernels.py` has the kernels a
 imports Triton; `fused.py` has the operators and does not import it: each allocates its results, runs its reference on
 the CPU, and loads `triton_kernels` when it is first called on a GPU.
 
-Kernels of norms and quantisers take the width of their rows as a constant. One operator has all widths of a package: a
+Kernels of norms and quantizers take the width of their rows as a constant. One operator has all widths of a package: a
 kernel for each structure that its template renders, such as masked or one row at a step, and a table of launches.
 """
 
@@ -60,8 +60,8 @@ from loka.kernels.fused.reduce.products_values import products_values
 from loka.kernels.fused.triton_gemm import gemm_tiling
 from loka.kernels.fused.triton_gemm.gemm_spec import GemmSpec, GroupedGemm, TiledGemm
 from loka.kernels.fused.triton_gemm.gemm_values import gemm_values, grouped_gemm_values
-from loka.kernels.fused.weights.quantise_weights import (
-    QuantiseWeights,
+from loka.kernels.fused.weights.quantize_weights import (
+    QuantizeWeights,
     WeightsConfiguration,
     weights_configuration,
     weights_values,
@@ -80,7 +80,7 @@ AnySpec = (
     | ConcatNormForward
     | ConcatNormBackward
     | CrossBackward
-    | QuantiseWeights
+    | QuantizeWeights
 )
 AnyConfiguration = (
     RowLaunch
@@ -242,7 +242,7 @@ def _values(spec: AnySpec, launched: AnyConfiguration | None, device: DeviceSpec
         case CrossBackward():
             crossing = launched if isinstance(launched, CrossConfiguration) else cross_configuration(spec, device)
             return cross_backward_values(spec, crossing)
-        case QuantiseWeights():
+        case QuantizeWeights():
             launching = launched if isinstance(launched, WeightsConfiguration) else weights_configuration(spec, device)
             return weights_values(spec, launching)
 

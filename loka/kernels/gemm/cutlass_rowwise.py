@@ -136,7 +136,7 @@ def _refuse_operands(
 ) -> str | None:
     for name, dtype in (("a", dtype_a), ("b", dtype_b)):
         if dtype not in _FORMATS:
-            return f"operand {name} is {dtype}, not FP8; quantise it first"
+            return f"operand {name} is {dtype}, not FP8; quantize it first"
     return _refuse_recipe((scaling_a, scaling_b), (_FORMATS[dtype_a], _FORMATS[dtype_b]), library)
 
 

@@ -74,7 +74,7 @@ class Kernel(Protocol):
 
 
 def refuse_range(gemm: Gemm, operands: OperandPair) -> str | None:
-    """Reason why an operand cannot be quantised for any kernel: a static scale without its maximum."""
+    """Reason why an operand cannot be quantized for any kernel: a static scale without its maximum."""
     for operand, recipe in zip(OPERANDS[gemm], operands, strict=True):
         if recipe.lacks_amax:
             return f"{gemm.value}.{operand.value} has a static scale but no amax; give amax, or use range: dynamic"

@@ -129,7 +129,7 @@ def fake_product(name: str, a: Tensor, b: Tensor, dtype: torch.dtype, bias: Tens
 
 
 def reference(name: str, kernel: str, written: torch.dtype | None = None) -> GemmFunction:
-    """The reference of the operator `name`: dequantise, multiply in float32. It takes every pair of recipes.
+    """The reference of the operator `name`: dequantize, multiply in float32. It takes every pair of recipes.
 
     Its calls count as `kernel`. `written` is the only dtype that the kernel writes, to which the result is rounded
     first; None where it writes every dtype.

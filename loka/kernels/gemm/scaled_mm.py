@@ -4,7 +4,7 @@ With tensorwise or rowwise scales and a result in bfloat16 (tensorwise also in f
 `scaled_mm` calls `torch._scaled_mm`, which costs the host less, and torch.compile sees that call. Everything else is
 the operator, whose signature is in `gemm_operator`.
 
-On the CPU, and on a GPU without FP8 tensor cores (compute capability below 8.9), the reference runs: dequantise,
+On the CPU, and on a GPU without FP8 tensor cores (compute capability below 8.9), the reference runs: dequantize,
 multiply in float32. It takes every pair of recipes. On other GPUs `torch.nn.functional.scaled_mm` runs, within
 `scaled_mm_limits`; anything else is an error, never the reference. Where the GPU's kernel takes the bias (tensorwise
 and rowwise, all in bfloat16), the bias is added before the result is rounded, as in the reference; otherwise after.
@@ -102,7 +102,7 @@ def _refusal(
     formats: list[Format] = []
     for name, dtype in (("a", dtype_a), ("b", dtype_b)):
         if dtype not in _FORMAT_OF:
-            return f"operand {name} is {dtype}, not FP8; quantise it first"
+            return f"operand {name} is {dtype}, not FP8; quantize it first"
         formats.append(_FORMAT_OF[dtype])
     accumulation = Accumulation.FAST if fast else Accumulation.PRECISE
     return scaled_mm_limits.refuse_recipe(

@@ -23,7 +23,7 @@ class Measurement:
 
     `us` is the median over `runs`, in microseconds; `spread` is half the interquartile range as a share of it. A kernel
     with wrong results need not be timed: `us` is 0 then. `mere` and `sqnr_db` of a GEMM are against float64 of the
-    unquantised operands (numerics.metrics), None for other work.
+    unquantized operands (numerics.metrics), None for other work.
     """
 
     part: Part

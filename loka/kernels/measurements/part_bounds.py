@@ -15,7 +15,7 @@ START_US = 2.0
 
 # Passes over a matrix in the model's dtype, and in FP8, of memory-bound work.
 _PASSES = {
-    PartKind.QUANTISE: (1, 1),
+    PartKind.QUANTIZE: (1, 1),
     PartKind.REQUANTIZE_TRANSPOSE: (0, 2),
     PartKind.FORWARD: (2, 0),
     PartKind.BACKWARD: (3, 0),
@@ -34,8 +34,8 @@ def bound_us(part: Part, device: DeviceSpec = DEFAULT) -> float:
     if part.work in INTERACTIONS:
         return START_US + 1e6 * elements_moved(part) * element / device.bandwidth
     if part.work is not PartKind.GEMM:
-        plain, quantised = _PASSES[part.work]
-        return START_US + 1e6 * part.rows * part.columns * (plain * element + quantised) / device.bandwidth
+        plain, quantized = _PASSES[part.work]
+        return START_US + 1e6 * part.rows * part.columns * (plain * element + quantized) / device.bandwidth
     operand = 1 if part.recipe else element
     moved = operand * part.contraction * (part.rows + part.columns) + element * part.rows * part.columns
     peak = device.flops["e4m3"] if part.recipe else device.flops.get(part.dtype, device.flops["bfloat16"])

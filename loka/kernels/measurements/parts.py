@@ -16,7 +16,7 @@ class PartKind(StrEnum):
     """Work of one kernel on a matrix of (rows, columns)."""
 
     GEMM = "gemm"  # (rows, contraction) by (columns, contraction) transposed
-    QUANTISE = "quantise"  # from the model's dtype to FP8 and scales
+    QUANTIZE = "quantize"  # from the model's dtype to FP8 and scales
     REQUANTIZE_TRANSPOSE = "turn"  # from FP8 to FP8 of (columns, rows) with one scale
     FORWARD = "forward"  # norm and activation
     BACKWARD = "backward"  # their gradients, with the sums for their parameters

@@ -5,7 +5,7 @@ k = linear(x, wk, bk)           ->       parts = merged.split((nq, nk), -1)
                                          q, k = parts[0], parts[1]
 
 The function stays the same up to rounding. One GEMM of a larger N fills the GPU better than several small ones, x is
-quantised once, and the input's gradient is one product instead of a sum of products. Each forward copies the weights
+quantized once, and the input's gradient is one product instead of a sum of products. Each forward copies the weights
 into one matrix (K x sum of N elements); with frozen FP8 weights that is done once. An activation that follows each
 linear in the same way is computed on the merged result, so that it can be fused with the GEMM.
 

@@ -159,7 +159,7 @@ def describe_step(coverage: Coverage) -> str:
         else "; not embeddings, other elementwise work, loss and optimiser"
     )
     text = (
-        f"GPU time: {format_us(time.us)} predicted for a training step: GEMMs, what quantises for them, norms and "
+        f"GPU time: {format_us(time.us)} predicted for a training step: GEMMs, what quantizes for them, norms and "
         f"activations around them, interactions{rest}."
     )
     if time.bounded:

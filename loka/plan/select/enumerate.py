@@ -359,7 +359,7 @@ def unsupported_transpose(gemm: Gemm, operands: OperandPair, decided: Mapping[Ge
     """Reason why an operand of a GEMM cannot be transposed from another GEMM's; None where all can.
 
     `decided` has the site's GEMMs before this one. A site whose input needs no gradient has no dgrad: its wgrad
-    quantises the output gradient along its rows itself, and transposes it.
+    quantizes the output gradient along its rows itself, and transposes it.
     """
     # From the last: wgrad's input, whose source is not affected by other refusals, gives the cause.
     for operand, recipe in reversed(tuple(zip(OPERANDS[gemm], operands, strict=True))):

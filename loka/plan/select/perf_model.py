@@ -73,7 +73,7 @@ class PerfModel:
 
     A part other than a GEMM that was not measured gets the time of a substitute, scaled by the bytes of both: its own
     norm with another activation or without one, a LayerNorm for another norm, e4m3 rowwise for another recipe, a
-    quantiser for another kind of work. It counts as estimated. A GEMM that was not measured has no time. Kernels
+    quantizer for another kind of work. It counts as estimated. A GEMM that was not measured has no time. Kernels
     compiled by torch take `COMPILED_NORMS` times the rendered ones; this is estimated too, as are kernels with static
     scales. An interaction without any measurement is estimated from its bytes for LoKA's kernels, and has no compiled
     time.
@@ -151,8 +151,8 @@ def _substitutes(part: Part) -> list[Part]:
     found = [replace(part, around=around) for around in _like(part.around)]
     if _is_fp8(part):
         found += [replace(each, recipe="e4m3 rowwise") for each in (part, *found)]
-    quantiser = replace(part, work=PartKind.QUANTISE, recipe="e4m3 rowwise", around="")
-    return [each for each in dict.fromkeys((*found, quantiser)) if each != part]
+    quantizer = replace(part, work=PartKind.QUANTIZE, recipe="e4m3 rowwise", around="")
+    return [each for each in dict.fromkeys((*found, quantizer)) if each != part]
 
 
 def _like(around: str) -> list[str]:

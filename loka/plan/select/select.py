@@ -1,7 +1,7 @@
 """Selects an execution option for each site of a chain: the least total time, subject to the budgets.
 
 The sites of a chain are decided together, since the kernel between two linears can write FP8 for the second only if
-both are in the chain: if a site leaves it, the next one has to quantise its own input. The sum of the times is
+both are in the chain: if a site leaves it, the next one has to quantize its own input. The sum of the times is
 minimised by dynamic programming over the chain, one state for "this site is in it" and one for "it is not".
 
 `min_speedup` is a handicap. The time of an option with more FP8 than the policy forces is multiplied by the site's

@@ -6,17 +6,17 @@ backward:
 - native: forward, the norm and activation before, in BF16, and the GEMM; backward, the gradient of those after, in
   BF16, and the GEMMs;
 - with a chain's recipe, fused with its neighbours: forward, the norm and activation before write FP8, and the weight is
-  quantised; backward, the gradient of those after is written in FP8; it, the input and the weight are transposed;
-- with a chain's recipe, not fused: the same, with a quantiser each for the input and the output gradient;
+  quantized; backward, the gradient of those after is written in FP8; it, the input and the weight are transposed;
+- with a chain's recipe, not fused: the same, with a quantizer each for the input and the output gradient;
 - with static scales in a chain: the same passes, which take longer than those that compute rowwise scales
   (`STATIC_SCALES`, and `STATIC_SCALES_TILES` next to a BlockNorm, whose kernels write both copies of a tile);
-- with any other recipe, and if some of its GEMMs stay in BF16: each GEMM quantises both of its operands separately,
+- with any other recipe, and if some of its GEMMs stay in BF16: each GEMM quantizes both of its operands separately,
   from a transposed copy where necessary. Such a site is no chain; norms that `fuse: always` would have rendered are
   compiled by torch (`COMPILED`), which loses the gain of fusion.
 
 A norm between two linears is counted once: its forward with the linear that reads it, its gradient with the linear
 before it. Sums in between (products, residuals, biases) cost the same bytes in each of these, and are left out.
-Transposed copies for other recipes are counted as a copy and a quantiser; the compiler may fuse both.
+Transposed copies for other recipes are counted as a copy and a quantizer; the compiler may fuse both.
 
 The native model's norms are counted as rendered kernels too, so that the gain of FP8 never includes the gain of fusion.
 """
@@ -182,14 +182,14 @@ def _chained(sizes: SiteSizes, recipe: Recipe, around: Surroundings, fused: bool
         forward.append(_part(PartKind.FORWARD, m, k, rows, around.before))
     else:
         forward += _before(sizes, around)
-        forward.append(_part(PartKind.QUANTISE, m, k, rows))
-    forward.append(_part(PartKind.QUANTISE, n, k, weight))
+        forward.append(_part(PartKind.QUANTIZE, m, k, rows))
+    forward.append(_part(PartKind.QUANTIZE, n, k, weight))
     forward += _last(sizes, around)
     if fused and around.after and around.takes_after:
         backward.append(_part(PartKind.BACKWARD, m, n, rows, around.after))
     else:
         backward += _after(sizes, around)
-        backward.append(_part(PartKind.QUANTISE, m, n, rows))
+        backward.append(_part(PartKind.QUANTIZE, m, n, rows))
     backward += [_transposed(m, n), _transposed(m, k)]
     if recipe.has_dgrad:
         backward.append(_transposed(n, k))
@@ -198,16 +198,16 @@ def _chained(sizes: SiteSizes, recipe: Recipe, around: Surroundings, fused: bool
 
 
 def _plain(sizes: SiteSizes, recipe: Recipe, around: Surroundings) -> Workload:
-    """Each FP8 GEMM quantises its own operands; norms and activations stay native."""
+    """Each FP8 GEMM quantizes its own operands; norms and activations stay native."""
     m, k, n = sizes.m, sizes.k, sizes.n
     forward, backward = [*_before(sizes, around)], [*_after(sizes, around)]
     fprop, dgrad, wgrad = recipe.fprop, recipe.dgrad, recipe.wgrad
     if fprop is not None:
-        forward += [_quantised(fprop[0], m, k), _quantised(fprop[1], n, k)]
+        forward += [_quantized(fprop[0], m, k), _quantized(fprop[1], n, k)]
     if dgrad is not None:
         in_chain = recipe.keeps_wgrad and not around.any
         weight = (_transposed(n, k),) if in_chain else _across(dgrad[1], n, k)
-        backward += [_quantised(dgrad[0], m, n), *weight]
+        backward += [_quantized(dgrad[0], m, n), *weight]
     if wgrad is not None:
         backward += [*_across(wgrad[0], m, n), *_across(wgrad[1], m, k)]
     forward += _last(sizes, around)
@@ -217,20 +217,20 @@ def _plain(sizes: SiteSizes, recipe: Recipe, around: Surroundings) -> Workload:
 
 
 def _across(recipe: OperandRecipe, rows: int, columns: int) -> tuple[Part, ...]:
-    """The passes that make an operand along the other dimension of a matrix: quantised or copied, then transposed."""
+    """The passes that make an operand along the other dimension of a matrix: quantized or copied, then transposed."""
     if recipe.transposed:
         return (
-            _part(PartKind.QUANTISE, rows, columns, f"{recipe.format.value} rowwise"),
+            _part(PartKind.QUANTIZE, rows, columns, f"{recipe.format.value} rowwise"),
             _transposed(rows, columns, recipe),
         )
-    return (_part(PartKind.COPY, rows, columns, DTYPE), _quantised(recipe, columns, rows))
+    return (_part(PartKind.COPY, rows, columns, DTYPE), _quantized(recipe, columns, rows))
 
 
-def _quantised(recipe: OperandRecipe, rows: int, columns: int) -> Part:
-    """A quantiser; one with a static scale reads its matrix once, like a rowwise one."""
+def _quantized(recipe: OperandRecipe, rows: int, columns: int) -> Part:
+    """A quantizer; one with a static scale reads its matrix once, like a rowwise one."""
     if recipe.is_static:
-        return _part(PartKind.QUANTISE, rows, columns, f"{recipe.format.value} {Scaling.ROWWISE.value}")
-    return _part(PartKind.QUANTISE, rows, columns, _written(recipe))
+        return _part(PartKind.QUANTIZE, rows, columns, f"{recipe.format.value} {Scaling.ROWWISE.value}")
+    return _part(PartKind.QUANTIZE, rows, columns, _written(recipe))
 
 
 def _transposed(rows: int, columns: int, recipe: OperandRecipe | None = None) -> Part:

@@ -1,7 +1,7 @@
 """The recipes that `scaling: auto` leaves open: each is priced at planning, and the fastest within the budget is taken.
 
 All have dynamic scales. A static range is a promise about data that nothing but training can keep, and no chain of
-fused kernels quantises in blocks: neither is taken unless a policy asks for it.
+fused kernels quantizes in blocks: neither is taken unless a policy asks for it.
 """
 
 from __future__ import annotations

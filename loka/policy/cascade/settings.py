@@ -28,7 +28,7 @@ class Budget:
     """Limits of error and speedup for a GEMM to run in FP8 under `compute: auto`."""
 
     mere: float = 0.2  # mean element-wise relative error, floored (numerics.metrics)
-    sqnr_db: float = 24.0  # signal to quantisation noise, dB
+    sqnr_db: float = 24.0  # signal to quantization noise, dB
     min_speedup: float = 1.05  # relative to the native model
 
 

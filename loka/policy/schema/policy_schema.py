@@ -181,7 +181,7 @@ class BudgetSetting(SchemaModel):
     mere: _Number | None = doc(
         "MERE", "The largest mean element-wise relative error of the GEMM's result. Default: 0.2."
     )
-    sqnr_db: _Number | None = doc("SQNR", "The least signal to quantisation noise of the result, in dB. Default: 24.")
+    sqnr_db: _Number | None = doc("SQNR", "The least signal to quantization noise of the result, in dB. Default: 24.")
     min_speedup: _Number | None = doc("Speed-up", "The least gain over the model as it is; 1.05 is 5 %. Default: 1.05.")
 
 

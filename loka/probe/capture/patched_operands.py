@@ -1,7 +1,7 @@
-"""The operands of sites that a generated package runs in FP8, from the GEMM operators, dequantised.
+"""The operands of sites that a generated package runs in FP8, from the GEMM operators, dequantized.
 
 The counter id of such an operator identifies its site and GEMM (docs/kernels.md). The statistics are then those of the
-quantised values, with rounding and underflow. Other GEMMs of such a site call torch functions inside its
+quantized values, with rounding and underflow. Other GEMMs of such a site call torch functions inside its
 torch.autograd.Function.
 """
 

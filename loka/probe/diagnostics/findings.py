@@ -1,6 +1,6 @@
 """Findings about a site: causes of lost accuracy in FP8, with figures and remedies.
 
-Each rule is about one site and gives at most one finding per operand or GEMM. Rules about the quantisation of an
+Each rule is about one site and gives at most one finding per operand or GEMM. Rules about the quantization of an
 operand consider only GEMMs that the policy does not keep.
 """
 

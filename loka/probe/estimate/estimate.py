@@ -1,9 +1,9 @@
 """Estimates the error of a GEMM in FP8 on sampled operands: MERE and SQNR with intervals.
 
-The reference is the float32 product of the operands as drawn; the result is the float32 product of the dequantised
+The reference is the float32 product of the operands as drawn; the result is the float32 product of the dequantized
 operands.
 
-A transposed operand is made as in training: its transpose is quantised along its rows, and that copy is transposed.
+A transposed operand is made as in training: its transpose is quantized along its rows, and that copy is transposed.
 These rows have only the drawn features (of dy, for wgrad, those of joint_moments.py instead of all N), so that a row's
 scale can be smaller than that of the whole row. That hardly matters: scales are powers of two, with which a value
 rounds the same until it is subnormal, and what is subnormal is determined by the single scale that all rows get in the
@@ -36,7 +36,7 @@ LIMIT = 64  # draws
 
 
 def errors(drawn: Drawn, pair: OperandPair) -> tuple[float, float]:
-    """MERE (floored) and SQNR in dB of one draw with its operands quantised by `pair`; never NaN.
+    """MERE (floored) and SQNR in dB of one draw with its operands quantized by `pair`; never NaN.
 
     Zero operands give an exact product: (0, inf). Without a finite reference product the result is (inf, -inf).
     """
@@ -104,7 +104,7 @@ def seed_for(seed: int, site: str, gemm: Gemm) -> int:
 
 
 class _Draw:
-    """One draw: its reference product, and its operands for each recipe, quantised once."""
+    """One draw: its reference product, and its operands for each recipe, quantized once."""
 
     def __init__(self, drawn: Drawn) -> None:
         self._operands = ((drawn.a, drawn.amax_a), (drawn.b, drawn.amax_b))
@@ -112,7 +112,7 @@ class _Draw:
         self._values: dict[tuple[int, OperandRecipe], Tensor] = {}
 
     def quantized(self, index: int, recipe: OperandRecipe) -> Quantized:
-        """Operand 0 or 1 quantised by a recipe; a tensorwise or transposed one has the scale of the whole operand."""
+        """Operand 0 or 1 quantized by a recipe; a tensorwise or transposed one has the scale of the whole operand."""
         x, whole = self._operands[index]
         if recipe.transposed:
             return _transposed(x, whole, recipe)
@@ -124,7 +124,7 @@ class _Draw:
         return quantize(x, format=recipe.format, scaling=recipe.scaling, power_of_two=recipe.power_of_two, amax=amax)
 
     def dequantized(self, index: int, recipe: OperandRecipe) -> Tensor:
-        """The operand's dequantised FP8 values, float32."""
+        """The operand's dequantized FP8 values, float32."""
         key = (index, recipe)
         if key not in self._values:
             self._values[key] = dequantize(self.quantized(index, recipe))
@@ -132,7 +132,7 @@ class _Draw:
 
 
 def _transposed(x: Tensor, whole: float | None, recipe: OperandRecipe) -> Quantized:
-    """x of (R, C) from the FP8 copy of its transpose, which is quantised along its rows, with its scale.
+    """x of (R, C) from the FP8 copy of its transpose, which is quantized along its rows, with its scale.
 
     `whole` is the largest |x| of the whole operand, None if x is the whole. Scales: (1, 1) tensorwise, otherwise (R,
     1).

@@ -45,7 +45,7 @@ def sum_of_changes(changes: Sequence[Interval]) -> Interval:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The error of one GEMM of a site with its operands quantised by `operands`, predicted from the statistics."""
+    """The error of one GEMM of a site with its operands quantized by `operands`, predicted from the statistics."""
 
     gemm: Gemm
     operands: OperandPair  # in the order of enums.OPERANDS[gemm]
@@ -64,7 +64,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class NeEstimate:
-    """The change of NE by one GEMM of a site with its operands quantised by `operands`, measured on the trained model.
+    """The change of NE by one GEMM of a site with its operands quantized by `operands`, measured on the trained model.
 
     NE is the log loss over a constant; for another loss, it is the relative change of that.
     """

@@ -122,7 +122,7 @@ def package_of(module: nn.Module, recipe: dict[str, object], folder, name: str) 
 
 @pytest.mark.parametrize("norm", FORMS)
 @pytest.mark.parametrize("bias", [False, True])
-def test_fp8_against_float64_with_the_same_quantisation(norm, bias, tmp_path):
+def test_fp8_against_float64_with_the_same_quantization(norm, bias, tmp_path):
     module = body(norm, bias=bias)
     package = package_of(module, chains.CHAIN, tmp_path, f"gen_blocks_fp8_{norm.__name__}_{bias}".lower())
     source = (tmp_path / package.__name__.split(".")[-1] / "kernels.py").read_text()
@@ -136,7 +136,7 @@ def test_fp8_against_float64_with_the_same_quantisation(norm, bias, tmp_path):
     expected = chains.gradients(chains.Holder(chains.simulated(module)), x.double(), dy.double())
     assert found.keys() == expected.keys()
     for key, value in found.items():
-        # The reference quantises what float64 made, the chain what float32 made: a value may fall to the other side.
+        # The reference quantizes what float64 made, the chain what float32 made: a value may fall to the other side.
         assert chains.error(value, expected[key]) < 2e-3, key
 
 

@@ -1,4 +1,4 @@
-"""Generated chains against autograd in float64 with simulated quantisation, and against the layers as they are."""
+"""Generated chains against autograd in float64 with simulated quantization, and against the layers as they are."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def operands(body: nn.Module, *shape: int) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("name", STACKS)
-def test_fp8_chains_against_float64_with_simulated_quantisation(package: Package, name: str) -> None:
+def test_fp8_chains_against_float64_with_simulated_quantization(package: Package, name: str) -> None:
     torch.manual_seed(1)
     body = STACKS[name]
     x, dy = operands(body, 5, 33, 48)
@@ -133,7 +133,7 @@ def test_without_rounding_a_chain_is_the_same_function(
         return values.t().contiguous(), values.new_ones(values.shape[1], 1)
 
     made = package(FP8[name])
-    monkeypatch.setattr(norm_reference, "quantise_rows", lambda y: (y.clone(), y.new_ones(len(y), 1), y.new_ones(1)))
+    monkeypatch.setattr(norm_reference, "quantize_rows", lambda y: (y.clone(), y.new_ones(len(y), 1), y.new_ones(1)))
     monkeypatch.setattr(norm_reference, "requantize_transpose", transposed)
     monkeypatch.setattr(made.kernels.dispatch, "scaled_mm", product)
     torch.manual_seed(3)

@@ -170,8 +170,8 @@ def test_reads_as_a_person_would_write_it() -> None:
     kernels = render_package(shapes()["one"])["kernels.py"]
     for text in (
         "class LinearFunction(torch.autograd.Function):",
-        "        x_fp8 = Quantized(*fused.quantise_e4m3(x))",
-        "        weight_fp8 = Quantized(*fused.quantise_e4m3(weight))",
+        "        x_fp8 = Quantized(*fused.quantize_e4m3(x))",
+        "        weight_fp8 = Quantized(*fused.quantize_e4m3(weight))",
         "        dispatch.save_for_backward(ctx, x_fp8, weight_fp8, bias)",
         "        x_fp8, weight_fp8, bias = dispatch.saved(ctx)",
         "        dy_fp8, bias_sums = Quantized.first(fused.add_backward_e4m3(grad))",

@@ -52,14 +52,14 @@ def test_no_operator_of_ours_hides_a_launch(bound, monkeypatch: pytest.MonkeyPat
     assert len(view.operators(graphs, "aten._scaled_mm")) == GEMMS
     assert len(view.operators(graphs, "loka_counters")) == GEMMS
     launched = view.launches(graphs)
-    assert {"_quantise_weights_64_64_64", "_layer_norm_e4m3", "_requantize_transpose_3"} <= {
+    assert {"_quantize_weights_64_64_64", "_layer_norm_e4m3", "_requantize_transpose_3"} <= {
         name for name, _ in launched
     }
     # Inductor copies what a kernel writes if it is not known to be written alone: results only, never an operand.
     operands = {"x_ptr", "grad_ptr", "weight_ptr", "bias_ptr", "add_ptr", "mean_ptr"}
     for name, written in launched:
         assert written, name
-        assert "quantise" not in name or not written & operands, (name, written)
+        assert "quantize" not in name or not written & operands, (name, written)
 
 
 def test_on_the_cpu_operators_stay_opaque(bound) -> None:

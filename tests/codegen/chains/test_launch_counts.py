@@ -37,7 +37,7 @@ class Launches(TorchDispatchMode):
 
 
 @pytest.mark.slow
-def test_a_block_of_two_linears_quantises_its_weights_by_one_launch(
+def test_a_block_of_two_linears_quantizes_its_weights_by_one_launch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Six blocks, LayerNorm -> Linear -> SiLU -> Linear with a residual: 63 launches a step; by one a weight, 69."""
@@ -49,8 +49,8 @@ def test_a_block_of_two_linears_quantises_its_weights_by_one_launch(
             model(tower_rows(64)).square().mean().backward()
             patch.verify()
     assert step.gemms == 6 * BLOCKS
-    weights = [name for name in step.kernels if name.startswith("quantise")]
-    assert {name: step.kernels[name] for name in weights} == {"quantise_weights_256_256": BLOCKS}
+    weights = [name for name in step.kernels if name.startswith("quantize")]
+    assert {name: step.kernels[name] for name in weights} == {"quantize_weights_256_256": BLOCKS}
     assert step.kernels.total() == 63
 
 
@@ -61,28 +61,28 @@ def forward_of(body: nn.Module, recipe: dict[str, object] = chains.CHAIN) -> lis
     return re.findall(r"fused\.(\w+)\(", forward)
 
 
-def test_a_chain_quantises_its_weights_first() -> None:
+def test_a_chain_quantizes_its_weights_first() -> None:
     called = forward_of(nn.Sequential(nn.Linear(48, 80), nn.ReLU(), nn.Linear(80, 32)))
-    assert called == ["quantise_weights_48_80", "quantise_e4m3", "add_relu_e4m3"]
+    assert called == ["quantize_weights_48_80", "quantize_e4m3", "add_relu_e4m3"]
 
 
-def test_a_chain_of_one_linear_keeps_its_quantiser() -> None:
+def test_a_chain_of_one_linear_keeps_its_quantizer() -> None:
     assert forward_of(nn.Sequential(nn.Linear(48, 80), nn.ReLU())) == [
-        "quantise_e4m3",
-        "quantise_e4m3",
+        "quantize_e4m3",
+        "quantize_e4m3",
         "add_relu",
     ]
 
 
 def test_a_launch_takes_up_to_eight_weights() -> None:
     called = forward_of(nn.Sequential(*[layer for _ in range(12) for layer in (nn.Linear(48, 48), nn.ReLU())]))
-    weights = [name for name in called if name.startswith("quantise_weights")]
-    assert weights == ["quantise_weights" + "_48" * 8, "quantise_weights" + "_48" * 4]
+    weights = [name for name in called if name.startswith("quantize_weights")]
+    assert weights == ["quantize_weights" + "_48" * 8, "quantize_weights" + "_48" * 4]
 
 
-def test_a_weight_that_no_program_holds_is_quantised_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_weight_that_no_program_holds_is_quantized_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """As wide as rows that programs take in chunks; the others share a launch."""
-    monkeypatch.setattr("loka.kernels.fused.weights.quantise_weights.LARGEST_HELD", 64)
+    monkeypatch.setattr("loka.kernels.fused.weights.quantize_weights.LARGEST_HELD", 64)
     layers = [nn.Linear(48, 80), nn.ReLU(), nn.Linear(80, 32), nn.ReLU(), nn.Linear(32, 16)]
-    called = [name for name in forward_of(nn.Sequential(*layers)) if name.startswith("quantise")]
-    assert called == ["quantise_weights_48_32", "quantise_e4m3", "quantise_e4m3"]
+    called = [name for name in forward_of(nn.Sequential(*layers)) if name.startswith("quantize")]
+    assert called == ["quantize_weights_48_32", "quantize_e4m3", "quantize_e4m3"]

@@ -97,7 +97,7 @@ def known(x: Tensor, amax: float | None, power_of_two: bool) -> Quantized:
 
 
 class Simulated(torch.autograd.Function):
-    """A linear in float64 on operands that are quantised as a chain under static scales does it."""
+    """A linear in float64 on operands that are quantized as a chain under static scales does it."""
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, power_of_two: bool, kept: bool) -> Tensor:

@@ -107,7 +107,7 @@ RECIPES = {"fp8": chains.CHAIN, "plain": chains.AS_IS}
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("kind", NORMS)
-def test_against_float64_with_the_same_quantisation(kind, gate, recipe, tmp_path):
+def test_against_float64_with_the_same_quantization(kind, gate, recipe, tmp_path):
     module = body(kind, gate)
     files = render_package(chains.chain_plan(module, RECIPES[recipe]))
     assert files["kernels.py"].count("(torch.autograd.Function)") == 1

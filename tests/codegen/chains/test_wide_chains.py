@@ -22,14 +22,14 @@ def test_one_chain_with_kernels_in_chunks(made: Made) -> None:
     kernels = Path(made("fp8")[0].__file__ or "").with_name("triton_kernels.py").read_text(encoding="utf-8")
     for function in (
         "layer_norm_e4m3_16640", "layer_norm_backward_16640", "add_layer_norm_silu_e4m3_16640",
-        "add_layer_norm_silu_backward_e4m3_16640", "quantise_e4m3_16640",
+        "add_layer_norm_silu_backward_e4m3_16640", "quantize_e4m3_16640",
     ):  # fmt: skip
         assert f"def {function}(" in kernels
     assert "tl.range(0, 16640, 4096" in kernels
 
 
 @pytest.mark.slow
-def test_against_simulated_quantisation(made: Made) -> None:
+def test_against_simulated_quantization(made: Made) -> None:
     package, body = made("fp8")
     x, dy = wide_operands(9, "cpu")
     expected = chains.gradients(chains.Holder(chains.simulated(body)), x.double(), dy.double())

@@ -86,12 +86,12 @@ def kernels(plan: Plan, name: str) -> list[str]:
 def test_a_new_kernel_is_planned_generated_applied_and_verified(
     registered: ModuleType, make: Make, tmp_path: Path
 ) -> None:
-    plan = make("defaults: {compute: fp8, kernel: sample.dequantised, wgrad: {kernel: torch.scaled_mm}}\n")
+    plan = make("defaults: {compute: fp8, kernel: sample.dequantized, wgrad: {kernel: torch.scaled_mm}}\n")
     assert kernels(plan, "0") == [registered.NAME, "torch.scaled_mm"]
     assert kernels(plan, "2") == [registered.NAME, registered.NAME, "torch.scaled_mm"]
     assert from_json(to_json(plan)) == plan
     files = render_package(plan)
-    assert "torch.ops.loka.sample_dequantised_mm.default(" in files["kernels.py"]
+    assert "torch.ops.loka.sample_dequantized_mm.default(" in files["kernels.py"]
     package = plans.import_package(files, tmp_path, "gen_pinned")
     model = sys.modules["pinned_model"].build()
     patch = package.apply(model)
@@ -107,7 +107,7 @@ def test_a_new_kernel_is_planned_generated_applied_and_verified(
 
 @pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")
 def test_the_probe_learns_of_sites_on_it(registered: ModuleType, make: Make, tmp_path: Path) -> None:
-    files = render_package(make("defaults: {compute: fp8, kernel: sample.dequantised}\n"))
+    files = render_package(make("defaults: {compute: fp8, kernel: sample.dequantized}\n"))
     model = sys.modules["pinned_model"].build()
     plans.import_package(files, tmp_path, "gen_probed").apply(model)
     with loka.Probe(model, "policy.yaml", every=1, rows=1_000_000) as probe:
@@ -119,7 +119,7 @@ def test_the_probe_learns_of_sites_on_it(registered: ModuleType, make: Make, tmp
 
 
 def test_what_it_refuses_stays_with_its_reason(registered: ModuleType, make: Make) -> None:
-    plan = make("defaults: {compute: fp8, kernel: sample.dequantised}\n")
+    plan = make("defaults: {compute: fp8, kernel: sample.dequantized}\n")
     (site,) = (site for site in plan.sites if site.site.name == "4")
     for gemm in site.gemms:
         assert not gemm.fp8
@@ -129,9 +129,9 @@ def test_what_it_refuses_stays_with_its_reason(registered: ModuleType, make: Mak
 
 def test_a_rule_for_one_site_that_it_refuses_is_an_error(registered: ModuleType, make: Make) -> None:
     with pytest.raises(InputError) as error:
-        make('defaults: {compute: fp8}\nrules: [{match: "4", fprop: {kernel: sample.dequantised}}]\n')
+        make('defaults: {compute: fp8}\nrules: [{match: "4", fprop: {kernel: sample.dequantized}}]\n')
     assert str(error.value) == (
-        "policy.yaml:5: rule 1: 4 wants fprop of '4' on sample.dequantised, which cannot be: it is made for M, K and N "
+        "policy.yaml:5: rule 1: 4 wants fprop of '4' on sample.dequantized, which cannot be: it is made for M, K and N "
         "of at least 16, and one is 8; write another kernel there, or leave it out"
     )
 
@@ -146,10 +146,10 @@ def test_without_its_line_there_is_no_such_kernel(make: Make) -> None:
 def test_a_package_that_needs_it_says_so_where_it_is_not(
     registered: ModuleType, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = render_package(make("defaults: {compute: fp8, kernel: sample.dequantised}\n"))
+    files = render_package(make("defaults: {compute: fp8, kernel: sample.dequantized}\n"))
     package = plans.import_package(files, tmp_path, "gen_unknown")
     monkeypatch.setattr(catalogue, "GEMM_KERNELS", catalogue.GEMM_KERNELS[:-1])
-    with pytest.raises(dispatch.BindError, match=r"there is no kernel 'sample\.dequantised'; .*upgrade LoKA"):
+    with pytest.raises(dispatch.BindError, match=r"there is no kernel 'sample\.dequantized'; .*upgrade LoKA"):
         package.apply(sys.modules["pinned_model"].build())
 
 

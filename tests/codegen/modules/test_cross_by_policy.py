@@ -105,7 +105,7 @@ def test_a_rule_keeps_the_wgrad_of_the_first_of_each_pair_in_the_chain(make: Mak
 
 
 def exact(module: nn.Module) -> nn.Module:
-    """Its linears but the logit's in float64 on quantised operands."""
+    """Its linears but the logit's in float64 on quantized operands."""
     made = chains.simulated(module)
     for name, child in made.named_modules():
         if name.endswith("over.4"):
@@ -115,7 +115,7 @@ def exact(module: nn.Module) -> nn.Module:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [33, 1])
-def test_gradients_are_those_of_quantised_linears(make: Make, batch: int) -> None:
+def test_gradients_are_those_of_quantized_linears(make: Make, batch: int) -> None:
     _, _, package = make("dcnv2")
     model = model_of()
     x, dy = torch.randn(batch, 6, 16), torch.randn(batch, 1)

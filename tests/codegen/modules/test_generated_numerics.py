@@ -1,4 +1,4 @@
-"""Generated quantisers are the reference bit for bit; generated linears have the gradients of their recipes."""
+"""Generated quantizers are the reference bit for bit; generated linears have the gradients of their recipes."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ ALL_RECIPES = [
 
 
 @pytest.fixture(scope="module")
-def quantisers(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+def quantizers(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
     sites = [plans.site_plan(f"m.{i}", (r, r), (r, r), (r, r)) for i, r in enumerate(ALL_RECIPES)]
     plan = plans.make_plan(sites, [plans.linear_binding((site.site.name,)) for site in sites])
-    return plans.import_package(render_package(plan), tmp_path_factory.mktemp("quantisers"), "gen_quantisers")
+    return plans.import_package(render_package(plan), tmp_path_factory.mktemp("quantizers"), "gen_quantizers")
 
 
 def name_of(recipe: OperandRecipe) -> str:
@@ -65,8 +65,8 @@ def hard_matrices() -> list[Tensor]:
 
 
 @pytest.mark.parametrize("recipe", ALL_RECIPES, ids=name_of)
-def test_quantisers_are_the_reference_bit_for_bit(quantisers: ModuleType, recipe: OperandRecipe) -> None:
-    generated = getattr(quantisers.kernels, name_of(recipe))
+def test_quantizers_are_the_reference_bit_for_bit(quantizers: ModuleType, recipe: OperandRecipe) -> None:
+    generated = getattr(quantizers.kernels, name_of(recipe))
     for x in hard_matrices():
         values, scale = generated(x)
         expected = quantize(
@@ -80,7 +80,7 @@ def test_quantisers_are_the_reference_bit_for_bit(quantisers: ModuleType, recipe
 
 
 def rounded(matrix: Tensor, recipe: OperandRecipe) -> Tensor:
-    """What a quantised matrix stands for, in float64."""
+    """What a quantized matrix stands for, in float64."""
     options = {"power_of_two": recipe.power_of_two, "amax": recipe.amax}
     return dequantize(quantize(matrix, format=recipe.format, scaling=recipe.scaling, **options)).double()
 
@@ -202,7 +202,7 @@ class Cross(nn.Module):
         return x * nn.functional.linear(x @ self.v[0], self.w[0], self.b[0])
 
 
-def quantised(model: nn.Module, x: Tensor, generated: type, mode: str) -> Tensor:
+def quantized(model: nn.Module, x: Tensor, generated: type, mode: str) -> Tensor:
     """What a generated forward gives, called on the module as it is, with counts of its own."""
     from loka.dispatch import CallCounters
 
@@ -221,11 +221,11 @@ def test_straight_line_forwards(forwards: ModuleType, index: int, kind: type[nn.
     model, x = kind(), torch.randn(64, 48)
     generated = forwards.BINDINGS[index].train if mode == "train" else forwards.BINDINGS[index].infer
     with torch.no_grad():
-        expected, found = model(x), quantised(model, x, generated, mode)
+        expected, found = model(x), quantized(model, x, generated, mode)
     error = (found - expected).norm() / expected.norm()
     assert 1e-4 < error < 0.06  # it is FP8, and it is the same function
     with torch.no_grad():
-        assert torch.equal(found, quantised(model, x, forwards.BINDINGS[index].train, "train"))
+        assert torch.equal(found, quantized(model, x, forwards.BINDINGS[index].train, "train"))
 
 
 @pytest.mark.parametrize(("index", "kind"), [(0, Tower), (1, Cross)])
@@ -241,7 +241,7 @@ def test_without_rounding_it_is_the_same_function(
     model, x = kind(), torch.randn(64, 48, requires_grad=True)
     wanted = [x, *model.parameters()]
     expected = torch.autograd.grad(model(x).square().sum(), wanted)
-    found = torch.autograd.grad(quantised(model, x, forwards.BINDINGS[index].train, "train").square().sum(), wanted)
+    found = torch.autograd.grad(quantized(model, x, forwards.BINDINGS[index].train, "train").square().sum(), wanted)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -250,7 +250,7 @@ def test_compiles_as_one_graph(forwards: ModuleType) -> None:
     torch.manual_seed(0)
     model, x = Tower(), torch.randn(8, 48, requires_grad=True)
     generated = forwards.BINDINGS[0].train
-    eager = quantised(model, x, generated, "train")
+    eager = quantized(model, x, generated, "train")
     (expected,) = torch.autograd.grad(eager.square().sum(), x)
     compiled = torch.compile(lambda value: generated.forward(model, value), fullgraph=True, backend="aot_eager")
     (found,) = torch.autograd.grad(compiled(x).square().sum(), x)

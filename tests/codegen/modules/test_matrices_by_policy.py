@@ -73,7 +73,7 @@ def test_a_slice_is_written_at_its_gemm_and_frozen_weights_read_it_once(make: Ma
     text = files["modules.py"]
     assert re.search(r"kernels\.down_0_0\(\w+, self\.down\[0\]\[0\]\.t\(\), self\.loka\.counter_id\(0\)\)", text)
     assert re.search(r"kernels\.core_0_0\(\w+, self\.core\[0\]\[0\], self\.loka\.counter_id\(1\)\)", text)
-    assert text.count("self.up[1][1]") == 2  # in the forward for training, and where frozen weights are quantised
+    assert text.count("self.up[1][1]") == 2  # in the forward for training, and where frozen weights are quantized
     assert "kernels.e4m3_rowwise_pow2(self.down[1][0].t())," in text
 
 

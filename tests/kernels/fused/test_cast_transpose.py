@@ -14,13 +14,13 @@ from loka.devices.targets import DEFAULT
 from loka.errors import InputError
 from loka.kernels.fused.cast_transpose.matrix_spec import CastTranspose
 from loka.kernels.fused.norm import norm_reference
-from loka.kernels.fused.quantisation import Quantisation
+from loka.kernels.fused.quantization import Quantization
 from loka.kernels.fused.rendering import render, render_files
 from loka.numerics.enums import Format, Scaling
 from loka.numerics.quantize import quantize
 from loka.templating.templates import load_templates
 from tests.support.kernels.ptx_registers import unset_halves
-from tests.support.kernels.quantised_cases import CAST_TRANSPOSES, modes
+from tests.support.kernels.quantized_cases import CAST_TRANSPOSES, modes
 from tests.support.kernels.rendered_cases import write_package
 
 ROOT = Path(__file__).parents[3]
@@ -48,7 +48,7 @@ def test_only_one_scale_serves_both_copies(how):
 
 
 @pytest.mark.parametrize("shape", [(1, 13), (13, 1), (17, 479), (256, 128), (0, 24)])
-def test_both_copies_are_the_quantisers(package, shape):
+def test_both_copies_are_the_quantizers(package, shape):
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 100.0
     if x.numel() > 100:
         x[3, 5], x[4, 6], x[7] = torch.nan, -torch.inf, 0.0
@@ -63,7 +63,7 @@ def test_both_copies_are_the_quantisers(package, shape):
         else:
             scale = torch.full((1, 1), 0.25 if how.power_of_two else 0.3)
             got = package.run(spec, x, scale)
-            expected, amax, overflow = norm_reference.quantise_static(x, scale, how.format.value)
+            expected, amax, overflow = norm_reference.quantize_static(x, scale, how.format.value)
             assert (got["amax"], got["overflow"]) == (amax, overflow)
             if x.numel() > 100:
                 assert (overflow.item() > 0) == (how.format is Format.E4M3)
@@ -74,7 +74,7 @@ def test_both_copies_are_the_quantisers(package, shape):
 
 
 def test_no_matrix_is_refused(package):
-    spec = CastTranspose(Quantisation("static"))
+    spec = CastTranspose(Quantization("static"))
     with pytest.raises(InputError, match="floating matrix"):
         package.run(spec, torch.ones(2, 3, 4), torch.ones(1, 1))
 

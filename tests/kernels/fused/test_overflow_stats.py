@@ -15,12 +15,12 @@ from loka.kernels.fused.cast_transpose.fused_cast_transpose import FusedCastTran
 from loka.kernels.fused.cast_transpose.matrix_spec import CastTranspose, Transpose
 from loka.kernels.fused.norm import norm_reference
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
-from loka.kernels.fused.quantisation import Quantisation
+from loka.kernels.fused.quantization import Quantization
 from loka.kernels.fused.rendering import render, render_files
 from loka.numerics.enums import Format
 from loka.templating.templates import load_templates
 from tests.support.kernels.ptx_registers import unset_halves
-from tests.support.kernels.quantised_cases import CAST_TRANSPOSES as UNRECORDED
+from tests.support.kernels.quantized_cases import CAST_TRANSPOSES as UNRECORDED
 from tests.support.kernels.recorded_cases import (
     CAST_TRANSPOSES,
     HOWS,
@@ -71,7 +71,7 @@ def test_the_text_is_formatted_and_linted(tmp_path):
 
 
 def test_names_and_schema(package):
-    how = Quantisation("static", Format.E5M2, power_of_two=False, overflow_stats=True)
+    how = Quantization("static", Format.E5M2, power_of_two=False, overflow_stats=True)
     spec = NormForward(512, "layer_norm", True, True, 1e-5, "silu", False, True, True, how=how)
     assert spec.function == "layer_norm_silu_e5m2_static_counted_divided"
     assert spec.parameters == ("x", "weight", "bias", "scale", "overflow_stats")
@@ -82,7 +82,7 @@ def test_names_and_schema(package):
         written = [argument.name for argument in arguments if argument.alias_info and argument.alias_info.is_write]
         assert written == ["overflow_stats"]
     with pytest.raises(InputError, match="tensorwise is none"):
-        Quantisation("tensorwise", overflow_stats=True)
+        Quantization("tensorwise", overflow_stats=True)
     with pytest.raises(InputError, match="1 to 3 operands"):
         Transpose(4)
 
@@ -153,9 +153,9 @@ def test_both_copies_are_recorded_once(package, spec):
 def test_a_record_keeps_the_largest_and_counts_on():
     record = new_record()
     for y, elements, largest in (([1.0, -900.0], 1, 900.0), ([500.0, 2.0], 2, 900.0), ([0.0, torch.inf], 2, 900.0)):
-        norm_reference.quantise_static_counted(torch.tensor([y]), torch.ones(1, 1), record)
+        norm_reference.quantize_static_counted(torch.tensor([y]), torch.ones(1, 1), record)
         assert (int(record[0]), largest_of(record)) == (elements, largest)
-    norm_reference.quantise_static_counted(torch.zeros(0, 4), torch.ones(1, 1), record)
+    norm_reference.quantize_static_counted(torch.zeros(0, 4), torch.ones(1, 1), record)
     assert int(record[0]) == 2
 
 

@@ -10,7 +10,7 @@ from loka.numerics.formats import FORMATS
 from tests.support.gpu import ON_HOPPER
 from tests.support.kernels.drawn_inputs import corners
 from tests.support.kernels.fp8_codes import same_nan_of
-from tests.support.kernels.quantised_cases import specs
+from tests.support.kernels.quantized_cases import specs
 from tests.support.kernels.recorded_cases import (
     CAST_TRANSPOSES,
     HOWS,

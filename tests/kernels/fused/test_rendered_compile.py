@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("triton_cache")]
 
 WIDEST = ("layer_norm", True, True, "silu", True)
 SPECS = [
-    *[spec for spec in norm_specs(512, PARTS) if spec.quantise or (spec.add and spec.activation)],
+    *[spec for spec in norm_specs(512, PARTS) if spec.quantize or (spec.add and spec.activation)],
     *[spec for width in (13, 24, 479, 1024, 2048, 3456, 4096, 8192, 8256) for spec in norm_specs(width, [WIDEST])[:2]],
     *norm_specs(4096, PARTS[:1]),
     *map(RequantizeTranspose, (1, 3)),
@@ -49,7 +49,7 @@ def test_it_compiles_for_hopper(package, spec, tmp_path):
 @pytest.mark.parametrize("element", ["fp32", "fp16"])
 @pytest.mark.parametrize("kind", [NormForward, NormBackward])
 def test_other_dtypes_and_odd_addresses(package, kind, element, tmp_path):
-    spec = next(s for s in SPECS if isinstance(s, kind) and s.width == 2048 and s.add and s.quantise)
+    spec = next(s for s in SPECS if isinstance(s, kind) and s.width == 2048 and s.add and s.quantize)
     for aligned in (True, False):
         assert spilled(compiled(package, spec, element, aligned), tmp_path) <= 2
 
@@ -65,7 +65,7 @@ def test_neither_a_sigmoid_nor_finiteness_takes_a_division_or_a_selection(packag
 
 
 def test_rows_are_read_and_written_in_vectors(package):
-    spec = next(s for s in SPECS if isinstance(s, NormForward) and s.width == 2048 and s.quantise)
+    spec = next(s for s in SPECS if isinstance(s, NormForward) and s.width == 2048 and s.quantize)
     ptx = compiled(package, spec).asm["ptx"]
     assert "ld.global.v4.b32" in ptx
     assert re.search(r"st\.global(\.v[24])?\.b(32|64)", ptx)

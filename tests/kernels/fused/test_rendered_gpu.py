@@ -1,4 +1,4 @@
-"""Rendered kernels on a Hopper GPU: against float64, the quantiser and the CPU reference; graphs and the compiler."""
+"""Rendered kernels on a Hopper GPU: against float64, the quantizer and the CPU reference; graphs and the compiler."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ WIDTHS = (13, 24, 479, 512, 624, 1024, 2048, 3456, 4096, 8192, 8256)
 ROWS = (1, 17, 4093)
 WIDEST = ("layer_norm", True, True, "silu", True)
 WIDE = {width: norm_specs(width, [WIDEST]) for width in WIDTHS}
-VARIANTS = [spec for spec in norm_specs(512, PARTS[:1] + PARTS[2:]) if spec.quantise or spec.activation == "sigmoid"]
-QUANTISE = {w: NormForward(w, None, False, False, 0.0, None, False, True, True) for w in (479, 8192)}
+VARIANTS = [spec for spec in norm_specs(512, PARTS[:1] + PARTS[2:]) if spec.quantize or spec.activation == "sigmoid"]
+QUANTIZE = {w: NormForward(w, None, False, False, 0.0, None, False, True, True) for w in (479, 8192)}
 
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
-    specs = [*VARIANTS, *QUANTISE.values(), *(spec for width in WIDTHS for spec in WIDE[width])]
+    specs = [*VARIANTS, *QUANTIZE.values(), *(spec for width in WIDTHS for spec in WIDE[width])]
     counted = [*map(RequantizeTranspose, (1, 2, 3)), *map(Reduce, (1, 2, 3))]
     return write_package(tmp_path_factory.mktemp("gpu") / "rendered_gpu", [*specs, *counted])
 
@@ -63,11 +63,11 @@ def test_other_dtypes(package, dtype):
         (check_forward if isinstance(spec, NormForward) else check_backward)(package, spec, inputs)
 
 
-EXACT = [spec for spec in VARIANTS if spec.norm is None and spec.activation in (None, "relu") and spec.quantise]
+EXACT = [spec for spec in VARIANTS if spec.norm is None and spec.activation in (None, "relu") and spec.quantize]
 
 
 @pytest.mark.parametrize("spec", EXACT, ids=lambda spec: spec.function)
-def test_the_quantised_result_is_the_reference_bit_for_bit(package, spec):
+def test_the_quantized_result_is_the_reference_bit_for_bit(package, spec):
     for heavy in (False, True):
         inputs = random_inputs(4093, 512, torch.bfloat16, "cuda", heavy)
         first = inputs.grad if isinstance(spec, NormBackward) else inputs.tensors["x"]
@@ -84,7 +84,7 @@ def test_the_quantised_result_is_the_reference_bit_for_bit(package, spec):
 def test_hardly_a_value_differs_from_the_reference_elsewhere(package):
     """A rounding of float32 that falls the other way moves an e4m3 value by one step, and few."""
     for spec in WIDE[2048]:
-        if not spec.quantise:
+        if not spec.quantize:
             continue
         inputs = random_inputs(64, 2048, torch.bfloat16, "cuda")
         forward = isinstance(spec, NormForward)
@@ -98,7 +98,7 @@ def test_hardly_a_value_differs_from_the_reference_elsewhere(package):
 
 def test_non_finite_values_stay_in_their_rows(package):
     for spec in VARIANTS:
-        if not isinstance(spec, NormForward) or not spec.quantise:
+        if not isinstance(spec, NormForward) or not spec.quantize:
             continue
         inputs = random_inputs(17, 512, torch.bfloat16, "cuda")
         arguments = [inputs.tensors[name] for name in spec.parameters]
@@ -176,7 +176,7 @@ def test_matrices_beyond_two_to_the_31_elements(package):
     rows = 2**31 // 8192 + 3
     x = torch.zeros(rows, 8192, device="cuda", dtype=torch.bfloat16)
     x[-2:] = torch.arange(1, 8193, device="cuda")
-    got = package.run(QUANTISE[8192], x)
+    got = package.run(QUANTIZE[8192], x)
     expected = quantize(x[-4:], format=Format.E4M3, scaling=Scaling.ROWWISE, power_of_two=True)
     del x
     assert torch.equal(got["values"][-4:].view(torch.uint8), expected.values.view(torch.uint8))
@@ -189,7 +189,7 @@ def test_matrices_beyond_two_to_the_31_elements(package):
 
 def step_of(package):
     """A function of one norm's forward and backward, its transpositions and sums."""
-    forward, backward = (spec for spec in WIDE[512] if spec.quantise)
+    forward, backward = (spec for spec in WIDE[512] if spec.quantize)
     run_forward, run_backward = (getattr(package.fused, spec.function) for spec in (forward, backward))
 
     def step(x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
@@ -237,7 +237,7 @@ def test_one_graph_under_the_compiler(package, dynamic):
 
 
 def test_programs_are_those_of_the_fake(package):
-    _, backward = (spec for spec in WIDE[512] if spec.quantise)
+    _, backward = (spec for spec in WIDE[512] if spec.quantize)
     for rows in ROWS:
         inputs = random_inputs(rows, 512, torch.bfloat16, "cuda")
         arguments = arguments_of(backward, inputs)

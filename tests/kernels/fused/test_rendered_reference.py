@@ -1,4 +1,4 @@
-"""The operators on the CPU: references against float64 autograd and the quantiser, shapes, corners, the compiler."""
+"""The operators on the CPU: references against float64 autograd and the quantizer, shapes, corners, the compiler."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def close(actual: Tensor, exact: Tensor, rows: bool = True) -> None:
     assert ((actual.double() - exact).abs() <= 1e-5 * size + 1e-12).all()
 
 
-def quantised_close(got: dict[str, Tensor], exact: Tensor) -> None:
-    """Within half a step of e4m3 (2**-4 of a value, 2**-10 of its scale), under the quantiser's scale or the next."""
+def quantized_close(got: dict[str, Tensor], exact: Tensor) -> None:
+    """Within half a step of e4m3 (2**-4 of a value, 2**-10 of its scale), under the quantizer's scale or the next."""
     scale = got["scale"].double()
     usual = quantize(exact, format=Format.E4M3, scaling=Scaling.ROWWISE, power_of_two=True).scale
     assert ((scale / usual).log2().abs() <= 1.0).all()
@@ -67,11 +67,11 @@ def test_forwards_against_float64(package, rows, width, dtype):
     for spec in FORWARDS[width]:
         got = package.run(spec, *(inputs.tensors[name] for name in spec.parameters), *plain_dtype(spec))
         exact = exact_forward(spec, {name: t.double() for name, t in inputs.tensors.items()})
-        if spec.quantise:
+        if spec.quantize:
             assert got["values"].dtype == torch.float8_e4m3fn
             assert got["scale_max"].tolist() == ([got["scale"].max().item()] if rows else [0.0])
             if rows:
-                quantised_close(got, exact)
+                quantized_close(got, exact)
         else:
             close(got["out"], exact)
         size = inputs.tensors["x"].abs().amax(1) + inputs.tensors["add"].abs().amax()  # what a mean is small beside
@@ -81,7 +81,7 @@ def test_forwards_against_float64(package, rows, width, dtype):
 
 def plain_dtype(spec) -> list[torch.dtype]:
     """Asks a plain forward for float32, so that rounding to bfloat16 is not in the way."""
-    return [] if spec.quantise else [torch.float32]
+    return [] if spec.quantize else [torch.float32]
 
 
 @pytest.mark.parametrize(("rows", "width"), [shape for shape in SHAPES if shape[1] > 1])
@@ -90,9 +90,9 @@ def test_backwards_against_float64_autograd(package, rows, width):
     for spec in BACKWARDS[width]:
         got = package.run(spec, *arguments_of(spec, inputs))
         exact = exact_gradients(spec, inputs)
-        if spec.quantise and rows:
-            quantised_close(got, exact["dx"])
-        if not spec.quantise:
+        if spec.quantize and rows:
+            quantized_close(got, exact["dx"])
+        if not spec.quantize:
             close(got["dx"], exact["dx"])
         for name in spec.results:
             if name in ("dweight", "dbias", "dadd"):
@@ -124,7 +124,7 @@ def test_closed_forms():
 
 @pytest.mark.parametrize("heavy", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_plain_quantisation_is_the_quantiser(package, dtype, heavy):
+def test_plain_quantization_is_the_quantizer(package, dtype, heavy):
     x = random_inputs(64, 512, dtype, heavy=heavy).tensors["x"]
     x[3], x[4, 5], x[6, 7], x[8, 9] = 0.0, float("nan"), float("inf"), -float("inf")
     spec = NormForward(512, None, False, False, 0.0, None, False, True, True)
@@ -144,7 +144,7 @@ def test_non_finite_values_stay_in_their_rows(package):
         arguments = [inputs.tensors[name] for name in spec.parameters]
         poisoned = package.run(spec, *arguments, *plain_dtype(spec))
         whole = package.run(spec, clean, *arguments[1:], *plain_dtype(spec))
-        name = "values" if spec.quantise else "out"
+        name = "values" if spec.quantize else "out"
         assert torch.equal(poisoned[name].float()[others], whole[name].float()[others])
         row = poisoned[name].float()[2]
         assert row.isnan().all() if spec.norm else row.isnan().nonzero().flatten().tolist() == [3]
@@ -160,7 +160,7 @@ def test_requantize_transpose_is_the_reference(package):
     operands = []
     for rows, columns in ((17, 24), (1, 479), (0, 13)):
         x = torch.randn(rows, columns, generator=generator) * torch.logspace(-6, 6, rows)[:, None]
-        operands.append(norm_reference.quantise_rows(x))
+        operands.append(norm_reference.quantize_rows(x))
     for count in (1, 2, 3):
         got = package.run(RequantizeTranspose(count), *itertools.chain(*operands[:count]))
         for index, (values, scale, _) in enumerate(operands[:count]):
@@ -216,7 +216,7 @@ def test_operators_hold_what_the_compiler_expects(package):
         arguments = [known[name] for name in spec.parameters] if known else arguments_of(spec, inputs)
         torch.library.opcheck(op, tuple(arguments))
     # test_schema cannot compare FP8 arguments.
-    values, scale, largest = norm_reference.quantise_rows(inputs.tensors["x"])
+    values, scale, largest = norm_reference.quantize_rows(inputs.tensors["x"])
     utils = ("test_faketensor", "test_aot_dispatch_dynamic")
     torch.library.opcheck(package.fused.requantize_transpose_1.overload, (values, scale, largest), test_utils=utils)
     torch.library.opcheck(package.fused.reduce_1.overload, (torch.ones(3, 5), torch.float16), test_utils=utils)
@@ -224,7 +224,7 @@ def test_operators_hold_what_the_compiler_expects(package):
 
 def test_fakes_tell_the_number_of_programs_of_a_gpu(package, monkeypatch):
     monkeypatch.setattr(operators, "multiprocessors", lambda device: 132)
-    backward = next(s for s in BACKWARDS[512] if s.norm == "layer_norm" and s.activation == "silu" and s.quantise)
+    backward = next(s for s in BACKWARDS[512] if s.norm == "layer_norm" and s.activation == "silu" and s.quantize)
     with torch._subclasses.FakeTensorMode():
         for rows, programs in ((0, 1), (1, 1), (17, 5), (100_000, 132 * 8)):  # four rows and more for each
             x = torch.empty(rows, 512, device="cuda", dtype=torch.bfloat16)
@@ -240,10 +240,10 @@ def test_fakes_tell_the_number_of_programs_of_a_gpu(package, monkeypatch):
 def test_one_graph_under_the_compiler(package, dynamic):
     fused = package.fused
     forward = next(
-        s for s in FORWARDS[24] if s.norm == "layer_norm" and s.add and s.quantise and s.activation == "silu"
+        s for s in FORWARDS[24] if s.norm == "layer_norm" and s.add and s.quantize and s.activation == "silu"
     )
     backward = next(
-        s for s in BACKWARDS[24] if s.norm == "layer_norm" and s.add and s.quantise and s.activation == "silu"
+        s for s in BACKWARDS[24] if s.norm == "layer_norm" and s.add and s.quantize and s.activation == "silu"
     )
     run_forward, run_backward = getattr(fused, forward.function), getattr(fused, backward.function)
 

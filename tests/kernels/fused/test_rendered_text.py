@@ -48,14 +48,14 @@ def test_every_variant_is_formatted_and_linted_as_rendered(tmp_path, templates):
 def all_norm_specs(width: int) -> list[NormForward | NormBackward]:
     specs: list[NormForward | NormBackward] = []
     for norm, activation in itertools.product((None, *NORMS), (None, *ACTIVATIONS)):
-        for weight, bias, add, quantise in itertools.product((False, True), repeat=4):
+        for weight, bias, add, quantize in itertools.product((False, True), repeat=4):
             if norm is None and (weight or bias or activation is None):
                 continue
             if norm == "block_norm" and (weight or bias):
                 continue
-            specs.append(NormBackward(width, norm, weight, bias, 1e-5, activation, add, quantise))
+            specs.append(NormBackward(width, norm, weight, bias, 1e-5, activation, add, quantize))
             for save, eps in itertools.product((False, True), (1e-5, 1e-6, 0.0)):
-                specs.append(NormForward(width, norm, weight, bias, eps, activation, add, quantise, save))
+                specs.append(NormForward(width, norm, weight, bias, eps, activation, add, quantize, save))
     return specs
 
 

@@ -20,8 +20,8 @@ def operands(rows: int = 5, columns: int = 24, contraction: int = 48) -> list[to
     made = []
     for size in (rows, columns):
         matrix = torch.randn(size, contraction, generator=generator)
-        quantised = quantize(matrix, format=Format.E4M3, scaling=Scaling.ROWWISE)
-        made += [quantised.values, quantised.scale]
+        quantized = quantize(matrix, format=Format.E4M3, scaling=Scaling.ROWWISE)
+        made += [quantized.values, quantized.scale]
     return made
 
 

@@ -141,10 +141,10 @@ def test_every_dtype_of_the_result(dtype, scalings, make_recipe, make_product, n
 
 @pytest.mark.parametrize("scalings", PAIRS, ids=lambda pair: f"{pair[0].value}-{pair[1].value}")
 @pytest.mark.parametrize("sizes", [(0, 24, 13), (3, 0, 13), (3, 24, 0), (0, 0, 0)])
-def test_empty_operands_give_zeros(sizes, scalings, make_recipe, quantise_product, numbers: int) -> None:
+def test_empty_operands_give_zeros(sizes, scalings, make_recipe, quantize_product, numbers: int) -> None:
     rows, columns, contraction = sizes
     a, b = torch.ones(rows, contraction, device="cuda"), torch.ones(columns, contraction, device="cuda")
-    out = quantise_product(make_recipe(E4M3, scalings), a, b).run(torch.bfloat16, counter_id=numbers)
+    out = quantize_product(make_recipe(E4M3, scalings), a, b).run(torch.bfloat16, counter_id=numbers)
     assert out.shape == (rows, columns)
     assert (out == 0).all()
     assert call_counters.count(numbers) == 1
@@ -152,13 +152,13 @@ def test_empty_operands_give_zeros(sizes, scalings, make_recipe, quantise_produc
 
 @pytest.mark.parametrize("scalings", PAIRS, ids=lambda pair: f"{pair[0].value}-{pair[1].value}")
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_bad_row_spoils_that_row_alone(bad: float, scalings, make_recipe, quantise_product, numbers: int) -> None:
+def test_a_bad_row_spoils_that_row_alone(bad: float, scalings, make_recipe, quantize_product, numbers: int) -> None:
     generator = torch.Generator().manual_seed(0)
     a, b = torch.randn(200, 130, generator=generator), torch.randn(140, 130, generator=generator)
     a[7, 3], b[11, 129] = bad, bad
     a[9], b[13] = 0.0, 0.0
     out = (
-        quantise_product(make_recipe(E4M3, scalings), a.cuda(), b.cuda()).run(torch.bfloat16, counter_id=numbers).cpu()
+        quantize_product(make_recipe(E4M3, scalings), a.cuda(), b.cuda()).run(torch.bfloat16, counter_id=numbers).cpu()
     )
     poisoned = torch.zeros(200, 140, dtype=torch.bool)
     poisoned[7] = True
@@ -184,7 +184,7 @@ def test_a_single_row_with_the_strides_of_a_transposed_column(numbers: int) -> N
     torch.testing.assert_close(out, again, rtol=0, atol=0)
 
 
-def quantised_linear(x: Tensor, weight: Tensor, scalings: tuple[Scaling, Scaling], counter_id: int) -> Tensor:
+def quantized_linear(x: Tensor, weight: Tensor, scalings: tuple[Scaling, Scaling], counter_id: int) -> Tensor:
     first = quantize(x, format=Format.E4M3, scaling=scalings[0])
     second = quantize(weight, format=Format.E4M3, scaling=scalings[1])
     return scaled_mm(
@@ -202,11 +202,11 @@ def quantised_linear(x: Tensor, weight: Tensor, scalings: tuple[Scaling, Scaling
 
 @pytest.mark.parametrize("scalings", PAIRS, ids=lambda pair: f"{pair[0].value}-{pair[1].value}")
 def test_compiled_for_any_batch_agrees_with_eager_and_counts(scalings, numbers: int) -> None:
-    compiled = torch.compile(quantised_linear, fullgraph=True, dynamic=True)
+    compiled = torch.compile(quantized_linear, fullgraph=True, dynamic=True)
     weight = torch.randn(24, 479, device="cuda")
     for i, rows in enumerate((17, 3, 4093), start=1):
         x = torch.randn(rows, 479, device="cuda")
-        eager = quantised_linear(x, weight, scalings, numbers)
+        eager = quantized_linear(x, weight, scalings, numbers)
         actual = compiled(x, weight, scalings, numbers)
         # a quotient next to a tie may round the other way: the compiler's division is not correctly rounded
         assert (actual.double() - eager.double()).norm() <= 5e-3 * eager.double().norm()
@@ -218,25 +218,25 @@ def test_a_captured_graph_replays_on_new_values(scalings, numbers: int) -> None:
     x, weight = torch.randn(130, 479, device="cuda"), torch.randn(24, 479, device="cuda")
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        quantised_linear(x, weight, scalings, numbers)
+        quantized_linear(x, weight, scalings, numbers)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = quantised_linear(x, weight, scalings, numbers)
+        out = quantized_linear(x, weight, scalings, numbers)
     assert call_counters.count(numbers) == 2
     x.copy_(torch.randn(130, 479, device="cuda"))
     graph.replay()
     torch.cuda.synchronize()
-    torch.testing.assert_close(out, quantised_linear(x, weight, scalings, numbers), rtol=0, atol=0)
+    torch.testing.assert_close(out, quantized_linear(x, weight, scalings, numbers), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("scalings", PAIRS, ids=lambda pair: f"{pair[0].value}-{pair[1].value}")
 def test_a_call_does_not_wait_for_the_gpu(scalings, numbers: int) -> None:
     x, weight = torch.randn(130, 479, device="cuda"), torch.randn(24, 479, device="cuda")
-    quantised_linear(x, weight, scalings, numbers)
+    quantized_linear(x, weight, scalings, numbers)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        quantised_linear(x, weight, scalings, numbers)
+        quantized_linear(x, weight, scalings, numbers)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert call_counters.count(numbers) == 2
@@ -250,7 +250,7 @@ def test_rounding_on_the_gpu_is_that_of_the_cpu(format: Format) -> None:
     finite = values[values.isfinite()].unique()
     ties = (finite[1:] + finite[:-1]) / 2
     x = torch.cat([every.float(), ties, torch.nextafter(ties, ties * 2), torch.nextafter(ties, ties * 0)])
-    x = x[x.abs() <= info.max]  # beyond, the quantisers clamp
+    x = x[x.abs() <= info.max]  # beyond, the quantizers clamp
     expected, actual = x.to(info.dtype), x.cuda().to(info.dtype).cpu()
     assert torch.equal(actual.view(torch.uint8), expected.view(torch.uint8))
 
@@ -258,7 +258,7 @@ def test_rounding_on_the_gpu_is_that_of_the_cpu(format: Format) -> None:
 @pytest.mark.parametrize("format", list(Format))
 @pytest.mark.parametrize("scaling", list(Scaling))
 @pytest.mark.parametrize("compiled", [False, True])
-def test_quantisers_on_the_gpu_give_the_bits_of_the_cpu(format: Format, scaling: Scaling, compiled: bool) -> None:
+def test_quantizers_on_the_gpu_give_the_bits_of_the_cpu(format: Format, scaling: Scaling, compiled: bool) -> None:
     """Power-of-two scales, so that the division is exact and only rounding and extremes are compared."""
 
     def both(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -55,11 +55,11 @@ def test_autocast_does_not_lower_the_reference(make_recipe, make_product, number
 @pytest.mark.parametrize("scalings", SCALING_PAIRS, ids=lambda pair: f"{pair[0].value}-{pair[1].value}")
 @pytest.mark.parametrize("sizes", [(0, 24, 13), (3, 0, 13), (3, 24, 0), (0, 0, 0)])
 def test_empty_operands_give_zeros_of_the_right_shape(
-    sizes, scalings, make_recipe, quantise_product, numbers: int
+    sizes, scalings, make_recipe, quantize_product, numbers: int
 ) -> None:
     rows, columns, contraction = sizes
     a, b = torch.ones(rows, contraction), torch.ones(columns, contraction)
-    out = quantise_product(make_recipe(E4M3, scalings), a, b).run(counter_id=numbers)
+    out = quantize_product(make_recipe(E4M3, scalings), a, b).run(counter_id=numbers)
     assert out.shape == (rows, columns)
     assert (out == 0).all()
     assert call_counters.count(numbers) == 1
@@ -68,7 +68,7 @@ def test_empty_operands_give_zeros_of_the_right_shape(
 @pytest.mark.parametrize("scalings", SCALING_PAIRS, ids=lambda pair: f"{pair[0].value}-{pair[1].value}")
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_bad_row_spoils_that_row_alone_and_a_zero_row_gives_zeros(
-    bad: float, scalings, make_recipe, quantise_product, numbers: int
+    bad: float, scalings, make_recipe, quantize_product, numbers: int
 ) -> None:
     generator = torch.Generator().manual_seed(0)
     a = torch.randn(200, 130, generator=generator)
@@ -77,7 +77,7 @@ def test_a_bad_row_spoils_that_row_alone_and_a_zero_row_gives_zeros(
     a[9] = 0.0
     b[11, 129] = bad
     b[13] = 0.0
-    out = quantise_product(make_recipe(E4M3, scalings), a, b).run(counter_id=numbers)
+    out = quantize_product(make_recipe(E4M3, scalings), a, b).run(counter_id=numbers)
     poisoned = torch.zeros(200, 140, dtype=torch.bool)
     poisoned[7] = True
     poisoned[:, 11] = True

@@ -26,7 +26,7 @@ from tests.support.plan.measured_cases import (
     measured,
     measurement,
     passes,
-    quantise,
+    quantize,
 )
 
 MEASURED = measured()
@@ -68,8 +68,8 @@ def test_where_measured_times_grow_interpolated_ones_fall_by_less_than_looking_u
 
 @given(st.integers(512, 8192), inside)
 def test_a_pass_between_neighbours_goes_by_bytes(rows, width):
-    found = MEASURED.time(quantise(rows, width))
-    assert found.us == pytest.approx(made_up_us(quantise(rows, width)), rel=0.02)
+    found = MEASURED.time(quantize(rows, width))
+    assert found.us == pytest.approx(made_up_us(quantize(rows, width)), rel=0.02)
     assert found.source is not TimeSource.ESTIMATED
 
 
@@ -100,7 +100,7 @@ def test_the_spread_is_the_largest_of_the_neighbours_and_how_far_looking_up_is_o
         (gemm(16384, 4096, 4096), gemm(4096, 4096, 4096)),
         (gemm(16, 64, 64), gemm(64, 64, 64)),
         (gemm(64, 8192, 32), gemm(64, 4096, 64)),
-        (quantise(65536, 1024), quantise(8192, 1024)),
+        (quantize(65536, 1024), quantize(8192, 1024)),
     ],
 )
 def test_outside_the_time_goes_by_bytes_and_flops(part, nearest):
@@ -113,7 +113,7 @@ def test_outside_the_time_goes_by_bytes_and_flops(part, nearest):
 def test_there_is_a_time_for_every_size_of_a_measured_kind(rows, columns, contraction):
     found = MEASURED.time(gemm(rows, columns, contraction))
     assert 0 < found.us < math.inf
-    other = MEASURED.time(quantise(rows, columns))
+    other = MEASURED.time(quantize(rows, columns))
     assert 0 < other.us < math.inf
 
 
@@ -163,8 +163,8 @@ def test_sizes_off_the_grain_of_memory_do_not_speak_for_aligned_ones():
         (gemm(64, 24, 64, "as-is", ""), True),
         (gemm(64, 64, 484, "as-is", ""), False),
         (replace(gemm(64, 64, 484, "as-is", ""), dtype="float32"), True),
-        (quantise(64, 24), True),
-        (quantise(64, 13), False),
+        (quantize(64, 24), True),
+        (quantize(64, 13), False),
     ],
 )
 def test_the_grain_of_memory_is_16_bytes(part, aligned):
@@ -208,7 +208,7 @@ def test_errors_are_those_of_the_nearest_measured_part():
     assert found.error(gemm(1024, 1024, 128)) == (0.5, 31.5)
     assert found.error(gemm(1000, 1024, 144)) == (0.5, 31.5)
     assert found.error(gemm(1024, 1024, 1000)) == (0.026, 31.5)
-    assert found.error(quantise(2048, 256)) is None
+    assert found.error(quantize(2048, 256)) is None
 
 
 points = st.tuples(*[st.sampled_from([64, 96, 128, 256, 512, 2048])] * 3)
@@ -238,14 +238,14 @@ def test_the_order_of_measuring_changes_nothing(shuffled):
 
 def test_scaled_times_scale_what_is_looked_up():
     doubled = Measurements.of([replace(each, us=2 * each.us) for each in (*grid(), *passes())], HOPPER)
-    for part in (gemm(100, 320, 640), gemm(9000, 320, 640), quantise(3000, 700)):
+    for part in (gemm(100, 320, 640), gemm(9000, 320, 640), quantize(3000, 700)):
         assert doubled.time(part).us == pytest.approx(2 * MEASURED.time(part).us, rel=1e-4)
 
 
 @pytest.mark.parametrize(
     "change",
     [{"us": 0.0}, {"us": -1.0}, {"us": math.nan}, {"us": math.inf}, {"spread": -0.1}, {"spread": math.nan},
-     {"runs": -1}, {"mere": math.nan}, {"part": gemm(0, 16, 16)}, {"part": replace(quantise(16, 16), contraction=4)}],
+     {"runs": -1}, {"mere": math.nan}, {"part": gemm(0, 16, 16)}, {"part": replace(quantize(16, 16), contraction=4)}],
 )  # fmt: skip
 def test_figures_that_make_no_sense_are_refused(change):
     with pytest.raises(InputError, match="measurement of"):

@@ -55,12 +55,12 @@ def change(path: Path, statement: str) -> None:
 
 
 CHANGES = {
-    "a time": "UPDATE measurements SET us = us * 2 WHERE work = 'quantise'",
+    "a time": "UPDATE measurements SET us = us * 2 WHERE work = 'quantize'",
     "an error": "UPDATE measurements SET mere = 0.001 WHERE columns = 64 AND contraction = 64",
     "a date": "UPDATE measurements SET recorded = '2030-01-01T00:00:00.000Z' WHERE columns = 64",
     "a lost row": "DELETE FROM measurements WHERE recorded = (SELECT min(recorded) FROM measurements)",
     "all rows lost": "DELETE FROM measurements",
-    "a row of another machine": "UPDATE measurements SET versions = 3 - versions WHERE work = 'quantise'",
+    "a row of another machine": "UPDATE measurements SET versions = 3 - versions WHERE work = 'quantize'",
     "a driver": "UPDATE versions SET driver = '580.65.07' WHERE id = 2",
     "an end": "UPDATE versions SET finished = NULL WHERE id = 2",
     "a digest": "UPDATE versions SET digest = '' WHERE id = 2",

@@ -18,7 +18,7 @@ from loka.errors import InputError
 from loka.kernels.measurements.lookup import Measurements, Recording, Versions, export
 from loka.kernels.measurements.parts import Part, PartKind, TimeSource
 from loka.kernels.measurements.sqlite_file import APPLICATION_ID, SCHEMA
-from tests.support.plan.measured_cases import HOPPER, LATER, edit, gemm, grid, measurement, passes, quantise, record
+from tests.support.plan.measured_cases import HOPPER, LATER, edit, gemm, grid, measurement, passes, quantize, record
 from tests.support.processes.measurement_writer import Writer
 
 pytestmark = pytest.mark.slow
@@ -130,8 +130,8 @@ def test_a_kill_at_the_start_leaves_a_file_that_can_be_gone_on_with(tmp_path, mi
     time.sleep(milliseconds / 1000)
     victim.kill()
     assert victim.end() == -signal.SIGKILL
-    record(path, [measurement(quantise(512, 64))])
-    assert Measurements.open(path, "h100").time(quantise(512, 64)).source is TimeSource.MEASURED
+    record(path, [measurement(quantize(512, 64))])
+    assert Measurements.open(path, "h100").time(quantize(512, 64)).source is TimeSource.MEASURED
 
 
 def interrupted(path: Path, versions: Versions) -> None:
@@ -229,11 +229,11 @@ def test_nor_does_one_that_stopped_early(tmp_path):
 
 
 def test_nor_does_one_that_lacks_a_kind_of_work(tmp_path):
-    path = record(tmp_path / "m.sqlite", [measurement(gemm(64, 64, 64)), measurement(quantise(64, 64))])
+    path = record(tmp_path / "m.sqlite", [measurement(gemm(64, 64, 64)), measurement(quantize(64, 64))])
     stamped(path, HOPPER, "2026-01-05T00:00:00Z")
     record(path, [measurement(gemm(64, 64, each)) for each in (64, 128, 256)], LATER)
     assert Measurements.open(path, "h100").machine == HOPPER
-    record(path, [measurement(quantise(64, 64))], LATER)
+    record(path, [measurement(quantize(64, 64))], LATER)
     assert Measurements.open(path, "h100").machine == LATER
 
 

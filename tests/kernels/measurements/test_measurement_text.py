@@ -14,7 +14,7 @@ from loka.devices.targets import DEVICES, GPU_TARGETS
 from loka.errors import InputError
 from loka.kernels.measurements import text_file
 from loka.kernels.measurements.lookup import Measurements, export
-from tests.support.plan.measured_cases import HOPPER, LATER, gemm, grid, measurement, passes, quantise, record
+from tests.support.plan.measured_cases import HOPPER, LATER, gemm, grid, measurement, passes, quantize, record
 
 COMMAND = "loka bench kernels --record h100.sqlite"
 ODD = [
@@ -57,7 +57,7 @@ def test_a_measurement_is_a_line_and_a_new_one_adds_a_line(exported, tmp_path):
     assert lines.count("[2048,256,0,2.65536,0.01,20]") == 1
     assert json.loads(lines[0])["command"] == COMMAND
     assert len(lines) == 2 + 2 + 79, "two heads, two kinds of parts"
-    path = record(tmp_path / "m.sqlite", [measurement(quantise(100, 64))])
+    path = record(tmp_path / "m.sqlite", [measurement(quantize(100, 64))])
     export(path, exported, "h100", COMMAND)
     assert len(set(exported.read_text().splitlines()[2:]) - set(lines)) == 1
 

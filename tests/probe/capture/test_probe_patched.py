@@ -1,4 +1,4 @@
-"""Models that a generated package has patched: operands come from its FP8 GEMMs, dequantised."""
+"""Models that a generated package has patched: operands come from its FP8 GEMMs, dequantized."""
 
 from __future__ import annotations
 

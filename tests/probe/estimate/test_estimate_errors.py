@@ -79,7 +79,7 @@ def test_rounding_noise_of_a_uniform_mantissa_is_the_closed_form() -> None:
     b = torch.eye(500)
     _, found = errors(Drawn(a, b, None, None), E4M3)
     power = ((1.75**3 - 1) / 3) / 0.75
-    # the unit matrix is quantised exactly, so that all noise is a's
+    # the unit matrix is quantized exactly, so that all noise is a's
     assert found == pytest.approx(10 * math.log10(power / (0.125**2 / 12)), abs=0.1)
 
 

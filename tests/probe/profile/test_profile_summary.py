@@ -96,8 +96,8 @@ class TestActivation:
     @given(seed=st.integers(0, 10**6), width=st.sampled_from([1, 7, 128, 200]), power=st.floats(0.5, 6.0))
     @example(seed=1161, width=200, power=4.978184654131114)
     @settings(max_examples=25, deadline=None)
-    def test_shares_are_what_the_quantiser_does(self, seed: int, width: int, power: float) -> None:
-        """Underflow and subnormal shares of each view, against the reference quantiser on the same tensor."""
+    def test_shares_are_what_the_quantizer_does(self, seed: int, width: int, power: float) -> None:
+        """Underflow and subnormal shares of each view, against the reference quantizer on the same tensor."""
         x = heavy_tailed(96, width, seed)
         x = x.sign() * x.abs().pow(power).clamp(max=1e20)
         found = summary_of([x])
@@ -105,12 +105,12 @@ class TestActivation:
         for share in found.shares:
             matrix = x.t() if share.view is HistogramView.COLUMNWISE else x
             scaling = Scaling.ROWWISE if share.view is HistogramView.COLUMNWISE else Scaling(share.view)
-            quantised = quantize(matrix, format=share.format, scaling=scaling)
-            values = quantised.values.float()
+            quantized = quantize(matrix, format=share.format, scaling=scaling)
+            values = quantized.values.float()
             lost = (values == 0) & (matrix != 0)
             # What lies within a rounding of the middle between zero and the smallest number may fall either way.
             middle = FORMATS[share.format].smallest_subnormal / 2
-            quotient = matrix.double().abs() / expand_scale(quantised.scale, *matrix.shape).double()
+            quotient = matrix.double().abs() / expand_scale(quantized.scale, *matrix.shape).double()
             distance = quotient / middle - 1
             tied = (distance.abs() < 2.0**-21).double().mean().item()
             assert share.underflow == pytest.approx(lost.double().mean().item(), abs=tied + 1e-12)

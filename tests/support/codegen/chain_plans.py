@@ -176,7 +176,7 @@ def rows(x: Tensor) -> Quantized:
 
 
 class Simulated(torch.autograd.Function):
-    """A linear in float64 on operands that are quantised and transposed as a chain does it."""
+    """A linear in float64 on operands that are quantized and transposed as a chain does it."""
 
     @staticmethod
     def forward(ctx: object, x: Tensor, weight: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a generated kernels.py looks like: quantisers, one autograd function a recipe, linears."""
+"""What a generated kernels.py looks like: quantizers, one autograd function a recipe, linears."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def linear_e4m3_rowwise(x: Tensor, weight: Tensor, bias: Tensor | None, counter_
 def linear_e4m3_rowwise_frozen(
     x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, counter_id: int
 ) -> Tensor:
-    """F.linear with a weight that was quantised once."""
+    """F.linear with a weight that was quantized once."""
     dtype = output_dtype(x)
     xq, xs = e4m3_rowwise(x.reshape(-1, x.shape[-1]))
     y = scaled_mm(xq, xs, weight, scale, "rowwise", "rowwise", dtype, False, counter_id).reshape(

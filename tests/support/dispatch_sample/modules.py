@@ -19,7 +19,7 @@ class Linear(dispatch.Bound):
 
 
 class LinearFrozen(dispatch.Bound):
-    """A plain nn.Linear whose weight is quantised once."""
+    """A plain nn.Linear whose weight is quantized once."""
 
     def quantize(self):
         return (kernels.e4m3_rowwise(self.weight),)

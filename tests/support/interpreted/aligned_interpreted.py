@@ -27,7 +27,7 @@ def main(folder: Path) -> None:
         for rows in ROWS:
             x = exact_rows(rows, spec.width)
             wider = F.pad(x, (0, 3), value=1e30)[:, : spec.width]  # beside it stands what must not be read
-            values, scale, _ = norm_reference.quantise_rows(F.pad(x, (0, spec.aligned - spec.width)))
+            values, scale, _ = norm_reference.quantize_rows(F.pad(x, (0, spec.aligned - spec.width)))
             for given in (x, wider):
                 got = results(package, spec, given)
                 assert torch.equal(got["values"].float(), values.float()), (spec, rows)

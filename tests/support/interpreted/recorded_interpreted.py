@@ -14,7 +14,7 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.cast_transpose.fused_cast_transpose import FusedCastTranspose
 from loka.kernels.fused.norm.norm_spec import NormForward
 from tests.support.interpreted.faster_interpreter import make_faster
-from tests.support.interpreted.quantised_interpreted import TILES, coarse
+from tests.support.interpreted.quantized_interpreted import TILES, coarse
 from tests.support.interpreted.rendered_interpreted import PROGRAMS, near, results
 from tests.support.kernels.poison import poisoned
 from tests.support.kernels.recorded_cases import (

@@ -1,7 +1,7 @@
 """Run by test_rendered_interpreter.py in a process of its own, with TRITON_INTERPRET=1: indexing and masks.
 
 The interpreter converts float32 to FP8 and bfloat16 wrongly, but not what these hold exactly. So plain kernels are
-compared in float32, and quantising ones on values that are e4m3 under their row's scale.
+compared in float32, and quantizing ones on values that are e4m3 under their row's scale.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def check_norms(package: Package, width: int) -> int:
     for rows in ROWS:
         inputs = random_inputs(rows, width, torch.float32)
         for spec in norm_specs(width, parts_of(width)):
-            if spec.quantise:
+            if spec.quantize:
                 continue
             forward = isinstance(spec, NormForward)
             arguments = [inputs.tensors[n] for n in spec.parameters] if forward else arguments_of(spec, inputs)
@@ -92,11 +92,11 @@ def exact_rows(rows: int, width: int) -> Tensor:
     return codes.view(torch.float8_e4m3fn).float() * signs * 2.0 ** (torch.arange(rows) % 5)[:, None]
 
 
-def check_quantisers(package: Package, width: int) -> None:
+def check_quantizers(package: Package, width: int) -> None:
     for rows in ROWS:
         x = exact_rows(rows, width)
         spec = NormForward(width, None, False, False, 0.0, None, False, True, True)
-        got, (values, scale, _) = results(package, spec, x), norm_reference.quantise_rows(x)
+        got, (values, scale, _) = results(package, spec, x), norm_reference.quantize_rows(x)
         assert torch.equal(got["values"].float(), values.float())
         assert torch.equal(got["scale"], scale)
         assert got["scale_max"].shape == (PROGRAMS,)
@@ -114,7 +114,7 @@ def check_scales(package: Package, width: int) -> None:
     shifted = dataclasses.replace(inputs, tensors=low, grad=inputs.grad.sign() * torch.rand_like(inputs.grad) + 100.0)
     cancelled = {**low, "x": (inputs.tensors["x"] * 1e-3 - low["add"])}
     for spec in norm_specs(width, parts_of(width)):
-        if not spec.quantise:
+        if not spec.quantize:
             continue
         if isinstance(spec, NormForward):
             tensors = cancelled if spec.norm is None and spec.add else low
@@ -127,7 +127,7 @@ def check_scales(package: Package, width: int) -> None:
 
 
 def in_parts(values: Tensor, scale: Tensor, parts: int) -> tuple[Tensor, Tensor, Tensor]:
-    """A quantised matrix and the largest of its scales in parts, all but the last of them zero."""
+    """A quantized matrix and the largest of its scales in parts, all but the last of them zero."""
     largest = torch.zeros(parts)
     largest[-1] = scale.max()
     return values, scale, largest
@@ -136,7 +136,7 @@ def in_parts(values: Tensor, scale: Tensor, parts: int) -> tuple[Tensor, Tensor,
 def check_requantize_transpose_and_reduce(package: Package) -> None:
     # Ratios of scales of 1 to 2**-4 keep values of 1 and above normal numbers, so that nothing is rounded.
     operands = [
-        norm_reference.quantise_rows(exact_rows(rows, columns)) for rows, columns in ((17, 300), (1, 13), (130, 24))
+        norm_reference.quantize_rows(exact_rows(rows, columns)) for rows, columns in ((17, 300), (1, 13), (130, 24))
     ]
     sizes = (3, 1, 1030)  # parts: fewer than are read at a step, and more
     for count in (1, 2, 3):
@@ -165,7 +165,7 @@ def check_without_rows(package: Package) -> None:
         arguments = [inputs.tensors[n] for n in spec.parameters] if forward else arguments_of(spec, inputs)
         for name, result in results(package, spec, *arguments).items():
             assert result.abs().float().sum() == 0.0, (spec, name)
-    got = results(package, RequantizeTranspose(1), *norm_reference.quantise_rows(torch.zeros(0, 24)))
+    got = results(package, RequantizeTranspose(1), *norm_reference.quantize_rows(torch.zeros(0, 24)))
     assert got["transposed"].shape == (24, 0)
     assert got["scale_t"].flatten().tolist() == [2.0**-108] * 24
 
@@ -180,7 +180,7 @@ def main(folder: Path) -> None:
     torch.Tensor.new_empty = poisoned(torch.Tensor.new_empty)
     print(sum(check_norms(package, width) for width in WIDTHS))
     for width in WIDTHS:
-        check_quantisers(package, width)
+        check_quantizers(package, width)
         check_scales(package, width)
     check_requantize_transpose_and_reduce(package)
     check_without_rows(package)

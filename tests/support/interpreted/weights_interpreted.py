@@ -1,4 +1,4 @@
-"""Run by test_quantise_weights.py in a process of its own, with TRITON_INTERPRET=1: what is read and written."""
+"""Run by test_quantize_weights.py in a process of its own, with TRITON_INTERPRET=1: what is read and written."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def main(folder: Path) -> None:
     compared = 0
     for spec in WEIGHTS:
         for first in range(len(ROWS)):
-            rows = [ROWS[(first + index) % len(ROWS)] for index in range(len(spec.quantisers))]
-            weights = [exact_rows(m, each.width) for m, each in zip(rows, spec.quantisers, strict=True)]
+            rows = [ROWS[(first + index) % len(ROWS)] for index in range(len(spec.quantizers))]
+            weights = [exact_rows(m, each.width) for m, each in zip(rows, spec.quantizers, strict=True)]
             given = [F.pad(x, (0, 3), value=1e30)[:, : x.shape[1]] if (first + x.shape[1]) % 2 else x for x in weights]
             got = results(package, spec, *given)
-            for index, (x, each) in enumerate(zip(weights, spec.quantisers, strict=True)):
-                values, scale, _ = norm_reference.quantise_rows(F.pad(x, (0, each.columns - each.width)))
+            for index, (x, each) in enumerate(zip(weights, spec.quantizers, strict=True)):
+                values, scale, _ = norm_reference.quantize_rows(F.pad(x, (0, each.columns - each.width)))
                 assert torch.equal(got[f"values_{index}"].float(), values.float()), (spec, index, rows)
                 assert torch.equal(got[f"scale_{index}"], scale), (spec, index, rows)
                 largest = got[f"scale_max_{index}"]

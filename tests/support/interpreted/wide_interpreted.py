@@ -10,7 +10,7 @@ from torch import Tensor
 
 from loka.kernels.fused import operators
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
-from loka.kernels.fused.quantisation import Quantisation
+from loka.kernels.fused.quantization import Quantization
 from tests.support.interpreted import product_interpreted, recorded_interpreted, rendered_interpreted
 from tests.support.interpreted.faster_interpreter import make_faster
 from tests.support.interpreted.rendered_interpreted import PROGRAMS, exact_rows, results
@@ -30,8 +30,8 @@ from tests.support.kernels.rendered_cases import (
 ODD, EVEN = 16389, 24576  # ends within chunks, forward and backward; whole chunks, and blocks of 256
 WIDTHS = (ODD, EVEN)
 MAXIMA: list[NormForward | NormBackward] = [
-    NormForward(ODD, None, False, False, 0.0, None, False, True, True, how=Quantisation("maximum")),
-    NormBackward(ODD, None, False, False, 0.0, "silu", False, True, how=Quantisation("maximum")),
+    NormForward(ODD, None, False, False, 0.0, None, False, True, True, how=Quantization("maximum")),
+    NormBackward(ODD, None, False, False, 0.0, "silu", False, True, how=Quantization("maximum")),
 ]
 
 
@@ -95,7 +95,7 @@ def main(folder: Path) -> None:
     compared = 0
     for width in WIDTHS:
         compared += rendered_interpreted.check_norms(package, width)
-        rendered_interpreted.check_quantisers(package, width)
+        rendered_interpreted.check_quantizers(package, width)
         rendered_interpreted.check_scales(package, width)
     compared += product_interpreted.check_norms(package, ODD, 5)
     for spec in known:

@@ -1,4 +1,4 @@
-"""Operands of three kinds for kernels that quantise: normal, heavy-tailed, and drawn from what Probe has learned."""
+"""Operands of three kinds for kernels that quantize: normal, heavy-tailed, and drawn from what Probe has learned."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def drawn_inputs(kind: str, rows: int, width: int, dtype: torch.dtype, device: s
 
 
 def exact_result(spec: NormForward | NormBackward, inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """What a spec quantises, in float64, and the noise that float32 makes in a row of it (M, 1)."""
+    """What a spec quantizes, in float64, and the noise that float32 makes in a row of it (M, 1)."""
     if isinstance(spec, NormForward):
         y = exact_forward(spec, {name: tensor.double() for name, tensor in inputs.tensors.items()})
         return y, NOISE * y.abs().amax(1, keepdim=True)

@@ -22,8 +22,8 @@ def row_size(exact: Tensor) -> Tensor:
     return exact.abs().amax(1, keepdim=True)
 
 
-def check_quantised(got: dict[str, Tensor], exact: Tensor, noise: Tensor) -> None:
-    """Half a step of e4m3 (2**-4 of a value, 2**-10 of its scale) and `noise` (M, 1), under the quantiser's scale.
+def check_quantized(got: dict[str, Tensor], exact: Tensor, noise: Tensor) -> None:
+    """Half a step of e4m3 (2**-4 of a value, 2**-10 of its scale) and `noise` (M, 1), under the quantizer's scale.
 
     Where the noise may carry the maximum over a power of two, the scale can be the next one.
     """
@@ -39,11 +39,11 @@ def check_quantised(got: dict[str, Tensor], exact: Tensor, noise: Tensor) -> Non
 
 
 def check_forward(package, spec, inputs) -> None:
-    plain = [] if spec.quantise else [torch.float32]
+    plain = [] if spec.quantize else [torch.float32]
     got = package.run(spec, *(inputs.tensors[name] for name in spec.parameters), *plain)
     exact = exact_forward(spec, {name: tensor.double() for name, tensor in inputs.tensors.items()})
-    if spec.quantise:
-        check_quantised(got, exact, NOISE * row_size(exact))
+    if spec.quantize:
+        check_quantized(got, exact, NOISE * row_size(exact))
     else:
         assert ((got["out"] - exact).abs() <= NOISE * row_size(exact)).all()
     size = inputs.tensors["x"].double().abs().amax(1) + inputs.tensors["add"].double().abs().amax()
@@ -55,8 +55,8 @@ def check_backward(package, spec, inputs) -> None:
     got = package.run(spec, *arguments_of(spec, inputs))
     exact = exact_gradients(spec, inputs)
     noise = NOISE * gradient_size(spec, inputs)
-    if spec.quantise:
-        check_quantised(got, exact["dx"], noise)
+    if spec.quantize:
+        check_quantized(got, exact["dx"], noise)
     else:
         allowed = torch.finfo(inputs.grad.dtype).eps * exact["dx"].abs() + noise
         assert ((got["dx"].double() - exact["dx"]).abs() <= allowed).all()

@@ -34,12 +34,12 @@ def parts_of(width: int) -> list[tuple[str | None, bool, bool, str | None, bool,
 
 
 def forwards(width: int) -> list[NormForward]:
-    """Every forward of these parts: quantised and not, and with the sum kept where there is another result."""
+    """Every forward of these parts: quantized and not, and with the sum kept where there is another result."""
     specs = []
     for norm, weight, bias, activation, add, times, residual in parts_of(width):
-        for quantise in (True, False):
-            for keep in (False, True) if quantise or norm or activation else (False,):
-                affine = (width, norm, weight, bias, 1e-5, activation, add, quantise, True)
+        for quantize in (True, False):
+            for keep in (False, True) if quantize or norm or activation else (False,):
+                affine = (width, norm, weight, bias, 1e-5, activation, add, quantize, True)
                 specs.append(NormForward(*affine, times=times, residual=residual, keep=keep))
     return specs
 
@@ -49,9 +49,9 @@ def backwards(width: int) -> list[NormBackward]:
     specs = []
     for norm, weight, bias, activation, add, times, residual in PARTS:
         summed = bool(norm or activation) and (times or residual)
-        for quantise, carried in ((True, True), (True, False), (False, True)):
-            affine = (width, norm, weight, bias, 1e-5, activation, add, quantise)
-            carry = residual and (quantise or times) and (carried or bool(norm or activation))
+        for quantize, carried in ((True, True), (True, False), (False, True)):
+            affine = (width, norm, weight, bias, 1e-5, activation, add, quantize)
+            carry = residual and (quantize or times) and (carried or bool(norm or activation))
             specs.append(
                 NormBackward(*affine, times=times, summed=summed, residual_grad_in=carried, residual_grad_out=carry)
             )
@@ -108,11 +108,11 @@ def exact(spec: NormForward | NormBackward, tensors: dict[str, Tensor], residual
 def _bare(spec: NormForward | NormBackward) -> NormForward:
     """The norm and activation alone."""
     affine = (spec.width, spec.norm, spec.weight, spec.bias, spec.eps, spec.activation)
-    return NormForward(*affine, add=False, quantise=True, save=True, block=spec.block)
+    return NormForward(*affine, add=False, quantize=True, save=True, block=spec.block)
 
 
 def arguments(spec: NormForward | NormBackward, tensors: dict[str, Tensor], known: dict[str, Tensor]) -> list[Tensor]:
-    """An operator's tensor arguments, without those of its quantisation; `known` holds what the forward found."""
+    """An operator's tensor arguments, without those of its quantization; `known` holds what the forward found."""
     given = {**tensors, "mean": known["mean"].float(), "rstd": known["rstd"].float()}
     if isinstance(spec, NormBackward) and spec.summed:
         given["x"] = known["kept"].to(tensors["x"].dtype)

@@ -10,14 +10,14 @@ from torch import Tensor
 from loka.kernels.fused.cast_transpose.fused_cast_transpose import FusedCastTranspose
 from loka.kernels.fused.cast_transpose.matrix_spec import CastTranspose, Transpose
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
-from loka.kernels.fused.quantisation import Quantisation
+from loka.kernels.fused.quantization import Quantization
 from loka.numerics.enums import Format
-from tests.support.kernels.quantised_cases import specs
+from tests.support.kernels.quantized_cases import specs
 
 HOWS = [
-    Quantisation("static", overflow_stats=True),
-    Quantisation("static", power_of_two=False, overflow_stats=True),
-    Quantisation("static", Format.E5M2, overflow_stats=True),
+    Quantization("static", overflow_stats=True),
+    Quantization("static", power_of_two=False, overflow_stats=True),
+    Quantization("static", Format.E5M2, overflow_stats=True),
 ]
 CAST_TRANSPOSES = [CastTranspose(how) for how in HOWS]
 TRANSPOSES = [Transpose(count) for count in (1, 2, 3)]

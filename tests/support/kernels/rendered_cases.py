@@ -51,14 +51,14 @@ BLOCK_PARTS = [
 
 
 def norm_specs(width: int, parts: Sequence[tuple[str | None, bool, bool, str | None, bool]]) -> list[Spec]:
-    """Every forward and backward of these parts, quantised and not, that has something to compute."""
+    """Every forward and backward of these parts, quantized and not, that has something to compute."""
     specs: list[Spec] = []
     for norm, weight, bias, activation, add in parts:
-        for quantise in (True, False):
-            if norm or activation or add or quantise:
-                specs.append(NormForward(width, norm, weight, bias, 1e-5, activation, add, quantise, save=True))
-            if norm or activation or quantise:
-                specs.append(NormBackward(width, norm, weight, bias, 1e-5, activation, add, quantise))
+        for quantize in (True, False):
+            if norm or activation or add or quantize:
+                specs.append(NormForward(width, norm, weight, bias, 1e-5, activation, add, quantize, save=True))
+            if norm or activation or quantize:
+                specs.append(NormBackward(width, norm, weight, bias, 1e-5, activation, add, quantize))
     return specs
 
 
@@ -178,7 +178,7 @@ def largest_rstd(spec: NormForward | NormBackward, tensors: dict[str, Tensor], e
 
 
 def exact_output(spec: NormForward | NormBackward, inputs: Inputs) -> Tensor:
-    """What a spec's kernel quantises (M, width), in float64."""
+    """What a spec's kernel quantizes (M, width), in float64."""
     if isinstance(spec, NormBackward):
         return exact_gradients(spec, inputs)["dx"]
     return exact_forward(spec, {name: tensor.double() for name, tensor in inputs.tensors.items()})
@@ -210,7 +210,7 @@ def gradient_size(spec: NormBackward, inputs: Inputs) -> Tensor:
 
 
 def arguments_of(spec: NormForward | NormBackward, inputs: Inputs, eps: float = 1e-5) -> list[Tensor]:
-    """The operator's tensor arguments, without those of its quantisation."""
+    """The operator's tensor arguments, without those of its quantization."""
     statistics = {name: t.float() for name, t in exact_statistics(spec, inputs.tensors, eps).items()}
     known = {**inputs.tensors, **statistics, "grad": inputs.grad}
     return [known[name] for name in spec.parameters if name not in ("scale", "overflow_stats", "maxima")]

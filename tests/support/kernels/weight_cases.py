@@ -6,14 +6,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from loka.codegen.chains.chain_shapes import quantiser
-from loka.kernels.fused.weights.quantise_weights import QuantiseWeights
+from loka.codegen.chains.chain_shapes import quantizer
+from loka.kernels.fused.weights.quantize_weights import QuantizeWeights
 
 
-def weights_of(*widths: int | tuple[int, int]) -> QuantiseWeights:
+def weights_of(*widths: int | tuple[int, int]) -> QuantizeWeights:
     """The launch for weights of these widths; (479, 480) has zeros behind 479 columns."""
     sizes = [(width, 0) if isinstance(width, int) else (width[1], width[0]) for width in widths]
-    return QuantiseWeights(tuple(quantiser(to, given) for to, given in sizes))
+    return QuantizeWeights(tuple(quantizer(to, given) for to, given in sizes))
 
 
 WEIGHTS = [
@@ -30,13 +30,13 @@ ROWS = (1, 5, 17, 130, 0)
 CORNERS = 8  # rows in which `odd_weights` has corner cases
 
 
-def odd_weights(spec: QuantiseWeights, device: str = "cpu") -> list[Tensor]:
+def odd_weights(spec: QuantizeWeights, device: str = "cpu") -> list[Tensor]:
     """Weights of other numbers of rows and other dtypes each; every second one cut from a wider one, of strided rows.
 
     Zeros, infinities, NaN, and the largest and smallest values stand in the first rows.
     """
     found = []
-    for index, each in enumerate(spec.quantisers):
+    for index, each in enumerate(spec.quantizers):
         rows = ROWS[(index + each.width) % len(ROWS)]
         generator = torch.Generator().manual_seed(rows + each.width)
         x = torch.randn(rows, each.width, generator=generator)

@@ -32,7 +32,7 @@ def known(fp8: float = 0.5, fast: float = 1.0, fbgemm: float = 0.0) -> Measureme
                     parts.append((replace(part, kernel="fbgemm.rowwise"), share * parts[-1][1]))
         for rows, columns in ((m, k), (m, n), (n, k)):
             for work in (
-                PartKind.QUANTISE,
+                PartKind.QUANTIZE,
                 PartKind.REQUANTIZE_TRANSPOSE,
                 PartKind.FORWARD,
                 PartKind.BACKWARD,

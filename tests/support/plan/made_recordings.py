@@ -44,7 +44,7 @@ def fill(path: Path, parts: Iterable[Part], factor: float = 1.0) -> list[str]:
 
 
 def small_recording(path: Path) -> Path:
-    """A file with the GEMMs, quantisations and transpositions of the grid up to 512."""
-    parts = grid(("gemm", "quantise", "turn"))
+    """A file with the GEMMs, quantizations and transpositions of the grid up to 512."""
+    parts = grid(("gemm", "quantize", "turn"))
     fill(path, [part for part in parts if max(part.rows, part.columns, part.contraction) <= 512])
     return path

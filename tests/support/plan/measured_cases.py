@@ -23,9 +23,9 @@ def gemm(rows: int, columns: int, contraction: int, kernel: str = "torch.scaled_
     return Part(PartKind.GEMM, kernel, rows, columns, contraction, recipe=recipe)
 
 
-def quantise(rows: int, columns: int) -> Part:
-    """A rowwise quantiser."""
-    return Part(PartKind.QUANTISE, "rendered", rows, columns, recipe="e4m3 rowwise")
+def quantize(rows: int, columns: int) -> Part:
+    """A rowwise quantizer."""
+    return Part(PartKind.QUANTIZE, "rendered", rows, columns, recipe="e4m3 rowwise")
 
 
 def made_up_us(part: Part) -> float:
@@ -57,9 +57,9 @@ def grid(sizes: Iterable[int] = SIZES, kernel: str = "torch.scaled_mm") -> Itera
 
 
 def passes(widths: Iterable[int] = SIZES, rows: Iterable[int] = (512, 2048, 8192)) -> Iterator[Measurement]:
-    """Quantisers of these widths."""
+    """Quantizers of these widths."""
     for width, height in itertools.product(widths, rows):
-        yield measurement(quantise(height, width))
+        yield measurement(quantize(height, width))
 
 
 def measured(*more: Measurement) -> Measurements:

@@ -7,7 +7,7 @@ from loka.kernels.measurements.parts import Part, PartKind
 
 WIDTH = 256
 SIZES = ((512, 512, 512), (2048, 512, 512))  # the second is one of our own products, too
-OTHERS = (PartKind.QUANTISE, PartKind.REQUANTIZE_TRANSPOSE, PartKind.FORWARD, PartKind.BACKWARD, PartKind.COPY)
+OTHERS = (PartKind.QUANTIZE, PartKind.REQUANTIZE_TRANSPOSE, PartKind.FORWARD, PartKind.BACKWARD, PartKind.COPY)
 USUAL = tuple(
     Part(work, "rendered", 96, WIDTH, recipe=recipe, around=around)
     for work in OTHERS
@@ -16,6 +16,6 @@ USUAL = tuple(
 PARTS = (
     *USUAL,
     Part(PartKind.FORWARD, "rendered", 96, WIDTH, dtype="float32", recipe="e4m3 rowwise", around="layer_norm"),
-    Part(PartKind.QUANTISE, "rendered", 96, WIDTH, recipe="e5m2 rowwise"),
+    Part(PartKind.QUANTIZE, "rendered", 96, WIDTH, recipe="e5m2 rowwise"),
     Part(PartKind.COPY, "rendered", 96, WIDTH, dtype="float32", recipe="bfloat16"),
 )

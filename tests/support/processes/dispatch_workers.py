@@ -242,7 +242,7 @@ def fsdp_adapted(rank):
 
 
 def fsdp_frozen(rank):
-    """Frozen weights, sharded after apply: what works, and what refuses to quantise a part of a weight."""
+    """Frozen weights, sharded after apply: what works, and what refuses to quantize a part of a weight."""
     mesh = init_device_mesh("cpu", (WORLD,))
     model = models.mlp().eval()
     patch = sample.apply(model, BINDINGS[:1], mode="infer")

@@ -1,1 +1,1 @@
-"""FP8 copies of a matrix, row-major and transposed: quantised, requantised or copied as bytes."""
+"""FP8 copies of a matrix, row-major and transposed: quantized, requantized or copied as bytes."""

@@ -1,6 +1,6 @@
-"""Kernels that write a quantised result and its transpose in one pass, tile by tile.
+"""Kernels that write a quantized result and its transpose in one pass, tile by tile.
 
-With a static scale, quantising an element needs nothing else of its row; only the operations before it may. With a
+With a static scale, quantizing an element needs nothing else of its row; only the operations before it may. With a
 vector, a block_norm and an activation, a tile of the matrix is enough, and its transpose is written with it.
 """
 
@@ -14,7 +14,7 @@ from loka.errors import InputError
 from loka.kernels.fused.kernel_values import KernelValues
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.norm.norm_values import norm_shapes, norm_title
-from loka.kernels.fused.quantisation import Quantisation
+from loka.kernels.fused.quantization import Quantization
 
 WIDEST_BLOCK = 512  # of a block_norm's blocks: a tile holds whole blocks
 _MOST = 2**16  # programs on a multiprocessor: each row of tiles has its own programs
@@ -47,8 +47,8 @@ class FusedCastTranspose:
         return self.spec.width
 
     @property
-    def how(self) -> Quantisation:
-        """Quantisation mode of the values."""
+    def how(self) -> Quantization:
+        """Quantization mode of the values."""
         return self.spec.how
 
     @property
@@ -65,7 +65,7 @@ class FusedCastTranspose:
 
 def fits(spec: NormForward | NormBackward) -> bool:
     """True if a tile is enough for a spec."""
-    if not (spec.quantise and spec.how.overflow_stats) or spec.traits.over_rows or spec.times:
+    if not (spec.quantize and spec.how.overflow_stats) or spec.traits.over_rows or spec.times:
         return False
     if spec.traits.over_blocks and spec.block > WIDEST_BLOCK:
         return False

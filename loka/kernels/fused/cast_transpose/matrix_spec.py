@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from loka.errors import InputError
 from loka.kernels.fused.norm.norm_widths import check_width
-from loka.kernels.fused.quantisation import Quantisation
+from loka.kernels.fused.quantization import Quantization
 
 LARGEST_COUNT = {"requantize_transpose": 3, "transpose": 3, "reduce": 6}  # operands in one launch, at most
 
@@ -152,10 +152,10 @@ class CastTranspose:
 
     The mode is `static` or `tensorwise`, as both copies need the same scale. Parameters: x (R, C) of any floating dtype
     and `scale` (1, 1), with or without `overflow_stats` (2,), or `maxima` (Q,); results: values (R, C), transposed (C,
-    R), then amax (P,) and overflow (P,), nothing, or scale (1, 1), as in `Quantisation`.
+    R), then amax (P,) and overflow (P,), nothing, or scale (1, 1), as in `Quantization`.
     """
 
-    how: Quantisation
+    how: Quantization
 
     def __post_init__(self) -> None:
         if self.how.scaling not in ("static", "tensorwise"):

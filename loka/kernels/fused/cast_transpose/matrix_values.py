@@ -9,7 +9,7 @@ from loka.kernels.fused.kernel_values import KernelValues
 
 
 def transpose_values(spec: RequantizeTranspose | Transpose, device: DeviceSpec = DEFAULT) -> KernelValues:
-    """Template values of transpositions, with requantisation or under one scale."""
+    """Template values of transpositions, with requantization or under one scale."""
     matrices = "e4m3 matrices" if isinstance(spec, RequantizeTranspose) else "matrices"
     one = "an e4m3 matrix" if isinstance(spec, RequantizeTranspose) else "a matrix"
     several = f"Transposed copies of {spec.count} {matrices}"

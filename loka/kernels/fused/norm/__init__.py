@@ -1,1 +1,1 @@
-"""Norms and activations with what stands around them, quantised or not, forward and backward."""
+"""Norms and activations with what stands around them, quantized or not, forward and backward."""

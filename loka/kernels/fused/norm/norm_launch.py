@@ -24,7 +24,7 @@ def configuration(spec: NormForward | NormBackward, device: DeviceSpec = DEFAULT
     if padded <= launches.short:
         short = launches.short_forward if forward else launches.short_backward
         return replace(short, rows=launches.short_elements // max(padded, 16))
-    if forward and spec.quantise and spec.how.scaling in ONE_SCALE and padded in launches.forward_tensorwise:
+    if forward and spec.quantize and spec.how.scaling in ONE_SCALE and padded in launches.forward_tensorwise:
         return launches.forward_tensorwise[padded]
     if padded == launches.streaming and _streams(spec):
         return launches.streaming_forward if forward else launches.streaming_backward
@@ -37,7 +37,7 @@ def configuration(spec: NormForward | NormBackward, device: DeviceSpec = DEFAULT
     if forward:
         table = launches.forward if over_rows else launches.forward_simple
     elif over_rows or spec.add:
-        table = launches.backward_quantised if spec.quantise else launches.backward
+        table = launches.backward_quantized if spec.quantize else launches.backward
     else:
         table = launches.backward_simple
     found = table.get(padded, launches.widest)

@@ -154,7 +154,7 @@ def products(
     return total.to(dtype)
 
 
-def quantise_rows(y: Tensor, format: str = "e4m3", power_of_two: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+def quantize_rows(y: Tensor, format: str = "e4m3", power_of_two: bool = True) -> tuple[Tensor, Tensor, Tensor]:
     """Rows (M, width) in FP8, one scale each: values (M, width), scale (M, 1), scale_max (1,).
 
     `scale_max` is the largest scale, zero without rows.
@@ -164,13 +164,13 @@ def quantise_rows(y: Tensor, format: str = "e4m3", power_of_two: bool = True) ->
     return rows.values, rows.scale, scale_max
 
 
-def quantise_blocks(y: Tensor, format: str = "e4m3", power_of_two: bool = True) -> tuple[Tensor, Tensor]:
+def quantize_blocks(y: Tensor, format: str = "e4m3", power_of_two: bool = True) -> tuple[Tensor, Tensor]:
     """Rows (M, width) in FP8, a scale for each 128 neighbours: values (M, width), scale (M, ceil(width / 128))."""
     blocks = quantize(y, format=Format(format), scaling=Scaling.BLOCKWISE_1X128, power_of_two=power_of_two)
     return blocks.values, blocks.scale
 
 
-def quantise_static(y: Tensor, scale: Tensor, format: str = "e4m3") -> tuple[Tensor, Tensor, Tensor]:
+def quantize_static(y: Tensor, scale: Tensor, format: str = "e4m3") -> tuple[Tensor, Tensor, Tensor]:
     """A matrix (M, width) in FP8 under a scale (1, 1), float32, that is given.
 
     Returns values (M, width); amax (1,), the largest finite magnitude, zero where there is none; overflow (1,), int32,
@@ -185,19 +185,19 @@ def quantise_static(y: Tensor, scale: Tensor, format: str = "e4m3") -> tuple[Ten
     return values.contiguous(), largest_magnitude(y), overflow
 
 
-def quantise_static_counted(y: Tensor, scale: Tensor, overflow_stats: Tensor, format: str = "e4m3") -> Tensor:
-    """`quantise_static`, which adds amax and overflow to overflow_stats (2,) int64 of the caller: values (M, width).
+def quantize_static_counted(y: Tensor, scale: Tensor, overflow_stats: Tensor, format: str = "e4m3") -> Tensor:
+    """`quantize_static`, which adds amax and overflow to overflow_stats (2,) int64 of the caller: values (M, width).
 
     overflow_stats[0] counts what was above the format's maximum at this scale, in all calls; overflow_stats[1] has the
     bits of the largest magnitude of them all.
     """
-    values, amax, overflow = quantise_static(y, scale, format)
+    values, amax, overflow = quantize_static(y, scale, format)
     overflow_stats[0] += overflow[0]
     overflow_stats[1] = torch.maximum(overflow_stats[1], amax.view(torch.int32)[0])
     return values
 
 
-def quantise_tensor(
+def quantize_tensor(
     y: Tensor, maxima: Tensor, format: str = "e4m3", power_of_two: bool = True
 ) -> tuple[Tensor, Tensor]:
     """A matrix (M, width) in FP8 under one scale, that of the largest of `maxima` (Q,): values, scale (1, 1)."""
@@ -206,7 +206,7 @@ def quantise_tensor(
     scale = amax.clamp(min=AMAX_FLOOR).view(1, 1) / info.max
     if power_of_two:
         scale = round_up_to_power_of_two(scale)
-    return quantise_static(y, scale, format)[0], scale
+    return quantize_static(y, scale, format)[0], scale
 
 
 def largest_magnitude(y: Tensor) -> Tensor:

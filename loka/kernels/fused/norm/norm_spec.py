@@ -2,7 +2,7 @@
 
 Every family works on rows: a matrix x of (M, width), M free at run time, width a constant of the kernel. Statistics and
 sums are float32 whatever the dtype of x. Scales are powers of two, one a row, as `numerics.quantize` finds them with
-`power_of_two=True`, unless a `Quantisation` says otherwise (loka/kernels/fused/quantisation.py).
+`power_of_two=True`, unless a `Quantization` says otherwise (loka/kernels/fused/quantization.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from loka.kernels.fused.cast_transpose.matrix_spec import (
 )
 from loka.kernels.fused.norm.norm_widths import LARGEST_HELD, check_width
 from loka.kernels.fused.norm.norms import NORMS, NormTraits, traits_of
-from loka.kernels.fused.quantisation import ROWWISE, Quantisation
+from loka.kernels.fused.quantization import ROWWISE, Quantization
 
 ACTIVATIONS = ("relu", "silu", "sigmoid", "hardswish", "gelu")  # gelu is the exact one, by erf
 GATES = ("gate_sigmoid", "gate_hardsigmoid")  # what the norm takes times that of what it gives: SwishNorm
@@ -34,7 +34,7 @@ class NormForward:
     Parameters of the operator, in this order, those that the spec has: x (M, width), add (width,), times and
     residual (M, width), weight and bias (width,), all of any floating dtype; and, where the result is a plain matrix or
     there is `kept`, `dtype: torch.dtype | None = None` of it (None: that of x). Results, in this order: values
-    (M, width) e4m3, scale (M, 1), scale_max (P,) where `quantise`, else out (M, width); then kept (M, width), what the
+    (M, width) e4m3, scale (M, 1), scale_max (P,) where `quantize`, else out (M, width); then kept (M, width), what the
     norm takes, where the spec has it; then mean (M,) and rstd (M,) where they are saved. P is the number of programs
     launched (1 on the CPU); `scale_max` is the largest scale that each of them wrote, zero where it had no row. In
     another mode, `how`, a parameter `scale` or `maxima` follows the other tensors, and its results stand for values,
@@ -48,15 +48,15 @@ class NormForward:
     eps: float  # of the norm
     activation: str | None  # one of ACTIVATIONS, or with a norm of GATES
     add: bool  # whether a vector (a linear's bias) is added to x first
-    quantise: bool  # e4m3 with a power-of-two scale a row, or a matrix of floats
+    quantize: bool  # e4m3 with a power-of-two scale a row, or a matrix of floats
     save: bool  # whether the statistics of the norm are returned, for the backward: mean and rstd, rms_norm rstd only
     times: bool = False  # whether x + add is multiplied by another matrix
     residual: bool = False  # whether a matrix is added to that
     keep: bool = False  # whether the sum before the norm is a result as well, as a plain matrix
     block: int = BLOCK  # of a block_norm, which saves nothing: its backward finds rstd again from x
-    how: Quantisation = ROWWISE  # where `quantise`: its results stand for values to scale_max
+    how: Quantization = ROWWISE  # where `quantize`: its results stand for values to scale_max
     aligned: int = (
-        0  # columns of the values where these are more than x has: zeros behind; of a quantiser of rows alone
+        0  # columns of the values where these are more than x has: zeros behind; of a quantizer of rows alone
     )
 
     def __post_init__(self) -> None:
@@ -67,9 +67,9 @@ class NormForward:
         if self.how.scaling == "maximum" and self.keep:
             raise InputError("a kernel that finds the maximum keeps no sum: the one that writes the values does")
         computes = self.norm is not None or self.activation is not None or self.add or self.times or self.residual
-        if not computes and not self.quantise:
-            raise InputError("a forward kernel without add, norm, activation and quantisation would copy its input")
-        if self.keep and self.norm is None and self.activation is None and not self.quantise:
+        if not computes and not self.quantize:
+            raise InputError("a forward kernel without add, norm, activation and quantization would copy its input")
+        if self.keep and self.norm is None and self.activation is None and not self.quantize:
             raise InputError("a forward kernel whose result is the sum itself has no other sum to keep")
         if self.keep and not (self.add or self.times or self.residual):
             raise InputError("a forward kernel that adds nothing to its input would keep a copy of it")
@@ -79,9 +79,9 @@ class NormForward:
         """The operator's name."""
         inference = "inference" if self.traits.saved and not self.save else ""
         sums = [name for name in ("add", "times", "residual", "keep") if getattr(self, name)]
-        what = _what(self) or ("" if sums else "quantise")
+        what = _what(self) or ("" if sums else "quantize")
         width = f"{self.width}_to_{self.aligned}" if self.aligned else _width(self)
-        parts = (*sums, what, self.how.name if self.quantise else "", width, _eps(self), inference)
+        parts = (*sums, what, self.how.name if self.quantize else "", width, _eps(self), inference)
         name = "_".join(part for part in parts if part)
         return name if name != self.activation else f"{name}_forward"  # a device function is called after an activation
 
@@ -109,12 +109,12 @@ class NormForward:
     @property
     def takes_dtype(self) -> bool:
         """Whether the operator is told the dtype of a plain result."""
-        return self.keep or not self.quantise
+        return self.keep or not self.quantize
 
     @property
     def results(self) -> tuple[str, ...]:
         """The operator's results, in order."""
-        out = self.how.results if self.quantise else ("out",)
+        out = self.how.results if self.quantize else ("out",)
         return out + _named(kept=self.keep) + (self.traits.saved if self.save else ())
 
 
@@ -127,7 +127,7 @@ class NormBackward:
     `add`, or, with `summed`, the sum that the forward kept; add, weight, bias (width,); times (M, width); mean (M,) and
     rstd (M,) as the forward saved them. x is not read where neither norm nor activation is there, nor add with
     `summed`, nor bias without an activation. Results: values (M, width) e4m3, scale (M, 1), scale_max (P,) where
-    `quantise`, else dx (M, width) in the dtype of grad; then residual_grad_out (M, width), the whole gradient of that
+    `quantize`, else dx (M, width) in the dtype of grad; then residual_grad_out (M, width), the whole gradient of that
     sum, in the dtype of residual_grad_in where there is one, else of grad; then dweight, dbias, dadd, those that exist:
     partial sums (P, width) in float32, which `Reduce` adds up. A block_norm has no statistics: rstd is found again from
     x. Of `how` the same holds as in the forward; `maximum` gives no sums.
@@ -140,18 +140,18 @@ class NormBackward:
     eps: float  # of the norm; not in the text, for it is in rstd, but of a norm with `eps_in_backward`
     activation: str | None  # one of ACTIVATIONS, or with a norm of GATES
     add: bool  # whether a vector was added to x first
-    quantise: bool  # e4m3 with a power-of-two scale a row, or a matrix of floats
+    quantize: bool  # e4m3 with a power-of-two scale a row, or a matrix of floats
     times: bool = False  # whether x + add was multiplied by another matrix
     summed: bool = False  # whether x is what the norm took: after `times`, and after a residual
     residual_grad_in: bool = False  # whether the sum before the norm has a gradient from elsewhere too
     residual_grad_out: bool = False  # whether the gradient of that sum is a result: that of a residual
     block: int = BLOCK  # of a block_norm
-    how: Quantisation = ROWWISE  # where `quantise`, as in the forward; `maximum` gives no sums
+    how: Quantization = ROWWISE  # where `quantize`, as in the forward; `maximum` gives no sums
 
     def __post_init__(self) -> None:
         _check_norm(self)
-        if not (self.reads_x or self.quantise or self.times or self.residual_grad_in):
-            raise InputError("a backward kernel without norm, activation and quantisation would copy its input")
+        if not (self.reads_x or self.quantize or self.times or self.residual_grad_in):
+            raise InputError("a backward kernel without norm, activation and quantization would copy its input")
         if self.reads_x and self.times and not self.summed:
             raise InputError("a norm or an activation of a product needs what it took: the sum that the forward kept")
         if self.summed and not self.reads_x:
@@ -160,7 +160,7 @@ class NormBackward:
             raise InputError(
                 "a backward kernel without norm, activation and residual_grad_in would copy grad to residual_grad_out"
             )
-        if self.residual_grad_out and not (self.quantise or self.times):
+        if self.residual_grad_out and not (self.quantize or self.times):
             raise InputError("a backward kernel whose result is the sum's gradient has no residual_grad_out")
         if self.residual_grad_out and self.how.scaling == "maximum":
             raise InputError(
@@ -174,7 +174,7 @@ class NormBackward:
         ends = ["in"] * self.residual_grad_in + ["out"] * self.residual_grad_out
         residual = ["_".join(["residual", *ends])] if ends else []
         eps = _eps(self) if self.traits.eps_in_backward else ""
-        kind = self.how.name if self.quantise else ""
+        kind = self.how.name if self.quantize else ""
         parts = (*sums, _what(self), "backward", *residual, kind, _width(self), eps)
         return "_".join(part for part in parts if part)
 
@@ -220,7 +220,7 @@ class NormBackward:
     @property
     def results(self) -> tuple[str, ...]:
         """The operator's results, in order."""
-        out = self.how.results if self.quantise else ("dx",)
+        out = self.how.results if self.quantize else ("dx",)
         if self.how.scaling == "maximum":
             return out
         return out + _named(
@@ -236,8 +236,8 @@ def _named(**present: bool) -> tuple[str, ...]:
 
 
 def _last(spec: NormForward | NormBackward) -> tuple[str, ...]:
-    """The parameters that a quantisation needs."""
-    return spec.how.parameters if spec.quantise else ()
+    """The parameters that a quantization needs."""
+    return spec.how.parameters if spec.quantize else ()
 
 
 def _width(spec: NormForward | NormBackward) -> str:
@@ -269,12 +269,12 @@ def _eps(spec: NormForward | NormBackward) -> str:
 
 
 def _check_aligned(spec: NormForward) -> None:
-    """Raises InputError where something else than a quantiser of rows is to write columns behind them."""
+    """Raises InputError where something else than a quantizer of rows is to write columns behind them."""
     if not spec.aligned:
         return
     computes = spec.norm or spec.activation or spec.add or spec.times or spec.residual or spec.keep
-    if not spec.quantise or computes or spec.how.scaling != "rowwise":
-        raise InputError("only a kernel that quantises rows, and nothing else, writes columns of zeros behind them")
+    if not spec.quantize or computes or spec.how.scaling != "rowwise":
+        raise InputError("only a kernel that quantizes rows, and nothing else, writes columns of zeros behind them")
     if not spec.width < spec.aligned <= LARGEST_HELD:
         raise InputError(f"rows of {spec.width} elements cannot be made {spec.aligned}: more, and up to {LARGEST_HELD}")
 
@@ -295,11 +295,11 @@ def _check_norm(spec: NormForward | NormBackward) -> None:
         raise InputError(f"a {spec.norm} has neither weight nor bias; norms that can have them: {others}")
     if spec.traits.over_blocks:
         _check_block(spec)
-    if not spec.quantise and spec.how != ROWWISE:
-        raise InputError(f"a kernel that does not quantise has no scaling, and so not {spec.how.name!r}")
+    if not spec.quantize and spec.how != ROWWISE:
+        raise InputError(f"a kernel that does not quantize has no scaling, and so not {spec.how.name!r}")
     if spec.width > LARGEST_HELD and spec.how.scaling not in IN_CHUNKS:
         raise InputError(
-            f"rows of {spec.width} elements, more than {LARGEST_HELD}, are quantised {' or '.join(IN_CHUNKS)}, not "
+            f"rows of {spec.width} elements, more than {LARGEST_HELD}, are quantized {' or '.join(IN_CHUNKS)}, not "
             f"{spec.how.scaling}"
         )
     if spec.norm is not None and not 0.0 <= spec.eps < float("inf"):

@@ -111,11 +111,11 @@ def norm_shapes(spec: NormForward | NormBackward, several: bool = False) -> dict
     return shapes
 
 
-def _title(spec: NormForward | NormBackward, steps: list[str], quantised: str) -> str:
-    rows = [quantised] if spec.quantise else []
+def _title(spec: NormForward | NormBackward, steps: list[str], quantized: str) -> str:
+    rows = [quantized] if spec.quantize else []
     if isinstance(spec, NormBackward):
         steps = [f"gradient of {', '.join(steps)}" if steps else "gradient"]
     elif not steps:
-        return f"To {quantised}"
+        return f"To {quantized}"
     title = " -> ".join([*steps, *rows])
     return title[0].upper() + title[1:]

@@ -48,10 +48,10 @@ def wide_norm_passes(spec: NormBackward) -> tuple[Pass, ...]:
         passes.append(Pass(SUMS, f"{spec.function}_sums", (*takes, *sums, *found), sums))
     takes = tuple(name for name in spec.parameters if name not in spec.how.parameters)
     gives = tuple(name for name in spec.results if name not in _BY_COLUMNS)
-    if spec.quantise and spec.how.scaling == "rowwise":
+    if spec.quantize and spec.how.scaling == "rowwise":
         passes.append(Pass(MAXIMA, f"{spec.function}_maxima", (*takes, *means, "maximum")))
         means = (*means, "amax")
-    scales = spec.how.parameters if spec.quantise else ()
+    scales = spec.how.parameters if spec.quantize else ()
     sums = tuple(name for name in gives if name == "dadd")
     passes.append(Pass(WRITE, spec.function, (*takes, *scales, *means, *gives), sums))
     return tuple(passes)

@@ -74,19 +74,19 @@ class Epilogue:
         _check_out(self.out, (*FLOATS, "e4m3"))
 
     @property
-    def quantise(self) -> bool:
+    def quantize(self) -> bool:
         """True if the result is e4m3 rows with their scales."""
         return self.out == "e4m3"
 
     @property
     def whole_rows(self) -> bool:
         """True if a tile must hold whole rows."""
-        return self.norm in ("layer_norm", "rms_norm") or self.quantise
+        return self.norm in ("layer_norm", "rms_norm") or self.quantize
 
     @property
     def is_plain(self) -> bool:
         """True if the product is only rounded to `out`."""
-        return self == Epilogue(out=self.out) and not self.quantise
+        return self == Epilogue(out=self.out) and not self.quantize
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class TiledGemm:
 
     Parameters of the operator: a, [scale_a], b, [scale_b], then those of add, weight, bias (N,) in the epilogue.
     Scales are float32, (M, 1) or (N, 1) rowwise, (1, 1) tensorwise. Results: values (M, N) e4m3, scale (M, 1),
-    scale_max (P,) as in `NormForward` if the epilogue quantises, else out (M, N); with `keep` also product (M, N) in
+    scale_max (P,) as in `NormForward` if the epilogue quantizes, else out (M, N); with `keep` also product (M, N) in
     bfloat16, before `add`, and the norm's statistics: mean (M,) and rstd (M,) of a layer_norm, only rstd of the others,
     (M, N / block) for a block_norm.
     """
@@ -125,7 +125,7 @@ class TiledGemm:
             )
         if self.epilogue.norm == "block_norm" and self.n % self.epilogue.block:
             raise InputError(f"blocks of {self.epilogue.block} columns do not divide a product of {self.n}")
-        if self.epilogue.norm == "block_norm" and self.epilogue.quantise and self.n != self.epilogue.block:
+        if self.epilogue.norm == "block_norm" and self.epilogue.quantize and self.n != self.epilogue.block:
             raise InputError("a tile holds one block of a block_norm, so e4m3 rows of several blocks cannot be written")
 
     @property
@@ -143,7 +143,7 @@ class TiledGemm:
     @property
     def results(self) -> tuple[str, ...]:
         """Names of the operator's results."""
-        out = ("values", "scale", "scale_max") if self.epilogue.quantise else ("out",)
+        out = ("values", "scale", "scale_max") if self.epilogue.quantize else ("out",)
         kept = ("product", *self.statistics) if self.epilogue.keep else ()
         return out + kept
 

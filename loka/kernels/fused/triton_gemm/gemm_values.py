@@ -106,7 +106,7 @@ def _layout(spec: TiledGemm, tiling: Tiling) -> TileLayout:
         aligned=aligned,
         descriptors=tuple(name for name in spec.parameters + spec.results if by_descriptors.get(name)),
         offsets=offsets,
-        rows=aligned and (rowwise or e.quantise or bool(spec.statistics) or offsets),
+        rows=aligned and (rowwise or e.quantize or bool(spec.statistics) or offsets),
     )
 
 
@@ -119,7 +119,7 @@ def _pieces(spec: TiledGemm, tiling: Tiling, shape: TileLayout) -> list[Piece]:
     found = []
     for index, end in enumerate(endings(count)):
         masked = index == count - 1 and spec.n % tiling.columns != 0
-        cut = masked and (e.norm == "layer_norm" or (e.quantise and e.activation == "sigmoid"))
+        cut = masked and (e.norm == "layer_norm" or (e.quantize and e.activation == "sigmoid"))
         found.append(Piece(end, index * tiling.columns, masked, columns=vectors or cut))
     return found
 
@@ -136,7 +136,7 @@ def _title(spec: TiledGemm) -> str:
         steps.append(f"{_TITLES[e.norm]} (eps {e.eps})")
     if e.activation is not None:
         steps.append(_TITLES[e.activation])
-    return " -> ".join([*steps, "e4m3 rows" if e.quantise else e.out])
+    return " -> ".join([*steps, "e4m3 rows" if e.quantize else e.out])
 
 
 def _operands(spec: TiledGemm | GroupedGemm) -> str:

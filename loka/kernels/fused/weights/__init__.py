@@ -1,1 +1,1 @@
-"""One launch that quantises all weights of a chain."""
+"""One launch that quantizes all weights of a chain."""

@@ -1,4 +1,4 @@
-"""Quantisers of odd widths on a Hopper GPU: what the reference writes."""
+"""Quantizers of odd widths on a Hopper GPU: what the reference writes."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def test_against_float64(package, width, heavy):
     exact = {name: tensor.double() for name, tensor in inputs.tensors.items()}
     for spec in SPECS[width]:
         if isinstance(spec, NormForward):
-            dtype = [] if spec.quantise else [torch.float32]
+            dtype = [] if spec.quantize else [torch.float32]
             got = package.run(spec, *(inputs.tensors[name] for name in spec.parameters), *dtype)
             expected = exact_forward(spec, exact)
         else:
@@ -53,7 +53,7 @@ def test_against_float64(package, width, heavy):
             if spec.add:
                 error = (got["dadd"][0] - gradients["dadd"]).abs()
                 assert (error <= 1e-5 * gradients["dadd"].abs().sum()).all()
-        if spec.quantise:
+        if spec.quantize:
             value = dequantize(Quantized(got["values"], got["scale"])).double()
             allowed = 2.0**-4 * expected.abs() + 2.0**-10 * got["scale"].double()
             assert ((value - expected).abs() <= allowed + 1e-5 * expected.abs().amax()).all()

@@ -27,7 +27,7 @@ def test_it_compiles_for_hopper(package, spec, tmp_path):
     assert not unset_halves(ptx)
     assert binary.metadata.shared <= SHARED
     assert spilled(binary, tmp_path) == 0
-    assert ("cvt.rn.satfinite.e4m3x2.f32" in ptx) == spec.quantise
+    assert ("cvt.rn.satfinite.e4m3x2.f32" in ptx) == spec.quantize
     assert reads_sixteen_bytes(ptx)
-    if not spec.quantise and not spec.add and spec.width in (2048, 4096, 8192):
+    if not spec.quantize and not spec.add and spec.width in (2048, 4096, 8192):
         assert "bar.sync" not in ptx  # a block is within a warp, and nothing else is summed

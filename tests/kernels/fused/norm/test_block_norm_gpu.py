@@ -42,7 +42,7 @@ def test_zeros_infinities_and_nan_are_those_of_the_reference(package):
         forward = isinstance(spec, NormForward)
         arguments = [inputs.tensors[n] for n in spec.parameters] if forward else arguments_of(spec, inputs)
         got, expected = package.run(spec, *arguments), package.run(spec, *(a.cpu() for a in arguments))
-        if spec.quantise:
+        if spec.quantize:
             assert torch.equal(got["scale"].cpu(), expected["scale"])
             assert steps_apart(got["values"].cpu(), expected["values"]) <= 1
         else:

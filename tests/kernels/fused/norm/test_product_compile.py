@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("triton_cache")
 
 
 FLOATS = ("values", "scale", "scale_max", "mean", "rstd", "dweight", "dbias", "dadd")
-SPECS = [spec for spec in every(3456) if isinstance(spec, Products) or spec.quantise]
+SPECS = [spec for spec in every(3456) if isinstance(spec, Products) or spec.quantize]
 SPECS += [spec for spec in every(2048) if not isinstance(spec, Products) and spec.norm == "block_norm"]
 
 

@@ -62,7 +62,7 @@ def test_against_float64(package, spec):
         plain = [torch.float32] if isinstance(spec, NormForward) and spec.takes_dtype else []
         got = package.run(spec, *arguments(spec, tensors, known), *plain)
         expected = known["y" if isinstance(spec, NormForward) else "dx"]
-        if spec.quantise:
+        if spec.quantize:
             assert near_rows(got["values"].double() * got["scale"], expected, 2.0**-4, 2.0**-9 * got["scale"])
             assert got["scale_max"].max() == got["scale"].max()
         else:
@@ -88,7 +88,7 @@ def test_products_against_float64(package, spec):
 
 def test_a_graph_replays_on_new_data(package):
     spec = next(
-        s for s in forwards(3456) if s.quantise and s.keep and s.norm is None and s.times and s.activation is None
+        s for s in forwards(3456) if s.quantize and s.keep and s.norm is None and s.times and s.activation is None
     )
     tensors = inputs_of(256, 3456, torch.bfloat16, "cuda")
     given = [tensors[name] for name in spec.parameters]

@@ -46,7 +46,7 @@ def test_forward_is_float64s(package: Package, spec: NormForward, rows: int) -> 
     tensors = inputs_of(rows, spec.width, torch.float32)
     known = exact(spec, tensors, spec.residual)
     got = package.run(spec, *arguments(spec, tensors, known), *([torch.float64] if spec.takes_dtype else []))
-    if spec.quantise:
+    if spec.quantize:
         value = got["values"].double() * got["scale"].double()
         assert ((value - known["y"]).abs() <= 2.0**-4 * known["y"].abs() + 2.0**-9 * got["scale"]).all()
     else:
@@ -63,7 +63,7 @@ def test_backward_is_float64s(package: Package, spec: NormBackward, rows: int) -
     known = exact(spec, tensors, spec.summed)
     got = package.run(spec, *arguments(spec, tensors, known))
     size = known["dx"].abs().amax() if rows else 0.0
-    if spec.quantise:
+    if spec.quantize:
         value = got["values"].double() * got["scale"].double()
         assert ((value - known["dx"]).abs() <= 2.0**-4 * known["dx"].abs() + 2.0**-9 * got["scale"] + 1e-5 * size).all()
     else:
@@ -85,7 +85,7 @@ def test_products_are_float64s(package: Package, spec: Products) -> None:
 
 def test_a_kept_sum_and_a_carried_gradient_have_their_own_dtypes(package: Package) -> None:
     tensors = inputs_of(3, 48, torch.bfloat16)
-    forward = next(spec for spec in forwards(48) if spec.quantise and spec.keep and spec.norm is None)
+    forward = next(spec for spec in forwards(48) if spec.quantize and spec.keep and spec.norm is None)
     plain = [tensors[name] for name in forward.parameters]
     assert package.run(forward, *plain)["kept"].dtype == torch.bfloat16
     assert package.run(forward, *plain, torch.float32)["kept"].dtype == torch.float32

@@ -61,7 +61,7 @@ def compiled(package, spec, name: str, element: str = "bf16"):
 def test_it_compiles_for_hopper(package, spec, tmp_path):
     names = kernels_of(package, spec)
     sums = isinstance(spec, NormBackward) and spec.norm == "layer_norm"
-    maxima = isinstance(spec, NormBackward) and spec.quantise
+    maxima = isinstance(spec, NormBackward) and spec.quantize
     assert len(names) == 1 + sums + maxima
     for name in names:
         binary = compiled(package, spec, name)

@@ -41,7 +41,7 @@ def test_other_dtypes(package, dtype):
         (check_forward if isinstance(spec, NormForward) else check_backward)(package, spec, inputs)
 
 
-def test_quantised_rows_are_the_reference_bit_for_bit_and_transposed(package):
+def test_quantized_rows_are_the_reference_bit_for_bit_and_transposed(package):
     spec = next(s for s in SPECS[123200] if isinstance(s, NormForward) and s.norm is None)
     x = random_inputs(300, 123200, torch.bfloat16, "cuda").tensors["x"]
     x[3], x[4, 123199] = 0.0, torch.inf
@@ -63,7 +63,7 @@ def test_without_rows_and_with_few(package):
 
 
 def test_a_step_in_a_graph_and_under_the_compiler(package):
-    forward, backward = (s for s in SPECS[123200] if s.norm == "layer_norm" and s.activation and not s.quantise)
+    forward, backward = (s for s in SPECS[123200] if s.norm == "layer_norm" and s.activation and not s.quantize)
     assert isinstance(backward, NormBackward)
     run_forward, run_backward = (getattr(package.fused, spec.function) for spec in (forward, backward))
 

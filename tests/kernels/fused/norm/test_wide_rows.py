@@ -15,7 +15,7 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.norm.norm_widths import LARGEST_HELD, LARGEST_WIDTH
 from loka.kernels.fused.norm.wide_norm_launch import wide_configuration
-from loka.kernels.fused.quantisation import Quantisation
+from loka.kernels.fused.quantization import Quantization
 from loka.kernels.fused.rendering import render, render_files
 from loka.templating.templates import load_templates
 from tests.support.kernels.product_cases import backwards, forwards
@@ -65,7 +65,7 @@ def test_nothing_is_passed_or_made_that_is_not_read(width):
             passed = {argument.arg for argument in function.args.args} - {"_dtype"}  # which the outputs had
             assert passed | made <= read, (spec, function.name)
             tests = [ast.unparse(node.test) for node in ast.walk(function) if isinstance(node, ast.If)]
-            guesses = isinstance(spec, NormForward) and spec.quantise and spec.how.scaling == "rowwise"
+            guesses = isinstance(spec, NormForward) and spec.quantize and spec.how.scaling == "rowwise"
             assert tests == (["scale != guess"] if guesses and function.name.startswith("_") else [])
 
 
@@ -104,11 +104,11 @@ def test_parts_of_rows_fill_the_device_and_no_more(monkeypatch):
     [
         (lambda: NormForward(LARGEST_WIDTH + 1, *LAYER_NORM, True, True), f"rows have 1 to {LARGEST_WIDTH}"),
         (
-            lambda: NormForward(LARGEST_HELD + 1, *LAYER_NORM, True, True, how=Quantisation("blockwise")),
+            lambda: NormForward(LARGEST_HELD + 1, *LAYER_NORM, True, True, how=Quantization("blockwise")),
             "rowwise or static or maximum, not blockwise",
         ),
         (
-            lambda: NormBackward(LARGEST_HELD + 1, *LAYER_NORM, True, how=Quantisation("tensorwise")),
+            lambda: NormBackward(LARGEST_HELD + 1, *LAYER_NORM, True, how=Quantization("tensorwise")),
             "rowwise or static or maximum, not tensorwise",
         ),
         (

@@ -96,7 +96,7 @@ def test_it_compiles_for_hopper(spec, index, tmp_path):
         ptx = binary.asm["ptx"]
         assert binary.metadata.shared <= DEFAULT.shared_bytes
         # Rows of 512 in e4m3 are 128 sums and as many results a thread: a few registers more than there are.
-        full = isinstance(spec, TiledGemm) and spec.n > 256 and spec.epilogue.quantise
+        full = isinstance(spec, TiledGemm) and spec.n > 256 and spec.epilogue.quantize
         assert spilled(binary, tmp_path) <= (12 if full else 2), name
         products = re.findall(r"wgmma\.mma_async\S*", ptx)
         assert products

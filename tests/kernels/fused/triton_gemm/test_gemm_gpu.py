@@ -89,7 +89,7 @@ def noise_of(share: float, made: Case, exact: dict[str, Tensor]) -> Tensor:
 def check_gemm(spec: TiledGemm, got: dict[str, Tensor], made: Case, share: float) -> None:
     exact = exact_epilogue(spec.epilogue, made.products[0], made.vectors)
     y, noise = exact["y"], noise_of(share, made, exact)
-    if spec.epilogue.quantise:
+    if spec.epilogue.quantize:
         scale = got["scale"].double()
         usual = quantize(y, format=Format.E4M3, scaling=Scaling.ROWWISE, power_of_two=True).scale.double()
         size = y.abs().amax(1, keepdim=True)
@@ -167,7 +167,7 @@ def test_what_is_not_finite_stays_in_its_row(package, spec):
     got = package.run(spec, *([a, *rest]))
     touched = [7] if b is None else [7, b]
     others = [row for row in range(300) if row not in touched]
-    name = "values" if spec.epilogue.quantise else "out"
+    name = "values" if spec.epilogue.quantize else "out"
     assert torch.equal(got[name][others].float(), whole[name][others].float())
     assert got[name][7].float().isnan().all()
 

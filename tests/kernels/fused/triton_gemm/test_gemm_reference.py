@@ -46,7 +46,7 @@ def test_epilogues_against_float64(package, spec):
         made = case(spec, m)
         got = package.run(spec, *made.arguments)
         exact = exact_epilogue(spec.epilogue, made.products[0], made.vectors)
-        if spec.epilogue.quantise:
+        if spec.epilogue.quantize:
             assert got["values"].dtype == torch.float8_e4m3fn
             assert got["scale_max"].max() == (got["scale"].max() if m else 0.0)
             value = dequantize(Quantized(got["values"], got["scale"])).double()

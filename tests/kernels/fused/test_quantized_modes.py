@@ -1,4 +1,4 @@
-"""Modes of quantisation without a GPU: the table of what exists, its text, and its reference against the quantiser."""
+"""Modes of quantization without a GPU: the table of what exists, its text, and its reference against the quantizer."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from torch import Tensor
 from loka.errors import InputError
 from loka.kernels.fused.norm import norm_reference
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
-from loka.kernels.fused.quantisation import Quantisation
+from loka.kernels.fused.quantization import Quantization
 from loka.kernels.fused.rendering import render, render_files
 from loka.numerics.enums import Format, Scaling
 from loka.numerics.formats import FORMATS
 from loka.numerics.quantize import quantize
 from loka.templating.templates import load_templates
 from tests.support.kernels.drawn_inputs import KINDS, check_mode, drawn_inputs, exact_result, last_arguments
-from tests.support.kernels.quantised_cases import modes, plain, specs, table
+from tests.support.kernels.quantized_cases import modes, plain, specs, table
 from tests.support.kernels.rendered_cases import arguments_of, random_inputs, write_package
 
 ROOT = Path(__file__).parents[3]
-REFUSALS = ("does not quantise", "copy its input", "neither weight nor bias", "saves no statistics")
+REFUSALS = ("does not quantize", "copy its input", "neither weight nor bias", "saves no statistics")
 WIDTHS = (13, 479, 512)
 SCALINGS = {"rowwise": Scaling.ROWWISE, "blockwise": Scaling.BLOCKWISE_1X128, "tensorwise": Scaling.TENSORWISE}
 
@@ -38,13 +38,13 @@ def test_the_table_of_what_exists():
     # 17 modes: 4 scalings x 2 formats x divided or not, and the maximum. Each with every activation and without a norm,
     # with each norm, and with each of a LayerNorm's and an RMSNorm's affine forms.
     for how in modes():
-        here = [spec for spec in made if spec.quantise and spec.how == how]
+        here = [spec for spec in made if spec.quantize and spec.how == how]
         assert {(spec.norm, spec.activation) for spec in here} == {
             (norm, activation)
             for norm in (None, "layer_norm", "rms_norm", "block_norm")
             for activation in (None, "relu", "silu", "sigmoid", "hardswish", "gelu")
         }
-    assert not [spec for spec in made if not spec.quantise and spec.how != Quantisation()]
+    assert not [spec for spec in made if not spec.quantize and spec.how != Quantization()]
 
 
 def test_one_name_is_one_text():
@@ -83,7 +83,7 @@ def package(tmp_path_factory):
 
 
 def exact(spec, arguments: list[Tensor], package) -> Tensor:
-    """The float32 matrix that a spec quantises."""
+    """The float32 matrix that a spec quantizes."""
     if not (spec.norm or spec.activation):
         return arguments[0].float()
     if isinstance(spec, NormForward):
@@ -100,7 +100,7 @@ def tensors_of(spec, inputs) -> list[Tensor]:
 @pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("heavy", [False, True])
-def test_every_mode_is_the_quantiser_bit_for_bit(package, width, heavy):
+def test_every_mode_is_the_quantizer_bit_for_bit(package, width, heavy):
     inputs = random_inputs(17, width, torch.float32, heavy=heavy)
     inputs.tensors["x"][3], inputs.grad[3] = 0.0, 0.0
     inputs.tensors["x"][4, 5], inputs.tensors["x"][6, 7] = torch.nan, torch.inf
@@ -130,12 +130,12 @@ def test_every_mode_is_the_quantiser_bit_for_bit(package, width, heavy):
 
 def test_known_scales_saturate_and_count():
     y = torch.tensor([[448.0, 449.0, -1e30, torch.inf], [torch.nan, 0.0, -448.0, 3e38]])
-    values, amax, overflow = norm_reference.quantise_static(y, torch.ones(1, 1))
+    values, amax, overflow = norm_reference.quantize_static(y, torch.ones(1, 1))
     assert values.float()[0, :3].tolist() == [448.0, 448.0, -448.0]
     assert values.float().isnan().tolist() == [[False, False, False, True], [True, False, False, False]]
     assert values.float()[1, 1:].tolist() == [0.0, -448.0, 448.0]
     assert (amax.item(), overflow.item()) == (pytest.approx(3e38), 3)
-    wide, _, none = norm_reference.quantise_static(y[:, :2], torch.ones(1, 1), format="e5m2")
+    wide, _, none = norm_reference.quantize_static(y[:, :2], torch.ones(1, 1), format="e5m2")
     assert wide.dtype == torch.float8_e5m2
     assert none.item() == 0
 
@@ -151,21 +151,21 @@ def test_without_rows(package):
 
 @pytest.mark.parametrize("scale", [torch.ones(2, 1), torch.ones(1, 1, dtype=torch.float64)])
 def test_a_known_scale_is_one_float32(package, scale):
-    spec = NormForward(512, None, False, False, 1e-5, None, False, True, True, how=Quantisation("static"))
+    spec = NormForward(512, None, False, False, 1e-5, None, False, True, True, how=Quantization("static"))
     with pytest.raises(InputError, match="one float32 number"):
         package.run(spec, torch.ones(3, 512), scale)
 
 
 def test_names():
-    how = Quantisation("static", Format.E5M2, power_of_two=False)
+    how = Quantization("static", Format.E5M2, power_of_two=False)
     backward = NormBackward(512, "layer_norm", True, True, 1e-5, "silu", False, True, how=how)
     assert backward.function == "layer_norm_silu_backward_e5m2_static_divided"
     assert backward.parameters == ("grad", "x", "weight", "bias", "mean", "rstd", "scale")
     assert backward.results == ("values", "amax", "overflow", "dweight", "dbias")
-    with pytest.raises(InputError, match="no kernel quantises 'columnwise'"):
-        Quantisation("columnwise")
+    with pytest.raises(InputError, match="no kernel quantizes 'columnwise'"):
+        Quantization("columnwise")
     with pytest.raises(InputError, match="neither format nor scale"):
-        Quantisation("maximum", power_of_two=False)
+        Quantization("maximum", power_of_two=False)
 
 
 @pytest.mark.slow

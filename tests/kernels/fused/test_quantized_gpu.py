@@ -1,4 +1,4 @@
-"""Modes of quantisation on a Hopper GPU: against float64, against the CPU reference bit for bit, in one graph."""
+"""Modes of quantization on a Hopper GPU: against float64, against the CPU reference bit for bit, in one graph."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from torch import Tensor
 
 from loka.kernels.fused.cast_transpose.matrix_spec import CastTranspose
 from loka.kernels.fused.norm.norm_spec import NormForward
-from loka.kernels.fused.quantisation import Quantisation
+from loka.kernels.fused.quantization import Quantization
 from loka.numerics.enums import Format
 from tests.support.gpu import ON_HOPPER
 from tests.support.kernels.drawn_inputs import KINDS, check_mode, corners, drawn_inputs, exact_result, last_arguments
 from tests.support.kernels.fp8_codes import same_nan_of
-from tests.support.kernels.quantised_cases import CAST_TRANSPOSES, modes, specs
+from tests.support.kernels.quantized_cases import CAST_TRANSPOSES, modes, specs
 from tests.support.kernels.rendered_cases import arguments_of, random_inputs, write_package
 
 pytestmark = [*ON_HOPPER, pytest.mark.usefixtures("poisoned_memory")]
 
 FEW = [
-    Quantisation("blockwise"),
-    Quantisation("static"),
-    Quantisation("static", Format.E5M2, power_of_two=False),
-    Quantisation("tensorwise"),
-    Quantisation("maximum"),
+    Quantization("blockwise"),
+    Quantization("static"),
+    Quantization("static", Format.E5M2, power_of_two=False),
+    Quantization("tensorwise"),
+    Quantization("maximum"),
 ]
 WIDTHS = (13, 200, 624, 2048, 8256)
 SPECS = {width: specs(width, FEW) for width in WIDTHS}
@@ -62,7 +62,7 @@ def test_every_kind_of_input_against_float64(package, width, kind):
 
 
 @pytest.mark.parametrize(("width", "how"), BARE, ids=str)
-def test_plain_quantisation_is_the_reference_bit_for_bit(package, width, how):
+def test_plain_quantization_is_the_reference_bit_for_bit(package, width, how):
     spec, x = BARE[width, how], corners(4093, width)
     largest = torch.where(x.isfinite(), x.abs(), 0.0).max().float()
     scale = 2.0**-3 if how.power_of_two else 0.1
@@ -83,8 +83,8 @@ def test_plain_quantisation_is_the_reference_bit_for_bit(package, width, how):
 
 def test_two_launches_find_the_tensors_scale_on_the_device(package):
     width, x = 2048, corners(4093, 2048)
-    whole = BARE[width, Quantisation("tensorwise")]
-    maxima = package.run(BARE[width, Quantisation("maximum")], x)["amax"]
+    whole = BARE[width, Quantization("tensorwise")]
+    maxima = package.run(BARE[width, Quantization("maximum")], x)["amax"]
     torch.cuda.set_sync_debug_mode("error")
     try:
         got = package.run(whole, x, maxima)
@@ -114,9 +114,9 @@ def test_both_copies_are_the_reference_bit_for_bit(package, spec, shape):
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_one_graph_under_the_compiler(package, dynamic):
-    known = BARE[2048, Quantisation("static")]
-    find, whole = BARE[2048, Quantisation("maximum")], BARE[2048, Quantisation("tensorwise")]
-    transposed = CastTranspose(Quantisation("static"))
+    known = BARE[2048, Quantization("static")]
+    find, whole = BARE[2048, Quantization("maximum")], BARE[2048, Quantization("tensorwise")]
+    transposed = CastTranspose(Quantization("static"))
     # Looked up here: under the compiler with changing sizes a spec's width is no longer an int that a name is made of.
     one, maximum, second, copies = (getattr(package.fused, spec.function) for spec in (known, find, whole, transposed))
 

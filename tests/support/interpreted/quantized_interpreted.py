@@ -1,4 +1,4 @@
-"""Run by test_quantised_interpreter.py in a process of its own, with TRITON_INTERPRET=1: indexing and masks of modes.
+"""Run by test_quantized_interpreter.py in a process of its own, with TRITON_INTERPRET=1: indexing and masks of modes.
 
 The interpreter rounds to FP8 wrongly, so values are compared where they are FP8 already: scales that are powers of two,
 elements of one bit of mantissa. Scales, maxima and counts are float32 and integers, and compared everywhere.
@@ -18,7 +18,7 @@ from loka.kernels.fused.norm.norm_spec import NormForward
 from tests.support.interpreted.faster_interpreter import make_faster
 from tests.support.interpreted.rendered_interpreted import PROGRAMS, results
 from tests.support.kernels.poison import poisoned
-from tests.support.kernels.quantised_cases import CAST_TRANSPOSES, specs
+from tests.support.kernels.quantized_cases import CAST_TRANSPOSES, specs
 from tests.support.kernels.rendered_cases import Package, arguments_of, random_inputs, write_package
 
 TILES = 6  # of 128 x 128, no fewer than the matrices have

@@ -1,4 +1,4 @@
-"""Modes of quantisation compile for sm_90 without a GPU: FP8 by the GPU's own conversion, nothing spilled."""
+"""Modes of quantization compile for sm_90 without a GPU: FP8 by the GPU's own conversion, nothing spilled."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from loka.kernels.fused.norm.norm_spec import NormForward
 from loka.numerics.enums import Format
 from tests.support.kernels.ptx_registers import unset_halves
-from tests.support.kernels.quantised_cases import modes, specs
+from tests.support.kernels.quantized_cases import modes, specs
 from tests.support.kernels.rendered_cases import reads_sixteen_bytes, write_package
 from tests.support.kernels.sm90 import SHARED, compile_for_sm90, kernel_of, spilled
 

@@ -1,4 +1,4 @@
-"""Modes of quantisation with products, residuals, kept sums and carried gradients: text, references, refusals."""
+"""Modes of quantization with products, residuals, kept sums and carried gradients: text, references, refusals."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 
 from loka.errors import InputError
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
-from loka.kernels.fused.quantisation import Quantisation
+from loka.kernels.fused.quantization import Quantization
 from loka.kernels.fused.rendering import render, render_files
 from loka.templating.templates import load_templates
 from tests.support.kernels.drawn_inputs import check_mode, last_arguments
 from tests.support.kernels.product_cases import arguments, exact, inputs_of
-from tests.support.kernels.quantised_cases import modes
+from tests.support.kernels.quantized_cases import modes
 from tests.support.kernels.rendered_cases import write_package
 
 ROOT = Path(__file__).parents[3]
@@ -81,7 +81,7 @@ def test_rendered_as_ruff_formats_it(tmp_path):
 
 
 def test_a_maximum_alone_keeps_and_carries_nothing():
-    how = Quantisation("maximum")
+    how = Quantization("maximum")
     with pytest.raises(InputError, match="keeps no sum"):
         NormForward(512, None, False, False, 0.0, None, True, True, False, keep=True, how=how)
     with pytest.raises(InputError, match="has no residual_grad_out"):

@@ -1,4 +1,4 @@
-"""Modes of quantisation in Triton's interpreter, in a process of its own: the interpreter is chosen at import."""
+"""Modes of quantization in Triton's interpreter, in a process of its own: the interpreter is chosen at import."""
 
 from __future__ import annotations
 
@@ -11,4 +11,4 @@ pytest.importorskip("triton", reason="Triton interprets kernels; this platform h
 
 @pytest.mark.slow
 def test_modes_read_and_write_what_they_should(tmp_path):
-    assert run_interpreted("quantised_interpreted", tmp_path) > 2000  # results that were compared
+    assert run_interpreted("quantized_interpreted", tmp_path) > 2000  # results that were compared

@@ -1,4 +1,4 @@
-"""Several weights quantised by one launch: the bits of one quantiser each, and no more launches than needed."""
+"""Several weights quantized by one launch: the bits of one quantizer each, and no more launches than needed."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from pathlib import Path
 import pytest
 import torch
 
-from loka.codegen.chains.chain_shapes import quantiser
+from loka.codegen.chains.chain_shapes import quantizer
 from loka.errors import InputError
-from loka.kernels.fused.quantisation import Quantisation
+from loka.kernels.fused.quantization import Quantization
 from loka.kernels.fused.rendering import render, render_files
-from loka.kernels.fused.weights.quantise_weights import QuantiseWeights, grouped, weights_configuration
+from loka.kernels.fused.weights.quantize_weights import QuantizeWeights, grouped, weights_configuration
 from loka.templating.templates import load_templates
 from tests.support.kernels.rendered_cases import Package, write_package
 from tests.support.kernels.weight_cases import ROWS, WEIGHTS, WIDE, odd_weights, weights_of
 from tests.support.processes.launch import run_interpreted
 
 ROOT = Path(__file__).parents[4]
-SINGLE = list(dict.fromkeys(each for spec in (*WEIGHTS, *WIDE) for each in spec.quantisers))
+SINGLE = list(dict.fromkeys(each for spec in (*WEIGHTS, *WIDE) for each in spec.quantizers))
 
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
-    folder = tmp_path_factory.mktemp("weights") / "weights_quantised"
+    folder = tmp_path_factory.mktemp("weights") / "weights_quantized"
     return write_package(folder, [*WEIGHTS, *WIDE, *SINGLE])
 
 
 @pytest.mark.parametrize("spec", [*WEIGHTS, *WIDE], ids=lambda spec: spec.function)
-def test_the_reference_has_the_bits_of_single_quantisers(package: Package, spec: QuantiseWeights) -> None:
+def test_the_reference_has_the_bits_of_single_quantizers(package: Package, spec: QuantizeWeights) -> None:
     weights = odd_weights(spec)
     got = list(package.run(spec, *weights).values())
-    for index, (each, weight) in enumerate(zip(spec.quantisers, weights, strict=True)):
+    for index, (each, weight) in enumerate(zip(spec.quantizers, weights, strict=True)):
         values, scale, largest = package.run(each, weight).values()
         assert torch.equal(got[3 * index].view(torch.uint8), values.view(torch.uint8))
         assert torch.equal(got[3 * index + 1], scale)
@@ -43,7 +43,7 @@ def test_the_reference_has_the_bits_of_single_quantisers(package: Package, spec:
 
 
 @pytest.mark.parametrize("spec", WEIGHTS, ids=lambda spec: spec.function)
-def test_the_compiler_is_told_the_shapes(package: Package, spec: QuantiseWeights) -> None:
+def test_the_compiler_is_told_the_shapes(package: Package, spec: QuantizeWeights) -> None:
     weights = [weight.nan_to_num() for weight in odd_weights(spec)]  # NaN is not equal to itself
     real = package.run(spec, *weights)
     with torch._subclasses.FakeTensorMode() as mode:
@@ -58,7 +58,7 @@ def test_the_compiler_is_told_the_shapes(package: Package, spec: QuantiseWeights
 @pytest.mark.slow
 def test_the_kernel_reads_and_writes_what_it_should(tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="Triton interprets kernels; this platform has none")
-    compared = sum(len(spec.quantisers) for spec in WEIGHTS) * len(ROWS)
+    compared = sum(len(spec.quantizers) for spec in WEIGHTS) * len(ROWS)
     assert run_interpreted("weights_interpreted", tmp_path) == compared
 
 
@@ -74,7 +74,7 @@ def test_the_text_is_formatted_and_linted_as_rendered(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("spec", [*WEIGHTS, *WIDE], ids=lambda spec: spec.function)
-def test_nothing_is_passed_that_is_not_read(spec: QuantiseWeights) -> None:
+def test_nothing_is_passed_that_is_not_read(spec: QuantizeWeights) -> None:
     kernel = render(spec, load_templates())
     functions = [node for node in ast.parse(kernel.text).body if isinstance(node, ast.FunctionDef)]
     assert functions[-1].name == spec.function
@@ -85,7 +85,7 @@ def test_nothing_is_passed_that_is_not_read(spec: QuantiseWeights) -> None:
 
 
 @pytest.mark.parametrize("spec", [*WEIGHTS, *WIDE], ids=lambda spec: spec.function)
-def test_a_block_fits_the_registers(spec: QuantiseWeights) -> None:
+def test_a_block_fits_the_registers(spec: QuantizeWeights) -> None:
     launched = weights_configuration(spec)
     for block in launched.blocks:
         assert block.padded >= max(block.columns, block.width) > block.padded // 2 or block.aligned
@@ -96,28 +96,28 @@ def test_a_block_fits_the_registers(spec: QuantiseWeights) -> None:
 
 def test_its_name_says_the_widths() -> None:
     spec = weights_of((479, 480), 1024)
-    assert spec.function == "quantise_weights_479_to_480_1024"
+    assert spec.function == "quantize_weights_479_to_480_1024"
     assert spec.parameters == ("weight_0", "weight_1")
     assert spec.results == ("values_0", "scale_0", "scale_max_0", "values_1", "scale_1", "scale_max_1")
 
 
 @pytest.mark.parametrize(
-    ("quantisers", "message"),
+    ("quantizers", "message"),
     [
-        ((quantiser(64),), "2 to 8 weights, not 1"),
-        ((quantiser(64),) * 9, "2 to 8 weights, not 9"),
-        ((quantiser(64), quantiser(16385)), "quantise_e4m3_16385 is no plain quantiser of rows of up to 16384"),
-        ((quantiser(64), replace(quantiser(64), add=True)), "add_e4m3 is no plain quantiser"),
-        ((quantiser(64), replace(quantiser(64), how=Quantisation("blockwise"))), "is no plain quantiser"),
+        ((quantizer(64),), "2 to 8 weights, not 1"),
+        ((quantizer(64),) * 9, "2 to 8 weights, not 9"),
+        ((quantizer(64), quantizer(16385)), "quantize_e4m3_16385 is no plain quantizer of rows of up to 16384"),
+        ((quantizer(64), replace(quantizer(64), add=True)), "add_e4m3 is no plain quantizer"),
+        ((quantizer(64), replace(quantizer(64), how=Quantization("blockwise"))), "is no plain quantizer"),
     ],
 )
-def test_what_no_launch_quantises_is_refused(quantisers, message: str) -> None:
+def test_what_no_launch_quantizes_is_refused(quantizers, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        QuantiseWeights(quantisers)
+        QuantizeWeights(quantizers)
 
 
 def test_weights_are_grouped_in_order_as_far_as_they_fit() -> None:
-    narrow, wide = quantiser(64), quantiser(16385)
+    narrow, wide = quantizer(64), quantizer(16385)
     assert grouped([narrow]) == []
     assert grouped([narrow, wide]) == []
     assert grouped([narrow, wide, narrow]) == [[0, 2]]

@@ -11,17 +11,17 @@ from loka.errors import InputError
 from loka.kernels.fused.cast_transpose.matrix_spec import CastTranspose
 from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, NormBackward, NormForward
 from loka.kernels.fused.norm.norms import NORMS
-from loka.kernels.fused.quantisation import SCALINGS, Quantisation
+from loka.kernels.fused.quantization import SCALINGS, Quantization
 from loka.numerics.enums import Format
 
 
-def modes() -> list[Quantisation]:
+def modes() -> list[Quantization]:
     """All that exist."""
     found = [
-        Quantisation(scaling, format, power)
+        Quantization(scaling, format, power)
         for scaling, format, power in itertools.product(SCALINGS[:4], Format, (True, False))
     ]
-    return [*found, Quantisation("maximum")]
+    return [*found, Quantization("maximum")]
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class Row:
 
 
 def table(width: int) -> Iterator[Row]:
-    """Norm x activation x weight and bias x quantised or not x mode x statistics saved, forward and backward."""
+    """Norm x activation x weight and bias x quantized or not x mode x statistics saved, forward and backward."""
     affine = ((False, False), (True, False), (True, True))
     for norm, activation, (weight, bias) in itertools.product((None, *NORMS), (None, *ACTIVATIONS), affine):
-        unquantised = ((False, Quantisation()), (False, Quantisation("static")))
-        for quantise, how in (*unquantised, *((True, mode) for mode in modes())):
-            parts = (width, norm, weight, bias, 1e-5, activation, False, quantise)
+        unquantized = ((False, Quantization()), (False, Quantization("static")))
+        for quantize, how in (*unquantized, *((True, mode) for mode in modes())):
+            parts = (width, norm, weight, bias, 1e-5, activation, False, quantize)
             for save in (False, True):
                 yield row(partial(NormForward, *parts, save, how=how))
             yield row(partial(NormBackward, *parts, how=how))
@@ -64,7 +64,7 @@ PARTS = [
 BLOCKS = [("block_norm", False, False, "hardswish"), ("block_norm", False, False, "gate_hardsigmoid")]
 
 
-def specs(width: int, chosen: list[Quantisation] | None = None) -> list[NormForward | NormBackward]:
+def specs(width: int, chosen: list[Quantization] | None = None) -> list[NormForward | NormBackward]:
     """Forward and backward of PARTS, and of BLOCKS where they fit, in each mode."""
     made: list[NormForward | NormBackward] = []
     for norm, weight, bias, activation in PARTS + (BLOCKS if width % 256 == 0 else []):
@@ -77,5 +77,5 @@ def specs(width: int, chosen: list[Quantisation] | None = None) -> list[NormForw
 
 
 def plain(spec: NormForward | NormBackward) -> NormForward | NormBackward:
-    """The same kernel without quantisation."""
-    return replace(spec, quantise=False, how=Quantisation())
+    """The same kernel without quantization."""
+    return replace(spec, quantize=False, how=Quantization())

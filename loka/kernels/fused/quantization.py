@@ -1,4 +1,4 @@
-"""Quantisation modes of fused kernels: the granularity of the scales, the format, and rounding of the scales.
+"""Quantization modes of fused kernels: the granularity of the scales, the format, and rounding of the scales.
 
 | scaling    | scales                            | launches                       | further results              |
 |------------|-----------------------------------|--------------------------------|------------------------------|
@@ -9,7 +9,7 @@
 | maximum    | none: only `amax` is written      | one                            | `amax` (P,)                  |
 
 `scale_max` is the largest scale that each program wrote. It is for `RequantizeTranspose`, which takes e4m3 with
-power-of-two scales. `CastTranspose` quantises a matrix and its transpose under one scale in a single pass, where no
+power-of-two scales. `CastTranspose` quantizes a matrix and its transpose under one scale in a single pass, where no
 operation comes before.
 
 With a static scale (from a profile's maximum, or from the last step) nothing is read twice. Each program returns the
@@ -23,7 +23,7 @@ itself and the bits of the largest magnitude, which sort like the magnitudes. So
 the device, without another launch.
 
 Any norm, activation, vector and matrix can be combined with any mode, forward and backward. Specs reject a mode without
-`quantise`, and a `maximum` that would save a norm's statistics, keep a sum or pass on a gradient, as the launch that
+`quantize`, and a `maximum` that would save a norm's statistics, keep a sum or pass on a gradient, as the launch that
 writes the values does that.
 
 Values agree with `numerics.quantize` bit for bit, given the same float32 input.
@@ -46,18 +46,18 @@ _DESCRIPTIONS = {
     "tensorwise": "with one {}scale",
 }
 _REFERENCES = {
-    "rowwise": "quantise_rows",
-    "blockwise": "quantise_blocks",
-    "static": "quantise_static",
-    "tensorwise": "quantise_tensor",
+    "rowwise": "quantize_rows",
+    "blockwise": "quantize_blocks",
+    "static": "quantize_static",
+    "tensorwise": "quantize_tensor",
     "maximum": "largest_magnitude",
 }
 _SHORT = {"rowwise": "rows", "blockwise": "blocks", "static": "static", "tensorwise": "tensorwise"}
 
 
 @dataclass(frozen=True, slots=True)
-class Quantisation:
-    """Quantisation mode of a kernel. Raises InputError for one that does not exist."""
+class Quantization:
+    """Quantization mode of a kernel. Raises InputError for one that does not exist."""
 
     scaling: str = "rowwise"  # one of SCALINGS
     format: Format = Format.E4M3
@@ -66,7 +66,7 @@ class Quantisation:
 
     def __post_init__(self) -> None:
         if self.scaling not in SCALINGS:
-            raise InputError(f"no kernel quantises {self.scaling!r}; it can be {', '.join(SCALINGS)}")
+            raise InputError(f"no kernel quantizes {self.scaling!r}; it can be {', '.join(SCALINGS)}")
         if self.format not in FORMATS:
             raise InputError(f"no kernel writes the format {self.format!r}; it can be {', '.join(FORMATS)}")
         if self.scaling == "maximum" and (self.format is not Format.E4M3 or not self.power_of_two):
@@ -130,8 +130,8 @@ class Quantisation:
 
     @property
     def reference(self) -> str:
-        """Name of the function in `norm_reference` with the same quantisation."""
-        return "quantise_static_counted" if self.overflow_stats else _REFERENCES[self.scaling]
+        """Name of the function in `norm_reference` with the same quantization."""
+        return "quantize_static_counted" if self.overflow_stats else _REFERENCES[self.scaling]
 
     @property
     def triton_type(self) -> str:
@@ -144,4 +144,4 @@ class Quantisation:
         return str(FORMATS[self.format].dtype)
 
 
-ROWWISE = Quantisation()
+ROWWISE = Quantization()

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from loka.kernels.fused.weights.quantise_weights import QuantiseWeights
+from loka.kernels.fused.weights.quantize_weights import QuantizeWeights
 from tests.support.kernels.ptx_registers import unset_halves
 from tests.support.kernels.rendered_cases import Package, write_package
 from tests.support.kernels.sm90 import SHARED, compiled, spilled
@@ -22,7 +22,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
 
 @pytest.mark.parametrize("element", ["bf16", "fp32"])
 @pytest.mark.parametrize("spec", [*WEIGHTS, *WIDE], ids=lambda spec: spec.function)
-def test_it_compiles_for_hopper(package: Package, spec: QuantiseWeights, element: str, tmp_path) -> None:
+def test_it_compiles_for_hopper(package: Package, spec: QuantizeWeights, element: str, tmp_path) -> None:
     binary = compiled(package, spec, element)
     assert binary.metadata.shared <= SHARED
     assert "cvt.rn.satfinite.e4m3x2.f32" in binary.asm["ptx"]
@@ -35,7 +35,7 @@ def test_rows_at_odd_addresses(package: Package, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("spec", [weights_of(1024, 1024), weights_of(512, 2048, 48, 3456)], ids=lambda s: s.function)
-def test_rows_are_read_and_written_in_vectors(package: Package, spec: QuantiseWeights) -> None:
+def test_rows_are_read_and_written_in_vectors(package: Package, spec: QuantizeWeights) -> None:
     ptx = compiled(package, spec).asm["ptx"]
     assert "ld.global.v4.b32" in ptx
     assert re.search(r"st\.global(\.v[24])?\.b(32|64)", ptx)
