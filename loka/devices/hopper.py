@@ -15,8 +15,6 @@ from loka.devices.launches import (
     RowLaunch,
     RowLaunches,
     SquareLaunch,
-    Tiling,
-    Tilings,
     WeightsLaunch,
     WideLaunch,
 )
@@ -119,48 +117,6 @@ _LAUNCHES = LaunchTables(
         summed=(2, 16),
     ),
     cross=CrossLaunch(columns=512, elements=4096, warps=4, programs=3),
-    products=Tilings(
-        e4m3=(
-            Tiling(rows=128, columns=128, depth=128, stages=4, warps=8),
-            Tiling(rows=128, columns=128, depth=128, stages=4, warps=8, flattened=False),
-            Tiling(rows=128, columns=128, depth=128, stages=5, warps=8),
-            Tiling(rows=128, columns=128, depth=64, stages=3, warps=8, programs=2, flattened=False),
-            Tiling(rows=128, columns=128, depth=64, stages=3, warps=8, programs=2),
-            Tiling(rows=64, columns=256, depth=128, stages=4, warps=8),
-            Tiling(rows=64, columns=128, depth=128, stages=3, warps=4, programs=2),
-            Tiling(rows=128, columns=64, depth=128, stages=3, warps=8, programs=2),
-        ),
-        small=(
-            Tiling(rows=128, columns=64, depth=128, stages=3, warps=4, programs=2),
-            Tiling(rows=64, columns=64, depth=64, stages=4, warps=4, programs=4),
-        ),
-        bfloat16=(
-            Tiling(rows=128, columns=256, depth=64, stages=3, warps=8),
-            Tiling(rows=128, columns=128, depth=64, stages=4, warps=8),
-            Tiling(rows=128, columns=128, depth=64, stages=4, warps=8, flattened=False),
-            Tiling(rows=64, columns=128, depth=64, stages=3, warps=4, programs=2),
-            Tiling(rows=128, columns=64, depth=64, stages=3, warps=8, programs=2),
-        ),
-        whole_rows=(
-            Tiling(rows=64, columns=256, depth=128, stages=2, warps=8),
-            Tiling(rows=64, columns=256, depth=128, stages=2, warps=8, flattened=False),
-            Tiling(rows=64, columns=256, depth=64, stages=3, warps=8),
-        ),
-        whole_rows_bfloat16=(
-            Tiling(rows=64, columns=256, depth=64, stages=2, warps=8),
-            Tiling(rows=64, columns=256, depth=32, stages=3, warps=8),
-        ),
-        pointers=(
-            Tiling(rows=64, columns=64, depth=64, stages=3, warps=4, programs=2),
-            Tiling(rows=64, columns=128, depth=64, stages=3, warps=8, programs=2),
-        ),
-        whole_rows_pointers=(Tiling(rows=64, columns=128, depth=32, stages=3, warps=8),),
-        grouped=(
-            Tiling(rows=64, columns=64, depth=128, stages=3, warps=4),
-            Tiling(rows=128, columns=64, depth=128, stages=3, warps=4),
-        ),
-        grouped_pointers=(Tiling(rows=64, columns=64, depth=64, stages=3, warps=4),),
-    ),
 )
 
 # Rates: a copy of 1 GiB; products of 8192 x 8192 x 8192, in TF32 of 8192 x 2048 x 2048 (docs/bench.md); kernels of FM

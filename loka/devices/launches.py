@@ -137,35 +137,6 @@ class CrossLaunch:
 
 
 @dataclass(frozen=True, slots=True)
-class Tiling:
-    """Tiling and launch of a product."""
-
-    rows: int  # of a tile of the result
-    columns: int  # of a tile of the result
-    depth: int  # elements contracted at a step
-    stages: int  # steps prefetched from memory
-    warps: int  # of a program
-    programs: int = 1  # most on each multiprocessor
-    flattened: bool = True  # a program's next tile is prefetched while this one is written
-
-
-@dataclass(frozen=True, slots=True)
-class Tilings:
-    """All tilings of rendered products; the first of each tuple is the default."""
-
-    e4m3: tuple[Tiling, ...]
-    small: tuple[Tiling, ...]  # at most 64 columns, rounded up to a power of two
-    bfloat16: tuple[Tiling, ...]
-    whole_rows: tuple[Tiling, ...]  # of 256 columns, two tiles side by side; narrower rows use their power of two
-    whole_rows_bfloat16: tuple[Tiling, ...]
-    # Unaligned rows are read by pointers, which take registers: smaller tiles, and fewer of them.
-    pointers: tuple[Tiling, ...]
-    whole_rows_pointers: tuple[Tiling, ...]
-    grouped: tuple[Tiling, ...]  # one program per tile, for many small products
-    grouped_pointers: tuple[Tiling, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class LaunchTables:
     """Launch parameters of all families of rendered kernels on a device."""
 
@@ -181,4 +152,3 @@ class LaunchTables:
     fm_interaction: FmInteractionLaunch
     concat_norm: ConcatNormLaunch
     cross: CrossLaunch
-    products: Tilings

@@ -25,8 +25,6 @@ from loka.kernels.fused.norm.norm_launch import configuration
 from loka.kernels.fused.norm.norm_spec import NormForward
 from loka.kernels.fused.quantization import Quantization
 from loka.kernels.fused.rendering import render
-from loka.kernels.fused.triton_gemm.gemm_spec import TiledGemm
-from loka.kernels.fused.triton_gemm.gemm_tiling import candidates, shared_bytes
 from loka.kernels.gemm import scaled_mm_limits
 from loka.kernels.gemm.catalogue import GEMM_KERNELS
 from loka.kernels.measurements.lookup import Measurements
@@ -138,14 +136,6 @@ def test_one_scale_is_found_and_used_by_few_programs_where_that_was_measured() -
         assert found == h200.launches.rows.forward_tensorwise[1024]
         assert found.programs * h200.multiprocessors < rowwise.programs * h200.multiprocessors
         assert configuration(spec) == configuration(NORM), "not measured on the H100"
-
-
-def test_tilings_fit_the_devices_shared_memory() -> None:
-    spec = TiledGemm(1024, 1024)
-    small = replace(DEFAULT, shared_bytes=100 * 1024)
-    assert candidates(spec, small)
-    assert all(shared_bytes(spec, tiled) <= small.shared_bytes for tiled in candidates(spec, small))
-    assert set(candidates(spec, small)) < set(candidates(spec))
 
 
 def test_scaled_mm_takes_what_the_device_does() -> None:

@@ -56,7 +56,7 @@ def define(
     GPU, `launch` fills them: it takes the results, then the arguments. On the CPU `reference`, the typed function that
     the schema is inferred from, runs after the same checks; the function has it as `reference`. None of them returns an
     argument; `changes` names those that `launch` and `reference` modify. The compiler does not look into an `opaque`
-    operator, whose launch needs addresses or calls torch in between.
+    operator, whose launch calls torch in between.
 
     A name contains a digest of the kernel's text, so that the same name in two packages means the same kernel: the
     operator is kept, and the last `launch` is used, as the package of an earlier one may be gone. The operator has no

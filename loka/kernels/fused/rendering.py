@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from loka.devices.launches import RowLaunch, Tiling
+from loka.devices.launches import RowLaunch
 from loka.devices.spec import DeviceSpec
 from loka.devices.targets import DEFAULT
 from loka.errors import InputError
@@ -57,9 +57,6 @@ from loka.kernels.fused.norm.norm_values import norm_shapes, norm_values, wide_n
 from loka.kernels.fused.norm.norm_widths import LARGEST_HELD
 from loka.kernels.fused.norm.wide_norm_launch import WideConfiguration, wide_configuration
 from loka.kernels.fused.reduce.products_values import products_values
-from loka.kernels.fused.triton_gemm import gemm_tiling
-from loka.kernels.fused.triton_gemm.gemm_spec import GemmSpec, GroupedGemm, TiledGemm
-from loka.kernels.fused.triton_gemm.gemm_values import gemm_values, grouped_gemm_values
 from loka.kernels.fused.weights.quantize_weights import (
     QuantizeWeights,
     WeightsConfiguration,
@@ -74,7 +71,6 @@ OPERATORS_FILE = "fused.py"
 AnySpec = (
     Spec
     | FusedCastTranspose
-    | GemmSpec
     | FmForward
     | FmBackward
     | ConcatNormForward
@@ -86,7 +82,6 @@ AnyConfiguration = (
     RowLaunch
     | WideConfiguration
     | TransposeTile
-    | Tiling
     | FmConfiguration
     | ConcatNormConfiguration
     | CrossConfiguration
@@ -209,12 +204,6 @@ def _two_kernels(function: str) -> InputError:
 def _values(spec: AnySpec, launched: AnyConfiguration | None, device: DeviceSpec) -> KernelValues:
     """Template values of a spec."""
     match spec:
-        case TiledGemm():
-            tiled = launched if isinstance(launched, Tiling) else gemm_tiling.tiling(spec, device)
-            return gemm_values(spec, tiled)
-        case GroupedGemm():
-            tiled = launched if isinstance(launched, Tiling) else gemm_tiling.tiling(spec, device)
-            return grouped_gemm_values(spec, tiled)
         case NormForward() | NormBackward():
             if spec.width > LARGEST_HELD:
                 wide = launched if isinstance(launched, WideConfiguration) else wide_configuration(spec, device)
@@ -278,8 +267,6 @@ _IMPORTED = {
     "concat_norm_reference": "loka.kernels.fused.interaction",
     "fm_reference": "loka.kernels.fused.interaction",
     "norm_reference": "loka.kernels.fused.norm",
-    "gemm_launch": "loka.kernels.fused.triton_gemm",
-    "gemm_reference": "loka.kernels.fused.triton_gemm",
 }
 
 
@@ -292,7 +279,6 @@ def _imports(texts: Sequence[str]) -> dict[str, object]:
     imports = [f"from {package} import {', '.join(modules)}" for package, modules in packages.items()]
     return {
         "imports": imports,
-        "descriptors": any("TensorDescriptor." in text for text in texts),
         "torch": any(re.search(r"\btorch\.", text) for text in texts),
         "any": any(": Any" in text for text in texts),
         "capitals": any(re.search(r"[A-Z]: tl\.constexpr", text) for text in texts),
