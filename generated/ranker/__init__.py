@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "04f715d0b0c640ae49225434bb38e25e654cdf06f382b0768bad5374dc62706b"
+STAMP = "08d01e8496bdc5659b812569e2adfe256e530edbb1386875547977e351e54fc7"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

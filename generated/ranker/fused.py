@@ -18,7 +18,7 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import concat_norm_reference, fm_reference
 from loka.kernels.fused.norm import norm_reference
 
-STAMP = "04f715d0b0c640ae49225434bb38e25e654cdf06f382b0768bad5374dc62706b"
+STAMP = "08d01e8496bdc5659b812569e2adfe256e530edbb1386875547977e351e54fc7"
 
 
 def _add_backward_e4m3_outputs(grad: Tensor) -> tuple[Tensor, ...]:

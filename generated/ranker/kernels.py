@@ -27,7 +27,7 @@ from loka.dispatch import Quantized
 
 from . import fused
 
-STAMP = "04f715d0b0c640ae49225434bb38e25e654cdf06f382b0768bad5374dc62706b"
+STAMP = "08d01e8496bdc5659b812569e2adfe256e530edbb1386875547977e351e54fc7"
 
 # Scalings of both operands of a GEMM.
 ROWWISE = ("rowwise", "rowwise")
