@@ -33,8 +33,7 @@ from loka.bench.record.part_specs import specs_of
 from loka.bench.record.producer_parts import Producers
 from loka.bench.results import write_text
 from loka.bench.speed.timing import GRAPHS, LAUNCHES, rotations, size_of
-from loka.devices.launches import RowLaunch
-from loka.devices.spec import DeviceSpec
+from loka.devices.spec import DeviceSpec, RowLaunch
 from loka.errors import LokaError
 from loka.kernels.fused.norm.norm_launch import configuration
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward, Spec

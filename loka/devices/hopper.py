@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from loka.devices.host_costs import Execution, HostCosts
-from loka.devices.launches import (
+from loka.devices.spec import (
     ConcatNormLaunch,
     CrossLaunch,
+    DeviceSpec,
+    Execution,
     FmInteractionLaunch,
     FusedCastLaunch,
+    HostCosts,
     LaunchTables,
     ReduceLaunch,
     RowLaunch,
     RowLaunches,
+    ScaledMMLimits,
     SquareLaunch,
     WeightsLaunch,
     WideLaunch,
 )
-from loka.devices.spec import DeviceSpec, ScaledMMLimits
 
 _SCALED_MM = ScaledMMLimits(
     pairs=frozenset(

@@ -1,12 +1,179 @@
-"""Specification of a device."""
+"""Specification of a device: its limits and rates, host costs, and launch parameters of rendered kernels.
+
+The modules `*_launch` of `loka.kernels.fused` select among the launches by what a kernel computes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
-from loka.devices.host_costs import HostCosts
-from loka.devices.launches import LaunchTables
+
+class Execution(StrEnum):
+    """How a training loop runs the model."""
+
+    EAGER = "eager"
+    COMPILED = "compiled"  # under torch.compile, without a CUDA graph
+    GRAPH = "graph"  # captured or replayed in CUDA graphs: the host launches nothing by itself
+
+
+@dataclass(frozen=True, slots=True)
+class HostCosts:
+    """Host time of one launch, microseconds, with all that stands around it: autograd, allocations, the wrapper.
+
+    A launch is a GEMM or a part of a workload (`loka.plan.select.workload`), the unit that plans count: smaller kernels
+    beside them, as of residuals or bias gradients, are in the average.
+    """
+
+    measured_on: str
+    torch: Mapping[Execution, float]  # of the model's own operations
+    generated: Mapping[Execution, float]  # of generated kernels and FP8 GEMMs
+
+
+@dataclass(frozen=True, slots=True)
+class RowLaunch:
+    """Launch of a kernel over whole rows."""
+
+    rows: int  # of a program at a step, a power of two
+    warps: int  # of a program
+    programs: int  # most on each multiprocessor
+    held: bool = True  # weight, bias and add stay in registers; otherwise each step reads them again (L1 cache)
+    stages: int = 1  # steps whose rows are prefetched into shared memory at once
+
+
+@dataclass(frozen=True, slots=True)
+class RowLaunches:
+    """`RowLaunch` by the width that a program holds, a power of two; wider rows use `widest`.
+
+    Measured at widths 512, 1024, 2048 and 4096 (docs/results/LOG.md, "rendered kernels" and "rows fetched ahead");
+    others are chosen by registers: a thread holds at most 32 elements of a row.
+    """
+
+    forward: Mapping[int, RowLaunch]
+    forward_simple: Mapping[int, RowLaunch]  # without a norm over the whole row: a row waits only for its maximum
+    # Under one scale for the whole matrix each program reads the maxima of all: few programs, many rows each. Where a
+    # width is missing, as above.
+    forward_tensorwise: Mapping[int, RowLaunch]
+    backward: Mapping[int, RowLaunch]  # to a plain matrix; measured with the reduction of its sums, like the next
+    backward_quantized: Mapping[int, RowLaunch]  # to FP8
+    backward_simple: Mapping[int, RowLaunch]  # without column sums: as many programs as possible
+    widest: RowLaunch
+    streaming: int  # at this width, kernels with several matrices and no norm, or with an extra matrix or sum, ...
+    streaming_forward: RowLaunch  # ... use these: as many programs as registers allow
+    streaming_backward: RowLaunch
+    loaded_backward: RowLaunch  # with an extra sum or matrix, where four warps would spill
+    short: int  # widths up to this: several rows per warp; a backward's sums need the registers of two
+    short_elements: int  # of all rows of a program
+    short_forward: RowLaunch  # `rows` is computed from `short_elements`
+    short_backward: RowLaunch
+    most_warps: int  # of a program over whole rows
+    least_summed: int  # least steps of a program with partial sums: it writes a row of them, however few it added
+
+
+@dataclass(frozen=True, slots=True)
+class WideLaunch:
+    """Launch of kernels over rows too wide for one program (docs/results/LOG.md, rows of 123200)."""
+
+    chunk: int  # columns of a forward's step
+    forward: RowLaunch
+    stages_read: int  # with more matrices and vectors read at each step, a forward has one stage less
+    tile: tuple[int, int]  # rows and columns of a backward's step
+    backward: RowLaunch  # `warps` is the most
+    warp_elements: int  # of a backward's tile, per warp
+    least_warps: int
+
+
+@dataclass(frozen=True, slots=True)
+class SquareLaunch:
+    """Launch of transposes and casts with a transpose: one square tile per program."""
+
+    tile: int  # rows and columns
+    warps: int  # of a program
+    chunk: int  # partial maxima read at a step
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsLaunch:
+    """Launch of a chain's weights' quantization: whole rows, in blocks of one size for all weights."""
+
+    warp_elements: int  # of a block, per warp
+    least_columns: int  # that a row of a block counts as
+    most_warps: int  # of a program
+    warps: int  # of a weight's programs on each multiprocessor, at most
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceLaunch:
+    """Launch of column sums: one block of columns per program."""
+
+    columns: int
+    rows: int  # read at a step
+    warps: int  # of a program
+
+
+@dataclass(frozen=True, slots=True)
+class FusedCastLaunch:
+    """Launch of a producer that writes both copies: one tile of whole blocks per program."""
+
+    columns: int  # least number of a tile
+    elements: int  # of a tile
+    warps: int
+
+
+@dataclass(frozen=True, slots=True)
+class FmInteractionLaunch:
+    """Launch of FM interactions; measured at 64 x 128 and 128 x 256 (docs/results/LOG.md)."""
+
+    fetched: int  # elements of a sample up to which three samples are prefetched into shared memory, above it two
+    forward: tuple[int, int]  # warps and programs
+    chunk: int  # most columns of a backward's step
+    stages: int  # most steps of a backward that are prefetched
+    few: int  # embeddings up to which a backward uses `backward_few`
+    backward_few: tuple[int, int]
+    backward: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ConcatNormLaunch:
+    """Launch of a norm of a concatenation; measured at widths 64, 128 and 256 (docs/results/LOG.md)."""
+
+    wide: int  # widths above this process one row at a step
+    wide_warp_elements: int
+    wide_elements: int  # of the rows of all programs on a multiprocessor
+    most_warps: int
+    elements: int  # of all rows of a program
+    launch: tuple[int, int]  # warps and programs
+    summed_elements: int  # the same for a backward with sums for a weight or a bias, which stay in registers
+    summed: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class CrossLaunch:
+    """Launch of a cross layer's backward; measured at widths 3456 and 1024 (docs/results/LOG.md)."""
+
+    columns: int  # most of a block
+    elements: int  # of a block
+    warps: int
+    programs: int  # of all blocks of columns together
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchTables:
+    """Launch parameters of all families of rendered kernels on a device."""
+
+    rows: RowLaunches
+    wide: WideLaunch
+    weights: WeightsLaunch
+    transpose: SquareLaunch
+    cast_transpose: SquareLaunch
+    fused_cast_transpose: FusedCastLaunch
+    reduce: ReduceLaunch
+    products_columns: int  # most of a program of `products`, which processes one row
+    maxima_chunk: int  # partial maxima that a row kernel reads at a step
+    fm_interaction: FmInteractionLaunch
+    concat_norm: ConcatNormLaunch
+    cross: CrossLaunch
 
 
 @dataclass(frozen=True, slots=True)

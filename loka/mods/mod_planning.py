@@ -17,8 +17,8 @@ from loka.mods.rewriting.interactions import ChosenInteractions, FusedInteractio
 from loka.mods.rewriting.model_in_change import ModelInChange
 from loka.mods.rewriting.rewriting_tracer import OwnerScope, RewrittenOwner
 from loka.mods.rewriting.site_outcome import SiteOutcome
+from loka.policy.mod_schema import ModFields
 from loka.policy.policy import ModRule
-from loka.policy.schema.mod_schema import ModFields
 from loka.sites.flow import Flow
 from loka.sites.site import Site
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         OwnerModPlanning,
         SiteModPlanning,
     )
-    from loka.policy.schema.mod_schema import ModSchemas
+    from loka.policy.mod_schema import ModSchemas
 
 
 class ModKind(StrEnum):

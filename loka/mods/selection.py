@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 from loka.mods.adaptation import Unchanged
 from loka.mods.mod_planning import ModPlanning, ModRequest
-from loka.policy.cascade.cascade import hint
+from loka.policy.cascade import hint
+from loka.policy.mod_schema import own_parameters
 from loka.policy.policy import ModRule, Pattern
 from loka.policy.problems import Problem, problem
-from loka.policy.schema.mod_schema import own_parameters
 
 _SHOWN = 3  # reasons in one message, and names for one reason
 

@@ -1,4 +1,4 @@
-"""The reference quantizers, which every generated quantizer and every fused kernel must match bit for bit.
+"""The reference quantizers and product, which every generated quantizer and fused kernel must match bit for bit.
 
 The canonical sequence of operations, for a matrix x of (R, C), a format with largest finite value MAX, and blocks as
 the scaling prescribes (the whole matrix, a row, 128 neighbours in a row, a square of 128 x 128; a block at the edge is
@@ -25,6 +25,24 @@ where `x / scale` spreads each scale over its block. A value is then `q * scale`
 - With a static scale, amax is given beforehand and the clamp saturates what exceeds it.
 - A matrix without elements has no amax (torch raises), so it is returned before the sequence starts, with the scales of
   an all-zero matrix.
+
+The formats (OCP 8-bit Floating Point Specification, revision 1.0):
+
+| format | exponent bits | mantissa bits | largest finite | smallest normal | smallest subnormal | infinities |
+|--------|---------------|---------------|----------------|-----------------|--------------------|------------|
+| e4m3   | 4             | 3             | 448            | 2^-6            | 2^-9               | no         |
+| e5m2   | 5             | 2             | 57344          | 2^-14           | 2^-16              | yes        |
+
+The transposed copy of a quantized matrix, made from its FP8 values alone (`requantize_transpose`):
+a matrix of (R, C) quantized rowwise serves a GEMM that contracts over C. The GEMM that contracts over R needs it
+transposed, with a scale per row of the transpose, which a pass along the rows cannot compute. A single scale is
+available once the rows are quantized: the largest row scale, S. Where all scales are powers of two, row scale / S is a
+power of two of at most 1, so that
+
+    transposed[c, r] = values[r, c] * (scale[r] / S)
+
+is exact except for values that become subnormal: these are rounded to nearest, ties to even, or to zero. They are small
+compared with S.
 """
 
 from __future__ import annotations
@@ -38,11 +56,38 @@ from torch import Tensor
 
 from loka.errors import InputError
 from loka.numerics.enums import Format, Scaling
-from loka.numerics.formats import FORMATS, decode
+from loka.numerics.recipe import OperandRecipe
 from loka.numerics.scalings import block_of
 
 BLOCK = 128  # elements in a row that share a scale in blockwise_1x128
 AMAX_FLOOR = 2.0**-100  # lower bound of amax; keeps a zero block's scale positive and normal
+
+
+@dataclass(frozen=True, slots=True)
+class FormatInfo:
+    """The numbers that define a format."""
+
+    dtype: torch.dtype
+    max: float  # largest finite value
+    smallest_normal: float
+    smallest_subnormal: float
+
+
+FORMATS: dict[Format, FormatInfo] = {
+    Format.E4M3: FormatInfo(
+        dtype=torch.float8_e4m3fn,
+        max=448.0,
+        smallest_normal=2.0**-6,
+        smallest_subnormal=2.0**-9,
+    ),
+    Format.E5M2: FormatInfo(
+        dtype=torch.float8_e5m2,
+        max=57344.0,
+        smallest_normal=2.0**-14,
+        smallest_subnormal=2.0**-16,
+    ),
+}
+_FORMAT_OF = {info.dtype: format for format, info in FORMATS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,3 +196,84 @@ def _spread(scale: Tensor, scaling: Scaling, rows: int, columns: int) -> Tensor:
     if block.columns is not None:
         scale = scale.repeat_interleave(block.columns, dim=1)[:, :columns]
     return scale
+
+
+def decode(values: Tensor) -> Tensor:
+    """FP8 values of any shape as float32, exactly; NaN stays NaN.
+
+    torch converts e4m3 one value at a time on a CPU, which takes longer than the product that the values are for. There
+    the bits are moved instead: e4m3 is float16 with another bias and a shorter mantissa, subnormals included.
+    """
+    if values.dtype is not torch.float8_e4m3fn or values.device.type != "cpu" or torch.compiler.is_compiling():
+        return values.float()
+    half = values.view(torch.int8).to(torch.int16)  # with copies of the sign from bit 7 upwards
+    all_ones = half.bitwise_and(0x7F).add_(1).bitwise_and_(0x80)  # 0x80 for the pattern that is NaN, else 0
+    half.bitwise_and_(~0x80).bitwise_or_(all_ones).bitwise_left_shift_(7)
+    return half.view(torch.float16).float().mul_(2.0**8)  # the difference of the biases
+
+
+def requantize_transpose(quantized: Quantized, *, check: bool = False) -> Quantized:
+    """Values (R, C) in e4m3 or e5m2 with scales (R, 1) become values (C, R), contiguous, with scales (C, 1), all S.
+
+    S is the largest row scale; for a matrix without rows, the scale of an all-zero matrix. NaN stays NaN, zeros keep
+    their sign. With `check`, scales that are not positive normal powers of two are rejected; this synchronises with the
+    GPU, so by default the caller must ensure it. Raises InputError for values that are not FP8 and for scales of
+    another shape.
+    """
+    values, scale = quantized.values, quantized.scale
+    if values.dim() != 2 or values.dtype not in _FORMAT_OF:
+        raise InputError(
+            f"requantize_transpose: an FP8 matrix is needed, got {values.dtype} of shape {tuple(values.shape)}"
+        )
+    rows, columns = values.shape
+    if tuple(scale.shape) != scale_shape(rows, columns, Scaling.ROWWISE):
+        raise InputError(
+            f"requantize_transpose: scales of shape {tuple(scale.shape)} for a matrix of {(rows, columns)}; it takes "
+            "rowwise scales, "
+            f"of shape {(rows, 1)}"
+        )
+    if check and not _are_powers_of_two(scale):
+        raise InputError("requantize_transpose: a scale is no power of two; quantize with power_of_two=True")
+    if rows == 0:
+        largest = scale.new_full((), static_scale(0.0, _FORMAT_OF[values.dtype], power_of_two=True))
+    else:
+        largest = scale.amax()
+    transposed = (decode(values) * (scale / largest)).to(values.dtype).t().contiguous()
+    return Quantized(values=transposed, scale=largest.expand(columns, 1).contiguous())
+
+
+def _are_powers_of_two(scale: Tensor) -> bool:
+    normal = scale.isfinite() & (scale >= torch.finfo(torch.float32).smallest_normal)
+    return bool((normal & (round_up_to_power_of_two(scale.float()) == scale)).all())
+
+
+def fake_quantize(x: Tensor, recipe: OperandRecipe) -> Tensor:
+    """The operand x of (R, C), contracted over C, quantized by `recipe` and dequantized: float32 (R, C).
+
+    A transposed operand is made as in training, from the FP8 copy of its transpose. Raises InputError where x is not a
+    matrix, or the recipe's static range has no `amax`.
+    """
+    if recipe.lacks_amax:
+        raise InputError("fake_quantize: a recipe with range static needs an amax")
+    if recipe.transposed:
+        source = quantize(x.t(), format=recipe.format, scaling=Scaling.ROWWISE, power_of_two=True)
+        return dequantize(requantize_transpose(source))
+    return dequantize(
+        quantize(x, format=recipe.format, scaling=recipe.scaling, power_of_two=recipe.power_of_two, amax=recipe.amax)
+    )
+
+
+def reference_scaled_mm(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor, out_dtype: torch.dtype) -> Tensor:
+    """`(a * scale_a) @ (b * scale_b).T`: FP8 a of (R, C) and b of (S, C) give (R, S) in `out_dtype`.
+
+    Scales are float32 and two-dimensional, of any granularity (`quantize.scale_shape`). Sizes may be zero; a
+    contraction of length zero gives zeros. Raises InputError where shapes do not fit.
+    """
+    if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[1]:
+        raise InputError(
+            f"scaled_mm: a is {tuple(a.shape)} and b is {tuple(b.shape)}; both must be matrices with as many columns"
+        )
+    left = dequantize(Quantized(a, scale_a))
+    right = dequantize(Quantized(b, scale_b))
+    with torch.autocast(a.device.type, enabled=False):  # or it would multiply in autocast's dtype, not in float32
+        return torch.matmul(left, right.t()).to(out_dtype)

@@ -18,8 +18,8 @@ from loka.plan.select.latency_selection import SAFE
 from loka.plan.select.perf_model import PerfModel
 from loka.plan.select.select import accepted_operands, candidates, overridden_operands
 from loka.plan.select.workload import SiteSizes, gemm_part
-from loka.policy.cascade.settings import Assignment, GemmSettings, SiteSettings
 from loka.policy.policy import ExecutionSpec
+from loka.policy.settings import Assignment, GemmSettings, SiteSettings
 from loka.probe.profile.profile import Verdict
 from loka.sites.site import Site
 

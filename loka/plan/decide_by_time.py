@@ -15,7 +15,7 @@ from loka.plan.select.latency_selection import LatencySelection, problem_of, rev
 from loka.plan.select.perf_model import PerfModel
 from loka.plan.select.select import SelectionProblem, select
 from loka.plan.select.workload import SiteSizes, Surroundings, TracedNeighbours, surroundings_of
-from loka.policy.cascade.settings import SiteSettings
+from loka.policy.settings import SiteSettings
 from loka.probe.profile.profile import Verdict
 from loka.sites.site import Site
 

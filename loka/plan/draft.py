@@ -16,7 +16,7 @@ from loka.mods.registry import interaction_planning
 from loka.numerics.enums import Compute
 from loka.plan.mod_proposals import Proposal
 from loka.plan.report.format import format_share
-from loka.policy.schema.checks import package_name
+from loka.policy.checks import package_name
 from loka.sites.site import GemmKind, Site
 
 HEAD = 16  # output features up to which a GEMM is kept: a head's few outputs cost little and carry the prediction

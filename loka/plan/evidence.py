@@ -24,8 +24,8 @@ from loka.paths import open_plain, shown
 from loka.plan.ne import over_ne_budget
 from loka.plan.plan import Evidence, Plan
 from loka.plan.report.format import format_near_budget, format_operands, format_over_budget
-from loka.policy.cascade.settings import Budget
 from loka.policy.policy import Policy
+from loka.policy.settings import Budget
 from loka.probe.profile.profile import (
     Estimate,
     NeEstimate,

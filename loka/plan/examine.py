@@ -11,9 +11,9 @@ from loka.graph.trace.tracer import Tracer
 from loka.mods.modded_model import Adapted, adapted, model_without_mods
 from loka.plan.evidence import ProfiledSites
 from loka.plan.prospect import safe_profile
-from loka.policy.cascade.cascade import resolve_settings
-from loka.policy.cascade.settings import SiteFacts, SiteSettings
+from loka.policy.cascade import resolve_settings
 from loka.policy.policy import Policy
+from loka.policy.settings import SiteFacts, SiteSettings
 from loka.sites.build_model import BuiltModel
 from loka.sites.callables import current_directory_importable, find_callable
 from loka.sites.discover import find_sites

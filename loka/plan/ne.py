@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from loka.numerics.enums import Compute, Gemm
 from loka.plan.plan import GemmPlan, Plan, SitePlan
 from loka.plan.report.format import format_ne
-from loka.policy.cascade.settings import SiteSettings
+from loka.policy.settings import SiteSettings
 from loka.probe.profile.profile import Interval, sum_of_changes
 
 

@@ -11,8 +11,8 @@ from loka.kernels.measurements.parts import PartKind, TimeSource
 from loka.mods.adaptation import Adaptation, RewriteResult, Setting, Unchanged
 from loka.numerics.enums import Accumulation, Gemm
 from loka.numerics.recipe import OperandPair, Recipe
-from loka.policy.cascade.settings import Assignment
 from loka.policy.policy import ExecutionSpec
+from loka.policy.settings import Assignment
 from loka.probe.profile.profile import Interval, Verdict
 from loka.sites.site import Site
 

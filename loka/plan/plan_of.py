@@ -33,8 +33,8 @@ from loka.plan.rewrite.site_mods import (
 from loka.plan.select.latency_selection import interaction_plans, without_fused_sites
 from loka.plan.select.workload import TracedNeighbours
 from loka.plan.tuning.choices import AS_IT_STANDS, Choice, chosen_settings
-from loka.policy.cascade.settings import Assignment, SiteSettings
 from loka.policy.policy import Policy
+from loka.policy.settings import Assignment, SiteSettings
 from loka.sites.callables import current_directory_importable
 from loka.version import __version__
 

@@ -17,7 +17,7 @@ from loka.plan.evidence import ProfiledSites
 from loka.plan.plan import Plan
 from loka.plan.report.format import format_share, format_speedup, format_us
 from loka.plan.report.plan_rows import total_time
-from loka.policy.cascade.settings import SiteSettings
+from loka.policy.settings import SiteSettings
 from loka.probe.profile.profile import Estimate, Interval, Profile, SiteProfile
 from loka.sites.site import Site
 from loka.version import __version__

@@ -20,7 +20,7 @@ from loka.plan.select.latency_selection import LatencySelection
 from loka.plan.select.perf_model import PerfModel
 from loka.plan.select.select import impossible_overrides, unknown_kernels
 from loka.plan.select.workload import TracedNeighbours
-from loka.policy.cascade.settings import SiteSettings
+from loka.policy.settings import SiteSettings
 from loka.sites.site import Site
 
 

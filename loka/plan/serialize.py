@@ -36,8 +36,8 @@ from loka.plan.plan import (
     Skipped,
     TunedStep,
 )
-from loka.policy.cascade.settings import Assignment
 from loka.policy.policy import ExecutionSpec
+from loka.policy.settings import Assignment
 from loka.sites.site import GemmKind, Site
 
 FORMAT = "loka.plan"

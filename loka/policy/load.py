@@ -12,7 +12,10 @@ from pydantic import ValidationError
 from loka.devices.targets import DEFAULT_TARGET
 from loka.errors import RenamedWarning
 from loka.numerics.enums import Autocast
-from loka.policy.cascade.expand import RuleOrigin, built_in, expand, shown_value
+from loka.policy import policy_schema
+from loka.policy.compose import Documents, read_documents
+from loka.policy.expand import RuleOrigin, built_in, expand, shown_value
+from loka.policy.mod_schema import ModFields, ModSchemas, own_parameters
 from loka.policy.policy import (
     ExecutionSpec,
     Match,
@@ -25,13 +28,10 @@ from loka.policy.policy import (
     TrainSpec,
 )
 from loka.policy.problems import PolicyError, Problem
-from loka.policy.schema import policy_schema
-from loka.policy.schema.mod_schema import ModFields, ModSchemas, own_parameters
-from loka.policy.schema.validation_errors import validation_errors
-from loka.policy.yaml.compose import Documents, read_documents
-from loka.policy.yaml.renamed_keys import RenamedKey
-from loka.policy.yaml.tree import Mapping, Scalar, follow, plain
-from loka.policy.yaml.tree import Path as TreePath
+from loka.policy.renamed_keys import RenamedKey
+from loka.policy.tree import Mapping, Scalar, follow, plain
+from loka.policy.tree import Path as TreePath
+from loka.policy.validation_errors import validation_errors
 
 DEFAULT_BATCH_SIZE = 4096
 PLAN_FORMAT = "loka.plan"  # format of loka.plan.serialize, a room above this one

@@ -6,11 +6,11 @@ import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from loka.devices.host_costs import Execution
-from loka.policy.cascade.patterns import REGEX_PREFIX, PatternError, compile_pattern, matches_whole
-from loka.policy.cascade.settings import Assignment, SiteFacts
+from loka.devices.spec import Execution
+from loka.policy.patterns import REGEX_PREFIX, PatternError, compile_pattern, matches_whole
 from loka.policy.problems import Place, PolicyError, problem
-from loka.policy.yaml.tree import Mapping, follow
+from loka.policy.settings import Assignment, SiteFacts
+from loka.policy.tree import Mapping, follow
 
 OPERAND_FIELDS = ("format", "scaling", "range", "amax", "power_of_two")  # the leaves of one operand
 ModParameter = bool | int | float | str

@@ -15,7 +15,7 @@ from loka.errors import InputError
 from loka.mods.suggestions import Suggestible
 from loka.numerics.enums import OPERANDS, Compute, Gemm, Operand
 from loka.numerics.recipe import OperandPair
-from loka.policy.cascade.settings import SiteSettings
+from loka.policy.settings import SiteSettings
 from loka.probe.diagnostics.finding_evidence import with_observed_ranges
 from loka.probe.diagnostics.findings import find
 from loka.probe.estimate.candidate_recipes import candidates

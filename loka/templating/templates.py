@@ -1,22 +1,26 @@
-"""Loader of templates: from inside an installed LoKA, or from beside the package in a checkout."""
+"""Templates, from inside an installed LoKA or from beside the package in a checkout, rendered to code and to pages.
+
+Whatever is put into a page of HTML is escaped: names may hold anything.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 
 import jinja2
+from markupsafe import Markup
 
 from loka.errors import InputError
 from loka.templating.wrap import wrap
 
 KERNELS = "triton/"  # folder of the templates of kernels
-PAGES = "report/"  # folder of the templates of pages, no part of any package (`loka.templating.pages`)
+PAGES = "report/"  # folder of the templates of pages, no part of any package
 OMIT = "\0"  # value of `omit` in templates: its line is left out
 _SUFFIX = ".j2"
 _FIRST = "kernels.py" + _SUFFIX
@@ -119,3 +123,30 @@ def _targets(names: Iterable[str]) -> str:
 def _signature(parameters: Mapping[str, str]) -> str:
     """Parameters with types: "x: Tensor, counter_id: int"."""
     return ", ".join(f"{name}: {kind}" for name, kind in parameters.items())
+
+
+def render_page(template: str, values: Mapping[str, object], shown: Callable[[str], str]) -> str:
+    """A page from a template below `templates/report`; an undefined name is an error.
+
+    Every text goes through `shown`, and is then escaped for HTML, between tags and in quoted attributes. Raises
+    InputError if the templates are missing.
+    """
+    return _page_environment(shown).get_template(template).render(values)
+
+
+@cache
+def _page_environment(shown: Callable[[str], str]) -> jinja2.Environment:
+    def finalize(value: object) -> object:
+        """A value as it is put into a page, before it is escaped; what a macro made is left as it is."""
+        return shown(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+    return jinja2.Environment(
+        loader=jinja2.DictLoader(dict(template_texts(templates_folder().joinpath(PAGES.rstrip("/")), ""))),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=True,
+        finalize=finalize,
+        newline_sequence="\n",
+    )

@@ -14,7 +14,7 @@ from benchmarks.ne_calibration.recipes import few_bits, ranged, recipes
 from benchmarks.ne_calibration.report import judged, markdown, spearman
 from benchmarks.ne_calibration.trained import MODELS, NATIVE, RowFile, StudyModel
 from loka.numerics.enums import Gemm
-from loka.numerics.fake_quantize import fake_quantize
+from loka.numerics.quantize import fake_quantize
 from loka.numerics.recipe import OperandRecipe
 
 

@@ -25,8 +25,8 @@ from loka.plan.mod_proposals import drafted_from
 from loka.plan.plan import Plan
 from loka.plan.planner import make_plan
 from loka.plan.report.mod_plans import describe_changes, touches
+from loka.policy.policy_schema import json_schema
 from loka.policy.problems import PolicyError
-from loka.policy.schema.policy_schema import json_schema
 from tests.support import added_mods
 from tests.support.importing import import_folder
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from loka.mods.registry import MODS, ModKind, mod_schemas, module_mod, names_of, planning_of
 from loka.mods.selection import selected_for_all
-from loka.policy.schema.mod_schema import own_parameters
+from loka.policy.mod_schema import own_parameters
 
 CHANGES_MODULES = names_of(ModKind.MODULES)
 REWRITES_FORWARDS = tuple(name for name in MODS if name not in CHANGES_MODULES)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from loka.numerics.enums import Format
-from loka.numerics.formats import FORMATS, decode
+from loka.numerics.quantize import FORMATS, decode
 
 PEER = {Format.E4M3: ml_dtypes.float8_e4m3fn, Format.E5M2: ml_dtypes.float8_e5m2}
 BOTH = pytest.mark.parametrize("format", list(Format))

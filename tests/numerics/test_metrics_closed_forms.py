@@ -10,8 +10,7 @@ import torch
 from loka.errors import InputError
 from loka.numerics.enums import Format, Scaling
 from loka.numerics.metrics import FLOOR, mere, sqnr
-from loka.numerics.quantize import dequantize, quantize
-from loka.numerics.reference_matmul import reference_scaled_mm
+from loka.numerics.quantize import dequantize, quantize, reference_scaled_mm
 
 
 def test_mere_of_known_vectors() -> None:

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from loka.errors import InputError
 from loka.numerics.enums import Format, Scaling
-from loka.numerics.formats import FORMATS
 from loka.numerics.quantize import (
     AMAX_FLOOR,
+    FORMATS,
     Quantized,
     dequantize,
     expand_scale,

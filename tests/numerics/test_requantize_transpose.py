@@ -10,9 +10,7 @@ import torch
 
 from loka.errors import InputError
 from loka.numerics.enums import Format, Scaling
-from loka.numerics.formats import FORMATS
-from loka.numerics.quantize import Quantized, dequantize, quantize
-from loka.numerics.requantize_transpose import requantize_transpose
+from loka.numerics.quantize import FORMATS, Quantized, dequantize, quantize, requantize_transpose
 
 FLOOR = {Format.E4M3: 2.0**-108, Format.E5M2: 2.0**-115}  # the scale of an all-zero matrix
 

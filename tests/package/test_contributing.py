@@ -36,7 +36,7 @@ from loka.numerics import scalings
 from loka.numerics.enums import Format, Scaling
 from loka.numerics.quantize import dequantize, quantize
 from loka.numerics.scalings import BLOCKS, TOGETHER, Block
-from loka.policy.schema.policy_schema import ScalingChoice, json_schema
+from loka.policy.policy_schema import ScalingChoice, json_schema
 from tests.support import markdown
 from tests.support.added_norm import edits as added_norm
 from tests.support.processes.launch import environment

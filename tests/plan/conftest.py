@@ -14,7 +14,7 @@ from loka.plan.decide import Situation
 from loka.plan.evidence import ProfiledSites
 from loka.plan.plan import Plan, SitePlan
 from loka.plan.resolve import resolve
-from loka.policy.cascade.settings import Assignment, GemmSettings, SiteSettings
+from loka.policy.settings import Assignment, GemmSettings, SiteSettings
 from loka.probe.profile.profile import (
     Estimate,
     Finding,

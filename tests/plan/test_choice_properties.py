@@ -20,7 +20,7 @@ from loka.plan.plan import NATIVE, SitePlan
 from loka.plan.resolve import resolve
 from loka.plan.select.perf_model import PerfModel
 from loka.plan.select.workload import SiteSizes, Surroundings, TracedNeighbours, gemm_part, surroundings_of, workload_of
-from loka.policy.cascade.settings import Budget, GemmSettings, SiteSettings
+from loka.policy.settings import Budget, GemmSettings, SiteSettings
 from loka.probe.profile.profile import Estimate, Interval, Profile, SiteProfile
 from loka.sites.site import GemmKind, RowCount, Site
 from tests.support.plan.plan_costs import CHAIN, SCALED_MM, AnyGemm, MadeUp

@@ -19,7 +19,7 @@ from loka.plan.plan import NATIVE, GemmPlan, SitePlan
 from loka.plan.report.format import format_decision
 from loka.plan.resolve import resolve
 from loka.plan.select.workload import Surroundings, TracedNeighbours
-from loka.policy.cascade.settings import Budget, GemmSettings, SiteSettings
+from loka.policy.settings import Budget, GemmSettings, SiteSettings
 from loka.probe.profile.profile import Estimate, Interval
 from loka.sites.site import RowCount
 from tests.support.plan.plan_costs import CHAIN, SCALED_MM, AnyGemm, MadeUp

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from loka.devices.host_costs import Execution
+from loka.devices.spec import Execution
 from loka.devices.targets import DEVICES
 from loka.kernels.fused.norm.norm_widths import LARGEST_WIDTH
 from loka.kernels.measurements.part_bounds import bound_us
@@ -22,8 +22,8 @@ from loka.plan.report.coverage import (
     share_rows,
 )
 from loka.plan.select.workload import SiteSizes, native_part
-from loka.policy.cascade.settings import Assignment
 from loka.policy.policy import ExecutionSpec
+from loka.policy.settings import Assignment
 from loka.sites.site import GemmKind
 
 CHAIN = OperandRecipe(power_of_two=True)

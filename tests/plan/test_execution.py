@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from loka.devices.host_costs import Execution
+from loka.devices.spec import Execution
 from loka.devices.targets import DEFAULT, TargetDevice
 from loka.kernels.measurements.parts import Part, PartKind
 from loka.mods.policy_loader import load_policy
@@ -22,9 +22,9 @@ from loka.plan.resolve import resolve
 from loka.plan.select.host_model import HostModel
 from loka.plan.select.workload import TracedNeighbours
 from loka.plan.serialize import from_json, to_json
-from loka.policy.cascade.settings import Budget, GemmSettings, SiteSettings
 from loka.policy.policy import ExecutionSpec
 from loka.policy.problems import PolicyError
+from loka.policy.settings import Budget, GemmSettings, SiteSettings
 from loka.probe.profile.profile import Estimate, Interval
 from tests.support.plan.plan_costs import CHAIN, SCALED_MM, MadeUp
 

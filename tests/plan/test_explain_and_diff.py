@@ -12,7 +12,7 @@ from loka.plan.report.explain_site import explain
 from loka.plan.report.format import format_gemm
 from loka.plan.report.plan_diff import diff
 from loka.plan.report.plan_rows import group_sites, pattern_of
-from loka.policy.cascade.settings import Assignment, GemmSettings, SiteSettings
+from loka.policy.settings import Assignment, GemmSettings, SiteSettings
 
 
 def test_explain_gives_sizes_flops_and_every_decision(make_plan, make_site):

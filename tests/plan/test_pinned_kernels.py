@@ -16,7 +16,7 @@ from loka.plan.evidence import NO_EVIDENCE
 from loka.plan.plan import NATIVE, SitePlan
 from loka.plan.resolve import resolve
 from loka.plan.select.select import accepted_operands, candidates
-from loka.policy.cascade.settings import Assignment, GemmSettings, SiteSettings
+from loka.policy.settings import Assignment, GemmSettings, SiteSettings
 from loka.sites.site import Site
 from tests.support.plan.plan_costs import MadeUp
 

@@ -32,7 +32,7 @@ from loka.plan.resolve import resolve
 from loka.plan.select.perf_model import PerfModel
 from loka.plan.select.workload import SiteSizes, native_part
 from loka.plan.serialize import from_json, to_json
-from loka.policy.cascade.settings import Budget, GemmSettings
+from loka.policy.settings import Budget, GemmSettings
 from loka.probe.profile.profile import Estimate, Interval, Profile, SiteProfile
 from tests.support.plan.plan_costs import CHAIN, SCALED_MM, MadeUp, Remembering
 

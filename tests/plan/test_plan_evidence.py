@@ -17,7 +17,7 @@ from loka.plan.decide import Situation
 from loka.plan.evidence import NEVER_RAN, NO_EVIDENCE, check_sites, over_budget, over_budget_message
 from loka.plan.plan import NATIVE, GemmPlan
 from loka.plan.resolve import ImpossibleRuleError, resolve
-from loka.policy.cascade.settings import Budget
+from loka.policy.settings import Budget
 from loka.probe.profile.profile import Interval, Verdict
 
 NAME = "layers.0.fmb.0"

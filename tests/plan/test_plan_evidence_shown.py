@@ -15,7 +15,7 @@ from loka.plan.report.histogram import ASCII, histogram
 from loka.plan.report.plan_diff import diff
 from loka.plan.report.plan_rows import group_sites
 from loka.plan.serialize import from_json, to_json
-from loka.policy.cascade.settings import Assignment
+from loka.policy.settings import Assignment
 from loka.probe.profile.profile import Finding, Verdict
 from loka.probe.stats.bins import LOWEST, MAGNITUDE_BINS
 

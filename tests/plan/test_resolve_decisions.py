@@ -12,7 +12,7 @@ from loka.plan.decide import Situation
 from loka.plan.evidence import NO_EVIDENCE
 from loka.plan.plan import NATIVE, GemmPlan, SitePlan
 from loka.plan.resolve import resolve
-from loka.policy.cascade.settings import SiteSettings
+from loka.policy.settings import SiteSettings
 from loka.sites.site import Site
 
 HOPPER = Situation(TargetDevice.H100, 4096, {"p.yaml": "policies/p.yaml"})

@@ -19,7 +19,7 @@ from loka.plan.report.format import format_gemm
 from loka.plan.report.plan_diff import diff
 from loka.plan.resolve import resolve
 from loka.plan.serialize import from_json, to_json
-from loka.policy.cascade.settings import GemmSettings, SiteSettings
+from loka.policy.settings import GemmSettings, SiteSettings
 from loka.probe.estimate.candidate_recipes import candidates
 from loka.probe.profile.profile import Estimate, Interval
 

@@ -9,7 +9,7 @@ import pytest
 
 from loka.numerics.enums import Compute, Fuse, Gemm
 from loka.plan.tuning.choices import AS_IT_STANDS, Choice, Precision, SiteChoice, chosen_settings, is_open
-from loka.policy.cascade.settings import Assignment, SiteSettings
+from loka.policy.settings import Assignment, SiteSettings
 
 FILE = "profiles/p.tuned.json"
 NATIVE = SiteChoice(Precision.BF16, fuse=Fuse.NEVER)

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from loka.mods.policy_loader import load_policy
-from loka.policy.cascade.cascade import resolve_settings
-from loka.policy.cascade.settings import SiteFacts, SiteSettings
+from loka.policy.cascade import resolve_settings
 from loka.policy.policy import Policy
 from loka.policy.problems import PolicyError
+from loka.policy.settings import SiteFacts, SiteSettings
 
 MARK = "§".encode()  # stands right before the character at which the problem is expected
 

@@ -8,8 +8,8 @@ import pytest
 
 from loka.numerics.enums import Format, Gemm, Scaling
 from loka.numerics.recipe import Recipe
-from loka.policy.cascade.settings import SiteFacts, SiteSettings
 from loka.policy.problems import PolicyError
+from loka.policy.settings import SiteFacts, SiteSettings
 
 HEAD = 'version: 1\nname: ranker\nmodel: {factory: "pkg.models:ranker"}\n'
 SITE = [SiteFacts("mlp.0", "linear", 64, 32, 32, 1.0)]

@@ -9,10 +9,10 @@ import pytest
 
 from loka.numerics.enums import Accumulation, Compute, Format, Fuse, Gemm, Operand, Range, Scaling
 from loka.numerics.recipe import OperandRecipe
-from loka.policy.cascade.cascade import resolve_settings
-from loka.policy.cascade.settings import Budget, GemmSettings, SiteFacts, SiteSettings
+from loka.policy.cascade import resolve_settings
 from loka.policy.policy import Policy
 from loka.policy.problems import PolicyError
+from loka.policy.settings import Budget, GemmSettings, SiteFacts, SiteSettings
 
 HEAD = 'version: 1\nname: ranker\nmodel: {factory: "pkg.models:ranker"}\n'
 SITES = [

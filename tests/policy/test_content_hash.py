@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from loka.policy.yaml.compose import compose
-from loka.policy.yaml.tree import content_hash
+from loka.policy.compose import compose
+from loka.policy.tree import content_hash
 
 TEXT = "version: 1\nname: p\nmodel: {factory: 'a:b'}\ntrain: {loss: 'a:l', ema: 0.9}\nrules: [{match: a}, {match: b}]\n"
 

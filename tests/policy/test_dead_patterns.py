@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from loka.policy.cascade.settings import SiteFacts, SiteSettings
+from loka.policy.settings import SiteFacts, SiteSettings
 
 HEAD = 'version: 1\nname: ranker\nmodel: {factory: "pkg.models:ranker"}\n'
 SITES = [

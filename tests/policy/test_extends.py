@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from loka.mods.policy_loader import load_policy
-from loka.policy.cascade.settings import SiteFacts, SiteSettings
+from loka.policy.compose import MAX_CHAIN, compose
 from loka.policy.policy import Policy
 from loka.policy.problems import PolicyError
-from loka.policy.yaml.compose import MAX_CHAIN, compose
-from loka.policy.yaml.tree import content_hash
+from loka.policy.settings import SiteFacts, SiteSettings
+from loka.policy.tree import content_hash
 
 HEAD = 'version: 1\nname: ranker\nmodel: {factory: "pkg.models:ranker"}\n'
 SITE = SiteFacts("layers.0.mlp.0", "linear", 64, 32, 16, 1.0)

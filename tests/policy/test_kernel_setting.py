@@ -8,9 +8,9 @@ import pytest
 
 from loka.mods.registry import mod_schemas
 from loka.numerics.enums import Gemm
-from loka.policy.cascade.settings import ANY_KERNEL, SiteFacts, SiteSettings
+from loka.policy.policy_schema import json_schema
 from loka.policy.problems import PolicyError
-from loka.policy.schema.policy_schema import json_schema
+from loka.policy.settings import ANY_KERNEL, SiteFacts, SiteSettings
 
 HEAD = 'version: 1\nname: ranker\nmodel: {factory: "pkg.models:ranker"}\n'
 SITES = [SiteFacts("layers.0.mlp.0", "linear", 64, 32, 32, 0.5), SiteFacts("head.out", "linear", 64, 32, 1, 0.5)]

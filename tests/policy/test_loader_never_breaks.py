@@ -103,7 +103,7 @@ def test_policies_that_are_drawn_at_random_are_sometimes_right(tmp_path: Path) -
         assert load_policy(path).version == 1
 
 
-@pytest.mark.parametrize("module", ["loka.policy.cascade.settings", "loka.policy"])
+@pytest.mark.parametrize("module", ["loka.policy.settings", "loka.policy"])
 def test_settings_alone_import_no_library(module: str) -> None:
     code = f"import sys, {module}; print([name for name in ('pydantic', 'yaml', 'torch') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -111,6 +111,6 @@ def test_settings_alone_import_no_library(module: str) -> None:
 
 
 def test_loading_a_policy_needs_no_torch() -> None:
-    code = "import sys, loka.policy.load, loka.policy.cascade.cascade; print('torch' in sys.modules)"
+    code = "import sys, loka.policy.load, loka.policy.cascade; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from loka.mods.policy_loader import load_policy
+from loka.policy.compose import MAX_DEPTH, MAX_NODES
 from loka.policy.policy import Policy
+from loka.policy.policy_file import MAX_BYTES
 from loka.policy.problems import PolicyError
-from loka.policy.yaml.compose import MAX_DEPTH, MAX_NODES
-from loka.policy.yaml.policy_file import MAX_BYTES
 
 HEAD = 'version: 1\nname: ranker\nmodel: {factory: "pkg.models:ranker"}\n'
 LEVELS = "abcdefghi"

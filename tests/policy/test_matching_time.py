@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from loka.policy.cascade import patterns
+from loka.policy import patterns
 from loka.policy.policy import Pattern
 from loka.policy.problems import Place, PolicyError
 

@@ -15,7 +15,7 @@ from loka.devices.targets import TargetDevice
 from loka.mods.policy_loader import load_policy
 from loka.mods.registry import mod_schemas
 from loka.numerics.enums import Scaling
-from loka.policy.schema.policy_schema import ScalingChoice, SiteKind, json_schema
+from loka.policy.policy_schema import ScalingChoice, SiteKind, json_schema
 from loka.sites.site import GemmKind
 
 FULL = Path(__file__).with_name("full.yaml")

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from loka.errors import RenamedWarning
-from loka.policy.cascade.settings import SiteFacts, SiteSettings
 from loka.policy.policy import Policy
+from loka.policy.settings import SiteFacts, SiteSettings
 
 HEAD = 'version: 1\nname: ranker\nmodel: {factory: "pkg.models:ranker"}\n'
 SITES = [SiteFacts("layers.0.mlp.0", "linear", 64, 32, 32, 0.5), SiteFacts("head.out", "linear", 64, 32, 1, 0.5)]

@@ -8,7 +8,7 @@ import pytest
 
 from loka.numerics.enums import OPERANDS, Compute, Format, Gemm, Operand, Range, Scaling
 from loka.numerics.recipe import TRANSPOSED_FROM, OperandRecipe
-from loka.policy.cascade.settings import SiteFacts, SiteSettings
+from loka.policy.settings import SiteFacts, SiteSettings
 
 HEAD = 'version: 1\nname: ranker\nmodel: {factory: "pkg.models:ranker"}\n'
 SITES = [SiteFacts("layers.0.mlp.0", "linear", 64, 32, 32, 0.5), SiteFacts("head.out", "linear", 64, 32, 1, 0.5)]

@@ -7,9 +7,8 @@ from pathlib import Path
 import jinja2
 import pytest
 
-from loka.templating import pages
-from loka.templating.pages import render_page
-from loka.templating.templates import PAGES, load_templates
+from loka.templating import templates
+from loka.templating.templates import PAGES, load_templates, render_page
 
 
 @pytest.fixture
@@ -17,7 +16,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Renders a template with a value."""
     folder = tmp_path / PAGES
     folder.mkdir()
-    monkeypatch.setattr(pages, "templates_folder", lambda: tmp_path)
+    monkeypatch.setattr(templates, "templates_folder", lambda: tmp_path)
 
     def render(text: str, value: object) -> str:
         (folder / "page.html.j2").write_text(text, encoding="utf-8")

@@ -25,9 +25,7 @@ from loka.kernels.fused.cast_transpose.matrix_spec import Reduce
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward, Spec
 from loka.kernels.measurements.parts import Part, PartKind
 from loka.numerics.enums import Scaling
-from loka.numerics.formats import FORMATS
-from loka.numerics.quantize import Quantized, quantize
-from loka.numerics.requantize_transpose import requantize_transpose
+from loka.numerics.quantize import FORMATS, Quantized, quantize, requantize_transpose
 
 SAMPLED = 2**24  # most elements of a matrix that are compared with the reference
 FORMAT_OF = {info.dtype: format for format, info in FORMATS.items()}

@@ -13,7 +13,7 @@ from loka.plan.plan import Evidence, GemmPlan, Plan, SitePlan
 from loka.plan.report.format import format_mere, format_sqnr
 from loka.plan.report.plan_rows import name_of_group, site_groups
 from loka.plan.report.profile_view import budget_of
-from loka.policy.cascade.settings import Budget
+from loka.policy.settings import Budget
 from loka.probe.profile.profile import Interval, Verdict
 
 SHOWN = 60  # rows

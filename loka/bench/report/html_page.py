@@ -7,7 +7,7 @@ from loka.bench.report.geometry import label
 from loka.bench.report.precision import LABELS
 from loka.plan.report.format import format_figure, format_share, format_speedup
 from loka.policy.problems import printable
-from loka.templating.pages import render_page
+from loka.templating.templates import render_page
 
 _HEAD = 1024  # bytes that the generator stands within
 GENERATOR = "LoKA report"  # in the head of every page, by which it is known

@@ -8,7 +8,7 @@ from typing import Any, cast
 import yaml
 
 from loka.policy.policy import Policy
-from loka.policy.yaml.tree import plain
+from loka.policy.tree import plain
 
 KEEP_AND_FUSE: Mapping[str, Any] = {"match": "*", "compute": "keep", "fuse": "always", "optional": True}
 KEEP_ALL: Mapping[str, Any] = {**KEEP_AND_FUSE, "fuse": "never"}

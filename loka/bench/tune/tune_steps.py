@@ -28,7 +28,7 @@ from loka.bench.speed.comparison import Progress
 from loka.bench.speed.device_kernels import KernelSum
 from loka.bench.subjects.packages import Workshop
 from loka.bench.tune.warming import Warmer, Warming
-from loka.devices.host_costs import Execution
+from loka.devices.spec import Execution
 from loka.plan.tuning.candidates import Candidate
 from loka.policy.policy import Policy
 from loka.sites.callables import current_directory_importable

@@ -13,7 +13,7 @@ from loka.numerics.enums import Compute, Gemm
 from loka.numerics.recipe import OperandPair
 from loka.plan.report.format import format_ne
 from loka.plan.report.plan_rows import common_pattern, pattern_of
-from loka.policy.cascade.patterns import compile_pattern
+from loka.policy.patterns import compile_pattern
 from loka.probe.diagnostics.finding_evidence import estimate_of
 from loka.probe.estimate.candidate_recipes import recipe_label
 from loka.probe.profile.profile import Estimate, Finding, Interval, NeEstimate, Profile, SiteProfile, Verdict
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from loka.cli.probe_run import Learned
     from loka.cli.profile_paths import Places
     from loka.plan.examine import Examined
-    from loka.policy.cascade.settings import SiteSettings
+    from loka.policy.settings import SiteSettings
     from loka.probe.diagnostics.drift import SiteDrift
     from loka.sites.site import Site
 

@@ -34,6 +34,6 @@ def command(
 def schema_text() -> str:
     """The schema as text."""
     from loka.mods.registry import mod_schemas
-    from loka.policy.schema.policy_schema import json_schema
+    from loka.policy.policy_schema import json_schema
 
     return json.dumps(json_schema(mod_schemas()), indent=2) + "\n"

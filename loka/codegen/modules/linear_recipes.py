@@ -15,8 +15,7 @@ from loka.codegen.text.identifiers import Names
 from loka.codegen.text.layout import Code, call, lay_out
 from loka.errors import LokaError
 from loka.numerics.enums import OPERANDS, Accumulation, Format, Gemm, Operand
-from loka.numerics.formats import FORMATS
-from loka.numerics.quantize import static_scale
+from loka.numerics.quantize import FORMATS, static_scale
 from loka.numerics.recipe import OperandRecipe, Recipe
 from loka.numerics.scalings import BLOCKS
 from loka.plan.plan import GemmPlan, SitePlan

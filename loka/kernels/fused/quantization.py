@@ -35,7 +35,7 @@ from dataclasses import dataclass
 
 from loka.errors import InputError
 from loka.numerics.enums import Format
-from loka.numerics.formats import FORMATS
+from loka.numerics.quantize import FORMATS
 
 SCALINGS = ("rowwise", "blockwise", "static", "tensorwise", "maximum")
 _FOUND = ("rowwise", "blockwise", "tensorwise")

@@ -16,8 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from loka.devices.launches import RowLaunch
-from loka.devices.spec import DeviceSpec
+from loka.devices.spec import DeviceSpec, RowLaunch
 from loka.devices.targets import DEFAULT
 from loka.errors import InputError
 from loka.kernels.fused.cast_transpose import matrix_values

@@ -23,7 +23,7 @@ from loka.kernels.gemm.gemm_kernel import BFLOAT16, GemmSizes, gemm_sizes, refus
 from loka.kernels.gemm.gpu_here import has_fp8
 from loka.kernels.gemm.library import Library, loaded_operator
 from loka.numerics.enums import Accumulation, Format, Gemm, Scaling
-from loka.numerics.formats import FORMATS
+from loka.numerics.quantize import FORMATS
 from loka.numerics.recipe import OperandPair
 
 CAPABILITY = (9, 0)

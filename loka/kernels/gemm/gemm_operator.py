@@ -26,7 +26,7 @@ from loka.errors import InputError
 from loka.kernels import call_counters, decomposition
 from loka.kernels.fused.operators import known_to_inductor
 from loka.numerics.enums import GEMM_NAMESPACE
-from loka.numerics.reference_matmul import reference_scaled_mm
+from loka.numerics.quantize import reference_scaled_mm
 
 ARGUMENTS = (
     "Tensor a, Tensor scale_a, Tensor b, Tensor scale_b, str scaling_a, str scaling_b, "

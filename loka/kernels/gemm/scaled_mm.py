@@ -26,7 +26,7 @@ from loka.kernels.fused.operators import runs_directly
 from loka.kernels.gemm import gemm_operator, scaled_mm_layout, scaled_mm_limits
 from loka.kernels.gemm.gpu_here import has_fp8
 from loka.numerics.enums import Accumulation, Format, Scaling
-from loka.numerics.formats import FORMATS
+from loka.numerics.quantize import FORMATS
 
 KERNEL = "torch.scaled_mm"  # its name in the catalogue
 _ALIGNMENT = 16  # of the contraction and of the result's columns, on every device with FP8

@@ -15,9 +15,9 @@ from loka.mods.rewriting.model_in_change import ModelInChange
 from loka.mods.rewriting.site_change import OwnedChange
 from loka.mods.rewriting.site_outcome import SiteOutcome
 from loka.numerics.enums import Compute
-from loka.policy.cascade.settings import SiteSettings
+from loka.policy.mod_schema import ModFields, Size
 from loka.policy.policy import ModRule
-from loka.policy.schema.mod_schema import ModFields, Size
+from loka.policy.settings import SiteSettings
 from loka.sites.site import GemmKind, Site
 
 BATCHED = "batch_small: it is one batched product with others, which stays in the model's dtype"

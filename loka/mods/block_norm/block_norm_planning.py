@@ -22,8 +22,8 @@ from loka.mods.structure import (
     type_of,
     unsupported_exchange,
 )
-from loka.policy.schema import checks
-from loka.policy.schema.mod_schema import ModFields, power_of_two
+from loka.policy import checks
+from loka.policy.mod_schema import ModFields, power_of_two
 
 NAME = "block_norm"
 EPS = 1e-6  # for an nn.RMSNorm without eps

@@ -31,7 +31,7 @@ from loka.graph.patterns.region import NORMS
 from loka.mods.fuse_interaction.fuse_interaction import NAME, NOTHING, choose_interactions
 from loka.mods.mod_planning import InteractionModPlanning, UnplannedModel
 from loka.mods.rewriting.interactions import ChosenInteractions, FusedInteractions, Interacting, Reserved
-from loka.policy.schema.mod_schema import ModFields
+from loka.policy.mod_schema import ModFields
 from loka.sites.flow import Flow, common_module
 from loka.sites.site import GemmKind, Site
 

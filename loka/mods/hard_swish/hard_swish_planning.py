@@ -13,7 +13,7 @@ from loka.mods.adaptation import Adaptation, Setting, Unchanged
 from loka.mods.dataflow import Adaptable
 from loka.mods.mod_planning import Concern, ModMatch, ModRequest, ModuleModPlanning, SiteNeighbours
 from loka.mods.structure import every_name, grouped, held_elsewhere, short, type_of, unsupported_exchange
-from loka.policy.schema.mod_schema import ModFields
+from loka.policy.mod_schema import ModFields
 
 NAME = "hard_swish"
 _OPERATIONS = ("silu", "sigmoid")

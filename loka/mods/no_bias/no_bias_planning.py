@@ -18,7 +18,7 @@ from loka.mods.adaptation import Adaptation, Setting, Unchanged
 from loka.mods.dataflow import Adaptable
 from loka.mods.mod_planning import Concern, ModMatch, ModRequest, ModuleModPlanning, SiteNeighbours
 from loka.mods.structure import every_name, grouped, inside_encoder_layer, parent_of, short, type_of
-from loka.policy.schema.mod_schema import ModFields
+from loka.policy.mod_schema import ModFields
 
 NAME = "no_bias"
 FINAL = "a final prediction layer, which keeps its bias; 'final: drop' takes that too"

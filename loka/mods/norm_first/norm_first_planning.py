@@ -16,7 +16,7 @@ from loka.mods.mod_modules import BlockNorm
 from loka.mods.mod_planning import Concern, ModMatch, ModRequest, ModuleModPlanning, SiteNeighbours
 from loka.mods.norm_changes import block_of, unsupported_block
 from loka.mods.structure import every_name, grouped, held_elsewhere, short, type_of, unsupported_exchange
-from loka.policy.schema.mod_schema import ModFields
+from loka.policy.mod_schema import ModFields
 
 NAME = "norm_first"
 _NORMS = (nn.LayerNorm, nn.RMSNorm, BlockNorm)

@@ -14,9 +14,9 @@ from loka.mods.rewriting.model_in_change import ModelInChange
 from loka.mods.rewriting.site_change import OwnedChange
 from loka.mods.rewriting.site_outcome import SiteOutcome
 from loka.numerics.enums import Compute
+from loka.policy import checks
+from loka.policy.mod_schema import ModFields, power_of_two
 from loka.policy.policy import ModRule
-from loka.policy.schema import checks
-from loka.policy.schema.mod_schema import ModFields, power_of_two
 from loka.sites.site import GemmKind, Site
 
 _TO = 16  # default multiple

@@ -16,7 +16,7 @@ from loka.mods.mod_planning import OwnerModPlanning, UnplannedModel
 from loka.mods.residual_high_precision.residual_high_precision import NAME, NO_SUM, widen_residual_sums
 from loka.mods.residual_high_precision.residual_streams import inner, residual_streams
 from loka.mods.rewriting.rewriting_tracer import OwnerScope, RewrittenOwner
-from loka.policy.schema.mod_schema import ModFields
+from loka.policy.mod_schema import ModFields
 
 
 class KeptLayers(StrEnum):

@@ -15,7 +15,7 @@ from loka.graph.trace.tracer import Tracer
 from loka.mods.rewriting.interactions import Reserved
 from loka.mods.rewriting.rewriting_tracer import RewritingTracer
 from loka.mods.rewriting.site_change import OwnedChange, relative
-from loka.policy.cascade.settings import SiteSettings
+from loka.policy.settings import SiteSettings
 from loka.sites.site import Site
 from loka.sites.weights import find_weight
 

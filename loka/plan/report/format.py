@@ -6,7 +6,7 @@ from loka.kernels.gemm.catalogue import PREFERRED
 from loka.numerics.enums import OPERANDS, Accumulation, Gemm
 from loka.numerics.recipe import OperandPair, OperandRecipe
 from loka.plan.plan import NATIVE, NOTHING_AROUND, Evidence, GemmPlan, SitePlan
-from loka.policy.cascade.settings import Assignment, Budget
+from loka.policy.settings import Assignment, Budget
 from loka.probe.profile.profile import Interval
 
 USUAL = PREFERRED[0].name  # the default kernel

@@ -16,7 +16,7 @@ from loka.mods.rewriting.rewriting_tracer import OwnerScope
 from loka.numerics.enums import Compute, Fuse
 from loka.plan.plan import SitePlan
 from loka.plan.rewrite.site_mods import called_by_owner, weight_of
-from loka.policy.cascade.settings import SiteSettings
+from loka.policy.settings import SiteSettings
 from loka.sites.flow import Flow
 from loka.sites.site import GemmKind, Site
 from loka.sites.weights import find_weight

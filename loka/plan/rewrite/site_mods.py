@@ -27,9 +27,9 @@ from loka.mods.selection import conflicts, idle_problems, named_problems, unmatc
 from loka.plan.plan import InteractionPlan
 from loka.plan.report.format import format_us
 from loka.plan.rewrite.owner_mods import check_apart, owner_problems
-from loka.policy.cascade.settings import SiteSettings
 from loka.policy.policy import ModRule, Pattern
 from loka.policy.problems import PolicyError, Problem
+from loka.policy.settings import SiteSettings
 from loka.sites.flow import Flow
 from loka.sites.site import Site
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from loka.devices.host_costs import Execution, HostCosts
+from loka.devices.spec import Execution, HostCosts
 from loka.kernels.measurements.parts import Part, PartKind
 
 

@@ -22,7 +22,7 @@ from loka.plan.report.format import format_kernel, format_us
 from loka.plan.select.enumerate import Cost, ExecutionOption, SiteOptions
 from loka.plan.select.perf_model import Latency, PerfModel
 from loka.plan.select.select import Selection, SelectionProblem
-from loka.policy.cascade.settings import SiteSettings
+from loka.policy.settings import SiteSettings
 from loka.sites.site import GemmKind, Site
 
 SAFE = "safe by evidence"  # start of the reason of a GEMM that `auto` runs in FP8

@@ -24,7 +24,7 @@ from loka.numerics.enums import Compute, Gemm
 from loka.numerics.recipe import OperandPair, transposed_form
 from loka.plan.plan import GemmPlan
 from loka.plan.select.enumerate import Cost, ExecutionOption, Order, SiteOptions
-from loka.policy.cascade.settings import ANY_KERNEL, Assignment, GemmSettings, SiteSettings
+from loka.policy.settings import ANY_KERNEL, Assignment, GemmSettings, SiteSettings
 from loka.sites.site import Site
 
 

@@ -26,8 +26,8 @@ from loka.plan.tuning.choices import AS_IT_STANDS, Choice, Precision, SiteChoice
 from loka.plan.tuning.confirmed import tuned_inputs
 from loka.plan.tuning.fingerprints import decisions_sha256
 from loka.plan.tuning.record import TunedInputs
-from loka.policy.cascade.settings import SiteSettings
 from loka.policy.policy import Policy
+from loka.policy.settings import SiteSettings
 from loka.sites.callables import directory_kept
 from loka.sites.site import Site
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from loka.numerics.enums import Compute, Fuse, Gemm
-from loka.policy.cascade.settings import Assignment, GemmSettings, SiteSettings
+from loka.policy.settings import Assignment, GemmSettings, SiteSettings
 from loka.sites.site import Site
 
 MEASURED = "a measured step"  # source of what a choice decides, in the history of a field

@@ -10,8 +10,8 @@ from loka.plan.plan import Plan
 from loka.plan.tuning.choices import AS_IT_STANDS, Choice
 from loka.plan.tuning.fingerprints import decisions_sha256, model_sha256, settings_sha256
 from loka.plan.tuning.record import TunedInputs, TunedKey, TunedRecord, read_records
-from loka.policy.cascade.settings import SiteSettings
 from loka.policy.policy import Policy
+from loka.policy.settings import SiteSettings
 from loka.sites.build_model import BuiltModel
 from loka.sites.site import Site
 from loka.version import __version__

@@ -11,8 +11,8 @@ from torch import nn
 
 from loka.plan.plan import GemmPlan, Plan, SitePlan
 from loka.plan.serialize import to_json
-from loka.policy.cascade.settings import SiteSettings
 from loka.policy.policy import Policy
+from loka.policy.settings import SiteSettings
 from loka.sites.site import Site
 
 

@@ -18,7 +18,7 @@ from typing import ClassVar, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from loka.devices.host_costs import Execution
+from loka.devices.spec import Execution
 from loka.errors import InputError
 from loka.kernels.measurements.versions import Versions
 from loka.paths import open_plain, shown

@@ -10,7 +10,7 @@ from loka.mods.mod_planning import Concern
 from loka.mods.suggestions import Suggestible
 from loka.numerics.enums import OPERANDS, Compute, Gemm, Operand
 from loka.numerics.recipe import OperandPair, OperandRecipe
-from loka.policy.cascade.settings import SiteSettings
+from loka.policy.settings import SiteSettings
 from loka.probe.profile.profile import Estimate, Finding, OperandSummary, SiteProfile
 from loka.probe.stats.bias_track import BiasTrack
 from loka.probe.stats.site_stats import OperandStats, SiteStats

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from loka.mods.suggestions import Suggestible
 from loka.numerics.enums import OPERANDS, Gemm, Operand
 from loka.numerics.recipe import OperandPair
-from loka.policy.cascade.settings import Budget, SiteSettings
+from loka.policy.settings import Budget, SiteSettings
 from loka.probe.diagnostics.finding_evidence import FindingEvidence, FindingKind, estimate_of
 from loka.probe.diagnostics.findings_model import MODEL_RULES
 from loka.probe.diagnostics.findings_scale import SCALE_RULES

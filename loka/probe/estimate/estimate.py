@@ -23,10 +23,9 @@ from torch import Tensor
 from loka.errors import InputError
 from loka.numerics.enums import Gemm, Scaling
 from loka.numerics.metrics import mere, sqnr
-from loka.numerics.quantize import Quantized, dequantize, quantize, static_scale
+from loka.numerics.quantize import Quantized, dequantize, quantize, requantize_transpose, static_scale
 from loka.numerics.recipe import OperandPair, OperandRecipe
-from loka.numerics.requantize_transpose import requantize_transpose
-from loka.policy.cascade.settings import Budget
+from loka.policy.settings import Budget
 from loka.probe.estimate.intervals import confidence, decided, interval, looks, mere_interval
 from loka.probe.estimate.samplers import CopulaSampler, Drawn, Sampler
 from loka.probe.profile.profile import Estimate

@@ -6,7 +6,7 @@ import math
 from functools import lru_cache
 
 from loka.errors import InputError
-from loka.policy.cascade.settings import Budget
+from loka.policy.settings import Budget
 from loka.probe.profile.profile import CONFIDENCE, Estimate, Interval, Verdict
 
 FIRST_LOOK = 4  # draws

@@ -10,7 +10,7 @@ from enum import StrEnum
 from loka.mods.fingerprint import ModFingerprint
 from loka.numerics.enums import Format, Gemm, Operand
 from loka.numerics.recipe import OperandPair
-from loka.policy.cascade.settings import Budget
+from loka.policy.settings import Budget
 from loka.probe.stats.bins import HistogramView
 
 VERSION = 2  # of the file's layout; 2: with a checksum

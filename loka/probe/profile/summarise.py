@@ -12,8 +12,7 @@ from torch import Tensor
 from loka.errors import InputError
 from loka.mods.fingerprint import ModFingerprint
 from loka.numerics.enums import Format, Operand
-from loka.numerics.formats import FORMATS
-from loka.numerics.quantize import BLOCK
+from loka.numerics.quantize import BLOCK, FORMATS
 from loka.probe.profile.profile import Estimate, Finding, OperandSummary, Profile, Quantiles, Shares, SiteProfile
 from loka.probe.stats import moments
 from loka.probe.stats.bins import LOWEST, PER_OCTAVE, RELATIVE_LOWEST, SPREAD_STEPS, VIEWS, ZERO_BIN, HistogramView

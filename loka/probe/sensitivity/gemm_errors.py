@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from loka.numerics.enums import Gemm
-from loka.numerics.fake_quantize import fake_quantize
+from loka.numerics.quantize import fake_quantize
 from loka.numerics.recipe import OperandPair
 from loka.probe.capture.live_sites import LiveModel
 from loka.probe.capture.operand_views import OperandProduct

@@ -10,7 +10,7 @@ from loka.bench.report.loss_curves import KeptRuns
 from loka.bench.report.measured_steps import measured_steps
 from loka.bench.report.precision import Precision
 from loka.bench.report.provenance import Origin
-from loka.devices.host_costs import Execution
+from loka.devices.spec import Execution
 from loka.devices.targets import TargetDevice
 from loka.plan.evidence import ProfiledSites
 from loka.plan.plan import Plan

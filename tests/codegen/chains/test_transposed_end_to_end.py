@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from loka.codegen import render_package
 from loka.numerics.enums import OPERANDS, Gemm, Operand
 from loka.numerics.metrics import sqnr
-from loka.numerics.quantize import dequantize, quantize
+from loka.numerics.quantize import dequantize, quantize, requantize_transpose
 from loka.numerics.recipe import OperandRecipe
-from loka.numerics.requantize_transpose import requantize_transpose
 from loka.plan.plan import Plan
 from loka.plan.planner import make_plan
 from tests.support.codegen import codegen_plans as plans

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from loka.kernels.fused.norm.norm_spec import NormForward
-from loka.numerics.formats import FORMATS
+from loka.numerics.quantize import FORMATS
 from tests.support.gpu import ON_HOPPER
 from tests.support.kernels.drawn_inputs import corners
 from tests.support.kernels.fp8_codes import same_nan_of

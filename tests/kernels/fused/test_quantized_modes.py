@@ -17,8 +17,7 @@ from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.quantization import Quantization
 from loka.kernels.fused.rendering import render, render_files
 from loka.numerics.enums import Format, Scaling
-from loka.numerics.formats import FORMATS
-from loka.numerics.quantize import quantize
+from loka.numerics.quantize import FORMATS, quantize
 from loka.templating.templates import load_templates
 from tests.support.kernels.drawn_inputs import KINDS, check_mode, drawn_inputs, exact_result, last_arguments
 from tests.support.kernels.quantized_cases import modes, plain, specs, table

@@ -10,8 +10,7 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.cast_transpose.matrix_spec import Reduce, RequantizeTranspose
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.numerics.enums import Format, Scaling
-from loka.numerics.quantize import quantize
-from loka.numerics.requantize_transpose import requantize_transpose
+from loka.numerics.quantize import quantize, requantize_transpose
 from tests.support.gpu import ON_HOPPER
 from tests.support.kernels.fp8_codes import ordered, same_nan
 from tests.support.kernels.norm_checks import check_backward, check_forward

@@ -17,8 +17,7 @@ from loka.kernels.fused.cast_transpose.matrix_spec import Reduce, RequantizeTran
 from loka.kernels.fused.norm import norm_reference
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.numerics.enums import Format, Scaling
-from loka.numerics.quantize import Quantized, dequantize, quantize
-from loka.numerics.requantize_transpose import requantize_transpose
+from loka.numerics.quantize import Quantized, dequantize, quantize, requantize_transpose
 from tests.support.kernels.rendered_cases import (
     PARTS,
     Inputs,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from loka.devices.launches import RowLaunch
+from loka.devices.spec import RowLaunch
 from loka.errors import InputError
 from loka.kernels.fused.cast_transpose.matrix_spec import Reduce, RequantizeTranspose
 from loka.kernels.fused.norm.norm_launch import configuration, padded_width

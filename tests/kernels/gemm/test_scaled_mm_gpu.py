@@ -17,8 +17,7 @@ from loka.kernels.gemm import scaled_mm_layout
 from loka.kernels.gemm.catalogue import SCALED_MM
 from loka.kernels.gemm.scaled_mm import scaled_mm
 from loka.numerics.enums import Accumulation, Format, Gemm, Scaling
-from loka.numerics.formats import FORMATS
-from loka.numerics.quantize import quantize
+from loka.numerics.quantize import FORMATS, quantize
 from loka.numerics.recipe import OperandRecipe
 from tests.support.gpu import ON_HOPPER
 

@@ -8,7 +8,7 @@ import torch
 import loka
 from loka.errors import InputError
 from loka.numerics.enums import Format
-from loka.numerics.formats import FORMATS
+from loka.numerics.quantize import FORMATS
 from tests.support.models import probe_models as models
 
 ROWS = 24

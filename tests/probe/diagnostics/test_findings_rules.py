@@ -13,8 +13,8 @@ from loka.mods.registry import mod_schemas
 from loka.mods.suggestions import Suggestible, Suggestion
 from loka.numerics.enums import Compute, Format, Gemm, Operand, Scaling
 from loka.numerics.recipe import OperandRecipe
-from loka.policy.cascade.settings import Budget, GemmSettings, SiteSettings
-from loka.policy.schema.policy_schema import policy_setting
+from loka.policy.policy_schema import policy_setting
+from loka.policy.settings import Budget, GemmSettings, SiteSettings
 from loka.probe.diagnostics import findings_model, findings_scale
 from loka.probe.diagnostics.findings import find
 from loka.probe.profile.profile import Estimate, Interval

@@ -10,7 +10,7 @@ import yaml
 
 from loka.numerics.enums import Compute, Gemm, Operand, Scaling
 from loka.numerics.recipe import OperandPair, OperandRecipe
-from loka.policy.cascade.settings import Budget, GemmSettings, SiteSettings
+from loka.policy.settings import Budget, GemmSettings, SiteSettings
 from loka.probe.diagnostics.finding_evidence import FindingEvidence
 from loka.probe.diagnostics.findings import find
 from loka.probe.diagnostics.findings_scale import gradient_underflows, underflow

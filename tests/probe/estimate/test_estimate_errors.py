@@ -13,7 +13,7 @@ from torch import Tensor
 from loka.errors import InputError
 from loka.numerics.enums import OPERANDS, Format, Gemm, Operand, Range, Scaling
 from loka.numerics.recipe import OperandRecipe
-from loka.policy.cascade.settings import Budget
+from loka.policy.settings import Budget
 from loka.probe.estimate.candidate_recipes import candidates, recipe_label
 from loka.probe.estimate.estimate import errors, estimate, estimate_site, seed_for
 from loka.probe.estimate.samplers import CopulaSampler, Drawn

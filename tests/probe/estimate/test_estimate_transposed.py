@@ -11,9 +11,8 @@ from torch import Tensor
 
 from loka.numerics.enums import Format, Gemm, Scaling
 from loka.numerics.metrics import mere, sqnr
-from loka.numerics.quantize import dequantize, quantize
+from loka.numerics.quantize import dequantize, quantize, requantize_transpose
 from loka.numerics.recipe import OperandRecipe
-from loka.numerics.requantize_transpose import requantize_transpose
 from loka.probe.estimate.candidate_recipes import candidates
 from loka.probe.estimate.estimate import errors
 from loka.probe.estimate.samplers import Drawn

@@ -15,8 +15,7 @@ from loka import __version__
 from loka.errors import InputError
 from loka.mods.fingerprint import ModFingerprint
 from loka.numerics.enums import Format, Operand, Scaling
-from loka.numerics.formats import FORMATS
-from loka.numerics.quantize import expand_scale, quantize
+from loka.numerics.quantize import FORMATS, expand_scale, quantize
 from loka.probe.profile import summarise
 from loka.probe.profile.profile import OperandSummary, Profile, Quantiles, SiteProfile
 from loka.probe.stats.bins import (

@@ -8,10 +8,8 @@ from torch import Tensor, nn
 
 from loka.mods.policy_loader import load_policy
 from loka.numerics.enums import Format, Gemm, Range, Scaling
-from loka.numerics.fake_quantize import fake_quantize
-from loka.numerics.quantize import dequantize, quantize
+from loka.numerics.quantize import dequantize, fake_quantize, quantize, requantize_transpose
 from loka.numerics.recipe import OperandRecipe, transposed_copy
-from loka.numerics.requantize_transpose import requantize_transpose
 from loka.plan.examine import examine
 from loka.probe.capture.live_sites import LiveModel, find_live
 from loka.probe.sensitivity.gemm_errors import GemmErrors, recipe_rounding

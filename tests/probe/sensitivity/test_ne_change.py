@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from loka.mods.policy_loader import load_policy
 from loka.numerics.enums import Format, Gemm
-from loka.numerics.fake_quantize import fake_quantize
+from loka.numerics.quantize import fake_quantize
 from loka.numerics.recipe import OperandRecipe
 from loka.plan.examine import examine
 from loka.probe.capture.live_sites import find_live

@@ -17,9 +17,8 @@ from loka.graph.source import is_block_norm
 from loka.graph.trace.examples import ModelInputs, capture_examples
 from loka.graph.trace.trace import trace_forward
 from loka.numerics.enums import Format, Range, Scaling
-from loka.numerics.quantize import Quantized, dequantize, quantize
+from loka.numerics.quantize import Quantized, dequantize, quantize, requantize_transpose
 from loka.numerics.recipe import OperandRecipe
-from loka.numerics.requantize_transpose import requantize_transpose
 from loka.plan.plan import BindingKind, Plan, PlannedBinding, SitePlan
 from tests.support.codegen import codegen_plans as plans
 

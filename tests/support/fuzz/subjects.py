@@ -23,8 +23,8 @@ from loka.plan.planner import read_plan
 from loka.plan.report.explain_site import explain
 from loka.plan.report.plan_diff import diff
 from loka.plan.serialize import to_json
-from loka.policy.cascade.cascade import resolve_settings
-from loka.policy.cascade.settings import SiteFacts
+from loka.policy.cascade import resolve_settings
+from loka.policy.settings import SiteFacts
 from loka.probe.profile.profile_file import load, load_profile, save
 from loka.probe.profile.summarise import unite
 from loka.probe.stats.site_stats import RecordedStats

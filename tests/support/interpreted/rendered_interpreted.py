@@ -18,8 +18,7 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.cast_transpose.matrix_spec import Reduce, RequantizeTranspose
 from loka.kernels.fused.norm import norm_reference
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
-from loka.numerics.quantize import Quantized
-from loka.numerics.requantize_transpose import requantize_transpose
+from loka.numerics.quantize import Quantized, requantize_transpose
 from tests.support.interpreted.faster_interpreter import make_faster
 from tests.support.kernels.poison import poisoned
 from tests.support.kernels.rendered_cases import (

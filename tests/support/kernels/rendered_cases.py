@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from loka.devices.launches import RowLaunch
+from loka.devices.spec import RowLaunch
 from loka.kernels.fused.norm.norm_spec import GATES, NormBackward, NormForward, Spec
 from loka.kernels.fused.rendering import Rendered, render_all, render_files
 from loka.templating.templates import load_templates

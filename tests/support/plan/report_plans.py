@@ -7,7 +7,7 @@ from loka.kernels.measurements.parts import PartKind, TimeSource
 from loka.numerics.enums import Accumulation, Format, Gemm
 from loka.numerics.recipe import OperandRecipe
 from loka.plan.plan import NATIVE, Evidence, GemmPlan, InteractionPlan, Plan, SitePlan, SiteTiming, StepTime
-from loka.policy.cascade.settings import Assignment
+from loka.policy.settings import Assignment
 from loka.probe.profile.profile import Interval, Verdict
 from loka.sites.site import GemmKind, RowCount, Site
 

@@ -1,6 +1,6 @@
 """How the generated kernels are launched on a device: frozen in their text when they are rendered.
 
-The tables are the device's (`loka.devices.launches`). Programs loop over rows, so that the partial sums of weights'
+The tables are the device's (`loka.devices.spec`). Programs loop over rows, so that the partial sums of weights'
 gradients are few, and fetch the next rows while they sum. What is too large for the registers costs up to ten times the
 time.
 """
@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from loka.devices.launches import RowLaunch
-from loka.devices.spec import DeviceSpec
+from loka.devices.spec import DeviceSpec, RowLaunch
 from loka.devices.targets import DEFAULT
 from loka.kernels.fused.norm.norm_spec import GATES, NormBackward, NormForward
 

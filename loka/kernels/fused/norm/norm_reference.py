@@ -18,9 +18,8 @@ from loka.errors import InputError
 from loka.kernels.fused.norm.norm_formulas import Normalised, formula_of, normalised_by
 from loka.kernels.fused.norm.norms import NORMS
 from loka.numerics.enums import Format, Scaling
-from loka.numerics.formats import FORMATS
-from loka.numerics.quantize import AMAX_FLOOR, Quantized, quantize, round_up_to_power_of_two
-from loka.numerics.requantize_transpose import requantize_transpose as requantize_transpose_of
+from loka.numerics.quantize import AMAX_FLOOR, FORMATS, Quantized, quantize, round_up_to_power_of_two
+from loka.numerics.quantize import requantize_transpose as requantize_transpose_of
 
 
 @dataclass(frozen=True, slots=True)

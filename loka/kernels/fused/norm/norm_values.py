@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from loka.devices.launches import RowLaunch
-from loka.devices.spec import DeviceSpec
+from loka.devices.spec import DeviceSpec, RowLaunch
 from loka.devices.targets import DEFAULT
 from loka.kernels.fused.kernel_values import KernelValues
 from loka.kernels.fused.norm.norm_launch import padded_width

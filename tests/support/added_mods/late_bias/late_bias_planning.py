@@ -12,8 +12,8 @@ from loka.mods.mod_planning import SiteModPlanning, UnplannedModel
 from loka.mods.rewriting.model_in_change import ModelInChange
 from loka.mods.rewriting.site_change import OwnedChange
 from loka.mods.rewriting.site_outcome import SiteOutcome
+from loka.policy.mod_schema import ModFields
 from loka.policy.policy import ModRule
-from loka.policy.schema.mod_schema import ModFields
 from loka.sites.site import GemmKind
 
 

@@ -13,7 +13,7 @@ from loka.mods.adaptation import Adaptation, Unchanged
 from loka.mods.dataflow import Adaptable
 from loka.mods.mod_planning import Concern, ModMatch, ModRequest, ModuleModPlanning, SiteNeighbours
 from loka.mods.structure import grouped, short, type_of
-from loka.policy.schema.mod_schema import ModFields
+from loka.policy.mod_schema import ModFields
 
 
 class SixReluSetting(ModFields):

@@ -15,7 +15,7 @@ from loka.graph.source import functions_of, names_in
 from loka.mods.adaptation import Setting
 from loka.mods.mod_planning import OwnerModPlanning, UnplannedModel
 from loka.mods.rewriting.rewriting_tracer import OwnerScope, RewrittenOwner
-from loka.policy.schema.mod_schema import ModFields
+from loka.policy.mod_schema import ModFields
 
 
 class TanhSigmoidSetting(ModFields):

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Union
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from loka.policy.schema import checks
+from loka.policy import checks
 
 _NAMES_DOC = (
     'a glob over fully qualified names ("layers.*"; * crosses dots), "re:..." for a regular expression that matches '

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from loka.policy.problems import Place, Problem, problem
-from loka.policy.yaml.tree import Entry, Mapping, Node, Sequence
+from loka.policy.tree import Entry, Mapping, Node, Sequence
 
 OLD, NEW = "turned", "requantize_transpose"
 # Mappings below `defaults` or a rule that may contain the key; () is the setting of the site itself.

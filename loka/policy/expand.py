@@ -9,11 +9,11 @@ from enum import StrEnum
 from loka.numerics.enums import OPERANDS, AccumulationSetting, Compute, Gemm, Operand, Range, Scaling
 from loka.numerics.recipe import TRANSPOSED_FROM, OperandRecipe
 from loka.numerics.scalings import blockwise
-from loka.policy.cascade.settings import Assignment, Budget, SiteSettings
 from loka.policy.policy import OPERAND_FIELDS, Leaf
+from loka.policy.policy_schema import GemmFields, OperandSetting, ScalingChoice, SiteScaling, SiteSetting
 from loka.policy.problems import Place
-from loka.policy.schema.policy_schema import GemmFields, OperandSetting, ScalingChoice, SiteScaling, SiteSetting
-from loka.policy.yaml.tree import Mapping, Path, Scalar, follow
+from loka.policy.settings import Assignment, Budget, SiteSettings
+from loka.policy.tree import Mapping, Path, Scalar, follow
 
 GEMM_FIELDS = ("compute", "accumulation", "padding", "kernel")
 BUILT_IN = "built-in"

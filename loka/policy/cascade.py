@@ -23,11 +23,11 @@ from loka.numerics.enums import (
 )
 from loka.numerics.recipe import BESIDE_TRANSPOSED, TRANSPOSED_FROM, OperandRecipe, transposed_copy
 from loka.numerics.scalings import TOGETHER, alike, mixed
-from loka.policy.cascade.auto_recipes import AUTO_RECIPES, AutoRecipe
-from loka.policy.cascade.expand import shown_value
-from loka.policy.cascade.settings import ANY_KERNEL, Assignment, Budget, GemmSettings, SiteFacts, SiteSettings
+from loka.policy.auto_recipes import AUTO_RECIPES, AutoRecipe
+from loka.policy.expand import shown_value
 from loka.policy.policy import OPERAND_FIELDS, Leaf, Match, Pattern, Policy, Rule, SizeBound
 from loka.policy.problems import Place, PolicyError, Problem, printable, problem
+from loka.policy.settings import ANY_KERNEL, Assignment, Budget, GemmSettings, SiteFacts, SiteSettings
 
 _STATIC_WITHOUT_AMAX = (
     "range: static needs a maximum: give amax, name a profile to take it from (loka probe), or use range: dynamic"

@@ -13,10 +13,10 @@ from typing import NoReturn, Protocol
 
 import yaml
 
+from loka.policy.policy_file import read_source
 from loka.policy.problems import Place, PolicyError, Problem, printable, problem
-from loka.policy.yaml.policy_file import read_source
-from loka.policy.yaml.renamed_keys import RenamedKey, with_current_keys
-from loka.policy.yaml.tree import (
+from loka.policy.renamed_keys import RenamedKey, with_current_keys
+from loka.policy.tree import (
     SCALAR_TAGS,
     Entry,
     Mapping,

@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Strict, Tag, create_model
 from pydantic_core import PydanticCustomError
 
-from loka.devices.host_costs import Execution
+from loka.devices.spec import Execution
 from loka.devices.targets import DEFAULT_TARGET, TargetDevice
 from loka.numerics.enums import AccumulationSetting, Autocast, Compute, Format, Fuse, Range
-from loka.policy.schema import checks
-from loka.policy.schema.mod_schema import (
+from loka.policy import checks
+from loka.policy.mod_schema import (
     ModFields,
     ModSchemas,
     Names,
@@ -25,7 +25,7 @@ from loka.policy.schema.mod_schema import (
     doc,
     match_tag,
 )
-from loka.policy.yaml.renamed_keys import NEW, OLD
+from loka.policy.renamed_keys import NEW, OLD
 
 FLOAT32_TINY = 1.2e-38
 FLOAT32_MAX = 3.4e38

@@ -10,11 +10,11 @@ from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from loka.numerics.recipe import TRANSPOSED_FROM
+from loka.policy import policy_schema
+from loka.policy.mod_schema import ModSchemas
 from loka.policy.problems import Problem, problem
-from loka.policy.schema import policy_schema
-from loka.policy.schema.mod_schema import ModSchemas
-from loka.policy.yaml.renamed_keys import NEW, OLD
-from loka.policy.yaml.tree import FoundNode, Mapping, Node, Path, Scalar, Sequence, follow, looks_like_number
+from loka.policy.renamed_keys import NEW, OLD
+from loka.policy.tree import FoundNode, Mapping, Node, Path, Scalar, Sequence, follow, looks_like_number
 
 _GEMMS: dict[str | int, type[BaseModel]] = {
     "fprop": policy_schema.FpropSetting,

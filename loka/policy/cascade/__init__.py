@@ -1,1 +1,0 @@
-"""Rules in order, field by field: the settings of each site, with the source of each."""
