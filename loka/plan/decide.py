@@ -11,8 +11,8 @@ from loka.kernels.measurements.parts import PartCosts
 from loka.numerics.enums import Accumulation, Compute, Gemm
 from loka.numerics.recipe import OperandPair, transposed_form, with_scalings
 from loka.plan.evidence import JudgedGemm, ProfiledSites, judge, with_ranges
+from loka.plan.format import format_ne, format_place
 from loka.plan.plan import NATIVE, GemmPlan, Rejected
-from loka.plan.report.format import format_ne, format_place
 from loka.plan.select.enumerate import Offer, unsupported_transpose
 from loka.plan.select.latency_selection import SAFE
 from loka.plan.select.perf_model import PerfModel

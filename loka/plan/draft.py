@@ -14,8 +14,8 @@ from loka.devices.targets import DEFAULT_TARGET
 from loka.errors import InputError
 from loka.mods.registry import interaction_planning
 from loka.numerics.enums import Compute
+from loka.plan.format import format_share
 from loka.plan.mod_proposals import Proposal
-from loka.plan.report.format import format_share
 from loka.policy.checks import package_name
 from loka.sites.site import GemmKind, Site
 

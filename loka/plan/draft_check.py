@@ -11,9 +11,9 @@ from loka.errors import InputError
 from loka.numerics.enums import Compute
 from loka.plan.draft import DraftOptions, draft_policy
 from loka.plan.mod_proposals import Drafted, Proposal
+from loka.plan.mod_words import describe_changes
 from loka.plan.plan import Plan
 from loka.plan.planner import make_plan
-from loka.plan.report.mod_plans import describe_changes
 
 MANY = 1000  # sites beyond which a draft is not planned: thousands of layers take a minute
 

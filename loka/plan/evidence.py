@@ -21,9 +21,9 @@ from loka.mods.fingerprint import mismatch_reason, mod_fingerprints
 from loka.numerics.enums import OPERANDS, Gemm, Operand, Scaling
 from loka.numerics.recipe import OperandPair
 from loka.paths import open_plain, shown
+from loka.plan.format import format_near_budget, format_operands, format_over_budget
 from loka.plan.ne import over_ne_budget
 from loka.plan.plan import Evidence, Plan
-from loka.plan.report.format import format_near_budget, format_operands, format_over_budget
 from loka.policy.policy import Policy
 from loka.policy.settings import Budget
 from loka.probe.profile.profile import (

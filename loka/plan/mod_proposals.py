@@ -9,7 +9,7 @@ from loka.mods.dataflow import analyse_dataflow
 from loka.mods.mod_planning import UnplannedModel
 from loka.mods.registry import ModKind, forward_planning, module_planning, names_of
 from loka.mods.selection import selected_for_all
-from loka.plan.report.mod_plans import describe_adaptations
+from loka.plan.mod_words import describe_adaptations
 from loka.sites.build_model import BuiltModel, build_model
 from loka.sites.callables import current_directory_importable
 from loka.sites.discover import SiteMap, find_sites_watched

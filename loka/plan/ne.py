@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from loka.numerics.enums import Compute, Gemm
+from loka.plan.format import format_ne
 from loka.plan.plan import GemmPlan, Plan, SitePlan
-from loka.plan.report.format import format_ne
 from loka.policy.settings import SiteSettings
 from loka.probe.profile.profile import Interval, sum_of_changes
 

@@ -12,12 +12,13 @@ from loka.devices.targets import DEVICES, TargetDevice
 from loka.graph.trace.tracer import Tracer
 from loka.kernels.gemm.catalogue import GEMM_KERNELS, Kernel
 from loka.kernels.measurements.parts import PartCosts
-from loka.mods.registry import interaction_planning
+from loka.mods.adaptation import RewriteResult, Unchanged
+from loka.mods.modded_model import Adapted
+from loka.mods.registry import interaction_planning, planning_of
 from loka.plan.decide import Situation
 from loka.plan.evidence import ProfiledSites, check_sites, with_merged_sites
 from loka.plan.examine import Examined, tracer_of
-from loka.plan.plan import NATIVE, Plan
-from loka.plan.report.mod_plans import ForwardOutcome, mod_plans
+from loka.plan.plan import NATIVE, ModPlan, Plan
 from loka.plan.resolve import resolve
 from loka.plan.rewrite.owner_mods import OwnerTracer, owner_outcomes, requested_owners
 from loka.plan.rewrite.plan_bindings import bind
@@ -53,6 +54,16 @@ class RecordedPlan(PartCosts, Protocol):
     def sha256(self) -> str:
         """sha256 of its measurements."""
         ...
+
+
+class ForwardOutcome(Protocol):
+    """Changes that one entry of the policy's `mods` made to forwards, and those it could not make."""
+
+    @property
+    def rewritten(self) -> tuple[RewriteResult, ...]: ...
+
+    @property
+    def unchanged(self) -> tuple[Unchanged, ...]: ...
 
 
 # Shipped measurements include libraries that a user may not have; a policy's own are from the user's machine.
@@ -185,7 +196,7 @@ def _decided_without(
         rule_notes=tuple((rule.source, rule.note) for rule in policy.rules if rule.note),
         profile=(known.name, known.sha256) if known is not None else None,
         measurements=(costs.name, costs.sha256) if costs is not None else None,
-        mods=mod_plans(policy, examined.adapted, outcomes),
+        mods=_mod_plans(policy, examined.adapted, outcomes),
         interactions=interactions,
         execution=policy.execution,
         ne_budget=policy.ne_percent,
@@ -218,3 +229,30 @@ def _as_recorded(policy: Policy, settings: Sequence[SiteSettings]) -> tuple[Site
         if id(wanted) not in known:
             known[id(wanted)] = with_files(wanted)
     return tuple(known[id(wanted)] for wanted in settings)
+
+
+def _mod_plans(policy: Policy, adapted: Adapted, outcomes: Mapping[str, ForwardOutcome]) -> tuple[ModPlan, ...]:
+    """All entries of a policy's `mods` with their results; `outcomes` of forwards are by the entry's `source`."""
+    modules = {applied.rule.source: applied for applied in adapted.applied}
+    plans = []
+    for rule in policy.mods:
+        changed, outcome = modules.get(rule.source), outcomes.get(rule.source)
+        mod = planning_of(rule.use)
+        plans.append(
+            ModPlan(
+                use=rule.use,
+                source=rule.source,
+                place=f"{policy.relative(rule.file)}:{rule.line}",
+                exact=mod.exact,
+                promise=mod.description,
+                settings=rule.settings,
+                adaptations=changed.adaptations if changed is not None else (),
+                rewritten=outcome.rewritten if outcome is not None else (),
+                unchanged=(
+                    *(changed.unchanged if changed is not None else ()),
+                    *(outcome.unchanged if outcome is not None else ()),
+                ),
+                note=rule.note or "",
+            )
+        )
+    return tuple(plans)

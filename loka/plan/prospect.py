@@ -14,9 +14,9 @@ from loka.mods.adaptation import Adaptation
 from loka.mods.fingerprint import mod_fingerprints
 from loka.numerics.enums import Compute
 from loka.plan.evidence import ProfiledSites
+from loka.plan.format import format_share, format_speedup, format_us
 from loka.plan.plan import Plan
-from loka.plan.report.format import format_share, format_speedup, format_us
-from loka.plan.report.plan_rows import total_time
+from loka.plan.totals import total_time
 from loka.policy.settings import SiteSettings
 from loka.probe.profile.profile import Estimate, Interval, Profile, SiteProfile
 from loka.sites.site import Site

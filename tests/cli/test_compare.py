@@ -14,8 +14,8 @@ from loka.bench.quality.equivalence import Verdict
 from loka.cli import compare_run
 from loka.errors import InputError
 from loka.plan.planner import make_plan
-from loka.plan.report.plan_rows import Total
 from loka.plan.serialize import to_json
+from loka.plan.totals import Total
 
 pytestmark = pytest.mark.slow
 

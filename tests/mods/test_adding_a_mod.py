@@ -22,9 +22,9 @@ from loka.mods.mod_planning import InteractionModPlanning, ModuleModPlanning, Ow
 from loka.mods.policy_loader import load_policy
 from loka.mods.registry import MODS, ModKind, mod_schemas, module_mod, planning_of
 from loka.plan.mod_proposals import drafted_from
+from loka.plan.mod_words import describe_changes, touches
 from loka.plan.plan import Plan
 from loka.plan.planner import make_plan
-from loka.plan.report.mod_plans import describe_changes, touches
 from loka.policy.policy_schema import json_schema
 from loka.policy.problems import PolicyError
 from tests.support import added_mods

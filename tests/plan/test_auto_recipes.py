@@ -16,8 +16,8 @@ from loka.numerics.enums import Gemm, Scaling
 from loka.plan.examine import assumed_safe, examine
 from loka.plan.plan import Plan, SitePlan
 from loka.plan.plan_of import plan_of
-from loka.plan.report.plan_rows import total_time
 from loka.plan.serialize import from_json, to_json
+from loka.plan.totals import total_time
 from loka.probe.profile.profile import Interval
 from tests.support.plan.plan_costs import MadeUp
 

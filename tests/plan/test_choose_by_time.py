@@ -15,8 +15,8 @@ from loka.kernels.measurements.parts import Part, PartKind, TimeSource
 from loka.numerics.enums import Accumulation, Compute, Fuse, Gemm, Scaling
 from loka.plan.decide import Situation
 from loka.plan.evidence import ProfiledSites
+from loka.plan.format import format_decision
 from loka.plan.plan import NATIVE, GemmPlan, SitePlan
-from loka.plan.report.format import format_decision
 from loka.plan.resolve import resolve
 from loka.plan.select.workload import Surroundings, TracedNeighbours
 from loka.policy.settings import Budget, GemmSettings, SiteSettings

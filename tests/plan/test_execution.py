@@ -17,11 +17,11 @@ from loka.plan.decide import Situation
 from loka.plan.evidence import ProfiledSites
 from loka.plan.plan import Plan, SitePlan
 from loka.plan.planner import make_plan
-from loka.plan.report.plan_rows import format_host, total_time
 from loka.plan.resolve import resolve
 from loka.plan.select.host_model import HostModel
 from loka.plan.select.workload import TracedNeighbours
 from loka.plan.serialize import from_json, to_json
+from loka.plan.totals import format_host, total_time
 from loka.policy.policy import ExecutionSpec
 from loka.policy.problems import PolicyError
 from loka.policy.settings import Budget, GemmSettings, SiteSettings

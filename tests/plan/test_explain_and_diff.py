@@ -7,11 +7,11 @@ import pytest
 from loka.errors import InputError
 from loka.numerics.enums import Accumulation, Compute, Format, Gemm, Range, Scaling
 from loka.numerics.recipe import OperandRecipe
+from loka.plan.format import format_gemm, pattern_of
 from loka.plan.plan import BindingKind, PlannedBinding
 from loka.plan.report.explain_site import explain
-from loka.plan.report.format import format_gemm
 from loka.plan.report.plan_diff import diff
-from loka.plan.report.plan_rows import group_sites, pattern_of
+from loka.plan.report.plan_rows import group_sites
 from loka.policy.settings import Assignment, GemmSettings, SiteSettings
 
 

@@ -30,15 +30,16 @@ from loka.kernels.measurements.part_bounds import added_us, bound_us, interactio
 from loka.kernels.measurements.parts import COMPILED, INTERACTIONS, RENDERED, Part, PartKind, TimeSource
 from loka.mods.rewriting.interactions import Fused
 from loka.plan import planner
+from loka.plan.mod_words import describe_gain_in
 from loka.plan.plan import Gain, InteractionPlan, Plan, SitePlan
 from loka.plan.planner import make_plan, planned
 from loka.plan.report.explain_site import explain
-from loka.plan.report.mod_plans import describe_gain_in
 from loka.plan.report.plan_diff import diff
-from loka.plan.report.plan_rows import format_total, group_interactions, group_sites, total_time
+from loka.plan.report.plan_rows import group_interactions, group_sites
 from loka.plan.select.latency_selection import interaction_plans
 from loka.plan.select.perf_model import PerfModel
 from loka.plan.serialize import from_json, to_json
+from loka.plan.totals import format_total, total_time
 from loka.sites.site import GemmKind, RowCount, Site
 from tests.support.plan.plan_costs import HOPPER, MadeUp
 

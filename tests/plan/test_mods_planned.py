@@ -16,10 +16,10 @@ from loka.mods.adaptation import Adaptation, RewriteResult, Unchanged
 from loka.mods.policy_loader import load_policy
 from loka.plan import planner
 from loka.plan.examine import examine
+from loka.plan.mod_words import describe_changes, describe_gain, describe_mod, describe_unchanged, touches
 from loka.plan.plan import Gain, ModPlan, Plan, SiteTiming, StepTime
 from loka.plan.planner import make_plan, planned
 from loka.plan.report.explain_site import explain
-from loka.plan.report.mod_plans import describe_changes, describe_gain, describe_mod, describe_unchanged, touches
 from loka.plan.report.plan_diff import diff
 from loka.plan.select.mod_gains import gain_of
 from loka.plan.serialize import from_json, to_json

@@ -13,9 +13,9 @@ from loka.errors import InputError
 from loka.numerics.enums import Compute, Format, Gemm, Operand, Range, Scaling
 from loka.numerics.recipe import OperandRecipe
 from loka.plan.decide import Situation
+from loka.plan.format import format_gemm
 from loka.plan.plan import NATIVE, GemmPlan
 from loka.plan.report.explain_site import explain
-from loka.plan.report.format import format_gemm
 from loka.plan.report.plan_diff import diff
 from loka.plan.resolve import resolve
 from loka.plan.serialize import from_json, to_json

@@ -15,10 +15,10 @@ import pytest
 from loka.codegen.package.generate_package import generate
 from loka.errors import CheckFailedError, IgnoredWarning, InputError
 from loka.mods.policy_loader import load_policy
+from loka.plan.format import describe_tuned
 from loka.plan.plan import Plan
 from loka.plan.plan_cache import PlanCache
 from loka.plan.planner import make_plan, planned
-from loka.plan.report.tuned_words import describe_tuned
 from loka.plan.serialize import from_json, to_json
 from loka.plan.tuning.candidates import NATIVE_TITLE, STANDING_TITLE
 from loka.plan.tuning.record import TunedKey, TunedRecord, read_records, with_record

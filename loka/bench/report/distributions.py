@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from loka.bench.report.geometry import Bar, columns, percent
 from loka.numerics.enums import Operand
 from loka.plan.evidence import ProfiledSites
+from loka.plan.format import format_share
 from loka.plan.plan import Plan
-from loka.plan.report.format import format_share
 from loka.plan.report.histogram import Octaves, octaves_of
 from loka.probe.profile.profile import OperandSummary, Quantiles, Shares
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from loka.bench.report.geometry import Axis, axis_of
 from loka.bench.report.precision import Precision, precision_of
 from loka.numerics.enums import Gemm
+from loka.plan.format import format_mere, format_sqnr
 from loka.plan.plan import Evidence, GemmPlan, Plan, SitePlan
-from loka.plan.report.format import format_mere, format_sqnr
 from loka.plan.report.plan_rows import name_of_group, site_groups
 from loka.plan.report.profile_view import budget_of
 from loka.policy.settings import Budget

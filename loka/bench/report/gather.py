@@ -17,20 +17,13 @@ from loka.bench.report.provenance import Source, sources
 from loka.bench.report.site_times import TimeChart, time_chart
 from loka.bench.results import Table
 from loka.devices.targets import DEVICES, TargetDevice
+from loka.plan.format import format_share, format_speedup
+from loka.plan.mod_words import describe_changes, describe_gain_in, describe_unchanged
 from loka.plan.ne import planned_ne
 from loka.plan.plan import Plan
 from loka.plan.planner import Planned
-from loka.plan.report.format import format_share, format_speedup
-from loka.plan.report.mod_plans import describe_changes, describe_gain_in, describe_unchanged
-from loka.plan.report.plan_rows import (
-    Total,
-    format_host,
-    format_time_sources,
-    format_total,
-    group_sites,
-    predicted_step,
-    total_time,
-)
+from loka.plan.report.plan_rows import group_sites
+from loka.plan.totals import Total, format_host, format_time_sources, format_total, predicted_step, total_time
 
 ROWS = 300  # of a table; `loka plan` has the others
 OPEN_NODES = 60  # a tree of more nodes starts with closed branches

@@ -5,7 +5,7 @@ from __future__ import annotations
 from loka.bench.report.gather import Report
 from loka.bench.report.geometry import label
 from loka.bench.report.precision import LABELS
-from loka.plan.report.format import format_figure, format_share, format_speedup
+from loka.plan.format import format_figure, format_share, format_speedup
 from loka.policy.problems import printable
 from loka.templating.templates import render_page
 

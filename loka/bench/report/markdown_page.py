@@ -6,23 +6,14 @@ from collections.abc import Sequence
 
 from loka.bench.results import NOTHING, Table, markdown_table
 from loka.plan.evidence import ProfiledSites, over_budget
+from loka.plan.format import describe_tuned, format_speedup, pattern_of
+from loka.plan.mod_words import describe_gain_in, describe_mod, describe_unchanged
 from loka.plan.plan import NATIVE, Plan
 from loka.plan.planner import Planned
 from loka.plan.report.coverage import Coverage, coverage_of, describe_pieces, describe_step, share_rows
-from loka.plan.report.format import format_speedup
-from loka.plan.report.mod_plans import describe_gain_in, describe_mod, describe_unchanged
-from loka.plan.report.plan_rows import (
-    PlanRow,
-    format_host,
-    format_time_sources,
-    format_total,
-    group_interactions,
-    group_sites,
-    pattern_of,
-    total_time,
-)
+from loka.plan.report.plan_rows import PlanRow, group_interactions, group_sites
 from loka.plan.report.profile_view import budgets
-from loka.plan.report.tuned_words import describe_tuned
+from loka.plan.totals import format_host, format_time_sources, format_total, total_time
 from loka.policy.problems import printable
 from loka.probe.profile.profile import Finding
 

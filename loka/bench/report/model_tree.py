@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 
 from loka.bench.report.geometry import percent
 from loka.bench.report.precision import Precision, fused_sites, precision_of
+from loka.plan.format import format_evidence, format_operands, format_reasons
 from loka.plan.plan import Evidence, GemmPlan, Plan, SitePlan
-from loka.plan.report.format import format_evidence, format_operands, format_reasons
 
 WIDEST = 100  # children of a node; those with fewer FLOPs are summed up
 DEEPEST = 24  # levels of the tree; what lies deeper keeps the rest of its name

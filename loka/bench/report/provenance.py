@@ -9,10 +9,10 @@ from loka.bench.report.loss_curves import RunChart
 from loka.bench.report.measured_steps import MeasuredSteps
 from loka.devices.targets import DEVICES
 from loka.kernels.measurements.lookup import Measurements
+from loka.plan.format import describe_tuned
 from loka.plan.plan import Plan
 from loka.plan.planner import Planned
-from loka.plan.report.plan_rows import format_time_sources, total_time
-from loka.plan.report.tuned_words import describe_tuned
+from loka.plan.totals import format_time_sources, total_time
 
 
 class Origin(StrEnum):

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from loka.bench.report.geometry import percent
 from loka.bench.report.precision import Precision, fused_sites, site_precision
 from loka.kernels.measurements.parts import TimeSource
+from loka.plan.format import common_pattern, format_speedup, format_us, pattern_of
 from loka.plan.plan import Plan, SitePlan
-from loka.plan.report.format import format_speedup, format_us
-from loka.plan.report.plan_rows import common_pattern, name_of_group, pattern_of, site_groups
+from loka.plan.report.plan_rows import name_of_group, site_groups
 from loka.plan.select.latency_selection import step_times
 
 SHOWN = 24  # rows; the others are summed up

@@ -13,7 +13,7 @@ _SHOWN = 5  # most reasons shown for a mod
 def print_mods(plan: Plan) -> None:
     """Print a line for each mod, and one for each reason why something was left unchanged."""
     from loka.cli.output import print_line
-    from loka.plan.report.mod_plans import describe_gain_in, describe_mod, describe_unchanged
+    from loka.plan.mod_words import describe_gain_in, describe_mod, describe_unchanged
 
     if not plan.mods:
         return

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from loka.cli.output import print_line, print_table
 from loka.numerics.enums import Compute, Gemm
 from loka.numerics.recipe import OperandPair
-from loka.plan.report.format import format_ne
-from loka.plan.report.plan_rows import common_pattern, pattern_of
+from loka.plan.format import common_pattern, format_ne, pattern_of
 from loka.policy.patterns import compile_pattern
 from loka.probe.diagnostics.finding_evidence import estimate_of
 from loka.probe.estimate.candidate_recipes import recipe_label

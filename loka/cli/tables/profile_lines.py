@@ -74,7 +74,7 @@ def _show_shares(seen: ProfileView) -> None:
 
 
 def _show_recipes(seen: ProfileView) -> None:
-    from loka.plan.report.format import format_mere, format_sqnr
+    from loka.plan.format import format_mere, format_sqnr
 
     print()
     print_line("predicted MERE and predicted SQNR: of this site's own operands, estimated from the profile")
@@ -100,7 +100,7 @@ def _show_recipes(seen: ProfileView) -> None:
 
 def _ne_cells(ne: NeEstimate | None) -> tuple[str, str]:
     """The change of NE, and the error of what varies between samples, in dB of that."""
-    from loka.plan.report.format import format_ne
+    from loka.plan.format import format_ne
 
     if ne is None:
         return "-", "-"

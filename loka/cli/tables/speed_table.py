@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 def show_speed(plan: Plan, device: str, pairs: Sequence[PairResult], labels: ComparisonLabels) -> None:
     """Print the planned time of a step, if measurements decided the plan, and the mean rate of the pairs' training."""
-    from loka.plan.report.format import format_figure, format_speedup
-    from loka.plan.report.plan_rows import format_summed, total_time
+    from loka.plan.format import format_figure, format_speedup
+    from loka.plan.totals import format_summed, total_time
 
     rows, total = [], total_time(plan)
     if total is not None:

@@ -16,7 +16,7 @@ KERNELS_ERROR = ("kernel's MERE", "kernel's SQNR dB")  # beside times
 
 def show_inside(inside: Inside) -> None:
     """Print the interaction that a site is part of, and its times."""
-    from loka.plan.report.format import format_figure
+    from loka.plan.format import format_figure
 
     computes = "computed in" if inside.takes else "read by"
     print()
@@ -35,7 +35,7 @@ def show_inside(inside: Inside) -> None:
 
 def show_timing(timing: ExplainedTiming) -> None:
     """Print the times of one call, and a line for each execution option of the site's GEMMs."""
-    from loka.plan.report.format import format_figure, format_speedup, format_us
+    from loka.plan.format import format_figure, format_speedup, format_us
 
     chosen, as_is = timing.chosen, timing.as_is
     host = chosen.host_us is not None
@@ -66,7 +66,7 @@ def show_timing(timing: ExplainedTiming) -> None:
 
 def show_kernels(gemms: Sequence[Decision]) -> None:
     """Print the product's time on every kernel, its error if measured, and why the others were rejected."""
-    from loka.plan.report.format import format_figure, format_kernel
+    from loka.plan.format import format_figure, format_kernel
 
     rows: list[tuple[str, ...]] = []
     for gemm in gemms:
@@ -95,7 +95,7 @@ def _error(found: Candidate | KernelTime) -> tuple[str, str]:
 
 def _never_timed(gemms: Sequence[Decision]) -> dict[tuple[str, str], str]:
     """(kernel, reason) of rejected kernels without a time -> names of the GEMMs."""
-    from loka.plan.report.format import format_kernel
+    from loka.plan.format import format_kernel
 
     found: dict[tuple[str, str], list[str]] = {}
     for gemm in gemms:

@@ -189,7 +189,7 @@ def _advice(quality: Quality, labels: ComparisonLabels) -> str:
 
 def _result(quality: Quality, opened: Opened, interrupted: bool) -> dict[str, object]:
     """The JSON of a comparison: runs are `as_is` and `fp8`, or `with_mods` if the first is the original."""
-    from loka.plan.report.plan_rows import total_time
+    from loka.plan.totals import total_time
 
     labels = opened.labels
     original = labels is ORIGINAL

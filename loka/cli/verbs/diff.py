@@ -70,7 +70,7 @@ def show(change: PlanDiff) -> None:
 
 def region_lines(regions: Sequence[RegionChange]) -> list[str]:
     """`region of layers.*.up (3): linear; now linear -> silu`; sites that differ only in numbers share a line."""
-    from loka.plan.report.plan_rows import common_pattern, pattern_of
+    from loka.plan.format import common_pattern, pattern_of
 
     groups: dict[tuple[str, tuple[str, ...], tuple[str, ...]], list[str]] = {}
     for each in regions:
@@ -102,7 +102,7 @@ def _show_times(change: PlanDiff) -> None:
     if change.total_us[0] == change.total_us[1]:
         return
     if all(change.counted) and change.counted[0] != change.counted[1]:
-        from loka.plan.report.format import format_figure
+        from loka.plan.format import format_figure
 
         first, second = (format_figure(us or 0.0) for us in change.total_us)
         print_line(
@@ -118,7 +118,7 @@ def _us(change: TimeChange) -> str:
 
 
 def _pair(before: float | None, after: float | None) -> str:
-    from loka.plan.report.format import format_figure
+    from loka.plan.format import format_figure
 
     was, now = ("-" if us is None else format_figure(us) for us in (before, after))
     return f"{was} -> {now}"

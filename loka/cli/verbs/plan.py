@@ -123,8 +123,8 @@ def print_budgets(plan: Plan) -> None:
 
 def print_ne(plan: Plan) -> None:
     """Print the predicted change of NE, if the profile has any."""
+    from loka.plan.format import format_ne
     from loka.plan.ne import planned_ne
-    from loka.plan.report.format import format_ne
 
     found = planned_ne(plan.sites)
     if found is None:
@@ -137,7 +137,7 @@ def print_ne(plan: Plan) -> None:
 
 def print_times(plan: Plan) -> None:
     """Print the total time of sites and interactions and its sources, or that there is none."""
-    from loka.plan.report.plan_rows import format_host, format_time_sources, format_total, total_time
+    from loka.plan.totals import format_host, format_time_sources, format_total, total_time
 
     total = total_time(plan)
     if plan.measurements is None or total is None:
@@ -155,7 +155,7 @@ def print_times(plan: Plan) -> None:
 
 def print_tuned(plan: Plan) -> None:
     """Print what a measured step said of the plan, if one decided it."""
-    from loka.plan.report.tuned_words import describe_tuned
+    from loka.plan.format import describe_tuned
 
     if plan.tuned is not None:
         print_line(f"{describe_tuned(plan.tuned)} ({plan.tuned.file}: {plan.tuned.choice}).")
@@ -206,7 +206,7 @@ def _summary(plan: Plan) -> dict[str, object]:
     from loka.plan.evidence import over_budget
     from loka.plan.ne import planned_ne
     from loka.plan.report.coverage import coverage_of
-    from loka.plan.report.plan_rows import total_time
+    from loka.plan.totals import total_time
 
     return {
         "name": plan.name,

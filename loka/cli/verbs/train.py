@@ -104,7 +104,8 @@ def show(pair: PairResult, plan: Plan, device: str, labels: ComparisonLabels, sh
 
 
 def _result(pair: PairResult, plan: Plan, job: TrainingJob) -> dict[str, object]:
-    from loka.plan.report.plan_rows import group_sites, total_time
+    from loka.plan.report.plan_rows import group_sites
+    from loka.plan.totals import total_time
 
     return {
         "name": plan.name,

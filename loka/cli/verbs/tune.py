@@ -111,7 +111,7 @@ def show(record: TunedRecord) -> None:
 
 def verdict(record: TunedRecord) -> str:
     """Which candidate won, and what its step takes."""
-    from loka.plan.report.tuned_words import describe_tuned
+    from loka.plan.format import describe_tuned
 
     return f"{record.winner}: {describe_tuned(record.confirmation(''))}"
 

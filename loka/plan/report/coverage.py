@@ -19,9 +19,16 @@ from dataclasses import dataclass, field
 from loka.devices.targets import DEVICES
 from loka.kernels.measurements.part_bounds import bound_us
 from loka.numerics.enums import Fuse, Gemm
+from loka.plan.format import (
+    common_pattern,
+    format_figure,
+    format_place,
+    format_reasons,
+    format_share,
+    format_us,
+    pattern_of,
+)
 from loka.plan.plan import NATIVE, NOTHING_AROUND, GemmPlan, Plan, SitePlan, SiteTiming
-from loka.plan.report.format import format_figure, format_place, format_reasons, format_share, format_us
-from loka.plan.report.plan_rows import common_pattern, pattern_of
 from loka.plan.select.latency_selection import interaction_by_site
 from loka.plan.select.workload import SiteSizes, gemm_part, surroundings_of
 

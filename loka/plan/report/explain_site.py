@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from loka.errors import InputError
 from loka.numerics.enums import OPERANDS, Accumulation, Gemm
 from loka.plan.evidence import ProfiledSites
+from loka.plan.format import format_gemm, format_place
+from loka.plan.mod_words import Touch, touches
 from loka.plan.plan import Candidate, KernelTime, Plan, PlannedBinding, SitePlan, StepTime
-from loka.plan.report.format import format_gemm, format_place
-from loka.plan.report.mod_plans import Touch, touches
 from loka.plan.report.profile_view import ProfileView, budget_of, describe_speed, profile_view
 from loka.plan.report.region_ends import region_ends
 from loka.plan.select.latency_selection import interaction_by_site, kernel_names, place_in_interaction

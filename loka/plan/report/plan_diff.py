@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from loka.numerics.enums import Gemm
+from loka.plan.format import format_decision, format_evidence
+from loka.plan.mod_words import describe_changes
 from loka.plan.plan import Evidence, Plan, SitePlan, StepTime
-from loka.plan.report.format import format_decision, format_evidence
-from loka.plan.report.mod_plans import describe_changes
-from loka.plan.report.plan_rows import NOT_KNOWN, format_summed, group_interactions, total_time
+from loka.plan.report.plan_rows import NOT_KNOWN, group_interactions
+from loka.plan.totals import format_summed, total_time
 
 
 @dataclass(frozen=True, slots=True)

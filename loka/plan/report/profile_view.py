@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from loka.numerics.enums import OPERANDS, Gemm
 from loka.plan.evidence import NEVER_RAN, ProfiledSites, evidence_of, ran
+from loka.plan.format import format_operands, format_speedup
 from loka.plan.plan import Plan, SitePlan
-from loka.plan.report.format import format_operands, format_speedup
 from loka.policy.settings import Assignment, Budget
 from loka.probe.profile.profile import (
     Estimate,

@@ -20,7 +20,7 @@ from loka.mods.registry import ModKind, names_of, owner_planning
 from loka.mods.rewriting.rewriting_tracer import OwnerScope, RewritingTracer, is_under, writer_of
 from loka.mods.rewriting.site_change import relative
 from loka.mods.selection import conflicts, idle_problems, named_problems, unmatched_problems
-from loka.plan.report.plan_rows import common_pattern, pattern_of
+from loka.plan.format import common_pattern, pattern_of
 from loka.policy.policy import ModRule
 from loka.policy.problems import PolicyError, Problem
 

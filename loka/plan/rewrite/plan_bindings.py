@@ -10,8 +10,8 @@ from torch import nn
 
 from loka.errors import LokaError
 from loka.graph.ir import ForwardIR
+from loka.plan.format import common_pattern
 from loka.plan.plan import BindingKind, PlannedBinding, SitePlan
-from loka.plan.report.plan_rows import common_pattern
 from loka.sites.site import GemmKind
 
 _WORD = re.compile(r"[A-Za-z0-9]+")

@@ -24,8 +24,8 @@ from loka.mods.rewriting.interactions import FusedInteractions, Interacting, Res
 from loka.mods.rewriting.model_in_change import ModelInChange
 from loka.mods.rewriting.rewriting_tracer import RewritingTracer
 from loka.mods.selection import conflicts, idle_problems, named_problems, unmatched_problems
+from loka.plan.format import format_us
 from loka.plan.plan import InteractionPlan
-from loka.plan.report.format import format_us
 from loka.plan.rewrite.owner_mods import check_apart, owner_problems
 from loka.policy.policy import ModRule, Pattern
 from loka.policy.problems import PolicyError, Problem

@@ -10,8 +10,8 @@ from math import isfinite
 from loka.kernels.gemm.catalogue import GEMM_KERNELS
 from loka.numerics.enums import OPERANDS, Accumulation, Fuse, Gemm, Scaling
 from loka.numerics.recipe import TRANSPOSED_FROM, OperandPair, Recipe
+from loka.plan.format import format_kernel, format_recipe, format_us
 from loka.plan.plan import NATIVE, GemmPlan, KernelTime, Rejected, StepTime
-from loka.plan.report.format import format_kernel, format_recipe, format_us
 from loka.plan.select.host_model import HostModel
 from loka.plan.select.perf_model import Latency, PerfModel
 from loka.plan.select.workload import (

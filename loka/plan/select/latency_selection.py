@@ -17,8 +17,8 @@ from loka.kernels.measurements.parts import COMPILED, RENDERED, PartCosts, PartK
 from loka.mods.rewriting.interactions import Fused
 from loka.numerics.enums import Compute, Gemm
 from loka.numerics.recipe import with_scalings
+from loka.plan.format import format_kernel, format_us
 from loka.plan.plan import NATIVE, Candidate, GemmPlan, InteractionPlan, Plan, Rejected, SitePlan, SiteTiming, StepTime
-from loka.plan.report.format import format_kernel, format_us
 from loka.plan.select.enumerate import Cost, ExecutionOption, SiteOptions
 from loka.plan.select.perf_model import Latency, PerfModel
 from loka.plan.select.select import Selection, SelectionProblem

@@ -19,9 +19,10 @@ from loka.graph.trace.tracer import Tracer
 from loka.numerics.enums import Fuse
 from loka.plan.evidence import ProfiledSites, open_measurements, open_profile
 from loka.plan.examine import Examined, examine, tracer_of
+from loka.plan.format import pattern_of
 from loka.plan.plan import Plan, SitePlan
 from loka.plan.plan_of import Decided, RecordedPlan, decided, kernels_for
-from loka.plan.report.plan_rows import pattern_of, predicted_step, total_time
+from loka.plan.totals import predicted_step, total_time
 from loka.plan.tuning.choices import AS_IT_STANDS, Choice, Precision, SiteChoice, is_open
 from loka.plan.tuning.confirmed import tuned_inputs
 from loka.plan.tuning.fingerprints import decisions_sha256

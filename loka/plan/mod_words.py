@@ -2,53 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from loka.mods.adaptation import Adaptation, RewriteResult, Unchanged
-from loka.mods.modded_model import Adapted
-from loka.mods.registry import ModKind, module_planning, names_of, planning_of
+from loka.mods.adaptation import Adaptation, Unchanged
+from loka.mods.registry import ModKind, module_planning, names_of
+from loka.plan.format import common_pattern, pattern_of
 from loka.plan.plan import ModPlan, Plan
-from loka.plan.report.plan_rows import common_pattern, pattern_of
-from loka.policy.policy import Policy
-
-
-class ForwardOutcome(Protocol):
-    """Changes that one entry of the policy's `mods` made to forwards, and those it could not make."""
-
-    @property
-    def rewritten(self) -> tuple[RewriteResult, ...]: ...
-
-    @property
-    def unchanged(self) -> tuple[Unchanged, ...]: ...
-
-
-def mod_plans(policy: Policy, adapted: Adapted, outcomes: Mapping[str, ForwardOutcome]) -> tuple[ModPlan, ...]:
-    """All entries of a policy's `mods` with their results; `outcomes` of forwards are by the entry's `source`."""
-    modules = {applied.rule.source: applied for applied in adapted.applied}
-    plans = []
-    for rule in policy.mods:
-        changed, outcome = modules.get(rule.source), outcomes.get(rule.source)
-        mod = planning_of(rule.use)
-        plans.append(
-            ModPlan(
-                use=rule.use,
-                source=rule.source,
-                place=f"{policy.relative(rule.file)}:{rule.line}",
-                exact=mod.exact,
-                promise=mod.description,
-                settings=rule.settings,
-                adaptations=changed.adaptations if changed is not None else (),
-                rewritten=outcome.rewritten if outcome is not None else (),
-                unchanged=(
-                    *(changed.unchanged if changed is not None else ()),
-                    *(outcome.unchanged if outcome is not None else ()),
-                ),
-                note=rule.note or "",
-            )
-        )
-    return tuple(plans)
 
 
 def describe_changes(mod: ModPlan) -> str:

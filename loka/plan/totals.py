@@ -1,0 +1,136 @@
+"""Time of a whole plan: the sum over sites and interactions, and what a step waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from loka.devices.targets import DEVICES
+from loka.kernels.measurements.parts import TimeSource
+from loka.plan.format import format_speedup, format_us
+from loka.plan.plan import Plan, StepTime
+from loka.plan.select.latency_selection import step_times
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """Sum of the times of all sites that measurements decided, and of interactions, in one training step."""
+
+    us: float
+    as_is_us: float
+    sites: tuple[tuple[TimeSource, int], ...]  # number of sites whose times are measured, interpolated, estimated
+    interactions: tuple[tuple[TimeSource, int], ...] = ()  # the same for interactions
+    left_out: int = 0  # interactions not included, as torch.compile's time for them is unknown
+    host_us: float | None = None  # of the host, for the launches of all sites; None where it was not considered
+    as_is_host_us: float | None = None  # the same of the native model
+
+    @property
+    def speedup(self) -> float:
+        """Speedup relative to the native model."""
+        return self.as_is_us / self.us
+
+
+def total_time(plan: Plan) -> Total | None:
+    """The sum over sites and interactions; None where no measurement decided any site, or none is called."""
+    timed = [(site.timing, site.site.calls) for site in plan.sites if site.timing is not None and site.site.calls]
+    if not timed:
+        return None
+    fused = [(chosen, as_is, each.calls) for each, chosen, as_is in step_times(plan.interactions)]
+    times = [*((timing.chosen, timing.as_is, calls) for timing, calls in timed), *fused]
+    return Total(
+        us=round(sum(chosen.us * calls for chosen, _, calls in times), 3),
+        as_is_us=round(sum(as_is.us * calls for _, as_is, calls in times), 3),
+        sites=_counted([timing.chosen.source for timing, _ in timed]),
+        interactions=_counted([chosen.source for chosen, _, _ in fused]),
+        left_out=len(plan.interactions) - len(fused),
+        host_us=_host_us([(timing.chosen, calls) for timing, calls in timed]),
+        as_is_host_us=_host_us([(timing.as_is, calls) for timing, calls in timed]),
+    )
+
+
+def _host_us(times: Sequence[tuple[StepTime, int]]) -> float | None:
+    known = [time.host_us * calls for time, calls in times if time.host_us is not None]
+    return round(sum(known), 3) if known else None
+
+
+def _counted(sources: Sequence[TimeSource]) -> tuple[tuple[TimeSource, int], ...]:
+    return tuple((source, sources.count(source)) for source in TimeSource if source in sources)
+
+
+def format_total(total: Total) -> str:
+    """A total: `GEMMs with their norms and interactions: 14213 us a training step, 33695 us in BF16, 2.37x`."""
+    return (
+        f"{format_summed(total)}: {format_us(total.us)} a training step, {format_us(total.as_is_us)} in BF16, "
+        f"{format_speedup(total.speedup)}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StepPrediction:
+    """What a whole step takes on the host and on the GPU, in microseconds, planned and native."""
+
+    host_us: float
+    as_is_host_us: float
+    gpu_us: float
+    as_is_gpu_us: float
+
+    @property
+    def waits_for_host(self) -> bool:
+        """True if the host takes longer than the GPU."""
+        return self.host_us > self.gpu_us
+
+    @property
+    def speedup(self) -> float:
+        """Speedup of a step in a loop: each model waits for the slower of the two."""
+        return max(self.as_is_host_us, self.as_is_gpu_us) / max(self.host_us, self.gpu_us)
+
+
+def predicted_step(plan: Plan, total: Total) -> StepPrediction | None:
+    """The prediction for a whole step; None unless the policy says how the model runs."""
+    execution = plan.execution
+    if execution is None or total.host_us is None or total.as_is_host_us is None:
+        return None
+    host, gpu = 1e3 * execution.host_ms, 1e3 * execution.gpu_ms
+    return StepPrediction(host + total.host_us, host + total.as_is_host_us, gpu + total.us, gpu + total.as_is_us)
+
+
+def format_host(plan: Plan, total: Total) -> str:
+    """What a step waits for, where the policy says how the model runs, else "".
+
+    `the host, compiled: 4950 us a step, 3480 us in BF16 (by the host of an NVIDIA H200); the GPU: 905 us, 1120 us: ...`
+    """
+    step = predicted_step(plan, total)
+    if step is None or plan.execution is None:
+        return ""
+    if step.waits_for_host:
+        verdict = (
+            f"the step waits for the host, {format_speedup(step.speedup)} over BF16; in CUDA "
+            "graphs (execution: {mode: graph}), or with a larger batch, it would wait for the GPU"
+        )
+    else:
+        verdict = f"the step waits for the GPU, {format_speedup(step.speedup)} over BF16"
+    measured_on = DEVICES[plan.target].host.measured_on
+    return (
+        f"the host, {plan.execution.mode.value}: {format_us(step.host_us)} a step, {format_us(step.as_is_host_us)} in "
+        f"BF16 (as on {measured_on}); the GPU: {format_us(step.gpu_us)}, {format_us(step.as_is_gpu_us)}: {verdict}"
+    )
+
+
+def format_summed(total: Total) -> str:
+    """Contents of a total: `GEMMs with their norms and interactions`."""
+    what = "GEMMs with their norms"
+    if total.interactions:
+        what += " and interactions"
+    if total.left_out:
+        left = f"{total.left_out} interaction{'s' if total.left_out > 1 else ''}"
+        what += f" (without {left}, never measured by torch.compile)"
+    return what
+
+
+def format_time_sources(total: Total) -> str:
+    """Sources of the times: `sites: 11 measured, 5 estimated; interactions: 8 measured`."""
+    words = []
+    for name, counts in (("sites", total.sites), ("interactions", total.interactions)):
+        if counts:
+            words.append(f"{name}: {', '.join(f'{count} {source.value}' for source, count in counts)}")
+    return "; ".join(words)
