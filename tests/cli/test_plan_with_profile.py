@@ -13,7 +13,7 @@ from loka.numerics.enums import Gemm
 from loka.plan.serialize import from_json
 from loka.probe.profile.profile_file import save
 from loka.probe.stats.bins import MAGNITUDE_BINS
-from tests.support.plan.made_profiles import as_version_1
+from tests.support.plan.made_profiles import as_version_2
 from tests.support.plan.shop_profile import SIZES, profile_of
 
 pytestmark = pytest.mark.slow
@@ -247,11 +247,9 @@ def test_what_a_terminal_shows_goes_by_its_encoding(encoding, shows, monkeypatch
     assert _shows("▁█") is shows
 
 
-@pytest.mark.parametrize("verb", ["plan", "diff"])
-def test_a_profile_of_an_earlier_loka_is_noted_once(verb, shop, loka, learned):
+def test_a_profile_of_an_earlier_loka_says_what_to_run(shop, loka, learned):
     learned()
-    as_version_1(shop.folder / FILE)
-    ran = loka(verb, *[shop.policy] * (2 if verb == "diff" else 1))
-    assert ran.status == 0
-    (line,) = ran.err.splitlines()
-    assert line.startswith(f"note: {FILE}: written by an earlier LoKA, without a checksum: damage to it cannot be")
+    as_version_2(shop.folder / FILE)
+    ran = loka("plan", shop.policy)
+    assert ran.status == 2
+    assert f"{FILE}: a profile of an earlier LoKA (version 2, and this one reads 3); make it again: loka probe" in ran.err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from torch import nn
 
 from loka.errors import LokaError
 from tests.support import guide_pages, markdown
+from tests.support.plan.made_profiles import as_version_2
 
 PAGE = markdown.read(markdown.REPOSITORY / "docs" / "troubleshooting.md")
 ELSEWHERE = PAGE.partition("\n## On GPUs and in several processes\n")[2].partition("\n## ")[0]  # needs other machines
@@ -108,6 +110,9 @@ def plans(reader: Reader) -> None:
     damaged[-5] ^= 1
     (profiles / "damaged.safetensors").write_bytes(bytes(damaged))
     reader.tries("plan", "rules:", "profile: damaged.safetensors\nrules:")
+    shutil.copy(found, profiles / "older.safetensors")
+    as_version_2(profiles / "older.safetensors")
+    reader.tries("plan", "rules:", "profile: older.safetensors\nrules:")
     tower = reader.folder / "tower.py"
     narrow = tower.read_text(encoding="utf-8")
     for text in (narrow.replace("64", "96"), narrow):

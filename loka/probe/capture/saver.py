@@ -29,7 +29,7 @@ class Saver:
     def __init__(self, on_error: Callable[[], None]) -> None:
         self._on_error = on_error
         self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        self._error: Exception | None = None
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
     @property
@@ -69,7 +69,7 @@ class Saver:
         try:
             copies.wait()
             profile_file.save(path, finish(tuple(read(site) for site in snapshots)))
-        except BaseException as error:  # noqa: BLE001 - a thread has nobody to raise to: the training thread raises it
+        except Exception as error:  # noqa: BLE001 - a thread has nobody to raise to: the training thread raises it
             self._error = error
             self._on_error()
 

@@ -1,4 +1,8 @@
-"""The profile as planning reads it: the summary of each site, and the estimated FP8 error of each of its GEMMs."""
+"""The profile as planning reads it: the summary of each site, and the estimated FP8 error of each of its GEMMs.
+
+The annotations say which values a Probe can produce; pydantic holds them where a profile is written or read
+(`profile_file`).
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,21 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
 
 from loka.mods.fingerprint import ModFingerprint
 from loka.numerics.enums import Format, Gemm, Operand
 from loka.numerics.recipe import OperandPair
 from loka.policy.settings import Budget
-from loka.probe.stats.bins import HistogramView
+from loka.probe.stats.bins import MAGNITUDE_BINS, HistogramView
 
-VERSION = 2  # of the file's layout; 2: with a checksum
 CONFIDENCE = 0.95
+
+Count = Annotated[int, Field(ge=0, le=1 << 62)]
+Figure = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Verdict(StrEnum):
@@ -34,6 +44,29 @@ class Interval:
     high: float
 
 
+def _ordered(found: Interval) -> Interval:
+    infinite = math.isinf(found.mean) and not found.low == found.mean == found.high
+    if infinite or not found.low <= found.mean <= found.high:  # false for NaN
+        raise ValueError(f"{found.mean} within {found.low} to {found.high} is no interval")
+    return found
+
+
+def _of_errors(found: Interval) -> Interval:
+    if found.low < 0:
+        raise ValueError(f"an error of {found.low}, but must be 0 or more")
+    return found
+
+
+def _with_maxima(operands: OperandPair) -> OperandPair:
+    if not all(recipe.amax is None or 0 <= recipe.amax < math.inf for recipe in operands):
+        raise ValueError("a static range must be finite and 0 or more")
+    return operands
+
+
+Ordered = Annotated[Interval, AfterValidator(_ordered)]
+Operands = Annotated[OperandPair, AfterValidator(_with_maxima)]
+
+
 def sum_of_changes(changes: Sequence[Interval]) -> Interval:
     """The sum of changes of NE by several sites.
 
@@ -48,10 +81,10 @@ class Estimate:
     """The error of one GEMM of a site with its operands quantized by `operands`, predicted from the statistics."""
 
     gemm: Gemm
-    operands: OperandPair  # in the order of enums.OPERANDS[gemm]
-    mere: Interval  # floored (numerics.metrics)
-    sqnr_db: Interval
-    draws: int  # sampled pairs of operands
+    operands: Operands  # in the order of enums.OPERANDS[gemm]
+    mere: Annotated[Ordered, AfterValidator(_of_errors)]  # floored (numerics.metrics)
+    sqnr_db: Ordered
+    draws: Count  # sampled pairs of operands
 
     def verdict(self, budget: Budget) -> Verdict:
         """The verdict on `budget`'s mere and sqnr_db for this recipe."""
@@ -70,10 +103,12 @@ class NeEstimate:
     """
 
     gemm: Gemm
-    operands: OperandPair  # in the order of enums.OPERANDS[gemm]
-    ne_percent: Interval  # in per cent of NE, positive is worse; expected over trainings
-    run_percent: float  # standard deviation of what a single training differs from that by
-    varying_error: float | None  # power of the error over that of y, both without their mean over samples; fprop's
+    operands: Operands  # in the order of enums.OPERANDS[gemm]
+    ne_percent: Ordered  # in per cent of NE, positive is worse; expected over trainings
+    run_percent: Figure  # standard deviation of what a single training differs from that by
+    varying_error: (
+        Annotated[float, Field(ge=0)] | None
+    )  # power of the error over that of y, both without their mean over samples; fprop's
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +117,19 @@ class Shares:
 
     view: HistogramView
     format: Format
-    underflow: float  # rounded to zero
-    subnormal: float  # kept with fewer bits
+    underflow: Share  # rounded to zero
+    subnormal: Share  # kept with fewer bits
 
 
 @dataclass(frozen=True, slots=True)
 class Quantiles:
     """The 1st, 25th, 50th, 75th and 99th percentile."""
 
-    p1: float
-    p25: float
-    p50: float
-    p75: float
-    p99: float
+    p1: Figure
+    p25: Figure
+    p50: Figure
+    p75: Figure
+    p99: Figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,21 +137,23 @@ class OperandSummary:
     """Summary of one operand of a site. For a weight `calls` is 0, and `rows` and `sampled` are its rows."""
 
     operand: Operand
-    width: int  # features C of the matrix (rows, C)
-    calls: int
-    rows: int
-    sampled: int
-    nonfinite: int  # elements among the sampled rows
-    nonfinite_calls: int
-    zeros: float  # share of elements
-    amax: float  # largest finite |x| seen
-    usual_amax: float  # median over calls
-    rms: float
-    magnitudes: tuple[int, ...]  # (bins.MAGNITUDE_BINS,) counts of |x|, zeros left out; lowest octave bins.LOWEST
+    width: Count  # features C of the matrix (rows, C)
+    calls: Count
+    rows: Count
+    sampled: Count
+    nonfinite: Count  # elements among the sampled rows
+    nonfinite_calls: Count
+    zeros: Share  # share of elements
+    amax: Figure  # largest finite |x| seen
+    usual_amax: Figure  # median over calls
+    rms: Figure
+    magnitudes: Annotated[  # counts of |x|, zeros left out; lowest octave bins.LOWEST
+        tuple[Count, ...], Field(min_length=MAGNITUDE_BINS, max_length=MAGNITUDE_BINS)
+    ]
     shares: tuple[Shares, ...]  # every View x Format; none for a weight
     row_spread: Quantiles | None  # octaves from rms to amax within a row
     block_spread: Quantiles | None  # the same within 128 neighbours
-    covariance_error: float  # relative error ||C - C'||_F / ||C||_F of the low-rank covariance C'; 0 if it is full
+    covariance_error: Figure  # relative error ||C - C'||_F / ||C||_F of the low-rank covariance C'; 0 if it is full
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +161,12 @@ class SiteProfile:
     """One site. `operands` are those that were seen; a site that never ran has none and no estimates."""
 
     name: str
-    k: int
-    n: int
-    rows: int  # M of the last call
+    k: Count
+    n: Count
+    rows: Count  # M of the last call
     operands: tuple[OperandSummary, ...]
     estimates: tuple[Estimate, ...]
-    ne: tuple[NeEstimate, ...] = ()  # also () if the file does not record them
+    ne: tuple[NeEstimate, ...] = ()
 
     def ne_estimate(self, gemm: Gemm, operands: OperandPair) -> NeEstimate | None:
         """The change of NE by a GEMM with exactly this recipe; None if it was not measured."""
@@ -146,6 +183,15 @@ class Finding:
     remedy: str  # a mod or a setting, in policy syntax
 
 
+def _apart(sites: tuple[SiteProfile, ...]) -> tuple[SiteProfile, ...]:
+    names: set[str] = set()
+    for site in sites:
+        if site.name in names:
+            raise ValueError(f"two sites are called {site.name!r}")
+        names.add(site.name)
+    return sites
+
+
 @dataclass(frozen=True, slots=True)
 class Profile:
     """The summary form of a profile, which `loka plan` reads."""
@@ -154,13 +200,13 @@ class Profile:
     model: str  # its factory
     loka_version: str
     created: str  # UTC, ISO 8601, when it was saved
-    steps: int  # training steps up to the last sample
-    every: int  # one step in this number was sampled
-    samples: int  # sampled steps, over all ranks and runs
-    batch_size: int  # samples in a step of one rank
-    sites: tuple[SiteProfile, ...]
+    steps: Count  # training steps up to the last sample
+    every: Count  # one step in this number was sampled
+    samples: Count  # sampled steps, over all ranks and runs
+    batch_size: Count  # samples in a step of one rank
+    sites: Annotated[tuple[SiteProfile, ...], AfterValidator(_apart)]
     findings: tuple[Finding, ...]
-    mods: tuple[ModFingerprint, ...] = ()  # that changed the model; also () if the file does not record mods
+    mods: tuple[ModFingerprint, ...] = ()  # that changed the model
     synthetic: bool = False  # of example inputs and labels drawn at random, for want of a training function
 
     def site(self, name: str) -> SiteProfile | None:

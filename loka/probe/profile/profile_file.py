@@ -1,46 +1,52 @@
-"""Profile files: one safetensors file with a JSON header, in one of two forms.
+"""Profile files: a JSON header in a safetensors file, in one of two forms.
 
-The summary form has the data for planning; the full form also has the statistics, and can be merged. Both have the
-header (header.py) as the file's metadata under `loka.profile` and the magnitudes of all operands as one tensor; the
-full form's further tensors are named `sites/12/input/moments/mean`, by the index of the site in the header
-(stat_tensors.py). The metadata also has a checksum of the whole file (checksum.py); files of version 1 have none.
+The summary form has the data for planning; the full form also has the statistics, and can be merged. The header is the
+file's metadata under `loka.profile`: a `Profile` and, in the full form, its `SiteStats`, whose tensors are the file's,
+by number. The tensor `sha256` is the checksum of the header and of all other tensors.
 
-Reading executes no code and allocates no more than the size of the file. Equal contents make equal bytes.
+Reading executes no code and allocates little more than the size of the file. Equal contents make equal bytes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
 import os
 import secrets
-import warnings
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
-from loka.errors import InputError, UncheckedWarning
+from loka.errors import InputError
 from loka.paths import check_replaceable, open_plain, resolved_path
-from loka.probe.profile import header, stat_tensors
-from loka.probe.profile.checksum import LENGTH, is_whole, with_checksum
-from loka.probe.profile.header import Parsed
+from loka.probe.profile import stat_tensors
 from loka.probe.profile.profile import Profile
-from loka.probe.profile.stat_tensors import ExpectedTensor
-from loka.probe.stats.bins import MAGNITUDE_BINS
 from loka.probe.stats.site_stats import RecordedStats, SiteStats
 
+VERSION = 3  # of the layout; no other is read
 METADATA = "loka.profile"
-MAGNITUDES = "magnitudes"
+CHECKSUM = "sha256"
 HEADER_LIMIT = 100_000_000  # bytes; safetensors rejects longer headers
-FIRST_WITH_CHECKSUM = 2
-_DTYPES = {"F64": torch.float64, "F32": torch.float32, "I64": torch.int64}
 _AGAIN = "make it again with `loka probe`, or take it from where it was kept"
+
+
+class _Header(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", ser_json_inf_nan="constants")
+
+    version: Literal[3]
+    profile: Profile
+    stats: tuple[SiteStats, ...] | None  # one for each of the profile's sites; None in the summary form
+
+
+class _Version(BaseModel):
+    version: int
 
 
 def save(path: str | Path, recorded: RecordedStats | Profile, largest: float = math.inf) -> int:
@@ -55,17 +61,16 @@ def save(path: str | Path, recorded: RecordedStats | Profile, largest: float = m
         data = _to_bytes(recorded)
     except InputError as error:
         raise InputError(f"{path}: the profile was not saved: {error}") from error
-    size = sum(memoryview(part).nbytes for part in data)
-    if size > largest:
-        return size
+    if len(data) > largest:
+        return len(data)
     try:
-        _replace(path, *data)
+        _replace(path, data)
     except OSError as error:
         raise InputError(
             f"{path}: cannot write the profile: {error.strerror or error}; free space or choose another place; what "
             "was there before is still there"
         ) from error
-    return size
+    return len(data)
 
 
 def check_replaceable_by_profile(path: str | Path, option: str = "-o") -> None:
@@ -76,86 +81,76 @@ def check_replaceable_by_profile(path: str | Path, option: str = "-o") -> None:
 def load(path: str | Path) -> RecordedStats | Profile:
     """Read a profile in the form that it has.
 
-    Raises InputError for a file that is missing, truncated, damaged, something else, or written by a newer LoKA. Warns
-    with UncheckedWarning if the file is too old to have a checksum.
+    Raises InputError for a file that is missing, truncated, damaged, something else, or of another version.
     """
     path = Path(path)
-    with _open(path) as (file, checked):
-        parsed = _profile(path, file, checked)
-        if parsed.stats is None:
-            return parsed.profile
-        return RecordedStats(parsed.profile, _stats(path, file, parsed))
+    text, tensors = _read(path)
+    try:
+        header = _checked(text, tensors)
+    except InputError as error:
+        raise InputError(f"{path}: the profile is damaged: {error}; {_AGAIN}") from error
+    return header.profile if header.stats is None else RecordedStats(header.profile, header.stats)
 
 
 def load_profile(path: str | Path) -> Profile:
-    """Read the summary of a profile in either form, without the statistics of a full one.
-
-    Raises and warns as `load`.
-    """
-    path = Path(path)
-    with _open(path) as (file, checked):
-        return _profile(path, file, checked).profile
+    """Read the summary of a profile in either form. Raises as `load`."""
+    found = load(path)
+    return found.profile if isinstance(found, RecordedStats) else found
 
 
-def _to_bytes(recorded: RecordedStats | Profile) -> tuple[bytes, memoryview]:
-    """The file in two parts."""
-    profile = recorded.profile if isinstance(recorded, RecordedStats) else recorded
-    stats = recorded.stats if isinstance(recorded, RecordedStats) else None
-    contents = {MAGNITUDES: _magnitudes(profile)}
-    counts = None
-    if stats is not None:
-        _check_stats(profile, stats)
-        counts = tuple(stat_tensors.site_counts(site) for site in stats)
-        for number, site in enumerate(stats):
-            for part, tensor, expected in stat_tensors.site_tensors(site):
-                name = f"sites/{number}/{part}"
-                contents[name] = stat_tensors.prepared(f"site {site.name!r}: {part}", tensor, expected)
-    text = header.to_text(profile, counts)
-    start, tensors = with_checksum(to_bytes(_apart(contents), {METADATA: text}))
-    length = len(start) - LENGTH
+def _to_bytes(recorded: RecordedStats | Profile) -> bytes:
+    whole = (recorded.profile, recorded.stats) if isinstance(recorded, RecordedStats) else (recorded, None)
+    header = _Header.model_construct(version=VERSION, profile=whole[0], stats=whole[1])
+    tensors: dict[str, Tensor] = {}
+    text = header.model_dump_json(context=tensors, exclude_defaults=True)
+    _checked(text, dict(tensors))  # what could not be read back is not written
+    data: bytes = to_bytes({**tensors, CHECKSUM: _checksum(text, tensors)}, {METADATA: text})
+    length = int.from_bytes(data[:8], "little")
     if length > HEADER_LIMIT:
         raise InputError(f"its header has {length} bytes, more than the {HEADER_LIMIT} that can be read back")
-    return start, tensors
+    return data
 
 
-def _apart(contents: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors sorted by name, none sharing memory with another, which the library cannot write."""
-    apart, seen = {}, set()
-    for name in sorted(contents):
-        tensor = contents[name]
-        storage = tensor.untyped_storage().data_ptr()
-        apart[name] = tensor.clone() if storage in seen else tensor
-        seen.add(storage)
-    return apart
+def _checked(text: str, tensors: dict[str, Tensor]) -> _Header:
+    """The header with its tensors. Raises InputError where a Probe would not write it."""
+    try:
+        header = _Header.model_validate_json(text, context=tensors)
+    except ValidationError as error:
+        raise InputError(_first(error)) from error
+    if header.stats is not None:
+        mine = [(site.name, site.k, site.n) for site in header.profile.sites]
+        if mine != [(site.name, site.k, site.n) for site in header.stats]:
+            raise InputError("the sites of its statistics are not those of its summary, in the same order")
+        for site in header.stats:
+            stat_tensors.check(site)
+    return header
 
 
-def _magnitudes(profile: Profile) -> Tensor:
-    rows = []
-    for site in profile.sites:
-        for operand in site.operands:
-            if len(operand.magnitudes) != MAGNITUDE_BINS:
-                raise InputError(
-                    f"site {site.name!r}: magnitudes of {operand.operand} have {len(operand.magnitudes)} bins, "
-                    f"not {MAGNITUDE_BINS}"
-                )
-            rows.append(operand.magnitudes)
-    return torch.tensor(rows, dtype=torch.int64).reshape(len(rows), MAGNITUDE_BINS)
+def _first(error: ValidationError) -> str:
+    """The first of pydantic's errors, with its path."""
+    found = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    place = ".".join(str(part) for part in found["loc"])
+    return f"{place}: {found['msg']}" if place else found["msg"]
 
 
-def _check_stats(profile: Profile, stats: tuple[SiteStats, ...]) -> None:
-    mine = [(site.name, site.k, site.n) for site in profile.sites]
-    if mine != [(site.name, site.k, site.n) for site in stats]:
-        raise InputError("the sites of its statistics are not those of its summary, in the same order")
+def _checksum(text: str, tensors: Mapping[str, Tensor]) -> Tensor:
+    """The sha256 of a header and its tensors, (32,) uint8."""
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"\0{name} {tensor.dtype} {tuple(tensor.shape)}\0".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
 
 
-def _replace(path: Path, *parts: bytes | memoryview) -> None:
+def _replace(path: Path, data: bytes) -> None:
     """Write a temporary file next to the path, sync it, then rename: a reader sees the old file or the new one."""
     path = resolved_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         with temporary.open("xb") as file:
-            file.writelines(parts)
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -163,31 +158,59 @@ def _replace(path: Path, *parts: bytes | memoryview) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Sync the rename itself. Some file systems cannot; the file is complete in any case."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
+    with contextlib.suppress(OSError):  # some file systems cannot sync the rename; the file is complete in any case
+        handle = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(handle)
         finally:
             os.close(handle)
 
 
-@contextlib.contextmanager
-def _open(path: Path) -> Iterator[tuple[Any, bool]]:
-    """Opens the file with the library, its tensors unread; and says if it has a checksum, which is correct then."""
+def _read(path: Path) -> tuple[str, dict[str, Tensor]]:
+    """The header and the tensors of a profile of this version, as they were written."""
+    with _open(path) as file:
+        text = (file.metadata() or {}).get(METADATA)
+        if text is None:
+            raise InputError(
+                f"{path}: a safetensors file, but not a profile of LoKA; name what `loka probe` wrote, not a checkpoint"
+            )
+        _check_version(path, text)
+        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - it has no iterator
+    checksum = tensors.pop(CHECKSUM, None)
+    if checksum is None or not torch.equal(checksum, _checksum(text, tensors)):
+        raise InputError(f"{path}: the profile is damaged: its checksum does not match; {_AGAIN}")
+    return text, tensors
+
+
+def _check_version(path: Path, text: str) -> None:
     try:
-        damage = _damage(path)
-        if damage is not None:
-            raise InputError(f"{path}: {damage}")
+        version = _Version.model_validate_json(text).version
+    except ValidationError as error:
+        raise InputError(f"{path}: the profile is damaged: {_first(error)}; {_AGAIN}") from error
+    if version < VERSION:
+        raise InputError(
+            f"{path}: a profile of an earlier LoKA (version {version}, and this one reads {VERSION}); make it again: "
+            "loka probe POLICY"
+        )
+    if version > VERSION:
+        raise InputError(
+            f"{path}: a profile of a newer LoKA (version {version}, and this one reads {VERSION}); upgrade LoKA, or "
+            "make it again: loka probe POLICY"
+        )
+
+
+@contextlib.contextmanager
+def _open(path: Path) -> Iterator[Any]:
+    """Opens the file with the library, its tensors unread."""
+    try:
+        with open_plain(path, largest=None) as plain:
+            start = plain.read(9)
+        if not start:
+            raise InputError(f"{path}: the file is empty; {_AGAIN}")
+        if start[8:] != b"{":
+            raise InputError(f"{path}: not a profile of LoKA (no safetensors file); name what `loka probe` wrote")
         with safe_open(path, framework="pt") as file:  # refuses a file of another length than its header says
-            whole = is_whole(path)
-            if whole is False:
-                raise InputError(f"{path}: the profile is damaged: its checksum does not match; {_AGAIN}")
-            yield file, whole is not None
+            yield file
     except FileNotFoundError as error:
         raise InputError(f"{path}: no such profile; make one with `loka probe POLICY`") from error
     except OSError as error:
@@ -196,69 +219,3 @@ def _open(path: Path) -> Iterator[tuple[Any, bool]]:
         ) from error
     except SafetensorError as error:
         raise InputError(f"{path}: the profile is damaged or was cut short ({error}); {_AGAIN}") from error
-
-
-def _damage(path: Path) -> str | None:
-    """Damage that is visible from a file's length and its first bytes, in words; None without any."""
-    with open_plain(path, largest=None) as file:
-        start = file.read(LENGTH + 1)
-        size = os.fstat(file.fileno()).st_size
-    if size == 0:
-        return f"the file is empty; {_AGAIN}"
-    if size <= LENGTH:
-        return f"the file was cut short, or is no profile ({size} bytes); {_AGAIN}"
-    length = int.from_bytes(start[:LENGTH], "little")
-    if length > HEADER_LIMIT or start[LENGTH:] != b"{":
-        return "not a profile of LoKA (no safetensors file); name what `loka probe` wrote"
-    if size < LENGTH + length:
-        return f"the profile was cut short: {size} bytes of at least {LENGTH + length}; {_AGAIN}"
-    return None
-
-
-def _profile(path: Path, file: Any, checked: bool) -> Parsed:
-    text = (file.metadata() or {}).get(METADATA)
-    if text is None:
-        raise InputError(
-            f"{path}: a safetensors file, but not a profile of LoKA; name what `loka probe` wrote, not a checkpoint"
-        )
-    parsed = header.from_text(text, str(path))
-    if not checked and parsed.version >= FIRST_WITH_CHECKSUM:
-        raise InputError(f"{path}: the profile is damaged: it lacks its checksum; {_AGAIN}")
-    if not checked:
-        warnings.warn(
-            f"{path}: written by an earlier LoKA, without a checksum: damage to it cannot be detected; a profile that "
-            "`loka probe` writes now has one",
-            UncheckedWarning,
-            stacklevel=3,
-        )
-    rows = sum(len(site.operands) for site in parsed.profile.sites)
-    counts = _read(path, file, MAGNITUDES, ExpectedTensor((rows, MAGNITUDE_BINS), torch.int64))
-    return replace(parsed, profile=header.with_magnitudes(parsed.profile, counts.tolist()))
-
-
-def _stats(path: Path, file: Any, parsed: Parsed) -> tuple[SiteStats, ...]:
-    def reader(number: int) -> stat_tensors.Read:
-        return lambda part, expected: _read(path, file, f"sites/{number}/{part}", expected)
-
-    return tuple(
-        stat_tensors.site_stats(site, counts, reader(number))
-        for number, (site, counts) in enumerate(zip(parsed.profile.sites, parsed.stats or (), strict=True))
-    )
-
-
-def _read(path: Path, file: Any, name: str, expected: ExpectedTensor) -> Tensor:
-    """One tensor, checked before it is read, and copied: it does not change with the file."""
-    try:
-        found = file.get_slice(name)
-    except SafetensorError as error:
-        raise InputError(f"{path}: the tensor {name} is missing; {_AGAIN}") from error
-    dtype = _DTYPES.get(found.get_dtype())
-    if dtype is None:
-        raise InputError(f"{path}: the tensor {name} is {found.get_dtype()}, but must be {expected.dtype}; {_AGAIN}")
-    mismatch = expected.mismatch(tuple(found.get_shape()), dtype)
-    if mismatch is None:
-        tensor: Tensor = file.get_tensor(name).clone()
-        mismatch = expected.bad_values(tensor)
-        if mismatch is None:
-            return tensor
-    raise InputError(f"{path}: the tensor {name} {mismatch}; {_AGAIN}")

@@ -1,8 +1,8 @@
-"""The statistics of a site as named tensors of a file, and back: names, dtypes and shapes."""
+"""Requirements on the tensors of a site's statistics: shapes, dtypes and values, whoever wrote the file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -10,8 +10,6 @@ from torch import Tensor
 
 from loka.errors import InputError
 from loka.numerics.enums import Operand
-from loka.probe.profile.header import OperandCounts, SiteCounts, WeightNumbers
-from loka.probe.profile.profile import SiteProfile
 from loka.probe.stats.bins import RELATIVE_BINS, ROW_RMS_BINS, SPREAD_BINS, VALUE_BINS, VIEWS
 from loka.probe.stats.site_stats import (
     CHECKS,
@@ -19,252 +17,98 @@ from loka.probe.stats.site_stats import (
     JOINT,
     SKETCH,
     WEIGHT_ROWS,
-    JointStats,
     LowRank,
     Moments,
-    OperandStats,
     SiteStats,
-    WeightStats,
 )
 
-Shape = tuple["int | Free", ...]
-Read = Callable[[str, "ExpectedTensor"], Tensor]  # (name, expected tensor) -> the tensor, checked
-
 
 @dataclass(frozen=True, slots=True)
-class Free:
-    """A dimension that the file determines, up to `most`."""
+class Expected:
+    """Requirements on the tensors of one kind: `below` is of indices; not `signed` are maxima and sums of squares."""
 
-    most: int
-
-    def __str__(self) -> str:
-        return f"at most {self.most}"
-
-
-@dataclass(frozen=True, slots=True)
-class ExpectedTensor:
-    """Requirements on a tensor. Indices are below `below`; all other int64 tensors are counts.
-
-    Floats that are not `signed`, such as maxima and sums of squares, are 0 or more.
-    """
-
-    shape: Shape
-    dtype: torch.dtype = torch.float64
+    dtype: torch.dtype
     below: int | None = None
     finite: bool = True
     signed: bool = True
 
-    def mismatch(self, shape: tuple[int, ...], dtype: torch.dtype) -> str | None:
-        """The mismatch of a shape and dtype, in words; None if they fit."""
-        fits = len(shape) == len(self.shape) and all(
-            size <= wanted.most if isinstance(wanted, Free) else size == wanted
-            for size, wanted in zip(shape, self.shape, strict=True)
-        )
-        if fits and dtype == self.dtype:
+    def wrong(self, tensor: Tensor, shape: tuple[int, ...]) -> str | None:
+        """The first error of a tensor, in words; None if it is as expected."""
+        if tuple(tensor.shape) != shape or tensor.dtype != self.dtype:
+            return f"is {tensor.dtype} of shape {tuple(tensor.shape)}, but must be {self.dtype} of shape {shape}"
+        if not tensor.numel():
             return None
-        wanted = ", ".join(str(size) for size in self.shape)
-        return f"is {dtype} of shape {shape}, but must be {self.dtype} of shape ({wanted})"
-
-    def bad_values(self, tensor: Tensor) -> str | None:
-        """The error in the values of a tensor of the right shape and dtype, in words; None if they are valid."""
-        if tensor.numel() == 0:
-            return None
-        if tensor.is_floating_point():
-            if self.finite and not bool(tensor.isfinite().all()):
-                return "holds NaN or infinity"
-            return None if self.signed or float(tensor.min()) >= 0.0 else "holds a negative number"
-        if int(tensor.min()) < 0:
+        if self.finite and not bool(tensor.isfinite().all()):
+            return "holds NaN or infinity"
+        if not self.signed and float(tensor.min()) < 0:
             return "holds a negative number"
         if self.below is not None and int(tensor.max()) >= self.below:
             return f"holds {int(tensor.max())}, but must stay below {self.below}"
         return None
 
 
-_COHERENCE = ExpectedTensor((2,))  # JointStats.coherent and .incoherent
+COUNTS = Expected(torch.int64, signed=False)
+REAL = Expected(torch.float64)
+POSITIVE = Expected(torch.float64, signed=False)
+ELEMENTS = Expected(torch.float32, finite=False)  # of a weight, unmodified
+
+_Row = tuple[str, Tensor, tuple[int, ...], Expected]
 
 
-def site_counts(stats: SiteStats) -> SiteCounts:
-    """The scalar fields of a site's statistics, for the header."""
-    weight = stats.weight
-    return SiteCounts(
-        input=_operand_counts(stats.input),
-        grad_output=_operand_counts(stats.grad_output),
-        joint=None if stats.joint is None else stats.joint.moments.count,
-        weight=None
-        if weight is None
-        else WeightNumbers(
-            weight.step, weight.updates, float(weight.amax), weight.nonfinite, weight.u.error, weight.v.error
-        ),
-    )
+def check(stats: SiteStats) -> None:
+    """Raise InputError at the first tensor of a site's statistics that no Probe writes."""
+    for name, tensor, shape, expected in _rows(stats):
+        wrong = expected.wrong(tensor, shape)
+        if wrong is not None:
+            raise InputError(f"site {stats.name!r}: {name} {wrong}")
 
 
-def site_tensors(stats: SiteStats) -> Iterator[tuple[str, Tensor, ExpectedTensor]]:
-    """The tensors of a site's statistics, with their names within the site."""
-    for operand in (stats.input, stats.grad_output):
-        if operand is not None:
-            width = _width(operand.operand, stats.k, stats.n)
-            for part, expected in _operand(width).items():
-                yield f"{operand.operand}/{part}", getattr(operand, part), expected
-            yield from _moments_tensors(f"{operand.operand}/moments", operand.moments, width)
-    if stats.joint is not None:
-        joint = stats.joint
-        for part, expected in _joint(stats.k, stats.n).items():
-            yield f"joint/{part}", getattr(joint, part), expected
-        width = joint.input_features.numel() + joint.grad_features.numel()
-        yield "joint/coherence", torch.tensor([joint.coherent, joint.incoherent], dtype=torch.float64), _COHERENCE
-        yield from _moments_tensors("joint/moments", joint.moments, width)
-    if stats.weight is not None:
-        rows, columns = stats.weight.row_index.numel(), stats.weight.column_index.numel()
-        for part, expected in {**_kept(stats.k, stats.n), **_weight(stats.k, stats.n, rows, columns)}.items():
-            yield f"weight/{part}", getattr(stats.weight, part), expected
-        for side, size in (("u", stats.n), ("v", stats.k)):
-            for part, expected in _low_rank(size).items():
-                yield f"weight/{side}/{part}", getattr(getattr(stats.weight, side), part), expected
+def _rows(stats: SiteStats) -> Iterator[_Row]:
+    k, n = stats.k, stats.n
+    for operand, seen, width in ((Operand.INPUT, stats.input, k), (Operand.GRAD_OUTPUT, stats.grad_output, n)):
+        if seen is None:
+            continue
+        if seen.operand is not operand:
+            raise InputError(f"site {stats.name!r}: the statistics of its {operand} are of its {seen.operand}")
+        for part, counts, shape in (
+            ("values", seen.values, (width, VALUE_BINS)),
+            ("relative", seen.relative, (len(VIEWS), RELATIVE_BINS)),
+            ("row_rms", seen.row_rms, (ROW_RMS_BINS,)),
+            ("row_spread", seen.row_spread, (SPREAD_BINS,)),
+            ("block_spread", seen.block_spread, (SPREAD_BINS,)),
+            ("call_amax", seen.call_amax, (ROW_RMS_BINS,)),
+        ):
+            yield f"{operand}/{part}", counts, shape, COUNTS
+        yield f"{operand}/column_amax", seen.column_amax, (width,), POSITIVE
+        yield from _moments(f"{operand}/moments", seen.moments, width)
+    if (joint := stats.joint) is not None:
+        yield from _indices("joint/input_features", joint.input_features, JOINT, k)
+        yield from _indices("joint/grad_features", joint.grad_features, JOINT, n)
+        yield from _moments("joint/moments", joint.moments, joint.input_features.numel() + joint.grad_features.numel())
+    if (weight := stats.weight) is not None:
+        yield from _indices("weight/row_index", weight.row_index, WEIGHT_ROWS, n)
+        yield from _indices("weight/column_index", weight.column_index, WEIGHT_ROWS, k)
+        yield "weight/rows", weight.rows, (weight.row_index.numel(), k), ELEMENTS
+        yield "weight/columns", weight.columns, (n, weight.column_index.numel()), ELEMENTS
+        yield "weight/row_mean", weight.row_mean, (n,), REAL
+        yield "weight/column_mean", weight.column_mean, (k,), REAL
+        yield "weight/row_amax", weight.row_amax, (n,), POSITIVE
+        yield "weight/column_amax", weight.column_amax, (k,), POSITIVE
+        yield "weight/values", weight.values, (VALUE_BINS,), COUNTS
+        yield from _low_rank("weight/u", weight.u, n)
+        yield from _low_rank("weight/v", weight.v, k)
 
 
-def site_stats(site: SiteProfile, counts: SiteCounts, read: Read) -> SiteStats:
-    """The statistics of a site from its scalars and tensors. `read` checks each tensor and raises InputError."""
-    return SiteStats(
-        name=site.name,
-        k=site.k,
-        n=site.n,
-        input=_operand_stats(Operand.INPUT, counts.input, site.k, read),
-        grad_output=_operand_stats(Operand.GRAD_OUTPUT, counts.grad_output, site.n, read),
-        joint=None if counts.joint is None else _joint_stats(counts.joint, site, read),
-        weight=None if counts.weight is None else _weight_stats(counts.weight, site, read),
-    )
+def _indices(name: str, index: Tensor, most: int, below: int) -> Iterator[_Row]:
+    yield name, index, (min(index.numel(), most, below),), Expected(torch.int64, below=below, signed=False)
 
 
-def prepared(name: str, tensor: Tensor, expected: ExpectedTensor) -> Tensor:
-    """A tensor ready for writing: on the CPU, contiguous, of the expected dtype.
-
-    Raises InputError if it does not fit `expected`.
-    """
-    tensor = tensor.detach().cpu()
-    if tensor.dtype == torch.float32 and expected.dtype == torch.float64:
-        tensor = tensor.double()  # without loss
-    mismatch = expected.mismatch(tuple(tensor.shape), tensor.dtype) or expected.bad_values(tensor)
-    if mismatch is not None:
-        raise InputError(f"{name} {mismatch}")
-    return tensor.contiguous()
+def _moments(name: str, moments: Moments, width: int) -> Iterator[_Row]:
+    yield f"{name}/mean", moments.mean, (width,), REAL
+    yield f"{name}/diagonal", moments.diagonal, (width,), POSITIVE
+    yield f"{name}/comoment", moments.comoment, (width, width if width <= FULL_WIDTH else SKETCH + CHECKS), REAL
 
 
-def _width(operand: Operand, k: int, n: int) -> int:
-    return k if operand is Operand.INPUT else n
-
-
-def _operand(width: int) -> dict[str, ExpectedTensor]:
-    return {
-        "values": ExpectedTensor((width, VALUE_BINS), torch.int64),
-        "relative": ExpectedTensor((len(VIEWS), RELATIVE_BINS), torch.int64),
-        "row_rms": ExpectedTensor((ROW_RMS_BINS,), torch.int64),
-        "row_spread": ExpectedTensor((SPREAD_BINS,), torch.int64),
-        "block_spread": ExpectedTensor((SPREAD_BINS,), torch.int64),
-        "column_amax": ExpectedTensor((width,), signed=False),
-        "call_amax": ExpectedTensor((ROW_RMS_BINS,), torch.int64),
-    }
-
-
-def _moments(width: int) -> dict[str, ExpectedTensor]:
-    columns = width if width <= FULL_WIDTH else SKETCH + CHECKS
-    return {
-        "mean": ExpectedTensor((width,)),
-        "diagonal": ExpectedTensor((width,), signed=False),
-        "comoment": ExpectedTensor((width, columns)),
-    }
-
-
-def _joint(k: int, n: int) -> dict[str, ExpectedTensor]:
-    return {
-        "input_features": ExpectedTensor((Free(min(JOINT, k)),), torch.int64, below=k),
-        "grad_features": ExpectedTensor((Free(min(JOINT, n)),), torch.int64, below=n),
-    }
-
-
-def _kept(k: int, n: int) -> dict[str, ExpectedTensor]:
-    """Indices of the kept rows and columns of a weight."""
-    return {
-        "row_index": ExpectedTensor((Free(min(WEIGHT_ROWS, n)),), torch.int64, below=n),
-        "column_index": ExpectedTensor((Free(min(WEIGHT_ROWS, k)),), torch.int64, below=k),
-    }
-
-
-def _weight(k: int, n: int, rows: int, columns: int) -> dict[str, ExpectedTensor]:
-    """The other tensors of a weight with the given number of kept rows and columns."""
-    return {
-        "row_mean": ExpectedTensor((n,)),
-        "column_mean": ExpectedTensor((k,)),
-        "rows": ExpectedTensor((rows, k), torch.float32, finite=False),  # unmodified elements of the weight
-        "columns": ExpectedTensor((n, columns), torch.float32, finite=False),
-        "row_amax": ExpectedTensor((n,), signed=False),
-        "column_amax": ExpectedTensor((k,), signed=False),
-        "values": ExpectedTensor((VALUE_BINS,), torch.int64),
-    }
-
-
-def _low_rank(size: int) -> dict[str, ExpectedTensor]:
-    return {"factor": ExpectedTensor((size, Free(size))), "diagonal": ExpectedTensor((size,), signed=False)}
-
-
-def _moments_tensors(prefix: str, moments: Moments, width: int) -> Iterator[tuple[str, Tensor, ExpectedTensor]]:
-    for part, expected in _moments(width).items():
-        yield f"{prefix}/{part}", getattr(moments, part), expected
-
-
-def _operand_counts(stats: OperandStats | None) -> OperandCounts | None:
-    if stats is None:
-        return None
-    return OperandCounts(
-        stats.calls, stats.rows, stats.sampled, stats.nonfinite, stats.nonfinite_calls, stats.moments.count
-    )
-
-
-def _read_all(prefix: str, table: dict[str, ExpectedTensor], read: Read) -> dict[str, Tensor]:
-    return {part: read(f"{prefix}/{part}", expected) for part, expected in table.items()}
-
-
-def _read_moments(prefix: str, count: int, width: int, read: Read) -> Moments:
-    return Moments(count=count, **_read_all(prefix, _moments(width), read))
-
-
-def _operand_stats(operand: Operand, counts: OperandCounts | None, width: int, read: Read) -> OperandStats | None:
-    if counts is None:
-        return None
-    return OperandStats(
-        operand=operand,
-        calls=counts.calls,
-        rows=counts.rows,
-        sampled=counts.sampled,
-        nonfinite=counts.nonfinite,
-        nonfinite_calls=counts.nonfinite_calls,
-        moments=_read_moments(f"{operand}/moments", counts.count, width, read),
-        **_read_all(operand, _operand(width), read),
-    )
-
-
-def _joint_stats(count: int, site: SiteProfile, read: Read) -> JointStats:
-    features = _read_all("joint", _joint(site.k, site.n), read)
-    width = sum(index.numel() for index in features.values())
-    coherent, incoherent = read("joint/coherence", _COHERENCE).tolist()
-    return JointStats(
-        features["input_features"],
-        features["grad_features"],
-        _read_moments("joint/moments", count, width, read),
-        coherent,
-        incoherent,
-    )
-
-
-def _weight_stats(numbers: WeightNumbers, site: SiteProfile, read: Read) -> WeightStats:
-    kept = _read_all("weight", _kept(site.k, site.n), read)
-    rows, columns = kept["row_index"].numel(), kept["column_index"].numel()
-    return WeightStats(
-        step=numbers.step,
-        updates=numbers.updates,
-        amax=numbers.amax,
-        nonfinite=numbers.nonfinite,
-        u=LowRank(error=numbers.u_error, **_read_all("weight/u", _low_rank(site.n), read)),
-        v=LowRank(error=numbers.v_error, **_read_all("weight/v", _low_rank(site.k), read)),
-        **kept,
-        **_read_all("weight", _weight(site.k, site.n, rows, columns), read),
-    )
+def _low_rank(name: str, found: LowRank, size: int) -> Iterator[_Row]:
+    yield f"{name}/factor", found.factor, (size, min(found.factor.shape[-1], size)), REAL
+    yield f"{name}/diagonal", found.diagonal, (size,), POSITIVE

@@ -6,17 +6,40 @@ Sums and moments are float64, counts int64. Merging is exact: it equals one pass
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
+import torch
+from pydantic import Field, PlainSerializer, PlainValidator, SerializationInfo, ValidationInfo
 from torch import Tensor
 
 from loka.numerics.enums import Operand
-from loka.probe.profile.profile import Profile
+from loka.probe.profile.profile import Count, Figure, Profile
 
 FULL_WIDTH = 512  # features up to which a covariance is kept in full; above, a sketch
 SKETCH = 64  # columns of a sketch's test matrix
 CHECKS = 8  # additional columns to measure the error of the low-rank covariance
 JOINT = 128  # features of each side in the joint moments of an input and an output gradient
 WEIGHT_ROWS = 256  # rows, and columns, of a weight that are kept unmodified
+
+
+def _put(tensor: Tensor, info: SerializationInfo[dict[str, Tensor]]) -> str:
+    contents = info.context
+    name = str(len(contents))
+    # A copy: safetensors refuses memory that two tensors share.
+    contents[name] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+    return name
+
+
+def _take(name: object, info: ValidationInfo[dict[str, Tensor]]) -> Tensor:
+    tensor = info.context.pop(name, None) if isinstance(name, str) else None
+    if tensor is None:
+        raise ValueError(f"the file lacks its tensor {name!r}")
+    return tensor
+
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+# A tensor that JSON names, and that is in the dict given as pydantic's context.
+Stored = Annotated[Tensor, PlainValidator(_take), PlainSerializer(_put, return_type=str)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +50,10 @@ class Moments:
     test_matrix, (C, SKETCH + CHECKS). S / (count - 1) is the covariance. Both are linear in S and merge exactly.
     """
 
-    count: int
-    mean: Tensor  # (C,)
-    diagonal: Tensor  # (C,), of S
-    comoment: Tensor  # (C, C) or (C, SKETCH + CHECKS)
+    count: Count
+    mean: Stored  # (C,)
+    diagonal: Stored  # (C,), of S
+    comoment: Stored  # (C, C) or (C, SKETCH + CHECKS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +61,19 @@ class OperandStats:
     """An activation operand, a matrix (rows, C) at each call: the input (C = K) or the output gradient (C = N)."""
 
     operand: Operand
-    calls: int
-    rows: int  # of all observed calls
-    sampled: int  # rows of these that the statistics cover
-    nonfinite: int  # NaN or infinite elements among the sampled rows
-    nonfinite_calls: int  # calls with any in the tensor, sampled or not
+    calls: Count
+    rows: Count  # of all observed calls
+    sampled: Count  # rows of these that the statistics cover
+    nonfinite: Count  # NaN or infinite elements among the sampled rows
+    nonfinite_calls: Count  # calls with any in the tensor, sampled or not
     moments: Moments  # over sampled rows without a non-finite element
-    values: Tensor  # (C, VALUE_BINS), finite elements of the sampled rows
-    relative: Tensor  # (len(VIEWS), RELATIVE_BINS), finite elements of the sampled rows
-    row_rms: Tensor  # (ROW_RMS_BINS,), of rows without a non-finite element
-    row_spread: Tensor  # (SPREAD_BINS,), log2(amax / rms) of those rows
-    block_spread: Tensor  # (SPREAD_BINS,), of 128 neighbours in those rows
-    column_amax: Tensor  # (C,), largest finite |x| of each feature, over all rows of fully finite calls
-    call_amax: (
-        Tensor  # (ROW_RMS_BINS,), log2 of the largest finite |x| of each call that has one, in the bins of row_rms
-    )
+    values: Stored  # (C, VALUE_BINS), finite elements of the sampled rows
+    relative: Stored  # (len(VIEWS), RELATIVE_BINS), finite elements of the sampled rows
+    row_rms: Stored  # (ROW_RMS_BINS,), of rows without a non-finite element
+    row_spread: Stored  # (SPREAD_BINS,), log2(amax / rms) of those rows
+    block_spread: Stored  # (SPREAD_BINS,), of 128 neighbours in those rows
+    column_amax: Stored  # (C,), largest finite |x| of each feature, over all rows of fully finite calls
+    call_amax: Stored  # (ROW_RMS_BINS,), log2 of each call's largest finite |x|, if any, in the bins of row_rms
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +83,20 @@ class JointStats:
     The moments are of the concatenation [input[:, input_features], grad_output[:, grad_features]].
     """
 
-    input_features: Tensor  # (J,), int64, J <= JOINT
-    grad_features: Tensor  # (I,), int64, I <= JOINT
+    input_features: Stored  # (J,), int64, J <= JOINT
+    grad_features: Stored  # (I,), int64, I <= JOINT
     moments: Moments
-    coherent: float = 0.0  # sum over calls: mean of (x.x')(g.g') over pairs of different rows of the call
-    incoherent: float = 0.0  # sum over calls: mean of (x.x)(g.g) over its rows; both over the chosen features
+    coherent: Finite = 0.0  # sum over calls: mean of (x.x')(g.g') over pairs of different rows of the call
+    incoherent: Finite = 0.0  # sum over calls: mean of (x.x)(g.g) over its rows; both over the chosen features
 
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
     """A covariance C as factor @ factor.T + diag(diagonal); `error` is its relative Frobenius error."""
 
-    factor: Tensor  # (C, R)
-    diagonal: Tensor  # (C,)
-    error: float
+    factor: Stored  # (C, R)
+    diagonal: Stored  # (C,)
+    error: Figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,21 +106,21 @@ class WeightStats:
     The matrix normal is vec(W) ~ N(vec(mean), V (x) U) with mean = row_mean[:, None] + column_mean[None, :].
     """
 
-    step: int
-    updates: int  # flip-flop updates so far
-    amax: float
-    nonfinite: int
-    row_mean: Tensor  # (N,)
-    column_mean: Tensor  # (K,), so that row_mean + column_mean is the additive fit
+    step: Count
+    updates: Count  # flip-flop updates so far
+    amax: Figure
+    nonfinite: Count
+    row_mean: Stored  # (N,)
+    column_mean: Stored  # (K,), so that row_mean + column_mean is the additive fit
     u: LowRank  # among rows, (N, N), trace N
     v: LowRank  # among columns, (K, K)
-    row_index: Tensor  # (n,), int64
-    rows: Tensor  # (n, K) float32, n <= WEIGHT_ROWS
-    column_index: Tensor  # (k,), int64
-    columns: Tensor  # (N, k) float32
-    row_amax: Tensor  # (N,)
-    column_amax: Tensor  # (K,)
-    values: Tensor  # (VALUE_BINS,), all elements
+    row_index: Stored  # (n,), int64
+    rows: Stored  # (n, K) float32, n <= WEIGHT_ROWS
+    column_index: Stored  # (k,), int64
+    columns: Stored  # (N, k) float32
+    row_amax: Stored  # (N,)
+    column_amax: Stored  # (K,)
+    values: Stored  # (VALUE_BINS,), all elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +128,8 @@ class SiteStats:
     """All statistics of one site. None for a part that was never seen."""
 
     name: str
-    k: int
-    n: int
+    k: Count
+    n: Count
     input: OperandStats | None
     grad_output: OperandStats | None
     joint: JointStats | None

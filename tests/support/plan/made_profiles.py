@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -12,9 +13,8 @@ from torch import Tensor
 
 from loka.numerics.enums import Format, Gemm, Operand, Scaling
 from loka.numerics.recipe import OperandRecipe
-from loka.probe.profile.checksum import with_checksum
+from loka.probe.profile import profile_file
 from loka.probe.profile.profile import (
-    VERSION,
     Estimate,
     Finding,
     Interval,
@@ -163,13 +163,15 @@ def make_recorded(*sizes: tuple[int, int]) -> RecordedStats:
     return RecordedStats(make_profile((*sites, never)), (*stats, SiteStats("never", 3, 4, None, None, None, None)))
 
 
-def resealed(path: Path) -> None:
-    """Give a profile that was written by hand the checksum that it should have."""
-    path.write_bytes(b"".join(with_checksum(path.read_bytes())))
-
-
-def as_version_1(path: Path) -> None:
-    """Make a profile one of before there were checksums."""
+def rewritten(path: Path, change: Callable[[str], str] = str, **tensors: Tensor | None) -> None:
+    """Change the header or the tensors of a saved profile, and give it the checksum of that; None removes a tensor."""
     with safe_open(path, framework="pt") as opened:
-        text = opened.metadata()["loka.profile"].replace(f'"version":{VERSION}', '"version":1', 1)
-    save_file(load_file(path), path, {"loka.profile": text})
+        text = change(opened.metadata()[profile_file.METADATA])
+    kept = {name: tensor for name, tensor in {**load_file(path), **tensors}.items() if tensor is not None}
+    kept.pop(profile_file.CHECKSUM)
+    save_file({**kept, profile_file.CHECKSUM: profile_file._checksum(text, kept)}, path, {profile_file.METADATA: text})
+
+
+def as_version_2(path: Path) -> None:
+    """Make a profile one of the version before."""
+    rewritten(path, lambda text: text.replace(f'"version":{profile_file.VERSION}', '"version":2', 1))
