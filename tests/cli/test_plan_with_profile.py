@@ -252,4 +252,4 @@ def test_a_profile_of_an_earlier_loka_says_what_to_run(shop, loka, learned):
     as_version_2(shop.folder / FILE)
     ran = loka("plan", shop.policy)
     assert ran.status == 2
-    assert f"{FILE}: a profile of an earlier LoKA (version 2, and this one reads 3); make it again: loka probe" in ran.err
+    assert f"{FILE}: a profile of an earlier LoKA (version 2, and this one reads 3); make it again" in ran.err

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor
@@ -16,8 +13,6 @@ from loka.numerics.recipe import OperandRecipe
 from loka.probe.estimate.candidate_recipes import candidates
 from loka.probe.estimate.estimate import errors
 from loka.probe.estimate.samplers import Drawn
-from loka.probe.profile.header import from_text, to_text
-from loka.probe.profile.profile import Estimate, Interval, Profile, SiteProfile
 
 FPROP, DGRAD, WGRAD = (candidates(gemm)[-1] for gemm in Gemm)
 ROWS = FPROP[0]
@@ -82,17 +77,3 @@ def test_operands_that_are_not_finite_have_no_reference_and_zeros_are_exact() ->
     broken = ones.clone()
     broken[0, 1] = torch.nan
     assert errors(Drawn(broken, ones, None, None), WGRAD) == (float("inf"), -float("inf"))
-
-
-def test_a_profile_keeps_transposed_recipes_and_one_from_before_them_is_read() -> None:
-    interval = Interval(0.1, 0.09, 0.11)
-    estimates = tuple(Estimate(gemm, candidates(gemm)[-1], interval, interval, 16) for gemm in Gemm)
-    site = SiteProfile("site", 24, 40, 64, (), estimates)
-    profile = Profile("ranker", "pkg:build", "0.1.0", "2026-01-01T00:00:00Z", 10, 1, 10, 64, (site,), ())
-    text = to_text(profile, None)
-    assert from_text(text, "x.safetensors").profile == profile
-    plain = replace(profile, sites=(replace(site, estimates=estimates[:1]),))
-    header = json.loads(to_text(plain, None))
-    for recipe in header["recipes"]:
-        recipe.pop("turned", None)
-    assert from_text(json.dumps(header), "x.safetensors").profile == plain

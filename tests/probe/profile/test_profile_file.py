@@ -139,7 +139,7 @@ class TestRoundTrip:
 
     def test_infinite_intervals_survive(self, tmp_path: Path) -> None:
         inf = math.inf
-        recipe = OperandRecipe(Format.E5M2, Scaling.ROWWISE, Range.STATIC, 3.5, True)
+        recipe = OperandRecipe(Format.E5M2, Scaling.ROWWISE, Range.STATIC, 3.5, True, transposed=True)
         one_draw = Estimate(Gemm.DGRAD, (recipe, recipe), Interval(0.5, 0.0, inf), Interval(9.0, -inf, inf), 1)
         not_finite = replace(one_draw, mere=Interval(inf, inf, inf), sqnr_db=Interval(-inf, -inf, -inf), draws=4)
         exact = replace(one_draw, mere=Interval(0.0, 0.0, 0.0), sqnr_db=Interval(inf, inf, inf), draws=4)
