@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "08d01e8496bdc5659b812569e2adfe256e530edbb1386875547977e351e54fc7"
+STAMP = "83a9748558dc263fe63b6affc255276e5e4eea679183ba9ee07ec1b49e6b37b3"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

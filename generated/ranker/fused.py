@@ -18,7 +18,7 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import concat_norm_reference, fm_reference
 from loka.kernels.fused.norm import norm_reference
 
-STAMP = "08d01e8496bdc5659b812569e2adfe256e530edbb1386875547977e351e54fc7"
+STAMP = "83a9748558dc263fe63b6affc255276e5e4eea679183ba9ee07ec1b49e6b37b3"
 
 
 def _add_backward_e4m3_outputs(grad: Tensor) -> tuple[Tensor, ...]:

@@ -15,7 +15,7 @@ import triton.language as tl
 from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import fm_reference
 
-STAMP = "08d01e8496bdc5659b812569e2adfe256e530edbb1386875547977e351e54fc7"
+STAMP = "83a9748558dc263fe63b6affc255276e5e4eea679183ba9ee07ec1b49e6b37b3"
 
 
 @triton.jit
