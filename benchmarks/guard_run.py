@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from benchmarks.study import run_study, tell
 from loka.bench.subjects.packages import Workshop
 from loka.dispatch.guard.guard import Guard
-from loka.dispatch.patch.patch import Patch
+from loka.dispatch.patch import Patch
 from loka.errors import InputError
 from loka.mods.policy_loader import load_policy
 from loka.plan.planner import make_plan

@@ -42,7 +42,7 @@ def verify(patch: object) -> None:
 
     if not isinstance(patch, Patch):
         raise TypeError(f"a {type(patch).__name__} is no patch")
-    from loka.dispatch.bind.fp8_warning import fp8_not_expected
+    from loka.dispatch.bind.bind_warnings import fp8_not_expected
 
     with fp8_not_expected():  # `apply` has said so
         patch.verify()

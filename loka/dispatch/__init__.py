@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from loka.dispatch import runtime as saved_tensors
 from loka.dispatch.bind.adapt_model import adapt
 from loka.dispatch.bind.apply import apply
-from loka.dispatch.bind.binding import Binding
-from loka.dispatch.bind.bound import Bound, CallCounters
+from loka.dispatch.bind.bound import Binding, Bound, CallCounters
 from loka.dispatch.bind.stamps import check_stamps
 from loka.dispatch.dispatch_errors import (
     BindError,
@@ -16,11 +16,18 @@ from loka.dispatch.dispatch_errors import (
     NonFiniteError,
     VerifyError,
 )
-from loka.dispatch.patch.patch import Patch, patch_of
-from loka.dispatch.runtime.matrix_rows import is_empty, rows, without_elements
-from loka.dispatch.runtime.output_dtypes import joined_dtype, output_dtype, summed_dtype
-from loka.dispatch.runtime.quantized import Quantized, save_for_backward, saved
-from loka.dispatch.runtime.saved_tensors import saved_tensors
+from loka.dispatch.patch import Patch, patch_of
+from loka.dispatch.runtime import (
+    Quantized,
+    is_empty,
+    joined_dtype,
+    output_dtype,
+    rows,
+    save_for_backward,
+    saved,
+    summed_dtype,
+    without_elements,
+)
 from loka.dispatch.static_scales import Overflow, StaticScale
 from loka.graph.loop_guards import checked_branch, checked_keys, checked_length
 from loka.graph.reads import Reads

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from loka import dispatch
-from loka.dispatch.patch.keep_sites import chosen_modules
+from loka.dispatch.keep_sites import chosen_modules
 from tests.support import dispatch_sample as sample
 from tests.support.models import dispatch_models as models
 

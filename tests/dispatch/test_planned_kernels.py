@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from loka import dispatch
-from loka.dispatch.bind import check_libraries
+from loka.dispatch.bind import check_model as check_libraries
 from loka.kernels import call_counters
 from tests.support import dispatch_sample as sample
 from tests.support.models import dispatch_models as models

@@ -84,7 +84,7 @@ def test_outside_and_without_a_profiler_nothing_is_recorded(monkeypatch):
     model = models.mlp()
     patch = sample.apply(model)
     forwards = [vars(derived_class(type(model[0])))["forward"]]
-    monkeypatch.setattr("loka.dispatch.patch.ranges.record_function", None)  # calling it would raise
+    monkeypatch.setattr("loka.dispatch.ranges.record_function", None)  # calling it would raise
     with patch.ranges():
         model(torch.randn(4, 32))
     assert [vars(derived_class(type(model[0])))["forward"]] == forwards

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from loka import dispatch
-from loka.dispatch.runtime.unusual_inputs import refuse_unusual
+from loka.dispatch.runtime import refuse_unusual
 from loka.errors import InputError
 
 

@@ -29,7 +29,7 @@ from loka.bench.speed.timing import GRAPHS, WARM_UPS, Timing, summarise
 from loka.bench.speed.user_step import Example, real_model, user_step
 from loka.bench.subjects.packages import Workshop
 from loka.dispatch import LokaWarning, Patch
-from loka.dispatch.bind.fp8_warning import fp8_not_expected
+from loka.dispatch.bind.bind_warnings import fp8_not_expected
 from loka.errors import CheckFailedError, InputError, LokaError
 from loka.mods.adapt import adapt
 from loka.mods.adaptation import Adaptation

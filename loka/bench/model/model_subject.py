@@ -23,7 +23,7 @@ from loka.bench.subjects.packages import Workshop
 from loka.bench.subjects.peers import torchao_inference, torchao_training
 from loka.bench.subjects.policy_texts import KEEP_AND_FUSE, policy_text
 from loka.dispatch import LokaWarning, Patch
-from loka.dispatch.bind.fp8_warning import fp8_not_expected
+from loka.dispatch.bind.bind_warnings import fp8_not_expected
 from loka.errors import LokaError
 from loka.kernels import call_counters
 from loka.mods.adapt import adapt

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from loka.bench.subjects.variants import Precision, Variant
-from loka.dispatch.bind.fp8_warning import fp8_not_expected
+from loka.dispatch.bind.bind_warnings import fp8_not_expected
 from loka.errors import InputError
 
 if TYPE_CHECKING:

@@ -9,17 +9,13 @@ from typing import Any
 from torch import nn
 
 from loka.dispatch.bind.adapt_model import adapting
-from loka.dispatch.bind.binding import Binding
-from loka.dispatch.bind.bound import Bound, CallCounters, Frozen, derive
-from loka.dispatch.bind.check_libraries import library_problems
-from loka.dispatch.bind.check_model import ModuleMatch, match_modules
-from loka.dispatch.bind.device_warning import warn_of_devices
-from loka.dispatch.bind.fp8_warning import warn_without_fp8
+from loka.dispatch.bind.bind_warnings import warn_of_devices, warn_without_fp8
+from loka.dispatch.bind.bound import Binding, Bound, CallCounters, Frozen, derive
+from loka.dispatch.bind.check_model import ModuleMatch, library_problems, match_modules
 from loka.dispatch.bind.wrappers import ClosedWrapperError, planned_inside, unwrap
+from loka.dispatch.bound_state import BoundModule, bind, frozen_weights, unbind
 from loka.dispatch.dispatch_errors import BindError
-from loka.dispatch.patch.bound_module import BoundModule
-from loka.dispatch.patch.bound_state import bind, frozen_weights, unbind
-from loka.dispatch.patch.patch import Patch
+from loka.dispatch.patch import Patch
 from loka.dispatch.static_scales import keep_from_ddp, names_in
 from loka.mods.adaptation import Adaptation
 

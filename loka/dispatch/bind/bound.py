@@ -6,22 +6,21 @@ Parameters, hooks, the name in the model and state_dict keys are unchanged; only
 from __future__ import annotations
 
 import copyreg
+import functools
 import types
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
-from loka.dispatch.bind.split_weights import is_split
 from loka.dispatch.dispatch_errors import BindError, FrozenWeightError
 from loka.dispatch.static_scales import StaticScale, drop_static_scales, renew_overflow_stats, set_static_scales
-from loka.graph.script import in_script, script_file
+from loka.graph.reads import Reads
+from loka.graph.script import in_script, script_file, script_in
 from loka.kernels import call_counters
 from loka.kernels.gemm.scaled_mm import KERNEL
-
-if TYPE_CHECKING:
-    from loka.dispatch.bind.binding import Binding
 
 # Result of a generated class's `quantize`: for each site the FP8 weight and its scales, or None.
 Frozen = tuple[tuple[torch.Tensor, torch.Tensor] | None, ...]
@@ -296,10 +295,8 @@ def own_function(function: Any) -> Any:
         function.__closure__,
     )
     copied.__kwdefaults__ = function.__kwdefaults__
-    copied.__annotations__ = function.__annotations__
-    copied.__qualname__ = function.__qualname__
-    copied.__module__ = function.__module__
-    copied.__doc__ = function.__doc__
+    copied = functools.update_wrapper(copied, function)
+    del copied.__wrapped__
     return copied
 
 
@@ -314,7 +311,7 @@ def _refuse_gradients(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str
     """Raise FrozenWeightError if autograd would record this call: frozen FP8 weights have no backward."""
     if any(parameter.requires_grad for parameter in module.parameters()):
         wanted = "its parameters"
-    elif any(tensor.requires_grad for tensor in _tensors((args, kwargs))):
+    elif any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in tree_leaves((args, kwargs))):
         wanted = "its input"
     else:
         return
@@ -324,17 +321,75 @@ def _refuse_gradients(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str
     )
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-
-
 def _rebuild(generated: type[Bound], original: type[nn.Module]) -> Bound:
     """An empty bound module, for pickle and copy to fill; calls no user code."""
     return object.__new__(derive(generated, original))
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """A generated class and its modules, which share type, shapes and recipes."""
+
+    train: type[Bound]
+    infer: type[Bound] | None  # None: the modules stay unchanged for inference
+    replaces: str  # type of the modules: "torch.nn.modules.linear.Linear"
+    source_hash: str  # of the traced forwards; "" for a plain nn.Linear
+    inlined: tuple[str, ...]  # children, relative to each module, whose forward is part of the generated one
+    modules: tuple[str, ...]  # qualified names; "" is the model itself
+    sites: tuple[tuple[str, ...], ...]  # names of the sites of each module
+    gemms: tuple[tuple[str, ...], ...]  # for each site of a module, its FP8 GEMMs: ("fprop", "wgrad")
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]  # parameters, relative to each module, and their shapes
+    # For each site of a module and each of its `gemms`, the permitted kernels; () if all are torch.scaled_mm.
+    kernels: tuple[tuple[tuple[str, ...], ...], ...] = ()
+    # Values built into a traced forward.
+    reads: tuple[Reads, ...] = ()  # of the modules around those it calls
+    called: tuple[str, ...] = ()  # children, relative to each module, that it calls unchanged
+    constants: tuple[tuple[str, str], ...] = ()  # globals and the like, each with its value as text
+
+    def script(self) -> str:
+        """The name under which the plan knows the script that runs, whose classes are those of `__main__`."""
+        return script_in((self.replaces, *(read.type for read in self.reads), *(name for name, _ in self.constants)))
+
+    def generated(self, mode: str) -> type[Bound] | None:
+        """The class for mode "train" or "infer"; None if the modules stay unchanged."""
+        return self.train if mode == "train" else self.infer
+
+    def in_mode(self, mode: str) -> tuple[dict[str, tuple[str, ...]], ...]:
+        """For each site of a module: FP8 GEMM in this mode -> planned kernels."""
+        planned = self.kernels or tuple(((KERNEL,),) * len(gemms) for gemms in self.gemms)
+        return tuple(
+            {gemm: names for gemm, names in zip(*site, strict=True) if mode == "train" or gemm == "fprop"}
+            for site in zip(self.gemms, planned, strict=True)
+        )
+
+    def planned_kernels(self, mode: str) -> tuple[tuple[str, ...], ...]:
+        """The distinct planned kernels of each site of a module."""
+        return tuple(
+            tuple(dict.fromkeys(name for names in site.values() for name in names)) for site in self.in_mode(mode)
+        )
+
+
+def is_sharded(parameter: torch.Tensor) -> bool:
+    """Whether a parameter is a DTensor, of which this process has but a part."""
+    # By name: importing torch.distributed.tensor takes long, and who uses it has imported it.
+    return type(parameter.data).__name__ == "DTensor"
+
+
+def is_flat(tensor: torch.Tensor) -> bool:
+    """True for a tensor that FullyShardedDataParallel keeps as a piece of a flat one between forwards."""
+    return getattr(tensor, "_fsdp_flattened", False)
+
+
+def is_split(module: Bound) -> bool:
+    """Whether this process lacks numbers of a parameter that a bound module's generated forward was made for."""
+    binding = module.loka.binding
+    names = [name for name, _ in module.named_parameters()] if binding is None else [name for name, _ in binding.shapes]
+    return any(is_sharded(found) or is_flat(found) for name in names if (found := _parameter(module, name)) is not None)
+
+
+def _parameter(module: nn.Module, name: str) -> nn.Parameter | None:
+    """The parameter of a qualified name; None where it went, which is said elsewhere."""
+    try:
+        return module.get_parameter(name)
+    except AttributeError:
+        return None

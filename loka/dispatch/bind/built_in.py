@@ -7,9 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
-from loka.dispatch.bind.binding import Binding
-from loka.dispatch.bind.bound import plain_class, shown_type
-from loka.dispatch.bind.split_weights import is_flat
+from loka.dispatch.bind.bound import Binding, is_flat, plain_class, shown_type
 from loka.graph.reads import (
     LIVE,
     PRESENT,

@@ -1,22 +1,22 @@
-"""Check that a package fits a live model: all problems, found before anything changes."""
+"""Check that a package fits a live model and its machine: all problems, found before anything changes."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from loka.dispatch.bind.binding import Binding
-from loka.dispatch.bind.bound import Bound, is_bound, shown_type, unsharded_class
+from loka.dispatch.bind.bound import Binding, Bound, is_bound, is_sharded, shown_type, unsharded_class
 from loka.dispatch.bind.built_in import below, built_in_problems, in_wrapper, lost_parameters
-from loka.dispatch.bind.check_source import source_problems
-from loka.dispatch.bind.split_weights import is_sharded
 from loka.dispatch.bind.wrappers import ClosedWrapperError, find_module
+from loka.errors import InputError
 from loka.graph.script import in_script
-from loka.graph.source import same_type
+from loka.graph.source import forward_source_hash, same_type
+from loka.kernels.gemm.catalogue import kernel_named
+from loka.kernels.gemm.gpu_here import has_fp8
 from loka.mods.unwrap import inside, plain_name
 
 _HOOKS = {
@@ -198,3 +198,72 @@ def shown(name: str) -> str:
 def _nearest(name: str, names: Sequence[str]) -> str:
     close = difflib.get_close_matches(name, names, n=2)
     return f" (nearest: {', '.join(close)})" if close else ""
+
+
+# Attributes that data parallelism and Module.compile() add to modules. The hash covers a module's plain attributes.
+_ADDED = ("_fsdp", "_is_fsdp", "_ddp", "_compiled_call_impl")
+
+
+def source_problems(module: nn.Module, binding: Binding) -> Iterator[str]:
+    """Reasons why the forward of `module`, with its inlined children, does not match the hash of the plan."""
+    view = _as_planned(module)
+    try:
+        found = forward_source_hash(view, binding.inlined, binding.script())
+    except OSError as error:
+        yield f"the source of its forward cannot be read, so that it cannot be compared with the plan: {error}"
+        return
+    if found != binding.source_hash:
+        what = "the source of its forward, or of an inlined child's, or an int, bool or str attribute that it may read,"
+        yield f"{what} has changed since: run loka generate again"
+
+
+def _as_planned(module: nn.Module) -> nn.Module:
+    """A view of a module and its children without the classes and attributes of DDP, FSDP2 and Module.compile()."""
+    view: nn.Module = object.__new__(unsharded_class(type(module)))
+    view.__dict__ = {name: value for name, value in vars(module).items() if not name.startswith(_ADDED)}
+    view.__dict__["_modules"] = {
+        name: None if child is None else _as_planned(child) for name, child in module._modules.items()
+    }
+    return view
+
+
+SHOWN = 3  # most sites named for a kernel
+
+
+def library_problems(matches: Iterable[ModuleMatch], mode: str) -> list[str]:
+    """A line for each planned kernel that cannot run on the modules' devices: reason, sites, advice.
+
+    On the CPU and on GPUs without FP8 every kernel runs by its reference; only an unknown kernel is a problem there.
+    """
+    planned: dict[str, dict[str, bool]] = {}  # kernel -> site -> True if it is on a GPU with FP8
+    for match in matches:
+        for site, kernels in zip(match.sites, match.binding.planned_kernels(mode), strict=True):
+            for kernel in kernels:
+                planned.setdefault(kernel, {})[site] = _on_fp8(match.module)
+    problems = []
+    for kernel, sites in planned.items():
+        reason = _unsupported_reason(kernel, any(sites.values()))
+        if reason is not None:
+            problems.append(
+                f"kernel {kernel!r}, planned for {_listed(list(sites))}: {reason}; or write another `kernel` or "
+                "`compute: keep` for these sites in the policy and run loka generate again"
+            )
+    return problems
+
+
+def _unsupported_reason(name: str, on_fp8: bool) -> str | None:
+    try:
+        kernel = kernel_named(name)
+    except InputError as error:
+        return f"{error}; upgrade LoKA"
+    return kernel.unavailable_reason() if on_fp8 else None
+
+
+def _on_fp8(module: nn.Module) -> bool:
+    devices = {parameter.device for parameter in module.parameters()}
+    return any(device.type == "cuda" and has_fp8(device.index) for device in devices)
+
+
+def _listed(sites: list[str]) -> str:
+    shown = ", ".join(repr(site) for site in sites[:SHOWN])
+    return shown if len(sites) <= SHOWN else f"{shown} and {len(sites) - SHOWN} more"

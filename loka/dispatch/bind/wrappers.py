@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from loka.dispatch.bind.binding import Binding
-from loka.dispatch.bind.bound import plain_class
+from loka.dispatch.bind.bound import Binding, plain_class
 from loka.graph.source import same_type
 from loka.mods.unwrap import class_names, inside
 

@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 from loka.dispatch.bind.bound import is_bound
 from loka.dispatch.bind.wrappers import ClosedWrapperError, unwrap
+from loka.dispatch.bound_state import BoundModule
 from loka.dispatch.dispatch_errors import BindError
-from loka.dispatch.guard.batches import first_rows, tensors_in
-from loka.dispatch.guard.events import GuardEvent, GuardReport
-from loka.dispatch.guard.figures import Norms, read
+from loka.dispatch.guard.figures import GuardEvent, GuardReport, Norms, read
 from loka.dispatch.guard.nonfinite_layer import first_nonfinite
-from loka.dispatch.guard.promises import promises
-from loka.dispatch.guard.ranks import Ranks
-from loka.dispatch.guard.runs import Fp8Run, OwnRun
-from loka.dispatch.guard.undisturbed import undisturbed
-from loka.dispatch.guard.verdicts import Judge, Verdict
-from loka.dispatch.patch.bound_module import BoundModule
-from loka.dispatch.patch.patch import Patch
+from loka.dispatch.guard.runs import Fp8Run, OwnRun, undisturbed
+from loka.dispatch.guard.verdicts import Judge, Verdict, promises
+from loka.dispatch.patch import Patch
 from loka.errors import InputError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
 
 _log = logging.getLogger("loka")
 
@@ -263,3 +261,52 @@ def _check_model(model: nn.Module, bound: tuple[BoundModule, ...]) -> None:
             f"guard: the patch is of another model than the one given, which lacks its {missing[0]!r}: give the guard "
             "the model that apply was given"
         )
+
+
+def tensors_in(batch: Any) -> list[Tensor]:
+    """The tensors of a batch, in tuples, lists and dicts."""
+    return [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+
+
+def first_rows(batch: Any, rows: int) -> Any:
+    """The first rows of each tensor of a batch; tensors without dimensions stay.
+
+    Raises InputError if the first dimensions of its tensors differ: which are samples cannot be known.
+    """
+    sizes = {tensor.shape[0] for tensor in tensors_in(batch) if tensor.dim()}
+    if len(sizes) != 1:
+        found = f"have {', '.join(map(str, sorted(sizes)))} rows" if sizes else "are none"
+        raise InputError(
+            f"guard: rows={rows} takes the first rows of all tensors of the batch, which {found}: leave `rows` out, "
+            "and cut the batch in `loss`, or give `step` tuples, lists or dicts of tensors with a row for each sample"
+        )
+    return tree_map(lambda leaf: leaf[:rows] if isinstance(leaf, Tensor) and leaf.dim() else leaf, batch)
+
+
+class Ranks:
+    """The ranks that check together: those of `group`, or all where torch.distributed is initialised."""
+
+    def __init__(self, group: ProcessGroup | None) -> None:
+        self._group = group
+
+    def first(self, found: tuple[str, str] | None) -> tuple[str, str] | None:
+        """What the first rank that found something found; collective."""
+        if not self._several():
+            return found
+        everyone: list[tuple[str, str] | None] = [None] * dist.get_world_size(self._group)
+        dist.all_gather_object(everyone, found, group=self._group)
+        return next((each for each in everyone if each is not None), None)
+
+    def _several(self) -> bool:
+        return dist.is_available() and dist.is_initialized()
+
+    def largest(self, values: Sequence[float]) -> list[float]:
+        """The largest of each value over the ranks, inf where it is not finite on one; collective."""
+        finite = [value if math.isfinite(value) else math.inf for value in values]
+        if not values or not self._several():
+            return finite
+        nccl = "nccl" in dist.get_backend(self._group)
+        device = torch.device("cuda", torch.cuda.current_device()) if nccl else None
+        packed = torch.tensor(finite, dtype=torch.float64, device=device)
+        dist.all_reduce(packed, dist.ReduceOp.MAX, group=self._group)
+        return packed.tolist()

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from loka.dispatch.bound_state import BoundModule
 from loka.dispatch.guard.runs import Loss, OwnRun, floating, is_recomputation
-from loka.dispatch.patch.bound_module import BoundModule
 from loka.mods.unwrap import plain_name
 
 BATCH = "the batch"

@@ -10,19 +10,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from torch.utils.hooks import RemovableHandle
 
 from loka.dispatch.bind.check_model import shown
+from loka.dispatch.bound_state import BoundModule
 from loka.dispatch.guard.figures import Figure, difference
-from loka.dispatch.patch.bound_module import BoundModule
 from loka.errors import InputError
 
 _REENTRANT = (
@@ -246,3 +247,35 @@ def _parameters(bound: BoundModule) -> Iterator[tuple[str, Tensor]]:
         return
     for name, _ in binding.shapes:
         yield name, bound.module.get_parameter(name)
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Context in which a model may run: eagerly, with gradients; buffers and random numbers are as before after it.
+
+    Each such context starts from the same random numbers, so that dropout is equal in all of them.
+    """
+    buffers = [
+        (module, name, buffer, buffer.detach().clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+    devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
+    cached = torch.is_autocast_cache_enabled()
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng([device for device in devices if device.index is not None]))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        for module in model.modules():
+            if isinstance(module, DistributedDataParallel):  # around a part of the model
+                stack.enter_context(module.no_sync())
+        try:
+            torch.set_autocast_cache_enabled(False)  # casts of weights would be those of another graph
+            yield
+        finally:
+            torch.set_autocast_cache_enabled(cached)
+            with torch.no_grad():
+                for module, name, buffer, value in buffers:
+                    module._buffers[name] = buffer
+                    buffer.copy_(value)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import loka
-from loka.dispatch.guard.promises import UNKNOWN_DB, promises
+from loka.dispatch.guard.verdicts import UNKNOWN_DB, promises
 from tests.support import dispatch_sample as sample
 from tests.support.models import dispatch_models as models
 

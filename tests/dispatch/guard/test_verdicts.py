@@ -7,9 +7,8 @@ import math
 import pytest
 
 from loka.dispatch.guard.figures import Norms
-from loka.dispatch.guard.promises import Promise
 from loka.dispatch.guard.runs import INPUT_GRADIENT, OUTPUT
-from loka.dispatch.guard.verdicts import DRIFT, ENOUGH, Judge
+from loka.dispatch.guard.verdicts import DRIFT, ENOUGH, Judge, Promise
 
 WEIGHT = "gradient of weight"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,14 +17,32 @@ from loka.dispatch.bind.bound import (
     drop_frozen,
     frozen_names,
     is_frozen_class,
+    is_split,
     quantize,
     same_kind,
     set_frozen,
     unbound_class,
 )
-from loka.dispatch.bind.split_weights import is_split
 from loka.dispatch.dispatch_errors import BindError
 from loka.dispatch.static_scales import drop_static_scales, set_static_scales
+
+
+@dataclass(frozen=True, slots=True)
+class BoundModule:
+    """A module of a patch. `counters`: from its binding; they stay valid if another patch removes it."""
+
+    name: str
+    module: nn.Module
+    counters: CallCounters
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptModule:
+    """A module that `keep` sent back, and what `restore` gives it again."""
+
+    bound: BoundModule
+    bound_class: type
+    records: dict[str, Tensor]  # overflow statistics
 
 
 def bind(

@@ -13,7 +13,7 @@ from torch.autograd.profiler import record_function
 from torch.utils._pytree import tree_leaves
 
 from loka.dispatch.bind.bound import CallCounters, derived_class
-from loka.dispatch.patch.bound_module import BoundModule
+from loka.dispatch.bound_state import BoundModule
 
 
 @contextmanager

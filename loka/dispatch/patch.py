@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
+import torch
 from torch import nn
 
+from loka.dispatch.bind.bind_warnings import warn_without_fp8
 from loka.dispatch.bind.bound import Bound, derived_class, is_frozen_class, unbound_class
 from loka.dispatch.bind.check_model import changes_since, shown
-from loka.dispatch.bind.fp8_warning import warn_without_fp8
 from loka.dispatch.bind.wrappers import find_module, unwrap
+from loka.dispatch.bound_state import BoundModule, KeptModule, bind, frozen_weights, refresh_module, stale_sites, unbind
 from loka.dispatch.dispatch_errors import BindError, LokaWarning, VerifyError
-from loka.dispatch.patch.bound_module import BoundModule, KeptModule
-from loka.dispatch.patch.bound_state import bind, frozen_weights, refresh_module, stale_sites, unbind
-from loka.dispatch.patch.compile_functions import compile_functions
-from loka.dispatch.patch.keep_sites import chosen_modules
-from loka.dispatch.patch.nonfinite import NonFiniteTrace
-from loka.dispatch.patch.ranges import named_ranges
-from loka.dispatch.patch.uncalled import uncalled_reason
+from loka.dispatch.keep_sites import chosen_modules
+from loka.dispatch.nonfinite import NonFiniteTrace
+from loka.dispatch.ranges import named_ranges
 from loka.dispatch.static_scales import Overflow, clear_overflow_stats, give_back_to_ddp, names_in, overflows
+from loka.dispatch.verification import idle_reason, overflow_advice, uncalled_reason, unplanned_kernels
 from loka.kernels import call_counters
 from loka.mods.unwrap import plain_name
 
 GEMMS = ("fprop", "dgrad", "wgrad")  # in the order of their counter ids
-
-_NO_FORWARD = (
-    "the module's forward did not run: the model was not called, took another branch, was called with other arguments "
-    "than planned, ran as a copy, was compiled or captured into a CUDA graph before apply, was replayed since reset, "
-    "or had no rows"
-)
-_NO_BACKWARD = "no backward reached it"
 
 
 class Patch:
@@ -85,8 +79,10 @@ class Patch:
                 missing += len(absent)
                 if absent:
                     why = uncalled_reason(self._root, bound.name) if "fprop" in absent else None
-                    idle.append(f"{site}: {', '.join(absent)} did not run: {why or _why(tuple(planned), absent)}")
-                changes += _strangers(site, planned, ran)
+                    idle.append(
+                        f"{site}: {', '.join(absent)} did not run: {why or idle_reason(tuple(planned), absent)}"
+                    )
+                changes += unplanned_kernels(site, planned, ran)
         if idle:
             raise VerifyError(f"{self._package}: {missing} of {total} planned FP8 GEMMs did not run:", changes + idle)
         if changes:
@@ -94,7 +90,7 @@ class Patch:
         everything = (*self._modules, *(kept.bound for kept in self._kept))
         warn_without_fp8(self._package, (bound.counters for bound in everything), stacklevel=2)
         if over := self.overflows():
-            warnings.warn(_said(self._package, over), LokaWarning, stacklevel=2)
+            warnings.warn(overflow_advice(self._package, over), LokaWarning, stacklevel=2)
 
     def overflows(self) -> tuple[Overflow, ...]:
         """Overflows of static scales (`range: static`) since `apply` or the last `reset`, by site and operand.
@@ -215,7 +211,7 @@ class Patch:
         """
         self._require_bound("compile")
         for bound in self._modules:
-            compile_functions(derived_class(type(bound.module)).loka_generated, options)
+            _compile_functions(derived_class(type(bound.module)).loka_generated, options)
 
     def remove(self) -> None:
         """Give every module its own class and forward back; a second call does nothing.
@@ -329,36 +325,6 @@ class Patch:
             yield f"{', '.join(stale)}: the weight changed since it was frozen: call patch.refresh()"
 
 
-def _said(package: str, over: tuple[Overflow, ...]) -> str:
-    """Text of the warning about overflows of static scales, with advice."""
-    head = f"{package}: {len(over)} operands had more than their static scales hold (range: static):"
-    advice = (
-        "run loka probe again and generate, give a larger amax, or use range: dynamic there; until then "
-        "patch.keep(SITE, ...) sends sites back to the model's own GEMMs"
-    )
-    return "\n  ".join([head, *map(str, over), advice])
-
-
-def _strangers(site: str, planned: dict[str, tuple[str, ...]], ran: dict[str, tuple[str, ...]]) -> Iterator[str]:
-    """Messages about GEMMs that ran on unplanned kernels: the package was edited or belongs to another plan."""
-    for gemm, kernels in ran.items():
-        if others := [kernel for kernel in kernels if kernel not in planned[gemm]]:
-            yield f"{site}: {gemm} ran on {', '.join(others)}, planned was {' or '.join(planned[gemm])}"
-
-
-def _why(gemms: tuple[str, ...], absent: tuple[str, ...]) -> str:
-    """The likely reason why the `absent` GEMMs of a site did not run."""
-    if "fprop" in absent:
-        return _NO_FORWARD
-    if "fprop" not in gemms and absent == gemms:
-        return f"{_NO_BACKWARD}, or {_NO_FORWARD}"
-    if absent == ("wgrad",) and "dgrad" in gemms:
-        return "the weight needed no gradient (requires_grad)"
-    if absent == ("dgrad",) and "wgrad" in gemms:
-        return "the input needed no gradient"
-    return _NO_BACKWARD
-
-
 def patch_of(model: nn.Module) -> Patch:
     """The patch of a bound model that came from deepcopy, pickle or torch.load.
 
@@ -374,3 +340,15 @@ def patch_of(model: nn.Module) -> Patch:
         raise BindError("no module of this model is bound")
     package = derived_class(type(modules[0].module)).loka_generated.__module__.rpartition(".")[0]
     return Patch(root, package, modules)
+
+
+def _compile_functions(generated: type[nn.Module], options: Mapping[str, Any]) -> None:
+    """Put compiled functions in the place of those of `kernels` that a generated class's forward calls.
+
+    Forwards look the functions up in their module at each call, so those of other models change too.
+    """
+    kernels = sys.modules[generated.__module__.rpartition(".")[0] + ".kernels"]
+    for name in generated.forward.__code__.co_names:
+        found = vars(kernels).get(name)
+        if inspect.isfunction(found):
+            setattr(kernels, name, torch.compile(inspect.unwrap(found), fullgraph=True, **options))

@@ -1,0 +1,190 @@
+"""Functions that generated code calls in each step: dtypes under autocast, rows, and what is kept for the backward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from loka.dispatch.dispatch_errors import DtypeError
+from loka.errors import InputError
+
+
+def output_dtype(x: torch.Tensor, *weights: torch.Tensor) -> torch.dtype:
+    """Dtype of F.linear's result for an input `x`: autocast's under torch.autocast, otherwise that of `x`.
+
+    Like autocast itself, it keeps float64. Safe under torch.compile, which guards on the autocast state.
+
+    Raises DtypeError, as torch raises a RuntimeError, if the dtypes of `x` and of `weights` differ without autocast, or
+    if `x` is not floating-point; and InputError for tensors that no row kernel reads (`refuse_unusual`).
+    """
+    refuse_unusual(x, weights)
+    device = x.device.type
+    dtype = x.dtype
+    if dtype != torch.float64 and dtype.is_floating_point and _autocasts(device):
+        return torch.get_autocast_dtype(device)
+    for weight in weights:
+        if weight.dtype != dtype:
+            raise DtypeError(
+                f"an input and a weight must have the same dtype, but got {dtype} and {weight.dtype}: convert one of "
+                "them, or run the model under torch.autocast"
+            )
+    if not dtype.is_floating_point:
+        raise DtypeError(f"a linear layer takes floating-point numbers, not {dtype}: convert its input")
+    return dtype
+
+
+def summed_dtype(*added: torch.Tensor) -> torch.dtype:
+    """Dtype of a sum or product of these: the promoted dtype, which autocast does not change."""
+    dtype = added[0].dtype
+    for other in added[1:]:
+        dtype = torch.promote_types(dtype, other.dtype)
+    return dtype
+
+
+def joined_dtype(*added: torch.Tensor) -> torch.dtype:
+    """Dtype of a norm of the sum or concatenation of these: the promoted dtype.
+
+    Under torch.autocast it is float32, as for a LayerNorm on a GPU, except for float64.
+    """
+    dtype = summed_dtype(*added)
+    if dtype != torch.float64 and _autocasts(added[0].device.type):
+        return torch.float32
+    return dtype
+
+
+def _autocasts(device: str) -> bool:
+    """True if torch.autocast is on for a device; always False for "meta", for which torch raises."""
+    return device != "meta" and torch.is_autocast_enabled(device)
+
+
+_KEEP = "or send its sites back to the model's own forward with patch.keep(SITE, ...)"
+
+
+def refuse_unusual(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> None:
+    """Raise InputError unless `x` is a plain dense tensor, and the same kind as `weights`; () for frozen weights.
+
+    A few attribute reads in each call: what comes after would raise an error that does not name the cause.
+    """
+    if x.is_nested or x.layout is not torch.strided:
+        kind = "nested" if x.is_nested else f"{x.layout}".removeprefix("torch.")
+        raise InputError(
+            f"a generated kernel reads dense tensors, and its input is {kind}: give it one tensor of all rows, {_KEEP}"
+        )
+    for weight in weights:
+        if type(weight).__name__ == "DTensor" and type(x).__name__ != "DTensor":  # importing its class takes long
+            raise InputError(
+                f"a weight of shape {tuple(weight.shape)} is sharded and its input is not: a module that belongs to a "
+                "generated forward became an FSDP unit of its own after apply (patch.verify() names it): shard the "
+                "module around it instead"
+            )
+    if weights and not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        raise InputError(
+            "generated kernels have no rules for torch.func (vmap, grad, vjp, jvp, jacrev): use torch.autograd, call "
+            f"patch.remove() before, {_KEEP}"
+        )
+
+
+def rows(width: int, *tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Tensors of one shape (..., width) as matrices (M, width), in the given order.
+
+    Raises InputError if their shapes differ, even if torch would broadcast them, or end in another width.
+    """
+    shapes = [tuple(tensor.shape) for tensor in tensors]
+    if any(shape != shapes[0] for shape in shapes) or shapes[0][-1:] != (width,):
+        raise InputError(
+            f"a kernel for tensors of one shape with rows of {width} elements got the shapes "
+            f"{', '.join(map(str, shapes))}; the model is not the one that the package was generated for, generate it "
+            "again"
+        )
+    return [tensor.reshape(-1, width) for tensor in tensors]
+
+
+def without_elements(x: torch.Tensor, width: int, out: int, dtype: torch.dtype) -> torch.Tensor:
+    """Result (..., out) of linears for an input (..., width) that has no elements.
+
+    Raises InputError if the input ends in another width, as torch raises a RuntimeError.
+    """
+    if x.shape[-1:] != (width,):
+        raise InputError(
+            f"a kernel for rows of {width} elements got an input of shape {tuple(x.shape)}; the model is not the one "
+            "that the package was generated for, generate it again"
+        )
+    return x.new_zeros((*x.shape[:-1], out), dtype=dtype)
+
+
+def is_empty(x: torch.Tensor) -> bool:
+    """True for a tensor without elements.
+
+    False where a graph is traced and the number of elements comes from data: the kernels and GEMMs take none as well.
+    """
+    if not torch.compiler.is_compiling():
+        return x.numel() == 0
+    from torch.fx.experimental.symbolic_shapes import guard_or_false  # takes half a second, for sympy
+
+    return guard_or_false(x.numel() == 0)
+
+
+def saved_tensors(ctx: Any) -> tuple[Tensor, ...]:
+    """The tensors saved by forward, released by `ctx`, so that backward can free them before it returns.
+
+    With one function for each layer, autograd frees them layer by layer; a chain of layers must do so itself. `ctx`
+    keeps them if the graph is retained (retain_graph), and under torch.compile, which frees each after its last use.
+    """
+    tensors: tuple[Tensor, ...] = ctx.saved_tensors
+    if not torch.compiler.is_compiling():
+        ctx.maybe_clear_saved_tensors()
+    return tensors
+
+
+class Quantized(NamedTuple):
+    """A matrix (R, C) in FP8, `data * scale`, as kernels of chains return it and read it."""
+
+    data: Tensor  # (R, C) e4m3
+    scale: Tensor  # (R, 1) float32
+    scale_max: Tensor  # (P,) float32: the largest of them is the largest scale
+
+    @classmethod
+    def first(cls, results: Sequence[Tensor]) -> tuple[Any, ...]:
+        """A kernel's results, the first three of them as one operand."""
+        return cls(*results[:3]), *results[3:]
+
+    @classmethod
+    def each(cls, results: Sequence[Tensor]) -> list[Quantized]:
+        """A kernel's results as operands, three for each."""
+        return [cls(*results[first : first + 3]) for first in range(0, len(results), 3)]
+
+
+def save_for_backward(ctx: Any, *items: Any) -> None:
+    """`ctx.save_for_backward` of tensors, operands and tuples of these."""
+    tensors: list[Tensor] = []
+    ctx.saved_form = _flattened(items, tensors)
+    ctx.save_for_backward(*tensors)
+
+
+def saved(ctx: Any) -> tuple[Any, ...]:
+    """What `save_for_backward` was given, operands as plain tuples; `ctx` releases them as in `saved_tensors`."""
+    return _as_given(ctx.saved_form, saved_tensors(ctx))
+
+
+def _flattened(items: Sequence[Any], tensors: list[Tensor]) -> list[Any]:
+    """Append the tensors of `items`; returns their form: the place of each tensor, the slice of each operand."""
+    form: list[Any] = []
+    for item in items:
+        place = len(tensors)
+        if type(item) is Quantized:
+            tensors.extend((item.data, item.scale, item.scale_max))  # Dynamo of torch 2.11 extends by no NamedTuple
+            form.append(slice(place, place + 3))
+        elif type(item) is tuple:
+            form.append(_flattened(item, tensors))
+        else:
+            tensors.append(item)
+            form.append(place)
+    return form
+
+
+def _as_given(form: list[Any], tensors: tuple[Tensor, ...]) -> tuple[Any, ...]:
+    """Items of this form."""
+    return tuple([_as_given(each, tensors) if type(each) is list else tensors[each] for each in form])

@@ -1,1 +1,0 @@
-"""Functions that generated code calls in each step: dtypes under autocast, saved tensors, rows."""
