@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from loka.dispatch import runtime as saved_tensors
 from loka.dispatch.bind.adapt_model import adapt
 from loka.dispatch.bind.apply import apply
 from loka.dispatch.bind.bound import Binding, Bound, CallCounters
@@ -25,6 +24,7 @@ from loka.dispatch.runtime import (
     rows,
     save_for_backward,
     saved,
+    saved_tensors,
     summed_dtype,
     without_elements,
 )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loka.codegen.modules.module_classes import BoundView
-from loka.codegen.text.layout import Code, call, lay_out, literal, named
+from loka.codegen.text.layout import call, literal, tuple_of
 from loka.graph.reads import Reads
 from loka.templating.wrap import WIDTH
 
@@ -40,48 +40,45 @@ def binding_text(view: BoundView) -> BindingText:
     fields += [field_text("gemms", view.gemms), field_text("shapes", binding.shapes)]
     fields += [field_text("kernels", view.kernels)] if view.kernels else []
     if forward is not None and forward.reads:
-        made = tuple(_reads_code(reads) for reads in forward.reads)
-        fields.append(lay_out("reads=", Code("(", made, ")", comma=len(made) == 1), ",", _INDENT))
+        fields.append(f"        reads={tuple_of(list(map(_reads_text, forward.reads)))},")
     if forward is not None and forward.called:
-        fields.append(lay_out("called=", _paths_code(forward.called), ",", _INDENT))
+        fields.append(f"        called={_paths_text(forward.called)},")
     if forward is not None and forward.constants:
         fields.append(field_text("constants", forward.constants))
     return BindingText(tuple(fields))
 
 
-def _reads_code(reads: Reads) -> Code:
+def _reads_text(reads: Reads) -> str:
     """`dispatch.Reads(("fmb",), "torch.nn.modules.container.Sequential", holds=7)`."""
-    items = [_paths_code(reads.modules), literal(reads.type)]
-    items += [named("holds", literal(reads.holds))] if reads.holds is not None else []
-    items += [named("values", _values_code(reads.values))] if reads.values else []
+    items = [_paths_text(reads.modules), literal(reads.type)]
+    items += [f"holds={literal(reads.holds)}"] if reads.holds is not None else []
+    items += [f"values={_values_text(reads.values)}"] if reads.values else []
     return call("dispatch.Reads", items)
 
 
-def _values_code(values: tuple[tuple[str, str], ...]) -> Code:
+def _values_text(values: tuple[tuple[str, str], ...]) -> str:
     """Attributes and their values; many equal items become `tuple((f"{i}", "...") for i in range(24))`."""
     names, texts = [name for name, _ in values], {text for _, text in values}
     ranged = numbered([(name,) for name in sorted(names, key=int)]) if all(map(str.isdecimal, names)) else None
     if len(values) < _FEWEST or len(texts) > 1 or ranged is None:
         return literal(values)
-    return Code(f"tuple(({ranged[0][0]}, {literal(texts.pop()).flat()}) for i in {ranged[1]})")
+    return f"tuple(({ranged[0][0]}, {literal(texts.pop())}) for i in {ranged[1]})"
 
 
-def _paths_code(paths: Sequence[str]) -> Code:
+def _paths_text(paths: Sequence[str]) -> str:
     """A tuple of paths; many that differ only in a number become `*(f"layers.{i}.norm" for i in range(24))`."""
     if len(paths) < _FEWEST:
         return literal(tuple(paths))
     patterns = min((_by_number(paths, place) for place in range(max(path.count(".") for path in paths) + 1)), key=len)
-    items: list[Code] = []
+    items: list[str] = []
     for alike in patterns:
         ranged = numbered([(path,) for path in alike]) if len(alike) >= 3 else None
         if ranged is None:
             items += [literal(path) for path in alike]
         else:
             ((template,), numbers) = ranged
-            items.append(Code(f"*({template} for i in {numbers})"))
-    if len(items) == 1 and items[0].text.startswith("*("):
-        return Code(f"tuple{items[0].text[1:]}")
-    return Code("(", tuple(items), ")", comma=len(items) == 1)
+            items.append(f"*({template} for i in {numbers})")
+    return f"tuple{items[0][1:]}" if len(items) == 1 and items[0].startswith("*(") else tuple_of(items)
 
 
 def _by_number(paths: Sequence[str], place: int) -> list[list[str]]:
@@ -99,13 +96,13 @@ def _by_number(paths: Sequence[str], place: int) -> list[list[str]]:
 
 
 def field_text(name: str, value: object) -> str:
-    """`name=value,` in a call, broken over lines if it is too long for one."""
-    return lay_out(f"{name}=", literal(value), ",", _INDENT)
+    """`name=value,` in a call."""
+    return " " * _INDENT + f"{name}={literal(value)},"
 
 
 def fits(name: str, value: object) -> bool:
     """True if `name=value,` fits on one line."""
-    return _INDENT + len(name) + 1 + len(literal(value).flat()) + 1 <= WIDTH
+    return len(field_text(name, value)) <= WIDTH
 
 
 def _names_field(name: str, names: tuple[str, ...]) -> str:
@@ -123,8 +120,7 @@ def _sites_field(sites: tuple[tuple[str, ...], ...]) -> str:
     if ranged is None:
         return field_text("sites", sites)
     templates, numbers = ranged
-    row = f"({', '.join(templates)}{',' if len(templates) == 1 else ''})"
-    line = " " * _INDENT + f"sites=tuple({row} for i in {numbers}),"
+    line = " " * _INDENT + f"sites=tuple({tuple_of(templates)} for i in {numbers}),"
     return line if len(line) <= WIDTH else field_text("sites", sites)
 
 

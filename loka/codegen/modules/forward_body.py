@@ -26,7 +26,7 @@ from loka.codegen.modules.signature import parse_argument
 from loka.codegen.text.comments import shown, wrapped
 from loka.codegen.text.identifiers import snake
 from loka.codegen.text.layer_names import layers
-from loka.codegen.text.layout import Code, call, code_of, lay_out, parse
+from loka.codegen.text.layout import call, formatted
 from loka.errors import LokaError
 from loka.graph.ir import DTYPE, ConcatNorm, Cross, FmInteraction, ForwardIR, RefKind, Region, SiteCall
 from loka.numerics.enums import Operand
@@ -145,7 +145,7 @@ class ForwardBody:
             return
         result = statement_text.renamed(self._forward.result, self._scope)
         self._import(result)
-        self.lines += lay_out("return ", result, "", INDENT).split("\n")
+        self.lines.append(" " * INDENT + f"return {result}")
 
     @property
     def fuses(self) -> bool:
@@ -191,7 +191,7 @@ class ForwardBody:
         """Call an FM interaction's function at the position of its first statement."""
         shape, statements = fm_shape(mix, self._joins), self._forward.statements
         name = f"{self._writer.kernels}.{self._writer.mixes.function(shape, self._layers)}"
-        code = call(name, [code_of(parse(argument)) for argument in fm_arguments(mix, self._scope)])
+        code = call(name, map(formatted, fm_arguments(mix, self._scope)))
         made, views = [], []
         for place, view in zip(mix.made, mix.views, strict=True):
             target = self._target(statements[place].target) or "_"
@@ -213,14 +213,14 @@ class ForwardBody:
         arguments = concat_norm_arguments(join, self._forward, self._scope, handed)
         name = f"{self._writer.kernels}.{self._writer.mixes.function(shape, self._layers)}"
         self._comment_notes(range(join.norm, join.norm + 1))
-        self._assign(join.norm, call(name, map(Code, arguments)))
+        self._assign(join.norm, call(name, arguments))
 
     def _cross(self, cross: Cross) -> None:
         biased = cross.linear in self._unbiased
         later = self._crosses[self._crosses.index(cross) + 1 :]
         shape = cross_shape(cross, later, biased)
         name = f"{self._writer.kernels}.{self._writer.mixes.function(shape, self._layers)}"
-        code = call(name, map(Code, cross_arguments(cross, biased, self._scope, self._handed_factors)))
+        code = call(name, cross_arguments(cross, biased, self._scope, self._handed_factors))
         self._comment_notes(range(cross.sum, cross.sum + 1))
         if not shape.passes:
             self._assign(cross.sum, code)
@@ -240,7 +240,7 @@ class ForwardBody:
         of_modules = [[sites[number] for number in planned.sites] for sites in self._sites]
         function = self._writer.chains.function(shape, layers(of_modules, self._fallback, self._sites[0]), frozen)
         name = f"{self._writer.kernels}.{function}"
-        code = call(name, [code_of(parse(argument)) for argument in arguments])
+        code = call(name, map(formatted, arguments))
         self._import(code)
         self._comment_notes(range(chain.first, chain.last + 1))
         self._assign_product(chain.last, code, self._call_at(linears[-1]).out)
@@ -274,7 +274,7 @@ class ForwardBody:
         operands = [self._scope.read(ref.text) if ref.kind is RefKind.LOCAL else ref.text for ref in reads]
         weight = [f"self.loka_weight_{index}", f"self.loka_scale_{index}"] if frozen else []
         arguments = [*operands, *weight, f"self.loka.counter_id({index})"]
-        code = call(f"{self._writer.kernels}.{name}", [code_of(parse(argument)) for argument in arguments])
+        code = call(f"{self._writer.kernels}.{name}", map(formatted, arguments))
         self._comment_notes(numbers)
         self._assign(region.last, code)
 
@@ -295,18 +295,18 @@ class ForwardBody:
         name = self._writer.kernel_name(recipe, bias is not None, frozen)
         weight = [f"self.loka_weight_{index}", f"self.loka_scale_{index}"] if frozen else [parts.weight]
         operands = [parts.x, *weight, bias or "None", f"self.loka.counter_id({index})"]
-        code = call(f"{self._writer.kernels}.{name}", [code_of(parse(operand)) for operand in operands])
+        code = call(f"{self._writer.kernels}.{name}", map(formatted, operands))
         self._import(code)
         self._assign_product(position, code, parts.out)
 
-    def _kept(self, position: int, texts: Sequence[str]) -> Code:
+    def _kept(self, position: int, texts: Sequence[str]) -> str:
         """The unchanged expression of a statement, without the bias of a GEMM if a cross layer's kernel adds it."""
         if position not in self._unbiased:
             return statement_text.expression(self._forward.statements[position], [*texts, "self"])
         parts = statement_text.linear_call(self._call_at(position), texts)
         return statement_text.checked(f"torch.nn.functional.linear({parts.x}, {parts.weight})", [*texts, "self"])
 
-    def _assign_product(self, position: int, code: Code, out: str) -> None:
+    def _assign_product(self, position: int, code: str, out: str) -> None:
         """Assign the product to a GEMM's target, with the model's change of view."""
         if out == "{0}":
             self._assign(position, code)
@@ -349,7 +349,7 @@ class ForwardBody:
     def _target(self, target: str) -> str | None:
         return self._scope.define(target) if target in self._used else None
 
-    def _assign(self, position: int, code: Code) -> None:
+    def _assign(self, position: int, code: str) -> None:
         """Assign to a statement's target, or return the value if it is the result."""
         if self._is_result(position):
             self.lines += statement_text.returned(code, INDENT, self._scope)
@@ -362,8 +362,8 @@ class ForwardBody:
         statements = self._forward.statements
         return position == len(statements) - 1 and statements[position].target == self._forward.result
 
-    def _import(self, code: Code) -> None:
-        self.imports |= statement_text.globals_of(code.flat())
+    def _import(self, code: str) -> None:
+        self.imports |= statement_text.globals_of(code)
 
     def _comment_notes(self, numbers: range) -> None:
         notes = dict.fromkeys(self._forward.statements[number].note for number in numbers)

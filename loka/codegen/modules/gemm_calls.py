@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loka.codegen.text.layout import Code, call, literal, quoted
+from loka.codegen.text.layout import call, literal, quoted
 from loka.errors import LokaError
 from loka.kernels.gemm.catalogue import SCALED_MM, kernel_named
 from loka.kernels.gemm.m_buckets import table_text
@@ -44,7 +44,7 @@ class GemmView:
 def gemm_view(gemm: Gemm, recipe: GemmRecipe) -> GemmView:
     """The view of a GEMM: its operator and the arguments other than operands."""
     first, second = recipe.operands
-    table = "".join(code.flat() for code in _table(recipe.m_buckets))
+    table = "".join(_table(recipe.m_buckets))
     return GemmView(
         _function(gemm, recipe),
         (first.scaling.value, second.scaling.value),
@@ -56,14 +56,12 @@ def gemm_view(gemm: Gemm, recipe: GemmRecipe) -> GemmView:
 
 def gemm_call(
     gemm: Gemm, recipe: GemmRecipe, operands: Sequence[str], dtype: str, counter_id: str, bias: str | None = None
-) -> Code:
+) -> str:
     """`dispatch.scaled_mm(...)` or the planned kernel's own operator; `operands` are a, its scales, b, its scales."""
     scalings = [quoted(operand.scaling.value) for operand in recipe.operands]
     fast = repr(recipe.accumulation == Accumulation.FAST)
-    arguments = [Code(item) for item in (*operands, *scalings, dtype, fast, counter_id)]
-    arguments += _table(recipe.m_buckets)
-    arguments += [Code(bias)] if bias is not None else []
-    return call(_function(gemm, recipe), arguments)
+    arguments = [*operands, *scalings, dtype, fast, counter_id, *_table(recipe.m_buckets)]
+    return call(_function(gemm, recipe), [*arguments, bias] if bias is not None else arguments)
 
 
 def _function(gemm: Gemm, recipe: GemmRecipe) -> str:
@@ -75,7 +73,7 @@ def _function(gemm: Gemm, recipe: GemmRecipe) -> str:
     return f"torch.ops.{_operator(recipe.kernel).replace('::', '.')}.default"
 
 
-def _table(m_buckets: Sequence[tuple[int, str]]) -> list[Code]:
+def _table(m_buckets: Sequence[tuple[int, str]]) -> list[str]:
     """The argument with the table of kernels by rows of the batch, or no argument."""
     for _, kernel in m_buckets:
         _operator(kernel)

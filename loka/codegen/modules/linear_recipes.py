@@ -12,7 +12,7 @@ from loka.codegen.modules.gemm_calls import GemmRecipe, gemm_call, kernel_label,
 from loka.codegen.modules.recipe_views import FrozenView, LinearView, QuantizerView
 from loka.codegen.text.comments import wrapped
 from loka.codegen.text.identifiers import Names
-from loka.codegen.text.layout import Code, call, lay_out
+from loka.codegen.text.layout import call
 from loka.errors import LokaError
 from loka.numerics.enums import OPERANDS, Accumulation, Format, Gemm, Operand
 from loka.numerics.quantize import FORMATS, static_scale
@@ -278,28 +278,25 @@ class Recipes:
         for operand, operand_recipe in zip(OPERANDS[gemm], recipe.operands, strict=True):
             values, scale = f"{_VARIABLE[operand]}_fp8", f"{_VARIABLE[operand]}_scale"
             quantized = self._quantized(operand_recipe, _VIEW[gemm, operand])
-            lines += lay_out(f"{values}, {scale} = ", quantized, "", indent).split("\n")
+            lines.append(" " * indent + f"{values}, {scale} = {quantized}")
             operands += values, f"{scale}[:1]" if operand_recipe.reads_first_scale else scale
-        return (*lines, *lay_out(result, gemm_call(gemm, recipe, operands, dtype, counter_id), "", indent).split("\n"))
+        return (*lines, " " * indent + result + gemm_call(gemm, recipe, operands, dtype, counter_id))
 
-    def _quantized(self, recipe: OperandRecipe, view: str) -> Code:
+    def _quantized(self, recipe: OperandRecipe, view: str) -> str:
         """A call that quantizes an operand; a transposed operand is quantized by row first, then transposed."""
         if not recipe.transposed:
-            return call(self.quantizer(recipe), [Code(view)])
+            return call(self.quantizer(recipe), [view])
         if self.requantize_transpose is None:
             self.requantize_transpose = self._names.unique("requantize_transpose")
-        quantized = call(self.quantizer(recipe.source), [Code(view.removesuffix(".t()"))])
-        return call(self.requantize_transpose, [Code("*" + quantized.flat())])
+        quantized = call(self.quantizer(recipe.source), [view.removesuffix(".t()")])
+        return call(self.requantize_transpose, [f"*{quantized}"])
 
     def _frozen_lines(self, recipe: GemmRecipe) -> tuple[str, ...]:
         """Lines that quantize x and multiply it with the frozen weight."""
-        quantized = call(self.quantizer(recipe.operands[0]), [Code("x.reshape(-1, x.shape[-1])")])
+        quantized = call(self.quantizer(recipe.operands[0]), ["x.reshape(-1, x.shape[-1])"])
         operands = ["x_fp8", "x_scale", "weight", "scale"]
         product = gemm_call(Gemm.FPROP, recipe, operands, "dtype", "counter_id")
-        return (
-            *lay_out("x_fp8, x_scale = ", quantized, "", 4).split("\n"),
-            *lay_out("y = ", product, "", 4).split("\n"),
-        )
+        return f"    x_fp8, x_scale = {quantized}", f"    y = {product}"
 
     def _bias_of(self, name: str) -> str:
         seen = self._bias[name]
@@ -309,4 +306,4 @@ class Recipes:
 def _header(name: str, weight: tuple[str, ...], bias: str) -> str:
     kind = {"always": "Tensor", "never": "None", "sometimes": "Tensor | None"}[bias]
     items = ["x: Tensor", *(f"{part}: Tensor" for part in weight), f"bias: {kind}", "counter_id: int"]
-    return lay_out("def ", call(name, [Code(item) for item in items]), " -> Tensor:", 0)
+    return f"def {call(name, items)} -> Tensor:"

@@ -17,7 +17,7 @@ from loka.codegen.modules.signature import forward_header
 from loka.codegen.text.comments import listed, shown, wrapped
 from loka.codegen.text.identifiers import Names, class_name, snake
 from loka.codegen.text.layer_names import layers
-from loka.codegen.text.layout import Code, call, code_of, lay_out, literal, parse
+from loka.codegen.text.layout import call, formatted, literal, tuple_of
 from loka.errors import LokaError
 from loka.kernels.gemm.catalogue import SCALED_MM
 from loka.plan.plan import BindingKind, PlannedBinding, SitePlan
@@ -114,12 +114,12 @@ class ModuleWriter:
             biases = (*([bias] if bias else []), *(known_arguments(0, frozen) if known else ()))
         else:
             kernel, biases = self._kernel(recipe, bias is not None, frozen), (bias or "None",)
-        product = call(kernel, [Code(operand) for operand in ("x", *weight, *biases, "self.loka.counter_id(0)")])
+        product = call(kernel, ("x", *weight, *biases, "self.loka.counter_id(0)"))
         view = ModuleView(
             name,
             self._docstring(binding, plans, frozen),
             "def forward(self, x: Tensor) -> Tensor:",
-            tuple(lay_out("return ", product, "", INDENT).split("\n")),
+            (" " * INDENT + f"return {product}",),
             self._quantize_lines(((plan, "self.weight"),)) if frozen else (),
             _known_lines([static_operand(0, operand, recipe) for operand in operands(frozen)] if known else ()),
         )
@@ -158,12 +158,11 @@ class ModuleWriter:
         for plan, weight in weights:
             recipe = site_recipe(plan).fprop
             if weight is None or recipe is None:
-                items.append(Code("None"))
+                items.append("None")
             else:
                 quantizer = f"{self.kernels}.{self.recipes.quantizer(recipe.operands[1])}"
-                items.append(call(quantizer, [code_of(parse(weight))]))
-        code = Code("(", tuple(items), ")", comma=len(items) == 1)
-        return tuple(lay_out("return ", code, "", INDENT).split("\n"))
+                items.append(call(quantizer, [formatted(weight)]))
+        return (" " * INDENT + f"return {tuple_of(items)}",)
 
     def _docstring(self, binding: PlannedBinding, plans: tuple[SitePlan, ...], frozen: bool) -> str:
         """The class's docstring: its modules, their sizes, and the recipe of each GEMM."""
@@ -195,9 +194,8 @@ def _known_lines(found: Sequence[StaticOperand]) -> tuple[str, ...]:
     if not found:
         return ()
     each = [(one.site, one.operand.value, one.amax, one.scale) for one in found]
-    made = tuple(call("dispatch.StaticScale", [literal(item) for item in items]) for items in each)
-    code = Code("(", made, ")", comma=len(made) == 1)
-    return tuple(lay_out("loka_known = ", code, "", INDENT // 2).split("\n"))
+    made = [call("dispatch.StaticScale", map(literal, items)) for items in each]
+    return (f"    loka_known = {tuple_of(made)}",)
 
 
 def _decisions(plan: SitePlan) -> tuple[object, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from loka.codegen.modules import statement_text
 from loka.codegen.text.comments import wrapped
 from loka.codegen.text.identifiers import Names, is_plain_variable, variable_name
-from loka.codegen.text.layout import Code, call, lay_out
+from loka.codegen.text.layout import call
 from loka.errors import LokaError
 from loka.graph.ir import Ref, RefKind, Region, Statement
 
@@ -100,7 +100,7 @@ def _said_ops(region: Region, statements: Sequence[Statement]) -> list[str | Non
 
 def _header(name: str, parameters: Sequence[str]) -> str:
     typed = [f"{parameter}: {'int' if parameter == 'counter_id' else 'Tensor'}" for parameter in parameters]
-    return lay_out("def ", call(name, [Code(parameter) for parameter in typed]), " -> Tensor:", 0)
+    return f"def {call(name, typed)} -> Tensor:"
 
 
 class _Outline:
@@ -135,7 +135,7 @@ class _Outline:
         else:
             texts = statement_text.operand_texts(statement, scope, self._attributes)
             code = statement_text.expression(statement, texts)
-            self.imports |= statement_text.globals_of(code.flat()) - {"torch"}
+            self.imports |= statement_text.globals_of(code) - {"torch"}
             name = None if last else self._define(statement, target)
             lines = (
                 statement_text.returned(code, _INDENT, scope)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loka.codegen.modules import statement_text
-from loka.codegen.text.layout import Code, call, lay_out
+from loka.codegen.text.layout import call
 from loka.errors import LokaError
 from loka.graph.ir import ForwardIR
 from loka.graph.patterns.region import NORMS
@@ -40,23 +40,23 @@ def parse_argument(text: str) -> Argument:
     match = re.fullmatch(r"(\*{0,2})([^\W\d]\w*)\s*(?::[^=]*)?(?:=\s*(.+))?", text.strip())
     if match is None or not match[2].isidentifier():
         raise LokaError(f"cannot render the argument {text!r} of a forward. This is a fault in LoKA: please report it.")
-    return Argument(match[2], None if match[3] is None else statement_text.checked(match[3]).flat(), match[1])
+    return Argument(match[2], None if match[3] is None else statement_text.checked(match[3]), match[1])
 
 
 def forward_header(forward: ForwardIR, arguments: Sequence[Argument]) -> str:
     """`def forward(self, x: Tensor, mask: Any = None) -> Tensor:`; Any unless certainly a tensor."""
     tensors = _tensors(forward)
-    items = [Code("self")]
+    items = ["self"]
     for argument in arguments:
         if not argument.name:
-            items.append(Code(argument.mark))
+            items.append(argument.mark)
             continue
         kind = "Tensor" if argument.name in tensors and argument.default is None and not argument.mark else "Any"
         default = "" if argument.default is None else f" = {argument.default}"
-        items.append(Code(f"{argument.mark}{argument.name}: {kind}{default}"))
+        items.append(f"{argument.mark}{argument.name}: {kind}{default}")
     # The module's own forward, which is called for other arguments, returns Any.
     result = "Tensor" if forward.result in tensors and not forward.guards else "Any"
-    return lay_out("def ", call("forward", items), f" -> {result}:", 4).removeprefix("    ")
+    return f"def {call('forward', items)} -> {result}:"
 
 
 def _tensors(forward: ForwardIR) -> set[str]:

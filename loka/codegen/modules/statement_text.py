@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from loka.codegen.text.identifiers import Names, is_plain_variable, variable_name
-from loka.codegen.text.layout import Code, call, code_of, lay_out, parse
+from loka.codegen.text.layout import call, expression_text, formatted, parse
 from loka.errors import LokaError
 from loka.graph.ir import RefKind, SiteCall, Statement
 from loka.templating.wrap import WIDTH
@@ -74,7 +74,7 @@ def operand_texts(statement: Statement, scope: NameScope, attributes: Mapping[st
     ]
 
 
-def expression(statement: Statement, texts: Sequence[str]) -> Code:
+def expression(statement: Statement, texts: Sequence[str]) -> str:
     """The statement's expression, unchanged except for names."""
     return checked(statement.template.format(*texts), texts)
 
@@ -85,8 +85,8 @@ def linear_call(site_call: SiteCall, texts: Sequence[str]) -> LinearCall:
     return LinearCall(site_call.x.format(*texts), site_call.weight.format(*texts), bias, site_call.out)
 
 
-def checked(text: str, operands: Iterable[str] = ()) -> Code:
-    """`text` as Code. Raises LokaError if it reads names other than its operands', modules and builtins."""
+def checked(text: str, operands: Iterable[str] = ()) -> str:
+    """`text`, laid out. Raises LokaError if it reads names other than its operands', modules and builtins."""
     node = parse(text)
     allowed = _GLOBALS | _BUILTINS | {_DISPATCH} | {part.id for op in operands for part in _names(parse(op))}
     for name in _names(node):
@@ -94,7 +94,7 @@ def checked(text: str, operands: Iterable[str] = ()) -> Code:
             raise LokaError(
                 f"cannot render {text[:200]!r}: {name.id!r} is unknown. This is a fault in LoKA: please report it."
             )
-    return code_of(node)
+    return expression_text(node)
 
 
 def globals_of(text: str) -> set[str]:
@@ -102,62 +102,64 @@ def globals_of(text: str) -> set[str]:
     return {name.id for name in _names(parse(text))} & _GLOBALS
 
 
-def renamed(text: str, scope: NameScope) -> Code:
+def renamed(text: str, scope: NameScope) -> str:
     """An expression over locals, such as a forward's result, in generated names."""
     node = parse(text)
     for name in _names(node):
         if name.id in scope.local:
             name.id = scope.local[name.id]
-    return code_of(node)
+    return expression_text(node)
 
 
 def _names(node: ast.expr) -> list[ast.Name]:
     return [part for part in ast.walk(node) if isinstance(part, ast.Name)]
 
 
-def assignment(target: str | None, code: Code, indent: int, scope: NameScope) -> list[str]:
+def assignment(target: str | None, code: str, indent: int, scope: NameScope) -> list[str]:
     """`target = code`; an unused target (None) leaves the call alone, or assigns to `_`.
 
     An expression that is too long for a line and cannot be broken at its last bracket becomes several statements.
     """
-    before = f"{target} = " if target is not None else "" if code.close == ")" and code.text[0].isalpha() else "_ = "
+    before = f"{target} = " if target is not None else "" if isinstance(parse(code), ast.Call) else "_ = "
     lines: list[str] = []
-    if len(before) + len(code.flat()) + indent > WIDTH and not _opens_well(code):
+    if len(before) + len(code) + indent > WIDTH and not _opens_well(code):
         lines, code = _taken_apart(code, indent, scope)
-    return [*lines, *lay_out(before, code, "", indent).split("\n")]
+    return [*lines, " " * indent + before + code]
 
 
-def returned(code: Code, indent: int, scope: NameScope) -> list[str]:
+def returned(code: str, indent: int, scope: NameScope) -> list[str]:
     """`return code`, split up like an assignment."""
     margin = " " * indent
-    whole = f"{margin}return {code.flat()}"
-    if len(whole) <= WIDTH:
-        return [whole]
-    lines = assignment("result", code, indent, scope)
-    if not lines[0].startswith(f"{margin}result = "):
-        return [*lines, f"{margin}return result"]
-    return [f"{margin}return " + lines[0].removeprefix(f"{margin}result = "), *lines[1:]]
+    if len(f"{margin}return {code}") <= WIDTH:
+        return [f"{margin}return {code}"]
+    *parts, last = assignment("result", code, indent, scope)
+    return [*parts, last, f"{margin}return result"] if parts else [last.replace("result = ", "return ", 1)]
 
 
-def _opens_well(code: Code) -> bool:
+def _opens_well(code: str) -> bool:
     """True if the last bracket is the only one, which is where ruff would break the line."""
-    return bool(code.items) and not any(bracket in code.text[:-1] for bracket in "([")
+    match parse(code):
+        case ast.Call(func=function, args=args, keywords=keywords) if args or keywords:
+            return not any(bracket in expression_text(function) for bracket in "([")
+        case ast.Tuple(elts=[_, *_]) | ast.List(elts=[_, *_]):
+            return True
+    return False
 
 
-def _taken_apart(code: Code, indent: int, scope: NameScope) -> tuple[list[str], Code]:
+def _taken_apart(code: str, indent: int, scope: NameScope) -> tuple[list[str], str]:
     """Statements for the outermost parts of an expression, in order of evaluation, and the rest of it."""
-    node = parse(code.flat())
+    node = parse(code)
     lines: list[str] = []
 
     def part(inner: ast.expr) -> ast.expr:
         if isinstance(inner, ast.Name | ast.Constant):
             return inner
         name = scope.names.unique("part")
-        lines.extend(assignment(name, code_of(inner), indent, scope))
+        lines.extend(assignment(name, expression_text(inner), indent, scope))
         return ast.Name(name, ast.Load())
 
     _replace_parts(node, part)
-    return lines, code_of(node)
+    return lines, expression_text(node)
 
 
 def _replace_parts(node: ast.expr, part: Callable[[ast.expr], ast.expr]) -> None:
@@ -189,7 +191,7 @@ def linear_statements(
     target: str | None, function: str, operands: Sequence[str], out: str, indent: int, scope: NameScope
 ) -> list[str]:
     """`target = function(operands)`, with a second statement if the product's view changes."""
-    product = call(function, [code_of(parse(operand)) for operand in operands])
+    product = call(function, map(formatted, operands))
     if out == "{0}":
         return assignment(target, product, indent, scope)
     name = scope.names.unique("product")

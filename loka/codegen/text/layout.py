@@ -1,8 +1,6 @@
-"""Python in the layout of `ruff format`, so that generating code needs no formatter.
+"""Python in the layout of `ruff format`, on one line: templates wrap what is too long for it (loka.templating.wrap).
 
-Covers what generated code needs: expressions without lambdas and comprehensions, in statements of one expression. What
-does not fit on a line is broken at its outermost bracket: the arguments of a call go on one line if they fit;
-otherwise, and for tuples and lists, there is one item a line with a trailing comma, which ruff keeps.
+Covers what generated code needs: expressions without lambdas and comprehensions, in statements of one expression.
 """
 
 from __future__ import annotations
@@ -10,10 +8,8 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from loka.errors import LokaError
-from loka.templating.wrap import wrap_statement
 
 _BINARY: dict[type[ast.operator], tuple[str, int]] = {
     ast.BitOr: ("|", 6),
@@ -51,37 +47,14 @@ _UNARY: dict[type[ast.unaryop], tuple[str, int]] = {
 _IF, _COMPARISON, _POWER, _PRIMARY = 1, 5, 13, 15
 
 
-@dataclass(frozen=True, slots=True)
-class Code:
-    """An expression: text without a break, or with `items` the text up to a bracket and the items inside."""
-
-    text: str  # "x.shape", or "torch.cat(" or "modules=("
-    items: tuple[Code, ...] = ()
-    close: str = ""  # ")"
-    comma: bool = False  # a tuple of one keeps its comma on one line
-
-    def flat(self) -> str:
-        """The expression as one line."""
-        if not self.items:
-            return self.text + self.close
-        inside = ", ".join(item.flat() for item in self.items)
-        return f"{self.text}{inside}{',' if self.comma else ''}{self.close}"
-
-
-def lay_out(before: str, code: Code, after: str, indent: int) -> str:
-    """`before code after` at `indent` columns, broken if longer than a line; without a final newline."""
-    return "\n".join(wrap_statement(" " * indent + before + code.flat() + after))
-
-
-def literal(value: object) -> Code:
+def literal(value: object) -> str:
     """Strings, numbers, None and tuples of them as Python. Raises LokaError for other types."""
     if isinstance(value, str):
-        return Code(quoted(value))
+        return quoted(value)
     if isinstance(value, tuple):
-        items = tuple(literal(item) for item in value)
-        return Code("(", items, ")", comma=len(items) == 1)
+        return tuple_of([literal(item) for item in value])
     if value is None or isinstance(value, bool | int | float):
-        return Code(repr(value))
+        return repr(value)
     raise LokaError(f"no literal for {type(value).__name__}")
 
 
@@ -92,9 +65,14 @@ def quoted(text: str) -> str:
     return quote + body.replace(quote, "\\" + quote) + quote
 
 
-def call(function: str, arguments: Iterable[Code]) -> Code:
+def call(function: str, arguments: Iterable[str]) -> str:
     """`function(arguments)`."""
-    return Code(function + "(", tuple(arguments), ")")
+    return f"{function}({', '.join(arguments)})"
+
+
+def tuple_of(items: Sequence[str]) -> str:
+    """`(items)`; a tuple of one has its comma."""
+    return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
 
 
 def parse(text: str) -> ast.expr:
@@ -105,37 +83,25 @@ def parse(text: str) -> ast.expr:
         raise LokaError(f"cannot render {text[:200]!r}: {error}. This is a fault in LoKA: please report it.") from error
 
 
-def code_of(node: ast.expr) -> Code:
-    """A parsed expression as Code."""
+def formatted(text: str) -> str:
+    """An expression in this layout. Raises LokaError for anything else."""
+    return expression_text(parse(text))
+
+
+def expression_text(node: ast.expr) -> str:
+    """A parsed expression as text."""
+    return _flat(node)[0]
+
+
+def _called(node: ast.Call) -> str:
     match node:
         case ast.Call(func=ast.Name("getattr"), args=[owner, ast.Constant(str(name))], keywords=[]) if (
             name.isidentifier() and name.isascii()
         ):
-            return code_of(ast.Attribute(owner, name, ast.Load()))
-        case ast.Call(func=function, args=args, keywords=keywords):
-            items = [code_of(arg) for arg in args] + [_keyword(keyword) for keyword in keywords]
-            return call(_nested(function, _PRIMARY), items)
-        case ast.Tuple(elts=[]):
-            return Code("()")
-        case ast.Tuple(elts=elements):
-            return Code("(", tuple(code_of(item) for item in elements), ")", comma=len(elements) == 1)
-        case ast.List(elts=elements):
-            return Code("[", tuple(code_of(item) for item in elements), "]")
-    return Code(_flat(node)[0])
-
-
-def named(name: str, value: Code) -> Code:
-    """A keyword argument: `name=value`."""
-    return Code(f"{name}={value.text}", value.items, value.close, value.comma)
-
-
-def _keyword(keyword: ast.keyword) -> Code:
-    value = code_of(keyword.value)
-    return (
-        Code("**" + value.text, value.items, value.close, value.comma)
-        if keyword.arg is None
-        else named(keyword.arg, value)
-    )
+            return expression_text(ast.Attribute(owner, name, ast.Load()))
+    given = [expression_text(arg) for arg in node.args]
+    named = [("**" if each.arg is None else f"{each.arg}=") + expression_text(each.value) for each in node.keywords]
+    return call(_nested(node.func, _PRIMARY), given + named)
 
 
 def _nested(node: ast.expr, binds: int) -> str:
@@ -155,8 +121,12 @@ def _flat(node: ast.expr) -> tuple[str, int]:
             return f"{_owner(owner)}.{name}", _PRIMARY
         case ast.Subscript(value=owner, slice=index):
             return f"{_owner(owner)}[{_index(index)}]", _PRIMARY
-        case ast.Call() | ast.Tuple() | ast.List():
-            return code_of(node).flat(), _PRIMARY
+        case ast.Call():
+            return _called(node), _PRIMARY
+        case ast.Tuple(elts=elements):
+            return tuple_of([expression_text(item) for item in elements]), _PRIMARY
+        case ast.List(elts=elements):
+            return f"[{', '.join(expression_text(item) for item in elements)}]", _PRIMARY
         case ast.Dict(keys=keys, values=values):
             pairs = [
                 ("**" if key is None else _flat(key)[0] + ": ") + _flat(value)[0]

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loka.codegen.text.layout import Code, call, code_of, lay_out, literal, parse, quoted
+from loka.codegen.text.layout import call, formatted, literal, parse, quoted
 from loka.errors import LokaError
-from loka.templating.wrap import WIDTH
+from loka.templating.wrap import WIDTH, wrap
 
 RUFF = shutil.which("ruff") or str(Path(sys.executable).with_name("ruff"))
 
@@ -60,14 +60,15 @@ EXPRESSIONS = [
 
 
 def test_ruff_changes_nothing(tmp_path: Path) -> None:
-    lines = [lay_out("y = ", code_of(parse(text)), "", 0) for text in EXPRESSIONS]
+    lines = [f"y = {formatted(text)}" for text in EXPRESSIONS]
     for a in (5, 60, 105, 110, 130):
         for b in (5, 60, 115):
             long = f"layer_norm({'a' * a}, (2048,), weight=self.{'b' * b}.weight, bias=[{'c' * b}, 2], eps=1e-05)"
-            lines.append(lay_out("y = ", code_of(parse(long)), "", 0))
-            lines.append(lay_out("y = ", code_of(parse(f"({long}, {'d' * a})")), "", 0))
-            items = [Code(f"{'p' * a}: Tensor"), Code(f"{'q' * b}: int")]
-            lines.append(f"\n\n{lay_out('def ', call('f', items), ' -> Tensor:', 0)}\n    return 1\n\n")
+            nested = f"({long}, {'d' * a})"
+            lines += wrap(f"y = {formatted(long)}\ny = {formatted(nested)}").split("\n")
+            parameters = [f"{'p' * a}: Tensor", f"{'q' * b}: int"]
+            defined = f"def {call('f', parameters)} -> Tensor:"
+            lines.append(f"\n\n{wrap(defined)}\n    return 1\n\n")
     file = tmp_path / "laid_out.py"
     text = "\n".join(lines).replace("\n\n\n\n", "\n\n").rstrip("\n") + "\n"
     file.write_text(text.replace("\n\n\n\n\n", "\n\n\n"), encoding="utf-8")
@@ -81,7 +82,7 @@ def test_ruff_changes_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", EXPRESSIONS)
 def test_means_the_same(text: str) -> None:
-    again = parse(code_of(parse(text)).flat())
+    again = parse(formatted(text))
     if not text.startswith("getattr"):
         assert ast.dump(again) == ast.dump(parse(text))
 
@@ -99,11 +100,10 @@ def test_quoted_is_a_literal_in_ascii(text: str) -> None:
 @given(st.recursive(st.integers() | st.text() | st.none(), lambda inner: st.lists(inner, max_size=4).map(tuple)))
 @settings(max_examples=200)
 def test_literal_reads_back(value: object) -> None:
-    text = lay_out("value = ", literal(value), "", 0)
-    assert ast.literal_eval(text.removeprefix("value = ")) == value
+    assert ast.literal_eval(literal(value)) == value
 
 
 @pytest.mark.parametrize("text", ["lambda: 0", "[x for x in y]", "a := 1", "a; b", "", "f'{a}'", "await x", "\0"])
 def test_what_generated_code_never_holds_is_refused(text: str) -> None:
     with pytest.raises(LokaError, match="report"):
-        code_of(parse(text))
+        formatted(text)
