@@ -287,7 +287,7 @@ def _without_frozen(state: Any) -> Any:
 
 def own_function(function: Any) -> Any:
     """A copy of the function with its own code object."""
-    copied = types.FunctionType(
+    copied: Any = types.FunctionType(
         function.__code__.replace(),
         function.__globals__,
         function.__name__,
@@ -295,7 +295,7 @@ def own_function(function: Any) -> Any:
         function.__closure__,
     )
     copied.__kwdefaults__ = function.__kwdefaults__
-    copied = functools.update_wrapper(copied, function)
+    functools.update_wrapper(copied, function)
     del copied.__wrapped__
     return copied
 
