@@ -24,7 +24,7 @@ from loka.dispatch.ranges import named_ranges
 from loka.dispatch.static_scales import Overflow, clear_overflow_stats, give_back_to_ddp, names_in, overflows
 from loka.dispatch.verification import idle_reason, overflow_advice, uncalled_reason, unplanned_kernels
 from loka.kernels import call_counters
-from loka.mods.unwrap import plain_name
+from loka.mods.structure import plain_name
 
 GEMMS = ("fprop", "dgrad", "wgrad")  # in the order of their counter ids
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
-
-from torch import Tensor, nn
 
 Setting = bool | int | float | str
 
@@ -37,32 +34,3 @@ class Unchanged:
 
     name: str  # qualified name of a module, Parameter or site
     reason: str
-
-
-@runtime_checkable
-class ModelMod(Protocol):
-    """A mod that changes modules, by the adaptations that its planning found."""
-
-    @property
-    def exact(self) -> bool:
-        """True if the function stays the same, up to rounding; otherwise the model has to be retrained."""
-        ...
-
-    def unsupported_reason(self, model: nn.Module, name: str, adaptation: Adaptation) -> str | None:
-        """Reason why a module of an adaptation cannot be changed: it is not the planned one. None where it can."""
-        ...
-
-    def is_done(self, model: nn.Module, name: str, adaptation: Adaptation, last: bool) -> bool:
-        """True if a module of an adaptation has been changed; `last`: and no later adaptation changed it again."""
-        ...
-
-    def change(self, model: nn.Module, adaptation: Adaptation) -> None:
-        """Change the modules of an adaptation in place. The caller has checked that they are the planned ones."""
-        ...
-
-    def convert(self, state: dict[str, Tensor], adaptation: Adaptation) -> tuple[Unchanged, ...]:
-        """Convert a state_dict of the original model to the adapted one's, in place.
-
-        Returns what is lost, each with its reason; it is removed in any case.
-        """
-        ...

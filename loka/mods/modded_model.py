@@ -1,25 +1,28 @@
-"""Builds the model of a policy and applies the policy's mods.
+"""The model of a policy with the policy's mods: what an entry of `mods` selects, its problems, and its changes.
 
 All users of a policy's model build it here, so that plan, profile and training have the same one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
 
+from loka.mods import mod_settings
 from loka.mods.adaptation import Adaptation, Unchanged
 from loka.mods.dataflow import Adaptable, analyse_dataflow
-from loka.mods.mod_planning import ModMatch, ModuleModPlanning
-from loka.mods.registry import ModKind, module_mod, module_planning, names_of
-from loka.mods.selection import conflicts, idle_problems, named_problems, selected, selection_of, unmatched_problems
+from loka.mods.protocols import ModMatch, ModRequest, ModuleMod
+from loka.mods.registry import ModKind, module_mod, names_of
+from loka.policy.cascade import hint
+from loka.policy.mod_schema import own_parameters
 from loka.policy.policy import ModRule, Pattern, Policy
-from loka.policy.problems import PolicyError, Problem
+from loka.policy.problems import PolicyError, Problem, problem
 from loka.sites.build_model import BuiltModel, build_model
 
 THINGS = "module that it could change"
+_SHOWN = 3  # reasons in one message, and names for one reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,7 @@ def adapted(
     nothing, a module that an entry names and cannot change, one that two entries change. If an entry is wrong before
     the first change, the model is unchanged; otherwise it must not be used any more.
     """
-    mods = {name: module_planning(name) for name in names_of(ModKind.MODULES)}
+    mods = {name: module_mod(name) for name in names_of(ModKind.MODULES)}
     entries = [rule for rule in rules if rule.use in mods]
     if not entries:
         return Adapted()
@@ -88,7 +91,7 @@ def adapted(
         if not found.adaptations and not named:
             problems += idle_problems(rule, found.unchanged, _names(mod.find(seen, selection_of(rule, _everything))))
         for adaptation in found.adaptations:
-            module_mod(rule.use).change(built.module, adaptation)
+            mod.change(built.module, adaptation)
             seen = None  # the data flow between linears may have changed
         applied.append(Applied(rule, found.adaptations, found.unchanged))
     if problems:
@@ -96,21 +99,21 @@ def adapted(
     return Adapted(tuple(applied))
 
 
-def _problems(rules: Sequence[ModRule], mods: Mapping[str, ModuleModPlanning], model: Adaptable) -> list[Problem]:
+def _problems(rules: Sequence[ModRule], mods: Mapping[str, ModuleMod], model: Adaptable) -> list[Problem]:
     """Problems of entries before any is applied: patterns that match nothing, and conflicts."""
     problems: list[Problem] = []
-    earlier: list[tuple[ModRule, list[str]]] = []
+    earlier: list[tuple[ModRule, tuple[str, ...]]] = []
     for rule in rules:
         mod = mods[rule.use]
         known = _names(mod.find(model, selection_of(rule, _everything)))
 
-        def alive(pattern: Pattern, mod: ModuleModPlanning = mod, rule: ModRule = rule) -> bool:
+        def alive(pattern: Pattern, mod: ModuleMod = mod, rule: ModRule = rule) -> bool:
             # A name in `match` may be of something that the mod cannot change: named_problems reports that.
             named = None if pattern in rule.except_ else pattern.text
             return bool(_names(mod.find(model, selection_of(rule, pattern.matches, named))))
 
         problems += unmatched_problems(rule, alive, known, THINGS)
-        changed = [name for each in mod.find(model, selected(rule)).adaptations for name in each.modules]
+        changed = mod.find(model, selected(rule)).modules
         problems += conflicts(rule, changed, earlier)
         earlier.append((rule, changed))
     return problems
@@ -118,9 +121,107 @@ def _problems(rules: Sequence[ModRule], mods: Mapping[str, ModuleModPlanning], m
 
 def _names(found: ModMatch) -> list[str]:
     """Names of everything that a mod has found, as patterns name it, including what it cannot change."""
-    changed = found.named or [name for adaptation in found.adaptations for name in adaptation.modules]
-    return list(dict.fromkeys((*changed, *(unchanged.name for unchanged in found.unchanged))))
+    return list(dict.fromkeys((*(found.named or found.modules), *(unchanged.name for unchanged in found.unchanged))))
 
 
 def _everything(_: str) -> bool:
     return True
+
+
+def selected(rule: ModRule) -> ModRequest:
+    """The request of an entry."""
+    return ModRequest(rule.wants, rule.names, dict(rule.settings))
+
+
+def selection_of(rule: ModRule, wants: Callable[[str], bool], name: str | None = None) -> ModRequest:
+    """A request with the entry's parameters for other names; `name` is one named without a wildcard."""
+    return ModRequest(wants, lambda other: other == name, dict(rule.settings))
+
+
+def selected_for_all(mod: str) -> ModRequest:
+    """A request for everything that a mod can change, with its default parameters."""
+    schema = mod_settings.MOD_SCHEMAS[mod]
+    defaults = {name: schema.model_fields[name].default for name in own_parameters(schema)}
+    return ModRequest(
+        lambda name: True, lambda name: False, {name: getattr(each, "value", each) for name, each in defaults.items()}
+    )
+
+
+def named_problems(rule: ModRule, unchanged: Sequence[Unchanged]) -> list[Problem]:
+    """Problems for names without a wildcard that the mod cannot change."""
+    return [
+        problem(pattern.place, f"{rule.use} cannot change {left.name!r}: {left.reason}; take it out of match")
+        for left in unchanged
+        if rule.names(left.name)
+        for pattern in rule.match
+        if pattern.text == left.name
+    ]
+
+
+def unmatched_problems(
+    rule: ModRule, alive: Callable[[Pattern], bool], known: Sequence[str], things: str
+) -> list[Problem]:
+    """Problems for patterns of an entry, including `except`, that match nothing; none if it is `optional`.
+
+    `alive` is true for a pattern that matches something, `known` has all names, for the closest one in the message, and
+    `things` is their kind: "linear", "site".
+    """
+    if rule.optional:
+        return []
+    return [
+        problem(
+            pattern.place,
+            f"{pattern.text!r} matches no {things}; {hint(pattern, known, _nothing(rule))}, or set optional: true",
+        )
+        for pattern in (*rule.match, *rule.except_)
+        if not alive(pattern)
+    ]
+
+
+def idle_problems(rule: ModRule, unchanged: Sequence[Unchanged], known: Sequence[str]) -> list[Problem]:
+    """Problem for an entry that changes nothing, although its patterns match something; none if it is `optional`."""
+    if rule.optional:
+        return []
+    if not known:
+        message = _nothing(rule)
+    elif not unchanged:
+        message = f"{rule.use} changes nothing: all that it matches is excepted; correct except"
+    else:
+        message = f"{rule.use} can change nothing of what it matches: {_reasons(unchanged)}; remove the mod"
+    return [problem(rule.place, f"{message}, or set optional: true")]
+
+
+def conflicts(rule: ModRule, names: Iterable[str], earlier: Sequence[tuple[ModRule, Iterable[str]]]) -> list[Problem]:
+    """A problem for each earlier entry of the same mod that also changes one of `names`; `earlier` has all changes."""
+    wanted = list(dict.fromkeys(names))
+    problems = []
+    for other, taken in earlier:
+        twice = set(taken) if other.use == rule.use else set()
+        both = [name for name in wanted if name in twice]
+        if both:
+            already = f"{rule.use} changes it already ({other.source}, at {other.place})"
+            names_in_both = _listed(tuple(map(repr, both)))
+            problems.append(
+                problem(rule.place, f"{names_in_both}: {already}; leave it out of one of the two with except")
+            )
+    return problems
+
+
+def _nothing(rule: ModRule) -> str:
+    return f"the model has nothing that {rule.use} could change: remove the mod"
+
+
+def _reasons(unchanged: Sequence[Unchanged]) -> str:
+    """Each reason once, the most frequent first: `'a.0', 'a.1' and 3 more: it is larger than ...; 'b': ...`."""
+    names: dict[str, dict[str, None]] = {}
+    for each in unchanged:
+        names.setdefault(each.reason, {})[repr(each.name) if each.name else "the model itself"] = None
+    ordered = sorted(names.items(), key=lambda item: -len(item[1]))
+    reasons = [f"{_listed(tuple(found))}: {reason}" for reason, found in ordered]
+    rest = len(reasons) - _SHOWN
+    return "; ".join(reasons[:_SHOWN]) + (f"; and {rest} more reason{'s' if rest > 1 else ''}" if rest > 0 else "")
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_SHOWN])
+    return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

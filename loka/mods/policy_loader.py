@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from loka.mods.registry import mod_schemas
+from loka.mods import mod_settings
 from loka.paths import path_argument
 from loka.policy.load import read_policy
 from loka.policy.policy import Policy
@@ -29,7 +29,7 @@ def load_policy(path: Path | str) -> Policy:
     Warns:
         RenamedWarning: For a field under its old name.
     """
-    return read_policy(path_argument(path, "load_policy: path", _PATH), mod_schemas())
+    return read_policy(path_argument(path, "load_policy: path", _PATH), mod_settings.MOD_SCHEMAS)
 
 
 def policy_argument(policy: object, what: str) -> Policy:

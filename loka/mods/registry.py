@@ -1,8 +1,6 @@
-"""The list of all mods, with their kinds. The mod NAME is in the folder `loka/mods/NAME`.
+"""The list of all mods, with their kinds: the mod NAME is `MOD` in `loka/mods/modules/NAME.py` or `rewriting/NAME.py`.
 
-There `NAME_planning.py` has `PLANNING` for planning (`loka.mods.mod_planning`), and `NAME.py` applies the mod; for a
-mod that changes modules it has `MOD` (`loka.mods.adaptation`). Both are imported on demand: training machines need only
-`MOD`, and have no pydantic.
+Mods are imported on demand: training machines need only those of modules, and have no pydantic.
 """
 
 from __future__ import annotations
@@ -14,16 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from loka.mods.adaptation import ModelMod
-    from loka.mods.mod_planning import (
-        ForwardModPlanning,
-        InteractionModPlanning,
-        ModPlanning,
-        ModuleModPlanning,
-        OwnerModPlanning,
-        SiteModPlanning,
-    )
-    from loka.policy.mod_schema import ModSchemas
+    from loka.mods.protocols import ForwardMod, Mod, ModuleMod, OwnerMod, SiteMod
 
 
 class ModKind(StrEnum):
@@ -56,67 +45,48 @@ def names_of(kind: ModKind) -> tuple[str, ...]:
     return tuple(name for name, each in MODS.items() if each is kind)
 
 
-def module_mod(name: str) -> ModelMod:
-    """The module mod of that name. Needs only torch. Raises KeyError where there is none."""
-    _check_kind(name, ModKind.MODULES)
-    mod: ModelMod = import_module(f"loka.mods.{name}.{name}").MOD
+(INTERACTION_MOD,) = names_of(ModKind.INTERACTIONS)  # its name: there is one
+
+
+def mod_of(name: str) -> Mod:
+    """The mod of that name, of any kind. Raises KeyError where there is none."""
+    mod: Mod = _mod(name, MODS[name])
     return mod
 
 
-def planning_of(name: str) -> ModPlanning:
-    """The planning object of a mod of any kind. Raises KeyError where there is none of that name."""
-    planning: ModPlanning = _planning(name, MODS[name])
-    return planning
+def module_mod(name: str) -> ModuleMod:
+    """The mod of modules of that name. Needs only torch. Raises KeyError where there is none."""
+    mod: ModuleMod = _mod(name, ModKind.MODULES)
+    return mod
 
 
-def module_planning(name: str) -> ModuleModPlanning:
-    """The planning object of a module mod."""
-    planning: ModuleModPlanning = _planning(name, ModKind.MODULES)
-    return planning
-
-
-def forward_planning(name: str) -> ForwardModPlanning:
-    """The planning object of a mod that rewrites forwards, of any such kind."""
+def forward_mod(name: str) -> ForwardMod:
+    """The mod of that name that rewrites forwards, of any such kind."""
     if MODS[name] is ModKind.MODULES:
         raise KeyError(f"{name} is a mod of modules, and rewrites no forwards")
-    planning: ForwardModPlanning = _planning(name, MODS[name])
-    return planning
+    mod: ForwardMod = _mod(name, MODS[name])
+    return mod
 
 
-def site_planning(name: str) -> SiteModPlanning:
-    """The planning object of a mod that rewrites calls of sites."""
-    planning: SiteModPlanning = _planning(name, ModKind.SITES)
-    return planning
+def site_mod(name: str) -> SiteMod:
+    """The mod of that name that rewrites calls of sites."""
+    mod: SiteMod = _mod(name, ModKind.SITES)
+    return mod
 
 
-def owner_planning(name: str) -> OwnerModPlanning:
-    """The planning object of a mod that rewrites the statements of owners."""
-    planning: OwnerModPlanning = _planning(name, ModKind.OWNERS)
-    return planning
-
-
-def interaction_planning() -> InteractionModPlanning:
-    """The planning object of the only mod that computes interactions in their own kernels."""
-    (name,) = names_of(ModKind.INTERACTIONS)
-    planning: InteractionModPlanning = _planning(name, ModKind.INTERACTIONS)
-    return planning
+def owner_mod(name: str) -> OwnerMod:
+    """The mod of that name that rewrites the statements of owners."""
+    mod: OwnerMod = _mod(name, ModKind.OWNERS)
+    return mod
 
 
 def paper_mods() -> tuple[str, ...]:
     """The names of the mods of LoKA (arXiv 2605.10886), "Mods"."""
-    return tuple(name for name in names_of(ModKind.MODULES) if module_planning(name).of_paper)
+    return tuple(name for name in names_of(ModKind.MODULES) if module_mod(name).of_paper)
 
 
-def mod_schemas() -> ModSchemas:
-    """The policy schemas of all mods, for `loka.policy`."""
-    return {name: planning_of(name).setting for name in MODS}
-
-
-def _planning(name: str, kind: ModKind) -> Any:
-    _check_kind(name, kind)
-    return import_module(f"loka.mods.{name}.{name}_planning").PLANNING
-
-
-def _check_kind(name: str, kind: ModKind) -> None:
+def _mod(name: str, kind: ModKind) -> Any:
     if MODS[name] is not kind:
         raise KeyError(f"{name} is a mod of {MODS[name].value}, not of {kind.value}")
+    folder = "modules" if kind is ModKind.MODULES else "rewriting"
+    return import_module(f"loka.mods.{folder}.{name}").MOD

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from loka.errors import InputError
 from loka.mods.dataflow import analyse_dataflow
-from loka.mods.mod_planning import Concern, SiteNeighbours
-from loka.mods.registry import ModKind, module_planning, names_of
-from loka.mods.selection import selected_for_all
+from loka.mods.modded_model import selected_for_all
+from loka.mods.protocols import Concern, SiteNeighbours
+from loka.mods.registry import ModKind, module_mod, names_of
 from loka.sites.build_model import BuiltModel
 from loka.sites.neighbours import Node
 from loka.sites.watched_forward import undisturbed, watch_fake
@@ -42,8 +42,8 @@ def suggestible_mods(built: BuiltModel) -> dict[str, Suggestible]:
         model = analyse_dataflow(built)
     except InputError:
         return {}
-    mods = [module_planning(name) for name in names_of(ModKind.MODULES)]
-    matches = [(mod, mod.find(model, selected_for_all(mod))) for mod in mods]
+    mods = [module_mod(name) for name in names_of(ModKind.MODULES)]
+    matches = [(mod, mod.find(model, selected_for_all(mod.name))) for mod in mods]
     around: dict[str, Suggestible] = {}
     for site in _neighbours(built):
         against: dict[Concern, Suggestion] = {}

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from loka.devices.targets import DEFAULT_TARGET
 from loka.errors import InputError
-from loka.mods.registry import interaction_planning
+from loka.mods.registry import INTERACTION_MOD
 from loka.numerics.enums import Compute
 from loka.plan.format import format_share
 from loka.plan.mod_proposals import Proposal
@@ -145,7 +145,7 @@ def _mods(mods: Sequence[Proposal]) -> list[str]:
     """Mods that take effect only where they are faster, and comments that become mods when the # is removed."""
     if not mods:
         return []
-    chosen = [mod for mod in mods if mod.use == interaction_planning().name]
+    chosen = [mod for mod in mods if mod.use == INTERACTION_MOD]
     others = [mod for mod in mods if mod not in chosen]
     lines = [""]
     if chosen:
@@ -165,7 +165,7 @@ def _active(mods: Sequence[Proposal]) -> list[str]:
 
 def _entry(mod: Proposal) -> str:
     """An entry of `mods`; a change of the model's code may leave an exact one nothing to rewrite."""
-    where = ", where: faster" if mod.use == interaction_planning().name else ""
+    where = ", where: faster" if mod.use == INTERACTION_MOD else ""
     return f"{{use: {mod.use}{where}{', optional: true' if mod.exact else ''}}}"
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from loka.mods.dataflow import analyse_dataflow
-from loka.mods.mod_planning import UnplannedModel
-from loka.mods.registry import ModKind, forward_planning, module_planning, names_of
-from loka.mods.selection import selected_for_all
+from loka.mods.modded_model import selected_for_all
+from loka.mods.protocols import UnplannedModel
+from loka.mods.registry import ModKind, forward_mod, module_mod, names_of
 from loka.plan.mod_words import describe_adaptations
 from loka.sites.build_model import BuiltModel, build_model
 from loka.sites.callables import current_directory_importable
@@ -61,7 +61,7 @@ def proposals(built: BuiltModel, found: SiteMap, watched: Watched) -> tuple[Prop
 def _same_function(model: UnplannedModel) -> Iterator[Proposal]:
     for kind in (ModKind.INTERACTIONS, ModKind.SITES, ModKind.OWNERS):
         for name in names_of(kind):
-            mod = forward_planning(name)
+            mod = forward_mod(name)
             what = mod.proposal(model)
             if what is not None:
                 yield Proposal(name, what, mod.exact)
@@ -70,7 +70,7 @@ def _same_function(model: UnplannedModel) -> Iterator[Proposal]:
 def _new_model(built: BuiltModel, watched: Watched) -> Iterator[Proposal]:
     model = analyse_dataflow(built, watched)
     for name in names_of(ModKind.MODULES):
-        mod = module_planning(name)
-        found = mod.find(model, selected_for_all(mod)).adaptations
+        mod = module_mod(name)
+        found = mod.find(model, selected_for_all(name)).adaptations
         if found and not mod.opt_in:
             yield Proposal(name, ", ".join(describe_adaptations(found)), mod.exact)

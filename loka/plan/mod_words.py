@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from loka.mods.adaptation import Adaptation, Unchanged
-from loka.mods.registry import ModKind, module_planning, names_of
+from loka.mods.registry import ModKind, module_mod, names_of
 from loka.plan.format import common_pattern, pattern_of
 from loka.plan.plan import ModPlan, Plan
 
@@ -127,5 +127,5 @@ def _split(name: str) -> tuple[str, str]:
 def _describe_each(adaptation: Adaptation, count: int = 1) -> str:
     """Change of each of `count` modules: `bias dropped`, `LayerNorm -> BlockNorm 256`."""
     if adaptation.mod in names_of(ModKind.MODULES):
-        return module_planning(adaptation.mod).describe(adaptation, count)
+        return module_mod(adaptation.mod).describe(adaptation, count)
     return f"{adaptation.replaces.rpartition('.')[2]} by {adaptation.mod}"  # in a plan of another version of LoKA

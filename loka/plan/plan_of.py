@@ -14,7 +14,8 @@ from loka.kernels.gemm.catalogue import GEMM_KERNELS, Kernel
 from loka.kernels.measurements.parts import PartCosts
 from loka.mods.adaptation import RewriteResult, Unchanged
 from loka.mods.modded_model import Adapted
-from loka.mods.registry import interaction_planning, planning_of
+from loka.mods.registry import mod_of
+from loka.mods.rewriting.fuse_interaction import reserved
 from loka.plan.decide import Situation
 from loka.plan.evidence import ProfiledSites, check_sites, with_merged_sites
 from loka.plan.examine import Examined, tracer_of
@@ -148,8 +149,7 @@ def _decided_without(
     considered = kernels if costs is not None else ()
     with current_directory_importable():
         interacting = requested_interactions(policy.mods, sites, model, examined.flow, slower)
-        reserved = interaction_planning().reserved(interacting, sites)
-        modded = with_site_mods(policy.mods, sites, settings, examined.siblings, tracer, reserved)
+        modded = with_site_mods(policy.mods, sites, settings, examined.siblings, tracer, reserved(interacting))
     sites, settings = modded.sites, modded.settings
     trace = OwnerTracer(modded.trace, requested_owners(policy.mods, model))
     evidence = with_merged_sites(known, sites)
@@ -237,7 +237,7 @@ def _mod_plans(policy: Policy, adapted: Adapted, outcomes: Mapping[str, ForwardO
     plans = []
     for rule in policy.mods:
         changed, outcome = modules.get(rule.source), outcomes.get(rule.source)
-        mod = planning_of(rule.use)
+        mod = mod_of(rule.use)
         plans.append(
             ModPlan(
                 use=rule.use,

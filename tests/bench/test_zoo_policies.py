@@ -10,8 +10,8 @@ from torch import nn
 
 from loka.bench.model.zoo_policies import ZOO, checked_names, zoo_policy
 from loka.errors import InputError
-from loka.mods.mod_modules import BlockNorm
 from loka.mods.modded_model import built_model
+from loka.mods.norms import BlockNorm
 from loka.mods.policy_loader import load_policy
 from loka.plan.planner import make_plan
 from loka.policy.policy import Policy

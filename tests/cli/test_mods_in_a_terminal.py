@@ -13,8 +13,8 @@ from loka.cli.output import print_line
 from loka.cli.progress import announce_plan
 from loka.cli.verbs.diff import region_lines
 from loka.mods.adaptation import Unchanged
+from loka.mods.modded_model import idle_problems
 from loka.mods.policy_loader import load_policy
-from loka.mods.selection import idle_problems
 from loka.plan.report.plan_diff import RegionChange
 
 LINE = "  " + "nine eight " * 20 + "end"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from loka.cli.verbs.schema import schema_text
-from loka.mods.registry import mod_schemas
+from loka.mods.mod_settings import MOD_SCHEMAS
 from loka.numerics.enums import Gemm
 from loka.plan.plan import Plan
 from loka.plan.planner import make_plan
@@ -116,4 +116,4 @@ def test_shipped_findings_name_mods_that_exist(path):
     assert isinstance(profile, Profile)
     for finding in profile.findings:
         assert "yet" not in finding.remedy
-        assert re.fullmatch(r'mods: \[\{use: (\w+), match: "[\w.]+"\}\]', finding.remedy)[1] in mod_schemas()
+        assert re.fullmatch(r'mods: \[\{use: (\w+), match: "[\w.]+"\}\]', finding.remedy)[1] in MOD_SCHEMAS

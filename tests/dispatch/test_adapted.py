@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from loka import dispatch
-from loka.mods.mod_modules import BlockNorm
+from loka.mods.norms import BlockNorm
 from tests.support import dispatch_sample as sample
 from tests.support.models import dispatch_models as models
 

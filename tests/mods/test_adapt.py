@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from loka.errors import InputError
 from loka.mods.adapt import AdaptError, ConvertError, adapt, convert, is_adapted
 from loka.mods.adaptation import Adaptation
-from loka.mods.mod_modules import BlockNorm
+from loka.mods.norms import BlockNorm
 from loka.mods.registry import module_mod
 from tests.support.models import adapted_models as models
 

@@ -1,4 +1,4 @@
-"""A mod is a line of the registry and a folder: three that only these tests have are taken all the way."""
+"""A mod is a line of the registry, a schema and a file: three that only these tests have are taken all the way."""
 
 from __future__ import annotations
 
@@ -7,36 +7,33 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import ModuleType
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-import loka.mods
 from loka import dispatch
 from loka.codegen import render_package
-from loka.mods import registry
-from loka.mods.adaptation import ModelMod
-from loka.mods.mod_planning import InteractionModPlanning, ModuleModPlanning, OwnerModPlanning, SiteModPlanning
+from loka.mods import mod_settings
 from loka.mods.policy_loader import load_policy
-from loka.mods.registry import MODS, ModKind, mod_schemas, module_mod, planning_of
+from loka.mods.protocols import ModuleMod, OwnerMod, SiteMod
+from loka.mods.registry import MODS, ModKind, mod_of
+from loka.mods.rewriting.fuse_interaction import FuseInteractionMod
 from loka.plan.mod_proposals import drafted_from
 from loka.plan.mod_words import describe_changes, touches
 from loka.plan.plan import Plan
 from loka.plan.planner import make_plan
 from loka.policy.policy_schema import json_schema
 from loka.policy.problems import PolicyError
-from tests.support import added_mods
+from tests.support.added_mods import LINES, registered
 from tests.support.importing import import_folder
 
-FOLDERS = Path(added_mods.__file__).parent  # one a mod, as in loka/mods
-LINES = {"six_relu": ModKind.MODULES, "late_bias": ModKind.SITES, "tanh_sigmoid": ModKind.OWNERS}
 PROTOCOLS = {
-    ModKind.MODULES: ModuleModPlanning,
-    ModKind.SITES: SiteModPlanning,
-    ModKind.OWNERS: OwnerModPlanning,
-    ModKind.INTERACTIONS: InteractionModPlanning,
+    ModKind.MODULES: ModuleMod,
+    ModKind.SITES: SiteMod,
+    ModKind.OWNERS: OwnerMod,
+    ModKind.INTERACTIONS: FuseInteractionMod,
 }
 MODEL = """\
 import torch
@@ -67,18 +64,13 @@ Made = tuple[Plan, ModuleType]
 
 @pytest.fixture
 def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The lines in the registry, and the folders where the others are; a model, in the current directory."""
-    monkeypatch.setattr(registry, "MODS", MappingProxyType({**MODS, **LINES}))
-    monkeypatch.setattr(loka.mods, "__path__", [*loka.mods.__path__, str(FOLDERS)])
+    """The added mods among the others; a model, in the current directory."""
     (tmp_path / "gatedmodel.py").write_text(MODEL)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    yield
-    for name in LINES:
-        vars(loka.mods).pop(name, None)
+    with registered():
+        yield
     for name in [each for each in sys.modules if each.split(".")[0] in ("gatedmodel", "added")]:
-        del sys.modules[name]
-    for name in [each for each in sys.modules if each.startswith(tuple(f"loka.mods.{mod}" for mod in LINES))]:
         del sys.modules[name]
 
 
@@ -136,7 +128,7 @@ def test_from_policy_to_live_model(make: Callable[[str], Made]) -> None:
 
 
 def test_what_a_policy_may_write_and_what_init_proposes(added: None) -> None:
-    names = {each["const"] for each in _uses(json_schema(mod_schemas()))}
+    names = {each["const"] for each in _uses(json_schema(mod_settings.MOD_SCHEMAS))}
     assert names == {*MODS, *LINES}
     Path("wrong.yaml").write_text(f"{POLICY}mods: [{{use: six_rleu}}]\n")
     with pytest.raises(PolicyError, match="did you mean six_relu"):
@@ -157,12 +149,7 @@ def _uses(schema: dict) -> list[dict]:
 @pytest.mark.parametrize("name", MODS)
 def test_every_mod_of_the_registry_says_all_that_is_asked_of_its_kind(name: str) -> None:
     kind = MODS[name]
-    planning = planning_of(name)
-    assert isinstance(planning, PROTOCOLS[kind])
-    assert [other for other, protocol in PROTOCOLS.items() if isinstance(planning, protocol)] == [kind]
-    assert planning.name == name
-    if kind is ModKind.MODULES:
-        assert isinstance(module_mod(name), ModelMod)
-        assert module_mod(name).exact == planning.exact
-    folder = Path(registry.__file__).parent / name
-    assert {f"{name}.py", f"{name}_planning.py"} <= {each.name for each in folder.glob("*.py")}
+    mod = mod_of(name)
+    assert isinstance(mod, PROTOCOLS[kind])
+    assert [other for other, protocol in PROTOCOLS.items() if isinstance(mod, protocol)] == [kind]
+    assert mod.name == name

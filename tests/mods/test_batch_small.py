@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from loka.errors import LokaError
 from loka.graph.equivalence import source
-from loka.mods.batch_small import batch_small
-from loka.mods.batch_small.batch_small import FEW, SHARED, Batch
+from loka.mods.rewriting import batched_linears
+from loka.mods.rewriting.batched_linears import FEW, SHARED, Batch
 from tests.support.models import forward_mods as zoo
 
 
@@ -20,7 +20,7 @@ def test_random_towers_are_the_same_function(seed: int) -> None:
     torch.manual_seed(seed)
     body = zoo.Towers(seed)
     forward, sizes, shapes = zoo.traced(body, body.inputs)
-    found, unchanged = batch_small.find(forward, sizes, shapes)
+    found, unchanged = batched_linears.find(forward, sizes, shapes)
     kinds = ("towers", "seconds") if body.deep else ("towers",)
     assert [sorted(batch.members) for batch in found] == [
         sorted(f"{kind}.{i}" for i in range(body.used)) for kind in kinds
@@ -28,7 +28,7 @@ def test_random_towers_are_the_same_function(seed: int) -> None:
     assert not unchanged
     assert (found[0].base is None) == (body.way == "list")
     for batch in found:
-        forward = batch_small.rewrite(forward, batch)
+        forward = batched_linears.rewrite(forward, batch)
     assert not any(step.call for step in forward.statements)
     zoo.assert_same(body, forward, body.inputs)
 
@@ -62,9 +62,9 @@ def inputs(batch: int) -> tuple[Tensor, ...]:
 
 def test_the_text_reads_slices_in_place_and_takes_what_follows_of_the_whole() -> None:
     forward, sizes, shapes = zoo.traced(Features(), inputs)
-    (batch,), _ = batch_small.find(forward, sizes, shapes)
+    (batch,), _ = batched_linears.find(forward, sizes, shapes)
     assert batch.name == "projections.0+projections.1+projections.2"
-    assert source(batch_small.rewrite(forward, batch)) == BATCHED
+    assert source(batched_linears.rewrite(forward, batch)) == BATCHED
 
 
 class ReadTwice(Features):
@@ -78,9 +78,9 @@ class ReadTwice(Features):
 def test_what_follows_in_place_and_not_alike_is_no_obstacle() -> None:
     body = ReadTwice()
     forward, sizes, shapes = zoo.traced(body, inputs)
-    (batch,), _ = batch_small.find(forward, sizes, shapes)
+    (batch,), _ = batched_linears.find(forward, sizes, shapes)
     assert batch.members == ("projections.0", "projections.1", "projections.2")
-    zoo.assert_same(body, batch_small.rewrite(forward, batch), inputs)
+    zoo.assert_same(body, batched_linears.rewrite(forward, batch), inputs)
 
 
 class InPlace(Features):
@@ -93,8 +93,8 @@ class InPlace(Features):
 def test_an_activation_in_place_that_follows_all_alike_is_no_obstacle() -> None:
     body = InPlace()
     forward, sizes, shapes = zoo.traced(body, inputs)
-    (batch,), _ = batch_small.find(forward, sizes, shapes)
-    rewritten = batch_small.rewrite(forward, batch)
+    (batch,), _ = batched_linears.find(forward, sizes, shapes)
+    rewritten = batched_linears.rewrite(forward, batch)
     assert [step.text() for step in rewritten.statements[-2:]] == [
         "transpose = products_relu.transpose(0, 1)",
         "cat = transpose.flatten(1)",
@@ -141,7 +141,7 @@ class OfThreeDimensions(Features):
 )
 def test_what_cannot_be_batched_says_why(body: nn.Module, reason: str) -> None:
     forward, sizes, shapes = zoo.traced(body, inputs)
-    found, unchanged = batch_small.find(forward, sizes, shapes)
+    found, unchanged = batched_linears.find(forward, sizes, shapes)
     assert found == ()
     assert {each.reason for each in unchanged} == {reason}
     assert len(unchanged) == 3
@@ -165,10 +165,10 @@ class Levels(nn.Module):
 def test_a_second_level_reads_the_products_of_the_first_where_they_are(order: tuple[int, ...], stacked: bool) -> None:
     body = Levels(order)
     forward, sizes, shapes = zoo.traced(body, inputs)
-    batches, _ = batch_small.find(forward, sizes, shapes)
+    batches, _ = batched_linears.find(forward, sizes, shapes)
     assert [each.members[0] for each in batches] == ["first.0", "second.0"]
     for batch in batches:
-        forward = batch_small.rewrite(forward, batch)
+        forward = batched_linears.rewrite(forward, batch)
     assert any(step.target.startswith("inputs") for step in forward.statements) == stacked
     zoo.assert_same(body, forward, inputs)
 
@@ -176,4 +176,4 @@ def test_a_second_level_reads_the_products_of_the_first_where_they_are(order: tu
 def test_a_batch_that_is_not_there_is_a_fault_of_ours() -> None:
     forward, _, _ = zoo.traced(Features(), inputs)
     with pytest.raises(LokaError, match="'some' does not stand in its forward"):
-        batch_small.rewrite(forward, Batch("some", ("a", "b", "c"), 8, 4, None, ""))
+        batched_linears.rewrite(forward, Batch("some", ("a", "b", "c"), 8, 4, None, ""))

@@ -8,9 +8,8 @@ from torch import Tensor, nn
 
 from loka.errors import LokaError
 from loka.graph.equivalence import source
-from loka.mods.merge_siblings import merge_siblings
-from loka.mods.merge_siblings.merge_siblings import ALONE, Siblings
-from loka.mods.rewriting import rewriting_tools
+from loka.mods.rewriting import merge_siblings, rewriting_tools
+from loka.mods.rewriting.merge_siblings import ALONE, Siblings
 from tests.support.models import forward_mods as zoo
 
 

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from loka.mods.dataflow import Adaptable
-from loka.mods.mod_planning import ModMatch
-from loka.mods.norm_changes import block_of
-from loka.mods.registry import ModKind, module_planning, names_of
+from loka.mods.norms import block_of
+from loka.mods.protocols import ModMatch
+from loka.mods.registry import ModKind, module_mod, names_of
 from tests.support.models import adapted_models as models
 
 
@@ -26,7 +26,7 @@ def reasons(found: ModMatch) -> dict[str, str]:
 def test_every_mod_says_what_it_is():
     assert names_of(ModKind.MODULES) == ("no_bias", "block_norm", "hard_swish", "norm_first")
     for name in names_of(ModKind.MODULES):
-        mod = module_planning(name)
+        mod = module_mod(name)
         assert mod.name == name
         assert not mod.exact
         assert 20 < len(mod.description) < 120
@@ -138,7 +138,7 @@ def test_biases_on_paths_that_join_fold_towards_one_linear():
     model = nn.ModuleDict({name: nn.Linear(4, 4) for name in ("a", "b", "c", "d", "end", "round", "about")})
     into = {"a": "c", "b": "c", "c": "d", "d": "end", "round": "about", "about": "round"}
     seen = Adaptable(model, frozenset({"end"}), into, frozenset(model.keys()))
-    found = module_planning("no_bias").find(seen, models.asked(settings={"final": "keep"}))
+    found = module_mod("no_bias").find(seen, models.asked(settings={"final": "keep"}))
     assert [(each.modules, dict(each.settings).get("into")) for each in found.adaptations] == [
         (("a", "b"), "c"), (("c",), "d"), (("d",), "end"), (("round", "about"), None),
     ]  # fmt: skip

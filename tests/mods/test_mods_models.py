@@ -20,7 +20,7 @@ from loka.graph.trace.trace import trace_forward
 from loka.kernels.fused.norm.norm_spec import ACTIVATIONS
 from loka.kernels.fused.norm.norms import NORMS
 from loka.mods.adapt import adapt, convert, is_adapted
-from loka.mods.mod_modules import BlockNorm
+from loka.mods.norms import BlockNorm
 from loka.sites.build_model import BuiltModel
 from loka.sites.discover import find_sites
 from loka.sites.site import GemmKind

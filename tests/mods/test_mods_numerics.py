@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from loka.mods.adapt import adapt, convert, is_adapted
 from loka.mods.adaptation import Adaptation
-from loka.mods.mod_modules import BlockNorm
-from loka.mods.norm_changes import block_of
+from loka.mods.norms import BlockNorm, block_of
 from tests.support.models import adapted_models as models
 
 MODS = ("no_bias", "block_norm", "hard_swish", "norm_first")

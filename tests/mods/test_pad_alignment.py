@@ -7,8 +7,8 @@ import torch
 
 from loka.errors import LokaError
 from loka.graph.ir import ForwardIR
-from loka.mods.pad_alignment import pad_alignment
-from loka.mods.pad_alignment.pad_alignment import Pad
+from loka.mods.rewriting import pad_alignment
+from loka.mods.rewriting.pad_alignment import Pad
 from loka.mods.rewriting.rewriting_tools import Size
 from tests.support.models import forward_mods as zoo
 
@@ -22,7 +22,7 @@ def test_random_sizes_are_the_same_function(seed: int, to: int) -> None:
     forward, sizes, _ = zoo.traced(body, body.inputs)
     sizes = {name: Size(sizes[name].n, sizes[name].k) if name == "second" else size for name, size in sizes.items()}
     found, unchanged = pad_alignment.find(forward, {name: (size, to) for name, size in sizes.items()})
-    assert {pad.site for pad in found} | {each.name for each in unchanged} == {"first", "second", "left"}
+    assert {pad.name for pad in found} | {each.name for each in unchanged} == {"first", "second", "left"}
     assert all(size.k % to == 0 and size.n % to == 0 for size in (pad.padded for pad in found))
     for pad in found:
         forward = pad_alignment.rewrite(forward, pad)
@@ -61,4 +61,4 @@ def test_aligned_sizes_are_left_alone() -> None:
     assert found == ()
     assert unchanged.reason == pad_alignment.ALIGNED
     with pytest.raises(LokaError, match="'1' does not stand in its forward"):
-        pad_alignment.rewrite(forward, Pad("1", 13, 16, 16))
+        pad_alignment.rewrite(forward, Pad("1", ("1",), 13, 16, 16))

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from loka.cli.tables.probe_tables import group_findings, show_findings
-from loka.mods.mod_planning import Concern
+from loka.mods.protocols import Concern
 from loka.mods.suggestions import Suggestible, Suggestion, suggestible_mods
 from loka.probe.profile.profile import Finding
 from loka.sites.build_model import BuiltModel, build_model

@@ -16,8 +16,8 @@ from loka.graph.equivalence import source, with_forward
 from loka.graph.ir import ForwardIR
 from loka.graph.trace.examples import ModelInputs, capture_examples
 from loka.graph.trace.trace import trace_forward
-from loka.mods.mod_modules import BlockNorm
-from loka.mods.residual_high_precision.residual_high_precision import widen_residual_sums
+from loka.mods.norms import BlockNorm
+from loka.mods.rewriting.residual_sums import widen_residual_sums
 from loka.mods.rewriting.rewriting_tracer import RewrittenOwner
 from loka.zoo.dlrm import DCNSizes, DCNv2
 from loka.zoo.wukong import Wukong, WukongSizes

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import loka.mods
 from loka.devices import targets
 from loka.devices.hopper import H100
 from loka.devices.targets import TargetDevice, spec_of
@@ -29,15 +25,15 @@ from loka.kernels.fused.norm.norm_values import norm_title
 from loka.kernels.fused.norm.norms import NORMS, NormTraits
 from loka.kernels.gemm import catalogue, scaled_mm
 from loka.kernels.gemm.catalogue import GEMM_KERNELS, kernel_named, operator_named
-from loka.mods import registry
-from loka.mods.adaptation import ModelMod
-from loka.mods.registry import MODS, ModKind, mod_schemas, module_mod, planning_of
+from loka.mods import mod_settings
+from loka.mods.protocols import ModuleMod
+from loka.mods.registry import module_mod
 from loka.numerics import scalings
 from loka.numerics.enums import Format, Scaling
 from loka.numerics.quantize import dequantize, quantize
 from loka.numerics.scalings import BLOCKS, TOGETHER, Block
 from loka.policy.policy_schema import ScalingChoice, json_schema
-from tests.support import markdown
+from tests.support import added_mods, markdown
 from tests.support.added_norm import edits as added_norm
 from tests.support.processes.launch import environment
 
@@ -96,30 +92,10 @@ def test_a_library_is_found_by_its_line(monkeypatch: pytest.MonkeyPatch) -> None
     operator_named.cache_clear()
 
 
-@pytest.fixture
-def six_relu(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A mod that only tests have: its line, and the folder that holds it."""
-    folder = markdown.REPOSITORY / "tests" / "support" / "added_mods"
-    monkeypatch.setattr(registry, "MODS", MappingProxyType({**MODS, "six_relu": ModKind.MODULES}))
-    monkeypatch.setattr(loka.mods, "__path__", [*loka.mods.__path__, str(folder)])
-    yield "six_relu"
-    vars(loka.mods).pop("six_relu", None)
-    for name in [each for each in sys.modules if each.startswith("loka.mods.six_relu")]:
-        del sys.modules[name]
-
-
-def test_a_mod_is_found_by_its_line_and_its_two_files(six_relu: str) -> None:
-    assert isinstance(module_mod(six_relu), ModelMod)
-    assert planning_of(six_relu).setting is mod_schemas()[six_relu]
-    assert six_relu in str(json_schema(mod_schemas()))
-
-
-def test_every_mod_has_its_two_files() -> None:
-    for name, kind in MODS.items():
-        folder = Path(loka.mods.__path__[0]) / name
-        assert (folder / f"{name}.py").exists()
-        assert (folder / f"{name}_planning.py").exists()
-        assert hasattr(importlib.import_module(f"loka.mods.{name}.{name}"), "MOD") == (kind is ModKind.MODULES)
+def test_a_mod_is_found_by_its_line_its_schema_and_its_file() -> None:
+    with added_mods.registered():
+        assert isinstance(module_mod("six_relu"), ModuleMod)
+        assert "six_relu" in str(json_schema(mod_settings.MOD_SCHEMAS))
 
 
 def test_a_target_is_found_by_its_entry(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +109,7 @@ def test_a_target_is_found_by_its_entry(monkeypatch: pytest.MonkeyPatch) -> None
 def test_every_target_has_a_device_and_policies_know_it() -> None:
     assert set(targets.DEVICES) == set(TargetDevice)
     assert {spec.name for spec in targets.DEVICES.values()} == {target.value for target in TargetDevice}
-    text = str(json_schema(mod_schemas()))
+    text = str(json_schema(mod_settings.MOD_SCHEMAS))
     assert [target for target in TargetDevice if f"'{target.value}'" not in text] == []
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loka.mods.fuse_interaction.fuse_interaction_planning import mixing_sites
+from loka.mods.rewriting.fuse_interaction import mixing_sites
 from loka.mods.rewriting.interactions import Interacting
 from loka.sites.site import GemmKind, RowCount, Site
 

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from loka.mods.batch_small.batch_small_planning import batched_site
-from loka.mods.merge_siblings.merge_siblings_planning import merged_site
-from loka.mods.pad_alignment.pad_alignment import Pad
-from loka.mods.pad_alignment.pad_alignment_planning import padded_site
+from loka.mods.rewriting.batch_small import batched_site
+from loka.mods.rewriting.merge_siblings import merged_site
+from loka.mods.rewriting.pad_alignment import Pad, padded_site
 from loka.numerics.enums import Gemm, Operand, Scaling
 from loka.numerics.recipe import OperandRecipe
 from loka.plan.evidence import ProfiledSites, with_merged_sites
@@ -56,7 +55,7 @@ def test_a_batched_site_cannot_be_in_fp8_and_a_padded_one_has_its_new_sizes() ->
     batched = batched_site("a+b", "", [site("a"), site("b")])
     assert (batched.kind, batched.calls, batched.n) == (GemmKind.BMM, 2, 32)
     assert batched.blocked is not None
-    padded = padded_site(site("a", 30), Pad("a", 48, 30, 16))
+    padded = padded_site(site("a", 30), Pad("a", ("a",), 48, 30, 16))
     assert (padded.k, padded.n, padded.kind, padded.name) == (48, 32, GemmKind.FUNCTIONAL_LINEAR, "a")
 
 

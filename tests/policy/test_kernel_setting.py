@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from loka.mods.registry import mod_schemas
+from loka.mods.mod_settings import MOD_SCHEMAS
 from loka.numerics.enums import Gemm
 from loka.policy.policy_schema import json_schema
 from loka.policy.problems import PolicyError
@@ -41,7 +41,7 @@ def test_narrow_wins_and_later_wins(resolve: Resolve) -> None:
 
 
 def test_the_schema_has_it_for_sites_and_gemms() -> None:
-    found = json_schema(mod_schemas())["$defs"]
+    found = json_schema(MOD_SCHEMAS)["$defs"]
     for name in ("SiteSetting", "RuleSetting", "FpropSetting", "DgradSetting", "WgradSetting"):
         assert "pattern" in found[name]["properties"]["kernel"]
     assert "kernel" not in found["OperandSetting"]["properties"]

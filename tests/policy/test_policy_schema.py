@@ -12,14 +12,14 @@ import pytest
 import yaml
 
 from loka.devices.targets import TargetDevice
+from loka.mods.mod_settings import MOD_SCHEMAS
 from loka.mods.policy_loader import load_policy
-from loka.mods.registry import mod_schemas
 from loka.numerics.enums import Scaling
 from loka.policy.policy_schema import ScalingChoice, SiteKind, json_schema
 from loka.sites.site import GemmKind
 
 FULL = Path(__file__).with_name("full.yaml")
-SCHEMA = json_schema(mod_schemas())
+SCHEMA = json_schema(MOD_SCHEMAS)
 
 _TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,),

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from loka.errors import InputError
-from loka.mods.mod_modules import BlockNorm
+from loka.mods.norms import BlockNorm
 
 
 class Views(nn.Module):

@@ -30,7 +30,7 @@ from loka.bench.results import usable_folder
 from loka.bench.speed.comparison import Progress
 from loka.errors import InputError
 from loka.mods.policy_loader import load_policy
-from loka.mods.registry import ModKind, names_of, planning_of
+from loka.mods.registry import ModKind, mod_of, names_of
 from loka.policy.policy import Policy
 
 ABLATED = ("mods",)
@@ -105,7 +105,7 @@ def check(request: AblationRequest) -> AblationWork:
 
 def kinds_of(mods: tuple[str, ...]) -> Kinds:
     """Sort these mods: those that change modules, and those that keep the function."""
-    exact = frozenset(mod for mod in mods if planning_of(mod).exact)
+    exact = frozenset(mod for mod in mods if mod_of(mod).exact)
     return Kinds(frozenset(mods) & frozenset(names_of(ModKind.MODULES)), exact)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from loka.bench.subjects.packages import SMALLEST
 from loka.bench.subjects.variants import SHOWN, VARIANTS
 from loka.errors import InputError
-from loka.mods.registry import interaction_planning, paper_mods
+from loka.mods.registry import INTERACTION_MOD, paper_mods
 
 SUFFIXES = (".yaml", ".yml")  # of policies
 
@@ -49,7 +49,7 @@ def zoo_policy(name: str) -> str:
         f"  - {{match: {{max_k: {SMALLEST}}}, compute: keep, optional: true}}",
         "mods:",
         *mods,
-        f"  - {{use: {interaction_planning().name}, optional: true}}",
+        f"  - {{use: {INTERACTION_MOD}, optional: true}}",
         "",
     ])  # fmt: skip
 

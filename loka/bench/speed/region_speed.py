@@ -20,7 +20,7 @@ from loka.bench.speed.timing import MEASURED_MS
 from loka.bench.subjects.packages import BuiltPackage, Subject, Workshop
 from loka.bench.subjects.variants import BASELINE, SHOWN, Variant
 from loka.errors import InputError
-from loka.mods.mod_modules import BlockNorm
+from loka.mods.norms import BlockNorm
 
 BLOCK = 256
 

@@ -20,7 +20,7 @@ from loka.bench.subjects.variants import Variant
 from loka.codegen import render_package, write_package
 from loka.errors import LokaError
 from loka.kernels.fused.rendering import OPERATORS_FILE, AnySpec, render_all, render_files
-from loka.mods.registry import interaction_planning
+from loka.mods.registry import INTERACTION_MOD
 from loka.plan.plan import Plan
 from loka.plan.planner import make_plan
 from loka.probe.profile.profile import Profile
@@ -112,7 +112,7 @@ class Workshop:
         target = device_here().name
         settings = {"name": name, "target": target, "factory": factory, "inputs": inputs, "batch": subject.batch}
         policy = self._path / f"{name}.yaml"
-        named = {"defaults": variant.defaults, "smallest": SMALLEST, "interactions": interaction_planning().name}
+        named = {"defaults": variant.defaults, "smallest": SMALLEST, "interactions": INTERACTION_MOD}
         text = POLICY.format(**settings, **named)
         policy.write_text(text, encoding="utf-8")
         if variant.known:

@@ -33,7 +33,7 @@ def command(
 
 def schema_text() -> str:
     """The schema as text."""
-    from loka.mods.registry import mod_schemas
+    from loka.mods.mod_settings import MOD_SCHEMAS
     from loka.policy.policy_schema import json_schema
 
-    return json.dumps(json_schema(mod_schemas()), indent=2) + "\n"
+    return json.dumps(json_schema(MOD_SCHEMAS), indent=2) + "\n"

@@ -17,7 +17,7 @@ from loka.mods.adapt import AdaptError, is_adapted
 from loka.mods.adapt import adapt as carry_out
 from loka.mods.adaptation import Adaptation
 from loka.mods.registry import module_mod
-from loka.mods.unwrap import unwrapped
+from loka.mods.structure import unwrapped
 
 
 def adapt(model: nn.Module, package: str, adaptations: Sequence[Adaptation]) -> None:

@@ -22,7 +22,7 @@ from loka.graph.reads import (
 )
 from loka.graph.source import same_type
 from loka.graph.value_text import ValueTexts, tensor_text
-from loka.mods.unwrap import inside
+from loka.mods.structure import inside
 
 AGAIN = "run loka generate again"
 BACK = "change it back, or remove the patch and run loka generate again"

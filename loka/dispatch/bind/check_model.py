@@ -17,7 +17,7 @@ from loka.graph.script import in_script
 from loka.graph.source import forward_source_hash, same_type
 from loka.kernels.gemm.catalogue import kernel_named
 from loka.kernels.gemm.gpu_here import has_fp8
-from loka.mods.unwrap import inside, plain_name
+from loka.mods.structure import inside, plain_name
 
 _HOOKS = {
     "_forward_hooks": "forward hooks",

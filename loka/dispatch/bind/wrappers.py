@@ -8,7 +8,7 @@ from torch import nn
 
 from loka.dispatch.bind.bound import Binding, plain_class
 from loka.graph.source import same_type
-from loka.mods.unwrap import class_names, inside
+from loka.mods.structure import class_names, inside
 
 # These flatten or move the parameters of the wrapped module.
 _CLOSED = {

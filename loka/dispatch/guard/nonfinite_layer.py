@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from loka.dispatch.bound_state import BoundModule
 from loka.dispatch.guard.runs import Loss, OwnRun, floating, is_recomputation
-from loka.mods.unwrap import plain_name
+from loka.mods.structure import plain_name
 
 BATCH = "the batch"
 

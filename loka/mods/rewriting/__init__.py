@@ -1,1 +1,1 @@
-"""Code shared by mods that rewrite forwards: tools, the model while sites change, values for planning."""
+"""Mods that rewrite forwards, and what they share: tools, the tracer, and the model while its sites change."""

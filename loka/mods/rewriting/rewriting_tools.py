@@ -163,8 +163,6 @@ def common_activation(forward: ForwardIR, group: Sequence[PlainLinear]) -> tuple
     return tuple(places) if len(alike) == 1 and alone and steps[0].op in ACTIVATIONS else None
 
 
-def joined_name(owner: str, members: Sequence[str]) -> str:
+def joined_name(members: Sequence[str]) -> str:
     """Name of several sites together: "layers.0.q+k", "experts.0.0+7" for eight of them."""
-    prefix = f"{owner}." if owner else ""
-    relative = [member.removeprefix(prefix) for member in members]
-    return prefix + ("+".join(relative) if len(relative) < 4 else f"{relative[0]}+{len(relative) - 1}")
+    return "+".join(members) if len(members) < 4 else f"{members[0]}+{len(members) - 1}"

@@ -1,10 +1,12 @@
-"""Traces owners whose forwards mods rewrite: every user of an owner sees the rewritten forward."""
+"""Changes that mods make to forwards, and the tracer that applies them: every user sees the rewritten forward."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from abc import abstractmethod
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
+from typing import ClassVar, Self
 
 from torch import nn
 
@@ -16,7 +18,54 @@ from loka.graph.refused import CannotTraceError, Refused
 from loka.graph.trace.observed_shapes import Shape, observed_shapes
 from loka.graph.trace.trace import copy_owner, expanded, with_findings
 from loka.graph.trace.tracer import Tracer
-from loka.mods.rewriting.site_change import OwnedChange, SiteChange
+
+
+@dataclass(frozen=True, slots=True)
+class SiteChange:
+    """A change of calls of sites in a forward, hashable; sites have their names in the forward."""
+
+    mod: ClassVar[str]  # its name in policies
+    name: str  # of the site that it makes; one of `members` if that stays
+    members: tuple[str, ...]  # the sites whose calls it changes
+
+    def under(self, rename: Callable[[str], str]) -> Self:
+        """The same with its sites renamed."""
+        return replace(self, name=rename(self.name), members=tuple(map(rename, self.members)))
+
+    @abstractmethod
+    def rewritten(self, forward: ForwardIR) -> ForwardIR:
+        """The forward with the change applied. Raises LokaError where the calls are not the expected ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedSites(SiteChange):
+    """A change that makes one site of several."""
+
+    @property
+    @abstractmethod
+    def what(self) -> str:
+        """Description, without names that differ between layers: "2 linears over one input are one GEMM"."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedChange:
+    """One change that a mod makes in the forward of one module."""
+
+    owner: str  # qualified name
+    change: SiteChange  # its sites are named relative to the owner
+    linear: bool = False  # the owner is the nn.Linear itself, and the site is its "weight"
+
+    def seen_from(self, owner: str) -> SiteChange:
+        """The change with names relative to its owner or a module around it."""
+        path = relative(self.owner, owner) if self.owner != owner else ""
+        if not path:
+            return self.change
+        return self.change.under(lambda name: path if self.linear else f"{path}.{name}")
+
+
+def relative(name: str, owner: str) -> str:
+    """A qualified name relative to a module."""
+    return name.removeprefix(f"{owner}.") if owner else name
 
 
 @dataclass(slots=True)
@@ -107,8 +156,8 @@ def _read_by(changes: Collection[SiteChange]) -> tuple[str, ...]:
     made: set[str] = set()
     read: dict[str, None] = {}
     for change in changes:
-        read.update(dict.fromkeys(site for site in change.reads if site not in made))
-        made.add(change.makes)
+        read.update(dict.fromkeys(site for site in change.members if site not in made))
+        made.add(change.name)
     return tuple(read)
 
 

@@ -15,11 +15,10 @@ from loka.graph.refused import CannotTraceError, Refused
 from loka.graph.trace.observed_shapes import observed_shapes
 from loka.graph.trace.trace import copy_owner, expanded, with_findings
 from loka.mods.adaptation import RewriteResult, Setting, Unchanged
-from loka.mods.mod_planning import OwnerModPlanning
-from loka.mods.registry import ModKind, names_of, owner_planning
-from loka.mods.rewriting.rewriting_tracer import OwnerScope, RewritingTracer, is_under, writer_of
-from loka.mods.rewriting.site_change import relative
-from loka.mods.selection import conflicts, idle_problems, named_problems, unmatched_problems
+from loka.mods.modded_model import conflicts, idle_problems, named_problems, unmatched_problems
+from loka.mods.protocols import OwnerMod
+from loka.mods.registry import ModKind, names_of, owner_mod
+from loka.mods.rewriting.rewriting_tracer import OwnerScope, RewritingTracer, is_under, relative, writer_of
 from loka.plan.format import common_pattern, pattern_of
 from loka.policy.policy import ModRule
 from loka.policy.problems import PolicyError, Problem
@@ -30,7 +29,7 @@ class OwnerRequest:
     """The request of one entry of `mods`."""
 
     rule: ModRule
-    mod: OwnerModPlanning
+    mod: OwnerMod
     scopes: tuple[OwnerScope, ...]
 
     @property
@@ -49,7 +48,7 @@ def requested_owners(rules: Sequence[ModRule], model: nn.Module) -> tuple[OwnerR
     """The requests of entries. Raises PolicyError if two of one mod match one module, naming both."""
     requests: list[OwnerRequest] = []
     for name in names_of(ModKind.OWNERS):
-        mod = owner_planning(name)
+        mod = owner_mod(name)
         found = [OwnerRequest(rule, mod, mod.scopes(model, rule.wants)) for rule in rules if rule.use == name]
         check_apart([(each.rule, [writer for writer in _writers(each) if each.means(writer)]) for each in found])
         requests += found

@@ -20,7 +20,8 @@ from loka.graph.refused import Refused
 from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, GATES
 from loka.kernels.fused.norm.norm_widths import LARGEST_HELD
 from loka.kernels.fused.norm.norms import NORMS
-from loka.mods.registry import interaction_planning, owner_planning
+from loka.mods.registry import owner_mod
+from loka.mods.rewriting.fused_interactions import choose_interactions
 from loka.mods.rewriting.interactions import FusedInteractions
 from loka.plan.plan import NOTHING_AROUND, SitePlan, Skipped
 from loka.plan.rewrite.rewrite_request import (
@@ -138,7 +139,7 @@ def _retry(
         _rewrite(request.only(rest), model, trace, made)
     elif request.scopes:
         made.untraced.update((each.owner, reason) for each in request.scopes)
-        within = tuple(inner for each in request.scopes for inner in owner_planning(each.mod).inner(each, model))
+        within = tuple(inner for each in request.scopes for inner in owner_mod(each.mod).inner(each, model))
         _rewrite(replace(request, scopes=within), model, trace, made)
     elif closing:
         made.notes.update((site.name, reason) for site in request.fused if site.name in closing)
@@ -188,9 +189,7 @@ def _take(request: RewriteRequest, scope: RegionScope, traced: ForwardIR, made: 
         if region.last > region.first
         and (region.site in worth_fusing if region.site in request.kept else region.site in fused)
     )
-    chosen = interaction_planning().choose(
-        forward, request.owners, request.kept, chains, made.interactions, request.unwanted
-    )
+    chosen = choose_interactions(forward, request.owners, request.kept, chains, made.interactions, request.unwanted)
     regions = tuple(region for region in regions if not chosen.crosses_in(region))
     fused_with = {region.site: ops for region in regions if len(ops := _taken_of(region, (*chains, *kept_chains))) > 1}
     made.regions.update(fused_with)

@@ -19,11 +19,13 @@ from loka.errors import LokaError
 from loka.graph.ir import ForwardIR, SiteCall, Statement
 from loka.graph.trace.tracer import Tracer
 from loka.mods.adaptation import RewriteResult, Unchanged
-from loka.mods.registry import ModKind, interaction_planning, names_of, site_planning
+from loka.mods.modded_model import conflicts, idle_problems, named_problems, unmatched_problems
+from loka.mods.registry import INTERACTION_MOD, ModKind, names_of, site_mod
+from loka.mods.rewriting.fuse_interaction import interacting
+from loka.mods.rewriting.fused_interactions import NOTHING
 from loka.mods.rewriting.interactions import FusedInteractions, Interacting, Reserved
-from loka.mods.rewriting.model_in_change import ModelInChange
 from loka.mods.rewriting.rewriting_tracer import RewritingTracer
-from loka.mods.selection import conflicts, idle_problems, named_problems, unmatched_problems
+from loka.mods.rewriting.site_rewriting import ModelInChange
 from loka.plan.format import format_us
 from loka.plan.plan import InteractionPlan
 from loka.plan.rewrite.owner_mods import check_apart, owner_problems
@@ -81,7 +83,7 @@ def with_site_mods(
     outcomes: dict[str, RewrittenSites] = {}
     for rule in sorted(entries, key=lambda rule: order.index(rule.use)):
         known = tuple(name for site in model.sites.values() for name in (*site.members, site.name))
-        outcome = site_planning(rule.use).rewrite_sites(model, rule)
+        outcome = site_mod(rule.use).rewrite_sites(model, rule)
         outcomes[rule.source] = RewrittenSites(tuple(outcome.rewritten), outcome.unchanged, known)
     _check(entries, outcomes)
     return ModdedSites(tuple(model.sites.values()), tuple(model.settings.values()), model.trace, outcomes)
@@ -134,7 +136,7 @@ def requested_interactions(
     def wants(name: str) -> bool:
         return name not in slower and any(rule.wants(name) for rule in entries)
 
-    found = interaction_planning().interacting(sites, model, wants, flow)
+    found = interacting(sites, model, wants, flow)
     check_apart([(rule, [owner for owner in sorted(found.owners) if rule.wants(owner)]) for rule in entries])
     return found
 
@@ -159,7 +161,7 @@ def interaction_outcomes(
         changed = {each.owner for each in fused}
         if _where(rule) == FASTER:  # it may be faster nowhere
             rule = replace(rule, optional=True)
-        problems += owner_problems(rule, changed, (*left, *others), model, interaction_planning().nothing)
+        problems += owner_problems(rule, changed, (*left, *others), model, NOTHING)
     if problems:
         raise PolicyError(problems)
     return outcomes
@@ -193,7 +195,7 @@ def _where(rule: ModRule) -> object:
 
 
 def _entries(rules: Sequence[ModRule]) -> tuple[ModRule, ...]:
-    return tuple(rule for rule in rules if rule.use == interaction_planning().name)
+    return tuple(rule for rule in rules if rule.use == INTERACTION_MOD)
 
 
 def weight_of(site: Site) -> str | None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from loka.errors import InputError
 from loka.mods.adapt import AdaptError, is_adapted
 from loka.mods.adaptation import Adaptation
-from loka.mods.unwrap import class_names, inside, unwrapped
+from loka.mods.structure import class_names, inside, unwrapped
 from loka.sites.site import GemmKind, Site
 from loka.sites.weights import SiteWeight, in_range
 

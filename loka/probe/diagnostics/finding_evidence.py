@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from loka.mods.mod_planning import Concern
+from loka.mods.protocols import Concern
 from loka.mods.suggestions import Suggestible
 from loka.numerics.enums import OPERANDS, Compute, Gemm, Operand
 from loka.numerics.recipe import OperandPair, OperandRecipe

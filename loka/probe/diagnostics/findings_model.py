@@ -9,7 +9,7 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
-from loka.mods.mod_planning import Concern
+from loka.mods.protocols import Concern
 from loka.numerics.enums import Operand
 from loka.probe.diagnostics.finding_evidence import FindingEvidence, FindingKind
 from loka.probe.profile.profile import Finding

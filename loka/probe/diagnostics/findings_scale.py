@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from loka.mods.mod_planning import Concern
+from loka.mods.protocols import Concern
 from loka.numerics.enums import Format, Gemm, Operand, Range, Scaling
 from loka.numerics.recipe import OperandRecipe
 from loka.probe.diagnostics.finding_evidence import FindingEvidence, FindingKind

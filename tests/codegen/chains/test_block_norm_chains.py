@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from loka.codegen import render_package
 from loka.graph.patterns.linear_chain import StaticOperands, find_chains
 from loka.kernels.fused.norm.norm_spec import BLOCK
-from loka.mods.mod_modules import BlockNorm
+from loka.mods.norms import BlockNorm
 from loka.plan.planner import make_plan
 from tests.support.codegen import chain_plans as chains
 from tests.support.codegen import codegen_plans as plans
@@ -205,7 +205,7 @@ MODEL = """
 import torch
 from torch import nn
 
-from loka.mods.mod_modules import BlockNorm
+from loka.mods.norms import BlockNorm
 
 
 class Layer(nn.Module):

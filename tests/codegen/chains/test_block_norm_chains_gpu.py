@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from loka.codegen import render_package
-from loka.mods.mod_modules import BlockNorm
+from loka.mods.norms import BlockNorm
 from tests.support.codegen import chain_plans as chains
 from tests.support.codegen import codegen_plans as plans
 from tests.support.gpu import ON_HOPPER

@@ -12,7 +12,7 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from loka.codegen import render_package
-from loka.mods.mod_modules import BlockNorm
+from loka.mods.norms import BlockNorm
 from tests.support.codegen import chain_plans as chains
 from tests.support.codegen import codegen_plans as plans
 from tests.support.codegen import live_memory

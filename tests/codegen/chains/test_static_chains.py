@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from loka import dispatch
 from loka.codegen import render_package
 from loka.kernels import call_counters
-from loka.mods.mod_modules import BlockNorm
+from loka.mods.norms import BlockNorm
 from loka.numerics.enums import Format, Scaling
 from loka.numerics.quantize import Quantized, dequantize, quantize, static_scale
 from loka.plan.plan import Plan

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from loka.codegen import render_package
 from loka.dispatch import Overflow, Patch
-from loka.mods.mod_modules import BlockNorm
+from loka.mods.norms import BlockNorm
 from loka.numerics.enums import Format
 from loka.numerics.quantize import static_scale
 from tests.support.codegen import chain_plans as chains

@@ -12,7 +12,7 @@ from loka.codegen import render_package
 from loka.codegen.chains.chain_shapes import KNOWN
 from loka.graph.patterns.linear_chain import find_chains
 from loka.graph.source import is_swish_norm
-from loka.mods.mod_modules import BlockNorm
+from loka.mods.norms import BlockNorm
 from loka.plan.planner import make_plan
 from tests.support.codegen import chain_plans as chains
 from tests.support.codegen import codegen_plans as plans

@@ -8,8 +8,8 @@ import pytest
 import torch
 import yaml
 
-from loka.mods.mod_planning import Concern
-from loka.mods.registry import mod_schemas
+from loka.mods.mod_settings import MOD_SCHEMAS
+from loka.mods.protocols import Concern
 from loka.mods.suggestions import Suggestible, Suggestion
 from loka.numerics.enums import Compute, Format, Gemm, Operand, Scaling
 from loka.numerics.recipe import OperandRecipe
@@ -107,7 +107,7 @@ def findings(x=None, grad=None, w=None, *, where=None, wanted=None, bias=None, e
 def asked_by(finding):
     """The mod that a remedy asks for, and what for, as the policy language reads it."""
     policy = {"version": 1, "name": "a", "model": {"factory": "a:b"}, **yaml.safe_load(finding.remedy)}
-    (mod,) = policy_setting(mod_schemas()).model_validate(policy).mods
+    (mod,) = policy_setting(MOD_SCHEMAS).model_validate(policy).mods
     return mod.use, mod.match
 
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from loka.mods.adaptation import Adaptation, Setting
 from loka.mods.dataflow import Adaptable, analyse_dataflow
-from loka.mods.mod_planning import ModMatch, ModRequest
-from loka.mods.registry import module_mod, module_planning
+from loka.mods.protocols import ModMatch, ModRequest
+from loka.mods.registry import module_mod
 from loka.sites.build_model import BuiltModel
 
 DEFAULTS: dict[str, dict[str, Setting]] = {"no_bias": {"final": "keep"}, "block_norm": {"block": 256}}
@@ -34,7 +34,7 @@ def seen(module: nn.Module, *args: Tensor) -> Adaptable:
 
 def find(mod: str, module: nn.Module, *args: Tensor, match: Any = None, **settings: Setting) -> ModMatch:
     """What a mod finds."""
-    return module_planning(mod).find(seen(module, *args), asked(match, {**DEFAULTS.get(mod, {}), **settings}))
+    return module_mod(mod).find(seen(module, *args), asked(match, {**DEFAULTS.get(mod, {}), **settings}))
 
 
 def carried_out(mods: Sequence[str], module: nn.Module, *args: Tensor, **settings: Setting) -> tuple[Adaptation, ...]:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from loka.mods.mod_modules import BlockNorm
+from loka.mods.norms import BlockNorm
 
 
 class CrossLayer(nn.Module):

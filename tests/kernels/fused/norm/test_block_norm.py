@@ -9,7 +9,7 @@ from torch import Tensor
 
 from loka.kernels.fused.norm import norm_reference
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
-from loka.mods.mod_modules import BlockNorm
+from loka.mods.norms import BlockNorm
 from loka.numerics.quantize import Quantized, dequantize
 from tests.support.kernels.rendered_cases import (
     BLOCK_PARTS,

@@ -1,1 +1,0 @@
-"""Small linears of one shape over different tensors, as one batched GEMM."""

@@ -1,1 +1,0 @@
-"""Norms over fixed blocks of the features, without mean and parameters."""

@@ -1,1 +1,0 @@
-"""FM interactions, concatenation norms and cross layers in their own kernels."""

@@ -1,1 +1,0 @@
-"""Hard Swish in place of SiLU and of the sigmoids of SwishNorms."""

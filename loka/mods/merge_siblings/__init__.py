@@ -1,1 +1,0 @@
-"""Linears that read one tensor, as one GEMM."""

@@ -1,0 +1,1 @@
+"""Mods that change modules, one file each."""

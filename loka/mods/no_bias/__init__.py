@@ -1,1 +1,0 @@
-"""Linears without biases, except final prediction layers."""

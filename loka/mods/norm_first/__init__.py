@@ -1,1 +1,0 @@
-"""Norms of the inputs of linears, in place of norms of their outputs."""

@@ -1,1 +1,0 @@
-"""GEMMs whose K and N are padded to sizes that kernels support."""

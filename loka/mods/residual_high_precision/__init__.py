@@ -1,1 +1,0 @@
-"""Residual sums computed and kept in a wider dtype."""

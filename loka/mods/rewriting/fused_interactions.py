@@ -1,0 +1,190 @@
+"""The interactions of a forward that kernels of fuse_interaction support, and the reasons for others."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+
+from loka.graph.ir import WEIGHTED, ConcatNorm, Cross, FmInteraction, ForwardIR, NearKind
+from loka.graph.patterns.concat_norm import concatenated_norm
+from loka.graph.patterns.fm_interaction import in_place_reason, without_sums
+from loka.graph.patterns.linear_chain import LinearChain
+from loka.kernels.fused.cross.cross_kernel import unsupported_reason as why_not_crossed
+from loka.kernels.fused.interaction.concat_norm_spec import unsupported_reason as why_not_joined
+from loka.kernels.fused.interaction.fm_spec import unsupported_reason as why_not_mixed
+from loka.kernels.measurements.interaction_forms import ConcatNormForm, CrossForm, FmForm
+from loka.mods.rewriting.interactions import ChosenInteractions, Fused, FusedInteractions
+from loka.mods.rewriting.rewriting_tracer import writer_of
+
+NAME = "fuse_interaction"
+NOTHING = "its forward has no mixing layer, join or cross layer in a form that a kernel takes (docs/mods.md)"
+FM_FUSED = ("transpose", "matmul", "matmul")  # the operations around a site of an FM interaction
+_KEEP = "in FP8, and kernels mix in the model's dtype: keep that site (compute: keep)"
+CROSSED = ("linear", "mul", "add")  # around the GEMM of a cross layer
+
+
+def choose_interactions(
+    forward: ForwardIR,
+    owners: Collection[str],
+    kept: Collection[str],
+    chains: Sequence[LinearChain],
+    found: FusedInteractions,
+    unwanted: Collection[str] = (),
+) -> ChosenInteractions:
+    """The interactions in the forwards of these owners that kernels support.
+
+    `kept` names sites whose GEMMs stay in the model's dtype. A cross layer in one of the `chains` is computed there.
+    These interactions are added to `found`, and the reasons for others. Products without a site in `unwanted` modules
+    are in none: which sites there are says what else is wanted.
+    """
+    in_place = in_place_reason(forward.statements)
+    if in_place is not None:
+        found.refuse(_writers(forward, owners), in_place)
+        return ChosenInteractions()
+    places = {place for chain in chains for place in range(chain.first, chain.last + 1)}
+    mixed = tuple(_mixes(forward, owners, kept, found, unwanted))
+    joined = tuple(_joins(forward, owners, places, found))
+    crossed = tuple(_crosses(forward, owners, places, found))
+    mixes, joins = tuple(mix for mix, _ in mixed), tuple(join for join, _ in joined)
+    crosses = tuple(cross for cross, fused in crossed if fused.form is not None)
+    found.fused += [_with_passing(fused, any(_adds(join, mix) for join in joins)) for mix, fused in mixed]
+    found.fused += [fused for _, fused in joined]
+    found.fused += [_with_passing(fused, _is_read_later(cross, crosses)) for cross, fused in crossed]
+    done = {fused.owner for fused in found.fused}
+    mixing = {fused.owner for _, fused in mixed}
+    fused_of = {NearKind.MIXING: mixing, NearKind.JOIN_OR_CROSS: done, NearKind.NORM: set(owners)}
+    for near in forward.near:
+        writer = writer_of(forward, near.place)
+        found.refuse({writer} & set(owners) - fused_of[near.kind], near.missing)
+    regions = [(site, FM_FUSED) for mix in mixes for site in sites_of(mix, forward)]
+    regions += [(site, CROSSED) for cross in crosses for site in _site_at(forward, cross.linear)]
+    return ChosenInteractions(mixes, joins, crosses, tuple(regions))
+
+
+def sites_of(mix: FmInteraction, forward: ForwardIR) -> tuple[str, ...]:
+    """The sites of an FM interaction."""
+    return tuple(site for place in mix.gemms for site in _site_at(forward, place))
+
+
+def _with_passing(fused: Fused, passing: bool) -> Fused:
+    """The same with `passing` set in its form."""
+    if isinstance(fused.form, FmForm | CrossForm):
+        return replace(fused, form=replace(fused.form, passing=passing))
+    return fused
+
+
+def _adds(join: ConcatNorm, mix: FmInteraction) -> bool:
+    return join.residual is not None and join.residual.text == mix.x
+
+
+def _is_read_later(cross: Cross, crosses: Sequence[Cross]) -> bool:
+    return any(other.factor == cross.factor and other.sum > cross.sum for other in crosses)
+
+
+def _mixes(
+    forward: ForwardIR,
+    owners: Collection[str],
+    kept: Collection[str],
+    found: FusedInteractions,
+    unwanted: Collection[str],
+) -> Iterator[tuple[FmInteraction, Fused]]:
+    def is_left(place: int) -> bool:
+        return forward.statements[place].op == WEIGHTED and writer_of(forward, place) in unwanted
+
+    for mix in forward.mixes:
+        if is_left(mix.gemms[0]):
+            continue
+        if len(mix.gemms) == 2 and is_left(mix.gemms[1]):
+            mix = without_sums(mix, forward)
+        owner, sites = writer_of(forward, mix.outer), sites_of(mix, forward)
+        is_site = forward.statements[mix.gemms[0]].op != WEIGHTED
+        while not is_site and owner not in owners and owner != forward.owner:  # no site names such a child
+            owner = owner.rpartition(".")[0]
+        if owner not in owners:
+            continue
+        if len(sites) == 2 and sites[0] in kept and sites[1] not in kept:
+            mix, apart, sites = without_sums(mix, forward), sites[1], sites[:1]
+            found.refuse([owner], f"its weighted sums multiply by '{apart}' {_KEEP}")
+        n, d, r, c = mix.sizes
+        fp8 = [site for site in sites if site not in kept]
+        reason = why_not_mixed(*mix.sizes)
+        if reason is not None:
+            found.refuse([owner], f"no kernel mixes {n} embeddings of {d} at rank {r}: {reason}")
+        elif len(sites) != sum(forward.statements[place].op != WEIGHTED for place in mix.gemms):
+            found.refuse([owner], "its mixing layer multiplies by a Parameter that several calls share")
+        elif fp8:
+            found.refuse(
+                [owner],
+                f"its mixing layer multiplies by '{fp8[0]}' {_KEEP}",
+            )
+        else:
+            sums = f", {c} weighted sums" if c else ""
+            what = f"a mixing layer of {n} embeddings of {d}, rank {r}{sums}"
+            yield (
+                mix,
+                Fused(
+                    owner,
+                    what,
+                    tuple(dict.fromkeys(sites)),
+                    FmForm(n, r, c),
+                    d,
+                    sites[0] if sites else _called_beside(forward, mix.outer),
+                ),
+            )
+
+
+def _joins(
+    forward: ForwardIR, owners: Collection[str], places: Collection[int], found: FusedInteractions
+) -> Iterator[tuple[ConcatNorm, Fused]]:
+    for join in forward.joins:
+        owner, norm = writer_of(forward, join.skipped[0]), concatenated_norm(forward, join)
+        if owner not in owners or norm is None or any(place in places for place in join.places):
+            continue
+        reason = why_not_joined(norm.kind, norm.width, len(join.parts))
+        if reason is not None:
+            found.refuse([owner], f"no kernel joins what its {norm.kind} takes: {reason}")
+            continue
+        parts = f"{len(join.parts)} parts" if len(join.parts) > 1 else "a tensor"
+        residual = " and a residual" if join.residual is not None else ""
+        what = f"{'an' if norm.kind == 'rms_norm' else 'a'} {norm.kind} of {parts}{residual}, {norm.width} wide"
+        vectors = norm.weight is not None, norm.bias is not None
+        form = ConcatNormForm(join.rows, join.residual is not None, norm.kind, *vectors)
+        yield join, Fused(owner, what, (), form, norm.width, _called_beside(forward, join.skipped[0]))
+
+
+def _crosses(
+    forward: ForwardIR, owners: Collection[str], places: Collection[int], found: FusedInteractions
+) -> Iterator[tuple[Cross, Fused]]:
+    for cross in forward.crosses:
+        owner = writer_of(forward, cross.sum)
+        if owner not in owners:
+            continue
+        reason = why_not_crossed(cross.width)
+        inside = any(place in places for place in cross.places)
+        if reason is not None and not inside:
+            found.refuse([owner], f"no kernel takes its cross layer: {reason}")
+            continue
+        where = ", in the chain of its GEMMs" if inside else ""
+        # A GEMM in a chain adds its bias there.
+        biased = cross.bias is not None and cross.linear not in places
+        form = None if inside else CrossForm(biased, cross.residual == cross.factor)
+        sites = _site_at(forward, cross.linear)
+        beside = sites[0] if sites else ""
+        yield cross, Fused(owner, f"a cross layer, {cross.width} wide{where}", sites, form, cross.width, beside)
+
+
+def _site_at(forward: ForwardIR, place: int) -> tuple[str, ...]:
+    call = forward.statements[place].call
+    return () if call is None else (call.site,)
+
+
+def _called_beside(forward: ForwardIR, place: int) -> str:
+    """A site that the same module calls; any other of the forward where there is none."""
+    calls = [(step.note == forward.statements[place].note, step.call.site) for step in forward.statements if step.call]
+    return max(calls, key=lambda each: each[0], default=(False, ""))[1]
+
+
+def _writers(forward: ForwardIR, owners: Collection[str]) -> list[str]:
+    """The owners whose forward this is or contains."""
+    inside = {".".join(filter(None, (forward.owner, name))) for name in ("", *forward.inlined)}
+    return sorted(owner for owner in owners if owner in inside)

@@ -1,0 +1,209 @@
+"""merge_siblings: linears that read one tensor become one GEMM, whose result is split.
+
+q = linear(x, wq, bq)                    merged = linear(x, cat([wq, wk]), cat([bq, bk]))
+k = linear(x, wk, bk)           ->       parts = merged.split((nq, nk), -1)
+                                         q, k = parts[0], parts[1]
+
+The function stays the same up to rounding. One GEMM of a larger N fills the GPU better than several small ones, x is
+quantized once, and the input's gradient is one product instead of a sum of products. Each forward copies the weights
+into one matrix (K x sum of N elements); with frozen FP8 weights that is done once. An activation that follows each
+linear in the same way is computed on the merged result, so that it can be fused with the GEMM.
+
+For a linear without a bias, if another one has a bias, its part of the merged bias is zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from loka.errors import LokaError
+from loka.graph.ir import ForwardIR, Ref, RefKind, SiteCall, Statement
+from loka.mods.adaptation import Unchanged
+from loka.mods.protocols import SiteMod, UnplannedModel
+from loka.mods.rewriting import rewriting_tools
+from loka.mods.rewriting.rewriting_tools import OperandTexts, PlainLinear, Size
+from loka.mods.rewriting.rewriting_tracer import JoinedSites
+from loka.mods.rewriting.site_rewriting import ModelInChange, SiteOutcome, joined_site
+from loka.policy.policy import ModRule
+from loka.policy.settings import SiteSettings
+from loka.sites.site import GemmKind, Site
+
+NAME = "merge_siblings"
+ALONE = "no other linear that the mod is for reads its input"
+
+
+@dataclass(frozen=True, slots=True)
+class Siblings(JoinedSites):
+    """Linears to merge, in the order of their calls; sites have their names in the forward."""
+
+    mod: ClassVar[str] = NAME
+    sizes: tuple[int, ...]  # N of each
+    k: int
+
+    @property
+    def what(self) -> str:
+        """Description of the merger."""
+        return f"{len(self.members)} linears over one input are one GEMM of K {self.k}, N {self.n}"
+
+    def rewritten(self, forward: ForwardIR) -> ForwardIR:
+        """The forward with the siblings merged."""
+        return rewrite(forward, self)
+
+    @property
+    def n(self) -> int:
+        """N of the merged GEMM."""
+        return sum(self.sizes)
+
+
+def find(forward: ForwardIR, sites: Mapping[str, Size]) -> tuple[tuple[Siblings, ...], tuple[Unchanged, ...]]:
+    """The linears of `sites` that read one local, two or more, and reasons for the other sites that the forward calls.
+
+    A forward that changes tensors in place has none, except for an activation that follows each sibling in the same
+    way.
+    """
+    linears, reasons = rewriting_tools.plain_linears(forward, sites)
+    groups: dict[str, list[PlainLinear]] = {}
+    for linear in linears:
+        groups.setdefault(linear.x, []).append(linear)
+    found = []
+    for group in groups.values():
+        names = tuple(linear.site for linear in group)
+        in_place = rewriting_tools.in_place_reason(forward, rewriting_tools.common_activation(forward, group) or ())
+        if len(group) < 2:
+            reasons[names[0]] = ALONE
+        elif in_place is not None:
+            reasons |= dict.fromkeys(names, in_place)
+        else:
+            sizes = tuple(sites[name].n for name in names)
+            found.append(Siblings(rewriting_tools.joined_name(names), names, sizes, sites[names[0]].k))
+    return tuple(found), tuple(Unchanged(name, reason) for name, reason in reasons.items())
+
+
+def rewrite(forward: ForwardIR, siblings: Siblings) -> ForwardIR:
+    """The forward with the siblings merged in the place of the first one.
+
+    Raises LokaError where the forward does not call them as `find` saw them.
+    """
+    sizes = {name: Size(siblings.k, n) for name, n in zip(siblings.members, siblings.sizes, strict=True)}
+    calls = {linear.site: linear for linear in rewriting_tools.plain_linears(forward, sizes)[0]}
+    if set(calls) != set(siblings.members) or len({linear.x for linear in calls.values()}) != 1:
+        raise LokaError(f"{siblings.name!r} does not stand in its forward. Please report this fault in LoKA.")
+    group = [calls[name] for name in siblings.members]
+    followers = rewriting_tools.common_activation(forward, group)
+    name = rewriting_tools.free_names(forward)
+    merged = name("_".join(linear.statement.target for linear in group) if len(group) < 4 else "merged")
+    made = [_merged(merged, siblings, group)]
+    ends = [linear.place for linear in group]
+    if followers is not None:
+        ends = list(followers)
+        after = forward.statements[ends[0]]
+        activated = name(f"{merged}_{after.op}")
+        operand = (Ref(RefKind.LOCAL, merged),)
+        made.append(Statement(activated, after.op, after.template, operand, note=after.note))
+        merged = activated
+    parts = name("parts")
+    split = f"{{0}}.split(({', '.join(map(str, siblings.sizes))}), -1)"
+    made.append(Statement(parts, "split", split, (Ref(RefKind.LOCAL, merged),)))
+    for number, place in enumerate(ends):
+        target = forward.statements[place].target
+        made.append(Statement(target, "getitem", f"{{0}}[{number}]", (Ref(RefKind.LOCAL, parts),)))
+    gone = {linear.place for linear in group} | set(ends)
+    statements: list[Statement] = []
+    for place, statement in enumerate(forward.statements):
+        if place == min(linear.place for linear in group):
+            statements += made
+        if place not in gone:
+            statements.append(statement)
+    return rewriting_tools.with_statements(forward, statements)
+
+
+def _merged(target: str, siblings: Siblings, group: Sequence[PlainLinear]) -> Statement:
+    operands = OperandTexts()
+    x = operands.add(Ref(RefKind.LOCAL, group[0].x))
+    weights = [operands.take(linear.call.weight, linear.statement.operands) for linear in group]
+    biases = [
+        operands.take(linear.call.bias, linear.statement.operands)
+        if linear.call.bias is not None
+        else f"{weight}.new_zeros({n})"
+        for linear, weight, n in zip(group, weights, siblings.sizes, strict=True)
+    ]
+    bias = f"torch.cat([{', '.join(biases)}])" if any(linear.call.bias is not None for linear in group) else None
+    call = SiteCall(siblings.name, x, f"torch.cat([{', '.join(weights)}])", bias, "{0}")
+    return rewriting_tools.linear_statement(target, call, operands.refs, siblings.name)
+
+
+@dataclass(frozen=True, slots=True)
+class MergeSiblingsMod:
+    """Merges the sites of one K, M and dtype that read one tensor, and that have the same settings in the policy."""
+
+    name: str = NAME
+    exact: bool = True
+    description: str = "linears that read one tensor are one GEMM: one launch, and the tensor is read once"
+
+    def rewrite_sites(self, model: ModelInChange, rule: ModRule) -> SiteOutcome:
+        """Merge the sites of a policy entry."""
+        outcome = SiteOutcome(model, rule, usual=(ALONE,))
+        wanted = {site.name: site for site in outcome.wanted()}
+        groups = [
+            names
+            for group in model.siblings
+            for names in _alike(model, [name for name in group if name in wanted], outcome)
+        ]
+        model.capture([model.around(names) for names in groups])
+        for names in groups:
+            outcome.join(model.around(names), names, lambda forward, sizes, _: find(forward, sizes), merged_site)
+        outcome.leave(wanted, ALONE)
+        return outcome
+
+    def proposal(self, model: UnplannedModel) -> str | None:
+        """Number of sites that share an input tensor, in words; None for none."""
+        if not model.siblings:
+            return None
+        tensors = f"{len(model.siblings)} tensors" if len(model.siblings) > 1 else "one tensor"
+        return f"{sum(map(len, model.siblings))} sites read {tensors}"
+
+
+def _alike(model: ModelInChange, group: Sequence[str], outcome: SiteOutcome) -> Iterator[list[str]]:
+    """The sites of a group that can be one GEMM: of one K, M and dtype, and with the same settings."""
+    shapes: dict[tuple[object, ...], list[str]] = {}
+    for name in group:
+        site = model.sites[name]
+        shapes.setdefault((site.k, site.rows, *model.kind_of_weight(site)), []).append(name)
+    for names in shapes.values():
+        by_policy: list[list[str]] = []
+        for name in names:
+            same = next((each for each in by_policy if _same(model.settings[each[0]], model.settings[name])), None)
+            if same is None:
+                by_policy.append([name])
+            else:
+                same.append(name)
+        for each in by_policy:
+            if len(each) > 1:
+                yield each
+            elif len(names) > 1:
+                other = next(name for name in names if name != each[0])
+                outcome.leave(each, f"the policy treats it otherwise than {other!r}, which reads the same tensor")
+
+
+def _same(one: SiteSettings, other: SiteSettings) -> bool:
+    return (one.gemms, one.budget, one.fuse) == (other.gemms, other.budget, other.fuse)
+
+
+def merged_site(name: str, owner: str, members: Sequence[Site]) -> Site:
+    """The site of merged siblings: N and the shares of FLOPs add up."""
+    first = members[0]
+    same_after = all(site.followed_by == first.followed_by for site in members)
+    return joined_site(
+        name,
+        owner,
+        members,
+        kind=GemmKind.FUNCTIONAL_LINEAR,
+        n=sum(site.n for site in members),
+        calls_eval=max(site.calls_eval for site in members),
+        followed_by=first.followed_by if same_after else (),
+    )
+
+
+MOD: SiteMod = MergeSiblingsMod()

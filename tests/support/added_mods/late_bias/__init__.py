@@ -1,1 +1,0 @@
-"""Biases added after the products of linears."""

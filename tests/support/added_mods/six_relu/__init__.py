@@ -1,1 +1,0 @@
-"""ReLU6 in the places of ReLU."""

@@ -1,0 +1,73 @@
+"""tanh_sigmoid: sigmoid(x) is computed as (1 + tanh(x / 2)) / 2, which is the same function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from loka.graph.ir import ForwardIR
+from loka.graph.source import functions_of, names_in
+from loka.mods.adaptation import Setting
+from loka.mods.protocols import OwnerMod, UnplannedModel
+from loka.mods.rewriting.rewriting_tools import with_statements
+from loka.mods.rewriting.rewriting_tracer import OwnerScope, RewrittenOwner, writer_of
+
+NAME = "tanh_sigmoid"
+NO_SIGMOID = "its forward has no sigmoid of a local"
+_SIGMOIDS = ("torch.sigmoid({0})", "torch.nn.functional.sigmoid({0})", "{0}.sigmoid()")
+
+
+def without_sigmoids(forward: ForwardIR, means: Callable[[str], bool]) -> RewrittenOwner | str:
+    """The forward with the sigmoids that are meant computed otherwise, or why it stays."""
+    statements, targets = list(forward.statements), []
+    for place, step in enumerate(forward.statements):
+        if step.template in _SIGMOIDS and means(writer_of(forward, place)):
+            statements[place] = replace(step, op="tanh", template="0.5 + 0.5 * torch.tanh(0.5 * {0})")
+            targets.append(step.target)
+    if not targets:
+        return NO_SIGMOID
+    return RewrittenOwner(with_statements(replace(forward, regions=()), statements), tuple(targets))
+
+
+@dataclass(frozen=True, slots=True)
+class TanhSigmoidMod:
+    """Rewrites each module that names a sigmoid by itself."""
+
+    name: str = NAME
+    exact: bool = True
+    description: str = "one hyperbolic tangent for an exponential and a division"
+    nothing: str = NO_SIGMOID
+
+    def scopes(self, model: nn.Module, wants: Callable[[str], bool]) -> tuple[OwnerScope, ...]:
+        """The wanted modules that name a sigmoid, without what is in them."""
+        wanted = {name: module for name, module in model.named_modules() if wants(name)}
+        names = [name for name, module in wanted.items() if _names_sigmoid(module)]
+        return tuple(OwnerScope(NAME, name, (name,), ()) for name in names)
+
+    def inner(self, scope: OwnerScope, model: nn.Module) -> tuple[OwnerScope, ...]:
+        """None: a scope is one module."""
+        return ()
+
+    def rewrite(
+        self, forward: ForwardIR, means: Callable[[str], bool], settings: Mapping[str, Setting]
+    ) -> RewrittenOwner | str:
+        """The forward with other sigmoids."""
+        return without_sigmoids(forward, means)
+
+    def describe(self, count: int, settings: Mapping[str, Setting]) -> str:
+        """So many sigmoids."""
+        return f"{count} sigmoid{'s' if count > 1 else ''} by way of tanh"
+
+    def proposal(self, model: UnplannedModel) -> str | None:
+        """None: nothing that can be seen without a forward."""
+        return None
+
+
+def _names_sigmoid(module: nn.Module) -> bool:
+    own = not type(module).__module__.startswith("torch.")
+    return own and any("sigmoid" in names_in(function) for function in functions_of(module))
+
+
+MOD: OwnerMod = TanhSigmoidMod()

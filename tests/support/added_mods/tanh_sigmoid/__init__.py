@@ -1,1 +1,0 @@
-"""Sigmoids by way of the hyperbolic tangent."""
