@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+from math import isfinite
+from typing import Annotated
+
+from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer, SkipValidation
+from pydantic.dataclasses import dataclass
 
 from loka.devices.targets import TargetDevice
 from loka.graph.ir import ForwardIR
@@ -19,8 +23,26 @@ from loka.sites.site import Site
 NATIVE = "as-is"  # the kernel of a GEMM in the model's own dtype
 NOTHING_AROUND = "no norm, activation or residual around it can be taken along"  # a region_note that is not a problem
 
+MODEL = ConfigDict(extra="forbid", defer_build=True)  # of every part of a plan
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Duration = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_INFINITIES = {text: float(text) for text in ("inf", "-inf", "nan")}
 
-@dataclass(frozen=True, slots=True)
+
+def _read_interval(value: object) -> object:
+    """The ends of an interval in a file: JSON has no infinity, which stands there as a text."""
+    return {end: _INFINITIES.get(each, each) for end, each in value.items()} if isinstance(value, dict) else value
+
+
+def _written_interval(value: Interval) -> dict[str, float | str]:
+    ends = {"mean": value.mean, "low": value.low, "high": value.high}
+    return {end: each if isfinite(each) else str(each) for end, each in ends.items()}
+
+
+AnyInterval = Annotated[Interval, BeforeValidator(_read_interval), PlainSerializer(_written_interval)]
+
+
+@dataclass(frozen=True, slots=True, config=MODEL)
 class Rejected:
     """A kernel that was rejected for a GEMM, and the reason."""
 
@@ -28,41 +50,41 @@ class Rejected:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=MODEL)
 class Evidence:
     """Errors that the profile predicts for one GEMM with the requested recipe, and the verdict by its budget."""
 
-    mere: Interval  # floored (numerics.metrics)
-    sqnr_db: Interval
+    mere: AnyInterval  # floored (numerics.metrics)
+    sqnr_db: AnyInterval
     draws: int  # sampled pairs of operands
     steps: int  # training steps of the profile
     samples: int  # number of these steps that were sampled
     verdict: Verdict
     figures: str  # those over or near the budget: "MERE 0.26 [0.25, 0.27] over the budget 0.2"; "" if safe
-    ne_percent: Interval | None = None  # the change of NE by this GEMM alone, in per cent; None if not measured
+    ne_percent: AnyInterval | None = None  # the change of NE by this GEMM alone, in per cent; None if not measured
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=MODEL)
 class KernelTime:
     """Time of one GEMM on one kernel, without quantizing its operands, and its error relative to float64."""
 
     kernel: str
-    us: float  # of one call, microseconds
-    spread: float  # half the interquartile range, as a share of the time
+    us: Duration  # of one call, microseconds
+    spread: Duration  # half the interquartile range, as a share of the time
     source: TimeSource
-    mere: float | None = None  # as measured; None if it was not
-    sqnr_db: float | None = None
+    mere: Finite | None = None  # as measured; None if it was not
+    sqnr_db: Finite | None = None
     accumulation: Accumulation | None = None  # None for the model's own GEMM
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=MODEL)
 class StepTime:
     """Time of one call of a site in a training step, microseconds: its GEMMs and what a plan may change around them."""
 
-    forward: float
-    backward: float
+    forward: Annotated[Duration, Field(gt=0)]
+    backward: Duration
     source: TimeSource  # of its least certain part
-    host_us: float | None = None  # of its launches, on the host; None where the policy says nothing of `execution`
+    host_us: Duration | None = None  # of its launches, on the host; None where the policy says nothing of `execution`
 
     @property
     def us(self) -> float:
@@ -70,13 +92,25 @@ class StepTime:
         return self.forward + self.backward
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=MODEL)
+class TimedOption:
+    """One choice of kernels for all GEMMs of a site, and why it was taken or not."""
+
+    kernels: tuple[str, ...]  # of each GEMM, in the order of `SitePlan.gemms`
+    time: StepTime
+    outcome: str
+    mere: Finite | None = None  # the worst of its FP8 GEMMs, measured on normal operands; None if any is unknown
+    sqnr_db: Finite | None = None
+
+
+@dataclass(frozen=True, slots=True, config=MODEL)
 class SiteTiming:
     """Measured gain of the decision for a site (`loka.plan.select.workload` lists what is counted)."""
 
     chosen: StepTime
     as_is: StepTime
     kept: bool = False  # less of it runs in FP8 than allowed, possibly nothing, because FP8 is not faster enough
+    options: tuple[TimedOption, ...] = ()  # that were compared
 
     @property
     def speedup(self) -> float:
@@ -84,18 +118,7 @@ class SiteTiming:
         return self.as_is.us / self.chosen.us
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One execution option for all GEMMs of a site, and why it was chosen or not."""
-
-    kernels: tuple[str, ...]  # of each GEMM, in the order of `SitePlan.gemms`
-    time: StepTime
-    outcome: str
-    mere: float | None = None  # the worst of its FP8 GEMMs, measured on normal operands; None if any is unknown
-    sqnr_db: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=MODEL)
 class GemmPlan:
     """Decision for one GEMM. `operands` and `accumulation` are None if it stays in the model's dtype."""
 
@@ -125,18 +148,23 @@ class GemmPlan:
         return self.fp8 and self.evidence is not None and self.evidence.verdict is Verdict.UNSAFE
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=MODEL)
 class SitePlan:
     """Decision for one site. `gemms` are fprop, dgrad (absent if the input needs no gradient) and wgrad."""
 
     site: Site
-    gemms: tuple[GemmPlan, ...]
-    history: dict[str, tuple[Assignment, ...]]
+    # One object each for all sites that are decided alike: readers group them by identity.
+    gemms: SkipValidation[tuple[GemmPlan, ...]]
+    history: SkipValidation[dict[str, tuple[Assignment, ...]]]
     region: tuple[str, ...] = ()  # the operations of the region that is replaced around it, if any
     region_note: str = ""  # why its region is not replaced, or no longer, although the policy requests it, or ""
     timing: SiteTiming | None = None  # None if no measurement decided
-    candidates: tuple[Candidate, ...] = ()  # the execution options that were compared
     gains_by_fusing: bool = False  # `fuse: auto`, and by the measurements it is faster when fused with its neighbours
+
+    @property
+    def options(self) -> tuple[TimedOption, ...]:
+        """The choices of kernels that were compared by their times."""
+        return self.timing.options if self.timing is not None else ()
 
     @property
     def fp8(self) -> bool:
@@ -149,7 +177,7 @@ class SitePlan:
         return Recipe.of({gemm.gemm: gemm.operands for gemm in self.gemms})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=MODEL)
 class InteractionPlan:
     """An interaction that a mod computes in its own kernels."""
 
@@ -182,7 +210,7 @@ class BindingKind(StrEnum):
     FORWARD = "forward"  # a straight-line forward, with children inlined where a region contains them
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=MODEL)
 class PlannedBinding:
     """One generated class and the modules bound to it: same type, same shapes, same recipes."""
 
@@ -195,24 +223,24 @@ class PlannedBinding:
     forward: ForwardIR | None = None  # for BindingKind.FORWARD, traced on the first module
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=MODEL)
 class Skipped:
     """A module whose forward could not be traced: `NOT PATCHED region 'tower': branch on ...`."""
 
     owner: str
     reason: str
-    share: float  # of FLOPs that stay unpatched because of it
+    share: Finite  # of FLOPs that stay unpatched because of it
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=MODEL)
 class Gain:
     """Gain of one mod by the measurements: time of the model planned without it, less the time of this plan."""
 
-    us: float  # of the sites in a training step; negative if the mod costs time
-    share: float  # relative to the time without it
+    us: Finite  # of the sites in a training step; negative if the mod costs time
+    share: Finite  # relative to the time without it
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=MODEL)
 class ModPlan:
     """Result of one entry of the policy's `mods`."""
 
@@ -229,33 +257,32 @@ class ModPlan:
     gain: Gain | None = None  # None if it was not requested, or measurements are missing
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=MODEL)
 class TunedStep:
     """The measured step that decided between candidate plans (`loka tune`). Times are of whole training steps."""
 
     file: str  # the record, relative to the policy's directory
     sha256: str  # of the record
     choice: str  # the winner, in words
-    step_ms: float
-    bf16_ms: float  # the model as it is, launched in the same way
-    best_fp8_ms: float | None  # the fastest candidate with FP8; None if none ran
-    best_fp8_noise: float | None  # of its speed-up over BF16, as a share
+    step_ms: Annotated[Duration, Field(gt=0)]
+    bf16_ms: Annotated[Duration, Field(gt=0)]  # the model as it is, launched in the same way
+    best_fp8_ms: Annotated[Duration, Field(gt=0)] | None  # the fastest candidate with FP8; None if none ran
+    best_fp8_noise: Duration | None  # of its speed-up over BF16, as a share
     is_native: bool  # the winner is the model as it is
     execution: str  # how both were run: eager, compiled or graph
     device: str  # "NVIDIA H200"
     date: str  # UTC, to the minute
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Complete input of code generation. Serialises to the same bytes on every machine (`loka.plan.serialize`)."""
+@dataclass(frozen=True, slots=True, config=MODEL, kw_only=True)
+class PlanHead:
+    """A plan but for its sites."""
 
     name: str
     target: TargetDevice
-    batch_size: int
+    batch_size: Annotated[int, Field(ge=1)]
     # (file as named, sha256 of its values but for `train`), the policy first and then its bases
     policy_files: tuple[tuple[str, str], ...]
-    sites: tuple[SitePlan, ...]  # in model order
     bindings: tuple[PlannedBinding, ...]
     skipped: tuple[Skipped, ...] = ()
     loka_version: str = ""
@@ -265,18 +292,25 @@ class Plan:
     mods: tuple[ModPlan, ...] = ()  # in the policy's order
     interactions: tuple[InteractionPlan, ...] = ()  # computed in their own kernels
     execution: ExecutionSpec | None = None  # as the policy says; None: the host was not considered
-    ne_budget: float | None = None  # the policy's budget.ne_percent, in per cent; None: no limit
+    ne_budget: Finite | None = None  # the policy's budget.ne_percent, in per cent; None: no limit
     tuned: TunedStep | None = None  # the measured step that confirms it; None: predicted times decided
-
-    @property
-    def called(self) -> tuple[SitePlan, ...]:
-        """The sites that are GEMMs of the model: the others are linears that no forward calls."""
-        return tuple(plan for plan in self.sites if plan.site.called)
 
     @property
     def adaptations(self) -> tuple[Adaptation, ...]:
         """Adaptations of modules before sites are discovered, in order."""
         return tuple(adaptation for mod in self.mods for adaptation in mod.adaptations)
+
+
+@dataclass(frozen=True, slots=True, config=MODEL, kw_only=True)
+class Plan(PlanHead):
+    """Complete input of code generation. Serialises to the same bytes on every machine (`loka.plan.serialize`)."""
+
+    sites: tuple[SitePlan, ...]  # in model order
+
+    @property
+    def called(self) -> tuple[SitePlan, ...]:
+        """The sites that are GEMMs of the model: the others are linears that no forward calls."""
+        return tuple(plan for plan in self.sites if plan.site.called)
 
     @property
     def share_fp8(self) -> float:

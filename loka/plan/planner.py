@@ -21,10 +21,10 @@ from loka.plan.examine import Examined, assumed_safe, examine, inputs_of, placed
 from loka.plan.model_state import model_state
 from loka.plan.plan import Plan
 from loka.plan.plan_cache import KnownPlan, PlanCache, key_of
-from loka.plan.plan_file import plan_in
 from loka.plan.plan_of import decided, kernels_for, plan_of
 from loka.plan.prospect import Prospect, prospect_of
 from loka.plan.select.mod_gains import with_gains
+from loka.plan.serialize import read_plan_file
 from loka.plan.tuning.choices import AS_IT_STANDS, Choice
 from loka.plan.tuning.confirmed import TunedFile, confirmed_plan, tuned_inputs
 from loka.policy.policy import Policy
@@ -193,7 +193,7 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
     Raises InputError, also if a plan.json in a generated package has changed since it was generated.
     """
     name = os.fspath(path)
-    return plan_in(name) if name.endswith(".json") else make_plan(name)
+    return read_plan_file(name) if name.endswith(".json") else make_plan(name)
 
 
 def sites_without_mods(policy: Policy) -> tuple[Site, ...]:

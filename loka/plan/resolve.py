@@ -131,7 +131,6 @@ def _timed_plan(draft: Draft, found: LatencySelection) -> SitePlan:
         found.gemms,
         draft.wanted.history,
         timing=found.timing,
-        candidates=found.candidates,
         gains_by_fusing=gains,
     )
 

@@ -72,7 +72,7 @@ def test_plan_as_json_has_every_time(shop, loka, measured):
     assert data["time"]["us"] > data["time"]["as_is_us"] > 0
     plan = from_json(json.dumps(data["plan"]))
     assert plan.sites[0].timing.chosen.us > 0
-    assert data["plan"]["version"] == 2
+    assert data["plan"]["measurements"]
 
 
 def test_explain_lists_every_way_and_every_kernel(shop, loka, measured):

@@ -146,7 +146,7 @@ def test_the_order_in_which_kernels_are_asked_changes_nothing(k, n, seed, recipe
     site, wanted = site_of("a", k, n), settings_of(recipe, (Compute.AUTO,) * 3, floor, Fuse.ALWAYS)
     plain, permuted = (planned(site, wanted, costs_of(seed, spread), kernels) for kernels in (KERNELS, order))
     assert plain.timing == permuted.timing
-    assert plain.candidates == permuted.candidates
+    assert plain.options == permuted.options
     assert [(gemm.kernel, gemm.reason, gemm.times) for gemm in plain.gemms] == [
         (gemm.kernel, gemm.reason, gemm.times) for gemm in permuted.gemms
     ]

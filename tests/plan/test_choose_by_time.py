@@ -298,7 +298,7 @@ def test_keep_is_kept_whatever_it_would_gain(decide, wanted) -> None:
     plan = decide(wanted(Compute.KEEP), MadeUp(KERNELS), k=4096, n=4096)
     assert not plan.fp8
     assert {gemm.reason for gemm in plan.gemms} == {"keep by p.yaml:14"}
-    assert any(candidate.outcome.startswith("not in FP8: ") for candidate in plan.candidates)
+    assert any(candidate.outcome.startswith("not in FP8: ") for candidate in plan.options)
 
 
 def test_gemms_are_chosen_together_since_they_share_what_is_quantized(decide, wanted) -> None:
@@ -321,13 +321,13 @@ def test_a_forced_gemm_takes_what_it_is_transposed_from_along(decide, wanted) ->
 
 def test_every_way_is_a_candidate_with_its_reason(decide, wanted) -> None:
     plan = decide(wanted(), MadeUp(KERNELS), k=4096, n=4096)
-    kernels = [candidate.kernels for candidate in plan.candidates]
+    kernels = [candidate.kernels for candidate in plan.options]
     assert len(kernels) == len(set(kernels)) == 4  # with transposed operands: none, fprop, fprop and dgrad, all
-    assert [candidate.outcome for candidate in plan.candidates].count("chosen") == 1
-    chosen = next(each for each in plan.candidates if each.outcome == "chosen")
+    assert [candidate.outcome for candidate in plan.options].count("chosen") == 1
+    chosen = next(each for each in plan.options if each.outcome == "chosen")
     assert plan.timing is not None
     assert chosen.time == plan.timing.chosen
-    assert all(each.outcome.startswith("slower: ") for each in plan.candidates if each is not chosen)
+    assert all(each.outcome.startswith("slower: ") for each in plan.options if each is not chosen)
 
 
 @pytest.mark.slow
@@ -387,7 +387,7 @@ def test_fuse_auto_leaves_neighbours_where_the_kernel_around_is_slow(decide, wan
 
 def test_a_blocked_site_is_not_timed(decide, wanted) -> None:
     plan = decide(wanted(), MadeUp(KERNELS), blocked="generated weights")
-    assert (plan.timing, plan.candidates) == (None, ())
+    assert (plan.timing, plan.options) == (None, ())
     assert {gemm.reason for gemm in plan.gemms} == {"generated weights"}
 
 
@@ -405,7 +405,7 @@ def test_sites_that_are_alike_share_their_decisions_and_lookups(make_site, wante
     situation = Situation(TargetDevice.H100, 4096, costs=costs)
     first, second, third = resolve(sites, [settings] * 3, situation, {})
     assert first.gemms is second.gemms is third.gemms
-    assert first.candidates is third.candidates
+    assert first.options is third.options
     asked = costs.asked
     resolve(sites[:1], [settings], situation, {})
     assert costs.asked == 2 * asked
@@ -436,7 +436,7 @@ def test_a_mixture_loses_the_fusion_that_a_site_in_bf16_keeps(decide, wanted, sa
     )
     assert not kept.fp8
     assert [gemm.fp8 for gemm in left.gemms] == [True, True, False]
-    mixture = next(each for each in kept.candidates if each.kernels == (SCALED_MM, SCALED_MM, NATIVE))
+    mixture = next(each for each in kept.options if each.kernels == (SCALED_MM, SCALED_MM, NATIVE))
     assert mixture.time.source is TimeSource.ESTIMATED
 
 

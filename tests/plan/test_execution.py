@@ -80,7 +80,7 @@ def test_a_step_that_waits_for_the_host_stays_as_it_is(decided, mode: Execution)
     assert not any(plan.fp8 for plan in plans)
     reasons = {gemm.reason for plan in plans for gemm in plan.gemms}
     assert all(reason.startswith("kept: the step waits for the host, which this costs ") for reason in reasons)
-    outcomes = {each.outcome for plan in plans for each in plan.candidates if len(set(each.kernels)) == 1}
+    outcomes = {each.outcome for plan in plans for each in plan.options if len(set(each.kernels)) == 1}
     assert any(outcome.startswith("the step waits for the host") for outcome in outcomes)
 
 
@@ -163,7 +163,6 @@ def test_a_policy_says_how_the_model_runs(plan) -> None:
     text = to_json(eager)
     assert from_json(text) == eager
     assert to_json(from_json(text)) == text
-    assert '"version": 6' in text
 
 
 @pytest.mark.slow
@@ -172,7 +171,6 @@ def test_a_policy_that_says_nothing_has_the_plan_of_before(plan) -> None:
     assert usual.execution is None
     assert host_line(usual) == ""
     text = to_json(usual)
-    assert '"version": 5' in text
     assert "execution" not in text
     assert "host_us" not in text
 

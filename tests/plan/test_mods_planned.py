@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from loka.errors import InputError
 from loka.kernels.measurements.parts import TimeSource
 from loka.mods.adaptation import Adaptation, RewriteResult, Unchanged
 from loka.mods.policy_loader import load_policy
@@ -98,7 +97,6 @@ def test_a_policy_without_mods_is_planned_as_before(write):
     assert plan.mods == ()
     data = json.loads(to_json(plan))
     assert "mods" not in data
-    assert data["version"] < 3
 
 
 # entries with § before the place of what is wrong, and what the message says
@@ -159,12 +157,9 @@ def test_plan_json_holds_the_mods(write):
     assert from_json(text) == plan
     assert to_json(from_json(text)) == text
     data = json.loads(text)
-    assert data["version"] == 3
     assert "gain" not in data["mods"][0]
     gained = replace(plan, mods=(replace(plan.mods[0], gain=Gain(3.5, 0.1)), *plan.mods[1:]))
     assert from_json(to_json(gained)) == gained
-    with pytest.raises(InputError, match=r"reads up to 10: upgrade LoKA"):
-        from_json(text.replace('"version": 3', '"version": 11'))
 
 
 def test_explain_names_the_mods_at_a_site_and_beside_it(write):

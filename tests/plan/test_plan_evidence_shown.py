@@ -47,7 +47,6 @@ def test_without_a_profile_the_file_has_nothing_new(make_plan, make_site):
     data = json.loads(to_json(make_plan(make_site())))
     assert "profile" not in data
     assert all("evidence" not in decision for decision in data["decisions"])
-    assert data["version"] == 1
 
 
 def test_a_row_shows_the_worst_of_its_gemms_and_the_steps(evident_plan, make_plan, make_site):

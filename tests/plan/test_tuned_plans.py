@@ -148,11 +148,9 @@ def test_the_plan_as_it_stands_is_confirmed_too(tuned: Tuned) -> None:
 
 
 def test_plan_json_holds_the_step(tuned: Tuned) -> None:
-    assert '"version": 10' not in to_json(make_plan(tuned.policy))
     tuned.tune(FASTER)
     plan = make_plan(tuned.policy)
     text = to_json(plan)
-    assert '"version": 10' in text
     assert from_json(text) == plan
     with pytest.raises(InputError, match="a measured step is zero, negative or not finite"):
         from_json(text.replace('"step_ms": 2.5', '"step_ms": -2.5'))

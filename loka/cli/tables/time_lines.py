@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from loka.cli.output import print_line, print_table
 
 if TYPE_CHECKING:
-    from loka.plan.plan import Candidate, KernelTime
+    from loka.plan.plan import KernelTime, TimedOption
     from loka.plan.report.explain_site import Decision, ExplainedTiming, Inside
 
 KERNELS_ERROR = ("kernel's MERE", "kernel's SQNR dB")  # beside times
@@ -85,7 +85,7 @@ def show_kernels(gemms: Sequence[Decision]) -> None:
     print_table(("GEMM", "product alone on", *columns, "source", "outcome"), rows, columns, tight=True)
 
 
-def _error(found: Candidate | KernelTime) -> tuple[str, str]:
+def _error(found: TimedOption | KernelTime) -> tuple[str, str]:
     """MERE and SQNR as measured, `-` if unknown."""
     return (
         "-" if found.mere is None else f"{found.mere:.3g}",

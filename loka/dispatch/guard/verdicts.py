@@ -83,7 +83,7 @@ def _sqnr(package: str) -> dict[tuple[str, str], float]:
 def _figure(decision: Mapping[str, Any]) -> float | None:
     evidence = decision.get("evidence") or {}
     low = (evidence.get("sqnr_db") or {}).get("low")
-    measured = [each["sqnr_db"] for each in decision.get("times", ()) if each["kernel"] == decision["kernel"]]
+    measured = [each.get("sqnr_db") for each in decision.get("times", ()) if each["kernel"] == decision["kernel"]]
     values = [float(value) for value in (low, *measured) if value is not None]
     return values[0] if values and math.isfinite(values[0]) else None
 

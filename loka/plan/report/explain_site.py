@@ -11,7 +11,7 @@ from loka.numerics.enums import OPERANDS, Accumulation, Gemm
 from loka.plan.evidence import ProfiledSites
 from loka.plan.format import format_gemm, format_place
 from loka.plan.mod_words import Touch, touches
-from loka.plan.plan import Candidate, KernelTime, Plan, PlannedBinding, SitePlan, StepTime
+from loka.plan.plan import KernelTime, Plan, PlannedBinding, SitePlan, StepTime, TimedOption
 from loka.plan.report.profile_view import ProfileView, budget_of, describe_speed, profile_view
 from loka.plan.report.region_ends import region_ends
 from loka.plan.select.latency_selection import interaction_by_site, kernel_names, place_in_interaction
@@ -65,7 +65,7 @@ class ExplainedTiming:
     speedup: float
     min_speedup: float
     gemms: tuple[Gemm, ...]  # the GEMMs of the candidates' kernels
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[TimedOption, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +222,7 @@ def _timing(plan: Plan, found: SitePlan) -> ExplainedTiming | None:
         speedup=round(found.timing.speedup, 4),
         min_speedup=budget_of(found.history).min_speedup,
         gemms=tuple(gemm.gemm for gemm in found.gemms),
-        candidates=found.candidates,
+        candidates=found.options,
     )
 
 

@@ -18,7 +18,17 @@ from loka.mods.rewriting.interactions import Fused
 from loka.numerics.enums import Compute, Gemm
 from loka.numerics.recipe import with_scalings
 from loka.plan.format import format_kernel, format_us
-from loka.plan.plan import NATIVE, Candidate, GemmPlan, InteractionPlan, Plan, Rejected, SitePlan, SiteTiming, StepTime
+from loka.plan.plan import (
+    NATIVE,
+    GemmPlan,
+    InteractionPlan,
+    Plan,
+    Rejected,
+    SitePlan,
+    SiteTiming,
+    StepTime,
+    TimedOption,
+)
 from loka.plan.select.enumerate import Cost, ExecutionOption, SiteOptions
 from loka.plan.select.perf_model import Latency, PerfModel
 from loka.plan.select.select import Selection, SelectionProblem
@@ -34,7 +44,6 @@ class LatencySelection:
 
     gemms: tuple[GemmPlan, ...]
     timing: SiteTiming
-    candidates: tuple[Candidate, ...]
     fused: bool  # with its neighbours, in one kernel
 
 
@@ -59,7 +68,6 @@ def revise(problem: SelectionProblem, gemms: Sequence[GemmPlan], chosen: Selecti
     """The decisions with the kernels and reasons of the chosen option."""
     site_options, option, cost = problem.site_options, chosen.option, chosen.cost
     native = site_options.native.cost(False).rounded()
-    timing = SiteTiming(cost.rounded(), native, kept=option.fp8 != problem.may)
     slower = cost.total.us > site_options.native.apart.total.us
     revised = []
     for plan in gemms:
@@ -78,8 +86,8 @@ def revise(problem: SelectionProblem, gemms: Sequence[GemmPlan], chosen: Selecti
         elif plan.fp8:
             plan = _kept(plan, problem, chosen)
         revised.append(replace(plan, times=site_options.times(plan.gemm)))
-    candidates = tuple(
-        Candidate(
+    options = tuple(
+        TimedOption(
             other.kernels,
             other.cost(chosen.joined).rounded(),
             _outcome(other, problem, chosen),
@@ -87,7 +95,8 @@ def revise(problem: SelectionProblem, gemms: Sequence[GemmPlan], chosen: Selecti
         )
         for other in site_options.options
     )
-    return LatencySelection(tuple(revised), timing, candidates, option.fused)
+    timing = SiteTiming(cost.rounded(), native, option.fp8 != problem.may, options)
+    return LatencySelection(tuple(revised), timing, option.fused)
 
 
 def _timed(site_options: SiteOptions, gemm: Gemm) -> frozenset[str]:
@@ -211,7 +220,7 @@ def without_fused_sites(plans: Sequence[SitePlan], interactions: Sequence[Intera
     fused_sites = {name for each in interactions for name in each.takes}
     if not fused_sites:
         return tuple(plans)
-    return tuple(replace(plan, timing=None, candidates=()) if plan.site.name in fused_sites else plan for plan in plans)
+    return tuple(replace(plan, timing=None) if plan.site.name in fused_sites else plan for plan in plans)
 
 
 def interaction_by_site(plan: Plan) -> Mapping[str, InteractionPlan]:

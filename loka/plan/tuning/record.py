@@ -22,7 +22,6 @@ from loka.devices.spec import Execution
 from loka.errors import InputError
 from loka.kernels.measurements.versions import Versions
 from loka.paths import open_plain, shown
-from loka.plan.json_values import each_key_once
 from loka.plan.plan import TunedStep
 from loka.plan.tuning.choices import Choice
 from loka.policy.policy import Policy
@@ -167,7 +166,7 @@ _AGAIN = "remove the file, and run loka tune again"
 def parsed(text: str, name: str) -> tuple[TunedRecord, ...]:
     """The records in a text; `name` is the file's, for messages. Raises InputError."""
     try:
-        data = json.loads(text, object_pairs_hook=each_key_once)
+        data = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{name}: not a whole JSON file ({error}); {_AGAIN}") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:

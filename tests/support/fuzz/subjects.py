@@ -113,25 +113,21 @@ def _policies() -> tuple[bytes, ...]:
 
 @cache
 def _plans() -> tuple[bytes, ...]:
-    """The plan of policies/ranker.yaml with a few of its rows, as of today and as of version 3."""
+    """The plan of policies/ranker.yaml with a few of its rows."""
     data = json.loads((ROOT / "generated" / "ranker" / "plan.json").read_text())
     seen: dict[int, dict] = {}
     for row in data["sites"]:
         seen.setdefault(row.get("timing"), row)
     data["sites"] = list(seen.values())[:2]
     for row in data["timings"]:
-        del row["candidates"][2:]
+        del row["options"][2:]
     del data["bindings"][1:]
-    data["assignments"] = data["assignments"][:60]
-    for row in data["histories"]:
-        for path, numbers in list(row.items()):
-            row[path] = [number for number in numbers if number < 60]
+    data["histories"] = [{path: row[path] for path in sorted(row)[:20]} for row in data["histories"]]
     used = sorted({number for row in data["sites"] for number in row["gemms"]})[:4]
     data["decisions"] = [data["decisions"][number] for number in used]
     for row in data["sites"]:
         row["gemms"] = [used.index(number) if number in used else 0 for number in row["gemms"]]
-    older = {**data, "version": 3}
-    return json.dumps(data).encode(), json.dumps(older).encode()
+    return (json.dumps(data).encode(),)
 
 
 @cache
