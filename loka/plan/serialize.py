@@ -27,7 +27,7 @@ from loka.policy.settings import Assignment
 from loka.sites.site import Site
 
 FORMAT = "loka.plan"
-VERSION = 11
+VERSION: Literal[11] = 11
 _AGAIN = "make it again with `loka generate POLICY`"
 _MANIFEST, _PACKAGE_FORMAT = "manifest.json", "loka.package"
 _BUDGET = ("budget.mere", "budget.sqnr_db", "budget.min_speedup")
