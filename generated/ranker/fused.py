@@ -18,7 +18,7 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import concat_norm_reference, fm_reference
 from loka.kernels.fused.norm import norm_reference
 
-STAMP = "83a9748558dc263fe63b6affc255276e5e4eea679183ba9ee07ec1b49e6b37b3"
+STAMP = "4b55f870c1ccfa8b530ad8d2f9af9b4360dfc99329c44c861249d9e51f064c10"
 
 
 def _add_backward_e4m3_outputs(grad: Tensor) -> tuple[Tensor, ...]:

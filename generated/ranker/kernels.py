@@ -27,7 +27,7 @@ from loka.dispatch import Quantized
 
 from . import fused
 
-STAMP = "83a9748558dc263fe63b6affc255276e5e4eea679183ba9ee07ec1b49e6b37b3"
+STAMP = "4b55f870c1ccfa8b530ad8d2f9af9b4360dfc99329c44c861249d9e51f064c10"
 
 # Scalings of both operands of a GEMM.
 ROWWISE = ("rowwise", "rowwise")
