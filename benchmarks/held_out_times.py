@@ -2,10 +2,10 @@
 
     python -m benchmarks.held_out_times FILE [--target h100] [--kind gemm] [--most 200]
 
-FILE is SQLite or text of `loka bench kernels`. Prints a line for each kind of part: how many parts were looked up, how
-many of these were interpolated, and the ratio of looked-up and measured time (larger over smaller) as geometric mean,
-90th percentile and maximum. On a grid of powers of two, a part left out leaves neighbours a factor of four apart, so
-these ratios overestimate the error of parts between measured ones. Needs no GPU.
+FILE is a recording of `loka bench kernels`, or an export of one. Prints a line for each kind of part: how many parts
+were looked up, how many of these were interpolated, and the ratio of looked-up and measured time (larger over smaller)
+as geometric mean, 90th percentile and maximum. On a grid of powers of two, a part left out leaves neighbours a factor
+of four apart, so these ratios overestimate the error of parts between measured ones. Needs no GPU.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from loka.bench.record.clock import MOST_SETS, Span, counts, span_of
 from loka.bench.record.gemm_parts import Gemms, PreparedCall
 from loka.bench.record.record import in_order, measure, record
 from loka.errors import InputError, LokaError
+from loka.kernels.measurements.measurement import Measurement
 from loka.kernels.measurements.parts import Part, PartKind
 
 SMALL = Part(PartKind.GEMM, "as-is", 64, 64, 64)
@@ -25,13 +26,13 @@ PLAIN = Part(PartKind.FORWARD, "rendered", 64, 64, recipe="bfloat16", around="si
 class FakeStore:
     """Measurements in a dictionary."""
 
-    kept: dict[Part, tuple[Span, Check]] = field(default_factory=dict)
+    kept: dict[Part, Measurement | None] = field(default_factory=dict)
 
     def has(self, part: Part) -> bool:
         return part in self.kept
 
-    def add(self, part: Part, span: Span, check: Check) -> None:
-        self.kept[part] = span, check
+    def add(self, measurement: Measurement) -> None:
+        self.kept[measurement.part] = measurement
 
 
 @dataclass
@@ -64,14 +65,14 @@ def run(parts: list[Part], store: FakeStore, bench: FakeBench, seconds: float = 
 def test_each_part_is_measured_once_with_a_line_of_progress() -> None:
     store = FakeStore()
     tally, lines = run([LARGE, SMALL, PLAIN, SMALL], store, FakeBench())
-    assert {part: span.us for part, (span, _) in store.kept.items()} == {SMALL: 64.0, LARGE: 128.0, PLAIN: 64.0}
+    assert {part: kept.us for part, kept in store.kept.items()} == {SMALL: 64.0, LARGE: 128.0, PLAIN: 64.0}
     assert tally == "3 measured (0 with wrong numbers), 0 known before, 0 could not run"
     assert lines[0] == "1/3 gemm as-is 64 x 64 x 64 bfloat16: 64.00 us (spread 1.0%, 5)"
     assert len(lines) == 3
 
 
 def test_what_is_known_is_left_out() -> None:
-    store, bench = FakeStore({SMALL: (Span(1.0, 0.0, 5), Check())}), FakeBench()
+    store, bench = FakeStore({SMALL: None}), FakeBench()
     tally, _ = run([SMALL, LARGE], store, bench)
     assert bench.prepared == [LARGE]
     assert tally == "1 measured (0 with wrong numbers), 1 known before, 0 could not run"
@@ -88,7 +89,7 @@ def test_a_part_that_fails_stops_nothing_and_is_not_written_down() -> None:
 def test_wrong_numbers_are_written_down_with_the_reason() -> None:
     store = FakeStore()
     tally, lines = run([SMALL], store, FakeBench(wrong={SMALL: "3.0 dB"}))
-    assert store.kept[SMALL][1].wrong == "3.0 dB"
+    assert store.kept[SMALL].wrong == "3.0 dB"
     assert "WRONG: 3.0 dB" in lines[0]
     assert tally.startswith("1 measured (1 with wrong numbers)")
 
@@ -102,7 +103,7 @@ def test_a_broken_device_ends_the_run() -> None:
 
 
 def test_when_the_time_is_over_the_rest_is_left_for_another_run() -> None:
-    store = FakeStore({SMALL: (Span(1.0, 0.0, 5), Check())})
+    store = FakeStore({SMALL: None})
     _, lines = run([SMALL, LARGE, PLAIN], store, FakeBench(), seconds=-1.0)
     assert lines == ["-1 s are over; 2 parts are left for the next run"]
     assert list(store.kept) == [SMALL]

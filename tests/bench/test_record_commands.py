@@ -18,7 +18,7 @@ from tests.support.plan.made_recordings import fill, small_recording
 
 @pytest.fixture
 def recorded(tmp_path: Path) -> Path:
-    return small_recording(tmp_path / "h100.sqlite")
+    return small_recording(tmp_path / "h100.jsonl")
 
 
 def test_what_was_recorded_can_be_planned_by_and_is_not_measured_again(recorded: Path) -> None:
@@ -33,10 +33,10 @@ def test_what_was_recorded_can_be_planned_by_and_is_not_measured_again(recorded:
 
 
 def test_measurements_are_exported_without_a_gpu(recorded: Path, tmp_path: Path) -> None:
-    text = tmp_path / "h100.jsonl"
+    text = tmp_path / "exported.jsonl"
     outcome = carry_out(RecordCommand("kernels", (str(recorded),), export=text), print)
     assert "measurements on NVIDIA H100 80GB HBM3" in outcome.text
-    assert '"loka bench kernels --record h100.sqlite"' in text.read_text().splitlines()[0]
+    assert '"loka bench kernels --record h100.jsonl"' in text.read_text().splitlines()[0]
     assert Measurements.open(text, "h100").sha256 == Measurements.open(recorded, "h100").sha256
 
 
@@ -48,13 +48,13 @@ def test_measurements_are_exported_without_a_gpu(recorded: Path, tmp_path: Path)
         (RecordCommand("kernels", (), record=Path("x"), parts="gemms"), "no parts of the kind 'gemms'"),
         (RecordCommand("kernels", (), policy=Path("x")), "name the file with --record"),
         (RecordCommand("kernels", (), export=Path("x")), "name the one file of measurements"),
-        (RecordCommand("kernels", ("nowhere.sqlite",), export=Path("x")), "is not there"),
+        (RecordCommand("kernels", ("nowhere.jsonl",), export=Path("x")), "is not there"),
         (
             RecordCommand("kernels", ("a",), export=Path("x"), target=""),
             "nothing is measured for ''; write h100 or h200",
         ),
         (
-            RecordCommand("kernels", ("nowhere.sqlite",), export=Path("x"), target="reference"),
+            RecordCommand("kernels", ("nowhere.jsonl",), export=Path("x"), target="reference"),
             "measured for 'reference'",
         ),
         (RecordCommand("kernels", record=Path("x"), seconds=math.nan), "--seconds: nan is no time to work in"),
@@ -69,7 +69,7 @@ def test_commands_that_are_not_right_say_so(command: RecordCommand, message: str
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_nothing_is_recorded_without_a_gpu(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no CUDA device is visible"):
-        carry_out(RecordCommand("kernels", record=tmp_path / "none.sqlite"), print)
+        carry_out(RecordCommand("kernels", record=tmp_path / "none.jsonl"), print)
     assert list(tmp_path.iterdir()) == []
 
 

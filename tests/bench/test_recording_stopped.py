@@ -24,10 +24,10 @@ PARTS = (gemm(64, 64, 64), gemm(64, 64, 128))
     ],
 )
 def test_only_what_asked_for_every_part_came_to_its_end(tally, machine, tmp_path, monkeypatch):
-    path = record(tmp_path / "m.sqlite", map(measurement, PARTS))
+    path = record(tmp_path / "m.jsonl", map(measurement, PARTS))
 
     def run(store, *_):
-        store.recording.add(measurement(PARTS[0]))
+        store.add(measurement(PARTS[0]))
         return tally
 
     monkeypatch.setattr(commands, "require_gpu", lambda: None)

@@ -44,7 +44,7 @@ def test_only_some_of_many_are_asked_for():
 
 
 def test_it_prints_a_table(tmp_path, capsys):
-    assert main([str(record(tmp_path / "m.sqlite", [*grid(FINE), *passes(FINE)])), "--kind", "quantize"]) == 0
+    assert main([str(record(tmp_path / "m.jsonl", [*grid(FINE), *passes(FINE)])), "--kind", "quantize"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3
     assert lines[2].startswith("| quantize | rendered | bfloat16 | e4m3 rowwise |  | 12 | 8 | 1.000 |")

@@ -28,7 +28,7 @@ STUDIES = sorted(
 
 @pytest.fixture
 def recorded(tmp_path: Path) -> Path:
-    return small_recording(tmp_path / "h100.sqlite")
+    return small_recording(tmp_path / "h100.jsonl")
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -42,10 +42,10 @@ def test_every_study_has_a_command_line(name: str, capsys: pytest.CaptureFixture
 
 @pytest.mark.slow
 def test_a_study_runs_as_a_module() -> None:
-    command = [sys.executable, "-m", "benchmarks.crossover", "nowhere.sqlite"]
+    command = [sys.executable, "-m", "benchmarks.crossover", "nowhere.jsonl"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 2
-    assert "nowhere.sqlite" in ran.stderr
+    assert "nowhere.jsonl" in ran.stderr
     assert ran.stdout == ""
 
 
@@ -70,7 +70,7 @@ def test_the_map_is_written_as_a_page(
     assert drawn == [(MACHINE.device, page.name.replace(".md", ".svg"))]
     assert "GEMM alone, precise accumulation: 64 shapes: FP8 wins 64, loses 0, ties 0" in capsys.readouterr().out
     assert "driver 580.65.06" in page.read_text()
-    assert "by `python -m benchmarks.crossover h100.sqlite`" in page.read_text()
+    assert "by `python -m benchmarks.crossover h100.jsonl`" in page.read_text()
     assert str(tmp_path) not in page.read_text()
     assert crossover.main([str(recorded), "-o", str(tmp_path / "results"), "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["GEMM"]) == 64
@@ -78,7 +78,7 @@ def test_the_map_is_written_as_a_page(
 
 @pytest.mark.slow
 def test_two_recordings_are_compared(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    again = tmp_path / "again.sqlite"
+    again = tmp_path / "again.jsonl"
     fill(again, Measurements.open(recorded, "h100").parts, factor=1.1)
     assert regret.main([str(recorded), str(again)]) == 0
     printed = capsys.readouterr().out
@@ -93,12 +93,12 @@ def test_two_recordings_are_compared(recorded: Path, tmp_path: Path, capsys: pyt
 @pytest.mark.parametrize(
     ("study", "arguments", "message"),
     [
-        (crossover, ["nowhere.sqlite"], "is not there"),
-        (regret, ["nowhere.sqlite", "nowhere.sqlite"], "is not there"),
-        (dispatch, ["nowhere.sqlite", "a,b"], "'a,b' is no shape"),
-        (dispatch, ["nowhere.sqlite", "--seconds", "nan"], "--seconds: nan is no time to work in"),
-        (dispatch, ["nowhere.sqlite", "--seconds=-1"], "--seconds: -1 is no time"),
-        (dispatch, ["nowhere.sqlite", "--variants", "cublas"], "there is no 'cublas'"),
+        (crossover, ["nowhere.jsonl"], "is not there"),
+        (regret, ["nowhere.jsonl", "nowhere.jsonl"], "is not there"),
+        (dispatch, ["nowhere.jsonl", "a,b"], "'a,b' is no shape"),
+        (dispatch, ["nowhere.jsonl", "--seconds", "nan"], "--seconds: nan is no time to work in"),
+        (dispatch, ["nowhere.jsonl", "--seconds=-1"], "--seconds: -1 is no time"),
+        (dispatch, ["nowhere.jsonl", "--variants", "cublas"], "there is no 'cublas'"),
     ],
 )
 def test_wrong_arguments_leave_with_status_two(study, arguments, message, capsys):

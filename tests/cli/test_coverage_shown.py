@@ -28,8 +28,8 @@ def measured(shop) -> None:
     shop.write_policy(POLICY)
     costs = Remembering(kernels={"as-is": 1.0, SCALED_MM: 0.5})
     plan_of(examine(load_policy(shop.policy)), None, costs)
-    costs.record(shop.folder / Path(shop.policy).parent / "times.sqlite")
-    shop.write_policy(POLICY.replace("defaults", "measurements: times.sqlite\ndefaults") + KEPT)
+    costs.record(shop.folder / Path(shop.policy).parent / "times.jsonl")
+    shop.write_policy(POLICY.replace("defaults", "measurements: times.jsonl\ndefaults") + KEPT)
 
 
 @pytest.mark.slow

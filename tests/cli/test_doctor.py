@@ -11,15 +11,15 @@ import pytest
 
 from loka.cli import doctor_inputs
 from loka.kernels.gemm.library import Library
-from loka.kernels.measurements import text_file
-from loka.kernels.measurements.lookup import Recording, Versions, export
+from loka.kernels.measurements import recording
+from loka.kernels.measurements.lookup import Versions, export
 from loka.probe.profile.profile_file import save
 from tests.support.plan.measured_cases import HOPPER, LATER, gemm, grid, measurement, record
 from tests.support.plan.shop_profile import SIZES, profile_of
 
-FILE = "policies/h100.sqlite"
+FILE = "policies/h100.jsonl"
 HEAD = 'version: 1\nname: shop\nmodel: {factory: "shopmodel:build", inputs: "shopmodel:inputs", batch_size: 64}\n'
-NAMED = HEAD + "measurements: h100.sqlite\n"
+NAMED = HEAD + "measurements: h100.jsonl\n"
 
 
 class Absent:
@@ -42,8 +42,8 @@ def machine(monkeypatch) -> Callable[[Versions | None], None]:
 def data(monkeypatch, tmp_path_factory) -> Path:
     """The folder of the sets that ship, with one for the H100."""
     folder = tmp_path_factory.mktemp("data")
-    export(record(folder / "m.sqlite", grid()), folder / "h100.jsonl", "h100", "made up")
-    monkeypatch.setattr(text_file, "DATA", folder)
+    export(record(folder / "m.jsonl", grid()), folder / "h100.jsonl", "h100", "made up")
+    monkeypatch.setattr(recording, "DATA", folder)
     return folder
 
 
@@ -62,7 +62,7 @@ def doctor(loka) -> Callable[..., dict[str, tuple[str, str, str]]]:
 
 
 def test_without_a_set_it_says_how_to_make_one(doctor, machine, monkeypatch, tmp_path):
-    monkeypatch.setattr(text_file, "DATA", tmp_path)
+    monkeypatch.setattr(recording, "DATA", tmp_path)
     machine(None)
     assert doctor()["measurements h100"] == (
         "missing", "", "none ship for h100; a policy can name its own: loka bench kernels --record FILE",
@@ -98,11 +98,8 @@ def test_what_differs_here_is_named(doctor, machine, data):
 
 def test_a_library_that_was_measured_and_is_not_here_is_named(doctor, machine, data, monkeypatch):
     monkeypatch.setattr(doctor_inputs, "GEMM_KERNELS", (Absent(),))
-    path = data / "m.sqlite"
-    with Recording(
-        path, lambda kernel: replace(HOPPER, library="1.6.0" if kernel == "absent.rowwise" else "")
-    ) as writing:
-        writing.add(measurement(gemm(64, 64, 64, "absent.rowwise")))
+    path = data / "m.jsonl"
+    record(path, [measurement(gemm(64, 64, 64, "absent.rowwise"))], libraries={"absent.rowwise": "1.6.0"})
     export(path, data / "h100.jsonl", "h100", "made up")
     machine(HOPPER)
     status, _, note = doctor()["measurements h100"]
@@ -127,7 +124,7 @@ def test_a_damaged_set_is_a_problem(doctor, machine, data):
 
 
 def test_a_policy_that_names_nothing(shop, doctor, machine, monkeypatch, tmp_path):
-    monkeypatch.setattr(text_file, "DATA", tmp_path)
+    monkeypatch.setattr(recording, "DATA", tmp_path)
     machine(None)
     shop.write_policy(HEAD)
     items = doctor(shop.policy)
@@ -151,11 +148,11 @@ def test_a_policy_with_its_own_measurements(shop, doctor, machine, data):
     machine(HOPPER)
     status, found, note = doctor(shop.policy)["policy measurements"]
     assert (status, found[:10]) == ("ok", "2 parts, 2")
-    assert note.startswith(f"h100.sqlite; measured on {HOPPER}; with what this machine has; 1 measurement on {LATER}, ")
+    assert note.startswith(f"h100.jsonl; measured on {HOPPER}; with what this machine has; 1 measurement on {LATER}, ")
     machine(LATER)
     status, _, note = doctor(shop.policy)["policy measurements"]
     assert status == "stale"
-    assert note.startswith(f"h100.sqlite; measured on {HOPPER}; driver: measured with 575.57.08, this machine has ")
+    assert note.startswith(f"h100.jsonl; measured on {HOPPER}; driver: measured with 575.57.08, this machine has ")
 
 
 @pytest.mark.slow
@@ -164,7 +161,7 @@ def test_a_policy_whose_measurements_are_not_there(shop, doctor, machine):
     shop.write_policy(NAMED)
     status, _, note = doctor(shop.policy, status=1)["policy measurements"]
     assert status == "problem"
-    assert note.startswith("policies/shop.yaml:4:15: measurements: policies/h100.sqlite: is not there; make it with")
+    assert note.startswith("policies/shop.yaml:4:15: measurements: policies/h100.jsonl: is not there; make it with")
 
 
 @pytest.mark.slow

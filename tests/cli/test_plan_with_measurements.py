@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.plan.measured_cases import as_schema_1, grid, passes, record
+from tests.support.plan.measured_cases import grid, passes, record
 
 HEAD = 'version: 1\nname: shop\nmodel: {factory: "shopmodel:build", inputs: "shopmodel:inputs", batch_size: 64}\n'
 VERBS = (("plan",), ("validate",), ("generate",), ("explain", "layers.0.up"))
@@ -13,37 +13,28 @@ VERBS = (("plan",), ("validate",), ("generate",), ("explain", "layers.0.up"))
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb[0])
 @pytest.mark.parametrize(("content", "says"), [(None, "is not there; make it with"), (b"MZ" * 99, "no file of")])
 def test_every_verb_that_plans_says_what_is_wrong_at_its_place(verb, content, says, shop, loka):
-    shop.write_policy(HEAD + "measurements: h100.sqlite\n")
+    shop.write_policy(HEAD + "measurements: h100.jsonl\n")
     if content is not None:
-        (shop.folder / "policies/h100.sqlite").write_bytes(content)
+        (shop.folder / "policies/h100.jsonl").write_bytes(content)
     before = shop.files()
     ran = loka(verb[0], shop.policy, *verb[1:])
     assert (ran.status, ran.out) == (2, "")
-    assert ran.err.startswith(f"policies/shop.yaml:4:15: measurements: policies/h100.sqlite: {says}")
+    assert ran.err.startswith(f"policies/shop.yaml:4:15: measurements: policies/h100.jsonl: {says}")
     assert shop.files() == before
 
 
 def test_the_language_alone_is_checked_without_them(shop, loka):
-    shop.write_policy(HEAD + "measurements: h100.sqlite\n")
+    shop.write_policy(HEAD + "measurements: h100.jsonl\n")
     assert loka("validate", shop.policy, "--no-model").status == 0
 
 
 def test_where_they_are_there_the_plan_is_made_and_nothing_is_left_beside_them(shop, loka):
-    shop.write_policy(HEAD + "measurements: h100.sqlite\n")
-    record(shop.folder / "policies/h100.sqlite", [*grid(), *passes()])
+    shop.write_policy(HEAD + "measurements: h100.jsonl\n")
+    record(shop.folder / "policies/h100.jsonl", [*grid(), *passes()])
     before = shop.files()
     ran = loka("validate", shop.policy)
     assert (ran.status, ran.err) == (0, "")
     assert shop.files() == before
-
-
-def test_a_recording_of_an_earlier_loka_is_noted_once(shop, loka):
-    shop.write_policy(HEAD + "measurements: h100.sqlite\n")
-    as_schema_1(record(shop.folder / "policies/h100.sqlite", [*grid(), *passes()]))
-    ran = loka("diff", shop.policy, shop.policy)
-    assert ran.status == 0
-    (line,) = ran.err.splitlines()
-    assert line.startswith("note: policies/h100.sqlite: recorded by an earlier LoKA, without checksums: ")
 
 
 @pytest.mark.parametrize(("target", "advised"), [("h200", True), ("reference", False)])

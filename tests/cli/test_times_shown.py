@@ -22,7 +22,7 @@ name: shop
 model: {factory: "shopmodel:build", inputs: "shopmodel:inputs", batch_size: 4096}
 defaults: {compute: fp8}
 """
-NAMED = POLICY.replace("defaults", "measurements: times.sqlite\ndefaults")
+NAMED = POLICY.replace("defaults", "measurements: times.jsonl\ndefaults")
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def measured(shop) -> None:
     shop.write_policy(POLICY)
     costs = Remembering(kernels={"as-is": 1.0, SCALED_MM: 1.0, "fbgemm.rowwise": 0.9})
     plan_of(examine(load_policy(shop.policy)), None, costs)
-    costs.record(shop.folder / Path(shop.policy).parent / "times.sqlite")
+    costs.record(shop.folder / Path(shop.policy).parent / "times.jsonl")
     shop.write_policy(NAMED)
 
 
@@ -45,7 +45,7 @@ def test_plan_shows_the_times_beside_bf16(shop, loka, measured):
     assert "0." in up.split("x   fp8")[0][-4:]
     assert "budget of MERE 0.2, SQNR 24 dB, min_speedup 1.05: 6 sites" in lines
     assert lines[-1].startswith("GEMMs with their norms: ")
-    assert lines[-1].endswith("by times.sqlite (sites: 6 measured).")
+    assert lines[-1].endswith("by times.jsonl (sites: 6 measured).")
 
 
 def test_what_the_step_waits_for_stands_after_the_times(shop, loka, measured):
@@ -68,7 +68,7 @@ def test_a_narrow_terminal_gets_a_legend(shop, loka, measured, monkeypatch):
 
 def test_plan_as_json_has_every_time(shop, loka, measured):
     data = json.loads(loka("plan", shop.policy, "--json").out)
-    assert data["measurements"][0] == "times.sqlite"
+    assert data["measurements"][0] == "times.jsonl"
     assert data["time"]["us"] > data["time"]["as_is_us"] > 0
     plan = from_json(json.dumps(data["plan"]))
     assert plan.sites[0].timing.chosen.us > 0
@@ -77,7 +77,7 @@ def test_plan_as_json_has_every_time(shop, loka, measured):
 
 def test_explain_lists_every_way_and_every_kernel(shop, loka, measured):
     out = loka("explain", shop.policy, "layers.1.up").out
-    assert "time of one call by times.sqlite: " in out
+    assert "time of one call by times.jsonl: " in out
     ways = [line for line in out.splitlines() if line.split()[:3] == ["fbgemm.rowwise", "as-is", "as-is"]]
     assert len(ways) == 1
     assert ways[0].endswith("forced into FP8: dgrad, wgrad")
@@ -97,7 +97,7 @@ def test_explain_says_why_a_site_has_no_times(shop, loka, measured):
     text = NAMED.replace("compute: fp8", "compute: fp8, scaling: tensorwise")
     (folder / "other.yaml").write_text(text)
     out = loka("explain", str(folder / "other.yaml"), "layers.1.up").out
-    assert "not timed: times.sqlite lacks its own GEMMs, or the recipe that it may run in" in out
+    assert "not timed: times.jsonl lacks its own GEMMs, or the recipe that it may run in" in out
     assert "time of one call" not in out
 
 
@@ -106,7 +106,7 @@ def test_diff_shows_changed_kernels_and_times(shop, loka, measured):
     (folder / "before.yaml").write_text(POLICY)
     out = loka("diff", str(folder / "before.yaml"), shop.policy).out
     assert "e4m3 rowwise by fbgemm.rowwise" in out
-    assert "measurements: none -> times.sqlite (" in out
+    assert "measurements: none -> times.jsonl (" in out
     assert "GEMMs with their norms, a training step: - -> " in out
     data = json.loads(loka("diff", str(folder / "before.yaml"), shop.policy, "--json").out)
     assert {each["before"] for each in data["times"]} == {None}
@@ -116,7 +116,7 @@ def test_diff_shows_changed_kernels_and_times(shop, loka, measured):
 def test_a_package_is_stale_once_its_measurements_changed(shop, loka, measured):
     assert loka("generate", shop.policy).status == 0
     assert loka("generate", "--check", shop.policy).status == 0
-    path = shop.folder / Path(shop.policy).parent / "times.sqlite"
+    path = shop.folder / Path(shop.policy).parent / "times.jsonl"
     path.unlink()
     costs = Remembering(kernels={"as-is": 1.0, SCALED_MM: 1.0})
     plan_of(examine(load_policy(str(shop.folder / shop.policy))), None, costs)

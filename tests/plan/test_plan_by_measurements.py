@@ -218,8 +218,8 @@ def measured(folder: Path, plan_for: PlanFor) -> Path:
     """A policy that names a file with the times of every part that its plan asks for."""
     costs = Remembering(kernels={"as-is": 1.0, SCALED_MM: 1.0, "fbgemm.rowwise": 0.9})
     plan_for(costs)
-    costs.record(folder / "times.sqlite")
-    text = (folder / "p.yaml").read_text().replace("defaults:", "measurements: times.sqlite\ndefaults:")
+    costs.record(folder / "times.jsonl")
+    text = (folder / "p.yaml").read_text().replace("defaults:", "measurements: times.jsonl\ndefaults:")
     (folder / "p.yaml").write_text(text)
     return folder / "p.yaml"
 
@@ -227,7 +227,7 @@ def measured(folder: Path, plan_for: PlanFor) -> Path:
 def test_a_file_of_times_decides_as_the_costs_that_it_was_made_of(measured: Path) -> None:
     plan = make_plan(measured.name)
     assert plan.measurements is not None
-    assert plan.measurements[0] == "times.sqlite"
+    assert plan.measurements[0] == "times.jsonl"
     assert {gemm.kernel for gemm in site(plan, FIRST).gemms} == {"fbgemm.rowwise"}
     for each in site(plan, FIRST).options:  # in a mixture the compiler writes the norms, which nothing measures
         alike = len(set(each.kernels)) == 1

@@ -339,7 +339,7 @@ CASES: dict[str, tuple[str, str, str]] = {
         in_rule("match: {name: 're:a+'}"),
     ),
     "empty profile": (HEAD + "profile: §''\n", "profile: empty", HEAD + "profile: profiles/a.safetensors\n"),
-    "empty measurements": (HEAD + "measurements: §''\n", "measurements: empty", HEAD + "measurements: m.sqlite\n"),
+    "empty measurements": (HEAD + "measurements: §''\n", "measurements: empty", HEAD + "measurements: m.jsonl\n"),
 }
 
 

@@ -1,4 +1,4 @@
-"""`loka bench kernels --record` and `--export`: measure kernels into a file, and write a file as text."""
+"""`loka bench kernels --record` and `--export`: measure kernels into a file, and export its measurements."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 
 from loka.bench.machine import require_gpu
 from loka.bench.record.run_record import libraries, parts_of, run_record
-from loka.bench.record.store import RecordingStore
 from loka.bench.speed.comparison import Progress
 from loka.devices.targets import DEFAULT_TARGET, GPU_TARGETS
 from loka.errors import InputError
@@ -26,7 +25,7 @@ class RecordCommand:
     policy: Path | None = None  # record the parts of its sites instead of the shipped grid
     seconds: float = math.inf  # recording stops after this; another run continues
     jobs: int = 0  # processes that compile; 0: by the number of CPUs
-    export: Path | None = None  # text file to export to
+    export: Path | None = None  # file to export to
     target: str = DEFAULT_TARGET  # device whose measurements are exported
 
     @property
@@ -81,15 +80,15 @@ def record(command: RecordCommand, file: Path, progress: Progress) -> CommandOut
     versions = libraries()
     parts = parts_of(works, command.policy)
     require_gpu()
-    with Recording(file, lambda kernel: Versions.here(versions.get(kernel, ""))) as recording:
-        tally = run_record(RecordingStore(recording), parts, progress, command.seconds, command.jobs)
+    with Recording(file, Versions.here(), versions) as recording:
+        tally = run_record(recording, parts, progress, command.seconds, command.jobs)
         if tally.measured + tally.known + tally.failed < len(set(parts)):
             recording.stopped_early()
     return CommandOutcome(f"{file}: {tally}", {"recorded": str(file), **asdict(tally)})
 
 
 def export_text(command: RecordCommand, text: Path) -> CommandOutcome:
-    """Write measurements as text: of the file just recorded, or of the named one."""
+    """Export measurements: of the file just recorded, or of the named one."""
     if command.record is None and len(command.names) != 1:
         raise InputError("loka bench kernels --export: name the one file of measurements that is to be exported")
     source = command.record if command.record is not None else Path(command.names[0])

@@ -20,6 +20,7 @@ from loka.bench.record.producer_parts import Producers
 from loka.bench.speed.comparison import Progress, describe
 from loka.errors import InputError, LokaError
 from loka.kernels.measurements.interaction_forms import family
+from loka.kernels.measurements.measurement import Measurement
 from loka.kernels.measurements.parts import INTERACTIONS, Part, PartKind
 
 RESTLESS = 0.03  # spread above which a time is measured again; the one with less spread counts
@@ -41,7 +42,7 @@ class Store(Protocol):
         """True if the part was measured before."""
         ...
 
-    def add(self, part: Part, span: Span, check: Check) -> None:
+    def add(self, measurement: Measurement) -> None:
         """Store a measurement durably."""
         ...
 
@@ -104,7 +105,7 @@ def record(
                     "again without this kernel"
                 ) from error
             continue
-        store.add(part, span, check)
+        store.add(Measurement(part, span.us, span.spread, span.runs, check.mere, check.sqnr_db, check.wrong))
         measured += 1
         wrong += bool(check.wrong)
         progress(f"{label}: {format_result(span, check)}")

@@ -36,14 +36,12 @@ from pathlib import Path
 
 from loka.devices.spec import DeviceSpec
 from loka.devices.targets import DEFAULT, spec_of
-from loka.errors import InputError
 from loka.kernels.measurements.interaction_forms import unlike
 from loka.kernels.measurements.interpolate import Table, axes_of, is_aligned
 from loka.kernels.measurements.measurement import MeasuredSet, Measurement, PartSeries, digest, size_words
 from loka.kernels.measurements.part_bounds import bound_us
 from loka.kernels.measurements.parts import INTERACTIONS, Part, PartCosts, PartTime, TimeSource
-from loka.kernels.measurements.sqlite_file import Recording, head_of, read_file
-from loka.kernels.measurements.text_file import export, is_text, lines_of, read_text, shipped_file
+from loka.kernels.measurements.recording import Recording, export, lines_of, read_file, shipped_file
 from loka.kernels.measurements.versions import Versions, difference
 
 __all__ = ["Measurement", "Measurements", "Recording", "Versions", "export"]
@@ -104,22 +102,14 @@ class Measurements(PartCosts):
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], target: str, name: str | None = None) -> Measurements:
-        """The measurements for a target in a file of `loka bench kernels`: SQLite, or the text exported from it.
+        """The measurements for a target in a file of `loka bench kernels`: a recording, or a file exported from it.
 
         `name` is the file's name in plans, by default the last component of the path.
 
-        Raises InputError where the file is missing, damaged, something else, of a newer LoKA, or has nothing for the
+        Raises InputError where the file is missing, damaged, something else, of another version, or has nothing for the
         target.
         """
         path = Path(path)
-        try:
-            text = is_text(path)
-        except OSError:
-            text = False  # `head_of` raises the error
-        if text:
-            return cls(read_text(path, target), name or path.name, spec_of(target))
-        if not head_of(path):
-            raise InputError(f"{path}: empty; record measurements with `loka bench kernels --record {path}`")
         return cls(read_file(path, target), name or path.name, spec_of(target))
 
     @classmethod
@@ -128,7 +118,7 @@ class Measurements(PartCosts):
         path = shipped_file(target)
         if not path.exists():
             return None
-        return cls(read_text(path, target, _SHIPPED_AGAIN), f"{path.name} of LoKA", spec_of(target))
+        return cls(read_file(path, target, _SHIPPED_AGAIN), f"{path.name} of LoKA", spec_of(target))
 
     @classmethod
     def of(cls, measurements: Iterable[Measurement], machine: Versions, name: str = "measurements") -> Measurements:
@@ -149,7 +139,7 @@ class Measurements(PartCosts):
 
     @cached_property
     def sha256(self) -> str:
-        """sha256 of its measurements: the same for an SQLite file and the text exported from it."""
+        """sha256 of its measurements: the same for a recording and the file exported from it."""
         return digest(lines_of(self._set))
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import sys
 import tempfile
 from collections.abc import Callable
@@ -28,8 +29,8 @@ from loka.policy.settings import SiteFacts
 from loka.probe.profile.profile_file import load, load_profile, save
 from loka.probe.profile.summarise import unite
 from loka.probe.stats.site_stats import RecordedStats
-from tests.support.fuzz.mutations import Mutate, json_text, jsonl_text, profile_bytes, sqlite_bytes, yaml_text
-from tests.support.plan.measured_cases import gemm
+from tests.support.fuzz.mutations import Mutate, json_text, jsonl_text, profile_bytes, yaml_text
+from tests.support.plan.measured_cases import LATER, gemm, grid, measurement, passes, record
 
 ROOT = Path(__file__).parents[3]
 SEEDS = ROOT / "tests" / "fuzz" / "seeds"
@@ -75,17 +76,15 @@ def _read_profile(path: Path) -> None:
     with_merged_sites(known, [each.site for each in _whole_plan().sites])
 
 
-def _read_measurements(path: Path) -> None:
+def _read_recording(path: Path) -> None:
     found = Measurements.open(path, "h100")
     for part in (*found.parts, gemm(100, 100, 100)):
         found.time(part)
         found.error(part)
         found.wrong_reason(part)
-
-
-def _read_recording(path: Path) -> None:
-    _read_measurements(path)
     export(path, path.with_name("again.jsonl"), "h100", "made up")
+    if b'"sha256": null' in path.read_bytes().partition(b"\n")[0]:
+        record(path, [measurement(gemm(64, 64, 64))])
 
 
 def _read_package(path: Path) -> None:
@@ -144,6 +143,18 @@ def _seeds(*names: str) -> Callable[[], tuple[bytes, ...]]:
 
 
 @cache
+def _recordings() -> tuple[bytes, ...]:
+    """A recording of two machines, and what is exported of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path, exported = Path(folder, "m.jsonl"), Path(folder, "h100.jsonl")
+        wrong = measurement(gemm(64, 64, 8192), wrong="not a number", mere=math.inf)
+        record(path, [*grid((64, 1024)), *passes((64,)), wrong])
+        record(path, grid((64,), "fbgemm.rowwise"), LATER, {"fbgemm.rowwise": "1.5.0"})
+        export(path, exported, "h100", "made up")
+        return path.read_bytes(), exported.read_bytes()
+
+
+@cache
 def _manifests() -> tuple[bytes, ...]:
     outputs = {name: text_hash(text) for name, text in PACKAGE.items()}
     manifest = {"format": "loka.package", "version": 1, "stamp": "a", "inputs": {"loka": "0.1.0"}, "outputs": outputs}
@@ -163,7 +174,6 @@ SUBJECTS = {
         _read_profile,
         writes=True,
     ),
-    "recording": Subject("m.sqlite", _seeds("m.sqlite"), sqlite_bytes, _read_recording, writes=True),
-    "measurements": Subject("m.jsonl", _seeds("m.jsonl"), jsonl_text, _read_measurements),
+    "recording": Subject("m.jsonl", _recordings, jsonl_text, _read_recording, writes=True),
     "package": Subject("manifest.json", _manifests, json_text, _read_package, writes=True),
 }

@@ -10,7 +10,6 @@ from loka.bench.record.clock import Span
 from loka.bench.record.gemm_parts import PreparedCall
 from loka.bench.record.grid import grid
 from loka.bench.record.record import record
-from loka.bench.record.store import RecordingStore
 from loka.kernels.measurements.lookup import Recording, Versions
 from loka.kernels.measurements.parts import Part, PartKind
 
@@ -38,8 +37,8 @@ class MadeClock:
 def fill(path: Path, parts: Iterable[Part], factor: float = 1.0) -> list[str]:
     """Record parts, times multiplied by a factor; gives the lines of progress."""
     lines: list[str] = []
-    with Recording(path, lambda kernel: MACHINE) as recording:
-        record(parts, RecordingStore(recording), MadeBench(), MadeClock(factor), lines.append)
+    with Recording(path, MACHINE) as recording:
+        record(parts, recording, MadeBench(), MadeClock(factor), lines.append)
     return lines
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from loka.kernels.measurements.lookup import Measurement, Measurements, Recording, Versions
+from loka.kernels.measurements.measurement import digest
 from loka.kernels.measurements.parts import Part, PartKind
-from loka.kernels.measurements.row_digests import fold_all
 
 FP8 = "e4m3 rowwise, e4m3 rowwise, precise"
 HOPPER = Versions("NVIDIA H100 80GB HBM3", "9.0", "575.57.08", "13.0", "13.0.2", "2.11.0+cu130", "3.6.0", "")
@@ -67,27 +68,27 @@ def measured(*more: Measurement) -> Measurements:
     return Measurements.of([*grid(), *passes(), *more], HOPPER)
 
 
-def record(path: Path, measurements: Iterable[Measurement], versions: Versions = HOPPER) -> Path:
+def record(
+    path: Path,
+    measurements: Iterable[Measurement],
+    machine: Versions = HOPPER,
+    libraries: Mapping[str, str] | None = None,
+) -> Path:
     """Write measurements to a file, in a recording that comes to its end."""
-    with Recording(path, lambda kernel: versions) as recording:
+    with Recording(path, machine, libraries) as recording:
         for each in measurements:
             recording.add(each)
     return path
 
 
-def edit(path: Path, statement: str, values: Sequence[object] = ()) -> None:
-    """Change a recording by SQL as if it had been recorded so: its digests fit."""
-    connection = sqlite3.connect(path)
-    connection.execute(statement, values)
-    fold_all(connection)
-    connection.commit()
-    connection.close()
-
-
-def as_schema_1(path: Path) -> None:
-    """Make a recording one of before there were digests."""
-    connection = sqlite3.connect(path)
-    connection.execute("ALTER TABLE versions DROP COLUMN digest")
-    connection.execute("PRAGMA user_version = 1")
-    connection.commit()
-    connection.close()
+def edit(path: Path, change: Callable[[Any], Any]) -> None:
+    """Change the lines of a recording as if it had been recorded so: its checksums fit. None drops a line."""
+    head, *lines = path.read_text().splitlines()
+    kept: list[str] = []
+    for line in lines:
+        row = change(json.loads(line))
+        if isinstance(row, dict) and "sha256" in row:
+            row = {**row, "sha256": digest(kept)}
+        if row is not None:
+            kept.append(json.dumps(row))
+    path.write_text("\n".join([head, *kept, ""]))

@@ -84,7 +84,7 @@ class Remembering(MadeUp):
 
     def record(self, path: Path) -> None:
         """Write down the time of every part that was asked for, as if it had been measured."""
-        with Recording(path, lambda kernel: HOPPER) as recording:
+        with Recording(path, HOPPER) as recording:
             for part in list(self.parts):
                 timed = self.time(part)
                 if timed is not None:

@@ -15,7 +15,7 @@ from tests.support.plan.measured_cases import HOPPER, gemm, measurement
 
 def write_parts(path: str, first: int, count: int, told: Connection) -> None:
     """Measure `count` parts from `first` on, and tell which are finished."""
-    with Recording(path, lambda kernel: HOPPER) as recording:
+    with Recording(path, HOPPER) as recording:
         for index in range(first, first + count):
             part = gemm(16 * (index + 1), 64, 64)
             if not recording.has(part):
