@@ -21,8 +21,8 @@ from benchmarks.ne_calibration.report import trained_changes
 from benchmarks.ne_calibration.trained import MODELS, Row, RowFile, fp8_sites, prepared, train_cases
 from benchmarks.study import run_study, tell
 from loka.numerics.enums import Gemm
-from loka.probe.estimate.candidate_recipes import candidates
-from loka.probe.sensitivity.gemm_errors import SiteRoundings, recipe_rounding
+from loka.probe.estimate import candidates
+from loka.probe.gemm_errors import SiteRoundings, recipe_rounding
 
 Case = Mapping[str, SiteRoundings]  # by the site's name
 

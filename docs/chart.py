@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
-from loka.probe.estimate.intervals import t_quantile
+from loka.probe.estimate import t_quantile
 
 FIGURES = Path(__file__).with_name("chart.json")
 PICTURE = Path(__file__).with_name("chart.svg")

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from loka.errors import InputError
 from loka.numerics.enums import OPERANDS, Gemm, Operand
-from loka.probe.estimate import copula
-from loka.probe.estimate.samplers import LARGEST_DRAW, ROW_CAP, Drawn, at_least, check_rows, require, usable
+from loka.probe import copula
+from loka.probe.samplers import LARGEST_DRAW, ROW_CAP, Drawn, at_least, check_rows, require, usable
 from loka.probe.stats.moments import covariance
 from loka.probe.stats.site_stats import JOINT, LowRank, OperandStats, SiteStats, WeightStats
 

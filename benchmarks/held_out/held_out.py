@@ -46,9 +46,9 @@ from loka.numerics.enums import Format, Gemm, Scaling
 from loka.numerics.metrics import mere, sqnr
 from loka.numerics.quantize import dequantize, quantize
 from loka.numerics.recipe import OperandRecipe
-from loka.probe.estimate.estimate import errors
-from loka.probe.estimate.samplers import CopulaSampler, Sampler
+from loka.probe.estimate import errors
 from loka.probe.probe import Probe
+from loka.probe.samplers import CopulaSampler, Sampler
 from loka.probe.stats.site_stats import SiteStats
 from loka.sites.build_model import build_model
 from loka.sites.discover import find_sites

@@ -11,10 +11,9 @@ from benchmarks.ne_calibration.trained import RowFile, StudyModel, fp8_sites, pr
 from loka.bench.quality.held_out import held_out_of
 from loka.bench.quality.training import build, train
 from loka.numerics.enums import Gemm
+from loka.probe.gemm_errors import Rounding, SiteRoundings
 from loka.probe.profile.profile import Interval, sum_of_changes
-from loka.probe.sensitivity.gemm_errors import Rounding, SiteRoundings
-from loka.probe.sensitivity.held_out import evaluating
-from loka.probe.sensitivity.measure import BackwardSensitivity, ForwardSensitivity, ne_change
+from loka.probe.sensitivity import BackwardSensitivity, ForwardSensitivity, evaluating, ne_change
 
 BATCHES = 4  # as `loka probe`
 

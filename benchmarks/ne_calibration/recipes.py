@@ -11,8 +11,8 @@ from torch import Tensor
 from loka.numerics.enums import Format, Gemm, Scaling
 from loka.numerics.quantize import dequantize, quantize, round_up_to_power_of_two
 from loka.numerics.recipe import OperandPair, OperandRecipe
-from loka.probe.estimate.candidate_recipes import candidates
-from loka.probe.sensitivity.gemm_errors import Rounding, SiteRoundings, recipe_rounding
+from loka.probe.estimate import candidates
+from loka.probe.gemm_errors import Rounding, SiteRoundings, recipe_rounding
 
 FORWARD, BACKWARD, ALL = (Gemm.FPROP,), (Gemm.DGRAD, Gemm.WGRAD), tuple(Gemm)
 LOWEST_EXPONENT = -6  # of a normal e4m3 number

@@ -18,7 +18,7 @@ from loka.mods.policy_loader import load_policy
 from loka.numerics.enums import Compute, Gemm
 from loka.plan.examine import Examined, examine
 from loka.probe.capture.live_sites import find_live
-from loka.probe.sensitivity.gemm_errors import GemmErrors, SiteRoundings
+from loka.probe.gemm_errors import GemmErrors, SiteRoundings
 
 NATIVE = "native"
 Row = dict[str, Any]

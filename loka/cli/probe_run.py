@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
     from loka.bench.quality.training_job import TrainingJob
     from loka.plan.examine import Examined
+    from loka.probe.finding_evidence import BiasTrack
     from loka.probe.probe import Probe
-    from loka.probe.sensitivity.held_out import HeldOut
-    from loka.probe.stats.bias_track import BiasTrack
-    from loka.probe.stats.site_stats import RecordedStats
+    from loka.probe.profile.profile import RecordedStats
+    from loka.probe.sensitivity import HeldOut
 
 STEPS = 80  # default if neither the command line nor the policy gives a number
 SAMPLES = 20  # least number of samples without --every
@@ -82,8 +82,8 @@ def record(
     from loka.bench.quality.training_calls import BATCHES, called
     from loka.cli.cli_job import choose_device, make_job, training_of
     from loka.cli.progress import Shown
+    from loka.probe.finding_evidence import read_biases, track_biases
     from loka.probe.probe import Probe
-    from loka.probe.stats.bias_track import read_biases, track_biases
     from loka.sites.callables import current_directory_importable
 
     policy = examined.policy
@@ -199,7 +199,7 @@ def _note_without_ne(error: Exception) -> None:
 def _recorded(probe: Probe, path: Path | None) -> RecordedStats:
     """Statistics of a closed Probe, from its file if there is one."""
     from loka.probe.profile import profile_file
-    from loka.probe.stats.site_stats import RecordedStats
+    from loka.probe.profile.profile import RecordedStats
 
     if path is not None:
         saved = profile_file.load(path)

@@ -16,16 +16,13 @@ from loka.mods.suggestions import Suggestible
 from loka.numerics.enums import OPERANDS, Compute, Gemm, Operand
 from loka.numerics.recipe import OperandPair
 from loka.policy.settings import SiteSettings
-from loka.probe.diagnostics.finding_evidence import with_observed_ranges
-from loka.probe.diagnostics.findings import find
-from loka.probe.estimate.candidate_recipes import candidates
-from loka.probe.estimate.estimate import estimate_site, full_precision
-from loka.probe.profile.profile import Estimate, Finding, SiteProfile
+from loka.probe.estimate import candidates, estimate_site, full_precision
+from loka.probe.finding_evidence import BiasTrack, with_observed_ranges
+from loka.probe.findings import find
+from loka.probe.profile.profile import Estimate, Finding, RecordedStats, SiteProfile
 from loka.probe.profile.summarise import summarise
-from loka.probe.sensitivity.held_out import HeldOut
-from loka.probe.sensitivity.measure import measure_ne
-from loka.probe.stats.bias_track import BiasTrack
-from loka.probe.stats.site_stats import RecordedStats, SiteStats
+from loka.probe.sensitivity import HeldOut, measure_ne
+from loka.probe.stats.site_stats import SiteStats
 from loka.sites.site import Site
 
 LIMIT = 16  # sampled pairs of operands for each GEMM, at most
@@ -51,7 +48,7 @@ def finish(
     `sites` and `settings` are those of the policy, in the same order; the candidates are the standard ones and the
     policy's own, each judged against the site's own budget. A GEMM that the policy keeps gets none. Changes of NE stay
     those of `recorded` (`with_ne`). `batch_size` gives M, `limit` the most sampled pairs of operands for a GEMM.
-    `bias_norms`: tracks of `bias_track` by site; `suggestible`: possible mods by site. Equal arguments give equal
+    `bias_norms`: from `track_biases`; `suggestible`: possible mods by site. Equal arguments give equal
     results, whatever the number of CPUs, on which sites are estimated side by side.
 
     Raises InputError if `recorded` has a site that the model lacks or that has another shape there.

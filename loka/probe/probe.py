@@ -20,16 +20,15 @@ from loka.mods.modded_model import built_model
 from loka.mods.policy_loader import policy_argument
 from loka.paths import path_argument, shown
 from loka.policy.policy import Policy
-from loka.probe.capture.graph_replay import Replays
 from loka.probe.capture.live_sites import check_adapted, find_live
-from loka.probe.capture.ranks import merge_across
-from loka.probe.capture.row_sampling import RowNumbers
 from loka.probe.capture.saver import Saver
-from loka.probe.capture.watch import Watch
+from loka.probe.capture.watch import RowNumbers, Watch
 from loka.probe.profile import profile_file
-from loka.probe.profile.step_figures import StepFigures
-from loka.probe.profile.summarise import profile_of, summarise
-from loka.probe.stats.site_stats import RecordedStats, SiteStats
+from loka.probe.profile.profile import RecordedStats
+from loka.probe.profile.summarise import StepFigures, profile_of, summarise
+from loka.probe.stats.graph_replay import Replays
+from loka.probe.stats.merge import merge_across
+from loka.probe.stats.site_stats import SiteStats
 from loka.probe.stats.site_trackers import SiteSnapshot, Trackers, read
 from loka.sites.callables import current_directory_importable
 from loka.sites.discover import find_sites

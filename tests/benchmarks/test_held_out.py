@@ -20,8 +20,8 @@ from benchmarks.held_out.held_out_rows import COPULA, GAUSSIAN, NORMAL, POOLED_R
 from loka import zoo
 from loka.errors import InputError
 from loka.numerics.enums import Gemm
-from loka.probe.estimate.estimate import errors
-from loka.probe.estimate.samplers import Drawn
+from loka.probe.estimate import errors
+from loka.probe.samplers import Drawn
 
 FEATURES = 8
 

@@ -12,7 +12,7 @@ import pytest
 from loka.numerics.enums import Gemm
 from loka.plan.serialize import from_json
 from loka.probe.profile.profile_file import save
-from loka.probe.stats.bins import MAGNITUDE_BINS
+from loka.probe.stats.site_stats import MAGNITUDE_BINS
 from tests.support.plan.made_profiles import as_version_2
 from tests.support.plan.shop_profile import SIZES, profile_of
 

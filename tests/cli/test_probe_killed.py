@@ -11,7 +11,7 @@ import time
 import pytest
 
 from loka.probe.profile import profile_file
-from loka.probe.stats.site_stats import RecordedStats
+from loka.probe.profile.profile import RecordedStats
 
 KEPT = "policies/profiles/shop.interrupted.safetensors"
 WAIT = 100.0  # seconds

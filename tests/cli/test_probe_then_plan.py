@@ -8,7 +8,7 @@ import yaml
 from loka.mods.policy_loader import load_policy
 from loka.numerics.enums import Compute, Gemm, Operand, Range
 from loka.plan.examine import examine
-from loka.probe.diagnostics.finding_evidence import estimate_of
+from loka.probe.finding_evidence import estimate_of
 from loka.probe.profile import profile_file
 from loka.probe.profile.profile import Verdict
 

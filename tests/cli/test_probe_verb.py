@@ -8,8 +8,7 @@ import sys
 import pytest
 
 from loka.probe.profile import profile_file
-from loka.probe.profile.profile import Profile
-from loka.probe.stats.site_stats import RecordedStats
+from loka.probe.profile.profile import Profile, RecordedStats
 
 pytestmark = pytest.mark.slow
 

@@ -25,7 +25,7 @@ from loka.probe.profile.profile import (
     Shares,
     SiteProfile,
 )
-from loka.probe.stats.bins import LOWEST, MAGNITUDE_BINS, HistogramView
+from loka.probe.stats.site_stats import LOWEST, MAGNITUDE_BINS, HistogramView
 from loka.sites.site import GemmKind, RowCount, Site
 
 MakeSite = Callable[..., Site]

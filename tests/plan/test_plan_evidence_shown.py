@@ -17,7 +17,7 @@ from loka.plan.report.plan_rows import group_sites
 from loka.plan.serialize import from_json, to_json
 from loka.policy.settings import Assignment
 from loka.probe.profile.profile import Finding, Verdict
-from loka.probe.stats.bins import LOWEST, MAGNITUDE_BINS
+from loka.probe.stats.site_stats import LOWEST, MAGNITUDE_BINS
 
 NAME = "layers.0.fmb.0"
 

@@ -20,7 +20,7 @@ from loka.plan.report.plan_diff import diff
 from loka.plan.resolve import resolve
 from loka.plan.serialize import from_json, to_json
 from loka.policy.settings import GemmSettings, SiteSettings
-from loka.probe.estimate.candidate_recipes import candidates
+from loka.probe.estimate import candidates
 from loka.probe.profile.profile import Estimate, Interval
 
 PAIRS = {gemm: candidates(gemm)[-1] for gemm in Gemm}  # rowwise powers of two, and what is transposed from them

@@ -15,7 +15,7 @@ from statistics import fmean, stdev, variance
 
 from loka.bench.quality.equivalence import ERROR_RATE, Verdict, bounds, judge, pairs_needed
 from loka.bench.quality.training import PairResult
-from loka.probe.estimate.intervals import t_quantile
+from loka.probe.estimate import t_quantile
 
 CONFIDENCE = 0.95
 BUDGET_PERCENT = 0.02  # of NE: what decides in this field

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from statistics import fmean, stdev
 
-from loka.probe.estimate.intervals import t_quantile
+from loka.probe.estimate import t_quantile
 
 ERROR_RATE = 0.05  # of each wrong verdict, over all looks
 _LOOKS = ((0.25, 0.05), (0.5, 0.15), (1.0, 0.80))  # share of the pairs, share of the error rate

@@ -11,7 +11,7 @@ from loka.bench.quality.training import seeded
 from loka.bench.quality.training_calls import LOSS, TEST, TrainingCallError, called, forward, pairs, to_device
 from loka.bench.quality.training_job import TrainingJob
 from loka.probe.capture.live_sites import find_live
-from loka.probe.sensitivity.held_out import HeldOut
+from loka.probe.sensitivity import HeldOut
 from loka.sites.site import Site
 
 ROWS = 1024  # of a batch: the change of NE is an average over rows

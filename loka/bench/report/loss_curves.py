@@ -15,7 +15,7 @@ from loka.bench.quality.training import PairResult
 from loka.bench.report.geometry import BOX, Axis, axis_of, band, line
 from loka.plan.plan import Plan
 from loka.plan.serialize import plan_sha256
-from loka.probe.estimate.intervals import t_quantile
+from loka.probe.estimate import t_quantile
 
 _FEWEST_FOR_A_BAND = 2
 

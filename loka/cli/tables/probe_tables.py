@@ -13,8 +13,8 @@ from loka.numerics.enums import Compute, Gemm
 from loka.numerics.recipe import OperandPair
 from loka.plan.format import common_pattern, format_ne, pattern_of
 from loka.policy.patterns import compile_pattern
-from loka.probe.diagnostics.finding_evidence import estimate_of
-from loka.probe.estimate.candidate_recipes import recipe_label
+from loka.probe.estimate import recipe_label
+from loka.probe.finding_evidence import estimate_of
 from loka.probe.profile.profile import Estimate, Finding, Interval, NeEstimate, Profile, SiteProfile, Verdict
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from loka.cli.profile_paths import Places
     from loka.plan.examine import Examined
     from loka.policy.settings import SiteSettings
-    from loka.probe.diagnostics.drift import SiteDrift
+    from loka.probe.drift import SiteDrift
     from loka.sites.site import Site
 
 COLUMNS = ("site", "count", "M", "K", "N", "GEMM", "recipe", "MERE", "95 %", "SQNR, dB", "95 % ", "NE", "verdict")

@@ -234,7 +234,7 @@ def _check_drift(
     from loka.cli.probe_run import Interrupted, record
     from loka.cli.profile_paths import Places, check_model, check_mods, check_shapes
     from loka.cli.tables.probe_tables import drift_result, show_drift
-    from loka.probe.diagnostics import drift
+    from loka.probe import drift
     from loka.probe.profile import profile_file
 
     path = Places.of(examined.policy, None).summary

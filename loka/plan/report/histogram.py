@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loka.numerics.enums import Operand
-from loka.probe.stats.bins import LOWEST, PER_OCTAVE
+from loka.probe.stats.site_stats import LOWEST, PER_OCTAVE
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII = ".:-=+*#@"  # for a terminal without block characters

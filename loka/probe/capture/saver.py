@@ -16,8 +16,9 @@ from torch import Tensor
 
 from loka.errors import LokaError
 from loka.probe.profile import profile_file
+from loka.probe.profile.profile import RecordedStats
 from loka.probe.stats.moments import Snapshot
-from loka.probe.stats.site_stats import RecordedStats, SiteStats
+from loka.probe.stats.site_stats import SiteStats
 from loka.probe.stats.site_trackers import SiteSnapshot, read
 
 Finish = Callable[[tuple[SiteStats, ...]], RecordedStats]

@@ -7,7 +7,9 @@ model must run eagerly and in Python; `Probe` ensures that.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -16,12 +18,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from loka.errors import InputError, LokaError
-from loka.probe.capture import mode_stack
-from loka.probe.capture.live_sites import LiveModel, LiveSite
+from loka.numerics.enums import GEMM_NAMESPACE, Gemm
+from loka.numerics.quantize import Quantized, dequantize
+from loka.probe.capture.live_sites import LiveModel, LiveSite, SiteCalls
 from loka.probe.capture.operand_views import OperandProduct, View, rows_of, take_rows
-from loka.probe.capture.patched_operands import Patched
-from loka.probe.capture.row_sampling import RowNumbers, is_rerun
-from loka.probe.capture.site_calls import SiteCalls
 from loka.probe.stats.site_trackers import Trackers, apart
 
 
@@ -41,11 +41,11 @@ class Watch(TorchFunctionMode):
 
     def start(self) -> None:
         """See every torch function of this thread, and of the backward that it starts, from now on."""
-        if any(isinstance(mode, Watch) for mode in mode_stack.modes()):
+        if any(isinstance(mode, Watch) for mode in modes()):
             raise InputError("probe: another Probe samples this step already; use one at a time")
         self.calls = 0
         self._site_calls.start()
-        mode_stack.put_on(self)
+        put_on(self)
         self.active = True
 
     def stop(self) -> None:
@@ -54,7 +54,7 @@ class Watch(TorchFunctionMode):
             return
         self.active = False
         self._site_calls.stop()
-        mode_stack.take_off(self)
+        take_off(self)
 
     def __torch_function__(
         self,
@@ -65,8 +65,8 @@ class Watch(TorchFunctionMode):
     ) -> Any:
         """Run a torch function; if it multiplies a site's Parameter, record its operands."""
         named = dict(kwargs or {})
-        if func in mode_stack.BACKWARDS:
-            with mode_stack.kept_in_backward(self):
+        if func in BACKWARDS:
+            with kept_in_backward(self):
                 return func(*args, **named)
         out = func(*args, **named)
         if self._patched.runs(func):
@@ -147,3 +147,184 @@ def _unchanged(grad: Tensor) -> Tensor:
 
 def _strided(place: tuple[torch.Size, tuple[int, ...], int], grad: Tensor) -> Tensor:
     return grad.contiguous().as_strided(*place)
+
+
+_COUNTER_ID = 8  # position of the operator's argument
+
+
+class Patched:
+    """Records the sites that a generated package runs in FP8: the operands of the GEMM operators, dequantized.
+
+    The counter id of such an operator identifies its site and GEMM (docs/kernels.md). The statistics are then those of
+    the quantized values, with rounding and underflow. Other GEMMs of such a site call torch functions inside its
+    torch.autograd.Function. `take` and `take_kept` return the number of operands added to a tracker.
+    """
+
+    def __init__(self, sites: tuple[LiveSite, ...], trackers: Mapping[str, Trackers], numbers: RowNumbers) -> None:
+        self._any = bool(sites)
+        self._trackers = trackers
+        self._numbers = numbers
+        self._gemms = {
+            live.counter_id + offset: (live, gemm)
+            for live in sites
+            if live.counter_id is not None
+            for offset, gemm in enumerate(Gemm)
+        }
+
+    def runs(self, func: Any) -> bool:
+        """True if a function is a GEMM operator that sites may run on."""
+        return self._any and isinstance(func, torch._ops.OpOverload) and func.namespace == GEMM_NAMESPACE
+
+    def take(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """Record one call of the operator."""
+        found = self._gemms.get(args[_COUNTER_ID] if len(args) > _COUNTER_ID else kwargs.get("counter_id", -1))
+        if found is None:
+            return 0
+        live, gemm = found
+        trackers = self._trackers[live.site.name]
+        a, scale_a, b, scale_b = args[:4]
+        trackers.check_device(a)
+        if gemm is Gemm.FPROP:
+            return 0 if is_rerun() else self._take_input(trackers, a, scale_a)
+        # dgrad does not run if the input needs no gradient; wgrad has the gradient too.
+        if gemm is Gemm.DGRAD:
+            return self._take_gradient(trackers, a, scale_a) if Gemm.WGRAD not in live.fp8 else 0
+        return self._take_both(live, trackers, (a, scale_a), (b, scale_b))
+
+    def take_kept(self, live: LiveSite, product: OperandProduct) -> int:
+        """Record a native GEMM of a patched site: x @ weight.T, or dy @ weight in the backward."""
+        trackers = self._trackers[live.site.name]
+        trackers.check_device(product.x)
+        site, index = live.site, None
+        backward = is_rerun() and not torch.is_grad_enabled()
+        if backward:
+            wanted = Gemm.DGRAD not in live.fp8 and Gemm.WGRAD not in live.fp8
+            fits = (product.k, product.n) == (site.n, site.k)
+        else:
+            wanted = Gemm.FPROP not in live.fp8 and Gemm.WGRAD not in live.fp8 and not is_rerun()
+            fits = (product.k, product.n) == (site.k, site.n)
+        if not wanted or not fits:
+            return 0
+        with apart(product.x.device):
+            x = product.x.detach()
+            index = self._numbers.draw(rows_of(x), x.device)
+            if backward:
+                trackers.take_gradient(x, index, None)
+            else:
+                trackers.take_input(x, index)
+        return 1
+
+    def _take_input(self, trackers: Trackers, values: Tensor, scale: Tensor) -> int:
+        with apart(values.device):
+            x = dequantize(Quantized(values, scale))
+            trackers.take_input(x, self._numbers.draw(rows_of(x), x.device))
+        return 1
+
+    def _take_gradient(self, trackers: Trackers, values: Tensor, scale: Tensor) -> int:
+        with apart(values.device):
+            grad = dequantize(Quantized(values, scale))
+            trackers.take_gradient(grad, self._numbers.draw(rows_of(grad), grad.device), None)
+        return 1
+
+    def _take_both(self, live: LiveSite, trackers: Trackers, a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> int:
+        """Record wgrad's operands, dy.t() and x.t(): the gradient, and matching rows of the input."""
+        with apart(a[0].device):
+            grad, x = dequantize(Quantized(*a)).t(), dequantize(Quantized(*b)).t()
+            index = self._numbers.draw(rows_of(x), x.device)
+            rows = take_rows(x, index) if Gemm.FPROP in live.fp8 else trackers.take_input(x, index)
+            trackers.take_gradient(grad, index, trackers.joint_part(rows))
+        return 1
+
+
+BACKWARDS = frozenset((torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad))
+
+
+def modes() -> list[Any]:
+    """The modes of this thread, lowest first."""
+    return [torch._C._get_function_stack_at(place) for place in range(torch._C._len_torch_function_stack())]
+
+
+def put_on(mode: TorchFunctionMode) -> None:
+    """Insert a mode below all others, except the default device's, which must stay the lowest.
+
+    The user's modes on the stack can then exit while `mode` stays, as exiting pops the top of the stack.
+    """
+    below = _pop_all()
+    default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    place = 1 if below and below[0] is default else 0
+    for each in (*below[:place], mode, *below[place:]):
+        torch._C._push_on_torch_function_stack(each)
+
+
+def take_off(mode: TorchFunctionMode) -> None:
+    """Remove a mode from any position; does nothing if it is not there."""
+    for each in _pop_all():
+        if each is not mode:
+            torch._C._push_on_torch_function_stack(each)
+
+
+@contextmanager
+def kept_in_backward(mode: TorchFunctionMode) -> Iterator[None]:
+    """While a mode handles one of BACKWARDS it is off the stack; this puts it back when autograd's engine starts.
+
+    So the mode also sees operations in the backward (a recomputed forward, a torch.autograd.Function): the engine
+    copies the stack to its threads. torch has no option for this before 2.13, so the function with which torch.autograd
+    starts the engine is replaced during this call, only for this thread.
+    """
+    engine = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+    thread = threading.get_ident()
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread or mode in modes():
+            return engine(*args, **kwargs)
+        put_on(mode)
+        try:
+            return engine(*args, **kwargs)
+        finally:
+            take_off(mode)
+
+    torch.autograd._engine_run_backward = run  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch.autograd._engine_run_backward = engine  # type: ignore[attr-defined]
+
+
+def _pop_all() -> list[Any]:
+    """Empty the stack and return its modes, lowest first."""
+    return [torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack())][::-1]
+
+
+SEED = 20260417
+
+
+class RowNumbers:
+    """Draws row indices on the device, from its own generators: training's random numbers do not change."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def prepare(self, device: torch.device) -> None:
+        """Create a device's generator."""
+        if device not in self._generators:
+            self._generators[device] = torch.Generator(device).manual_seed(SEED)
+
+    def draw(self, total: int, device: torch.device) -> Tensor | None:
+        """`rows` different indices below `total`, (R,) int64; None if all rows are to be taken.
+
+        One from each of `rows` equal parts of the call, rotated by a random offset: no index is drawn twice, so that
+        pairs of sampled rows are pairs of different rows.
+        """
+        if total <= self.rows:
+            return None
+        self.prepare(device)
+        generator, part = self._generators[device], total // self.rows
+        within = torch.randint(part, (self.rows,), device=device, generator=generator)
+        turn = torch.randint(total, (1,), device=device, generator=generator)
+        return (torch.arange(self.rows, device=device) * part + within + turn) % total
+
+
+def is_rerun() -> bool:
+    """True if the running forward is a recomputation for a backward, by activation checkpointing."""
+    return bool(torch._C._current_graph_task_id() != -1)

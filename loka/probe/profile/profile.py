@@ -18,12 +18,10 @@ from loka.mods.fingerprint import ModFingerprint
 from loka.numerics.enums import Format, Gemm, Operand
 from loka.numerics.recipe import OperandPair
 from loka.policy.settings import Budget
-from loka.probe.stats.bins import MAGNITUDE_BINS, HistogramView
+from loka.probe.stats.site_stats import MAGNITUDE_BINS, Count, Figure, HistogramView, SiteStats
 
 CONFIDENCE = 0.95
 
-Count = Annotated[int, Field(ge=0, le=1 << 62)]
-Figure = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -147,7 +145,7 @@ class OperandSummary:
     amax: Figure  # largest finite |x| seen
     usual_amax: Figure  # median over calls
     rms: Figure
-    magnitudes: Annotated[  # counts of |x|, zeros left out; lowest octave bins.LOWEST
+    magnitudes: Annotated[  # counts of |x|, zeros left out; lowest octave LOWEST
         tuple[Count, ...], Field(min_length=MAGNITUDE_BINS, max_length=MAGNITUDE_BINS)
     ]
     shares: tuple[Shares, ...]  # every View x Format; none for a weight
@@ -212,3 +210,14 @@ class Profile:
     def site(self, name: str) -> SiteProfile | None:
         """The profile of a site; None if it is not included."""
         return next((site for site in self.sites if site.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStats:
+    """The full form of a profile: statistics that can be merged and used for estimates, and the summary.
+
+    While training writes it, `profile` has no estimates yet: they are made offline.
+    """
+
+    profile: Profile
+    stats: tuple[SiteStats, ...]  # one for each of profile.sites, in that order

@@ -1,9 +1,10 @@
-"""Summarises the statistics of a site for planning."""
+"""Summaries of statistics: of a site for planning, and of single steps for `Probe(on_statistics=...)`."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import torch
@@ -13,11 +14,34 @@ from loka.errors import InputError
 from loka.mods.fingerprint import ModFingerprint
 from loka.numerics.enums import Format, Operand
 from loka.numerics.quantize import BLOCK, FORMATS
-from loka.probe.profile.profile import Estimate, Finding, OperandSummary, Profile, Quantiles, Shares, SiteProfile
+from loka.probe.profile.profile import (
+    Estimate,
+    Finding,
+    OperandSummary,
+    Profile,
+    Quantiles,
+    RecordedStats,
+    Shares,
+    SiteProfile,
+)
 from loka.probe.stats import moments
-from loka.probe.stats.bins import LOWEST, PER_OCTAVE, RELATIVE_LOWEST, SPREAD_STEPS, VIEWS, ZERO_BIN, HistogramView
-from loka.probe.stats.merge_stats import merge_sites
-from loka.probe.stats.site_stats import LowRank, Moments, OperandStats, RecordedStats, SiteStats, WeightStats
+from loka.probe.stats.merge import merge_sites
+from loka.probe.stats.operand_tracker import OperandTracker, without_filling
+from loka.probe.stats.site_stats import (
+    LOWEST,
+    PER_OCTAVE,
+    RELATIVE_LOWEST,
+    SPREAD_STEPS,
+    VIEWS,
+    ZERO_BIN,
+    HistogramView,
+    LowRank,
+    Moments,
+    OperandStats,
+    SiteStats,
+    WeightStats,
+)
+from loka.probe.stats.site_trackers import Trackers, apart
 from loka.version import __version__
 
 _LEVELS = (0.01, 0.25, 0.5, 0.75, 0.99)  # of Quantiles
@@ -268,3 +292,85 @@ def _spread_of(blocks: tuple[Tensor, ...]) -> Quantiles | None:
     if found.numel() == 0:
         return None
     return Quantiles(*found.quantile(torch.tensor(_LEVELS, dtype=found.dtype)).clamp(min=0.0).tolist())
+
+
+UNDERFLOW_FORMAT = Format.E4M3  # that underflow is of
+UNDERFLOW_VIEWS = (HistogramView.TENSORWISE, HistogramView.ROWWISE)  # by dynamic scales of this kind
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What a tracker had summed: host counters, and `OperandTracker.totals` on the host."""
+
+    calls: int
+    sampled: int
+    totals: Tensor
+
+
+class StepFigures:
+    """The figures of what trackers saw since the last reading."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, _Seen] = {}
+
+    def read(self, sites: Iterable[Trackers]) -> dict[str, float]:
+        """Figures by `SITE/OPERAND/FIGURE`, of operands that were seen since. Waits for the devices, once each."""
+        sites = [each for each in sites if each.input.calls or each.grad_output.calls]
+        trackers = {
+            f"{each.live.site.name}/{tracker.operand.value}": tracker
+            for each in sites
+            for tracker in (each.input, each.grad_output)
+        }
+        figures: dict[str, float] = {}
+        for name, totals in _on_host({name: _totals(tracker) for name, tracker in trackers.items()}).items():
+            tracker, before = trackers[name], self._before.get(name)
+            now = _Seen(tracker.calls, tracker.sampled, totals)
+            self._before[name] = now
+            if now.calls > (0 if before is None else before.calls):
+                found = _between(tracker, before, now)
+                figures |= {f"{name}/{figure}": value for figure, value in found.items()}
+        weights = _on_host({f"{each.live.site.name}/{Operand.WEIGHT.value}": _weight_figures(each) for each in sites})
+        for name, both in weights.items():
+            figures |= {f"{name}/amax": float(both[0]), f"{name}/rms": float(both[1])}
+        return figures
+
+
+def _totals(tracker: OperandTracker) -> Tensor:
+    with apart(tracker.device):
+        return tracker.totals()
+
+
+def _weight_figures(site: Trackers) -> Tensor:
+    """amax and rms of the weight, (2,) float64; non-finite if an element is."""
+    with apart(site.device):
+        weight = site.live.weight.value.detach().to(torch.float32)
+        return torch.stack((weight.abs().amax(), weight.square().mean().sqrt())).double()
+
+
+def _on_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of different lengths on the host, with one copy from each device."""
+    found: dict[str, Tensor] = {}
+    for device in {tensor.device for tensor in tensors.values()}:
+        names = [name for name, tensor in tensors.items() if tensor.device == device]
+        joined = torch.cat([tensors[name] for name in names]).cpu()
+        found |= zip(names, torch.split(joined, [tensors[name].numel() for name in names]), strict=True)
+    return {name: found[name] for name in tensors}
+
+
+def _between(tracker: OperandTracker, before: _Seen | None, now: _Seen) -> dict[str, float]:
+    """The figures of what came between two readings."""
+    totals = now.totals if before is None else now.totals - before.totals
+    sampled = now.sampled - (0 if before is None else before.sampled)
+    elements = sampled * tracker.width
+    rows, power, zeros, nonfinite = totals[:4].tolist()
+    figures = {
+        "amax": float(now.totals[4]),
+        "rms": (max(power, 0.0) / (rows * tracker.width)) ** 0.5 if rows >= 0.5 else 0.0,
+        "zeros": zeros / elements if elements else 0.0,
+        "nonfinite": nonfinite / elements if elements else 0.0,
+    }
+    relative = totals[5:].round().to(torch.int64).view(len(VIEWS), -1)
+    counts = without_filling(relative, round(zeros), round(nonfinite), elements)
+    for view in UNDERFLOW_VIEWS:
+        figures[f"underflow_{view.value}"] = share_of(view, UNDERFLOW_FORMAT, counts[VIEWS.index(view)]).underflow
+    return figures

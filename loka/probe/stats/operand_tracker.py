@@ -22,8 +22,9 @@ from torch import Tensor
 
 from loka.numerics.enums import Operand
 from loka.numerics.quantize import AMAX_FLOOR
-from loka.probe.capture.graph_replay import GraphReplay, Replays
-from loka.probe.stats.bins import (
+from loka.probe.stats.graph_replay import GraphReplay, Replays
+from loka.probe.stats.moments import LARGEST, MomentsTracker, Snapshot, moments_stats
+from loka.probe.stats.site_stats import (
     LOWEST,
     OCTAVES,
     RELATIVE_BINS,
@@ -35,9 +36,8 @@ from loka.probe.stats.bins import (
     VIEWS,
     ZERO_BIN,
     HistogramView,
+    OperandStats,
 )
-from loka.probe.stats.moments import LARGEST, MomentsTracker, Snapshot, moments_stats
-from loka.probe.stats.site_stats import OperandStats
 
 BLOCK = 128
 E4M3_MAX = 448.0

@@ -1,11 +1,24 @@
 """Statistics of a site, as plain tensors on the CPU: the result of trackers, and the content of the full profile.
 
-Sums and moments are float64, counts int64. Merging is exact: it equals one pass over all rows.
+Sums and moments are float64, counts int64. Merging is exact: it equals one pass over all rows. For that the bins of
+magnitudes are the same for all sites, ranks and runs. Three kinds of histogram are kept of an operand, a matrix
+(rows, C):
+
+- values: for each feature, the number of its values in each of VALUE_BINS bins, ordered by value. Half an octave each:
+  [1, 1.5) x 2^e and [1.5, 2) x 2^e, over OCTAVES octaves of each sign, zero in the middle. An operand's lowest octave
+  begins at 2^LOWEST[operand]; smaller magnitudes count in the bin next to zero, larger ones in the outermost.
+- relative: the distance of each value below the largest magnitude of its scale's block. With u = |x| * 448 / amax, the
+  magnitude that e4m3 would round, the bins are octaves of u: bin 0 counts zeros, bin 1 u < 2^-32, and bin 2 + i u in
+  [2^(i-32), 2^(i-31)). 448 = 1.75 * 2^8 and 57344 = 1.75 * 2^15, so that every boundary of e4m3 and of e5m2 (subnormal,
+  underflow) is a boundary of these bins, for dynamic scales that are not rounded to powers of two.
+- spread: of rows, log2 of the root mean square in steps of 1/8 octave over the operand's range; and log2 of amax / rms
+  of each row and of each 128 neighbours in a row, in the same steps from 0 to 16 octaves.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Annotated
 
 import torch
@@ -13,7 +26,34 @@ from pydantic import Field, PlainSerializer, PlainValidator, SerializationInfo, 
 from torch import Tensor
 
 from loka.numerics.enums import Operand
-from loka.probe.profile.profile import Count, Figure, Profile
+
+OCTAVES = 64
+PER_OCTAVE = 2
+MAGNITUDE_BINS = OCTAVES * PER_OCTAVE  # of one sign
+ZERO_BIN = MAGNITUDE_BINS
+VALUE_BINS = 2 * MAGNITUDE_BINS + 1
+LOWEST = {Operand.INPUT: -40, Operand.WEIGHT: -40, Operand.GRAD_OUTPUT: -56}  # exponent of the lowest octave
+
+RELATIVE_LOWEST = -32
+RELATIVE_BINS = 2 + 41  # zeros, below 2^-32, octaves up to [2^8, 2^9)
+
+SPREAD_STEPS = 8  # an octave
+SPREAD_OCTAVES = 16
+ROW_RMS_BINS = OCTAVES * SPREAD_STEPS + 1  # bin 0: rows of zeros
+SPREAD_BINS = SPREAD_OCTAVES * SPREAD_STEPS + 1  # bin 0: rows (blocks) of zeros
+
+
+class HistogramView(StrEnum):
+    """The block of an operand (rows, C) that shares a scale. A GEMM with its transpose has `COLUMNWISE` scales."""
+
+    TENSORWISE = "tensorwise"
+    ROWWISE = "rowwise"
+    COLUMNWISE = "columnwise"  # one per feature, over all rows: rowwise scaling of the transpose
+    BLOCKWISE = "blockwise_1x128"
+
+
+VIEWS = tuple(HistogramView)
+
 
 FULL_WIDTH = 512  # features up to which a covariance is kept in full; above, a sketch
 SKETCH = 64  # columns of a sketch's test matrix
@@ -37,6 +77,8 @@ def _take(name: object, info: ValidationInfo[dict[str, Tensor]]) -> Tensor:
     return tensor
 
 
+Count = Annotated[int, Field(ge=0, le=1 << 62)]
+Figure = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 # A tensor that JSON names, and that is in the dict given as pydantic's context.
 Stored = Annotated[Tensor, PlainValidator(_take), PlainSerializer(_put, return_type=str)]
@@ -134,14 +176,3 @@ class SiteStats:
     grad_output: OperandStats | None
     joint: JointStats | None
     weight: WeightStats | None
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedStats:
-    """The full form of a profile: statistics that can be merged and used for estimates, and the summary.
-
-    While training writes it, `profile` has no estimates yet: they are made offline.
-    """
-
-    profile: Profile
-    stats: tuple[SiteStats, ...]  # one for each of profile.sites, in that order

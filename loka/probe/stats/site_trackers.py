@@ -12,11 +12,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from loka.errors import InputError
 from loka.numerics.enums import Operand
-from loka.probe.capture.graph_replay import Replays
 from loka.probe.capture.live_sites import LiveSite
 from loka.probe.capture.operand_views import column_amax, rows_of, take_rows
-from loka.probe.stats.joint_moments import JointTracker, joint_stats
-from loka.probe.stats.moments import Snapshot
+from loka.probe.stats.graph_replay import Replays
+from loka.probe.stats.moments import JointTracker, Snapshot, joint_stats
 from loka.probe.stats.operand_tracker import OperandTracker, operand_stats
 from loka.probe.stats.site_stats import SiteStats
 from loka.probe.stats.weight_tracker import WeightTracker, weight_stats

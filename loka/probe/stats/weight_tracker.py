@@ -30,11 +30,18 @@ import torch
 from torch import Tensor
 
 from loka.numerics.enums import Operand
-from loka.probe.stats.bins import LOWEST, VALUE_BINS, ZERO_BIN
-from loka.probe.stats.joint_moments import subset
-from loka.probe.stats.moments import Snapshot, low_rank, sketch_matrix
+from loka.probe.stats.moments import Snapshot, low_rank, sketch_matrix, subset
 from loka.probe.stats.operand_tracker import LANES, count_values, zero_places
-from loka.probe.stats.site_stats import FULL_WIDTH, SKETCH, WEIGHT_ROWS, LowRank, WeightStats
+from loka.probe.stats.site_stats import (
+    FULL_WIDTH,
+    LOWEST,
+    SKETCH,
+    VALUE_BINS,
+    WEIGHT_ROWS,
+    ZERO_BIN,
+    LowRank,
+    WeightStats,
+)
 
 MOMENTUM = 0.95
 RIDGE = 1e-6  # relative to the mean diagonal

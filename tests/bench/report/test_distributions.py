@@ -8,7 +8,7 @@ from loka.bench.report.distributions import distributions
 from loka.numerics.enums import Operand
 from loka.plan.evidence import ProfiledSites
 from loka.plan.report.histogram import octaves_of
-from loka.probe.stats.bins import LOWEST, MAGNITUDE_BINS, PER_OCTAVE
+from loka.probe.stats.site_stats import LOWEST, MAGNITUDE_BINS, PER_OCTAVE
 from tests.support.plan.report_plans import plan_of_sites, site_plan
 from tests.support.plan.shop_profile import operand, profile_of
 

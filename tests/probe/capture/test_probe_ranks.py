@@ -10,7 +10,7 @@ from torch import multiprocessing
 
 import loka
 from loka.probe.profile import profile_file
-from loka.probe.stats.merge_stats import merge_sites
+from loka.probe.stats.merge import merge_sites
 from tests.support.models import probe_models as models
 from tests.support.processes import probe_workers as workers
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from loka.errors import InputError
 from loka.numerics.enums import Operand
-from loka.probe.diagnostics import drift
+from loka.probe import drift
 from loka.probe.profile.profile import OperandSummary, Profile, SiteProfile
-from loka.probe.stats.bins import MAGNITUDE_BINS, OCTAVES
+from loka.probe.stats.site_stats import MAGNITUDE_BINS, OCTAVES
 
 NOTHING = (0,) * MAGNITUDE_BINS
 HISTOGRAMS = st.lists(st.tuples(st.integers(0, MAGNITUDE_BINS - 1), st.integers(1, 10**9)), min_size=1, max_size=8)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from loka import zoo
 from loka.numerics.enums import Operand
-from loka.probe.diagnostics import drift
+from loka.probe import drift
 from loka.probe.profile import summarise
 from loka.probe.profile.profile import Profile
 from loka.probe.stats.operand_tracker import OperandTracker, operand_stats

@@ -11,9 +11,9 @@ import torch
 from loka.mods.policy_loader import load_policy
 from loka.mods.suggestions import suggestible_mods
 from loka.plan.examine import examine
+from loka.probe.finding_evidence import read_biases, track_biases
 from loka.probe.learn import finish
 from loka.probe.probe import Probe
-from loka.probe.stats.bias_track import read_biases, track_biases
 
 pytestmark = pytest.mark.slow
 

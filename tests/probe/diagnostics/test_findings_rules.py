@@ -15,11 +15,10 @@ from loka.numerics.enums import Compute, Format, Gemm, Operand, Scaling
 from loka.numerics.recipe import OperandRecipe
 from loka.policy.policy_schema import policy_setting
 from loka.policy.settings import Budget, GemmSettings, SiteSettings
-from loka.probe.diagnostics import findings_model, findings_scale
-from loka.probe.diagnostics.findings import find
+from loka.probe.finding_evidence import BiasTrack, read_biases, track_biases
+from loka.probe.findings import DOMINANT_OCTAVES, MEAN_SHARE, find, gaussian_spread, output_mean_share
 from loka.probe.profile.profile import Estimate, Interval
 from loka.probe.profile.summarise import summarise
-from loka.probe.stats.bias_track import BiasTrack, read_biases, track_biases
 from loka.probe.stats.operand_tracker import OperandTracker, operand_stats
 from loka.probe.stats.site_stats import LowRank, SiteStats, WeightStats
 from loka.sites.site import GemmKind, RowCount, Site
@@ -172,12 +171,12 @@ def test_the_share_of_the_row_means_is_that_of_the_outputs():
     w = normal(300, 600, 8) + 0.2  # more rows than are kept
     where = site(600, 300, followed_by=("layer_norm",))
     stats = SiteStats("tower.0", 600, 300, operand(Operand.INPUT, x), None, None, weight(w))
-    from loka.probe.diagnostics.finding_evidence import FindingEvidence
+    from loka.probe.finding_evidence import FindingEvidence
 
     evidence = FindingEvidence(where, stats, summarise(stats, (), 2000), settings(), None)
     y = x.double() @ w.double().t()
     expected = float(y.mean(1).square().mean() / y.square().mean())
-    assert findings_model.output_mean_share(evidence) == pytest.approx(expected, rel=0.1)
+    assert output_mean_share(evidence) == pytest.approx(expected, rel=0.1)
 
 
 @pytest.mark.parametrize(("mean", "fires"), [(1.8, True), (1.7, False)])
@@ -194,7 +193,7 @@ def test_a_norm_that_gives_every_row_the_same_is_found(mean, fires):
 def outliers(octaves, width=1024):
     """Rows with one element so far above the RMS that amax / rms is beyond a Gaussian's by `octaves`."""
     x = normal(2048, width, 4)
-    ratio = 2 ** (findings_model.gaussian_spread(width, 0.99) + octaves)
+    ratio = 2 ** (gaussian_spread(width, 0.99) + octaves)
     x[:, 0] = ratio * math.sqrt((width - 1) / (width - ratio**2))
     return x
 
@@ -218,7 +217,7 @@ def test_the_spread_of_a_gaussian_is_that_of_samples(count):
     generator = torch.Generator().manual_seed(count)
     maxima = torch.stack([torch.randn(count, generator=generator).abs().max() for _ in range(min(draws, 4000))])
     expected = float(maxima.median().log2())
-    assert findings_model.gaussian_spread(count, 0.5) == pytest.approx(expected, abs=0.12)
+    assert gaussian_spread(count, 0.5) == pytest.approx(expected, abs=0.12)
 
 
 @pytest.mark.parametrize(("factor", "fires"), [(70.0, True), (58.0, False)])
@@ -390,6 +389,6 @@ def test_biases_are_read_from_the_live_model_and_tracked():
 
 
 def test_thresholds_are_where_the_reasons_say():
-    assert findings_model.MEAN_SHARE == 0.75  # 1 - 0.75 of the power is half of the amplitude: one bit
-    low = findings_model.gaussian_spread(10**6, 0.5) - math.log2(0.0125)  # one element in a hundred of N(0, 1) is below
-    assert 14.8 - low == pytest.approx(findings_scale.DOMINANT_OCTAVES, abs=0.7)
+    assert MEAN_SHARE == 0.75  # 1 - 0.75 of the power is half of the amplitude: one bit
+    low = gaussian_spread(10**6, 0.5) - math.log2(0.0125)  # one element in a hundred of N(0, 1) is below
+    assert 14.8 - low == pytest.approx(DOMINANT_OCTAVES, abs=0.7)

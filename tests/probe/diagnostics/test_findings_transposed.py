@@ -11,10 +11,9 @@ import yaml
 from loka.numerics.enums import Compute, Gemm, Operand, Scaling
 from loka.numerics.recipe import OperandPair, OperandRecipe
 from loka.policy.settings import Budget, GemmSettings, SiteSettings
-from loka.probe.diagnostics.finding_evidence import FindingEvidence
-from loka.probe.diagnostics.findings import find
-from loka.probe.diagnostics.findings_scale import gradient_underflows, underflow
-from loka.probe.estimate.candidate_recipes import candidates
+from loka.probe.estimate import candidates
+from loka.probe.finding_evidence import FindingEvidence
+from loka.probe.findings import find, gradient_underflows, underflow
 from loka.probe.profile.profile import Estimate, Interval
 from loka.probe.profile.summarise import summarise
 from loka.probe.stats.operand_tracker import OperandTracker, operand_stats

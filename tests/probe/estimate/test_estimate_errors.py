@@ -14,11 +14,10 @@ from loka.errors import InputError
 from loka.numerics.enums import OPERANDS, Format, Gemm, Operand, Range, Scaling
 from loka.numerics.recipe import OperandRecipe
 from loka.policy.settings import Budget
-from loka.probe.estimate.candidate_recipes import candidates, recipe_label
-from loka.probe.estimate.estimate import errors, estimate, estimate_site, seed_for
-from loka.probe.estimate.samplers import CopulaSampler, Drawn
+from loka.probe.estimate import candidates, errors, estimate, estimate_site, recipe_label, seed_for
 from loka.probe.profile.profile import Verdict
-from loka.probe.stats.joint_moments import JointTracker, joint_stats
+from loka.probe.samplers import CopulaSampler, Drawn
+from loka.probe.stats.moments import JointTracker, joint_stats
 from loka.probe.stats.operand_tracker import OperandTracker, operand_stats
 from loka.probe.stats.site_stats import LowRank, SiteStats, WeightStats
 

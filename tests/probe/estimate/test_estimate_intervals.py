@@ -11,7 +11,7 @@ from loka.errors import InputError
 from loka.numerics.enums import Gemm
 from loka.numerics.recipe import OperandRecipe
 from loka.policy.settings import Budget
-from loka.probe.estimate.intervals import confidence, decided, interval, looks, mere_interval, t_quantile
+from loka.probe.estimate import confidence, decided, interval, looks, mere_interval, t_quantile
 from loka.probe.profile.profile import Estimate, Verdict
 
 

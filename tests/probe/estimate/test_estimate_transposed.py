@@ -10,9 +10,8 @@ from loka.numerics.enums import Format, Gemm, Scaling
 from loka.numerics.metrics import mere, sqnr
 from loka.numerics.quantize import dequantize, quantize, requantize_transpose
 from loka.numerics.recipe import OperandRecipe
-from loka.probe.estimate.candidate_recipes import candidates
-from loka.probe.estimate.estimate import errors
-from loka.probe.estimate.samplers import Drawn
+from loka.probe.estimate import candidates, errors
+from loka.probe.samplers import Drawn
 
 FPROP, DGRAD, WGRAD = (candidates(gemm)[-1] for gemm in Gemm)
 ROWS = FPROP[0]

@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 
 from loka.numerics.enums import Gemm, Operand
-from loka.probe.estimate.samplers import CopulaSampler
-from loka.probe.stats.coherence import MOST, coherence, missing
-from loka.probe.stats.joint_moments import JointTracker, joint_stats
-from loka.probe.stats.moments import covariance
+from loka.probe.samplers import MOST, CopulaSampler, coherence, missing
+from loka.probe.stats.moments import JointTracker, covariance, joint_stats
 from loka.probe.stats.operand_tracker import OperandTracker, operand_stats
 from loka.probe.stats.site_stats import JointStats, SiteStats
 

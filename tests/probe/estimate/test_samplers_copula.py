@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from loka.numerics.enums import Operand
-from loka.probe.estimate import copula
-from loka.probe.stats.bins import LOWEST, ROW_RMS_BINS, SPREAD_STEPS, VALUE_BINS, ZERO_BIN
+from loka.probe import copula
 from loka.probe.stats.operand_tracker import OperandTracker, operand_stats
-from loka.probe.stats.site_stats import LowRank, OperandStats
+from loka.probe.stats.site_stats import LOWEST, ROW_RMS_BINS, SPREAD_STEPS, VALUE_BINS, ZERO_BIN, LowRank, OperandStats
 
 LOW = LOWEST[Operand.INPUT]
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from benchmarks.held_out.gaussian_samplers import GaussianSampler, NormalSampler, median_amax, normal_amax
 from loka.errors import InputError
 from loka.numerics.enums import Gemm, Operand
-from loka.probe.estimate.samplers import CopulaSampler, Sampler
-from loka.probe.stats.joint_moments import JointTracker, joint_stats
+from loka.probe.samplers import CopulaSampler, Sampler
+from loka.probe.stats.moments import JointTracker, joint_stats
 from loka.probe.stats.operand_tracker import OperandTracker, operand_stats
 from loka.probe.stats.site_stats import LowRank, SiteStats, WeightStats
 

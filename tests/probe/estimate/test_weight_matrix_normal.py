@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from loka.numerics.enums import Operand
-from loka.probe.stats import bins
-from loka.probe.stats.bins import ZERO_BIN
-from loka.probe.stats.site_stats import CHECKS, SKETCH, WEIGHT_ROWS, LowRank, WeightStats
+from loka.probe.stats import site_stats as bins
+from loka.probe.stats.site_stats import CHECKS, SKETCH, WEIGHT_ROWS, ZERO_BIN, LowRank, WeightStats
 from loka.probe.stats.weight_tracker import WeightTracker, weight_stats
 
 

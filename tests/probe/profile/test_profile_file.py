@@ -24,9 +24,8 @@ from loka.mods.fingerprint import ModFingerprint
 from loka.numerics.enums import Format, Gemm, Operand, Range, Scaling
 from loka.numerics.recipe import OperandRecipe
 from loka.probe.profile import profile_file
-from loka.probe.profile.profile import Estimate, Finding, Interval, NeEstimate, SiteProfile
-from loka.probe.stats.bins import MAGNITUDE_BINS
-from loka.probe.stats.site_stats import RecordedStats, SiteStats
+from loka.probe.profile.profile import Estimate, Finding, Interval, NeEstimate, RecordedStats, SiteProfile
+from loka.probe.stats.site_stats import MAGNITUDE_BINS, SiteStats
 from tests.support.flips import flipped
 from tests.support.plan.made_profiles import (
     QUANTILES,

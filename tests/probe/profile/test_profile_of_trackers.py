@@ -10,9 +10,10 @@ import torch
 
 from loka.numerics.enums import Operand
 from loka.probe.profile import profile_file, summarise
-from loka.probe.stats.joint_moments import JointTracker, joint_stats
+from loka.probe.profile.profile import RecordedStats
+from loka.probe.stats.moments import JointTracker, joint_stats
 from loka.probe.stats.operand_tracker import OperandTracker, operand_stats
-from loka.probe.stats.site_stats import RecordedStats, SiteStats
+from loka.probe.stats.site_stats import SiteStats
 from loka.probe.stats.weight_tracker import WeightTracker, weight_stats
 
 

@@ -17,8 +17,9 @@ from loka.mods.fingerprint import ModFingerprint
 from loka.numerics.enums import Format, Operand, Scaling
 from loka.numerics.quantize import FORMATS, expand_scale, quantize
 from loka.probe.profile import summarise
-from loka.probe.profile.profile import OperandSummary, Profile, Quantiles, SiteProfile
-from loka.probe.stats.bins import (
+from loka.probe.profile.profile import OperandSummary, Profile, Quantiles, RecordedStats, SiteProfile
+from loka.probe.stats.operand_tracker import OperandTracker, operand_stats
+from loka.probe.stats.site_stats import (
     LOWEST,
     MAGNITUDE_BINS,
     ROW_RMS_BINS,
@@ -27,9 +28,11 @@ from loka.probe.stats.bins import (
     VALUE_BINS,
     ZERO_BIN,
     HistogramView,
+    LowRank,
+    OperandStats,
+    SiteStats,
+    WeightStats,
 )
-from loka.probe.stats.operand_tracker import OperandTracker, operand_stats
-from loka.probe.stats.site_stats import LowRank, OperandStats, RecordedStats, SiteStats, WeightStats
 
 
 def learn(calls: list[Tensor], operand: Operand = Operand.INPUT) -> OperandStats:

@@ -12,7 +12,7 @@ from loka.numerics.quantize import dequantize, fake_quantize, quantize, requanti
 from loka.numerics.recipe import OperandRecipe, transposed_copy
 from loka.plan.examine import examine
 from loka.probe.capture.live_sites import LiveModel, find_live
-from loka.probe.sensitivity.gemm_errors import GemmErrors, recipe_rounding
+from loka.probe.gemm_errors import GemmErrors, recipe_rounding
 from tests.support.models.probe_models import build_forms, build_shared, forms_inputs, shared_inputs
 
 FORMS = ("first.weight", "twice.weight", "right", "left", "summed", "transposed", "added", "out.weight")

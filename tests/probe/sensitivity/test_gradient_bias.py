@@ -13,9 +13,7 @@ from loka.numerics.enums import Gemm
 from loka.numerics.recipe import OperandRecipe
 from loka.plan.examine import examine
 from loka.probe.capture.live_sites import find_live
-from loka.probe.sensitivity.gradient_bias import LOST, UNSURE, GradientBias, change_by_misalignment
-from loka.probe.sensitivity.held_out import HeldOut
-from loka.probe.sensitivity.measure import measure_ne
+from loka.probe.sensitivity import LOST, UNSURE, GradientBias, HeldOut, change_by_misalignment, measure_ne
 from tests.support.models.probe_models import Checkpointed
 
 

@@ -15,9 +15,15 @@ from loka.numerics.quantize import fake_quantize
 from loka.numerics.recipe import OperandRecipe
 from loka.plan.examine import examine
 from loka.probe.capture.live_sites import find_live
-from loka.probe.sensitivity.held_out import HeldOut, evaluating
-from loka.probe.sensitivity.loss_change import LossChange, loss_change
-from loka.probe.sensitivity.measure import ForwardSensitivity, measure_ne, ne_change
+from loka.probe.sensitivity import (
+    ForwardSensitivity,
+    HeldOut,
+    LossChange,
+    evaluating,
+    loss_change,
+    measure_ne,
+    ne_change,
+)
 from tests.support.models.probe_models import Checkpointed
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from loka.numerics.enums import Operand
-from loka.probe.capture.graph_replay import Replays
+from loka.probe.stats.graph_replay import Replays
 from loka.probe.stats.operand_tracker import OperandTracker, operand_stats
 from tests.support.gpu import ON_GPU
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from loka.errors import InputError
 from loka.numerics.enums import Operand
-from loka.probe.stats.joint_moments import JointTracker, joint_stats
-from loka.probe.stats.merge_stats import later_weight, merge_joint, merge_operands, merge_sites
+from loka.probe.stats.merge import later_weight, merge_joint, merge_operands, merge_sites
+from loka.probe.stats.moments import JointTracker, joint_stats
 from loka.probe.stats.operand_tracker import OperandTracker, operand_stats
 from loka.probe.stats.site_stats import JointStats, OperandStats, SiteStats, WeightStats
 from loka.probe.stats.weight_tracker import WeightTracker, weight_stats

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from loka.probe.capture.row_sampling import RowNumbers
-from loka.probe.stats.joint_moments import JointTracker, joint_stats
-from loka.probe.stats.merge_stats import merge_joint
+from loka.probe.capture.watch import RowNumbers
+from loka.probe.stats.merge import merge_joint
+from loka.probe.stats.moments import JointTracker, joint_stats
 
 
 def by_pairs(x: torch.Tensor, grad: torch.Tensor) -> tuple[float, float]:

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from loka.errors import InputError
 from loka.probe.stats import moments
-from loka.probe.stats.joint_moments import JointTracker, joint_stats, subset
-from loka.probe.stats.moments import MomentsTracker, covariance, moments_stats
+from loka.probe.stats.moments import JointTracker, MomentsTracker, covariance, joint_stats, moments_stats, subset
 from loka.probe.stats.site_stats import CHECKS, FULL_WIDTH, JOINT, SKETCH, LowRank, Moments
 
 

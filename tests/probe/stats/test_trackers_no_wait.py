@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from loka.numerics.enums import Operand
-from loka.probe.stats.joint_moments import JointTracker
+from loka.probe.stats.moments import JointTracker
 from loka.probe.stats.operand_tracker import OperandTracker
 from loka.probe.stats.weight_tracker import WeightTracker
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from loka.numerics.enums import Operand
 from loka.numerics.quantize import AMAX_FLOOR
-from loka.probe.stats import bins
+from loka.probe.stats import site_stats as bins
 from loka.probe.stats.operand_tracker import PENDING, OperandTracker, operand_stats
 from loka.probe.stats.site_stats import OperandStats
 

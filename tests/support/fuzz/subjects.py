@@ -26,9 +26,9 @@ from loka.plan.report.plan_diff import diff
 from loka.plan.serialize import to_json
 from loka.policy.cascade import resolve_settings
 from loka.policy.settings import SiteFacts
+from loka.probe.profile.profile import RecordedStats
 from loka.probe.profile.profile_file import load, load_profile, save
 from loka.probe.profile.summarise import unite
-from loka.probe.stats.site_stats import RecordedStats
 from tests.support.fuzz.mutations import Mutate, json_text, jsonl_text, profile_bytes, yaml_text
 from tests.support.plan.measured_cases import LATER, gemm, grid, measurement, passes, record
 

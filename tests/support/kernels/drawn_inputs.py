@@ -10,7 +10,7 @@ from torch import Tensor
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.numerics.enums import Gemm, Operand
 from loka.numerics.quantize import FORMATS, expand_scale
-from loka.probe.estimate.samplers import CopulaSampler
+from loka.probe.samplers import CopulaSampler
 from loka.probe.stats.operand_tracker import OperandTracker, operand_stats
 from loka.probe.stats.site_stats import LowRank, SiteStats, WeightStats
 from tests.support.kernels.rendered_cases import Inputs, exact_forward, exact_gradients, gradient_size, random_inputs

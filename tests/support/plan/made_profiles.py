@@ -21,18 +21,23 @@ from loka.probe.profile.profile import (
     OperandSummary,
     Profile,
     Quantiles,
+    RecordedStats,
     Shares,
     SiteProfile,
 )
-from loka.probe.stats.bins import MAGNITUDE_BINS, RELATIVE_BINS, ROW_RMS_BINS, SPREAD_BINS, VALUE_BINS, VIEWS
 from loka.probe.stats.site_stats import (
     CHECKS,
+    MAGNITUDE_BINS,
+    RELATIVE_BINS,
+    ROW_RMS_BINS,
     SKETCH,
+    SPREAD_BINS,
+    VALUE_BINS,
+    VIEWS,
     JointStats,
     LowRank,
     Moments,
     OperandStats,
-    RecordedStats,
     SiteStats,
     WeightStats,
 )

@@ -14,7 +14,7 @@ from loka.probe.profile.profile import (
     Shares,
     SiteProfile,
 )
-from loka.probe.stats.bins import MAGNITUDE_BINS, HistogramView
+from loka.probe.stats.site_stats import MAGNITUDE_BINS, HistogramView
 
 SIZES = {"dense": (13, 32), "layers.0.up": (24, 32), "layers.1.up": (24, 32), "layers.0.down": (32, 24)}
 

@@ -16,8 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 import loka
 from loka.errors import InputError
 from loka.numerics.enums import Operand
-from loka.probe.capture.ranks import merge_across
-from loka.probe.stats.joint_moments import JointTracker, joint_stats
+from loka.probe.stats.merge import merge_across
+from loka.probe.stats.moments import JointTracker, joint_stats
 from loka.probe.stats.operand_tracker import OperandTracker, operand_stats
 from loka.probe.stats.site_stats import SiteStats
 from tests.support.models import probe_models as models

@@ -1,10 +1,14 @@
-"""Inputs of the rules about a site, and the wording of findings."""
+"""Inputs of the rules about a site, changes of its bias among them, and the wording of findings."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+
+import torch
+from torch import Tensor, nn
 
 from loka.mods.protocols import Concern
 from loka.mods.suggestions import Suggestible
@@ -12,7 +16,6 @@ from loka.numerics.enums import OPERANDS, Compute, Gemm, Operand
 from loka.numerics.recipe import OperandPair, OperandRecipe
 from loka.policy.settings import SiteSettings
 from loka.probe.profile.profile import Estimate, Finding, OperandSummary, SiteProfile
-from loka.probe.stats.bias_track import BiasTrack
 from loka.probe.stats.site_stats import OperandStats, SiteStats
 from loka.sites.site import Site
 
@@ -120,3 +123,32 @@ def with_observed_ranges(summary: SiteProfile, gemm: Gemm, operands: OperandPair
             recipe = replace(recipe, amax=amax)
         ranged.append(recipe)
     return (ranged[0], ranged[1])
+
+
+@dataclass(frozen=True, slots=True)
+class BiasTrack:
+    """The bias of one site: its Euclidean norm at the start and the end of probing, and its final values."""
+
+    first: float
+    last: float
+    values: Tensor  # (N,) float32, on the CPU
+
+
+@torch.no_grad()
+def read_biases(model: nn.Module, sites: Sequence[Site]) -> dict[str, Tensor]:
+    """The bias of each site that has one, by the site's name: (N,) float32 copies on the CPU.
+
+    Synchronises: call it before the first step and after the last. Sites whose bias is missing in `model` are left out.
+    """
+    parameters = dict(model.named_parameters())
+    wanted = ((site.name, parameters.get(site.bias)) for site in sites if site.bias is not None)
+    return {name: bias.detach().float().cpu().flatten().clone() for name, bias in wanted if bias is not None}
+
+
+def track_biases(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, BiasTrack]:
+    """Tracks from two readings of `read_biases`, for sites in both."""
+    return {
+        name: BiasTrack(float(before[name].norm()), float(values.norm()), values)
+        for name, values in after.items()
+        if name in before
+    }

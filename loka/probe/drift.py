@@ -27,7 +27,7 @@ from datetime import UTC, datetime
 from loka.errors import InputError
 from loka.numerics.enums import Operand
 from loka.probe.profile.profile import OperandSummary, Profile, SiteProfile
-from loka.probe.stats.bins import OCTAVES, PER_OCTAVE
+from loka.probe.stats.site_stats import OCTAVES, PER_OCTAVE
 
 THRESHOLD = {Operand.INPUT: 1.5, Operand.GRAD_OUTPUT: 4.0}  # octaves
 AMAX = 0.5  # octaves of distance per octave of the usual amax

@@ -21,8 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from loka.probe.stats.bins import MAGNITUDE_BINS, PER_OCTAVE, SPREAD_STEPS, VALUE_BINS, ZERO_BIN
-from loka.probe.stats.site_stats import LowRank
+from loka.probe.stats.site_stats import MAGNITUDE_BINS, PER_OCTAVE, SPREAD_STEPS, VALUE_BINS, ZERO_BIN, LowRank
 
 GRID = 1024  # points of a normal score at which a marginal is evaluated
 HERMITE = 6  # terms of Mehler's series; the rest of a marginal's variance counts as one more

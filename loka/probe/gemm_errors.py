@@ -18,9 +18,8 @@ from torch.overrides import TorchFunctionMode
 from loka.numerics.enums import Gemm
 from loka.numerics.quantize import fake_quantize
 from loka.numerics.recipe import OperandPair
-from loka.probe.capture.live_sites import LiveModel
+from loka.probe.capture.live_sites import LiveModel, SiteCalls
 from loka.probe.capture.operand_views import OperandProduct
-from loka.probe.capture.site_calls import SiteCalls
 
 Rounding = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # a GEMM's operands (R, C) and (S, C) -> both rounded
 SiteRoundings = Mapping[Gemm, Rounding]  # GEMMs that are left out stay as they are

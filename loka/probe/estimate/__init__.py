@@ -1,1 +1,0 @@
-"""Operands drawn from the statistics, and the error of each recipe on them."""
