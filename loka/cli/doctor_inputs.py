@@ -12,7 +12,7 @@ from loka.mods.policy_loader import load_policy
 from loka.plan.evidence import check_sites, open_measurements, open_profile
 from loka.plan.examine import examine
 from loka.plan.planner import planned
-from loka.plan.tuning.confirmed import TunedFile
+from loka.plan.tuning.record import TunedFile
 from loka.policy.policy import Policy
 
 RECORD = "loka bench kernels --record FILE"

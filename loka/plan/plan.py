@@ -26,6 +26,7 @@ NOTHING_AROUND = "no norm, activation or residual around it can be taken along" 
 MODEL = ConfigDict(extra="forbid", defer_build=True)  # of every part of a plan
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Duration = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Milliseconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]  # of a measured step
 _INFINITIES = {text: float(text) for text in ("inf", "-inf", "nan")}
 
 
@@ -264,9 +265,9 @@ class TunedStep:
     file: str  # the record, relative to the policy's directory
     sha256: str  # of the record
     choice: str  # the winner, in words
-    step_ms: Annotated[Duration, Field(gt=0)]
-    bf16_ms: Annotated[Duration, Field(gt=0)]  # the model as it is, launched in the same way
-    best_fp8_ms: Annotated[Duration, Field(gt=0)] | None  # the fastest candidate with FP8; None if none ran
+    step_ms: Milliseconds
+    bf16_ms: Milliseconds  # the model as it is, launched in the same way
+    best_fp8_ms: Milliseconds | None  # the fastest candidate with FP8; None if none ran
     best_fp8_noise: Duration | None  # of its speed-up over BF16, as a share
     is_native: bool  # the winner is the model as it is
     execution: str  # how both were run: eager, compiled or graph

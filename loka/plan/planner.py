@@ -26,7 +26,7 @@ from loka.plan.prospect import Prospect, prospect_of
 from loka.plan.select.mod_gains import with_gains
 from loka.plan.serialize import read_plan_file
 from loka.plan.tuning.choices import AS_IT_STANDS, Choice
-from loka.plan.tuning.confirmed import TunedFile, confirmed_plan, tuned_inputs
+from loka.plan.tuning.record import TunedFile, confirmed_plan, tuned_inputs
 from loka.policy.policy import Policy
 from loka.sites.build_model import BuiltModel, build_module, light, light_copy
 from loka.sites.callables import current_directory_importable, directory_kept
@@ -156,9 +156,7 @@ def _key(
             inputs = inputs_of(policy, BuiltModel(module, (), {}, policy.model.batch_size))
             state = model_state(module, inputs, BATCHES)
         texts = [Path(name).read_bytes().decode() for name in policy.named]
-    except KeyboardInterrupt:
-        raise
-    except BaseException:  # noqa: BLE001 - the model's own code can raise anything: planning says what is wrong
+    except Exception:  # noqa: BLE001 - of the model's own code: planning says what is wrong
         return None
     if state is None:
         return None
@@ -173,9 +171,7 @@ def _copy(built: BuiltModel | None) -> BuiltModel | None:
     """A copy to change; None where the model cannot be copied, and has to be built once more."""
     try:
         return light_copy(built) if built is not None else None
-    except KeyboardInterrupt:
-        raise
-    except BaseException:  # noqa: BLE001 - copying runs the model's own code, which can raise anything
+    except Exception:  # noqa: BLE001 - of the model's own code
         return None
 
 

@@ -10,25 +10,24 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import fields, replace
 from functools import cache
 from math import isfinite
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
-from pydantic import NonNegativeInt, TypeAdapter, ValidationError
+from pydantic import NonNegativeInt, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from loka.errors import InputError
 from loka.paths import open_plain
+from loka.plan.json_file import JsonFormat, dump
 from loka.plan.plan import MODEL, GemmPlan, Plan, PlanHead, SitePlan, SiteTiming
 from loka.policy.settings import Assignment
 from loka.sites.site import Site
 
-FORMAT = "loka.plan"
 VERSION: Literal[11] = 11
-_AGAIN = "make it again with `loka generate POLICY`"
 _MANIFEST, _PACKAGE_FORMAT = "manifest.json", "loka.package"
 _BUDGET = ("budget.mere", "budget.sqnr_db", "budget.min_speedup")
 
@@ -80,8 +79,10 @@ class _Table(Generic[Row]):
 
 
 @cache
-def _adapter() -> TypeAdapter[_PlanFile]:
-    return TypeAdapter(_PlanFile)
+def _format() -> JsonFormat[_PlanFile]:
+    foreign = "not a plan of LoKA; name a plan.json of `loka generate`, or a policy (.yaml)"
+    again = "make it again with `loka generate POLICY`"
+    return JsonFormat("loka.plan", VERSION, TypeAdapter(_PlanFile), "plan", foreign, again)
 
 
 def to_json(plan: Plan) -> str:
@@ -110,8 +111,8 @@ def to_json(plan: Plan) -> str:
         timings=tuple(timings.rows),
         sites=sites,
     )
-    data = _adapter().dump_python(file, mode="json", exclude_defaults=True)
-    return "{\n" + ",\n".join(f" {_dump(key)}: {_table(data[key])}" for key in sorted(data)) + "\n}\n"
+    data = _format().adapter.dump_python(file, mode="json", exclude_defaults=True)
+    return "{\n" + ",\n".join(f" {dump(key)}: {_table(data[key])}" for key in sorted(data)) + "\n}\n"
 
 
 def plan_sha256(plan: Plan) -> str:
@@ -125,57 +126,29 @@ def from_json(text: str, name: str = "plan.json") -> Plan:
 
     Raises InputError for text that is truncated, is no plan, or was written by another LoKA.
     """
+    file = _format().parse(text, name)
+    wrong = _nonsense(file)
+    if wrong:
+        raise _format().damaged(name, wrong)
+    alike: dict[tuple[int, ...], tuple[GemmPlan, ...]] = {}
     try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InputError(
-            f"{name}:{error.lineno}:{error.colno}: not a whole JSON file ({error.msg}); it may have been cut short: "
-            f"{_AGAIN}"
-        ) from error
-    except ValueError as error:  # a number with more digits than Python reads
-        raise InputError(f"{name}: damaged: {error}; {_AGAIN}") from error
-    except RecursionError as error:
-        raise InputError(f"{name}: nested too deeply to be a plan; name a plan.json of `loka generate`") from error
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise InputError(f"{name}: not a plan of LoKA; name a plan.json of `loka generate`, or a policy (.yaml)")
-    if data.get("version") != VERSION:
-        raise InputError(
-            f"{name}: the plan has version {data.get('version')!r} and this LoKA reads {VERSION}: {_AGAIN}, or take "
-            "the LoKA that wrote it"
-        )
-    try:
-        file = _adapter().validate_json(text, strict=True)
-        wrong = _nonsense(file)
-        if wrong:
-            raise InputError(f"{name}: damaged: {wrong}; {_AGAIN}")
-        alike: dict[tuple[int, ...], tuple[GemmPlan, ...]] = {}
         return Plan(**_head(file), sites=tuple(_site(file, row, alike) for row in file.sites))
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"]) or "the file"
-        what = "is no field of a plan" if first["type"] == "unexpected_keyword_argument" else first["msg"]
-        raise InputError(f"{name}: damaged at {place}: {what}; {_AGAIN}") from error
     except IndexError as error:
-        raise InputError(f"{name}: damaged: a site names a row that the file lacks; {_AGAIN}") from error
+        raise _format().damaged(name, "a site names a row that the file lacks") from error
 
 
 def read_plan_file(name: str) -> Plan:
     """The plan in a file. Raises InputError, also if a file in a generated package has changed since."""
     path = Path(name)
+    recorded = _recorded_hash(path)
     try:
-        with open_plain(path) as file:
-            data = file.read()
-        recorded = _recorded_hash(path)
-        if recorded is not None and hashlib.sha256(data).hexdigest() != recorded:
+        if recorded is not None and hashlib.sha256(path.read_bytes()).hexdigest() != recorded:
             raise InputError(
                 f"{name}: changed since it was generated with its package (edited, or damaged): run loka generate again"
             )
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{name}: not a text in UTF-8; name a plan.json of `loka generate`") from error
-    except OSError as error:
-        raise InputError(f"{name}: cannot be read ({error.strerror or error}); check the path") from error
-    return from_json(text, name)
+        return from_json(_format().text_of(path), name)
+    except FileNotFoundError as error:
+        raise InputError(f"{name}: cannot be read ({error.strerror}); check the path") from error
 
 
 def _recorded_hash(path: Path) -> object:
@@ -229,11 +202,5 @@ def _site(file: _PlanFile, row: _SiteRow, alike: dict[tuple[int, ...], tuple[Gem
 
 def _table(value: Any) -> str:
     if isinstance(value, list) and value and isinstance(value[0], dict | list):
-        rows: Sequence[str] = [f"  {_dump(row)}" for row in value]
-        return "[\n" + ",\n".join(rows) + "\n ]"
-    return _dump(value)
-
-
-def _dump(value: Any) -> str:
-    # Python writes a float as the shortest text that reads back the same, on every machine.
-    return json.dumps(value, sort_keys=True, ensure_ascii=True, allow_nan=False, separators=(", ", ": "))
+        return "[\n" + ",\n".join(f"  {dump(row)}" for row in value) + "\n ]"
+    return dump(value)

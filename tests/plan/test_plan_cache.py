@@ -21,7 +21,7 @@ from loka.plan.plan_cache import KnownPlan, PlanCache
 from loka.plan.planner import planned
 from loka.plan.prospect import Prospect
 from loka.plan.serialize import to_json
-from loka.plan.tuning.confirmed import TunedFile
+from loka.plan.tuning.record import TunedFile
 
 HELPER = "def scaled(x, by):\n    return x * by\n"
 MODEL = """\

@@ -197,7 +197,7 @@ def test_another_version_says_what_to_run(version, whole_plan):
         ('"backward": [0-9.]+', '"backward": -5.0', r"at timings\.0\."),
         ('"share": [0-9.]+', '"share": 1e999', "the share of site"),
         ('"name": "layers.1.up"', '"name": "layers.0.up"', "site 'layers.0.up' is there 2 times"),
-        ('"calls": ', '"more": 1, "calls": ', r"at sites\.0\.site\.more: is no field of a plan"),
+        ('"calls": ', '"more": 1, "calls": ', r"at sites\.0\.site\.more: there is no such field"),
     ],
 )
 def test_what_cannot_be_is_found(pattern, new, place, make_plan, make_site, make_settings):

@@ -152,7 +152,7 @@ def test_plan_json_holds_the_step(tuned: Tuned) -> None:
     plan = make_plan(tuned.policy)
     text = to_json(plan)
     assert from_json(text) == plan
-    with pytest.raises(InputError, match="a measured step is zero, negative or not finite"):
+    with pytest.raises(InputError, match="damaged at tuned.step_ms"):
         from_json(text.replace('"step_ms": 2.5', '"step_ms": -2.5'))
 
 
@@ -254,12 +254,12 @@ def no_winner(text: str) -> str:
     [
         (lambda text: text[: len(text) // 2], "not a whole JSON file"),
         (lambda text: "[]", "no record of loka tune"),
-        (lambda text: text.replace('"version": 1', '"version": 2'), "version 2, and this LoKA reads up to 1: upgrade"),
+        (lambda text: text.replace('"version": 1', '"version": 2'), "version 2 and this LoKA reads 1: "),
         (
             lambda text: text.replace('"batch_size": 64', '"batch_size": "64"'),
             r"damaged at records\.0\.key\.batch_size",
         ),
-        (lambda text: text.replace('"bf16_ms": 4.0', '"bf16_ms": -4.0'), "a time is zero, negative or not finite"),
+        (lambda text: text.replace('"bf16_ms": 4.0', '"bf16_ms": -4.0'), r"damaged at records\.0\.bf16_ms"),
         (no_winner, "its winner is none of the measured candidates"),
         (lambda text: "\udcff", "not a text in UTF-8"),
     ],

@@ -24,9 +24,8 @@ from loka.plan.plan import Plan, SitePlan
 from loka.plan.plan_of import Decided, RecordedPlan, decided, kernels_for
 from loka.plan.totals import predicted_step, total_time
 from loka.plan.tuning.choices import AS_IT_STANDS, Choice, Precision, SiteChoice, is_open
-from loka.plan.tuning.confirmed import tuned_inputs
 from loka.plan.tuning.fingerprints import decisions_sha256
-from loka.plan.tuning.record import TunedInputs
+from loka.plan.tuning.record import TunedInputs, tuned_inputs
 from loka.policy.policy import Policy
 from loka.policy.settings import SiteSettings
 from loka.sites.callables import directory_kept

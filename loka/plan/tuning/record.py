@@ -10,27 +10,33 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import TypeAdapter
+from pydantic.dataclasses import dataclass
 
 from loka.devices.spec import Execution
-from loka.errors import InputError
 from loka.kernels.measurements.versions import Versions
-from loka.paths import open_plain, shown
-from loka.plan.plan import TunedStep
-from loka.plan.tuning.choices import Choice
+from loka.paths import shown
+from loka.plan.evidence import ProfiledSites
+from loka.plan.json_file import JsonFormat
+from loka.plan.plan import MODEL, Finite, Milliseconds, Plan, TunedStep
+from loka.plan.tuning.choices import AS_IT_STANDS, Choice
+from loka.plan.tuning.fingerprints import decisions_sha256, model_sha256, settings_sha256
 from loka.policy.policy import Policy
+from loka.policy.settings import SiteSettings
+from loka.sites.build_model import BuiltModel
+from loka.sites.site import Site
+from loka.version import __version__
 
-FORMAT: Literal["loka.tuned"] = "loka.tuned"
 VERSION: Literal[1] = 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=MODEL)
 class TunedKey:
     """What a record was measured for; a file has one record for each."""
 
@@ -49,7 +55,7 @@ class TunedKey:
         return f"{self.target} at batch size {self.batch_size}{execution}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=MODEL)
 class TunedInputs:
     """What decides which candidates there are; a record holds as long as all of it is the same."""
 
@@ -71,7 +77,7 @@ class TunedInputs:
         return ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=MODEL)
 class MeasuredCandidate:
     """A candidate plan and its steps. Times are medians over rounds in which every candidate has its turn."""
 
@@ -79,15 +85,15 @@ class MeasuredCandidate:
     choice: Choice
     sites_fp8: int
     native: bool  # it replaces nothing: the model as it is
-    predicted_us: float | None  # of the sites in a step; None where measurements are missing
-    step_ms: float | None  # None: it failed, or there was no time
+    predicted_us: Finite | None  # of the sites in a step; None where measurements are missing
+    step_ms: Milliseconds | None  # None: it failed, or there was no time
     speedup: float | None  # over the model as it is, in the same rounds: the median
     noise: float | None  # half the interquartile range of the speedups, as a share of the median
     rounds: int
     failure: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=MODEL)
 class TunedRecord:
     """Measured steps of the candidates of one policy, and the winner."""
 
@@ -96,7 +102,7 @@ class TunedRecord:
     machine: Versions
     date: str  # UTC, to the minute
     step: str  # in words: what was measured
-    bf16_ms: float  # a step of the model as it is
+    bf16_ms: Milliseconds  # a step of the model as it is
     winner: str  # the title of a candidate
     decisions: str  # sha256 of what runs in the winner's plan
     candidates: tuple[MeasuredCandidate, ...]
@@ -127,14 +133,12 @@ class TunedRecord:
     @property
     def sha256(self) -> str:
         """Of its content."""
-        return hashlib.sha256(_adapter().dump_json(_File(FORMAT, VERSION, (self,)))).hexdigest()
+        return hashlib.sha256(_format().adapter.dump_json(_File("loka.tuned", VERSION, (self,)))).hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=MODEL)
 class _File:
     """The layout of the file."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     format: Literal["loka.tuned"]
     version: Literal[1]
@@ -142,66 +146,88 @@ class _File:
 
 
 @cache
-def _adapter() -> TypeAdapter[_File]:
-    return TypeAdapter(_File)
+def _format() -> JsonFormat[_File]:
+    again = "remove the file, and run loka tune again"
+    return JsonFormat("loka.tuned", VERSION, TypeAdapter(_File), "record", f"no record of loka tune; {again}", again)
 
 
 def read_records(path: Path) -> tuple[TunedRecord, ...]:
     """The records in a file; none if it is missing. Raises InputError for one that cannot be read."""
     try:
-        with open_plain(path) as file:
-            text = file.read().decode("utf-8")
+        text = _format().text_of(path)
     except FileNotFoundError:
         return ()
-    except UnicodeDecodeError as error:
-        raise InputError(f"{shown(path)}: not a text in UTF-8; {_AGAIN}") from error
-    except OSError as error:
-        raise InputError(f"{shown(path)}: cannot be read ({error.strerror or error}); check the path") from error
-    return parsed(text, shown(path))
-
-
-_AGAIN = "remove the file, and run loka tune again"
-
-
-def parsed(text: str, name: str) -> tuple[TunedRecord, ...]:
-    """The records in a text; `name` is the file's, for messages. Raises InputError."""
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{name}: not a whole JSON file ({error}); {_AGAIN}") from error
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise InputError(f"{name}: no record of loka tune; {_AGAIN}")
-    version = data.get("version")
-    if type(version) is int and version > VERSION:
-        raise InputError(
-            f"{name}: the record has version {version}, and this LoKA reads up to {VERSION}: upgrade LoKA, or {_AGAIN}"
-        )
-    try:
-        records = _adapter().validate_json(text, strict=True).records
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise InputError(f"{name}: damaged at {place}: {first['msg']}; {_AGAIN}") from error
+    records = _format().parse(text, shown(path)).records
     for each in records:
-        wrong = _nonsense(each)
-        if wrong:
-            raise InputError(f"{name}: damaged: {wrong}; {_AGAIN}")
+        winners = [other for other in each.candidates if other.title == each.winner]
+        if len(winners) != 1 or winners[0].step_ms is None:
+            raise _format().damaged(shown(path), "its winner is none of the measured candidates")
     return records
-
-
-def _nonsense(record: TunedRecord) -> str:
-    """Why well-formed data is no record; "" if it is one."""
-    winners = [each for each in record.candidates if each.title == record.winner]
-    if len(winners) != 1 or winners[0].step_ms is None:
-        return "its winner is none of the measured candidates"
-    times = [record.bf16_ms, *(each.step_ms for each in record.candidates if each.step_ms is not None)]
-    if not all(math.isfinite(time) and time > 0 for time in times):
-        return "a time is zero, negative or not finite"
-    return ""
 
 
 def with_record(records: tuple[TunedRecord, ...], new: TunedRecord) -> str:
     """The text of the file with a new record, which takes the place of one for the same key."""
     others = tuple(each for each in records if each.key != new.key)
-    data = _adapter().dump_python(_File(FORMAT, VERSION, (*others, new)), mode="json")
+    data = _format().adapter.dump_python(_File("loka.tuned", VERSION, (*others, new)), mode="json")
     return json.dumps(data, indent=1, sort_keys=True, allow_nan=False) + "\n"
+
+
+@dataclass(frozen=True, slots=True, config=MODEL)
+class TunedFile:
+    """What is at the place of a policy's record."""
+
+    name: str  # relative to the policy's directory
+    advice: str
+    record: TunedRecord | None = None  # of the policy's target, batch size and execution
+    others: str = ""  # what else there are records for, where there is none of these
+
+    @classmethod
+    def of(cls, policy: Policy) -> TunedFile:
+        """Raises InputError where the file is there and cannot be read."""
+        records, key = read_records(policy.tuned_file), TunedKey.of(policy)
+        record = next((each for each in records if each.key == key), None)
+        others = "" if record is not None else ", ".join(str(each.key) for each in records)
+        wanted = f"it has records for {others}, and this policy is for {key}" if others else ""
+        return cls(policy.tuned_name, f"run loka tune {policy.path}", record, wanted)
+
+    @property
+    def choice(self) -> Choice:
+        """The winner's; as it stands without a record."""
+        return self.record.won.choice if self.record is not None else AS_IT_STANDS
+
+    def ignored(self, reason: str) -> str:
+        """That the file is not used, and why; "" without a reason."""
+        return f"{self.name} is ignored: {reason}; {self.advice}, or remove it" if reason else ""
+
+
+def tuned_inputs(
+    policy: Policy,
+    built: BuiltModel,
+    sites: Sequence[Site],
+    settings: Sequence[SiteSettings],
+    known: ProfiledSites | None,
+) -> TunedInputs:
+    """What a record of this policy depends on."""
+    return TunedInputs(
+        loka=__version__,
+        model=model_sha256(policy.model.factory, built.module, sites),
+        policy=settings_sha256(policy, sites, settings),
+        profile=known.sha256 if known is not None else "",
+    )
+
+
+def confirmed_plan(file: TunedFile, inputs: TunedInputs, plan_with: Callable[[Choice], Plan]) -> tuple[Plan, str]:
+    """The plan of the record's winner if the record holds, otherwise by predicted times; and why it does not, or "".
+
+    `plan_with` makes the plan of a choice.
+    """
+    record = file.record
+    if record is None:
+        return plan_with(AS_IT_STANDS), file.ignored(file.others)
+    reason = record.inputs.difference(inputs)
+    if not reason:
+        plan = plan_with(record.won.choice)
+        if decisions_sha256(plan) == record.decisions:
+            return replace(plan, tuned=record.confirmation(file.name)), ""
+        reason = "the plan that it measured is not made any more: the model's code or the kernels' times have changed"
+    return plan_with(AS_IT_STANDS), file.ignored(reason)
