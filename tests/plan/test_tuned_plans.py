@@ -152,7 +152,7 @@ def test_plan_json_holds_the_step(tuned: Tuned) -> None:
     plan = make_plan(tuned.policy)
     text = to_json(plan)
     assert from_json(text) == plan
-    with pytest.raises(InputError, match="damaged at tuned.step_ms"):
+    with pytest.raises(InputError, match=r"damaged at tuned\.step_ms"):
         from_json(text.replace('"step_ms": 2.5', '"step_ms": -2.5'))
 
 
