@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.study import run_study, tell
-from loka.bench.subjects.packages import Workshop
+from loka.bench.packages import Workshop
 from loka.dispatch.guard.guard import Guard
 from loka.dispatch.patch import Patch
 from loka.errors import InputError

@@ -21,7 +21,6 @@ from functools import partial
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import median
 from types import ModuleType
 
 import torch
@@ -32,7 +31,7 @@ from loka.bench.record.gemm_parts import PreparedCall
 from loka.bench.record.part_specs import specs_of
 from loka.bench.record.producer_parts import Producers
 from loka.bench.results import write_text
-from loka.bench.speed.timing import GRAPHS, LAUNCHES, rotations, size_of
+from loka.bench.timing import LAUNCHES, rotations, size_of, time_step
 from loka.devices.spec import DeviceSpec, RowLaunch
 from loka.errors import LokaError
 from loka.kernels.fused.norm.norm_launch import configuration
@@ -175,7 +174,7 @@ def timed(folder: str, name: str, candidate: Candidate, rows: Sequence[int], che
         count = rotations(size_of(prepared.arguments))
         copies = [tuple(_copied(each) for each in prepared.arguments) for _ in range(min(count, LAUNCHES) - 1)]
         step = partial(_calls, prepared, [prepared.arguments, *copies], [])
-        found[m] = 1e3 * median(GRAPHS.milliseconds(GRAPHS.capture(step), MEASURED_MS)) / LAUNCHES / prepared.parts
+        found[m] = time_step(step, MEASURED_MS).median_us / LAUNCHES / prepared.parts
     return Timed(candidate, found)
 
 
@@ -240,7 +239,7 @@ def empty_us() -> float:
         for _ in range(LAUNCHES):
             x.add_(1)
 
-    return 1e3 * median(GRAPHS.milliseconds(GRAPHS.capture(step), MEASURED_MS)) / LAUNCHES
+    return time_step(step, MEASURED_MS).median_us / LAUNCHES
 
 
 def ranked(found: Sequence[Timed], case: Case) -> list[Timed]:

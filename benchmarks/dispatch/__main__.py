@@ -18,13 +18,12 @@ from pathlib import Path
 from benchmarks.dispatch.dispatch_cases import SHAPES
 from benchmarks.dispatch.dispatch_run import run_dispatch
 from benchmarks.dispatch.dispatch_table import USUAL, VARIANTS, to_markdown
+from benchmarks.region.region import parse_shape
 from benchmarks.study import run_study, tell
 from loka.bench.machine import require_gpu
+from loka.bench.options import check_seconds, listed
 from loka.bench.results import usable_folder, write_text
-from loka.bench.speed.region_speed import parse_shape
-from loka.bench.subjects.variants import choose
 from loka.devices.targets import DEFAULT_TARGET, GPU_TARGETS
-from loka.errors import InputError
 from loka.kernels.measurements.lookup import Measurements
 
 LINES, PAGE = "dispatch.jsonl", "dispatch.md"
@@ -35,11 +34,10 @@ def compare(options: argparse.Namespace) -> str:
 
     Raises InputError for wrong shapes, variants, seconds or files, and without a GPU.
     """
-    if math.isnan(options.seconds) or options.seconds <= 0:
-        raise InputError(f"--seconds: {options.seconds:g} is no time to work in; write a number above 0")
+    check_seconds(options.seconds)
     end = time.monotonic() + options.seconds
     shapes = tuple(map(parse_shape, options.shapes)) or SHAPES
-    variants = choose(options.variants, VARIANTS) if options.variants is not None else USUAL
+    variants = listed("--variants", options.variants, VARIANTS) or USUAL
     known = Measurements.open(options.file, options.target)
     require_gpu()
     usable_folder(options.out)

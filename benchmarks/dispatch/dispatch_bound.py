@@ -7,10 +7,10 @@ least time over all kernels, scalings and accumulations.
 from __future__ import annotations
 
 from benchmarks.dispatch.dispatch_cases import GEMMS, LIBRARIES, gemm_part
+from benchmarks.region.region import Form, Shape, chain_of
+from benchmarks.region.region_bound import chain_backward_bytes, chain_forward_bytes
 from loka.bench.record.gemm_parts import NATIVE
-from loka.bench.speed.region_speed import Form, Shape, chain_of
-from loka.bench.speed.roofline import Peaks, bytes_us, chain_backward_bytes, chain_forward_bytes
-from loka.bench.subjects.variants import Precision
+from loka.bench.roofline import Peaks, Precision, bytes_us
 from loka.kernels.measurements.parts import PartCosts
 from loka.numerics.enums import Accumulation, Gemm
 

@@ -18,9 +18,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from benchmarks.packages import StudyWorkshop
+from benchmarks.region.region import Form, Shape, subject
 from loka.bench.record.gemm_parts import FBGEMM, NATIVE, SCALED_MM
-from loka.bench.speed.region_speed import Form, Shape, subject
-from loka.bench.subjects.packages import Workshop
 from loka.devices.targets import TargetDevice
 from loka.kernels.fused.norm.norm_widths import LARGEST_WIDTH
 from loka.kernels.gemm.catalogue import gemm_sizes
@@ -122,7 +122,7 @@ def recorded_variants(costs: Measurements) -> tuple[str, ...]:
     return (COMPILED, *TORCHAO, FUSED, *singles, DISPATCH)
 
 
-def decisions(shape: Shape, workshop: Workshop, costs: Measurements) -> dict[str, Decided]:
+def decisions(shape: Shape, workshop: StudyWorkshop, costs: Measurements) -> dict[str, Decided]:
     """The decisions of each planned variant on a region. Raises InputError if planning fails."""
     examined = {how: examined_region(shape, workshop, dict.fromkeys(GEMMS, how), how.value) for how in HOWS}
     known = {part.kernel for part in costs.parts if part.work is PartKind.GEMM}
@@ -166,7 +166,7 @@ def gemm_part(shape: Shape, gemm: Gemm, kernel: str, recipe: str = "") -> Part:
     return Part(PartKind.GEMM, kernel, sizes.rows, sizes.columns, sizes.contraction, recipe=recipe)
 
 
-def examined_region(shape: Shape, workshop: Workshop, accumulations: Accumulations, label: str) -> Examined:
+def examined_region(shape: Shape, workshop: StudyWorkshop, accumulations: Accumulations, label: str) -> Examined:
     """Examine the region's model and sites under the policy with these accumulations."""
     region = subject(Form.LAYER_NORM, shape)
     factory, inputs = workshop.add(region)

@@ -25,13 +25,13 @@ from benchmarks.dispatch.dispatch_cases import (
     is_rendered,
     recorded_variants,
 )
-from loka.bench.speed import roofline
-from loka.bench.speed.comparison import Progress, describe
-from loka.bench.speed.region_speed import Form, Shape, build
-from loka.bench.speed.steps import SEED, StepWork, make_work, measure
-from loka.bench.speed.timing import MEASURED_MS
-from loka.bench.subjects.packages import Workshop
-from loka.bench.subjects.variants import Precision, Variant
+from benchmarks.packages import StudyWorkshop
+from benchmarks.region.region import Form, Shape, work_of
+from benchmarks.steps import StepWork, measure
+from benchmarks.variants import Variant
+from loka.bench.device import describe
+from loka.bench.roofline import Precision, peaks_of
+from loka.bench.timing import Progress
 from loka.errors import InputError, LokaError
 from loka.kernels.measurements.lookup import Measurements
 
@@ -74,8 +74,8 @@ def run_dispatch(
     lines = read_lines(file)
     possible = recorded_variants(costs)
     variants = tuple(name for name in variants if name in possible)
-    peaks = roofline.peaks_of(torch.cuda.get_device_name())
-    with Workshop() as workshop, file.open("a", encoding="utf-8") as writing:
+    peaks = peaks_of(torch.cuda.get_device_name())
+    with StudyWorkshop() as workshop, file.open("a", encoding="utf-8") as writing:
         for shape in shapes:
             if set(variants) <= measured_variants(lines, shape):
                 continue
@@ -102,7 +102,7 @@ def measured_lines(
     costs: Measurements,
     variants: Sequence[str],
     known: Sequence[Line],
-    workshop: Workshop,
+    workshop: StudyWorkshop,
     progress: Progress,
 ) -> Iterator[Line]:
     """Measure the missing lines of a region; equal plans share a measurement."""
@@ -110,7 +110,7 @@ def measured_lines(
     there = measured_variants(known, shape)
     try:
         found = decisions(shape, workshop, costs)
-        work = _work(shape)
+        work = work_of(Form.LAYER_NORM, shape, (True,))
     except Exception as error:  # noqa: BLE001  (of the planner, or out of memory: reported for each variant)
         progress(f"{shape}: {describe(error)}")
         yield from (_failed(shape, variant, "", describe(error)) for variant in variants if variant not in there)
@@ -133,7 +133,7 @@ def measured_lines(
 
 
 def _measured(
-    shape: Shape, variant: str, runs: str, decided: Decided | None, work: StepWork, workshop: Workshop
+    shape: Shape, variant: str, runs: str, decided: Decided | None, work: StepWork, workshop: StudyWorkshop
 ) -> Line:
     """Measure one plan or the unpatched model; an exception becomes the line's failure."""
     try:
@@ -154,12 +154,6 @@ def _measured(
     output, gradient = (errors.output, errors.gradient) if errors is not None else (None, None)
     times = (timing.median_us, timing.p10_us, timing.p90_us)
     return Line(shape.m, shape.k, shape.n, variant, runs, *times, None, None, output, gradient)
-
-
-def _work(shape: Shape) -> StepWork:
-    torch.manual_seed(SEED)
-    base = build(Form.LAYER_NORM, shape.k, shape.n).cuda()
-    return make_work(str(shape), base, (torch.randn(shape.m, shape.k, device="cuda"),), (True,), MEASURED_MS)
 
 
 def _failed(shape: Shape, variant: str, runs: str, failure: str) -> Line:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from loka.bench.subjects.packages import Subject
+from benchmarks.packages import Subject
 from loka.errors import InputError
 
 

@@ -13,13 +13,14 @@ from types import ModuleType
 import torch
 
 from benchmarks.exact_mods.exact_cases import ModCase, build, inputs, subject
+from benchmarks.packages import StudyWorkshop
+from benchmarks.steps import make_work, measure
 from benchmarks.study import tell
+from benchmarks.variants import Variant
+from loka.bench.device import describe
 from loka.bench.results import NOTHING, Table
-from loka.bench.speed.comparison import describe
-from loka.bench.speed.steps import SEED, make_work, measure
-from loka.bench.speed.timing import MEASURED_MS
-from loka.bench.subjects.packages import Workshop
-from loka.bench.subjects.variants import Precision, Variant
+from loka.bench.roofline import Precision
+from loka.bench.timing import MEASURED_MS, SEED
 from loka.errors import LokaError
 from loka.plan.planner import make_plan
 
@@ -36,7 +37,7 @@ mods: [{mods}]
 """
 
 
-def package(workshop: Workshop, case: ModCase, defaults: str, modded: bool) -> ModuleType:
+def package(workshop: StudyWorkshop, case: ModCase, defaults: str, modded: bool) -> ModuleType:
     """Generate and import the package of a case, with or without its mod."""
     factory, example = workshop.add(subject(case))
     name = f"exact_{case.name}_{'fp8' if defaults == FP8 else 'bf16'}{'_mod' if modded else ''}"
@@ -48,7 +49,7 @@ def package(workshop: Workshop, case: ModCase, defaults: str, modded: bool) -> M
 def run(cases: Sequence[ModCase], milliseconds: int = MEASURED_MS) -> Table:
     """Measure the cases on the current GPU: microseconds of a training step."""
     rows: list[tuple[str, ...]] = []
-    with Workshop() as workshop:
+    with StudyWorkshop() as workshop:
         for case in cases:
             columns: list[str] = []
             for defaults, taken in ((BF16, case.bf16), (FP8, case.fp8)):
@@ -59,7 +60,7 @@ def run(cases: Sequence[ModCase], milliseconds: int = MEASURED_MS) -> Table:
     return head, rows
 
 
-def _pair(workshop: Workshop, case: ModCase, defaults: str, milliseconds: int) -> tuple[str, str, str]:
+def _pair(workshop: StudyWorkshop, case: ModCase, defaults: str, milliseconds: int) -> tuple[str, str, str]:
     """Times of a case without and with its mod, and their ratio, as text."""
     bare, modded = (_time(workshop, case, defaults, modded, milliseconds) for modded in (False, True))
     if isinstance(bare, str) or isinstance(modded, str):
@@ -67,7 +68,7 @@ def _pair(workshop: Workshop, case: ModCase, defaults: str, milliseconds: int) -
     return _shown(bare), _shown(modded), f"{bare / modded:.2f}"
 
 
-def _time(workshop: Workshop, case: ModCase, defaults: str, modded: bool, milliseconds: int) -> float | str:
+def _time(workshop: StudyWorkshop, case: ModCase, defaults: str, modded: bool, milliseconds: int) -> float | str:
     """Microseconds of one variant of a case, or the reason why it failed."""
     torch.manual_seed(SEED)
     with torch.device("cuda"):

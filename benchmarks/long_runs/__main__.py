@@ -20,7 +20,7 @@ from torch import nn
 from benchmarks.long_runs.long_models import MODELS, LongModel
 from benchmarks.long_runs.long_run import SCENARIOS, Curve, CurveFile, Patch, RunKey, run
 from benchmarks.study import run_study, tell
-from loka.bench.subjects.packages import Workshop
+from loka.bench.packages import Workshop
 from loka.mods.adapt import adapt
 from loka.plan.planner import make_plan
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 LONGEST = 24 * 3600.0  # longest wait for a process, in seconds, if nothing sets a shorter one
 STOPPING = 10.0  # seconds that a process has to exit after its last message
@@ -35,31 +35,30 @@ class ChildProcess:
         return None
 
 
-class ChildProcesses:
-    """Context manager: starts processes, and ends them on exit."""
+@contextmanager
+def child_processes() -> Iterator[Callable[..., ChildProcess]]:
+    """Context whose value starts processes, all of which have ended when it is left.
 
-    def __init__(self) -> None:
-        self._context = get_context("spawn")
-        self._started: list[ChildProcess] = []
+    `start(target, *arguments)` runs `target(*arguments, channel)` in a new process; all must be picklable.
+    """
+    context, started = get_context("spawn"), list[ChildProcess]()
 
-    def start(self, target: Callable[..., object], *arguments: Any) -> ChildProcess:
-        """Run `target(*arguments, channel)` in a new process; all must be picklable."""
-        ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=target, args=(*arguments, theirs))
+    def start(target: Callable[..., object], *arguments: Any) -> ChildProcess:
+        ours, theirs = context.Pipe()
+        process = context.Process(target=target, args=(*arguments, theirs))
         process.start()
         theirs.close()
-        self._started.append(ChildProcess(process, ours))
-        return self._started[-1]
+        started.append(ChildProcess(process, ours))
+        return started[-1]
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for child in self._started:
+    patience = 0.0  # left by an exception
+    try:
+        yield start
+        patience = STOPPING
+    finally:
+        for child in started:
             child.channel.close()
-            child.process.join(0.0 if child.failure or kind is not None else STOPPING)
+            child.process.join(0.0 if child.failure else patience)
             if child.process.is_alive():
                 child.process.kill()
                 child.process.join()

@@ -1,4 +1,4 @@
-"""Results of a benchmark as a record, as tables, and as files. Needs neither torch nor a terminal."""
+"""The report of cells: as tables, as Markdown, as JSON, and as files."""
 
 from __future__ import annotations
 
@@ -9,45 +9,21 @@ import math
 import os
 import tempfile
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
+from loka.bench.cells import Cell
 from loka.bench.machine import Environment
-from loka.bench.speed.timing import Timing
 from loka.errors import InputError
 from loka.paths import resolved_path
 from loka.policy.problems import printable
 
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]  # columns and rows
 NOTHING = "-"
-
-
-@dataclass(frozen=True, slots=True)
-class Errors:
-    """Signal to error against float32 in dB; None if the signal is zero, not finite, or was not compared."""
-
-    output: float | None
-    gradient: float | None  # the worst of all gradients
-    gradient_of: str  # name of the tensor with that gradient; "" if there is none
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """Result of one variant on one piece of work."""
-
-    work: str
-    variant: str
-    timing: Timing | None  # None if it failed
-    bound_us: float | None = None  # None if no bound is known
-    peak_mib: float | None = None  # of a training step: memory of the variant itself
-    errors: Errors | None = None
-    failure: str = ""
-
-    @property
-    def reached(self) -> float | None:
-        """Lower bound over measured time: 1 is the roofline."""
-        if self.timing is None or self.bound_us is None:
-            return None
-        return self.bound_us / self.timing.median_us
+METHOD = (
+    "Microseconds: the median, 10th and 90th percentile of CUDA-graph replays. Ratios are the baseline's time over the "
+    "variant's. `reached` is the bound over the time; what the bound counts stands in docs/bench.md."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +40,18 @@ class Section:
 class Report:
     """One run of a benchmark."""
 
-    what: str  # region or kernels
+    what: str  # kernels, or the name of a study
     command: str
     date: str  # UTC, to the minute: 2026-11-21T08:12Z
     environment: Environment
     sections: tuple[Section, ...]
     notes: tuple[str, ...] = ()
+    program: str = "loka bench kernels"
 
     @property
     def stem(self) -> str:
-        """File name without a suffix: region-2026-11-21T0812."""
-        return f"{self.what}-{self.date.replace(':', '').removesuffix('Z')}"
+        """File name without a suffix: kernels-2026-11-21T0812."""
+        return stem_of(self.what, self.date)
 
 
 def ratio(section: Section, cell: Cell) -> float | None:
@@ -187,7 +164,7 @@ def markdown_table(table: Table) -> str:
 def to_markdown(report: Report) -> str:
     """The report as a Markdown page."""
     parts = [
-        f"# loka bench {report.what}, {report.date}",
+        f"# {report.program}, {report.date}",
         f"`{report.command}`",
         f"{report.environment}.",
     ]
@@ -224,6 +201,16 @@ def to_plain(report: Report) -> dict[str, object]:
     }
 
 
+def utc_minute(now: datetime | None = None) -> str:
+    """A time, now by default, in UTC and to the minute: 2026-11-21T08:12Z."""
+    return f"{(now or datetime.now(UTC)).astimezone(UTC):%Y-%m-%dT%H:%M}Z"
+
+
+def stem_of(what: str, date: str) -> str:
+    """The name of a report's files without a suffix: kernels-2026-11-21T0812."""
+    return f"{what}-{date.replace(':', '').removesuffix('Z')}"
+
+
 def usable_folder(folder: Path) -> None:
     """Create a folder and check that it is writable. Raises InputError, before minutes are spent on measuring."""
     try:
@@ -236,18 +223,17 @@ def usable_folder(folder: Path) -> None:
         ) from error
 
 
-def write_files(report: Report, folder: Path) -> tuple[Path, Path]:
+def write_report(folder: Path, stem: str, plain: dict[str, object], page: str) -> tuple[Path, Path]:
     """Write STEM.json and STEM.md into an existing folder, each atomically. Raises InputError."""
-    texts = {
-        ".json": json.dumps(to_plain(report), indent=2, allow_nan=False) + "\n",
-        ".md": to_markdown(report),
-    }
-    paths = []
-    for suffix, text in texts.items():
-        path = folder / (report.stem + suffix)
-        write_text(path, text)
-        paths.append(path)
-    return paths[0], paths[1]
+    paths = folder / f"{stem}.json", folder / f"{stem}.md"
+    write_text(paths[0], json.dumps(plain, indent=2, allow_nan=False) + "\n")
+    write_text(paths[1], page)
+    return paths
+
+
+def write_files(report: Report, folder: Path) -> tuple[Path, Path]:
+    """Write a report into an existing folder. Raises InputError."""
+    return write_report(folder, report.stem, to_plain(report), to_markdown(report))
 
 
 def write_text(path: Path, text: str) -> None:

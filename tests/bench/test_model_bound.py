@@ -6,10 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from loka.bench.model.model_bound import ModelBound, site_works, torchao_sites
 from loka.bench.model.model_variants import MODEL_VARIANTS
-from loka.bench.speed.roofline import Peaks, bytes_us, model_us
-from loka.bench.subjects.variants import Precision
+from loka.bench.roofline import ModelBound, Peaks, Precision, bytes_us, model_us, site_works, torchao_sites
 from loka.sites.site import GemmKind, RowCount, Site
 
 PEAKS = Peaks(1e12, {Precision.BF16: 1e14, Precision.FP8: 2e14, Precision.FP8_FAST: 4e14})

@@ -6,12 +6,22 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from loka.bench.device import KernelSum
 from loka.bench.machine import Environment
-from loka.bench.model.model_report import heading, notes, sections, to_markdown, to_plain, write_files
-from loka.bench.model.model_results import MeasuredModel, ModelReport, StepFigures, StepOutcome
+from loka.bench.model.model_report import (
+    MeasuredModel,
+    ModelReport,
+    StepFigures,
+    StepOutcome,
+    heading,
+    notes,
+    sections,
+    to_markdown,
+    to_plain,
+    write_files,
+)
 from loka.bench.model.model_variants import StepBlock, chosen_blocks
-from loka.bench.model.step_rounds import RoundTiming
-from loka.bench.speed.device_kernels import KernelSum
+from loka.bench.timing import RoundTiming
 
 HERE = Environment("a device", "0.1.0", "3.12.0", "2.11.0", "13.0", "3.6.0", None, "1.6.0")
 BLOCKS = chosen_blocks("train", None)

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from loka.bench.model import model_request, step_rounds
-from loka.bench.model.bench_device import CudaDevice
+from loka.bench import timing
+from loka.bench.device import CudaDevice
+from loka.bench.model import model_request
 from loka.bench.model.model_request import ModelRequest, check, run
-from loka.bench.model.step_rounds import ROUNDS
+from loka.bench.timing import ROUNDS
 from loka.errors import InputError
 from tests.support.bench_device import CpuBench
 
@@ -42,7 +43,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> CpuBench:
     monkeypatch.setattr(model_request, "require_gpu", lambda: None)
     monkeypatch.setattr(model_request, "CudaDevice", lambda: made)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100 80GB HBM3")
-    monkeypatch.setattr(step_rounds, "STEPS", 1)
+    monkeypatch.setattr(timing, "STEPS", 1)
     return made
 
 

@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import nn
 
-from loka.bench.model import step_rounds
-from loka.bench.model.model_results import StepOutcome
+from loka.bench import timing
+from loka.bench.device import KernelSum
+from loka.bench.model.model_report import StepOutcome
 from loka.bench.model.model_run import BlockRun, RunLimits
 from loka.bench.model.model_subject import ModelSubject
 from loka.bench.model.model_variants import Casting, StepBlock, StepLaunch, chosen_variants
-from loka.bench.speed.device_kernels import KernelSum
-from loka.bench.subjects import peers
-from loka.bench.subjects.packages import Workshop
+from loka.bench.packages import Workshop
+from loka.bench.peers import PeerMissingError
 from loka.dispatch import Patch
 from loka.mods.policy_loader import load_policy
 from tests.support.bench_device import CpuBench, out_of_memory
@@ -53,8 +53,8 @@ def subject_of(folder: Path, workshop: Workshop, text: str = POLICY) -> ModelSub
 @pytest.fixture(autouse=True)
 def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU takes its time."""
-    monkeypatch.setattr(step_rounds, "STEPS", 1)
-    monkeypatch.setattr(step_rounds, "WARM_UPS", 0)
+    monkeypatch.setattr(timing, "STEPS", 1)
+    monkeypatch.setattr(timing, "TURN_WARM_UPS", 0)
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_graphs_are_the_compilers_or_of_the_whole_step(subject: ModelSubject) ->
 
 def test_a_failure_is_an_outcome_and_the_next_goes_on(subject: ModelSubject, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(model: object, recipe: str) -> Any:
-        raise peers.PeerMissingError("torchao is not installed")
+        raise PeerMissingError("torchao is not installed")
 
     monkeypatch.setattr("loka.bench.model.model_subject.torchao_training", missing)
     device = CpuBench(fail_compiling={"max-autotune-no-cudagraphs": [RuntimeError("no\nchoices"), RuntimeError("no")]})

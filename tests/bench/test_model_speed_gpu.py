@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from loka.bench.device import CaptureError, CudaDevice
 from loka.bench.machine import environment
-from loka.bench.model.bench_device import CaptureError, CudaDevice
 from loka.bench.model.model_report import to_plain
 from loka.bench.model.model_request import ModelRequest, run
 from loka.bench.model.model_variants import MODEL_BASELINE, MODEL_VARIANTS, ModelVariant, StepLaunch

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from loka.bench.model import step_rounds
+from loka.bench import timing
 from loka.bench.model.model_run import RunLimits
 from loka.bench.model.model_variants import MODEL_BASELINE
 from loka.bench.tune import tune as tune_module
@@ -174,8 +174,8 @@ def test_a_machine_without_a_gpu_or_of_another_target(policy: Policy, monkeypatc
 
 @pytest.fixture
 def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_rounds, "STEPS", 1)
-    monkeypatch.setattr(step_rounds, "WARM_UPS", 0)
+    monkeypatch.setattr(timing, "STEPS", 1)
+    monkeypatch.setattr(timing, "TURN_WARM_UPS", 0)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from loka.bench.child_processes import ChildProcesses
+from loka.bench.child_processes import child_processes
 from loka.bench.tune.tune import TuneLimits, tuned_here
 from loka.bench.tune.tune_steps import TimedDevice
 from loka.codegen.package.generate_package import generate
@@ -96,8 +96,8 @@ def test_a_measured_step_confirms_the_plan(written: Path, more: str) -> None:
 def test_candidates_are_compiled_ahead_in_other_processes(written: Path, tmp_path: Path) -> None:
     policy = policy_in(written, here())
     candidates = [each for each in Candidates(policy).found() if each.plan.bindings][:4]
-    with ChildProcesses() as processes:
-        process = processes.start(tune_worker.measure, policy, candidates, TimedDevice(), str(tmp_path))
+    with child_processes() as start:
+        process = start(tune_worker.measure, policy, candidates, TimedDevice(), str(tmp_path))
         found: Any = process.received(time.monotonic() + 300)
     lookups, failures = found
     for lookup in lookups:

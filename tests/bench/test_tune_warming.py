@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from loka.bench.child_processes import ChildProcesses
-from loka.bench.model import step_rounds
+from loka.bench import timing
+from loka.bench.child_processes import child_processes
 from loka.bench.model.model_run import RunLimits
 from loka.bench.model.model_variants import MODEL_BASELINE, ModelVariant
-from loka.bench.subjects.packages import Workshop
+from loka.bench.packages import Workshop
 from loka.bench.tune import tune_steps, warming
 from loka.bench.tune.tune_steps import StepMeasurer
 from loka.bench.tune.warming import CONTEXT_MIB, MARGIN, process_count
@@ -52,8 +52,8 @@ def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_rounds, "STEPS", 1)
-    monkeypatch.setattr(step_rounds, "WARM_UPS", 0)
+    monkeypatch.setattr(timing, "STEPS", 1)
+    monkeypatch.setattr(timing, "TURN_WARM_UPS", 0)
 
 
 def in_fp8(policy: Policy, count: int) -> list[Candidate]:
@@ -65,8 +65,8 @@ def in_fp8(policy: Policy, count: int) -> list[Candidate]:
 @pytest.mark.slow
 def test_what_was_compiled_ahead_is_found_in_the_cache(policy: Policy, tmp_path: Path) -> None:
     candidates = in_fp8(policy, 2)
-    with ChildProcesses() as processes:
-        process = processes.start(tune_worker.measure, policy, candidates, InductorBench(), str(tmp_path))
+    with child_processes() as start:
+        process = start(tune_worker.measure, policy, candidates, InductorBench(), str(tmp_path))
         found: Any = process.received(time.monotonic() + 600)
     lookups, failures = found
     assert failures == dict.fromkeys((MODEL_BASELINE, *(each.title for each in candidates)), "")

@@ -10,9 +10,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from loka.bench.model.step_sample import StepSample, sample_of, synthetic_loss
-from loka.bench.model.whole_step import StepSettings, WholeStep, in_float32, optimizers_of
-from loka.bench.speed.user_step import Example
+from loka.bench.model.whole_step import (
+    Example,
+    StepSample,
+    StepSettings,
+    WholeStep,
+    in_float32,
+    optimizers_of,
+    sample_of,
+    synthetic_loss,
+    tensors_of,
+)
 from loka.errors import InputError
 from loka.mods.policy_loader import load_policy
 from loka.policy.policy import Policy
@@ -53,6 +61,7 @@ class Tables(nn.Module):
 
 
 IDS = torch.arange(12).reshape(4, 3)
+EXAMPLE = Example((torch.ones(2, 2, requires_grad=True),), {"ids": torch.tensor([1, 1])})
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=["float32", "autocast", "bfloat16"])
@@ -152,3 +161,21 @@ def test_batches_that_are_too_small_are_refused_with_the_size_to_take(tmp_path: 
         patch.chdir(tmp_path)
         with pytest.raises(InputError, match="a batch of 8 has 3 rows; measure at that size: --batch 3"):
             sample_of(policy, built(policy), training=True)
+
+
+def test_inputs_are_copied_in_the_dtype_and_ask_for_a_gradient_where_the_original_does() -> None:
+    made = EXAMPLE.fresh("cpu", torch.bfloat16, training=True)
+    assert made.args[0].dtype is torch.bfloat16
+    assert made.args[0].is_leaf
+    assert made.kwargs["ids"].dtype is torch.int64
+    assert made.leaves == [made.args[0]]
+    assert EXAMPLE.fresh("cpu", torch.float32, training=False).leaves == []
+    plain = Example((torch.ones(2), [torch.ones(1), "text"]), {})
+    assert plain.fresh("cpu", torch.float32, training=True).leaves == []
+    assert plain.fresh("cpu", torch.float32, training=True).args[1][1] == "text"
+
+
+def test_tensors_are_found_in_order_wherever_they_are() -> None:
+    values = [torch.tensor(float(index)) for index in range(4)]
+    nested = {"a": values[0], "b": (values[1], [values[2], None]), "c": values[3], "d": 5}
+    assert [float(value) for value in tensors_of(nested)] == [0.0, 1.0, 2.0, 3.0]

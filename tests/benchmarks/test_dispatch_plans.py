@@ -22,11 +22,11 @@ from benchmarks.dispatch.dispatch_cases import (
 )
 from benchmarks.dispatch.dispatch_run import AS_COMPILED, Line, read_lines, run_dispatch
 from benchmarks.dispatch.dispatch_table import best_words, means, times, to_markdown, variants_of
-from loka.bench.speed.region_speed import Shape
-from loka.bench.speed.roofline import peaks_of
-from loka.bench.speed.steps import MeasuredStep
-from loka.bench.speed.timing import Timing
-from loka.bench.subjects.packages import Workshop
+from benchmarks.packages import StudyWorkshop
+from benchmarks.region.region import Shape
+from loka.bench.cells import MeasuredStep
+from loka.bench.roofline import peaks_of
+from loka.bench.timing import Timing
 from loka.codegen import render_package
 from loka.codegen.chains import chain_shapes
 from loka.errors import InputError
@@ -38,8 +38,8 @@ WIDE = Shape(256, 64, 20000)  # wider than a program holds
 
 
 @pytest.fixture
-def workshop() -> Iterator[Workshop]:
-    with Workshop() as opened:
+def workshop() -> Iterator[StudyWorkshop]:
+    with StudyWorkshop() as opened:
         yield opened
 
 
@@ -50,7 +50,7 @@ def test_there_are_27_regions_over_the_range() -> None:
 
 
 @pytest.mark.slow
-def test_plans_follow_the_measurements(workshop: Workshop) -> None:
+def test_plans_follow_the_measurements(workshop: StudyWorkshop) -> None:
     plans = decisions(SHAPE, workshop, known(fp8=0.3, fast=0.8))
     assert set(plans) == {FUSED, "cublas-precise", "cublas-fast", DISPATCH}
     assert {gemm.kernel for gemm in plans[FUSED].sites[0].gemms} == {"as-is"}
@@ -64,7 +64,7 @@ def test_plans_follow_the_measurements(workshop: Workshop) -> None:
 
 
 @pytest.mark.slow
-def test_libraries_are_combined_for_each_gemm(workshop: Workshop) -> None:
+def test_libraries_are_combined_for_each_gemm(workshop: StudyWorkshop) -> None:
     plans = decisions(SHAPE, workshop, known(fp8=0.3, fbgemm=0.9))
     assert set(plans) == {FUSED, *(name for name in SINGLES if not name.startswith("mslk")), DISPATCH}
     chosen = {gemm.gemm.value: gemm.kernel for gemm in plans[DISPATCH].sites[0].gemms}
@@ -75,13 +75,13 @@ def test_libraries_are_combined_for_each_gemm(workshop: Workshop) -> None:
 
 
 @pytest.mark.slow
-def test_where_fp8_loses_everything_stays_in_bf16(workshop: Workshop) -> None:
+def test_where_fp8_loses_everything_stays_in_bf16(workshop: StudyWorkshop) -> None:
     plans = decisions(SHAPE, workshop, known(fp8=1.5))
     assert {plan.runs for plan in plans.values()} == {"fprop as-is, dgrad as-is, wgrad as-is"}
 
 
 @pytest.mark.slow
-def test_wide_regions_are_rendered_in_chunks(workshop: Workshop) -> None:
+def test_wide_regions_are_rendered_in_chunks(workshop: StudyWorkshop) -> None:
     plans = decisions(WIDE, workshop, known(fp8=0.01))
     assert {gemm.kernel for gemm in plans[DISPATCH].sites[0].gemms} == {"torch.scaled_mm"}
     made = plans[DISPATCH].plan()
@@ -93,7 +93,9 @@ def test_wide_regions_are_rendered_in_chunks(workshop: Workshop) -> None:
 
 
 @pytest.mark.slow
-def test_regions_wider_than_any_kernel_need_the_compiler(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_regions_wider_than_any_kernel_need_the_compiler(
+    workshop: StudyWorkshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for module in (dispatch_cases, chain_shapes):
         monkeypatch.setattr(module, "LARGEST_WIDTH", 10000)
     plans = decisions(WIDE, workshop, known(fp8=0.01))

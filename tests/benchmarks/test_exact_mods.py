@@ -10,7 +10,7 @@ import torch
 from benchmarks.exact_mods import exact_cases, exact_mods
 from benchmarks.exact_mods.exact_cases import CASES, ModCase
 from benchmarks.exact_mods.exact_mods import BF16, FP8
-from loka.bench.subjects.packages import Workshop
+from benchmarks.packages import StudyWorkshop
 from loka.errors import InputError
 
 
@@ -18,7 +18,7 @@ from loka.errors import InputError
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 @pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
 def test_the_mod_of_a_case_finds_what_it_is_for(case: ModCase) -> None:
-    with Workshop() as workshop:
+    with StudyWorkshop() as workshop:
         package = exact_mods.package(workshop, case, BF16 if case.bf16 else FP8, modded=True)
         model = exact_cases.build(case)
         given = exact_cases.inputs(case, 3)
@@ -31,7 +31,7 @@ def test_the_mod_of_a_case_finds_what_it_is_for(case: ModCase) -> None:
 
 def test_a_case_in_fp8_has_gemms_in_fp8_with_the_mod() -> None:
     case = exact_cases.named(["joined_13x512"])[0]
-    with Workshop() as workshop:
+    with StudyWorkshop() as workshop:
         assert "'fprop'" in str(exact_mods.package(workshop, case, FP8, modded=True).BINDINGS)
 
 
@@ -45,5 +45,5 @@ def test_an_unknown_case_is_refused_by_name() -> None:
 def test_run_as_a_program_it_builds_the_model_that_it_plans_for() -> None:
     program = runpy.run_module("benchmarks.exact_mods.exact_mods", run_name="loka_program")
     case = exact_cases.named(["joined_13x512"])[0]
-    with Workshop() as workshop:
+    with StudyWorkshop() as workshop:
         program["package"](workshop, case, BF16, modded=True).apply(program["build"](case)).remove()

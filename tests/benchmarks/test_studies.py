@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.crossover import __main__ as crossover
 from benchmarks.dispatch import __main__ as dispatch
+from benchmarks.region import __main__ as region
 from benchmarks.regret import __main__ as regret
 from benchmarks.study import run_study
 from loka.errors import CheckFailedError
@@ -19,10 +20,11 @@ from loka.kernels.measurements.lookup import Measurements
 from tests.support.plan.made_recordings import MACHINE, fill, small_recording
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+SHARED = ("__init__.py", "packages.py", "steps.py", "study.py", "variants.py")
 STUDIES = sorted(
     path.stem if path.is_file() else path.name
     for path in BENCHMARKS.iterdir()
-    if path.name not in ("__init__.py", "__pycache__", "study.py") and (path.is_dir() or path.suffix == ".py")
+    if path.name not in ("__pycache__", *SHARED) and (path.is_dir() or path.suffix == ".py")
 )
 
 
@@ -96,11 +98,16 @@ def test_two_recordings_are_compared(recorded: Path, tmp_path: Path, capsys: pyt
         (crossover, ["nowhere.jsonl"], "is not there"),
         (regret, ["nowhere.jsonl", "nowhere.jsonl"], "is not there"),
         (dispatch, ["nowhere.jsonl", "a,b"], "'a,b' is no shape"),
+        (region, ["512"], "'512' is no shape"),
+        (region, ["64,300", "--form", "block-norm"], "no multiple of 256"),
+        (region, ["--variants", "bf15"], "--variants: there is no 'bf15'"),
+        (region, [], "python -m benchmarks.region: no CUDA device is visible"),
         (dispatch, ["nowhere.jsonl", "--seconds", "nan"], "--seconds: nan is no time to work in"),
         (dispatch, ["nowhere.jsonl", "--seconds=-1"], "--seconds: -1 is no time"),
         (dispatch, ["nowhere.jsonl", "--variants", "cublas"], "there is no 'cublas'"),
     ],
 )
-def test_wrong_arguments_leave_with_status_two(study, arguments, message, capsys):
+def test_wrong_arguments_leave_with_status_two(study, arguments, message, capsys, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert study.main(arguments) == 2
     assert message in capsys.readouterr().err

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from loka.bench.model import model_request, step_rounds
+from loka.bench import timing
+from loka.bench.model import model_request
 from tests.support import markdown
 from tests.support.bench_device import CpuBench
 
@@ -28,7 +29,7 @@ def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(model_request, "require_gpu", lambda: None)
     monkeypatch.setattr(model_request, "CudaDevice", CpuBench)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "a device")
-    monkeypatch.setattr(step_rounds, "STEPS", 1)
+    monkeypatch.setattr(timing, "STEPS", 1)
     (tmp_path / "clicks.yaml").write_text(POLICY)
     return tmp_path / "clicks.yaml"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from loka.bench.model import step_rounds
+from loka.bench import timing
 from loka.bench.tune import tune as tune_module
 from loka.kernels.measurements.versions import Versions
 from loka.plan.tuning.record import read_records
@@ -43,8 +43,8 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune_module, "TimedDevice", CpuBench)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: HOPPER.device)
     monkeypatch.setattr(Versions, "here", lambda: HOPPER)
-    monkeypatch.setattr(step_rounds, "STEPS", 1)
-    monkeypatch.setattr(step_rounds, "WARM_UPS", 0)
+    monkeypatch.setattr(timing, "STEPS", 1)
+    monkeypatch.setattr(timing, "TURN_WARM_UPS", 0)
 
 
 Loka = Callable[..., Any]

@@ -10,9 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from loka.bench.model.bench_device import CaptureError
-from loka.bench.speed.device_kernels import KernelSum
-from loka.bench.speed.steps import MIB
+from loka.bench.device import MIB, CaptureError, KernelSum
 
 
 @dataclass
@@ -29,6 +27,8 @@ class CpuBench:
     free_bytes: int | None = None
     releases: int = 0
     sessions: int = 0
+    replay_ms: list[float] = field(default_factory=lambda: [0.002])
+    measured: list[int] = field(default_factory=list)  # milliseconds that replays were asked for
 
     @contextmanager
     def session(self) -> Iterator[None]:
@@ -60,8 +60,15 @@ class CpuBench:
     def restart_peak(self) -> None:
         self.alive += 1
 
-    def peak(self) -> int | None:
-        return 3 * MIB
+    def replays(self, replay: Callable[[], object], measured: int) -> list[float]:
+        """Each replay runs the step, and takes as long as it is told."""
+        self.measured.append(measured)
+        for _ in self.replay_ms:
+            replay()
+        return self.replay_ms
+
+    def peak_mib(self, held: int) -> float | None:
+        return 3.0 - held / MIB
 
     def free(self) -> int | None:
         return self.free_bytes

@@ -1,15 +1,18 @@
-"""The report of `loka bench model`: tables, Markdown and JSON, without a graph first."""
+"""What `loka bench model` measured: as records, tables, Markdown and JSON, without a graph first."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
+import statistics
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from loka.bench.model.model_results import MeasuredModel, ModelReport, StepOutcome
+from loka.bench.device import KernelSum
+from loka.bench.machine import Environment
 from loka.bench.model.model_variants import MODEL_BASELINE, Casting, StepBlock, StepLaunch
-from loka.bench.results import NOTHING, Table, markdown_table, percent, write_text
+from loka.bench.results import NOTHING, Table, markdown_table, percent, stem_of, write_report
+from loka.bench.timing import RoundTiming
 
 TEXTS = ("variant", "launch", "why")  # columns of text; the others hold numbers
 LAUNCHES = {
@@ -36,6 +39,85 @@ COLUMNS = (
     "launch", "variant", "step ms", "ratio", "GPU ms", "host ms", "launches", "peak MiB", "samples/s", "of the bound",
     "rounds",
 )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class StepFigures:
+    """Figures of one variant in one block."""
+
+    rounds: tuple[RoundTiming, ...]  # at least one
+    ratio: float | None  # speedup over the baseline of the same rounds
+    peak_mib: float | None  # of what the variant itself held, from after its first step until it was captured
+    kernels: KernelSum | None
+    bound_ms: float | None
+
+    @property
+    def step_ms(self) -> float:
+        """Median over the rounds."""
+        return statistics.median(each.step_ms for each in self.rounds)
+
+    @property
+    def host_ms(self) -> float:
+        """Median over the rounds."""
+        return statistics.median(each.host_ms for each in self.rounds)
+
+    @property
+    def reached(self) -> float | None:
+        """Share of the bound: 1 is the roofline."""
+        return self.bound_ms / self.step_ms if self.bound_ms is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """One variant in one block: its figures, or why there are none."""
+
+    block: StepBlock
+    variant: str
+    figures: StepFigures | None
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredModel:
+    """One policy's model."""
+
+    name: str  # of the policy
+    factory: str
+    batch: int
+    mods: tuple[str, ...]  # of the policy
+    step: str = ""  # a training step in words: loss and optimiser; "" if none was measured
+    outcomes: tuple[StepOutcome, ...] = ()
+    failure: str = ""  # why nothing was measured
+
+    def found(self, block: StepBlock, variant: str) -> StepOutcome | None:
+        """The outcome of a variant in a block."""
+        return next((each for each in self.outcomes if (each.block, each.variant) == (block, variant)), None)
+
+    def with_outcome(self, outcome: StepOutcome) -> MeasuredModel:
+        """The model with this outcome in the place of an earlier one of the same variant and block."""
+        others = tuple(each for each in self.outcomes if (each.block, each.variant) != (outcome.block, outcome.variant))
+        return replace(self, outcomes=(*others, outcome))
+
+    def samples_per_second(self, figures: StepFigures) -> float:
+        """Samples that go through the model in a second."""
+        return 1e3 * self.batch / figures.step_ms
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReport:
+    """One run of `loka bench model`."""
+
+    command: str
+    date: str  # UTC, to the minute
+    environment: Environment
+    blocks: tuple[StepBlock, ...]
+    variants: tuple[str, ...]
+    models: tuple[MeasuredModel, ...]
+
+    @property
+    def stem(self) -> str:
+        """File name without a suffix: model-2026-11-21T0812."""
+        return stem_of("model", self.date)
 
 
 def sections(report: ModelReport, model: MeasuredModel) -> Iterator[tuple[str, list[Table]]]:
@@ -199,7 +281,4 @@ def _line(model: MeasuredModel, outcome: StepOutcome) -> dict[str, object]:
 
 def write_files(report: ModelReport, folder: Path) -> tuple[Path, Path]:
     """Write STEM.json and STEM.md into an existing folder, each atomically. Raises InputError."""
-    data, page = folder / f"{report.stem}.json", folder / f"{report.stem}.md"
-    write_text(data, json.dumps(to_plain(report), indent=2, allow_nan=False) + "\n")
-    write_text(page, to_markdown(report))
-    return data, page
+    return write_report(folder, report.stem, to_plain(report), to_markdown(report))

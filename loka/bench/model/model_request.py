@@ -7,25 +7,23 @@ import shlex
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 import torch
 
+from loka.bench import roofline
+from loka.bench.device import BenchDevice, CudaDevice, describe
 from loka.bench.machine import environment, require_gpu
-from loka.bench.model.bench_device import BenchDevice, CudaDevice
-from loka.bench.model.model_report import write_files
-from loka.bench.model.model_results import MeasuredModel, ModelReport
+from loka.bench.model.model_report import MeasuredModel, ModelReport, write_files
 from loka.bench.model.model_run import BlockRun, RunLimits
 from loka.bench.model.model_subject import ModelSubject
 from loka.bench.model.model_variants import ModelVariant, StepBlock, chosen_blocks, chosen_variants
-from loka.bench.model.step_rounds import ROUNDS
 from loka.bench.model.zoo_policies import ZOO, checked_names, zoo_policy
-from loka.bench.results import usable_folder
-from loka.bench.speed import roofline
-from loka.bench.speed.comparison import Progress, describe
-from loka.bench.subjects.packages import Workshop
-from loka.errors import InputError
+from loka.bench.options import check_least, check_seconds
+from loka.bench.packages import Workshop
+from loka.bench.results import usable_folder, utc_minute
+from loka.bench.timing import ROUNDS, Progress
 from loka.mods.policy_loader import load_policy
 from loka.policy.policy import Policy
 from loka.sites.callables import current_directory_importable
@@ -73,11 +71,9 @@ class ModelJob:
 def check(request: ModelRequest) -> ModelJob:
     """Check everything that can be checked before a model is built. Raises InputError."""
     names = checked_names(request.names)
-    for option, value in (("--batch", request.batch), ("--rounds", request.rounds)):
-        if value is not None and value < 1:
-            raise InputError(f"{option}: {value} is too few; write 1 or more")
-    if math.isnan(request.seconds) or request.seconds <= 0:
-        raise InputError(f"--seconds: {request.seconds:g} is no time to work in; write a number above 0")
+    check_least("--batch", request.batch)
+    check_least("--rounds", request.rounds)
+    check_seconds(request.seconds)
     variants, blocks = chosen_variants(request.variants), chosen_blocks(request.only, request.casting)
     policies = tuple(name if name in ZOO else load_policy(name) for name in names)
     return ModelJob(policies, variants, blocks, request.batch, ROUNDS if request.rounds is None else request.rounds)
@@ -91,11 +87,10 @@ def run(request: ModelRequest, out: Path, progress: Progress, now: datetime | No
     job = check(request)
     require_gpu()
     usable_folder(out)
-    date = (now or datetime.now(UTC)).astimezone(UTC)
     end = time.monotonic() + request.seconds
     report = ModelReport(
         request.command(),
-        f"{date:%Y-%m-%dT%H:%M}Z",
+        utc_minute(now),
         environment(),
         job.blocks,
         tuple(variant.name for variant in job.variants),

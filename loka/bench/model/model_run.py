@@ -8,15 +8,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from loka.bench.model.bench_device import BenchDevice
-from loka.bench.model.model_results import StepFigures, StepOutcome, figures_of
+from loka.bench.device import BenchDevice, KernelSum, describe
+from loka.bench.model.model_report import StepFigures, StepOutcome
 from loka.bench.model.model_subject import ModelSubject, ReadyStep
 from loka.bench.model.model_variants import MODEL_BASELINE, ModelVariant, StepBlock, StepLaunch, in_measuring_order
-from loka.bench.model.step_rounds import STEPS, WARM_UPS, RoundTiming, timed_turn
-from loka.bench.speed.comparison import Progress, describe
-from loka.bench.speed.device_kernels import KernelSum
-from loka.bench.speed.roofline import Peaks
-from loka.bench.speed.steps import MIB
+from loka.bench.roofline import Peaks
+from loka.bench.timing import STEPS, TURN_WARM_UPS, Progress, RoundTiming, speedup, timed_turn
 from loka.errors import CheckFailedError
 
 FIRST_STEPS = 3  # before a step is captured: compiled graphs are recorded in the second and third
@@ -35,7 +32,7 @@ class RunLimits:
     @property
     def steps_of_a_turn(self) -> int:
         """All steps of a turn."""
-        return WARM_UPS + 2 * (STEPS if self.steps is None else self.steps)
+        return TURN_WARM_UPS + 2 * (STEPS if self.steps is None else self.steps)
 
     @property
     def left(self) -> float:
@@ -56,6 +53,10 @@ class LiveStep:
     rounds: list[RoundTiming] = field(default_factory=list)
     kernels: KernelSum | None = None
     failure: str = ""
+
+    def figures(self, rounds: Sequence[RoundTiming], baseline: Sequence[RoundTiming]) -> StepFigures:
+        """Its figures in these rounds, in which the baseline was timed too."""
+        return StepFigures(tuple(rounds), speedup(baseline, rounds), self.peak_mib, self.kernels, self.bound_ms)
 
     def seconds(self, steps: int) -> float:
         """Estimate for so many steps."""
@@ -126,7 +127,7 @@ class BlockRun:
             return self._failed(variant.name, failure)
         self._alive.append(made)
         baseline = made.preview if variant.name == MODEL_BASELINE else before
-        figures = figures_of(made.preview, baseline, made.peak_mib, None, made.bound_ms)
+        figures = made.figures(made.preview, baseline)
         seconds = self._limits.clock() - start
         self._longest = seconds if len(self._alive) <= 2 else max(self._longest, seconds)
         self._progress(f"{self._block.label} {variant.name}: {describe_figures(figures)}, after {seconds:.0f} s")
@@ -154,9 +155,8 @@ class BlockRun:
             run = device.capture(ready.step)
         device.wait()
         ready.verify()
-        peak = device.peak()
-        bound = self._subject.bound_ms(variant, self._block, self._peaks)
-        return LiveStep(variant.name, ready, run, None if peak is None else (peak - held) / MIB, bound)
+        peak = device.peak_mib(held)
+        return LiveStep(variant.name, ready, run, peak, self._subject.bound_ms(variant, self._block, self._peaks))
 
     def _finish(self) -> Iterator[StepOutcome]:
         """The group's outcomes; frees it."""
@@ -179,7 +179,7 @@ class BlockRun:
                 yield self._failed(each.name, each.failure)
                 continue
             rounds = baseline.rounds if baseline is not None else ()
-            figures = figures_of(each.rounds, rounds, each.peak_mib, each.kernels, each.bound_ms)
+            figures = each.figures(each.rounds, rounds)
             self._progress(f"{self._block.label} {each.name}: {describe_figures(figures)}")
             yield StepOutcome(self._block, each.name, figures)
 

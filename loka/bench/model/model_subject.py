@@ -12,16 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from loka.bench.model.bench_device import BenchDevice
-from loka.bench.model.model_bound import ModelBound
+from loka.bench.device import BenchDevice
 from loka.bench.model.model_variants import Casting, Compiling, ModelVariant, PackageKind, StepBlock, StepLaunch
-from loka.bench.model.step_sample import StepSample, sample_of
-from loka.bench.model.whole_step import StepSettings, WholeStep
-from loka.bench.speed.roofline import Peaks
-from loka.bench.speed.user_step import real_model
-from loka.bench.subjects.packages import Workshop
-from loka.bench.subjects.peers import torchao_inference, torchao_training
-from loka.bench.subjects.policy_texts import KEEP_AND_FUSE, policy_text
+from loka.bench.model.whole_step import StepSample, StepSettings, WholeStep, real_model, sample_of
+from loka.bench.packages import KEEP_AND_FUSE, Workshop, policy_text
+from loka.bench.peers import torchao_inference, torchao_training
+from loka.bench.roofline import ModelBound, Peaks
 from loka.dispatch import LokaWarning, Patch
 from loka.dispatch.bind.bind_warnings import fp8_not_expected
 from loka.errors import LokaError

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import product
 
-from loka.bench.subjects.variants import choose
-from loka.errors import InputError
+from loka.bench.options import listed
 
 
 class Compiling(StrEnum):
@@ -123,8 +121,8 @@ MODES = ("train", "infer")
 
 
 def chosen_variants(names: str | None) -> tuple[ModelVariant, ...]:
-    """The variants of a comma-separated list, all for None; the baseline always. Raises InputError as `choose` does."""
-    wanted = {*choose(names, MODEL_NAMES), MODEL_BASELINE}
+    """The variants of a comma-separated list, all for None; the baseline always. Raises InputError as `listed` does."""
+    wanted = {*(listed("--variants", names, MODEL_NAMES) or MODEL_NAMES), MODEL_BASELINE}
     return tuple(variant for variant in MODEL_VARIANTS if variant.name in wanted)
 
 
@@ -134,11 +132,11 @@ def chosen_blocks(only: str | None, castings: str | None) -> tuple[StepBlock, ..
     Without a mode in the list both are chosen, and likewise all launches; without castings autocast alone. Every mode
     is measured without a graph before any is with one. Raises InputError for an unknown name and for an empty list.
     """
-    wanted = _listed("--only", only, (*MODES, *StepLaunch))
+    wanted = listed("--only", only, (*MODES, *StepLaunch))
     modes = [mode for mode in MODES if mode in wanted] or list(MODES)
     launches = [launch for launch in StepLaunch if launch in wanted] or list(StepLaunch)
-    written = _listed("--casting", castings, tuple(Casting)) or (Casting.AUTOCAST,)
-    chosen = [casting for casting in Casting if casting in written]
+    written = listed("--casting", castings, tuple(Casting)) or (Casting.AUTOCAST,)
+    chosen = [Casting(casting) for casting in written]
     return tuple(
         StepBlock(casting, mode == "train", launch) for launch, casting, mode in product(launches, chosen, modes)
     )
@@ -157,17 +155,3 @@ def in_measuring_order(variants: Iterable[ModelVariant], launch: StepLaunch) -> 
         return variant.name != MODEL_BASELINE, *last, not compiled, not policys
 
     return tuple(sorted((variant for variant in variants if launch in variant.launches), key=rank))
-
-
-def _listed(option: str, text: str | None, known: tuple[str, ...]) -> tuple[str, ...]:
-    if text is None:
-        return ()
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if not names:
-        raise InputError(f"{option}: names none; there are {', '.join(known)}")
-    for name in names:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise InputError(f"{option}: there is no {name!r}; there are {', '.join(known)}{hint}")
-    return tuple(names)

@@ -1,4 +1,4 @@
-"""A step as a training or serving loop runs it: forward, loss, backward, optimiser; or the forward alone."""
+"""A step as a training or serving loop runs it: one batch, forward, loss, backward, optimiser; or the forward alone."""
 
 from __future__ import annotations
 
@@ -10,8 +10,123 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from loka.bench.model.step_sample import StepSample
-from loka.bench.speed.user_step import tensors_of
+from loka.bench.quality.policy_job import job_of
+from loka.bench.quality.training_calls import BATCHES, LOSS, TrainingCallError, called, movable, pairs, scalar
+from loka.bench.timing import SEED
+from loka.errors import InputError
+from loka.policy.policy import Policy
+from loka.sites.build_model import BuiltModel
+from loka.sites.callables import call, current_directory_importable, find_callable
+
+SYNTHETIC_RATE = 1e-4  # learning rate for a loss that means nothing
+
+StepLoss = Callable[[Any], Tensor]  # outputs of the model -> scalar
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """The inputs of one call of a model, on its device."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def fresh(self, device: str, dtype: torch.dtype, training: bool) -> Example:
+        """A copy on `device`: floating-point tensors in `dtype`, requiring gradients as before if `training`.
+
+        Other values move if they have a method `to`, as jagged tensors do.
+        """
+
+        def moved(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value.to(device) if hasattr(value, "to") else value
+            if not value.is_floating_point():
+                return value.detach().to(device)
+            made = value.detach().to(device, dtype, copy=True)
+            return made.requires_grad_(training and value.requires_grad)
+
+        return Example(_mapped(self.args, moved), _mapped(self.kwargs, moved))
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        """The tensors that require gradients."""
+        return [value for value in tensors_of((self.args, self.kwargs)) if value.requires_grad]
+
+
+def real_model(policy: Policy, device: str) -> nn.Module:
+    """The policy's model with weights of a fixed seed. Raises the InputErrors of building it for a plan."""
+    with current_directory_importable():
+        factory = find_callable(policy.model.factory, "model.factory")[0]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(SEED)
+            model = call(factory, (), policy.model.factory, "model.factory")
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model.factory: {policy.model.factory}() returned no nn.Module; return the model from it")
+    return model.to(device)
+
+
+@dataclass(frozen=True, slots=True)
+class StepSample:
+    """What a step reads. `loss` is the policy's, of the target that came with the example, or synthetic."""
+
+    example: Example
+    samples: int
+    target: Tensor | None = None
+    policy_loss: Callable[[Any, Tensor], Tensor] | None = None  # None: synthetic
+    optimizer: str = "adam"
+    learning_rate: float = SYNTHETIC_RATE
+
+    @property
+    def words(self) -> str:
+        """The loss and the optimiser in words."""
+        loss = "a synthetic loss" if self.policy_loss is None else "the policy's loss"
+        return f"{loss}, {self.optimizer}"
+
+    def loss_on(self, device: str) -> StepLoss:
+        """The loss of outputs on a device. Raises the errors of training for a loss that is no scalar."""
+        policy_loss = self.policy_loss
+        if policy_loss is None or self.target is None:
+            return synthetic_loss
+        target = self.target.to(device)
+        return lambda outputs: scalar(called(LOSS, policy_loss, outputs, target))
+
+
+def synthetic_loss(outputs: Any) -> Tensor:
+    """The sum of the mean squares of all outputs that depend on a parameter, in float32.
+
+    Raises InputError if there are none.
+    """
+    found = [value.float().square().mean() for value in tensors_of(outputs) if value.requires_grad]
+    if not found:
+        raise InputError("no output of the model depends on its parameters; there is no training step to measure")
+    return torch.stack(found).sum()
+
+
+def sample_of(policy: Policy, built: BuiltModel, training: bool) -> StepSample:
+    """The batch to measure: in training the first of the policy's `train` section, otherwise the model's own inputs.
+
+    Raises InputError if a function of `train` cannot be used, or its first batch is smaller than the batch size.
+    """
+    batch = policy.model.batch_size
+    if not training or policy.train is None:
+        return StepSample(Example(built.args, built.kwargs), batch)
+    job = job_of(policy, 1, "cpu", tested=False)
+    with current_directory_importable():
+        found = next(iter(pairs(BATCHES, called(BATCHES, job.batches, batch, SEED))), None)
+    if found is None:
+        raise TrainingCallError(BATCHES, "the training batches are empty")
+    inputs, target = found[0], movable(found[1])
+    if isinstance(target, Tensor) and target.dim() and target.shape[0] != batch:
+        raise TrainingCallError(
+            BATCHES, f"a batch of {batch} has {target.shape[0]} rows; measure at that size: --batch {target.shape[0]}"
+        )
+    return StepSample(_example(inputs), batch, target, job.loss, job.optimizer, job.learning_rate)
+
+
+def _example(inputs: Any) -> Example:
+    """The inputs of a training batch: positional arguments, keywords, or one tensor."""
+    if isinstance(inputs, dict):
+        return Example((), inputs)
+    return Example(tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +223,22 @@ def in_float32(outputs: Any) -> Any:
     if isinstance(outputs, tuple | list):
         return tuple(in_float32(value) for value in outputs)
     return outputs
+
+
+def tensors_of(value: object) -> list[Tensor]:
+    """The tensors in nested tuples, lists and mappings, in order."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        return [found for item in value.values() for found in tensors_of(item)]
+    if isinstance(value, tuple | list):
+        return [found for item in value for found in tensors_of(item)]
+    return []
+
+
+def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
+    if isinstance(value, dict):
+        return {key: _mapped(item, function) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return tuple(_mapped(item, function) for item in value)
+    return function(value)

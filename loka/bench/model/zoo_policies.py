@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from loka.bench.subjects.packages import SMALLEST
-from loka.bench.subjects.variants import SHOWN, VARIANTS
+from loka.bench.options import did_you_mean
 from loka.errors import InputError
 from loka.mods.registry import INTERACTION_MOD, paper_mods
 
+FP8_DEFAULTS = "compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true, fuse: always"
+SMALLEST = 64  # sites with K or N up to this stay native
 SUFFIXES = (".yaml", ".yml")  # of policies
 
 
@@ -34,16 +34,15 @@ ZOO: Mapping[str, ZooModel] = {
 
 
 def zoo_policy(name: str) -> str:
-    """The policy of a model of the zoo, as text: FP8 as `loka bench region` has it in `loka-fp8`."""
+    """The policy of a model of the zoo in FP8, as text."""
     model = ZOO[name]
-    (shown,) = (variant for variant in VARIANTS if variant.name == SHOWN)
     mods = [f"  - {{use: {mod}}}" for mod in model.mods]
     return "\n".join([
         "version: 1",
         f"name: {name}",
         f'model: {{factory: "loka.zoo:{model.factory}", inputs: "loka.zoo:{model.factory}_inputs", '
         f"batch_size: {model.batch}}}",
-        f"defaults: {shown.defaults}",
+        f"defaults: {{{FP8_DEFAULTS}}}",
         "rules:",
         f"  - {{match: {{max_n: {SMALLEST}}}, compute: keep, optional: true}}",
         f"  - {{match: {{max_k: {SMALLEST}}}, compute: keep, optional: true}}",
@@ -58,11 +57,9 @@ def checked_names(names: tuple[str, ...]) -> tuple[str, ...]:
     """The names of zoo models and files of policies; the whole zoo if there are none. Raises InputError."""
     for name in names:
         if name not in ZOO and not is_policy(name):
-            near = difflib.get_close_matches(name, ZOO, n=2)
-            hint = f"; did you mean {' or '.join(near)}?" if near else ""
             raise InputError(
                 f"loka bench model: there is no model {name!r}; write the path of a policy (.yaml), or one of "
-                f"{', '.join(ZOO)}{hint}"
+                f"{', '.join(ZOO)}{did_you_mean(name, ZOO)}"
             )
     return names or tuple(ZOO)
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from loka.bench.model.whole_step import tensors_of
 from loka.bench.quality.training_job import Inputs, TrainingJob
-from loka.bench.speed.user_step import tensors_of
 from loka.errors import InputError
 from loka.plan.examine import Examined, inputs_of
 from loka.sites.callables import find_callable

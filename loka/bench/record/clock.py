@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from loka.bench.machine import device_here
-from loka.bench.speed.timing import rotations, size_of
+from loka.bench.timing import rotations, size_of
 from loka.errors import InputError
 from loka.gc import deferred_gc
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from loka.bench.machine import require_gpu
 from loka.bench.record.run_record import libraries, parts_of, run_record
-from loka.bench.speed.comparison import Progress
+from loka.bench.timing import Progress
 from loka.devices.targets import DEFAULT_TARGET, GPU_TARGETS
 from loka.errors import InputError
 from loka.kernels.measurements.lookup import Recording, Versions, export
@@ -30,7 +30,7 @@ class RecordCommand:
 
     @property
     def records(self) -> bool:
-        """True if it records or exports; otherwise it is a comparison of `loka.bench.speed.request`."""
+        """True if it records or exports; otherwise it is a comparison of `loka.bench.kernel_speed`."""
         return any(each is not None for each in (self.record, self.export, self.policy))
 
 

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from loka.bench.device import float32_products
 from loka.bench.record.check_numbers import Check, check_product, spaced
-from loka.bench.speed.steps import SEED, float32_products
+from loka.bench.timing import SEED
 from loka.devices.targets import DEFAULT_TARGET
 from loka.errors import InputError
 from loka.kernels import call_counters

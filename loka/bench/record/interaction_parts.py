@@ -25,7 +25,7 @@ from torch import Tensor
 from loka.bench.record.check_numbers import LEAST_PRODUCER_DB, LEAST_SUM_DB, Check, check_values, spaced
 from loka.bench.record.gemm_parts import DTYPES, PreparedCall
 from loka.bench.record.producer_parts import SAMPLED, with_sums
-from loka.bench.speed.steps import SEED
+from loka.bench.timing import SEED
 from loka.errors import InputError
 from loka.kernels.fused.cast_transpose.matrix_spec import Reduce
 from loka.kernels.fused.interaction import interaction_specs

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from loka.bench.kernel_speed import norm_arguments, requantize_arguments
 from loka.bench.record.check_numbers import LEAST_SUM_DB, Check, check_values, spaced
 from loka.bench.record.gemm_parts import DTYPES, PreparedCall
 from loka.bench.record.part_specs import TRANSPOSED_PER_LAUNCH, specs_of
-from loka.bench.speed.kernel_speed import norm_arguments, requantize_arguments
-from loka.bench.speed.steps import SEED
+from loka.bench.timing import SEED
 from loka.errors import InputError
 from loka.kernels.fused.cast_transpose.matrix_spec import Reduce
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward, Spec

@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from math import hypot
 from typing import Any, Protocol
 
+from loka.bench.device import describe
 from loka.bench.record.check_numbers import Check
 from loka.bench.record.clock import Clock, Span
 from loka.bench.record.gemm_parts import Gemms, PreparedCall, size_key
 from loka.bench.record.interaction_parts import InteractionParts
 from loka.bench.record.producer_parts import Producers
-from loka.bench.speed.comparison import Progress, describe
+from loka.bench.timing import Progress
 from loka.errors import InputError, LokaError
 from loka.kernels.measurements.interaction_forms import family
 from loka.kernels.measurements.measurement import Measurement

@@ -17,7 +17,7 @@ from loka.bench.record.interaction_parts import InteractionParts
 from loka.bench.record.policy_parts import parts_of_policy
 from loka.bench.record.producer_parts import Producers
 from loka.bench.record.record import AllParts, Store, Tally, in_order, record
-from loka.bench.speed.comparison import Progress
+from loka.bench.timing import Progress
 from loka.kernels.gemm.catalogue import GEMM_KERNELS
 from loka.kernels.measurements.parts import Part
 

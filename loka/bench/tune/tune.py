@@ -7,14 +7,16 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 
 import torch
 
 from loka.bench.machine import require_gpu
 from loka.bench.model.model_run import RunLimits
 from loka.bench.model.model_variants import MODEL_BASELINE
-from loka.bench.speed.comparison import Progress
+from loka.bench.options import check_seconds
+from loka.bench.results import utc_minute
+from loka.bench.timing import Progress
 from loka.bench.tune.tune_steps import CandidateSteps, Measure, StepMeasurer, TimedDevice
 from loka.devices.targets import DEVICES, GPUS, TargetDevice, device_named, means
 from loka.errors import CheckFailedError, InputError
@@ -42,8 +44,7 @@ class TuneLimits:
 
     def check(self) -> None:
         """Raise InputError for numbers that cannot be worked with."""
-        if math.isnan(self.seconds) or self.seconds <= 0:
-            raise InputError(f"--seconds: {self.seconds:g} is no time to work in; write a number above 0")
+        check_seconds(self.seconds)
         if self.rounds < FEWEST_ROUNDS:
             raise InputError(f"--rounds: {self.rounds} are too few to tell plans apart; write {FEWEST_ROUNDS} or more")
         if self.jobs is not None and self.jobs < 1:
@@ -132,7 +133,7 @@ def tuned(
         key=TunedKey.of(policy),
         inputs=candidates.inputs,
         machine=machine,
-        date=f"{(now or datetime.now(UTC)).astimezone(UTC):%Y-%m-%dT%H:%M}Z",
+        date=utc_minute(now),
         step=step,
         bf16_ms=bf16_ms,
         winner=won.title,

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch._inductor import config
 
-from loka.bench.model.bench_device import BenchDevice, CudaDevice
-from loka.bench.model.model_results import StepOutcome
+from loka.bench.device import BenchDevice, CudaDevice, KernelSum
+from loka.bench.model.model_report import StepOutcome
 from loka.bench.model.model_run import BlockRun, RunLimits
 from loka.bench.model.model_subject import ModelSubject
 from loka.bench.model.model_variants import (
@@ -24,9 +24,8 @@ from loka.bench.model.model_variants import (
     StepLaunch,
     in_measuring_order,
 )
-from loka.bench.speed.comparison import Progress
-from loka.bench.speed.device_kernels import KernelSum
-from loka.bench.subjects.packages import Workshop
+from loka.bench.packages import Workshop
+from loka.bench.timing import Progress
 from loka.bench.tune.warming import Warmer, Warming
 from loka.devices.spec import Execution
 from loka.plan.tuning.candidates import Candidate

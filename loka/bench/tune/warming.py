@@ -18,14 +18,13 @@ from typing import Any
 import torch
 import torch._inductor.config
 
-from loka.bench.child_processes import ChildProcesses
-from loka.bench.model.bench_device import BenchDevice
+from loka.bench.child_processes import child_processes
+from loka.bench.device import MIB, BenchDevice, describe
 from loka.bench.model.model_run import RunLimits
 from loka.bench.model.model_subject import ModelSubject
 from loka.bench.model.model_variants import ModelVariant, StepBlock
-from loka.bench.speed.comparison import Progress, describe
-from loka.bench.speed.steps import MIB
-from loka.bench.subjects.packages import Workshop
+from loka.bench.packages import Workshop
+from loka.bench.timing import Progress
 from loka.plan.plan import Plan
 from loka.policy.policy import Policy
 from loka.sites.callables import current_directory_importable
@@ -74,10 +73,10 @@ class Warmer:
         wave = variants[:jobs]
         if len(wave) < 2 or seconds < SHORTEST:
             return 0
-        label, start = self._warming.block.label, time.monotonic()
+        label, begun = self._warming.block.label, time.monotonic()
         self._progress(f"{label}: compiling {len(wave)} candidates in as many processes")
-        failures = self._run(wave, start + seconds)
-        done = f"{len(wave) - len(failures)} of {len(wave)} are compiled, after {time.monotonic() - start:.0f} s"
+        failures = self._run(wave, begun + seconds)
+        done = f"{len(wave) - len(failures)} of {len(wave)} are compiled, after {time.monotonic() - begun:.0f} s"
         self._progress(f"{label}: {done}")
         for name, failure in failures.items():
             self._progress(f"{label} {name}: will be compiled when it is measured: {failure}")
@@ -87,7 +86,7 @@ class Warmer:
         """Run one process for each variant until `end`; returns the failures by the variants' names."""
         threads = max(1, (os.cpu_count() or 1) // len(wave))
         failures, running = {}, {}
-        with ChildProcesses() as processes:
+        with child_processes() as start:
             for variant in wave:
                 try:
                     self._subject.write(variant, self._warming.block)
@@ -95,7 +94,7 @@ class Warmer:
                     failures[variant.name] = describe(error)
                     continue
                 plan = self._plans.get(variant.package or "")
-                running[variant.name] = processes.start(warm, self._warming, variant, plan, threads)
+                running[variant.name] = start(warm, self._warming, variant, plan, threads)
             for name, child in running.items():
                 found = child.received(end)
                 if failure := child.failure or str(found):

@@ -1,11 +1,11 @@
-"""`loka bench`: speed on this machine's GPU, side by side with other libraries."""
+"""`loka bench`: speed on this machine's GPU, side by side with other libraries; and recordings of kernels."""
 
 from __future__ import annotations
 
 import gc
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,31 +13,31 @@ from loka.cli.output import Json, note, print_json, print_table
 from loka.devices.targets import DEFAULT_TARGET
 
 if TYPE_CHECKING:
-    from loka.bench.ablation.ablate import AblationRequest
     from loka.bench.model.model_request import ModelRequest
     from loka.bench.results import Report, Table
 
 NAME = "bench"
 
 
+def _of_a_study() -> Any:
+    """An option that moved to a study of LoKA itself: it is answered with the command to run."""
+    return typer.Option(hidden=True)
+
+
 def command(
-    what: Annotated[str, typer.Argument(metavar="kernels|region|model", show_default=False)],
+    what: Annotated[str, typer.Argument(metavar="kernels|model", show_default=False)],
     names: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[NAME ...]",
-            help="Families of kernels, regions as M,N,K, policies or models of the zoo (default: all), or a file of "
-            "measurements with --export.",
+            help="Families of kernels, policies or models of the zoo (default: all), or a file of measurements with "
+            "--export.",
             show_default=False,
         ),
     ] = None,
-    form: Annotated[str | None, typer.Option(help="Of the regions: layer-norm (the default) or block-norm.")] = None,
     only: Annotated[
         str | None,
-        typer.Option(
-            help="train or infer; of models also loop, reduce-overhead, captured, comma-separated; with --ablate rows "
-            "and columns. Default: all."
-        ),
+        typer.Option(help="Of models: train, infer, loop, reduce-overhead, captured, comma-separated. Default: all."),
     ] = None,
     variants: Annotated[str | None, typer.Option(help="What is compared, comma-separated. Default: all.")] = None,
     out: Annotated[Path, typer.Option("-o", "--out", help="The folder for the JSON and Markdown.")] = Path(
@@ -53,7 +53,7 @@ def command(
         Path | None, typer.Option(help="Of --record: the parts that its sites need, no others.", show_default=False)
     ] = None,
     seconds: Annotated[float, typer.Option(help="Of models and --record: when to stop.")] = math.inf,
-    jobs: Annotated[int, typer.Option(help="Of --record and --ablate: processes that compile; 0: by the CPUs.")] = 0,
+    jobs: Annotated[int, typer.Option(help="Of --record: processes that compile; 0: by the CPUs.")] = 0,
     export: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Of kernels: write measurements as text.", show_default=False)
     ] = None,
@@ -61,10 +61,6 @@ def command(
         str | None,
         typer.Option(help="Of --export: whose measurements. Default: " + DEFAULT_TARGET + ".", show_default=False),
     ] = None,
-    ablate: Annotated[
-        str | None, typer.Option(metavar="mods", help="Of a policy: with each subset of its mods.", show_default=False)
-    ] = None,
-    modes: Annotated[str | None, typer.Option(help="Of --ablate: train, infer. Default: both.")] = None,
     batch: Annotated[int | None, typer.Option(help="Of models: samples in a step. Default: the policy's.")] = None,
     casting: Annotated[
         str | None,
@@ -73,33 +69,32 @@ def command(
     rounds: Annotated[
         int | None, typer.Option(help="Of models: turns of each variant. Default: 8.", show_default=False)
     ] = None,
-    loss_steps: Annotated[
-        int, typer.Option(help="Of --ablate: number of training steps after which the loss is compared.")
-    ] = 0,
+    form: Annotated[str | None, _of_a_study()] = None,
+    ablate: Annotated[str | None, _of_a_study()] = None,
+    modes: Annotated[str | None, _of_a_study()] = None,
+    loss_steps: Annotated[int | None, _of_a_study()] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure speed side by side: whole steps of a policy's model, regions, kernels. Record times of kernels."""
+    """Measure speed side by side: whole steps of a policy's model, kernels. Record times of kernels."""
     gc.enable()
-    from loka.bench.speed.request import Request, check_options, run
+    from loka.bench.options import check_options
 
     options = {
-        "--form": form, "--only": only, "--variants": variants, "--record": record, "--parts": parts,
-        "--policy": policy, "--seconds": None if seconds == math.inf else seconds, "--jobs": jobs or None,
-        "--export": export, "--target": target, "--ablate": ablate, "--modes": modes, "--batch": batch,
-        "--casting": casting, "--rounds": rounds, "--loss-steps": loss_steps or None,
+        "--form": form, "--ablate": ablate, "--modes": modes, "--loss-steps": loss_steps,
+        "--only": only, "--variants": variants, "--record": record, "--parts": parts, "--policy": policy,
+        "--seconds": None if seconds == math.inf else seconds, "--jobs": jobs or None, "--export": export,
+        "--target": target, "--batch": batch, "--casting": casting, "--rounds": rounds,
     }  # fmt: skip
     check_options(what, [name for name, value in options.items() if value is not None])
-    if ablate is not None:
-        from loka.bench.ablation.ablate import AblationRequest
+    given = tuple(names or ())
+    if what == "model":
+        from loka.bench.model.model_request import ModelRequest
 
-        request = AblationRequest(what, tuple(names or ()), ablate, modes, only, batch, loss_steps, jobs, seconds)
-        show_ablation(request, out, as_json)
+        show_models(ModelRequest(given, variants, only, casting, batch, rounds, seconds), out, as_json)
         return
     from loka.bench.record.commands import RecordCommand, carry_out
 
-    recording = RecordCommand(
-        what, tuple(names or ()), record, parts, policy, seconds, jobs, export, target or DEFAULT_TARGET
-    )
+    recording = RecordCommand(what, given, record, parts, policy, seconds, jobs, export, target or DEFAULT_TARGET)
     if recording.records:
         outcome = carry_out(recording, note)
         if as_json:
@@ -107,38 +102,16 @@ def command(
         else:
             print(outcome.text)
         return
-    if what == "model":
-        from loka.bench.model.model_request import ModelRequest
-
-        show_models(ModelRequest(tuple(names or ()), variants, only, casting, batch, rounds, seconds), out, as_json)
-        return
+    from loka.bench.kernel_speed import KernelRequest, run
     from loka.bench.results import to_plain, write_files
 
-    report = run(Request(what, tuple(names or ()), form, only, variants), out, note)
+    report = run(KernelRequest(given, variants), out, note)
     written = write_files(report, out)
     if as_json:
         print_json(to_plain(report))
     else:
         show(report)
     note(f"wrote {written[0]} and {written[1]}")
-
-
-def show_ablation(request: AblationRequest, out: Path, as_json: bool) -> None:
-    """Measure each subset of the mods and print the results; files are rewritten after each unit."""
-    from loka.bench.ablation import ablation_report
-    from loka.bench.ablation.ablate import run
-
-    found = run(request, out, note)
-    if as_json:
-        print_json(ablation_report.to_plain(found))
-    else:
-        print(f"{found.command}\n{ablation_report.heading(found)}")
-        for title, table in ablation_report.tables(found):
-            print(f"\n{title}")
-            columns, rows = table
-            print_table(columns, rows, numbers=[each for each in columns if each not in ablation_report.TEXTS])
-        print("\n" + "\n".join(ablation_report.notes(found)))
-    note(f"wrote {out / found.stem}.json and .md")
 
 
 def show_models(request: ModelRequest, out: Path, as_json: bool) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from benchmarks.region.region import Shape
 from loka.bench.record.grid import DENSE_RECIPES, kinds
-from loka.bench.speed.region_speed import Shape
 from loka.kernels.measurements.lookup import Measurement, Measurements, Versions
 from loka.kernels.measurements.part_bounds import bound_us as part_us
 from loka.kernels.measurements.parts import Part, PartKind

@@ -12,8 +12,8 @@ from multiprocessing.connection import Connection
 
 from torch._dynamo.utils import counters
 
-from loka.bench.model import step_rounds
-from loka.bench.model.bench_device import BenchDevice
+from loka.bench import timing
+from loka.bench.device import BenchDevice
 from loka.bench.model.model_run import RunLimits
 from loka.bench.tune.tune_steps import StepMeasurer
 from loka.kernels import call_counters
@@ -33,7 +33,7 @@ def measure(
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/inductor"
     os.environ["TRITON_CACHE_DIR"] = f"{folder}/triton"
     os.cpu_count = lambda: len(candidates)
-    step_rounds.STEPS, step_rounds.WARM_UPS = 1, 0
+    timing.STEPS, timing.TURN_WARM_UPS = 1, 0
     call_counters.new_counters(7)  # what ran before in this process has no effect
     lookups: Lookups = []
 

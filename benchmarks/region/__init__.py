@@ -1,0 +1,1 @@
+"""Speed of regions in every variant."""

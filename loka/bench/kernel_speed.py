@@ -1,0 +1,284 @@
+"""Speed of the rendered kernels by family, against the time to move the bytes that each reads and writes.
+
+Each result is compared with the reference on the same arguments, so that a fast but wrong kernel shows.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from loka.bench import library_gemms, roofline
+from loka.bench.cells import Cell, Errors, MeasuredStep, cell_of, decibels
+from loka.bench.machine import device_here, environment, require_gpu
+from loka.bench.options import did_you_mean, listed
+from loka.bench.packages import Workshop
+from loka.bench.results import METHOD, Report, Section, usable_folder, utc_minute
+from loka.bench.roofline import Peaks, bytes_us
+from loka.bench.timing import SEED, Progress, rotations, size_of, time_call
+from loka.errors import InputError
+from loka.kernels.fused.cast_transpose.fused_cast_transpose import FusedCastTranspose
+from loka.kernels.fused.cast_transpose.matrix_spec import CastTranspose, Reduce, RequantizeTranspose, Transpose
+from loka.kernels.fused.norm.norm_launch import configuration
+from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
+from loka.kernels.fused.quantization import ROWWISE, Quantization
+from loka.kernels.fused.rendering import AnySpec
+
+GEMM = "gemm"
+FAMILIES = ("norm-forward", "norm-backward", "requantize-transpose", "known", "reduce", GEMM)
+SHAPES = ((16384, 512), (8192, 1024), (16384, 2048), (8192, 4096))  # rows, width
+EPS = 1e-5
+KERNELS = (
+    "Inputs rotate: between two launches on one of them more than the L2 cache holds is read. dB: signal to error, of "
+    "a rendered kernel's first result against its reference, of a GEMM against float64 on what was quantized."
+)
+KNOWN = Quantization("static", overflow_stats=True)
+
+Arguments = Callable[[int, int], tuple[Any, ...]]  # (rows, width) -> one set of arguments on the GPU
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCase:
+    """One kernel: its spec for a width, and its arguments."""
+
+    family: str
+    title: str
+    spec: Callable[[int], AnySpec]
+    arguments: Arguments
+
+
+def _forward(title: str, norm: str | None, activation: str | None, quantize: bool) -> KernelCase:
+    affine, eps = norm == "layer_norm", EPS if norm else 0.0
+
+    def spec(width: int) -> NormForward:
+        return NormForward(
+            width=width, norm=norm, weight=affine, bias=affine, eps=eps, activation=activation, add=False,
+            quantize=quantize, save=True,
+        )  # fmt: skip
+
+    return KernelCase("norm-forward", title, spec, lambda rows, width: norm_arguments(spec(width), rows))
+
+
+def _backward(title: str, norm: str, activation: str | None, quantize: bool) -> KernelCase:
+    affine = norm == "layer_norm"
+
+    def spec(width: int) -> NormBackward:
+        return NormBackward(
+            width=width, norm=norm, weight=affine, bias=affine, eps=EPS, activation=activation, add=False,
+            quantize=quantize,
+        )  # fmt: skip
+
+    return KernelCase("norm-backward", title, spec, lambda rows, width: norm_arguments(spec(width), rows))
+
+
+def _known(case: KernelCase) -> KernelCase:
+    """The same kernel with a static scale and overflow statistics."""
+
+    def spec(width: int) -> AnySpec:
+        made = case.spec(width)
+        return replace(made, how=KNOWN) if isinstance(made, NormForward | NormBackward) else made
+
+    title = case.title.replace("e4m3", "e4m3, static scale")
+    return KernelCase("known", title, spec, lambda rows, width: static_arguments(spec(width), rows, width))
+
+
+def _cast_transpose(case: KernelCase) -> KernelCase:
+    """The same with a static scale, writing both the result and its transpose."""
+    known = _known(case)
+
+    def spec(width: int) -> AnySpec:
+        made = known.spec(width)
+        return FusedCastTranspose(made) if isinstance(made, NormForward | NormBackward) else made
+
+    return KernelCase("known", f"{known.title}, and transposed", spec, known.arguments)
+
+
+def _whole(title: str, spec: AnySpec, square: bool = False) -> KernelCase:
+    """A kernel over a whole matrix; `square`: a weight (width, width)."""
+    return KernelCase(
+        "known", title, lambda width: spec, lambda rows, width: static_arguments(spec, width if square else rows, width)
+    )
+
+
+CASES = (
+    _forward("quantize -> e4m3", None, None, quantize=True),
+    _forward("LayerNorm -> e4m3", "layer_norm", None, quantize=True),
+    _forward("LayerNorm, SiLU -> e4m3", "layer_norm", "silu", quantize=True),
+    _forward("LayerNorm, SiLU -> BF16", "layer_norm", "silu", quantize=False),
+    _forward("BlockNorm, Hard Swish -> e4m3", "block_norm", "hardswish", quantize=True),
+    _backward("LayerNorm backward -> e4m3", "layer_norm", None, quantize=True),
+    _backward("SiLU, LayerNorm backward -> e4m3", "layer_norm", "silu", quantize=True),
+    _backward("LayerNorm backward -> BF16", "layer_norm", None, quantize=False),
+    _backward("Hard Swish, BlockNorm backward -> e4m3", "block_norm", "hardswish", quantize=True),
+    KernelCase(
+        "requantize-transpose",
+        "requantize_transpose of x",
+        lambda width: RequantizeTranspose(1),
+        lambda rows, width: requantize_arguments((rows, width)),
+    ),
+    KernelCase(
+        "requantize-transpose",
+        "requantize_transpose of dy, x and a square weight",
+        lambda width: RequantizeTranspose(3),
+        lambda rows, width: requantize_arguments((rows, width), (rows, width), (width, width)),
+    ),
+    _known(_forward("quantize -> e4m3", None, None, quantize=True)),
+    _known(_forward("LayerNorm, SiLU -> e4m3", "layer_norm", "silu", quantize=True)),
+    _known(_forward("BlockNorm, Hard Swish -> e4m3", "block_norm", "hardswish", quantize=True)),
+    _known(_backward("SiLU, LayerNorm backward -> e4m3", "layer_norm", "silu", quantize=True)),
+    _known(_backward("Hard Swish, BlockNorm backward -> e4m3", "block_norm", "hardswish", quantize=True)),
+    _whole("cast and transpose, static scale", CastTranspose(KNOWN)),
+    _whole("cast and transpose a square weight, maximum found", CastTranspose(Quantization("tensorwise")), square=True),
+    _cast_transpose(_forward("BlockNorm, Hard Swish -> e4m3", "block_norm", "hardswish", quantize=True)),
+    _cast_transpose(_backward("Hard Swish, BlockNorm backward -> e4m3", "block_norm", "hardswish", quantize=True)),
+    _whole("transpose x", Transpose(1)),
+    _whole("transpose dy and x", Transpose(2)),
+    KernelCase(
+        "reduce", "reduce partial sums of two", lambda width: Reduce(2), lambda rows, width: reduce_arguments(width, 2)
+    ),
+    KernelCase(
+        "reduce", "reduce partial sums of four", lambda width: Reduce(4), lambda rows, width: reduce_arguments(width, 4)
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRequest:
+    """The command-line options of `loka bench kernels`, unchecked."""
+
+    names: tuple[str, ...] = ()  # families; empty: all
+    variants: str | None = None
+
+    def command(self) -> str:
+        """The command line that repeats the request."""
+        given = ["--variants", self.variants] if self.variants is not None else []
+        return shlex.join(["loka", "bench", "kernels", *self.names, *given])
+
+
+def check(request: KernelRequest) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The families and the library GEMMs of a request. Raises InputError for names that there are not."""
+    gemms = listed("--variants", request.variants, library_gemms.NAMES) or library_gemms.NAMES
+    for name in request.names:
+        if name not in FAMILIES:
+            hint = did_you_mean(name, FAMILIES)
+            raise InputError(f"loka bench kernels: there is no family {name!r}; there are {', '.join(FAMILIES)}{hint}")
+    families = tuple(family for family in FAMILIES if family in request.names) or FAMILIES
+    if request.variants is not None and GEMM not in families:
+        raise InputError("loka bench kernels: --variants are those of the family gemm, which is not measured")
+    return families, gemms
+
+
+def run(request: KernelRequest, out: Path, progress: Progress, now: datetime | None = None) -> Report:
+    """Check a request and measure it; the folder `out` is created, but the report is not written.
+
+    Raises InputError for an invalid request, without a GPU, and if `out` is not writable.
+    """
+    families, gemms = check(request)
+    require_gpu()
+    usable_folder(out)
+    sections = run_kernels(families, gemms, progress)
+    return Report("kernels", request.command(), utc_minute(now), environment(), sections, (METHOD, KERNELS))
+
+
+def run_kernels(chosen: Sequence[str], variants: Sequence[str], progress: Progress) -> tuple[Section, ...]:
+    """Measure the kernels of these families on the current GPU; `variants` selects the library GEMMs."""
+    peaks = roofline.peaks_of(torch.cuda.get_device_name())
+    sections = []
+    cases = [case for case in CASES if case.family in chosen]
+    if cases:
+        with Workshop() as workshop:
+            module = workshop.kernels([case.spec(width) for case in cases for _, width in SHAPES])
+            cells = [
+                cell
+                for case in cases
+                for rows, width in SHAPES
+                for cell in [_cell(case, rows, width, module, peaks, progress)]
+            ]
+        sections.append(Section("rendered kernels (rows x width)", tuple(cells)))
+    if GEMM in chosen:
+        sections.append(library_gemms.run_gemms(variants, peaks, progress))
+    return tuple(sections)
+
+
+def _cell(case: KernelCase, rows: int, width: int, module: ModuleType, peaks: Peaks | None, progress: Progress) -> Cell:
+    def run() -> tuple[MeasuredStep, float | None]:
+        spec = case.spec(width)
+        call = getattr(module, spec.function)
+        torch.manual_seed(SEED)
+        first = case.arguments(rows, width)
+        made = _tuple(call(*first))
+        ours, expected = (first_value(spec.results, results) for results in (made, _tuple(call.reference(*first))))
+        agreement = Errors(decibels(ours, expected), None, "")
+        read = size_of(first)
+        sets = [first, *(case.arguments(rows, width) for _ in range(rotations(read) - 1))]
+        bound = bytes_us(read + size_of(made), peaks) if peaks is not None else None
+        return MeasuredStep(time_call(call, sets), None, agreement), bound
+
+    cell = cell_of(case.title, case.title, f"{rows} x {width}", run, progress)
+    torch.cuda.empty_cache()
+    return cell
+
+
+def first_value(names: Sequence[str], results: tuple[Tensor, ...]) -> Tensor:
+    """The first result of a kernel in float32; FP8 values are dequantized if scales follow them."""
+    first = results[0].float()
+    return first * results[1] if tuple(names[:2]) == ("values", "scale") else first
+
+
+def _tuple(results: Any) -> tuple[Tensor, ...]:
+    return tuple(results) if isinstance(results, tuple | list) else (results,)
+
+
+def norm_arguments(
+    spec: NormForward | NormBackward, rows: int, device: str = "cuda", dtype: torch.dtype = torch.bfloat16
+) -> tuple[Tensor, ...]:
+    """Arguments of a norm's kernel: matrices (rows, width), vectors (width,) in `dtype`, float32 statistics of x."""
+    matrices = {name: torch.randn(rows, spec.width, device=device, dtype=dtype) for name in ("grad", "x")}
+    x = matrices["x"].float()
+    statistics = {"mean": x.mean(1), "rstd": torch.rsqrt(x.var(1, unbiased=False) + EPS)}
+    vectors = {name: torch.randn(spec.width, device=device, dtype=dtype) for name in ("add", "weight", "bias")}
+    known = {**matrices, **statistics, **vectors}
+    return tuple(known[name] for name in spec.parameters)
+
+
+def static_arguments(spec: AnySpec, rows: int, width: int, device: str = "cuda") -> tuple[Tensor, ...]:
+    """Arguments of a kernel with one scale: those of a norm or x (rows, width), then scale and overflow statistics."""
+    if isinstance(spec, Transpose):
+        return tuple(requantize_arguments((rows, width), device=device)[0] for _ in range(spec.count))
+    if isinstance(spec, NormForward | NormBackward):
+        plain = norm_arguments(replace(spec, how=ROWWISE), rows, device)
+    else:
+        plain = (torch.randn(rows, width, device=device, dtype=torch.bfloat16),)
+    known = {
+        "scale": torch.full((1, 1), 2.0**-4, device=device),  # all values are below 28
+        "overflow_stats": torch.zeros(2, dtype=torch.int64, device=device),
+        "maxima": torch.full((device_here().multiprocessors,), 5.0, device=device),
+    }
+    return (*plain, *(known[name] for name in spec.parameters[len(plain) :]))
+
+
+def requantize_arguments(*sizes: tuple[int, int], device: str = "cuda") -> tuple[Tensor, ...]:
+    """Arguments of `requantize_transpose`: e4m3 values, power-of-two scales and their maximum for each operand."""
+    found: list[Tensor] = []
+    for rows, columns in sizes:
+        values = torch.randn(rows, columns, device=device, dtype=torch.bfloat16).to(torch.float8_e4m3fn)
+        scale = torch.exp2(-torch.randint(0, 4, (rows, 1), device=device).float())
+        found += [values, scale, scale.max().reshape(1)]
+    return tuple(found)
+
+
+def reduce_arguments(width: int, count: int, device: str = "cuda") -> tuple[Any, ...]:
+    """Arguments of `reduce`: partial sums of a LayerNorm backward and the dtype of the sum, for each operand."""
+    spec = NormBackward(width, "layer_norm", True, True, EPS, "silu", False, True)
+    # Each program of a backward writes one row of partial sums.
+    here = device_here()
+    parts = configuration(spec, here).programs * here.multiprocessors
+    return tuple(item for _ in range(count) for item in (torch.randn(parts, width, device=device), torch.bfloat16))

@@ -1,0 +1,88 @@
+"""Checks of what was typed after `loka bench`, before anything is measured."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Collection, Mapping
+
+from loka.errors import InputError
+
+WHAT = ("kernels", "model")
+STUDIES = ("region", "crossover", "regret", "dispatch", "ablation")  # of LoKA itself: in the repository, not here
+OF_STUDIES: Mapping[str, str] = {  # option -> the study that has it
+    "--form": "region",
+    "--ablate": "ablation",
+    "--modes": "ablation",
+    "--loss-steps": "ablation",
+}
+BELONGS: Mapping[str, tuple[str, ...]] = {  # option -> options or kinds of benchmark of which one is required with it
+    "--parts": ("--record",),
+    "--policy": ("--record",),
+    "--seconds": ("--record", "model"),
+    "--jobs": ("--record",),
+    "--target": ("--export",),
+    "--casting": ("model",),
+    "--batch": ("model",),
+    "--rounds": ("model",),
+    "--only": ("model",),
+}
+EXCLUDES: Mapping[str, tuple[str, ...]] = {"--variants": ("--record", "--export")}  # option -> says nothing to these
+
+
+def check_options(what: str, given: Collection[str]) -> None:
+    """Reject options that would be ignored, and studies, which are not part of the command line.
+
+    `given`: the options on the command line, such as "--jobs". Raises InputError.
+    """
+    studies = [OF_STUDIES[option] for option in given if option in OF_STUDIES]
+    if what in STUDIES or studies:
+        name = what if what in STUDIES else studies[0]
+        raise InputError(
+            f"loka bench {what}: a study of LoKA itself, which is no part of the command line; in LoKA's repository "
+            f"run `python -m benchmarks.{name}`, with the same arguments"
+        )
+    if what not in WHAT:
+        raise InputError(f"loka bench: there is no {what!r} to measure; write one of {', '.join(WHAT)}")
+    for option, others in BELONGS.items():
+        if option in given and not set(others) & {*given, what}:
+            named = [each if each.startswith("--") else f"loka bench {each}" for each in others]
+            raise InputError(f"loka bench: {option} goes with {' or '.join(named)}; add one, or leave {option} out")
+    for option, others in EXCLUDES.items():
+        beside = [other for other in others if other in given]
+        if option in given and beside:
+            raise InputError(f"loka bench: {option} says nothing to {beside[0]}; leave one of the two out")
+
+
+def check_least(option: str, value: int | None, least: int = 1) -> None:
+    """Raise InputError for a number below `least`."""
+    if value is not None and value < least:
+        raise InputError(f"{option}: {value} is too few; write {least} or more")
+
+
+def check_seconds(seconds: float) -> None:
+    """Raise InputError unless `seconds` is a time to work in."""
+    if math.isnan(seconds) or seconds <= 0:
+        raise InputError(f"--seconds: {seconds:g} is no time to work in; write a number above 0")
+
+
+def listed(option: str, text: str | None, known: Collection[str]) -> tuple[str, ...]:
+    """The names in the comma-separated list of an option, in the order of `known`; () for None.
+
+    Raises InputError for an unknown name, and for an empty list.
+    """
+    if text is None:
+        return ()
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise InputError(f"{option}: names none; there are {', '.join(known)}")
+    for name in names:
+        if name not in known:
+            raise InputError(f"{option}: there is no {name!r}; there are {', '.join(known)}{did_you_mean(name, known)}")
+    return tuple(name for name in known if name in names)
+
+
+def did_you_mean(name: str, known: Collection[str]) -> str:
+    """The end of a message about an unknown name: the names like it, if any."""
+    near = difflib.get_close_matches(name, known, n=2)
+    return f"; did you mean {' or '.join(near)}?" if near else ""

@@ -1,0 +1,125 @@
+"""Generated packages for benchmarks: a policy in a temporary folder is planned, rendered and imported as usual."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import sys
+import tempfile
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any, Self, cast
+
+import yaml
+
+from loka.bench.machine import device_here
+from loka.codegen import render_package, write_package
+from loka.kernels.fused.rendering import OPERATORS_FILE, AnySpec, render_all, render_files
+from loka.plan.plan import Plan
+from loka.policy.policy import Policy
+from loka.policy.tree import plain
+from loka.templating.templates import load_templates
+
+KEEP_AND_FUSE: Mapping[str, Any] = {"match": "*", "compute": "keep", "fuse": "always", "optional": True}
+
+
+class Workshop:
+    """Context manager: a temporary folder that packages are generated into and imported from.
+
+    With `folder`, that of another process' Workshop: its packages are imported as they are, and it stays.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._own = tempfile.TemporaryDirectory(prefix="loka-bench-") if folder is None else None
+        self.folder = Path(self._own.name) if self._own is not None else Path(folder or "")
+        self._imported: list[str] = []
+
+    def __enter__(self) -> Self:
+        sys.path.insert(0, str(self.folder))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        sys.path.remove(str(self.folder))
+        for name in self._imported:
+            _forget(name)
+        if self._own is not None:
+            self._own.cleanup()
+
+    def write(self, file: str, text: str) -> Path:
+        """Write a file into the folder; returns its path."""
+        path = self.folder / file
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    def copy(self, file: Path, name: str) -> None:
+        """Copy a file into the folder, under a path relative to it."""
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, path)
+
+    def package(self, plan: Plan) -> ModuleType:
+        """Generate and import the package of a plan; its name must be new in the folder, if that is ours."""
+        if self._own is not None:
+            write_package(render_package(plan), self.folder / plan.name)
+        self.announce(plan.name)
+        return importlib.import_module(plan.name)
+
+    def kernels(self, specs: Sequence[AnySpec]) -> ModuleType:
+        """The module of these specs' operators, as in a generated package."""
+        templates = load_templates()
+        name = "loka_bench_kernels"
+        (self.folder / name).mkdir()
+        kernels = render_all(specs, templates, device=device_here())
+        files = render_files(kernels, templates, "loka bench kernels")
+        for file, text in {**files, "__init__.py": ""}.items():
+            self.write(f"{name}/{file}", text)
+        self.announce(name)
+        return importlib.import_module(f"{name}.{OPERATORS_FILE.removesuffix('.py')}")
+
+    def announce(self, name: str) -> None:
+        """Note that a module of that name is now in the folder, and drop an earlier import of the name."""
+        _forget(name)
+        self._imported.append(name)
+        importlib.invalidate_caches()
+
+
+def _forget(name: str) -> None:
+    for known in [module for module in sys.modules if module == name or module.startswith(f"{name}.")]:
+        del sys.modules[known]
+
+
+def policy_tree(policy: Policy) -> dict[str, Any]:
+    """The policy with its bases merged in, as dicts and lists."""
+    return cast("dict[str, Any]", plain(policy.tree))
+
+
+def policy_text(
+    policy: Policy,
+    name: str,
+    mods: Collection[str] | None = None,
+    rules: Sequence[Mapping[str, Any]] = (),
+    profiled: bool = True,
+) -> str:
+    """The policy as YAML under another name, with only `mods` (None: all), and with more `rules` after its own.
+
+    Files are named by absolute paths. Without `profiled` the profile is left out: it describes the model with all mods.
+    With only some mods rules become optional: they may name sites that exist only with a mod.
+    """
+    tree = policy_tree(policy)
+    tree.pop("extends", None)
+    tree["name"] = name
+    tree["model"] = {**tree["model"], "batch_size": policy.model.batch_size}
+    own = tree.get("rules") or []
+    if mods is not None:
+        tree["mods"] = [entry for entry in tree.get("mods") or [] if entry["use"] in mods]
+        own = [{**rule, "optional": True} for rule in own]
+    tree["rules"] = [*own, *map(dict, rules)]
+    files = {"profile": policy.profile_file if profiled else None, "measurements": policy.measurements_file}
+    for field, file in files.items():
+        tree.pop(field, None)
+        if file is not None:
+            tree[field] = str(file.resolve())
+    return yaml.safe_dump(tree, sort_keys=False)

@@ -1,1 +1,0 @@
-"""Subjects of benchmarks: models unchanged, with other libraries, and with generated packages."""

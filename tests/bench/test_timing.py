@@ -1,0 +1,132 @@
+"""Timing without a device: statistics, rotation, and turns by a clock that is told the time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from loka.bench import device
+from loka.bench.device import KernelSum
+from loka.bench.timing import (
+    LAUNCHES,
+    MEASURED_MS,
+    STEPS,
+    TURN_WARM_UPS,
+    RoundTiming,
+    Timing,
+    rotations,
+    size_of,
+    speedup,
+    summarise,
+    time_call,
+    time_step,
+    timed_turn,
+)
+from loka.errors import InputError
+from tests.support.bench_device import CpuBench
+
+
+def test_median_and_percentiles() -> None:
+    assert summarise([float(value) for value in range(101)]) == Timing(50.0, 10.0, 90.0, 101)
+    assert summarise([4.0, 1.0, 2.0, 3.0]) == Timing(2.5, pytest.approx(1.3), pytest.approx(3.7), 4)
+    assert summarise([7.0]) == Timing(7.0, 7.0, 7.0, 1)
+
+
+def test_no_samples_are_an_error() -> None:
+    with pytest.raises(InputError, match="no samples"):
+        summarise([])
+
+
+def test_a_step_is_timed_in_microseconds() -> None:
+    ran: list[int] = []
+    bench = CpuBench(replay_ms=[0.1, 0.3, 0.2])
+    timing = time_step(lambda: ran.append(1), 800, bench)
+    assert timing.median_us == pytest.approx(200.0)
+    assert timing.samples == 3
+    assert len(ran) == 3
+    assert bench.measured == [800]
+
+
+def test_calls_rotate_over_all_sets_and_share_the_time() -> None:
+    seen: list[int] = []
+    bench = CpuBench(replay_ms=[1.0])
+    timing = time_call(lambda index: seen.append(index), [(index,) for index in range(3)], bench)
+    assert seen == [0, 1, 2, 0, 1, 2, 0, 1]
+    assert timing.median_us == pytest.approx(1000.0 / LAUNCHES)
+    assert bench.measured == [MEASURED_MS]
+
+
+def test_every_set_is_used_where_there_are_many() -> None:
+    seen: list[int] = []
+    time_call(lambda index: seen.append(index), [(index,) for index in range(20)], CpuBench(replay_ms=[1.0]))
+    assert seen == list(range(20))
+
+
+@pytest.mark.parametrize("size", [1, 1000, 30 * 2**20, 99 * 2**20, 10**10])
+def test_rotation_reads_more_than_twice_the_cache(size: int) -> None:
+    count = rotations(size)
+    assert count >= 2
+    assert count * size > 2 * 50 * 2**20
+    assert count == 2 or (count - 1) * size <= 2 * 50 * 2**20
+
+
+def test_only_tensors_have_a_size() -> None:
+    assert size_of((torch.empty(3, 4), torch.bfloat16, torch.empty(5, dtype=torch.uint8), 7)) == 53
+
+
+class Machine:
+    """A host that takes `host` seconds to enqueue a step, and a device that takes `device` seconds to run it."""
+
+    def __init__(self, host: float, device: float) -> None:
+        self.host, self.device = host, device
+        self.now = self.done = 0.0
+        self.steps = 0
+
+    def step(self) -> None:
+        self.steps += 1
+        self.now += self.host
+        self.done = max(self.done, self.now) + self.device
+
+    def wait(self) -> None:
+        self.now = max(self.now, self.done)
+
+    def clock(self) -> float:
+        return self.now
+
+
+def test_a_step_takes_what_the_device_takes_and_the_host_is_seen_apart() -> None:
+    machine = Machine(host=0.001, device=0.004)
+    timing = timed_turn(machine.step, machine.wait, machine.clock)
+    assert timing.host_ms == pytest.approx(1.0)
+    assert timing.step_ms == pytest.approx((1.0 + STEPS * 4.0) / STEPS)
+    assert machine.steps == TURN_WARM_UPS + 2 * STEPS
+
+
+def test_a_host_that_is_slower_than_the_device_makes_the_step() -> None:
+    machine = Machine(host=0.005, device=0.001)
+    timing = timed_turn(machine.step, machine.wait, machine.clock)
+    assert timing.host_ms == pytest.approx(5.0)
+    assert timing.step_ms == pytest.approx((STEPS * 5.0 + 1.0) / STEPS)
+
+
+def test_ratios_are_of_the_same_round() -> None:
+    base = [RoundTiming(10.0, 1.0), RoundTiming(30.0, 1.0), RoundTiming(10.0, 1.0)]
+    own = [RoundTiming(5.0, 1.0), RoundTiming(15.0, 1.0), RoundTiming(1.0, 1.0)]
+    assert speedup(base, own) == 2.0
+    assert speedup(base[:1], own) == 2.0
+    assert speedup([], own) is None
+
+
+def test_kernels_are_counted_at_the_second_look_and_a_profiler_that_cannot_be_used_costs_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = iter([["Memset (Device)"], ["one", "two", "Memcpy HtoD"], [], ["Memset (Device)"]])
+    monkeypatch.setattr(device, "activities", lambda step: [(name, 500.0) for name in next(looks)])
+    assert device.CudaDevice().kernels(lambda: None) == KernelSum(2, 1.5)
+    assert device.CudaDevice().kernels(lambda: None) is None
+
+    def forbidden(step: object) -> list[tuple[str, float]]:
+        raise RuntimeError("CUPTI_ERROR_INSUFFICIENT_PRIVILEGES")
+
+    monkeypatch.setattr(device, "activities", forbidden)
+    assert device.CudaDevice().kernels(lambda: None) is None
