@@ -129,7 +129,7 @@ def on_a_device(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
         return MeasuredStep(Timing(us, us, us, 9), None, None)
 
     monkeypatch.setattr(dispatch_run, "measure", measure)
-    monkeypatch.setattr(dispatch_run, "_work", lambda shape: None)
+    monkeypatch.setattr(dispatch_run, "work_of", lambda form, shape, modes: None)
     monkeypatch.setattr(dispatch_run.torch.cuda, "get_device_name", lambda: MACHINE.device)
     return ran
 
