@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from loka.version import __version__
 
 if TYPE_CHECKING:
-    from loka.codegen.package.generate_package import GeneratedPackage as GeneratedPackage
-    from loka.codegen.package.generate_package import generate as generate
+    from loka.codegen.generation import GeneratedPackage as GeneratedPackage
+    from loka.codegen.generation import generate as generate
     from loka.dispatch.dispatch_errors import BindError as BindError
     from loka.dispatch.dispatch_errors import DtypeError as DtypeError
     from loka.dispatch.dispatch_errors import FrozenWeightError as FrozenWeightError
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from loka.probe.probe import ProbeWarning as ProbeWarning
 
 _MODULES = {
-    "loka.codegen.package.generate_package": ("GeneratedPackage", "generate"),
+    "loka.codegen.generation": ("GeneratedPackage", "generate"),
     "loka.dispatch.dispatch_errors": (
         "BindError",
         "DtypeError",

@@ -31,7 +31,7 @@ from benchmarks.aoti.compiler import cpp_compiler, fault_of
 from benchmarks.aoti.jobs import PACKAGE, POLICY, Job, Outcome, Subject, compiling, running, timing
 from benchmarks.study import run_study, tell
 from loka.bench.machine import require_gpu
-from loka.codegen.package.generate_package import generate
+from loka.codegen.generation import generate
 from loka.devices.targets import TargetDevice, device_named
 from loka.errors import InputError
 

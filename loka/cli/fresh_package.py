@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from loka.cli.output import note
 from loka.codegen import check_package, default_folder, render_package
-from loka.codegen.package.generate_package import ROOT
+from loka.codegen.generation import ROOT
 from loka.errors import CheckFailedError, InputError
 
 if TYPE_CHECKING:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from loka.codegen.package.check_package import Difference, DifferenceKind, check_package
-from loka.codegen.package.generate_package import GeneratedPackage, default_folder, generate
-from loka.codegen.package.render_package import render_package
-from loka.codegen.package.write import WrittenPackage, write_package
+from loka.codegen.generation import (
+    Difference,
+    DifferenceKind,
+    GeneratedPackage,
+    check_package,
+    default_folder,
+    generate,
+)
+from loka.codegen.package_folder import WrittenPackage, write_package
+from loka.codegen.package_text import render_package
 
 __all__ = [
     "Difference",

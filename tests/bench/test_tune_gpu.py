@@ -13,7 +13,7 @@ import torch
 from loka.bench.child_processes import child_processes
 from loka.bench.tune.tune import TuneLimits, tuned_here
 from loka.bench.tune.tune_steps import TimedDevice
-from loka.codegen.package.generate_package import generate
+from loka.codegen.generation import generate
 from loka.devices.targets import device_named
 from loka.errors import CheckFailedError, InputError
 from loka.mods.policy_loader import load_policy

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from loka.codegen.package.render_package import render_package
+from loka.codegen.package_text import render_package
 from loka.devices.targets import TargetDevice
 from loka.kernels.measurements.parts import Part, PartKind
 from loka.mods.policy_loader import load_policy

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from loka.codegen.package.generate_package import generate
+from loka.codegen.generation import generate
 from loka.errors import CheckFailedError, IgnoredWarning, InputError
 from loka.mods.policy_loader import load_policy
 from loka.plan.format import describe_tuned

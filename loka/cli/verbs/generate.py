@@ -11,7 +11,7 @@ from loka.cli.progress import announce_plan
 from loka.errors import CheckFailedError, InputError
 
 if TYPE_CHECKING:
-    from loka.codegen.package.generate_package import GeneratedPackage
+    from loka.codegen.generation import GeneratedPackage
     from loka.plan.plan import Plan
 
 NAME = "generate"
@@ -36,7 +36,7 @@ def command(
     announce_plan(policy)
     from loka.cli.output import note
     from loka.cli.verbs.plan import print_skipped, summary_line
-    from loka.codegen.package.generate_package import generate_with
+    from loka.codegen.generation import generate_with
     from loka.plan.evidence import over_budget_message
     from loka.plan.plan_cache import PlanCache
 

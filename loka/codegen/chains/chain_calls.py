@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from loka.codegen.chains.chain_shapes import KNOWN, ChainShape, StageSums, chain_shape, fits
+from loka.codegen.chains.chain_shapes import KNOWN, ChainShape, chain_shape, fits
 from loka.codegen.chains.static_operands import arguments as known_arguments
 from loka.codegen.chains.static_operands import without_maxima
 from loka.codegen.modules import statement_text
@@ -114,7 +114,9 @@ def _without_operands(planned: PlannedChain) -> set[str]:
     }
 
 
-def _sums_of(forward: ForwardIR, chain: LinearChain) -> tuple[list[StageSums], list[tuple[str, Ref]]]:
+def _sums_of(
+    forward: ForwardIR, chain: LinearChain
+) -> tuple[list[tuple[str | None, str | int | None]], list[tuple[str, Ref]]]:
     """The names each stage multiplies by and adds, and the (name, argument) pairs that are passed for them."""
     inner = [residual_stage(forward, chain, stage) for stage in chain.stages]
     outer: dict[Ref, None] = {}
@@ -127,8 +129,8 @@ def _sums_of(forward: ForwardIR, chain: LinearChain) -> tuple[list[StageSums], l
     def name(ref: Ref | None) -> str | None:
         return None if ref is None else names.get(ref, "x")
 
-    sums = [
-        StageSums(name(stage.times), name(stage.residual) if number is None else number)
+    sums: list[tuple[str | None, str | int | None]] = [
+        (name(stage.times), name(stage.residual) if number is None else number)
         for stage, number in zip(chain.stages, inner, strict=True)
     ]
     return sums, [(names[ref], ref) for ref in outer]

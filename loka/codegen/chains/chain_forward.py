@@ -44,11 +44,12 @@ class ChainForward:
         stage, names = self.shape.stages[0], self.names
         if not self.shape.fp8 and stage.before is None:
             return None
-        spec: AnySpec = shapes.forward_before(stage, quantize=self.shape.fp8, save=not self.frozen)
+        spec: AnySpec
         if self.shape.known and not self.frozen:
             spec = input_kernel(self.shape, 0)
-        elif self.shape.fp8:
-            spec = under(shapes.forward_before(stage, quantize=True, save=not self.frozen), stage.x)
+        else:
+            before = shapes.forward_before(stage, quantize=self.shape.fp8, save=not self.frozen)
+            spec = under(before, stage.x) if self.shape.fp8 else before
         arguments = {"x": self.x, "weight": "pre_norm_weight", "bias": "pre_norm_bias", "dtype": "dtype"}
         arguments |= names.static_scale("x", 0)
         results = {"out": names.hidden(0), "mean": "pre_mean", "rstd": "pre_rstd"}
@@ -111,12 +112,12 @@ class ChainForward:
         stage, names, fp8 = self.shape.stages[index], self.names, self.shape.fp8
         s, last = names.suffix(index), index == len(self.shape.stages) - 1
         keep = fp8 and self.shape.keeps(index, self.frozen)
-        spec: AnySpec = shapes.forward_after(stage, fp8 and not last, save=not self.frozen, keep=keep)
+        spec: AnySpec
         if self.shape.known and not (last or self.frozen):
             spec = input_kernel(self.shape, index + 1)
-        elif fp8 and not last:
-            after = shapes.forward_after(stage, True, save=not self.frozen, keep=keep)
-            spec = under(after, self.shape.stages[index + 1].x)
+        else:
+            after = shapes.forward_after(stage, fp8 and not last, save=not self.frozen, keep=keep)
+            spec = under(after, self.shape.stages[index + 1].x) if fp8 and not last else after
         arguments = {**names.after(index), "x": f"y{s}", "dtype": "dtype", **names.static_scale("x", index + 1)}
         if stage.summed:
             arguments |= {"times": names.source(stage.times, self.x), "residual": names.source(stage.residual, self.x)}

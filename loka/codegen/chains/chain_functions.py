@@ -10,9 +10,7 @@ from loka.codegen.chains.chain_names import ChainNames
 from loka.codegen.chains.chain_shapes import ChainShape
 from loka.codegen.chains.chain_views import ChainView, FrozenChainView, has_operands, kernels_of, scalings_of
 from loka.codegen.modules.linear_recipes import recipe_label
-from loka.codegen.text.comments import listed
-from loka.codegen.text.identifiers import Names, class_of
-from loka.codegen.text.layer_names import Layers
+from loka.codegen.names import Layers, Names, class_of, listed
 from loka.kernels.fused.rendering import AnySpec
 
 

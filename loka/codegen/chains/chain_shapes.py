@@ -150,28 +150,20 @@ class ChainShape:
         return not before.bent and (before.summed or not before.bias)
 
 
-@dataclass(frozen=True, slots=True)
-class StageSums:
-    """Names of the matrices that a stage multiplies by and adds, as in `StageShape`."""
-
-    times: str | None
-    residual: str | int | None
-
-
 def chain_shape(
     chain: LinearChain,
     plans: Sequence[SitePlan],
     biases: Sequence[bool],
     recipes: Sequence[SiteRecipe],
-    sums: Sequence[StageSums],
+    sums: Sequence[tuple[str | None, str | int | None]],
     others: Sequence[str],
 ) -> ChainShape:
-    """The shape of a found chain; `plans`, `biases`, `recipes` and `sums` are those of its stages.
+    """The shape of a found chain; `plans`, `biases`, `recipes` and `sums` (times, residual) are those of its stages.
 
     Raises LokaError if the width of a norm does not match its linear.
     """
     stages = []
-    for stage, plan, bias, recipe, more in zip(chain.stages, plans, biases, recipes, sums, strict=True):
+    for stage, plan, bias, recipe, summed in zip(chain.stages, plans, biases, recipes, sums, strict=True):
         for norm, width in ((stage.before, plan.site.k), (stage.after, plan.site.n)):
             if norm is not None and (width % norm.width if norm.kind == "block_norm" else norm.width not in (0, width)):
                 raise LokaError(
@@ -179,7 +171,7 @@ def chain_shape(
                     "fault in LoKA: please report it."
                 )
         before, after = _norm_shape(stage.before), _norm_shape(stage.after)
-        around = (before, after, stage.activation, more.times, more.residual)
+        around = (before, after, stage.activation, *summed)
         stages.append(StageShape(plan.site.k, plan.site.n, bias, recipe, *around))
     return ChainShape(tuple(stages), tuple(others))
 

@@ -1,43 +1,35 @@
-"""BINDINGS of a generated package: modules and their generated classes, as Python that stays short for many layers."""
+"""BINDINGS and ADAPTATIONS of a generated package, as Python that stays short for many layers."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
+from loka.codegen.layout import call, literal, quoted, tuple_of
 from loka.codegen.modules.module_classes import BoundView
-from loka.codegen.text.layout import call, literal, tuple_of
 from loka.graph.reads import Reads
+from loka.mods.adaptation import Adaptation
 from loka.templating.wrap import WIDTH
 
-_INDENT = 8
 _PLAIN = re.compile(r"[A-Za-z0-9_.]*")
 _FEWEST = 8  # modules from which a range is easier to read than a list
 
 
-@dataclass(frozen=True, slots=True)
-class BindingText:
-    """One binding, each field as the text of `field=value`."""
-
-    fields: tuple[str, ...]
-
-
-def binding_text(view: BoundView) -> BindingText:
+def binding_text(view: BoundView) -> tuple[str, ...]:
     """The fields of one `dispatch.Binding` as text."""
     binding = view.binding
     forward = binding.forward
-    plain: list[tuple[str, object]] = [
-        ("replaces", binding.module_type),
-        ("source_hash", forward.source_hash if forward is not None else ""),
-        ("inlined", forward.inlined if forward is not None else ()),
+    fields = [
+        f"        train=modules.{view.train.name},",
+        f"        infer=modules.{view.infer.name}," if view.infer is not None else "        infer=None,",
+        field_text("replaces", binding.module_type),
+        field_text("source_hash", forward.source_hash if forward is not None else ""),
+        field_text("inlined", forward.inlined if forward is not None else ()),
+        _names_field(binding.modules),
+        _sites_field(binding.sites),
+        field_text("gemms", view.gemms),
+        field_text("shapes", binding.shapes),
     ]
-    fields = [f"        train=modules.{view.train.name},"]
-    fields.append(f"        infer=modules.{view.infer.name}," if view.infer is not None else "        infer=None,")
-    fields += [field_text(name, value) for name, value in plain]
-    fields.append(_names_field("modules", binding.modules))
-    fields.append(_sites_field(binding.sites))
-    fields += [field_text("gemms", view.gemms), field_text("shapes", binding.shapes)]
     fields += [field_text("kernels", view.kernels)] if view.kernels else []
     if forward is not None and forward.reads:
         fields.append(f"        reads={tuple_of(list(map(_reads_text, forward.reads)))},")
@@ -45,7 +37,7 @@ def binding_text(view: BoundView) -> BindingText:
         fields.append(f"        called={_paths_text(forward.called)},")
     if forward is not None and forward.constants:
         fields.append(field_text("constants", forward.constants))
-    return BindingText(tuple(fields))
+    return tuple(fields)
 
 
 def _reads_text(reads: Reads) -> str:
@@ -97,7 +89,7 @@ def _by_number(paths: Sequence[str], place: int) -> list[list[str]]:
 
 def field_text(name: str, value: object) -> str:
     """`name=value,` in a call."""
-    return " " * _INDENT + f"{name}={literal(value)},"
+    return f"        {name}={literal(value)},"
 
 
 def fits(name: str, value: object) -> bool:
@@ -105,13 +97,13 @@ def fits(name: str, value: object) -> bool:
     return len(field_text(name, value)) <= WIDTH
 
 
-def _names_field(name: str, names: tuple[str, ...]) -> str:
+def _names_field(names: tuple[str, ...]) -> str:
     """`modules=(...)`, or for many layers `modules=tuple(f"layers.{i}.fmb.0" for i in range(12))`."""
-    ranged = None if len(names) < _FEWEST or fits(name, names) else numbered([(item,) for item in names])
+    ranged = None if len(names) < _FEWEST or fits("modules", names) else numbered([(item,) for item in names])
     if ranged is None:
-        return field_text(name, names)
+        return field_text("modules", names)
     (template,), numbers = ranged
-    return " " * _INDENT + f"{name}=tuple({template} for i in {numbers}),"
+    return f"        modules=tuple({template} for i in {numbers}),"
 
 
 def _sites_field(sites: tuple[tuple[str, ...], ...]) -> str:
@@ -120,7 +112,7 @@ def _sites_field(sites: tuple[tuple[str, ...], ...]) -> str:
     if ranged is None:
         return field_text("sites", sites)
     templates, numbers = ranged
-    line = " " * _INDENT + f"sites=tuple({tuple_of(templates)} for i in {numbers}),"
+    line = f"        sites=tuple({tuple_of(templates)} for i in {numbers}),"
     return line if len(line) <= WIDTH else field_text("sites", sites)
 
 
@@ -162,3 +154,58 @@ def _range(first: int, stop: int, step: int) -> str:
     if step > 1:
         return f"range({first}, {stop}, {step})"
     return f"range({first}, {stop})" if first else f"range({stop})"
+
+
+_ITEM_INDENT = 12
+_LONGEST_GROUP = 8  # most names in a group that repeats from layer to layer
+_FEWEST_REPEATED = 6  # names from which a range is easier to read than a list
+
+
+def adaptation_text(adaptation: Adaptation) -> tuple[str, ...]:
+    """The fields of one `dispatch.Adaptation` as text."""
+    fields = [field_text("mod", adaptation.mod), _modules_text(adaptation.modules)]
+    fields.append(field_text("replaces", adaptation.replaces))
+    fields += [field_text("settings", adaptation.settings)] if adaptation.settings else []
+    return tuple(fields)
+
+
+def _modules_text(names: tuple[str, ...]) -> str:
+    """`modules=(...)`; names that repeat from layer to layer become a comprehension over a range."""
+    if fits("modules", names):
+        return field_text("modules", names)
+    margin = " " * (_ITEM_INDENT - 4)
+    return "\n".join([f"{margin}modules=(", *_lines(names), f"{margin}),"])
+
+
+def _lines(names: Sequence[str]) -> Iterator[str]:
+    margin = " " * _ITEM_INDENT
+    place = 0
+    while place < len(names):
+        taken, text = _repeated(names[place:])
+        if taken:
+            yield f"{margin}{text},"
+        else:
+            taken = 1
+            yield f"{margin}{quoted(names[place])},"
+        place += taken
+
+
+def _repeated(names: Sequence[str]) -> tuple[int, str]:
+    """Number of leading names that repeat with one running number, and their text; 0 if too few do.
+
+    >>> _repeated([f"layers.{i}.{name}" for i in range(4) for name in "ab"])
+    (8, '*(name for i in range(4) for name in (f"layers.{i}.a", f"layers.{i}.b"))')
+    """
+    best, text = 0, ""
+    for together in range(1, min(_LONGEST_GROUP, len(names) // 3) + 1):
+        rows = [tuple(names[start : start + together]) for start in range(0, len(names) - together + 1, together)]
+        count = next((count for count in range(len(rows), 2, -1) if numbered(rows[:count]) is not None), 0)
+        found = numbered(rows[:count]) if count else None
+        if found is None or count * together < max(_FEWEST_REPEATED, best + 1):
+            continue
+        templates, numbers = found
+        each = templates[0] if together == 1 else f"name for i in {numbers} for name in ({', '.join(templates)})"
+        line = f"*({each} for i in {numbers})" if together == 1 else f"*({each})"
+        if _ITEM_INDENT + len(line) + 1 <= WIDTH:
+            best, text = count * together, line
+    return best, text

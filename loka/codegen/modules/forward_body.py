@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
 
 from loka.codegen.chains.chain_calls import PlannedChain, chain_arguments, planned_chains, site_call
 from loka.codegen.chains.chain_functions import Chains
-from loka.codegen.chains.interaction_calls import (
+from loka.codegen.chains.interactions import (
     InteractionCalls,
     concat_norm_arguments,
     concat_norm_shape,
@@ -18,44 +18,35 @@ from loka.codegen.chains.interaction_calls import (
     passing,
 )
 from loka.codegen.chains.static_operands import operands
+from loka.codegen.layout import call, formatted
 from loka.codegen.modules import statement_text
-from loka.codegen.modules.linear_recipes import SiteRecipe, site_recipe
-from loka.codegen.modules.own_forward import own_forward_lines
+from loka.codegen.modules.linear_recipes import Recipes, SiteRecipe, site_recipe
 from loka.codegen.modules.region_functions import Linear, Regions
-from loka.codegen.modules.signature import parse_argument
-from loka.codegen.text.comments import shown, wrapped
-from loka.codegen.text.identifiers import snake
-from loka.codegen.text.layer_names import layers
-from loka.codegen.text.layout import call, formatted
+from loka.codegen.modules.signature import own_forward_lines, parse_argument
+from loka.codegen.names import layers, shown, snake, wrapped
 from loka.errors import LokaError
-from loka.graph.ir import DTYPE, ConcatNorm, Cross, FmInteraction, ForwardIR, RefKind, Region, SiteCall
+from loka.graph.ir import DTYPE, ConcatNorm, Cross, FmInteraction, ForwardIR, RefKind, Region
 from loka.numerics.enums import Operand
 from loka.plan.plan import PlannedBinding, SitePlan
 
 INDENT = 8
 
 
-class Writer(Protocol):
-    """The package that a body is written into."""
+@dataclass(frozen=True, slots=True)
+class PackageKernels:
+    """The functions of a package's kernels.py, registered as its forwards call them."""
 
-    @property
-    def kernels(self) -> str:
-        """The name under which the module of kernels is imported."""
+    module: str  # name under which kernels.py is imported
+    recipes: Recipes
+    regions: Regions
+    chains: Chains
+    interactions: InteractionCalls
 
-    @property
-    def regions(self) -> Regions:
-        """The package's outlined functions."""
-
-    @property
-    def chains(self) -> Chains:
-        """The package's chains."""
-
-    @property
-    def mixes(self) -> InteractionCalls:
-        """The package's FM interactions, concat norms and cross layers."""
-
-    def kernel_name(self, recipe: SiteRecipe, has_bias: bool, frozen: bool) -> str:
-        """Register a call; returns the wrapper's name in kernels.py, without the module."""
+    def linear(self, recipe: SiteRecipe, has_bias: bool, frozen: bool) -> str:
+        """Register a call of a linear; returns the wrapper's name, without the module."""
+        if frozen and recipe.fprop is not None:
+            return self.recipes.frozen(recipe.fprop, has_bias)
+        return self.recipes.linear(recipe, has_bias)
 
 
 class ForwardBody:
@@ -63,14 +54,14 @@ class ForwardBody:
 
     def __init__(
         self,
-        writer: Writer,
+        kernels: PackageKernels,
         forward: ForwardIR,
         binding: PlannedBinding,
         name: str,
         plans: Sequence[SitePlan],
         frozen: bool,
     ) -> None:
-        self._writer = writer
+        self._kernels = kernels
         self._forward = forward
         self._sites = binding.sites
         self._fallback = snake(name.removesuffix("Frozen"))  # name of functions whose layers have nothing in common
@@ -79,7 +70,7 @@ class ForwardBody:
         self._frozen = frozen
         self.arguments = [parse_argument(text) for text in forward.arguments]
         for argument in self.arguments:
-            if argument.name in ("self", "torch", writer.kernels):
+            if argument.name in ("self", "torch", kernels.module):
                 raise LokaError(
                     f"{forward.owner_type}: a forward with an argument called {argument.name!r} cannot be generated: "
                     "rename the argument, or keep this module by a rule"
@@ -190,7 +181,7 @@ class ForwardBody:
     def _mix(self, mix: FmInteraction) -> None:
         """Call an FM interaction's function at the position of its first statement."""
         shape, statements = fm_shape(mix, self._joins), self._forward.statements
-        name = f"{self._writer.kernels}.{self._writer.mixes.function(shape, self._layers)}"
+        name = f"{self._kernels.module}.{self._kernels.interactions.function(shape, self._layers)}"
         code = call(name, map(formatted, fm_arguments(mix, self._scope)))
         made, views = [], []
         for place, view in zip(mix.made, mix.views, strict=True):
@@ -211,7 +202,7 @@ class ForwardBody:
             raise LokaError(f"no kernel joins for statement {join.norm}. This is a fault in LoKA: please report it.")
         handed = self._handed if passing(join, self._mixes) is not None else {}
         arguments = concat_norm_arguments(join, self._forward, self._scope, handed)
-        name = f"{self._writer.kernels}.{self._writer.mixes.function(shape, self._layers)}"
+        name = f"{self._kernels.module}.{self._kernels.interactions.function(shape, self._layers)}"
         self._comment_notes(range(join.norm, join.norm + 1))
         self._assign(join.norm, call(name, arguments))
 
@@ -219,7 +210,7 @@ class ForwardBody:
         biased = cross.linear in self._unbiased
         later = self._crosses[self._crosses.index(cross) + 1 :]
         shape = cross_shape(cross, later, biased)
-        name = f"{self._writer.kernels}.{self._writer.mixes.function(shape, self._layers)}"
+        name = f"{self._kernels.module}.{self._kernels.interactions.function(shape, self._layers)}"
         code = call(name, cross_arguments(cross, biased, self._scope, self._handed_factors))
         self._comment_notes(range(cross.sum, cross.sum + 1))
         if not shape.passes:
@@ -238,12 +229,12 @@ class ForwardBody:
         if shape.known:
             self.known |= {(number, operand): None for number in planned.sites for operand in operands(frozen)}
         of_modules = [[sites[number] for number in planned.sites] for sites in self._sites]
-        function = self._writer.chains.function(shape, layers(of_modules, self._fallback, self._sites[0]), frozen)
-        name = f"{self._writer.kernels}.{function}"
+        function = self._kernels.chains.function(shape, layers(of_modules, self._fallback, self._sites[0]), frozen)
+        name = f"{self._kernels.module}.{function}"
         code = call(name, map(formatted, arguments))
         self._import(code)
         self._comment_notes(range(chain.first, chain.last + 1))
-        self._assign_product(chain.last, code, self._call_at(linears[-1]).out)
+        self._assign_product(chain.last, code, site_call(self._forward, linears[-1]).out)
 
     def _runs_fp8(self, position: int) -> bool:
         """True if the statement is a GEMM that runs in FP8 here: any of the three, with frozen weights fprop."""
@@ -265,16 +256,16 @@ class ForwardBody:
         numbers = range(region.first, region.last + 1)
         statements = [self._forward.statements[number] for number in numbers]
         position = next(number for number in numbers if self._forward.statements[number].call is not None)
-        index, gemm = self._index[position], self._call_at(position)
+        index, gemm = self._index[position], site_call(self._forward, position)
         recipe = site_recipe(self._plans[index])
         frozen = self._freeze(position)
-        function = self._writer.kernel_name(recipe, gemm.bias is not None, frozen)
+        function = self._kernels.linear(recipe, gemm.bias is not None, frozen)
         linear = Linear(function, frozen, function.replace("_", " "))
-        name, reads = self._writer.regions.function(region, statements, linear)
+        name, reads = self._kernels.regions.function(region, statements, linear)
         operands = [self._scope.read(ref.text) if ref.kind is RefKind.LOCAL else ref.text for ref in reads]
         weight = [f"self.loka_weight_{index}", f"self.loka_scale_{index}"] if frozen else []
         arguments = [*operands, *weight, f"self.loka.counter_id({index})"]
-        code = call(f"{self._writer.kernels}.{name}", map(formatted, arguments))
+        code = call(f"{self._kernels.module}.{name}", map(formatted, arguments))
         self._comment_notes(numbers)
         self._assign(region.last, code)
 
@@ -287,15 +278,15 @@ class ForwardBody:
             self._import(code)
             self._assign(position, code)
             return
-        index, gemm = self._index[position], self._call_at(position)
+        index, gemm = self._index[position], site_call(self._forward, position)
         frozen = self._freeze(position)
         recipe = site_recipe(self._plans[index])
         parts = statement_text.linear_call(gemm, texts)
         bias = None if position in self._unbiased else parts.bias
-        name = self._writer.kernel_name(recipe, bias is not None, frozen)
+        name = self._kernels.linear(recipe, bias is not None, frozen)
         weight = [f"self.loka_weight_{index}", f"self.loka_scale_{index}"] if frozen else [parts.weight]
         operands = [parts.x, *weight, bias or "None", f"self.loka.counter_id({index})"]
-        code = call(f"{self._writer.kernels}.{name}", map(formatted, operands))
+        code = call(f"{self._kernels.module}.{name}", map(formatted, operands))
         self._import(code)
         self._assign_product(position, code, parts.out)
 
@@ -303,7 +294,7 @@ class ForwardBody:
         """The unchanged expression of a statement, without the bias of a GEMM if a cross layer's kernel adds it."""
         if position not in self._unbiased:
             return statement_text.expression(self._forward.statements[position], [*texts, "self"])
-        parts = statement_text.linear_call(self._call_at(position), texts)
+        parts = statement_text.linear_call(site_call(self._forward, position), texts)
         return statement_text.checked(f"torch.nn.functional.linear({parts.x}, {parts.weight})", [*texts, "self"])
 
     def _assign_product(self, position: int, code: str, out: str) -> None:
@@ -314,9 +305,6 @@ class ForwardBody:
         product = self._scope.names.unique("product")
         self.lines += statement_text.assignment(product, code, INDENT, self._scope)
         self._assign(position, statement_text.checked(out.format(product), [product]))
-
-    def _call_at(self, position: int) -> SiteCall:
-        return site_call(self._forward, position)
 
     def _freeze(self, position: int) -> bool:
         """True if a GEMM's weight is frozen here; a weight that the forward computes is quantized in each call."""
@@ -340,7 +328,7 @@ class ForwardBody:
 
     def _frozen_weight(self, position: int) -> str | None:
         """The expression of a weight that depends on attributes only; None if the forward computes it."""
-        statement, gemm = self._forward.statements[position], self._call_at(position)
+        statement, gemm = self._forward.statements[position], site_call(self._forward, position)
         read = [ref for index, ref in enumerate(statement.operands) if f"{{{index}}}" in gemm.weight]
         if any(ref.kind is RefKind.LOCAL for ref in read):
             return None

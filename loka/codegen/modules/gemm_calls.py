@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loka.codegen.text.layout import call, literal, quoted
+from loka.codegen.layout import call, literal, quoted
 from loka.errors import LokaError
 from loka.kernels.gemm.catalogue import SCALED_MM, kernel_named
 from loka.kernels.gemm.m_buckets import table_text

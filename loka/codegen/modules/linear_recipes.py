@@ -8,17 +8,55 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from loka.codegen.layout import call
 from loka.codegen.modules.gemm_calls import GemmRecipe, gemm_call, kernel_label, kernel_suffix
-from loka.codegen.modules.recipe_views import FrozenView, LinearView, QuantizerView
-from loka.codegen.text.comments import wrapped
-from loka.codegen.text.identifiers import Names
-from loka.codegen.text.layout import call
+from loka.codegen.names import Names, wrapped
 from loka.errors import LokaError
 from loka.numerics.enums import OPERANDS, Accumulation, Format, Gemm, Operand
 from loka.numerics.quantize import FORMATS, static_scale
 from loka.numerics.recipe import OperandRecipe, Recipe
-from loka.numerics.scalings import BLOCKS
+from loka.numerics.scalings import BLOCKS, Block
 from loka.plan.plan import GemmPlan, SitePlan
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizerView:
+    """View of a quantizer, for templates/quantizer.py.j2."""
+
+    name: str
+    format: str  # e4m3
+    dtype: str  # torch.float8_e4m3fn
+    maximum: str  # constant with the format's largest finite value
+    block: Block  # elements that share a scale
+    power_of_two: bool
+    amax: str | None  # maximum of a static scale as a Python number; None for a dynamic scale
+    static_scale: str | None  # the scale derived from it
+
+
+@dataclass(frozen=True, slots=True)
+class LinearView:
+    """View of a linear, an autograd function and its wrapper, for templates/linear.py.j2.
+
+    fprop, dgrad and wgrad are lines of code; () is a plain matmul.
+    """
+
+    function: str  # LinearE4m3Rowwise
+    header: str
+    said: str
+    fprop: tuple[str, ...]
+    dgrad: tuple[str, ...]
+    wgrad: tuple[str, ...]
+    bias: str  # "always", "never", "sometimes": calls that pass one
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenView:
+    """View of a linear with a frozen weight, for templates/linear_frozen.py.j2."""
+
+    header: str
+    fprop: tuple[str, ...]
+    bias: str
+
 
 _DTYPE = {Format.E4M3: "torch.float8_e4m3fn", Format.E5M2: "torch.float8_e5m2"}
 _VARIABLE = {Operand.INPUT: "x", Operand.WEIGHT: "weight", Operand.GRAD_OUTPUT: "dy"}

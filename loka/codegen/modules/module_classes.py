@@ -5,19 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from loka.codegen.chains.chain_functions import Chains
 from loka.codegen.chains.chain_shapes import ChainShape, StageShape, fits
-from loka.codegen.chains.interaction_calls import InteractionCalls
 from loka.codegen.chains.static_operands import StaticOperand, operands, static_operand, without_maxima
 from loka.codegen.chains.static_operands import arguments as known_arguments
-from loka.codegen.modules.forward_body import INDENT, ForwardBody
-from loka.codegen.modules.linear_recipes import Recipes, SiteRecipe, describe, site_recipe
-from loka.codegen.modules.region_functions import Regions
+from loka.codegen.layout import call, formatted, literal, tuple_of
+from loka.codegen.modules.forward_body import INDENT, ForwardBody, PackageKernels
+from loka.codegen.modules.linear_recipes import describe, site_recipe
 from loka.codegen.modules.signature import forward_header
-from loka.codegen.text.comments import listed, shown, wrapped
-from loka.codegen.text.identifiers import Names, class_name, snake
-from loka.codegen.text.layer_names import layers
-from loka.codegen.text.layout import call, formatted, literal, tuple_of
+from loka.codegen.names import Names, class_name, layers, listed, shown, snake, wrapped
 from loka.errors import LokaError
 from loka.kernels.gemm.catalogue import SCALED_MM
 from loka.plan.plan import BindingKind, PlannedBinding, SitePlan
@@ -53,11 +48,7 @@ class ModuleWriter:
 
     sites: Mapping[str, SitePlan]
     batch_size: int
-    kernels: str  # name under which the module of kernels is imported
-    recipes: Recipes
-    regions: Regions
-    chains: Chains
-    mixes: InteractionCalls
+    kernels: PackageKernels
     class_names: Names = field(default_factory=Names)
     imports: set[str] = field(default_factory=set)
 
@@ -110,11 +101,11 @@ class ModuleWriter:
             plain = without_maxima(recipe) if known else recipe
             shape = ChainShape((StageShape(plan.site.k, plan.site.n, bias is not None, plain),))
             found = layers(binding.sites, snake(name.removesuffix("Frozen")))
-            kernel = f"{self.kernels}.{self.chains.function(shape, found, frozen)}"
+            kernel = self.kernels.chains.function(shape, found, frozen)
             biases = (*([bias] if bias else []), *(known_arguments(0, frozen) if known else ()))
         else:
-            kernel, biases = self._kernel(recipe, bias is not None, frozen), (bias or "None",)
-        product = call(kernel, ("x", *weight, *biases, "self.loka.counter_id(0)"))
+            kernel, biases = self.kernels.linear(recipe, bias is not None, frozen), (bias or "None",)
+        product = call(f"{self.kernels.module}.{kernel}", ("x", *weight, *biases, "self.loka.counter_id(0)"))
         view = ModuleView(
             name,
             self._docstring(binding, plans, frozen),
@@ -131,7 +122,7 @@ class ModuleWriter:
         """The class of a straight-line forward, and True if kernels fuse operations around native GEMMs."""
         if binding.forward is None:
             raise LokaError(f"the binding {binding.name!r} has no forward. This is a fault in LoKA: please report it.")
-        body = ForwardBody(self, binding.forward, binding, name, plans, frozen)
+        body = ForwardBody(self.kernels, binding.forward, binding, name, plans, frozen)
         self.imports |= body.imports
         view = ModuleView(
             name,
@@ -143,15 +134,6 @@ class ModuleWriter:
         )
         return view, body.fuses
 
-    def kernel_name(self, recipe: SiteRecipe, has_bias: bool, frozen: bool) -> str:
-        """Register a call; returns the wrapper's name in kernels.py, without the module."""
-        if frozen and recipe.fprop is not None:
-            return self.recipes.frozen(recipe.fprop, has_bias)
-        return self.recipes.linear(recipe, has_bias)
-
-    def _kernel(self, recipe: SiteRecipe, has_bias: bool, frozen: bool) -> str:
-        return f"{self.kernels}.{self.kernel_name(recipe, has_bias, frozen)}"
-
     def _quantize_lines(self, weights: Sequence[tuple[SitePlan, str | None]]) -> tuple[str, ...]:
         """`return (kernels.e4m3_rowwise(self.weight), None, ...)`, one item for each site."""
         items = []
@@ -160,7 +142,7 @@ class ModuleWriter:
             if weight is None or recipe is None:
                 items.append("None")
             else:
-                quantizer = f"{self.kernels}.{self.recipes.quantizer(recipe.operands[1])}"
+                quantizer = f"{self.kernels.module}.{self.kernels.recipes.quantizer(recipe.operands[1])}"
                 items.append(call(quantizer, [formatted(weight)]))
         return (" " * INDENT + f"return {tuple_of(items)}",)
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from loka.codegen.layout import call
 from loka.codegen.modules import statement_text
-from loka.codegen.text.comments import wrapped
-from loka.codegen.text.identifiers import Names, is_plain_variable, variable_name
-from loka.codegen.text.layout import call
+from loka.codegen.names import Names, is_plain_variable, variable_name, wrapped
 from loka.errors import LokaError
 from loka.graph.ir import Ref, RefKind, Region, Statement
 

@@ -1,4 +1,4 @@
-"""The signature of a traced forward: arguments, defaults and annotations."""
+"""The signature of a traced forward, and the check that its arguments are as planned."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from loka.codegen.layout import call
 from loka.codegen.modules import statement_text
-from loka.codegen.text.layout import call
 from loka.errors import LokaError
+from loka.graph.entry_guards import negated
 from loka.graph.ir import ForwardIR
 from loka.graph.patterns.region import NORMS
 from loka.plan.plan import PlannedBinding
+from loka.templating.wrap import WIDTH
 
 # For annotations: torch operations that return one tensor, and those that do if one operand is a tensor.
 _ONE_TENSOR = frozenset(
@@ -78,3 +80,33 @@ def outside_names(bindings: Sequence[PlannedBinding]) -> set[str]:
     """Names of the arguments of all traced forwards, which imports of modules must not use."""
     forwards = [binding.forward for binding in bindings if binding.forward is not None]
     return {parse_argument(text).name for forward in forwards for text in forward.arguments} - {""}
+
+
+def own_forward_lines(guards: Sequence[str], arguments: Sequence[Argument], indent: int) -> list[str]:
+    """`if mask is not None: return super().forward(x, mask)`; no lines without guards. Raises LokaError."""
+    if not guards:
+        return []
+    names = [argument.name for argument in arguments if argument.name]
+    checks = [statement_text.checked(negated(guard), [*names, "self"]) for guard in guards]
+    margin = " " * indent
+    condition = [f"{margin}if {' or '.join(checks)}:"]
+    if len(condition[0]) > WIDTH:
+        condition = [f"{margin}if (", *_one_a_line(checks, f"{margin}    "), f"{margin}):"]
+    product = call("super().forward", _passed(arguments))
+    said = f"{margin}# Other arguments than planned: the module's own forward."
+    return [said, *condition, f"{margin}    return {product}"]
+
+
+def _one_a_line(checks: Sequence[str], margin: str) -> list[str]:
+    return [f"{margin}{'or ' if number else ''}{check}" for number, check in enumerate(checks)]
+
+
+def _passed(arguments: Sequence[Argument]) -> list[str]:
+    """The arguments as they are passed on; those after "*" by name."""
+    passed, by_name = [], False
+    for argument in arguments:
+        if argument.name:
+            named = f"{argument.name}=" if by_name and not argument.mark else argument.mark
+            passed.append(named + argument.name)
+        by_name = by_name or argument.mark == "*"
+    return passed

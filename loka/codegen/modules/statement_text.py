@@ -6,8 +6,8 @@ import ast
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from loka.codegen.text.identifiers import Names, is_plain_variable, variable_name
-from loka.codegen.text.layout import call, expression_text, formatted, parse
+from loka.codegen.layout import call, expression_text, formatted, parse
+from loka.codegen.names import Names, is_plain_variable, variable_name
 from loka.errors import LokaError
 from loka.graph.ir import RefKind, SiteCall, Statement
 from loka.templating.wrap import WIDTH

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from loka.codegen import render_package, write_package
+from loka.codegen.generation import check_package
 from loka.codegen.modules.linear_recipes import site_recipe
-from loka.codegen.package.check_package import check_package
 from loka.errors import InputError
 from loka.numerics.enums import Format, Range, Scaling
 from loka.plan.plan import Plan

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from loka import dispatch
-from loka.codegen.modules.adaptation_text import adaptation_text
+from loka.codegen.modules.binding_text import adaptation_text
 from loka.mods.adaptation import Adaptation
 from loka.zoo.wukong import Wukong, WukongSizes
 from tests.support.codegen.policy_packages import Make, policy_packages

@@ -10,8 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from loka.codegen.modules.own_forward import own_forward_lines
-from loka.codegen.modules.signature import parse_argument
+from loka.codegen.modules.signature import own_forward_lines, parse_argument
 from loka.errors import LokaError
 from loka.plan.serialize import from_json, to_json
 from tests.support.codegen.policy_packages import policy_packages

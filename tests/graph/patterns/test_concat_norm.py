@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from loka.codegen.chains.interaction_calls import concat_norm_shape
-from loka.codegen.chains.interaction_shapes import ConcatNormShape
+from loka.codegen.chains.interactions import ConcatNormShape, concat_norm_shape
 from loka.graph.ir import ForwardIR
 from loka.graph.patterns.concat_norm import concatenated_norm
 from loka.graph.trace.examples import ModelInputs, capture_examples

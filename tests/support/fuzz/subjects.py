@@ -13,8 +13,8 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from loka.codegen.package.check_package import check_package
-from loka.codegen.package.write import JOURNAL, text_hash, write_package
+from loka.codegen.generation import check_package
+from loka.codegen.package_folder import JOURNAL, text_hash, write_package
 from loka.dispatch.bind.stamps import check_stamps
 from loka.dispatch.dispatch_errors import BindError
 from loka.kernels.measurements.lookup import Measurements, export

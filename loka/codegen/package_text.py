@@ -10,16 +10,15 @@ from collections.abc import Collection
 from pathlib import PurePath, PurePosixPath
 
 from loka.codegen.chains.chain_functions import Chains
-from loka.codegen.chains.interaction_calls import InteractionCalls
-from loka.codegen.modules.adaptation_text import adaptation_text
-from loka.codegen.modules.binding_text import binding_text
+from loka.codegen.chains.interactions import InteractionCalls
+from loka.codegen.layout import quoted
+from loka.codegen.modules.binding_text import adaptation_text, binding_text
+from loka.codegen.modules.forward_body import PackageKernels
 from loka.codegen.modules.linear_recipes import Recipes
 from loka.codegen.modules.module_classes import BoundView, ModuleWriter
 from loka.codegen.modules.region_functions import Regions
 from loka.codegen.modules.signature import outside_names
-from loka.codegen.text.comments import shown
-from loka.codegen.text.identifiers import Names
-from loka.codegen.text.layout import quoted
+from loka.codegen.names import Names, shown
 from loka.devices.spec import DeviceSpec
 from loka.devices.targets import DEVICES
 from loka.errors import InputError
@@ -50,7 +49,7 @@ def render_package(plan: Plan, plan_json: str | None = None) -> dict[str, str]:
     files = _render_code(plan, templates)
     inputs = _inputs(plan, text, templates, KERNELS_FILE in files)
     # Over inputs and outputs, so that two generations with one stamp have the same files.
-    stamp = _sha256(json.dumps([inputs, files], sort_keys=True))
+    stamp = text_hash(json.dumps([inputs, files], sort_keys=True))
     stamped = {name: code.replace(_UNSTAMPED, stamp, 1) for name, code in files.items()}
     stamped[PLAN] = text
     stamped[MANIFEST] = _manifest(plan, stamp, inputs, stamped)
@@ -60,21 +59,20 @@ def render_package(plan: Plan, plan_json: str | None = None) -> dict[str, str]:
 def _render_code(plan: Plan, templates: Templates) -> dict[str, str]:
     kernel_names = Names()
     arguments = outside_names(plan.bindings)
-    writer = ModuleWriter(
-        sites={site.site.name: site for site in plan.sites},
-        batch_size=plan.batch_size,
-        kernels="fp8_kernels" if "kernels" in arguments else "kernels",
-        recipes=Recipes(kernel_names),
-        regions=Regions(kernel_names),
-        chains=Chains(kernel_names),
-        mixes=InteractionCalls(kernel_names),
+    kernels = PackageKernels(
+        "fp8_kernels" if "kernels" in arguments else "kernels",
+        Recipes(kernel_names),
+        Regions(kernel_names),
+        Chains(kernel_names),
+        InteractionCalls(kernel_names),
     )
+    writer = ModuleWriter({site.site.name: site for site in plan.sites}, plan.batch_size, kernels)
     views = [writer.bound(binding) for binding in plan.bindings]
     common = {"name": plan.name, "policy": shown(policy_name(plan)), "stamp": _UNSTAMPED, "target": quoted(plan.target)}
-    fused = _fused_files(templates, writer, common["policy"], DEVICES[plan.target])
+    fused = _fused_files(templates, kernels, common["policy"], DEVICES[plan.target])
     files = {
         **fused,
-        "kernels.py": _kernels(templates, writer, common),
+        "kernels.py": _kernels(templates, kernels, common),
         "modules.py": _modules(templates, writer, views, common),
         "__init__.py": templates.render(
             "init.py.j2",
@@ -89,31 +87,31 @@ def _render_code(plan: Plan, templates: Templates) -> dict[str, str]:
     return {name: _with_exemptions(code, arguments if name == "modules.py" else ()) for name, code in files.items()}
 
 
-def _fused_files(templates: Templates, writer: ModuleWriter, policy: str, device: DeviceSpec) -> dict[str, str]:
+def _fused_files(templates: Templates, kernels: PackageKernels, policy: str, device: DeviceSpec) -> dict[str, str]:
     """The files of Triton kernels and their operators; none if no kernel is called."""
-    specs = dict.fromkeys((*writer.chains.specs(), *writer.mixes.specs()))
-    kernels = render_all(specs, templates, device=device)
-    return render_files(kernels, templates, policy, _UNSTAMPED) if kernels else {}
+    specs = dict.fromkeys((*kernels.chains.specs(), *kernels.interactions.specs()))
+    rendered = render_all(specs, templates, device=device)
+    return render_files(rendered, templates, policy, _UNSTAMPED) if rendered else {}
 
 
-def _kernels(templates: Templates, writer: ModuleWriter, common: dict[str, str]) -> str:
-    linears, frozens = writer.recipes.linears(), writer.recipes.frozens()
+def _kernels(templates: Templates, kernels: PackageKernels, common: dict[str, str]) -> str:
+    linears, frozens = kernels.recipes.linears(), kernels.recipes.frozens()
     return templates.render(
         "kernels.py.j2",
         {
             "linears": linears,
             "frozens": frozens,
-            "quantizers": writer.recipes.quantizers(),
-            "formats": writer.recipes.formats(),
-            "requantize_transpose": writer.recipes.requantize_transpose,
-            "chains": writer.chains.views(),
-            "frozen_chains": writer.chains.frozen_views(),
-            "functions": writer.mixes.views(),
-            "regions": writer.regions.views,
-            "known": writer.chains.known,
-            "scalings": writer.chains.scalings,
-            "operands": writer.chains.operands,
-            "imports": sorted(writer.regions.imports),
+            "quantizers": kernels.recipes.quantizers(),
+            "formats": kernels.recipes.formats(),
+            "requantize_transpose": kernels.recipes.requantize_transpose,
+            "chains": kernels.chains.views(),
+            "frozen_chains": kernels.chains.frozen_views(),
+            "functions": kernels.interactions.views(),
+            "regions": kernels.regions.views,
+            "known": kernels.chains.known,
+            "scalings": kernels.chains.scalings,
+            "operands": kernels.chains.operands,
+            "imports": sorted(kernels.regions.imports),
             **common,
         },
     )
@@ -127,9 +125,9 @@ def _modules(templates: Templates, writer: ModuleWriter, views: list[BoundView],
         "modules.py.j2",
         {
             "classes": classes,
-            "kernels": writer.kernels,
+            "kernels": writer.kernels.module,
             "uses_kernels": any(
-                f"{writer.kernels}." in line for view in classes for line in (*view.body, *view.quantize)
+                f"{writer.kernels.module}." in line for view in classes for line in (*view.body, *view.quantize)
             ),
             "imports": sorted(writer.imports),
             "uses_any": "Any" in typed,
@@ -172,7 +170,7 @@ def _inputs(plan: Plan, plan_json: str, templates: Templates, has_kernels: bool)
     if plan.tuned is not None:
         inputs[f"tuned {_portable(plan.tuned.file)}"] = plan.tuned.sha256
     inputs |= {f"template {name}": digest for name, digest in templates.hashes(kernels=has_kernels).items()}
-    return {**inputs, PLAN: _sha256(plan_json), "loka": __version__}
+    return {**inputs, PLAN: text_hash(plan_json), "loka": __version__}
 
 
 def _manifest(plan: Plan, stamp: str, inputs: dict[str, str], files: dict[str, str]) -> str:
@@ -183,10 +181,11 @@ def _manifest(plan: Plan, stamp: str, inputs: dict[str, str], files: dict[str, s
         "policy": policy_name(plan),
         "stamp": stamp,
         "inputs": inputs,
-        "outputs": {name: _sha256(text) for name, text in files.items()},
+        "outputs": {name: text_hash(text) for name, text in files.items()},
     }
     return json.dumps(manifest, indent=2, sort_keys=True) + "\n"
 
 
-def _sha256(text: str) -> str:
+def text_hash(text: str) -> str:
+    """sha256 of a text as UTF-8."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from loka.codegen import check_package, render_package, write_package
-from loka.codegen.package import write
+from loka.codegen import package_folder as write
+from loka.codegen.package_text import text_hash
 from tests.support.codegen import codegen_plans as plans
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 State = dict[str, str]
 
 
@@ -26,7 +27,7 @@ def with_more(files: State, name: str) -> State:
     """A package of one file more, which another package leaves over."""
     more = {**files, name: f"# {name}\n"}
     manifest = json.loads(files["manifest.json"])
-    manifest["outputs"][name] = write.text_hash(more[name])
+    manifest["outputs"][name] = text_hash(more[name])
     return {**more, "manifest.json": json.dumps(manifest)}
 
 

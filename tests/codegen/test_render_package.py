@@ -28,7 +28,7 @@ from loka.plan.plan import BindingKind, Plan, PlannedBinding
 from loka.templating.wrap import WIDTH
 from tests.support.codegen import codegen_plans as plans
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 RUFF = shutil.which("ruff") or str(Path(sys.executable).with_name("ruff"))
 LONG = (
     "a_module_whose_author_liked_very_long_names_and_gave_it_one_that_fills_more_than_a_line_of_code_all_by_itself_0123"
@@ -171,7 +171,7 @@ def test_what_was_read_comes_back_from_the_text(records: list[tuple], called: tu
     forward = replace(plans.tower_forward(), reads=reads, called=called)
     planned = PlannedBinding("", BindingKind.FORWARD, ("",), "sample.Tower", (("fc",),), (), forward)
     class_ = SimpleNamespace(name="Tower")
-    fields = binding_text(BoundView(planned, class_, None, (("fprop",),))).fields
+    fields = binding_text(BoundView(planned, class_, None, (("fprop",),)))
     names = {"dispatch": dispatch, "modules": SimpleNamespace(Tower=dispatch.Bound)}
     assert_read(eval("dispatch.Binding(\n" + "\n".join(fields) + "\n)", names), forward)  # noqa: S307 - our own text
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from loka.codegen import DifferenceKind, check_package, render_package, write_package
-from loka.codegen.package import write
+from loka.codegen import package_folder as write
+from loka.codegen.package_text import text_hash
 from loka.errors import InputError
 from tests.support.codegen import codegen_plans as plans
 
@@ -79,8 +80,8 @@ def test_a_file_that_was_there_first_is_not_overwritten(tmp_path: Path) -> None:
 def test_others_files_stay_and_obsolete_ones_go(tmp_path: Path) -> None:
     older = {**A, "regions.py": "# of an older version\n"}
     manifest = json.loads(A["manifest.json"])
-    manifest["outputs"]["regions.py"] = write.text_hash(older["regions.py"])
-    manifest["outputs"]["../outside.py"] = write.text_hash("outside")
+    manifest["outputs"]["regions.py"] = text_hash(older["regions.py"])
+    manifest["outputs"]["../outside.py"] = text_hash("outside")
     older["manifest.json"] = json.dumps(manifest)
     folder = tmp_path / "ranker"
     write_package(older, folder)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loka.codegen.text.layout import call, formatted, literal, parse, quoted
+from loka.codegen.layout import call, formatted, literal, parse, quoted
 from loka.errors import LokaError
 from loka.templating.wrap import WIDTH, wrap
 

@@ -9,9 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loka.codegen.modules.binding_text import numbered
-from loka.codegen.text.comments import shown
-from loka.codegen.text.identifiers import RESERVED, Names, class_name, class_of, snake, variable_name
-from loka.codegen.text.layer_names import Layers, layers
+from loka.codegen.names import RESERVED, Layers, Names, class_name, class_of, layers, shown, snake, variable_name
 
 LINEAR = "torch.nn.modules.linear.Linear"
 

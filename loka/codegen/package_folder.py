@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from loka.codegen.package.render_package import MANIFEST
+from loka.codegen.package_text import MANIFEST, text_hash
 from loka.errors import InputError
 from loka.paths import open_plain
 
@@ -74,11 +74,6 @@ def file_hash(path: Path) -> str | None:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:
         return None
-
-
-def text_hash(text: str) -> str:
-    """sha256 of a text as UTF-8."""
-    return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
 def edited_files(files: Mapping[str, str], folder: Path) -> tuple[str, ...]:

@@ -1,1 +1,0 @@
-"""Python as text: identifiers, comments, and line breaks as in ruff's format."""
