@@ -18,7 +18,7 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import concat_norm_reference, fm_reference
 from loka.kernels.fused.norm import norm_reference
 
-STAMP = "4b55f870c1ccfa8b530ad8d2f9af9b4360dfc99329c44c861249d9e51f064c10"
+STAMP = "09a6edbc41d8a4a3fd15c962af5063905930aff9f7128675c44327ddde3026ca"
 
 
 def _add_backward_e4m3_outputs(grad: Tensor) -> tuple[Tensor, ...]:

@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "4b55f870c1ccfa8b530ad8d2f9af9b4360dfc99329c44c861249d9e51f064c10"
+STAMP = "09a6edbc41d8a4a3fd15c962af5063905930aff9f7128675c44327ddde3026ca"
 
 
 class EmbedDense(dispatch.Bound):
