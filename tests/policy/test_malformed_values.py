@@ -216,7 +216,7 @@ CASES: dict[str, tuple[str, str, str]] = {
         in_defaults("requantize_transpose: true"),
     ),
     "transposed misspelt": (
-        in_defaults("wgrad: {§requantize_transpose: true}"),
+        in_defaults("wgrad: {§requantise_transpose: true}"),
         "did you mean requantize_transpose?",
         in_defaults("wgrad: {}"),
     ),
