@@ -50,6 +50,26 @@ def threads_stay() -> Iterator[None]:
     assert after == before, f"the test changed torch's number of threads from {before} to {after}; restore it"
 
 
+@pytest.hookimpl(trylast=True)  # when there is a terminal reporter
+def pytest_configure(config: pytest.Config) -> None:
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_FailureNames(terminal))
+
+
+class _FailureNames:
+    """Prints the name of a test when it fails, with one worker or many: pytest itself names it at the end of the run."""
+
+    def __init__(self, terminal: pytest.TerminalReporter) -> None:
+        self.terminal = terminal
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            word = "FAILED" if report.when == "call" else "ERROR"
+            self.terminal.write(f"\n{word} {report.nodeid}\n", flush=True, red=True)
+
+
 def pytest_collection_finish() -> None:
     """What was imported and collected by now stays: a collection of garbage need not look through it each time."""
     gc.collect()

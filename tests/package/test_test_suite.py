@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -61,3 +63,22 @@ def test_no_two_helpers_have_one_name() -> None:
     assert [name for name, count in Counter(helpers).items() if count > 1] == []
     outside = [name_of(file) for file in FILES if file.parts[len(TESTS.parts)] != "support"]
     assert [name for name in outside if not Path(name).stem.startswith(("test_", "__init__", "conftest"))] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_the_name_of_a_failing_test_is_printed_at_once(workers: str, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    waits = (
+        f"import pathlib, time\nseen, end = pathlib.Path({str(seen)!r}), time.monotonic() + 60\n"
+        "def test_bad():\n    assert False\n"
+        "def test_waits():\n    while not seen.exists() and time.monotonic() < end:\n        time.sleep(0.05)\n"
+    )
+    (tmp_path / "test_two.py").write_text(waits)
+    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-n", workers, "--rootdir", tmp_path, tmp_path]
+    with subprocess.Popen(command, cwd=TESTS.parent, stdout=subprocess.PIPE, text=True) as running:
+        try:
+            assert running.stdout is not None
+            assert any(line.startswith("FAILED test_two.py::test_bad\n") for line in running.stdout)
+        finally:
+            seen.touch()  # the other test has been waiting for this
