@@ -58,7 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class _FailureNames:
-    """Prints the name of a test when it fails, with one worker or many: pytest itself names it at the end of the run."""
+    """Prints the name of a test when it fails, with one worker or many; pytest names it at the end."""
 
     def __init__(self, terminal: pytest.TerminalReporter) -> None:
         self.terminal = terminal
