@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from loka.devices.targets import TargetDevice
-from loka.kernels.gemm.catalogue import GEMM_KERNELS, PREFERRED, Kernel
+from loka.kernels.gemm.catalogue import GEMM_KERNELS, PREFERRED, Kernel, kernel_named
 from loka.kernels.measurements.parts import PartCosts
 from loka.numerics.enums import Accumulation, Compute, Gemm
 from loka.numerics.recipe import OperandPair, transposed_form, with_scalings
@@ -14,18 +14,18 @@ from loka.plan.evidence import JudgedGemm, ProfiledSites, judge, with_ranges
 from loka.plan.format import format_ne, format_place
 from loka.plan.plan import NATIVE, GemmPlan, Rejected
 from loka.plan.select.enumerate import Offer, unsupported_transpose
-from loka.plan.select.latency_selection import SAFE
 from loka.plan.select.perf_model import PerfModel
-from loka.plan.select.select import accepted_operands, candidates, overridden_operands
+from loka.plan.select.select import SAFE
 from loka.plan.select.workload import SiteSizes, gemm_part
 from loka.policy.policy import ExecutionSpec
-from loka.policy.settings import Assignment, GemmSettings, SiteSettings
+from loka.policy.settings import ANY_KERNEL, Assignment, GemmSettings, SiteSettings
 from loka.probe.profile.profile import Verdict
 from loka.sites.site import Site
 
 NO_NE_EVIDENCE = "no evidence for the change of NE"
 # Kernels that can run a GEMM, each with the form of its operands; and rejected ones.
 _Sifted = tuple[dict[str, OperandPair], tuple[Rejected, ...]]
+Sizes = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,3 +199,45 @@ def _by(assignment: Assignment | None) -> str:
     """The source of a decision: ` by policies/ranker.yaml:14`."""
     place = format_place(assignment) if assignment is not None else ""
     return f" by {place}" if place else ""
+
+
+def candidates(requested: GemmSettings, usual: Sequence[Kernel]) -> tuple[Kernel, ...]:
+    """The kernels that a GEMM may run on: the one that the policy names, or the usual ones."""
+    return tuple(usual) if requested.kernel == ANY_KERNEL else (kernel_named(requested.kernel),)
+
+
+def accepted_operands(kernel: Kernel, gemm: Gemm, requested: GemmSettings, sizes: Sizes, target: str) -> OperandPair:
+    """The operands in the form that a kernel supports, if any; sizes are M, K and N.
+
+    Two transposed operands have one scale each, which can be passed as a tensorwise or a rowwise scale: a kernel
+    without support for tensorwise scales takes them rowwise.
+    """
+
+    def able(operands: OperandPair) -> bool:
+        return (
+            kernel.unsupported_reason(gemm, operands, requested.accumulation, requested.padding, *sizes, target) is None
+        )
+
+    if able(requested.operands) or not all(each.reads_first_scale for each in requested.operands):
+        return requested.operands
+    rows = transposed_form(requested.operands)
+    return rows if rows is not None and able(rows) else requested.operands
+
+
+def overridden_operands(site: Site, gemm: Gemm, requested: GemmSettings, batch_size: int, target: str) -> OperandPair:
+    """`accepted_operands` of the kernel that the policy names; without one, the policy's operands."""
+    if requested.kernel == ANY_KERNEL:
+        return requested.operands
+    sizes = (site.rows.at(batch_size), site.k, site.n)
+    return accepted_operands(kernel_named(requested.kernel), gemm, requested, sizes, target)
+
+
+def pinned_reason(site: Site, gemm: Gemm, requested: GemmSettings, situation: Situation) -> str | None:
+    """Why the kernel that the policy names for a GEMM rejects it; None where it takes it, or none is named."""
+    if requested.kernel == ANY_KERNEL:
+        return None
+    target, sizes = situation.target.value, (site.rows.at(situation.batch_size), site.k, site.n)
+    operands = overridden_operands(site, gemm, requested, situation.batch_size, target)
+    return kernel_named(requested.kernel).unsupported_reason(
+        gemm, operands, requested.accumulation, requested.padding, *sizes, target
+    )

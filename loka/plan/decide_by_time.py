@@ -8,12 +8,10 @@ from dataclasses import dataclass, replace
 from loka.devices.targets import DEVICES
 from loka.numerics.enums import Compute, Fuse
 from loka.plan.decide import Decider, Situation, site_gemms
-from loka.plan.plan import GemmPlan
+from loka.plan.plan import GemmPlan, SiteTiming, StepTime
 from loka.plan.select.enumerate import SiteOptions, enumerate_options
-from loka.plan.select.host_model import HostModel
-from loka.plan.select.latency_selection import LatencySelection, problem_of, revise
-from loka.plan.select.perf_model import PerfModel
-from loka.plan.select.select import SelectionProblem, select
+from loka.plan.select.perf_model import HostModel, PerfModel
+from loka.plan.select.select import SelectionProblem, TimedDecision, problem_of, revise, select
 from loka.plan.select.workload import SiteSizes, Surroundings, TracedNeighbours, surroundings_of
 from loka.policy.settings import SiteSettings
 from loka.probe.profile.profile import Verdict
@@ -23,13 +21,20 @@ HOST_WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # shares of the host's time in what 
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
-    """A site as decided by policy and evidence."""
+class SiteDraft:
+    """A site as decided by policy and evidence, and then by its times."""
 
     site: Site
     wanted: SiteSettings
     obstacle: str | None
     gemms: tuple[GemmPlan, ...]
+    timing: SiteTiming | None = None  # None where measurements are missing
+    fused: bool = False  # by its times, with its neighbours
+
+    @property
+    def chosen(self) -> StepTime | None:
+        """The time of one call as decided."""
+        return self.timing.chosen if self.timing is not None else None
 
 
 class ByTime:
@@ -48,10 +53,8 @@ class ByTime:
         self._enumerated: dict[tuple[object, ...], SiteOptions | None] = {}
         self._around: dict[tuple[object, ...], Surroundings] = {}
 
-    def decide(
-        self, ways: Sequence[Sequence[Draft]], traced: TracedNeighbours
-    ) -> list[tuple[Draft, LatencySelection | None]]:
-        """Each site's draft and its decision by measurements, None where measurements are missing.
+    def decide(self, ways: Sequence[Sequence[SiteDraft]], traced: TracedNeighbours) -> list[SiteDraft]:
+        """Each site as its measurements decide it.
 
         `ways` are all sites with one recipe each, then with other recipes. Sites that are neighbours in a chain take
         theirs from one way: the one that leaves the least of what is forced undone or over budget, then the fastest,
@@ -62,47 +65,26 @@ class ByTime:
         weights = HOST_WEIGHTS if self._host is not None else HOST_WEIGHTS[:1]
         selections = []
         for weight in weights:
-            found = [self._selected(*each, traced, weight) for each in zip(ways, problems, strict=True)]
-            selections.append(_best_of(ways, found, traced, weight))
+            found = [_selected(*each, traced, weight) for each in zip(ways, problems, strict=True)]
+            selections.append(_best_of(found, traced, weight))
         return min(selections, key=self._step_us)
 
-    def _step_us(self, found: Sequence[tuple[Draft, LatencySelection | None]]) -> float:
+    def _step_us(self, drafts: Sequence[SiteDraft]) -> float:
         """The longer of the GPU's and the host's time in a step, microseconds; 0 where the host is not considered."""
         execution = self._situation.execution
         if execution is None:
             return 0.0
-        times = [(draft.site.calls, each.timing.chosen) for draft, each in found if each is not None]
+        times = [(draft.site.calls, draft.chosen) for draft in drafts if draft.chosen is not None]
         gpu_us = sum(calls * time.us for calls, time in times)
         host_us = sum(calls * (time.host_us or 0.0) for calls, time in times)
         return max(1e3 * execution.gpu_ms + gpu_us, 1e3 * execution.host_ms + host_us)
 
-    def _selected(
-        self,
-        drafts: Sequence[Draft],
-        problems: Sequence[SelectionProblem | None],
-        traced: TracedNeighbours,
-        host_weight: float,
-    ) -> list[LatencySelection | None]:
-        found: list[LatencySelection | None] = [None] * len(drafts)
-        known: dict[tuple[object, ...], tuple[LatencySelection, ...]] = {}
-        for run in _runs(drafts, problems, traced):
-            chain = [(drafts[place].gemms, problem) for place, problem in run]
-            key = tuple((id(gemms), id(problem.site_options)) for gemms, problem in chain)
-            if key not in known:
-                chosen = select([problem for _, problem in chain], host_weight)
-                known[key] = tuple(
-                    revise(problem, gemms, option) for (gemms, problem), option in zip(chain, chosen, strict=True)
-                )
-            for (place, _), timed in zip(run, known[key], strict=True):
-                found[place] = timed
-        return found
-
-    def _problem(self, draft: Draft, traced: TracedNeighbours) -> SelectionProblem | None:
+    def _problem(self, draft: SiteDraft, traced: TracedNeighbours) -> SelectionProblem | None:
         if draft.obstacle is not None:
             return None
         return problem_of(self._options_of(draft, traced), draft.gemms, draft.wanted)
 
-    def _options_of(self, draft: Draft, traced: TracedNeighbours) -> SiteOptions | None:
+    def _options_of(self, draft: SiteDraft, traced: TracedNeighbours) -> SiteOptions | None:
         site, wanted = draft.site, draft.wanted
         if self._perf_model is None:
             return None
@@ -128,27 +110,44 @@ class ByTime:
         return self._enumerated[key]
 
 
-def _best_of(
-    ways: Sequence[Sequence[Draft]],
-    found: Sequence[Sequence[LatencySelection | None]],
+def _selected(
+    drafts: Sequence[SiteDraft],
+    problems: Sequence[SelectionProblem | None],
     traced: TracedNeighbours,
     host_weight: float,
-) -> list[tuple[Draft, LatencySelection | None]]:
-    """Of each chain, and of each site outside of them, the drafts and decisions of the best way."""
-    drafts, decisions = list(ways[0]), list(found[0])
+) -> list[SiteDraft]:
+    """The drafts as their times decide; chains that are alike are decided once."""
+    found = list(drafts)
+    known: dict[tuple[object, ...], tuple[TimedDecision, ...]] = {}
+    for run in _runs(drafts, problems, traced):
+        chain = [(drafts[place].gemms, problem) for place, problem in run]
+        key = tuple((id(gemms), id(problem.site_options)) for gemms, problem in chain)
+        if key not in known:
+            chosen = select([problem for _, problem in chain], host_weight)
+            known[key] = tuple(
+                revise(problem, gemms, option) for (gemms, problem), option in zip(chain, chosen, strict=True)
+            )
+        for (place, _), timed in zip(run, known[key], strict=True):
+            found[place] = replace(drafts[place], gemms=timed.gemms, timing=timed.timing, fused=timed.fused)
+    return found
+
+
+def _best_of(ways: Sequence[Sequence[SiteDraft]], traced: TracedNeighbours, host_weight: float) -> list[SiteDraft]:
+    """Of each chain, and of each site outside of them, the drafts of the best way."""
+    drafts = list(ways[0])
     if len(ways) > 1:
         for chain in _together(drafts, traced):
-            badness = [_badness(chain, way, timed, host_weight) for way, timed in zip(ways, found, strict=True)]
-            best = badness.index(min(badness))
+            losses = [_loss([way[place] for place in chain], host_weight) for way in ways]
+            best = losses.index(min(losses))
             for place in chain:
-                drafts[place], decisions[place] = ways[best][place], found[best][place]
-                if decisions[place] is not None:
-                    times = {way[place].wanted.recipe: us for way, (*_, us) in zip(ways, badness, strict=True)}
+                drafts[place] = ways[best][place]
+                if drafts[place].timing is not None:
+                    times = {way[place].wanted.recipe: us for way, (*_, us) in zip(ways, losses, strict=True)}
                     drafts[place] = _explained(drafts[place], times)
-    return list(zip(drafts, decisions, strict=True))
+    return drafts
 
 
-def _explained(draft: Draft, times: Mapping[str, float]) -> Draft:
+def _explained(draft: SiteDraft, times: Mapping[str, float]) -> SiteDraft:
     """A draft whose history says which recipe `scaling: auto` took, and the microseconds of its chain in each."""
     history, recipe = draft.wanted.history, draft.wanted.recipe
     if len(times) < 2:
@@ -159,30 +158,26 @@ def _explained(draft: Draft, times: Mapping[str, float]) -> Draft:
     return replace(draft, wanted=replace(draft.wanted, history={**history, "scaling": (*history["scaling"], chosen)}))
 
 
-def _badness(
-    chain: Sequence[int], drafts: Sequence[Draft], found: Sequence[LatencySelection | None], host_weight: float
-) -> tuple[int, int, int, float]:
+def _loss(chain: Sequence[SiteDraft], host_weight: float) -> tuple[int, int, int, float]:
     """What to compare ways by: forced GEMMs that are kept, forced ones over budget, sites without times, and the time;
     less is better. Without measurements, the GEMMs that stay as they are stand for the time.
     """
     kept = over = untimed = 0
     us = 0.0
-    for place in chain:
-        draft, timed = drafts[place], found[place]
-        gemms = timed.gemms if timed is not None else draft.gemms
-        forced = [plan for plan in gemms if draft.wanted.gemms[plan.gemm].compute is Compute.FP8]
+    for draft in chain:
+        forced = [plan for plan in draft.gemms if draft.wanted.gemms[plan.gemm].compute is Compute.FP8]
         kept += sum(not plan.fp8 for plan in forced)
         over += sum(plan.evidence is not None and plan.evidence.verdict is Verdict.UNSAFE for plan in forced)
-        if timed is not None:
-            chosen = timed.timing.chosen
-            us += draft.site.calls * ((1 - host_weight) * chosen.us + host_weight * (chosen.host_us or 0.0))
+        if draft.chosen is not None:
+            host_us = draft.chosen.host_us or 0.0
+            us += draft.site.calls * ((1 - host_weight) * draft.chosen.us + host_weight * host_us)
         else:
             untimed += 1
-            us += sum(not plan.fp8 for plan in gemms)
+            us += sum(not plan.fp8 for plan in draft.gemms)
     return kept, over, untimed, us
 
 
-def _together(drafts: Sequence[Draft], traced: TracedNeighbours) -> Iterator[list[int]]:
+def _together(drafts: Sequence[SiteDraft], traced: TracedNeighbours) -> Iterator[list[int]]:
     """The sites that are neighbours in a chain, by index, and every other site separately."""
     places = {draft.site.name: place for place, draft in enumerate(drafts)}
     in_chains = {name for chain in traced.chains for name in chain}
@@ -191,7 +186,7 @@ def _together(drafts: Sequence[Draft], traced: TracedNeighbours) -> Iterator[lis
 
 
 def _runs(
-    drafts: Sequence[Draft], problems: Sequence[SelectionProblem | None], traced: TracedNeighbours
+    drafts: Sequence[SiteDraft], problems: Sequence[SelectionProblem | None], traced: TracedNeighbours
 ) -> Iterator[list[tuple[int, SelectionProblem]]]:
     """The sites that decide together, by index: neighbours in a chain, every other site separately."""
     for chain in _together(drafts, traced):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from math import isfinite
+from math import hypot, isfinite
 from typing import Annotated
 
 from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer, SkipValidation
@@ -86,11 +86,22 @@ class StepTime:
     backward: Duration
     source: TimeSource  # of its least certain part
     host_us: Duration | None = None  # of its launches, on the host; None where the policy says nothing of `execution`
+    noise: Duration = 0.0  # half the interquartile range, while options are compared; a plan leaves it out
 
     @property
     def us(self) -> float:
         """Forward plus backward."""
         return self.forward + self.backward
+
+    @property
+    def rounded(self) -> StepTime:
+        """Rounded to the nanosecond, as recorded in a plan."""
+        host_us = None if self.host_us is None else round(self.host_us, 3)
+        return StepTime(round(self.forward, 3), round(self.backward, 3), self.source, host_us)
+
+    def ties_with(self, other: StepTime) -> bool:
+        """True if the two cannot be distinguished: their difference is within the noise of both together."""
+        return abs(self.us - other.us) <= hypot(self.noise, other.noise)
 
 
 @dataclass(frozen=True, slots=True, config=MODEL)

@@ -32,7 +32,7 @@ from loka.plan.rewrite.site_mods import (
     slower_interactions,
     with_site_mods,
 )
-from loka.plan.select.latency_selection import interaction_plans, without_fused_sites
+from loka.plan.select.interaction_times import interaction_plans, without_fused_sites
 from loka.plan.select.workload import TracedNeighbours
 from loka.plan.tuning.choices import AS_IT_STANDS, Choice, chosen_settings
 from loka.policy.policy import Policy

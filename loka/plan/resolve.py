@@ -11,16 +11,15 @@ from collections.abc import Mapping, Sequence
 
 from loka.devices.targets import DEVICES
 from loka.errors import InputError
-from loka.numerics.enums import Compute, Fuse
-from loka.plan.decide import Decider, Situation
-from loka.plan.decide_by_time import ByTime, Draft
+from loka.kernels.gemm.catalogue import kernel_named
+from loka.numerics.enums import Compute, Fuse, Gemm
+from loka.plan.decide import Decider, Situation, pinned_reason
+from loka.plan.decide_by_time import ByTime, SiteDraft
 from loka.plan.ne import sites_over_ne
 from loka.plan.plan import GemmPlan, SitePlan
-from loka.plan.select.latency_selection import LatencySelection
 from loka.plan.select.perf_model import PerfModel
-from loka.plan.select.select import impossible_overrides, unknown_kernels
 from loka.plan.select.workload import TracedNeighbours
-from loka.policy.settings import SiteSettings
+from loka.policy.settings import ANY_KERNEL, Assignment, SiteSettings
 from loka.sites.site import Site
 
 
@@ -66,17 +65,23 @@ def _resolved(
     costs = situation.costs
     perf_model = PerfModel(costs, DEVICES[situation.target]) if costs is not None else None
     decider = Decider(situation, perf_model, over_ne)
-    unknown = [problem for wanted in settings for problem in unknown_kernels(wanted, situation.files)]
+    unknown = [problem for wanted in settings for problem in _unknown_kernels(wanted, situation)]
     if unknown:
         raise ImpossibleRuleError("\n".join(dict.fromkeys(unknown)))
     ways = [_drafts(sites, way, situation, refused, decider, over_ne) for way in _ways(settings)]
     decided = ByTime(situation, decider, perf_model).decide(ways, traced or TracedNeighbours())
-    problems = [problem for draft, _ in decided for problem in _problems(draft, situation)]
+    problems = [problem for draft in decided for problem in _problems(draft, situation)]
     if problems:
         raise ImpossibleRuleError("\n".join(dict.fromkeys(problems)))
     return tuple(
-        SitePlan(draft.site, draft.gemms, draft.wanted.history) if found is None else _timed_plan(draft, found)
-        for draft, found in decided
+        SitePlan(
+            draft.site,
+            draft.gemms,
+            draft.wanted.history,
+            timing=draft.timing,
+            gains_by_fusing=draft.fused and draft.wanted.fuse is Fuse.AUTO,
+        )
+        for draft in decided
     )
 
 
@@ -97,7 +102,7 @@ def _drafts(
     refused: Mapping[str, str],
     decider: Decider,
     over_ne: frozenset[str],
-) -> list[Draft]:
+) -> list[SiteDraft]:
     """The sites as decided by policy and evidence; those that are alike share their decisions."""
     decided: dict[tuple[object, ...], tuple[GemmPlan, ...]] = {}
     seen = situation.known.sites if situation.known is not None else {}
@@ -110,42 +115,54 @@ def _drafts(
         if gemms is None:
             gemms = decider.decide(site, wanted, obstacle)
             decided[key] = gemms
-        drafts.append(Draft(site, wanted, obstacle, gemms))
+        drafts.append(SiteDraft(site, wanted, obstacle, gemms))
     return drafts
 
 
-def _problems(draft: Draft, situation: Situation) -> list[str]:
-    """Messages about rules for this one site that it cannot follow."""
-    site, wanted = draft.site, draft.wanted
-    overrides = impossible_overrides(
-        site, wanted, draft.gemms, situation.files, situation.batch_size, situation.target.value
-    )
-    others = [plan for plan in draft.gemms if plan.gemm not in overrides]  # reported once, for the rule with the kernel
-    return [*_impossible(site, wanted, others, situation.files), *overrides.values()]
-
-
-def _timed_plan(draft: Draft, found: LatencySelection) -> SitePlan:
-    gains = found.fused and draft.wanted.fuse is Fuse.AUTO
-    return SitePlan(
-        draft.site,
-        found.gemms,
-        draft.wanted.history,
-        timing=found.timing,
-        gains_by_fusing=gains,
-    )
-
-
-def _impossible(site: Site, wanted: SiteSettings, gemms: Sequence[GemmPlan], files: Mapping[str, str]) -> list[str]:
-    """A message for each GEMM that is kept although a rule for this one site requests FP8."""
+def _problems(draft: SiteDraft, situation: Situation) -> list[str]:
+    """A message for each GEMM that is kept although a rule for this one site requests a kernel, or FP8."""
     problems = []
-    for plan in gemms:
-        if plan.fp8 or wanted.gemms[plan.gemm].compute is not Compute.FP8:
+    for plan in draft.gemms:
+        requested = draft.wanted.gemms[plan.gemm]
+        if plan.fp8 or requested.compute is Compute.KEEP:
             continue
-        rule = wanted.compute_set_by(plan.gemm)
-        if rule is not None and rule.names_one_site:
-            where = f"{files.get(rule.file, rule.file)}:{rule.line}"
+        name, by = f"{plan.gemm.value} of {draft.site.name!r}", _kernel_set_by(draft.wanted, plan.gemm)
+        if (
+            by is not None
+            and by.names_one_site
+            and plan.reason == pinned_reason(draft.site, plan.gemm, requested, situation)
+        ):
             problems.append(
-                f"{where}: {rule.source} asks for {plan.gemm.value} of {site.name!r} in FP8, which cannot be: "
-                f"{plan.reason}; write `compute: keep` there, or leave the rule out"
+                f"{_place(by, situation)}: {by.source} wants {name} on {requested.kernel}, which cannot be: "
+                f"{plan.reason}; write another kernel there, or leave it out"
+            )
+            continue
+        by = draft.wanted.compute_set_by(plan.gemm)
+        if by is not None and by.names_one_site and requested.compute is Compute.FP8:
+            problems.append(
+                f"{_place(by, situation)}: {by.source} asks for {name} in FP8, which cannot be: {plan.reason}; "
+                "write `compute: keep` there, or leave the rule out"
             )
     return problems
+
+
+def _unknown_kernels(wanted: SiteSettings, situation: Situation) -> list[str]:
+    """A message for each kernel name in a rule that does not exist."""
+    problems = []
+    for gemm, requested in wanted.gemms.items():
+        try:
+            if requested.kernel != ANY_KERNEL:
+                kernel_named(requested.kernel)
+        except InputError as error:
+            by = _kernel_set_by(wanted, gemm)
+            problems.append(f"{_place(by, situation)}: {error}" if by is not None else str(error))
+    return problems
+
+
+def _kernel_set_by(wanted: SiteSettings, gemm: Gemm) -> Assignment | None:
+    history = wanted.history.get(f"{gemm.value}.kernel")
+    return history[-1] if history else None
+
+
+def _place(by: Assignment, situation: Situation) -> str:
+    return f"{situation.files.get(by.file, by.file)}:{by.line}"

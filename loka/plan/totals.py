@@ -9,7 +9,7 @@ from loka.devices.targets import DEVICES
 from loka.kernels.measurements.parts import TimeSource
 from loka.plan.format import format_speedup, format_us
 from loka.plan.plan import Plan, StepTime
-from loka.plan.select.latency_selection import step_times
+from loka.plan.select.interaction_times import step_times
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from loka.plan.evidence import ProfiledSites
 from loka.plan.plan import Plan, SitePlan
 from loka.plan.planner import make_plan
 from loka.plan.resolve import resolve
-from loka.plan.select.host_model import HostModel
+from loka.plan.select.perf_model import HostModel
 from loka.plan.select.workload import TracedNeighbours
 from loka.plan.serialize import from_json, to_json
 from loka.plan.totals import format_host, total_time

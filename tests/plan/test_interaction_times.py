@@ -35,7 +35,7 @@ from loka.plan.planner import make_plan, planned
 from loka.plan.report.explain_site import explain
 from loka.plan.report.plan_diff import diff
 from loka.plan.report.plan_rows import group_interactions, group_sites
-from loka.plan.select.latency_selection import interaction_plans
+from loka.plan.select.interaction_times import interaction_plans
 from loka.plan.select.perf_model import PerfModel
 from loka.plan.serialize import from_json, to_json
 from loka.plan.totals import format_total, total_time

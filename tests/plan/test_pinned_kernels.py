@@ -11,11 +11,10 @@ from loka.errors import InputError
 from loka.kernels.gemm.catalogue import GEMM_KERNELS, SCALED_MM, kernel_named
 from loka.numerics.enums import Compute, Format, Gemm, Scaling
 from loka.numerics.recipe import OperandRecipe
-from loka.plan.decide import Situation
+from loka.plan.decide import Situation, accepted_operands, candidates
 from loka.plan.evidence import NO_EVIDENCE
 from loka.plan.plan import NATIVE, SitePlan
 from loka.plan.resolve import resolve
-from loka.plan.select.select import accepted_operands, candidates
 from loka.policy.settings import Assignment, GemmSettings, SiteSettings
 from loka.sites.site import Site
 from tests.support.plan.plan_costs import MadeUp

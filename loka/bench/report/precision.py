@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from loka.numerics.enums import Format
 from loka.plan.plan import GemmPlan, Plan, SitePlan
-from loka.plan.select.latency_selection import interaction_by_site
+from loka.plan.select.interaction_times import interaction_by_site
 
 
 class Precision(StrEnum):

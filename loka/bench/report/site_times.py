@@ -11,7 +11,7 @@ from loka.kernels.measurements.parts import TimeSource
 from loka.plan.format import common_pattern, format_speedup, format_us, pattern_of
 from loka.plan.plan import Plan, SitePlan
 from loka.plan.report.plan_rows import name_of_group, site_groups
-from loka.plan.select.latency_selection import step_times
+from loka.plan.select.interaction_times import step_times
 
 SHOWN = 24  # rows; the others are summed up
 _LEAST_CERTAIN = (TimeSource.MEASURED, TimeSource.INTERPOLATED, TimeSource.ESTIMATED)

@@ -29,7 +29,7 @@ from loka.plan.format import (
     pattern_of,
 )
 from loka.plan.plan import NATIVE, NOTHING_AROUND, GemmPlan, Plan, SitePlan, SiteTiming
-from loka.plan.select.latency_selection import interaction_by_site
+from loka.plan.select.interaction_times import interaction_by_site
 from loka.plan.select.workload import SiteSizes, gemm_part, surroundings_of
 
 LARGEST = 3  # pieces of the compiler's time that are named

@@ -14,7 +14,7 @@ from loka.plan.mod_words import Touch, touches
 from loka.plan.plan import KernelTime, Plan, PlannedBinding, SitePlan, StepTime, TimedOption
 from loka.plan.report.profile_view import ProfileView, budget_of, describe_speed, profile_view
 from loka.plan.report.region_ends import region_ends
-from loka.plan.select.latency_selection import interaction_by_site, kernel_names, place_in_interaction
+from loka.plan.select.interaction_times import interaction_by_site, kernel_names, place_in_interaction
 from loka.policy.settings import Assignment
 
 _LISTED = 8  # names of sites in a message

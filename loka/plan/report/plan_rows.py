@@ -19,7 +19,7 @@ from loka.plan.format import (
     pattern_of,
 )
 from loka.plan.plan import Evidence, GemmPlan, InteractionPlan, Plan, SitePlan
-from loka.plan.select.latency_selection import interaction_by_site, place_in_interaction
+from loka.plan.select.interaction_times import interaction_by_site, place_in_interaction
 from loka.probe.profile.profile import Verdict
 from loka.sites.site import Site
 

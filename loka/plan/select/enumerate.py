@@ -12,8 +12,7 @@ from loka.numerics.enums import OPERANDS, Accumulation, Fuse, Gemm, Scaling
 from loka.numerics.recipe import TRANSPOSED_FROM, OperandPair, Recipe
 from loka.plan.format import format_kernel, format_recipe, format_us
 from loka.plan.plan import NATIVE, GemmPlan, KernelTime, Rejected, StepTime
-from loka.plan.select.host_model import HostModel
-from loka.plan.select.perf_model import Latency, PerfModel
+from loka.plan.select.perf_model import HostModel, Latency, PerfModel, call_time
 from loka.plan.select.workload import (
     SiteSizes,
     Surroundings,
@@ -40,33 +39,6 @@ class Offer:
     padding: bool = True  # if False, kernels depend on whether the batch's rows fit
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """Time of a site's step."""
-
-    forward: Latency
-    backward: Latency
-    total: Latency  # of both
-    host_us: float | None = None  # of its launches; None where the host is not considered
-
-    @classmethod
-    def of(cls, forward: Latency, backward: Latency, host_us: float | None = None) -> Cost:
-        """The cost of both directions, with their sum."""
-        return cls(forward, backward, forward + backward, host_us)
-
-    def weighed(self, host_weight: float) -> Latency:
-        """The total, with that share of it replaced by the host's time."""
-        if self.host_us is None or not host_weight:
-            return self.total
-        us = (1 - host_weight) * self.total.us + host_weight * self.host_us
-        return Latency(us, (1 - host_weight) * self.total.noise, self.total.source)
-
-    def rounded(self) -> StepTime:
-        """Rounded to the nanosecond, as recorded in a plan."""
-        host_us = None if self.host_us is None else round(self.host_us, 3)
-        return StepTime(round(self.forward.us, 3), round(self.backward.us, 3), self.total.source, host_us)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class ExecutionOption:
     """One choice of kernels for all GEMMs of a site."""
@@ -76,12 +48,12 @@ class ExecutionOption:
     order: Order  # order for ties: position of fprop's kernel in the catalogue, then dgrad's, then wgrad's
     chained: bool  # its operands are made as in a chain
     fused: bool  # with its neighbours, in one kernel
-    apart: Cost
-    joined: Cost  # if the previous site is in the same chain
+    apart: StepTime
+    joined: StepTime  # if the previous site is in the same chain
     error: tuple[float, float] | None  # MERE and SQNR (dB), the worst of its FP8 GEMMs; None if any is unknown
 
-    def cost(self, joined: bool) -> Cost:
-        """Its cost, depending on whether the previous site is in the same chain."""
+    def time(self, joined: bool) -> StepTime:
+        """Its time, depending on whether the previous site is in the same chain."""
         return self.joined if joined else self.apart
 
 
@@ -139,7 +111,7 @@ def enumerate_options(
     """The execution options of a site; None where not even its native GEMMs were measured.
 
     `around` is fused with the GEMMs as `fuse` requires; with Fuse.AUTO, if that is faster by more than the noise.
-    With `host`, costs have the host's time.
+    With `host`, times have the host's.
     """
     own = {gemm: perf_model.part(native_part(gemm, sizes)) for gemm in gemms}
     known = {gemm: latency for gemm, latency in own.items() if latency is not None}
@@ -304,12 +276,12 @@ def _option(
     perf_model: PerfModel,
     host: HostModel | None,
 ) -> ExecutionOption | None:
-    """An execution option with its costs; None where an operation around the GEMMs was never measured."""
+    """An execution option with its times; None where an operation around the GEMMs was never measured."""
     kernels = tuple(choices[gemm].kernel if gemm in fp8 else NATIVE for gemm in gemms)
     recipe = Recipe.of({gemm: choices[gemm].operands if gemm in fp8 else None for gemm in gemms})
     products = {gemm: choices[gemm].latency if gemm in fp8 else own[gemm] for gemm in gemms}
 
-    def cost(fused: bool, joined: bool) -> Cost | None:
+    def time(fused: bool, joined: bool) -> StepTime | None:
         workload = workload_of(sizes, recipe, around, fused, joined, unfused)
         forward, backward = perf_model.sum(workload.forward), perf_model.sum(workload.backward)
         if forward is None or backward is None:
@@ -320,16 +292,16 @@ def _option(
             else:
                 backward += latency
         parts = (*workload.forward, *workload.backward)
-        return Cost.of(forward, backward, host.us(len(gemms), parts, bool(fp8)) if host is not None else None)
+        return call_time(forward, backward, host.us(len(gemms), parts, bool(fp8)) if host is not None else None)
 
     form = sizes.fits and recipe.is_chain
     unfused = bool(fp8) and not form and fuse is Fuse.ALWAYS
     chained = form or (sizes.fits and recipe.keeps_wgrad and not around.any)
     fused = form and around.any and fuse is not Fuse.NEVER
-    apart = cost(fused, False)
-    joined = cost(fused, True) if fused else apart
+    apart = time(fused, False)
+    joined = time(fused, True) if fused else apart
     if fused and fuse is Fuse.AUTO:
-        alone = cost(False, False)
+        alone = time(False, False)
         if alone is not None and not _gains(apart, alone):
             fused, apart, joined = False, alone, alone
     if apart is None or joined is None:
@@ -348,11 +320,11 @@ def _worst(errors: Sequence[tuple[float, float] | None]) -> tuple[float, float] 
     return max(mere for mere, _ in known), min(sqnr_db for _, sqnr_db in known)
 
 
-def _gains(fused: Cost | None, alone: Cost) -> bool:
+def _gains(fused: StepTime | None, alone: StepTime) -> bool:
     """True if a site is faster when fused with its neighbours, beyond the noise."""
     if fused is None:
         return False
-    return fused.total.us < alone.total.us and not fused.total.ties_with(alone.total)
+    return fused.us < alone.us and not fused.ties_with(alone)
 
 
 def unsupported_transpose(gemm: Gemm, operands: OperandPair, decided: Mapping[Gemm, GemmPlan]) -> str | None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from loka.errors import InputError
 from loka.mods.registry import ModKind, names_of
 from loka.plan.plan import Gain, ModPlan, Plan
-from loka.plan.select.latency_selection import step_times
+from loka.plan.select.interaction_times import step_times
 from loka.plan.totals import total_time
 from loka.policy.policy import Policy
 

@@ -1,4 +1,4 @@
-"""Latency model: times of parts, each looked up once, and their sums."""
+"""Models of time: of parts, each looked up once, and their sums; and of launches on the host."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from math import hypot, sqrt
 from typing import Protocol, runtime_checkable
 
-from loka.devices.spec import DeviceSpec
+from loka.devices.spec import DeviceSpec, Execution, HostCosts
 from loka.devices.targets import DEFAULT
 from loka.kernels.fused.norm.norms import NORMS
 from loka.kernels.measurements.part_bounds import bound_us, interaction_us
 from loka.kernels.measurements.parts import INTERACTIONS, Part, PartCosts, PartKind, PartTime, TimeSource
 from loka.numerics.enums import Format
+from loka.plan.plan import StepTime
 from loka.plan.select.workload import COMPILED, RENDERED, STATIC_SCALES, STATIC_SCALES_TILES
 
 _NORM, _ACTIVATIONS = "layer_norm", ("silu", "hardswish", "relu")  # substitutes for others that move the same bytes
@@ -46,6 +47,12 @@ class Latency:
     def ties_with(self, other: Latency) -> bool:
         """True if the two cannot be distinguished: their difference is within the noise of both together."""
         return abs(self.us - other.us) <= hypot(self.noise, other.noise)
+
+
+def call_time(forward: Latency, backward: Latency, host_us: float | None = None) -> StepTime:
+    """The time of both directions, with the noise of their sum."""
+    total = forward + backward
+    return StepTime(forward.us, backward.us, total.source, host_us, total.noise)
 
 
 # Time of a norm with its gradient by torch.compile over rendered: the median of 26 regions on an H100, from 1.08 to
@@ -169,3 +176,22 @@ def _like(around: str) -> list[str]:
 def _is_fp8(part: Part) -> bool:
     """True if a part writes FP8."""
     return part.recipe.split(" ")[0] in tuple(Format)
+
+
+@dataclass(frozen=True, slots=True)
+class HostModel:
+    """Prices launches by how the model runs."""
+
+    costs: HostCosts
+    execution: Execution
+
+    def us(self, gemms: int, parts: Iterable[Part], generated: bool) -> float:
+        """Host time of a site's GEMMs and of the parts around them in one step, microseconds.
+
+        `generated`: by a generated class with FP8 GEMMs; otherwise by the model's own operations. The transposed copies
+        of a site are one launch.
+        """
+        works = [part.work for part in parts]
+        copies = works.count(PartKind.REQUANTIZE_TRANSPOSE)
+        launches = gemms + len(works) - max(0, copies - 1)
+        return launches * (self.costs.generated if generated else self.costs.torch)[self.execution]

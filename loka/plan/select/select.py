@@ -15,17 +15,18 @@ depend on the noise of a measurement.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
-from loka.errors import InputError
-from loka.kernels.gemm.catalogue import Kernel, kernel_named
 from loka.numerics.enums import Compute, Gemm
-from loka.numerics.recipe import OperandPair, transposed_form
-from loka.plan.plan import GemmPlan
-from loka.plan.select.enumerate import Cost, ExecutionOption, Order, SiteOptions
-from loka.policy.settings import ANY_KERNEL, Assignment, GemmSettings, SiteSettings
-from loka.sites.site import Site
+from loka.numerics.recipe import with_scalings
+from loka.plan.format import format_kernel, format_us
+from loka.plan.plan import NATIVE, GemmPlan, Rejected, SiteTiming, StepTime, TimedOption
+from loka.plan.select.enumerate import ExecutionOption, Order, SiteOptions
+from loka.plan.select.perf_model import Latency, less_sure
+from loka.policy.settings import SiteSettings
+
+SAFE = "safe by evidence"  # start of the reason of a GEMM that `auto` runs in FP8
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +57,9 @@ class Selection:
     joined: bool
 
     @property
-    def cost(self) -> Cost:
-        """Its cost."""
-        return self.option.cost(self.joined)
+    def time(self) -> StepTime:
+        """Its time."""
+        return self.option.time(self.joined)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ def select(chain: Sequence[SelectionProblem], host_weight: float = 0.0) -> tuple
         reached: dict[bool, _Path] = {}
         for joined, path in paths.items():
             for option, handicap in _options(problem, joined, len(chain) == 1, host_weight):
-                us = path.us + handicap * option.cost(joined).weighed(host_weight).us
+                us = path.us + handicap * _weighed(option.time(joined), host_weight).us
                 longer = _Path(us, (*path.picks, Selection(option, joined)))
                 known = reached.get(option.chained)
                 if known is None or longer.key < known.key:
@@ -110,92 +111,147 @@ def _options(
 
 def _best(options: Sequence[ExecutionOption], joined: bool, host_weight: float) -> ExecutionOption:
     """The fastest; among ties with it, the first in order."""
-    times = [(option.cost(joined).weighed(host_weight), option) for option in options]
+    times = [(_weighed(option.time(joined), host_weight), option) for option in options]
     fastest = min((time for time, _ in times), key=lambda time: time.us)
     return min((option for time, option in times if time.ties_with(fastest)), key=lambda option: option.order)
 
 
-Sizes = tuple[int, int, int]
+def _weighed(time: StepTime, host_weight: float) -> Latency:
+    """A time with that share of it replaced by the host's."""
+    us = (1 - host_weight) * time.us + host_weight * (time.host_us or 0.0)
+    return Latency(us, (1 - host_weight) * time.noise, time.source)
 
 
-def candidates(requested: GemmSettings, usual: Sequence[Kernel]) -> tuple[Kernel, ...]:
-    """The kernels that a GEMM may run on: the one that the policy names, or the usual ones."""
-    return tuple(usual) if requested.kernel == ANY_KERNEL else (kernel_named(requested.kernel),)
+def problem_of(
+    site_options: SiteOptions | None, gemms: Sequence[GemmPlan], wanted: SiteSettings
+) -> SelectionProblem | None:
+    """The selection problem of a site; None where its measurements do not suffice.
 
-
-def accepted_operands(kernel: Kernel, gemm: Gemm, requested: GemmSettings, sizes: Sizes, target: str) -> OperandPair:
-    """The operands in the form that a kernel supports, if any; sizes are M, K and N.
-
-    Two transposed operands have one scale each, which can be passed as a tensorwise or a rowwise scale: a kernel
-    without support for tensorwise scales takes them rowwise.
+    `gemms` are decided by policy and evidence: those in FP8 may return to the native kernel, unless the policy forces
+    them, or a measured step decided (`GemmSettings.by_time`).
     """
-
-    def able(operands: OperandPair) -> bool:
-        return (
-            kernel.unsupported_reason(gemm, operands, requested.accumulation, requested.padding, *sizes, target) is None
-        )
-
-    if able(requested.operands) or not all(each.reads_first_scale for each in requested.operands):
-        return requested.operands
-    rows = transposed_form(requested.operands)
-    return rows if rows is not None and able(rows) else requested.operands
+    may = frozenset(plan.gemm for plan in gemms if plan.fp8)
+    if site_options is None or site_options.option(may) is None:
+        return None
+    must = frozenset(
+        gemm for gemm in may if wanted.gemms[gemm].compute is Compute.FP8 or not wanted.gemms[gemm].by_time
+    )
+    return SelectionProblem(site_options, must, may, wanted.budget.min_speedup)
 
 
-def overridden_operands(site: Site, gemm: Gemm, requested: GemmSettings, batch_size: int, target: str) -> OperandPair:
-    """`accepted_operands` of the kernel that the policy names; without one, the policy's operands."""
-    if requested.kernel == ANY_KERNEL:
-        return requested.operands
-    sizes = (site.rows.at(batch_size), site.k, site.n)
-    return accepted_operands(kernel_named(requested.kernel), gemm, requested, sizes, target)
+@dataclass(frozen=True, slots=True)
+class TimedDecision:
+    """A site's decision by times."""
+
+    gemms: tuple[GemmPlan, ...]
+    timing: SiteTiming
+    fused: bool  # with its neighbours, in one kernel
 
 
-def unknown_kernels(wanted: SiteSettings, files: Mapping[str, str]) -> list[str]:
-    """A message for each kernel name in a rule that does not exist."""
-    problems = []
-    for gemm, requested in wanted.gemms.items():
-        if requested.kernel == ANY_KERNEL:
-            continue
-        try:
-            kernel_named(requested.kernel)
-        except InputError as error:
-            by = _assigned(wanted, gemm)
-            problems.append(f"{_place(by, files)}: {error}" if by is not None else str(error))
-    return problems
-
-
-def impossible_overrides(
-    site: Site,
-    wanted: SiteSettings,
-    gemms: Sequence[GemmPlan],
-    files: Mapping[str, str],
-    batch_size: int,
-    target: str,
-) -> dict[Gemm, str]:
-    """A message for each GEMM that is kept because the kernel named by a rule for this one site rejects it."""
-    problems = {}
+def revise(problem: SelectionProblem, gemms: Sequence[GemmPlan], chosen: Selection) -> TimedDecision:
+    """The decisions with the kernels and reasons of the chosen option."""
+    site_options, option, time = problem.site_options, chosen.option, chosen.time
+    native = site_options.native.apart
+    revised = []
     for plan in gemms:
-        requested, by = wanted.gemms[plan.gemm], _assigned(wanted, plan.gemm)
-        if by is None or not by.names_one_site or plan.fp8:
-            continue
-        if requested.compute is Compute.KEEP or requested.kernel == ANY_KERNEL:
-            continue
-        operands = overridden_operands(site, plan.gemm, requested, batch_size, target)
-        sizes = (site.rows.at(batch_size), site.k, site.n)
-        reason = kernel_named(requested.kernel).unsupported_reason(
-            plan.gemm, operands, requested.accumulation, requested.padding, *sizes, target
-        )
-        if reason is not None and reason == plan.reason:
-            problems[plan.gemm] = (
-                f"{_place(by, files)}: {by.source} wants {plan.gemm.value} of {site.name!r} on {requested.kernel}, "
-                f"which cannot be: {reason}; write another kernel there, or leave it out"
+        if plan.gemm in option.fp8:
+            choice = site_options.choices[plan.gemm]
+            reason = plan.reason
+            if reason.startswith(SAFE) and plan.gemm not in problem.least.fp8:
+                reason = reason.replace(SAFE, f"{SAFE} and faster", 1)
+            elif time.us > native.us:
+                reason = f"{reason}, slower than BF16 here"
+            plan = replace(
+                plan,
+                kernel=choice.kernel,
+                operands=with_scalings(plan.operands, choice.operands) if plan.operands is not None else None,
+                accumulation=choice.accumulation,
+                m_buckets=choice.m_buckets,
+                reason=reason,
+                rejected=_with_untimed(choice.rejected, plan, site_options),
             )
-    return problems
+        elif plan.fp8:
+            plan = _kept(plan, problem, chosen)
+        revised.append(replace(plan, times=site_options.times(plan.gemm)))
+    options = tuple(
+        TimedOption(
+            other.kernels,
+            other.time(chosen.joined).rounded,
+            _outcome(other, problem, chosen),
+            *(other.error or (None, None)),
+        )
+        for other in site_options.options
+    )
+    timing = SiteTiming(time.rounded, native.rounded, option.fp8 != problem.may, options)
+    return TimedDecision(tuple(revised), timing, option.fused)
 
 
-def _assigned(wanted: SiteSettings, gemm: Gemm) -> Assignment | None:
-    history = wanted.history.get(f"{gemm.value}.kernel")
-    return history[-1] if history else None
+def _with_untimed(found: Iterable[Rejected], plan: GemmPlan, site_options: SiteOptions) -> tuple[Rejected, ...]:
+    """Rejected kernels, each with its first reason, and those of the plan that were never timed."""
+    timed = {each.kernel for each in site_options.times(plan.gemm)}
+    first: dict[str, Rejected] = {}
+    for each in (*found, *(each for each in plan.rejected if each.kernel not in timed)):
+        first.setdefault(each.kernel, each)
+    return tuple(first.values())
 
 
-def _place(by: Assignment, files: Mapping[str, str]) -> str:
-    return f"{files.get(by.file, by.file)}:{by.line}"
+def _kept(plan: GemmPlan, problem: SelectionProblem, chosen: Selection) -> GemmPlan:
+    """A GEMM that may run in FP8, but is kept because of its time."""
+    reason = f"kept: {_why_native(plan.gemm, problem, chosen)}"
+    slower = [
+        Rejected(format_kernel(each.kernel, each.accumulation), reason)
+        for each in problem.site_options.times(plan.gemm)
+        if each.kernel != NATIVE
+    ]
+    rejected = _with_untimed(slower, plan, problem.site_options)
+    return replace(plan, kernel=NATIVE, operands=None, accumulation=None, reason=reason, rejected=rejected)
+
+
+def _why_native(gemm: Gemm, problem: SelectionProblem, chosen: Selection) -> str:
+    """Why a GEMM is not in FP8: compared with the fastest option that has it in FP8; if there is none, any GEMM."""
+    least = problem.least
+    others = [
+        option for option in problem.allowed if (option is not least if chosen.option is least else gemm in option.fp8)
+    ]
+    best = min(others, key=lambda option: (option.time(chosen.joined).us, option.order))
+    here, there = chosen.time, best.time(chosen.joined)
+    source = less_sure(here.source, there.source).value
+    figures = f"{format_us(here.us)} against {format_us(there.us)} ({source})"
+    if here.us <= there.us:
+        return f"BF16 is faster here: {figures}"
+    if chosen.option is least and here.us < problem.min_speedup * there.us:
+        return f"{here.us / there.us:.2f}x is under min_speedup {problem.min_speedup:g}: {figures}"
+    waits = _host_words(chosen, best)
+    if waits:
+        return waits
+    return f"FP8 gains nothing here beyond the noise, or for the neighbours: {figures}"
+
+
+def _outcome(option: ExecutionOption, problem: SelectionProblem, chosen: Selection) -> str:
+    """Why an option was chosen or not."""
+    if option is chosen.option:
+        return "chosen"
+    if not problem.must <= option.fp8:
+        return f"forced into FP8: {_names(problem.must - option.fp8)}"
+    if not option.fp8 <= problem.may:
+        return f"not in FP8: {_names(option.fp8 - problem.may)}"
+    here, there = option.time(chosen.joined), chosen.time
+    if here.us > there.us and not here.ties_with(there):
+        return f"slower: {format_us(here.us)} against {format_us(there.us)}"
+    if here.ties_with(there) and chosen.option.order < option.order:
+        return "as fast within the noise, and later in the catalogue"
+    if chosen.option is problem.least and there.us < problem.min_speedup * here.us:
+        return f"{there.us / here.us:.2f}x is under min_speedup {problem.min_speedup:g}"
+    return _host_words(chosen, option) or "slower together with its neighbours"
+
+
+def _host_words(chosen: Selection, other: ExecutionOption) -> str:
+    """That the step waits for the host, if another option takes more of its time than the chosen one; or ""."""
+    here, there = chosen.time.host_us, other.time(chosen.joined).host_us
+    if here is None or there is None or there <= here:
+        return ""
+    return f"the step waits for the host, which this costs {format_us(there)} against {format_us(here)}"
+
+
+def _names(gemms: Iterable[Gemm]) -> str:
+    return ", ".join(gemm.value for gemm in Gemm if gemm in frozenset(gemms))

@@ -1,0 +1,118 @@
+"""Interactions with their own kernels: their times, and the sites that they take the place of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from loka.devices.spec import DeviceSpec
+from loka.devices.targets import DEFAULT
+from loka.kernels.fused.interaction.interaction_specs import specs_of
+from loka.kernels.measurements.interaction_forms import CrossForm, FmForm, Form, form_of, parts_of
+from loka.kernels.measurements.part_bounds import added_us
+from loka.kernels.measurements.parts import COMPILED, RENDERED, PartCosts, PartKind, TimeSource
+from loka.mods.rewriting.interactions import Fused
+from loka.plan.plan import InteractionPlan, Plan, SitePlan, StepTime
+from loka.plan.select.perf_model import Latency, PerfModel, call_time
+from loka.sites.site import GemmKind, Site
+
+
+def interaction_plans(
+    fused: Sequence[Fused],
+    plans: Sequence[SitePlan],
+    batch_size: int,
+    costs: PartCosts | None,
+    device: DeviceSpec = DEFAULT,
+) -> tuple[InteractionPlan, ...]:
+    """The interactions with their own kernels, with times if there are `costs`."""
+    sites = {plan.site.name: plan.site for plan in plans}
+    perf_model = PerfModel(costs, device) if costs is not None else None
+    claimed: set[str] = set()
+    found = []
+    for each in fused:
+        if each.form is None:
+            continue
+        forward, backward = parts_of(each.form, _samples(each, sites, batch_size), each.columns, RENDERED)
+        fused_sites = each.sites
+        if forward.work is PartKind.FM_INTERACTION:
+            products = (site.name for site in sites.values() if _multiplies(site, each, forward.rows, batch_size))
+            fused_sites += tuple(name for name in products if name not in claimed)[:1]
+            claimed.update(fused_sites)
+        beside = sites.get(each.beside)
+        found.append(
+            InteractionPlan(
+                work=forward.work,
+                owner=each.owner,
+                what=each.what,
+                form=backward.around,
+                samples=forward.rows,
+                columns=each.columns,
+                calls=beside.calls if beside is not None else 1,
+                sites=fused_sites,
+                chosen=_time(each.form, forward.rows, each.columns, RENDERED, perf_model),
+                as_is=_time(each.form, forward.rows, each.columns, COMPILED, perf_model),
+            )
+        )
+    return tuple(found)
+
+
+def without_fused_sites(plans: Sequence[SitePlan], interactions: Sequence[InteractionPlan]) -> tuple[SitePlan, ...]:
+    """The plans, without times for sites fused into interactions, which are no separate GEMMs any more."""
+    fused_sites = {name for each in interactions for name in each.takes}
+    if not fused_sites:
+        return tuple(plans)
+    return tuple(replace(plan, timing=None) if plan.site.name in fused_sites else plan for plan in plans)
+
+
+def interaction_by_site(plan: Plan) -> Mapping[str, InteractionPlan]:
+    """The interaction that a site is fused into, by the site's name."""
+    return {name: each for each in plan.interactions for name in each.takes}
+
+
+def place_in_interaction(interaction: InteractionPlan) -> str:
+    """Text for a site fused into an interaction: `in the mixing layer of layers.0`."""
+    return f"in the mixing layer of {interaction.owner or 'the model itself'}"
+
+
+def kernel_names(interaction: InteractionPlan) -> tuple[str, str]:
+    """Names of its forward and gradient kernels in a generated package's fused.py."""
+    forward, gradients = specs_of(form_of(interaction.work, interaction.form), interaction.columns)
+    return forward.function, gradients.function
+
+
+def step_times(interactions: Sequence[InteractionPlan]) -> Iterator[tuple[InteractionPlan, StepTime, StepTime]]:
+    """The interactions with both times known, with these times."""
+    for each in interactions:
+        if each.chosen is not None and each.as_is is not None:
+            yield each, each.chosen, each.as_is
+
+
+def _samples(fused: Fused, sites: Mapping[str, Site], batch_size: int) -> int:
+    """Samples of one call, from the rows of one of its sites, if any. A concatenation norm follows the batch."""
+    site = sites.get(fused.sites[0]) if fused.sites else None
+    if site is None or fused.form is None:
+        return batch_size
+    rows = site.rows.at(batch_size)
+    return rows // fused.columns if isinstance(fused.form, FmForm) else rows  # x^T (B, d, n) times rank
+
+
+def _multiplies(site: Site, fused: Fused, samples: int, batch_size: int) -> bool:
+    """True if a product without a Parameter is the outer one of an FM interaction: x (B, n, d) times x^T @ rank."""
+    form = fused.form
+    if site.kind is not GemmKind.BMM or site.owner != fused.owner or not isinstance(form, FmForm):
+        return False
+    return (site.k, site.rows.at(batch_size)) == (fused.columns, samples * form.embeddings) and site.n == form.rank
+
+
+def _time(form: Form, samples: int, columns: int, kernel: str, perf_model: PerfModel | None) -> StepTime | None:
+    if perf_model is None:
+        return None
+    first, second = parts_of(form, samples, columns, kernel)
+    forward, backward = perf_model.part(first), perf_model.part(second)
+    if forward is None or backward is None:
+        return None
+    if kernel == RENDERED and isinstance(form, CrossForm) and form.passing:
+        # Another linear and another cross layer read the sum: their gradients are added in a pass between LoKA's
+        # kernels, and by torch.compile within others (docs/results/LOG.md, "cross layers in kernels of their own").
+        backward += Latency(added_us(samples, columns, second.dtype, perf_model.device), 0.0, TimeSource.ESTIMATED)
+    return call_time(forward, backward).rounded
