@@ -1,10 +1,13 @@
-"""IR of a forward: straight-line statements, and the regions and patterns found in them."""
+"""IR of a forward: straight-line statements, and the regions and patterns found in them; or the reason for none."""
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from loka.errors import LokaError
 from loka.graph.reads import Reads
 
 
@@ -14,6 +17,8 @@ class RefKind(StrEnum):
     LOCAL = "local"  # a variable of the forward: an argument or an earlier target
     ATTRIBUTE = "attribute"  # an expression on self: "self.fmb[0].weight"
 
+
+Shape = tuple[int | None, ...]  # of a tensor; None is a dimension that differs between calls, such as the batch
 
 DTYPE = "residual_dtype"  # op of a statement that computes a dtype from those of locals and other such targets
 REASSOCIATED = "reassociated"  # op of a GEMM in another order of products: only the kernel of a mixing layer takes it
@@ -201,3 +206,78 @@ class ForwardIR:
     # Conditions on the arguments, such as "mask is None", under which the statements are the forward. A call that meets
     # one of them otherwise runs the module's own forward.
     guards: tuple[str, ...] = ()
+
+
+def names_read(expression: str, names: Iterable[str]) -> set[str]:
+    """The subset of `names` that an expression in a statement's text reads."""
+    read = {node.id for node in ast.walk(ast.parse(expression, mode="eval")) if isinstance(node, ast.Name)}
+    return read & set(names)
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A module whose forward was not rewritten, with the reason.
+
+    `reason` names the line of the user's code where there is one: "branch on tensor size at models.py:44 'if x.size(0)
+    > 1024'".
+    """
+
+    owner: str  # qualified name; "" is the model
+    reason: str
+    inside: str | None = ""  # the inlined child whose forward the reason is about; "": the owner's own; None: unknown
+    called: bool = True  # False if the model never calls the module
+
+    def __str__(self) -> str:
+        return f"NOT PATCHED region '{self.owner}': {self.reason}"
+
+
+class CannotTraceError(LokaError):
+    """Raised during tracing; `trace_forward` turns it into `Refused`."""
+
+    inside: str | None = None  # as in `Refused`
+
+    def inside_of(self, child: str) -> CannotTraceError:
+        """The same error, about the forward of a child unless another is known already."""
+        if self.inside is None:
+            self.inside = child
+        return self
+
+
+_PAD = "torch.nn.functional.pad("
+
+
+def padded(call: SiteCall, columns: int, rows: int, n: int) -> SiteCall:
+    """The call with `columns` zero columns appended to x and weight, and `rows` zero rows to weight and bias.
+
+    If `rows` is not 0, the product is sliced to its first `n` columns.
+    """
+    below = f", 0, {rows}" if rows else ""
+    x = f"{_PAD}{call.x}, (0, {columns}))" if columns else call.x
+    weight = f"{_PAD}{call.weight}, (0, {columns}{below}))"
+    bias, out = call.bias, call.out
+    if rows:
+        out = out.replace("{0}", f"{{0}}[..., :{n}]")
+        bias = None if bias is None else f"{_PAD}{bias}, (0, {rows}))"
+    return SiteCall(call.site, x, weight, bias, out)
+
+
+@dataclass(frozen=True, slots=True)
+class Unpadded:
+    """A padded linear whose zero columns are left to the kernels that write its operands."""
+
+    x: str  # template, as in `SiteCall`
+    weight: str  # template; its rows may still be padded
+    columns: int  # zero columns missing at the end of both
+
+
+def unpadded(call: SiteCall) -> Unpadded | None:
+    """The call without the zero columns added by `padded`; None where there are none."""
+    x, _, columns = call.x.rpartition(", (0, ")
+    weight, _, pads = call.weight.rpartition(", (0, ")
+    if not (x.startswith(_PAD) and weight.startswith(_PAD) and columns.removesuffix("))").isdecimal()):
+        return None
+    added, _, rows = pads.removesuffix("))").partition(", 0, ")
+    if added != columns.removesuffix("))"):
+        return None
+    bare = weight.removeprefix(_PAD)
+    return Unpadded(x.removeprefix(_PAD), f"{_PAD}{bare}, (0, 0, 0, {rows}))" if rows else bare, int(added))

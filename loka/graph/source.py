@@ -11,15 +11,15 @@ import dis
 import functools
 import hashlib
 import inspect
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 
 import torch
 from torch import nn
-
-from loka.graph.script import in_script, script_in
 
 _INTERNAL = frozenset(vars(nn.Module()))  # attributes of every module
 _EPS = re.compile(r"(\w*_)?eps(ilon)?\d*")  # names: "eps", "_eps", "variance_epsilon"
@@ -336,3 +336,40 @@ def _code_names(code: CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _code_names(constant)
+
+
+_MAIN = "__main__"
+_NAMES = frozenset({_MAIN, "__mp_main__"})  # the second in processes that multiprocessing has spawned
+
+
+def in_script(module: str | None) -> bool:
+    """True if a module of this name is the script that runs."""
+    return module in _NAMES
+
+
+def script_file() -> Path | None:
+    """The absolute path of the script that runs; None in an interactive session or a notebook."""
+    file = getattr(sys.modules.get(_MAIN), "__file__", None)
+    return Path(os.path.abspath(file)) if file else None
+
+
+def script_in(planned: Iterable[str]) -> str:
+    """The module name under which a plan knows the script that runs: "train", or "package.train".
+
+    Args:
+        planned: Qualified names in the plan, such as "package.train.Ranker".
+
+    Returns:
+        The first module among them whose name is the end of the script's path; without one, the name of the script's
+        file. "" if there is no such file.
+    """
+    file = script_file()
+    if file is None:
+        return ""
+    path = file.with_suffix("").parts
+    for name in planned:
+        parts = tuple(name.split("."))
+        for end in range(len(parts) - 1, 0, -1):
+            if parts[:end] == path[-end:]:
+                return ".".join(parts[:end])
+    return file.stem

@@ -43,9 +43,7 @@ class ValueTexts:
         self._left = _MOST
         try:
             text = self._text(value, _DEEPEST)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # noqa: BLE001 - collections of the user's own can raise anything
+        except Exception as error:  # noqa: BLE001 - collections of the user's own can raise anything
             text = f"{self._type(value)} (raises {type(error).__name__})"
         return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}... (sha256 {_digest(text)})"
 

@@ -13,8 +13,7 @@ from loka.graph.trace.lint import place_in
 from loka.sites.build_model import BuiltModel
 from loka.sites.callables import describe_error
 from loka.sites.discover import MANY
-from loka.sites.neighbours import Node
-from loka.sites.recorded import Call, Function
+from loka.sites.neighbours import Call, Function, Node
 from loka.sites.train_eval_diff import depends_on_mode
 from loka.sites.watched_forward import Watched, undisturbed, watch_fake, watch_real
 
@@ -109,9 +108,7 @@ def _watched(built: BuiltModel, evaluate: bool) -> Watched:
     for attempt in attempts:
         try:
             return attempt()
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # noqa: BLE001 - a forward can raise anything; the next attempt may work
+        except Exception as error:  # noqa: BLE001 - a forward can raise anything; the next attempt may work
             errors.append(error)
     raise InputError(
         f"model: the forward of {type(built.module).__name__} raised {describe_error(errors[-1])}; make "

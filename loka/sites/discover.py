@@ -36,7 +36,7 @@ from loka.sites.merge_calls import (
     to_sites,
     total_flops,
 )
-from loka.sites.recorded import TRANSFORMED
+from loka.sites.neighbours import TRANSFORMED
 from loka.sites.site import Site
 from loka.sites.symbolic_inputs import value_at
 from loka.sites.train_eval_diff import depends_on_mode, fused_in_evaluation

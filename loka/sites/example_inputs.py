@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from loka.errors import InputError
 from loka.sites.callables import call, find_callable
-from loka.sites.random_state import seeded
 
 _NAME, INPUTS, BATCHES = "example_inputs", "model.inputs", "train.batches"
 _SEEDS = 2**32  # all that numpy takes
@@ -106,3 +109,32 @@ def _of_first_batch(function: Callable[..., object], spec: str) -> ExampleInputs
         return tuple(inputs) if isinstance(inputs, list) else inputs
 
     return ExampleInputs(make, spec, BATCHES)
+
+
+_SEED = 0
+
+
+@contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Restore the random state after the block: of Python, of torch on the CPU, and of numpy if it is imported."""
+    python, numbers = random.getstate(), torch.get_rng_state()
+    numpy = sys.modules.get("numpy")
+    numpy_state = numpy.random.get_state() if numpy else None
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        torch.set_rng_state(numbers)
+        if numpy:
+            numpy.random.set_state(numpy_state)
+
+
+@contextmanager
+def seeded(seed: int = _SEED) -> Iterator[None]:
+    """As `random_state_kept`, with the same seed each time, so that inputs that are drawn give the same plan."""
+    with random_state_kept():
+        random.seed(seed)
+        torch.default_generator.manual_seed(seed)
+        if numpy := sys.modules.get("numpy"):
+            numpy.random.seed(seed % 2**32)  # all that numpy takes
+        yield

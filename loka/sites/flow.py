@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from loka.sites.merge_calls import MeasuredCall
-from loka.sites.neighbours import Node
-from loka.sites.recorded import Call
+from loka.sites.neighbours import Call, Node
 from loka.sites.site import GemmKind
 
 # None of these mixes rows.

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from loka.sites.neighbours import boundaries, fed_by, followed_by
-from loka.sites.recorded import Call
+from loka.sites.neighbours import Call, boundaries, fed_by, followed_by
 from loka.sites.site import GemmKind, RowCount, Site
 from loka.sites.symbolic_inputs import NotLinearError, Size, rows_of, rows_through, value_at
 

@@ -1,4 +1,4 @@
-"""The graph of operations of one forward, and the operations before and after a GEMM in it."""
+"""The graph of operations of one forward: what it called, and the operations before and after a GEMM in it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from loka.sites.site import GemmKind
+from loka.sites.symbolic_inputs import Size
 
 DEPTH = 4  # neighbours recorded on each side
 
@@ -219,3 +222,50 @@ def history(node: Node) -> str:
     if step.parameter:
         return f"the Parameter '{step.parameter}' by {', '.join(reversed(ops[:3]))}"
     return f"the buffer '{step.buffer}'" if step.buffer else f"constants by {node.op}"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a GEMM. `module` is set for a plain nn.Linear and for attention: it names the site."""
+
+    kind: GemmKind
+    module: str | None
+    owner: str
+    weight: str | None
+    bias: str | None
+    m: Size
+    k: Size
+    n: Size
+    terms: tuple[tuple[Size, Size, Size], ...]
+    input_grad: bool
+    source: Node | None  # node of the input
+    result: Node
+    file: str
+    line: int
+    blocked: str | None
+
+
+TRANSFORMED = "products under torch.vmap or another transform of torch.func"
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """A convolution or recurrent layer, which costs FLOPs and is not a site; or products that cannot be seen.
+
+    `terms` are (M, K, N) of its products, () where these are not known.
+    """
+
+    op: str
+    owner: str
+    terms: tuple[tuple[Size, Size, Size], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A call of a norm or an activation, with its owner and position; torch's own modules have no position."""
+
+    op: str  # one of FUNCTIONS
+    owner: str
+    file: str
+    line: int
+    result: Node

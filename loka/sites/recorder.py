@@ -16,7 +16,11 @@ from loka.sites.callables import place_in_model
 from loka.sites.fake_outputs import VIEWS, FakeLayout, FakeOutputs, joins_two, keeps_layout
 from loka.sites.neighbours import (
     LIKE_ANOTHER,
+    TRANSFORMED,
+    Call,
+    Function,
     Node,
+    Other,
     history,
     is_clamp_at_zero,
     is_idle,
@@ -28,7 +32,6 @@ from loka.sites.products.catalogue import PRODUCTS
 from loka.sites.products.einsum import is_elementwise, with_one_matrix
 from loka.sites.products.layers import other_terms
 from loka.sites.products.matrix_product import MatrixProduct, TensorOrigin, unpatchable
-from loka.sites.recorded import TRANSFORMED, Call, Function, Other
 from loka.sites.site import GemmKind
 from loka.sites.weights import (
     PIECES,

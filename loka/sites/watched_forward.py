@@ -21,10 +21,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from loka.gc import deferred_gc
 from loka.sites.build_model import BuiltModel
 from loka.sites.copying import copy_model
+from loka.sites.example_inputs import random_state_kept
 from loka.sites.fake_outputs import FakeOutputs
-from loka.sites.neighbours import Node
-from loka.sites.random_state import random_state_kept
-from loka.sites.recorded import Call, Function, Other
+from loka.sites.neighbours import Call, Function, Node, Other
 from loka.sites.recorder import Recorder
 from loka.sites.symbolic_inputs import BatchShape, Size, cut_inputs, fake_inputs, tensors_in
 

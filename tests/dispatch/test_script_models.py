@@ -10,7 +10,7 @@ import types
 import pytest
 
 from loka import dispatch
-from loka.graph.script import script_in
+from loka.graph.source import script_in
 from tests.support.codegen.policy_packages import policy_packages
 from tests.support.processes.launch import environment
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loka.graph.entry_guards import any_fails, negated
+from loka.graph.guards import any_fails, negated
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from loka.errors import InputError
-from loka.graph.loop_guards import checked_branch, checked_length
+from loka.graph.guards import checked_branch, checked_length
 
 
 def test_what_is_as_planned_is_given_back() -> None:

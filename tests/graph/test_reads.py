@@ -15,9 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from loka.graph.ir import ForwardIR
+from loka.graph.ir import ForwardIR, Refused
 from loka.graph.reads import Reads
-from loka.graph.refused import Refused
 from loka.graph.trace.examples import ModelInputs, capture_examples
 from loka.graph.trace.trace import trace_forward
 from loka.graph.value_text import ValueTexts

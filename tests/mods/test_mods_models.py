@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from loka import zoo
 from loka.codegen import render_package
+from loka.graph.ir import Refused
 from loka.graph.patterns.linear_chain import StaticOperands, find_chains
 from loka.graph.patterns.owners import inline_for
 from loka.graph.patterns.region import find_regions
-from loka.graph.refused import Refused
 from loka.graph.trace.examples import ModelInputs, capture_examples
 from loka.graph.trace.trace import trace_forward
 from loka.kernels.fused.norm.norm_spec import ACTIVATIONS

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from loka.graph.canonical.forwards import canonical_forward, is_canonical
-from loka.graph.ir import ForwardIR
-from loka.graph.trace.observed_shapes import Shape
+from loka.graph.ir import ForwardIR, Shape
 from loka.plan.plan import NOTHING_AROUND, SitePlan
 from loka.plan.planner import make_plan
 from tests.support.models import forward_mods as zoo

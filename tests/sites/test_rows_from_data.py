@@ -9,7 +9,7 @@ import torch
 
 from loka.sites.build_model import BuiltModel, build_model
 from loka.sites.discover import find_sites
-from loka.sites.random_state import seeded
+from loka.sites.example_inputs import seeded
 from loka.sites.site import RowCount
 from tests.support.models.product_models import Ragged
 

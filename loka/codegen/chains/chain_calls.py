@@ -11,8 +11,7 @@ from loka.codegen.chains.static_operands import without_maxima
 from loka.codegen.modules import statement_text
 from loka.codegen.modules.linear_recipes import SiteRecipe, site_recipe
 from loka.errors import LokaError
-from loka.graph.ir import ForwardIR, Ref, RefKind, Region, SiteCall
-from loka.graph.padded_calls import unpadded
+from loka.graph.ir import ForwardIR, Ref, RefKind, Region, SiteCall, unpadded
 from loka.graph.patterns.linear_chain import LinearChain, chain_input, find_chains, residual_stage
 from loka.graph.patterns.norm import ChainNorm
 from loka.kernels.fused.norm.norm_widths import LARGEST_HELD

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from loka.codegen.layout import call
 from loka.codegen.modules import statement_text
 from loka.errors import LokaError
-from loka.graph.entry_guards import negated
+from loka.graph.guards import negated
 from loka.graph.ir import ForwardIR
 from loka.graph.patterns.region import NORMS
 from loka.plan.plan import PlannedBinding

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from loka.dispatch.dispatch_errors import BindError, FrozenWeightError
 from loka.dispatch.static_scales import StaticScale, drop_static_scales, renew_overflow_stats, set_static_scales
 from loka.graph.reads import Reads
-from loka.graph.script import in_script, script_file, script_in
+from loka.graph.source import in_script, script_file, script_in
 from loka.kernels import call_counters
 from loka.kernels.gemm.scaled_mm import KERNEL
 

@@ -13,8 +13,7 @@ from loka.dispatch.bind.bound import Binding, Bound, is_bound, is_sharded, shown
 from loka.dispatch.bind.built_in import below, built_in_problems, in_wrapper, lost_parameters
 from loka.dispatch.bind.wrappers import ClosedWrapperError, find_module
 from loka.errors import InputError
-from loka.graph.script import in_script
-from loka.graph.source import forward_source_hash, same_type
+from loka.graph.source import forward_source_hash, in_script, same_type
 from loka.kernels.gemm.catalogue import kernel_named
 from loka.kernels.gemm.gpu_here import has_fp8
 from loka.mods.structure import inside, plain_name

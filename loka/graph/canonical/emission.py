@@ -22,9 +22,8 @@ from loka.graph.canonical.layout import (
     steps_along,
     translated,
 )
-from loka.graph.canonical.live import shared_products
 from loka.graph.canonical.locals import PLAIN, Emitted, Locals
-from loka.graph.canonical.lowering import Lowered
+from loka.graph.canonical.lowering import Lowered, shared_products
 from loka.graph.canonical.nodes import (
     Activation,
     Concatenation,

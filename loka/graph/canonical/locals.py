@@ -13,8 +13,7 @@ from loka.graph.canonical.layout import (
     move,
     size_of,
 )
-from loka.graph.canonical.live import embeddings_of
-from loka.graph.canonical.lowering import Lowered
+from loka.graph.canonical.lowering import Lowered, embeddings_of
 from loka.graph.canonical.nodes import (
     Activation,
     Linear,
@@ -26,10 +25,9 @@ from loka.graph.canonical.nodes import (
     Value,
 )
 from loka.graph.canonical.texts import CannotEmitError, permutation_text, reshape_text
-from loka.graph.ir import REASSOCIATED, Ref, RefKind, SiteCall, Statement
+from loka.graph.ir import REASSOCIATED, Ref, RefKind, Shape, SiteCall, Statement
 from loka.graph.patterns.concat_norm import concatenated
 from loka.graph.patterns.norm import parse_norm
-from loka.graph.trace.observed_shapes import Shape
 
 _SIZE = re.compile(r"\{0\}(?:\[|\.shape\[|\.size\()(-?\d+)[\])]")  # x.shape[1], shape[1], x.size(1)
 _WHOLE = re.compile(r"\{0\}\.(?:shape|size\(\))")

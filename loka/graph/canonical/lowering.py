@@ -2,23 +2,110 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from loka.graph.canonical.functions import Known, Pieces, known_function
-from loka.graph.canonical.layout import Dims, Piece, Size, merged, rows_of, steps_along, total
-from loka.graph.canonical.nodes import Activation, Graph, Node, Norm, Other, Pair, Parameter, Source, Value
+from loka.graph.canonical.layout import Dims, Piece, Size, merged, rows_of, size_of, steps_along, total, translated
+from loka.graph.canonical.nodes import (
+    Activation,
+    Concatenation,
+    Graph,
+    Linear,
+    Node,
+    Norm,
+    Other,
+    Pair,
+    Parameter,
+    Part,
+    Product,
+    Source,
+    Value,
+)
 from loka.graph.canonical.operations import SIZED, Operations
 from loka.graph.canonical.products import Products, Unsupported
 from loka.graph.canonical.recording import AtenCall, Run, tensors_in
-from loka.graph.canonical.scalars import Kind, Scalars
-from loka.graph.ir import RefKind, Statement
+from loka.graph.ir import Ref, RefKind, Statement
 from loka.graph.patterns.fm_interaction import GUARDS
 from loka.sites.neighbours import BOUNDARIES
+
+
+class Kind(IntEnum):
+    """What numbers depend on, the least first."""
+
+    FIXED = 0  # the model alone
+    SIZE = 1  # the batch: a size of a tensor, or a product of such
+    LIVE = 2  # a float of a module, an argument, or something else that may differ in each call
+
+
+class Scalars:
+    """The kinds of the locals that are numbers, or tuples and lists of these."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self._kinds: dict[str, Kind] = {}
+        self._values: dict[str, list[object]] = {}
+        self._tensors: set[str] = set()
+        self._floats = runs[0].floats
+        for name in runs[0].arguments:
+            self._note(name, [run.arguments.get(name) for run in runs], Kind.LIVE)
+
+    def read(self, step: Statement) -> Kind:
+        """The last kind of the numbers that a statement reads, besides those in its text."""
+        return max((self._of(ref.text) for ref in step.operands), default=Kind.FIXED)
+
+    def made(self, step: Statement, values: Sequence[object]) -> None:
+        """Note what a statement makes, in each run."""
+        numbers = all(map(_is_number, values))
+        self._note(step.target, values, self._kind(step, values) if numbers else Kind.LIVE)
+
+    def _note(self, name: str, values: Sequence[object], kind: Kind) -> None:
+        self._kinds.pop(name, None)
+        self._tensors.discard(name)
+        if isinstance(values[0], Tensor):
+            self._tensors.add(name)
+        elif all(map(_is_number, values)):
+            self._kinds[name], self._values[name] = kind, list(values)
+
+    def _of(self, text: str) -> Kind:
+        return Kind.LIVE if text in self._floats else self._kinds.get(text, Kind.FIXED)
+
+    def _kind(self, step: Statement, values: Sequence[object]) -> Kind:
+        read = self.read(step)
+        same = all(value == values[0] for value in values)
+        numbers = [ref.text for ref in step.operands if ref.text in self._kinds]
+        if not numbers:
+            of_tensors = all(self._is_tensor(ref) for ref in step.operands)  # their sizes
+            return (Kind.FIXED if same else Kind.SIZE) if of_tensors else Kind.LIVE
+        if read is not Kind.SIZE:
+            return read
+        if step.op == "getitem":
+            return Kind.FIXED if same else Kind.SIZE
+        if step.op == "floordiv" and same and self._divides(numbers):
+            return Kind.FIXED  # x.numel() // x.size(0)
+        return Kind.SIZE if step.op == "mul" else Kind.LIVE
+
+    def _is_tensor(self, ref: Ref) -> bool:
+        if ref.kind is RefKind.LOCAL:
+            return ref.text in self._tensors
+        return ref.text not in self._floats  # a Parameter or a buffer: other attributes are part of the text
+
+    def _divides(self, names: Sequence[str]) -> bool:
+        """True for two sizes of the batch of which the second divides the first in each run."""
+        if len(names) != 2 or any(self._kinds[name] is not Kind.SIZE for name in names):
+            return False
+        pairs = zip(*(self._values[name] for name in names), strict=True)
+        return all(isinstance(a, int) and isinstance(b, int) and b > 0 and a % b == 0 for a, b in pairs)
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, tuple | list):
+        return bool(value) and all(map(_is_number, value))
+    return isinstance(value, bool | int | float | complex)
 
 
 @dataclass(slots=True)
@@ -252,3 +339,56 @@ def _vector(weight: Value, dims: Dims, shape: tuple[Size, ...]) -> Value | None:
     steps = steps_along(dims, weight.dims, shape) or ()
     size = total((step.size for step in steps), len(shape[0]))
     return Value(weight.node, (merged(Piece(step.size, step.other) for step in steps),), (size,))
+
+
+def shared_products(graph: Lowered, roots: Iterable[int], results: Iterable[Node]) -> frozenset[Node]:
+    """The products with weights that something reads besides the sum with their bias.
+
+    `roots` are the places of statements with effects, `results` the nodes that the forward returns.
+    """
+    read = (value.node for place in roots for value in graph.read[place].values())
+    waiting = [*read, *results]
+    live: set[Node] = set()
+    while waiting:
+        node = waiting.pop()
+        if node not in live:
+            live.add(node)
+            waiting += _read_by(node, graph)
+    return frozenset(
+        each.unbiased for each in live if isinstance(each, Linear) and each.unbiased in live if each.unbiased
+    )
+
+
+def _read_by(node: Node, graph: Lowered) -> Iterator[Node]:
+    match node:
+        case Linear():
+            yield node.x
+        case Product():
+            yield from (node.left, node.right)
+        case Pair():
+            yield from (operand.node for operand in node.operands)
+        case Norm() | Activation():
+            yield node.x
+        case Concatenation():
+            yield from (part.node for part in node.parts)
+        case _:
+            if isinstance(node, Part):
+                yield node.of.node
+            for place in graph.holders.get(node, ())[:1]:
+                yield from (value.node for value in graph.read[place].values())
+
+
+def embeddings_of(graph: Lowered) -> dict[Node, Value]:
+    """The embeddings of each mixing layer, x @ (x^T @ rank), as (samples, embeddings, dimension)."""
+    found: dict[Node, Value] = {}
+    for node in graph.holders:
+        inner = node.right if isinstance(node, Product) else None
+        if not isinstance(node, Product) or not isinstance(inner, Linear) or inner.x is not node.left:
+            continue
+        x, frame = node.left, rows_of(node.shape)
+        samples, n, d = translated(frame[:1], node.batch[0]), translated(frame[1:2], node.rows), merged(node.k[0])
+        if samples is None or n is None or merged(inner.k) != n[0] or not (samples[0] and d):
+            continue
+        dims = (samples[0], n[0], d)
+        found.setdefault(x, Value(x, dims, tuple(size_of(dim, len(node.shape[0])) for dim in dims)))
+    return found

@@ -11,11 +11,10 @@ import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from loka.graph.ir import ConcatNorm, ForwardIR, Ref, RefKind, Statement
+from loka.graph.ir import ConcatNorm, ForwardIR, Ref, RefKind, Shape, Statement
 from loka.graph.patterns.fm_interaction import changes_in_place
 from loka.graph.patterns.linear_chain import readers_of
 from loka.graph.patterns.norm import ChainNorm, NormRun, arguments, norm_ending_at
-from loka.graph.trace.observed_shapes import Shape
 
 _SUM = "{0} + {1}"
 _CONCATENATIONS = ("torch.cat", "torch.concat", "torch.concatenate")

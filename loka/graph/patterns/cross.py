@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from loka.graph.ir import Cross, ForwardIR, Ref, RefKind, Statement
+from loka.graph.ir import Cross, ForwardIR, Ref, RefKind, Shape, Statement
 from loka.graph.patterns.fm_interaction import changes_in_place
 from loka.graph.patterns.linear_chain import readers_of
-from loka.graph.trace.observed_shapes import Shape
 
 _PRODUCT, _SUM = "{0} * {1}", "{0} + {1}"  # in canonical form, of `torch.addcmul`, too
 

@@ -12,11 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from loka.graph.canonical.contractions import Contraction, Node, Source, Value, canonical_values
-from loka.graph.canonical.views import only_moves_axes
-from loka.graph.ir import WEIGHTED, FmInteraction, ForwardIR, RefKind, Statement
+from loka.graph.canonical.contractions import Contraction, Node, Source, Value, canonical_values, only_moves_axes
+from loka.graph.ir import WEIGHTED, FmInteraction, ForwardIR, RefKind, Shape, Statement
 from loka.graph.patterns.linear_chain import readers_of
-from loka.graph.trace.observed_shapes import Shape
 
 _PAIRS, _SUMS = (0, 1, 2), (0, 2, 1)  # axes of the products and of the weighted sums as the kernel writes them
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from loka.graph.ir import DTYPE, ForwardIR, Ref, RefKind, Region, SiteCall, Statement
+from loka.graph.ir import DTYPE, ForwardIR, Ref, RefKind, Region, SiteCall, Statement, names_read
 from loka.graph.patterns.norm import ChainNorm, NormRun, arguments, literal, norm_ending_at, norm_starting_at, operand
-from loka.graph.trace.printer import names_in
 
 _PAIRS = {"mul": "{0} * {1}", "add": "{0} + {1}"}
 
@@ -362,6 +361,6 @@ def readers_of(forward: ForwardIR) -> dict[str, set[int]]:
             if ref.kind is RefKind.LOCAL:
                 readers.setdefault(ref.text, set()).add(index)
     targets = [statement.target for statement in forward.statements]
-    for target in names_in(forward.result, targets):
+    for target in names_read(forward.result, targets):
         readers.setdefault(target, set()).add(len(targets))
     return readers

@@ -8,11 +8,10 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 
 from loka.graph.canonical.products import saves_work
-from loka.graph.ir import ForwardIR, NearKind, NearMiss, Ref, RefKind, Statement
+from loka.graph.ir import ForwardIR, NearKind, NearMiss, Ref, RefKind, Shape, Statement
 from loka.graph.patterns.fm_interaction import changes_in_place
 from loka.graph.patterns.linear_chain import readers_of
 from loka.graph.patterns.norm import TORCH_NORMS, arguments, norm_ending_at, over_other_dimensions
-from loka.graph.trace.observed_shapes import Shape
 
 _CONCATENATIONS = frozenset(("cat", "concat", "concatenate"))
 _SUMS = frozenset(("add", "iadd"))

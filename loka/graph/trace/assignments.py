@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from loka.graph.refused import CannotTraceError
+from loka.graph.ir import CannotTraceError
 
 _CLONES: frozenset[object] = frozenset(("clone", torch.clone))
 _LIKE: frozenset[object] = frozenset(("new_empty", "new_zeros", torch.empty_like, torch.zeros_like)) | _CLONES

@@ -10,12 +10,11 @@ from contextlib import suppress
 import torch
 from torch import nn
 
-from loka.graph.ir import ForwardIR, RefKind, Statement
-from loka.graph.refused import CannotTraceError
+from loka.graph.ir import CannotTraceError, ForwardIR, RefKind, Statement, names_read
 from loka.graph.source import has_hooks
 from loka.graph.trace.examples import Examples
 from loka.graph.trace.observed_shapes import observed_values
-from loka.graph.trace.printer import attribute, names_in
+from loka.graph.trace.printer import attribute
 
 _DEVICE = re.compile(r"['\"]|\bdevice\b")  # in the text of a call of `to`
 _CASTS = frozenset({"to", "type_as", "float", "double", "half", "bfloat16"})
@@ -80,7 +79,7 @@ class _Call:
     ) -> None:
         self._casts, self._dtypes, self._linears = casts, dtypes, linears
         self._made = {step.target: step for step in forward.statements}
-        self._returned = names_in(forward.result, dtypes)
+        self._returned = names_read(forward.result, dtypes)
         self._readers: dict[str, list[Statement]] = defaultdict(list)
         for step in forward.statements:
             for name in {ref.text for ref in step.operands if ref.kind is RefKind.LOCAL}:

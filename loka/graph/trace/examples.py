@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import warnings
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from loka.graph.refused import Refused
-from loka.graph.trace.quiet import quiet
+from loka.graph.ir import Refused
 from loka.sites.fake_outputs import LARGE, without_numbers
 
 MOST_CALLS = 4  # kept per module and batch size; they differ in shape or arguments
@@ -40,6 +42,20 @@ class ModelInputs:
 
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] | None = None
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Ignore warnings, and what torch.fx logs of models that ask whether they are traced. Also a decorator."""
+    log = logging.getLogger("torch.fx._symbolic_trace")
+    disabled = log.disabled
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        log.disabled = True
+        try:
+            yield
+        finally:
+            log.disabled = disabled
 
 
 @quiet()

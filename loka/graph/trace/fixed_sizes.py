@@ -48,9 +48,7 @@ class FixedSizes:
         self._runs = self._runs or (_Run(self._module, symbolic=True), _Run(self._module, symbolic=False))
         try:
             found = [run.value(ordered, given, shapes) for run in self._runs]
-        except KeyboardInterrupt:
-            raise
-        except BaseException:  # noqa: BLE001 - operations on fake tensors can raise anything: nothing is known then
+        except Exception:  # noqa: BLE001 - operations on fake tensors can raise anything: nothing is known then
             return None
         return shapes if all(_fact(each) == _fact(value) is not None for each in found for value in values) else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -13,21 +14,28 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from loka.graph.loop_guards import checked_keys, checked_length
-from loka.graph.refused import CannotTraceError
+from loka.graph.guards import checked_keys, checked_length
+from loka.graph.ir import CannotTraceError
 from loka.graph.source import functions_of, live_floats
-from loka.graph.trace.call_values import EntryValues, Values, ValuesNeededError, computed_values, is_size
-from loka.graph.trace.dtype_limits import traced_limits
+from loka.graph.trace.call_values import (
+    EntryValues,
+    Length,
+    LoopError,
+    Values,
+    ValuesNeededError,
+    computed_values,
+    dict_of,
+    is_size,
+    length_of,
+)
 from loka.graph.trace.examples import ExampleCall
 from loka.graph.trace.fixed_sizes import FixedSizes, GivenShapes
 from loka.graph.trace.in_place import DEFAULT_WRITES, InPlaceProxy, InPlaceTracer, Writes
 from loka.graph.trace.lint import place_in, training_reads
-from loka.graph.trace.loop_lengths import Length, LoopError, dict_of, length_of
 from loka.graph.trace.planned_tests import PlannedTest, PlannedTests, described
 from loka.graph.trace.printer import TrainingFlag, is_identifier
-from loka.graph.trace.read_log import ReadLog
-from loka.graph.trace.watched_functions import watched
-from loka.graph.trace.words import reason_of
+from loka.graph.trace.watched_functions import ReadLog, traced_limits, watched
+from loka.sites.callables import message_of
 
 _BY_TORCH: dict[object, Callable[..., Any]] = {math.sqrt: torch.sym_sqrt}  # of sizes that may be symbolic
 _VIEWS = frozenset({"T", "mT", "H", "mH", "real", "imag"})  # attributes that autograd sees
@@ -105,17 +113,13 @@ def _trace(
         except LoopError as loop:
             try:
                 lengths[loop.place] = length_of(module, loop, calls)
-            except KeyboardInterrupt:
-                raise
-            except BaseException:  # noqa: BLE001  (user code on part of its way: the loop is refused then, with its place)
+            except Exception:  # noqa: BLE001  (user code on part of its way: the loop is refused then, with its place)
                 lengths[loop.place] = None
         except ValuesNeededError as needed:
             try:
                 computed[needed.node.name] = values = computed_values(module, needed, calls)
                 fixed[needed.node.name] = sizes.given_shapes(needed.node, values)
-            except KeyboardInterrupt:
-                raise
-            except BaseException:  # noqa: BLE001  (as above: the test is refused then)
+            except Exception:  # noqa: BLE001  (as above: the test is refused then)
                 computed[needed.node.name] = None
         else:
             return tracer
@@ -197,9 +201,9 @@ class _Tracer(InPlaceTracer):
             self.assignments.check(self.graph)
         except CannotTraceError as error:
             raise error.inside_of(self._failed) from error.__cause__
-        except (LoopError, ValuesNeededError, KeyboardInterrupt):
+        except (LoopError, ValuesNeededError):
             raise
-        except BaseException as error:  # user code meets proxies: anything can be raised
+        except Exception as error:  # user code meets proxies: anything can be raised
             where = self._place(traceback.extract_tb(error.__traceback__))
             raise CannotTraceError(f"{reason_of(error)} {where}".strip()).inside_of(self._failed) from error
         finally:
@@ -403,3 +407,28 @@ def _both(a: Any, b: Any, same: dict[fx.Node, fx.Node]) -> Any:
     if type(a) is type(b) and not isinstance(a, fx.Node | torch.Tensor) and (a == b or repr(a) == repr(b)):
         return a
     raise _DifferentError
+
+
+_LONGEST = 160  # characters quoted of an error that is not known
+_TRACED = r"(?:Proxy|_ViewsInPlace|Attribute)\b"
+# Messages of Python 3.11 to 3.13, numpy 2, and torch 2.11 and newer.
+_KNOWN = (
+    (r"argument of type: <class '(?:[^']*\.)?(\w+)'>", "an object of class {0} is passed to an operation or a child"),
+    (r"item assignment", "assignment into a tensor"),
+    (r"'len' is not supported", "len of a tensor"),
+    (r"__array_struct__|__array__", "numpy is called on a tensor"),
+    (r"__cuda_array_interface__", "a new tensor is made of a traced value"),
+    (r"Keys for dictionaries|^Proxy\(", "a tensor or a size is the key of a dict"),
+    (rf"(?:number|string|integer|indices|format|__round__|__index__).*{_TRACED}|{_TRACED}.*(?:integer|__)", ""),
+)
+_NUMBER = "Python needs a plain number where a traced value stands (compute this number in __init__, or by torch)"
+
+
+def reason_of(error: BaseException) -> str:
+    """The reason why a forward cannot be traced, for an error that its code raised on traced values."""
+    text = message_of(error)
+    for pattern, words in _KNOWN:
+        found = re.search(pattern, text)
+        if found is not None:
+            return words.format(*found.groups()) or _NUMBER
+    return f"its code does not run on traced values: it raises {type(error).__name__} ('{text[:_LONGEST]}')"

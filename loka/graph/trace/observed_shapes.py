@@ -12,10 +12,9 @@ import torch
 from torch import nn
 
 from loka.graph.equivalence import with_forward
-from loka.graph.ir import ForwardIR, RefKind, Statement
+from loka.graph.ir import ForwardIR, RefKind, Shape, Statement
 from loka.graph.trace.examples import Examples, copy_tree
 
-Shape = tuple[int | None, ...]  # None is a dimension that differs between calls, such as the batch
 _PAIRS = frozenset({"add", "mul"})
 
 

@@ -10,11 +10,10 @@ from typing import Any, NoReturn, Protocol
 import torch
 from torch import fx, nn
 
-from loka.graph.loop_guards import checked_branch, checked_length
-from loka.graph.refused import CannotTraceError
-from loka.graph.trace.call_values import EntryValues, Values, ValuesNeededError, is_size
+from loka.graph.guards import checked_branch, checked_length
+from loka.graph.ir import CannotTraceError
+from loka.graph.trace.call_values import VIEWS_OF_DICT, EntryValues, Values, ValuesNeededError, is_size
 from loka.graph.trace.fixed_sizes import GivenShapes
-from loka.graph.trace.loop_lengths import VIEWS_OF_DICT
 from loka.graph.trace.printer import INFIX, PREFIX
 
 _OF_THEIR_OWNER = (getattr, operator.getitem, checked_length)

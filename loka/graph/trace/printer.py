@@ -6,7 +6,6 @@ constants are printed only for known types.
 
 from __future__ import annotations
 
-import ast
 import builtins
 import keyword
 import math
@@ -18,9 +17,8 @@ from functools import lru_cache
 import torch
 from torch import fx, nn
 
-from loka.graph import loop_guards
-from loka.graph.ir import Ref, RefKind
-from loka.graph.refused import CannotTraceError
+from loka.graph import guards
+from loka.graph.ir import CannotTraceError, Ref, RefKind
 
 RESERVED = frozenset(
     {*dir(builtins), *keyword.kwlist, *keyword.softkwlist}
@@ -131,7 +129,7 @@ def _public_names() -> dict[int, str]:
 
 def public_name(function: object) -> str:
     """ "torch.nn.functional.layer_norm" for a function of torch; raises CannotTraceError for any other."""
-    guard = next((name for each, name in loop_guards.NAMES.items() if each is function), None)
+    guard = next((name for each, name in guards.NAMES.items() if each is function), None)
     if guard is not None:
         return guard
     found = _public_names().get(id(function))
@@ -155,12 +153,6 @@ def variable(hint: str, taken: set[str]) -> str:
         name = f"{plain}_{number}"
     taken.add(name)
     return name
-
-
-def names_in(expression: str, names: Iterable[str]) -> set[str]:
-    """The subset of `names` that an expression made here reads."""
-    read = {node.id for node in ast.walk(ast.parse(expression, mode="eval")) if isinstance(node, ast.Name)}
-    return read & set(names)
 
 
 class Template:

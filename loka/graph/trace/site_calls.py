@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import fx
 
-from loka.graph.ir import ForwardIR, SiteCall
-from loka.graph.refused import CannotTraceError
-from loka.graph.trace.folded_weights import folded_views
+from loka.graph.ir import CannotTraceError, ForwardIR, SiteCall
 from loka.graph.trace.fx_recording import Op
 from loka.graph.trace.printer import Template
 from loka.graph.trace.traced_weights import Weights, is_single
-from loka.sites.products.einsum import split_equation
+from loka.sites.products.einsum import matrix_letters, split_equation
 
 _MATMULS = {operator.matmul, torch.matmul, torch.mm, torch.bmm}
 _ADDED = {torch.addmm, torch.baddbmm}
@@ -280,3 +279,48 @@ def _renamed(kwargs: dict[str, object]) -> dict[str, object]:
 
 def _flat(values: list[object]) -> list[object]:
     return [x for value in values for x in (_flat(list(value)) if isinstance(value, tuple | list) else [value])]
+
+
+@dataclass(frozen=True, slots=True)
+class FoldedViews:
+    """What makes a linear of an einsum: text after x, after the weight for (N, K), and after the product."""
+
+    x: str
+    weight: str
+    out: str
+
+
+def folded_views(x: str, weight: str, out: str, shape: Sequence[int]) -> FoldedViews | None:
+    """An einsum "x,weight->out" by a weight of this shape as a linear; None where the weight is no single matrix.
+
+    The weight is a view where its rows stand together, and its columns; else a copy.
+
+    >>> folded_views("bfd", "fdr", "br", (4, 8, 2))
+    FoldedViews(x='.flatten(-2)', weight='.flatten(0, 1).t()', out='')
+    >>> folded_views("bd", "edr", "ber", (3, 8, 2))
+    FoldedViews(x='', weight='.permute(0, 2, 1).flatten(0, 1)', out='.unflatten(-1, (3, 2))')
+    """
+    letters = matrix_letters(x, weight, out, shape)
+    if letters is None or not (x + out).isalpha():
+        return None
+    single = "".join(f".squeeze({place})" for place in reversed(range(len(weight))) if weight[place] in letters.single)
+    held = "".join(c for c in weight if c not in letters.single)
+    rows, columns, sizes = letters.free, letters.contracted, dict(zip(weight, shape, strict=True))
+    rest = "".join(c for c in x if c not in columns)
+    flipped = held == columns + rows
+    first, second = (columns, rows) if flipped else (rows, columns)
+    moved = _permute([held.index(c) for c in first + second])
+    matrix = single + moved + _flatten(len(first), len(second)) + (".t()" if flipped else "")
+    made = f".unflatten(-1, ({', '.join(str(sizes[c]) for c in rows)}))" if len(rows) > 1 else ""
+    folded = f".flatten(-{len(columns)})" if len(columns) > 1 else ""
+    return FoldedViews(
+        _permute([x.index(c) for c in rest + columns]) + folded,
+        matrix,
+        made + _permute([(rest + rows).index(c) for c in out]),
+    )
+
+
+def _flatten(first: int, second: int) -> str:
+    """A view of a tensor of so many and so many dimensions as a matrix."""
+    last = f".flatten({first})" if second > 1 else ""
+    return last + (f".flatten(0, {first - 1})" if first > 1 else "")

@@ -11,24 +11,12 @@ from dataclasses import replace
 import torch
 from torch import fx, nn
 
-from loka.graph.ir import Ref, RefKind, Statement
-from loka.graph.refused import CannotTraceError
-from loka.graph.trace.call_values import is_size
+from loka.graph.ir import CannotTraceError, Ref, RefKind, Statement, names_read
+from loka.graph.trace.call_values import VIEWS_OF_DICT, is_size
 from loka.graph.trace.fx_recording import FxRecording, Op
 from loka.graph.trace.lint import makes_its_result, place_in
-from loka.graph.trace.loop_lengths import VIEWS_OF_DICT
 from loka.graph.trace.planned_tests import PlannedTest, operands
-from loka.graph.trace.printer import (
-    INFIX,
-    PREFIX,
-    Template,
-    attribute,
-    is_identifier,
-    literal,
-    names_in,
-    public_name,
-    variable,
-)
+from loka.graph.trace.printer import INFIX, PREFIX, Template, attribute, is_identifier, literal, public_name, variable
 from loka.graph.trace.site_calls import site_call
 from loka.graph.trace.traced_weights import Weights
 from loka.sites.neighbours import is_idle_dropout
@@ -126,7 +114,7 @@ class Printed:
 
     def _guard(self, test: PlannedTest) -> str:
         """A condition on the arguments, as an expression."""
-        hidden = names_in(test.text.replace("{0}", "_"), inspect.signature(self.module.forward).parameters)
+        hidden = names_read(test.text.replace("{0}", "_"), inspect.signature(self.module.forward).parameters)
         if hidden:
             raise CannotTraceError(f"argument '{min(hidden)}' has a name that the generated text needs for itself")
         expression = f"({self._expression(test.node)})"
@@ -152,7 +140,7 @@ class Printed:
     def _drop_unread(self) -> None:
         """Unread targets become `_`: statements may have effects and stay."""
         names = {s.target for s in self.statements}
-        read = {ref.text for s in self.statements for ref in s.operands} | names_in(self.result, names)
+        read = {ref.text for s in self.statements for ref in s.operands} | names_read(self.result, names)
         self.statements = [
             s if s.target in read or s.target == "_" else replace(s, target="_") for s in self.statements
         ]

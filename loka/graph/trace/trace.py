@@ -20,22 +20,20 @@ from loka.errors import InputError
 from loka.graph.canonical.forwards import canonical_forward, is_canonical, with_traced_relus
 from loka.graph.canonical.recording import recorded
 from loka.graph.equivalence import difference, rounding_difference
-from loka.graph.ir import ForwardIR
+from loka.graph.ir import CannotTraceError, ForwardIR, Refused, Shape
 from loka.graph.patterns.concat_norm import find_concat_norms
 from loka.graph.patterns.cross import find_crosses
 from loka.graph.patterns.fm_interaction import find_fm_interactions
 from loka.graph.patterns.near_interactions import find_near_misses
 from loka.graph.reads import Traced, constants_of, reads_of
-from loka.graph.refused import CannotTraceError, Refused
 from loka.graph.source import forward_source_hash, functions_of, has_hooks, live_floats, qualified
 from loka.graph.trace.casts import telling_casts
-from loka.graph.trace.examples import Examples, missing_storage
+from loka.graph.trace.examples import Examples, missing_storage, quiet
 from loka.graph.trace.fx_recording import FxRecording, fx_record
 from loka.graph.trace.in_place import DEFAULT_WRITES, Writes
 from loka.graph.trace.lint import code_place, lint, out_of_place, unreadable
-from loka.graph.trace.observed_shapes import Shape, observed_shapes, with_even_statements
+from loka.graph.trace.observed_shapes import observed_shapes, with_even_statements
 from loka.graph.trace.printer import HIDING, attribute, constant, is_identifier
-from loka.graph.trace.quiet import quiet
 from loka.graph.trace.site_calls import with_contiguous_products
 from loka.graph.trace.statements import Printed
 from loka.graph.trace.traced_weights import find_weights, unused_reason
@@ -251,9 +249,7 @@ def copy_owner(module: nn.Module, expand: frozenset[str], share: bool = False) -
         memo.update((id(parameter), parameter) for parameter in child.parameters())
     try:
         copied: object = copy.deepcopy(module, memo)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # __deepcopy__ and pickling hooks of the user's classes can raise anything
+    except Exception as error:  # __deepcopy__ and pickling hooks of the user's classes can raise anything
         raise CannotTraceError(f"the module cannot be copied ({type(error).__name__}: {message_of(error)})") from error
     if not isinstance(copied, nn.Module):
         raise CannotTraceError(f"the module cannot be copied (copy.deepcopy made a {type(copied).__name__} of it)")

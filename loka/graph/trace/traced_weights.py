@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx, nn
 
-from loka.graph.loop_guards import checked_length
+from loka.graph.guards import checked_length
 from loka.graph.trace.fx_recording import Op
 from loka.graph.trace.lint import place_in
 from loka.sites.weights import (

@@ -9,9 +9,8 @@ from typing import Any
 from torch import nn
 
 from loka.errors import InputError, LokaError
-from loka.graph.ir import ForwardIR
+from loka.graph.ir import ForwardIR, Refused
 from loka.graph.patterns.owners import RegionScope
-from loka.graph.refused import Refused
 from loka.graph.source import forward_source_hash, is_simple
 from loka.graph.trace.examples import Examples, ModelInputs, capture_examples, form_of
 from loka.graph.trace.trace import trace_forward
@@ -44,9 +43,7 @@ class Tracer:
             self._examples |= capture_examples(self.model, new, batches)
         except InputError as error:
             self._examples |= {owner: Refused(owner, f"its inputs cannot be captured: {error}") for owner in new}
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # noqa: BLE001 - a forward can raise anything
+        except Exception as error:  # noqa: BLE001 - a forward can raise anything
             reason = f"running the model on {' and '.join(map(str, BATCHES))} samples raised {describe_error(error)}"
             self._examples |= {owner: Refused(owner, reason) for owner in new}
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 import __future__
 
 import ast
+import sys
 from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager
 from types import CodeType, FunctionType
 from typing import Any, Protocol
 
 import torch
+from torch import fx, nn
 
+from loka.graph.reads import NAMESPACE
 from loka.graph.source import definition
 
 _NAME = "loka_tests"  # under which a watched function finds the tracer, in its globals
@@ -169,3 +172,75 @@ def _is_test(node: ast.Call, name: str) -> bool:
 
 def _report(method: str, *arguments: ast.expr) -> ast.Call:
     return ast.Call(ast.Attribute(ast.Name(_NAME, ast.Load()), method, ast.Load()), list(arguments), [])
+
+
+@contextmanager
+def traced_limits() -> Iterator[None]:
+    """While a forward is traced, torch.finfo and torch.iinfo take a traced dtype; torch's own refuse a proxy."""
+    originals = torch.finfo, torch.iinfo
+    torch.finfo, torch.iinfo = (_traced(each) for each in originals)  # type: ignore[misc, assignment]
+    try:
+        yield
+    finally:
+        torch.finfo, torch.iinfo = originals  # type: ignore[misc]
+
+
+def _traced(limits: Callable[..., Any]) -> Callable[..., Any]:
+    def limits_of(*args: Any, **kwargs: Any) -> Any:
+        proxy = next((each for each in (*args, *kwargs.values()) if isinstance(each, fx.Proxy)), None)
+        if proxy is None:
+            return limits(*args, **kwargs)
+        return proxy.tracer.create_proxy("call_function", limits, args, kwargs)
+
+    return limits_of
+
+
+class ReadLog:
+    """Records the attributes that a forward reads from its modules while it is traced, including missing ones."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.names: dict[str, set[str]] = {}
+        self._paths = {id(child): path for path, child in module.named_modules()}
+        self._listening = False
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """While active, reads are recorded from `listen` on, except inside `unheard`."""
+        before = vars(nn.Module).get("__getattribute__")
+        own = before or object.__getattribute__
+
+        def read(module: nn.Module, name: str) -> Any:
+            if self._listening:
+                self._note(module, name)
+            return own(module, name)
+
+        nn.Module.__getattribute__ = read  # type: ignore[method-assign, assignment]
+        try:
+            yield
+        finally:
+            self._listening = False
+            if before is None:
+                del nn.Module.__getattribute__
+            else:
+                nn.Module.__getattribute__ = before  # type: ignore[method-assign]
+
+    def listen(self) -> None:
+        """Starts recording: the forward is about to run."""
+        self._listening = True
+
+    @contextmanager
+    def unheard(self) -> Iterator[None]:
+        """Reads of the tracer itself, which are not recorded."""
+        before, self._listening = self._listening, False
+        try:
+            yield
+        finally:
+            self._listening = before
+
+    def _note(self, module: nn.Module, name: str) -> None:
+        path = self._paths.get(id(module))
+        if path is None:
+            return
+        if name == NAMESPACE and sys._getframe(2).f_globals.get("__name__") == nn.Module.__module__:
+            return  # torch's own look-up of a child, Parameter or buffer, which is recorded under its own name
+        self.names.setdefault(path, set()).add(name)

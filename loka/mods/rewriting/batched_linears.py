@@ -20,11 +20,10 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from loka.errors import LokaError
-from loka.graph.ir import ForwardIR, Ref, RefKind, Statement
+from loka.graph.ir import ForwardIR, Ref, RefKind, Shape, Statement
 from loka.graph.patterns.linear_chain import readers_of
 from loka.graph.patterns.norm import arguments, literal, operand
 from loka.graph.patterns.region import ACTIVATIONS
-from loka.graph.trace.observed_shapes import Shape
 from loka.mods.adaptation import Unchanged
 from loka.mods.rewriting import rewriting_tools
 from loka.mods.rewriting.rewriting_tools import OperandTexts, PlainLinear, Size

@@ -20,8 +20,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from loka.errors import LokaError
-from loka.graph.ir import ForwardIR, SiteCall, Statement
-from loka.graph.padded_calls import padded
+from loka.graph.ir import ForwardIR, SiteCall, Statement, padded
 from loka.mods.adaptation import Unchanged
 from loka.mods.protocols import SiteMod, UnplannedModel
 from loka.mods.rewriting import rewriting_tools

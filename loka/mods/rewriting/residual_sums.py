@@ -28,11 +28,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from loka.graph.ir import DTYPE, ForwardIR, Ref, RefKind, Statement
+from loka.graph.ir import DTYPE, ForwardIR, Ref, RefKind, Statement, names_read
 from loka.graph.patterns.fm_interaction import in_place_reason
 from loka.graph.patterns.linear_chain import readers_of
 from loka.graph.patterns.norm import NormRun, norm_starting_at
-from loka.graph.trace.printer import names_in, variable
+from loka.graph.trace.printer import variable
 from loka.mods.rewriting.rewriting_tracer import RewrittenOwner, writer_of
 
 NAME = "residual_high_precision"
@@ -173,7 +173,7 @@ class _Writer:
             for number in range(place, last + 1):
                 self._write(number, run)
             place = last + 1
-        for name in sorted(names_in(self._forward.result, self._kept_wide)):
+        for name in sorted(names_read(self._forward.result, self._kept_wide)):
             self._narrow(name)
         return tuple(self._made), self._forward.result
 

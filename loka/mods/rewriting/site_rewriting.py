@@ -9,10 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from loka.graph.ir import ForwardIR
+from loka.graph.ir import ForwardIR, Refused, Shape
 from loka.graph.patterns.owners import RegionScope, scope_of
-from loka.graph.refused import Refused
-from loka.graph.trace.observed_shapes import Shape
 from loka.graph.trace.tracer import Tracer
 from loka.mods.adaptation import RewriteResult, Unchanged
 from loka.mods.rewriting.interactions import Reserved

@@ -9,9 +9,8 @@ from torch import nn
 
 from loka.graph.canonical.forwards import settled
 from loka.graph.equivalence import rounding_difference
-from loka.graph.ir import ForwardIR
+from loka.graph.ir import CannotTraceError, ForwardIR, Refused
 from loka.graph.patterns.owners import RegionScope
-from loka.graph.refused import CannotTraceError, Refused
 from loka.graph.trace.observed_shapes import observed_shapes
 from loka.graph.trace.trace import copy_owner, expanded, with_findings
 from loka.mods.adaptation import RewriteResult, Setting, Unchanged

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import nn
 
+from loka.graph.ir import Refused
 from loka.graph.patterns.owners import Barriers, RegionScope, inline_for, parents
-from loka.graph.refused import Refused
 from loka.graph.source import functions_of
 from loka.mods.rewriting.interactions import Interacting
 from loka.mods.rewriting.rewriting_tracer import OwnerScope

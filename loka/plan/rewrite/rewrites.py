@@ -12,11 +12,10 @@ from dataclasses import dataclass, field, replace
 from torch import nn
 
 from loka.graph.canonical.forwards import as_traced
-from loka.graph.ir import PART, REASSOCIATED, ForwardIR, NearKind, Region
+from loka.graph.ir import PART, REASSOCIATED, ForwardIR, NearKind, Refused, Region
 from loka.graph.patterns.linear_chain import ChainStage, LinearChain, StaticOperands, find_chains
 from loka.graph.patterns.owners import RegionScope, wants_owner
 from loka.graph.patterns.region import find_regions
-from loka.graph.refused import Refused
 from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, GATES
 from loka.kernels.fused.norm.norm_widths import LARGEST_HELD
 from loka.kernels.fused.norm.norms import NORMS

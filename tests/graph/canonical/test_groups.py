@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loka.graph.canonical.forwards import as_traced, is_canonical
-from loka.graph.canonical.groups import in_groups
+from loka.graph.canonical.forwards import as_traced, in_groups, is_canonical
 from tests.support.canonical_forms import assert_same, canonical, statements
 
 SILU = ("g = sigmoid x: torch.sigmoid({0})", "s = mul x g: {0} * {1}")

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from loka.graph.equivalence import with_forward
-from loka.graph.ir import ForwardIR
-from loka.graph.refused import Refused
+from loka.graph.ir import ForwardIR, Refused
 from loka.graph.trace.examples import ModelInputs, capture_examples
 from loka.graph.trace.trace import trace_forward
 

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from loka.errors import InputError
 from loka.graph.canonical.forwards import as_traced
 from loka.graph.equivalence import with_forward
-from loka.graph.ir import ForwardIR
-from loka.graph.refused import CannotTraceError, Refused
+from loka.graph.ir import CannotTraceError, ForwardIR, Refused, names_read
 from loka.graph.trace.examples import ExampleCall, Examples
-from loka.graph.trace.printer import attribute, constant, names_in, public_name, variable
+from loka.graph.trace.printer import attribute, constant, public_name, variable
 from loka.graph.trace.trace import trace_forward
 from tests.support.models import ir_models as zoo
 
@@ -69,7 +68,7 @@ def test_variables_hide_nothing() -> None:
 
 
 def test_names_in_an_expression() -> None:
-    assert names_in('(a, {"b": c.a}, self.d["e"], f"g")', "abcdefg") == {"a", "c"}
+    assert names_read('(a, {"b": c.a}, self.d["e"], f"g")', "abcdefg") == {"a", "c"}
 
 
 class Named(nn.Module):

@@ -12,8 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from loka.errors import InputError
 from loka.graph.equivalence import with_forward
-from loka.graph.ir import ForwardIR
-from loka.graph.refused import Refused
+from loka.graph.ir import ForwardIR, Refused
 from loka.graph.source import forward_source_hash
 from loka.graph.trace.examples import ExampleCall, Examples
 from loka.graph.trace.trace import trace_forward

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from loka.errors import InputError
 from loka.graph.canonical.forwards import as_traced
 from loka.graph.equivalence import source
-from loka.graph.ir import ForwardIR, Ref, RefKind, SiteCall
-from loka.graph.refused import Refused
+from loka.graph.ir import ForwardIR, Ref, RefKind, Refused, SiteCall
 from loka.graph.trace.examples import ExampleCall, Examples
 from loka.graph.trace.site_calls import einsum_views, tensordot_views
 from loka.graph.trace.trace import trace_forward

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from loka.errors import InputError
 from loka.graph.equivalence import with_forward
-from loka.graph.ir import ForwardIR
-from loka.graph.refused import Refused
+from loka.graph.ir import ForwardIR, Refused
 from loka.graph.trace.examples import ModelInputs, capture_examples
 from loka.graph.trace.trace import trace_forward
 

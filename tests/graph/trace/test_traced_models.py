@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from loka.graph.equivalence import source, with_forward
-from loka.graph.ir import ForwardIR
+from loka.graph.ir import ForwardIR, Refused
 from loka.graph.patterns.region import find_regions
-from loka.graph.refused import Refused
 from loka.graph.trace.examples import Examples, ModelInputs, capture_examples
 from loka.graph.trace.trace import copy_owner, trace_forward
 from tests.support.models import ir_models as zoo

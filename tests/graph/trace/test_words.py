@@ -10,12 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from loka.graph.ir import ForwardIR
-from loka.graph.refused import CannotTraceError, Refused
+from loka.graph.ir import CannotTraceError, ForwardIR, Refused
 from loka.graph.trace.examples import ExampleCall, Examples, ModelInputs, capture_examples
-from loka.graph.trace.fx_recording import fx_record
+from loka.graph.trace.fx_recording import fx_record, reason_of
 from loka.graph.trace.trace import trace_forward
-from loka.graph.trace.words import reason_of
 
 NUMBER = "Python needs a plain number where a traced value stands (compute this number in __init__, or by torch)"
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from loka import dispatch
 from loka.codegen.modules.binding_text import binding_text
 from loka.graph.equivalence import source
+from loka.graph.guards import checked_length
 from loka.graph.ir import ForwardIR
-from loka.graph.loop_guards import checked_length
 from loka.graph.trace.examples import ModelInputs, capture_examples
 from loka.graph.trace.trace import trace_forward
 from loka.plan.rewrite.plan_bindings import bind

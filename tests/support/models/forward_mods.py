@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from loka.graph.equivalence import with_forward
-from loka.graph.ir import ForwardIR
+from loka.graph.ir import ForwardIR, Shape
 from loka.graph.trace.examples import ModelInputs, capture_examples
-from loka.graph.trace.observed_shapes import Shape, observed_shapes
+from loka.graph.trace.observed_shapes import observed_shapes
 from loka.graph.trace.trace import copy_owner, trace_forward
 from loka.mods.rewriting.rewriting_tools import Size
 
