@@ -83,8 +83,7 @@ test-pages: $(VENV)/.dev
 	command -v chromium || command -v google-chrome || { apt-get update -qq && apt-get install -y -qq chromium; } || true
 	$(BIN)/python -m pytest -rs tests/bench/report
 
-# Odd and damaged files for as long as FUZZ_SECONDS says, for each kind of file; what fails joins tests/fuzz/corpus.
-# FUZZ_SEED repeats a run.
+# Odd and damaged files for as long as FUZZ_SECONDS says, for each kind of file. FUZZ_SEED repeats a run.
 fuzz: $(VENV)/.dev
 	seed=$${FUZZ_SEED:-$$(date +%s)}; echo "seed $$seed"; OMP_NUM_THREADS=1 LOKA_FUZZ_SECONDS=$(FUZZ_SECONDS) \
 	  LOKA_FUZZ_SEED=$$seed $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --hypothesis-profile=fuzz tests/fuzz

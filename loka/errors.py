@@ -32,10 +32,6 @@ class RenamedWarning(FutureWarning):
     """Something is written under a name that it no longer has; it still works."""
 
 
-class UncheckedWarning(UserWarning):
-    """A file of an earlier LoKA has no checksum, so that damage to it cannot be detected; it is read nevertheless."""
-
-
 class IgnoredWarning(UserWarning):
     """A file that a policy brings along does not hold for it any more, and is not used."""
 

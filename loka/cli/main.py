@@ -32,7 +32,7 @@ from loka.cli.verbs import (
     tune,
     validate,
 )
-from loka.errors import IgnoredWarning, InputError, LokaError, RenamedWarning, UncheckedWarning
+from loka.errors import IgnoredWarning, InputError, LokaError, RenamedWarning
 from loka.version import __version__
 
 _JSON = "--json"
@@ -101,7 +101,7 @@ def _notes_shown() -> Iterator[None]:
 
     Other warnings are shown as usual.
     """
-    kinds = (IgnoredWarning, RenamedWarning, UncheckedWarning)
+    kinds = (IgnoredWarning, RenamedWarning)
     shown: set[str] = set()
     with warnings.catch_warnings():
         for kind in kinds:

@@ -62,7 +62,6 @@ def make_plan(policy: str | os.PathLike[str] | Policy) -> Plan:
     Warns:
         IgnoredWarning: The record of `loka tune` at the policy's place does not hold any more.
         RenamedWarning: A field has a name that is no longer used.
-        UncheckedWarning: The measurements are of an earlier LoKA and have no checksum.
     """
     return planned(policy).plan
 

@@ -1,9 +1,12 @@
-"""JSON and YAML as trees that may hold what neither allows: keys twice, numbers of any size, raw text."""
+"""Damage to files: JSON and YAML as trees that may hold what neither allows, changed at one value; bytes changed.
+
+A change is four numbers, which hypothesis draws and shrinks.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,6 +52,16 @@ ODD_YAML: tuple[Any, ...] = (
     *map(Raw, ("|\n x", ">-\n\n x", "@x", "`x", "%x", "# x", "- x")),
 )  # fmt: skip
 
+SNIPPETS = (
+    *(b"\x00", b"\xff", b"\xef\xbb\xbf", b"\xff\xfe", b"\r", b"\n"),
+    *(b"\t", b"\x1b[31m", b"\xe2\x80\xae", b"{", b"}", b"[", b"]"),
+    *(b'"', b"'", b":", b": ", b"- ", b",", b"#", b"&a ", b"*a", b"!!"),
+    *(b"? ", b"|", b"<<: ", b"---\n", b"...\n", b"%YAML 9.9\n"),
+    *(b"NaN", b"-", b"1e999", b"9" * 5000, b"[" * 2000, b"{a: " * 2000),
+    *(b"x" * 3000, b"\\u0000", b"\\ud800", b"null", b"true"),
+)  # fmt: skip
+
+Change = tuple[int, int, int, int]
 Slot = tuple[list[Any], int, list[Any], int]  # a list and the index of a value in it; a list and that of its pair
 
 
@@ -151,10 +164,31 @@ CHANGES: tuple[Callable[[Slot, Any, Slot], None], ...] = (
 )  # fmt: skip
 
 
-def changed(tree: Any, change: tuple[int, int, int, int], odd: tuple[Any, ...]) -> None:
-    """Change a tree in place at one value: which change, which kind of value, which of them, and what to put there."""
-    number, kind, which, put = change
-    kinds = list(slots(tree).values())
-    if kinds:
-        slot, other = _chosen(kinds, kind, which), _chosen(kinds, put, which)
-        CHANGES[number % len(CHANGES)](slot, deepcopy(odd[put % len(odd)]), other)
+def changed(trees: list[Any], changes: Sequence[Change], odd: tuple[Any, ...] = ODD) -> None:
+    """Change trees in place, each change at one value: which change, which kind of value, which one, what to put."""
+    for number, kind, which, put in changes:
+        kinds = list(slots(trees).values())
+        if kinds:
+            slot, other = _chosen(kinds, kind, which), _chosen(kinds, put, which)
+            CHANGES[number % len(CHANGES)](slot, deepcopy(odd[put % len(odd)]), other)
+
+
+def damaged(data: bytes, changes: Sequence[Change]) -> bytes:
+    """Bytes flipped, cut, inserted, repeated, taken out, or zeroed."""
+    for kind, place, length, put in changes:
+        at = place * 7919 % (len(data) + 1)
+        end = min(len(data), at + length % 64)
+        snippet = SNIPPETS[put % len(SNIPPETS)]
+        if kind % 7 == 0 and at < len(data):
+            data = data[:at] + bytes([data[at] ^ 1 << put % 8]) + data[at + 1 :]
+        elif kind % 7 == 1:
+            data = data[:at]
+        elif kind % 7 in (2, 3):
+            data = data[:at] + snippet + data[at:]
+        elif kind % 7 == 4:
+            data = data[:end] + data[at:end] * (1 + put % 50) + data[end:]
+        elif kind % 7 == 5:
+            data = data[:at] + data[end:]
+        else:
+            data = data[:at] + bytes(end - at) + data[end:]
+    return data
