@@ -30,8 +30,8 @@ from safetensors import safe_open
 from safetensors.torch import load as tensors_of
 from safetensors.torch import save as to_safetensors
 
-from loka.codegen.package.check_package import check_package
-from loka.codegen.package.write import JOURNAL, text_hash, write_package
+from loka.codegen.generation import check_package
+from loka.codegen.package_folder import JOURNAL, text_hash, write_package
 from loka.dispatch.bind.stamps import check_stamps
 from loka.dispatch.dispatch_errors import BindError
 from loka.errors import LokaError
@@ -47,8 +47,8 @@ from loka.policy.cascade import resolve_settings
 from loka.policy.problems import PolicyError
 from loka.policy.settings import SiteFacts
 from loka.probe.profile import profile_file
+from loka.probe.profile.profile import RecordedStats
 from loka.probe.profile.summarise import unite
-from loka.probe.stats.site_stats import RecordedStats
 from tests.support.damage import ODD, ODD_YAML, Change, Object, Raw, changed, damaged, parsed, tree_of, written
 from tests.support.plan.made_profiles import make_recorded
 from tests.support.plan.measured_cases import LATER, gemm, grid, measurement, passes, record
