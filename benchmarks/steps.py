@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from benchmarks.variants import Variant, prepare
 from loka.bench.cells import Errors, MeasuredStep, decibels
 from loka.bench.device import WARM_UPS, BenchDevice, CudaDevice, float32_products
-from loka.bench.model.whole_step import Example, tensors_of
+from loka.bench.model.whole_step import Example
+from loka.bench.quality.training_calls import tensors_of
 from loka.bench.timing import SEED, time_step
 from loka.errors import InputError
 from loka.probe.probe import Probe

@@ -24,7 +24,7 @@ from benchmarks.ablation.rows_columns import BASE, AblationRow, Column, Kinds, U
 from benchmarks.study import run_study, tell
 from loka.bench.machine import environment, require_gpu
 from loka.bench.options import check_least, check_seconds, listed
-from loka.bench.quality.policy_job import job_of
+from loka.bench.quality.training_job import job_of
 from loka.bench.results import usable_folder, utc_minute
 from loka.bench.timing import Progress
 from loka.mods.policy_loader import load_policy

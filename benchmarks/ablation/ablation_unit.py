@@ -25,8 +25,8 @@ from loka.bench.cells import decibels
 from loka.bench.device import WARM_UPS, CudaDevice, describe, float32_products
 from loka.bench.model.whole_step import Example, real_model
 from loka.bench.packages import Workshop
-from loka.bench.quality.policy_job import job_of
 from loka.bench.quality.training import train
+from loka.bench.quality.training_job import job_of
 from loka.bench.timing import Timing, summarise, time_replays
 from loka.dispatch import LokaWarning, Patch
 from loka.dispatch.bind.bind_warnings import fp8_not_expected

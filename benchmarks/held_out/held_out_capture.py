@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from loka.bench.quality.training_calls import call
-from loka.bench.quality.training_job import Inputs
+from loka.bench.quality.training_calls import Inputs, call
 from loka.errors import InputError
 from loka.numerics.enums import Gemm
 from loka.sites.site import Site

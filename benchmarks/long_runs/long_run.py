@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.long_runs.long_models import LongModel, batch_on
-from loka.bench.quality.click_metrics import normalised_entropy
-from loka.bench.quality.ema import WeightAverage
-from loka.bench.quality.training import predict, seeded
+from loka.bench.quality.evaluation import normalised_entropy, predict, seeded
+from loka.bench.quality.training_state import WeightAverage
 from loka.zoo import click_loss
 from loka.zoo.clicks import ClickStream
 

@@ -8,7 +8,7 @@ from functools import cache
 
 from benchmarks.ne_calibration.recipes import StudyRecipe
 from benchmarks.ne_calibration.trained import RowFile, StudyModel, fp8_sites, prepared
-from loka.bench.quality.held_out import held_out_of
+from loka.bench.quality.evaluation import held_out_of
 from loka.bench.quality.training import build, train
 from loka.numerics.enums import Gemm
 from loka.probe.gemm_errors import Rounding, SiteRoundings

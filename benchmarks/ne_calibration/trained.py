@@ -11,9 +11,8 @@ from typing import Any
 from torch import nn
 
 from benchmarks.ne_calibration.recipes import StudyRecipe
-from loka.bench.quality.policy_job import job_of
 from loka.bench.quality.training import NonFiniteLossError, build, train
-from loka.bench.quality.training_job import TrainingJob
+from loka.bench.quality.training_job import TrainingJob, job_of
 from loka.mods.policy_loader import load_policy
 from loka.numerics.enums import Compute, Gemm
 from loka.plan.examine import Examined, examine

@@ -24,7 +24,7 @@ def make_job(policy: Policy, steps: int | None, device: str, tested: bool = True
 
     Raises InputError, with the place in the policy, if it has no train section or a callable cannot be found.
     """
-    from loka.bench.quality.policy_job import job_of
+    from loka.bench.quality.training_job import job_of
 
     return job_of(policy, steps, choose_device(device), tested)
 

@@ -22,11 +22,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from loka.bench.quality.adapted_job import adapted_job
 from loka.bench.quality.pair_file import COMPARE_FOLDER, TRAIN_FOLDER, PairFile, RunFacts
 from loka.bench.quality.training import PairResult, build, train_pair
 from loka.bench.quality.training_calls import BATCHES, TEST, called, pairs
-from loka.bench.quality.training_job import TrainingJob
+from loka.bench.quality.training_job import TrainingJob, adapted_job
 from loka.cli.cli_job import make_job, training_of
 from loka.cli.fresh_package import fresh_package, load_package, patcher, verify
 from loka.cli.labels import AGAINST, ORIGINAL, ComparisonLabels, comparison_labels

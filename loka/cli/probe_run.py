@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sized
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -75,11 +76,9 @@ def record(
     Raises Interrupted, NonFiniteLossError, and InputError if the policy cannot train, no site can be watched, or no
     step was sampled.
     """
-    from loka.bench.quality.adapted_job import adapted_job
-    from loka.bench.quality.probed_training import Steps, length, train_watched
-    from loka.bench.quality.synthetic_job import synthetic_job
-    from loka.bench.quality.training import build
+    from loka.bench.quality.training import Steps, build, train_watched
     from loka.bench.quality.training_calls import BATCHES, called
+    from loka.bench.quality.training_job import adapted_job, synthetic_job
     from loka.cli.cli_job import choose_device, make_job, training_of
     from loka.cli.progress import Shown
     from loka.probe.finding_evidence import read_biases, track_biases
@@ -99,7 +98,7 @@ def record(
     start = time.perf_counter()
     with current_directory_importable(), training_of(policy), Shown("steps") as shown:
         batches = called(BATCHES, job.batches, job.batch_size, seed)
-        total = length(batches)
+        total = len(batches) if isinstance(batches, Sized) else None
         most = SYNTHETIC if synthetic else STEPS
         wanted = job.steps if job.steps is not None else min(most, total or most)
         total = wanted if total is None else min(wanted, total)
@@ -147,7 +146,7 @@ class _Judged:
     @classmethod
     def of(cls, examined: Examined, job: TrainingJob, model: nn.Module, seed: int, batches: int) -> _Judged | None:
         """None, with a note, where the model cannot be evaluated. Without test rows, `seed` is of another stream."""
-        from loka.bench.quality.held_out import held_out_of
+        from loka.bench.quality.evaluation import held_out_of
 
         try:
             held_out = held_out_of(job, model, examined.sites, seed, batches)

@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from loka.bench.quality.equivalence import ERROR_RATE, Verdict, bounds, judge, looks, pairs_needed
+from loka.bench.quality.compare_quality import ERROR_RATE, Verdict, bounds, judge, looks, pairs_needed
 
 
 @pytest.mark.parametrize("planned", [2, 4, 5, 9, 16, 64, 75, 1000])

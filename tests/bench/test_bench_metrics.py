@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loka.bench.quality.click_metrics import auc, base_entropy, log_loss, normalised_entropy
+from loka.bench.quality.evaluation import auc, base_entropy, log_loss, normalised_entropy
 from loka.errors import InputError
 
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from loka.bench.quality.compare_quality import Quality, compare, order_of
-from loka.bench.quality.equivalence import Verdict
-from loka.bench.quality.pair_file import PairFile
+from loka.bench.quality.compare_quality import Quality, Verdict, compare, order_of
+from loka.bench.quality.pair_file import PairFile, RunFacts
 from loka.bench.quality.training import PairResult, TrainResult, build, train_pair
 from loka.bench.quality.training_job import TrainingJob
 from loka.errors import InputError
 
+FACTS = RunFacts("plan", "cpu")
 BASE = TrainResult(0.8, 0.75, 0.5, 1.0, 1, 1, 1.0, (0.5,))
 
 
@@ -122,12 +122,12 @@ def in_bfloat16(batches):
 def test_a_file_gives_back_what_was_added_and_drops_a_line_cut_off(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "pairs.jsonl"
     first, second = pairs(0.1, 0.2, draws=2)
-    file = PairFile(path, "one")
+    file = PairFile(path, "one", FACTS)
     file.add(first)
     file.add(second)
     odd = ["3", "[]", '{"seed": 1, "draw": 0, "as_is": "x"}', '{"seed": 9, "draw": 0, "as_is": {"ne": 0.']  # cut off
     path.write_text(path.read_text() + "\n".join(odd))
-    again = PairFile(path, "one")
+    again = PairFile(path, "one", FACTS)
     assert (len(again), again.get(0, 0), again.get(0, 1), again.get(9, 0)) == (2, first, second, None)
     for seed in (9, 10):  # written anew, then appended
         again.add(replace(pairs(0.3)[0], seed=seed))
@@ -136,14 +136,17 @@ def test_a_file_gives_back_what_was_added_and_drops_a_line_cut_off(tmp_path: Pat
 
 def test_a_file_of_another_comparison_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "pairs.jsonl"
-    PairFile(path, "one").add(pairs(0.1)[0])
+    PairFile(path, "one", FACTS).add(pairs(0.1)[0])
     with pytest.raises(InputError, match="another comparison"):
-        PairFile(path, "two")
-    assert len(PairFile(path, "one")) == 1
+        PairFile(path, "two", FACTS)
+    assert len(PairFile(path, "one", FACTS)) == 1
     with pytest.raises(InputError, match=r"cannot be used for pairs \(Is a directory\)"):
-        PairFile(tmp_path, "one")
+        PairFile(tmp_path, "one", FACTS)
     with pytest.raises(InputError, match="cannot be written"):
-        PairFile(path / "below", "one").add(pairs(0.1)[0])
+        PairFile(path / "below", "one", FACTS).add(pairs(0.1)[0])
+    path.write_text('{"loka_compare": 1, "comparison": "one"}\n')
+    with pytest.raises(InputError, match=r"holds pairs of an earlier LoKA.*run loka compare again"):
+        PairFile(path, "one", FACTS)
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(InputError, match="cannot be used for pairs"):
-        PairFile(path, "one")
+        PairFile(path, "one", FACTS)

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from loka.bench.quality.ema import WeightAverage
-from loka.bench.quality.training import NonFiniteLossError, build, predict, train, train_pair
+from loka.bench.quality.evaluation import predict
+from loka.bench.quality.training import NonFiniteLossError, build, train, train_pair
 from loka.bench.quality.training_job import OPTIMIZERS, TrainingJob
+from loka.bench.quality.training_state import WeightAverage
 from loka.errors import InputError
 
 

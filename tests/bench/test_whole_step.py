@@ -19,8 +19,8 @@ from loka.bench.model.whole_step import (
     optimizers_of,
     sample_of,
     synthetic_loss,
-    tensors_of,
 )
+from loka.bench.quality.training_calls import tensors_of
 from loka.errors import InputError
 from loka.mods.policy_loader import load_policy
 from loka.policy.policy import Policy

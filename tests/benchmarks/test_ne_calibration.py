@@ -81,7 +81,7 @@ def test_a_study_goes_on_where_it_was(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setattr(trained, "MODELS", {"tiny": tiny})
     monkeypatch.setattr("benchmarks.ne_calibration.__main__.MODELS", {"tiny": tiny})
     monkeypatch.setattr(predicted, "BATCHES", 2)
-    monkeypatch.setattr("loka.bench.quality.held_out.ROWS", 64)
+    monkeypatch.setattr("loka.bench.quality.evaluation.ROWS", 64)
     monkeypatch.setattr("loka.zoo.TEST_SAMPLES", 512)
     file = tmp_path / "rows.jsonl"
     wanted = ("--seeds", "1", "--recipe", "fprop: 0 mantissa bits")

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from loka.bench.quality import training
-from loka.bench.quality.compare_quality import Quality
-from loka.bench.quality.equivalence import Verdict
+from loka.bench.quality.compare_quality import Quality, Verdict
 from loka.cli import compare_run
 from loka.errors import InputError
 from loka.plan.planner import make_plan

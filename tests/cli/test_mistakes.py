@@ -174,7 +174,7 @@ def test_two_heads_are_refused_before_training(verb, shop, loka, policy_text, mo
 
 def test_a_fault_of_loka_in_training_keeps_its_traceback(shop, loka, monkeypatch):
     assert loka("generate", shop.policy).status == 0
-    monkeypatch.setattr("loka.bench.quality.training._read", None)
+    monkeypatch.setattr("loka.bench.quality.training.scalar", None)
     with pytest.raises(TypeError, match="not callable"):
         loka("train", shop.policy)
 

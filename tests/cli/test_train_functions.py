@@ -17,7 +17,7 @@ BATCHES = {
     "def batches(batch_size, seed):\n    yield from ()\n": "the training batches are empty",
     "def batches(batch_size, seed):\n    raise StopIteration\n    yield\n": "its generator raised StopIteration, at",
     "class batches:\n    def __init__(self, batch_size, seed): pass\n    def __iter__(self): return 3\n": (
-        "it returned a batches: iter() returned non-iterator of type 'int'; yield (inputs, target)"
+        "it returned a batches, which is no iterable; yield (inputs, target)"
     ),
     "def batches(batch_size, seed):\n    return [({'y': torch.ones(batch_size, 13)}, torch.ones(batch_size))]\n": (
         "forward does not take a batch's inputs: Shop.forward() got an unexpected keyword argument 'y'"

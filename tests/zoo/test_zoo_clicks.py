@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from loka import zoo
-from loka.bench.quality.click_metrics import auc, normalised_entropy
+from loka.bench.quality.evaluation import auc, normalised_entropy
 from loka.errors import InputError
 from loka.zoo.clicks import BLOCK, DENSE, ROWS, ClickStream, Teacher
 

@@ -10,8 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from loka.bench.quality.policy_job import job_of
-from loka.bench.quality.training_calls import BATCHES, LOSS, TrainingCallError, called, movable, pairs, scalar
+from loka.bench.quality.training_calls import (
+    BATCHES,
+    LOSS,
+    TrainingCallError,
+    called,
+    movable,
+    pairs,
+    scalar,
+    tensors_of,
+)
+from loka.bench.quality.training_job import job_of
 from loka.bench.timing import SEED
 from loka.errors import InputError
 from loka.policy.policy import Policy
@@ -223,17 +232,6 @@ def in_float32(outputs: Any) -> Any:
     if isinstance(outputs, tuple | list):
         return tuple(in_float32(value) for value in outputs)
     return outputs
-
-
-def tensors_of(value: object) -> list[Tensor]:
-    """The tensors in nested tuples, lists and mappings, in order."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, Mapping):
-        return [found for item in value.values() for found in tensors_of(item)]
-    if isinstance(value, tuple | list):
-        return [found for item in value for found in tensors_of(item)]
-    return []
 
 
 def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:

@@ -8,11 +8,14 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
-from loka.bench.quality.training import PairResult, TrainResult
+from pydantic import TypeAdapter, ValidationError
+
+from loka.bench.quality.training import PairResult
 from loka.errors import InputError
 
-FORMAT = 1
+FORMAT: Literal[2] = 2
 TRAIN_FOLDER = Path("build/train")  # below the current directory, as the next one
 COMPARE_FOLDER = Path("build/compare")
 
@@ -29,20 +32,32 @@ class RunFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class _Head:
+    """The first line."""
+
+    loka_compare: Literal[2]
+    comparison: str
+    about: RunFacts
+
+
+_HEAD, _PAIR = TypeAdapter(_Head), TypeAdapter(PairResult)
+
+
+@dataclass(frozen=True, slots=True)
 class KeptPairs:
-    """The pairs of a file, by seed and draw. `facts` is None in a file of an earlier LoKA."""
+    """The pairs of a file, by seed and draw."""
 
     path: Path
-    facts: RunFacts | None
+    facts: RunFacts
     pairs: tuple[PairResult, ...]
 
 
 class PairFile:
     """The pairs of one comparison. Raises InputError if the file is another comparison's, or is none of them."""
 
-    def __init__(self, path: Path, comparison: str, facts: RunFacts | None = None) -> None:
+    def __init__(self, path: Path, comparison: str, facts: RunFacts) -> None:
         self.path = path
-        self._head = json.dumps(_head(comparison) | ({"about": asdict(facts)} if facts is not None else {}))
+        self._head = _Head(FORMAT, comparison, facts)
         self._written = False
         self._pairs: dict[tuple[int, int], PairResult] = {}
         try:
@@ -50,14 +65,19 @@ class PairFile:
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or error
             raise InputError(f"{path}: cannot be used for pairs ({reason}); name another file") from error
-        if lines and not _is_head(lines[0], comparison):
-            raise InputError(
-                f"{path}: holds the pairs of another comparison (other policy, settings, data or version); name "
-                "another file, or delete this one"
-            )
-        for line in lines[1:]:
-            if (pair := _read(line)) is not None:
-                self._pairs[pair.seed, pair.draw] = pair
+        if lines:
+            head = _head_of(lines[0])
+            if head is None and '"loka_compare": 1' in lines[0]:
+                raise InputError(
+                    f"{path}: holds pairs of an earlier LoKA, which are not read any more; delete it, and run loka "
+                    "compare again"
+                )
+            if head is None or head.comparison != comparison:
+                raise InputError(
+                    f"{path}: holds the pairs of another comparison (other policy, settings, data or version); name "
+                    "another file, or delete this one"
+                )
+            self._pairs = _pairs_of(lines[1:])
 
     def __len__(self) -> int:
         return len(self._pairs)
@@ -76,9 +96,8 @@ class PairFile:
             else:  # all of it, or what follows would continue a line that was cut off; a kill leaves the old or the new
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 fresh = self.path.with_name(f".{self.path.name}.new")
-                fresh.write_text(
-                    "".join(f"{line}\n" for line in [self._head, *map(_line, self._pairs.values())]), "utf-8"
-                )
+                lines = [_line(self._head), *map(_line, self._pairs.values())]
+                fresh.write_text("".join(f"{line}\n" for line in lines), "utf-8")
                 fresh.replace(self.path)
                 self._written = True
         except OSError as error:
@@ -91,62 +110,30 @@ def read_pairs(path: Path) -> KeptPairs | None:
     """The pairs of any comparison's file; None if the file cannot be read, or is none."""
     try:
         first, *lines = path.read_text(encoding="utf-8").splitlines()
-        head = json.loads(first)
-        if not isinstance(head, dict) or head.get("loka_compare") != FORMAT:
-            return None
-        facts = _facts(head["about"]) if "about" in head else None
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError):
         return None
-    pairs = {(pair.seed, pair.draw): pair for line in lines if (pair := _read(line)) is not None}
-    return KeptPairs(path, facts, tuple(pairs[key] for key in sorted(pairs)))
+    head, pairs = _head_of(first), _pairs_of(lines)
+    return None if head is None else KeptPairs(path, head.about, tuple(pairs[key] for key in sorted(pairs)))
 
 
-def _facts(about: object) -> RunFacts:
-    """The facts of a first line. Raises TypeError or KeyError where they are others."""
-    if not isinstance(about, dict):
-        raise TypeError("no facts")
-    facts = RunFacts(
-        about["plan"], about["device"], about["against"], about["budget_percent"], about.get("shared_steps", 0)
-    )
-    texts = (facts.plan, facts.device, facts.against)
-    if not all(isinstance(each, str) for each in texts) or not isinstance(facts.shared_steps, int):
-        raise TypeError("other facts")
-    if not isinstance(facts.budget_percent, int | float | None):
-        raise TypeError("other facts")
-    return facts
-
-
-def _head(comparison: str) -> dict[str, object]:
-    return {"loka_compare": FORMAT, "comparison": comparison}
-
-
-def _is_head(line: str, comparison: str) -> bool:
-    """True if a first line names this comparison; what else it says may differ, as between versions."""
+def _head_of(line: str) -> _Head | None:
     try:
-        head = json.loads(line)
-    except ValueError:
-        return False
-    return isinstance(head, dict) and head.items() >= _head(comparison).items()
-
-
-def _line(pair: PairResult) -> str:
-    return json.dumps(asdict(pair))
-
-
-def _read(line: str) -> PairResult | None:
-    """The pair of a line; None if the line is not whole."""
-    try:
-        data = json.loads(line)
-        as_is, patched = (_result(data[key]) for key in ("as_is", "patched"))
-        return PairResult(data["seed"], as_is, patched, data["draw"])
-    except (ValueError, TypeError, KeyError, AttributeError):
+        return _HEAD.validate_json(line, strict=True)
+    except ValidationError:
         return None
 
 
-def _result(data: dict[str, object]) -> TrainResult:
-    curve = data.pop("train_loss")
-    if not isinstance(curve, list):
-        raise TypeError("train_loss is no list")
-    if not all(isinstance(each, int | float) for each in (*curve, *data.values())):
-        raise TypeError("a figure is no number")
-    return TrainResult(train_loss=tuple(curve), **data)  # type: ignore[arg-type]  # checked by the caller's except
+def _line(value: _Head | PairResult) -> str:
+    return json.dumps(asdict(value))
+
+
+def _pairs_of(lines: list[str]) -> dict[tuple[int, int], PairResult]:
+    """The pairs of the whole lines."""
+    found = {}
+    for line in lines:
+        try:
+            pair = _PAIR.validate_json(line, strict=True)
+        except ValidationError:
+            continue
+        found[pair.seed, pair.draw] = pair
+    return found

@@ -1,32 +1,40 @@
-"""The training loop of `loka train` and `loka compare`: train a model, or one unpatched and patched."""
+"""The training loop of `loka train`, `compare` and `probe`: a model alone, unpatched and patched, or watched."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sized
 from dataclasses import dataclass
 from itertools import islice, pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from loka.bench.quality.click_metrics import auc, log_loss, normalised_entropy
-from loka.bench.quality.ema import WeightAverage
-from loka.bench.quality.shared_start import SharedStart
+from loka.bench.quality.evaluation import (
+    auc,
+    check_output,
+    evaluation_batches,
+    form_of,
+    log_loss,
+    normalised_entropy,
+    predict,
+    seeded,
+)
 from loka.bench.quality.training_calls import (
     BATCHES,
     LOSS,
-    TEST,
+    Inputs,
     TrainingCallError,
     backward,
     called,
     forward,
+    movable,
     pairs,
     scalar,
 )
-from loka.bench.quality.training_job import Inputs, Progress, TrainingJob
+from loka.bench.quality.training_job import Progress, TrainingJob
+from loka.bench.quality.training_state import SharedStart, WeightAverage
 from loka.errors import CheckFailedError, InputError
 
 CHECK_EVERY = 32  # steps between reads of the loss: on a GPU each read synchronises
@@ -97,7 +105,7 @@ def train(
         fitted = _fit(model, job, seed, progress, start, keep)
     losses = fitted.losses
     with fitted.average.applied(), job.precision():
-        logits, target = predict(model, _test_batches(job, seed), job.device)
+        logits, target = predict(model, evaluation_batches(job, seed), job.device)
     return TrainResult(
         ne=normalised_entropy(logits, target),
         auc=auc(logits, target),
@@ -147,14 +155,44 @@ def train_pair(
     return PairResult(seed, as_is, patched, draw)
 
 
-def check_output(model: nn.Module, job: TrainingJob, seed: int) -> None:
-    """Predict the first test batch, so that a wrong output fails before training. Raises the errors of `predict`."""
-    with seeded(seed, job.device), job.precision():
-        predict(model, islice(_test_batches(job, seed), 1), job.device)
+class Stepped(Protocol):
+    """Receiver of a call after each optimizer step."""
+
+    def step(self) -> None:
+        """Called after a step."""
 
 
-def _test_batches(job: TrainingJob, seed: int) -> Iterator[tuple[Inputs, Tensor]]:
-    return pairs(TEST, called(TEST, job.test_batches, job.test_batch_size, seed))
+@dataclass(slots=True)
+class Steps:
+    """Number of steps done, counted by the loop, so that it survives an interrupt."""
+
+    done: int = 0
+
+
+def train_watched(
+    model: nn.Module,
+    job: TrainingJob,
+    batches: Iterable[tuple[Inputs, Tensor]],
+    seed: int,
+    probe: Stepped,
+    steps: Steps,
+    progress: Callable[[int], None] | None = None,
+) -> None:
+    """Train `model`, which is on the job's device, in place on at most `job.steps` batches, watched by a Probe.
+
+    `seed` sets the random numbers (dropout). Raises NonFiniteLossError at most CHECK_EVERY steps late, and InputError
+    if there are no batches.
+    """
+    loop = _Loop(model, job)
+    model.train()
+    with seeded(seed, job.device):
+        for inputs, target in islice(pairs(BATCHES, batches), job.steps):
+            loop.step(inputs, movable(target))
+            probe.step()
+            steps.done += 1
+            if progress is not None:
+                progress(steps.done)
+    loop.end()
 
 
 def build(job: TrainingJob, seed: int) -> nn.Module:
@@ -176,52 +214,63 @@ def _jitter(model: nn.Module, draw: int) -> None:
             parameter.mul_((1 + size * noise).to(parameter.dtype))
 
 
-@torch.no_grad()
-def predict(model: nn.Module, batches: Iterable[tuple[Inputs, Tensor]], device: str) -> tuple[Tensor, Tensor]:
-    """Logits and targets (R,) of all rows on the CPU, float32, in evaluation mode; the model's mode is restored.
-
-    Raises InputError if there is no batch, or an output is not one logit for each sample.
-    """
-    was_training = model.training
-    model.eval()
-    logits: list[Tensor] = []
-    targets: list[Tensor] = []
-    try:
-        for inputs, target in batches:
-            output = forward(TEST, model, inputs, device)
-            _check_one_logit(output, target)
-            logits.append(output.float().flatten().cpu())
-            targets.append(target.float().flatten().cpu())
-    finally:
-        model.train(was_training)
-    if not logits:
-        raise TrainingCallError(TEST, "the test batches are empty")
-    return torch.cat(logits), torch.cat(targets)
-
-
-def _check_one_logit(output: object, target: object) -> None:
-    """Raise InputError unless there is one logit for each sample; only evaluation requires it, the loss does not."""
-    if not isinstance(target, Tensor):
-        raise InputError(
-            f"the test batches must yield (inputs, target) with one Tensor of labels, (R,) or (R, 1), not "
-            f"{_form(target)}: NE and AUC are of one label for each sample; in train.test, yield that label alone"
-        )
-    if not isinstance(output, Tensor) or output.numel() != target.numel():
-        raise InputError(
-            f"in evaluation mode the model must return one logit for each sample, (R,) or (R, 1), not {_form(output)} "
-            f"for a target of {_form(target)}: NE and AUC are of one logit; a model of several heads returns the one "
-            "to compare where self.training is False, and train.loss reads the others while it trains"
-        )
-
-
 def _check_labels(target: object) -> None:
     """Raise InputError unless the target of a training batch is a Tensor with a row for each sample."""
     if not isinstance(target, Tensor) or target.dim() == 0:
         raise TrainingCallError(
             BATCHES,
             f"the training batches must yield (inputs, target) with one Tensor of a row for each sample, not "
-            f"{_form(target)}: in train.batches, give the labels of several heads as columns, torch.stack(labels, 1)",
+            f"{form_of(target)}: in train.batches, give the labels of several heads as columns, torch.stack(labels, 1)",
         )
+
+
+class _Loop:
+    """The steps of a run. Losses are read from the device every CHECK_EVERY steps."""
+
+    def __init__(self, model: nn.Module, job: TrainingJob) -> None:
+        self.optimizer = job.make_optimizer(model)
+        self.losses: list[float] = []
+        self._unread: list[Tensor] = []
+        self._model = model
+        self._job = job
+
+    @property
+    def steps(self) -> int:
+        """How many were done."""
+        return len(self.losses) + len(self._unread)
+
+    def step(self, inputs: Inputs, target: Tensor) -> None:
+        """Train on a batch. Raises the errors of `read`."""
+        job = self._job
+        for group in self.optimizer.param_groups:
+            group["lr"] = job.rate(self.steps + 1)
+        self.optimizer.zero_grad(set_to_none=True)
+        with job.precision():
+            output = forward(BATCHES, self._model, inputs, job.device)
+            loss = scalar(called(LOSS, job.loss, output, target.to(job.device)))
+        backward(loss)
+        self.optimizer.step()
+        self._unread.append(loss.detach())
+        if len(self._unread) == CHECK_EVERY:
+            self.read()
+
+    def read(self) -> None:
+        """Move losses to the host. Raises NonFiniteLossError at the first that is not finite."""
+        if not self._unread:
+            return
+        values = torch.stack(self._unread).float().cpu()
+        finite = values.isfinite()
+        if not bool(finite.all()):
+            first = int((~finite).nonzero()[0])
+            raise NonFiniteLossError(len(self.losses) + first + 1, float(values[first]))
+        self.losses.extend(values.tolist())
+        self._unread.clear()
+
+    def end(self) -> None:
+        """Read the last losses. Raises TrainingCallError if there were no batches."""
+        self.read()
+        if not self.losses:
+            raise TrainingCallError(BATCHES, "the training batches are empty")
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,65 +292,41 @@ def _fit(
     start: SharedStart | None,
     keep: Callable[[SharedStart], None] | None,
 ) -> _Fitted:
-    """The loop itself. See `train`."""
-    optimizer = job.make_optimizer(model)
-    average = start.restore(model, optimizer) if start is not None else WeightAverage(model, job.ema)
+    """The steps of `train`."""
+    loop = _Loop(model, job)
+    average = WeightAverage(model, job.ema)
     batches = called(BATCHES, job.batches, job.batch_size, seed)
     total = _samples_in_all(batches, job)
-    losses = list(start.losses) if start is not None else []
-    unread: list[Tensor] = []
-    steps, samples = len(losses), start.samples if start is not None else 0
+    samples = 0
+    if start is not None:
+        average, loop.losses, samples = start.restore(model, loop.optimizer), list(start.losses), start.samples
     before = samples
     model.train()
     _wait(job.device)
     began = time.perf_counter()
-    for inputs, target in islice(pairs(BATCHES, batches), steps, job.steps):
+    for inputs, target in islice(pairs(BATCHES, batches), loop.steps, job.steps):
         _check_labels(target)
-        for group in optimizer.param_groups:
-            group["lr"] = job.rate(steps + 1)
-        optimizer.zero_grad(set_to_none=True)
-        with job.precision():
-            output = forward(BATCHES, model, inputs, job.device)
-            loss = scalar(called(LOSS, job.loss, output, target.to(job.device)))
-        backward(loss)
-        optimizer.step()
+        loop.step(inputs, target)
         average.update()
-        unread.append(loss.detach())
-        samples, steps = samples + target.shape[0], steps + 1
-        if len(unread) == CHECK_EVERY:
-            _read(unread, losses)
-        if keep is not None and steps == job.shared_steps:
-            _read(unread, losses)
-            keep(SharedStart.of(model, optimizer, average, losses, samples))
+        samples += target.shape[0]
+        if keep is not None and loop.steps == job.shared_steps:
+            loop.read()
+            keep(SharedStart.of(model, loop.optimizer, average, loop.losses, samples))
             _wait(job.device)
             before, began = samples, time.perf_counter()
         if progress is not None:
             progress(samples, total)
-    _read(unread, losses)
+    loop.read()
     _wait(job.device)
     seconds = time.perf_counter() - began
-    if not losses:
-        raise TrainingCallError(BATCHES, "the training batches are empty")
-    if steps <= job.shared_steps and job.shared_steps:
+    loop.end()
+    if loop.steps <= job.shared_steps and job.shared_steps:
         raise TrainingCallError(
             BATCHES,
-            f"the training batches end after {steps} steps, and both runs share the first {job.shared_steps}: yield "
-            "more, or share fewer (train.shared_steps)",
+            f"the training batches end after {loop.steps} steps, and both runs share the first {job.shared_steps}: "
+            "yield more, or share fewer (train.shared_steps)",
         )
-    return _Fitted(losses, average, samples, samples - before, seconds)
-
-
-def _read(unread: list[Tensor], losses: list[float]) -> None:
-    """Move losses to the host. Raises NonFiniteLossError at the first that is not finite."""
-    if not unread:
-        return
-    values = torch.stack(unread).float().cpu()
-    finite = values.isfinite()
-    if not bool(finite.all()):
-        first = int((~finite).nonzero()[0])
-        raise NonFiniteLossError(len(losses) + first + 1, float(values[first]))
-    losses.extend(values.tolist())
-    unread.clear()
+    return _Fitted(loop.losses, average, samples, samples - before, seconds)
 
 
 def _samples_in_all(batches: Iterable[Any], job: TrainingJob) -> int | None:
@@ -327,26 +352,6 @@ def _labelled(progress: Callable[[str, int, int | None], None] | None, label: st
     return lambda done, total: progress(label, done, total)
 
 
-def _form(value: object) -> str:
-    """A value as shown in a message: the shape of a Tensor, or a container of shapes."""
-    if isinstance(value, Tensor):
-        return str(tuple(value.shape))
-    if isinstance(value, Mapping):
-        return f"a {type(value).__name__} of {', '.join(f'{name}: {_form(each)}' for name, each in value.items())}"
-    if isinstance(value, tuple | list):
-        return f"a {type(value).__name__} of {' and '.join(map(_form, value))}"
-    return type(value).__name__
-
-
 def _wait(device: str) -> None:
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
-
-
-@contextmanager
-def seeded(seed: int, device: str) -> Iterator[None]:
-    """Context in which torch's generators start at `seed`; the caller's state is restored after."""
-    cuda = torch.device(device).type == "cuda"
-    with torch.random.fork_rng(devices=[torch.device(device)] if cuda else []):
-        torch.manual_seed(seed)
-        yield

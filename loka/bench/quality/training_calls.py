@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from loka.bench.quality.training_job import Inputs
 from loka.errors import InputError
 from loka.sites.callables import authors_place, describe_error, message_of, place_of
 
@@ -20,6 +19,7 @@ _ARGUMENTS = {
 }
 
 Result = TypeVar("Result")
+Inputs = Any  # inputs of one call of the model: a tuple, a dict of keywords, or one Tensor
 
 
 class TrainingCallError(InputError):
@@ -35,18 +35,22 @@ def called(field: str, function: Callable[..., Result], *arguments: Any) -> Resu
     try:
         return function(*arguments)
     except TypeError as error:
-        if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
-            raise  # within the function
+        if _is_inner(error):
+            raise
         raise TrainingCallError(field, f"it is called with {_ARGUMENTS[field]}: {error}; correct it") from error
 
 
 def pairs(field: str, batches: Any) -> Iterator[tuple[Any, Any]]:
-    """The batches. Raises TrainingCallError where one is no pair of inputs and target."""
-    if not isinstance(batches, Iterable) and not hasattr(batches, "__getitem__"):
+    """The batches. Raises TrainingCallError where they are no iterable, or one is no pair of inputs and target."""
+    try:
+        iterator = iter(batches)
+    except TypeError as error:
+        if _is_inner(error):
+            raise
         raise TrainingCallError(
             field, f"it returned {_shown(batches)}, which is no iterable; yield (inputs, target), batch by batch"
-        )
-    for batch in _each(field, batches):
+        ) from error
+    for batch in _each(field, iterator):
         try:
             inputs, target = batch
         except (TypeError, ValueError):
@@ -54,26 +58,21 @@ def pairs(field: str, batches: Any) -> Iterator[tuple[Any, Any]]:
         yield inputs, target
 
 
-def _each(field: str, batches: Any) -> Iterator[Any]:
-    """Each batch. Raises TrainingCallError for an `__iter__` that gives no iterator, and for a StopIteration raised."""
+def _is_inner(error: Exception) -> bool:
+    """True if an error was raised within what was called, and not by calling it."""
+    return error.__traceback__ is not None and error.__traceback__.tb_next is not None
+
+
+def _each(field: str, iterator: Iterator[Any]) -> Iterator[Any]:
+    """Each batch. Raises TrainingCallError for a generator that raises StopIteration: a bare `next` at its end."""
     try:
-        iterator = iter(batches)
-    except TypeError as error:
-        if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
-            raise  # within the author's __iter__
-        raise TrainingCallError(field, f"it returned {_shown(batches)}: {error}; yield (inputs, target)") from error
-    while True:
-        try:
-            batch = next(iterator)
-        except StopIteration:
-            return
-        except RuntimeError as error:
-            if not isinstance(error.__cause__, StopIteration):
-                raise
-            where = place_of(error.__cause__)
-            at = f", at {where}" if where else ""
-            raise TrainingCallError(field, f"its generator raised StopIteration{at}; end it with return") from error
-        yield batch
+        yield from iterator
+    except RuntimeError as error:
+        if not isinstance(error.__cause__, StopIteration):
+            raise
+        where = place_of(error.__cause__)
+        at = f", at {where}" if where else ""
+        raise TrainingCallError(field, f"its generator raised StopIteration{at}; end it with return") from error
 
 
 def forward(field: str, model: nn.Module, inputs: Inputs, device: str) -> Any:
@@ -149,3 +148,14 @@ def _shown(value: object) -> str:
     if isinstance(value, tuple | list):
         return f"a {type(value).__name__} of {len(value)}"
     return reprlib.repr(value) if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
+
+
+def tensors_of(value: object) -> list[Tensor]:
+    """The tensors in nested tuples, lists and mappings, in order."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        return [found for item in value.values() for found in tensors_of(item)]
+    if isinstance(value, tuple | list):
+        return [found for item in value for found in tensors_of(item)]
+    return []

@@ -89,7 +89,7 @@ def kept_runs(plan: Plan, folders: Sequence[Path] = (TRAIN_FOLDER, COMPARE_FOLDE
             kept = read_pairs(path)
             if kept is None or not kept.pairs:
                 continue
-            if kept.facts is None or kept.facts.plan != wanted:
+            if kept.facts.plan != wanted:
                 others.append(path.as_posix())
             elif (chart := run_chart(folder.name, kept)) is not None:
                 charts.append(chart)
@@ -98,9 +98,8 @@ def kept_runs(plan: Plan, folders: Sequence[Path] = (TRAIN_FOLDER, COMPARE_FOLDE
 
 def run_chart(verb: str, kept: KeptPairs) -> RunChart | None:
     """The chart of a file's pairs; None where no loss was kept. Pairs of another number of points are left out."""
-    facts = kept.facts
-    pairs = _comparable(kept.pairs)
-    if not pairs or facts is None:
+    facts, pairs = kept.facts, _comparable(kept.pairs)
+    if not pairs:
         return None
     first, second = ("original", "with mods") if facts.against == "original" else ("without FP8", "with FP8")
     quality = Quality(pairs, len({pair.seed for pair in pairs}), facts.budget_percent or 0.0)

@@ -57,8 +57,7 @@ def command(
     gc.enable()
     if against == AGAINST[1] and budget is not None:
         raise InputError("--budget is what FP8 may lose; --against original compares without FP8: leave one out")
-    from loka.bench.quality.compare_quality import BUDGET_PERCENT, compare, order_of
-    from loka.bench.quality.equivalence import Verdict
+    from loka.bench.quality.compare_quality import BUDGET_PERCENT, Verdict, compare, order_of
     from loka.cli.compare_run import Comparison, TimeLeft, open_comparison, pair_file, trained_pairs
     from loka.cli.progress import Shown
     from loka.cli.tables.speed_table import show_speed
@@ -168,7 +167,7 @@ def _progress(quality: Quality, labels: ComparisonLabels, left: str) -> str:
 
 def _advice(quality: Quality, labels: ComparisonLabels) -> str:
     """What a verdict other than parity means, and what to do."""
-    from loka.bench.quality.equivalence import Verdict
+    from loka.bench.quality.compare_quality import Verdict
 
     if quality.verdict is Verdict.LOST:
         return (

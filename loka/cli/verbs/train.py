@@ -35,8 +35,8 @@ def command(
     The result is kept in build/train, for loka report.
     """
     gc.enable()
-    from loka.bench.quality.adapted_job import adapted_job
     from loka.bench.quality.training import train_pair
+    from loka.bench.quality.training_job import adapted_job
     from loka.cli.cli_job import make_job, training_of
     from loka.cli.compare_run import train_file
     from loka.cli.fresh_package import fresh_package, patcher, verify

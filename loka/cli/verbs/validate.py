@@ -33,7 +33,7 @@ def command(
     }  # the first rule is the defaults
     text = f"{policy}: fine"
     if not no_model:
-        from loka.bench.quality.policy_job import job_of
+        from loka.bench.quality.training_job import job_of
         from loka.plan.evidence import over_budget_message
         from loka.plan.plan_cache import PlanCache
         from loka.plan.planner import planned

@@ -81,14 +81,16 @@ def test_runs_of_the_plan_are_found_and_those_of_others_are_named(tmp_path: Path
     folder = tmp_path / "train"
     PairFile(folder / "shop-1.jsonl", "one", FACTS).add(pair(0))
     PairFile(folder / "shop-2.jsonl", "two", replace(FACTS, plan="another")).add(pair(0))
-    PairFile(folder / "shop-3.jsonl", "three").add(pair(0))  # as written by an earlier LoKA
+    (folder / "shop-3.jsonl").write_text('{"loka_compare": 1, "comparison": "three"}\n', encoding="utf-8")
     (folder / "shop-4.jsonl").write_text("mine\n", encoding="utf-8")
     (folder / "shop-5.jsonl").write_bytes(b"\xff\xfe")
-    (folder / "shop-6.jsonl").write_text('{"loka_compare": 1, "about": {"odd": 1}}\n', encoding="utf-8")
+    (folder / "shop-6.jsonl").write_text(
+        '{"loka_compare": 2, "comparison": "x", "about": {"odd": 1}}\n', encoding="utf-8"
+    )
     PairFile(folder / "other-1.jsonl", "one", FACTS).add(pair(0))
     found = kept_runs(PLAN, [folder, tmp_path / "compare"])
     assert [(chart.verb, chart.file) for chart in found.charts] == [("train", (folder / "shop-1.jsonl").as_posix())]
-    assert found.others == tuple((folder / f"shop-{i}.jsonl").as_posix() for i in (2, 3))
+    assert found.others == tuple((folder / f"shop-{i}.jsonl").as_posix() for i in (2,))
 
 
 def test_a_plan_is_known_whether_or_not_gains_were_looked_up() -> None:
@@ -108,9 +110,9 @@ def test_figures_that_are_no_numbers_are_no_pairs(tmp_path: Path) -> None:
     assert [each.seed for each in found.pairs] == [1]
 
 
-def test_a_file_goes_on_whatever_else_its_first_line_says(tmp_path: Path) -> None:
+def test_a_file_goes_on_though_its_facts_changed(tmp_path: Path) -> None:
     path = tmp_path / "pairs.jsonl"
-    PairFile(path, "one").add(pair(0))
+    PairFile(path, "one", replace(FACTS, budget_percent=0.5)).add(pair(0))
     file = PairFile(path, "one", FACTS)
     assert len(file) == 1
     file.add(pair(1))
@@ -123,8 +125,8 @@ def test_a_file_goes_on_whatever_else_its_first_line_says(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "head",
     [
-        "", "[]", "3", '{"loka_compare": 2}', '{"loka_compare": 1, "about": 3}',
-        '{"loka_compare": 1, "about": {"plan": "a", "device": "cpu", "against": "model", "budget_percent": "b"}}',
+        "", "[]", "3", '{"loka_compare": 1}', '{"loka_compare": 2, "comparison": "one", "about": 3}',
+        '{"loka_compare": 2, "comparison": "one", "about": {"plan": "a", "device": 3}}',
     ],
 )  # fmt: skip
 def test_other_files_hold_no_pairs(head: str, tmp_path: Path) -> None:
