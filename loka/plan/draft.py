@@ -1,23 +1,37 @@
-"""Drafts a first policy for a model: short, broad, and safe to start from."""
+"""Drafts a first policy for a model: short, broad, and safe to start from.
+
+The draft is planned before it is written, so that its comments say what `loka plan` then prints.
+"""
 
 from __future__ import annotations
 
 import json
 import keyword
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from pydantic_core import PydanticCustomError
 
 from loka.devices.targets import DEFAULT_TARGET
 from loka.errors import InputError
-from loka.mods.registry import INTERACTION_MOD
+from loka.mods.dataflow import analyse_dataflow
+from loka.mods.modded_model import selected_for_all
+from loka.mods.protocols import UnplannedModel
+from loka.mods.registry import INTERACTION_MOD, ModKind, forward_mod, module_mod, names_of
 from loka.numerics.enums import Compute
 from loka.plan.format import format_share
-from loka.plan.mod_proposals import Proposal
+from loka.plan.mod_words import describe_adaptations, describe_changes
+from loka.plan.plan import Plan
+from loka.plan.planner import make_plan
 from loka.policy.checks import package_name
+from loka.sites.build_model import BuiltModel, build_model
+from loka.sites.callables import current_directory_importable
+from loka.sites.discover import SiteMap, find_sites_watched
 from loka.sites.site import GemmKind, Site
+from loka.sites.watched_forward import Watched
 
 HEAD = 16  # output features up to which a GEMM is kept: a head's few outputs cost little and carry the prediction
 NARROW = 16  # input features up to which a GEMM is kept
@@ -25,6 +39,7 @@ _VERBS = frozenset({"build", "make", "create", "get", "new", "load", "init", "co
 _MODELS = frozenset({"model", "module", "net", "network", "nn", "the", "a", "my"})  # words that name no model
 _COMPUTE = "auto: FP8 where the evidence allows it; fp8: wherever it can run; keep: as the model has it"
 LARGEST = 5  # sites in the comment
+MANY = 1000  # sites beyond which a draft is not planned: thousands of layers take a minute
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +52,84 @@ class DraftOptions:
     batch_size: int
     batches: str | None = None
     loss: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """One mod that would change something, with default parameters."""
+
+    use: str
+    what: str  # "14 biases dropped"
+    exact: bool  # the function stays the same, up to rounding
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """Contents of a first policy."""
+
+    sites: tuple[Site, ...]
+    mods: tuple[Proposal, ...]
+    model_class: str = ""  # of the model, "" for a class of torch's own
+    could: float | None = None  # share of the training GEMM FLOPs that could run in FP8; None if not planned
+
+
+def drafted_from(factory: str, inputs: str | None, batch_size: int, batches: str | None = None) -> Drafted:
+    """The sites of a model without a policy, and the mods that could change it.
+
+    Raises InputError as `build_model` and `find_sites` do.
+    """
+    with current_directory_importable():
+        built = build_model(factory, inputs, batch_size, batches=batches)
+        found, watched = find_sites_watched(built)
+        own = type(built.module)
+        name = "" if own.__module__.partition(".")[0] == "torch" else own.__name__
+        return Drafted(found.sites, tuple(_proposals(built, found, watched)), name)
+
+
+def _proposals(built: BuiltModel, found: SiteMap, watched: Watched) -> Iterator[Proposal]:
+    """Proposed mods, those that keep the function first. Nothing is traced: `checked` plans them."""
+    model = UnplannedModel(built.module, found.sites, found.siblings)
+    for kind in (ModKind.INTERACTIONS, ModKind.SITES, ModKind.OWNERS):
+        for name in names_of(kind):
+            mod = forward_mod(name)
+            what = mod.proposal(model)
+            if what is not None:
+                yield Proposal(name, what, mod.exact)
+    dataflow = analyse_dataflow(built, watched)
+    for name in names_of(ModKind.MODULES):
+        change = module_mod(name)
+        adaptations = change.find(dataflow, selected_for_all(name)).adaptations
+        if adaptations and not change.opt_in:
+            yield Proposal(name, ", ".join(describe_adaptations(adaptations)), change.exact)
+
+
+def checked(options: DraftOptions, drafted: Drafted) -> Drafted:
+    """The contents of a first policy with the results of planning it.
+
+    Mods that keep the function are planned together, as they are if the comments become mods: those that change nothing
+    are left out, and the others say what they changed. `could` is the share of FLOPs that `compute: fp8` would take. If
+    the model cannot be planned, proposals that nothing confirmed are left out, and `could` stays None. A model of more
+    than MANY sites is not planned: its proposals stay as they were found.
+    """
+    if len(drafted.sites) > MANY:
+        return drafted
+    exact = [mod for mod in drafted.mods if mod.exact]
+    plan = _planned(options, drafted, exact, Compute.AUTO) if exact else None
+    changed = {mod.use: mod for mod in plan.mods if mod.rewritten} if plan is not None else {}
+    kept = [replace(mod, what=describe_changes(changed[mod.use])) for mod in exact if mod.use in changed]
+    forced = _planned(options, drafted, (), Compute.FP8)
+    could = None if forced is None else forced.share_fp8
+    return replace(drafted, mods=(*kept, *(mod for mod in drafted.mods if not mod.exact)), could=could)
+
+
+def _planned(options: DraftOptions, drafted: Drafted, mods: Sequence[Proposal], compute: Compute) -> Plan | None:
+    with tempfile.TemporaryDirectory(prefix="loka-init-") as folder:
+        path = Path(folder) / "draft.yaml"
+        path.write_text(draft_policy(options, drafted.sites, mods, compute=compute, active=True), encoding="utf-8")
+        try:
+            return make_plan(path)
+        except InputError:  # `loka plan` will say what is wrong
+            return None
 
 
 def draft_policy(

@@ -12,7 +12,6 @@ from loka.devices.targets import DEVICES, TargetDevice
 from loka.graph.trace.tracer import Tracer
 from loka.kernels.gemm.catalogue import GEMM_KERNELS, Kernel
 from loka.kernels.measurements.parts import PartCosts
-from loka.mods.adaptation import RewriteResult, Unchanged
 from loka.mods.modded_model import Adapted
 from loka.mods.registry import mod_of
 from loka.mods.rewriting.fuse_interaction import reserved
@@ -21,7 +20,7 @@ from loka.plan.evidence import ProfiledSites, check_sites, with_merged_sites
 from loka.plan.examine import Examined, tracer_of
 from loka.plan.plan import NATIVE, ModPlan, Plan
 from loka.plan.resolve import resolve
-from loka.plan.rewrite.owner_mods import OwnerTracer, owner_outcomes, requested_owners
+from loka.plan.rewrite.owner_mods import ModOutcome, OwnerTracer, owner_outcomes, requested_owners
 from loka.plan.rewrite.plan_bindings import bind
 from loka.plan.rewrite.rewrite_request import RewriteRequest, float64_sites, rewrite_request_of, scopes_of
 from loka.plan.rewrite.rewrites import Rewrites, rewrite, with_regions
@@ -55,16 +54,6 @@ class RecordedPlan(PartCosts, Protocol):
     def sha256(self) -> str:
         """sha256 of its measurements."""
         ...
-
-
-class ForwardOutcome(Protocol):
-    """Changes that one entry of the policy's `mods` made to forwards, and those it could not make."""
-
-    @property
-    def rewritten(self) -> tuple[RewriteResult, ...]: ...
-
-    @property
-    def unchanged(self) -> tuple[Unchanged, ...]: ...
 
 
 # Shipped measurements include libraries that a user may not have; a policy's own are from the user's machine.
@@ -181,8 +170,7 @@ def _decided_without(
         rewrites.interactions.fused, plans, policy.model.batch_size, costs, DEVICES[situation.target]
     )
     plans = without_fused_sites(plans, interactions)
-    outcomes: dict[str, ForwardOutcome] = {**modded.outcomes}
-    outcomes |= interaction_outcomes(policy.mods, model, rewrites.interactions)
+    outcomes = {**modded.outcomes, **interaction_outcomes(policy.mods, model, rewrites.interactions)}
     outcomes |= owner_outcomes(trace, rewrites.forwards, rewrites.untraced, model)
     plan = Plan(
         name=policy.name,
@@ -231,12 +219,12 @@ def _as_recorded(policy: Policy, settings: Sequence[SiteSettings]) -> tuple[Site
     return tuple(known[id(wanted)] for wanted in settings)
 
 
-def _mod_plans(policy: Policy, adapted: Adapted, outcomes: Mapping[str, ForwardOutcome]) -> tuple[ModPlan, ...]:
+def _mod_plans(policy: Policy, adapted: Adapted, outcomes: Mapping[str, ModOutcome]) -> tuple[ModPlan, ...]:
     """All entries of a policy's `mods` with their results; `outcomes` of forwards are by the entry's `source`."""
     modules = {applied.rule.source: applied for applied in adapted.applied}
     plans = []
     for rule in policy.mods:
-        changed, outcome = modules.get(rule.source), outcomes.get(rule.source)
+        changed, outcome = modules.get(rule.source), outcomes.get(rule.source, ModOutcome())
         mod = mod_of(rule.use)
         plans.append(
             ModPlan(
@@ -247,11 +235,8 @@ def _mod_plans(policy: Policy, adapted: Adapted, outcomes: Mapping[str, ForwardO
                 promise=mod.description,
                 settings=rule.settings,
                 adaptations=changed.adaptations if changed is not None else (),
-                rewritten=outcome.rewritten if outcome is not None else (),
-                unchanged=(
-                    *(changed.unchanged if changed is not None else ()),
-                    *(outcome.unchanged if outcome is not None else ()),
-                ),
+                rewritten=outcome.rewritten,
+                unchanged=(*(changed.unchanged if changed is not None else ()), *outcome.unchanged),
                 note=rule.note or "",
             )
         )

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from loka.mods.policy_loader import load_policy
-from loka.plan.draft import DraftOptions
-from loka.plan.draft_check import checked
-from loka.plan.mod_proposals import Drafted, Proposal
+from loka.plan.draft import Drafted, DraftOptions, Proposal, checked
 from loka.sites.site import GemmKind, RowCount, Site
 
 pytestmark = pytest.mark.slow
@@ -147,20 +145,20 @@ def test_the_header_says_what_plan_finds(drafted, loka):
 
 def test_a_model_that_cannot_be_planned_is_drafted_without_promises(monkeypatch):
     from loka.errors import InputError
-    from loka.plan import draft_check
+    from loka.plan import draft
 
     def refuse(path):
         raise InputError("no")
 
-    monkeypatch.setattr(draft_check, "make_plan", refuse)
+    monkeypatch.setattr(draft, "make_plan", refuse)
     new = Proposal("no_bias", "1 bias dropped", False)
     found = checked(DraftOptions("x", "a:b", None, 8), Drafted((), (Proposal("pad_alignment", "?", True), new)))
     assert (found.mods, found.could) == ((new,), None)
 
 
 def test_models_of_many_sites_are_not_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loka.plan.draft_check.MANY", 0)
-    monkeypatch.setattr("loka.plan.draft_check.make_plan", pytest.fail)
+    monkeypatch.setattr("loka.plan.draft.MANY", 0)
+    monkeypatch.setattr("loka.plan.draft.make_plan", pytest.fail)
     site = Site("fc", GemmKind.LINEAR, "", "fc.weight", None, RowCount(1), 64, 64, 1, 1, 1.0, True, (), (), "")
     drafted = Drafted((site,), ())
     assert checked(DraftOptions("x", "a:b", None, 8), drafted) is drafted

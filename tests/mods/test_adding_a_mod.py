@@ -20,7 +20,7 @@ from loka.mods.policy_loader import load_policy
 from loka.mods.protocols import ModuleMod, OwnerMod, SiteMod
 from loka.mods.registry import MODS, ModKind, mod_of
 from loka.mods.rewriting.fuse_interaction import FuseInteractionMod
-from loka.plan.mod_proposals import drafted_from
+from loka.plan.draft import drafted_from
 from loka.plan.mod_words import describe_changes, touches
 from loka.plan.plan import Plan
 from loka.plan.planner import make_plan

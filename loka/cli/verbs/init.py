@@ -55,9 +55,15 @@ def command(
 ) -> None:
     """Draft a first policy from the model."""
     from loka.errors import InputError
-    from loka.plan.draft import DraftOptions, check_name, draft_policy, identifier, policy_name
-    from loka.plan.draft_check import checked
-    from loka.plan.mod_proposals import drafted_from
+    from loka.plan.draft import (
+        DraftOptions,
+        check_name,
+        checked,
+        draft_policy,
+        drafted_from,
+        identifier,
+        policy_name,
+    )
 
     _check_training(batches, loss)
     if name is None and out:

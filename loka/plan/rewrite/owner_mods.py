@@ -130,28 +130,28 @@ class OwnerTracer:
 
 
 @dataclass(frozen=True, slots=True)
-class RewrittenOwners:
-    """Result of one entry: the changes, by the owner of the forward, and what is not changed, with reasons."""
+class ModOutcome:
+    """Changes that one entry of the policy's `mods` made to forwards, and what it was asked for and did not change."""
 
     rewritten: tuple[RewriteResult, ...] = ()
     unchanged: tuple[Unchanged, ...] = ()
-    writers: frozenset[str] = frozenset()  # the modules whose forwards contain rewritten statements
 
 
 def owner_outcomes(
     tracer: OwnerTracer, owners: Collection[str], refused: Mapping[str, str], model: nn.Module
-) -> dict[str, RewrittenOwners]:
+) -> dict[str, ModOutcome]:
     """The result of each entry, by its `source`, in the forwards of the plan: those of `owners`.
 
     `refused` are modules that could not be traced, with reasons. Raises PolicyError for entries that rewrite nothing,
     and for modules that they name and that are not changed.
     """
-    found = {request.rule.source: _outcome(request, tracer, owners, refused) for request in tracer.requests}
+    found: dict[str, ModOutcome] = {}
     problems: list[Problem] = []
     for request in tracer.requests:
-        outcome = found[request.rule.source]
+        outcome, writers = _outcome(request, tracer, owners, refused)
+        found[request.rule.source] = outcome
         left = {each.name for each in outcome.unchanged}
-        done = [writer for writer in outcome.writers if request.means(writer)]
+        done = [writer for writer in writers if request.means(writer)]
         changed = {name for name, _ in model.named_modules() if any(is_under(writer, name) for writer in done)} - left
         problems += owner_problems(request.rule, changed, outcome.unchanged, model, request.mod.nothing)
     if problems:
@@ -161,7 +161,8 @@ def owner_outcomes(
 
 def _outcome(
     request: OwnerRequest, tracer: OwnerTracer, owners: Iterable[str], refused: Mapping[str, str]
-) -> RewrittenOwners:
+) -> tuple[ModOutcome, set[str]]:
+    """The result of an entry, and the modules whose forwards contain rewritten statements."""
     rewritten = []
     done: set[str] = set()
     for owner in owners:
@@ -176,7 +177,7 @@ def _outcome(
         for scope in request.scopes
         if scope.owner in reasons or not any(is_under(writer, scope.owner) for writer in done)
     ]
-    return RewrittenOwners(tuple(rewritten), tuple(left), frozenset(done))
+    return ModOutcome(tuple(rewritten), tuple(left)), done
 
 
 def _what(request: OwnerRequest, owner: str, writers: Sequence[str]) -> str:

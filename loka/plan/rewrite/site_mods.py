@@ -28,7 +28,7 @@ from loka.mods.rewriting.rewriting_tracer import RewritingTracer
 from loka.mods.rewriting.site_rewriting import ModelInChange
 from loka.plan.format import format_us
 from loka.plan.plan import InteractionPlan
-from loka.plan.rewrite.owner_mods import check_apart, owner_problems
+from loka.plan.rewrite.owner_mods import ModOutcome, check_apart, owner_problems
 from loka.policy.policy import ModRule, Pattern
 from loka.policy.problems import PolicyError, Problem
 from loka.policy.settings import SiteSettings
@@ -39,22 +39,13 @@ FASTER = "faster"  # value of `where`: interactions in the modules where they ar
 
 
 @dataclass(frozen=True, slots=True)
-class RewrittenSites:
-    """Changes that one entry of the policy's `mods` made to forwards, and requested ones that it did not make."""
-
-    rewritten: tuple[RewriteResult, ...] = ()
-    unchanged: tuple[Unchanged, ...] = ()
-    known: tuple[str, ...] = ()  # names of all sites that it could match
-
-
-@dataclass(frozen=True, slots=True)
 class ModdedSites:
     """A model's sites and settings after mods have rewritten calls."""
 
     sites: tuple[Site, ...]
     settings: tuple[SiteSettings, ...]
     trace: RewritingTracer  # traces the model's owners, with all changes
-    outcomes: Mapping[str, RewrittenSites] = field(default_factory=dict)  # by the entry's `source`
+    outcomes: Mapping[str, ModOutcome] = field(default_factory=dict)  # by the entry's `source`
 
     @property
     def changed(self) -> frozenset[str]:
@@ -80,17 +71,21 @@ def with_site_mods(
     if not entries:
         return ModdedSites(tuple(sites), tuple(settings), RewritingTracer(tracer))
     model = ModelInChange(sites, settings, siblings, tracer, reserved)
-    outcomes: dict[str, RewrittenSites] = {}
+    outcomes: dict[str, ModOutcome] = {}
+    matchable: dict[str, tuple[str, ...]] = {}  # the names that an entry's patterns may match
     for rule in sorted(entries, key=lambda rule: order.index(rule.use)):
-        known = tuple(name for site in model.sites.values() for name in (*site.members, site.name))
+        names = (name for site in model.sites.values() for name in (*site.members, site.name))
+        matchable[rule.source] = tuple(names)
         outcome = site_mod(rule.use).rewrite_sites(model, rule)
-        outcomes[rule.source] = RewrittenSites(tuple(outcome.rewritten), outcome.unchanged, known)
-    _check(entries, outcomes)
+        outcomes[rule.source] = ModOutcome(tuple(outcome.rewritten), outcome.unchanged)
+    _check(entries, outcomes, matchable)
     return ModdedSites(tuple(model.sites.values()), tuple(model.settings.values()), model.trace, outcomes)
 
 
-def _check(rules: Sequence[ModRule], outcomes: Mapping[str, RewrittenSites]) -> None:
-    """Raise PolicyError for problems of entries; `outcomes` are by the entries' `source`.
+def _check(
+    rules: Sequence[ModRule], outcomes: Mapping[str, ModOutcome], matchable: Mapping[str, tuple[str, ...]]
+) -> None:
+    """Raise PolicyError for problems of entries; `outcomes` and `matchable` names are by the entries' `source`.
 
     These are a named site that cannot be changed, a pattern that matches no site, a site that two entries of one mod
     match, and an entry that changes nothing.
@@ -98,31 +93,23 @@ def _check(rules: Sequence[ModRule], outcomes: Mapping[str, RewrittenSites]) -> 
     problems: list[Problem] = []
     earlier: list[tuple[ModRule, tuple[str, ...]]] = []
     for rule in rules:
-        outcome = outcomes[rule.source]
+        outcome, names = outcomes[rule.source], matchable[rule.source]
         changed = tuple(site for each in outcome.rewritten for site in each.sites)
         wrong = named_problems(rule, outcome.unchanged)
-        wrong += unmatched_problems(rule, _alive_among(outcome.known), outcome.known, "site")
-        alike = [(other, names) for other, names in earlier if other.use == rule.use]
-        both = [name for _, names in alike for name in names if rule.wants(name)]
+        wrong += unmatched_problems(rule, _matching_any(names), names, "site")
+        alike = [(other, sites) for other, sites in earlier if other.use == rule.use]
+        both = [name for _, others in alike for name in others if rule.wants(name)]
         wrong += conflicts(rule, both, alike)
         if not changed and not wrong:
-            wrong = idle_problems(rule, outcome.unchanged, [name for name in outcome.known if rule.wants(name)])
+            wrong = idle_problems(rule, outcome.unchanged, [name for name in names if rule.wants(name)])
         problems += wrong
         earlier.append((rule, changed))
     if problems:
         raise PolicyError(problems)
 
 
-def _alive_among(known: Sequence[str]) -> Callable[[Pattern], bool]:
-    return lambda pattern: any(map(pattern.matches, known))
-
-
-@dataclass(frozen=True, slots=True)
-class EntryInteractions:
-    """Interactions fused for one entry, and the modules that are not changed, with reasons."""
-
-    rewritten: tuple[RewriteResult, ...]
-    unchanged: tuple[Unchanged, ...]
+def _matching_any(names: Sequence[str]) -> Callable[[Pattern], bool]:
+    return lambda pattern: any(map(pattern.matches, names))
 
 
 def requested_interactions(
@@ -141,21 +128,19 @@ def requested_interactions(
     return found
 
 
-def interaction_outcomes(
-    rules: Sequence[ModRule], model: nn.Module, found: FusedInteractions
-) -> dict[str, EntryInteractions]:
+def interaction_outcomes(rules: Sequence[ModRule], model: nn.Module, found: FusedInteractions) -> dict[str, ModOutcome]:
     """The result of each entry, by its `source`.
 
     Raises PolicyError for entries without any fused interaction, and for modules that they name and that are not
     changed.
     """
-    outcomes: dict[str, EntryInteractions] = {}
+    outcomes: dict[str, ModOutcome] = {}
     problems: list[Problem] = []
     for rule in _entries(rules):
         fused = [each for each in found.fused if rule.wants(each.owner)]
         left = tuple(Unchanged(owner, reason) for owner, reason in found.reasons.items() if rule.wants(owner))
         rewritten = tuple(RewriteResult(rule.use, each.owner, each.sites, "", each.what) for each in fused)
-        outcomes[rule.source] = EntryInteractions(rewritten, left)
+        outcomes[rule.source] = ModOutcome(rewritten, left)
         # Without a sign of an interaction, a module is no news unless the entry is about it.
         others = tuple(Unchanged(owner, reason) for owner, reason in found.untraced.items() if rule.wants(owner))
         changed = {each.owner for each in fused}
