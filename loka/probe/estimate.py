@@ -79,7 +79,6 @@ def estimate(
 
 def estimate_site(
     stats: SiteStats,
-    gemms: Sequence[Gemm],
     recipes_by_gemm: Mapping[Gemm, Sequence[OperandPair]],
     budget: Budget,
     rows: int,
@@ -93,8 +92,7 @@ def estimate_site(
     """
     sampler = CopulaSampler(stats, rows)
     made: list[Estimate] = []
-    for gemm in gemms:
-        recipes = recipes_by_gemm.get(gemm, ())
+    for gemm, recipes in recipes_by_gemm.items():
         made += estimate(sampler, gemm, recipes, budget, limit=limit, seed=seed_for(seed, stats.name, gemm))
     return tuple(made)
 

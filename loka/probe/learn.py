@@ -60,7 +60,14 @@ def finish(
     def estimated(stats: SiteStats) -> tuple[SiteProfile, tuple[Estimate, ...]]:
         site, wanted = known[stats.name]
         summary = summarise(stats, (), site.rows.at(batch_size))
-        return summary, _estimates(site, stats, summary, wanted, seed, limit)
+        # A weight that is not finite makes every error infinite.
+        broken = stats.weight is not None and stats.weight.nonfinite
+        judged = {
+            gemm: recipes
+            for gemm, recipes in recipes_of(site, wanted, summary).items()
+            if not (broken and Operand.WEIGHT in OPERANDS[gemm])
+        }
+        return summary, estimate_site(stats, judged, wanted.budget, summary.rows, seed, limit)
 
     with full_precision(), _workers(len(recorded.stats)) as workers:
         for stats, (summary, estimates) in zip(recorded.stats, workers.map(estimated, recorded.stats), strict=True):
@@ -150,23 +157,3 @@ def recipes_of(site: Site, settings: SiteSettings, seen: SiteProfile) -> dict[Ge
         own = with_observed_ranges(seen, gemm, wanted.operands)
         found[gemm] = tuple(dict.fromkeys((*(() if own is None else (own,)), *candidates(gemm))))
     return found
-
-
-def _estimates(
-    site: Site, stats: SiteStats, seen: SiteProfile, settings: SiteSettings, seed: int, limit: int
-) -> tuple[Estimate, ...]:
-    """Estimates of a site; none for a GEMM whose operands were not seen with at least one finite row."""
-    recipes = recipes_of(site, settings, seen)
-    gemms = tuple(gemm for gemm in recipes if _seen(gemm, stats))
-    if not gemms:
-        return ()
-    return estimate_site(stats, gemms, recipes, settings.budget, seen.rows, seed, limit)
-
-
-def _seen(gemm: Gemm, stats: SiteStats) -> bool:
-    there = {
-        Operand.INPUT: stats.input is not None and stats.input.moments.count > 0,
-        Operand.GRAD_OUTPUT: stats.grad_output is not None and stats.grad_output.moments.count > 0,
-        Operand.WEIGHT: stats.weight is not None and not stats.weight.nonfinite,
-    }
-    return all(there[operand] for operand in OPERANDS[gemm])

@@ -6,6 +6,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +16,7 @@ import torch
 from torch import nn
 
 from loka.errors import InputError, LokaError
-from loka.mods.fingerprint import ModFingerprint, mod_fingerprints
+from loka.mods.fingerprint import mod_fingerprints
 from loka.mods.modded_model import built_model
 from loka.mods.policy_loader import policy_argument
 from loka.paths import path_argument, shown
@@ -24,14 +25,15 @@ from loka.probe.capture.live_sites import check_adapted, find_live
 from loka.probe.capture.saver import Saver
 from loka.probe.capture.watch import RowNumbers, Watch
 from loka.probe.profile import profile_file
-from loka.probe.profile.profile import RecordedStats
-from loka.probe.profile.summarise import StepFigures, profile_of, summarise
+from loka.probe.profile.profile import Profile, RecordedStats
+from loka.probe.profile.summarise import StepFigures, summarise, timestamp
 from loka.probe.stats.graph_replay import Replays
 from loka.probe.stats.merge import merge_across
 from loka.probe.stats.site_stats import SiteStats
 from loka.probe.stats.site_trackers import SiteSnapshot, Trackers, read
 from loka.sites.callables import current_directory_importable
 from loka.sites.discover import find_sites
+from loka.version import __version__
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -183,7 +185,7 @@ class Probe:
 
     def recorded(self) -> RecordedStats:
         """The full profile so far, without estimates and findings. Collective and synchronising like `stats`."""
-        return self._finish(self._ranks(), self._step, self._last_sampled, self.samples)(self.stats())
+        return self._finish(self._ranks())(self.stats())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -252,14 +254,14 @@ class Probe:
     def _snapshots(self) -> tuple[SiteSnapshot, ...]:
         if not self._trackers:
             names = ((live.site.name, live.site.k, live.site.n) for live in self._live.sites)
-            return tuple(SiteSnapshot(*name, None, None, None, None) for name in names)
+            return tuple(SiteSnapshot(*name, {}) for name in names)
         for trackers in self._trackers.values():
             trackers.take_weight(self._step)
         return tuple(trackers.snapshot() for trackers in self._trackers.values())
 
     def _save(self, path: Path) -> None:
         self._warn_unseen()
-        finish = self._finish(1, self._step, self._last_sampled, self.samples)
+        finish = self._finish()
         self._saver.start(path, self._snapshots(), finish)
 
     def _save_last(self, alone: bool) -> None:
@@ -272,7 +274,7 @@ class Probe:
         self._saver.wait()
         stats = self.stats()
         if torch.distributed.get_rank(self._group) == 0:
-            finish = self._finish(self._ranks(), self._step, self._last_sampled, self.samples)
+            finish = self._finish(self._ranks())
             profile_file.save(self._path, finish(stats))
         self._own_path().unlink(missing_ok=True)
 
@@ -287,13 +289,25 @@ class Probe:
     def _ranks(self) -> int:
         return 1 if self._group is None else torch.distributed.get_world_size(self._group)
 
-    def _finish(
-        self, ranks: int, done: int, last_sampled: int, samples: int
-    ) -> Callable[[tuple[SiteStats, ...]], RecordedStats]:
+    def _finish(self, ranks: int = 1) -> Callable[[tuple[SiteStats, ...]], RecordedStats]:
         """A function that makes the full profile from statistics and the current counts; runs in the saving thread."""
-        batch = self._policy.train.batch_size if self._policy.train else self._policy.model.batch_size
+        policy = self._policy
+        batch = policy.train.batch_size if policy.train else policy.model.batch_size
         rows = {live.site.name: live.site.rows.at(batch) for live in self._live.sites}
-        return partial(_recorded, self._policy, self._mods, batch, rows, (last_sampled, self._every, samples * ranks))
+        empty = Profile(
+            name=policy.name,
+            model=policy.model.factory,
+            loka_version=__version__,
+            created=timestamp(),
+            steps=self._last_sampled,
+            every=self._every,
+            samples=self.samples * ranks,
+            batch_size=batch,
+            sites=(),
+            findings=(),
+            mods=self._mods,
+        )
+        return partial(_recorded, empty, rows)
 
     def _warn_unseen(self) -> None:
         if self.unseen_steps and not self._warned:
@@ -307,16 +321,9 @@ class Probe:
             )
 
 
-def _recorded(
-    policy: Policy,
-    mods: tuple[ModFingerprint, ...],
-    batch: int,
-    rows: dict[str, int],
-    counted: tuple[int, int, int],
-    stats: tuple[SiteStats, ...],
-) -> RecordedStats:
+def _recorded(empty: Profile, rows: dict[str, int], stats: tuple[SiteStats, ...]) -> RecordedStats:
     sites = tuple(summarise(site, (), _rows_of(site, rows[site.name])) for site in stats)
-    return RecordedStats(profile_of(policy.name, policy.model.factory, batch, *counted, sites, mods=mods), stats)
+    return RecordedStats(replace(empty, sites=sites), stats)
 
 
 def _rows_of(site: SiteStats, expected: int) -> int:

@@ -43,7 +43,7 @@ class Saver:
         self.wait()
         copies = _Copies(self._streams)
         on_host = tuple(
-            site.with_parts({field: copies.to_host(part) for field, part in site.parts().items()}) for site in snapshots
+            replace(site, parts={name: copies.to_host(part) for name, part in site.parts.items()}) for site in snapshots
         )
         copies.queued()
         self._thread = threading.Thread(

@@ -31,19 +31,14 @@ from loka.numerics.enums import Operand
 from loka.paths import check_replaceable, open_plain, resolved_path
 from loka.probe.profile.profile import Profile, RecordedStats
 from loka.probe.stats.site_stats import (
-    CHECKS,
-    FULL_WIDTH,
     JOINT,
-    RELATIVE_BINS,
-    ROW_RMS_BINS,
-    SKETCH,
-    SPREAD_BINS,
     VALUE_BINS,
-    VIEWS,
     WEIGHT_ROWS,
     LowRank,
     Moments,
     SiteStats,
+    comoment_columns,
+    count_shapes,
 )
 
 VERSION = 3  # of the layout; no other is read
@@ -284,15 +279,8 @@ def _rows(stats: SiteStats) -> Iterator[_Row]:
             continue
         if seen.operand is not operand:
             raise InputError(f"site {stats.name!r}: the statistics of its {operand} are of its {seen.operand}")
-        for part, counts, shape in (
-            ("values", seen.values, (width, VALUE_BINS)),
-            ("relative", seen.relative, (len(VIEWS), RELATIVE_BINS)),
-            ("row_rms", seen.row_rms, (ROW_RMS_BINS,)),
-            ("row_spread", seen.row_spread, (SPREAD_BINS,)),
-            ("block_spread", seen.block_spread, (SPREAD_BINS,)),
-            ("call_amax", seen.call_amax, (ROW_RMS_BINS,)),
-        ):
-            yield f"{operand}/{part}", counts, shape, COUNTS
+        for part, shape in count_shapes(width).items():
+            yield f"{operand}/{part}", getattr(seen, part), shape, COUNTS
         yield f"{operand}/column_amax", seen.column_amax, (width,), POSITIVE
         yield from _moments(f"{operand}/moments", seen.moments, width)
     if (joint := stats.joint) is not None:
@@ -320,7 +308,7 @@ def _indices(name: str, index: Tensor, most: int, below: int) -> Iterator[_Row]:
 def _moments(name: str, moments: Moments, width: int) -> Iterator[_Row]:
     yield f"{name}/mean", moments.mean, (width,), REAL
     yield f"{name}/diagonal", moments.diagonal, (width,), POSITIVE
-    yield f"{name}/comoment", moments.comoment, (width, width if width <= FULL_WIDTH else SKETCH + CHECKS), REAL
+    yield f"{name}/comoment", moments.comoment, (width, comoment_columns(width)), REAL
 
 
 def _low_rank(name: str, found: LowRank, size: int) -> Iterator[_Row]:

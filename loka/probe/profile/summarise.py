@@ -11,12 +11,10 @@ import torch
 from torch import Tensor
 
 from loka.errors import InputError
-from loka.mods.fingerprint import ModFingerprint
 from loka.numerics.enums import Format, Operand
 from loka.numerics.quantize import BLOCK, FORMATS
 from loka.probe.profile.profile import (
     Estimate,
-    Finding,
     OperandSummary,
     Profile,
     Quantiles,
@@ -53,34 +51,6 @@ def summarise(stats: SiteStats, estimates: tuple[Estimate, ...], rows: int) -> S
     if stats.weight is not None:
         operands.insert(0 if stats.input is None else 1, _weight(stats.weight))
     return SiteProfile(stats.name, stats.k, stats.n, rows, tuple(operands), estimates)
-
-
-def profile_of(
-    policy_name: str,
-    factory: str,
-    batch_size: int,
-    steps: int,
-    every: int,
-    samples: int,
-    sites: tuple[SiteProfile, ...],
-    findings: tuple[Finding, ...] = (),
-    created: str | None = None,
-    mods: tuple[ModFingerprint, ...] = (),
-) -> Profile:
-    """The profile of a model, which `mods` changed, from those of its sites. `created` is UTC, ISO 8601; None: now."""
-    return Profile(
-        name=policy_name,
-        model=factory,
-        loka_version=__version__,
-        created=timestamp() if created is None else created,
-        steps=steps,
-        every=every,
-        samples=samples,
-        batch_size=batch_size,
-        sites=sites,
-        findings=findings,
-        mods=mods,
-    )
 
 
 def timestamp() -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,37 +24,23 @@ from loka.numerics.enums import Operand
 from loka.probe.stats.moments import merge as merge_moments
 from loka.probe.stats.moments import sketch_matrix, subset
 from loka.probe.stats.site_stats import (
-    CHECKS,
     FULL_WIDTH,
     JOINT,
-    RELATIVE_BINS,
-    ROW_RMS_BINS,
-    SKETCH,
-    SPREAD_BINS,
-    VALUE_BINS,
-    VIEWS,
     JointStats,
     Moments,
     OperandStats,
     SiteStats,
     WeightStats,
+    comoment_columns,
+    count_shapes,
 )
 
 Part = TypeVar("Part")
+_NUMBERS = ("calls", "rows", "sampled", "nonfinite", "nonfinite_calls")
 
 
 def merge_sites(a: SiteStats, b: SiteStats) -> SiteStats:
-    """The merged statistics of one site. A part that only one of them has is taken from it.
-
-    Raises InputError for different sites or shapes.
-    """
-    if a.name != b.name:
-        raise InputError(f"sites {a.name!r} and {b.name!r} cannot be merged: they are not the same site")
-    if (a.k, a.n) != (b.k, b.n):
-        raise InputError(
-            f"site {a.name!r} was {a.n} x {a.k} (N x K) in one profile and {b.n} x {b.k} in another; merge profiles of"
-            " one model, or probe again"
-        )
+    """The merged statistics of one site, of the same K and N. A part that only one of them has is taken from it."""
     return SiteStats(
         name=a.name,
         k=a.k,
@@ -67,37 +53,16 @@ def merge_sites(a: SiteStats, b: SiteStats) -> SiteStats:
 
 
 def merge_operands(a: OperandStats, b: OperandStats) -> OperandStats:
-    """The merged statistics of one operand of one site. Raises InputError for different operands."""
-    if a.operand is not b.operand:
-        raise InputError(f"statistics of {a.operand} and of {b.operand} cannot be merged: they are different operands")
-    return OperandStats(
-        operand=a.operand,
-        calls=a.calls + b.calls,
-        rows=a.rows + b.rows,
-        sampled=a.sampled + b.sampled,
-        nonfinite=a.nonfinite + b.nonfinite,
-        nonfinite_calls=a.nonfinite_calls + b.nonfinite_calls,
-        moments=merge_moments(a.moments, b.moments),
-        values=a.values + b.values,
-        relative=a.relative + b.relative,
-        row_rms=a.row_rms + b.row_rms,
-        row_spread=a.row_spread + b.row_spread,
-        block_spread=a.block_spread + b.block_spread,
-        column_amax=torch.maximum(a.column_amax, b.column_amax),
-        call_amax=a.call_amax + b.call_amax,
-    )
+    """The merged statistics of one operand of one site."""
+    sums: dict[str, Any] = {name: getattr(a, name) + getattr(b, name) for name in (*_NUMBERS, *count_shapes(0))}
+    amax = torch.maximum(a.column_amax, b.column_amax)
+    return replace(a, **sums, moments=merge_moments(a.moments, b.moments), column_amax=amax)
 
 
 def merge_joint(a: JointStats, b: JointStats) -> JointStats:
     """The merged joint moments. Raises InputError if they are of different features."""
-    for kind, left, right in (
-        ("input", a.input_features, b.input_features),
-        ("output gradient", a.grad_features, b.grad_features),
-    ):
-        if not torch.equal(left, right):
-            raise InputError(
-                f"joint moments are of different features of the {kind}; merge profiles written by one version"
-            )
+    if not (torch.equal(a.input_features, b.input_features) and torch.equal(a.grad_features, b.grad_features)):
+        raise InputError("joint moments are of different features; merge profiles written by one version")
     return JointStats(
         a.input_features,
         a.grad_features,
@@ -116,10 +81,6 @@ def _either(a: Part | None, b: Part | None, both: Callable[[Part, Part], Part]) 
     if a is None or b is None:
         return b if a is None else a
     return both(a, b)
-
-
-_COUNTS = ("values", "relative", "row_rms", "row_spread", "block_spread", "call_amax")
-_NUMBERS = ("calls", "rows", "sampled", "nonfinite", "nonfinite_calls")
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,15 +129,11 @@ def _slots(values: Tensor, ranks: _Group) -> Tensor:
     return slots.flatten()
 
 
-def _sketch_columns(width: int) -> int:
-    return width if width <= FULL_WIDTH else SKETCH + CHECKS
-
-
 def _packed(site: SiteStats, ranks: _Group) -> Iterator[Tensor]:
     for operand, width in ((site.input, site.k), (site.grad_output, site.n)):
         seen = operand or _nothing(width)
         yield torch.tensor([getattr(seen, name) for name in _NUMBERS], dtype=torch.float64)
-        yield from (getattr(seen, name).double().flatten() for name in _COUNTS)
+        yield from (getattr(seen, name).double().flatten() for name in count_shapes(width))
         yield _slots(seen.column_amax, ranks)
         yield from _packed_moments(seen.moments, ranks)
     coherence = (0.0, 0.0) if site.joint is None else (site.joint.coherent, site.joint.incoherent)
@@ -220,21 +177,12 @@ def _unpacked(site: SiteStats, reader: _Reader, ranks: _Group) -> SiteStats:
 
 
 def _unpacked_operand(operand: Operand, width: int, reader: _Reader, ranks: _Group) -> OperandStats:
-    calls, rows, sampled, nonfinite, nonfinite_calls = (round(number) for number in reader.take(len(_NUMBERS)).tolist())
-    counts: Callable[..., Tensor] = lambda *shape: reader.take(*shape).round().long()  # noqa: E731
+    numbers: list[Any] = [round(number) for number in reader.take(len(_NUMBERS)).tolist()]
+    counts: dict[str, Any] = {name: reader.take(*shape).round().long() for name, shape in count_shapes(width).items()}
     return OperandStats(
         operand=operand,
-        calls=calls,
-        rows=rows,
-        sampled=sampled,
-        nonfinite=nonfinite,
-        nonfinite_calls=nonfinite_calls,
-        values=counts(width, VALUE_BINS),
-        relative=counts(len(VIEWS), RELATIVE_BINS),
-        row_rms=counts(ROW_RMS_BINS),
-        row_spread=counts(SPREAD_BINS),
-        block_spread=counts(SPREAD_BINS),
-        call_amax=counts(ROW_RMS_BINS),
+        **dict(zip(_NUMBERS, numbers, strict=True)),
+        **counts,
         column_amax=reader.take(ranks.size, width).amax(0),
         moments=_unpacked_moments(width, reader, ranks),
     )
@@ -243,7 +191,7 @@ def _unpacked_operand(operand: Operand, width: int, reader: _Reader, ranks: _Gro
 def _unpacked_moments(width: int, reader: _Reader, ranks: _Group) -> Moments:
     """The comoments about the common mean: the ranks' own comoments, plus those of the ranks' means."""
     counts, means = reader.take(ranks.size), reader.take(ranks.size, width)
-    diagonal, comoment = reader.take(width), reader.take(width, _sketch_columns(width))
+    diagonal, comoment = reader.take(width), reader.take(width, comoment_columns(width))
     total = float(counts.sum())
     if not total:
         return Moments(0, torch.zeros_like(diagonal), diagonal, comoment)
@@ -256,25 +204,12 @@ def _unpacked_moments(width: int, reader: _Reader, ranks: _Group) -> Moments:
 
 def _no_moments(width: int) -> Moments:
     zeros = torch.zeros(width, dtype=torch.float64)
-    return Moments(0, zeros, zeros, torch.zeros(width, _sketch_columns(width), dtype=torch.float64))
+    return Moments(0, zeros, zeros, torch.zeros(width, comoment_columns(width), dtype=torch.float64))
 
 
 def _nothing(width: int) -> OperandStats:
     """Statistics of an operand that a rank has not seen."""
-    count: Callable[..., Tensor] = lambda *shape: torch.zeros(shape, dtype=torch.int64)  # noqa: E731
-    return OperandStats(
-        operand=Operand.INPUT,
-        calls=0,
-        rows=0,
-        sampled=0,
-        nonfinite=0,
-        nonfinite_calls=0,
-        moments=_no_moments(width),
-        values=count(width, VALUE_BINS),
-        relative=count(len(VIEWS), RELATIVE_BINS),
-        row_rms=count(ROW_RMS_BINS),
-        row_spread=count(SPREAD_BINS),
-        block_spread=count(SPREAD_BINS),
-        column_amax=torch.zeros(width, dtype=torch.float64),
-        call_amax=count(ROW_RMS_BINS),
-    )
+    numbers: dict[str, Any] = dict.fromkeys(_NUMBERS, 0)
+    counts: dict[str, Any] = {part: torch.zeros(shape).long() for part, shape in count_shapes(width).items()}
+    amax = torch.zeros(width, dtype=torch.float64)
+    return OperandStats(operand=Operand.INPUT, **numbers, **counts, moments=_no_moments(width), column_amax=amax)

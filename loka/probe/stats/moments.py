@@ -26,9 +26,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from loka.errors import InputError
 from loka.probe.stats.graph_replay import GraphReplay, Replays
-from loka.probe.stats.site_stats import CHECKS, FULL_WIDTH, JOINT, SKETCH, JointStats, LowRank, Moments
+from loka.probe.stats.site_stats import (
+    CHECKS,
+    FULL_WIDTH,
+    JOINT,
+    SKETCH,
+    JointStats,
+    LowRank,
+    Moments,
+    comoment_columns,
+)
 
 TEST_SEED = 20240917
 LARGEST = 2.0**48  # rows with a larger |x| are excluded from moments: their squares might overflow float32 sums
@@ -44,9 +52,9 @@ class Snapshot:
     tensors: dict[str, Tensor]
 
 
-def sketch_matrix(width: int, seed: int = TEST_SEED) -> Tensor:
-    """The (width, SKETCH + CHECKS) float32 standard normal matrix of the sketch, on the CPU, from seed and width."""
-    generator = torch.Generator().manual_seed(seed + width)
+def sketch_matrix(width: int) -> Tensor:
+    """The (width, SKETCH + CHECKS) float32 standard normal matrix of the sketch, on the CPU, the same for a width."""
+    generator = torch.Generator().manual_seed(TEST_SEED + width)
     drawn = torch.randn((width, SKETCH + CHECKS), generator=generator, dtype=torch.float64)
     return ((drawn * TEST_STEPS).round() / TEST_STEPS).to(torch.float32)
 
@@ -54,13 +62,13 @@ def sketch_matrix(width: int, seed: int = TEST_SEED) -> Tensor:
 class MomentsTracker:
     """Learns the moments of rows with `width` features on `device`. Never waits for the device."""
 
-    def __init__(self, width: int, device: torch.device | str, seed: int = TEST_SEED) -> None:
+    def __init__(self, width: int, device: torch.device | str) -> None:
         self.width = width
         # Never exactly zero, to avoid a division by zero; vanishes with the first row, as 1e-300 + 1 is 1.
         self._count = torch.full((), 1e-300, dtype=torch.float64, device=device)
         self._mean = torch.zeros(width, device=device)
-        self._test = sketch_matrix(width, seed).to(device) if width > FULL_WIDTH else None
-        self._comoment = torch.zeros((width, width if self._test is None else SKETCH + CHECKS), device=device)
+        self._test = sketch_matrix(width).to(device) if width > FULL_WIDTH else None
+        self._comoment = torch.zeros((width, comoment_columns(width)), device=device)
         self._diagonal = torch.zeros(width, device=device)  # stays zero if the full comoment includes it
 
     @torch.no_grad()
@@ -129,23 +137,15 @@ def moments_stats(snapshot: Snapshot) -> Moments:
     return Moments(count=int(held["count"]), mean=held["mean"], diagonal=diagonal, comoment=comoment)
 
 
-def merge(a: Moments, b: Moments, seed: int = TEST_SEED) -> Moments:
-    """The moments of the rows of both, as from one pass, in float64.
-
-    Raises InputError if they have different features.
-    """
-    if a.comoment.shape != b.comoment.shape or a.mean.shape != b.mean.shape:
-        raise InputError(
-            f"moments of {a.mean.numel()} and of {b.mean.numel()} features (comoments {tuple(a.comoment.shape)} and"
-            f" {tuple(b.comoment.shape)}) cannot be merged; merge profiles of one model, written by one version"
-        )
+def merge(a: Moments, b: Moments) -> Moments:
+    """The moments of the rows of both, of the same features, as from one pass, in float64."""
     if not a.count or not b.count:
         return a if a.count else b
     count = a.count + b.count
     share = b.count / count
     shift = b.mean.double() - a.mean.double()
     width = shift.numel()
-    across = shift if width <= FULL_WIDTH else sketch_matrix(width, seed).double().t() @ shift
+    across = shift if width <= FULL_WIDTH else sketch_matrix(width).double().t() @ shift
     weight = a.count * share
     return Moments(
         count=count,
@@ -155,7 +155,7 @@ def merge(a: Moments, b: Moments, seed: int = TEST_SEED) -> Moments:
     )
 
 
-def covariance(moments: Moments, seed: int = TEST_SEED) -> Tensor | LowRank:
+def covariance(moments: Moments) -> Tensor | LowRank:
     """The covariance S / (count - 1): (C, C) float64 up to FULL_WIDTH features, otherwise low rank plus diagonal.
 
     Zero for fewer than two rows.
@@ -164,16 +164,16 @@ def covariance(moments: Moments, seed: int = TEST_SEED) -> Tensor | LowRank:
     width = moments.mean.numel()
     if width <= FULL_WIDTH:
         return moments.comoment.double() / degrees
-    return low_rank(moments.comoment.double() / degrees, moments.diagonal.double() / degrees, seed)
+    return low_rank(moments.comoment.double() / degrees, moments.diagonal.double() / degrees)
 
 
-def low_rank(sketch: Tensor, diagonal: Tensor, seed: int = TEST_SEED) -> LowRank:
+def low_rank(sketch: Tensor, diagonal: Tensor) -> LowRank:
     """A symmetric positive semidefinite matrix A from A @ sketch_matrix and its diagonal.
 
     `sketch` is (C, SKETCH + CHECKS), `diagonal` (C,), both float64. The result has exactly this diagonal, and a factor
     of at most SKETCH columns.
     """
-    test = sketch_matrix(diagonal.numel(), seed).double()
+    test = sketch_matrix(diagonal.numel()).double()
     norm = float(sketch[:, SKETCH:].norm())
     if norm == 0.0:
         return LowRank(diagonal.new_zeros((diagonal.numel(), 0)), diagonal.clamp(min=0.0), 0.0)

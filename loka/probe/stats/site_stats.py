@@ -98,6 +98,11 @@ class Moments:
     comoment: Stored  # (C, C) or (C, SKETCH + CHECKS)
 
 
+def comoment_columns(width: int) -> int:
+    """The number of columns of a comoment of `width` features."""
+    return width if width <= FULL_WIDTH else SKETCH + CHECKS
+
+
 @dataclass(frozen=True, slots=True)
 class OperandStats:
     """An activation operand, a matrix (rows, C) at each call: the input (C = K) or the output gradient (C = N)."""
@@ -116,6 +121,18 @@ class OperandStats:
     block_spread: Stored  # (SPREAD_BINS,), of 128 neighbours in those rows
     column_amax: Stored  # (C,), largest finite |x| of each feature, over all rows of fully finite calls
     call_amax: Stored  # (ROW_RMS_BINS,), log2 of each call's largest finite |x|, if any, in the bins of row_rms
+
+
+def count_shapes(width: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of the counts of an operand with `width` features, by field of OperandStats."""
+    return {
+        "values": (width, VALUE_BINS),
+        "relative": (len(VIEWS), RELATIVE_BINS),
+        "row_rms": (ROW_RMS_BINS,),
+        "row_spread": (SPREAD_BINS,),
+        "block_spread": (SPREAD_BINS,),
+        "call_amax": (ROW_RMS_BINS,),
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,43 +41,26 @@ def apart(device: torch.device) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class SiteSnapshot:
-    """Snapshot of a site's statistics at some step; None for a part that was never seen."""
+    """Snapshot of a site's statistics at some step."""
 
     name: str
     k: int
     n: int
-    input: Snapshot | None
-    grad_output: Snapshot | None
-    joint: Snapshot | None
-    weight: Snapshot | None
+    parts: dict[str, Snapshot]  # those that were seen, by field of SiteStats
 
-    def parts(self) -> dict[str, Snapshot]:
-        """The parts that were seen, by field."""
-        parts = {field: getattr(self, field) for field in ("input", "grad_output", "joint", "weight")}
-        return {field: part for field, part in parts.items() if part is not None}
 
-    def with_parts(self, parts: dict[str, Snapshot]) -> SiteSnapshot:
-        """The same with other snapshots."""
-        return replace(
-            self,
-            input=parts.get("input"),
-            grad_output=parts.get("grad_output"),
-            joint=parts.get("joint"),
-            weight=parts.get("weight"),
-        )
+_READERS: dict[str, Callable[[Snapshot], Any]] = {
+    "input": operand_stats,
+    "grad_output": operand_stats,
+    "joint": joint_stats,
+    "weight": weight_stats,
+}
 
 
 def read(snapshot: SiteSnapshot) -> SiteStats:
     """The statistics of a site from a snapshot. Reads tensors to the host."""
-    return SiteStats(
-        name=snapshot.name,
-        k=snapshot.k,
-        n=snapshot.n,
-        input=None if snapshot.input is None else operand_stats(snapshot.input),
-        grad_output=None if snapshot.grad_output is None else operand_stats(snapshot.grad_output),
-        joint=None if snapshot.joint is None else joint_stats(snapshot.joint),
-        weight=None if snapshot.weight is None else weight_stats(snapshot.weight),
-    )
+    parts = {name: read(snapshot.parts[name]) if name in snapshot.parts else None for name, read in _READERS.items()}
+    return SiteStats(snapshot.name, snapshot.k, snapshot.n, **parts)
 
 
 class Trackers:
@@ -140,14 +124,11 @@ class Trackers:
 
     def snapshot(self) -> SiteSnapshot:
         """The statistics so far. If no call was seen, also without the weight."""
-        seen = self.input.calls or self.grad_output.calls
+        trackers = {"input": self.input, "grad_output": self.grad_output}
         with apart(self.device):
-            return SiteSnapshot(
-                name=self.live.site.name,
-                k=self.live.site.k,
-                n=self.live.site.n,
-                input=self.input.snapshot() if self.input.calls else None,
-                grad_output=self.grad_output.snapshot() if self.grad_output.calls else None,
-                joint=self.joint.snapshot() if self._joined else None,
-                weight=self.weight.snapshot() if seen and self._weight_step >= 0 else None,
-            )
+            parts = {name: tracker.snapshot() for name, tracker in trackers.items() if tracker.calls}
+            if parts and self._weight_step >= 0:
+                parts["weight"] = self.weight.snapshot()
+            if self._joined:
+                parts["joint"] = self.joint.snapshot()
+        return SiteSnapshot(self.live.site.name, self.live.site.k, self.live.site.n, parts)

@@ -16,6 +16,7 @@ from loka.probe.profile import summarise
 from loka.probe.profile.profile import Profile
 from loka.probe.stats.operand_tracker import OperandTracker, operand_stats
 from loka.probe.stats.site_stats import OperandStats, SiteStats
+from tests.support.plan.made_profiles import make_profile
 
 pytestmark = pytest.mark.slow
 
@@ -63,14 +64,14 @@ class Watch:
                 None,
             )
             sites.append(summarise.summarise(stats, (), BATCH))
-        return summarise.profile_of("ranker", "loka.zoo:ranker", BATCH, STEPS, EVERY, STEPS // EVERY, tuple(sites))
+        return make_profile(tuple(sites))
 
     def stats(self, name: str, operand: Operand) -> OperandStats | None:
         tracker = self.trackers.get((name, operand))
         return None if tracker is None else operand_stats(tracker.snapshot())
 
 
-def trained(seed: int, change: Change | None = None, loss_scale: float = 1.0) -> Profile:
+def trained(seed: int, change: Change | None = None) -> Profile:
     """Train the ranker and watch it. `change` is applied to the input of SITE."""
     torch.manual_seed(seed)
     model = zoo.ranker()
@@ -81,7 +82,7 @@ def trained(seed: int, change: Change | None = None, loss_scale: float = 1.0) ->
     for step, (inputs, target) in enumerate(islice(zoo.ranker_batches(BATCH, seed), STEPS), 1):
         watch.on = step % EVERY == 0
         optimizer.zero_grad()
-        loss: Tensor = zoo.click_loss(model(*inputs), target) * loss_scale
+        loss: Tensor = zoo.click_loss(model(*inputs), target)
         loss.backward()
         optimizer.step()
     return watch.profile()
@@ -92,21 +93,11 @@ def profile() -> Profile:
     return trained(0)
 
 
-def alarms(profile: Profile, fresh: Profile) -> set[tuple[str, Operand]]:
-    return {(row.site, row.operand) for row in drift.exceeded(drift.compare(profile, fresh))}
-
-
 def test_another_seed_gives_no_alarm(profile: Profile) -> None:
     rows = drift.compare(profile, trained(1))
     assert len(rows) == 2 * len(profile.sites)
     assert all(row.distance > 0.0 for row in rows)
     assert drift.exceeded(rows) == ()
-
-
-def test_an_input_eight_times_as_large(profile: Profile) -> None:
-    found = alarms(profile, trained(1, change=lambda x: 8.0 * x))
-    assert {pair for pair in found if pair[1] is Operand.INPUT} == {(SITE, Operand.INPUT)}
-    assert {site for site, _ in found} == {SITE}
 
 
 def test_a_dead_layer(profile: Profile) -> None:
@@ -117,8 +108,3 @@ def test_a_dead_layer(profile: Profile) -> None:
     }
     # Nothing flows back through it either.
     assert ("layers.1.fmb.0", Operand.GRAD_OUTPUT) in {(row.site, row.operand) for row in drift.exceeded(rows)}
-
-
-def test_gradients_a_hundred_times_smaller(profile: Profile) -> None:
-    found = alarms(profile, trained(1, loss_scale=0.01))
-    assert found == {(site.name, Operand.GRAD_OUTPUT) for site in profile.sites}

@@ -30,12 +30,12 @@ def test_estimates_do_not_depend_on_the_number_of_threads(tmp_path: Path) -> Non
     model = wide_model.build()
     torch.manual_seed(1)
     with loka.Probe(model, path, every=1) as probe:
-        model(*wide_model.inputs(512)).square().mean().backward()
+        model(*wide_model.inputs(64)).square().mean().backward()
         probe.step()
     recorded = probe.recorded()
 
     def estimates() -> list[tuple[Estimate, ...]]:
-        done = finish(recorded, examined.sites, examined.settings, batch_size=512, limit=4)
+        done = finish(recorded, examined.sites, examined.settings, batch_size=64, limit=2)
         return [site.estimates for site in done.profile.sites]
 
     before = torch.get_num_threads()

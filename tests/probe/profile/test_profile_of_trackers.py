@@ -15,6 +15,7 @@ from loka.probe.stats.moments import JointTracker, joint_stats
 from loka.probe.stats.operand_tracker import OperandTracker, operand_stats
 from loka.probe.stats.site_stats import SiteStats
 from loka.probe.stats.weight_tracker import WeightTracker, weight_stats
+from tests.support.plan.made_profiles import make_profile
 
 
 def learn(k: int, n: int, poisoned: bool, rows: int = 64) -> SiteStats:
@@ -41,7 +42,7 @@ def learn(k: int, n: int, poisoned: bool, rows: int = 64) -> SiteStats:
 def test_saved_read_and_united(tmp_path: Path, k: int, n: int, poisoned: bool) -> None:
     stats = learn(k, n, poisoned)
     site = summarise.summarise(stats, (), 64)
-    recorded = RecordedStats(summarise.profile_of("p", "m:f", 64, 5, 1, 5, (site,)), (stats,))
+    recorded = RecordedStats(make_profile((site,)), (stats,))
     profile_file.save(tmp_path / "p", recorded)
     loaded = profile_file.load(tmp_path / "p")
     assert isinstance(loaded, RecordedStats)

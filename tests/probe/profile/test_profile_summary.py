@@ -11,7 +11,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from loka import __version__
 from loka.errors import InputError
 from loka.mods.fingerprint import ModFingerprint
 from loka.numerics.enums import Format, Operand, Scaling
@@ -239,23 +238,11 @@ def test_a_site_that_never_ran() -> None:
     assert summarise.summarise(site_of(None, k=7, n=5), (), 0) == SiteProfile("a", 7, 5, 0, (), ())
 
 
-def test_profile_of() -> None:
-    site = summarise.summarise(site_of(None, k=7, n=5), (), 0)
-    profile = summarise.profile_of("ranker", "loka.zoo:ranker", 4096, 600, 10, 60, (site,), (), "2026-11-21T04:43:00Z")
-    assert profile == Profile(
-        "ranker", "loka.zoo:ranker", __version__, "2026-11-21T04:43:00Z", 600, 10, 60, 4096, (site,), ()
-    )
-    now = summarise.profile_of("ranker", "loka.zoo:ranker", 4096, 600, 10, 60, ())
-    assert now.created.endswith("Z")
-    assert now.created[:2] == "20"
-
-
 def record(stats: SiteStats, steps: int, every: int = 10, model: str = "m:f", rows: int = 64) -> RecordedStats:
     site = summarise.summarise(stats, (), rows)
     created = f"2026-11-{steps % 28 + 1:02d}T00:00:00Z"
-    return RecordedStats(
-        summarise.profile_of(f"p{steps}", model, rows, steps, every, steps // every, (site,), (), created), (stats,)
-    )
+    profile = Profile(f"p{steps}", model, "0.1.0", created, steps, every, steps // every, rows, (site,), ())
+    return RecordedStats(profile, (stats,))
 
 
 class TestUnite:
