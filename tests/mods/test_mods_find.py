@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from loka.mods.dataflow import Adaptable
-from loka.mods.norms import block_of
 from loka.mods.protocols import ModMatch
 from loka.mods.registry import ModKind, module_mod, names_of
 from tests.support.models import adapted_models as models
@@ -21,15 +20,6 @@ def names(found: ModMatch) -> list[str]:
 
 def reasons(found: ModMatch) -> dict[str, str]:
     return {each.name: each.reason for each in found.unchanged}
-
-
-def test_every_mod_says_what_it_is():
-    assert names_of(ModKind.MODULES) == ("no_bias", "block_norm", "hard_swish", "norm_first")
-    for name in names_of(ModKind.MODULES):
-        mod = module_mod(name)
-        assert mod.name == name
-        assert not mod.exact
-        assert 20 < len(mod.description) < 120
 
 
 class Wrapped(nn.Module):
@@ -160,15 +150,6 @@ def test_what_a_pattern_names_and_is_nothing_for_the_mod_is_told():
 def test_biases_in_functional_linears_are_told():
     found = models.find("no_bias", Wrapped(NeverCalls()), torch.randn(4, 8))
     assert "F.linear at test_mods_find.py:" in reasons(found)["body"]
-
-
-@pytest.mark.parametrize(
-    ("width", "most", "block"),
-    [(2048, 256, 256), (256, 256, 256), (128, 256, 128), (3456, 256, 128), (96, 256, 32), (48, 16, 16), (24, 256, None),
-     (13, 256, None), (479, 256, None), (2048, 1024, 1024)],
-)  # fmt: skip
-def test_the_rule_for_widths(width, most, block):
-    assert block_of(width, most) == block
 
 
 def test_block_norm_takes_norms_by_their_widths():
