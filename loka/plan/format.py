@@ -44,11 +44,15 @@ def format_operands(gemm: Gemm, pair: OperandPair) -> str:
     return f"{names[0].value} {format_recipe(first)}, {names[1].value} {format_recipe(second)}"
 
 
-def format_decision(plan: SitePlan, gemm: Gemm) -> str:
+def format_decision(plan: SitePlan, gemm: Gemm, with_amax: bool = True) -> str:
     """Recipe of one GEMM of a site, and its kernel if not the default one; `-` where the site has no such GEMM."""
     for decision in plan.gemms:
         if decision.gemm is gemm:
-            return f"{format_gemm(decision)}{_format_kernels(decision)}"
+            if decision.operands is None:
+                return f"{NATIVE}{_format_kernels(decision)}"
+            first, second = decision.operands
+            pair = decision.operands if with_amax else (first.without_amax, second.without_amax)
+            return f"{format_operands(gemm, pair)}{_format_kernels(decision)}"
     return "-"
 
 
@@ -60,18 +64,22 @@ def _format_kernels(decision: GemmPlan) -> str:
     return "" if decision.kernel in (NATIVE, USUAL) else f" by {decision.kernel}"
 
 
+def format_gemm_reasons(gemms: Sequence[GemmPlan]) -> str:
+    """Reasons for the decisions on some GEMMs: one if they share it, otherwise each with its GEMMs."""
+    reasons: dict[str, list[str]] = {}
+    for decision in gemms:
+        reasons.setdefault(decision.reason, []).append(decision.gemm.value)
+    if len(reasons) == 1:
+        return next(iter(reasons))
+    return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
+
+
 def format_reasons(plan: SitePlan) -> str:
-    """Reasons for a site's decisions: one if its GEMMs share it, otherwise each with its GEMM.
+    """Reasons for a site's decisions, and why its region ends.
 
     A region without anything to fuse is reported only by `explain`, as that is not a problem.
     """
-    reasons: dict[str, list[str]] = {}
-    for decision in plan.gemms:
-        reasons.setdefault(decision.reason, []).append(decision.gemm.value)
-    if len(reasons) == 1:
-        text = next(iter(reasons))
-    else:
-        text = "; ".join(f"{', '.join(gemms)}: {reason}" for reason, gemms in reasons.items())
+    text = format_gemm_reasons(plan.gemms)
     if plan.region_note and plan.region_note != NOTHING_AROUND:
         what = "its region ends" if plan.region else "region not replaced"
         text = f"{text}; {what}: {plan.region_note}"

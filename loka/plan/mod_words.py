@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from loka.mods.adaptation import Adaptation, Unchanged
@@ -28,28 +28,26 @@ def describe_adaptations(adaptations: Sequence[Adaptation]) -> list[str]:
     return [f"{count} {_describe_each(adaptation, count)}" for adaptation, count in counted]
 
 
-def describe_mod(mod: ModPlan) -> str:
-    """One line: `block_norm (ranker.yaml:14), a new model to train: 8 LayerNorm -> BlockNorm 256`."""
-    kind = "the same function" if mod.exact else "a new model to train"
-    return f"{mod.use} ({mod.place}), {kind}: {describe_changes(mod)}"
+def describe_mod(plan: Plan, mod: ModPlan) -> str:
+    """One line: `block_norm (ranker.yaml:14), a new model to train: 8 LayerNorm -> BlockNorm 256; gains ...`."""
+    kind, gain = "the same function" if mod.exact else "a new model to train", describe_gain(plan, mod)
+    return f"{mod.use} ({mod.place}), {kind}: {describe_changes(mod)}{f'; {gain}' if gain else ''}"
 
 
-def describe_gain(mod: ModPlan) -> str:
-    """Gain of a mod: `gains 12.3 us of a training step, 3.1 % (estimated)`; "" where unknown."""
+def describe_gain(plan: Plan, mod: ModPlan) -> str:
+    """Gain of a mod in a plan: `gains 12.3 us of a training step, 3.1 % (estimated)`; "" where unknown.
+
+    If torch.compile was never measured for its interactions, says so.
+    """
     if mod.gain is None:
+        untimed = [each for each in plan.interactions if each.chosen is not None and each.as_is is None]
+        if mod.use in names_of(ModKind.INTERACTIONS) and len(untimed) == len(plan.interactions) > 0:
+            return "its gain is not known: never measured by torch.compile"
         return ""
     if mod.gain.us == 0:
         return "no difference in what is timed"
     word = "gains" if mod.gain.us >= 0 else "costs"
     return f"{word} {abs(mod.gain.us):.1f} us of a training step, {100 * abs(mod.gain.share):.1f} % (estimated)"
-
-
-def describe_gain_in(plan: Plan, mod: ModPlan) -> str:
-    """Gain of a mod in a plan; if torch.compile was never measured for its interactions, says so."""
-    untimed = [each for each in plan.interactions if each.chosen is not None and each.as_is is None]
-    if mod.gain is None and mod.use in names_of(ModKind.INTERACTIONS) and len(untimed) == len(plan.interactions) > 0:
-        return "its gain is not known: never measured by torch.compile"
-    return describe_gain(mod)
 
 
 def describe_unchanged(unchanged: Sequence[Unchanged]) -> list[str]:
@@ -78,7 +76,7 @@ class Touch:
 
 def touches(plan: Plan, site: str) -> tuple[Touch, ...]:
     """Changes of mods at a site or its neighbours: modules next to it, without another site in between."""
-    beside = _beside(plan, site)
+    sites = {each.site.name for each in plan.sites}
     owner = next((each.site.owner for each in plan.sites if each.site.name == site), "")
     found = []
     for mod in plan.mods:
@@ -86,7 +84,7 @@ def touches(plan: Plan, site: str) -> tuple[Touch, ...]:
             f"{name}: {_describe_each(adaptation)}"
             for adaptation in mod.adaptations
             for name in adaptation.modules
-            if name in (site, owner) or beside(name)
+            if name in (site, owner) or _is_beside(name, site, sites)
         ]
         whats += [each.what for each in mod.rewritten if site in (each.site, *each.sites)]
         whats += [f"left as it is: {each.reason}" for each in mod.unchanged if each.name == site]
@@ -94,34 +92,16 @@ def touches(plan: Plan, site: str) -> tuple[Touch, ...]:
     return tuple(found)
 
 
-class _Beside:
-    """Predicate for modules next to a site: of the same parent and, in a list, without another site in between."""
-
-    def __init__(self, site: str, sites: Sequence[str]) -> None:
-        self._sites = frozenset(sites)
-        self._parent, _, own = site.rpartition(".")
-        numbers = [int(last) for parent, last in map(_split, sites) if parent == self._parent and last.isdecimal()]
-        self._between: tuple[float, float] | None = None
-        if own.isdecimal():
-            below = max((number for number in numbers if number < int(own)), default=float("-inf"))
-            self._between = (below, min((number for number in numbers if number > int(own)), default=float("inf")))
-
-    def __call__(self, name: str) -> bool:
-        parent, last = _split(name)
-        if parent != self._parent or name in self._sites:
-            return False
-        if self._between is None or not last.isdecimal():
-            return True
-        return self._between[0] < int(last) < self._between[1]
-
-
-def _beside(plan: Plan, site: str) -> _Beside:
-    return _Beside(site, [each.site.name for each in plan.sites])
-
-
-def _split(name: str) -> tuple[str, str]:
-    parent, _, last = name.rpartition(".")
-    return parent, last
+def _is_beside(name: str, site: str, sites: Collection[str]) -> bool:
+    """True for a module next to a site: of the same parent and, in a list, without another site in between."""
+    parent, dot, own = site.rpartition(".")
+    other, _, last = name.rpartition(".")
+    if parent != other or name in sites:
+        return False
+    if not (own.isdecimal() and last.isdecimal()):
+        return True
+    first, second = sorted((int(own), int(last)))
+    return not any(f"{parent}{dot}{number}" in sites for number in range(first + 1, second))
 
 
 def _describe_each(adaptation: Adaptation, count: int = 1) -> str:

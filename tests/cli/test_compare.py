@@ -88,7 +88,7 @@ def test_a_stopped_comparison_shows_what_it_has_and_goes_on(package, loka, monke
 
 
 def test_the_planned_speed_stands_beside_the_emulated_one(package, loka, monkeypatch):
-    monkeypatch.setattr("loka.plan.report.plan_rows.total_time", lambda plan: Total(us=50.0, as_is_us=75.0, sites=()))
+    monkeypatch.setattr("loka.cli.tables.plan_table.total_time", lambda plan: Total(us=50.0, as_is_us=75.0, sites=()))
     lines = [
         " ".join(line.split()) for line in loka("compare", package.policy, *SHORT, "--budget", "1000").out.split("\n")
     ]

@@ -15,7 +15,7 @@ from loka.cli.verbs.diff import region_lines
 from loka.mods.adaptation import Unchanged
 from loka.mods.modded_model import idle_problems
 from loka.mods.policy_loader import load_policy
-from loka.plan.report.plan_diff import RegionChange
+from loka.plan.view.diff import RegionChange
 
 LINE = "  " + "nine eight " * 20 + "end"
 

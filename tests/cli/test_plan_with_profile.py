@@ -224,10 +224,10 @@ def test_explain_shows_distributions_recipes_and_findings(shop, loka, learned):
 
 
 def test_explain_draws_in_plain_characters_where_blocks_cannot_be_shown(shop, loka, learned, monkeypatch):
-    from loka.cli.tables import profile_lines
+    from loka.cli.tables import explain_tables
 
     learned()
-    monkeypatch.setattr(profile_lines, "_shows", lambda text: False)
+    monkeypatch.setattr(explain_tables, "_shows", lambda text: False)
     lines = loka("explain", shop.policy, "dense").out.splitlines()
     at = next(number for number, line in enumerate(lines) if line.startswith("input: "))
     assert "@" in lines[at + 1]
@@ -236,7 +236,7 @@ def test_explain_draws_in_plain_characters_where_blocks_cannot_be_shown(shop, lo
 
 @pytest.mark.parametrize(("encoding", "shows"), [("utf-8", True), ("ascii", False), ("latin-1", False), (None, False)])
 def test_what_a_terminal_shows_goes_by_its_encoding(encoding, shows, monkeypatch):
-    from loka.cli.tables.profile_lines import _shows
+    from loka.cli.tables.explain_tables import _shows
 
     class Out:
         pass

@@ -10,7 +10,7 @@ import pytest
 
 from loka.bench.report.markdown_page import shortfalls, to_markdown
 from loka.plan.planner import Planned, planned
-from loka.plan.report.plan_rows import group_sites
+from loka.plan.view.table import group_sites
 
 POLICIES = Path(__file__).parents[2] / "policies"
 

@@ -40,9 +40,9 @@ from loka.kernels.measurements.measurement import digest
 from loka.mods.policy_loader import load_policy
 from loka.plan.evidence import ProfiledSites, with_merged_sites
 from loka.plan.planner import read_plan
-from loka.plan.report.explain_site import explain
-from loka.plan.report.plan_diff import diff
 from loka.plan.serialize import to_json
+from loka.plan.view.diff import diff
+from loka.plan.view.explain import explain
 from loka.policy.cascade import resolve_settings
 from loka.policy.problems import PolicyError
 from loka.policy.settings import SiteFacts

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from loka.codegen import render_package
 from loka.plan.plan import Plan
 from loka.plan.planner import make_plan
-from loka.plan.report.explain_site import explain
 from loka.plan.serialize import from_json, to_json
+from loka.plan.view.explain import explain
 from loka.policy.problems import PolicyError
 from tests.support.models import policy_models
 
@@ -170,7 +170,7 @@ def test_merged_sites_stand_in_the_plan_for_their_members(make: Make) -> None:
     assert not set(merged.members) & set(sites)
     assert merged.share == pytest.approx(4 * sites["gates.0"].share * 64 / 4)
     assert "merged_relu = torch.nn.functional.relu(merged, inplace=False)" in files["modules.py"]
-    assert explain(plan, "experts.2.0").site == "experts.0.0+3"
+    assert explain(plan, "experts.2.0").found.site.name == "experts.0.0+3"
 
 
 @pytest.mark.parametrize("mods", ["{use: merge_siblings}", '{use: merge_siblings, match: ["experts.*", "towers.*"]}'])

@@ -14,14 +14,11 @@ from loka.kernels.measurements.parts import PartKind, TimeSource
 from loka.numerics.enums import Compute, Gemm
 from loka.numerics.recipe import OperandRecipe
 from loka.plan.plan import NATIVE, NOTHING_AROUND, InteractionPlan, KernelTime, SitePlan, SiteTiming, StepTime
-from loka.plan.report.coverage import (
-    coverage_of,
-    describe_pieces,
-    describe_step,
-    in_fused_region,
-    share_rows,
-)
 from loka.plan.select.workload import SiteSizes, native_part
+from loka.plan.view.coverage import (
+    coverage_of,
+    in_fused_region,
+)
 from loka.policy.policy import ExecutionSpec
 from loka.policy.settings import Assignment
 from loka.sites.site import GemmKind
@@ -82,11 +79,11 @@ def test_the_largest_pieces_have_a_name_a_time_and_the_reason(plan) -> None:
     assert head.what == "fprop, dgrad, wgrad"
     assert (norms.name, norms.us, norms.what) == ("b", 6.0, "layer_norm, layer_norm silu")
     assert norms.reason == "this recipe is none of a chain's, around which kernels can fuse"
-    assert describe_pieces(found)[0] == ("head (fprop, dgrad, wgrad): 30.0 us, 25.0 %: keep by p.yaml:3")
+    assert found.largest[0].words == ("head (fprop, dgrad, wgrad): 30.0 us, 25.0 %: keep by p.yaml:3")
 
 
 def test_what_the_time_contains_is_said(plan) -> None:
-    assert describe_step(coverage_of(plan)) == (
+    assert coverage_of(plan).step_words == (
         "GPU time: 120.0 us predicted for a training step: GEMMs, what quantizes for them, norms and activations "
         "around them, interactions; not embeddings, other elementwise work, loss and optimiser."
     )
@@ -95,7 +92,7 @@ def test_what_the_time_contains_is_said(plan) -> None:
     assert (found.time.us, found.time.compiler_us) == (200.0, 116.0)
     assert found.largest[0].name == "the rest of the step"
     assert found.largest[0].share == 0.4
-    assert "and 80.0 us of execution.gpu_ms for the rest." in describe_step(found)
+    assert "and 80.0 us of execution.gpu_ms for the rest." in found.step_words
 
 
 def test_sites_alike_are_one_piece_and_three_are_named(make_plan, make_site, plan) -> None:
@@ -105,7 +102,7 @@ def test_sites_alike_are_one_piece_and_three_are_named(make_plan, make_site, pla
     first, *others = coverage_of(replace(plan, sites=sites)).largest
     assert (first.name, first.count, first.us) == ("layers.*.mlp", 4, 120.0)
     assert [each.name for each in others] == ["p", "q"]
-    assert describe_pieces(coverage_of(replace(plan, sites=sites)))[0].startswith("layers.*.mlp (4 sites: fprop, ")
+    assert first.words.startswith("layers.*.mlp (4 sites: fprop, ")
 
 
 def test_reasons_that_differ_in_figures_alone_share_a_piece(plan) -> None:
@@ -136,8 +133,8 @@ def test_a_site_without_times_counts_with_the_least_time_of_its_gemms(plan) -> N
     least = sum(bound_us(native_part(each.gemm, sizes), device) for each in blocked.gemms)
     assert found.time.compiler_us == pytest.approx(least + 6.0, abs=1e-3)
     assert found.time.bounded == 1
-    assert "1 site without times counts with the least time that the device needs." in describe_step(found)
-    assert describe_pieces(found)[0].startswith("head (fprop, dgrad, wgrad): at least ")
+    assert "1 site without times counts with the least time that the device needs." in found.step_words
+    assert found.largest[0].words.startswith("head (fprop, dgrad, wgrad): at least ")
 
 
 def test_without_measurements_pieces_go_by_flops(plan) -> None:
@@ -147,8 +144,8 @@ def test_without_measurements_pieces_go_by_flops(plan) -> None:
     (head,) = found.largest
     assert (head.name, head.us) == ("head", None)
     assert head.share == pytest.approx(1 / 2049, abs=1e-4)
-    assert len(share_rows(found)) == 2
-    assert "goes by GEMM FLOPs" in describe_step(found)
+    assert len(found.rows) == 2
+    assert "goes by GEMM FLOPs" in found.step_words
 
 
 def test_inference_counts_the_forward_of_an_evaluation(make_plan, make_site, make_settings) -> None:

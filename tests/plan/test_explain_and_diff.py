@@ -9,19 +9,19 @@ from loka.numerics.enums import Accumulation, Compute, Format, Gemm, Range, Scal
 from loka.numerics.recipe import OperandRecipe
 from loka.plan.format import format_gemm, pattern_of
 from loka.plan.plan import BindingKind, PlannedBinding
-from loka.plan.report.explain_site import explain
-from loka.plan.report.plan_diff import diff
-from loka.plan.report.plan_rows import group_sites
+from loka.plan.view.diff import diff
+from loka.plan.view.explain import explain
+from loka.plan.view.table import group_sites
 from loka.policy.settings import Assignment, GemmSettings, SiteSettings
 
 
 def test_explain_gives_sizes_flops_and_every_decision(make_plan, make_site):
     site = make_site("a.b", calls=2, k=100, n=10)
-    found = explain(make_plan(site), "a.b")
-    assert (found.m, found.k, found.n, found.rows) == (4096, 100, 10, "B")
-    assert found.flops == 2 * 4096 * 100 * 10 * 2 * 3  # two calls, three GEMMs
-    assert [each.gemm for each in found.gemms] == list(Gemm)
-    assert {each.reason for each in found.gemms} == {"fp8 by p.yaml:14"}
+    found = explain(make_plan(site), "a.b").json()
+    assert [found[name] for name in ("m", "k", "n", "rows")] == [4096, 100, 10, "B"]
+    assert found["flops"] == 2 * 4096 * 100 * 10 * 2 * 3  # two calls, three GEMMs
+    assert [each["gemm"] for each in found["gemms"]] == list(Gemm)
+    assert {each["reason"] for each in found["gemms"]} == {"fp8 by p.yaml:14"}
 
 
 def test_explain_lists_the_rule_that_holds_and_those_it_overrode(make_plan, make_site, make_settings):

@@ -18,12 +18,13 @@ from loka.plan.examine import examine
 from loka.plan.mod_words import describe_changes, describe_gain, describe_mod, describe_unchanged, touches
 from loka.plan.plan import Gain, ModPlan, Plan, SiteTiming, StepTime
 from loka.plan.planner import make_plan, planned
-from loka.plan.report.explain_site import explain
-from loka.plan.report.plan_diff import diff
 from loka.plan.select.mod_gains import gain_of
 from loka.plan.serialize import from_json, to_json
+from loka.plan.view.diff import diff
+from loka.plan.view.explain import explain
 from loka.policy.problems import PolicyError
 from tests.support.plan.plan_costs import MadeUp
+from tests.support.plan.report_plans import plan_of_sites
 
 MODELS = """
 from torch import nn
@@ -206,7 +207,10 @@ def test_words_of_rewritten_forwards():
         for i in range(3)
     )
     mod = a_mod(rewritten=made)
-    assert describe_mod(mod) == "merge_siblings (a.yaml:3), the same function: 2 linears as one in layers.* (3 times)"
+    assert (
+        describe_mod(plan_of_sites(), mod)
+        == "merge_siblings (a.yaml:3), the same function: 2 linears as one in layers.* (3 times)"
+    )
     assert describe_changes(a_mod()) == "nothing"
 
 
@@ -226,10 +230,11 @@ def test_words_of_what_is_left_and_gained():
         "layers.*.norm (4): no block divides 100",
         "the model itself: it is the model itself",
     ]
-    assert describe_gain(a_mod()) == ""
-    assert describe_gain(a_mod(gain=Gain(12.34, 0.031))) == "gains 12.3 us of a training step, 3.1 % (estimated)"
-    assert describe_gain(a_mod(gain=Gain(-2.0, -0.05))) == "costs 2.0 us of a training step, 5.0 % (estimated)"
-    assert describe_gain(a_mod(gain=Gain(0.0, 0.0))) == "no difference in what is timed"
+    plan = plan_of_sites()
+    assert describe_gain(plan, a_mod()) == ""
+    assert describe_gain(plan, a_mod(gain=Gain(12.34, 0.031))) == "gains 12.3 us of a training step, 3.1 % (estimated)"
+    assert describe_gain(plan, a_mod(gain=Gain(-2.0, -0.05))) == "costs 2.0 us of a training step, 5.0 % (estimated)"
+    assert describe_gain(plan, a_mod(gain=Gain(0.0, 0.0))) == "no difference in what is timed"
     sigmoid = Adaptation("hard_swish", ("a", "b"), "torch.nn.modules.activation.Sigmoid")
     assert describe_changes(a_mod(adaptations=(sigmoid,))) == "2 Sigmoid -> Hardsigmoid"
 

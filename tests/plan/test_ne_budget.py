@@ -12,9 +12,9 @@ from loka.numerics.recipe import OperandRecipe
 from loka.plan.decide import Situation
 from loka.plan.evidence import ProfiledSites, over_budget_message, with_merged_sites
 from loka.plan.ne import planned_ne
-from loka.plan.report.explain_site import explain
 from loka.plan.resolve import resolve
 from loka.plan.serialize import from_json, to_json
+from loka.plan.view.explain import explain
 from loka.probe.profile.profile import Interval, NeEstimate
 
 RECIPE = (OperandRecipe(), OperandRecipe())

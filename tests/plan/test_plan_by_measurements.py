@@ -26,12 +26,12 @@ from loka.plan.examine import examine
 from loka.plan.plan import Plan, SitePlan
 from loka.plan.plan_of import plan_of
 from loka.plan.planner import make_plan
-from loka.plan.report.plan_diff import diff
 from loka.plan.resolve import resolve
 from loka.plan.select.perf_model import PerfModel
 from loka.plan.select.workload import SiteSizes, native_part
 from loka.plan.serialize import from_json, to_json
 from loka.plan.totals import total_time
+from loka.plan.view.diff import diff
 from loka.policy.settings import Budget, GemmSettings
 from loka.probe.profile.profile import Estimate, Interval, Profile, SiteProfile
 from tests.support.plan.plan_costs import CHAIN, SCALED_MM, MadeUp, Remembering

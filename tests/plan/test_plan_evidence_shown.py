@@ -10,11 +10,11 @@ import pytest
 
 from loka.numerics.enums import Compute, Gemm, Operand, Range
 from loka.numerics.recipe import OperandRecipe
-from loka.plan.report.explain_site import explain
-from loka.plan.report.histogram import ASCII, histogram
-from loka.plan.report.plan_diff import diff
-from loka.plan.report.plan_rows import group_sites
 from loka.plan.serialize import from_json, to_json
+from loka.plan.view.diff import diff
+from loka.plan.view.explain import explain
+from loka.plan.view.histogram import ASCII, histogram
+from loka.plan.view.table import group_sites
 from loka.policy.settings import Assignment
 from loka.probe.profile.profile import Finding, Verdict
 from loka.probe.stats.site_stats import LOWEST, MAGNITUDE_BINS

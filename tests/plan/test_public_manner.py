@@ -9,7 +9,7 @@ import pytest
 
 from loka.plan.plan import NOTHING_AROUND, Plan, SitePlan
 from loka.plan.planner import make_plan
-from loka.plan.report.explain_site import explain
+from loka.plan.view.explain import explain
 
 MODELS = "tests.support.models.public_manner"
 FUSED = "compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true, fuse: always"
@@ -59,7 +59,7 @@ def test_regions_around_a_refused_child_are_fused_and_those_inside_it(plan_for):
 def test_a_batch_norm_ends_a_region_and_explain_says_why(plan_for):
     plan = plan_for("BatchNormTower")
     first, second = (explain(plan, f"linears.{number}") for number in range(2))
-    assert (first.region, len(first.region_ends)) == ((), 1)
+    assert (first.found.region, len(first.region_ends)) == ((), 1)
     assert first.region_ends[0].startswith("BatchNorm 'bn.0' after it: in training its statistics")
     after, before = second.region_ends
     assert after.startswith("BatchNorm 'bn.1' after it: ")
@@ -69,7 +69,7 @@ def test_a_batch_norm_ends_a_region_and_explain_says_why(plan_for):
 def test_a_dropout_ends_a_region_behind_what_it_takes_along(plan_for):
     plan = plan_for("dropout_tower")
     first, head = explain(plan, "0"), explain(plan, "3")
-    assert first.region == ("linear", "relu")
+    assert first.found.region == ("linear", "relu")
     assert [text.partition(":")[0] for text in first.region_ends] == ["dropout '2' after it"]
     assert [text.partition(":")[0] for text in head.region_ends] == ["dropout '2' before it"]
 

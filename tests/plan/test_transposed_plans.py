@@ -15,10 +15,10 @@ from loka.numerics.recipe import OperandRecipe
 from loka.plan.decide import Situation
 from loka.plan.format import format_gemm
 from loka.plan.plan import NATIVE, GemmPlan
-from loka.plan.report.explain_site import explain
-from loka.plan.report.plan_diff import diff
 from loka.plan.resolve import resolve
 from loka.plan.serialize import from_json, to_json
+from loka.plan.view.diff import diff
+from loka.plan.view.explain import explain
 from loka.policy.settings import GemmSettings, SiteSettings
 from loka.probe.estimate import candidates
 from loka.probe.profile.profile import Estimate, Interval
@@ -151,7 +151,7 @@ def test_words_of_a_plan_and_of_what_changed(make_plan, make_site, make_settings
         "grad_output e4m3 rowwise pow2, weight e4m3 transposed",
         "e4m3 transposed",
     ]
-    assert [gemm.runs_in for gemm in explain(after, NAME).gemms][2] == "e4m3 transposed"
+    assert format_gemm(explain(after, NAME).found.gemms[2]) == "e4m3 transposed"
     before = make_plan(make_site(), settings=make_settings(recipe=ROWS))
     changes = {change.gemm: (change.before, change.after) for change in diff(before, after).gemms}
     assert changes[Gemm.WGRAD] == ("e4m3 rowwise pow2", "e4m3 transposed")

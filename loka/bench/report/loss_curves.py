@@ -39,7 +39,6 @@ class CurveChart:
     y: Axis
     unit: str  # of y: "", "%"
     curves: tuple[Curve, ...]
-    zero: float | None  # the height of 0 in per cent from the bottom, where 0 is inside
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +46,16 @@ class SeedChart:
     """The difference of NE of each seed on one axis, their mean with its interval, and the budget; in per cent."""
 
     axis: Axis
-    dots: tuple[float, ...]
+    differences: tuple[float, ...]
     mean: float
     interval: tuple[float, float] | None
-    zero: float
     budget: float | None
-    words: str
+
+    @property
+    def words(self) -> str:
+        """The mean, with its interval."""
+        interval = self.interval and f", 95 % interval {self.interval[0]:+.4f} % to {self.interval[1]:+.4f} %"
+        return f"{self.mean:+.4f} %{interval or ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +141,8 @@ def _has_ne(pair: PairResult) -> bool:
 
 
 def _loss(pairs: Sequence[PairResult], first: str, second: str) -> CurveChart:
-    series = [
-        (first, "as-is", [pair.as_is.train_loss for pair in pairs]),
-        (second, "patched", [pair.patched.train_loss for pair in pairs]),
-    ]
-    return _chart(pairs, "", [(name, style, *_spread(runs)) for name, style, runs in series], decimals=4)
+    as_is, patched = ([getattr(pair, run).train_loss for pair in pairs] for run in ("as_is", "patched"))
+    return _chart(pairs, "", [(first, "as-is", *_spread(as_is)), (second, "patched", *_spread(patched))])
 
 
 def _difference(pairs: Sequence[PairResult], first: str, second: str) -> CurveChart:
@@ -152,69 +152,42 @@ def _difference(pairs: Sequence[PairResult], first: str, second: str) -> CurveCh
         losses = zip(pair.as_is.train_loss, pair.patched.train_loss, strict=True)
         seeds.setdefault(pair.seed, []).append([100 * (b - a) / abs(a) if a else 0.0 for a, b in losses])
     runs = [tuple(map(fmean, zip(*draws, strict=True))) for draws in seeds.values()]
-    curve = (f"{second} minus {first}", "difference", *_spread(runs, interval=True))
-    return _chart(pairs, "%", [curve], decimals=4, with_zero=True)
+    return _chart(pairs, "%", [(f"{second} minus {first}", "difference", *_spread(runs, interval=True))])
 
 
-Means = tuple[tuple[float, ...], tuple[float, ...]]  # of each point: the mean, and half the band's height
-
-
-def _spread(runs: Sequence[Sequence[float]], interval: bool = False) -> Means:
+def _spread(runs: Sequence[Sequence[float]], interval: bool = False) -> tuple[list[float], list[float]]:
     """Means over runs, with their standard deviations, or with half their 95 % intervals; zeros for a single run."""
     points = list(zip(*runs, strict=True))
-    means = tuple(map(fmean, points))
     if len(runs) < _FEWEST_FOR_A_BAND:
-        return means, (0.0,) * len(means)
+        return [fmean(each) for each in points], [0.0] * len(points)
     factor = t_quantile(0.975, len(runs) - 1) / math.sqrt(len(runs)) if interval else 1.0
-    return means, tuple(factor * stdev(point) for point in points)
+    return [fmean(each) for each in points], [factor * stdev(each) for each in points]
 
 
 def _chart(
-    pairs: Sequence[PairResult],
-    unit: str,
-    series: Sequence[tuple[str, str, tuple[float, ...], tuple[float, ...]]],
-    decimals: int,
-    with_zero: bool = False,
+    pairs: Sequence[PairResult], unit: str, series: Sequence[tuple[str, str, list[float], list[float]]]
 ) -> CurveChart:
-    ends = [mean + sign * half for _, _, means, halves in series for mean, half in zip(means, halves, strict=True)
-            for sign in (-1, 1)]  # fmt: skip
-    low, high = min(ends), max(ends)
-    if with_zero:
-        low, high = min(low, 0.0), max(high, 0.0)
-    margin = 0.06 * (high - low)
-    y = axis_of(low - margin, high + margin)
-    samples = pairs[0].as_is.samples
-    x = axis_of(0.0, float(samples))
-    count = len(series[0][2])
+    """The chart of some series: a name, a style, the means, and half the heights of their bands. One in per cent has
+    a line at 0."""
+    upper = [[mean + half for mean, half in zip(means, halves, strict=True)] for _, _, means, halves in series]
+    lower = [[mean - half for mean, half in zip(means, halves, strict=True)] for _, _, means, halves in series]
+    ends = [end for values in (*upper, *lower, [0.0] if unit else []) for end in values]
+    margin = 0.06 * (max(ends) - min(ends))
+    y = axis_of(min(ends) - margin, max(ends) + margin)
 
     def points(values: Sequence[float]) -> list[tuple[float, float]]:
-        return [(BOX * (index + 0.5) / count, BOX - y.at(value)) for index, value in enumerate(values)]
+        return [(BOX * (index + 0.5) / len(values), BOX - y.at(value)) for index, value in enumerate(values)]
 
     curves = []
-    for name, style, means, halves in series:
-        upper = points([mean + half for mean, half in zip(means, halves, strict=True)])
-        lower = points([mean - half for mean, half in zip(means, halves, strict=True)])
-        banded = band(upper, lower) if any(halves) else ""
-        last = f"{means[-1]:+.{decimals}f} %" if unit else f"{means[-1]:.{decimals}f}"
+    for (name, style, means, halves), top, bottom in zip(series, upper, lower, strict=True):
+        last = f"{means[-1]:+.4f} %" if unit else f"{means[-1]:.4f}"
+        banded = band(points(top), points(bottom)) if any(halves) else ""
         curves.append(Curve(name, style, line(points(means)), banded, last))
-    zero = y.at(0.0) if y.low <= 0 <= y.high and with_zero else None
-    return CurveChart(x, y, unit, tuple(curves), zero)
+    return CurveChart(axis_of(0.0, float(pairs[0].as_is.samples)), y, unit, tuple(curves))
 
 
 def _seeds(quality: Quality, budget: float | None) -> SeedChart:
-    differences, interval = quality.differences, quality.interval
+    differences, interval = tuple(quality.differences), quality.interval
     ends = [*differences, 0.0, *(interval or ()), *((budget,) if budget is not None else ())]
     margin = 0.08 * ((max(ends) - min(ends)) or 1.0)
-    axis = axis_of(min(ends) - margin, max(ends) + margin)
-    words = f"{quality.mean:+.4f} %"
-    if interval is not None:
-        words += f", 95 % interval {interval[0]:+.4f} % to {interval[1]:+.4f} %"
-    return SeedChart(
-        axis=axis,
-        dots=tuple(map(axis.at, differences)),
-        mean=axis.at(quality.mean),
-        interval=(axis.at(interval[0]), axis.at(interval[1])) if interval is not None else None,
-        zero=axis.at(0.0),
-        budget=axis.at(budget) if budget is not None else None,
-        words=words,
-    )
+    return SeedChart(axis_of(min(ends) - margin, max(ends) + margin), differences, quality.mean, interval, budget)

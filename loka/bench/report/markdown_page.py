@@ -4,16 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loka.bench.results import NOTHING, Table, markdown_table
+from loka.bench.results import Table, markdown_table
 from loka.plan.evidence import ProfiledSites, over_budget
-from loka.plan.format import describe_tuned, format_speedup, pattern_of
-from loka.plan.mod_words import describe_gain_in, describe_mod, describe_unchanged
+from loka.plan.format import describe_tuned, format_share, format_speedup, pattern_of
+from loka.plan.mod_words import describe_mod, describe_unchanged
 from loka.plan.plan import NATIVE, Plan
 from loka.plan.planner import Planned
-from loka.plan.report.coverage import Coverage, coverage_of, describe_pieces, describe_step, share_rows
-from loka.plan.report.plan_rows import PlanRow, group_interactions, group_sites
-from loka.plan.report.profile_view import budgets
 from loka.plan.totals import format_host, format_time_sources, format_total, total_time
+from loka.plan.view.coverage import Coverage, coverage_of
+from loka.plan.view.table import (
+    DECISIONS,
+    EVIDENCE,
+    INTERACTIONS,
+    NOTHING,
+    TIMES,
+    PlanRow,
+    budget_lines,
+    cells_of,
+    group_sites,
+    interaction_rows,
+)
 from loka.policy.problems import printable
 from loka.probe.profile.profile import Finding
 
@@ -33,12 +43,15 @@ def to_markdown(planned: Planned, policy: str) -> str:
     if plan.mods:
         parts += ["## Mods", _mods(plan)]
     if known is not None:
-        parts += ["## Evidence", _budgets(plan), markdown_table(evidence(rows))]
+        budgets = [f"{line[:1].upper()}{line[1:]}." for line in budget_lines(plan)]
+        parts += ["## Evidence", "\n".join(budgets), markdown_table(evidence(rows))]
         if known.profile.findings:
             parts += ["## Findings", markdown_table(finding_rows(known.profile.findings))]
-    if total_time(plan) is not None:
-        parts += ["## Times", _total(plan), markdown_table(_times(rows))]
-        parts += [markdown_table(_interactions(plan))] if plan.interactions else []
+    if sentences := total_sentences(plan):
+        timed = [row for row in rows if row.us != NOTHING]
+        columns = ("site", "count", *TIMES)
+        parts += ["## Times", " ".join(sentences), markdown_table((columns, cells_of(timed, columns)))]
+        parts += [markdown_table((INTERACTIONS, interaction_rows(plan)))] if plan.interactions else []
     short = shortfalls(plan, rows)
     parts += ["## What falls short", _listed(short) if short else "Nothing that the plan knows of."]
     return "\n\n".join(parts) + "\n"
@@ -62,10 +75,10 @@ def shortfalls(plan: Plan, rows: Sequence[PlanRow]) -> list[str]:
         lines.append(f"in FP8 though BF16 is faster: {pattern}, {format_speedup(worst)}")
     for row in rows:
         if row.share >= SMALL and set(row.runs_in) <= {NATIVE, NOTHING}:
-            lines.append(f"not in FP8: {row.pattern}, {_percent(row.share)} of the FLOPs: {row.reason}")
+            lines.append(f"not in FP8: {row.pattern}, {format_share(row.share)} of the FLOPs: {row.reason}")
     for skipped in plan.skipped:
         where = f"region {skipped.owner!r}" if skipped.owner else "the model itself"
-        lines.append(f"not patched: {where}, {_percent(skipped.share)} of the FLOPs: {skipped.reason}")
+        lines.append(f"not patched: {where}, {format_share(skipped.share)} of the FLOPs: {skipped.reason}")
     return lines
 
 
@@ -73,7 +86,7 @@ def _summary(plan: Plan, known: ProfiledSites | None, policy: str) -> str:
     fp8 = sum(site.fp8 for site in plan.sites)
     lines = [
         f"Policy `{policy}`, for {plan.target.value} at batch size {plan.batch_size}, by LoKA {plan.loka_version}.",
-        f"{_percent(plan.share_fp8)} of the training GEMM FLOPs run in FP8: {fp8} of {len(plan.called)} sites, "
+        f"{format_share(plan.share_fp8)} of the training GEMM FLOPs run in FP8: {fp8} of {len(plan.called)} sites, "
         f"{len(plan.bindings)} generated classes.",
     ]
     if known is None:
@@ -93,45 +106,23 @@ def _summary(plan: Plan, known: ProfiledSites | None, policy: str) -> str:
 
 def decisions(rows: Sequence[PlanRow]) -> Table:
     """A row for each site, or for several alike ones."""
-    columns = ("site", "count", "M", "K", "N", "FLOPs", "fprop", "dgrad", "wgrad", "region", "reason")
-    return columns, [
-        (row.pattern, str(row.count), row.rows, str(row.k), str(row.n), _percent(row.share), *row.runs_in,
-         " ".join(row.region) or NOTHING, row.reason)
-        for row in rows
-    ]  # fmt: skip
+    return DECISIONS, [tuple(cell or NOTHING for cell in cells) for cells in cells_of(rows, DECISIONS)]
 
 
-def _coverage(coverage: Coverage) -> list[str]:
-    columns = ("", "share") if coverage.time is None else ("", "share", "us")
-    rows = [(name, _percent(share), us)[: len(columns)] for name, share, us in share_rows(coverage)]
-    pieces = describe_pieces(coverage)
-    largest = ["The largest pieces that stay the compiler's:", _listed(pieces)] if pieces else []
-    return [markdown_table((columns, rows)), describe_step(coverage), *largest]
-
-
-def _mods(plan: Plan) -> str:
-    lines = []
-    for mod in plan.mods:
-        gain = describe_gain_in(plan, mod)
-        lines.append(printable(f"- {describe_mod(mod)}{f'; {gain}' if gain else ''}"))
-        lines += [printable(f"  - left {line}") for line in describe_unchanged(mod.unchanged)]
-    return "\n".join(lines)
-
-
-def _budgets(plan: Plan) -> str:
-    lines = []
-    for budget, count in budgets(plan).items():
-        limits = f"MERE {budget.mere:g}, SQNR {budget.sqnr_db:g} dB, min_speedup {budget.min_speedup:g}"
-        lines.append(f"Budget of {limits}: {count} sites.")
-    return "\n".join(lines)
+def total_sentences(plan: Plan) -> tuple[str, ...]:
+    """The time of a training step, and what it waits for; none without measurements."""
+    total = total_time(plan)
+    if total is None:
+        return ()
+    found, host = f"{format_total(total)} ({format_time_sources(total)}).", format_host(plan, total)
+    return (found, f"{host[:1].upper()}{host[1:]}.") if host else (found,)
 
 
 def evidence(rows: Sequence[PlanRow]) -> Table:
     """The errors of the rows that have evidence."""
     judged = [row for row in rows if row.mere != NOTHING]
-    return ("site", "count", "worst MERE", "worst SQNR, dB", "sampled steps"), [
-        (row.pattern, str(row.count), row.mere, row.sqnr_db, row.steps) for row in judged
-    ]
+    columns = ("site", "count", "worst MERE", "worst SQNR, dB", "sampled steps")
+    return columns, cells_of(judged, ("site", "count", *EVIDENCE))
 
 
 def finding_rows(findings: Sequence[Finding]) -> Table:
@@ -145,32 +136,20 @@ def finding_rows(findings: Sequence[Finding]) -> Table:
     ]
 
 
-def _total(plan: Plan) -> str:
-    total = total_time(plan)
-    if total is None:
-        return ""
-    host = format_host(plan, total)
-    return f"{format_total(total)} ({format_time_sources(total)}).{f' {host[:1].upper()}{host[1:]}.' if host else ''}"
+def _coverage(coverage: Coverage) -> list[str]:
+    table = markdown_table((("", "share", "us")[: len(coverage.rows[0])], coverage.rows))
+    pieces = [piece.words for piece in coverage.largest]
+    largest = ["The largest pieces that stay the compiler's:", _listed(pieces)] if pieces else []
+    return [table, coverage.step_words, *largest]
 
 
-def _interactions(plan: Plan) -> Table:
-    columns = ("interaction", "in", "count", "samples", "us", "compiled us", "gain", "time")
-    return columns, [
-        (row.what, row.owner, str(row.count), str(row.samples), row.us, row.as_is_us, row.speedup, row.source)
-        for row in group_interactions(plan)
-    ]
-
-
-def _times(rows: Sequence[PlanRow]) -> Table:
-    timed = [row for row in rows if row.us != NOTHING]
-    return ("site", "count", "us", "BF16 us", "gain"), [
-        (row.pattern, str(row.count), row.us, row.as_is_us, row.speedup) for row in timed
-    ]
+def _mods(plan: Plan) -> str:
+    lines = []
+    for mod in plan.mods:
+        lines.append(f"- {describe_mod(plan, mod)}")
+        lines += [f"  - left {line}" for line in describe_unchanged(mod.unchanged)]
+    return "\n".join(map(printable, lines))
 
 
 def _listed(lines: Sequence[str]) -> str:
     return "\n".join(f"- {printable(line)}" for line in lines)
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"

@@ -6,17 +6,78 @@ Branches that differ in nothing but a number of their name (`layers.0`, `layers.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from itertools import chain
 
 from loka.bench.report.geometry import percent
-from loka.bench.report.precision import Precision, fused_sites, precision_of
+from loka.numerics.enums import Format
 from loka.plan.format import format_evidence, format_operands, format_reasons
 from loka.plan.plan import Evidence, GemmPlan, Plan, SitePlan
+from loka.plan.select.interaction_times import interaction_by_site
 
 WIDEST = 100  # children of a node; those with fewer FLOPs are summed up
-DEEPEST = 24  # levels of the tree; what lies deeper keeps the rest of its name
 _NAMED_PARTS = re.compile(r"[^.#]+|#[^.#]*")
+
+
+class Precision(StrEnum):
+    """The precision that a GEMM runs in: a colour of the page. The values are the names of its CSS classes."""
+
+    NATIVE = "native"
+    FUSED = "fused"
+    E4M3 = "e4m3"
+    E5M2 = "e5m2"
+    MIXED = "mixed"
+
+
+LABELS = {
+    Precision.NATIVE: "native",
+    Precision.FUSED: "BF16 fused",
+    Precision.E4M3: "FP8 e4m3",
+    Precision.E5M2: "FP8 e5m2",
+    Precision.MIXED: "FP8 mixed",
+}
+MEANINGS = {
+    Precision.NATIVE: "in the model's own dtype, by the kernels that it always had",
+    Precision.FUSED: "in the model's own dtype, with a generated kernel for what stands around it",
+    Precision.E4M3: "both operands in e4m3",
+    Precision.E5M2: "both operands in e5m2",
+    Precision.MIXED: "one operand in e4m3, the other in e5m2",
+}
+
+
+def precision_of(gemm: GemmPlan, fused: bool) -> Precision:
+    """The precision of a GEMM; `fused` says whether a generated kernel takes what stands around its site along."""
+    if gemm.operands is None:
+        return Precision.FUSED if fused else Precision.NATIVE
+    formats = {recipe.format for recipe in gemm.operands}
+    if len(formats) > 1:
+        return Precision.MIXED
+    return Precision.E4M3 if formats == {Format.E4M3} else Precision.E5M2
+
+
+def fused_sites(plan: Plan) -> frozenset[str]:
+    """The sites around or within which a generated kernel computes more than the GEMM."""
+    return frozenset(interaction_by_site(plan)) | {each.site.name for each in plan.sites if each.region}
+
+
+def site_precision(site: SitePlan, fused: bool) -> Precision:
+    """The precision of most of a site's GEMMs, the first of them where several are as many."""
+    found = Counter(precision_of(gemm, fused) for gemm in site.gemms)
+    return found.most_common(1)[0][0] if found else Precision.NATIVE
+
+
+def precision_shares(plan: Plan) -> dict[Precision, float]:
+    """The precisions that the model has, with their shares of the training GEMM FLOPs."""
+    fused, shares = fused_sites(plan), dict[Precision, float]()
+    for site in plan.sites:
+        for gemm in site.gemms:
+            precision = precision_of(gemm, site.site.name in fused)
+            shares[precision] = shares.get(precision, 0.0) + site.site.share
+    total = sum(shares.values()) or 1.0
+    return {each: shares[each] / total for each in Precision if each in shares}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,22 +113,40 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class TreeNode:
-    """A module, or several alike ones. `share` is of the model's training GEMM FLOPs, of all of them together."""
+    """A module, or several alike ones, of which all amounts are together."""
 
     label: str  # "fmb", "0 to 2"
     title: str  # the whole name of the first
     count: int  # alike modules that the node stands for
-    sites: int  # in it, all alike modules together
-    share: float
-    parts: tuple[Part, ...]  # the share's precisions
-    precisions: tuple[Precision, ...]  # of each GEMM in it, those with most FLOPs first
+    sites: int  # in it
+    amounts: dict[Precision, float]  # of the model's training GEMM FLOPs
     site: SiteNode | None  # what it computes itself
     children: tuple[TreeNode, ...]
+
+    @property
+    def share(self) -> float:
+        """Of the model's training GEMM FLOPs."""
+        return sum(self.amounts.values())
+
+    @property
+    def precisions(self) -> list[Precision]:
+        """Those of its GEMMs, with most FLOPs first."""
+        return sorted(self.amounts, key=lambda each: -self.amounts[each])
+
+    @property
+    def parts(self) -> list[Part]:
+        """The parts of a stacked bar, FP8 first."""
+        parts, x = [], 0.0
+        for precision in reversed(Precision):
+            if precision in self.amounts:
+                parts.append(Part(precision, percent(x), percent(self.amounts[precision])))
+                x += self.amounts[precision]
+        return parts
 
 
 @dataclass(slots=True)
 class _Branch:
-    """A module while the tree is made. Amounts are shares of the training GEMM FLOPs."""
+    """A module while the tree is made."""
 
     label: str
     title: str
@@ -79,95 +158,77 @@ def model_tree(plan: Plan) -> tuple[TreeNode, ...]:
     """The modules below the model that hold sites, in model order."""
     root = _Branch("", "")
     for site in plan.sites:
-        _insert(root, site)
-    total = sum(each.site.share * len(each.gemms) for each in plan.sites) or 1.0
-    making = _Making(plan, fused_sites(plan), total)
-    return _trimmed([making.node(alike, alike) for alike in _merged(root, making.key)])
+        branch, title = root, ""
+        for part in name_parts(site.site.name):
+            title = title + part if not title or part.startswith("#") else f"{title}.{part}"
+            branch = branch.children.setdefault(part, _Branch(part, title))
+        branch.site = site
+    return _Making(plan).below([root])
 
 
 def name_parts(name: str) -> list[str]:
     """A site's name in the steps of the tree: layers.0#1 -> layers, 0, #1."""
-    found = list(_NAMED_PARTS.finditer(name))
-    if len(found) > DEEPEST:
-        return [*(each[0] for each in found[: DEEPEST - 1]), name[found[DEEPEST - 1].start() :]]
-    return [each[0] for each in found] or [name]
-
-
-def _insert(root: _Branch, site: SitePlan) -> None:
-    branch, title = root, ""
-    for part in name_parts(site.site.name):
-        title = title + part if not title or part.startswith("#") else f"{title}.{part}"
-        branch = branch.children.setdefault(part, _Branch(part, title))
-    branch.site = site
+    return _NAMED_PARTS.findall(name) or [name]
 
 
 class _Making:
     """Makes nodes of branches, with what is known of the whole plan."""
 
-    def __init__(self, plan: Plan, fused: frozenset[str], total: float) -> None:
-        self.batch, self.fused, self.total = plan.batch_size, fused, total
+    def __init__(self, plan: Plan) -> None:
+        self.batch, self.fused = plan.batch_size, fused_sites(plan)
+        self.total = sum(each.site.share * len(each.gemms) for each in plan.sites) or 1.0
 
-    def key(self, branch: _Branch) -> object:
+    def below(self, branches: Sequence[_Branch]) -> tuple[TreeNode, ...]:
+        """The nodes below branches that are alike: their children are alike too, and in one order."""
+        merged = [self._merged(each) for each in branches]
+        return _trimmed([self._node(groups[0], [*chain(*groups)]) for groups in zip(*merged, strict=True)])
+
+    def _merged(self, branch: _Branch) -> list[list[_Branch]]:
+        """The children of a branch, alike ones together if they have numbers for names."""
+        found: dict[object, list[_Branch]] = {}
+        for child in branch.children.values():
+            numbered = child.label.lstrip("#").isdecimal()
+            kind = (child.label[:1] == "#", self._key(child)) if numbered else child.label
+            found.setdefault(kind, []).append(child)
+        return list(found.values())
+
+    def _key(self, branch: _Branch) -> object:
         """What two alike branches have in common: everything but names and figures of evidence."""
-        site, own = branch.site, None
-        if site is not None:
-            facts = (site.site.kind, site.site.rows, site.site.k, site.site.n, site.site.calls, site.region)
-            own = (*facts, tuple((gemm.gemm, gemm.kernel, self._recipe(gemm)) for gemm in site.gemms))
-        return own, tuple((each.label, self.key(each)) for each in branch.children.values())
+        own = None
+        if branch.site is not None:
+            site = branch.site.site
+            gemms = tuple((gemm.gemm, gemm.kernel, _recipe(gemm)) for gemm in branch.site.gemms)
+            own = (site.kind, site.rows, site.k, site.n, site.calls, branch.site.region, gemms)
+        return own, tuple((each.label, self._key(each)) for each in branch.children.values())
 
-    def node(self, alike: Sequence[_Branch], everywhere: Sequence[_Branch]) -> TreeNode:
+    def _node(self, alike: Sequence[_Branch], everywhere: Sequence[_Branch]) -> TreeNode:
         """The node of branches below one parent that are alike, `everywhere` below all of its parents that are alike.
 
         One child alone, without alike ones and without a site above it, is joined to its parent.
         """
-        first = alike[0]
-        children = self._children(everywhere)
+        first, children = alike[0], self.below(everywhere)
         if first.site is None and len(alike) == 1 and len(children) == 1 and children[0].count == 1:
-            return replace(children[0], label=_joined(first.label, children[0].label))
-        amounts = self._amounts(everywhere)
+            below = children[0].label
+            return replace(children[0], label=f"{first.label}{'' if below.startswith('#') else '.'}{below}")
+        sites = [each.site for each in everywhere if each.site is not None]
+        amounts: dict[Precision, float] = {}
+        own = ((self._precision(site, gemm), site.site.share / self.total) for site in sites for gemm in site.gemms)
+        for precision, amount in (*own, *(item for each in children for item in each.amounts.items())):
+            amounts[precision] = amounts.get(precision, 0.0) + amount
         return TreeNode(
-            label=_range(alike),
+            label=_range([each.label for each in alike]),
             title=first.title,
             count=len(alike),
-            sites=sum(map(_count, everywhere)),
-            share=sum(amounts.values()) / self.total,
-            parts=_parts(amounts, self.total),
-            precisions=tuple(sorted(amounts, key=lambda each: -amounts[each])),
-            site=self._site([each.site for each in everywhere if each.site is not None]),
+            sites=len(sites) + sum(each.sites for each in children),
+            amounts=amounts,
+            site=self._site(sites) if sites else None,
             children=children,
         )
-
-    def _children(self, branches: Sequence[_Branch]) -> tuple[TreeNode, ...]:
-        """The nodes below branches with one key: their children are alike, and in one order."""
-        merged = [_merged(each, self.key) for each in branches]
-        return _trimmed(
-            [self.node(groups[0], [branch for group in groups for branch in group])
-             for groups in zip(*merged, strict=True)]
-        )  # fmt: skip
-
-    def _amounts(self, branches: Iterable[_Branch]) -> dict[Precision, float]:
-        found: dict[Precision, float] = {}
-        for branch in branches:
-            if branch.site is not None:
-                for gemm in branch.site.gemms:
-                    precision = self._precision(branch.site, gemm)
-                    found[precision] = found.get(precision, 0.0) + branch.site.site.share
-            for precision, amount in self._amounts(branch.children.values()).items():
-                found[precision] = found.get(precision, 0.0) + amount
-        return found
 
     def _precision(self, site: SitePlan, gemm: GemmPlan) -> Precision:
         return precision_of(gemm, site.site.name in self.fused)
 
-    def _recipe(self, gemm: GemmPlan) -> str:
-        if gemm.operands is None:
-            return ""
-        first, second = gemm.operands
-        return format_operands(gemm.gemm, (first.without_amax, second.without_amax))
-
-    def _site(self, sites: Sequence[SitePlan]) -> SiteNode | None:
-        if not sites:
-            return None
+    def _site(self, sites: Sequence[SitePlan]) -> SiteNode:
         first = sites[0]
         rows = first.site.rows.at(self.batch)
         calls = f", {first.site.calls} times a step" if first.site.calls != 1 else ""
@@ -180,7 +241,7 @@ class _Making:
                 GemmRow(
                     gemm=gemm.gemm.value,
                     precision=self._precision(first, gemm),
-                    recipe=self._recipe(gemm),
+                    recipe=_recipe(gemm),
                     kernel=gemm.kernel,
                     evidence=_worst([each.gemms[index].evidence for each in sites]),
                 )
@@ -189,14 +250,16 @@ class _Making:
         )
 
 
-def _merged(branch: _Branch, key: Callable[[_Branch], object]) -> list[list[_Branch]]:
-    """The children of a branch, alike ones together if they have numbers for names."""
-    found: dict[object, list[_Branch]] = {}
-    for child in branch.children.values():
-        numbered = child.label.lstrip("#").isdecimal()
-        kind = (child.label[:1] == "#", key(child)) if numbered else child.label
-        found.setdefault(kind, []).append(child)
-    return list(found.values())
+def _recipe(gemm: GemmPlan) -> str:
+    if gemm.operands is None:
+        return ""
+    first, second = gemm.operands
+    return format_operands(gemm.gemm, (first.without_amax, second.without_amax))
+
+
+def _worst(evidence: Sequence[Evidence | None]) -> str:
+    known = [each for each in evidence if each is not None]
+    return format_evidence(max(known, key=lambda each: each.mere.high)) if known else ""
 
 
 def _trimmed(nodes: Sequence[TreeNode]) -> tuple[TreeNode, ...]:
@@ -204,54 +267,19 @@ def _trimmed(nodes: Sequence[TreeNode]) -> tuple[TreeNode, ...]:
     if len(nodes) <= WIDEST:
         return tuple(nodes)
     order = sorted(range(len(nodes)), key=lambda index: -nodes[index].share)
-    kept, rest = sorted(order[: WIDEST - 1]), [nodes[index] for index in sorted(order[WIDEST - 1 :])]
-    shares: dict[Precision, float] = {}
-    for part in (part for node in rest for part in node.parts):
-        shares[part.precision] = shares.get(part.precision, 0.0) + part.width / 100
-    summed = TreeNode(
-        label=f"{len(rest)} more",
-        title="those with fewer FLOPs",
-        count=1,
-        sites=sum(node.sites for node in rest),
-        share=sum(node.share for node in rest),
-        parts=_parts(shares, 1.0),
-        precisions=tuple(sorted(shares, key=lambda each: -shares[each])),
-        site=None,
-        children=(),
-    )
-    return (*(nodes[index] for index in kept), summed)
+    rest = [nodes[index] for index in order[WIDEST - 1 :]]
+    amounts = {each: sum(node.amounts.get(each, 0.0) for node in rest) for each in Precision}
+    amounts = {each: amount for each, amount in amounts.items() if amount}
+    sites = sum(node.sites for node in rest)
+    summed = TreeNode(f"{len(rest)} more", "those with fewer FLOPs", 1, sites, amounts, None, ())
+    return (*(nodes[index] for index in sorted(order[: WIDEST - 1])), summed)
 
 
-def _count(branch: _Branch) -> int:
-    return (branch.site is not None) + sum(map(_count, branch.children.values()))
-
-
-def _joined(label: str, below: str) -> str:
-    return f"{label}{below}" if below.startswith("#") else f"{label}.{below}"
-
-
-def _range(branches: Sequence[_Branch]) -> str:
+def _range(labels: Sequence[str]) -> str:
     """The labels of alike branches: `0 to 2`, `0, 3`, `0, 2, 4, ...`."""
-    labels = [each.label for each in branches]
     if len(labels) == 1:
         return labels[0]
     numbers = [int(each.lstrip("#")) for each in labels]
     if len(labels) > 2 and numbers == list(range(numbers[0], numbers[0] + len(numbers))):
         return f"{labels[0]} to {labels[-1]}"
     return ", ".join(labels) if len(labels) <= 3 else f"{', '.join(labels[:3])}, …"
-
-
-def _parts(amounts: dict[Precision, float], total: float) -> tuple[Part, ...]:
-    """The parts of a stacked bar, FP8 first."""
-    parts, x = [], 0.0
-    for precision in reversed(Precision):
-        if precision in amounts:
-            width = amounts[precision] / total
-            parts.append(Part(precision, percent(x), percent(width)))
-            x += width
-    return tuple(parts)
-
-
-def _worst(evidence: Sequence[Evidence | None]) -> str:
-    known = [each for each in evidence if each is not None]
-    return format_evidence(max(known, key=lambda each: each.mere.high)) if known else ""

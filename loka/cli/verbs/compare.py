@@ -60,7 +60,7 @@ def command(
     from loka.bench.quality.compare_quality import BUDGET_PERCENT, Verdict, compare, order_of
     from loka.cli.compare_run import Comparison, TimeLeft, open_comparison, pair_file, trained_pairs
     from loka.cli.progress import Shown
-    from loka.cli.tables.speed_table import show_speed
+    from loka.cli.tables.plan_table import show_speed
 
     comparison = Comparison(policy, steps, device, against)
     opened = open_comparison(comparison)

@@ -10,7 +10,7 @@ import typer
 from loka.cli.output import Json, percent, print_json, print_line, print_table
 
 if TYPE_CHECKING:
-    from loka.plan.report.plan_diff import ModChange, PlanDiff, RegionChange, TimeChange
+    from loka.plan.view.diff import ModChange, PlanDiff, RegionChange, TimeChange
 
 NAME = "diff"
 _HELP = "A policy (.yaml) or a plan.json."
@@ -23,7 +23,7 @@ def command(
 ) -> None:
     """Compare two policies, or plans: what runs differently, and how many FLOPs that moves."""
     from loka.plan.planner import read_plan
-    from loka.plan.report.plan_diff import diff
+    from loka.plan.view.diff import diff
 
     change = diff(read_plan(before), read_plan(after))
     if as_json:

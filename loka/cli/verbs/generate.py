@@ -35,7 +35,7 @@ def command(
     """Generate the package for a policy."""
     announce_plan(policy)
     from loka.cli.output import note
-    from loka.cli.verbs.plan import print_skipped, summary_line
+    from loka.cli.tables.plan_table import show_skipped, summary_line
     from loka.codegen.generation import generate_with
     from loka.plan.evidence import over_budget_message
     from loka.plan.plan_cache import PlanCache
@@ -58,7 +58,7 @@ def command(
     if check:
         print_line(f"{made.folder} is fresh")
         return
-    print_skipped(made.plan)
+    show_skipped(made.plan)
     print_line(summary_line(made.plan))
     for warning in warnings:
         note(f"warning: {warning}")
@@ -85,7 +85,7 @@ def result(made: GeneratedPackage) -> dict[str, object]:
 
 def without_fp8(plan: Plan) -> str:
     """That a package has nothing in FP8, with the reason for the largest piece of its model."""
-    from loka.plan.report.coverage import coverage_of
+    from loka.plan.view.coverage import coverage_of
 
     largest = coverage_of(plan).largest
     why = f"{largest[0].name} stays as it is: {largest[0].reason}" if largest else "the model has no GEMM"

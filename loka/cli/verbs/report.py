@@ -45,8 +45,8 @@ def command(
     A page of HTML has charts, also of the runs that loka train and compare keep in build/train and build/compare.
     """
     announce_plan(policy)
-    from loka.bench.report.html_page import is_html_report
     from loka.bench.report.markdown_page import is_markdown_report, to_markdown
+    from loka.bench.report.page import is_html_report
     from loka.mods.policy_loader import load_policy
     from loka.plan.plan_cache import PlanCache
     from loka.plan.planner import planned
@@ -82,10 +82,9 @@ def _suffix(out: str) -> str:
 
 
 def _html(made: Planned, policy: str, measured: Path | None) -> str:
-    from loka.bench.report.gather import gather
-    from loka.bench.report.html_page import to_html
     from loka.bench.report.loss_curves import kept_runs
     from loka.bench.report.measured_steps import measured_steps
+    from loka.bench.report.page import gather, to_html
 
     steps = measured_steps(measured, made.plan) if measured is not None else None
     return to_html(gather(made, policy, kept_runs(made.plan), steps))

@@ -73,15 +73,11 @@ def shared_line(steps: int) -> str:
 
 def show(pair: PairResult, plan: Plan, device: str, labels: ComparisonLabels, shared_steps: int = 0) -> None:
     """Print the recipes of the sites, the results of both runs, and the planned speed beside theirs."""
-    from loka.cli.tables.speed_table import show_speed
-    from loka.plan.report.plan_rows import group_sites
+    from loka.cli.tables.plan_table import show_speed
+    from loka.plan.view.table import RECIPES, SIZES, cells_of, group_sites
 
-    rows = group_sites(plan, alike=True)
-    print_table(
-        ("site", "count", "M", "K", "N", "FLOPs", "fprop", "dgrad", "wgrad"),
-        [(r.pattern, str(r.count), r.rows, str(r.k), str(r.n), percent(r.share), *r.runs_in) for r in rows],
-        numbers=("count", "M", "K", "N", "FLOPs"),
-    )
+    columns = (*SIZES, *RECIPES)
+    print_table(columns, cells_of(group_sites(plan, alike=True), columns), numbers=SIZES[1:])
     print()
     as_is, fp8 = pair.as_is, pair.patched
     print_table(
@@ -104,8 +100,8 @@ def show(pair: PairResult, plan: Plan, device: str, labels: ComparisonLabels, sh
 
 
 def _result(pair: PairResult, plan: Plan, job: TrainingJob) -> dict[str, object]:
-    from loka.plan.report.plan_rows import group_sites
     from loka.plan.totals import total_time
+    from loka.plan.view.table import group_sites
 
     return {
         "name": plan.name,

@@ -9,9 +9,9 @@ import pytest
 
 from loka.bench.quality.pair_file import KeptPairs, RunFacts
 from loka.bench.quality.training import PairResult, TrainResult
-from loka.bench.report.gather import Report, gather
 from loka.bench.report.loss_curves import KeptRuns, run_chart
 from loka.bench.report.measured_steps import MeasuredSteps, StepBar
+from loka.bench.report.page import Report, gather
 from loka.mods.adaptation import Unchanged
 from loka.numerics.enums import Operand
 from loka.plan.evidence import ProfiledSites

@@ -7,7 +7,7 @@ from dataclasses import replace
 from loka.bench.report.distributions import distributions
 from loka.numerics.enums import Operand
 from loka.plan.evidence import ProfiledSites
-from loka.plan.report.histogram import octaves_of
+from loka.plan.view.histogram import octaves_of
 from loka.probe.stats.site_stats import LOWEST, MAGNITUDE_BINS, PER_OCTAVE
 from tests.support.plan.report_plans import plan_of_sites, site_plan
 from tests.support.plan.shop_profile import operand, profile_of
@@ -17,13 +17,14 @@ PLAN = plan_of_sites(site_plan("dense", share=0.2), site_plan("layers.0.up", sha
 
 def test_the_operands_of_sites_that_were_seen() -> None:
     found = distributions(PLAN, ProfiledSites.of(profile_of({})))
-    assert [(site.name, site.opened) for site in found.sites] == [("dense", False), ("layers.0.up", True)]
-    assert found.left_out == 0
-    chart = found.sites[0].operands[0]
+    assert [site.name for site in found.sites] == ["dense", "layers.0.up"]
+    assert (found.left_out, found.opened) == (0, "layers.0.up")
+    chart = found.sites[0].operands["input"]
     assert (chart.operand, len(chart.bars)) == ("input", 5)  # ten filled half octaves
-    assert [each.exponent for each in chart.labels] == [-16, -8, 0]
-    assert [each.at for each in chart.labels] == [0.0, 50.0, 100.0]
-    assert {marker.name: marker.at for marker in chart.markers} == {"rms": 93.75, "amax": 100.0}  # 2^-1, beyond 2^0
+    assert chart.axis is not None
+    assert chart.axis.ticks == (-16, -8, 0)
+    assert [chart.axis.at(each) for each in chart.axis.ticks] == [0.0, 50.0, 100.0]
+    assert dict(chart.markers) == {"rms": 93.75, "amax": 100.0}  # 2^-1, beyond 2^0
     assert ("rows", "1280 of 1280 in 20 calls") in chart.facts
     assert ("tensorwise", "e4m3", "1.5 %", "25.0 %") in chart.losses
     assert chart.words == "Magnitudes of the input, from 2^-16 to 2^0"
@@ -39,9 +40,9 @@ def test_an_operand_of_zeros_has_no_bars_and_one_never_seen_no_place() -> None:
     zeros = replace(operand(Operand.INPUT, 13), magnitudes=(0,) * MAGNITUDE_BINS, amax=0.0, rms=0.0)
     site = replace(profile.sites[0], operands=(zeros,))
     (found,) = distributions(PLAN, ProfiledSites.of(replace(profile, sites=(site,)))).sites
-    assert (found.operands[0].bars, found.operands[0].markers) == ((), ())
-    assert found.operands[0].words == "Magnitudes of the input, only zeros"
-    assert [chart is None for chart in found.small] == [False, True, True]
+    (chart,) = found.operands.values()
+    assert (chart.bars, chart.axis, chart.markers) == ((), None, ())
+    assert chart.words == "Magnitudes of the input, only zeros"
 
 
 def test_octaves_are_whole_labels_and_logarithmic() -> None:
@@ -50,6 +51,6 @@ def test_octaves_are_whole_labels_and_logarithmic() -> None:
     counts[(4 - LOWEST[Operand.INPUT]) * PER_OCTAVE] = 99
     found = octaves_of(Operand.INPUT, counts)
     assert found is not None
-    assert (found.first, found.last, list(found.labels)) == (0, 8, [0, 8])
+    assert (found.first, list(found.labels)) == (0, [0, 8])
     assert [round(height, 3) for height in found.heights] == [0, 0, 0, 0.5, 1.0, 0, 0, 0]
     assert octaves_of(Operand.INPUT, [0] * MAGNITUDE_BINS) is None

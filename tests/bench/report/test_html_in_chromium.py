@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from loka.bench.report.gather import Report
-from loka.bench.report.html_page import to_html
+from loka.bench.report.page import Report, to_html
 from tests.support.chromium import CHROMIUM, SKIPPED, Browser, browser
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason=SKIPPED)]

@@ -9,10 +9,9 @@ from itertools import pairwise
 
 import pytest
 
-from loka.bench.report.gather import Report
-from loka.bench.report.html_page import is_html_report, to_html
 from loka.bench.report.markdown_page import is_markdown_report
-from loka.bench.report.precision import Precision
+from loka.bench.report.model_tree import Precision
+from loka.bench.report.page import Report, is_html_report, to_html
 
 VOID = {"meta", "line", "circle", "rect", "path", "use", "br"}  # and shapes of SVG that end themselves
 SECTIONS = ["model", "times", "errors", "quality", "distributions", "mods", "findings", "decisions", "sources"]

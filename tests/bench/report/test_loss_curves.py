@@ -48,8 +48,8 @@ def test_several_seeds_have_bands_and_an_interval() -> None:
     assert chart is not None
     assert all(curve.band.startswith("M25.00,") and curve.band.endswith(" Z") for curve in chart.loss.curves)
     assert chart.ne.words == "+0.0200 %, 95 % interval -0.0048 % to +0.0448 %"
-    assert chart.ne.budget == chart.ne.axis.at(0.02)
-    assert len(chart.ne.dots) == 3
+    assert chart.ne.budget == 0.02
+    assert len(chart.ne.differences) == 3
     assert chart.ne.interval is not None
     assert chart.ne.interval[0] < chart.ne.mean < chart.ne.interval[1]
 
@@ -57,7 +57,7 @@ def test_several_seeds_have_bands_and_an_interval() -> None:
 def test_draws_of_a_seed_are_one_seed() -> None:
     chart = run_chart("compare", kept(pair(0, 0.01), pair(0, 0.03, draw=1)))
     assert chart is not None
-    assert (chart.pairs, chart.seeds, len(chart.ne.dots)) == (2, 1, 1)
+    assert (chart.pairs, chart.seeds, len(chart.ne.differences)) == (2, 1, 1)
 
 
 def test_pairs_that_cannot_be_put_together_are_left_out() -> None:

@@ -1,4 +1,4 @@
-"""The tree of a model's modules."""
+"""The tree of a model's modules, and the precision of GEMMs and sites."""
 
 from __future__ import annotations
 
@@ -6,10 +6,22 @@ from dataclasses import replace
 
 import pytest
 
-from loka.bench.report.model_tree import DEEPEST, WIDEST, Part, TreeNode, model_tree, name_parts
-from loka.bench.report.precision import Precision
+from loka.bench.report.model_tree import (
+    LABELS,
+    MEANINGS,
+    WIDEST,
+    Part,
+    Precision,
+    TreeNode,
+    fused_sites,
+    model_tree,
+    name_parts,
+    precision_of,
+    site_precision,
+)
+from loka.numerics.enums import Gemm
 from loka.plan.plan import SitePlan
-from tests.support.plan.report_plans import plan_of_sites, site_plan
+from tests.support.plan.report_plans import E4M3, E5M2, gemm_plan, interaction, plan_of_sites, site_plan
 
 
 def named(nodes: tuple[TreeNode, ...]) -> dict[str, object]:
@@ -28,7 +40,7 @@ def test_alike_branches_are_one_node_that_counts_for_all() -> None:
     layer = found[0].children[0]
     assert (layer.sites, layer.share) == (6, pytest.approx(0.6))
     assert (layer.children[0].sites, layer.children[0].share) == (3, pytest.approx(0.3))
-    assert found[1].parts == (Part(Precision.NATIVE, 0.0, 40.0),)
+    assert found[1].parts == [Part(Precision.NATIVE, 0.0, 40.0)]
     assert layer.children[0].title == "layers.0.up"
 
 
@@ -52,8 +64,8 @@ def test_a_site_with_sites_below_it_shows_both() -> None:
 
 def test_a_bar_is_as_long_as_the_share_with_fp8_first() -> None:
     (node,) = tree(site_plan("a.x", fp8=False, share=0.25, region=("linear", "relu")), site_plan("a.y", share=0.75))
-    assert node.parts == (Part(Precision.E4M3, 0.0, 75.0), Part(Precision.FUSED, 75.0, 25.0))
-    assert node.precisions == (Precision.E4M3, Precision.FUSED)
+    assert node.parts == [Part(Precision.E4M3, 0.0, 75.0), Part(Precision.FUSED, 75.0, 25.0)]
+    assert node.precisions == [Precision.E4M3, Precision.FUSED]
 
 
 def test_the_evidence_of_alike_sites_is_the_worst() -> None:
@@ -67,11 +79,6 @@ def test_names_of_any_form_are_taken_apart() -> None:
     assert name_parts("#0") == ["#0"]
     assert name_parts("<script>") == ["<script>"]
     assert name_parts("") == [""]
-    deep = ".".join(map(str, range(100)))
-    parts = name_parts(deep)
-    assert len(parts) == DEEPEST
-    assert ".".join(parts) == deep
-    assert model_tree(plan_of_sites(site_plan(deep), site_plan(deep + ".x")))
 
 
 def test_of_many_children_those_with_fewest_flops_are_one() -> None:
@@ -88,3 +95,39 @@ def test_of_many_children_those_with_fewest_flops_are_one() -> None:
 def test_a_model_without_sites_has_no_tree() -> None:
     assert tree() == ()
     assert tree(replace(site_plan("a"), gemms=()))[0].share == 0.0
+
+
+@pytest.mark.parametrize(
+    ("operands", "fused", "precision"),
+    [
+        (None, False, Precision.NATIVE),
+        (None, True, Precision.FUSED),
+        ((E4M3, E4M3), True, Precision.E4M3),
+        ((E5M2, E5M2), False, Precision.E5M2),
+        ((E5M2, E4M3), False, Precision.MIXED),
+    ],
+)
+def test_a_gemm_has_the_precision_of_its_operands(operands, fused, precision) -> None:
+    assert precision_of(gemm_plan(Gemm.DGRAD, operands), fused) is precision
+
+
+def test_a_site_has_that_of_most_of_its_gemms() -> None:
+    site = site_plan("a")
+    kept = gemm_plan(Gemm.WGRAD, None)
+    assert site_precision(replace(site, gemms=(*site.gemms[:2], kept)), False) is Precision.E4M3
+    assert site_precision(replace(site, gemms=(site.gemms[0], kept, kept)), True) is Precision.FUSED
+    assert site_precision(replace(site, gemms=()), False) is Precision.NATIVE
+
+
+def test_sites_in_regions_and_interactions_are_fused() -> None:
+    plan = plan_of_sites(
+        site_plan("a", fp8=False, region=("linear", "relu")),
+        site_plan("b", fp8=False),
+        site_plan("c", fp8=False),
+        interactions=(interaction("", takes=("c",)),),
+    )
+    assert fused_sites(plan) == {"a", "c"}
+
+
+def test_every_precision_has_words() -> None:
+    assert set(LABELS) == set(MEANINGS) == set(Precision)

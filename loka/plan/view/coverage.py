@@ -13,8 +13,8 @@ Embeddings, other elementwise work, loss and optimiser are not in it unless `exe
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from loka.devices.targets import DEVICES
 from loka.kernels.measurements.part_bounds import bound_us
@@ -22,13 +22,13 @@ from loka.numerics.enums import Fuse, Gemm
 from loka.plan.format import (
     common_pattern,
     format_figure,
+    format_gemm_reasons,
     format_place,
-    format_reasons,
     format_share,
     format_us,
     pattern_of,
 )
-from loka.plan.plan import NATIVE, NOTHING_AROUND, GemmPlan, Plan, SitePlan, SiteTiming
+from loka.plan.plan import NATIVE, NOTHING_AROUND, GemmPlan, Plan, SitePlan
 from loka.plan.select.interaction_times import interaction_by_site
 from loka.plan.select.workload import SiteSizes, gemm_part, surroundings_of
 
@@ -50,39 +50,36 @@ class Piece:
     at_least: bool  # the time has a lower bound in it
     reason: str
 
+    @property
+    def words(self) -> str:
+        """`head.out (fprop, wgrad): 18.9 us, 2.7 %: keep by ranker.yaml:28`."""
+        sites = f"{self.count} sites: " if self.count > 1 else ""
+        name = f"{self.name} ({sites}{self.what})" if self.what else self.name
+        us = f"{'at least ' if self.at_least else ''}{format_us(self.us)}, " if self.us is not None else ""
+        return f"{name}: {us}{format_share(self.share)}: {self.reason}"
+
 
 @dataclass(frozen=True, slots=True)
 class GpuTime:
-    """Predicted GPU time of one training step, microseconds. The step is the sum of the three."""
+    """Predicted GPU time of one training step in microseconds, and its shares."""
 
-    fused_us: float  # in LoKA's fused regions: interactions, and sites whose neighbours its kernels compute
-    fp8_us: float  # of FP8 GEMMs outside of these, with the kernels that make their operands
-    compiler_us: float  # the rest: GEMMs in the model's dtype, with the norms and activations that torch computes
-    beside_us: float = 0.0  # of `compiler_us`: `execution.gpu_ms`
-    bounded: int = 0  # sites that count with a lower bound
+    us: float
+    fused: float  # in LoKA's fused regions: interactions, and sites whose neighbours its kernels compute
+    fp8: float  # of FP8 GEMMs outside of these, with the kernels that make their operands
+    compiler: float  # the rest: GEMMs in the model's dtype, with the norms and activations that torch computes
+    fused_us: float
+    fp8_us: float
+    compiler_us: float
+    beside_us: float  # of `compiler_us`: `execution.gpu_ms`
+    bounded: int  # sites that count with a lower bound
 
-    @property
-    def us(self) -> float:
-        """Of the whole step."""
-        return self.fused_us + self.fp8_us + self.compiler_us
-
-    @property
-    def fused(self) -> float:
-        """Share in fused regions."""
-        return self._share(self.fused_us)
-
-    @property
-    def fp8(self) -> float:
-        """Share of FP8 GEMMs outside of fused regions."""
-        return self._share(self.fp8_us)
-
-    @property
-    def compiler(self) -> float:
-        """Share that stays the compiler's."""
-        return self._share(self.compiler_us)
-
-    def _share(self, us: float) -> float:
-        return us / self.us if self.us else 0.0
+    @classmethod
+    def of(cls, fused: float, fp8: float, compiler: float, beside: float, bounded: int) -> GpuTime:
+        """The time that is the sum of the first three."""
+        fused, fp8, compiler = round(fused, 3), round(fp8, 3), round(compiler, 3)
+        us = fused + fp8 + compiler
+        a, b, c = (round(each / us, 4) if us else 0.0 for each in (fused, fp8, compiler))
+        return cls(round(us, 3), a, b, c, fused, fp8, compiler, round(beside, 3), bounded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,25 +91,64 @@ class Coverage:
     time: GpuTime | None  # None without measurements
     largest: tuple[Piece, ...]  # of what stays the compiler's, at most LARGEST, the largest first
 
+    @property
+    def rows(self) -> list[tuple[str, ...]]:
+        """The shares in words: name, share and, with times, microseconds ("" for FLOPs)."""
+        rows: list[tuple[str, ...]] = [
+            ("training GEMM FLOPs in FP8", format_share(self.flops_training)),
+            ("inference GEMM FLOPs in FP8", format_share(self.flops_inference)),
+        ]
+        if (time := self.time) is None:
+            return rows
+        times = (
+            ("GPU time in LoKA's fused regions", time.fused_us),
+            ("GPU time of FP8 GEMMs outside of them", time.fp8_us),
+            ("GPU time that stays the compiler's", time.compiler_us),
+        )
+        timed = [(name, format_share(us / time.us if time.us else 0.0), format_figure(us)) for name, us in times]
+        return [*((*row, "") for row in rows), *timed]
+
+    @property
+    def step_words(self) -> str:
+        """What the GPU time contains, or why there is none."""
+        time = self.time
+        if time is None:
+            largest = "; what follows goes by GEMM FLOPs" if self.largest else ""
+            return f"GPU time: not known, as no measurement decided this plan{largest}."
+        rest = (
+            f", and {format_us(time.beside_us)} of execution.gpu_ms for the rest"
+            if time.beside_us
+            else "; not embeddings, other elementwise work, loss and optimiser"
+        )
+        text = (
+            f"GPU time: {format_us(time.us)} predicted for a training step: GEMMs, what quantizes for them, norms and "
+            f"activations around them, interactions{rest}."
+        )
+        if time.bounded:
+            sites = "1 site without times counts" if time.bounded == 1 else f"{time.bounded} sites without times count"
+            text += f" {sites} with the least time that the device needs."
+        return text
+
 
 def coverage_of(plan: Plan) -> Coverage:
     """The coverage of a plan, in time linear in its sites."""
     timed = plan.measurements is not None and any(site.timing is not None for site in plan.sites)
-    sites = _separate_sites(plan)
-    parts = [_site_time(plan, *pair) if timed else _site_flops(plan, pair[0]) for pair in _with_previous(sites)]
+    inside = interaction_by_site(plan)
+    sites = [site for site in plan.sites if site.site.calls and site.site.name not in inside]
+    if timed:
+        parts = [_site_time(plan, *pair) for pair in zip(sites, [None, *sites], strict=False)]
+    else:
+        parts = [_site_flops(plan, site) for site in sites]
     beside_us = 1e3 * plan.execution.gpu_ms if timed and plan.execution is not None else 0.0
-    compiler = sum(part.compiler for part in parts) + beside_us
-    fused = sum(part.fused for part in parts) + sum(
-        each.chosen.us * each.calls for each in plan.interactions if each.chosen is not None
-    )
-    time = GpuTime(
-        fused_us=round(fused, 3),
-        fp8_us=round(sum(part.fp8 for part in parts), 3),
-        compiler_us=round(compiler, 3),
-        beside_us=round(beside_us, 3),
+    interactions = sum(each.chosen.us * each.calls for each in plan.interactions if each.chosen is not None)
+    time = GpuTime.of(
+        fused=sum(part.fused for part in parts) + interactions,
+        fp8=sum(part.fp8 for part in parts),
+        compiler=sum(part.compiler for part in parts) + beside_us,
+        beside=beside_us,
         bounded=sum(part.bounded for part in parts),
     )
-    whole = time.us if timed else sum(part.whole for part in parts)
+    whole = time.us if timed else sum(part.fp8 + part.compiler for part in parts)
     pieces = [_piece(group, whole, timed) for group in _alike(parts)]
     if beside_us:
         reason = "execution.gpu_ms: what the policy says the GPU does besides these sites"
@@ -131,69 +167,7 @@ def _inference_share(plan: Plan) -> float:
     return fp8 / total if total else 0.0
 
 
-def _separate_sites(plan: Plan) -> Iterator[SitePlan]:
-    """The sites that are called in training, without those that an interaction computes."""
-    inside = interaction_by_site(plan)
-    return (site for site in plan.sites if site.site.calls and site.site.name not in inside)
-
-
-def share_rows(coverage: Coverage) -> tuple[tuple[str, float, str], ...]:
-    """The shares in words: name, share and time in microseconds ("" for FLOPs)."""
-    flops = (
-        ("training GEMM FLOPs in FP8", coverage.flops_training, ""),
-        ("inference GEMM FLOPs in FP8", coverage.flops_inference, ""),
-    )
-    time = coverage.time
-    if time is None:
-        return flops
-    return (
-        *flops,
-        ("GPU time in LoKA's fused regions", time.fused, format_figure(time.fused_us)),
-        ("GPU time of FP8 GEMMs outside of them", time.fp8, format_figure(time.fp8_us)),
-        ("GPU time that stays the compiler's", time.compiler, format_figure(time.compiler_us)),
-    )
-
-
-def describe_step(coverage: Coverage) -> str:
-    """What the GPU time contains, or why there is none."""
-    time = coverage.time
-    if time is None:
-        largest = "; what follows goes by GEMM FLOPs" if coverage.largest else ""
-        return f"GPU time: not known, as no measurement decided this plan{largest}."
-    rest = (
-        f", and {format_us(time.beside_us)} of execution.gpu_ms for the rest"
-        if time.beside_us
-        else "; not embeddings, other elementwise work, loss and optimiser"
-    )
-    text = (
-        f"GPU time: {format_us(time.us)} predicted for a training step: GEMMs, what quantizes for them, norms and "
-        f"activations around them, interactions{rest}."
-    )
-    if time.bounded:
-        sites = "1 site without times counts" if time.bounded == 1 else f"{time.bounded} sites without times count"
-        text += f" {sites} with the least time that the device needs."
-    return text
-
-
-def describe_pieces(coverage: Coverage) -> tuple[str, ...]:
-    """A line for each of the largest pieces: `head.out (fprop, wgrad): 18.9 us, 2.7 %: keep by ranker.yaml:28`."""
-    lines = []
-    for piece in coverage.largest:
-        sites = f"{piece.count} sites: " if piece.count > 1 else ""
-        name = f"{piece.name} ({sites}{piece.what})" if piece.what else piece.name
-        us = f"{'at least ' if piece.at_least else ''}{format_us(piece.us)}, " if piece.us is not None else ""
-        lines.append(f"{name}: {us}{format_share(piece.share)}: {piece.reason}")
-    return tuple(lines)
-
-
-def _with_previous(sites: Iterable[SitePlan]) -> Iterator[tuple[SitePlan, SitePlan | None]]:
-    previous = None
-    for site in sites:
-        yield site, previous
-        previous = site
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Part:
     """A site's part of a step, in microseconds, or in FLOPs if the plan has no times."""
 
@@ -202,13 +176,17 @@ class _Part:
     fp8: float = 0.0
     compiler: float = 0.0
     bounded: bool = False
-    native: list[GemmPlan] = field(default_factory=list)  # GEMMs that stay the compiler's
+    native: Sequence[GemmPlan] = ()  # GEMMs that stay the compiler's
     norms: bool = False  # so do the norms and activations around it
 
     @property
-    def whole(self) -> float:
-        """All of it."""
-        return self.fused + self.fp8 + self.compiler
+    def reason(self) -> str:
+        """Why the compiler keeps its part."""
+        gemms = [format_gemm_reasons(self.native)] if self.native else []
+        if not self.norms:
+            return "".join(gemms)
+        why = _why_not_fused(self.site)
+        return "; ".join([*gemms, f"what is around it: {why}"]) if gemms else why
 
 
 def _site_flops(plan: Plan, site: SitePlan) -> _Part:
@@ -220,26 +198,22 @@ def _site_flops(plan: Plan, site: SitePlan) -> _Part:
 
 def _site_time(plan: Plan, site: SitePlan, previous: SitePlan | None) -> _Part:
     calls, native = site.site.calls, [gemm for gemm in site.gemms if not gemm.fp8]
+    bounded = site.timing is None
     if site.timing is None:
         times = {gemm.gemm: _least_us(plan, site, gemm) for gemm in site.gemms}
         whole, around = sum(times.values()), 0.0
     else:
-        times = {gemm.gemm: _native_us(gemm) for gemm in native}
-        whole, around = site.timing.chosen.us, _around_us(site, site.timing)
+        times = {gemm.gemm: _native_us(gemm) for gemm in site.gemms}
+        # Of the norms and activations around it by themselves: the native model's time less its GEMMs'.
+        whole, around = site.timing.chosen.us, site.timing.as_is.us - sum(times.values())
+        around = around if around > ROUNDING else 0.0
     if in_fused_region(plan, site):
-        return _Part(site, fused=calls * whole, bounded=site.timing is None)
+        return _Part(site, fused=calls * whole, bounded=bounded)
     compiler = min(sum(times[gemm.gemm] for gemm in native) + around, whole) if site.fp8 else whole
     fused = around if around and previous is not None and _takes_norms_of(plan, previous, site) else 0.0
     compiler, around = compiler - fused, around - fused
-    return _Part(
-        site,
-        fused=calls * fused,
-        fp8=calls * (whole - compiler - fused),
-        compiler=calls * compiler,
-        bounded=site.timing is None,
-        native=native,
-        norms=around > 0,
-    )
+    fp8 = whole - compiler - fused
+    return _Part(site, calls * fused, calls * fp8, calls * compiler, bounded, native, norms=around > 0)
 
 
 def in_fused_region(plan: Plan, site: SitePlan) -> bool:
@@ -251,10 +225,10 @@ def in_fused_region(plan: Plan, site: SitePlan) -> bool:
     if not site.fp8:
         return bool(site.region)
     recipe = site.recipe
-    sizes = SiteSizes(site.site.rows.at(plan.batch_size), site.site.k, site.site.n)
-    if not sizes.fits or not (recipe.is_chain or recipe.keeps_wgrad):
+    if not _sizes(plan, site).fits or not (recipe.is_chain or recipe.keeps_wgrad):
         return False
-    return bool(site.region) or (_fuses(site) and not site.region_note)
+    fuses = site.gains_by_fusing or _fuse(site)[0] is Fuse.ALWAYS
+    return bool(site.region) or (fuses and not site.region_note)
 
 
 def _takes_norms_of(plan: Plan, previous: SitePlan, site: SitePlan) -> bool:
@@ -264,10 +238,6 @@ def _takes_norms_of(plan: Plan, previous: SitePlan, site: SitePlan) -> bool:
     """
     ends = previous.region[-1:] == site.site.fed_by[:1] and not surroundings_of(site.site).after
     return ends and bool(previous.region) and in_fused_region(plan, previous)
-
-
-def _fuses(site: SitePlan) -> bool:
-    return site.gains_by_fusing or _fuse(site)[0] is Fuse.ALWAYS
 
 
 def _fuse(site: SitePlan) -> tuple[Fuse, str]:
@@ -280,32 +250,28 @@ def _native_us(gemm: GemmPlan) -> float:
     return next((each.us for each in gemm.times if each.kernel == NATIVE), 0.0)
 
 
-def _around_us(site: SitePlan, timing: SiteTiming) -> float:
-    """Time of the norms and activations around a site by themselves: the native model's time less its GEMMs'."""
-    us = timing.as_is.us - sum(map(_native_us, site.gemms))
-    return us if us > ROUNDING else 0.0
+def _sizes(plan: Plan, site: SitePlan) -> SiteSizes:
+    return SiteSizes(site.site.rows.at(plan.batch_size), site.site.k, site.site.n)
 
 
 def _least_us(plan: Plan, site: SitePlan, gemm: GemmPlan) -> float:
     """The least time that the device needs for a GEMM, by its bytes and FLOPs."""
-    sizes = SiteSizes(site.site.rows.at(plan.batch_size), site.site.k, site.site.n)
-    part = gemm_part(gemm.gemm, sizes, gemm.kernel, gemm.operands, gemm.accumulation)
+    part = gemm_part(gemm.gemm, _sizes(plan, site), gemm.kernel, gemm.operands, gemm.accumulation)
     return bound_us(part, DEVICES[plan.target])
 
 
-def _alike(parts: Iterable[_Part]) -> Iterator[list[_Part]]:
+def _alike(parts: Sequence[_Part]) -> list[list[_Part]]:
     """The parts that stay the compiler's, those that differ only in numbers in one group."""
     groups: dict[tuple[object, ...], list[_Part]] = {}
-    reasons: dict[tuple[object, ...], str] = {}
+    reasons: dict[tuple[object, ...], str] = {}  # sites that are alike share their GEMMs
     for part in parts:
-        if not part.compiler:
-            continue
-        own = (id(part.site.gemms), part.site.region_note, part.norms)
-        if own not in reasons:
-            reasons[own] = _FIGURES.sub("", _reason(part))
-        key = (pattern_of(part.site.site.name), part.site.site.k, part.site.site.n, reasons[own])
-        groups.setdefault(key, []).append(part)
-    return iter(groups.values())
+        if part.compiler:
+            own = (id(part.site.gemms), part.site.region_note, part.norms)
+            if own not in reasons:
+                reasons[own] = _FIGURES.sub("", part.reason)
+            site = part.site.site
+            groups.setdefault((pattern_of(site.name), site.k, site.n, reasons[own]), []).append(part)
+    return list(groups.values())
 
 
 def _piece(group: Sequence[_Part], whole: float, timed: bool) -> Piece:
@@ -321,18 +287,8 @@ def _piece(group: Sequence[_Part], whole: float, timed: bool) -> Piece:
         us=round(amount, 3) if timed else None,
         share=round(amount / whole, 4) if whole else 0.0,
         at_least=any(part.bounded for part in group),
-        reason=_reason(first),
+        reason=first.reason,
     )
-
-
-def _reason(part: _Part) -> str:
-    reasons = []
-    if part.native:
-        gemms = tuple(part.native)
-        reasons.append(format_reasons(SitePlan(part.site.site, gemms, {})))
-    if part.norms:
-        reasons.append(f"what is around it: {_why_not_fused(part.site)}" if reasons else _why_not_fused(part.site))
-    return "; ".join(reasons)
 
 
 def _why_not_fused(site: SitePlan) -> str:

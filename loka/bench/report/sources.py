@@ -8,9 +8,7 @@ from enum import StrEnum
 from loka.bench.report.loss_curves import RunChart
 from loka.bench.report.measured_steps import MeasuredSteps
 from loka.devices.targets import DEVICES
-from loka.kernels.measurements.lookup import Measurements
 from loka.plan.format import describe_tuned
-from loka.plan.plan import Plan
 from loka.plan.planner import Planned
 from loka.plan.totals import format_time_sources, total_time
 
@@ -74,12 +72,9 @@ def _times(planned: Planned) -> list[Source]:
         return []
     name, digest = plan.measurements
     machine = ""
-    if planned.measurements is not None:
-        known = planned.measurements
-        versions = [f"torch {known.machine.torch}", f"CUDA {known.machine.cuda}", f"Triton {known.machine.triton}"]
-        machine = (
-            f"on one {known.machine.device} with {', '.join(versions)}{f', {known.date[:10]}' if known.date else ''}, "
-        )
+    if (known := planned.measurements) is not None:
+        on, date = known.machine, f", {known.date[:10]}" if known.date else ""
+        machine = f"on one {on.device} with torch {on.torch}, CUDA {on.cuda}, Triton {on.triton}{date}, "
     kernels = (
         f"{machine}each kernel alone, in {name} (sha256 {digest[:12]}); {format_time_sources(total)}. Interpolated: "
         "between measured sizes; estimated: from bytes and FLOPs beyond them"
@@ -96,15 +91,6 @@ def _times(planned: Planned) -> list[Source]:
         how = "the model planned again without it, by the same times"
         found.append(Source("gain of each mod", Origin.MODELLED, how))
     return found
-
-
-def _machine(known: Measurements | None) -> str:
-    """`on one NVIDIA H100 80GB HBM3 with torch 2.11.0, CUDA 13.0, Triton 3.6.0, 2026-11-21, `; "" if not known."""
-    if known is None:
-        return ""
-    found = known.machine
-    words = [f"torch {found.torch}", f"CUDA {found.cuda}", f"Triton {found.triton}", *filter(None, (known.date[:10],))]
-    return f"on one {found.device} with {', '.join(words)}, "
 
 
 def _evidence(planned: Planned) -> list[Source]:
@@ -126,11 +112,7 @@ def _evidence(planned: Planned) -> list[Source]:
             f"predicted from {count}pairs of operands drawn after these distributions, with 95 % intervals",
         ),
     ]
-    if _has_ne(planned.plan):
+    if any(gemm.evidence and gemm.evidence.ne_percent for site in planned.plan.sites for gemm in site.gemms):
         how = "the probed model run with each GEMM quantized, on the probed batches, with 95 % intervals"
         found.append(Source("change of NE by a GEMM", Origin.PROBED, how))
     return found
-
-
-def _has_ne(plan: Plan) -> bool:
-    return any(gemm.evidence and gemm.evidence.ne_percent for site in plan.sites for gemm in site.gemms)

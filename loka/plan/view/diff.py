@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from loka.numerics.enums import Gemm
 from loka.plan.format import format_decision, format_evidence
 from loka.plan.mod_words import describe_changes
-from loka.plan.plan import Evidence, Plan, SitePlan, StepTime
-from loka.plan.report.plan_rows import NOT_KNOWN, group_interactions
+from loka.plan.plan import Plan, SitePlan
 from loka.plan.totals import format_summed, total_time
+from loka.plan.view.table import INTERACTIONS, NOTHING, interaction_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class ModChange:
 
 @dataclass(frozen=True, slots=True)
 class PlanDiff:
-    """The difference between two plans, in the order of the second one."""
+    """The difference between two plans, in the order of the second one. Pairs are before and after."""
 
     added: tuple[str, ...]  # sites only in the second plan
     removed: tuple[str, ...]
@@ -75,13 +75,13 @@ class PlanDiff:
     regions: tuple[RegionChange, ...]
     target: tuple[str, str]
     batch_size: tuple[int, int]
-    share_fp8: tuple[float, float]  # of the training GEMM FLOPs, before and after
-    times: tuple[TimeChange, ...] = ()
-    total_us: tuple[float | None, float | None] = (None, None)  # of everything timed in a training step
-    counted: tuple[str, str] = ("", "")  # what was timed: "GEMMs with their norms and interactions"
-    measurements: tuple[str, str] = ("", "")  # names of the sets, with the start of their hashes
-    mods: tuple[ModChange, ...] = ()
-    interactions: tuple[InteractionChange, ...] = ()
+    share_fp8: tuple[float, float]  # of the training GEMM FLOPs
+    times: tuple[TimeChange, ...]
+    total_us: tuple[float | None, float | None]  # of everything timed in a training step
+    counted: tuple[str, str]  # what was timed: "GEMMs with their norms and interactions"
+    measurements: tuple[str, str]  # names of the sets, with the start of their hashes
+    mods: tuple[ModChange, ...]
+    interactions: tuple[InteractionChange, ...]
 
     @property
     def same(self) -> bool:
@@ -97,6 +97,7 @@ def diff(before: Plan, after: Plan) -> PlanDiff:
     old = {plan.site.name: plan for plan in before.sites}
     new = {plan.site.name: plan for plan in after.sites}
     both = [(old[name], plan) for name, plan in new.items() if name in old]
+    was, now = total_time(before), total_time(after)
     return PlanDiff(
         added=tuple(name for name in new if name not in old),
         removed=tuple(name for name in old if name not in new),
@@ -107,36 +108,31 @@ def diff(before: Plan, after: Plan) -> PlanDiff:
         batch_size=(before.batch_size, after.batch_size),
         share_fp8=(before.share_fp8, after.share_fp8),
         times=tuple(change for a, b in both if (change := _time_change(a, b)) is not None),
-        total_us=(_total(before), _total(after)),
+        total_us=(was.us if was else None, now.us if now else None),
+        counted=(format_summed(was) if was else "", format_summed(now) if now else ""),
         measurements=(_measurements(before), _measurements(after)),
         mods=_mod_changes(before, after),
-        counted=(_counted(before), _counted(after)),
         interactions=_interaction_changes(before, after),
     )
 
 
-def _counted(plan: Plan) -> str:
-    total = total_time(plan)
-    return format_summed(total) if total is not None else ""
-
-
 def _interaction_changes(before: Plan, after: Plan) -> tuple[InteractionChange, ...]:
-    was, now = ({(row.what, row.owner): row for row in group_interactions(plan)} for plan in (before, after))
+    count, us = INTERACTIONS.index("count"), INTERACTIONS.index("us")
+    was, now = (
+        {(row[0], row[1]): (int(row[count]), row[us]) for row in interaction_rows(plan)} for plan in (before, after)
+    )
     changes = []
     for what, owner in dict.fromkeys((*now, *was)):
-        rows = (was.get((what, owner)), now.get((what, owner)))
-        count = tuple(row.count if row is not None else 0 for row in rows)
-        us = tuple(row.us if row is not None else NOT_KNOWN for row in rows)
-        if count[0] != count[1] or us[0] != us[1]:
-            changes.append(InteractionChange(what, owner, (count[0], count[1]), (us[0], us[1])))
+        (first, first_us), (second, second_us) = (rows.get((what, owner), (0, NOTHING)) for rows in (was, now))
+        if (first, first_us) != (second, second_us):
+            changes.append(InteractionChange(what, owner, (first, second), (first_us, second_us)))
     return tuple(changes)
 
 
 def _mod_changes(before: Plan, after: Plan) -> tuple[ModChange, ...]:
     """Changes of each mod; entries of one mod are combined."""
-    uses = dict.fromkeys(mod.use for mod in (*after.mods, *before.mods))
     changes = []
-    for use in uses:
+    for use in dict.fromkeys(mod.use for mod in (*after.mods, *before.mods)):
         (was, old), (now, new) = _mod(before, use), _mod(after, use)
         if (was, old) != (now, new):
             added = tuple(name for name in new if name not in old)
@@ -144,32 +140,22 @@ def _mod_changes(before: Plan, after: Plan) -> tuple[ModChange, ...]:
     return tuple(changes)
 
 
-def _mod(plan: Plan, use: str) -> tuple[str, tuple[str, ...]]:
+def _mod(plan: Plan, use: str) -> tuple[str, list[str]]:
     """Changes of a mod's entries in words, and the modules and sites."""
     mods = [mod for mod in plan.mods if mod.use == use]
     names = [name for mod in mods for adaptation in mod.adaptations for name in adaptation.modules]
     names += [name for mod in mods for made in mod.rewritten for name in made.sites]
-    return "; ".join(map(describe_changes, mods)) or "-", tuple(names)
+    return "; ".join(map(describe_changes, mods)) or NOTHING, names
 
 
 def _time_change(before: SitePlan, after: SitePlan) -> TimeChange | None:
     was, now = (plan.timing.chosen if plan.timing is not None else None for plan in (before, after))
     if was == now:
         return None
-    return TimeChange(after.site.name, _us(was), _us(now), (_source(was), _source(now)))
-
-
-def _us(time: StepTime | None) -> float | None:
-    return round(time.us, 3) if time is not None else None
-
-
-def _source(time: StepTime | None) -> str:
-    return time.source.value if time is not None else ""
-
-
-def _total(plan: Plan) -> float | None:
-    total = total_time(plan)
-    return total.us if total is not None else None
+    (first, was_from), (second, now_from) = (
+        (round(each.us, 3), each.source.value) if each is not None else (None, "") for each in (was, now)
+    )
+    return TimeChange(after.site.name, first, second, (was_from, now_from))
 
 
 def _measurements(plan: Plan) -> str:
@@ -183,28 +169,18 @@ def _sizes(plan: SitePlan, whole: Plan) -> tuple[int, int, int, int]:
 
 def _gemm_changes(before: SitePlan, after: SitePlan) -> list[GemmChange]:
     changes = []
+    old, new = ({each.gemm: each for each in plan.gemms} for plan in (before, after))
     for gemm in Gemm:
         was, now = format_decision(before, gemm), format_decision(after, gemm)
-        if was == now:
-            was, now = _kernel(before, gemm, was), _kernel(after, gemm, now)
+        if was == now:  # the short text leaves accumulation out
+            was, now = (
+                f"{words} by {each.kernel}, {each.accumulation.value} accumulation"
+                if (each := plan.get(gemm)) is not None and each.accumulation is not None
+                else words
+                for words, plan in ((was, old), (now, new))
+            )
         if was != now:
-            changes.append(GemmChange(after.site.name, gemm, was, now, after.site.share, _because(before, after, gemm)))
+            seen = [each.evidence if (each := plan.get(gemm)) is not None else None for plan in (old, new)]
+            because = " -> ".join(map(format_evidence, seen)) if seen[0] != seen[1] else ""
+            changes.append(GemmChange(after.site.name, gemm, was, now, after.site.share, because))
     return changes
-
-
-def _because(before: SitePlan, after: SitePlan, gemm: Gemm) -> str:
-    """Change of the evidence for a GEMM; "" if it did not change."""
-    was, now = (_evidence_of(plan, gemm) for plan in (before, after))
-    return f"{format_evidence(was)} -> {format_evidence(now)}" if was != now else ""
-
-
-def _evidence_of(plan: SitePlan, gemm: Gemm) -> Evidence | None:
-    return next((decision.evidence for decision in plan.gemms if decision.gemm is gemm), None)
-
-
-def _kernel(plan: SitePlan, gemm: Gemm, words: str) -> str:
-    """The recipe with kernel and accumulation, for GEMMs whose short text is the same in both plans."""
-    for decision in plan.gemms:
-        if decision.gemm is gemm and decision.accumulation is not None:
-            return f"{words} by {decision.kernel}, {decision.accumulation.value} accumulation"
-    return words

@@ -22,14 +22,9 @@ class Octaves:
     counts: tuple[int, ...]
 
     @property
-    def last(self) -> int:
-        """The exponent at which the highest octave ends."""
-        return self.first + len(self.counts)
-
-    @property
     def labels(self) -> range:
         """The exponents that an axis is labelled with, both ends among them."""
-        return range(self.first, self.last + 1, _PER_LABEL)
+        return range(self.first, self.first + len(self.counts) + 1, _PER_LABEL)
 
     @property
     def heights(self) -> tuple[float, ...]:
@@ -40,13 +35,16 @@ class Octaves:
 
 def octaves_of(operand: Operand, magnitudes: Sequence[int]) -> Octaves | None:
     """Octaves from counts of |x| in half octaves (`bins`); None for an operand without non-zero values."""
-    octaves = [sum(magnitudes[start : start + PER_OCTAVE]) for start in range(0, len(magnitudes), PER_OCTAVE)]
-    filled = [LOWEST[operand] + index for index, count in enumerate(octaves) if count]
-    if not filled:
+    octaves = {
+        LOWEST[operand] + start // PER_OCTAVE: count
+        for start in range(0, len(magnitudes), PER_OCTAVE)
+        if (count := sum(magnitudes[start : start + PER_OCTAVE]))
+    }
+    if not octaves:
         return None
-    first = filled[0] // _PER_LABEL * _PER_LABEL
-    last = (filled[-1] // _PER_LABEL + 1) * _PER_LABEL
-    return Octaves(first, tuple(_at(octaves, exponent - LOWEST[operand]) for exponent in range(first, last)))
+    first = min(octaves) // _PER_LABEL * _PER_LABEL
+    last = (max(octaves) // _PER_LABEL + 1) * _PER_LABEL
+    return Octaves(first, tuple(octaves.get(exponent, 0) for exponent in range(first, last)))
 
 
 def histogram(operand: Operand, magnitudes: Sequence[int], levels: str = BLOCKS) -> tuple[str, str]:
@@ -58,15 +56,7 @@ def histogram(operand: Operand, magnitudes: Sequence[int], levels: str = BLOCKS)
     found = octaves_of(operand, magnitudes)
     if found is None:
         return "", ""
-    bars = "".join(_bar(height, levels) if height else " " for height in found.heights)
+    most = len(levels) - 1
+    bars = "".join(levels[min(int(each * len(levels)), most)] if each else " " for each in found.heights)
     axis = "".join(f"2^{exponent}".ljust(_PER_LABEL) for exponent in found.labels)
     return bars.rstrip(), axis.rstrip()
-
-
-def _at(octaves: Sequence[int], index: int) -> int:
-    return octaves[index] if 0 <= index < len(octaves) else 0
-
-
-def _bar(height: float, levels: str) -> str:
-    """The character for a height in (0, 1]."""
-    return levels[min(int(height * len(levels)), len(levels) - 1)]

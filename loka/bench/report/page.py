@@ -1,0 +1,208 @@
+"""The page of `loka report` as HTML: one file, without a script and without anything from elsewhere."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from loka.bench.report.distributions import Distributions, distributions
+from loka.bench.report.geometry import label
+from loka.bench.report.loss_curves import KeptRuns
+from loka.bench.report.markdown_page import decisions, evidence, finding_rows, shortfalls, total_sentences
+from loka.bench.report.measured_steps import MeasuredSteps
+from loka.bench.report.model_tree import (
+    LABELS,
+    MEANINGS,
+    Precision,
+    TreeNode,
+    model_tree,
+    precision_of,
+    precision_shares,
+)
+from loka.bench.report.site_charts import DotChart, TimeChart, dot_chart, time_chart
+from loka.bench.report.sources import Source, sources
+from loka.bench.results import Table
+from loka.devices.targets import DEVICES, TargetDevice
+from loka.plan.format import format_figure, format_share, format_speedup
+from loka.plan.mod_words import describe_changes, describe_gain, describe_unchanged
+from loka.plan.ne import planned_ne
+from loka.plan.plan import ModPlan, Plan
+from loka.plan.planner import Planned
+from loka.plan.totals import predicted_step, total_time
+from loka.plan.view.table import group_sites
+from loka.policy.problems import printable
+from loka.probe.profile.profile import Verdict
+from loka.templating.templates import render_page
+
+ROWS = 300  # of a table; `loka plan` has the others
+OPEN_NODES = 60  # a tree of more nodes starts with closed branches
+GENERATOR = "LoKA report"  # in the head of every page, by which it is known
+_HEAD = 1024  # bytes that the generator stands within
+
+
+class Tone(StrEnum):
+    """What a figure says, for its colour; the text says it too."""
+
+    PLAIN = "plain"
+    GOOD = "good"
+    BAD = "bad"
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """A figure at the top of the page."""
+
+    label: str
+    value: str
+    note: str
+    tone: Tone = Tone.PLAIN
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that a page shows. Text is as it was found: the page escapes it."""
+
+    plan: Plan
+    policy: str  # as the user named it
+    model: str  # its factory where the profile names it, else ""
+    headlines: tuple[Headline, ...]
+    shares: dict[Precision, float]  # of the training GEMM FLOPs
+    tree: tuple[TreeNode, ...]
+    opened: bool  # the tree's branches
+    times: TimeChart | None
+    times_total: tuple[str, ...]  # sentences below the bars
+    steps: MeasuredSteps | None
+    errors: DotChart | None
+    evidence: Table | None
+    distributions: Distributions | None
+    runs: KeptRuns
+    mods: tuple[tuple[ModPlan, str, str, list[str]], ...]  # with changes, gain ("": not known), and what it left
+    findings: Table | None
+    shortfalls: tuple[str, ...]
+    decisions: Table
+    rows_left_out: int  # of the tables of decisions and of evidence
+    sources: tuple[Source, ...]
+
+
+def gather(planned: Planned, policy: str, runs: KeptRuns, steps: MeasuredSteps | None = None) -> Report:
+    """The values of a policy's page; `policy` is the user's name for it. Deterministic for its arguments."""
+    plan, known = planned.plan, planned.known
+    rows, tree, errors = group_sites(plan, alike=True), model_tree(plan), dot_chart(plan)
+    return Report(
+        plan=plan,
+        policy=policy,
+        model=known.profile.model if known is not None else "",
+        headlines=_headlines(planned, steps),
+        shares=precision_shares(plan),
+        tree=tree,
+        opened=_nodes(tree) <= OPEN_NODES,
+        times=time_chart(plan),
+        times_total=total_sentences(plan),
+        steps=steps,
+        errors=errors,
+        evidence=evidence(rows[:ROWS]) if errors is not None else None,
+        distributions=distributions(plan, known) if known is not None else None,
+        runs=runs,
+        mods=tuple(
+            (mod, describe_changes(mod), describe_gain(plan, mod), describe_unchanged(mod.unchanged))
+            for mod in plan.mods
+        ),
+        findings=finding_rows(known.profile.findings) if known is not None and known.profile.findings else None,
+        shortfalls=tuple(shortfalls(plan, rows)),
+        decisions=decisions(rows[:ROWS]),
+        rows_left_out=max(len(rows) - ROWS, 0),
+        sources=sources(planned, runs.charts, steps),
+    )
+
+
+def to_html(report: Report) -> str:
+    """The page of a report. Deterministic for its argument."""
+    values = {
+        "report": report,
+        "plan": report.plan,
+        "generator": GENERATOR,
+        "precision_labels": LABELS,
+        "precision_meanings": MEANINGS,
+        "precision_of": precision_of,
+        "figure": format_figure,
+        "share": format_share,
+        "speedup": format_speedup,
+        "tick": label,
+    }
+    return render_page("page.html.j2", values, printable)
+
+
+def is_html_report(head: bytes) -> bool:
+    """True for the start of a page that `to_html` made."""
+    return f'<meta name="generator" content="{GENERATOR}">'.encode() in head[:_HEAD]
+
+
+def _nodes(tree: Sequence[TreeNode]) -> int:
+    return sum(1 + _nodes(node.children) for node in tree)
+
+
+def _headlines(planned: Planned, steps: MeasuredSteps | None) -> tuple[Headline, ...]:
+    plan = planned.plan
+    fp8 = sum(site.fp8 for site in plan.sites)
+    found = [
+        Headline("training GEMM FLOPs in FP8", format_share(plan.share_fp8), f"{fp8} of {len(plan.called)} sites"),
+        _speed(plan, steps),
+        _errors(plan),
+    ]
+    ne = planned_ne(plan.sites)
+    if ne is not None:
+        over = plan.ne_budget is not None and ne.ne_percent.high > plan.ne_budget
+        note = f"predicted over {ne.known} GEMMs, 95 % interval {ne.ne_percent.low:+.3g} to {ne.ne_percent.high:+.3g} %"
+        if plan.ne_budget is not None:
+            note += f"; budget {plan.ne_budget:g} %"
+        found.append(Headline("change of NE", f"{ne.ne_percent.mean:+.3g} %", note, Tone.BAD if over else Tone.PLAIN))
+    return (*found, _device(planned))
+
+
+def _speed(plan: Plan, steps: MeasuredSteps | None) -> Headline:
+    """A measured step in a plain loop if there is one, else the prediction, with the host's share if it is known."""
+    for bar in steps.bars if steps is not None else ():
+        if steps is not None and bar.variant == "loka-fp8" and bar.speedup:
+            note = f"a step takes {bar.figure} ms ({bar.launch}, batch size {steps.batch_size}), on one {steps.device}"
+            return _faster("measured speed-up over BF16", bar.speedup, note)
+    total = total_time(plan)
+    if total is None:
+        return Headline("predicted speed-up", "not known", "no measurements for this target")
+    step = predicted_step(plan, total)
+    if step is not None and plan.execution is not None:
+        waits = "host" if step.waits_for_host else "GPU"
+        note = f"a whole step, {plan.execution.mode.value}: it waits for the {waits}"
+        return _faster("predicted speed-up in a loop", step.speedup, note)
+    note = "of the GEMMs and what is fused with them, on the GPU; launches and the rest of a step are not counted"
+    return _faster("predicted speed-up over BF16", total.speedup, note)
+
+
+def _faster(text: str, speedup: float, note: str) -> Headline:
+    tone = Tone.GOOD if speedup > 1 else Tone.BAD if speedup < 1 else Tone.PLAIN
+    return Headline(text, format_speedup(speedup), note, tone)
+
+
+def _errors(plan: Plan) -> Headline:
+    """The verdicts on all GEMMs in FP8."""
+    title = "GEMMs in FP8 within their budget"
+    fp8 = [gemm.evidence for site in plan.sites for gemm in site.gemms if gemm.fp8]
+    found = Counter(each.verdict if each is not None else None for each in fp8)
+    if not fp8:
+        return Headline(title, "none", "nothing runs in FP8")
+    if found[None] == len(fp8):
+        return Headline(title, "no evidence", "no profile says what FP8 costs here: run loka probe", Tone.BAD)
+    words = ((Verdict.UNDECIDED, "undecided"), (Verdict.UNSAFE, "over budget"), (None, "without evidence"))
+    note = ", ".join(f"{found[each]} {word}" for each, word in words if found[each])
+    good, note = not note, note or "MERE and SQNR, each with its interval"
+    return Headline(title, f"{found[Verdict.SAFE]} of {len(fp8)}", note, Tone.GOOD if good else Tone.BAD)
+
+
+def _device(planned: Planned) -> Headline:
+    target = planned.plan.target
+    if target is TargetDevice.REFERENCE:
+        return Headline("target", "reference", "slow but exact: no device is named")
+    machine = planned.measurements.machine.device if planned.measurements is not None else ""
+    note = f"times of one {machine}" if machine else f"{DEVICES[target].architecture}; no measurements"
+    return Headline("target", target.value.upper(), note)

@@ -1,1 +1,0 @@
-"""Reports of plans: rows, explanations, differences, with the same wording everywhere."""

@@ -1,0 +1,338 @@
+"""Explanation of one site: all its facts and decisions with reasons, and the evidence of a profile."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+from loka.errors import InputError
+from loka.numerics.enums import OPERANDS, Gemm
+from loka.plan.evidence import NEVER_RAN, ProfiledSites, evidence_of, ran
+from loka.plan.format import format_gemm, format_operands, format_place, format_speedup
+from loka.plan.mod_words import Touch, touches
+from loka.plan.plan import InteractionPlan, Plan, SitePlan
+from loka.plan.select.interaction_times import interaction_by_site, kernel_names, place_in_interaction
+from loka.plan.view.table import budget_of
+from loka.policy.settings import Assignment, Budget
+from loka.probe.profile.profile import Estimate, Finding, Interval, NeEstimate, OperandSummary, SiteProfile, Verdict
+from loka.sites.neighbours import BOUNDARIES
+from loka.sites.site import Site
+
+NOT_JUDGED = "not judged: no measurement decides here, nor does min_speedup"
+_LISTED = 8  # names of sites in a message
+_BATCH_NORM = "in training its statistics are those of the whole batch, and a kernel sees some of the rows"
+_DROPOUT = "in training it draws random numbers, in the order of the model's own calls"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Value of one policy field with its source and position (`file:line`; "" for built-in defaults)."""
+
+    value: str
+    source: str
+    place: str
+    note: str = ""  # the policy's note for the rule
+
+    def __str__(self) -> str:
+        return f"{self.source} ({self.place})" if self.place else self.source
+
+
+@dataclass(frozen=True, slots=True)
+class FieldHistory:
+    """One field of a site's settings: the assignment in effect, and those that it overrode, the latest first."""
+
+    path: str
+    holds: Setting
+    overrode: tuple[Setting, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """One recipe of the profile for one GEMM. `runs` marks the one in the plan."""
+
+    gemm: Gemm
+    recipe: str
+    mere: Interval
+    sqnr_db: Interval
+    draws: int
+    verdict: Verdict
+    figures: str  # those over or near the budget
+    runs: bool
+    ne: NeEstimate | None
+
+
+@dataclass(frozen=True, slots=True)
+class SiteEvidence:
+    """The evidence of the profile for one site, judged against the site's budget."""
+
+    profile: str
+    created: str
+    steps: int
+    samples: int
+    note: str  # why there is no evidence, or ""
+    speed: str  # the measured speedup against the budget's `min_speedup`, in words
+    budget: Budget
+    operands: tuple[OperandSummary, ...]
+    recipes: tuple[Tried, ...]
+    findings: tuple[Finding, ...]
+    unjudged: tuple[Gemm, ...]  # without an estimate although its operands were recorded: kept, or never finite
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Data of `loka explain`: a site of a plan, and what the rest of the plan and the profile say of it."""
+
+    plan: Plan
+    found: SitePlan
+    fields: tuple[FieldHistory, ...]
+    evidence: SiteEvidence | None  # None if the policy names no profile
+    mods: tuple[Touch, ...]  # changes of mods at the site and next to it
+    inside: InteractionPlan | None  # the interaction that it is part of. A cross layer's GEMM stays separate
+    bound_in: str  # "modules.LayersFmb0, with 3 modules alike"; "" if nothing of it is replaced
+    untimed: str  # why it has no times although there are measurements
+    region_ends: tuple[str, ...]  # the BatchNorm or dropout at which its region ends, with the reason
+
+    @property
+    def m(self) -> int:
+        """Rows of one call at the plan's batch size."""
+        return self.found.site.rows.at(self.plan.batch_size)
+
+    @property
+    def flops(self) -> int:
+        """Of the site's GEMMs in one training step."""
+        return self.found.site.flops_per_row * self.m * self.found.site.calls * len(self.found.gemms)
+
+    @property
+    def min_speedup(self) -> float:
+        """The budget's: FP8 has to be faster by this factor."""
+        return budget_of(self.found.history).min_speedup
+
+    @property
+    def measurements(self) -> str:
+        """The set that decided the times."""
+        return self.plan.measurements[0] if self.plan.measurements is not None else "the measurements"
+
+    def json(self) -> dict[str, object]:
+        """The facts for `--json`."""
+        site, found, timing, inside = self.found.site, self.found, self.found.timing, self.inside
+        same = ("kind", "owner", "weight", "bias", "where")
+        more = ("k", "n", "calls", "calls_eval", "share")
+        around = ("fed_by", "followed_by", "blocked")
+        return {
+            "site": site.name,
+            **{name: getattr(site, name) for name in same},
+            "rows": str(site.rows),
+            "m": self.m,
+            **{name: getattr(site, name) for name in more},
+            "flops": self.flops,
+            **{name: getattr(site, name) for name in around},
+            "region": found.region,
+            "region_note": found.region_note,
+            "bound_in": self.bound_in,
+            "gemms": [
+                {
+                    "gemm": gemm.gemm,
+                    "runs_in": format_gemm(gemm),
+                    "kernel": gemm.kernel,
+                    "reason": gemm.reason,
+                    "rejected": [(each.kernel, each.reason) for each in gemm.rejected],
+                    "times": gemm.times,
+                    "accumulation": gemm.accumulation,
+                }
+                for gemm in found.gemms
+            ],
+            "fields": self.fields,
+            "evidence": self.evidence,
+            "timing": None
+            if timing is None
+            else {
+                "measurements": self.measurements,
+                "chosen": timing.chosen,
+                "as_is": timing.as_is,
+                "speedup": round(timing.speedup, 4),
+                "min_speedup": self.min_speedup,
+                "gemms": [gemm.gemm for gemm in found.gemms],
+                "candidates": found.options,
+            },
+            "members": site.members,
+            "untimed": self.untimed,
+            "mods": self.mods,
+            "inside": None
+            if inside is None
+            else {
+                "what": inside.what,
+                "owner": inside.owner,
+                "takes": site.name in inside.takes,
+                "kernels": kernel_names(inside),
+                "chosen": inside.chosen,
+                "as_is": inside.as_is,
+            },
+            "region_ends": self.region_ends,
+        }
+
+
+def explain(plan: Plan, name: str, known: ProfiledSites | None = None) -> Explanation:
+    """Collect everything that the plan has on one site, and the evidence of the profile.
+
+    Raises InputError for an unknown name.
+    """
+    found = find_site(plan, name)
+    site = found.site
+    return Explanation(
+        plan=plan,
+        found=found,
+        fields=_fields(plan, found),
+        evidence=_evidence(known, found) if known is not None else None,
+        mods=touches(plan, site.name),
+        inside=next((each for each in plan.interactions if site.name in each.sites), None),
+        bound_in=_bound_in(plan, site.name),
+        untimed=_untimed(plan, found),
+        region_ends=_region_ends(site, found.region),
+    )
+
+
+def find_site(plan: Plan, name: str) -> SitePlan:
+    """The site of that name, or the merged site that contains it.
+
+    Raises InputError for an unknown name, with the closest names, or with the first where none is close.
+    """
+    for candidate in plan.sites:
+        if name == candidate.site.name or name in candidate.site.members:
+            return candidate
+    names = [candidate.site.name for candidate in plan.sites]
+    inside = [other for other in names if other.startswith(name + ".") or other.endswith("." + name)]
+    near = difflib.get_close_matches(name, names, n=3) if len(names) <= 2000 else []
+    hints = list(dict.fromkeys([*near, *inside]))[:3]
+    if not names:
+        raise InputError(f"no site is called {name!r} in {plan.name!r}: its model has no GEMM, so that it has no sites")
+    hint = (
+        f"did you mean {' or '.join(repr(other) for other in hints)}?"
+        if hints
+        else f"{'they are' if len(names) <= _LISTED else 'there are, for example,'} "
+        + ", ".join(repr(other) for other in names[:_LISTED])
+    )
+    raise InputError(f"no site is called {name!r} in {plan.name!r}; {hint} (`loka plan` lists all {len(names)})")
+
+
+def _untimed(plan: Plan, found: SitePlan) -> str:
+    if plan.measurements is None or found.timing is not None:
+        return ""
+    inside = interaction_by_site(plan).get(found.site.name)
+    if inside is not None:
+        return f"it is {place_in_interaction(inside)}"
+    if found.site.blocked is not None:
+        return "it cannot be patched"
+    return (
+        f"{plan.measurements[0]} lacks its own GEMMs, or the recipe that it may run in, or what makes the operands of "
+        "that: the order of the catalogue decides"
+    )
+
+
+def _fields(plan: Plan, found: SitePlan) -> tuple[FieldHistory, ...]:
+    """All fields, those set by the policy first; a range from the profile appears as if the profile had set it."""
+    history = {path: entries for path, entries in found.history.items() if entries}
+    for gemm in found.gemms:
+        for operand, recipe in zip(OPERANDS[gemm.gemm], gemm.operands or (), strict=False):
+            path = f"{gemm.gemm.value}.{operand.value}.amax"
+            entries = history.get(path, ())
+            written = bool(entries) and entries[-1].line > 0
+            if recipe.is_static and recipe.amax is not None and not written and plan.profile is not None:
+                source = f"the largest |x| seen in {plan.profile[0]}"
+                history[path] = (*entries, Assignment(path, f"{recipe.amax:g}", source, "", 0))
+    notes, fields = dict(plan.rule_notes), []
+    for path, entries in sorted(history.items()):
+        settings = [
+            Setting(each.value, each.source, format_place(each), notes.get(each.source, ""))
+            for each in reversed(entries)
+        ]
+        fields.append(FieldHistory(path, settings[0], tuple(settings[1:])))
+    return tuple(sorted(fields, key=lambda field: not field.holds.place))
+
+
+def _bound_in(plan: Plan, name: str) -> str:
+    for binding in plan.bindings:
+        if any(name in sites for sites in binding.sites):
+            others = len(binding.modules) - 1
+            alike = f", with {others} module{'s' if others != 1 else ''} alike" if others else ""
+            return f"modules.{binding.name}{alike}"
+    return ""
+
+
+def _evidence(known: ProfiledSites, found: SitePlan) -> SiteEvidence:
+    profile, seen = known.profile, known.sites.get(found.site.name)
+    budget, timing = budget_of(found.history), found.timing
+    running = {gemm.gemm: format_gemm(gemm) for gemm in found.gemms}
+    note = "" if seen is not None else "the profile does not have this site: run loka probe"
+    if seen is not None and not ran(seen):
+        note = NEVER_RAN
+    tried = [_tried(estimate, seen, known, budget, running) for estimate in seen.estimates] if seen is not None else []
+    tried.sort(key=lambda each: list(Gemm).index(each.gemm))
+    operands = seen.operands if seen is not None else ()
+    recorded, judged = {each.operand for each in operands}, {each.gemm for each in tried}
+    speed = NOT_JUDGED
+    if timing is not None:
+        speed = f"{format_speedup(timing.speedup)}, {budget.min_speedup:g} at least to be in FP8"
+    return SiteEvidence(
+        profile=known.name,
+        created=profile.created,
+        steps=profile.steps,
+        samples=profile.samples,
+        note=note,
+        speed=speed,
+        budget=budget,
+        operands=operands,
+        recipes=tuple(tried),
+        findings=tuple(finding for finding in profile.findings if finding.site == found.site.name),
+        unjudged=tuple(gemm for gemm in running if gemm not in judged and recorded.issuperset(OPERANDS[gemm])),
+    )
+
+
+def _tried(
+    estimate: Estimate, site: SiteProfile, known: ProfiledSites, budget: Budget, running: dict[Gemm, str]
+) -> Tried:
+    evidence = evidence_of(estimate, budget, known.profile, site)
+    recipe = format_operands(estimate.gemm, estimate.operands)
+    return Tried(
+        gemm=estimate.gemm,
+        recipe=recipe,
+        mere=estimate.mere,
+        sqnr_db=estimate.sqnr_db,
+        draws=estimate.draws,
+        verdict=evidence.verdict,
+        figures=evidence.figures,
+        runs=running.get(estimate.gemm) == recipe,
+        ne=site.ne_estimate(estimate.gemm, estimate.operands),
+    )
+
+
+def _region_ends(site: Site, region: Sequence[str]) -> tuple[str, ...]:
+    """The BatchNorm or dropout before and after a region, each with its module and the reason.
+
+    `region` are the operations that are fused; () if there are none. Empty where something else ends the region.
+    """
+    before, after = site.boundaries or ("", "")
+    ends = []
+    if (op := _boundary(site.followed_by)) and set(_up_to(site.followed_by)) <= set(region):
+        ends.append(_end(op, after, "after"))
+    if op := _boundary(site.fed_by):
+        between = " and ".join(name for name in _up_to(site.fed_by) if name not in region)
+        rest = f"; {between} between them is no GEMM's, so that no kernel has it" if between else ""
+        ends.append(_end(op, before, "before") + rest)
+    return tuple(ends)
+
+
+def _up_to(ops: Sequence[str]) -> list[str]:
+    """The operations up to the first boundary."""
+    return list(takewhile(lambda op: op not in BOUNDARIES, ops))
+
+
+def _boundary(ops: Sequence[str]) -> str:
+    return next((op for op in ops if op in BOUNDARIES), "")
+
+
+def _end(op: str, module: str, side: str) -> str:
+    what, reason = ("BatchNorm", _BATCH_NORM) if op == "batch_norm" else ("dropout", _DROPOUT)
+    name = f"{what} {module!r}" if module else f"a {what} in the model's own forward"
+    return f"{name} {side} it: {reason}"
