@@ -28,10 +28,6 @@ class CheckFailedError(LokaError):
     exit_status = 1
 
 
-class RenamedWarning(FutureWarning):
-    """Something is written under a name that it no longer has; it still works."""
-
-
 class IgnoredWarning(UserWarning):
     """A file that a policy brings along does not hold for it any more, and is not used."""
 

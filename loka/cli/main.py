@@ -32,7 +32,7 @@ from loka.cli.verbs import (
     tune,
     validate,
 )
-from loka.errors import IgnoredWarning, InputError, LokaError, RenamedWarning
+from loka.errors import IgnoredWarning, InputError, LokaError
 from loka.version import __version__
 
 _JSON = "--json"
@@ -101,15 +101,13 @@ def _notes_shown() -> Iterator[None]:
 
     Other warnings are shown as usual.
     """
-    kinds = (IgnoredWarning, RenamedWarning)
     shown: set[str] = set()
     with warnings.catch_warnings():
-        for kind in kinds:
-            warnings.simplefilter("always", kind)
+        warnings.simplefilter("always", IgnoredWarning)
         show = warnings.showwarning
 
         def showwarning(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-            if not issubclass(category, kinds):
+            if not issubclass(category, IgnoredWarning):
                 show(message, category, *place, **more)
             elif str(message) not in shown:
                 shown.add(str(message))

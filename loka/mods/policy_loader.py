@@ -25,9 +25,6 @@ def load_policy(path: Path | str) -> Policy:
         PolicyError: With all problems, each with its `file:line:column`; also if the file, or one that it extends,
             cannot be read.
         InputError: `path` is no path.
-
-    Warns:
-        RenamedWarning: For a field under its old name.
     """
     return read_policy(path_argument(path, "load_policy: path", _PATH), mod_settings.MOD_SCHEMAS)
 

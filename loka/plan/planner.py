@@ -61,7 +61,6 @@ def make_plan(policy: str | os.PathLike[str] | Policy) -> Plan:
 
     Warns:
         IgnoredWarning: The record of `loka tune` at the policy's place does not hold any more.
-        RenamedWarning: A field has a name that is no longer used.
     """
     return planned(policy).plan
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import warnings
 from enum import StrEnum
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from loka.devices.targets import DEFAULT_TARGET
-from loka.errors import RenamedWarning
 from loka.numerics.enums import Autocast
 from loka.policy import policy_schema
-from loka.policy.compose import Documents, read_documents
+from loka.policy.documents import Documents, read_documents
 from loka.policy.expand import RuleOrigin, built_in, expand, shown_value
 from loka.policy.mod_schema import ModFields, ModSchemas, own_parameters
 from loka.policy.policy import (
@@ -28,7 +26,6 @@ from loka.policy.policy import (
     TrainSpec,
 )
 from loka.policy.problems import PolicyError, Problem
-from loka.policy.renamed_keys import RenamedKey
 from loka.policy.tree import Mapping, Scalar, follow, plain
 from loka.policy.tree import Path as TreePath
 from loka.policy.validation_errors import validation_errors
@@ -52,9 +49,6 @@ def read_policy(path: Path | str, mods: ModSchemas) -> Policy:
     Raises:
         PolicyError: With all problems, each with its `file:line:column`; also if the file, or one that it extends,
             cannot be read.
-
-    Warns:
-        RenamedWarning: For a field under its old name.
     """
     documents = read_documents(os.fspath(path))
     problems = list(documents.problems)
@@ -65,15 +59,7 @@ def read_policy(path: Path | str, mods: ModSchemas) -> Policy:
         problems += _overridden(documents.bases, problems, mods)
     if problems or setting is None or documents.tree is None:
         raise PolicyError(_in_order(problems, documents))
-    if documents.renamed:
-        warnings.warn(_renamed_message(documents.renamed), RenamedWarning, stacklevel=3)
     return _policy(Path(path), setting, documents.tree, documents, mods)
-
-
-def _renamed_message(renamed: tuple[RenamedKey, ...]) -> str:
-    """The first field under an old name, and the number of further places."""
-    others = len(dict.fromkeys(each.place for each in renamed)) - 1
-    return f"{renamed[0]}" + (f" (so at {others} more place{'s' if others > 1 else ''})" if others else "")
 
 
 def _refuse_plan(tree: Mapping) -> None:

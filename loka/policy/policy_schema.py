@@ -7,7 +7,6 @@ from functools import cache
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Strict, Tag, create_model
-from pydantic_core import PydanticCustomError
 
 from loka.devices.spec import Execution
 from loka.devices.targets import DEFAULT_TARGET, TargetDevice
@@ -25,7 +24,6 @@ from loka.policy.mod_schema import (
     doc,
     match_tag,
 )
-from loka.policy.renamed_keys import NEW, OLD
 
 FLOAT32_TINY = 1.2e-38
 FLOAT32_MAX = 3.4e38
@@ -332,7 +330,7 @@ class PlanBudgetSetting(SchemaModel):
 
 def _version(value: object) -> object:
     if type(value) is not int or value != 1:
-        raise PydanticCustomError("loka", "{reason}", {"reason": "this LoKA reads version 1; write version: 1"})
+        raise checks.refuse("this LoKA reads version 1; write version: 1")
     return value
 
 
@@ -400,23 +398,10 @@ def json_schema(mods: ModSchemas) -> dict[str, Any]:
     A file that extends another may leave out fields that its base has, so the required fields depend on `extends`.
     """
     schema: dict[str, Any] = _without_null(policy_setting(mods).model_json_schema(by_alias=True))
-    required = {
-        name: schema["$defs"][name].pop("required") for name in ("ModelSetting", "TrainSetting", "ExecutionSetting")
-    }
-    whole = {
-        "required": schema.pop("required"),
-        "properties": {
-            "model": {"required": required["ModelSetting"]},
-            "train": {"required": required["TrainSetting"]},
-            "execution": {"required": required["ExecutionSetting"]},
-        },
-    }
+    models = {"model": "ModelSetting", "train": "TrainSetting", "execution": "ExecutionSetting"}
+    inner = {key: {"required": schema["$defs"][name].pop("required")} for key, name in models.items()}
+    whole = {"required": schema.pop("required"), "properties": inner}
     schema["anyOf"] = [whole, {"required": ["extends"]}]
-    for model in schema["$defs"].values():
-        properties = model.get("properties", {})
-        if NEW in properties:
-            old = {"title": OLD, "description": f"The old name of {NEW}.", "deprecated": True, "type": "boolean"}
-            model["properties"] = properties | {OLD: old}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 

@@ -13,28 +13,26 @@ from dataclasses import dataclass, field, replace
 from loka.policy.problems import Place
 
 Path = tuple[str | int, ...]  # ("rules", 0, "fprop", "format")
+ScalarValue = str | int | float | bool | None
 
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """Text, a number, a boolean or nothing. `reported` marks a value whose problem is reported already."""
+    """Text, a number, a boolean or nothing. `reported` marks a value of any kind whose problem is reported already."""
 
     place: Place
-    value: str | int | float | bool | None
+    value: ScalarValue
     text: str  # as written
     quoted: bool = False
     reported: bool = False
-    size: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """A list. `size` counts the nodes in it, with aliases expanded."""
+    """A list."""
 
     place: Place
     items: tuple[Node, ...]
-    size: int = 1
-    reported: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +45,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """A mapping with text keys. `size` counts the nodes in it, with aliases expanded."""
+    """A mapping with text keys."""
 
     place: Place
     entries: MappingType[str, Entry] = field(default_factory=dict)
-    size: int = 1
-    reported: bool = False
 
 
 Node = Scalar | Sequence | Mapping
@@ -76,29 +72,21 @@ def content_hash(tree: Mapping) -> str:
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def merge_documents(base: Mapping, child: Mapping) -> Mapping:
-    """The child merged over its base: mappings by key; `rules` and `mods` of the base come first."""
-    merged = _merge(base, child)
-    entries = dict(merged.entries)
-    for name in APPENDED:
-        if name not in base.entries or name not in child.entries:
-            continue
-        ours, theirs = child.entries[name], base.entries[name].node
-        # A value of the wrong type is kept alone, so that validation reports it at its own position.
-        if not isinstance(theirs, Sequence):
-            entries[name] = base.entries[name]
-        elif isinstance(ours.node, Sequence):
-            entries[name] = Entry(ours.key, replace(ours.node, items=theirs.items + ours.node.items))
-    return replace(merged, entries=entries)
-
-
-def _merge(base: Mapping, child: Mapping) -> Mapping:
+def merge_documents(base: Mapping, child: Mapping, appended: tuple[str, ...] = APPENDED) -> Mapping:
+    """The child merged over its base: mappings by key; lists named in `appended` follow those of the base."""
     entries = dict(base.entries)
     for key, entry in child.entries.items():
-        below = base.entries.get(key)
-        if below is not None and isinstance(below.node, Mapping) and isinstance(entry.node, Mapping):
-            entry = Entry(entry.key, _merge(below.node, entry.node))
-        entries[key] = entry
+        node = entry.node
+        below = base.entries[key].node if key in base.entries else None
+        if below is not None and key in appended:
+            # A value of the wrong type is kept alone, so that validation reports it at its own position.
+            if not isinstance(below, Sequence):
+                node = below
+            elif isinstance(node, Sequence):
+                node = replace(node, items=below.items + node.items)
+        elif isinstance(below, Mapping) and isinstance(node, Mapping):
+            node = merge_documents(below, node, ())
+        entries[key] = Entry(entry.key, node)
     return replace(child, entries=entries)
 
 
@@ -125,20 +113,20 @@ def follow(root: Mapping, path: SequenceType[str | int]) -> FoundNode:
     return found
 
 
-SCALAR_TAGS = {f"tag:yaml.org,2002:{name}": name for name in ("str", "int", "float", "bool", "null")}
-
-_NULL = frozenset({"", "~", "null", "Null", "NULL"})
-_BOOL = {
-    word: value for name, value in (("true", True), ("false", False)) for word in (name, name.title(), name.upper())
+TAGS: dict[str, type] = {
+    f"tag:yaml.org,2002:{name}": kind
+    for name, kind in (("str", str), ("int", int), ("float", float), ("bool", bool), ("null", type(None)))
+}
+_WORDS = {"": None, "~": None} | {
+    form: value
+    for word, value in (("null", None), ("true", True), ("false", False))
+    for form in (word, word.title(), word.upper())
 }
 _BOOL_1_1 = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 _DECIMAL = re.compile(r"[-+]?[0-9]+")
-_BASED = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 _MAX_DIGITS = 18  # fits 64 bits
-
-ScalarValue = str | int | float | bool | None
 
 
 class ScalarError(ValueError):
@@ -150,21 +138,15 @@ def resolve(text: str) -> ScalarValue:
 
     Raises ScalarError for numbers that are not finite or too long, and for words that YAML parsers resolve differently.
     """
-    if text in _NULL:
-        return None
-    if text in _BOOL:
-        return _BOOL[text]
-    if text in {form for word in _BOOL_1_1 for form in (word, word.title(), word.upper())}:
+    if text in _WORDS:
+        return _WORDS[text]
+    if text.lower() in _BOOL_1_1 and text in (text.lower(), text.title(), text.upper()):
         raise ScalarError(
             f"{text} is a boolean to some YAML readers and text to others; "
             f'write {_BOOL_1_1[text.lower()]}, or "{text}" in quotes if text is meant'
         )
     if _DECIMAL.fullmatch(text):
         return _decimal(text)
-    if _BASED.fullmatch(text):
-        if len(text) > _MAX_DIGITS:
-            raise ScalarError(_too_long(text))
-        return int(text, 0)
     if _FLOAT.fullmatch(text):
         value = float(text)
         if not math.isfinite(value):
@@ -176,21 +158,18 @@ def resolve(text: str) -> ScalarValue:
 
 
 def resolve_tagged(text: str, tag: str) -> ScalarValue:
-    """The value of a word with a tag of the core schema; raises ScalarError if they do not match."""
-    name = SCALAR_TAGS[tag]
-    if name == "str":
-        return text
-    value = resolve(text)
-    if name == "float" and isinstance(value, int) and not isinstance(value, bool):
+    """The value of a word with one of `TAGS`; raises ScalarError if they do not match."""
+    value = text if TAGS[tag] is str else resolve(text)
+    if TAGS[tag] is float and type(value) is int:
         return float(value)
-    if {"int": int, "float": float, "bool": bool, "null": type(None)}[name] is not type(value):
-        raise ScalarError(f"{_short(text)!r} is no !!{name}; remove the tag")
+    if type(value) is not TAGS[tag]:
+        raise ScalarError(f"{_short(text)!r} is no !!{tag.rpartition(':')[2]}; remove the tag")
     return value
 
 
 def looks_like_number(text: str) -> bool:
     """True if the text would be a number without its quotes."""
-    return bool(_DECIMAL.fullmatch(text) or _FLOAT.fullmatch(text))
+    return _FLOAT.fullmatch(text) is not None
 
 
 def _decimal(text: str) -> int:
@@ -200,12 +179,9 @@ def _decimal(text: str) -> int:
             f"{_short(text)} is octal to some YAML readers and decimal to others; remove the leading zeros"
         )
     if len(digits) > _MAX_DIGITS:
-        raise ScalarError(_too_long(text))
+        message = f"{_short(text)} is too large for a number here; give one of at most {_MAX_DIGITS} digits"
+        raise ScalarError(message)
     return int(text)
-
-
-def _too_long(text: str) -> str:
-    return f"{_short(text)} is too large for a number here; give one of at most {_MAX_DIGITS} digits"
 
 
 def _short(text: str) -> str:

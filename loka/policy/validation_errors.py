@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import get_args
 
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
@@ -13,14 +14,9 @@ from loka.numerics.recipe import TRANSPOSED_FROM
 from loka.policy import policy_schema
 from loka.policy.mod_schema import ModSchemas
 from loka.policy.problems import Problem, problem
-from loka.policy.renamed_keys import NEW, OLD
 from loka.policy.tree import FoundNode, Mapping, Node, Path, Scalar, Sequence, follow, looks_like_number
 
-_GEMMS: dict[str | int, type[BaseModel]] = {
-    "fprop": policy_schema.FpropSetting,
-    "dgrad": policy_schema.DgradSetting,
-    "wgrad": policy_schema.WgradSetting,
-}
+_RENAMED = {"turned": "requantize_transpose"}  # fields by their former names
 _CALLABLES = ("factory", "inputs", "batches", "loss", "test")
 _OPERANDS = ("input", "weight", "grad_output")
 _EXPECTED = {
@@ -50,11 +46,8 @@ def validation_errors(errors: Iterable[ErrorDetails], root: Mapping, complete: b
     problems = []
     for error in errors:
         found = follow(root, error["loc"])
-        if (
-            _reported(root, found.path)
-            or _reported(root, (*found.path, "use"))
-            or (error["type"] == "missing" and not complete)
-        ):
+        reported = _reported(found.node) or _reported(follow(root, (*found.path, "use")).node)
+        if reported or (error["type"] == "missing" and not complete):
             continue
         problems.append(_problem_of(error, found, mods))
     return problems
@@ -135,54 +128,40 @@ def _keys(model: type[BaseModel] | None) -> tuple[str, ...]:
 
 
 def _model_at(path: Path) -> type[BaseModel] | None:
-    match path:
-        case ():
-            return policy_schema.PolicySetting
-        case ("model",):
-            return policy_schema.ModelSetting
-        case ("train",):
-            return policy_schema.TrainSetting
-        case ("rules", int()):
-            return policy_schema.RuleSetting
-        case ("rules", int(), "match"):
-            return policy_schema.Criteria
-        case ("defaults", *rest) | ("rules", int(), *rest):
-            return _setting_at(rest)
-    return None
+    model: type[BaseModel] | None = policy_schema.PolicySetting
+    for step in path:
+        field = model.model_fields.get(step) if model is not None and isinstance(step, str) else None
+        if isinstance(step, str):
+            model = next(_models(field.annotation), None) if field is not None else None
+    return model
 
 
-def _setting_at(rest: list[str | int]) -> type[BaseModel] | None:
-    match rest:
-        case []:
-            return policy_schema.SiteSetting
-        case ["budget"]:
-            return policy_schema.BudgetSetting
-        case [gemm] if gemm in _GEMMS:
-            return _GEMMS[gemm]
-        case [gemm, operand] if gemm in _GEMMS:
-            return (
-                policy_schema.TransposableSetting
-                if (gemm, operand) in TRANSPOSED_FROM
-                else policy_schema.OperandSetting
-            )
-    return None
+def _models(annotation: object) -> Iterator[type[BaseModel]]:
+    """The models in the type of a field."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models(part)
 
 
 def _unknown_key(path: Path) -> str:
     key, above = str(path[-1]), path[:-1]
     known = known_keys(above)
     close = nearest(key, known)
+    new = _RENAMED.get(key)
     where = f" in {above[-1]}" if above and isinstance(above[-1], str) else " in a rule" if above else ""
     start = f"unknown key {json.dumps(key[:60], ensure_ascii=False)}{where}"
+    if new in known:
+        return f"{start}; it is called {new} now: write that"
     if close:
         return f"{start}; did you mean {close}?"
     if not above and key in known_keys(("defaults",)):
         return f"{start}; write it under defaults or in a rule"
     if key in _OPERANDS and above[:1] in (("defaults",), ("rules",)):
         return f"{start}; write it under a GEMM that takes it: fprop, dgrad or wgrad"
-    if key in (OLD, NEW) and above[:1] in (("defaults",), ("rules",)):
+    if (new or key) == "requantize_transpose" and above[:1] in (("defaults",), ("rules",)):
         transposable = ", ".join(f"{gemm}: {{{operand}: ...}}" for gemm, operand in TRANSPOSED_FROM)
-        it = NEW if key == OLD else "it"
+        it = new or "it"
         return f"{start}; write {it} site-wide, or where an operand is read along its other dimension: {transposable}"
     return f"{start}; remove it, or use one of {', '.join(known)}"
 
@@ -234,6 +213,5 @@ def _name(path: Path) -> str:
     return f"{keys[-1]}: " if keys else ""
 
 
-def _reported(root: Mapping, path: Path) -> bool:
-    """True if a value, or one that contains it, is reported already."""
-    return any(follow(root, path[:length]).node.reported for length in range(len(path) + 1))
+def _reported(node: Node) -> bool:
+    return isinstance(node, Scalar) and node.reported

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from loka.mods.policy_loader import load_policy
-from loka.policy.compose import MAX_CHAIN, compose
+from loka.policy.documents import MAX_CHAIN, compose
 from loka.policy.policy import Policy
 from loka.policy.problems import PolicyError
 from loka.policy.settings import SiteFacts, SiteSettings

@@ -7,9 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from loka.mods.policy_loader import load_policy
-from loka.policy.compose import MAX_DEPTH, MAX_NODES
+from loka.policy.documents import MAX_BYTES, MAX_DEPTH, MAX_NODES
 from loka.policy.policy import Policy
-from loka.policy.policy_file import MAX_BYTES
 from loka.policy.problems import PolicyError
 
 HEAD = 'version: 1\nname: ranker\nmodel: {factory: "pkg.models:ranker"}\n'

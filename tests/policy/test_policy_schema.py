@@ -104,7 +104,7 @@ def test_full_example_loads_and_satisfies_the_schema() -> None:
 def test_full_example_has_every_key_of_the_language() -> None:
     refused = {"extends", "profile", "measurements"}
     definitions = [definition.get("properties", {}) for definition in (*SCHEMA["$defs"].values(), SCHEMA)]
-    known = {name for each in definitions for name, field in each.items() if not field.get("deprecated")}
+    known = {name for each in definitions for name in each}
     written: set[str] = set()
 
     def collect(node: Any) -> None:
@@ -115,15 +115,6 @@ def test_full_example_has_every_key_of_the_language() -> None:
 
     collect(full())
     assert known - refused == written
-
-
-def test_an_old_name_is_deprecated_beside_the_new_one() -> None:
-    definitions = [definition.get("properties", {}) for definition in SCHEMA["$defs"].values()]
-    old = [each for each in definitions if "turned" in each]
-    assert old == [each for each in definitions if "requantize_transpose" in each]
-    assert len(old) == 5  # defaults, a rule, dgrad, wgrad, and what operands of the last two are
-    assert all(each["turned"]["deprecated"] is True for each in old)
-    assert all("requantize_transpose" in each["turned"]["description"] for each in old)
 
 
 def test_schema_is_json_and_every_field_is_documented() -> None:
