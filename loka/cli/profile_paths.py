@@ -114,7 +114,7 @@ def check_model(policy: Policy, model: str, path: str) -> None:
 
 def check_mods(examined: Examined, profile: Profile, path: str) -> None:
     """Raise InputError if the profile at `path` was learned on a model with other mods."""
-    from loka.mods.fingerprint import mismatch_reason, mod_fingerprints
+    from loka.mods.adaptation import mismatch_reason, mod_fingerprints
 
     other = mismatch_reason(profile.mods, mod_fingerprints(examined.adapted.adaptations))
     if other is not None:

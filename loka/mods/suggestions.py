@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from loka.errors import InputError
 from loka.mods.dataflow import analyse_dataflow
@@ -25,14 +25,10 @@ class Suggestion:
     match: str
 
 
-@dataclass(frozen=True, slots=True)
-class Suggestible:
-    """The possible mods about one site, by the concern they address."""
-
-    against: Mapping[Concern, Suggestion] = field(default_factory=dict)
+Suggestions = Mapping[Concern, Suggestion]  # about one site, by the concern they address
 
 
-def suggestible_mods(built: BuiltModel) -> dict[str, Suggestible]:
+def suggestible_mods(built: BuiltModel) -> dict[str, Suggestions]:
     """The possible mods for each site of a model, by the site's name; {} where the model cannot be run.
 
     The model is unchanged; a copy of it runs on fake tensors. If two mods address one concern, the first in the
@@ -44,13 +40,13 @@ def suggestible_mods(built: BuiltModel) -> dict[str, Suggestible]:
         return {}
     mods = [module_mod(name) for name in names_of(ModKind.MODULES)]
     matches = [(mod, mod.find(model, selected_for_all(mod.name))) for mod in mods]
-    around: dict[str, Suggestible] = {}
+    around: dict[str, Suggestions] = {}
     for site in _neighbours(built):
         against: dict[Concern, Suggestion] = {}
         for mod, match in matches:
             for concern, name in mod.suggest(match, site):
                 against.setdefault(concern, Suggestion(mod.name, name))
-        around[site.site] = Suggestible(against)
+        around[site.site] = against
     return around
 
 

@@ -16,8 +16,7 @@ from pathlib import Path, PurePath
 from loka.devices.targets import TargetDevice
 from loka.errors import InputError
 from loka.kernels.measurements.lookup import Measurements
-from loka.mods.adaptation import Adaptation
-from loka.mods.fingerprint import mismatch_reason, mod_fingerprints
+from loka.mods.adaptation import Adaptation, mismatch_reason, mod_fingerprints
 from loka.numerics.enums import OPERANDS, Gemm, Operand, Scaling
 from loka.numerics.recipe import OperandPair
 from loka.paths import open_plain, shown

@@ -13,7 +13,7 @@ from loka.errors import IgnoredWarning
 from loka.gc import deferred_gc
 from loka.graph.trace.tracer import BATCHES
 from loka.kernels.measurements.lookup import Measurements
-from loka.mods.fingerprint import mod_fingerprints
+from loka.mods.adaptation import mod_fingerprints
 from loka.mods.modded_model import model_without_mods
 from loka.mods.policy_loader import policy_argument
 from loka.plan.evidence import ProfiledSites, open_measurements, open_profile

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from loka.mods.adaptation import Adaptation
-from loka.mods.fingerprint import mod_fingerprints
+from loka.mods.adaptation import Adaptation, mod_fingerprints
 from loka.numerics.enums import Compute
 from loka.plan.evidence import ProfiledSites
 from loka.plan.format import format_share, format_speedup, format_us

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from loka.mods.protocols import Concern
-from loka.mods.suggestions import Suggestible
+from loka.mods.suggestions import Suggestions
 from loka.numerics.enums import OPERANDS, Compute, Gemm, Operand
 from loka.numerics.recipe import OperandPair, OperandRecipe
 from loka.policy.settings import SiteSettings
@@ -46,7 +46,7 @@ class FindingEvidence:
     summary: SiteProfile
     settings: SiteSettings
     bias: BiasTrack | None
-    suggestible: Suggestible = field(default_factory=Suggestible)
+    suggestible: Suggestions = field(default_factory=dict)
 
     @property
     def gemms(self) -> tuple[Gemm, ...]:
@@ -77,7 +77,7 @@ class FindingEvidence:
 
     def mod(self, concern: Concern, change: str) -> str:
         """The mod against a concern about this site, in policy syntax; without one, a manual change."""
-        found = self.suggestible.against.get(concern)
+        found = self.suggestible.get(concern)
         if found is None:
             return self.by_hand(change)
         return f"mods: [{{use: {found.use}, match: {json.dumps(found.match)}}}]"

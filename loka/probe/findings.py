@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from loka.mods.protocols import Concern
-from loka.mods.suggestions import Suggestible
+from loka.mods.suggestions import Suggestions
 from loka.numerics.enums import OPERANDS, Format, Gemm, Operand, Range, Scaling
 from loka.numerics.recipe import OperandPair, OperandRecipe
 from loka.policy.settings import Budget, SiteSettings
@@ -37,14 +37,14 @@ def find(
     summary: SiteProfile,
     settings: SiteSettings,
     bias: BiasTrack | None = None,
-    suggestible: Suggestible | None = None,
+    suggestible: Suggestions | None = None,
 ) -> tuple[Finding, ...]:
     """The findings about one site, in the order of the rules.
 
     `summary` is that of `stats`, with its estimates; `bias` that of the site's bias from `track_biases`, None if it
     has none or was not tracked; `suggestible` the possible mods, None if unknown.
     """
-    evidence = FindingEvidence(site, stats, summary, settings, bias, suggestible or Suggestible())
+    evidence = FindingEvidence(site, stats, summary, settings, bias, suggestible or {})
     if (seen := evidence.operand(Operand.INPUT)) is None or seen.calls == 0:
         return tuple(_never_ran(evidence))
     rules: tuple[Rule, ...] = (_no_gradient, _nonfinite, _always_zero, *MODEL_RULES, *SCALE_RULES)

@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 
 from loka.errors import InputError
-from loka.mods.suggestions import Suggestible
+from loka.mods.suggestions import Suggestions
 from loka.numerics.enums import OPERANDS, Compute, Gemm, Operand
 from loka.numerics.recipe import OperandPair
 from loka.policy.settings import SiteSettings
@@ -40,7 +40,7 @@ def finish(
     limit: int = LIMIT,
     seed: int = 0,
     bias_norms: Mapping[str, BiasTrack] | None = None,
-    suggestible: Mapping[str, Suggestible] | None = None,
+    suggestible: Mapping[str, Suggestions] | None = None,
     progress: Progress | None = None,
 ) -> RecordedStats:
     """`recorded` with an estimate for each GEMM and candidate recipe, and with its findings.

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from loka.errors import InputError, LokaError
-from loka.mods.fingerprint import mod_fingerprints
+from loka.mods.adaptation import mod_fingerprints
 from loka.mods.modded_model import built_model
 from loka.mods.policy_loader import policy_argument
 from loka.paths import path_argument, shown

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loka.mods.adaptation import Adaptation
-from loka.mods.fingerprint import mismatch_reason, mod_fingerprints
+from loka.mods.adaptation import Adaptation, mismatch_reason, mod_fingerprints
 
 NORM = "torch.nn.modules.normalization.LayerNorm"
 BLOCKS = (

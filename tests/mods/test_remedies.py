@@ -7,7 +7,7 @@ from torch import nn
 
 from loka.cli.tables.probe_tables import group_findings, show_findings
 from loka.mods.protocols import Concern
-from loka.mods.suggestions import Suggestible, Suggestion, suggestible_mods
+from loka.mods.suggestions import Suggestion, Suggestions, suggestible_mods
 from loka.probe.profile.profile import Finding
 from loka.sites.build_model import BuiltModel, build_model
 
@@ -27,7 +27,7 @@ class Tower(nn.Module):
 
 def suggestible(
     bias: str | None, input_sizes: str | None, norm_after: str | None, norm_before: str | None, activation: str | None
-) -> Suggestible:
+) -> Suggestions:
     """What is suggested against each concern, by the mod that is against it; None where nothing is."""
     names = {
         Concern.BIAS: ("no_bias", bias),
@@ -36,7 +36,7 @@ def suggestible(
         Concern.NORM_BEFORE: ("block_norm", norm_before),
         Concern.ACTIVATION_BEFORE: ("hard_swish", activation),
     }
-    return Suggestible({concern: Suggestion(mod, name) for concern, (mod, name) in names.items() if name is not None})
+    return {concern: Suggestion(mod, name) for concern, (mod, name) in names.items() if name is not None}
 
 
 def test_neighbours_are_the_modules_of_the_functions_around():
@@ -53,8 +53,8 @@ def test_a_wukong():
     found = suggestible_mods(build_model("loka.zoo:ranker", "loka.zoo:ranker_inputs", 16))
     layer = suggestible("layers.1.fmb.3", "layers.1.fmb.3", "layers.1.fmb.4", "layers.1.fmb.1", "layers.1.fmb.2")
     assert found["layers.1.fmb.3"] == layer
-    assert found["layers.1.fmb.0"].against[Concern.NORM_BEFORE] == Suggestion("block_norm", "layers.1.fmb_norm")
-    assert Concern.BIAS not in found["layers.1.rank"].against
+    assert found["layers.1.fmb.0"][Concern.NORM_BEFORE] == Suggestion("block_norm", "layers.1.fmb_norm")
+    assert Concern.BIAS not in found["layers.1.rank"]
 
 
 def test_a_model_that_cannot_be_watched_proposes_nothing():

@@ -17,7 +17,7 @@ from loka.graph.ir import ForwardIR
 from loka.graph.trace.examples import ModelInputs, capture_examples
 from loka.graph.trace.trace import trace_forward
 from loka.mods.norms import BlockNorm
-from loka.mods.rewriting.residual_sums import widen_residual_sums
+from loka.mods.rewriting.residual_high_precision import widen_residual_sums
 from loka.mods.rewriting.rewriting_tracer import RewrittenOwner
 from loka.zoo.dlrm import DCNSizes, DCNv2
 from loka.zoo.wukong import Wukong, WukongSizes

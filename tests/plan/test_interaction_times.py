@@ -27,7 +27,7 @@ from loka.kernels.measurements.interaction_forms import (
 from loka.kernels.measurements.lookup import Measurement, Measurements
 from loka.kernels.measurements.part_bounds import added_us, bound_us, interaction_us
 from loka.kernels.measurements.parts import COMPILED, INTERACTIONS, RENDERED, Part, PartKind, TimeSource
-from loka.mods.rewriting.interactions import Fused
+from loka.mods.rewriting.fused_interactions import Fused
 from loka.plan import planner
 from loka.plan.mod_words import describe_gain
 from loka.plan.plan import Gain, InteractionPlan, Plan, SitePlan

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loka.mods.rewriting.fuse_interaction import mixing_sites
-from loka.mods.rewriting.interactions import Interacting
+from loka.mods.rewriting.fused_interactions import Interacting
 from loka.sites.site import GemmKind, RowCount, Site
 
 

@@ -9,8 +9,7 @@ import pytest
 
 from loka.devices.targets import TargetDevice
 from loka.errors import InputError
-from loka.mods.adaptation import Adaptation
-from loka.mods.fingerprint import mod_fingerprints
+from loka.mods.adaptation import Adaptation, mod_fingerprints
 from loka.numerics.enums import Compute, Format, Gemm, Operand, Range, Scaling
 from loka.numerics.recipe import OperandRecipe
 from loka.plan.decide import Situation

@@ -24,8 +24,7 @@ from torch import nn
 from loka.graph.patterns.owners import may_join, parents
 from loka.graph.patterns.region import NORMS
 from loka.mods.protocols import ForwardMod, UnplannedModel
-from loka.mods.rewriting.fused_interactions import NAME
-from loka.mods.rewriting.interactions import Interacting, Reserved
+from loka.mods.rewriting.fused_interactions import NAME, Interacting, Reserved
 from loka.sites.flow import Flow, common_module
 from loka.sites.site import GemmKind, Site
 

@@ -13,7 +13,7 @@ from loka.graph.ir import ForwardIR, Refused, Shape
 from loka.graph.patterns.owners import RegionScope, scope_of
 from loka.graph.trace.tracer import Tracer
 from loka.mods.adaptation import RewriteResult, Unchanged
-from loka.mods.rewriting.interactions import Reserved
+from loka.mods.rewriting.fused_interactions import Reserved
 from loka.mods.rewriting.rewriting_tools import Size
 from loka.mods.rewriting.rewriting_tracer import JoinedSites, OwnedChange, RewritingTracer, relative
 from loka.policy.policy import ModRule

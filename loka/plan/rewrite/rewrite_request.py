@@ -11,7 +11,7 @@ from torch import nn
 from loka.graph.ir import Refused
 from loka.graph.patterns.owners import Barriers, RegionScope, inline_for, parents
 from loka.graph.source import functions_of
-from loka.mods.rewriting.interactions import Interacting
+from loka.mods.rewriting.fused_interactions import Interacting
 from loka.mods.rewriting.rewriting_tracer import OwnerScope
 from loka.numerics.enums import Compute, Fuse
 from loka.plan.plan import SitePlan

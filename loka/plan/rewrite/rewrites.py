@@ -20,8 +20,7 @@ from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, GATES
 from loka.kernels.fused.norm.norm_widths import LARGEST_HELD
 from loka.kernels.fused.norm.norms import NORMS
 from loka.mods.registry import owner_mod
-from loka.mods.rewriting.fused_interactions import choose_interactions
-from loka.mods.rewriting.interactions import FusedInteractions
+from loka.mods.rewriting.fused_interactions import FusedInteractions, choose_interactions
 from loka.plan.plan import NOTHING_AROUND, SitePlan, Skipped
 from loka.plan.rewrite.rewrite_request import (
     RewriteRequest,

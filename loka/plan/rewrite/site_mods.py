@@ -22,8 +22,7 @@ from loka.mods.adaptation import RewriteResult, Unchanged
 from loka.mods.modded_model import conflicts, idle_problems, named_problems, unmatched_problems
 from loka.mods.registry import INTERACTION_MOD, ModKind, names_of, site_mod
 from loka.mods.rewriting.fuse_interaction import interacting
-from loka.mods.rewriting.fused_interactions import NOTHING
-from loka.mods.rewriting.interactions import FusedInteractions, Interacting, Reserved
+from loka.mods.rewriting.fused_interactions import NOTHING, FusedInteractions, Interacting, Reserved
 from loka.mods.rewriting.rewriting_tracer import RewritingTracer
 from loka.mods.rewriting.site_rewriting import ModelInChange
 from loka.plan.format import format_us

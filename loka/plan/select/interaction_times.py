@@ -11,7 +11,7 @@ from loka.kernels.fused.interaction.interaction_specs import specs_of
 from loka.kernels.measurements.interaction_forms import CrossForm, FmForm, Form, form_of, parts_of
 from loka.kernels.measurements.part_bounds import added_us
 from loka.kernels.measurements.parts import COMPILED, RENDERED, PartCosts, PartKind, TimeSource
-from loka.mods.rewriting.interactions import Fused
+from loka.mods.rewriting.fused_interactions import Fused
 from loka.plan.plan import InteractionPlan, Plan, SitePlan, StepTime
 from loka.plan.select.perf_model import Latency, PerfModel, call_time
 from loka.sites.site import GemmKind, Site

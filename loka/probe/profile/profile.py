@@ -14,7 +14,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from loka.mods.fingerprint import ModFingerprint
+from loka.mods.adaptation import ModFingerprint
 from loka.numerics.enums import Format, Gemm, Operand
 from loka.numerics.recipe import OperandPair
 from loka.policy.settings import Budget

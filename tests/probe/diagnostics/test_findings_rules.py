@@ -10,7 +10,7 @@ import yaml
 
 from loka.mods.mod_settings import MOD_SCHEMAS
 from loka.mods.protocols import Concern
-from loka.mods.suggestions import Suggestible, Suggestion
+from loka.mods.suggestions import Suggestion
 from loka.numerics.enums import Compute, Format, Gemm, Operand, Scaling
 from loka.numerics.recipe import OperandRecipe
 from loka.policy.policy_schema import policy_setting
@@ -24,15 +24,13 @@ from loka.probe.stats.site_stats import LowRank, SiteStats, WeightStats
 from loka.sites.site import GemmKind, RowCount, Site
 
 K, N, ROWS = 64, 32, 512
-AROUND = Suggestible(  # what mods could change about the site
-    {
-        Concern.BIAS: Suggestion("no_bias", "tower.0"),
-        Concern.INPUT_SIZES: Suggestion("norm_first", "tower.0"),
-        Concern.NORM_AFTER: Suggestion("block_norm", "tower.1"),
-        Concern.NORM_BEFORE: Suggestion("block_norm", "norm"),
-        Concern.ACTIVATION_BEFORE: Suggestion("hard_swish", "act"),
-    }
-)
+AROUND = {  # what mods could change about the site
+    Concern.BIAS: Suggestion("no_bias", "tower.0"),
+    Concern.INPUT_SIZES: Suggestion("norm_first", "tower.0"),
+    Concern.NORM_AFTER: Suggestion("block_norm", "tower.1"),
+    Concern.NORM_BEFORE: Suggestion("block_norm", "norm"),
+    Concern.ACTIVATION_BEFORE: Suggestion("hard_swish", "act"),
+}
 
 
 def normal(rows, width, seed=0):

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from loka.errors import InputError
-from loka.mods.fingerprint import ModFingerprint
+from loka.mods.adaptation import ModFingerprint
 from loka.numerics.enums import Format, Gemm, Operand, Range, Scaling
 from loka.numerics.recipe import OperandRecipe
 from loka.probe.profile import profile_file

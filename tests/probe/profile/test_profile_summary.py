@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from loka.errors import InputError
-from loka.mods.fingerprint import ModFingerprint
+from loka.mods.adaptation import ModFingerprint
 from loka.numerics.enums import Format, Operand, Scaling
 from loka.numerics.quantize import FORMATS, expand_scale, quantize
 from loka.probe.profile import summarise
