@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from math import hypot, isfinite
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer, SkipValidation
 from pydantic.dataclasses import dataclass
@@ -35,7 +35,7 @@ def _read_interval(value: object) -> object:
     return {end: _INFINITIES.get(each, each) for end, each in value.items()} if isinstance(value, dict) else value
 
 
-def _written_interval(value: Interval) -> dict[str, float | str]:
+def _written_interval(value: Interval) -> dict[str, Any]:
     ends = {"mean": value.mean, "low": value.low, "high": value.high}
     return {end: each if isfinite(each) else str(each) for end, each in ends.items()}
 

@@ -6,17 +6,17 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
+from functools import cache
 
 import pytest
 
+from loka.graph.trace.tracer import Tracer
 from loka.kernels.measurements.parts import Part, PartKind
 from loka.mods.policy_loader import load_policy
 from loka.numerics.enums import Gemm, Scaling
-from loka.plan.examine import assumed_safe, examine
+from loka.plan.examine import Examined, assumed_safe, examine, tracer_of
 from loka.plan.plan import Plan, SitePlan
 from loka.plan.plan_of import plan_of
-from loka.plan.serialize import from_json, to_json
 from loka.plan.totals import total_time
 from loka.probe.profile.profile import Interval
 from tests.support.plan.plan_costs import MadeUp
@@ -56,20 +56,26 @@ IN_CHAIN = [f"tower.{place}" for place in (1, 4, 7)]
 PlanFor = Callable[..., Plan]
 
 
-@pytest.fixture
-def plan_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlanFor]:
-    """The plan of a chain of three linears and one apart, every recipe being safe, or not safe where `unsafe` says."""
-    (tmp_path / "openmodel.py").write_text(MODEL)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    sys.modules.pop("openmodel", None)
+@pytest.fixture(scope="module")
+def plan_for(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlanFor]:
+    """The plan of a chain of three linears and one apart, every recipe being safe, or not safe where `unsafe` says.
+
+    The model is examined and traced once for a policy.
+    """
+    folder = tmp_path_factory.mktemp("open")
+    (folder / "openmodel.py").write_text(MODEL)
+
+    @cache
+    def examined(recipe: str, compute: str) -> tuple[Examined, Tracer]:
+        (folder / "p.yaml").write_text(POLICY.format(recipe=recipe, compute=compute))
+        found = examine(load_policy("p.yaml"))
+        return found, tracer_of(found)
 
     def make(
         recipe: str, costs: MadeUp | None, compute: str = "auto", unsafe: Callable[..., bool] | None = None
     ) -> Plan:
-        (tmp_path / "p.yaml").write_text(POLICY.format(recipe=recipe, compute=compute))
-        examined = examine(load_policy("p.yaml"))
-        known = assumed_safe(examined)
+        found, tracer = examined(recipe, compute)
+        known = assumed_safe(found)
         if unsafe is not None:
             bad = Interval(0.9, 0.9, 0.9)
             sites = {
@@ -83,9 +89,13 @@ def plan_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlanFo
                 for name, site in known.sites.items()
             }
             known = replace(known, sites=sites)
-        return plan_of(examined, known, costs)
+        return plan_of(found, known, costs, tracer=tracer)
 
-    yield make
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "dont_write_bytecode", True)
+        sys.modules.pop("openmodel", None)
+        yield make
     sys.modules.pop("openmodel", None)
 
 
@@ -146,8 +156,3 @@ def test_without_measurements_it_is_the_recipe_with_most_in_fp8(plan_for: PlanFo
     plan = plan_for(AUTO, None)
     assert all(gemm.fp8 for site in plan.sites for gemm in site.gemms)
     assert all(site.history["scaling"][-1].value == "auto" for site in plan.sites)
-
-
-def test_the_plan_of_a_choice_is_read_back(plan_for: PlanFor) -> None:
-    plan = plan_for(AUTO, MadeUp())
-    assert from_json(to_json(plan), "p.json") == plan

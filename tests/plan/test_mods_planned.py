@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,17 +12,14 @@ import pytest
 from loka.kernels.measurements.parts import TimeSource
 from loka.mods.adaptation import Adaptation, RewriteResult, Unchanged
 from loka.mods.policy_loader import load_policy
-from loka.plan import planner
 from loka.plan.examine import examine
 from loka.plan.mod_words import describe_changes, describe_gain, describe_mod, describe_unchanged, touches
 from loka.plan.plan import Gain, ModPlan, Plan, SiteTiming, StepTime
-from loka.plan.planner import make_plan, planned
+from loka.plan.planner import make_plan
 from loka.plan.select.mod_gains import gain_of
-from loka.plan.serialize import from_json, to_json
 from loka.plan.view.diff import diff
 from loka.plan.view.explain import explain
 from loka.policy.problems import PolicyError
-from tests.support.plan.plan_costs import MadeUp
 from tests.support.plan.report_plans import plan_of_sites
 
 MODELS = """
@@ -91,15 +87,6 @@ def test_sites_are_those_of_the_adapted_model(write):
     assert "40" in left.reason
 
 
-def test_a_policy_without_mods_is_planned_as_before(write):
-    path = Path(write("use: no_bias"))
-    path.write_text(HEAD)
-    plan = make_plan(path)
-    assert plan.mods == ()
-    data = json.loads(to_json(plan))
-    assert "mods" not in data
-
-
 # entries with § before the place of what is wrong, and what the message says
 CASES = {
     "nothing matches": (("{use: no_bias, match: §'layers.*'}",), "'layers.*' matches no module that it could change"),
@@ -150,17 +137,6 @@ def test_an_exception_and_two_entries_share_the_work(write):
     )
     assert [each.modules for mod in plan.mods for each in mod.adaptations] == [("tower.1",), ("tower.4",)]
     assert all(not mod.unchanged for mod in plan.mods)
-
-
-def test_plan_json_holds_the_mods(write):
-    plan = make_plan(write("{use: no_bias, note: largest gain}", "{use: block_norm, block: 32}"))
-    text = to_json(plan)
-    assert from_json(text) == plan
-    assert to_json(from_json(text)) == text
-    data = json.loads(text)
-    assert "gain" not in data["mods"][0]
-    gained = replace(plan, mods=(replace(plan.mods[0], gain=Gain(3.5, 0.1)), *plan.mods[1:]))
-    assert from_json(to_json(gained)) == gained
 
 
 def test_explain_names_the_mods_at_a_site_and_beside_it(write):
@@ -273,20 +249,3 @@ def test_a_gain_is_the_difference_of_what_both_plans_time(make_plan, make_site):
     assert gain_of(timed(two, 30.0, None), timed(two, 20.0, 10.0)) is None
     assert gain_of(timed(two, 30.0, None), timed(one, 25.0)) is None
     assert gain_of(two, timed(two, 20.0, 10.0)) is None
-
-
-@pytest.mark.slow
-def test_gains_are_asked_for(write, monkeypatch):
-    slow_norms = MadeUp(factor=lambda part: 2.0 if "layer_norm" in part.around else 1.0)
-    monkeypatch.setattr(planner, "open_measurements", lambda policy: slow_norms if policy.target == "h100" else None)
-    asked = "compute: fp8, fuse: always, scaling: rowwise, power_of_two: true, requantize_transpose: true"
-    path = write("use: no_bias", "{use: block_norm, block: 32}")
-    path.write_text(path.read_text().replace("batch_size: 32", "batch_size: 4096").replace("compute: fp8", asked))
-    assert all(mod.gain is None for mod in make_plan(path).mods)
-    bias, norm = (mod.gain for mod in planned(path, gains=True).plan.mods)
-    assert bias == Gain(0.0, 0.0)
-    assert norm is not None
-    assert norm.us > 0
-    assert 0 < norm.share < 1
-    path.write_text(path.read_text() + "target: reference\n")
-    assert all(mod.gain is None for mod in planned(path, gains=True).plan.mods)

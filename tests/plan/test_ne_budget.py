@@ -13,7 +13,6 @@ from loka.plan.decide import Situation
 from loka.plan.evidence import ProfiledSites, over_budget_message, with_merged_sites
 from loka.plan.ne import planned_ne
 from loka.plan.resolve import resolve
-from loka.plan.serialize import from_json, to_json
 from loka.plan.view.explain import explain
 from loka.probe.profile.profile import Interval, NeEstimate
 
@@ -67,14 +66,6 @@ def test_without_a_budget_changes_of_ne_decide_nothing(decided, known_with):
         assert bare == without[name].gemms
 
 
-def test_a_profile_without_changes_of_ne_gives_the_plan_of_before(make_plan, make_site, make_settings, known_with):
-    plan = make_plan(make_site("body"), settings=make_settings(), known=known_with({"body": None}))
-    text = to_json(plan)
-    assert "ne_percent" not in text
-    assert "ne_budget" not in text
-    assert planned_ne(plan.sites) is None
-
-
 def test_the_plan_has_the_sum_of_its_sites_with_their_ends(decided):
     found = planned_ne(decided(None).values())
     assert found.ne_percent.mean == pytest.approx(0.012)
@@ -111,12 +102,6 @@ def test_with_a_budget_a_forward_gemm_needs_evidence_of_ne(decided, known_with):
     assert forward(plans) == {"embed", "body"}
     assert plans["head"].gemms[0].reason == "no evidence for the change of NE: run loka probe"
     assert forward(decided(None, known=known_with({**CHANGES, "head": None}))) == set(CHANGES)
-
-
-def test_a_plan_with_changes_of_ne_and_a_budget_comes_back_equal(make_plan, decided):
-    plan = make_plan(sites=tuple(decided(0.0131).values()), ne_budget=0.0131)
-    text = to_json(plan)
-    assert from_json(text) == plan
 
 
 def test_explain_shows_the_change_of_the_recipe_that_runs(make_plan, make_site, known_with):

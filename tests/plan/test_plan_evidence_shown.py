@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from math import inf
 
@@ -10,7 +9,6 @@ import pytest
 
 from loka.numerics.enums import Compute, Gemm, Operand, Range
 from loka.numerics.recipe import OperandRecipe
-from loka.plan.serialize import from_json, to_json
 from loka.plan.view.diff import diff
 from loka.plan.view.explain import explain
 from loka.plan.view.histogram import ASCII, histogram
@@ -31,22 +29,6 @@ def evident_plan(make_plan, make_site, make_settings, make_known, make_estimate)
         make_estimate(Gemm.WGRAD, mere=inf, mere_by=0.0, sqnr=-inf, sqnr_by=0.0),
     )
     return make_plan(make_site(), settings=make_settings(Compute.AUTO), known=make_known({NAME: estimates}))
-
-
-def test_a_plan_with_evidence_comes_back_equal_and_gives_the_same_bytes(evident_plan):
-    text = to_json(evident_plan)
-    again = from_json(text)
-    assert again == evident_plan
-    assert to_json(again) == text
-    assert again.sites[0].gemms[2].evidence.mere.mean == inf
-    assert again.profile == ("profiles/ranker.safetensors", "b" * 64)
-    json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-
-
-def test_without_a_profile_the_file_has_nothing_new(make_plan, make_site):
-    data = json.loads(to_json(make_plan(make_site())))
-    assert "profile" not in data
-    assert all("evidence" not in decision for decision in data["decisions"])
 
 
 def test_a_row_shows_the_worst_of_its_gemms_and_the_steps(evident_plan, make_plan, make_site):

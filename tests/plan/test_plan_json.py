@@ -8,20 +8,41 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from math import inf
 
 import pytest
 
+from loka.devices.spec import Execution
 from loka.devices.targets import TargetDevice
 from loka.errors import InputError
 from loka.graph.ir import ForwardIR, Ref, RefKind, Region, SiteCall, Statement
 from loka.graph.reads import Reads
-from loka.numerics.enums import Compute, Format, Fuse, Range
+from loka.kernels.measurements.parts import TimeSource
+from loka.mods.adaptation import Adaptation, RewriteResult, Unchanged
+from loka.numerics.enums import Accumulation, Compute, Format, Fuse, Range
 from loka.numerics.recipe import OperandRecipe
 from loka.plan.decide import Situation
-from loka.plan.plan import BindingKind, PlannedBinding, Skipped
+from loka.plan.plan import (
+    NATIVE,
+    BindingKind,
+    Evidence,
+    Gain,
+    KernelTime,
+    ModPlan,
+    PlannedBinding,
+    Rejected,
+    SiteTiming,
+    Skipped,
+    StepTime,
+    TimedOption,
+    TunedStep,
+)
 from loka.plan.resolve import resolve
 from loka.plan.serialize import VERSION, from_json, to_json
+from loka.policy.policy import ExecutionSpec
+from loka.probe.profile.profile import Interval, Verdict
 from tests.support.plan.plan_costs import CHAIN, ROWS, MadeUp
+from tests.support.plan.report_plans import interaction
 
 
 @pytest.fixture
@@ -57,8 +78,39 @@ def whole_plan(make_plan, make_site, make_settings):
         bindings=(binding,),
         skipped=(Skipped("", "branch at models.py:44 'if x.size(0) > 1024'", 0.125),),
     )
-    first = replace(plan.sites[0], region=("layer_norm", "matmul"), region_note="x")
-    return replace(plan, sites=(first, *plan.sites[1:]))
+    endless = Interval(inf, -inf, inf)
+    evidence = Evidence(
+        endless, Interval(30.0, 29.0, 31.0), 16, 40, 4, Verdict.UNSAFE, "MERE inf", Interval(0.1, 0.0, 0.2)
+    )
+    times = (KernelTime("torch.scaled_mm", 3.5, 0.01, TimeSource.MEASURED, 0.1, 31.5, Accumulation.FAST),)
+    gemm = replace(plan.sites[0].gemms[0], evidence=evidence, times=times, m_buckets=((256, "k"), (4096, "l")))
+    kept = replace(plan.sites[0].gemms[1], rejected=(Rejected("k", "slow"),))
+    time = StepTime(1.25, 2.5, TimeSource.ESTIMATED, 10.0)
+    timing = SiteTiming(time, time, True, (TimedOption(("k", NATIVE), time, "chosen", 0.1, 30.0),))
+    first = replace(plan.sites[0], gemms=(gemm, kept), region=("layer_norm",), region_note="x", timing=timing)
+    mod = ModPlan(
+        use="block_norm",
+        source="mod 1: block_norm",
+        place="p.yaml:3",
+        exact=False,
+        promise="faster",
+        settings=(("block", 32), ("eps", 1e-05), ("named", "x"), ("on", True)),
+        adaptations=(Adaptation("block_norm", ("norm",), "LayerNorm", (("block", 32),)),),
+        rewritten=(RewriteResult("merge_siblings", "layers.0", ("q", "k"), "q+k", "2 linears as one"),),
+        unchanged=(Unchanged("a", "why"),),
+        gain=Gain(-3.5, -0.1),
+    )
+    return replace(
+        plan,
+        sites=(first, replace(plan.sites[1], gains_by_fusing=True)),
+        rule_notes=(("rule 1: layers.*", "why"),),
+        profile=("profiles/ranker.safetensors", "b" * 64),
+        mods=(mod,),
+        interactions=(interaction("layers.0", takes=("layers.0.rank",)),),
+        execution=ExecutionSpec(Execution.EAGER, 1.0, 0.5),
+        ne_budget=0.02,
+        tuned=TunedStep("t.json", "c" * 64, "FP8", 2.5, 4.0, None, None, False, "eager", "NVIDIA H200", "2026-01-01"),
+    )
 
 
 def test_a_plan_comes_back_equal_and_gives_the_same_bytes(whole_plan):
@@ -66,6 +118,7 @@ def test_a_plan_comes_back_equal_and_gives_the_same_bytes(whole_plan):
     again = from_json(text)
     assert again == whole_plan
     assert to_json(again) == text
+    json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert text.endswith("}\n")
     assert text.isascii()
 

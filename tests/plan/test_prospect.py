@@ -95,9 +95,8 @@ def test_layers_that_are_too_small_hear_so(planned_for: PlannedFor) -> None:
     )
 
 
-@pytest.mark.parametrize("defaults", ["compute: keep", "compute: keep, fuse: always"])
-def test_what_is_kept_on_purpose_has_no_prospect(defaults: str, planned_for: PlannedFor) -> None:
-    assert planned_for(16384, defaults).prospect is None
+def test_what_is_kept_on_purpose_has_no_prospect(planned_for: PlannedFor) -> None:
+    assert planned_for(16384, "compute: keep, fuse: always").prospect is None
 
 
 @pytest.mark.parametrize("more", ["budget: {ne_percent: 0.02}\n", ""])

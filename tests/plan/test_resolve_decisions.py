@@ -110,15 +110,6 @@ def test_the_reference_target_takes_recipes_that_hopper_does_not(make_site, make
     assert decide(make_site(), settings, Situation(TargetDevice.REFERENCE, 4096)).fp8
 
 
-def test_sites_that_are_alike_share_their_decisions(make_site, make_settings):
-    settings = make_settings()
-    sites = [make_site(f"layers.{i}.fmb.0") for i in range(3)]
-    first, second, third = resolve(sites, [settings] * 3, HOPPER, {})
-    assert first.gemms is second.gemms is third.gemms
-    assert first.site.name == "layers.0.fmb.0"
-    assert third.site.name == "layers.2.fmb.0"
-
-
 def test_sites_that_differ_in_what_decides_do_not_share(make_site, make_settings):
     settings = make_settings()
     sites = [make_site("a"), make_site("b", input_grad=False), make_site("c", blocked="no"), make_site("d", k=100)]

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from loka.devices.targets import TargetDevice
-from loka.errors import InputError
 from loka.numerics.enums import Compute, Format, Gemm, Operand, Range, Scaling
 from loka.numerics.recipe import OperandRecipe
 from loka.plan.decide import Situation
 from loka.plan.format import format_gemm
 from loka.plan.plan import NATIVE, GemmPlan
 from loka.plan.resolve import resolve
-from loka.plan.serialize import from_json, to_json
 from loka.plan.view.diff import diff
 from loka.plan.view.explain import explain
 from loka.policy.settings import GemmSettings, SiteSettings
@@ -118,18 +115,6 @@ def test_what_is_read_along_its_rows_has_nothing_to_be_transposed_from(decide: D
     assert plan[Gemm.FPROP].reason == "weight is read along its rows in fprop; there is nothing to transpose it from"
 
 
-def test_a_rule_for_one_site_that_cannot_is_an_error(decide: Decide, transposed_settings) -> None:
-    settings = transposed_settings(pairs={Gemm.FPROP: (OperandRecipe(),) * 2}, names_one_site=True)
-    with pytest.raises(InputError) as caught:
-        decide(settings)
-    first, second = str(caught.value).splitlines()
-    assert first.startswith(
-        "policies/p.yaml:14: rule 1: x asks for dgrad of 'layers.0.fmb.0' in FP8, which cannot be: weight is to be "
-        "transposed from fprop's, which is e4m3 rowwise; "
-    )
-    assert "asks for wgrad of 'layers.0.fmb.0' in FP8" in second
-
-
 def test_auto_follows_the_evidence_of_the_transposed_recipe_and_of_its_sources(
     decide: Decide, transposed_settings, make_known
 ) -> None:
@@ -156,17 +141,6 @@ def test_words_of_a_plan_and_of_what_changed(make_plan, make_site, make_settings
     changes = {change.gemm: (change.before, change.after) for change in diff(before, after).gemms}
     assert changes[Gemm.WGRAD] == ("e4m3 rowwise pow2", "e4m3 transposed")
     assert Gemm.FPROP not in changes
-
-
-def test_plan_json_says_transposed_of_what_is_and_of_nothing_else(
-    make_plan, make_site, make_settings, transposed_settings
-) -> None:
-    plan = make_plan(make_site(), settings=transposed_settings())
-    text = to_json(plan)
-    assert from_json(text) == plan
-    said = [recipe.get("transposed") for decision in json.loads(text)["decisions"] for recipe in decision["operands"]]
-    assert said == [None, None, None, True, True, True]
-    assert "transposed" not in to_json(make_plan(make_site(), settings=make_settings(recipe=ROWS)))
 
 
 def test_a_plan_with_a_profile_that_has_no_such_operand_says_why(

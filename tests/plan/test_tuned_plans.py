@@ -19,9 +19,8 @@ from loka.plan.format import describe_tuned
 from loka.plan.plan import Plan
 from loka.plan.plan_cache import PlanCache
 from loka.plan.planner import make_plan, planned
-from loka.plan.serialize import from_json, to_json
 from loka.plan.tuning.candidates import NATIVE_TITLE, STANDING_TITLE
-from loka.plan.tuning.record import TunedKey, TunedRecord, read_records, with_record
+from loka.plan.tuning.record import TunedKey, TunedRecord, read_records
 from loka.policy.policy import Policy
 from loka.probe.profile.profile_file import load, save
 from tests.support.plan.tuned import MadeUpSteps, keep, safe_policy, tune
@@ -147,15 +146,6 @@ def test_the_plan_as_it_stands_is_confirmed_too(tuned: Tuned) -> None:
     assert replace(plan, tuned=None) == before
 
 
-def test_plan_json_holds_the_step(tuned: Tuned) -> None:
-    tuned.tune(FASTER)
-    plan = make_plan(tuned.policy)
-    text = to_json(plan)
-    assert from_json(text) == plan
-    with pytest.raises(InputError, match=r"damaged at tuned\.step_ms"):
-        from_json(text.replace('"step_ms": 2.5', '"step_ms": -2.5'))
-
-
 @pytest.mark.slow
 def test_a_package_is_stale_once_its_record_changes(tuned: Tuned) -> None:
     record = tuned.tune(FASTER)
@@ -272,10 +262,3 @@ def test_a_damaged_record_is_an_error(tuned: Tuned, change: Callable[[str], str]
         make_plan(tuned.policy)
     assert "tuned.tuned.json" in str(error.value)
     assert "loka tune" in str(error.value)
-
-
-def test_records_are_the_same_bytes_after_reading(tuned: Tuned) -> None:
-    tuned.tune(FASTER)
-    path = tuned.policy.tuned_file
-    (record,) = read_records(path)
-    assert with_record((), record) == path.read_text()
