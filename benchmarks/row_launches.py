@@ -34,8 +34,8 @@ from loka.bench.results import write_text
 from loka.bench.timing import LAUNCHES, rotations, size_of, time_step
 from loka.devices.spec import DeviceSpec, RowLaunch
 from loka.errors import LokaError
-from loka.kernels.fused.norm.norm_launch import configuration
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward, Spec
+from loka.kernels.fused.norm.norm_values import configuration
 from loka.kernels.fused.rendering import OPERATORS_FILE, render, render_files
 from loka.kernels.measurements.part_bounds import START_US, bound_us
 from loka.kernels.measurements.parts import RENDERED, Part, PartKind

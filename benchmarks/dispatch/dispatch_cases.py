@@ -22,7 +22,7 @@ from benchmarks.packages import StudyWorkshop
 from benchmarks.region.region import Form, Shape, subject
 from loka.bench.record.gemm_parts import FBGEMM, NATIVE, SCALED_MM
 from loka.devices.targets import TargetDevice
-from loka.kernels.fused.norm.norm_widths import LARGEST_WIDTH
+from loka.kernels.fused.kernel_values import LARGEST_WIDTH
 from loka.kernels.gemm.catalogue import gemm_sizes
 from loka.kernels.measurements.lookup import Measurements
 from loka.kernels.measurements.parts import Part, PartKind, PartTime

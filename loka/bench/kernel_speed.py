@@ -25,10 +25,10 @@ from loka.bench.results import METHOD, Report, Section, usable_folder, utc_minut
 from loka.bench.roofline import Peaks, bytes_us
 from loka.bench.timing import SEED, Progress, rotations, size_of, time_call
 from loka.errors import InputError
-from loka.kernels.fused.cast_transpose.fused_cast_transpose import FusedCastTranspose
-from loka.kernels.fused.cast_transpose.matrix_spec import CastTranspose, Reduce, RequantizeTranspose, Transpose
-from loka.kernels.fused.norm.norm_launch import configuration
+from loka.kernels.fused.matrix_kernels import CastTranspose, Reduce, RequantizeTranspose, Transpose
+from loka.kernels.fused.norm.fused_cast_transpose import FusedCastTranspose
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
+from loka.kernels.fused.norm.norm_values import configuration
 from loka.kernels.fused.quantization import ROWWISE, Quantization
 from loka.kernels.fused.rendering import AnySpec
 

@@ -16,7 +16,7 @@ from loka.bench.peers import PeerMissingError
 from loka.bench.results import Section
 from loka.bench.roofline import Peaks, Precision, product_us
 from loka.bench.timing import SEED, Progress, rotations, size_of, time_call
-from loka.kernels.gemm.scaled_mm_layout import first_scale, second_scale
+from loka.kernels.gemm.scaled_mm_operands import first_scale, second_scale
 from loka.numerics.enums import Format, Scaling
 from loka.numerics.quantize import quantize
 

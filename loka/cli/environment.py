@@ -10,7 +10,7 @@ import torch
 
 from loka.kernels.gemm import catalogue
 from loka.kernels.gemm.catalogue import Kernel
-from loka.kernels.gemm.gpu_here import FP8_CAPABILITY
+from loka.kernels.gemm.library import FP8_CAPABILITY
 from loka.version import __version__
 
 OLDEST = {"torch": (2, 11), "triton": (3, 6)}  # oldest supported and tested versions

@@ -20,7 +20,7 @@ from loka.bench.peers import PeerMissingError
 from loka.bench.roofline import peaks_of
 from loka.bench.timing import Timing, rotations, size_of
 from loka.devices.targets import DEFAULT
-from loka.kernels.fused.cast_transpose.matrix_spec import Reduce
+from loka.kernels.fused.matrix_kernels import Reduce
 
 
 def test_every_family_has_cases() -> None:

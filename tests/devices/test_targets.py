@@ -21,11 +21,11 @@ from loka.devices.targets import (
     spec_of,
 )
 from loka.errors import InputError
-from loka.kernels.fused.norm.norm_launch import configuration
 from loka.kernels.fused.norm.norm_spec import NormForward
+from loka.kernels.fused.norm.norm_values import configuration
 from loka.kernels.fused.quantization import Quantization
 from loka.kernels.fused.rendering import render
-from loka.kernels.gemm import scaled_mm_limits
+from loka.kernels.gemm import scaled_mm_operands
 from loka.kernels.gemm.catalogue import GEMM_KERNELS
 from loka.kernels.measurements.lookup import Measurements
 from loka.kernels.measurements.measurement import Measurement
@@ -140,9 +140,9 @@ def test_one_scale_is_found_and_used_by_few_programs_where_that_was_measured() -
 
 def test_scaled_mm_takes_what_the_device_does() -> None:
     scalings, formats = (Scaling.ROWWISE, Scaling.ROWWISE), (Format.E4M3, Format.E4M3)
-    assert scaled_mm_limits.refuse_recipe(scalings, formats, Accumulation.FAST) is None
+    assert scaled_mm_operands.refuse_recipe(scalings, formats, Accumulation.FAST) is None
     limits = replace(DEFAULT.scaled_mm, pairs=frozenset({("tensorwise", "tensorwise")}))
-    refused = scaled_mm_limits.refuse_recipe(scalings, formats, Accumulation.FAST, limits)
+    refused = scaled_mm_operands.refuse_recipe(scalings, formats, Accumulation.FAST, limits)
     assert refused == "no kernel multiplies rowwise x rowwise; it takes tensorwise x tensorwise"
     names = {scaling.value for scaling in Scaling}
     for device in DEVICES.values():

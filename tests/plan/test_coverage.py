@@ -8,7 +8,7 @@ import pytest
 
 from loka.devices.spec import Execution
 from loka.devices.targets import DEVICES
-from loka.kernels.fused.norm.norm_widths import LARGEST_WIDTH
+from loka.kernels.fused.kernel_values import LARGEST_WIDTH
 from loka.kernels.measurements.part_bounds import bound_us
 from loka.kernels.measurements.parts import PartKind, TimeSource
 from loka.numerics.enums import Compute, Gemm

@@ -17,7 +17,7 @@ from itertools import product
 from loka.bench.record.gemm_parts import NATIVE, SCALED_MM
 from loka.bench.record.interaction_grid import interaction_parts
 from loka.errors import InputError
-from loka.kernels.fused.norm.norm_widths import LARGEST_HELD
+from loka.kernels.fused.kernel_values import LARGEST_HELD
 from loka.kernels.measurements.parts import Part, PartKind
 
 Size = tuple[int, int, int]  # rows, columns, contraction

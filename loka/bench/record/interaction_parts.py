@@ -27,10 +27,10 @@ from loka.bench.record.gemm_parts import DTYPES, PreparedCall
 from loka.bench.record.producer_parts import SAMPLED, with_sums
 from loka.bench.timing import SEED
 from loka.errors import InputError
-from loka.kernels.fused.cast_transpose.matrix_spec import Reduce
 from loka.kernels.fused.interaction import interaction_specs
-from loka.kernels.fused.interaction.fm_spec import FmBackward, FmForward
+from loka.kernels.fused.interaction.fm import FmBackward, FmForward
 from loka.kernels.fused.interaction.interaction_specs import EPS
+from loka.kernels.fused.matrix_kernels import Reduce
 from loka.kernels.fused.rendering import AnySpec
 from loka.kernels.measurements.interaction_forms import BACKWARDS, ConcatNormForm, CrossForm, FmForm, family, form_of
 from loka.kernels.measurements.parts import COMPILED, RENDERED, Part

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from loka.errors import InputError
-from loka.kernels.fused.cast_transpose.matrix_spec import Reduce, RequantizeTranspose
+from loka.kernels.fused.matrix_kernels import Reduce, RequantizeTranspose
 from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, NormBackward, NormForward, Spec
 from loka.kernels.fused.norm.norms import NORMS, traits_of
 from loka.kernels.fused.quantization import ROWWISE, Quantization

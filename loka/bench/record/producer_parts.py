@@ -21,7 +21,7 @@ from loka.bench.record.gemm_parts import DTYPES, PreparedCall
 from loka.bench.record.part_specs import TRANSPOSED_PER_LAUNCH, specs_of
 from loka.bench.timing import SEED
 from loka.errors import InputError
-from loka.kernels.fused.cast_transpose.matrix_spec import Reduce
+from loka.kernels.fused.matrix_kernels import Reduce
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward, Spec
 from loka.kernels.measurements.parts import Part, PartKind
 from loka.numerics.enums import Scaling

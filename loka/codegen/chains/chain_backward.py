@@ -20,13 +20,7 @@ from loka.codegen.chains.chain_views import (
     launch,
 )
 from loka.codegen.chains.static_operands import gradient_kernel, input_kernel, under
-from loka.kernels.fused.cast_transpose.matrix_spec import (
-    LARGEST_COUNT,
-    Products,
-    Reduce,
-    RequantizeTranspose,
-    Transpose,
-)
+from loka.kernels.fused.matrix_kernels import LARGEST_COUNT, Products, Reduce, RequantizeTranspose, Transpose
 from loka.kernels.fused.rendering import AnySpec
 from loka.numerics.enums import Gemm
 

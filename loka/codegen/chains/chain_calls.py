@@ -14,7 +14,7 @@ from loka.errors import LokaError
 from loka.graph.ir import ForwardIR, Ref, RefKind, Region, SiteCall, unpadded
 from loka.graph.patterns.linear_chain import LinearChain, chain_input, find_chains, residual_stage
 from loka.graph.patterns.norm import ChainNorm
-from loka.kernels.fused.norm.norm_widths import LARGEST_HELD
+from loka.kernels.fused.kernel_values import LARGEST_HELD
 from loka.plan.plan import SitePlan
 
 

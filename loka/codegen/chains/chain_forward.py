@@ -15,8 +15,8 @@ from loka.codegen.modules.linear_recipes import SiteRecipe
 from loka.errors import LokaError
 from loka.graph.patterns.norm import TORCH_NORMS
 from loka.kernels.fused.norm.norm_spec import GATES, NormForward
+from loka.kernels.fused.quantize_weights import QuantizeWeights, grouped
 from loka.kernels.fused.rendering import AnySpec
-from loka.kernels.fused.weights.quantize_weights import QuantizeWeights, grouped
 from loka.numerics.enums import Gemm
 
 SUMS_DTYPE = "sums_dtype"  # dtype of sums and products with arguments, by torch's promotion

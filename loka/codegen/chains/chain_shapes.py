@@ -10,8 +10,8 @@ from loka.codegen.modules.linear_recipes import SiteRecipe
 from loka.errors import LokaError
 from loka.graph.patterns.linear_chain import LinearChain, StaticOperands
 from loka.graph.patterns.norm import ChainNorm
+from loka.kernels.fused.kernel_values import LARGEST_HELD, LARGEST_WIDTH
 from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, BLOCK, GATES, NormBackward, NormForward
-from loka.kernels.fused.norm.norm_widths import LARGEST_HELD, LARGEST_WIDTH
 from loka.kernels.fused.norm.norms import NORMS
 from loka.numerics.recipe import OperandRecipe
 from loka.plan.plan import SitePlan

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
 
 from loka.codegen.modules.gemm_calls import GemmView
-from loka.kernels.fused.cast_transpose.matrix_spec import RequantizeTranspose
+from loka.kernels.fused.matrix_kernels import RequantizeTranspose
 from loka.kernels.fused.norm.norm_spec import NormForward
 from loka.kernels.fused.quantization import ROWWISE
 from loka.kernels.fused.rendering import AnySpec

@@ -14,16 +14,16 @@ from loka.errors import LokaError
 from loka.graph.ir import ConcatNorm, Cross, FmInteraction, ForwardIR, Ref, RefKind
 from loka.graph.patterns.concat_norm import concatenated_norm
 from loka.graph.patterns.norm import ChainNorm
-from loka.kernels.fused.cast_transpose.matrix_spec import Reduce
 from loka.kernels.fused.cross.cross_kernel import CrossBackward, cross_forward
-from loka.kernels.fused.interaction.concat_norm_spec import (
+from loka.kernels.fused.interaction.concat_norm import (
     ConcatNormBackward,
     ConcatNormForward,
     backward_of,
     part_names,
     unsupported_reason,
 )
-from loka.kernels.fused.interaction.fm_spec import FmBackward, FmForward, FmSizes
+from loka.kernels.fused.interaction.fm import FmBackward, FmForward, FmSizes
+from loka.kernels.fused.matrix_kernels import Reduce
 from loka.kernels.fused.norm.norm_spec import NormForward
 from loka.kernels.fused.rendering import AnySpec
 

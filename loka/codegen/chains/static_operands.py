@@ -14,8 +14,8 @@ from loka.codegen.chains.chain_shapes import ChainShape, backward_after, forward
 from loka.codegen.modules.gemm_calls import GemmRecipe
 from loka.codegen.modules.linear_recipes import SiteRecipe
 from loka.errors import LokaError
-from loka.kernels.fused.cast_transpose.fused_cast_transpose import FusedCastTranspose, fits
-from loka.kernels.fused.cast_transpose.matrix_spec import CastTranspose
+from loka.kernels.fused.matrix_kernels import CastTranspose
+from loka.kernels.fused.norm.fused_cast_transpose import FusedCastTranspose, fits
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.quantization import ROWWISE, Quantization
 from loka.numerics.enums import Operand

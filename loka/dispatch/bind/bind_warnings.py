@@ -11,7 +11,7 @@ from torch import nn
 
 from loka.dispatch.bind.bound import CallCounters
 from loka.dispatch.dispatch_errors import LokaWarning, NoFp8Warning
-from loka.kernels.gemm.gpu_here import has_fp8
+from loka.kernels.gemm.library import has_fp8
 
 
 def warn_of_devices(package: str, target: str, modules: Iterable[nn.Module], stacklevel: int) -> None:

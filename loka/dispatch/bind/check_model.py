@@ -15,7 +15,7 @@ from loka.dispatch.bind.wrappers import ClosedWrapperError, find_module
 from loka.errors import InputError
 from loka.graph.source import forward_source_hash, in_script, same_type
 from loka.kernels.gemm.catalogue import kernel_named
-from loka.kernels.gemm.gpu_here import has_fp8
+from loka.kernels.gemm.library import has_fp8
 from loka.mods.structure import inside, plain_name
 
 _HOOKS = {

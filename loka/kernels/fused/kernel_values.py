@@ -1,10 +1,26 @@
-"""Template values of a kernel: a spec, its launch, and words for the docstring. No code."""
+"""What all kernels have: the protocol of specs, widths of rows, and template values."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
+
+from loka.errors import InputError
+
+LARGEST_HELD = 16384  # elements of a row that a program holds in registers; wider rows are taken in chunks
+LARGEST_WIDTH = 2**20
+
+
+def check_width(width: int) -> None:
+    """Raises InputError for rows that no kernel takes."""
+    if not 1 <= width <= LARGEST_WIDTH:
+        raise InputError(f"no kernel is {width} wide; rows have 1 to {LARGEST_WIDTH} elements")
+
+
+def padded_width(width: int) -> int:
+    """The power of two of elements that a row takes up in registers."""
+    return 1 << (width - 1).bit_length()
 
 
 class KernelSpec(Protocol):

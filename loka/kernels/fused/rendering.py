@@ -19,21 +19,6 @@ from typing import Any
 from loka.devices.spec import DeviceSpec, RowLaunch
 from loka.devices.targets import DEFAULT
 from loka.errors import InputError
-from loka.kernels.fused.cast_transpose import matrix_values
-from loka.kernels.fused.cast_transpose.cast_transpose_values import cast_transpose_values
-from loka.kernels.fused.cast_transpose.fused_cast_transpose import (
-    FusedCastTranspose,
-    TransposeTile,
-    fused_cast_transpose_values,
-    tile_of,
-)
-from loka.kernels.fused.cast_transpose.matrix_spec import (
-    CastTranspose,
-    Products,
-    Reduce,
-    RequantizeTranspose,
-    Transpose,
-)
 from loka.kernels.fused.cross.cross_kernel import (
     CrossBackward,
     CrossConfiguration,
@@ -41,22 +26,42 @@ from loka.kernels.fused.cross.cross_kernel import (
     cross_configuration,
 )
 from loka.kernels.fused.device_functions import device_functions, used_functions
-from loka.kernels.fused.interaction.concat_norm_spec import ConcatNormBackward, ConcatNormForward
-from loka.kernels.fused.interaction.concat_norm_values import (
+from loka.kernels.fused.interaction.concat_norm import (
+    ConcatNormBackward,
     ConcatNormConfiguration,
+    ConcatNormForward,
     concat_norm_configuration,
     concat_norm_values,
 )
-from loka.kernels.fused.interaction.fm_spec import FmBackward, FmForward
-from loka.kernels.fused.interaction.fm_values import FmConfiguration, fm_configuration, fm_values
-from loka.kernels.fused.kernel_values import KernelValues, WidthLaunch
-from loka.kernels.fused.norm.norm_launch import configuration
+from loka.kernels.fused.interaction.fm import FmBackward, FmConfiguration, FmForward, fm_configuration, fm_values
+from loka.kernels.fused.kernel_values import LARGEST_HELD, KernelValues, WidthLaunch
+from loka.kernels.fused.matrix_kernels import (
+    CastTranspose,
+    Products,
+    Reduce,
+    RequantizeTranspose,
+    Transpose,
+    cast_transpose_values,
+    products_values,
+    reduce_values,
+    transpose_values,
+)
+from loka.kernels.fused.norm.fused_cast_transpose import (
+    FusedCastTranspose,
+    TransposeTile,
+    fused_cast_transpose_values,
+    tile_of,
+)
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward, Spec
-from loka.kernels.fused.norm.norm_values import norm_shapes, norm_values, wide_norm_values
-from loka.kernels.fused.norm.norm_widths import LARGEST_HELD
-from loka.kernels.fused.norm.wide_norm_launch import WideConfiguration, wide_configuration
-from loka.kernels.fused.reduce.products_values import products_values
-from loka.kernels.fused.weights.quantize_weights import (
+from loka.kernels.fused.norm.norm_values import (
+    WideConfiguration,
+    configuration,
+    norm_shapes,
+    norm_values,
+    wide_configuration,
+    wide_norm_values,
+)
+from loka.kernels.fused.quantize_weights import (
     QuantizeWeights,
     WeightsConfiguration,
     weights_configuration,
@@ -210,9 +215,9 @@ def _values(spec: AnySpec, launched: AnyConfiguration | None, device: DeviceSpec
             chosen = launched if isinstance(launched, RowLaunch) else configuration(spec, device)
             return norm_values(spec, chosen, device)
         case RequantizeTranspose() | Transpose():
-            return matrix_values.transpose_values(spec, device)
+            return transpose_values(spec, device)
         case Reduce():
-            return matrix_values.reduce_values(spec, device)
+            return reduce_values(spec, device)
         case Products():
             return products_values(spec, device)
         case FusedCastTranspose():

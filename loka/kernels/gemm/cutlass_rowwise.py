@@ -18,10 +18,9 @@ from torch import Tensor
 from loka.devices.targets import spec_of
 from loka.errors import InputError
 from loka.kernels import call_counters
-from loka.kernels.gemm import gemm_operator, scaled_mm_layout
+from loka.kernels.gemm import gemm_operator, scaled_mm_operands
 from loka.kernels.gemm.gemm_kernel import BFLOAT16, GemmSizes, gemm_sizes, refuse_range, refuse_sizes
-from loka.kernels.gemm.gpu_here import has_fp8
-from loka.kernels.gemm.library import Library, loaded_operator
+from loka.kernels.gemm.library import Library, has_fp8, loaded_operator
 from loka.numerics.enums import Accumulation, Format, Gemm, Scaling
 from loka.numerics.quantize import FORMATS
 from loka.numerics.recipe import OperandPair
@@ -120,10 +119,10 @@ def _launch(
 ) -> Tensor:
     """Run the kernel with zero padding to supported sizes, and slice the result."""
     rows, columns = a.shape[0], b.shape[0]
-    a = scaled_mm_layout.pad_operand(a, MULTIPLES.rows, MULTIPLES.contraction)
-    b = scaled_mm_layout.pad_operand(b, MULTIPLES.columns, MULTIPLES.contraction)
-    scale_b = scaled_mm_layout.pad_vector(scale_b.reshape(-1), b.shape[0])
-    fused = None if bias is None or bias.dtype not in _BIASES else scaled_mm_layout.pad_vector(bias, b.shape[0])
+    a = scaled_mm_operands.pad_operand(a, MULTIPLES.rows, MULTIPLES.contraction)
+    b = scaled_mm_operands.pad_operand(b, MULTIPLES.columns, MULTIPLES.contraction)
+    scale_b = scaled_mm_operands.pad_vector(scale_b.reshape(-1), b.shape[0])
+    fused = None if bias is None or bias.dtype not in _BIASES else scaled_mm_operands.pad_vector(bias, b.shape[0])
     out: Tensor = launch(a, b, scale_a.reshape(-1).contiguous(), scale_b, fused, fast)
     if out.shape != (rows, columns):
         out = out[:rows, :columns].contiguous()

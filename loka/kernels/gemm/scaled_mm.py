@@ -6,7 +6,7 @@ the operator, whose signature is in `gemm_operator`.
 
 On the CPU, and on a GPU without FP8 tensor cores (compute capability below 8.9), the reference runs: dequantize,
 multiply in float32. It takes every pair of recipes. On other GPUs `torch.nn.functional.scaled_mm` runs, within
-`scaled_mm_limits`; anything else is an error, never the reference. Where the GPU's kernel takes the bias (tensorwise
+`scaled_mm_operands`; anything else is an error, never the reference. Where the GPU's kernel takes the bias (tensorwise
 and rowwise, all in bfloat16), the bias is added before the result is rounded, as in the reference; otherwise after.
 """
 
@@ -23,8 +23,8 @@ from loka.devices.targets import DEFAULT_TARGET
 from loka.errors import InputError
 from loka.kernels import call_counters
 from loka.kernels.fused.operators import runs_directly
-from loka.kernels.gemm import gemm_operator, scaled_mm_layout, scaled_mm_limits
-from loka.kernels.gemm.gpu_here import has_fp8
+from loka.kernels.gemm import gemm_operator, scaled_mm_operands
+from loka.kernels.gemm.library import has_fp8
 from loka.numerics.enums import Accumulation, Format, Scaling
 from loka.numerics.quantize import FORMATS
 
@@ -69,20 +69,20 @@ def _cuda(
     if a.numel() == 0 or columns == 0:
         return gemm_operator.empty_product(a, b, dtype, bias)
     first, second = Scaling(scaling_a), Scaling(scaling_b)
-    limits = scaled_mm_limits.limits_of(a.device.index)
-    a = scaled_mm_layout.pad_operand(a, limits.row_multiple(first), limits.alignment)
-    b = scaled_mm_layout.pad_operand(b, limits.alignment, limits.alignment)
+    limits = scaled_mm_operands.limits_of(a.device.index)
+    a = scaled_mm_operands.pad_operand(a, limits.row_multiple(first), limits.alignment)
+    b = scaled_mm_operands.pad_operand(b, limits.alignment, limits.alignment)
     fused = bias if bias is not None and _takes_bias(first, second, dtype, bias.dtype) else None
     out = F.scaled_mm(
         a,
         b.t(),
-        scaled_mm_layout.first_scale(scale_a, first, a.shape[0]),
+        scaled_mm_operands.first_scale(scale_a, first, a.shape[0]),
         _SCALING_TYPE[first],
-        scaled_mm_layout.second_scale(scale_b, second, b.shape[0]),
+        scaled_mm_operands.second_scale(scale_b, second, b.shape[0]),
         _SCALING_TYPE[second],
         output_dtype=dtype if dtype in _NATIVE_DTYPES else torch.float32,
         use_fast_accum=fast,
-        bias=None if fused is None else scaled_mm_layout.pad_vector(fused, b.shape[0]),
+        bias=None if fused is None else scaled_mm_operands.pad_vector(fused, b.shape[0]),
     )
     if out.shape != (rows, columns):
         out = out[:rows, :columns].contiguous()
@@ -105,11 +105,11 @@ def _refusal(
             return f"operand {name} is {dtype}, not FP8; quantize it first"
         formats.append(_FORMAT_OF[dtype])
     accumulation = Accumulation.FAST if fast else Accumulation.PRECISE
-    return scaled_mm_limits.refuse_recipe(
+    return scaled_mm_operands.refuse_recipe(
         (Scaling(scaling_a), Scaling(scaling_b)),
         (formats[0], formats[1]),
         accumulation,
-        scaled_mm_limits.limits_of(device),
+        scaled_mm_operands.limits_of(device),
     )
 
 
@@ -123,7 +123,7 @@ def _takes_recipe(
         and len(scalings) == 1
         and has_fp8(device)
         and _refusal(scaling_a, scaling_b, dtype_a, dtype_b, fast, device) is None
-        and scaled_mm_limits.limits_of(device).row_multiple(scaling_a) == 1
+        and scaled_mm_operands.limits_of(device).row_multiple(scaling_a) == 1
     )
 
 
@@ -166,12 +166,12 @@ def _direct(
     """The product by torch._scaled_mm, with the contraction and the columns padded to multiples of 16 if need be."""
     columns = b.shape[0]
     if a.shape[1] % _ALIGNMENT:
-        a = scaled_mm_layout.pad_operand(a, 1, _ALIGNMENT)
-        b = scaled_mm_layout.pad_operand(b, 1, _ALIGNMENT)
+        a = scaled_mm_operands.pad_operand(a, 1, _ALIGNMENT)
+        b = scaled_mm_operands.pad_operand(b, 1, _ALIGNMENT)
     if columns % _ALIGNMENT:
-        b = scaled_mm_layout.pad_operand(b, _ALIGNMENT, 1)
-        scale_b = scaled_mm_layout.second_scale(scale_b, Scaling(scaling_b), b.shape[0]).t()
-        bias = None if bias is None else scaled_mm_layout.pad_vector(bias, b.shape[0])
+        b = scaled_mm_operands.pad_operand(b, _ALIGNMENT, 1)
+        scale_b = scaled_mm_operands.second_scale(scale_b, Scaling(scaling_b), b.shape[0]).t()
+        bias = None if bias is None else scaled_mm_operands.pad_vector(bias, b.shape[0])
     out = torch._scaled_mm(a, b.t(), scale_a, scale_b.t(), bias=bias, out_dtype=dtype, use_fast_accum=fast)
     return out[:, :columns].contiguous() if columns % _ALIGNMENT else out
 

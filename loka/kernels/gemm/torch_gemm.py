@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from loka.devices.targets import spec_of
-from loka.kernels.gemm import scaled_mm, scaled_mm_limits
+from loka.kernels.gemm import scaled_mm, scaled_mm_operands
 from loka.kernels.gemm.gemm_kernel import BFLOAT16, GemmSizes, gemm_sizes, refuse_range, refuse_sizes
-from loka.kernels.gemm.gpu_here import FP8_CAPABILITY, unsupported_device
+from loka.kernels.gemm.library import FP8_CAPABILITY, unsupported_device
 from loka.numerics.enums import Accumulation, Gemm
 from loka.numerics.recipe import OperandPair
 
@@ -38,7 +38,7 @@ class ScaledMM:
         if refusal is not None or device.is_reference:
             return refusal
         first, second = operands
-        refusal = scaled_mm_limits.refuse_recipe(
+        refusal = scaled_mm_operands.refuse_recipe(
             (first.scaling, second.scaling), (first.format, second.format), accumulation, device.scaled_mm
         )
         if refusal is None and not padding:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from loka.errors import InputError
-from loka.kernels.fused.interaction.concat_norm_spec import NORMS
+from loka.kernels.fused.interaction.concat_norm import NORMS
 from loka.kernels.measurements.parts import Part, PartKind
 
 PASSING, RESIDUAL, WEIGHT, BIAS, ITSELF = "passing", "residual", "weight", "bias", "itself"
@@ -46,7 +46,7 @@ class ConcatNormForm:
 
     rows: tuple[int, ...]  # rows of each part
     residual: bool
-    norm: str  # one of `concat_norm_spec.NORMS`
+    norm: str  # one of `concat_norm.NORMS`
     weight: bool
     bias: bool
 

@@ -16,8 +16,8 @@ from loka.graph.ir import PART, REASSOCIATED, ForwardIR, NearKind, Refused, Regi
 from loka.graph.patterns.linear_chain import ChainStage, LinearChain, StaticOperands, find_chains
 from loka.graph.patterns.owners import RegionScope, wants_owner
 from loka.graph.patterns.region import find_regions
+from loka.kernels.fused.kernel_values import LARGEST_HELD
 from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, GATES
-from loka.kernels.fused.norm.norm_widths import LARGEST_HELD
 from loka.kernels.fused.norm.norms import NORMS
 from loka.mods.registry import owner_mod
 from loka.mods.rewriting.fused_interactions import FusedInteractions, choose_interactions

@@ -28,8 +28,8 @@ from dataclasses import dataclass, field, replace
 from itertools import dropwhile, takewhile
 
 from loka.graph.patterns.region import ELEMENTWISE
+from loka.kernels.fused.kernel_values import LARGEST_WIDTH
 from loka.kernels.fused.norm.norm_spec import ACTIVATIONS
-from loka.kernels.fused.norm.norm_widths import LARGEST_WIDTH
 from loka.kernels.fused.norm.norms import NORMS
 from loka.kernels.gemm.catalogue import gemm_sizes
 from loka.kernels.measurements.parts import Part, PartKind

@@ -82,7 +82,7 @@ def test_a_launch_takes_up_to_eight_weights() -> None:
 
 def test_a_weight_that_no_program_holds_is_quantized_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """As wide as rows that programs take in chunks; the others share a launch."""
-    monkeypatch.setattr("loka.kernels.fused.weights.quantize_weights.LARGEST_HELD", 64)
+    monkeypatch.setattr("loka.kernels.fused.quantize_weights.LARGEST_HELD", 64)
     layers = [nn.Linear(48, 80), nn.ReLU(), nn.Linear(80, 32), nn.ReLU(), nn.Linear(32, 16)]
     called = [name for name in forward_of(nn.Sequential(*layers)) if name.startswith("quantize")]
     assert called == ["quantize_weights_48_32", "quantize_e4m3", "quantize_e4m3"]

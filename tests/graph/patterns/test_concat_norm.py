@@ -11,7 +11,7 @@ from loka.graph.ir import ForwardIR
 from loka.graph.patterns.concat_norm import concatenated_norm
 from loka.graph.trace.examples import ModelInputs, capture_examples
 from loka.graph.trace.trace import trace_forward
-from loka.kernels.fused.interaction.concat_norm_spec import ConcatNormForward
+from loka.kernels.fused.interaction.concat_norm import ConcatNormForward
 from loka.mods.norms import BlockNorm
 
 

@@ -12,7 +12,7 @@ import torch
 
 from loka.devices.targets import DEFAULT
 from loka.errors import InputError
-from loka.kernels.fused.cast_transpose.matrix_spec import CastTranspose
+from loka.kernels.fused.matrix_kernels import CastTranspose
 from loka.kernels.fused.norm import norm_reference
 from loka.kernels.fused.quantization import Quantization
 from loka.kernels.fused.rendering import render, render_files

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from loka.errors import InputError
-from loka.kernels.fused.cast_transpose.fused_cast_transpose import FusedCastTranspose
-from loka.kernels.fused.cast_transpose.matrix_spec import CastTranspose, Transpose
+from loka.kernels.fused.matrix_kernels import CastTranspose, Transpose
 from loka.kernels.fused.norm import norm_reference
+from loka.kernels.fused.norm.fused_cast_transpose import FusedCastTranspose
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.quantization import Quantization
 from loka.kernels.fused.rendering import render, render_files

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from loka.kernels.fused.cast_transpose.matrix_spec import CastTranspose
+from loka.kernels.fused.matrix_kernels import CastTranspose
 from loka.kernels.fused.norm.norm_spec import NormForward
 from loka.kernels.fused.quantization import Quantization
 from loka.numerics.enums import Format

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from loka.kernels.fused.cast_transpose.matrix_spec import Reduce, RequantizeTranspose
+from loka.kernels.fused.matrix_kernels import Reduce, RequantizeTranspose
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from tests.support.kernels.aligned_cases import ALIGNED
 from tests.support.kernels.ptx_registers import unset_halves

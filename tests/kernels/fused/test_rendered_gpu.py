@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from loka.kernels.fused import operators
-from loka.kernels.fused.cast_transpose.matrix_spec import Reduce, RequantizeTranspose
+from loka.kernels.fused.matrix_kernels import Reduce, RequantizeTranspose
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.numerics.enums import Format, Scaling
 from loka.numerics.quantize import quantize, requantize_transpose

@@ -13,9 +13,10 @@ import pytest
 
 from loka.devices.spec import RowLaunch
 from loka.errors import InputError
-from loka.kernels.fused.cast_transpose.matrix_spec import Reduce, RequantizeTranspose
-from loka.kernels.fused.norm.norm_launch import configuration, padded_width
+from loka.kernels.fused.kernel_values import padded_width
+from loka.kernels.fused.matrix_kernels import Reduce, RequantizeTranspose
 from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, NormBackward, NormForward
+from loka.kernels.fused.norm.norm_values import configuration
 from loka.kernels.fused.norm.norms import NORMS
 from loka.kernels.fused.rendering import render, render_files
 from loka.templating.templates import load_templates

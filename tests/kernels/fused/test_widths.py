@@ -14,9 +14,10 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from loka.errors import InputError
 from loka.kernels.fused import operators
+from loka.kernels.fused.kernel_values import padded_width
 from loka.kernels.fused.norm import norm_reference
-from loka.kernels.fused.norm.norm_launch import configuration, padded_width
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
+from loka.kernels.fused.norm.norm_values import configuration
 from loka.kernels.fused.rendering import render_all
 from loka.templating.templates import load_templates
 from tests.support.importing import import_folder

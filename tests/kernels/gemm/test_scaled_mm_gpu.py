@@ -13,7 +13,7 @@ from torch.nn.functional import ScalingType
 
 from loka.errors import InputError
 from loka.kernels import call_counters
-from loka.kernels.gemm import scaled_mm_layout
+from loka.kernels.gemm import scaled_mm_operands
 from loka.kernels.gemm.catalogue import SCALED_MM
 from loka.kernels.gemm.scaled_mm import scaled_mm
 from loka.numerics.enums import Accumulation, Format, Gemm, Scaling
@@ -59,9 +59,9 @@ def torch_directly(formats, scalings, accumulation: Accumulation, m: int, k: int
     out = F.scaled_mm(
         a.values,
         b.values.t(),
-        scaled_mm_layout.first_scale(a.scale, scalings[0], m),
+        scaled_mm_operands.first_scale(a.scale, scalings[0], m),
         TYPES[scalings[0]],
-        scaled_mm_layout.second_scale(b.scale, scalings[1], n),
+        scaled_mm_operands.second_scale(b.scale, scalings[1], n),
         TYPES[scalings[1]],
         output_dtype=torch.float32,
         use_fast_accum=accumulation is Accumulation.FAST,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from loka.kernels.fused import operators
-from loka.kernels.fused.cast_transpose.matrix_spec import CastTranspose
+from loka.kernels.fused.matrix_kernels import CastTranspose
 from loka.kernels.fused.norm.norm_spec import NormForward
 from tests.support.interpreted.faster_interpreter import make_faster
 from tests.support.interpreted.rendered_interpreted import PROGRAMS, results

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from loka.kernels.fused import operators
-from loka.kernels.fused.cast_transpose.fused_cast_transpose import FusedCastTranspose
+from loka.kernels.fused.norm.fused_cast_transpose import FusedCastTranspose
 from loka.kernels.fused.norm.norm_spec import NormForward
 from tests.support.interpreted.faster_interpreter import make_faster
 from tests.support.interpreted.quantized_interpreted import TILES, coarse

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from loka.kernels.fused import operators
-from loka.kernels.fused.cast_transpose.matrix_spec import Reduce, RequantizeTranspose
+from loka.kernels.fused.matrix_kernels import Reduce, RequantizeTranspose
 from loka.kernels.fused.norm import norm_reference
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.numerics.quantize import Quantized, requantize_transpose

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from loka.kernels.fused.interaction.concat_norm_spec import ConcatNormBackward, ConcatNormForward
-from loka.kernels.fused.interaction.fm_spec import FmBackward, FmForward, FmSizes
+from loka.kernels.fused.interaction.concat_norm import ConcatNormBackward, ConcatNormForward
+from loka.kernels.fused.interaction.fm import FmBackward, FmForward, FmSizes
 
 SIZES = [
     FmSizes(16, 16, 16, 16),

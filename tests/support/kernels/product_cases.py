@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from loka.kernels.fused.cast_transpose.matrix_spec import Products
+from loka.kernels.fused.matrix_kernels import Products
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward, Spec
 from tests.support.kernels.rendered_cases import exact_forward
 

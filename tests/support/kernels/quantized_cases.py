@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from loka.errors import InputError
-from loka.kernels.fused.cast_transpose.matrix_spec import CastTranspose
+from loka.kernels.fused.matrix_kernels import CastTranspose
 from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, NormBackward, NormForward
 from loka.kernels.fused.norm.norms import NORMS
 from loka.kernels.fused.quantization import SCALINGS, Quantization

@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from loka.kernels.fused.cast_transpose.fused_cast_transpose import FusedCastTranspose
-from loka.kernels.fused.cast_transpose.matrix_spec import CastTranspose, Transpose
+from loka.kernels.fused.matrix_kernels import CastTranspose, Transpose
+from loka.kernels.fused.norm.fused_cast_transpose import FusedCastTranspose
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.quantization import Quantization
 from loka.numerics.enums import Format

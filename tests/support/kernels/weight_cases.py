@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from loka.codegen.chains.chain_shapes import quantizer
-from loka.kernels.fused.weights.quantize_weights import QuantizeWeights
+from loka.kernels.fused.quantize_weights import QuantizeWeights
 
 
 def weights_of(*widths: int | tuple[int, int]) -> QuantizeWeights:

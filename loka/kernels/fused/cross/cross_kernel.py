@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from loka.devices.spec import DeviceSpec
 from loka.devices.targets import DEFAULT
 from loka.errors import InputError
-from loka.kernels.fused.kernel_values import KernelValues
-from loka.kernels.fused.norm.norm_launch import padded_width
+from loka.kernels.fused.kernel_values import LARGEST_HELD, KernelValues, padded_width
 from loka.kernels.fused.norm.norm_spec import NormForward
-from loka.kernels.fused.norm.norm_widths import LARGEST_HELD
 
 _NO_EPS = 1e-05  # the value of specs without a norm
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from loka.kernels.fused.cross.cross_kernel import CrossBackward, cross_forward
-from loka.kernels.fused.interaction.concat_norm_spec import ConcatNormBackward, ConcatNormForward, backward_of
-from loka.kernels.fused.interaction.fm_spec import FmBackward, FmForward, FmSizes
+from loka.kernels.fused.interaction.concat_norm import ConcatNormBackward, ConcatNormForward, backward_of
+from loka.kernels.fused.interaction.fm import FmBackward, FmForward, FmSizes
 from loka.kernels.fused.norm.norm_spec import NormForward
 from loka.kernels.measurements.interaction_forms import ConcatNormForm, CrossForm, FmForm, Form
 

@@ -10,14 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from loka.errors import InputError
-from loka.kernels.fused.cast_transpose.matrix_spec import (
-    CastTranspose,
-    Products,
-    Reduce,
-    RequantizeTranspose,
-    Transpose,
-)
-from loka.kernels.fused.norm.norm_widths import LARGEST_HELD, check_width
+from loka.kernels.fused.kernel_values import LARGEST_HELD, check_width
+from loka.kernels.fused.matrix_kernels import CastTranspose, Products, Reduce, RequantizeTranspose, Transpose
 from loka.kernels.fused.norm.norms import NORMS, NormTraits, traits_of
 from loka.kernels.fused.quantization import ROWWISE, Quantization
 

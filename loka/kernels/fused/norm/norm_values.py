@@ -1,15 +1,135 @@
-"""What the templates of norms are given."""
+"""Launches and template values of norms and their gradients.
+
+The tables of launches are the device's (`loka.devices`). Programs loop over rows, so that the partial sums of weights'
+gradients are few, and fetch the next rows while they sum. What is too large for the registers costs up to ten times the
+time.
+
+Rows wider than `LARGEST_HELD` are taken in chunks. A forward's program takes whole rows, one after another, each chunk
+by chunk: once for the statistics of its norm, and once for the result. Its values are written under the scale of the
+row before, while the maximum is found, and written again where the row's own scale is another: after a LayerNorm of
+123200 elements never for normal rows, for Student's t with three degrees of freedom every second time. Scales that are
+no powers of two are nearly all different, so there the maximum is found first. It waits for what it reads: two programs
+on a multiprocessor hide more of that than the L2 cache gives back where one keeps all rows that are worked on within it
+(measured on rows of 123200: docs/results/LOG.md). A backward's program keeps to its columns, whose parameters and sums
+it holds, and goes down the rows; one launch finds the sums of rows, by columns, with those of the columns, one the
+maxima, and one writes. Its programs are as many as find a place at once, chosen by their registers: they have the same
+work, and would wait for a second round of few.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 from loka.devices.spec import DeviceSpec, RowLaunch
 from loka.devices.targets import DEFAULT
-from loka.kernels.fused.kernel_values import KernelValues
-from loka.kernels.fused.norm.norm_launch import padded_width
-from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
-from loka.kernels.fused.norm.wide_norm_launch import WideConfiguration
-from loka.kernels.fused.norm.wide_norm_passes import wide_norm_passes
+from loka.kernels.fused.kernel_values import KernelValues, padded_width
+from loka.kernels.fused.norm.norm_spec import GATES, NormBackward, NormForward
 from loka.numerics.quantize import BLOCK
+
+ONE_SCALE = ("maximum", "tensorwise")  # the kernel that finds a matrix's largest value, and the one that writes it
+
+
+def configuration(spec: NormForward | NormBackward, device: DeviceSpec = DEFAULT) -> RowLaunch:
+    """The choice for a spec, by its family and the width that it holds: the zeros behind x are in registers too."""
+    launches, forward = device.launches.rows, isinstance(spec, NormForward)
+    padded = padded_width(spec.columns if isinstance(spec, NormForward) else spec.width)
+    if padded <= launches.short:
+        short = launches.short_forward if forward else launches.short_backward
+        return replace(short, rows=launches.short_elements // max(padded, 16))
+    if forward and spec.quantize and spec.how.scaling in ONE_SCALE and padded in launches.forward_tensorwise:
+        return launches.forward_tensorwise[padded]
+    if padded == launches.streaming and _streams(spec):
+        return launches.streaming_forward if forward else launches.streaming_backward
+    over_rows = spec.traits.over_rows
+    loaded = (
+        isinstance(spec, NormBackward) and over_rows and (spec.add or spec.residual_grad_in or spec.residual_grad_out)
+    )
+    if padded == launches.streaming and loaded:
+        return launches.loaded_backward
+    if forward:
+        table = launches.forward if over_rows else launches.forward_simple
+    elif over_rows or spec.add:
+        table = launches.backward_quantized if spec.quantize else launches.backward
+    else:
+        table = launches.backward_simple
+    found = table.get(padded, launches.widest)
+    if spec.activation in GATES and not forward:  # what goes past the norm stays in registers meanwhile
+        return replace(found, warps=min(2 * found.warps, launches.most_warps))
+    return found
+
+
+def _streams(spec: NormForward | NormBackward) -> bool:
+    """Whether a kernel without a norm reads several matrices: no sums of a row but its maximum wait for one another."""
+    more = (spec.times, spec.residual if isinstance(spec, NormForward) else spec.residual_grad_in)
+    return spec.norm is None and any(more)
+
+
+@dataclass(frozen=True, slots=True)
+class WideConfiguration:
+    """How a kernel that takes rows in chunks is launched."""
+
+    chunk: int  # columns at a step, a power of two
+    rows: int  # at a step: of a forward one, of a backward, whose programs keep to their columns, at least two
+    warps: int  # of a program
+    programs: int  # on each multiprocessor: of a forward at most, of a backward in all
+    stages: int  # steps whose elements are on their way into shared memory at once
+
+
+def wide_configuration(spec: NormForward | NormBackward, device: DeviceSpec = DEFAULT) -> WideConfiguration:
+    """The choice for a spec: chunks hold whole blocks of a norm over blocks."""
+    launch, block = device.launches.wide, spec.block if spec.traits.over_blocks else 1
+    if isinstance(spec, NormForward):
+        read = sum((1, spec.add, spec.times, spec.residual, spec.weight, spec.bias))  # at each step; 16 KB in float32
+        how, fewer = launch.forward, int(read > launch.stages_read)
+        return WideConfiguration(max(launch.chunk, block), how.rows, how.warps, how.programs, how.stages - fewer)
+    how, (rows, columns) = launch.backward, launch.tile
+    chunk = max(columns, block)
+    high = max(how.rows, rows * columns // chunk)
+    warps = max(launch.least_warps, min(how.warps, high * chunk // launch.warp_elements))
+    return WideConfiguration(chunk, high, warps, how.programs, how.stages)
+
+
+SUMS, MAXIMA, WRITE = "sums", "maxima", "write"
+
+_BY_COLUMNS = ("dweight", "dbias")  # found with the sums of rows
+_BESIDE_GRAD = ("residual_grad_in", "x", "times", "values", "dx", "residual_grad_out")
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One launch of a backward."""
+
+    kind: str  # SUMS, MAXIMA or WRITE
+    function: str
+    tensors: tuple[str, ...]  # that the kernel takes, in order
+    sums: tuple[str, ...] = ()  # over columns, that it adds up
+
+    @property
+    def needs_offsets(self) -> bool:
+        """Whether it reads or writes a matrix beside grad."""
+        return any(name in _BESIDE_GRAD for name in self.tensors)
+
+
+def wide_norm_passes(spec: NormBackward) -> tuple[Pass, ...]:
+    """A backward's launches, in order."""
+    passes = []
+    means = tuple(f"mean_{name}" for name in spec.traits.averages)  # of rows
+    sums = tuple(name for name in spec.results if name in _BY_COLUMNS)
+    if means or sums:
+        found = tuple(f"sum_{name}" for name in spec.traits.averages)
+        read = ("grad", "x", "add", "weight", "bias", "mean", "rstd")
+        takes = tuple(name for name in spec.parameters if name in read)
+        passes.append(Pass(SUMS, f"{spec.function}_sums", (*takes, *sums, *found), sums))
+    takes = tuple(name for name in spec.parameters if name not in spec.how.parameters)
+    gives = tuple(name for name in spec.results if name not in _BY_COLUMNS)
+    if spec.quantize and spec.how.scaling == "rowwise":
+        passes.append(Pass(MAXIMA, f"{spec.function}_maxima", (*takes, *means, "maximum")))
+        means = (*means, "amax")
+    scales = spec.how.parameters if spec.quantize else ()
+    sums = tuple(name for name in gives if name == "dadd")
+    passes.append(Pass(WRITE, spec.function, (*takes, *scales, *means, *gives), sums))
+    return tuple(passes)
+
 
 _ACTIVATIONS = {
     "relu": "ReLU",

@@ -6,8 +6,7 @@ import pytest
 
 from loka.devices.targets import DEFAULT
 from loka.errors import InputError
-from loka.kernels.fused.interaction.fm_spec import FmBackward, FmForward, FmSizes
-from loka.kernels.fused.interaction.fm_values import fm_configuration, shared_bytes
+from loka.kernels.fused.interaction.fm import FmBackward, FmForward, FmSizes, fm_configuration, shared_bytes
 from tests.support.kernels.interaction_cases import LARGEST
 from tests.support.kernels.rendered_cases import write_package
 from tests.support.kernels.sm90 import SHARED, compile_for_sm90

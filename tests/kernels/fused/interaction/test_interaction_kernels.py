@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from loka.errors import InputError
-from loka.kernels.fused.interaction.concat_norm_spec import ConcatNormForward
-from loka.kernels.fused.interaction.fm_spec import FmSizes, unsupported_reason
+from loka.kernels.fused.interaction.concat_norm import ConcatNormForward
+from loka.kernels.fused.interaction.fm import FmSizes, unsupported_reason
 from tests.support.kernels.interaction_cases import (
     CONCAT_NORMS,
     LARGE,

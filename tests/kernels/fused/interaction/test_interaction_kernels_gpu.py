@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from loka.kernels.fused.cast_transpose.matrix_spec import Reduce
+from loka.kernels.fused.matrix_kernels import Reduce
 from tests.support.gpu import ON_HOPPER
 from tests.support.kernels.interaction_cases import (
     CONCAT_NORMS,

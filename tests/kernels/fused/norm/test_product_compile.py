@@ -7,8 +7,8 @@ import subprocess
 
 import pytest
 
-from loka.kernels.fused.cast_transpose.matrix_spec import Products
-from loka.kernels.fused.norm.norm_launch import configuration
+from loka.kernels.fused.matrix_kernels import Products
+from loka.kernels.fused.norm.norm_values import configuration
 from tests.support.kernels.product_cases import every
 from tests.support.kernels.ptx_registers import unset_halves
 from tests.support.kernels.rendered_cases import reads_sixteen_bytes, write_package

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from loka.errors import InputError
-from loka.kernels.fused.cast_transpose.matrix_spec import Products
+from loka.kernels.fused.matrix_kernels import Products
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.rendering import render, render_files
 from loka.templating.templates import load_templates

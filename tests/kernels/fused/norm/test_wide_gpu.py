@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from loka.kernels.fused.cast_transpose.matrix_spec import Reduce, RequantizeTranspose
+from loka.kernels.fused.matrix_kernels import Reduce, RequantizeTranspose
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from tests.support.gpu import ON_HOPPER
 from tests.support.kernels.norm_checks import check_backward, check_forward

@@ -12,9 +12,9 @@ import torch
 
 from loka.errors import InputError
 from loka.kernels.fused import operators
+from loka.kernels.fused.kernel_values import LARGEST_HELD, LARGEST_WIDTH
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
-from loka.kernels.fused.norm.norm_widths import LARGEST_HELD, LARGEST_WIDTH
-from loka.kernels.fused.norm.wide_norm_launch import wide_configuration
+from loka.kernels.fused.norm.norm_values import wide_configuration
 from loka.kernels.fused.quantization import Quantization
 from loka.kernels.fused.rendering import render, render_files
 from loka.templating.templates import load_templates

@@ -14,8 +14,8 @@ import torch
 from loka.codegen.chains.chain_shapes import quantizer
 from loka.errors import InputError
 from loka.kernels.fused.quantization import Quantization
+from loka.kernels.fused.quantize_weights import QuantizeWeights, grouped, weights_configuration
 from loka.kernels.fused.rendering import render, render_files
-from loka.kernels.fused.weights.quantize_weights import QuantizeWeights, grouped, weights_configuration
 from loka.templating.templates import load_templates
 from tests.support.kernels.rendered_cases import Package, write_package
 from tests.support.kernels.weight_cases import ROWS, WEIGHTS, WIDE, odd_weights, weights_of

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from loka.kernels.fused.weights.quantize_weights import QuantizeWeights
+from loka.kernels.fused.quantize_weights import QuantizeWeights
 from tests.support.kernels.ptx_registers import unset_halves
 from tests.support.kernels.rendered_cases import Package, write_package
 from tests.support.kernels.sm90 import SHARED, compiled, spilled

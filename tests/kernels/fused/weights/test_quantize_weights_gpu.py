@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from loka.kernels.fused.weights.quantize_weights import QuantizeWeights
+from loka.kernels.fused.quantize_weights import QuantizeWeights
 from tests.support.gpu import ON_HOPPER
 from tests.support.kernels.fp8_codes import same_nan
 from tests.support.kernels.rendered_cases import Package, write_package

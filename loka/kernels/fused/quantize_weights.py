@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from loka.devices.spec import DeviceSpec
 from loka.devices.targets import DEFAULT
 from loka.errors import InputError
-from loka.kernels.fused.cast_transpose.matrix_spec import endings, numbered
-from loka.kernels.fused.kernel_values import KernelValues
-from loka.kernels.fused.norm.norm_launch import padded_width
+from loka.kernels.fused.kernel_values import LARGEST_HELD, KernelValues, padded_width
+from loka.kernels.fused.matrix_kernels import endings, numbered
 from loka.kernels.fused.norm.norm_spec import NormForward
-from loka.kernels.fused.norm.norm_widths import LARGEST_HELD
 from loka.kernels.fused.quantization import ROWWISE
 
 MOST_WEIGHTS = 8  # in one launch

@@ -1,1 +1,0 @@
-"""FP8 copies of a matrix, row-major and transposed: quantized, requantized or copied as bytes."""

@@ -1,1 +1,0 @@
-"""One launch that quantizes all weights of a chain."""
