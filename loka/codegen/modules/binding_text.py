@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from loka.codegen.layout import call, literal, quoted, tuple_of
 from loka.codegen.modules.module_classes import BoundView
@@ -173,21 +173,12 @@ def _modules_text(names: tuple[str, ...]) -> str:
     """`modules=(...)`; names that repeat from layer to layer become a comprehension over a range."""
     if fits("modules", names):
         return field_text("modules", names)
-    margin = " " * (_ITEM_INDENT - 4)
-    return "\n".join([f"{margin}modules=(", *_lines(names), f"{margin}),"])
-
-
-def _lines(names: Sequence[str]) -> Iterator[str]:
-    margin = " " * _ITEM_INDENT
-    place = 0
+    items, place = [], 0
     while place < len(names):
         taken, text = _repeated(names[place:])
-        if taken:
-            yield f"{margin}{text},"
-        else:
-            taken = 1
-            yield f"{margin}{quoted(names[place])},"
-        place += taken
+        items.append(text if taken else quoted(names[place]))
+        place += taken or 1
+    return f"        modules={tuple_of(items)},"
 
 
 def _repeated(names: Sequence[str]) -> tuple[int, str]:

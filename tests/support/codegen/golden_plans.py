@@ -1,0 +1,165 @@
+"""Plans of the golden packages: between them they have every kind of code that `loka.codegen` writes."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from contextlib import chdir
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from loka.codegen import render_package
+from loka.graph.reads import Reads
+from loka.mods.adaptation import Adaptation
+from loka.numerics.enums import Gemm
+from loka.plan.plan import BindingKind, ModPlan, Plan, PlannedBinding
+from loka.plan.planner import make_plan
+from loka.zoo.dlrm import DCNSizes, DCNv2
+from loka.zoo.wukong import Wukong, WukongSizes
+from tests.support.codegen import chain_plans as chains
+from tests.support.codegen import codegen_plans as plans
+from tests.support.models import sum_models as sums
+
+FOLDER = Path(__file__).parents[2] / "codegen" / "golden"
+FILES = ("__init__.py", "kernels.py", "modules.py")  # fused.py and triton_kernels.py are held by tests/kernels/fused
+_TABLE = ((16, "torch.scaled_mm"), (48, "fbgemm.rowwise"))
+_POLICY = """
+version: 1
+name: interactions
+model: {factory: "tests.support.codegen.golden_plans:both", inputs: "tests.support.codegen.golden_plans:embeddings",
+  batch_size: 32}
+target: reference
+defaults: {compute: keep}
+mods: [{use: block_norm, optional: true}, {use: fuse_interaction}]
+"""
+
+
+def linears() -> Plan:
+    """Linears of all recipes and on several kernels, regions, GEMMs on Parameters, values that were read, mods."""
+    mixed, forwards = plans.mixed_plan(), plans.forward_plan()
+    many = plans.linear_plan([f"layers.{number}.fmb.0" for number in range(12)])
+    on_kernels = plans.planned_on(
+        plans.linear_plan(("a", "b")),
+        {Gemm.FPROP: "fbgemm.rowwise", Gemm.WGRAD: "mslk.rowwise"},
+        {Gemm.DGRAD: _TABLE},
+    )
+    reads = (
+        Reads(("",), "sample.Tower", values=(("scale", "float"), ("sizes", "(1, 2)"))),
+        Reads(("layers",), "torch.nn.modules.container.ModuleList", 20),
+        Reads(("towers",), "torch.nn.modules.container.ModuleDict", ("user id", "it's")),
+        Reads(tuple(f"layers.{i}.{name}" for i in range(20) for name in ("norm", "fc")), "sample.Layer"),
+        Reads(("ws",), "sample.Weights", 24, tuple((f"{i}", "a tensor (96, 96)") for i in range(24))),
+    )
+    forward = replace(
+        plans.tower_forward("deep.fc", "self.inner."),
+        arguments=("x", "*", "mask=None"),
+        guards=("mask is None",),
+        reads=reads,
+        called=tuple(f"layers.{i}.attend" for i in range(20)),
+        constants=(("sample.B", "2"),),
+        rewritten=("merge_siblings",),
+    )
+    deep = PlannedBinding(
+        "", BindingKind.FORWARD, ("deep",), "sample.Deep", (("deep.fc",),), (("fc.weight", (48, 48)),), forward
+    )
+    sites = [*mixed.sites, *forwards.sites, *many.sites, *on_kernels.sites, plans.site_plan("deep.fc", k=48, n=48)]
+    bindings = [*mixed.bindings, *forwards.bindings, *many.bindings, *on_kernels.bindings, deep]
+    changed = tuple(f"layers.{layer}.{norm}" for layer in range(8) for norm in ("first", "second"))
+    settings = (("block", 16), ("eps", 1e-5))
+    adaptation = Adaptation("block_norm", changed, "torch.nn.modules.normalization.LayerNorm", settings)
+    mod = ModPlan("block_norm", "mod 1: block_norm", "linears.yaml:4", False, "a promise", settings, (adaptation,))
+    return replace(plans.make_plan(sites, bindings, "linears"), mods=(mod,))
+
+
+class Towers(nn.Module):
+    """A chain of each kind, one after the other, and a linear alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fp8 = nn.Sequential(nn.LayerNorm(48), nn.Linear(48, 64), nn.SiLU(), nn.Linear(64, 48))
+        self.kept = sums.Crosses(layers=1, hidden=48)
+        gate = chains.SwishNorm(nn.LayerNorm(64), nn.Sigmoid())
+        self.static = nn.Sequential(nn.Linear(48, 64), gate, nn.Linear(64, 48, bias=False))
+        self.native, self.last = sums.GatedBlocks(), nn.Linear(24, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(torch.tanh(self.native(torch.tanh(self.static(self.kept(self.fp8(x)))))))
+        return out
+
+
+def towers() -> Plan:
+    """Chains in FP8, with a wgrad that stays, with static scales, and around GEMMs in the model's dtype."""
+
+    def recipe(name: str) -> dict[str, object]:
+        if name.startswith("native"):
+            return chains.AS_IS
+        if name.startswith("static"):
+            return chains.known_chain()
+        return {**chains.CHAIN, "wgrad": None} if name.startswith("kept") and "down" in name else chains.CHAIN
+
+    return replace(chains.chain_plan(Towers(), recipe), name="chains")
+
+
+class Both(nn.Module):
+    """An FM interaction with its concatenated norm, and cross layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wukong = Wukong(WukongSizes(embeddings=6, dim=16, layers=1, rank=4, hidden=32))
+        self.dcn = DCNv2(DCNSizes(embeddings=6, dim=16, layers=2, rank=8, over=(24,)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.wukong(x) + self.dcn(x)
+        return out
+
+
+def both() -> nn.Module:
+    """The factory of the policy below."""
+    torch.manual_seed(0)
+    return Both()
+
+
+def embeddings(batch: int) -> tuple[Tensor]:
+    """Its inputs."""
+    return (torch.randn(batch, 6, 16),)
+
+
+def interactions() -> Plan:
+    """FM interactions, norms of what is concatenated and cross layers, as a policy asks for them."""
+    with tempfile.TemporaryDirectory() as folder, chdir(folder):
+        Path("interactions.yaml").write_text(_POLICY)
+        return make_plan("interactions.yaml")
+
+
+GOLDEN: dict[str, Callable[[], Plan]] = {"linears": linears, "chains": towers, "interactions": interactions}
+
+
+@cache
+def package_files(name: str) -> dict[str, str]:
+    """All files of a golden package."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return render_package(GOLDEN[name]())
+
+
+def rendered(name: str) -> dict[str, str]:
+    """The files that are stored, by the names that they are stored under, without their stamp."""
+    return {f"{file}.txt": _unstamped(package_files(name)[file]) for file in FILES}
+
+
+def _unstamped(text: str) -> str:
+    return "\n".join('STAMP = ""' if line.startswith("STAMP = ") else line for line in text.split("\n"))
+
+
+def renew() -> None:
+    """Write all golden packages anew."""
+    for name in GOLDEN:
+        folder = FOLDER / name
+        os.makedirs(folder, exist_ok=True)
+        for file, text in rendered(name).items():
+            (folder / file).write_text(text, encoding="utf-8", newline="")
