@@ -5,15 +5,23 @@ Renew them with `.venv/bin/python -m tests.codegen.golden`, and read what change
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
+from torch import nn
 
+from loka.codegen import render_package
+from loka.numerics.enums import Gemm
+from loka.plan.plan import Plan
+from tests.support.codegen import chain_plans as chains
 from tests.support.codegen import codegen_plans as plans
 from tests.support.codegen.golden_plans import FOLDER, GOLDEN, package_files, rendered
+from tests.support.models import sum_models as sums
 from tests.support.processes.launch import environment
 
 ROOT = Path(__file__).parents[2]
@@ -29,14 +37,40 @@ def test_the_same_bytes_as_before(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_ruff_has_nothing_to_say_and_each_kernel_is_there_once(tmp_path: Path) -> None:
-    for name in GOLDEN:
-        package = plans.import_package(package_files(name), tmp_path, f"gen_golden_{name}")
-        assert package.BINDINGS
+def test_packages_import_and_ruff_has_nothing_to_say(tmp_path: Path) -> None:
+    packages = {name: package_files(name) for name in GOLDEN}
+    packages |= {name: render_package(plan) for name, plan in wide_texts().items()}
+    for name, files in packages.items():
+        assert plans.import_package(files, tmp_path, f"gen_golden_{name}").BINDINGS
+        assert not called_kernels(files) ^ made_kernels(files)
     config = ["--config", str(ROOT / "pyproject.toml"), "--no-cache", str(tmp_path)]
     for command in (["format", "--check", "--diff"], ["check"]):
         done = subprocess.run([RUFF, *command, *config], cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def wide_texts() -> dict[str, Plan]:
+    """Plans whose statements fill more than a line: many stages, sums, long names, kernels by rows of the batch."""
+    layer = "a_layer_whose_author_liked_long_names_and_gave_it_one_of_half_a_line"
+    twelve = nn.Sequential(*[layer for _ in range(12) for layer in (nn.Linear(48, 48), nn.ReLU())])
+    long = nn.Sequential(OrderedDict({layer: nn.Sequential(nn.Linear(48, 48), nn.LayerNorm(48), nn.SiLU())}))
+    table = dict.fromkeys(Gemm, ((16, "torch.scaled_mm"), (48, "fbgemm.rowwise"), (112, "mslk.rowwise")))
+    return {
+        "twelve": chains.chain_plan(twelve),
+        "long": chains.chain_plan(long),
+        "crosses": chains.chain_plan(sums.Crosses(), chains.known_chain()),
+        "apart": chains.chain_plan(sums.Apart()),
+        "blocks": chains.chain_plan(sums.GatedBlocks(), chains.known_chain(power_of_two=False)),
+        "tables": plans.planned_on(chains.chain_plan(chains.Tower(), chains.ROWWISE_CHAIN), {}, table),
+    }
+
+
+def called_kernels(files: dict[str, str]) -> set[str]:
+    return set(re.findall(r"\bfused\.(\w+)\(", files["kernels.py"]))
+
+
+def made_kernels(files: dict[str, str]) -> set[str]:
+    return set(re.findall(r"^def ([a-z]\w+)\(", files.get("fused.py", ""), re.MULTILINE))
 
 
 @pytest.mark.slow

@@ -176,13 +176,6 @@ def test_what_was_read_comes_back_from_the_text(records: list[tuple], called: tu
     assert_read(eval("dispatch.Binding(\n" + "\n".join(fields) + "\n)", names), forward)  # noqa: S307 - our own text
 
 
-def test_what_was_read_of_many_layers_stays_short() -> None:
-    init = render_package(SHAPES["read"])["__init__.py"]
-    assert '(*(f"layers.{i}.norm" for i in range(20)), *(f"layers.{i}.fc" for i in range(20))),' in init
-    assert 'values=tuple((f"{i}", "a tensor (96, 96)") for i in range(24))' in init
-    assert 'called=tuple(f"layers.{i}.attend" for i in range(20)),' in init
-
-
 def test_files_of_two_generations_do_not_import(tmp_path: Path) -> None:
     older, newer = render_package(SHAPES["linear"]), render_package(SHAPES["forward"])
     for name in ("kernels.py", "modules.py", "__init__.py", "manifest.json"):
@@ -191,51 +184,12 @@ def test_files_of_two_generations_do_not_import(tmp_path: Path) -> None:
     assert plans.import_package(newer, tmp_path, "gen_mixed_up").BINDINGS
 
 
-def test_reads_as_a_person_would_write_it() -> None:
-    files = render_package(plans.linear_plan())
-    assert "class LayersFmb0(dispatch.Bound):" in files["modules.py"]
-    assert (
-        "return kernels.linear_e4m3_rowwise(x, self.weight, self.bias, self.loka.counter_id(0))" in files["modules.py"]
-    )
-    assert "M = 64 (B), K = 48, N = 32; fprop, dgrad, wgrad in e4m3 rowwise." in files["modules.py"]
-    assert files["kernels.py"].count("class ") == 1
-    assert "if bias" not in files["kernels.py"]
-    assert "# ruff: noqa" not in "".join(files.values())
-
-
-def test_names_of_recipes() -> None:
-    kernels = render_package(plans.mixed_plan())["kernels.py"]
-    for name in (
-        "def linear_e4m3_rowwise(",
-        "def linear_fprop_dgrad_e4m3_tensorwise_wgrad_as_is(",
-        "def linear_fprop_e4m3_rowwise_fast_dgrad_wgrad_e5m2_by_e4m3_rowwise_fast(",
-        "def linear_fprop_dgrad_e4m3_1x128_by_128x128_wgrad_e4m3_1x128(",
-        "def linear_fprop_dgrad_as_is_wgrad_e4m3_rowwise(",
-        "def e4m3_tensorwise_amax_3p5(",
-        "def e4m3_rowwise_pow2(",
-    ):
-        assert name in kernels
-    # Without a dgrad the first layer shares its neighbours' linear, and one with another bias shares the wrapper.
-    assert kernels.count("class LinearE4m3Rowwise(") == 1
-
-
-def test_kept_forward_has_no_frozen_class() -> None:
-    files = render_package(plans.linear_plan(fprop=None))
-    assert "infer=None," in files["__init__.py"]
-    assert "Frozen" not in files["modules.py"]
-
-
 def test_equal_regions_share_a_function() -> None:
     files = render_package(SHAPES["fused_twice"])
     assert files["kernels.py"].count("def layer_norm_linear_silu(") == 1
     assert files["kernels.py"].count("def layer_norm_linear_silu_2(") == 1
     assert files["modules.py"].count("kernels.layer_norm_linear_silu(") == 2
     assert "self.inner.fc.weight" in files["modules.py"]
-
-
-def test_many_layers_stay_short() -> None:
-    init = render_package(SHAPES["many"])["__init__.py"]
-    assert 'modules=tuple(f"layers.{i}.fmb.0" for i in range(40)),' in init
 
 
 def test_manifest_holds_every_hash() -> None:

@@ -1,19 +1,25 @@
-"""Chains that a policy asks for, from the file to training: in FP8, and around GEMMs in the model's dtype."""
+"""Chains that a policy asks for, from the file to training: in FP8, under static scales, around native GEMMs."""
 
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from loka.errors import InputError
 from loka.zoo import ranker
+from tests.support.codegen import chain_plans as chains
 from tests.support.codegen.policy_packages import Make, policy_packages, ranker_step
 
 FP8 = "compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true"
+STATIC = (
+    "fprop: {input: {range: static, amax: 64.0}}, dgrad: {grad_output: {range: static, amax: 1.0}}, "
+    "wgrad: {input: {range: static, amax: 64.0}, grad_output: {range: static, amax: 1.0}}"
+)
+KNOWN = f"compute: fp8, scaling: tensorwise, power_of_two: true, {STATIC}"
 RULES = (
     "  - {match: {max_n: 16}, compute: keep}\n  - {match: {max_k: 16}, compute: keep}\n"
     '  - {match: "layers.*.fmb.*", fuse: always}\n'
@@ -27,10 +33,10 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """The plan of the ranker under these defaults, the files of its package, and the package."""
     monkeypatch.chdir(tmp_path)
     with policy_packages(tmp_path) as package:
-        yield lambda name, defaults: package(
+        yield lambda name, defaults, rules=RULES: package(
             name,
             'version: 1\nname: chained\nmodel: {factory: "loka.zoo:ranker", inputs: "loka.zoo:ranker_inputs", '
-            f"batch_size: 64}}\ndefaults: {{{defaults}}}\nrules:\n{RULES}",
+            f"batch_size: 64}}\ndefaults: {{{defaults}}}\nrules:\n{rules}",
         )
 
 
@@ -79,8 +85,70 @@ def test_kept_gemms_get_kernels_around_them_and_nothing_else_changes(make: Make)
 
 
 @pytest.mark.slow
-def test_kept_gemms_without_fuse_always_are_left_alone(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules[__name__], "RULES", '  - {match: "head.*", compute: fp8}\n')
-    plan, _, _ = make("gen_chained_not", "compute: keep")
+def test_kept_gemms_without_fuse_always_are_left_alone(make: Make) -> None:
+    plan, _, _ = make("gen_chained_not", "compute: keep", '  - {match: "head.*", compute: fp8}\n')
     assert not any(site.region or site.region_note for site in plan.sites)
     assert not any(module.startswith("layers") for binding in plan.bindings for module in binding.modules)
+
+
+@pytest.mark.slow
+def test_an_mlp_under_static_scales_is_one_chain_and_trains(make: Make) -> None:
+    rules = f'{RULES}  - {{match: "layers.1.*", fprop: {{input: {{amax: 32.0}}}}, wgrad: {{input: {{amax: 32.0}}}}}}\n'
+    plan, files, package = make("gen_known_ranker", KNOWN, rules)
+    found = {site.site.name: site for site in plan.sites}
+    assert found["layers.0.fmb.0"].region == ("layer_norm", "linear", "layer_norm", "silu")
+    assert files["kernels.py"].count("def layers_fmb(") == 1  # for all layers, whatever their maxima are
+    assert files["modules.py"].count("kernels.layers_fmb(") == 2  # a class for each maximum
+    assert 'dispatch.StaticScale(0, "input", 32.0, 0.125)' in files["modules.py"]
+    model = ranker()
+    with package.apply(model) as patch:
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        for _ in range(2):
+            ranker_step(model)
+            optimizer.step()
+        patch.verify()
+        assert patch.overflows() == ()
+    model = ranker()
+    plain = ranker_step(model)
+    with package.apply(model):
+        assert torch.linalg.vector_norm(ranker_step(model) - plain) < 0.2 * torch.linalg.vector_norm(plain)
+
+
+@pytest.mark.slow
+def test_linears_that_are_not_fused_are_chains_of_their_own(make: Make) -> None:
+    _, files, package = make("gen_known_alone", KNOWN, "  - {match: {max_n: 16}, compute: keep}\n")
+    assert {"layers_fmb_0", "layers_0_fmb_3", "head_mlp_0"} <= set(chains.functions(files["kernels.py"]))
+    model = ranker()
+    with package.apply(model) as patch:
+        ranker_step(model)
+        patch.verify()
+        assert patch.overflows() == ()
+
+
+@pytest.mark.slow
+def test_a_known_input_beside_a_rowwise_weight_is_an_error_at_its_place(make: Make) -> None:
+    rule = '  - {match: "layers.*.fmb.*", fprop: {input: {scaling: tensorwise, range: static, amax: 8.0}}}\n'
+    message = r"policy\.yaml:9:\d+: .*fprop: no kernel multiplies input tensorwise by weight rowwise"
+    with pytest.raises(InputError, match=message):
+        make("gen_known_mixed", "compute: fp8, scaling: rowwise", RULES + rule)
+
+
+@pytest.mark.slow
+def test_transposed_is_refused_with_what_to_write_instead(make: Make) -> None:
+    plan, _, _ = make("gen_known_transposed", f"{KNOWN}, requantize_transpose: true")
+    site = next(site for site in plan.sites if site.site.name == "layers.0.fmb.0")
+    reasons = {gemm.gemm.value: gemm.reason for gemm in site.gemms}
+    assert reasons["fprop"].startswith("fp8 by ")
+    said = (
+        "input is to be transposed from fprop's, which is e4m3 tensorwise static(64) pow2; give fprop scaling: rowwise"
+    )
+    assert reasons["wgrad"].startswith(said)
+    assert reasons["wgrad"].endswith(
+        "or say nothing of requantize_transpose: under one scale, a copy made anew has the same values"
+    )
+
+
+@pytest.mark.slow
+def test_a_static_range_without_a_maximum_is_an_error_at_its_place(make: Make) -> None:
+    with pytest.raises(InputError, match=r"policy\.yaml:4:\d+: .*range: static needs a maximum"):
+        make("gen_known_without", "compute: fp8, scaling: tensorwise, fprop: {input: {range: static}}")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -370,22 +368,6 @@ def test_moved_and_cast_models_keep_scales_in_float32(package: Package, mode: st
         model.to_empty(device="cpu")
         if mode == "train":
             assert patch.overflows() == ()
-
-
-@pytest.mark.slow
-def test_ruff_has_nothing_to_say(tmp_path: Path) -> None:
-    linear = plans.make_plan([plans.site_plan("a", **chains.known_chain(X, DY))], [plans.linear_binding(["a"])])
-    for name, plan in {**PLANS, "divided": OTHERS["divided"], "kept": OTHERS["kept"], "linear": linear}.items():
-        for file, text in render_package(plan).items():
-            if file.endswith(".py"):
-                target = tmp_path / name / file
-                target.parent.mkdir(exist_ok=True)
-                target.write_text(text)
-    root = Path(__file__).parents[3]
-    config = ["--config", str(root / "pyproject.toml"), "--no-cache", str(tmp_path)]
-    for command in (["format", "--check", "--diff"], ["check"]):
-        done = subprocess.run([sys.executable, "-m", "ruff", *command, *config], capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr
 
 
 def test_other_recipes_are_no_such_chain() -> None:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import copy
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -142,15 +139,3 @@ def test_compiled_and_partly_without_gradients(made) -> None:
             assert torch.equal(model.body.cross[0].down.weight.grad, expected["body.cross.0.down.weight"])
     finally:
         torch._dynamo.reset()
-
-
-@pytest.mark.slow
-def test_ruff_has_nothing_to_say(tmp_path: Path) -> None:
-    for name, body in BODIES.items():
-        files = render_package(chains.chain_plan(body, recipe))
-        (tmp_path / f"{name}.py").write_text(files["kernels.py"].replace("from . import fused", "import fused"))
-    root = Path(__file__).parents[3]
-    for command in (["format", "--check", "--diff"], ["check", "--ignore", "I001"]):
-        config = ["--config", str(root / "pyproject.toml"), "--no-cache", str(tmp_path)]
-        done = subprocess.run([sys.executable, "-m", "ruff", *command, *config], capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr

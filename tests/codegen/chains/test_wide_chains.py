@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 
 import pytest
@@ -32,11 +31,5 @@ def test_one_chain_with_kernels_in_chunks(made: Made) -> None:
 def test_against_simulated_quantization(made: Made) -> None:
     package, body = made("fp8")
     x, dy = wide_operands(9, "cpu")
-    expected = chains.gradients(chains.Holder(chains.simulated(body)), x.double(), dy.double())
-    model = chains.Holder(copy.deepcopy(body))
-    with package.apply(model) as patch:
-        found = chains.gradients(model, x, dy)
-        patch.verify()
-    errors = {key: chains.error(value, expected[key]) for key, value in found.items()}
     # Sums of 16640 products round differently, and one of the 432 values between that falls another way shows.
-    assert max(errors.values()) < 0.03, errors
+    chains.assert_near(package, body, x, dy, chains.simulated(body), 0.03)

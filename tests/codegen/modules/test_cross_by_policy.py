@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
@@ -14,65 +12,25 @@ from torch import Tensor, nn
 
 from loka.codegen import render_package
 from loka.plan.plan import Plan
-from loka.plan.planner import make_plan
 from loka.plan.serialize import from_json, to_json
 from loka.zoo.dlrm import DCNSizes, DCNv2
 from tests.support.codegen import chain_plans as chains
-from tests.support.codegen import codegen_plans as plans
+from tests.support.codegen.modded_models import Workplace
 
 pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
 
-MODELS = """
-import torch
-from torch import nn
-from loka.zoo.dlrm import DCNSizes, DCNv2
-
-def dcnv2():
-    torch.manual_seed(0)
-    return DCNv2(DCNSizes(embeddings=6, dim=16, layers=3, rank=32, over=(64, 48)))
-
-class Hidden(DCNv2):
-    def forward(self, embeddings):
-        with torch.no_grad():  # a forward that is not traced
-            embeddings.sum()
-        return super().forward(embeddings)
-
-def hidden():
-    torch.manual_seed(0)
-    return Hidden(DCNSizes(embeddings=6, dim=16, layers=3, rank=32, over=(64, 48)))
-
-def inputs(batch):
-    return (torch.randn(batch, 6, 16, generator=torch.Generator().manual_seed(1)),)
-"""
 STEPS = " -> ".join(3 * ["linear -> linear -> times -> residual"] + 2 * ["linear -> relu"]) + ": x (..., 96), "
-KEEP_WGRAD = '  - {match: "cross.*.down", wgrad: {compute: keep}}\n'
+KEEP_WGRAD = '{match: "cross.*.down", wgrad: {compute: keep}}'
+DEFAULTS = "compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true, fuse: always"
 Make = Callable[..., tuple[Plan, dict[str, str], ModuleType]]
 
 
 @pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    """The plan of one of MODELS under the transposed recipe, the files of its package, and the package."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "cross_models.py").write_text(MODELS)
-    names = ["cross_models"]
-
-    def one(factory: str, rules: str = "") -> tuple[Plan, dict[str, str], ModuleType]:
-        (tmp_path / f"{factory}.yaml").write_text(
-            f'version: 1\nname: crossed\nmodel: {{factory: "cross_models:{factory}", inputs: "cross_models:inputs", '
-            "batch_size: 64}\n"
-            "defaults: {compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true, "
-            "fuse: always}\nrules:\n  - {match: {max_n: 16}, compute: keep}\n" + rules
-        )
-        plan = make_plan(f"{factory}.yaml")
-        files = render_package(plan)
-        names.append(f"gen_crossed_{factory}_{len(rules)}")
-        return plan, files, plans.import_package(files, tmp_path, names[-1])
-
-    yield one
-    for name in names:
-        for module in [each for each in sys.modules if each == name or each.startswith(f"{name}.")]:
-            sys.modules.pop(module)
+def make(workplace: Workplace) -> Make:
+    """The plan of one of the models under the transposed recipe, the files of its package, and the package."""
+    return lambda factory, rules="": workplace.make(
+        factory, DEFAULTS, mods="", rules=f"{{match: {{max_n: 16}}, compute: keep}}, {rules}"
+    )
 
 
 def model_of() -> DCNv2:
@@ -148,30 +106,6 @@ def test_what_needs_no_gradient_gets_none_and_changes_nothing_else(make: Make) -
 
 
 @pytest.mark.slow
-def test_compiled_as_one_graph_and_frozen(make: Make) -> None:
-    _, _, package = make("dcnv2")
-    model = model_of()
-    try:
-        with package.apply(model):
-            compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=True)
-            for batch in (6, 11):
-                x, dy = torch.randn(batch, 6, 16), torch.randn(batch, 1)
-                expected, found = chains.gradients(model, x, dy), chains.gradients(compiled, x, dy)
-                for key, value in expected.items():
-                    torch.testing.assert_close(found.get(key, found.get(f"_orig_mod.{key}")), value)
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                assert compiled(x).dtype == model(x).dtype
-        x = torch.randn(9, 6, 16)
-        with package.apply(model), torch.no_grad():
-            trained = model(x)
-        with package.apply(model, mode="infer") as patch, torch.no_grad():
-            assert torch.equal(model(x), trained)
-            patch.verify(backward=False)
-    finally:
-        torch._dynamo.reset()
-
-
-@pytest.mark.slow
 def test_autocast_gives_the_dtypes_of_the_model(make: Make) -> None:
     """A sum of a bfloat16 product and a float32 input is float32, in a kernel as in torch."""
     _, _, package = make("dcnv2")
@@ -188,7 +122,7 @@ def test_autocast_gives_the_dtypes_of_the_model(make: Make) -> None:
 
 
 @pytest.mark.slow
-def test_where_the_owner_cannot_be_traced_each_layer_is_its_own_chain(make: Make) -> None:
+def test_where_the_owner_cannot_be_traced_each_layer_is_its_own_chain(make: Make, workplace: Workplace) -> None:
     plan, files, package = make("hidden")
     owners = {name for binding in plan.bindings for name in binding.modules}
     assert owners == {"cross.0", "cross.1", "cross.2", "over"}
@@ -197,7 +131,7 @@ def test_where_the_owner_cannot_be_traced_each_layer_is_its_own_chain(make: Make
         "linear -> linear -> times -> residual: x (..., 96)"
     )
     model, x, dy = model_of(), torch.randn(16, 6, 16), torch.randn(16, 1)
-    hidden = sys.modules["cross_models"].hidden()
+    hidden = workplace.models.hidden()
     hidden.load_state_dict(model.state_dict())
     expected: dict[str, Tensor] = chains.gradients(exact(model), x.double(), dy.double())
     with package.apply(hidden):

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -67,29 +64,6 @@ def same_but_for_bfloat16(found: dict[str, Tensor], expected: dict[str, Tensor],
     assert found.keys() == expected.keys()
     for name, value in found.items():
         assert chains.error(value, expected[name]) < 2e-2 * steps, name
-
-
-def test_each_gemm_of_a_linear_calls_its_own_operator(package: Package) -> None:
-    plan = plans.planned_on(plans.linear_plan(("a", "b")), MIXED)
-    files = render_package(plan)
-    text = files["kernels.py"]
-    assert "def linear_mixed(" in text or "on_fbgemm_rowwise" in text
-    train, frozen = text.partition("_frozen(")[::2]
-    assert train.count("torch.ops.loka.fbgemm_rowwise_mm.default(") == 1
-    assert train.count("= dispatch.scaled_mm(") == 1
-    assert train.count("torch.ops.loka.mslk_rowwise_mm.default(") == 1
-    assert frozen.count("torch.ops.loka.fbgemm_rowwise_mm.default(") == 1
-    assert "fprop in e4m3 rowwise on fbgemm.rowwise; dgrad in e4m3 rowwise; wgrad in e4m3 rowwise on mslk.rowwise" in (
-        " ".join(text.split())
-    )
-    kernels = 'kernels=((("fbgemm.rowwise",), ("torch.scaled_mm",), ("mslk.rowwise",)),),'
-    assert kernels in files["__init__.py"]
-
-
-def test_torchs_kernel_is_not_said(package: Package) -> None:
-    plan = plans.linear_plan(("a", "b"))
-    assert render_package(plans.planned_on(plan, {})) == render_package(plan)
-    assert "kernels=" not in render_package(plan)["__init__.py"]
 
 
 @pytest.mark.parametrize("kernels", [MIXED, dict.fromkeys(Gemm, FBGEMM), {Gemm.WGRAD: FBGEMM}], ids=str)
@@ -164,20 +138,6 @@ def test_a_site_without_dgrad_has_one_that_would_run_all_the_same() -> None:
         assert text.partition("_frozen(")[0].count("torch.ops.loka.fbgemm_rowwise_mm.default(") == calls
 
 
-def test_a_table_by_rows_is_in_the_call() -> None:
-    plan = plans.planned_on(plans.linear_plan(("a", "b")), {}, dict.fromkeys(Gemm, TABLE))
-    files = render_package(plan)
-    text = " ".join(files["kernels.py"].split())
-    table = '"16: torch.scaled_mm, 48: fbgemm.rowwise, 112: mslk.rowwise"'
-    assert text.count(f"False, counter_id, {table}") == 2  # trained and frozen
-    assert f"False, ctx.counter_id + 1, {table}" in text
-    assert f"False, ctx.counter_id + 2, {table}" in text
-    assert text.count("dispatch.mm_by_m_bucket(") == 3
-    assert text.count("dispatch.mm_by_k_bucket(") == 1  # wgrad, which contracts over the batch
-    assert "on torch.scaled_mm up to 16 rows, then fbgemm.rowwise up to 48 rows, then mslk.rowwise" in text
-    assert '("torch.scaled_mm", "fbgemm.rowwise", "mslk.rowwise")' in files["__init__.py"]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("chain", [False, True])
 def test_batches_run_on_their_kernels_in_two_compilations(package: Package, chain: bool) -> None:
@@ -230,21 +190,6 @@ def test_a_nan_is_traced_through_every_kernel(package: Package, m_buckets) -> No
     assert (error.value.site, error.value.gemm) == ("b", "fprop")
 
 
-@pytest.mark.slow
-def test_inductor_takes_the_operators(package: Package) -> None:
-    model = Linears()
-    patch = package(plans.planned_on(plans.linear_plan(("a", "b")), MIXED, {Gemm.FPROP: TABLE})).apply(model)
-    compiled = torch.compile(model, fullgraph=True)
-    for rows in (5, 17, 200):
-        x, dy = torch.randn(rows, 48), torch.randn(rows, 64)
-        eager = chains.gradients(model, x, dy)
-        patch.reset()
-        one = chains.gradients(compiled, x, dy)
-        patch.verify()
-        for name, value in one.items():
-            assert chains.error(value, eager[name.removeprefix("_orig_mod.")]) < 1e-2, name
-
-
 def test_a_kernel_without_an_operator_is_a_fault() -> None:
     with pytest.raises(LokaError, match=r"a plan runs 'as-is', which has no operator"):
         render_package(plans.planned_on(plans.linear_plan(), {Gemm.FPROP: "as-is"}))
@@ -259,21 +204,3 @@ def test_a_table_survives_plan_json_and_makes_it_version_2() -> None:
     assert from_json(text) == plan
     assert plan.sites[0].gemms[0].kernels == (FBGEMM, TORCH, MSLK)
     assert '"version": 1' in to_json(plans.planned_on(plan, MIXED))
-
-
-@pytest.mark.slow
-def test_ruff_has_nothing_to_say(tmp_path: Path) -> None:
-    body = chains.Tower()
-    table = dict.fromkeys(Gemm, TABLE)
-    for name, plan in {
-        "linears": plans.planned_on(plans.linear_plan(), MIXED, {Gemm.WGRAD: TABLE}),
-        "chain": plans.planned_on(chains.chain_plan(body, chains.ROWWISE_CHAIN), MIXED),
-        "tables": plans.planned_on(chains.chain_plan(body, chains.ROWWISE_CHAIN), {}, table),
-    }.items():
-        (tmp_path / name).mkdir()
-        for file, text in render_package(plan).items():
-            (tmp_path / name / file).write_text(text)
-    config = ["--config", str(Path(__file__).parents[3] / "pyproject.toml"), str(tmp_path)]
-    for command in (["check"], ["format", "--check", "--diff"]):
-        done = subprocess.run([sys.executable, "-m", "ruff", *command, *config], capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +14,7 @@ from torch import Tensor, nn
 from loka import dispatch
 from loka.codegen.modules.binding_text import adaptation_text
 from loka.mods.adaptation import Adaptation
+from loka.templating.wrap import wrap
 from loka.zoo.wukong import Wukong, WukongSizes
 from tests.support.codegen.policy_packages import Make, policy_packages
 
@@ -114,22 +113,6 @@ def test_a_package_without_mods_says_nothing_of_them(make: Make) -> None:
     assert not hasattr(package, "adapt")
 
 
-@pytest.mark.slow
-def test_the_text_is_formatted(make: Make, tmp_path: Path) -> None:
-    _, files, _ = make("modded_text", "compute: keep, fuse: always")
-    folder = tmp_path / "formatted"
-    folder.mkdir()
-    for name, text in files.items():
-        if name.endswith(".py"):
-            (folder / name).write_text(text)
-    config = str(Path(__file__).parents[3] / "pyproject.toml")
-    for command in (["check", "--ignore", "I001"], ["format", "--check"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "ruff", *command, "--config", config, str(folder)], capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stdout
-
-
 REPEATED = {
     "one name a layer": ([f"layers.{i}.norm" for i in range(12)], 1),
     "several names a layer": ([f"layers.{i}.fmb.{j}" for i in range(12) for j in (0, 3, 6)], 1),
@@ -145,7 +128,7 @@ REPEATED = {
 def test_long_lists_of_modules_stay_short_and_are_the_same(case: str) -> None:
     names, lines = REPEATED[case]
     adaptation = Adaptation("block_norm", tuple(names), "torch.nn.modules.normalization.LayerNorm", (("block", 64),))
-    text = "\n".join(adaptation_text(adaptation).fields)
+    text = wrap("\n".join(adaptation_text(adaptation)))
     assert eval(f"dispatch.Adaptation({text})", {"dispatch": dispatch}) == adaptation  # noqa: S307 - of our own text
     modules = text[text.index("modules=") :].split("\n        replaces=")[0]
     assert modules.count("\n") == (lines + 1 if lines else 0)

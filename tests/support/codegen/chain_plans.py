@@ -7,6 +7,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache, partial
+from types import ModuleType
 
 import torch
 from torch import Tensor, nn
@@ -223,6 +224,25 @@ def error(found: Tensor, expected: Tensor) -> float:
     """Relative error in the norm."""
     found, expected = found.detach().double(), expected.detach().double()
     return float((found - expected).norm() / expected.norm())
+
+
+def assert_near(
+    package: ModuleType, body: nn.Module, x: Tensor, dy: Tensor, exact: nn.Module, limit: float
+) -> dict[str, Tensor]:
+    """That a patched copy of `body` has the output and all gradients of `exact`, in float64, to this relative error.
+
+    Every planned GEMM runs. Returns the output and the gradients.
+    """
+    model = Holder(copy.deepcopy(body))
+    with package.apply(model) as patch:
+        found = gradients(model, x, dy)
+        patch.verify()
+    expected = gradients(Holder(exact), x.double(), dy.double())
+    assert found.keys() == expected.keys()
+    for key, value in found.items():
+        assert value.shape == expected[key].shape
+        assert error(value, expected[key]) < limit, key
+    return found
 
 
 def known_chain(x: float = 8.0, dy: float = 16.0, power_of_two: bool = True, wgrad: bool = True) -> dict[str, object]:

@@ -44,10 +44,9 @@ def linears() -> Plan:
     mixed, forwards = plans.mixed_plan(), plans.forward_plan()
     many = plans.linear_plan([f"layers.{number}.fmb.0" for number in range(12)])
     on_kernels = plans.planned_on(
-        plans.linear_plan(("a", "b")),
-        {Gemm.FPROP: "fbgemm.rowwise", Gemm.WGRAD: "mslk.rowwise"},
-        {Gemm.DGRAD: _TABLE},
+        plans.linear_plan(("a",)), {Gemm.FPROP: "fbgemm.rowwise", Gemm.DGRAD: "mslk.rowwise"}, {Gemm.WGRAD: _TABLE}
     )
+    by_rows = plans.planned_on(plans.linear_plan(("b",)), {}, {Gemm.FPROP: _TABLE})
     reads = (
         Reads(("",), "sample.Tower", values=(("scale", "float"), ("sizes", "(1, 2)"))),
         Reads(("layers",), "torch.nn.modules.container.ModuleList", 20),
@@ -67,8 +66,15 @@ def linears() -> Plan:
     deep = PlannedBinding(
         "", BindingKind.FORWARD, ("deep",), "sample.Deep", (("deep.fc",),), (("fc.weight", (48, 48)),), forward
     )
-    sites = [*mixed.sites, *forwards.sites, *many.sites, *on_kernels.sites, plans.site_plan("deep.fc", k=48, n=48)]
-    bindings = [*mixed.bindings, *forwards.bindings, *many.bindings, *on_kernels.bindings, deep]
+    sites = [
+        *mixed.sites,
+        *forwards.sites,
+        *many.sites,
+        *on_kernels.sites,
+        *by_rows.sites,
+        plans.site_plan("deep.fc", k=48, n=48),
+    ]
+    bindings = [*mixed.bindings, *forwards.bindings, *many.bindings, *on_kernels.bindings, *by_rows.bindings, deep]
     changed = tuple(f"layers.{layer}.{norm}" for layer in range(8) for norm in ("first", "second"))
     settings = (("block", 16), ("eps", 1e-5))
     adaptation = Adaptation("block_norm", changed, "torch.nn.modules.normalization.LayerNorm", settings)
