@@ -10,7 +10,7 @@ from torch import Tensor
 from loka.errors import InputError
 from loka.numerics.enums import OPERANDS, Gemm, Operand
 from loka.probe import copula
-from loka.probe.samplers import LARGEST_DRAW, ROW_CAP, Drawn, at_least, check_rows, require, usable
+from loka.probe.samplers import LARGEST_DRAW, ROW_CAP, Drawn, at_least, usable
 from loka.probe.stats.moments import covariance
 from loka.probe.stats.site_stats import JOINT, LowRank, OperandStats, SiteStats, WeightStats
 
@@ -21,7 +21,7 @@ class NormalSampler:
     name = "normal"
 
     def __init__(self, stats: SiteStats, rows: int) -> None:
-        self._stats, self._rows = stats, check_rows(rows)
+        self._stats, self._rows = stats, rows
 
     def can_draw(self, gemm: Gemm) -> bool:
         """Always True: only the shapes are used."""
@@ -52,7 +52,7 @@ class GaussianSampler:
     name = "gaussian"
 
     def __init__(self, stats: SiteStats, rows: int) -> None:
-        self._stats, self._rows = stats, check_rows(rows)
+        self._stats, self._rows = stats, rows
         self._normals = {
             Operand.INPUT: _normal(stats.input),
             Operand.GRAD_OUTPUT: _normal(stats.grad_output),
@@ -65,7 +65,6 @@ class GaussianSampler:
 
     def draw(self, gemm: Gemm, generator: torch.Generator) -> Drawn:
         """Operands T' = 1 mu^T + Z L^T and W' = mean + L_U Z L_V^T, as in the paper."""
-        require(self, gemm, self._stats.name)
         if gemm is Gemm.WGRAD:
             widths = min(self._stats.n, JOINT), min(self._stats.k, JOINT)
             rows = min(self._rows, LARGEST_DRAW // sum(widths))

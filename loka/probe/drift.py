@@ -24,7 +24,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from loka.errors import InputError
 from loka.numerics.enums import Operand
 from loka.probe.profile.profile import OperandSummary, Profile, SiteProfile
 from loka.probe.stats.site_stats import OCTAVES, PER_OCTAVE
@@ -52,36 +51,16 @@ class SiteDrift:
         return self.distance > self.threshold
 
 
-def compare(
-    profile: Profile,
-    fresh: Profile,
-    *,
-    input_threshold: float = THRESHOLD[Operand.INPUT],
-    grad_threshold: float = THRESHOLD[Operand.GRAD_OUTPUT],
-) -> tuple[SiteDrift, ...]:
+def compare(profile: Profile, fresh: Profile) -> tuple[SiteDrift, ...]:
     """Compare a profile with a fresh sample of the same model; summaries suffice.
 
     One row for each activation operand that either side has seen, in the order of `fresh`, then sites that it lacks.
-    Thresholds are in octaves; they are raised by FEW_ROWS / sqrt(rows), the scatter of few rows. Raises InputError
-    where a site's K or N changed, or a threshold is not positive.
+    Thresholds are raised by FEW_ROWS / sqrt(rows), the scatter of few rows.
     """
-    thresholds = {Operand.INPUT: input_threshold, Operand.GRAD_OUTPUT: grad_threshold}
-    for operand, threshold in thresholds.items():
-        if not 0.0 < threshold < math.inf:
-            raise InputError(f"drift threshold of {operand} must be positive and finite, not {threshold}")
     known = {site.name: site for site in profile.sites}
-    rows: list[SiteDrift] = []
-    for site in fresh.sites:
-        old = known.pop(site.name, None)
-        if old is not None and (old.k, old.n) != (site.k, site.n):
-            raise InputError(
-                f"site {site.name!r} has K = {site.k}, N = {site.n}, and K = {old.k}, N = {old.n} in the profile: the "
-                "model changed; probe it again"
-            )
-        rows += _site(site.name, old, site, thresholds)
-    for old in known.values():
-        rows += _site(old.name, old, None, thresholds)
-    return tuple(rows)
+    pairs = [(site.name, known.pop(site.name, None), site) for site in fresh.sites]
+    found = [row for pair in pairs for row in _site(*pair)]
+    return (*found, *(row for old in known.values() for row in _site(old.name, old, None)))
 
 
 def exceeded(drifts: Iterable[SiteDrift]) -> tuple[SiteDrift, ...]:
@@ -135,11 +114,9 @@ def _excess(drift: SiteDrift) -> float:
     return drift.distance / drift.threshold
 
 
-def _site(
-    name: str, old: SiteProfile | None, new: SiteProfile | None, thresholds: dict[Operand, float]
-) -> list[SiteDrift]:
+def _site(name: str, old: SiteProfile | None, new: SiteProfile | None) -> list[SiteDrift]:
     rows = []
-    for operand, threshold in thresholds.items():
+    for operand, threshold in THRESHOLD.items():
         before, after = _operand(old, operand), _operand(new, operand)
         if before is None and after is None:
             continue

@@ -152,28 +152,15 @@ def _special(operands: OperandPair) -> bool:
 
 def _recipe_setting(gemm: Gemm, operands: OperandPair) -> str:
     """The fields of two operands in policy syntax, with common fields once."""
-    fields = []
+    common, own = [], {operand: list[str]() for operand in OPERANDS[gemm]}
     for name in ("format", "scaling"):
-        first, second = (getattr(recipe, name).value for recipe in operands)
-        if first == second:
-            fields.append(f"{name}: {first}")
+        values = [getattr(recipe, name).value for recipe in operands]
+        if values[0] == values[1]:
+            common.append(f"{name}: {values[0]}")
         else:
-            values = zip(OPERANDS[gemm], (first, second), strict=True)
-            fields.extend(f"{operand.value}: {{{name}: {value}}}" for operand, value in values)
-    return _merged(fields)
-
-
-def _merged(fields: list[str]) -> str:
-    """Merges fields of one key: `input: {format: a}, input: {scaling: b}` becomes `input: {format: a, scaling: b}`."""
-    merged: dict[str, list[str]] = {}
-    for text in fields:
-        key, _, value = text.partition(": ")
-        merged.setdefault(key, []).append(value)
-    parts = []
-    for key, values in merged.items():
-        inner = ", ".join(value.strip("{}") for value in values)
-        parts.append(f"{key}: {{{inner}}}" if values[0].startswith("{") else f"{key}: {inner}")
-    return ", ".join(parts)
+            for operand, value in zip(own, values, strict=True):
+                own[operand].append(f"{name}: {value}")
+    return ", ".join([*common, *(f"{operand.value}: {{{', '.join(each)}}}" for operand, each in own.items() if each)])
 
 
 # The paper's rule for a bias that diverges is a norm of 0.1. A PyTorch linear is initialised with a bias of norm about

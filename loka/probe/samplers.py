@@ -54,7 +54,7 @@ class Sampler(Protocol):
         """True if the statistics for the GEMM's operands are there."""
 
     def draw(self, gemm: Gemm, generator: torch.Generator) -> Drawn:
-        """Operands of the GEMM. Raises InputError if `can_draw` is False."""
+        """Operands of a GEMM that `can_draw`."""
 
 
 class CopulaSampler:
@@ -63,7 +63,7 @@ class CopulaSampler:
     name = "copula"
 
     def __init__(self, stats: SiteStats, rows: int) -> None:
-        self._stats, self._rows = stats, check_rows(rows)
+        self._stats, self._rows = stats, rows
         self._sources: dict[Gemm, _Activation] = {}
 
     def can_draw(self, gemm: Gemm) -> bool:
@@ -79,7 +79,6 @@ class CopulaSampler:
 
     def draw(self, gemm: Gemm, generator: torch.Generator) -> Drawn:
         """Operands as in copula.py; both operands of a weight gradient are drawn together."""
-        require(self, gemm, self._stats.name)
         if gemm not in self._sources:
             self._sources[gemm] = self._source(gemm)
         source, stats = self._sources[gemm], self._stats
@@ -175,20 +174,6 @@ def _row_scale(stats: OperandStats, features: Tensor) -> Callable[[Tensor], Tens
 def usable(stats: OperandStats | None) -> bool:
     """True if an activation was seen: at least two rows without a non-finite element."""
     return stats is not None and stats.moments.count > 1
-
-
-def check_rows(rows: int) -> int:
-    """`rows`; raises InputError below 1."""
-    if rows < 1:
-        raise InputError(f"sampler: rows must be at least 1, not {rows}")
-    return rows
-
-
-def require(sampler: Sampler, gemm: Gemm, site: str) -> None:
-    """Raises InputError where the sampler cannot draw this GEMM's operands."""
-    if not sampler.can_draw(gemm):
-        needed = " and ".join(operand.value for operand in OPERANDS[gemm])
-        raise InputError(f"site {site}: {gemm.value} needs {needed}, and one was not seen: probe for more steps")
 
 
 def at_least(amax: float, drawn: Tensor) -> float:

@@ -184,18 +184,19 @@ class Patched:
         trackers = self._trackers[live.site.name]
         a, scale_a, b, scale_b = args[:4]
         trackers.check_device(a)
-        if gemm is Gemm.FPROP:
-            return 0 if is_rerun() else self._take_input(trackers, a, scale_a)
-        # dgrad does not run if the input needs no gradient; wgrad has the gradient too.
-        if gemm is Gemm.DGRAD:
-            return self._take_gradient(trackers, a, scale_a) if Gemm.WGRAD not in live.fp8 else 0
-        return self._take_both(live, trackers, (a, scale_a), (b, scale_b))
+        with apart(a.device):
+            if gemm is Gemm.WGRAD:
+                return self._take_both(live, trackers, Quantized(a, scale_a), Quantized(b, scale_b))
+            # dgrad does not run if the input needs no gradient; wgrad has the gradient too.
+            if is_rerun() if gemm is Gemm.FPROP else Gemm.WGRAD in live.fp8:
+                return 0
+            return self._take_one(trackers, dequantize(Quantized(a, scale_a)), gemm is Gemm.DGRAD)
 
     def take_kept(self, live: LiveSite, product: OperandProduct) -> int:
         """Record a native GEMM of a patched site: x @ weight.T, or dy @ weight in the backward."""
         trackers = self._trackers[live.site.name]
         trackers.check_device(product.x)
-        site, index = live.site, None
+        site = live.site
         backward = is_rerun() and not torch.is_grad_enabled()
         if backward:
             wanted = Gemm.DGRAD not in live.fp8 and Gemm.WGRAD not in live.fp8
@@ -206,33 +207,22 @@ class Patched:
         if not wanted or not fits:
             return 0
         with apart(product.x.device):
-            x = product.x.detach()
-            index = self._numbers.draw(rows_of(x), x.device)
-            if backward:
-                trackers.take_gradient(x, index, None)
-            else:
-                trackers.take_input(x, index)
+            return self._take_one(trackers, product.x.detach(), backward)
+
+    def _take_one(self, trackers: Trackers, x: Tensor, is_gradient: bool) -> int:
+        index = self._numbers.draw(rows_of(x), x.device)
+        if is_gradient:
+            trackers.take_gradient(x, index, None)
+        else:
+            trackers.take_input(x, index)
         return 1
 
-    def _take_input(self, trackers: Trackers, values: Tensor, scale: Tensor) -> int:
-        with apart(values.device):
-            x = dequantize(Quantized(values, scale))
-            trackers.take_input(x, self._numbers.draw(rows_of(x), x.device))
-        return 1
-
-    def _take_gradient(self, trackers: Trackers, values: Tensor, scale: Tensor) -> int:
-        with apart(values.device):
-            grad = dequantize(Quantized(values, scale))
-            trackers.take_gradient(grad, self._numbers.draw(rows_of(grad), grad.device), None)
-        return 1
-
-    def _take_both(self, live: LiveSite, trackers: Trackers, a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> int:
+    def _take_both(self, live: LiveSite, trackers: Trackers, a: Quantized, b: Quantized) -> int:
         """Record wgrad's operands, dy.t() and x.t(): the gradient, and matching rows of the input."""
-        with apart(a[0].device):
-            grad, x = dequantize(Quantized(*a)).t(), dequantize(Quantized(*b)).t()
-            index = self._numbers.draw(rows_of(x), x.device)
-            rows = take_rows(x, index) if Gemm.FPROP in live.fp8 else trackers.take_input(x, index)
-            trackers.take_gradient(grad, index, trackers.joint_part(rows))
+        grad, x = dequantize(a).t(), dequantize(b).t()
+        index = self._numbers.draw(rows_of(x), x.device)
+        rows = take_rows(x, index) if Gemm.FPROP in live.fp8 else trackers.take_input(x, index)
+        trackers.take_gradient(grad, index, trackers.joint_part(rows))
         return 1
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import torch
@@ -268,20 +268,11 @@ UNDERFLOW_FORMAT = Format.E4M3  # that underflow is of
 UNDERFLOW_VIEWS = (HistogramView.TENSORWISE, HistogramView.ROWWISE)  # by dynamic scales of this kind
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """What a tracker had summed: host counters, and `OperandTracker.totals` on the host."""
-
-    calls: int
-    sampled: int
-    totals: Tensor
-
-
 class StepFigures:
     """The figures of what trackers saw since the last reading."""
 
     def __init__(self) -> None:
-        self._before: dict[str, _Seen] = {}
+        self._before: dict[str, Tensor] = {}
 
     def read(self, sites: Iterable[Trackers]) -> dict[str, float]:
         """Figures by `SITE/OPERAND/FIGURE`, of operands that were seen since. Waits for the devices, once each."""
@@ -293,11 +284,12 @@ class StepFigures:
         }
         figures: dict[str, float] = {}
         for name, totals in _on_host({name: _totals(tracker) for name, tracker in trackers.items()}).items():
-            tracker, before = trackers[name], self._before.get(name)
-            now = _Seen(tracker.calls, tracker.sampled, totals)
+            tracker = trackers[name]
+            now = torch.cat((torch.tensor([tracker.calls, tracker.sampled], dtype=torch.float64), totals))
+            since = now - self._before.get(name, torch.zeros_like(now))
             self._before[name] = now
-            if now.calls > (0 if before is None else before.calls):
-                found = _between(tracker, before, now)
+            if since[0] > 0:
+                found = _figures(tracker.width, since, amax=float(totals[4]))
                 figures |= {f"{name}/{figure}": value for figure, value in found.items()}
         weights = _on_host({f"{each.live.site.name}/{Operand.WEIGHT.value}": _weight_figures(each) for each in sites})
         for name, both in weights.items():
@@ -327,19 +319,17 @@ def _on_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: found[name] for name in tensors}
 
 
-def _between(tracker: OperandTracker, before: _Seen | None, now: _Seen) -> dict[str, float]:
-    """The figures of what came between two readings."""
-    totals = now.totals if before is None else now.totals - before.totals
-    sampled = now.sampled - (0 if before is None else before.sampled)
-    elements = sampled * tracker.width
-    rows, power, zeros, nonfinite = totals[:4].tolist()
+def _figures(width: int, since: Tensor, amax: float) -> dict[str, float]:
+    """The figures of an operand from the calls, the sampled rows and the totals between two readings."""
+    _, sampled, rows, power, zeros, nonfinite = since[:6].tolist()
+    elements = round(sampled) * width
     figures = {
-        "amax": float(now.totals[4]),
-        "rms": (max(power, 0.0) / (rows * tracker.width)) ** 0.5 if rows >= 0.5 else 0.0,
+        "amax": amax,
+        "rms": (max(power, 0.0) / (rows * width)) ** 0.5 if rows >= 0.5 else 0.0,
         "zeros": zeros / elements if elements else 0.0,
         "nonfinite": nonfinite / elements if elements else 0.0,
     }
-    relative = totals[5:].round().to(torch.int64).view(len(VIEWS), -1)
+    relative = since[7:].round().to(torch.int64).view(len(VIEWS), -1)
     counts = without_filling(relative, round(zeros), round(nonfinite), elements)
     for view in UNDERFLOW_VIEWS:
         figures[f"underflow_{view.value}"] = share_of(view, UNDERFLOW_FORMAT, counts[VIEWS.index(view)]).underflow

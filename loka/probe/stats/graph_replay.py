@@ -6,6 +6,7 @@ concurrently with the user's forward and backward, whose large kernels leave roo
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -56,6 +57,30 @@ class Replays:
     def join(self) -> None:
         """Make the current stream wait for all updates so far."""
         torch.cuda.current_stream(self.device).wait_stream(self._stream)
+
+
+class Replayed(ABC):
+    """A tracker whose update of usual shapes may be a graph."""
+
+    _replay: GraphReplay | None = None
+
+    @abstractmethod
+    def _take(self, first: Tensor, second: Tensor) -> None:
+        """Queue an update, without waiting for the device."""
+
+    def _run(self, first: Tensor, second: Tensor, after: Callable[[], None]) -> None:
+        """Queue the update, by its graph where that fits, then the work that `after` queues."""
+        if self._replay is not None and self._replay.fits(first, second):
+            self._replay.run(first, second, after)
+        else:
+            self._settle()
+            self._take(first, second)
+            after()
+
+    def _settle(self) -> None:
+        """Make the current stream wait for the graphs' work."""
+        if self._replay is not None:
+            self._replay.join()
 
 
 class GraphReplay:

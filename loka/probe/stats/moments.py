@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from loka.probe.stats.graph_replay import GraphReplay, Replays
+from loka.probe.stats.graph_replay import Replayed, Replays
 from loka.probe.stats.site_stats import (
     CHECKS,
     FULL_WIDTH,
@@ -224,7 +224,7 @@ def subset(width: int, limit: int) -> Tensor:
     return torch.randperm(width, generator=generator)[:limit].sort().values
 
 
-class JointTracker:
+class JointTracker(Replayed):
     """Learns the moments of [input[:, input_features], grad_output[:, grad_features]] over rows."""
 
     def __init__(self, input_width: int, grad_width: int, device: torch.device | str) -> None:
@@ -233,27 +233,17 @@ class JointTracker:
         self._moments = MomentsTracker(self.input_features.numel() + self.grad_features.numel(), device)
         self._features = (self.input_features, self.grad_features)
         self._coherence = torch.zeros(2, dtype=torch.float64, device=device)  # JointStats.coherent, .incoherent
-        self._replay: GraphReplay | None = None
 
     @torch.no_grad()
     def update(self, x: Tensor, grad: Tensor) -> None:
         """Add the chosen features of the same R rows: `x` (R, J) and `grad` (R, I), float32."""
-        if self._replay is not None and self._replay.fits(x, grad):
-            self._replay.run(x, grad, lambda: None)
-        else:
-            self._settle()
-            self._take(x, grad)
+        self._run(x, grad, lambda: None)
 
     def capture(self, rows: int, replays: Replays) -> None:
         """Use a CUDA graph from now on for calls with this number of sampled rows. Waits for the device."""
         x, grad = (torch.zeros((rows, part.numel()), device=replays.device) for part in self._features)
         JointTracker(x.shape[1], grad.shape[1], replays.device).update(x, grad)  # creates handles
         self._replay = replays.capture(self._take, x, grad)
-
-    def _settle(self) -> None:
-        """Make the current stream wait for the graphs' work."""
-        if self._replay is not None:
-            self._replay.join()
 
     def _take(self, x: Tensor, grad: Tensor) -> None:
         both = torch.cat((x, grad), 1)

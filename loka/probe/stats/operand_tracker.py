@@ -22,7 +22,7 @@ from torch import Tensor
 
 from loka.numerics.enums import Operand
 from loka.numerics.quantize import AMAX_FLOOR
-from loka.probe.stats.graph_replay import GraphReplay, Replays
+from loka.probe.stats.graph_replay import Replayed, Replays
 from loka.probe.stats.moments import LARGEST, MomentsTracker, Snapshot, moments_stats
 from loka.probe.stats.site_stats import (
     LOWEST,
@@ -79,7 +79,7 @@ def count_at(counts: Tensor, index: Tensor) -> None:
     counts.scatter_add_(0, index.view(-1), counts.new_ones(1).expand(index.numel()))
 
 
-class OperandTracker:
+class OperandTracker(Replayed):
     """Learns an operand with `width` features. `update` queues work on the device and never waits for it."""
 
     def __init__(self, operand: Operand, width: int, device: torch.device | str) -> None:
@@ -109,7 +109,6 @@ class OperandTracker:
         self._zero = zeros((), device=device)
         self._place_constants(device)
         self._kernel = _kernel_for(torch.device(device))
-        self._replay: GraphReplay | None = None
 
     def capture(self, rows: int, replays: Replays) -> None:
         """Use a CUDA graph from now on for calls with this number of sampled rows. Waits for the device."""
@@ -153,17 +152,7 @@ class OperandTracker:
             self._finite_calls += 1
             return
         with torch.autocast(rows.device.type, enabled=False):
-            if self._replay is not None and self._replay.fits(rows, column_amax):
-                self._replay.run(rows, column_amax, self._remember)
-            else:
-                self._settle()
-                self._take(rows, column_amax)
-                self._remember()
-
-    def _settle(self) -> None:
-        """Make the current stream wait for the graphs' work."""
-        if self._replay is not None:
-            self._replay.join()
+            self._run(rows, column_amax, self._remember)
 
     def _take(self, rows: Tensor, column_amax: Tensor) -> None:
         clean = rows.nan_to_num(0.0, 0.0, 0.0)

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loka.errors import InputError
 from loka.numerics.enums import Operand
 from loka.probe import drift
 from loka.probe.profile.profile import OperandSummary, Profile, SiteProfile
@@ -136,21 +135,9 @@ class TestCompare:
             for i in (80, 84)
         )
         assert [row.operand for row in drift.exceeded(drift.compare(before, after))] == [Operand.INPUT]
-        assert drift.exceeded(drift.compare(before, after, input_threshold=2.5)) == ()
-        assert len(drift.exceeded(drift.compare(before, after, grad_threshold=1.0))) == 2
-        for bad in (0.0, -1.0, math.nan, math.inf):
-            with pytest.raises(InputError, match="drift threshold of grad_output must be positive and finite"):
-                drift.compare(before, after, grad_threshold=bad)
 
     def test_weights_are_not_compared(self) -> None:
         assert drift.compare(*[make_profile(make_site(make_operand(Operand.WEIGHT)))] * 2) == ()
-
-    def test_a_changed_shape_is_an_error(self) -> None:
-        before, after = make_profile(make_site(k=64, n=32)), make_profile(make_site(k=64, n=48))
-        with pytest.raises(InputError) as caught:
-            drift.compare(before, after)
-        assert "site 'a' has K = 64, N = 48, and K = 64, N = 32 in the profile" in str(caught.value)
-        assert "probe it again" in str(caught.value)
 
     @pytest.mark.parametrize(
         ("before", "after", "words"),

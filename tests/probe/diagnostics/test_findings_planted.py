@@ -74,9 +74,8 @@ def learn(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "towermodel", raising=False)
-    monkeypatch.setattr(
-        "loka.probe.learn.estimate_site", lambda *given: ()
-    )  # estimates take longest, and none counts here
+    # Estimates take longest, and none counts here.
+    monkeypatch.setattr("loka.probe.learn.estimate_site", lambda *given: ())
 
     def run(plant=None, between=None, scaling="rowwise", poison=None):
         (tmp_path / "tower.yaml").write_text(POLICY.replace("SCALING", scaling), encoding="utf-8")

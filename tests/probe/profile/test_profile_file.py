@@ -437,11 +437,13 @@ class TestRefuses:
         refused(full, words)
 
     @given(st.data())
-    @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     def test_damage_under_a_right_checksum(self, tmp_path: Path, data: st.DataObject) -> None:
         """Whatever a header says, it is a profile or refused, in little memory."""
-        path = tmp_path / "bad"
-        profile_file.save(path, make_recorded((3, 2)))
+        good, path = tmp_path / "good", tmp_path / "bad"
+        if not good.exists():
+            profile_file.save(good, make_recorded((3, 2)))
+        path.write_bytes(good.read_bytes())
 
         def change(text: str) -> str:
             for _ in range(data.draw(st.integers(1, 3))):
