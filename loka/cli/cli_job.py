@@ -44,9 +44,7 @@ def training_of(policy: Policy) -> Iterator[None]:
         raise InputError(f"{policy.where(error.field)}: {error}") from error
     except LokaError:
         raise
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # the user's code can raise anything
+    except (Exception, SystemExit) as error:
         place = place_of(error)
         if not place or place.startswith((_LOKA, os.path.abspath("generated") + os.sep)):
             raise

@@ -45,7 +45,7 @@ class Verbs(TyperGroup):
     """The group of verbs, which handles their errors.
 
     A LokaError becomes a message on stderr and its exit status, and so does any exception of the model's own code,
-    including `sys.exit`. Any other exception is a fault in LoKA, and keeps its traceback.
+    including `sys.exit`. Any other exception is a fault in LoKA: a note says so and where, and it keeps its traceback.
     """
 
     def invoke(self, ctx: Any) -> Any:
@@ -64,8 +64,10 @@ class Verbs(TyperGroup):
             # The reader is gone: flushing the rest of the buffer at exit would fail.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(BROKEN_PIPE) from error
-        except BaseException as error:
-            message = _authors_fault(error) or _output_fault(error)
+        except (Exception, SystemExit) as error:
+            if type(error).__module__.startswith(("typer.", "click.")):  # an option, or a way to leave
+                raise
+            message = _output_fault(error) or _authors_fault(error)
             if message is None:
                 raise
             note(message)
@@ -73,19 +75,14 @@ class Verbs(TyperGroup):
 
 
 def _authors_fault(error: BaseException) -> str | None:
-    """Message for an exception of the model's own code; None for one of LoKA or of the command line."""
-    if "loka.sites.callables" not in sys.modules:  # no verb has called the model's code
-        return None
-    if type(error).__module__.startswith(("typer.", "click.")):  # an option, or a way to leave
-        return None
-    from loka.sites.callables import authors_place, describe_error
+    """Message for an exception of the model's own code; None, with a note, for one of LoKA's."""
+    from loka.sites.callables import authors_frame, describe_error, lokas_place
 
-    if isinstance(error, ValueError) and sys.stdout.closed:
-        return "the model's code closed sys.stdout, where results are printed; take that out"
-
-    if not authors_place(error):
+    frame = authors_frame(error)
+    if frame is None:
+        note(f"an error of LoKA's own, at {lokas_place(error)}: report it with the traceback that follows")
         return None
-    return f"the model's code raised {describe_error(error)}; make it work without LoKA first"
+    return f"the model's code raised {describe_error(error)}, in {frame.name}; make it work without LoKA first"
 
 
 def _output_fault(error: BaseException) -> str | None:
@@ -170,6 +167,6 @@ def _leave(status: int) -> None:
         sys.stderr.flush()
     except BrokenPipeError:
         status = status or BROKEN_PIPE
-    except (OSError, ValueError):  # full, or closed by the model's code
+    except OSError:  # full
         status = status or InputError.exit_status
     os._exit(status)

@@ -29,7 +29,7 @@ from loka.plan.tuning.choices import AS_IT_STANDS, Choice
 from loka.plan.tuning.record import TunedFile, confirmed_plan, tuned_inputs
 from loka.policy.policy import Policy
 from loka.sites.build_model import BuiltModel, build_module, light, light_copy
-from loka.sites.callables import current_directory_importable, directory_kept
+from loka.sites.callables import current_directory_importable
 from loka.sites.discover import find_sites
 from loka.sites.site import Site
 
@@ -79,7 +79,7 @@ def planned(
 
     With a `cache`, a plan that it has is not made again; for processes that import the model's code after LoKA.
     """
-    with deferred_gc(), directory_kept():  # ten thousand sites make a million objects and hardly any garbage
+    with deferred_gc():  # ten thousand sites make a million objects and hardly any garbage
         loaded = policy_argument(policy, "policy")
         known = open_profile(loaded)
         measurements = open_measurements(loaded)
@@ -192,5 +192,5 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
 
 def sites_without_mods(policy: Policy) -> tuple[Site, ...]:
     """The sites of a policy's model as its factory makes it. Raises InputError as `build_model` and `find_sites` do."""
-    with deferred_gc(), directory_kept(), current_directory_importable():
+    with deferred_gc(), current_directory_importable():
         return find_sites(model_without_mods(policy)).sites

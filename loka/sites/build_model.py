@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +15,6 @@ from loka.sites.callables import (
     call,
     current_directory_importable,
     describe_error,
-    directory_kept,
     find_callable,
 )
 from loka.sites.copying import copy_model
@@ -91,7 +89,7 @@ def build_module(factory: str, large: int = LARGE) -> nn.Module:
                 f"model.factory: {factory}() returned a bare {type(module).__name__}, and LoKA replaces modules inside "
                 f"of a model; return nn.Sequential(linear), or a module that holds it"
             )
-        _check_modules(module, factory)
+        _refuse_scripted(module, factory)
         if "_orig_mod" in module._modules:  # torch.compile's wrapper: names would have a prefix
             raise InputError(f"model.factory: {factory}() returned a compiled model; return the model that it compiles")
     return module
@@ -122,49 +120,19 @@ def light(built: BuiltModel) -> BuiltModel:
     return replace(built, args=args, kwargs=kwargs)
 
 
-def _check_modules(module: nn.Module, factory: str) -> None:
-    """Raise InputError for a model whose modules cannot be listed: it overrides `named_modules`, or is too deep."""
-    try:
-        with directory_kept():
-            modules = list(module.named_modules())
-            for listed in (module.named_parameters(), module.named_buffers()):
-                dict(listed)
-    except RecursionError as error:
-        raise InputError(
-            f"model.factory: the modules of {factory}() are nested too deeply to be listed (Python's limit is "
-            f"{sys.getrecursionlimit()} calls); hold them in one nn.ModuleList or nn.Sequential"
-        ) from error
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise InputError(
-            f"model.factory: listing the modules and parameters of {factory}() raised {describe_error(error)}; make "
-            f"named_modules(), named_parameters() and named_buffers() work first"
-        ) from error
-    for path, owner in modules:
+def _refuse_scripted(module: nn.Module, factory: str) -> None:
+    for path, owner in module.named_modules():
         if isinstance(owner, torch.jit.ScriptModule):
             where = f"{path!r} of {factory}()" if path else f"what {factory}() returned"
             raise InputError(
                 f"model.factory: {where} is a ScriptModule, whose forward cannot be replaced; return the "
                 "model as it is before torch.jit.script or torch.jit.trace"
             )
-        wrong = next((name for name in vars(owner).get("_modules", ()) if not name or "." in name), None)
-        if wrong is not None:
-            raise InputError(
-                f"model.factory: {path or factory + '()'} has a child called {wrong!r}, which "
-                "torch.nn.Module.add_module refuses: a name is not empty, and holds no dot; call it otherwise"
-            )
 
 
 def _check_numbers(inputs: object, examples: ExampleInputs) -> None:
     spec, field = examples.spec, examples.field
-    try:
-        leaves = tree_leaves(inputs)
-    except RecursionError as error:
-        raise InputError(
-            f"{field}: what {spec} returned is nested too deeply to be read (Python's limit is "
-            f"{sys.getrecursionlimit()} calls); return tensors in a tuple, a list or a dict"
-        ) from error
+    leaves = tree_leaves(inputs)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_nested]
     if tensors and all(tensor.numel() == 0 for tensor in tensors):
         raise InputError(f"{field}: {spec} returned empty tensors alone; return as many samples as are asked for")
@@ -192,9 +160,7 @@ def _initialise_lazy(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str,
         with torch.no_grad():
             module.eval()
             module(*args, **kwargs)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
+    except Exception as error:
         raise InputError(
             f"model.factory: {factory}() has the lazy parameter {name!r}, and running it once on the example inputs "
             f"raised {describe_error(error)}; run the model once in the factory, or give the sizes"

@@ -7,12 +7,9 @@ import importlib
 import os
 import re
 import sys
-import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
 
@@ -26,89 +23,24 @@ _LIBRARY = (
     str(Path(__file__).parents[1] / "probe" / "capture" / "watch.py"),  # stands around every function of torch
 )
 
-_DEPENDENCIES = frozenset(("jinja2", "numpy", "pydantic", "rich", "safetensors", "torch", "triton", "typer", "yaml"))
 _LOKA = str(Path(__file__).parents[1]) + os.sep
 _STANDARD_LIBRARY = str(Path(os.__file__).parent) + os.sep
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
-SLOW_SECONDS = 10.0  # after which a call of a model author's code is named on stderr
 _LONGEST = 400  # characters of an error's own message
 _AUTOGRAD_FUNCTION = os.path.join("torch", "autograd", "function.py")
 
 
-def working_directory() -> str:
-    """The current directory. Raises InputError if it has been removed."""
-    try:
-        return os.getcwd()
-    except OSError as error:
-        raise InputError("the current directory has been removed; change to one that exists") from error
-
-
-@contextmanager
-def directory_kept() -> Iterator[None]:
-    """Restore the current directory after a block that runs a model author's code.
-
-    Raises InputError if that code removed the directory.
-    """
-    here = working_directory()
-    try:
-        yield
-    finally:
-        try:
-            os.chdir(here)
-        except OSError as error:
-            raise InputError(f"the model's code removed the current directory, {here}; leave it in place") from error
-
-
-class _InstalledFirst(MetaPathFinder):
-    """Finds LoKA's own dependencies as if the current directory were not on sys.path."""
-
-    def __init__(self, here: str) -> None:
-        self._here = here
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None, /
-    ) -> ModuleSpec | None:
-        """The installed package; None for other names, or if it is not installed."""
-        if path is not None or fullname not in _DEPENDENCIES:
-            return None
-        elsewhere = [entry for entry in sys.path if entry not in ("", self._here)]
-        return PathFinder.find_spec(fullname, elsewhere, target)
-
-
 @contextmanager
 def current_directory_importable() -> Iterator[None]:
-    """Put the current directory first on sys.path inside the block.
-
-    Packages that LoKA and torch import are not searched in it: a `triton.py` there is not run.
-    """
-    here = working_directory()
-    finder = _InstalledFirst(here)
+    """Put the current directory first on sys.path inside the block."""
+    here = os.getcwd()
     importlib.invalidate_caches()
     sys.path.insert(0, here)
-    sys.meta_path.insert(0, finder)
     try:
         yield
     finally:
-        sys.meta_path.remove(finder)
         if here in sys.path:
             sys.path.remove(here)
-
-
-@contextmanager
-def told_when_slow(what: str) -> Iterator[None]:
-    """Write one line to stderr if the block, a model author's code called `what`, takes over `SLOW_SECONDS`."""
-
-    def tell() -> None:
-        with suppress(Exception):  # the author's code may have closed stderr
-            print(f"{what} has been running for {SLOW_SECONDS:g} s; Ctrl-C ends it", file=sys.stderr, flush=True)
-
-    timer = threading.Timer(SLOW_SECONDS, tell)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def is_library_file(filename: str) -> bool:
@@ -125,24 +57,26 @@ def place_of(error: BaseException) -> str:
     return place
 
 
-def authors_place(error: BaseException) -> str:
-    """`file:line` of the model author's code that raised an error, itself or in a library; "" if LoKA's own did."""
+def authors_frame(error: BaseException) -> traceback.FrameSummary | None:
+    """The frame of the model author's code that raised an error, itself or in a library; None if LoKA's own did."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if frame.filename.startswith(_LOKA):
-            return ""
+            return None
         library = is_library_file(frame.filename) or frame.filename.startswith(_STANDARD_LIBRARY)
         if not library and not _INSTALLED.search(frame.filename):
-            return f"{frame.filename}:{frame.lineno}"
-    return ""
+            return frame
+    return None
+
+
+def lokas_place(error: BaseException) -> str:
+    """`file:line` of the innermost frame of LoKA's own code; "" where there is none."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(_LOKA)]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
 
 
 def message_of(error: BaseException) -> str:
-    """The first line of an error's message, bounded; its class may be the model author's, and raise from `__str__`."""
-    try:
-        lines = str(error).strip().splitlines()
-    except Exception:  # noqa: BLE001 - the author's __str__ can raise anything
-        return "its message cannot be read"
-    first = lines[0] if lines else ""
+    """The first line of an error's message, bounded."""
+    first, *_ = str(error).strip().splitlines() or [""]
     return first if len(first) <= _LONGEST else f"{first[:_LONGEST]}..."
 
 
@@ -189,19 +123,13 @@ def find_callable(spec: str, field: str) -> tuple[Callable[..., object], ModuleT
 
 
 def call(function: Callable[..., object], args: tuple[object, ...], spec: str, field: str) -> object:
-    """`function(*args)`; its exceptions become an InputError with the position. Ctrl-C is passed on.
-
-    The current directory is restored after the call.
-    """
+    """`function(*args)`; its exceptions become an InputError with the position. Ctrl-C is passed on."""
     shown = ", ".join(repr(a) for a in args)
     try:
-        with directory_kept(), told_when_slow(f"{field}: {spec}({shown})"):
-            return function(*args)
-    except KeyboardInterrupt:
-        raise
+        return function(*args)
     except InputError as error:
         raise InputError(f"{field}: {spec}({shown}): {error}") from error
-    except BaseException as error:
+    except (Exception, SystemExit) as error:
         raise InputError(
             f"{field}: {spec}({shown}) raised {describe_error(error)}; make this call work first"
         ) from error
@@ -209,10 +137,7 @@ def call(function: Callable[..., object], args: tuple[object, ...], spec: str, f
 
 def _import(module_name: str, spec: str, field: str) -> ModuleType:
     try:
-        with told_when_slow(f"{field}: import {module_name}"):
-            return importlib.import_module(module_name)
-    except KeyboardInterrupt:
-        raise
+        return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if missing == module_name or module_name.startswith(missing + "."):
@@ -222,7 +147,7 @@ def _import(module_name: str, spec: str, field: str) -> ModuleType:
             ) from error
         advice = _advice(error, module_name) or f"install {missing!r} or correct the import"
         raise InputError(f"{field}: importing {module_name} raised {describe_error(error)}; {advice}") from error
-    except BaseException as error:
+    except (Exception, SystemExit) as error:
         advice = _advice(error, module_name) or f"make 'import {module_name}' work first"
         raise InputError(f"{field}: importing {module_name} raised {describe_error(error)}; {advice}") from error
 

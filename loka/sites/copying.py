@@ -86,9 +86,7 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
         return known
     try:
         return copy.deepcopy(value, memo)
-    except KeyboardInterrupt:
-        raise
-    except BaseException:  # locks, process groups and files raise various errors: they are shared
+    except Exception:  # locks, process groups and files raise various errors: they are shared
         if isinstance(value, nn.Module):
             raise
         return value

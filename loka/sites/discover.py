@@ -129,23 +129,21 @@ def _find(built: BuiltModel, evaluate: bool) -> _Found:
         (True, lambda: _pair(built, 2, 3, watch_real, evaluate, numbers)),
         (True, lambda: _single(built, watch_real, evaluate, numbers)),
     ]
-    first: BaseException | None = None
-    last: BaseException | None = None
+    first: Exception | None = None
+    last: Exception | None = None
     for real, attempt in attempts:
         if _needs_numbers(first) and not real:
             continue
         try:
             return attempt()
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # noqa: BLE001 - a forward can raise anything; the next attempt may work
+        except Exception as error:  # noqa: BLE001 - a forward can raise anything; the next attempt may work
             if first is None or (_needs_numbers(error) and not _needs_numbers(first)):
                 first = error
             last = error
     raise _refusal(built, first, last) from (last or first)
 
 
-def _needs_numbers(error: BaseException | None) -> TypeGuard[BaseException]:
+def _needs_numbers(error: Exception | None) -> TypeGuard[Exception]:
     """True if a forward failed for want of values, which fake tensors do not have."""
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode  # takes a quarter of a second
 
@@ -153,7 +151,7 @@ def _needs_numbers(error: BaseException | None) -> TypeGuard[BaseException]:
     return isinstance(error, (*kinds, GuardOnDataDependentSymNode))
 
 
-def _refusal(built: BuiltModel, first: BaseException | None, last: BaseException | None) -> InputError:
+def _refusal(built: BuiltModel, first: Exception | None, last: Exception | None) -> InputError:
     kind = type(built.module).__name__
     if _needs_numbers(first):
         where = f" at {place}" if (place := place_of(first)) else ""

@@ -241,12 +241,15 @@ def test_an_error_is_one_line_however_long(shop, loka, policy_text):
     assert ran.err.count("\n") == 1
 
 
-def test_a_fault_of_the_program_keeps_its_traceback(shop, loka, monkeypatch):
+def test_a_fault_of_the_program_is_told_with_its_place_and_keeps_its_traceback(shop, loka, monkeypatch):
     from loka.plan import planner
 
+    told: list[str] = []
+    monkeypatch.setattr("loka.cli.main.note", told.append)
     monkeypatch.setattr(planner, "policy_argument", None)
     with pytest.raises(TypeError, match="not callable"):
         loka("plan", shop.policy)
+    assert re.fullmatch(r"an error of LoKA's own, at .*planner\.py:\d+: report it with the traceback.*", *told)
 
 
 def test_an_interrupt_leaves_with_130(shop, loka, monkeypatch):

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from loka.errors import InputError
-from loka.sites.callables import authors_place, describe_error, message_of, place_of
+from loka.sites.callables import authors_frame, describe_error, message_of, place_of
 
 BATCHES, TEST, LOSS = "train.batches", "train.test", "train.loss"
 _ARGUMENTS = {
@@ -89,7 +89,7 @@ def forward(field: str, model: nn.Module, inputs: Inputs, device: str) -> Any:
     try:
         return call(model, moved)
     except TypeError as error:
-        if authors_place(error) or "forward()" not in message_of(error):
+        if authors_frame(error) or "forward()" not in message_of(error):
             raise
         raise TrainingCallError(field, f"forward does not take a batch's inputs: {message_of(error)}") from error
 

@@ -28,7 +28,6 @@ from loka.plan.tuning.fingerprints import decisions_sha256
 from loka.plan.tuning.record import TunedInputs, tuned_inputs
 from loka.policy.policy import Policy
 from loka.policy.settings import SiteSettings
-from loka.sites.callables import directory_kept
 from loka.sites.site import Site
 
 NATIVE_TITLE = "BF16 by the compiler"
@@ -80,7 +79,7 @@ class Candidates:
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        with deferred_gc(), directory_kept():
+        with deferred_gc():
             self._known: ProfiledSites | None = open_profile(policy)
             self._costs: RecordedPlan | None = open_measurements(policy)
             self._examined: Examined = examine(policy)
@@ -103,7 +102,7 @@ class Candidates:
 
         The plan as it stands and BF16 by the compiler come first, the others by what is expected of them.
         """
-        with deferred_gc(), directory_kept():
+        with deferred_gc():
             native, *others = self._whole()
             for group, choice, title in self._switches():
                 if clock() > end:
@@ -118,7 +117,7 @@ class Candidates:
         choice = choices[0]
         for other in choices[1:]:
             choice = choice.then(other)
-        with deferred_gc(), directory_kept():
+        with deferred_gc():
             return self._made(title, choice)
 
     def _whole(self) -> list[Candidate]:
