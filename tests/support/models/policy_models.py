@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -153,69 +154,6 @@ class Towers(nn.Module):
         return out
 
 
-def towers() -> nn.Module:
-    return Towers()
-
-
-def towers_inputs(batch: int) -> tuple[Tensor, ...]:
-    return (torch.randn(batch, 32),)
-
-
-def hidden() -> nn.Module:
-    return Hidden()
-
-
-def hidden_inputs(batch: int) -> tuple[Tensor, ...]:
-    return (torch.randn(batch, 8),)
-
-
-def branching() -> nn.Module:
-    return Branching()
-
-
-def branching_inputs(batch: int) -> tuple[Tensor, ...]:
-    return (torch.randn(batch, 8),)
-
-
-def experts() -> nn.Module:
-    return Experts()
-
-
-def experts_inputs(batch: int) -> tuple[Tensor, ...]:
-    return (torch.randn(batch, 48),)
-
-
-def features() -> nn.Module:
-    return Features()
-
-
-def features_inputs(batch: int) -> tuple[Tensor, ...]:
-    return (torch.randn(batch, 26, 16),)
-
-
-def attention() -> nn.Module:
-    return Attention()
-
-
-def attention_inputs(batch: int) -> tuple[Tensor, ...]:
-    return (torch.randn(batch, 6, 16),)
-
-
-def looped() -> nn.Module:
-    return Looped()
-
-
-looped_inputs = features_inputs
-
-
-def bottom() -> nn.Module:
-    return Bottom()
-
-
-def bottom_inputs(batch: int) -> tuple[Tensor, ...]:
-    return (torch.randn(batch, 13),)
-
-
 class Both(nn.Module):
     """Experts of an odd size over one input, beside small projections of features."""
 
@@ -233,9 +171,17 @@ class Both(nn.Module):
         return out
 
 
-def both() -> nn.Module:
-    return Both()
+def rows(*sizes: int) -> Callable[[int], tuple[Tensor, ...]]:
+    """Example inputs: one tensor with rows of these sizes."""
+    return lambda batch: (torch.randn(batch, *sizes),)
 
 
-def both_inputs(batch: int) -> tuple[Tensor, ...]:
-    return (torch.randn(batch, 45),)
+towers, towers_inputs = Towers, rows(32)
+hidden, hidden_inputs = Hidden, rows(8)
+branching, branching_inputs = Branching, rows(8)
+experts, experts_inputs = Experts, rows(48)
+features, features_inputs = Features, rows(26, 16)
+looped, looped_inputs = Looped, rows(26, 16)
+attention, attention_inputs = Attention, rows(6, 16)
+bottom, bottom_inputs = Bottom, rows(13)
+both, both_inputs = Both, rows(45)
