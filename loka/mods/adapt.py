@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,9 +12,7 @@ from torch import Tensor, nn
 from loka.errors import InputError
 from loka.mods.adaptation import Adaptation, Unchanged
 from loka.mods.registry import ModKind, module_mod, names_of
-from loka.mods.structure import parent_of
 
-_Saved = tuple[dict[str, Any], dict[str, Any]]  # the children or Parameters of a module, and a copy
 SHOWN = 20  # problems printed in one message; the rest is counted
 
 
@@ -44,21 +43,30 @@ def adapt(model: nn.Module, adaptations: Sequence[Adaptation]) -> None:
     """
     if is_adapted(model, adaptations):
         return
-    saved = _saved(model, adaptations)
     problems: list[str] = []
-    try:
+    with undone_on_error(model):
         for adaptation in adaptations:
             mod = module_mod(adaptation.mod)
             wrong = [(name, mod.unsupported_reason(model, name, adaptation)) for name in adaptation.modules]
             problems += [_problem(name, reason, adaptation) for name, reason in wrong if reason is not None]
             if not problems:
                 mod.change(model, adaptation)
-    except BaseException:
-        _restore(saved)
+        if problems:
+            raise AdaptError(_OTHER_MODEL, problems)
+
+
+@contextmanager
+def undone_on_error(model: nn.Module) -> Iterator[None]:
+    """Context manager: gives the model's modules back their children and Parameters if its body raises."""
+    held = [part for module in model.modules() for part in (module._modules, module._parameters)]
+    saved: list[tuple[dict[str, Any], dict[str, Any]]] = [(part, dict(part)) for part in held]
+    try:
+        yield
+    except BaseException:  # including an interrupt: never leave the model half changed
+        for part, copy in saved:
+            part.clear()
+            part.update(copy)
         raise
-    if problems:
-        _restore(saved)
-        raise AdaptError(_OTHER_MODEL, problems)
 
 
 _OTHER_MODEL = "this is not the model that was planned; nothing was changed. Plan and generate anew for this one:"
@@ -183,20 +191,6 @@ def _wrapper(model: nn.Module, names: Mapping[str, object]) -> str:
 
 def _problem(name: str, reason: str, adaptation: Adaptation) -> str:
     return f"{name} {reason} ({adaptation.mod})"
-
-
-def _saved(model: nn.Module, adaptations: Sequence[Adaptation]) -> list[_Saved]:
-    """The children and Parameters of each module that may change, and copies of them."""
-    names = {name for adaptation in adaptations for name in adaptation.modules}
-    modules = {id(m): m for name in names for m in (model.get_submodule(name), parent_of(model, name))}
-    held: list[dict[str, Any]] = [part for module in modules.values() for part in (module._modules, module._parameters)]
-    return [(part, dict(part)) for part in held]
-
-
-def _restore(saved: Sequence[_Saved]) -> None:
-    for held, copy in saved:
-        held.clear()
-        held.update(copy)
 
 
 def _listed(headline: str, problems: Sequence[str]) -> str:

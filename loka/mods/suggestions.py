@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from loka.errors import InputError
 from loka.mods.dataflow import analyse_dataflow
 from loka.mods.modded_model import selected_for_all
 from loka.mods.protocols import Concern, SiteNeighbours
 from loka.mods.registry import ModKind, module_mod, names_of
 from loka.sites.build_model import BuiltModel
 from loka.sites.neighbours import Node
-from loka.sites.watched_forward import undisturbed, watch_fake
+from loka.sites.watched_forward import Watched, undisturbed, watch_fake
 
 _DEPTH = 6  # operations from a GEMM to its neighbours, including views
 
@@ -34,14 +33,16 @@ def suggestible_mods(built: BuiltModel) -> dict[str, Suggestions]:
     The model is unchanged; a copy of it runs on fake tensors. If two mods address one concern, the first in the
     registry is used.
     """
-    try:
-        model = analyse_dataflow(built)
-    except InputError:
-        return {}
+    with undisturbed():
+        try:
+            watched = watch_fake(built, built.batch_size, evaluate=True)
+        except Exception:  # noqa: BLE001 - a forward can raise anything on fake tensors
+            return {}
+    model = analyse_dataflow(built, watched)
     mods = [module_mod(name) for name in names_of(ModKind.MODULES)]
     matches = [(mod, mod.find(model, selected_for_all(mod.name))) for mod in mods]
     around: dict[str, Suggestions] = {}
-    for site in _neighbours(built):
+    for site in _neighbours(watched):
         against: dict[Concern, Suggestion] = {}
         for mod, match in matches:
             for concern, name in mod.suggest(match, site):
@@ -50,13 +51,8 @@ def suggestible_mods(built: BuiltModel) -> dict[str, Suggestions]:
     return around
 
 
-def _neighbours(built: BuiltModel) -> Iterator[SiteNeighbours]:
+def _neighbours(watched: Watched) -> Iterator[SiteNeighbours]:
     """Each site on a Parameter with the modules of the nearest functions before and after it."""
-    with undisturbed():
-        try:
-            watched = watch_fake(built, built.batch_size, evaluate=False)
-        except Exception:  # noqa: BLE001 - a forward can raise anything on fake tensors
-            return
     owners = {function.result: (function.op, function.owner) for function in watched.functions}
     for call in watched.training:
         site = call.module or call.weight

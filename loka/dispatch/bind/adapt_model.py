@@ -6,14 +6,13 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from torch import nn
 
 from loka.dispatch.bind.bound import is_bound, unsharded_class
 from loka.dispatch.bind.wrappers import ClosedWrapperError, unwrap
 from loka.dispatch.dispatch_errors import BindError, NewModelWarning
-from loka.mods.adapt import AdaptError, is_adapted
+from loka.mods.adapt import AdaptError, is_adapted, undone_on_error
 from loka.mods.adapt import adapt as carry_out
 from loka.mods.adaptation import Adaptation
 from loka.mods.registry import module_mod
@@ -42,17 +41,12 @@ def adapting(model: nn.Module, package: str, adaptations: Sequence[Adaptation], 
     problems = _problems(model)
     if problems:
         raise BindError(f"{package} cannot adapt this model, which is left as it was:", problems)
-    held = [part for module in model.modules() for part in (module._modules, module._parameters)]
-    saved: list[tuple[dict[str, Any], dict[str, Any]]] = [(part, dict(part)) for part in held]
-    try:
-        carry_out(model, adaptations)
+    with undone_on_error(model):
+        try:
+            carry_out(model, adaptations)
+        except AdaptError as error:
+            raise _refused(package, error) from error
         yield
-    except AdaptError as error:
-        _restore(saved)
-        raise _refused(package, error) from error
-    except BaseException:  # including an interrupt: never leave the model half changed
-        _restore(saved)
-        raise
     if not all(module_mod(adaptation.mod).exact for adaptation in adaptations):
         warnings.warn(_said(package, adaptations), NewModelWarning, stacklevel=stacklevel)
 
@@ -103,12 +97,6 @@ def _problems(model: nn.Module) -> list[str]:
 def _refused(package: str, error: AdaptError) -> BindError:
     headline = str(error).splitlines()[0]
     return BindError(f"{package}: {headline}", error.problems)
-
-
-def _restore(saved: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
-    for held, copy in saved:
-        held.clear()
-        held.update(copy)
 
 
 def _said(package: str, adaptations: Sequence[Adaptation]) -> str:
