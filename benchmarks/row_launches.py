@@ -28,8 +28,7 @@ import torch
 from benchmarks.study import run_study, tell
 from loka.bench.machine import device_here, require_gpu
 from loka.bench.record.gemm_parts import PreparedCall
-from loka.bench.record.part_specs import specs_of
-from loka.bench.record.producer_parts import Producers
+from loka.bench.record.producer_parts import Producers, specs_of
 from loka.bench.results import write_text
 from loka.bench.timing import LAUNCHES, rotations, size_of, time_step
 from loka.devices.spec import DeviceSpec, RowLaunch

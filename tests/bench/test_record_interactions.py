@@ -15,8 +15,7 @@ import torch
 from loka.bench.record.check_numbers import Check
 from loka.bench.record.clock import Span
 from loka.bench.record.compiled_kernels import PACKAGE, CompiledKernels
-from loka.bench.record.grid import grid
-from loka.bench.record.interaction_grid import interaction_parts
+from loka.bench.record.grid import grid, interaction_parts
 from loka.bench.record.interaction_parts import InteractionParts, specs_of
 from loka.bench.record.record import in_order, measure
 from loka.errors import InputError

@@ -14,8 +14,7 @@ from loka.bench.record.check_numbers import Check
 from loka.bench.record.compiled_kernels import PACKAGE, CompiledKernels
 from loka.bench.record.grid import POWERS, WIDE, WIDTHS, gemm_sizes, grid
 from loka.bench.record.interaction_parts import specs_of as interaction_specs
-from loka.bench.record.part_specs import parse_around, parse_written, specs_of
-from loka.bench.record.producer_parts import Producers
+from loka.bench.record.producer_parts import Producers, parse_around, parse_written, specs_of
 from loka.errors import InputError
 from loka.kernels.measurements.parts import INTERACTIONS, Part, PartKind
 from tests.support.plan.recorded_parts import PARTS, USUAL, WIDTH

@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from loka.bench.record.policy_parts import parts_of_policy
+from loka.bench.record.run_record import parts_of_policy
 from loka.cli.tables.explain_tables import show_site
 from loka.cli.tables.plan_table import show_plan
 from loka.cli.verbs.diff import show as show_diff

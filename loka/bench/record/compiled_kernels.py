@@ -23,8 +23,7 @@ from loka.bench.machine import device_here
 from loka.bench.record.gemm_parts import PreparedCall
 from loka.bench.record.interaction_parts import InteractionParts
 from loka.bench.record.interaction_parts import specs_of as interaction_specs
-from loka.bench.record.part_specs import specs_of
-from loka.bench.record.producer_parts import Producers
+from loka.bench.record.producer_parts import Producers, specs_of
 from loka.bench.timing import Progress
 from loka.errors import LokaError
 from loka.kernels.fused.rendering import OPERATORS_FILE, AnySpec, render_all, render_files

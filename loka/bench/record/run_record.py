@@ -14,12 +14,14 @@ from loka.bench.record.compiled_kernels import CompiledKernels
 from loka.bench.record.gemm_parts import Gemms
 from loka.bench.record.grid import PARTS, grid
 from loka.bench.record.interaction_parts import InteractionParts
-from loka.bench.record.policy_parts import parts_of_policy
 from loka.bench.record.producer_parts import Producers
 from loka.bench.record.record import AllParts, Store, Tally, in_order, record
 from loka.bench.timing import Progress
 from loka.kernels.gemm.catalogue import GEMM_KERNELS
-from loka.kernels.measurements.parts import Part
+from loka.kernels.measurements.parts import Part, PartTime, TimeSource
+from loka.mods.policy_loader import load_policy
+from loka.plan.examine import assumed_safe, examine
+from loka.plan.plan_of import plan_of
 
 MOST_JOBS = 12
 
@@ -64,3 +66,33 @@ def run_record(
         tally = record(parts, store, bench, GraphClock(), progress, seconds - (time.monotonic() - start))
     progress(f"{tally}, in {time.monotonic() - start:.0f} s")
     return tally
+
+
+class RequestedParts:
+    """Part costs that record each requested part and answer one microsecond."""
+
+    def __init__(self) -> None:
+        """Start without requests."""
+        self.name, self.sha256 = "requested", ""
+        self._parts: dict[Part, None] = {}
+
+    def time(self, part: Part) -> PartTime | None:
+        """Record the part; always one microsecond."""
+        self._parts[part] = None
+        return PartTime(1.0, 0.0, TimeSource.MEASURED)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The requested parts, in the order of the first requests."""
+        return tuple(self._parts)
+
+
+def parts_of_policy(path: str | os.PathLike[str]) -> tuple[Part, ...]:
+    """The parts of every execution option of a policy's sites, at its batch size; any profile is ignored.
+
+    Raises the InputErrors of planning.
+    """
+    examined = examine(load_policy(os.fspath(path)))
+    requested = RequestedParts()
+    plan_of(examined, assumed_safe(examined), requested)
+    return requested.parts

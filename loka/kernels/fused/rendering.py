@@ -25,7 +25,6 @@ from loka.kernels.fused.cross.cross_kernel import (
     cross_backward_values,
     cross_configuration,
 )
-from loka.kernels.fused.device_functions import device_functions, used_functions
 from loka.kernels.fused.interaction.concat_norm import (
     ConcatNormBackward,
     ConcatNormConfiguration,
@@ -287,3 +286,24 @@ def _imports(texts: Sequence[str]) -> dict[str, object]:
         "any": any(": Any" in text for text in texts),
         "capitals": any(re.search(r"[A-Z]: tl\.constexpr", text) for text in texts),
     }
+
+
+_DEVICE_FUNCTIONS = KERNELS + "device_functions.py.j2"
+_CALL = re.compile(r"(?<![\w.])\w+(?=\()")
+_NAME = re.compile(r"^def (\w+)\(", re.MULTILINE)
+
+
+def device_functions(templates: Templates) -> dict[str, str]:
+    """The text of each function, by name, in the order of the template."""
+    texts = [text.strip("\n") + "\n" for text in templates.render(_DEVICE_FUNCTIONS, {}).split("\n\n\n")]
+    return {match[1]: text for text in texts if (match := _NAME.search(text)) is not None}
+
+
+def used_functions(texts: Iterable[str], functions: dict[str, str]) -> tuple[str, ...]:
+    """The texts of the functions that these kernels call, and of those that these call in turn."""
+    used, texts = set[str](), list(texts)
+    while texts:
+        called = set(_CALL.findall("\n".join(texts))) & functions.keys() - used
+        used |= called
+        texts = [functions[name] for name in called]
+    return tuple(text for name, text in functions.items() if name in used)

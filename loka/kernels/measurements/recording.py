@@ -28,8 +28,7 @@ from types import TracebackType
 from typing import Any
 
 from loka.errors import InputError
-from loka.kernels.measurements.machine_choice import Recorded, choose
-from loka.kernels.measurements.measurement import MeasuredSet, Measurement, PartSeries, digest
+from loka.kernels.measurements.measurement import MeasuredSet, Measurement, PartSeries, Recorded, choose, digest
 from loka.kernels.measurements.parts import Part, PartKind
 from loka.kernels.measurements.versions import Versions
 from loka.paths import open_plain, resolved_path, shown
@@ -237,7 +236,7 @@ class _Contents:
 
 
 def read_file(path: Path, target: str, advice: str = _AGAIN) -> MeasuredSet:
-    """The measurements for a target in a recording or an exported file, of one machine (`machine_choice.choose`).
+    """The measurements for a target in a recording or an exported file, of one machine (`choose`).
 
     Raises InputError where the file is damaged, something else, of another version, or has nothing for the target;
     `advice` tells what to do about a damaged file.
