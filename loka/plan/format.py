@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import TypeVar
 
 from loka.kernels.gemm.catalogue import PREFERRED
 from loka.numerics.enums import OPERANDS, Accumulation, Gemm
@@ -66,12 +67,10 @@ def _format_kernels(decision: GemmPlan) -> str:
 
 def format_gemm_reasons(gemms: Sequence[GemmPlan]) -> str:
     """Reasons for the decisions on some GEMMs: one if they share it, otherwise each with its GEMMs."""
-    reasons: dict[str, list[str]] = {}
-    for decision in gemms:
-        reasons.setdefault(decision.reason, []).append(decision.gemm.value)
-    if len(reasons) == 1:
-        return next(iter(reasons))
-    return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
+    groups = grouped(gemms, lambda each: each.reason)
+    if len(groups) == 1:
+        return gemms[0].reason
+    return "; ".join(f"{', '.join(each.gemm.value for each in group)}: {group[0].reason}" for group in groups)
 
 
 def format_reasons(plan: SitePlan) -> str:
@@ -160,6 +159,17 @@ def format_near_budget(mere: Interval, sqnr_db: Interval, budget: Budget) -> str
 
 def _decibels(sqnr_db: Interval) -> str:
     return format_sqnr(sqnr_db).replace(" [", " dB [", 1)
+
+
+T = TypeVar("T")
+
+
+def grouped(items: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:
+    """The items of each key, in the order of the first of them."""
+    groups: dict[Hashable, list[T]] = {}
+    for each in items:
+        groups.setdefault(key(each), []).append(each)
+    return list(groups.values())
 
 
 def pattern_of(name: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from loka.mods.adaptation import Adaptation, Unchanged
 from loka.mods.registry import ModKind, module_mod, names_of
-from loka.plan.format import common_pattern, pattern_of
+from loka.plan.format import common_pattern, grouped, pattern_of
 from loka.plan.plan import ModPlan, Plan
 
 
@@ -21,10 +21,8 @@ def describe_changes(mod: ModPlan) -> str:
 
 def describe_adaptations(adaptations: Sequence[Adaptation]) -> list[str]:
     """Adaptations in words, with numbers of modules: `12 biases dropped`, `8 LayerNorm -> BlockNorm 256`."""
-    alike: dict[str, list[Adaptation]] = {}
-    for adaptation in adaptations:
-        alike.setdefault(_describe_each(adaptation), []).append(adaptation)
-    counted = [(found[0], sum(len(each.modules) for each in found)) for found in alike.values()]
+    alike = grouped(adaptations, _describe_each)
+    counted = [(found[0], sum(len(each.modules) for each in found)) for found in alike]
     return [f"{count} {_describe_each(adaptation, count)}" for adaptation, count in counted]
 
 
@@ -58,10 +56,9 @@ def describe_unchanged(unchanged: Sequence[Unchanged]) -> list[str]:
 
 def _alike(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str, int]]:
     """Groups names that differ only in numbers and share a text: the pattern of the names, the text, their number."""
-    groups: dict[tuple[str, str], list[str]] = {}
-    for name, text in pairs:
-        groups.setdefault((pattern_of(name), text), []).append(name)
-    return [(common_pattern(names) or "the model itself", text, len(names)) for (_, text), names in groups.items()]
+    groups = grouped(pairs, lambda each: (pattern_of(each[0]), each[1]))
+    names = [common_pattern([name for name, _ in group]) or "the model itself" for group in groups]
+    return [(name, group[0][1], len(group)) for name, group in zip(names, groups, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from loka.bench.report.geometry import Axis, Bar, columns
+from loka.bench.report.geometry import Axis
 from loka.plan.evidence import ProfiledSites
 from loka.plan.format import format_share
 from loka.plan.plan import Plan
@@ -17,10 +17,10 @@ SHOWN = 40  # sites, those with most FLOPs
 
 @dataclass(frozen=True, slots=True)
 class OperandChart:
-    """One operand of a site. Heights are logarithms of counts."""
+    """One operand of a site, an octave a column. Heights are logarithms of counts."""
 
     operand: str  # "input"
-    bars: tuple[Bar, ...]
+    heights: tuple[float, ...]  # of the octaves, 0 to 1
     axis: Axis | None  # of exponents of 2; None for an operand of zeros
     markers: tuple[tuple[str, float], ...]  # ("amax", in per cent of the axis)
     facts: tuple[tuple[str, str], ...]  # ("amax", "12.4, usually 8.1"), ...
@@ -84,7 +84,7 @@ def _chart(operand: OperandSummary) -> OperandChart:
     markers = (("rms", operand.rms), ("amax", operand.amax))
     return OperandChart(
         operand=operand.operand.value,
-        bars=columns(octaves.heights) if octaves is not None else (),
+        heights=octaves.heights if octaves is not None else (),
         axis=axis,
         markers=tuple((name, axis.at(math.log2(each))) for name, each in markers if axis and 0 < each < math.inf),
         facts=(*facts, *((name, _spread(each)) for name, each in spreads if each is not None)),

@@ -69,26 +69,3 @@ def line(points: Sequence[tuple[float, float]]) -> str:
 def band(upper: Sequence[tuple[float, float]], lower: Sequence[tuple[float, float]]) -> str:
     """The closed path between two lines of the box, both from left to right; "" for none."""
     return f"{line([*upper, *reversed(lower)])} Z" if upper else ""
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """A bar in per cent of the chart's width and height, its height growing upwards from the bottom."""
-
-    x: float
-    y: float
-    width: float
-    height: float
-
-
-def columns(heights: Sequence[float], gap: float = 0.15, least: float = 0.04) -> tuple[Bar, ...]:
-    """A bar for each height above 0, as shares of the chart's height; the others leave their place empty.
-
-    `gap` is the share of a bar's place that stays empty, `least` the height of the smallest bar.
-    """
-    place = 1 / len(heights) if heights else 0.0
-    return tuple(
-        Bar(percent((index + gap / 2) * place), percent(1 - shown), percent((1 - gap) * place), percent(shown))
-        for index, height in enumerate(heights)
-        if height > 0 and (shown := max(min(height, 1.0), least))
-    )

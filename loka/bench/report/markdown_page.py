@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from loka.bench.results import Table, markdown_table
 from loka.plan.evidence import ProfiledSites, over_budget
-from loka.plan.format import describe_tuned, format_share, format_speedup, pattern_of
+from loka.plan.format import describe_tuned, format_share, format_speedup, grouped, pattern_of
 from loka.plan.mod_words import describe_mod, describe_unchanged
 from loka.plan.plan import NATIVE, Plan
 from loka.plan.planner import Planned
@@ -127,12 +127,11 @@ def evidence(rows: Sequence[PlanRow]) -> Table:
 
 def finding_rows(findings: Sequence[Finding]) -> Table:
     """A line for each kind of finding and group of sites whose names differ only in numbers; evidence of the first."""
-    groups: dict[tuple[str, str], list[Finding]] = {}
-    for finding in findings:
-        groups.setdefault((finding.kind, pattern_of(finding.site)), []).append(finding)
+    groups = grouped(findings, lambda each: (each.kind, pattern_of(each.site)))
     return ("finding", "site", "count", "evidence of the first", "remedy"), [
-        (kind, pattern, str(len(group)), group[0].evidence, group[0].remedy)
-        for (kind, pattern), group in groups.items()
+        (first.kind, pattern_of(first.site), str(len(group)), first.evidence, first.remedy)
+        for group in groups
+        for first in group[:1]
     ]
 
 

@@ -6,14 +6,14 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
+
+from pydantic import BaseModel
 
 from loka.bench.report.geometry import percent
 from loka.errors import InputError
 from loka.paths import open_plain
 from loka.plan.plan import Plan
-
-_FORMAT, _WHAT = "loka.bench", "model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,36 @@ class MeasuredSteps:
     bars: tuple[StepBar, ...]
 
 
+class _Line(BaseModel):
+    mode: str
+    failure: str
+    variant: str = ""
+    launch: str = ""
+    step_ms: float = 0.0  # of one that failed there is none
+    ratio: float | None = None
+
+
+class _Model(BaseModel):
+    name: str
+    batch_size: int
+    lines: list[_Line]
+
+
+class _Environment(BaseModel):
+    device: str
+    torch: str
+
+
+class _File(BaseModel):
+    format: Literal["loka.bench"]
+    what: Literal["model"]
+    command: str
+    date: str
+    baseline: str
+    environment: _Environment
+    models: list[_Model]
+
+
 def measured_steps(path: Path, plan: Plan) -> MeasuredSteps:
     """The training steps of a plan's model in a file of `loka bench model`.
 
@@ -54,46 +84,42 @@ def measured_steps(path: Path, plan: Plan) -> MeasuredSteps:
     """
     try:
         with open_plain(path) as file:
-            data: Any = json.loads(file.read())
-        if data["format"] != _FORMAT or data["what"] != _WHAT:
-            raise ValueError("another format")
-        models = {model["name"]: model for model in data["models"]}
-        found = models.get(plan.name)
-        if found is None:
-            raise InputError(
-                f"--measured: {path}: has {', '.join(models) or 'no model'}, and the policy is {plan.name}; "
-                "measure it: loka bench model POLICY"
-            )
-        lines = [each for each in found["lines"] if each["mode"] == "train" and not each["failure"]]
-        times = [float(each["step_ms"]) for each in lines]
-        if not times or not all(0 < each < math.inf for each in times):
-            raise InputError(f"--measured: {path}: no training step of {plan.name} was measured; measure it again")
-        bars = [
-            StepBar(
-                variant=str(each["variant"]),
-                launch=str(each["launch"]),
-                milliseconds=time,
-                speedup=float(each["ratio"]) if each["ratio"] is not None else None,
-                width=percent(time / max(times)),
-                baseline=each["variant"] == data["baseline"],
-            )
-            for each, time in zip(lines, times, strict=True)
-        ]
-        launches = list(dict.fromkeys(bar.launch for bar in bars))
-        bars.sort(key=lambda bar: (launches.index(bar.launch), bar.milliseconds))
-        about = data["environment"]
-        return MeasuredSteps(
-            file=path.name,
-            command=str(data["command"]),
-            date=str(data["date"]),
-            device=str(about["device"]),
-            torch=str(about["torch"]),
-            batch_size=int(found["batch_size"]),
-            bars=tuple(bars),
-        )
+            data = _File.model_validate(json.loads(file.read()))
     except OSError as error:
         raise InputError(f"--measured: {path}: cannot be read ({error.strerror or error}); check the path") from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(
             f"--measured: {path}: not a file of `loka bench model`; name the JSON that it wrote"
         ) from error
+    model = next((each for each in data.models if each.name == plan.name), None)
+    if model is None:
+        names = ", ".join(each.name for each in data.models)
+        raise InputError(
+            f"--measured: {path}: has {names or 'no model'}, and the policy is {plan.name}; measure it: loka bench "
+            "model POLICY"
+        )
+    lines = [each for each in model.lines if each.mode == "train" and not each.failure]
+    times = [each.step_ms for each in lines]
+    if not times or not all(0 < each < math.inf for each in times):
+        raise InputError(f"--measured: {path}: no training step of {plan.name} was measured; measure it again")
+    launches = list(dict.fromkeys(each.launch for each in lines))
+    lines.sort(key=lambda each: (launches.index(each.launch), each.step_ms))
+    return MeasuredSteps(
+        file=path.name,
+        command=data.command,
+        date=data.date,
+        device=data.environment.device,
+        torch=data.environment.torch,
+        batch_size=model.batch_size,
+        bars=tuple(
+            StepBar(
+                each.variant,
+                each.launch,
+                each.step_ms,
+                each.ratio,
+                percent(each.step_ms / max(times)),
+                each.variant == data.baseline,
+            )
+            for each in lines
+        ),
+    )

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import chain
 
 from loka.bench.report.geometry import percent
 from loka.numerics.enums import Format
-from loka.plan.format import format_evidence, format_operands, format_reasons
+from loka.plan.format import format_evidence, format_operands, format_reasons, grouped
 from loka.plan.plan import Evidence, GemmPlan, Plan, SitePlan
 from loka.plan.select.interaction_times import interaction_by_site
 
@@ -81,25 +81,18 @@ def precision_shares(plan: Plan) -> dict[Precision, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class GemmRow:
-    """One GEMM of a site. Of several alike sites, the evidence is the worst."""
-
-    gemm: str
-    precision: Precision
-    recipe: str  # "e4m3 rowwise pow2"; "" in the model's dtype
-    kernel: str
-    evidence: str  # "" where there is none
-
-
-@dataclass(frozen=True, slots=True)
 class SiteNode:
-    """The GEMMs of a site, or of several alike ones, with their size and the reason of the decision."""
+    """A site, the first of several alike ones, of which the worst evidence is shown."""
 
-    kind: str
-    size: str  # "M 4096, K 128, N 256"
-    region: str  # "layer_norm -> linear -> silu"; "" for the GEMM alone
-    reason: str
-    gemms: tuple[GemmRow, ...]
+    found: SitePlan
+    m: int
+    fused: bool
+    evidence: tuple[str, ...]  # of each GEMM; "" where there is none
+
+    @property
+    def reason(self) -> str:
+        """The reason of the decision."""
+        return format_reasons(self.found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,19 +178,19 @@ class _Making:
 
     def _merged(self, branch: _Branch) -> list[list[_Branch]]:
         """The children of a branch, alike ones together if they have numbers for names."""
-        found: dict[object, list[_Branch]] = {}
-        for child in branch.children.values():
-            numbered = child.label.lstrip("#").isdecimal()
-            kind = (child.label[:1] == "#", self._key(child)) if numbered else child.label
-            found.setdefault(kind, []).append(child)
-        return list(found.values())
 
-    def _key(self, branch: _Branch) -> object:
+        def kind(child: _Branch) -> Hashable:
+            numbered = child.label.lstrip("#").isdecimal()
+            return (child.label[:1] == "#", self._key(child)) if numbered else child.label
+
+        return grouped(branch.children.values(), kind)
+
+    def _key(self, branch: _Branch) -> Hashable:
         """What two alike branches have in common: everything but names and figures of evidence."""
         own = None
         if branch.site is not None:
             site = branch.site.site
-            gemms = tuple((gemm.gemm, gemm.kernel, _recipe(gemm)) for gemm in branch.site.gemms)
+            gemms = tuple((gemm.gemm, gemm.kernel, recipe_of(gemm)) for gemm in branch.site.gemms)
             own = (site.kind, site.rows, site.k, site.n, site.calls, branch.site.region, gemms)
         return own, tuple((each.label, self._key(each)) for each in branch.children.values())
 
@@ -212,7 +205,11 @@ class _Making:
             return replace(children[0], label=f"{first.label}{'' if below.startswith('#') else '.'}{below}")
         sites = [each.site for each in everywhere if each.site is not None]
         amounts: dict[Precision, float] = {}
-        own = ((self._precision(site, gemm), site.site.share / self.total) for site in sites for gemm in site.gemms)
+        own = (
+            (precision_of(gemm, site.site.name in self.fused), site.site.share / self.total)
+            for site in sites
+            for gemm in site.gemms
+        )
         for precision, amount in (*own, *(item for each in children for item in each.amounts.items())):
             amounts[precision] = amounts.get(precision, 0.0) + amount
         return TreeNode(
@@ -225,32 +222,15 @@ class _Making:
             children=children,
         )
 
-    def _precision(self, site: SitePlan, gemm: GemmPlan) -> Precision:
-        return precision_of(gemm, site.site.name in self.fused)
-
     def _site(self, sites: Sequence[SitePlan]) -> SiteNode:
         first = sites[0]
-        rows = first.site.rows.at(self.batch)
-        calls = f", {first.site.calls} times a step" if first.site.calls != 1 else ""
-        return SiteNode(
-            kind=first.site.kind.value,
-            size=f"M {rows}, K {first.site.k}, N {first.site.n}{calls}",
-            region=" → ".join(first.region),
-            reason=format_reasons(first),
-            gemms=tuple(
-                GemmRow(
-                    gemm=gemm.gemm.value,
-                    precision=self._precision(first, gemm),
-                    recipe=_recipe(gemm),
-                    kernel=gemm.kernel,
-                    evidence=_worst([each.gemms[index].evidence for each in sites]),
-                )
-                for index, gemm in enumerate(first.gemms)
-            ),
-        )
+        evidence = zip(*([gemm.evidence for gemm in each.gemms] for each in sites), strict=True)
+        m, fused = first.site.rows.at(self.batch), first.site.name in self.fused
+        return SiteNode(first, m, fused, tuple(map(_worst, evidence)))
 
 
-def _recipe(gemm: GemmPlan) -> str:
+def recipe_of(gemm: GemmPlan) -> str:
+    """The recipe without static ranges: "e4m3 rowwise pow2"; "" in the model's dtype."""
     if gemm.operands is None:
         return ""
     first, second = gemm.operands

@@ -20,6 +20,7 @@ from loka.bench.report.model_tree import (
     model_tree,
     precision_of,
     precision_shares,
+    recipe_of,
 )
 from loka.bench.report.site_charts import DotChart, TimeChart, dot_chart, time_chart
 from loka.bench.report.sources import Source, sources
@@ -126,6 +127,7 @@ def to_html(report: Report) -> str:
         "precision_labels": LABELS,
         "precision_meanings": MEANINGS,
         "precision_of": precision_of,
+        "recipe_of": recipe_of,
         "figure": format_figure,
         "share": format_share,
         "speedup": format_speedup,

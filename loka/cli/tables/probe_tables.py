@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from loka.cli.output import print_line, print_table
 from loka.numerics.enums import Compute, Gemm
-from loka.numerics.recipe import OperandPair
-from loka.plan.format import common_pattern, format_ne, pattern_of
+from loka.plan.format import common_pattern, format_ne, grouped, pattern_of
 from loka.policy.patterns import compile_pattern
 from loka.probe.estimate import recipe_label
 from loka.probe.finding_evidence import estimate_of
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 COLUMNS = ("site", "count", "M", "K", "N", "GEMM", "recipe", "MERE", "95 %", "SQNR, dB", "95 % ", "NE", "verdict")
 _NE = COLUMNS.index("NE")
 NUMBERS = ("count", "M", "K", "N", "MERE", "SQNR, dB")
+_BLANK = ("",) * 5
 MANY = 12  # operands that --check shows at least, those that moved most first
 
 _NUMBER = re.compile(r"(?<![a-zA-Z])\d[\d.]*(?:e[+-]?\d+)?|\binf\b")
@@ -43,23 +43,51 @@ class ProbeRow:
     settings: SiteSettings
     profile: SiteProfile | None  # None: not watched
 
+    @property
+    def gemms(self) -> list[Gemm]:
+        """The GEMMs that the site has in training."""
+        return [gemm for gemm in Gemm if gemm is not Gemm.DGRAD or self.site.input_grad]
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What sites that share a line have in common."""
+        site, wanted = self.site, tuple((each.compute, each.operands) for each in self.settings.gemms.values())
+        sizes = (site.rows, site.k, site.n, site.calls, site.input_grad)
+        return (pattern_of(site.name), *sizes, wanted, self.profile is None)
+
+    def estimate(self, gemm: Gemm) -> Estimate | None:
+        """The estimate of the policy's recipe."""
+        return None if self.profile is None else estimate_of(self.profile, gemm, self.settings.gemms[gemm].operands)
+
+    def ne(self, gemm: Gemm) -> NeEstimate | None:
+        """The change of NE by the recipe of the estimate."""
+        estimate = self.estimate(gemm)
+        return None if self.profile is None or estimate is None else self.profile.ne_estimate(gemm, estimate.operands)
+
+
+def probe_rows(examined: Examined, profile: Profile) -> list[ProbeRow]:
+    """A row for each site, in model order."""
+    known = {site.name: site for site in profile.sites}
+    return [
+        ProbeRow(site, settings, known.get(site.name))
+        for site, settings in zip(examined.sites, examined.settings, strict=True)
+    ]
+
 
 def show_sites(examined: Examined, profile: Profile) -> None:
     """Print MERE and SQNR of each GEMM that is not kept, in its recipe; a line shows the worst of its sites."""
-    groups = _groups(examined, profile)
+    groups = grouped(probe_rows(examined, profile), lambda row: row.kind)
     lines = []
     for rows in groups:
         site = rows[0].site
         m = str(site.rows.at(profile.batch_size)) + (f" x{site.calls}" if site.calls != 1 else "")
-        name = site.name if len(rows) == 1 else common_pattern([row.site.name for row in rows])
+        name = common_pattern([row.site.name for row in rows])
         head: tuple[str, ...] = (name, str(len(rows)), m, str(site.k), str(site.n))
         for cells in _gemm_lines(rows):
             lines.append((*head, *cells))
             head = ("",) * len(head)
-    columns: tuple[str, ...] = COLUMNS
-    if not any(line[_NE] for line in lines):
-        columns, lines = _without_ne(columns), [_without_ne(line) for line in lines]
-    print_table(columns, lines, NUMBERS)
+    shown = [place for place in range(len(COLUMNS)) if place != _NE or any(line[_NE] for line in lines)]
+    print_table([COLUMNS[place] for place in shown], [[line[place] for place in shown] for line in lines], NUMBERS)
     if any(len(rows) > 1 for rows in groups):
         print_line("A line for several sites shows the worst of them.")
 
@@ -86,13 +114,13 @@ def show_findings(findings: Sequence[Finding], names: Sequence[str], modules: Se
 
 def group_findings(findings: Iterable[Finding]) -> list[list[Finding]]:
     """Groups of findings that differ only in numbers, including those in sites' names."""
-    groups: dict[tuple[str, ...], list[Finding]] = {}
-    for finding in findings:
+
+    def key(finding: Finding) -> tuple[str, ...]:
         mod = _MOD.fullmatch(finding.remedy)
         remedy = finding.remedy.replace(finding.site, "") if mod is None else pattern_of(str(json.loads(mod[2])))
-        key = (finding.kind, pattern_of(finding.site), _NUMBER.sub("#", finding.evidence), remedy)
-        groups.setdefault(key, []).append(finding)
-    return list(groups.values())
+        return finding.kind, pattern_of(finding.site), _NUMBER.sub("#", finding.evidence), remedy
+
+    return grouped(findings, key)
 
 
 def _mod_for_all(group: Sequence[Finding], modules: Sequence[str]) -> str:
@@ -139,14 +167,14 @@ def result(examined: Examined, learned: Learned, places: Places, full: bool) -> 
         "seconds": learned.seconds,
         "sites": [
             {
-                "site": site.name,
-                "m": site.rows.at(profile.batch_size),
-                "k": site.k,
-                "n": site.n,
-                "watched": profile.site(site.name) is not None,
-                "gemms": _gemm_results(ProbeRow(site, settings, profile.site(site.name))),
+                "site": row.site.name,
+                "m": row.site.rows.at(profile.batch_size),
+                "k": row.site.k,
+                "n": row.site.n,
+                "watched": row.profile is not None,
+                "gemms": [_gemm_result(row, gemm) for gemm in row.gemms],
             }
-            for site, settings in zip(examined.sites, examined.settings, strict=True)
+            for row in probe_rows(examined, profile)
         ],
         "findings": profile.findings,
     }
@@ -162,91 +190,48 @@ def drift_result(known: Profile, drifts: Sequence[SiteDrift]) -> dict[str, objec
     }
 
 
-def _groups(examined: Examined, profile: Profile) -> list[list[ProbeRow]]:
-    groups: dict[object, list[ProbeRow]] = {}
-    known = {site.name: site for site in profile.sites}
-    for site, settings in zip(examined.sites, examined.settings, strict=True):
-        wanted = tuple((each.compute, each.operands) for each in settings.gemms.values())
-        there = known.get(site.name)
-        key = (pattern_of(site.name), site.rows, site.k, site.n, site.calls, site.input_grad, wanted, there is None)
-        groups.setdefault(key, []).append(ProbeRow(site, settings, there))
-    return list(groups.values())
-
-
-def _gemms(site: Site) -> list[Gemm]:
-    return [gemm for gemm in Gemm if gemm is not Gemm.DGRAD or site.input_grad]
-
-
 def _gemm_lines(rows: Sequence[ProbeRow]) -> list[tuple[str, ...]]:
     first = rows[0]
     if first.profile is None:
         return [("", "not watched", *_BLANK, "")]
-    wanted = [gemm for gemm in _gemms(first.site) if first.settings.gemms[gemm].compute is not Compute.KEEP]
-    if not wanted:
-        return [("", "kept", *_BLANK, "")]
-    return [_gemm_line(gemm, rows) for gemm in wanted]
-
-
-def _without_ne(cells: tuple[str, ...]) -> tuple[str, ...]:
-    return cells[:_NE] + cells[_NE + 1 :]
-
-
-_BLANK = ("", "", "", "", "")
+    wanted = [gemm for gemm in first.gemms if first.settings.gemms[gemm].compute is not Compute.KEEP]
+    return [_gemm_line(gemm, rows) for gemm in wanted] or [("", "kept", *_BLANK, "")]
 
 
 def _gemm_line(gemm: Gemm, rows: Sequence[ProbeRow]) -> tuple[str, ...]:
-    recipe = _recipe_words(gemm, rows[0].settings.gemms[gemm].operands)
-    judged = [(estimate, row) for row in rows if (estimate := _estimate(row, gemm)) is not None]
+    one, other = rows[0].settings.gemms[gemm].operands  # maxima of static scales may differ among the sites of a line
+    recipe = recipe_label(gemm, (replace(one, amax=None), replace(other, amax=None)))
+    judged = [
+        (_WORST_FIRST.index(estimate.verdict(row.settings.budget)), -estimate.mere.mean, estimate)
+        for row in rows
+        if (estimate := row.estimate(gemm)) is not None
+    ]
     if not judged:
         return (gemm.value, recipe, *_BLANK, "no estimate")
-    worst, row = min(
-        judged, key=lambda each: (_WORST_FIRST.index(each[0].verdict(each[1].settings.budget)), -each[0].mere.mean)
-    )
+    verdict, _, worst = min(judged, key=lambda each: each[:2])
     mere, sqnr = worst.mere, worst.sqnr_db
-    verdict = worst.verdict(row.settings.budget).value
-    changes = [ne.ne_percent for row in rows if (ne := _ne(row, gemm)) is not None]
+    changes = [ne.ne_percent for row in rows if (ne := row.ne(gemm)) is not None]
     most = format_ne(max(changes, key=lambda change: change.high)) if changes else ""
-    return (gemm.value, recipe, f"{mere.mean:.3f}", _ends(mere, 3), f"{sqnr.mean:.1f}", _ends(sqnr, 1), most, verdict)
-
-
-def _estimate(row: ProbeRow, gemm: Gemm) -> Estimate | None:
-    return None if row.profile is None else estimate_of(row.profile, gemm, row.settings.gemms[gemm].operands)
-
-
-def _ne(row: ProbeRow, gemm: Gemm) -> NeEstimate | None:
-    """The change of NE by the recipe of `_estimate`."""
-    estimate = _estimate(row, gemm)
-    return None if row.profile is None or estimate is None else row.profile.ne_estimate(gemm, estimate.operands)
+    figures = (f"{mere.mean:.3f}", _ends(mere, 3), f"{sqnr.mean:.1f}", _ends(sqnr, 1), most)
+    return (gemm.value, recipe, *figures, _WORST_FIRST[verdict].value)
 
 
 def _ends(interval: Interval, digits: int) -> str:
     return f"{interval.low:.{digits}f} to {interval.high:.{digits}f}"
 
 
-def _recipe_words(gemm: Gemm, operands: OperandPair) -> str:
-    """Label of a recipe without maxima of static scales, which may differ among the sites of a line."""
-    first, second = operands
-    return recipe_label(gemm, (replace(first, amax=None), replace(second, amax=None)))
-
-
-def _gemm_results(row: ProbeRow) -> list[dict[str, object]]:
-    results: list[dict[str, object]] = []
-    for gemm in _gemms(row.site):
-        wanted = row.settings.gemms[gemm]
-        estimate = _estimate(row, gemm)
-        results.append(
-            {
-                "gemm": gemm,
-                "compute": wanted.compute,
-                "operands": wanted.operands,
-                "mere": None if estimate is None else estimate.mere,
-                "sqnr_db": None if estimate is None else estimate.sqnr_db,
-                "draws": None if estimate is None else estimate.draws,
-                "ne": _ne(row, gemm),
-                "verdict": None if estimate is None else estimate.verdict(row.settings.budget),
-            }
-        )
-    return results
+def _gemm_result(row: ProbeRow, gemm: Gemm) -> dict[str, object]:
+    wanted, estimate = row.settings.gemms[gemm], row.estimate(gemm)
+    return {
+        "gemm": gemm,
+        "compute": wanted.compute,
+        "operands": wanted.operands,
+        "mere": None if estimate is None else estimate.mere,
+        "sqnr_db": None if estimate is None else estimate.sqnr_db,
+        "draws": None if estimate is None else estimate.draws,
+        "ne": row.ne(gemm),
+        "verdict": None if estimate is None else estimate.verdict(row.settings.budget),
+    }
 
 
 def _pattern(sites: Sequence[str], names: Sequence[str]) -> tuple[str, str]:

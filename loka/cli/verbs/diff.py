@@ -10,7 +10,7 @@ import typer
 from loka.cli.output import Json, percent, print_json, print_line, print_table
 
 if TYPE_CHECKING:
-    from loka.plan.view.diff import ModChange, PlanDiff, RegionChange, TimeChange
+    from loka.plan.view.diff import ModChange, PlanDiff, RegionChange
 
 NAME = "diff"
 _HELP = "A policy (.yaml) or a plan.json."
@@ -38,48 +38,39 @@ def show(change: PlanDiff) -> None:
         print_line(f"Both decide the same: {percent(change.share_fp8[0])} of the training GEMM FLOPs in FP8.")
         _show_times(change)
         return
-    if change.target[0] != change.target[1]:
-        print_line(f"target: {change.target[0]} -> {change.target[1]}")
-    if change.batch_size[0] != change.batch_size[1]:
-        print_line(f"batch size: {change.batch_size[0]} -> {change.batch_size[1]}")
+    for label, pair in (("target", change.target), ("batch size", change.batch_size)):
+        if pair[0] != pair[1]:
+            print_line(f"{label}: {pair[0]} -> {pair[1]}")
     for mod in change.mods:
         print_line(f"mod {mod.mod}: {mod.before}; now {mod.after}{_moved(mod)}")
     for label, names in (("added", change.added), ("removed", change.removed), ("resized", change.resized)):
         for name in names:
             print_line(f"{label}: {name}")
     if change.gemms:
-        times = {each.site: _us(each) for each in change.times}
+        times = {each.site: _pair(each.before, each.after) for each in change.times}
         columns = ("site", "GEMM", "before", "after", "FLOPs", "site's us", "evidence")
         rows = [
-            (
-                *(each.site, each.gemm.value, each.before, each.after),
-                percent(each.share),
-                times.get(each.site, ""),
-                each.evidence,
-            )
+            (each.site, each.gemm.value, each.before, each.after, percent(each.share), times.get(each.site, ""),
+             each.evidence)
             for each in change.gemms
-        ]
+        ]  # fmt: skip
         shown = [place for place in range(len(columns)) if place < 5 or any(row[place] for row in rows)]
         print_table([columns[place] for place in shown], [[row[place] for place in shown] for row in rows], ("FLOPs",))
     for line in region_lines(change.regions):
         print_line(line)
-    before_share, after_share = change.share_fp8
-    print_line(f"FLOPs in FP8: {percent(before_share)} -> {percent(after_share)}")
+    print_line(f"FLOPs in FP8: {' -> '.join(map(percent, change.share_fp8))}")
     _show_times(change)
 
 
 def region_lines(regions: Sequence[RegionChange]) -> list[str]:
     """`region of layers.*.up (3): linear; now linear -> silu`; sites that differ only in numbers share a line."""
-    from loka.plan.format import common_pattern, pattern_of
+    from loka.plan.format import common_pattern, grouped, pattern_of
 
-    groups: dict[tuple[str, tuple[str, ...], tuple[str, ...]], list[str]] = {}
-    for each in regions:
-        groups.setdefault((pattern_of(each.site), each.before, each.after), []).append(each.site)
     lines = []
-    for (_, *both), sites in groups.items():
-        name = sites[0] if len(sites) == 1 else f"{common_pattern(sites)} ({len(sites)})"
-        before, after = (" -> ".join(ops) or "none" for ops in both)
-        lines.append(f"region of {name}: {before}; now {after}")
+    for group in grouped(regions, lambda each: (pattern_of(each.site), each.before, each.after)):
+        count = f" ({len(group)})" if len(group) > 1 else ""
+        before, after = (" -> ".join(ops) or "none" for ops in (group[0].before, group[0].after))
+        lines.append(f"region of {common_pattern([each.site for each in group])}{count}: {before}; now {after}")
     return lines
 
 
@@ -99,26 +90,20 @@ def _show_times(change: PlanDiff) -> None:
     for each in change.interactions:
         count = f"{each.count[0]} -> {each.count[1]} of them, " if each.count[0] != each.count[1] else ""
         print_line(f"{each.what} in {each.owner}: {count}{each.us[0]} -> {each.us[1]} us")
+    was, now = change.counted
     if change.total_us[0] == change.total_us[1]:
         return
-    if all(change.counted) and change.counted[0] != change.counted[1]:
-        from loka.plan.format import format_figure
-
-        first, second = (format_figure(us or 0.0) for us in change.total_us)
+    if was and now and was != now:
+        first, _, second = _pair(*change.total_us).partition(" -> ")
         print_line(
-            f"a training step: {first} us for {change.counted[0]}; now {second} us for {change.counted[1]}. "
-            "This is not the same work: what one counts as GEMMs the other counts in interactions"
+            f"a training step: {first} us for {was}; now {second} us for {now}. This is not the same work: what one "
+            "counts as GEMMs the other counts in interactions"
         )
-        return
-    print_line(f"{change.counted[1] or change.counted[0]}, a training step: {_pair(*change.total_us)} us")
-
-
-def _us(change: TimeChange) -> str:
-    return _pair(change.before, change.after)
+    else:
+        print_line(f"{now or was}, a training step: {_pair(*change.total_us)} us")
 
 
 def _pair(before: float | None, after: float | None) -> str:
     from loka.plan.format import format_figure
 
-    was, now = ("-" if us is None else format_figure(us) for us in (before, after))
-    return f"{was} -> {now}"
+    return " -> ".join("-" if us is None else format_figure(us) for us in (before, after))

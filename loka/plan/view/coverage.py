@@ -26,6 +26,7 @@ from loka.plan.format import (
     format_place,
     format_share,
     format_us,
+    grouped,
     pattern_of,
 )
 from loka.plan.plan import NATIVE, NOTHING_AROUND, GemmPlan, Plan, SitePlan
@@ -262,16 +263,15 @@ def _least_us(plan: Plan, site: SitePlan, gemm: GemmPlan) -> float:
 
 def _alike(parts: Sequence[_Part]) -> list[list[_Part]]:
     """The parts that stay the compiler's, those that differ only in numbers in one group."""
-    groups: dict[tuple[object, ...], list[_Part]] = {}
     reasons: dict[tuple[object, ...], str] = {}  # sites that are alike share their GEMMs
-    for part in parts:
-        if part.compiler:
-            own = (id(part.site.gemms), part.site.region_note, part.norms)
-            if own not in reasons:
-                reasons[own] = _FIGURES.sub("", part.reason)
-            site = part.site.site
-            groups.setdefault((pattern_of(site.name), site.k, site.n, reasons[own]), []).append(part)
-    return list(groups.values())
+
+    def key(part: _Part) -> tuple[object, ...]:
+        site, own = part.site.site, (id(part.site.gemms), part.site.region_note, part.norms)
+        if own not in reasons:
+            reasons[own] = _FIGURES.sub("", part.reason)
+        return pattern_of(site.name), site.k, site.n, reasons[own]
+
+    return grouped((part for part in parts if part.compiler), key)
 
 
 def _piece(group: Sequence[_Part], whole: float, timed: bool) -> Piece:

@@ -16,6 +16,7 @@ from loka.plan.format import (
     format_share,
     format_speedup,
     format_sqnr,
+    grouped,
     pattern_of,
 )
 from loka.plan.plan import Evidence, GemmPlan, InteractionPlan, Plan, SitePlan, StepTime
@@ -82,22 +83,19 @@ def cells_of(rows: Sequence[PlanRow], columns: Sequence[str]) -> list[tuple[str,
     return [tuple(cells[column] for column in columns) for cells in (row.cells for row in rows)]
 
 
-def site_groups(plan: Plan, alike: bool = True) -> tuple[list[SitePlan], ...]:
+def site_groups(plan: Plan, alike: bool = True) -> list[list[SitePlan]]:
     """The sites of each row of `group_sites`."""
-    groups: dict[tuple[object, ...], list[SitePlan]] = {}
     fused = interaction_by_site(plan)
-    for number, found in enumerate(plan.called):
-        site = found.site
-        key: tuple[object, ...] = (number,)
-        if alike:
-            # Sites with the same decisions share objects (loka.plan.resolve), so identities suffice here. With a
-            # profile each site has its own evidence, and decisions are compared by value.
-            decided = id(found.gemms) if plan.profile is None else tuple(map(_decided, found.gemms))
-            key = (pattern_of(site.name), site.kind, site.rows, site.k, site.n, site.calls, decided)
-            times = (found.timing.chosen, found.timing.as_is) if found.timing is not None else ()
-            key = (*key, found.region, found.region_note, times, site.name in fused)
-        groups.setdefault(key, []).append(found)
-    return tuple(groups.values())
+
+    def key(found: SitePlan) -> tuple[object, ...]:
+        # Sites with the same decisions share objects (loka.plan.resolve), so identities suffice here. With a profile
+        # each site has its own evidence, and decisions are compared by value.
+        site, decided = found.site, id(found.gemms) if plan.profile is None else tuple(map(_decided, found.gemms))
+        times = (found.timing.chosen, found.timing.as_is) if found.timing is not None else ()
+        own = (pattern_of(site.name), site.kind, site.rows, site.k, site.n, site.calls, decided)
+        return (*own, found.region, found.region_note, times, site.name in fused)
+
+    return grouped(plan.called, key) if alike else [[each] for each in plan.called]
 
 
 def name_of_group(group: Sequence[SitePlan]) -> str:
@@ -174,14 +172,12 @@ def _gain(speedup: float | None) -> str:
     return NOTHING if speedup is None else format_speedup(speedup)
 
 
-def interaction_groups(plan: Plan) -> tuple[list[InteractionPlan], ...]:
-    """The interactions with their own kernels in model order, those that differ only in their owners' numbers
-    together."""
-    groups: dict[tuple[object, ...], list[InteractionPlan]] = {}
-    for each in plan.interactions:
-        key = (pattern_of(each.owner), each.what, each.samples, each.calls, each.chosen, each.as_is)
-        groups.setdefault(key, []).append(each)
-    return tuple(groups.values())
+def interaction_groups(plan: Plan) -> list[list[InteractionPlan]]:
+    """The interactions with their own kernels, those that differ only in the numbers of their owners together."""
+    return grouped(
+        plan.interactions,
+        lambda each: (pattern_of(each.owner), each.what, each.samples, each.calls, each.chosen, each.as_is),
+    )
 
 
 def owner_of_group(group: Sequence[InteractionPlan]) -> str:
@@ -204,13 +200,13 @@ def interaction_rows(plan: Plan) -> list[tuple[str, ...]]:
 
 def uncalled_lines(plan: Plan) -> list[str]:
     """The linears that no forward calls; those that differ only in the numbers of names share a line."""
-    groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
-    for name, reason in ((each.site.name, each.site.blocked or "") for each in plan.sites if not each.site.called):
-        groups.setdefault((pattern_of(name), _DIGITS.sub("*", reason)), []).append((name, reason))
+    uncalled = [each for each in plan.sites if not each.site.called]
     lines = []
-    for group in groups.values():
+    for group in grouped(
+        uncalled, lambda each: (pattern_of(each.site.name), _DIGITS.sub("*", each.site.blocked or ""))
+    ):
         count = f" ({len(group)} linears)" if len(group) > 1 else ""
-        lines.append(f"NEVER CALLED {common_pattern([name for name, _ in group])}{count}: {group[0][1]}")
+        lines.append(f"NEVER CALLED {name_of_group(group)}{count}: {group[0].site.blocked or ''}")
     return lines
 
 

@@ -20,7 +20,7 @@ def test_the_operands_of_sites_that_were_seen() -> None:
     assert [site.name for site in found.sites] == ["dense", "layers.0.up"]
     assert (found.left_out, found.opened) == (0, "layers.0.up")
     chart = found.sites[0].operands["input"]
-    assert (chart.operand, len(chart.bars)) == ("input", 5)  # ten filled half octaves
+    assert (chart.operand, sum(height > 0 for height in chart.heights)) == ("input", 5)  # ten filled half octaves
     assert chart.axis is not None
     assert chart.axis.ticks == (-16, -8, 0)
     assert [chart.axis.at(each) for each in chart.axis.ticks] == [0.0, 50.0, 100.0]
@@ -41,7 +41,7 @@ def test_an_operand_of_zeros_has_no_bars_and_one_never_seen_no_place() -> None:
     site = replace(profile.sites[0], operands=(zeros,))
     (found,) = distributions(PLAN, ProfiledSites.of(replace(profile, sites=(site,)))).sites
     (chart,) = found.operands.values()
-    assert (chart.bars, chart.axis, chart.markers) == ((), None, ())
+    assert (chart.heights, chart.axis, chart.markers) == ((), None, ())
     assert chart.words == "Magnitudes of the input, only zeros"
 
 

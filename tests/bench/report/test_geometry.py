@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from loka.bench.report.geometry import Bar, axis_of, band, columns, label, line, percent
+from loka.bench.report.geometry import axis_of, band, label, line, percent
 
 
 def test_a_value_is_placed_between_the_ends_and_never_beyond() -> None:
@@ -45,12 +45,6 @@ def test_paths() -> None:
     assert line([(0.0, 100.0), (50.0, 12.3456), (100.0, 0.0)]) == "M0.00,100.00 L50.00,12.35 L100.00,0.00"
     assert band([(0.0, 1.0), (9.0, 2.0)], [(0.0, 3.0), (9.0, 4.0)]) == "M0.00,1.00 L9.00,2.00 L9.00,4.00 L0.00,3.00 Z"
     assert (line([]), band([], [])) == ("", "")
-
-
-def test_columns_share_the_width_and_stand_on_the_bottom() -> None:
-    bars = columns((0.5, 0.0, 1.0, 0.001), gap=0.2, least=0.1)
-    assert bars == (Bar(2.5, 50.0, 20.0, 50.0), Bar(52.5, 0.0, 20.0, 100.0), Bar(77.5, 90.0, 20.0, 10.0))
-    assert columns(()) == ()
 
 
 def test_a_percentage_has_two_decimals_and_no_minus_zero() -> None:

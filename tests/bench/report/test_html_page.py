@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 
@@ -130,6 +131,22 @@ def test_tables_scroll_by_keyboard(hostile_page: Page) -> None:
 
 def test_the_tree_is_made_of_details(hostile: Report, hostile_page: Page) -> None:
     assert len(hostile_page.all("details")) == len(hostile_page.all("summary")) > len(hostile.tree)
+
+
+def test_columns_of_a_histogram_share_the_width_and_stand_on_the_bottom(hostile: Report) -> None:
+    assert hostile.distributions is not None
+    site, *others = hostile.distributions.sites
+    chart = replace(site.operands["input"], heights=(0.5, 0.0, 1.0, 0.001))
+    site = replace(site, operands={"input": chart})
+    text = to_html(replace(hostile, distributions=replace(hostile.distributions, sites=(site,))))
+    small = re.search(r'<svg class="histogram small".*?</svg>', text, re.DOTALL)
+    assert small is not None
+    assert re.findall(r'<rect x="(.*?)%" y="(.*?)%" width="(.*?)%" height="(.*?)%"/>', small[0]) == [
+        ("1.88", "50.0", "21.25", "50.0"),
+        ("51.88", "0.0", "21.25", "100.0"),
+        ("76.88", "96.0", "21.25", "4.0"),
+    ]
+    assert others
 
 
 def test_an_empty_report_says_what_to_do(bare: Report) -> None:
