@@ -71,7 +71,7 @@ def test_a_bar_is_as_long_as_the_share_with_fp8_first() -> None:
 def test_the_evidence_of_alike_sites_is_the_worst() -> None:
     (node,) = tree(site_plan("layers.0", mere=0.1), site_plan("layers.1", mere=0.15))
     assert node.children[0].site is not None
-    assert {gemm.evidence.split(",")[1] for gemm in node.children[0].site.gemms} == {" MERE 0.15 [0.135"}
+    assert {evidence.split(",")[1] for evidence in node.children[0].site.evidence} == {" MERE 0.15 [0.135"}
 
 
 def test_names_of_any_form_are_taken_apart() -> None:
