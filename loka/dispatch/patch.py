@@ -318,7 +318,7 @@ class Patch:
             return
         if find_module(self._root, name) is not module:
             yield f"{shown(name)}: was replaced in the model since apply"
-        found = list(changes_since(module, bound.counters.inlined, bound.counters.binding))
+        found = list(changes_since(module, bound.counters.binding))
         yield from (f"{shown(name)}: {problem}" for problem in found)
         # What is not there any more cannot be quantized to compare with it.
         if not found and (stale := stale_sites(module)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import importlib
 import pickle
 
@@ -247,17 +246,6 @@ def test_copies_are_held_to_the_same():
         patch.verify()
         copied.head.mlp.append(nn.Linear(256, 256))
         found_out(patch, f"{APPENDED}: {BACK}")
-
-
-def test_packages_from_before_are_checked_by_the_hash():
-    binding, _ = models.bound_as("sequential", ("0.0", "0.1", "0.2", "0.3", "1.1", "1.2"))
-    older = dataclasses.replace(binding, reads=(), called=(), constants=())
-    model = models.made("sequential")
-    dispatch.apply(model, "p", (older,), target="reference").verify()
-    model = models.made("sequential")
-    model[0][1].eps = 0.1
-    with pytest.raises(dispatch.BindError, match="has changed since: run loka generate again"):
-        dispatch.apply(model, "p", (older,), target="reference")
 
 
 def test_pieces_of_a_flat_parameter_are_not_blamed():

@@ -21,7 +21,7 @@ from loka.codegen.chains.static_operands import operands
 from loka.codegen.layout import call, formatted
 from loka.codegen.modules import statement_text
 from loka.codegen.modules.linear_recipes import Recipes, SiteRecipe, site_recipe
-from loka.codegen.modules.region_functions import Linear, Regions
+from loka.codegen.modules.region_functions import RegionLinear, Regions
 from loka.codegen.modules.signature import own_forward_lines, parse_argument
 from loka.codegen.names import layers, shown, snake, wrapped
 from loka.errors import LokaError
@@ -260,7 +260,7 @@ class ForwardBody:
         recipe = site_recipe(self._plans[index])
         frozen = self._freeze(position)
         function = self._kernels.linear(recipe, gemm.bias is not None, frozen)
-        linear = Linear(function, frozen, function.replace("_", " "))
+        linear = RegionLinear(function, frozen, function.replace("_", " "))
         name, reads = self._kernels.regions.function(region, statements, linear)
         operands = [self._scope.read(ref.text) if ref.kind is RefKind.LOCAL else ref.text for ref in reads]
         weight = [f"self.loka_weight_{index}", f"self.loka_scale_{index}"] if frozen else []

@@ -24,7 +24,7 @@ class RegionView:
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
+class RegionLinear:
     """Replacement of a region's GEMM: the wrapper, whether its weight is frozen, and its name in docstrings."""
 
     function: str
@@ -41,7 +41,9 @@ class Regions:
         self.views: list[RegionView] = []
         self.imports: set[str] = set()
 
-    def function(self, region: Region, statements: Sequence[Statement], linear: Linear) -> tuple[str, tuple[Ref, ...]]:
+    def function(
+        self, region: Region, statements: Sequence[Statement], linear: RegionLinear
+    ) -> tuple[str, tuple[Ref, ...]]:
         """The name of the function for a region, and its arguments before weight, scale and counter_id."""
         reads = outside_reads(statements, linear.frozen)
         neutral = _Outline(statements, reads, linear, lambda ref, number: f"p{number}", lambda number: f"v{number}")
@@ -109,7 +111,7 @@ class _Outline:
         self,
         statements: Sequence[Statement],
         reads: Sequence[Ref],
-        linear: Linear,
+        linear: RegionLinear,
         parameter: Callable[[Ref, int], str],
         target: Callable[[int], str],
     ) -> None:

@@ -10,8 +10,8 @@ from torch import nn
 
 from loka.dispatch.bind.adapt_model import adapting
 from loka.dispatch.bind.bind_warnings import warn_of_devices, warn_without_fp8
-from loka.dispatch.bind.bound import Binding, Bound, CallCounters, Frozen, derive
-from loka.dispatch.bind.check_model import ModuleMatch, library_problems, match_modules
+from loka.dispatch.bind.bound import Binding, CallCounters, derive
+from loka.dispatch.bind.check_model import library_problems, match_modules
 from loka.dispatch.bind.wrappers import ClosedWrapperError, planned_inside, unwrap
 from loka.dispatch.bound_state import BoundModule, bind, frozen_weights, unbind
 from loka.dispatch.dispatch_errors import BindError
@@ -76,7 +76,9 @@ def _bound(root: nn.Module, package: str, bindings: Sequence[Binding], mode: str
     bound = []
     try:
         for match, bound_class, frozen in prepared:
-            bound.append(BoundModule(match.name, match.module, _bind(match, bound_class, frozen, mode)))
+            counters = CallCounters(match.sites, match.binding, mode)
+            bind(match.module, bound_class, counters, frozen)
+            bound.append(BoundModule(match.name, match.module, counters))
     except BaseException:  # including an interrupt: never leave the model half bound
         for match in matches:
             unbind(match.module)
@@ -92,17 +94,3 @@ def _root(model: Any, package: str) -> nn.Module:
         return unwrap(model)
     except ClosedWrapperError as error:
         raise BindError(f"{package}: the model is wrapped in {error}: apply before wrapping") from None
-
-
-def _bind(match: ModuleMatch, bound_class: type[Bound], frozen: Frozen, mode: str) -> CallCounters:
-    binding = match.binding
-    planned = binding.in_mode(mode)
-    counters = CallCounters(
-        match.sites,
-        tuple(tuple(site) for site in planned),
-        binding.inlined,
-        tuple(tuple(site.values()) for site in planned) if binding.kernels else (),
-        binding,
-    )
-    bind(match.module, bound_class, counters, frozen)
-    return counters

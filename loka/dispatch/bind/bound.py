@@ -33,20 +33,13 @@ class CallCounters:
     `deepcopy` or pickle, gets new ids, so that its runs do not count for the original.
     """
 
-    def __init__(
-        self,
-        sites: tuple[str, ...],
-        gemms: tuple[tuple[str, ...], ...],
-        inlined: tuple[str, ...] = (),
-        kernels: tuple[tuple[tuple[str, ...], ...], ...] = (),  # of each of `gemms`; () if all are torch.scaled_mm
-        binding: Binding | None = None,  # the conditions checked when the module was bound
-    ) -> None:
+    def __init__(self, sites: tuple[str, ...], binding: Binding, mode: str) -> None:
         self.sites = sites
-        self.gemms = gemms
-        self.inlined = inlined
-        self.kernels = kernels
-        self.binding = binding
+        self.binding = binding  # the conditions checked when the module was bound
         self.numbers = tuple(call_counters.new_counters(3) for _ in sites)
+        self._mode = mode
+        self._planned = binding.in_mode(mode)
+        self.gemms = tuple(map(tuple, self._planned))  # for each site, its FP8 GEMMs in this mode
 
     def counter_id(self, index: int) -> int:
         """The counter id of the fprop of site `index`."""
@@ -54,15 +47,14 @@ class CallCounters:
 
     def planned(self, index: int) -> dict[str, tuple[str, ...]]:
         """FP8 GEMMs of site `index`, each with its permitted kernels."""
-        gemms = self.gemms[index]
-        return dict(zip(gemms, self.kernels[index] if self.kernels else ((KERNEL,),) * len(gemms), strict=True))
+        return self._planned[index]
 
     def copy(self) -> CallCounters:
         """A copy with new counter ids."""
-        return CallCounters(self.sites, self.gemms, self.inlined, self.kernels, self.binding)
+        return CallCounters(self.sites, self.binding, self._mode)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return CallCounters, (self.sites, self.gemms, self.inlined, self.kernels, self.binding)
+        return CallCounters, (self.sites, self.binding, self._mode)
 
 
 class Bound(nn.Module):
@@ -382,9 +374,8 @@ def is_flat(tensor: torch.Tensor) -> bool:
 
 def is_split(module: Bound) -> bool:
     """Whether this process lacks numbers of a parameter that a bound module's generated forward was made for."""
-    binding = module.loka.binding
-    names = [name for name, _ in module.named_parameters()] if binding is None else [name for name, _ in binding.shapes]
-    return any(is_sharded(found) or is_flat(found) for name in names if (found := _parameter(module, name)) is not None)
+    found = [_parameter(module, name) for name, _ in module.loka.binding.shapes]
+    return any(is_sharded(each) or is_flat(each) for each in found if each is not None)
 
 
 def _parameter(module: nn.Module, name: str) -> nn.Parameter | None:

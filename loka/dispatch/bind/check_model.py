@@ -85,7 +85,7 @@ def _inlined_already(root: nn.Module) -> dict[int, str]:
         id(child): plain_name(name)
         for name, module in root.named_modules()
         if isinstance(module, Bound)
-        for path in module.loka.inlined
+        for path in module.loka.binding.inlined
         if (child := below(module, path)) is not None
     }
 
@@ -118,12 +118,11 @@ def child_problems(module: nn.Module, inlined: Sequence[str]) -> Iterator[str]:
             yield f"its child {name!r} is bound already"
 
 
-def changes_since(module: nn.Module, inlined: Sequence[str], binding: Binding | None) -> Iterator[str]:
+def changes_since(module: nn.Module, binding: Binding) -> Iterator[str]:
     """Changes in a module since it was bound that its generated forward does not reflect."""
-    if binding is not None:
-        yield from built_in_problems(module, binding, after=True)
-        yield from lost_parameters(module, binding)
-    yield from child_problems(module, inlined)
+    yield from built_in_problems(module, binding, after=True)
+    yield from lost_parameters(module, binding)
+    yield from child_problems(module, binding.inlined)
 
 
 def _problems(module: nn.Module, binding: Binding, mode: str) -> Iterator[str]:

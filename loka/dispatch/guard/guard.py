@@ -20,7 +20,7 @@ from loka.dispatch.dispatch_errors import BindError
 from loka.dispatch.guard.figures import GuardEvent, GuardReport, Norms, read
 from loka.dispatch.guard.nonfinite_layer import first_nonfinite
 from loka.dispatch.guard.runs import Fp8Run, OwnRun, undisturbed
-from loka.dispatch.guard.verdicts import Judge, Verdict, promises
+from loka.dispatch.guard.verdicts import Fault, Judge, promises
 from loka.dispatch.patch import Patch
 from loka.errors import InputError
 
@@ -205,12 +205,12 @@ class Guard:
             raise InputError(f"guard: loss(model, batch) must return a scalar tensor with a gradient, not {what}")
         return loss
 
-    def _decide(self, step: int, each: _Guarded, verdict: Verdict | None) -> GuardEvent | None:
+    def _decide(self, step: int, each: _Guarded, fault: Fault | None) -> GuardEvent | None:
         """Send a module back or let it return."""
         bound = each.bound
         each.fallen &= not is_bound(bound.module)  # it may have been restored by hand
         if each.fallen:
-            each.good = 0 if verdict is not None or each.judge.in_doubt else each.good + 1
+            each.good = 0 if fault is not None or each.judge.in_doubt else each.good + 1
             if self._return_after is None or each.falls > 1 or each.good < self._return_after:
                 return None
             self._patch._bring_back((bound,))
@@ -218,16 +218,16 @@ class Guard:
             each.judge.forget()
             reason = f"{each.good} checks in a row within its limits"
             return GuardEvent(step, "returned", bound.name, bound.counters.sites, "", math.nan, math.nan, reason)
-        if verdict is None or not is_bound(bound.module):  # sent back by the user
+        if fault is None or not is_bound(bound.module):  # sent back by the user
             return None
         self._patch._send_back((bound,))
         each.fallen, each.good, each.falls = True, 0, each.falls + 1
         each.judge.forget()
-        reason = verdict.reason
+        reason = fault.reason
         if self._return_after is not None:
             reason += "; it stays" if each.falls > 1 else f"; it returns after {self._return_after} good checks"
-        sites, figure = bound.counters.sites, verdict.figure
-        return GuardEvent(step, "fell back", bound.name, sites, figure, verdict.value, verdict.limit, reason)
+        sites, figure = bound.counters.sites, fault.figure
+        return GuardEvent(step, "fell back", bound.name, sites, figure, fault.value, fault.limit, reason)
 
     def _of_no_module(
         self, report: GuardReport, batch: Any, norms: Mapping[str, Mapping[str, Norms]]

@@ -18,7 +18,7 @@ BATCH = "the batch"
 
 
 @dataclass(slots=True)
-class _Seen:
+class _LayerCall:
     """Flags of one call of a layer, on the device: True where all is finite."""
 
     name: str
@@ -32,9 +32,9 @@ class _Flags:
     """Hooks on all layers of a model."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.forward: list[_Seen] = []  # in the order in which layers were done
-        self.backward: list[_Seen] = []  # in the order in which gradients of inputs came
-        self._running: list[_Seen] = []
+        self.forward: list[_LayerCall] = []  # in the order in which layers were done
+        self.backward: list[_LayerCall] = []  # in the order in which gradients of inputs came
+        self._running: list[_LayerCall] = []
         self._hooks: list[RemovableHandle] = []
         for name, module in model.named_modules():
             self._hooks += self._watch(plain_name(name), module)
@@ -47,7 +47,7 @@ class _Flags:
         def entered(module: nn.Module, args: Any, kwargs: Any) -> None:
             if is_recomputation():
                 return
-            seen = _Seen(name)
+            seen = _LayerCall(name)
             self._running.append(seen)
             for tensor in floating((args, kwargs)):
                 seen.inputs.append(_finite(tensor))
@@ -66,7 +66,7 @@ class _Flags:
 
         return module.register_forward_pre_hook(entered, with_kwargs=True), module.register_forward_hook(left)
 
-    def _arrived(self, seen: _Seen, grad: Tensor) -> None:
+    def _arrived(self, seen: _LayerCall, grad: Tensor) -> None:
         if not seen.input_grads:
             self.backward.append(seen)
         seen.input_grads.append(_finite(grad))

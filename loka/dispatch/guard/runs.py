@@ -37,7 +37,7 @@ Loss = Callable[[nn.Module, Any], Tensor]
 
 
 @dataclass(slots=True)
-class Call:
+class ModuleCall:
     """One call of a bound module: tensors of its inputs and outputs that take part in the backward."""
 
     inputs: list[GradientEdge] = field(default_factory=list)
@@ -52,13 +52,13 @@ class ModuleRun:
     """What a run saw of one bound module."""
 
     bound: BoundModule
-    calls: list[Call] = field(default_factory=list)
+    calls: list[ModuleCall] = field(default_factory=list)
     parameters: dict[str, Tensor] = field(default_factory=dict)  # as they are inside of the forward, also with FSDP2
     gradients: dict[str, Tensor | None] = field(default_factory=dict)
     figures: list[Figure] = field(default_factory=list)
 
 
-class Run(ABC):
+class WatchedRun(ABC):
     """Hooks on bound modules during one forward, and the gradients after it."""
 
     def __init__(self, bound: Sequence[BoundModule]) -> None:
@@ -93,7 +93,7 @@ class Run(ABC):
                 f"guard: {shown(run.bound.name)} ran without gradients in `loss`, so that none can be compared: take "
                 f"torch.no_grad() away; {_REENTRANT}"
             )
-        call = Call()
+        call = ModuleCall()
 
         def tap(value: Any) -> Any:
             if not (isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled()):
@@ -115,7 +115,7 @@ class Run(ABC):
         """The module's output, or what takes its place."""
 
 
-class OwnRun(Run):
+class OwnRun(WatchedRun):
     """The run by the modules' own forwards: keeps outputs and gradients."""
 
     def _leave(self, run: ModuleRun, out: Any) -> Any:
@@ -142,7 +142,7 @@ class OwnRun(Run):
             run.gradients = {name: next(found) for name in run.parameters}
 
 
-class Fp8Run(Run):
+class Fp8Run(WatchedRun):
     """The run in FP8 with the tensors of an `OwnRun` between the modules; gathers `figures` of what differs."""
 
     def __init__(self, bound: Sequence[BoundModule], own: OwnRun) -> None:
@@ -241,11 +241,7 @@ def _add(figures: list[Figure], label: str, found: Tensor | None, expected: Tens
 
 def _parameters(bound: BoundModule) -> Iterator[tuple[str, Tensor]]:
     """The parameters that a generated forward reads."""
-    binding = bound.counters.binding
-    if binding is None:
-        yield from bound.module.named_parameters()
-        return
-    for name, _ in binding.shapes:
+    for name, _ in bound.counters.binding.shapes:
         yield name, bound.module.get_parameter(name)
 
 

@@ -99,7 +99,7 @@ LARGEST = 1 / 6  # a limit over the margin, at most: 0.5 by default
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Fault:
     """Why a module has to go: the figure, its value and limit."""
 
     figure: str
@@ -154,8 +154,8 @@ class Judge:
         self.errors: dict[str, float] = {}  # of the last check
         self.in_doubt = False  # over a limit, and not yet told from chance: the next steps should be checked too
 
-    def judge(self, norms: Mapping[str, Norms]) -> Verdict | None:
-        """Take in the norms of a check; the verdict if the module is at fault."""
+    def judge(self, norms: Mapping[str, Norms]) -> Fault | None:
+        """Take in the norms of a check; the fault if the module is at fault."""
         self.errors = {}
         self.in_doubt = False
         found = None
@@ -172,14 +172,14 @@ class Judge:
             track.recent.clear()
             track.over = 0
 
-    def _one(self, figure: str, norms: Norms, promise: float) -> Verdict | None:
+    def _one(self, figure: str, norms: Norms, promise: float) -> Fault | None:
         expected = promise if figure in (OUTPUT, INPUT_GRADIENT) else SUMS * promise
         limit = self._margin * min(expected, LARGEST)
         if not math.isfinite(norms.own):  # the model's own doing
             return None
         if not math.isfinite(norms.apart):
             self.errors[figure] = math.inf
-            return Verdict(figure, math.inf, limit, f"FP8 makes values of its {figure} that are not finite")
+            return Fault(figure, math.inf, limit, f"FP8 makes values of its {figure} that are not finite")
         track = self._tracks.setdefault(figure, _Track())
         track.norms.append(norms.own)
         below = max(norms.own, math.hypot(*track.norms) / math.sqrt(len(track.norms)))
@@ -189,12 +189,12 @@ class Judge:
         track.over = track.over + 1 if value > limit else 0
         if track.over:
             if track.over >= CONFIRMED and len(track.norms) >= ENOUGH:
-                return Verdict(
+                return Fault(
                     figure, value, limit, f"its {figure} differs by {value:.3g}, over its limit of {limit:.3g}"
                 )
             self.in_doubt = True
         if (drift := track.drift(expected)) is not None:
             lately, before = drift
             reason = f"its {figure} drifts: it differs by {lately:.3g} now, and by {before:.3g} before"
-            return Verdict(figure, lately, max(DRIFT * before, expected), reason)
+            return Fault(figure, lately, max(DRIFT * before, expected), reason)
         return None

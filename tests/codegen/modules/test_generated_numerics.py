@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from loka import dispatch
 from loka.codegen import render_package
 from loka.numerics.enums import OPERANDS, Format, Gemm, Operand, Range, Scaling
 from loka.numerics.quantize import dequantize, quantize
@@ -202,11 +203,11 @@ class Cross(nn.Module):
         return x * nn.functional.linear(x @ self.v[0], self.w[0], self.b[0])
 
 
-def quantized(model: nn.Module, x: Tensor, generated: type, mode: str) -> Tensor:
+def quantized(model: nn.Module, x: Tensor, binding: dispatch.Binding, mode: str) -> Tensor:
     """What a generated forward gives, called on the module as it is, with counts of its own."""
-    from loka.dispatch import CallCounters
-
-    model.loka = CallCounters(("a", "b"), (("fprop",), ("fprop",)))
+    generated = binding.generated(mode)
+    assert generated is not None
+    model.loka = dispatch.CallCounters(binding.sites[0], binding, mode)
     if mode == "infer":
         for index, pair in enumerate(generated.quantize(model)):
             setattr(model, f"loka_weight_{index}", pair[0])
@@ -219,13 +220,12 @@ def quantized(model: nn.Module, x: Tensor, generated: type, mode: str) -> Tensor
 def test_straight_line_forwards(forwards: ModuleType, index: int, kind: type[nn.Module], mode: str) -> None:
     torch.manual_seed(0)
     model, x = kind(), torch.randn(64, 48)
-    generated = forwards.BINDINGS[index].train if mode == "train" else forwards.BINDINGS[index].infer
     with torch.no_grad():
-        expected, found = model(x), quantized(model, x, generated, mode)
+        expected, found = model(x), quantized(model, x, forwards.BINDINGS[index], mode)
     error = (found - expected).norm() / expected.norm()
     assert 1e-4 < error < 0.06  # it is FP8, and it is the same function
     with torch.no_grad():
-        assert torch.equal(found, quantized(model, x, forwards.BINDINGS[index].train, "train"))
+        assert torch.equal(found, quantized(model, x, forwards.BINDINGS[index], "train"))
 
 
 @pytest.mark.parametrize(("index", "kind"), [(0, Tower), (1, Cross)])
@@ -241,7 +241,7 @@ def test_without_rounding_it_is_the_same_function(
     model, x = kind(), torch.randn(64, 48, requires_grad=True)
     wanted = [x, *model.parameters()]
     expected = torch.autograd.grad(model(x).square().sum(), wanted)
-    found = torch.autograd.grad(quantized(model, x, forwards.BINDINGS[index].train, "train").square().sum(), wanted)
+    found = torch.autograd.grad(quantized(model, x, forwards.BINDINGS[index], "train").square().sum(), wanted)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -250,7 +250,7 @@ def test_compiles_as_one_graph(forwards: ModuleType) -> None:
     torch.manual_seed(0)
     model, x = Tower(), torch.randn(8, 48, requires_grad=True)
     generated = forwards.BINDINGS[0].train
-    eager = quantized(model, x, generated, "train")
+    eager = quantized(model, x, forwards.BINDINGS[0], "train")
     (expected,) = torch.autograd.grad(eager.square().sum(), x)
     compiled = torch.compile(lambda value: generated.forward(model, value), fullgraph=True, backend="aot_eager")
     (found,) = torch.autograd.grad(compiled(x).square().sum(), x)
