@@ -26,9 +26,18 @@ from loka.bench.quality.pair_file import COMPARE_FOLDER, TRAIN_FOLDER, PairFile,
 from loka.bench.quality.training import PairResult, build, train_pair
 from loka.bench.quality.training_calls import BATCHES, TEST, called, pairs
 from loka.bench.quality.training_job import TrainingJob, adapted_job
-from loka.cli.cli_job import make_job, training_of
-from loka.cli.fresh_package import fresh_package, load_package, patcher, verify
-from loka.cli.labels import AGAINST, ORIGINAL, ComparisonLabels, comparison_labels
+from loka.cli.train_and_compare import (
+    AGAINST,
+    ORIGINAL,
+    ComparisonLabels,
+    comparison_labels,
+    fresh_package,
+    load_package,
+    make_job,
+    patcher,
+    training_of,
+    verify,
+)
 from loka.errors import CheckFailedError, InputError, LokaError
 from loka.mods.adapt import adapt
 from loka.mods.policy_loader import load_policy

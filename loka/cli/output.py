@@ -1,4 +1,4 @@
-"""Output of verbs: tables and lines for people, JSON for programs, atomic files."""
+"""Output of verbs: tables, lines and progress for people, JSON for programs, atomic files."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -21,6 +23,9 @@ from loka.cli.table_layout import table_lines, wrapped
 from loka.errors import InputError
 from loka.paths import resolved_path
 from loka.policy.problems import printable
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 _STDOUT, _STDERR = 1, 2
 _results: ContextVar[TextIO | None] = ContextVar("_results", default=None)  # where print_json prints; None: sys.stdout
@@ -154,3 +159,51 @@ def _umask() -> int:
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
+
+
+LINE_EVERY = 10.0  # seconds between plain lines
+
+
+def announce_plan(policy: str) -> None:
+    """Say on a terminal, before anything slow is imported, what takes a few seconds now."""
+    if sys.stderr.isatty():
+        print(f"planning {printable(policy)} ...", file=sys.stderr, flush=True)
+
+
+class Shown:
+    """Context manager of the progress display; `unit` names what is counted."""
+
+    def __init__(self, unit: str) -> None:
+        self._unit = unit
+        self._bar: Progress | None = None
+        self._tasks: dict[str, TaskID] = {}
+        self._said: dict[str, float] = {}
+
+    def __enter__(self) -> Shown:
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+            self._bar = Progress(*columns, TextColumn(self._unit), TimeRemainingColumn(), console=Console(stderr=True))
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def update(self, label: str, done: int, total: int | None) -> None:
+        """Show progress of the work called `label`; `total` None: unknown."""
+        if self._bar is not None:
+            if label not in self._tasks:
+                self._tasks[label] = self._bar.add_task(label, total=total)
+            self._bar.update(self._tasks[label], completed=done)
+            return
+        now = time.monotonic()
+        if done == total or now - self._said.get(label, 0.0) >= LINE_EVERY:
+            self._said[label] = now
+            of = f" of {total}" if total is not None else ""
+            print(f"{label}: {done}{of} {self._unit}", file=sys.stderr, flush=True)

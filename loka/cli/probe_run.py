@@ -79,8 +79,8 @@ def record(
     from loka.bench.quality.training import Steps, build, train_watched
     from loka.bench.quality.training_calls import BATCHES, called
     from loka.bench.quality.training_job import adapted_job, synthetic_job
-    from loka.cli.cli_job import choose_device, make_job, training_of
-    from loka.cli.progress import Shown
+    from loka.cli.output import Shown
+    from loka.cli.train_and_compare import choose_device, make_job, training_of
     from loka.probe.finding_evidence import read_biases, track_biases
     from loka.probe.probe import Probe
     from loka.sites.callables import current_directory_importable
@@ -160,7 +160,7 @@ class _Judged:
 
         Raises Interrupted with the record.
         """
-        from loka.cli.progress import Shown
+        from loka.cli.output import Shown
         from loka.probe.learn import with_ne
         from loka.sites.callables import current_directory_importable
 
@@ -217,7 +217,7 @@ def finish(examined: Examined, record: Record, draws: int | None, seed: int) -> 
 
     Raises Interrupted with the recorded statistics, and InputError.
     """
-    from loka.cli.progress import Shown
+    from loka.cli.output import Shown
     from loka.mods.suggestions import suggestible_mods
     from loka.probe.learn import LIMIT
     from loka.probe.learn import finish as learn

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from loka.cli import doctor_inputs
+from loka.cli import doctor_items
 from loka.kernels.gemm.library import Library
 from loka.kernels.measurements import recording
 from loka.kernels.measurements.lookup import Versions, export
@@ -31,11 +31,14 @@ class Absent:
     def library(self) -> Library:
         return Library("Absent", ("absent-kernels",), (1, 0), "pip install absent-kernels", "absent", "", (9, 0))
 
+    def unavailable_reason(self) -> str:
+        return "absent-kernels is not installed"
+
 
 @pytest.fixture
 def machine(monkeypatch) -> Callable[[Versions | None], None]:
     """Says what the current device is."""
-    return lambda here: monkeypatch.setattr(doctor_inputs, "this_device", lambda: here)
+    return lambda here: monkeypatch.setattr(doctor_items, "this_device", lambda: here)
 
 
 @pytest.fixture
@@ -97,7 +100,7 @@ def test_what_differs_here_is_named(doctor, machine, data):
 
 
 def test_a_library_that_was_measured_and_is_not_here_is_named(doctor, machine, data, monkeypatch):
-    monkeypatch.setattr(doctor_inputs, "GEMM_KERNELS", (Absent(),))
+    monkeypatch.setattr(doctor_items, "GEMM_KERNELS", (Absent(),))
     path = data / "m.jsonl"
     record(path, [measurement(gemm(64, 64, 64, "absent.rowwise"))], libraries={"absent.rowwise": "1.6.0"})
     export(path, data / "h100.jsonl", "h100", "made up")

@@ -9,8 +9,7 @@ from io import StringIO
 
 import pytest
 
-from loka.cli.output import print_line
-from loka.cli.progress import announce_plan
+from loka.cli.output import announce_plan, print_line
 from loka.cli.verbs.diff import region_lines
 from loka.mods.adaptation import Unchanged
 from loka.mods.modded_model import idle_problems

@@ -49,7 +49,7 @@ def test_a_package_without_fp8_is_warned_of_and_says_why(shop, loka, policy_text
     assert ran.err.startswith("warning: the package holds no FP8 site: ")
     assert ran.err.endswith(": keep by shop.yaml:9; run loka plan policies/shop.yaml to see why\n")
 
-    from loka.cli.fresh_package import load_package, patcher, verify
+    from loka.cli.train_and_compare import load_package, patcher, verify
 
     package = load_package("shop")
     import shopmodel

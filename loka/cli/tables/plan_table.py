@@ -30,7 +30,7 @@ from loka.plan.view.table import (
 
 if TYPE_CHECKING:
     from loka.bench.quality.training import PairResult
-    from loka.cli.labels import ComparisonLabels
+    from loka.cli.train_and_compare import ComparisonLabels
 
 MANY = 60  # sites; with more, those that are alike share a line
 COLUMNS = (*SIZES[:2], "kind", *SIZES[2:], *RECIPES, "region", *TIMES, *EVIDENCE, "reason")

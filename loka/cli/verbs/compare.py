@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loka.cli.labels import AGAINST, ORIGINAL, ComparisonLabels
 from loka.cli.output import Json, PolicyPath, note, print_json, print_line, print_table
+from loka.cli.train_and_compare import AGAINST, ORIGINAL, ComparisonLabels
 from loka.cli.verbs.train import SEEDS, Device, Steps, shared_line
 from loka.errors import InputError
 
@@ -59,7 +59,7 @@ def command(
         raise InputError("--budget is what FP8 may lose; --against original compares without FP8: leave one out")
     from loka.bench.quality.compare_quality import BUDGET_PERCENT, Verdict, compare, order_of
     from loka.cli.compare_run import Comparison, TimeLeft, open_comparison, pair_file, trained_pairs
-    from loka.cli.progress import Shown
+    from loka.cli.output import Shown
     from loka.cli.tables.plan_table import show_speed
 
     comparison = Comparison(policy, steps, device, against)

@@ -21,8 +21,7 @@ def command(
     as_json: Json = False,
 ) -> None:
     """Report Python, torch, Triton, devices, libraries, the path FP8 takes here, and measurements."""
-    from loka.cli.doctor_inputs import policy_items, shipped_items, this_device
-    from loka.cli.environment import examine
+    from loka.cli.doctor_items import examine, policy_items, shipped_items, this_device
 
     here = this_device()
     items = (*examine(), *shipped_items(here))

@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from loka.cli.output import Cached, Json, PolicyPath, print_json
-from loka.cli.progress import announce_plan
+from loka.cli.output import Cached, Json, PolicyPath, announce_plan, print_json
 
 NAME = "explain"
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loka.cli.output import Cached, Json, PolicyPath, print_json, print_line
-from loka.cli.progress import announce_plan
+from loka.cli.output import Cached, Json, PolicyPath, announce_plan, print_json, print_line
 from loka.errors import CheckFailedError, InputError
 
 if TYPE_CHECKING:

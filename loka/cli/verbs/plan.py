@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loka.cli.output import Cached, Json, PolicyPath, note, print_json, print_line
-from loka.cli.progress import announce_plan
+from loka.cli.output import Cached, Json, PolicyPath, announce_plan, note, print_json, print_line
 
 if TYPE_CHECKING:
     from loka.plan.plan import Plan

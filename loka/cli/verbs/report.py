@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loka.cli.output import Cached, Json, PolicyPath, check_not_own, note, print_json, write_file
-from loka.cli.progress import announce_plan
+from loka.cli.output import Cached, Json, PolicyPath, announce_plan, check_not_own, note, print_json, write_file
 from loka.errors import InputError
 from loka.paths import check_replaceable
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loka.cli.labels import ComparisonLabels, comparison_labels
 from loka.cli.output import Json, PolicyPath, note, percent, print_json, print_line, print_table
+from loka.cli.train_and_compare import ComparisonLabels, comparison_labels
 from loka.errors import InputError
 
 if TYPE_CHECKING:
@@ -37,10 +37,9 @@ def command(
     gc.enable()
     from loka.bench.quality.training import train_pair
     from loka.bench.quality.training_job import adapted_job
-    from loka.cli.cli_job import make_job, training_of
     from loka.cli.compare_run import train_file
-    from loka.cli.fresh_package import fresh_package, patcher, verify
-    from loka.cli.progress import Shown
+    from loka.cli.output import Shown
+    from loka.cli.train_and_compare import fresh_package, make_job, patcher, training_of, verify
     from loka.mods.policy_loader import load_policy
     from loka.plan.planner import make_plan
     from loka.sites.callables import current_directory_importable

@@ -53,7 +53,7 @@ def command(
             show_candidates(found)
         return
     from loka.bench.tune.tune import TuneLimits, tuned_here
-    from loka.cli.cli_job import training_of
+    from loka.cli.train_and_compare import training_of
     from loka.plan.tuning.record import read_records, with_record
 
     known = read_records(loaded.tuned_file)  # before the work: a damaged file is no place for it

@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from loka.cli.output import Cached, Json, PolicyPath, note, print_json, print_line
-from loka.cli.progress import announce_plan
+from loka.cli.output import Cached, Json, PolicyPath, announce_plan, note, print_json, print_line
 
 NAME = "validate"
 
