@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from benchmarks.variants import Variant, prepare
 from loka.bench.cells import Errors, MeasuredStep, decibels
-from loka.bench.device import WARM_UPS, BenchDevice, CudaDevice, float32_products
+from loka.bench.device import WARM_UPS, BenchDevice, float32_products
 from loka.bench.model.whole_step import Example
 from loka.bench.quality.training_calls import tensors_of
 from loka.bench.timing import SEED, time_step
@@ -76,7 +76,7 @@ def measure(
     Without `compiled` the model is captured without torch.compile, which is equivalent if generated kernels run all of
     it. Errors propagate; raises VerifyError if a planned FP8 GEMM did not run.
     """
-    device = device or CudaDevice()
+    device = device or BenchDevice()
     with _alone(device) as held, float32_products("high"):
         ready = prepare(variant, copy.deepcopy(work.base), training, package)
         called: nn.Module = ready.model

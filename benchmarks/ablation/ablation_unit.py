@@ -22,7 +22,7 @@ from benchmarks.ablation.rows_columns import Column, Unit
 from benchmarks.packages import refuse_nothing
 from benchmarks.steps import peak_mib, user_step
 from loka.bench.cells import decibels
-from loka.bench.device import WARM_UPS, CudaDevice, describe, float32_products
+from loka.bench.device import WARM_UPS, BenchDevice, describe, float32_products
 from loka.bench.model.whole_step import Example, real_model
 from loka.bench.packages import Workshop
 from loka.bench.quality.training import train
@@ -181,7 +181,7 @@ class UnitPackage:
 
 def capture(made: UnitPackage, base: nn.Module, training: bool, device: str) -> Captured:
     """Prepare a copy of `base` in bfloat16, run it, measure memory and error, and capture one step."""
-    gpu = CudaDevice() if device == "cuda" else None
+    gpu = BenchDevice() if device == "cuda" else None
     held = gpu.allocated() if gpu is not None else 0
     torch._dynamo.reset()
     expected = [] if training else _reference(made, base, device)
@@ -214,7 +214,7 @@ def capture(made: UnitPackage, base: nn.Module, training: bool, device: str) -> 
 def timed(replay: Callable[[], Any], device: str) -> Timing:
     """Microseconds of a captured step on a GPU, of a call on a CPU."""
     if device == "cuda":
-        return time_replays(replay, MEASURED_MS, CudaDevice())
+        return time_replays(replay, MEASURED_MS, BenchDevice())
     samples = []
     for _ in range(RUNS_ON_CPU):
         start = time.perf_counter()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch._dynamo
@@ -36,85 +36,26 @@ class KernelSum:
     milliseconds: float
 
 
-class BenchDevice(Protocol):
-    """What measuring needs of a device."""
+class BenchDevice:
+    """The current CUDA device. Tests stand in for it with a subclass."""
 
-    @property
-    def type(self) -> str:
-        """torch's name: cuda or cpu."""
-        ...
-
-    def session(self) -> AbstractContextManager[None]:
-        """Context of all measurements: TF32 for float32 products, and as many compiled forms as there are variants."""
-        ...
-
-    def compiled(self, model: nn.Module, mode: str | None) -> Callable[..., Any]:
-        """The model under torch.compile."""
-        ...
-
-    def capture(self, step: Callable[[], object]) -> Callable[[], object]:
-        """The step as one CUDA graph. Raises CaptureError."""
-        ...
-
-    def replays(self, replay: Callable[[], object], measured: int) -> list[float]:
-        """Milliseconds of each replay, for about `measured` milliseconds in all."""
-        ...
-
-    def wait(self) -> None:
-        """Wait until the queue is empty."""
-        ...
-
-    def kernels(self, step: Callable[[], object]) -> KernelSum | None:
-        """The device's work in one step; None if it cannot be seen."""
-        ...
-
-    def allocated(self) -> int:
-        """Bytes in use."""
-        ...
-
-    def restart_peak(self) -> None:
-        """Count the peak of `peak_mib` from now on."""
-        ...
-
-    def peak_mib(self, held: int) -> float | None:
-        """The most memory in use since `restart_peak`, without `held` bytes; None if unknown."""
-        ...
-
-    def free(self) -> int | None:
-        """Bytes that other processes could use; None if unknown."""
-        ...
-
-    def is_full(self) -> bool:
-        """True if no further variant should be kept alive."""
-        ...
-
-    def release_memory(self) -> None:
-        """Free the memory that nobody holds any more."""
-        ...
-
-    def release(self) -> None:
-        """Free that memory, and all compiled code."""
-        ...
-
-
-class CudaDevice:
-    """The current CUDA device."""
-
-    type = "cuda"
+    type = "cuda"  # torch's name
 
     @contextmanager
     def session(self) -> Iterator[None]:
+        """Context of all measurements: TF32 for float32 products, and as many compiled forms as there are variants."""
         config: Any = torch._dynamo.config
         limits = {"recompile_limit": COMPILED_FORMS, "accumulated_recompile_limit": COMPILED_FORMS}
         with float32_products("high"), config.patch(limits):
             yield
 
     def compiled(self, model: nn.Module, mode: str | None) -> Callable[..., Any]:
+        """The model under torch.compile."""
         found: Callable[..., Any] = torch.compile(model, mode=mode, dynamic=False)
         return found
 
     def capture(self, step: Callable[[], object]) -> Callable[[], object]:
-        """A CUDA graph of one step, after eager runs on a side stream."""
+        """The step as one CUDA graph, after eager runs on a side stream. Raises CaptureError."""
         stream = torch.cuda.current_stream()
         try:
             return _captured(step)
@@ -124,16 +65,19 @@ class CudaDevice:
             raise CaptureError(f"the step cannot be captured: {describe(cause)}") from error
 
     def replays(self, replay: Callable[[], object], measured: int) -> list[float]:
-        """Time between CUDA events around each replay, by Triton's do_bench, which overwrites the L2 cache between."""
+        """Milliseconds of each replay, for about `measured` milliseconds in all: between CUDA events around each, by
+        Triton's do_bench, which overwrites the L2 cache between two.
+        """
         from triton.testing import do_bench
 
         return [float(time) for time in do_bench(replay, warmup=WARM_UP_MS, rep=measured, return_mode="all")]
 
     def wait(self) -> None:
+        """Wait until the queue is empty."""
         torch.cuda.synchronize()
 
     def kernels(self, step: Callable[[], object]) -> KernelSum | None:
-        """Counted and timed by CUPTI.
+        """The device's work in one step, counted and timed by CUPTI; None if it cannot be seen.
 
         The profiler may lose what runs while it starts, so the second of two runs counts. If it cannot be used at all
         (another tool has CUPTI, or the driver forbids it) the result is None: times are useful without these numbers.
@@ -147,28 +91,35 @@ class CudaDevice:
         return KernelSum(launches, sum(us for _, us in found) / 1e3) if launches else None
 
     def allocated(self) -> int:
+        """Bytes in use."""
         return torch.cuda.memory_allocated()
 
     def restart_peak(self) -> None:
+        """Count the peak of `peak_mib` from now on."""
         torch.cuda.reset_peak_memory_stats()
 
     def peak_mib(self, held: int) -> float | None:
+        """The most memory in use since `restart_peak`, without `held` bytes; None if unknown."""
         return (torch.cuda.max_memory_allocated() - held) / MIB
 
     def free(self) -> int | None:
+        """Bytes that other processes could use; None if unknown."""
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info()[0]
 
     def is_full(self) -> bool:
+        """True if no further variant should be kept alive."""
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info()
         return 1 - free / total > FULL
 
     def release_memory(self) -> None:
+        """Free the memory that nobody holds any more."""
         gc.collect()
         torch.cuda.empty_cache()
 
     def release(self) -> None:
+        """Free that memory, and all compiled code."""
         torch._dynamo.reset()
         self.release_memory()
 

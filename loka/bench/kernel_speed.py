@@ -6,7 +6,7 @@ Each result is compared with the reference on the same arguments, so that a fast
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -35,118 +35,84 @@ from loka.kernels.fused.rendering import AnySpec
 GEMM = "gemm"
 FAMILIES = ("norm-forward", "norm-backward", "requantize-transpose", "known", "reduce", GEMM)
 SHAPES = ((16384, 512), (8192, 1024), (16384, 2048), (8192, 4096))  # rows, width
-EPS = 1e-5
+WIDTH, EPS = 512, 1e-5  # of the examples of specs
 KERNELS = (
     "Inputs rotate: between two launches on one of them more than the L2 cache holds is read. dB: signal to error, of "
     "a rendered kernel's first result against its reference, of a GEMM against float64 on what was quantized."
 )
 KNOWN = Quantization("static", overflow_stats=True)
 
-Arguments = Callable[[int, int], tuple[Any, ...]]  # (rows, width) -> one set of arguments on the GPU
-
 
 @dataclass(frozen=True, slots=True)
 class KernelCase:
-    """One kernel: its spec for a width, and its arguments."""
+    """One kernel: its spec at some width, whether it takes a weight (width, width) instead of x (rows, width)."""
 
     family: str
     title: str
-    spec: Callable[[int], AnySpec]
-    arguments: Arguments
+    example: AnySpec
+    square: bool = False
+
+    def spec(self, width: int) -> AnySpec:
+        """Its spec at a width."""
+        example = self.example
+        if isinstance(example, FusedCastTranspose):
+            return FusedCastTranspose(replace(example.spec, width=width))
+        return replace(example, width=width) if isinstance(example, NormForward | NormBackward) else example
+
+    def arguments(self, rows: int, width: int) -> tuple[Any, ...]:
+        """One set of its arguments on the GPU."""
+        return arguments_of(self.spec(width), width if self.square else rows, width)
 
 
-def _forward(title: str, norm: str | None, activation: str | None, quantize: bool) -> KernelCase:
+def _forward(norm: str | None, activation: str | None = None, **options: Any) -> NormForward:
     affine, eps = norm == "layer_norm", EPS if norm else 0.0
-
-    def spec(width: int) -> NormForward:
-        return NormForward(
-            width=width, norm=norm, weight=affine, bias=affine, eps=eps, activation=activation, add=False,
-            quantize=quantize, save=True,
-        )  # fmt: skip
-
-    return KernelCase("norm-forward", title, spec, lambda rows, width: norm_arguments(spec(width), rows))
+    options = {"quantize": True, "save": True, "add": False, **options}
+    return NormForward(width=WIDTH, norm=norm, weight=affine, bias=affine, eps=eps, activation=activation, **options)
 
 
-def _backward(title: str, norm: str, activation: str | None, quantize: bool) -> KernelCase:
+def _backward(norm: str, activation: str | None = None, **options: Any) -> NormBackward:
     affine = norm == "layer_norm"
-
-    def spec(width: int) -> NormBackward:
-        return NormBackward(
-            width=width, norm=norm, weight=affine, bias=affine, eps=EPS, activation=activation, add=False,
-            quantize=quantize,
-        )  # fmt: skip
-
-    return KernelCase("norm-backward", title, spec, lambda rows, width: norm_arguments(spec(width), rows))
+    options = {"quantize": True, "add": False, **options}
+    return NormBackward(width=WIDTH, norm=norm, weight=affine, bias=affine, eps=EPS, activation=activation, **options)
 
 
-def _known(case: KernelCase) -> KernelCase:
-    """The same kernel with a static scale and overflow statistics."""
-
-    def spec(width: int) -> AnySpec:
-        made = case.spec(width)
-        return replace(made, how=KNOWN) if isinstance(made, NormForward | NormBackward) else made
-
-    title = case.title.replace("e4m3", "e4m3, static scale")
-    return KernelCase("known", title, spec, lambda rows, width: static_arguments(spec(width), rows, width))
-
-
-def _cast_transpose(case: KernelCase) -> KernelCase:
-    """The same with a static scale, writing both the result and its transpose."""
-    known = _known(case)
-
-    def spec(width: int) -> AnySpec:
-        made = known.spec(width)
-        return FusedCastTranspose(made) if isinstance(made, NormForward | NormBackward) else made
-
-    return KernelCase("known", f"{known.title}, and transposed", spec, known.arguments)
-
-
-def _whole(title: str, spec: AnySpec, square: bool = False) -> KernelCase:
-    """A kernel over a whole matrix; `square`: a weight (width, width)."""
-    return KernelCase(
-        "known", title, lambda width: spec, lambda rows, width: static_arguments(spec, width if square else rows, width)
-    )
-
+_BLOCKS = _forward("block_norm", "hardswish", how=KNOWN)
+_BLOCKS_BACKWARD = _backward("block_norm", "hardswish", how=KNOWN)
 
 CASES = (
-    _forward("quantize -> e4m3", None, None, quantize=True),
-    _forward("LayerNorm -> e4m3", "layer_norm", None, quantize=True),
-    _forward("LayerNorm, SiLU -> e4m3", "layer_norm", "silu", quantize=True),
-    _forward("LayerNorm, SiLU -> BF16", "layer_norm", "silu", quantize=False),
-    _forward("BlockNorm, Hard Swish -> e4m3", "block_norm", "hardswish", quantize=True),
-    _backward("LayerNorm backward -> e4m3", "layer_norm", None, quantize=True),
-    _backward("SiLU, LayerNorm backward -> e4m3", "layer_norm", "silu", quantize=True),
-    _backward("LayerNorm backward -> BF16", "layer_norm", None, quantize=False),
-    _backward("Hard Swish, BlockNorm backward -> e4m3", "block_norm", "hardswish", quantize=True),
+    KernelCase("norm-forward", "quantize -> e4m3", _forward(None)),
+    KernelCase("norm-forward", "LayerNorm -> e4m3", _forward("layer_norm")),
+    KernelCase("norm-forward", "LayerNorm, SiLU -> e4m3", _forward("layer_norm", "silu")),
+    KernelCase("norm-forward", "LayerNorm, SiLU -> BF16", _forward("layer_norm", "silu", quantize=False)),
+    KernelCase("norm-forward", "BlockNorm, Hard Swish -> e4m3", _forward("block_norm", "hardswish")),
+    KernelCase("norm-backward", "LayerNorm backward -> e4m3", _backward("layer_norm")),
+    KernelCase("norm-backward", "SiLU, LayerNorm backward -> e4m3", _backward("layer_norm", "silu")),
+    KernelCase("norm-backward", "LayerNorm backward -> BF16", _backward("layer_norm", quantize=False)),
+    KernelCase("norm-backward", "Hard Swish, BlockNorm backward -> e4m3", _backward("block_norm", "hardswish")),
+    KernelCase("requantize-transpose", "requantize_transpose of x", RequantizeTranspose(1)),
+    KernelCase("requantize-transpose", "requantize_transpose of dy, x and a square weight", RequantizeTranspose(3)),
+    KernelCase("known", "quantize -> e4m3, static scale", _forward(None, how=KNOWN)),
+    KernelCase("known", "LayerNorm, SiLU -> e4m3, static scale", _forward("layer_norm", "silu", how=KNOWN)),
+    KernelCase("known", "BlockNorm, Hard Swish -> e4m3, static scale", _BLOCKS),
+    KernelCase("known", "SiLU, LayerNorm backward -> e4m3, static scale", _backward("layer_norm", "silu", how=KNOWN)),
+    KernelCase("known", "Hard Swish, BlockNorm backward -> e4m3, static scale", _BLOCKS_BACKWARD),
+    KernelCase("known", "cast and transpose, static scale", CastTranspose(KNOWN)),
     KernelCase(
-        "requantize-transpose",
-        "requantize_transpose of x",
-        lambda width: RequantizeTranspose(1),
-        lambda rows, width: requantize_arguments((rows, width)),
+        "known",
+        "cast and transpose a square weight, maximum found",
+        CastTranspose(Quantization("tensorwise")),
+        square=True,
     ),
+    KernelCase("known", "BlockNorm, Hard Swish -> e4m3, static scale, and transposed", FusedCastTranspose(_BLOCKS)),
     KernelCase(
-        "requantize-transpose",
-        "requantize_transpose of dy, x and a square weight",
-        lambda width: RequantizeTranspose(3),
-        lambda rows, width: requantize_arguments((rows, width), (rows, width), (width, width)),
+        "known",
+        "Hard Swish, BlockNorm backward -> e4m3, static scale, and transposed",
+        FusedCastTranspose(_BLOCKS_BACKWARD),
     ),
-    _known(_forward("quantize -> e4m3", None, None, quantize=True)),
-    _known(_forward("LayerNorm, SiLU -> e4m3", "layer_norm", "silu", quantize=True)),
-    _known(_forward("BlockNorm, Hard Swish -> e4m3", "block_norm", "hardswish", quantize=True)),
-    _known(_backward("SiLU, LayerNorm backward -> e4m3", "layer_norm", "silu", quantize=True)),
-    _known(_backward("Hard Swish, BlockNorm backward -> e4m3", "block_norm", "hardswish", quantize=True)),
-    _whole("cast and transpose, static scale", CastTranspose(KNOWN)),
-    _whole("cast and transpose a square weight, maximum found", CastTranspose(Quantization("tensorwise")), square=True),
-    _cast_transpose(_forward("BlockNorm, Hard Swish -> e4m3", "block_norm", "hardswish", quantize=True)),
-    _cast_transpose(_backward("Hard Swish, BlockNorm backward -> e4m3", "block_norm", "hardswish", quantize=True)),
-    _whole("transpose x", Transpose(1)),
-    _whole("transpose dy and x", Transpose(2)),
-    KernelCase(
-        "reduce", "reduce partial sums of two", lambda width: Reduce(2), lambda rows, width: reduce_arguments(width, 2)
-    ),
-    KernelCase(
-        "reduce", "reduce partial sums of four", lambda width: Reduce(4), lambda rows, width: reduce_arguments(width, 4)
-    ),
+    KernelCase("known", "transpose x", Transpose(1)),
+    KernelCase("known", "transpose dy and x", Transpose(2)),
+    KernelCase("reduce", "reduce partial sums of two", Reduce(2)),
+    KernelCase("reduce", "reduce partial sums of four", Reduce(4)),
 )
 
 
@@ -249,8 +215,14 @@ def norm_arguments(
     return tuple(known[name] for name in spec.parameters)
 
 
-def static_arguments(spec: AnySpec, rows: int, width: int, device: str = "cuda") -> tuple[Tensor, ...]:
-    """Arguments of a kernel with one scale: those of a norm or x (rows, width), then scale and overflow statistics."""
+def arguments_of(spec: AnySpec, rows: int, width: int, device: str = "cuda") -> tuple[Any, ...]:
+    """Arguments of a kernel over x (rows, width): tensors, then scale and overflow statistics where it takes them."""
+    if isinstance(spec, FusedCastTranspose):
+        return arguments_of(spec.spec, rows, width, device)
+    if isinstance(spec, Reduce):
+        return reduce_arguments(width, spec.count, device)
+    if isinstance(spec, RequantizeTranspose):  # of dy, x and a square weight
+        return requantize_arguments(*((rows, width), (rows, width), (width, width))[: spec.count], device=device)
     if isinstance(spec, Transpose):
         return tuple(requantize_arguments((rows, width), device=device)[0] for _ in range(spec.count))
     if isinstance(spec, NormForward | NormBackward):

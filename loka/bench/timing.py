@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from loka.bench.device import BenchDevice, CudaDevice
+from loka.bench.device import BenchDevice
 from loka.devices.targets import DEFAULT
 from loka.errors import InputError
 
@@ -42,7 +42,7 @@ class Timing:
 
 def time_step(step: Step, measured: int = MEASURED_MS, device: BenchDevice | None = None) -> Timing:
     """Time one step from a CUDA graph."""
-    device = device or CudaDevice()
+    device = device or BenchDevice()
     return time_replays(device.capture(step), measured, device)
 
 
@@ -53,7 +53,7 @@ def time_replays(replay: Step, measured: int, device: BenchDevice) -> Timing:
 
 def time_call(call: Callable[..., Any], sets: Sequence[Sequence[Any]], device: BenchDevice | None = None) -> Timing:
     """Time one call, from a graph of at least LAUNCHES calls that cycle through the sets of arguments."""
-    device = device or CudaDevice()
+    device = device or BenchDevice()
     launches = max(LAUNCHES, len(sets))
     kept: list[Any] = []  # results are kept, so that each call writes to its own memory
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from loka.bench import timing
-from loka.bench.device import CudaDevice
+from loka.bench.device import BenchDevice
 from loka.bench.model import model_request
 from loka.bench.model.model_request import ModelRequest, check, run
 from loka.bench.timing import ROUNDS
@@ -41,7 +41,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> CpuBench:
     """The device that the next run measures on, in short turns."""
     made = CpuBench()
     monkeypatch.setattr(model_request, "require_gpu", lambda: None)
-    monkeypatch.setattr(model_request, "CudaDevice", lambda: made)
+    monkeypatch.setattr(model_request, "BenchDevice", lambda: made)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100 80GB HBM3")
     monkeypatch.setattr(timing, "STEPS", 1)
     return made
@@ -95,7 +95,7 @@ def test_without_a_gpu_nothing_is_written(policy: Path, tmp_path: Path, monkeypa
 
 def test_a_session_lets_every_variant_have_its_compiled_form() -> None:
     before = torch.get_float32_matmul_precision()
-    with CudaDevice().session():
+    with BenchDevice().session():
         assert torch._dynamo.config.recompile_limit >= 1024
         assert torch.get_float32_matmul_precision() == "high"
     assert torch._dynamo.config.recompile_limit < 1024

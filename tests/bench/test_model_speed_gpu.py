@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from loka.bench.device import CaptureError, CudaDevice
+from loka.bench.device import BenchDevice, CaptureError
 from loka.bench.machine import environment
 from loka.bench.model.model_report import to_plain
 from loka.bench.model.model_request import ModelRequest, run
@@ -114,7 +114,7 @@ def test_every_variant_has_figures_or_a_reason(
 
 
 def test_a_step_that_waits_for_the_device_is_not_captured_and_the_next_one_is() -> None:
-    device, x = CudaDevice(), torch.ones(4, device="cuda")
+    device, x = BenchDevice(), torch.ones(4, device="cuda")
     stream = torch.cuda.current_stream()
     with pytest.raises(CaptureError, match="the step cannot be captured"):
         device.capture(lambda: float(x.sum()))

@@ -122,11 +122,11 @@ def test_kernels_are_counted_at_the_second_look_and_a_profiler_that_cannot_be_us
 ) -> None:
     looks = iter([["Memset (Device)"], ["one", "two", "Memcpy HtoD"], [], ["Memset (Device)"]])
     monkeypatch.setattr(device, "activities", lambda step: [(name, 500.0) for name in next(looks)])
-    assert device.CudaDevice().kernels(lambda: None) == KernelSum(2, 1.5)
-    assert device.CudaDevice().kernels(lambda: None) is None
+    assert device.BenchDevice().kernels(lambda: None) == KernelSum(2, 1.5)
+    assert device.BenchDevice().kernels(lambda: None) is None
 
     def forbidden(step: object) -> list[tuple[str, float]]:
         raise RuntimeError("CUPTI_ERROR_INSUFFICIENT_PRIVILEGES")
 
     monkeypatch.setattr(device, "activities", forbidden)
-    assert device.CudaDevice().kernels(lambda: None) is None
+    assert device.BenchDevice().kernels(lambda: None) is None

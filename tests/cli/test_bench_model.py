@@ -27,7 +27,7 @@ defaults: {{compute: fp8, scaling: rowwise, power_of_two: true, requantize_trans
 def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A policy, and a device for it."""
     monkeypatch.setattr(model_request, "require_gpu", lambda: None)
-    monkeypatch.setattr(model_request, "CudaDevice", CpuBench)
+    monkeypatch.setattr(model_request, "BenchDevice", CpuBench)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "a device")
     monkeypatch.setattr(timing, "STEPS", 1)
     (tmp_path / "clicks.yaml").write_text(POLICY)

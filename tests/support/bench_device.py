@@ -14,7 +14,7 @@ from loka.bench.device import MIB, CaptureError, KernelSum
 
 
 @dataclass
-class CpuBench:
+class CpuBench(BenchDevice):
     """`compiled_modes`: of each compiled model. `fail_compiling`: with this mode raise this error, once for each."""
 
     type: str = "cpu"

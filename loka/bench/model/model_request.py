@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from loka.bench import roofline
-from loka.bench.device import BenchDevice, CudaDevice, describe
+from loka.bench.device import BenchDevice, describe
 from loka.bench.machine import environment, require_gpu
 from loka.bench.model.model_report import MeasuredModel, ModelReport, write_files
 from loka.bench.model.model_run import BlockRun, RunLimits
@@ -97,7 +97,7 @@ def run(request: ModelRequest, out: Path, progress: Progress, now: datetime | No
         (),
     )
     peaks = roofline.peaks_of(torch.cuda.get_device_name())
-    for models in measured(job, CudaDevice(), peaks, RunLimits(job.rounds, end), progress):
+    for models in measured(job, BenchDevice(), peaks, RunLimits(job.rounds, end), progress):
         report = replace(report, models=models)
         write_files(report, out)
     return report

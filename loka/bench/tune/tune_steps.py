@@ -11,7 +11,7 @@ from typing import Any
 
 from torch._inductor import config
 
-from loka.bench.device import BenchDevice, CudaDevice, KernelSum
+from loka.bench.device import BenchDevice, KernelSum
 from loka.bench.model.model_report import StepOutcome
 from loka.bench.model.model_run import BlockRun, RunLimits
 from loka.bench.model.model_subject import ModelSubject
@@ -58,7 +58,7 @@ def execution_of(policy: Policy) -> Execution:
     return policy.execution.mode if policy.execution is not None else Execution.COMPILED
 
 
-class TimedDevice(CudaDevice):
+class TimedDevice(BenchDevice):
     """The current CUDA device, where steps are timed and no profiler looks at their kernels.
 
     Inductor's choices between forms of a kernel are not kept on disk: those of processes that compile side by side are
