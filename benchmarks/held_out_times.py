@@ -28,7 +28,7 @@ MOST = 200  # most parts of a kind that are looked up, spread over its sizes
 
 
 @dataclass(frozen=True, slots=True)
-class HeldOut:
+class HeldOutTime:
     """Results of the look-ups of one kind of part. Ratios are of interpolated parts; NaN if there are none."""
 
     kind: PartSeries
@@ -39,7 +39,7 @@ class HeldOut:
     worst: float
 
 
-def held_out(measurements: Measurements, most: int = MOST) -> Iterator[HeldOut]:
+def held_out(measurements: Measurements, most: int = MOST) -> Iterator[HeldOutTime]:
     """Leave parts out in turn, kind by kind; kinds with a single part are skipped."""
     right = [each for each in measurements.measured if not each.wrong]
     for kind, group in groupby(right, lambda each: PartSeries.of(each.part)):
@@ -48,7 +48,7 @@ def held_out(measurements: Measurements, most: int = MOST) -> Iterator[HeldOut]:
             yield _of_kind(kind, found, measurements, most)
 
 
-def _of_kind(kind: PartSeries, found: Sequence[Measurement], measurements: Measurements, most: int) -> HeldOut:
+def _of_kind(kind: PartSeries, found: Sequence[Measurement], measurements: Measurements, most: int) -> HeldOutTime:
     step = -(-len(found) // most)
     ratios = []
     asked = range(0, len(found), step)
@@ -59,12 +59,12 @@ def _of_kind(kind: PartSeries, found: Sequence[Measurement], measurements: Measu
             ratios.append(abs(math.log(time.us / found[index].us)))
     ratios.sort()
     if not ratios:
-        return HeldOut(kind, len(asked), 0, math.nan, math.nan, math.nan)
+        return HeldOutTime(kind, len(asked), 0, math.nan, math.nan, math.nan)
     mean, p90 = sum(ratios) / len(ratios), ratios[int(0.9 * (len(ratios) - 1))]
-    return HeldOut(kind, len(asked), len(ratios), math.exp(mean), math.exp(p90), math.exp(ratios[-1]))
+    return HeldOutTime(kind, len(asked), len(ratios), math.exp(mean), math.exp(p90), math.exp(ratios[-1]))
 
 
-def table(found: Iterable[HeldOut]) -> str:
+def table(found: Iterable[HeldOutTime]) -> str:
     """A line for each kind, in Markdown."""
     lines = []
     for each in found:

@@ -74,7 +74,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class LaunchCandidate:
     """A case under a launch: None stands for the device's own."""
 
     case: Case
@@ -85,7 +85,7 @@ class Candidate:
 class Timed:
     """Microseconds of a candidate for each number of rows."""
 
-    candidate: Candidate
+    candidate: LaunchCandidate
     us: Mapping[int, float]
 
     def over(self, other: Timed) -> float:
@@ -127,7 +127,7 @@ def own_launch(case: Case, device: DeviceSpec) -> RowLaunch:
     )
 
 
-def write_kernels(folder: Path, name: str, candidate: Candidate, device: DeviceSpec) -> None:
+def write_kernels(folder: Path, name: str, candidate: LaunchCandidate, device: DeviceSpec) -> None:
     """Render a candidate's kernels as the package `name` in the folder."""
     templates = load_templates()
     kernels = [render(spec, templates, _launch_of(spec, candidate), device) for spec in specs_of(candidate.case.part)]
@@ -137,7 +137,7 @@ def write_kernels(folder: Path, name: str, candidate: Candidate, device: DeviceS
         (package / file).write_text(text, encoding="utf-8")
 
 
-def _launch_of(spec: Spec, candidate: Candidate) -> RowLaunch | None:
+def _launch_of(spec: Spec, candidate: LaunchCandidate) -> RowLaunch | None:
     return candidate.launch if isinstance(spec, NormForward | NormBackward) else None
 
 
@@ -163,7 +163,7 @@ def compile_all(folder: str, named: Sequence[tuple[str, Part]]) -> None:
             tell(f"{name}: {type(error).__name__}")
 
 
-def timed(folder: str, name: str, candidate: Candidate, rows: Sequence[int], checked: bool) -> Timed:
+def timed(folder: str, name: str, candidate: LaunchCandidate, rows: Sequence[int], checked: bool) -> Timed:
     """Time a candidate; raises LokaError for wrong numbers where they are `checked`."""
     found: dict[int, float] = {}
     for m in rows:
@@ -190,8 +190,8 @@ def sweep(widths: Sequence[int], jobs: int, seconds: float) -> list[Timed]:
     """Compile and time all candidates, as far as the time goes; the device's own launches come first."""
     device, end = device_here(), time.monotonic() + seconds
     chosen = cases(widths)
-    own = [Candidate(case, None) for case in chosen]
-    tried = [Candidate(case, launch) for case in chosen for launch in launches(case)]
+    own = [LaunchCandidate(case, None) for case in chosen]
+    tried = [LaunchCandidate(case, launch) for case in chosen for launch in launches(case)]
     with tempfile.TemporaryDirectory(prefix="loka-rows-") as folder:
         names = {candidate: f"row_launch_{place}" for place, candidate in enumerate([*own, *tried])}
         for candidate, name in names.items():
@@ -203,7 +203,7 @@ def sweep(widths: Sequence[int], jobs: int, seconds: float) -> list[Timed]:
         found = []
         tell("timing")
 
-        def time_one(candidate: Candidate, rows: Sequence[int]) -> None:
+        def time_one(candidate: LaunchCandidate, rows: Sequence[int]) -> None:
             if time.monotonic() > end:
                 return
             try:
@@ -220,7 +220,7 @@ def sweep(widths: Sequence[int], jobs: int, seconds: float) -> list[Timed]:
                 if best.candidate.launch is None:
                     continue
                 for launch in other_programs(best.candidate.launch):
-                    other = Candidate(case, launch)
+                    other = LaunchCandidate(case, launch)
                     names[other] = f"row_launch_{len(names)}"
                     write_kernels(Path(folder), names[other], other, device)
                     time_one(other, SWEPT_ROWS)

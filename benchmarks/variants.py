@@ -10,7 +10,7 @@ from torch import nn
 
 from loka.bench.model.zoo_policies import FP8_DEFAULTS
 from loka.bench.peers import torchao_inference, torchao_training
-from loka.bench.roofline import Precision
+from loka.bench.roofline import GemmMath
 from loka.dispatch import Patch
 from loka.dispatch.bind.bind_warnings import fp8_not_expected
 
@@ -20,7 +20,7 @@ class Variant:
     """One way of running a model. At most one of `torchao` and `defaults` is set; with neither it is unchanged."""
 
     name: str
-    precision: Precision  # of the GEMMs that it changes; the others stay BF16
+    precision: GemmMath  # of the GEMMs that it changes; the others stay BF16
     torchao: str = ""  # training recipe; inference uses the configuration of the same granularity
     defaults: str = ""  # defaults of the package's policy, in YAML
     known: bool = False  # that policy has static scales, from a profile learned on the benchmark's own work
@@ -33,7 +33,7 @@ class Variant:
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of parameters and activations."""
-        return torch.float32 if self.precision is Precision.TF32 else torch.bfloat16
+        return torch.float32 if self.precision is GemmMath.TF32 else torch.bfloat16
 
 
 BASELINE = "bf16"  # ratios are over this variant
@@ -45,15 +45,15 @@ _KNOWN = (
 )
 
 VARIANTS = (
-    Variant("tf32", Precision.TF32),
-    Variant(BASELINE, Precision.BF16),
-    Variant("torchao-tensorwise", Precision.FP8_FAST, torchao="tensorwise"),
-    Variant("torchao-rowwise", Precision.FP8_FAST, torchao="rowwise"),
-    Variant("loka-bf16", Precision.BF16, defaults="{compute: keep, fuse: always}"),
-    Variant(SHOWN, Precision.FP8, defaults=f"{{{FP8_DEFAULTS}}}"),
-    Variant("loka-fp8-fast", Precision.FP8_FAST, defaults=f"{{{FP8_DEFAULTS}, accumulation: fast}}"),
-    Variant("loka-fp8-known", Precision.FP8, defaults=f"{{{_KNOWN}}}", known=True),
-    Variant("loka-fp8-known-fast", Precision.FP8_FAST, defaults=f"{{{_KNOWN}, accumulation: fast}}", known=True),
+    Variant("tf32", GemmMath.TF32),
+    Variant(BASELINE, GemmMath.BF16),
+    Variant("torchao-tensorwise", GemmMath.FP8_FAST, torchao="tensorwise"),
+    Variant("torchao-rowwise", GemmMath.FP8_FAST, torchao="rowwise"),
+    Variant("loka-bf16", GemmMath.BF16, defaults="{compute: keep, fuse: always}"),
+    Variant(SHOWN, GemmMath.FP8, defaults=f"{{{FP8_DEFAULTS}}}"),
+    Variant("loka-fp8-fast", GemmMath.FP8_FAST, defaults=f"{{{FP8_DEFAULTS}, accumulation: fast}}"),
+    Variant("loka-fp8-known", GemmMath.FP8, defaults=f"{{{_KNOWN}}}", known=True),
+    Variant("loka-fp8-known-fast", GemmMath.FP8_FAST, defaults=f"{{{_KNOWN}, accumulation: fast}}", known=True),
 )
 NAMES = tuple(variant.name for variant in VARIANTS)
 

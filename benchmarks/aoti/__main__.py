@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from benchmarks.aoti.compiler import cpp_compiler, fault_of
-from benchmarks.aoti.jobs import PACKAGE, POLICY, Job, Outcome, Subject, compiling, running, timing
+from benchmarks.aoti.jobs import PACKAGE, POLICY, AotiModel, Job, Outcome, compiling, running, timing
 from benchmarks.study import run_study, tell
 from loka.bench.machine import require_gpu
 from loka.codegen.generation import generate
@@ -56,7 +56,7 @@ class AotiRun:
     timed: tuple[Outcome, ...]
 
 
-def measure(subject: Subject, jobs: int, rounds: int) -> AotiRun:
+def measure(subject: AotiModel, jobs: int, rounds: int) -> AotiRun:
     """Compile, run and time. Raises InputError for a machine without the device, and what planning raises."""
     device = _device(subject)
     compiler = cpp_compiler()
@@ -75,7 +75,7 @@ def measure(subject: Subject, jobs: int, rounds: int) -> AotiRun:
     )
 
 
-def write_package(subject: Subject, device: str) -> None:
+def write_package(subject: AotiModel, device: str) -> None:
     """Generate the FP8 package into the folder, for a device of this name; sites up to `SMALLEST` stay native.
 
     Raises InputError if nothing would run in FP8, and what planning raises.
@@ -92,7 +92,7 @@ def write_package(subject: Subject, device: str) -> None:
         raise InputError(f"benchmarks.aoti: no GEMM of {subject.factory} would run in FP8: see loka plan {policy}")
 
 
-def _device(subject: Subject) -> str:
+def _device(subject: AotiModel) -> str:
     if subject.device == "cpu":
         return "CPU"
     require_gpu("benchmarks.aoti")
@@ -176,7 +176,7 @@ def main(arguments: list[str] | None = None) -> int:
         if min(options.batch, options.jobs, options.rounds) < 1:
             raise InputError("--batch, --jobs and --rounds must be 1 or more")
         folder = str(Path(options.folder).absolute())
-        subject = Subject(options.factory, options.inputs, options.batch, options.device, folder)
+        subject = AotiModel(options.factory, options.inputs, options.batch, options.device, folder)
         found = measure(subject, options.jobs, options.rounds)
         return json.dumps(asdict(found), indent=2) if options.json else table(found)
 

@@ -25,7 +25,7 @@ mods: [{{use: fuse_interaction, optional: true}}]
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class AotiModel:
     """A model, by "module:function" of it and of its inputs, and the folder for all files."""
 
     factory: str
@@ -40,7 +40,7 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class ModelForm:
     """How a model is exported. `options`: Inductor's."""
 
     name: str
@@ -68,8 +68,8 @@ class Job:
     """One process. `rounds`: timed runs, 0 to compile only."""
 
     name: str
-    subject: Subject
-    form: Form
+    subject: AotiModel
+    form: ModelForm
     action: Action
     inference_mode: bool = False
     rounds: int = 0
@@ -83,7 +83,11 @@ class Job:
     def from_json(cls, text: str) -> Self:
         """The job of such a text."""
         read = json.loads(text)
-        parts = {"subject": Subject(**read["subject"]), "form": Form(**read["form"]), "action": Action(read["action"])}
+        parts = {
+            "subject": AotiModel(**read["subject"]),
+            "form": ModelForm(**read["form"]),
+            "action": Action(read["action"]),
+        }
         return cls(**read | parts)
 
 
@@ -99,26 +103,26 @@ class Outcome:
     failure: str = ""
 
 
-LINEAR, BF16, FP8 = Form("linear", linear=True), Form("bf16"), Form("fp8", fp8=True)
+LINEAR, BF16, FP8 = ModelForm("linear", linear=True), ModelForm("bf16"), ModelForm("fp8", fp8=True)
 FORMS = (
     *(LINEAR, BF16, FP8),
-    Form("bf16-autocast", autocast=True),
-    Form("bf16-dynamic", dynamic=True),
-    Form("bf16-bags", bags=True),
-    Form("bf16-mmap", options={"aot_inductor.force_mmap_weights": True}),
+    ModelForm("bf16-autocast", autocast=True),
+    ModelForm("bf16-dynamic", dynamic=True),
+    ModelForm("bf16-bags", bags=True),
+    ModelForm("bf16-mmap", options={"aot_inductor.force_mmap_weights": True}),
 )
 
 
-def compiling(subject: Subject) -> tuple[Job, ...]:
+def compiling(subject: AotiModel) -> tuple[Job, ...]:
     """One process for each form, one that runs its own package, and what fills torch.compile's caches."""
     forms = tuple(Job(f"compile {form.name}", subject, form, Action.COMPILE) for form in FORMS)
-    same = Form("bf16-same")
+    same = ModelForm("bf16-same")
     alone = Job("bf16: loaded by the process that compiled it", subject, same, Action.COMPILE_AND_RUN)
     warm = tuple(Job(f"warm {form.name}", subject, form, Action.TIME_COMPILED) for form in (BF16, FP8))
     return (*forms, alone, *warm)
 
 
-def running(subject: Subject) -> tuple[Job, ...]:
+def running(subject: AotiModel) -> tuple[Job, ...]:
     """Each package in a fresh process, that of BF16 in several ways."""
     blocking = {"CUDA_LAUNCH_BLOCKING": "1"}
     return (
@@ -128,7 +132,7 @@ def running(subject: Subject) -> tuple[Job, ...]:
     )
 
 
-def timing(subject: Subject, rounds: int) -> tuple[Job, ...]:
+def timing(subject: AotiModel, rounds: int) -> tuple[Job, ...]:
     """The figures, one process after the other; a CUDA graph on a GPU alone."""
     graph = (Job("FP8 CUDA graph", subject, FP8, Action.TIME_GRAPH, rounds=rounds),)
     return (

@@ -18,7 +18,7 @@ import torch
 import torch._inductor
 from torch import Tensor, nn
 
-from benchmarks.aoti.jobs import PACKAGE, Action, Form, Job, Subject
+from benchmarks.aoti.jobs import PACKAGE, Action, AotiModel, Job, ModelForm
 
 WARM_UPS = 3
 ROWS = 1000  # of an embedding bag
@@ -50,7 +50,7 @@ class WithBags(nn.Module):
         return self.model(rows.view(*indices.shape, -1), *others)
 
 
-def made(subject: Subject, form: Form) -> tuple[nn.Module, tuple[Tensor, ...]]:
+def made(subject: AotiModel, form: ModelForm) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """The model and its inputs on the device, as the form has them. The same in every process."""
     torch.manual_seed(0)
     if form.linear:
@@ -71,7 +71,7 @@ def made(subject: Subject, form: Form) -> tuple[nn.Module, tuple[Tensor, ...]]:
     return model, tuple(cast)
 
 
-def casting(subject: Subject, form: Form) -> AbstractContextManager[object]:
+def casting(subject: AotiModel, form: ModelForm) -> AbstractContextManager[object]:
     """Autocast, or nothing."""
     return torch.autocast(subject.device, torch.bfloat16) if form.autocast else nullcontext()
 

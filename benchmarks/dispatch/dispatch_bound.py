@@ -10,7 +10,7 @@ from benchmarks.dispatch.dispatch_cases import GEMMS, LIBRARIES, gemm_part
 from benchmarks.region.region import Form, Shape, chain_of
 from benchmarks.region.region_bound import chain_backward_bytes, chain_forward_bytes
 from loka.bench.record.gemm_parts import NATIVE
-from loka.bench.roofline import Peaks, Precision, bytes_us
+from loka.bench.roofline import GemmMath, Peaks, bytes_us
 from loka.kernels.measurements.parts import PartCosts
 from loka.numerics.enums import Accumulation, Gemm
 
@@ -21,7 +21,7 @@ def bound_us(shape: Shape, costs: PartCosts, peaks: Peaks) -> float | None:
     """Microseconds of a training step; None if not all three GEMMs were measured in one precision."""
     chain = chain_of(Form.LAYER_NORM, shape)
     bounds = []
-    for precision in (Precision.BF16, Precision.FP8):
+    for precision in (GemmMath.BF16, GemmMath.FP8):
         passes = chain_forward_bytes(chain, precision, True) + chain_backward_bytes(chain, precision)
         products = [best_gemm_us(shape, gemm, precision, costs) for gemm in GEMMS]
         known = [us for us in products if us is not None]
@@ -30,9 +30,9 @@ def bound_us(shape: Shape, costs: PartCosts, peaks: Peaks) -> float | None:
     return min(bounds, default=None)
 
 
-def best_gemm_us(shape: Shape, gemm: Gemm, precision: Precision, costs: PartCosts) -> float | None:
+def best_gemm_us(shape: Shape, gemm: Gemm, precision: GemmMath, costs: PartCosts) -> float | None:
     """Least time of one GEMM in microseconds, without making its operands."""
-    if precision is Precision.BF16:
+    if precision is GemmMath.BF16:
         timed = costs.time(gemm_part(shape, gemm, NATIVE))
         return None if timed is None else timed.us
     recipes = [f"e4m3 {each}, e4m3 {each}, {how.value}" for each in SCALINGS for how in Accumulation]

@@ -93,7 +93,7 @@ Accumulations = Mapping[Gemm, Accumulation]
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
+class DecidedRegion:
     """Decisions for a region before its forward is traced, which takes most of the planning time."""
 
     examined: Examined
@@ -122,7 +122,7 @@ def recorded_variants(costs: Measurements) -> tuple[str, ...]:
     return (COMPILED, *TORCHAO, FUSED, *singles, DISPATCH)
 
 
-def decisions(shape: Shape, workshop: StudyWorkshop, costs: Measurements) -> dict[str, Decided]:
+def decisions(shape: Shape, workshop: StudyWorkshop, costs: Measurements) -> dict[str, DecidedRegion]:
     """The decisions of each planned variant on a region. Raises InputError if planning fails."""
     examined = {how: examined_region(shape, workshop, dict.fromkeys(GEMMS, how), how.value) for how in HOWS}
     known = {part.kernel for part in costs.parts if part.work is PartKind.GEMM}
@@ -176,11 +176,11 @@ def examined_region(shape: Shape, workshop: StudyWorkshop, accumulations: Accumu
     return examine(load_policy(str(workshop.write(f"{name}.yaml", text))))
 
 
-def _decided(examined: Examined, costs: Measurements, kernels: frozenset[str]) -> Decided:
+def _decided(examined: Examined, costs: Measurements, kernels: frozenset[str]) -> DecidedRegion:
     only, policy = Only(costs, kernels), examined.policy
     known = assumed_safe(examined)
     situation = Situation(TargetDevice(policy.target), policy.model.batch_size, known=known, costs=only)
-    return Decided(examined, only, resolve(examined.sites, examined.settings, situation, {}))
+    return DecidedRegion(examined, only, resolve(examined.sites, examined.settings, situation, {}))
 
 
 def format_gemm(sites: Sequence[SitePlan]) -> str:

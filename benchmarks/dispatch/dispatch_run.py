@@ -19,7 +19,7 @@ from benchmarks.dispatch.dispatch_bound import bound_us
 from benchmarks.dispatch.dispatch_cases import (
     COMPILED,
     TORCHAO,
-    Decided,
+    DecidedRegion,
     decisions,
     format_gemm,
     is_rendered,
@@ -30,7 +30,7 @@ from benchmarks.region.region import Form, Shape, work_of
 from benchmarks.steps import StepWork, measure
 from benchmarks.variants import Variant
 from loka.bench.device import describe
-from loka.bench.roofline import Precision, peaks_of
+from loka.bench.roofline import GemmMath, peaks_of
 from loka.bench.timing import Progress
 from loka.errors import InputError, LokaError
 from loka.kernels.measurements.lookup import Measurements
@@ -133,7 +133,7 @@ def measured_lines(
 
 
 def _measured(
-    shape: Shape, variant: str, runs: str, decided: Decided | None, work: StepWork, workshop: StudyWorkshop
+    shape: Shape, variant: str, runs: str, decided: DecidedRegion | None, work: StepWork, workshop: StudyWorkshop
 ) -> Line:
     """Measure one plan or the unpatched model; an exception becomes the line's failure."""
     try:
@@ -141,12 +141,12 @@ def _measured(
         if plan is not None and format_gemm(plan.sites) != runs:
             raise LokaError(f"traced, it is planned otherwise: {format_gemm(plan.sites)}")
         if variant in TORCHAO:
-            found = measure(work, Variant(variant, Precision.FP8_FAST, torchao=TORCHAO[variant]), True, None)
+            found = measure(work, Variant(variant, GemmMath.FP8_FAST, torchao=TORCHAO[variant]), True, None)
         elif plan is None or not plan.bindings:  # nothing is replaced
-            found = measure(work, Variant(variant, Precision.BF16), True, None)
+            found = measure(work, Variant(variant, GemmMath.BF16), True, None)
         else:
             package = workshop.package(replace(plan, name=f"{plan.name}_{variant.replace('-', '_')}"))
-            made = Variant(variant, Precision.BF16, defaults=runs)
+            made = Variant(variant, GemmMath.BF16, defaults=runs)
             found = measure(work, made, True, package, compiled=not is_rendered(plan))
     except Exception as error:  # noqa: BLE001  (planner, compiler and device may raise anything: it is reported)
         return _failed(shape, variant, runs, describe(error))

@@ -19,7 +19,7 @@ from benchmarks.study import tell
 from benchmarks.variants import Variant
 from loka.bench.device import describe
 from loka.bench.results import NOTHING, Table
-from loka.bench.roofline import Precision
+from loka.bench.roofline import GemmMath
 from loka.bench.timing import MEASURED_MS, SEED
 from loka.errors import LokaError
 from loka.plan.planner import make_plan
@@ -75,7 +75,7 @@ def _time(workshop: StudyWorkshop, case: ModCase, defaults: str, modded: bool, m
         base, given = build(case), inputs(case, case.batch)
     work = make_work(case.name, base, tuple(each.detach() for each in given), (True,), milliseconds)
     fp8 = defaults == FP8
-    variant = Variant("fp8" if fp8 else "bf16", Precision.FP8 if fp8 else Precision.BF16)
+    variant = Variant("fp8" if fp8 else "bf16", GemmMath.FP8 if fp8 else GemmMath.BF16)
     try:
         made = package(workshop, case, defaults, modded) if modded or fp8 else None
         return measure(work, variant, True, made).timing.median_us

@@ -15,7 +15,7 @@ from benchmarks.study import run_study, tell
 from benchmarks.variants import NAMES, VARIANTS
 from loka.bench.machine import environment, require_gpu
 from loka.bench.options import listed
-from loka.bench.results import METHOD, Report, to_markdown, to_plain, usable_folder, utc_minute, write_files
+from loka.bench.results import METHOD, BenchReport, to_markdown, to_plain, usable_folder, utc_minute, write_files
 
 ONLY = ("train", "infer")
 PROGRAM = "python -m benchmarks.region"
@@ -35,7 +35,7 @@ def measured(options: argparse.Namespace, arguments: Sequence[str]) -> str:
     modes = tuple(mode == "train" for mode in ONLY if options.only in (None, mode))
     sections = run_regions(form, shapes, [each for each in VARIANTS if each.name in wanted], modes, tell)
     command = f"{PROGRAM} {shlex.join(arguments)}".rstrip()
-    report = Report("region", command, utc_minute(), environment(), sections, (METHOD, STEPS), PROGRAM)
+    report = BenchReport("region", command, utc_minute(), environment(), sections, (METHOD, STEPS), PROGRAM)
     data, page = write_files(report, options.out)
     tell(f"wrote {data} and {page}")
     return json.dumps(to_plain(report), indent=2, allow_nan=False) if options.json else to_markdown(report)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loka.bench.roofline import Peaks, Precision, bytes_us, sizes_of, three_products, written_bytes
+from loka.bench.roofline import GemmMath, Peaks, bytes_us, sizes_of, three_products, written_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class RooflineChain:
     after: bool
 
 
-def chain_us(chain: RooflineChain, precision: Precision, training: bool, peaks: Peaks) -> float | None:
+def chain_us(chain: RooflineChain, precision: GemmMath, training: bool, peaks: Peaks) -> float | None:
     """Microseconds of a chain: forward, in training also backward to its input and all weights.
 
     All linears run in `precision`. None if it has no peak.
@@ -37,7 +37,7 @@ def chain_us(chain: RooflineChain, precision: Precision, training: bool, peaks: 
     return total
 
 
-def chain_forward_bytes(chain: RooflineChain, precision: Precision, training: bool) -> int:
+def chain_forward_bytes(chain: RooflineChain, precision: GemmMath, training: bool) -> int:
     """Bytes of the elementwise and quantizing passes of a chain's forward."""
     element, operand = sizes_of(precision)
     written = written_bytes(precision, training)
@@ -52,7 +52,7 @@ def chain_forward_bytes(chain: RooflineChain, precision: Precision, training: bo
     return moved
 
 
-def chain_backward_bytes(chain: RooflineChain, precision: Precision) -> int:
+def chain_backward_bytes(chain: RooflineChain, precision: GemmMath) -> int:
     """Bytes of the elementwise and quantizing passes of a chain's backward."""
     element, _ = sizes_of(precision)
     written = written_bytes(precision, training=True)

@@ -25,7 +25,7 @@ TITLES = {
 Bound = Callable[[Variant, bool], float | None]  # (variant, training) -> microseconds
 
 
-class Comparison:
+class RegionComparison:
     """One piece of work, the packages generated for it, and its bound."""
 
     def __init__(
@@ -57,7 +57,11 @@ class Comparison:
 
 
 def compare(
-    name: str, make: Callable[[], Comparison], variants: Sequence[Variant], modes: Sequence[bool], progress: Progress
+    name: str,
+    make: Callable[[], RegionComparison],
+    variants: Sequence[Variant],
+    modes: Sequence[bool],
+    progress: Progress,
 ) -> dict[bool, tuple[Cell, ...]]:
     """The cells of one piece of work by mode (True: training); if `make` raises, each cell holds the failure."""
     try:
@@ -99,9 +103,14 @@ def run_regions(
 
 
 def _comparison(
-    form: Form, shape: Shape, modes: tuple[bool, ...], workshop: StudyWorkshop, peaks: Peaks | None, progress: Progress
-) -> Comparison:
+    form: Form,
+    shape: Shape,
+    modes: tuple[bool, ...],
+    workshop: StudyWorkshop,
+    peaks: Peaks | None,
+    progress: Progress,
+) -> RegionComparison:
     def bound(variant: Variant, training: bool) -> float | None:
         return None if peaks is None else chain_us(chain_of(form, shape), variant.precision, training, peaks)
 
-    return Comparison(work_of(form, shape, modes), subject(form, shape), workshop, bound, progress)
+    return RegionComparison(work_of(form, shape, modes), subject(form, shape), workshop, bound, progress)

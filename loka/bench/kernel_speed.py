@@ -21,7 +21,7 @@ from loka.bench.cells import Cell, Errors, MeasuredStep, cell_of, decibels
 from loka.bench.machine import device_here, environment, require_gpu
 from loka.bench.options import did_you_mean, listed
 from loka.bench.packages import Workshop
-from loka.bench.results import METHOD, Report, Section, usable_folder, utc_minute
+from loka.bench.results import METHOD, BenchReport, Section, usable_folder, utc_minute
 from loka.bench.roofline import Peaks, bytes_us
 from loka.bench.timing import SEED, Progress, rotations, size_of, time_call
 from loka.errors import InputError
@@ -142,7 +142,7 @@ def check(request: KernelRequest) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return families, gemms
 
 
-def run(request: KernelRequest, out: Path, progress: Progress, now: datetime | None = None) -> Report:
+def run(request: KernelRequest, out: Path, progress: Progress, now: datetime | None = None) -> BenchReport:
     """Check a request and measure it; the folder `out` is created, but the report is not written.
 
     Raises InputError for an invalid request, without a GPU, and if `out` is not writable.
@@ -151,7 +151,7 @@ def run(request: KernelRequest, out: Path, progress: Progress, now: datetime | N
     require_gpu()
     usable_folder(out)
     sections = run_kernels(families, gemms, progress)
-    return Report("kernels", request.command(), utc_minute(now), environment(), sections, (METHOD, KERNELS))
+    return BenchReport("kernels", request.command(), utc_minute(now), environment(), sections, (METHOD, KERNELS))
 
 
 def run_kernels(chosen: Sequence[str], variants: Sequence[str], progress: Progress) -> tuple[Section, ...]:

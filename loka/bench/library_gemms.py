@@ -14,7 +14,7 @@ from torch.nn.functional import ScalingType
 from loka.bench.cells import Errors, MeasuredStep, cell_of, decibels
 from loka.bench.peers import PeerMissingError
 from loka.bench.results import Section
-from loka.bench.roofline import Peaks, Precision, product_us
+from loka.bench.roofline import GemmMath, Peaks, product_us
 from loka.bench.timing import SEED, Progress, rotations, size_of, time_call
 from loka.kernels.gemm.scaled_mm_operands import first_scale, second_scale
 from loka.numerics.enums import Format, Scaling
@@ -39,19 +39,19 @@ class LibraryGemm:
     """A library's GEMM; with `scaling` None it takes BF16 operands."""
 
     name: str
-    precision: Precision
+    precision: GemmMath
     scaling: Scaling | None = None
     fbgemm: bool = False
 
 
 BASELINE = "bf16"  # ratios are over this one
 GEMMS = (
-    LibraryGemm(BASELINE, Precision.BF16),
-    LibraryGemm("scaled-mm-tensorwise", Precision.FP8, Scaling.TENSORWISE),
-    LibraryGemm("scaled-mm-tensorwise-fast", Precision.FP8_FAST, Scaling.TENSORWISE),
-    LibraryGemm("scaled-mm-rowwise", Precision.FP8, Scaling.ROWWISE),
-    LibraryGemm("scaled-mm-rowwise-fast", Precision.FP8_FAST, Scaling.ROWWISE),
-    LibraryGemm("fbgemm-rowwise-fast", Precision.FP8_FAST, Scaling.ROWWISE, fbgemm=True),
+    LibraryGemm(BASELINE, GemmMath.BF16),
+    LibraryGemm("scaled-mm-tensorwise", GemmMath.FP8, Scaling.TENSORWISE),
+    LibraryGemm("scaled-mm-tensorwise-fast", GemmMath.FP8_FAST, Scaling.TENSORWISE),
+    LibraryGemm("scaled-mm-rowwise", GemmMath.FP8, Scaling.ROWWISE),
+    LibraryGemm("scaled-mm-rowwise-fast", GemmMath.FP8_FAST, Scaling.ROWWISE),
+    LibraryGemm("fbgemm-rowwise-fast", GemmMath.FP8_FAST, Scaling.ROWWISE, fbgemm=True),
 )
 NAMES = tuple(gemm.name for gemm in GEMMS)
 SHOWN = "scaled-mm-rowwise"  # its bound is printed beside the times
@@ -119,7 +119,7 @@ def call_of(gemm: LibraryGemm) -> Callable[..., Any]:
     """The function for these arguments: a @ b.T in BF16. Raises PeerMissingError if the library is missing."""
     if gemm.scaling is None:
         return lambda a, b: F.linear(a, b)
-    fast = gemm.precision is Precision.FP8_FAST
+    fast = gemm.precision is GemmMath.FP8_FAST
     if gemm.fbgemm:
         rowwise = fbgemm_rowwise()
         return lambda a, scale_a, b, scale_b: rowwise(a, b, scale_a, scale_b, use_fast_accum=fast)

@@ -37,7 +37,7 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class BenchReport:
     """One run of a benchmark."""
 
     what: str  # kernels, or the name of a study
@@ -161,7 +161,7 @@ def markdown_table(table: Table) -> str:
     return "\n".join("| " + " | ".join(printable(text).replace("|", "\\|") for text in line) + " |" for line in lines)
 
 
-def to_markdown(report: Report) -> str:
+def to_markdown(report: BenchReport) -> str:
     """The report as a Markdown page."""
     parts = [
         f"# {report.program}, {report.date}",
@@ -177,7 +177,7 @@ def to_markdown(report: Report) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def to_plain(report: Report) -> dict[str, object]:
+def to_plain(report: BenchReport) -> dict[str, object]:
     """The report as a dict for JSON, with ratios, shares and geometric means."""
     sections: list[dict[str, object]] = []
     for section in report.sections:
@@ -231,7 +231,7 @@ def write_report(folder: Path, stem: str, plain: dict[str, object], page: str) -
     return paths
 
 
-def write_files(report: Report, folder: Path) -> tuple[Path, Path]:
+def write_files(report: BenchReport, folder: Path) -> tuple[Path, Path]:
     """Write a report into an existing folder. Raises InputError."""
     return write_report(folder, report.stem, to_plain(report), to_markdown(report))
 

@@ -31,8 +31,8 @@ LINEARS = (GemmKind.LINEAR, GemmKind.FUNCTIONAL_LINEAR)
 OPTIMIZER_PASSES: Mapping[str, int] = {"sgd": 3, "adagrad": 5, "adam": 7}
 
 
-class Precision(StrEnum):
-    """Precision of a variant's GEMMs."""
+class GemmMath(StrEnum):
+    """GemmMath of a variant's GEMMs."""
 
     TF32 = "tf32"
     BF16 = "bf16"
@@ -42,7 +42,7 @@ class Precision(StrEnum):
     @property
     def is_fp8(self) -> bool:
         """True if operands are FP8."""
-        return self in (Precision.FP8, Precision.FP8_FAST)
+        return self in (GemmMath.FP8, GemmMath.FP8_FAST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +50,11 @@ class Peaks:
     """Peaks of a device: bandwidth in bytes a second, reads plus writes, and FLOPs a second by precision."""
 
     bandwidth: float
-    flops: dict[Precision, float]
+    flops: dict[GemmMath, float]
 
 
 # Precisions with a peak measured on large square products, and its name in a `DeviceSpec`. TF32's is of smaller ones.
-_FLOPS = {Precision.BF16: "bfloat16", Precision.FP8: "e4m3", Precision.FP8_FAST: "e4m3 fast"}
+_FLOPS = {GemmMath.BF16: "bfloat16", GemmMath.FP8: "e4m3", GemmMath.FP8_FAST: "e4m3 fast"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +77,15 @@ def peaks_of(device: str) -> Peaks | None:
     return Peaks(found.bandwidth, {precision: found.flops[name] for precision, name in _FLOPS.items()})
 
 
-def product_us(rows: int, columns: int, contraction: int, precision: Precision, peaks: Peaks, copies: int = 1) -> float:
-    """Microseconds of `copies` products (rows x contraction) by (contraction x columns), with BF16 or float32 results.
+def product_us(rows: int, columns: int, contraction: int, precision: GemmMath, peaks: Peaks) -> float:
+    """Microseconds of the product (rows x contraction) by (contraction x columns), with a BF16 or float32 result.
 
     Raises KeyError if there is no peak for the precision.
     """
     flops = 2 * rows * columns * contraction / peaks.flops[precision]
     element, operand = sizes_of(precision)
     moved = operand * contraction * (rows + columns) + element * rows * columns
-    return 1e6 * copies * max(flops, moved / peaks.bandwidth)
+    return 1e6 * max(flops, moved / peaks.bandwidth)
 
 
 def bytes_us(moved: float, peaks: Peaks) -> float:
@@ -93,7 +93,7 @@ def bytes_us(moved: float, peaks: Peaks) -> float:
     return 1e6 * moved / peaks.bandwidth
 
 
-def model_us(sites: Iterable[SiteWork], precision: Precision, training: bool, peaks: Peaks) -> float | None:
+def model_us(sites: Iterable[SiteWork], precision: GemmMath, training: bool, peaks: Peaks) -> float | None:
     """Microseconds of a model's GEMMs and of one elementwise pass before each that is fed by one.
 
     Sites outside FP8 count in BF16, or in TF32 if that is `precision`. Not counted, which makes the bound lower than a
@@ -101,7 +101,7 @@ def model_us(sites: Iterable[SiteWork], precision: Precision, training: bool, pe
     copies and transposes, operations after the last GEMM, and parts without GEMMs (embeddings, loss). None if a
     precision has no peak.
     """
-    rest = Precision.TF32 if precision is Precision.TF32 else Precision.BF16
+    rest = GemmMath.TF32 if precision is GemmMath.TF32 else GemmMath.BF16
     if precision not in peaks.flops or rest not in peaks.flops:
         return None
     total = 0.0
@@ -117,7 +117,7 @@ def model_us(sites: Iterable[SiteWork], precision: Precision, training: bool, pe
     return total
 
 
-def three_products(rows: int, k: int, n: int, precision: Precision, training: bool, peaks: Peaks) -> float:
+def three_products(rows: int, k: int, n: int, precision: GemmMath, training: bool, peaks: Peaks) -> float:
     """Microseconds of fprop, in training also of dgrad and wgrad."""
     total = product_us(rows, n, k, precision, peaks)
     if training:
@@ -125,14 +125,14 @@ def three_products(rows: int, k: int, n: int, precision: Precision, training: bo
     return total
 
 
-def sizes_of(precision: Precision) -> tuple[int, int]:
+def sizes_of(precision: GemmMath) -> tuple[int, int]:
     """Bytes of an element of a tensor, and of an element of a GEMM's operand."""
-    if precision is Precision.TF32:
+    if precision is GemmMath.TF32:
         return 4, 4
     return 2, 1 if precision.is_fp8 else 2
 
 
-def written_bytes(precision: Precision, training: bool) -> int:
+def written_bytes(precision: GemmMath, training: bool) -> int:
     """Bytes per element that a pass writes for the GEMM after it; FP8 training includes the transposed copy."""
     operand = sizes_of(precision)[1]
     return 2 * operand if precision.is_fp8 and training else operand
@@ -152,18 +152,18 @@ class ModelBound:
         """Milliseconds of a generated package."""
         fp8 = frozenset(each.site.name for each in plan.sites if each.fp8)
         fast = {gemm.accumulation == "fast" for each in plan.sites for gemm in each.gemms if gemm.fp8}
-        precision = Precision.BF16 if not fp8 else Precision.FP8_FAST if fast == {True} else Precision.FP8
+        precision = GemmMath.BF16 if not fp8 else GemmMath.FP8_FAST if fast == {True} else GemmMath.FP8
         return self._milliseconds([each.site for each in plan.sites], fp8, precision)
 
     def of_variant(self, variant: ModelVariant, sites: Sequence[Site]) -> float | None:
         """Milliseconds of a variant without a package."""
         if variant.float32:
-            return self._milliseconds(sites, frozenset(), Precision.TF32)
+            return self._milliseconds(sites, frozenset(), GemmMath.TF32)
         if not variant.torchao:
-            return self._milliseconds(sites, frozenset(), Precision.BF16)
-        return self._milliseconds(sites, torchao_sites(sites), Precision.FP8_FAST)
+            return self._milliseconds(sites, frozenset(), GemmMath.BF16)
+        return self._milliseconds(sites, torchao_sites(sites), GemmMath.FP8_FAST)
 
-    def _milliseconds(self, sites: Iterable[Site], fp8: frozenset[str], precision: Precision) -> float | None:
+    def _milliseconds(self, sites: Iterable[Site], fp8: frozenset[str], precision: GemmMath) -> float | None:
         found = model_us(site_works(sites, self.batch, fp8), precision, self.training, self.peaks)
         if found is None:
             return None

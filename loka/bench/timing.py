@@ -113,9 +113,3 @@ def timed_turn(
         step()
     wait()
     return RoundTiming(1e3 * (clock() - start) / steps, 1e3 * statistics.median(hosts))
-
-
-def speedup(baseline: Sequence[RoundTiming], own: Sequence[RoundTiming]) -> float | None:
-    """Median over the rounds of the baseline's step over the own one of the same round; None without common rounds."""
-    ratios = [one.step_ms / other.step_ms for one, other in zip(baseline, own, strict=False)]
-    return statistics.median(ratios) if ratios else None

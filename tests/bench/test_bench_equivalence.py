@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from loka.bench.quality.compare_quality import ERROR_RATE, Verdict, bounds, judge, looks, pairs_needed
+from loka.bench.quality.compare_quality import ERROR_RATE, QualityVerdict, bounds, judge, looks, pairs_needed
 
 
 @pytest.mark.parametrize("planned", [2, 4, 5, 9, 16, 64, 75, 1000])
@@ -29,24 +29,24 @@ def test_bounds_are_those_of_one_sided_t() -> None:
 @pytest.mark.parametrize(
     ("percent", "verdict"),
     [
-        ((0.010, 0.011, 0.012), Verdict.PARITY),  # above zero, yet within what was allowed
-        ((-0.5, -0.51, -0.52), Verdict.PARITY),  # better
-        ((0.30, 0.31, 0.29), Verdict.LOST),
-        ((0.04, 0.05, 0.06), Verdict.UNDECIDED),  # worse, and not shown to be beyond the budget
-        ((-0.2, 0.3, 0.1), Verdict.UNDECIDED),
-        ((0.0,), Verdict.UNDECIDED),
+        ((0.010, 0.011, 0.012), QualityVerdict.PARITY),  # above zero, yet within what was allowed
+        ((-0.5, -0.51, -0.52), QualityVerdict.PARITY),  # better
+        ((0.30, 0.31, 0.29), QualityVerdict.LOST),
+        ((0.04, 0.05, 0.06), QualityVerdict.UNDECIDED),  # worse, and not shown to be beyond the budget
+        ((-0.2, 0.3, 0.1), QualityVerdict.UNDECIDED),
+        ((0.0,), QualityVerdict.UNDECIDED),
     ],
 )
-def test_verdicts(percent: tuple[float, ...], verdict: Verdict) -> None:
+def test_verdicts(percent: tuple[float, ...], verdict: QualityVerdict) -> None:
     assert judge(percent, 0.05, planned=3) is verdict
 
 
 def test_only_looks_decide() -> None:
     clear = [0.3, 0.31, 0.29, 0.3, 0.32, 0.28, 0.3]
-    assert judge(clear, 0.05, planned=32) is Verdict.UNDECIDED  # the first look has 8
-    assert judge([*clear, 0.3], 0.05, planned=32) is Verdict.LOST
+    assert judge(clear, 0.05, planned=32) is QualityVerdict.UNDECIDED  # the first look has 8
+    assert judge([*clear, 0.3], 0.05, planned=32) is QualityVerdict.LOST
     # What comes after a look that has decided changes nothing: the verdict was given.
-    assert judge([*clear, 0.3, *[-9.0] * 24], 0.05, planned=32) is Verdict.LOST
+    assert judge([*clear, 0.3, *[-9.0] * 24], 0.05, planned=32) is QualityVerdict.LOST
 
 
 @pytest.mark.parametrize("planned", [8, 32])
@@ -55,7 +55,7 @@ def test_each_wrong_verdict_is_as_rare_as_stated(planned: int) -> None:
     rng = np.random.default_rng(7)
     trials = 4000
     found = Counter(judge(rng.normal(0.02, 0.05, planned).tolist(), 0.02, planned) for _ in range(trials))
-    for verdict in (Verdict.PARITY, Verdict.LOST):
+    for verdict in (QualityVerdict.PARITY, QualityVerdict.LOST):
         rate = found[verdict] / trials
         assert 0.035 < rate < ERROR_RATE + 3 * math.sqrt(ERROR_RATE * (1 - ERROR_RATE) / trials), verdict
 
@@ -71,8 +71,8 @@ def test_the_pairs_needed_do_decide() -> None:
         around = (sign - sign.mean()) / sign.std(ddof=1)
         return list(np.mean(differences) + np.std(differences, ddof=1) * around)
 
-    assert judge(as_many(needed), 0.02, needed) is not Verdict.UNDECIDED
-    assert judge(as_many(needed // 2), 0.02, needed // 2) is Verdict.UNDECIDED
+    assert judge(as_many(needed), 0.02, needed) is not QualityVerdict.UNDECIDED
+    assert judge(as_many(needed // 2), 0.02, needed // 2) is QualityVerdict.UNDECIDED
 
 
 def test_what_no_number_of_pairs_decides_is_said() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from loka.bench.quality.compare_quality import Quality, Verdict, compare, order_of
+from loka.bench.quality.compare_quality import Quality, QualityVerdict, compare, order_of
 from loka.bench.quality.pair_file import PairFile, RunFacts
 from loka.bench.quality.training import PairResult, TrainResult, build, train_pair
 from loka.bench.quality.training_job import TrainingJob
@@ -48,14 +48,14 @@ def test_draws_of_a_seed_count_once() -> None:
 def test_a_single_seed_has_no_interval() -> None:
     quality = Quality(pairs(0.1), 1, 0.05)
     assert (quality.standard_error, quality.interval, quality.upper_bound) == (None, None, None)
-    assert quality.verdict is Verdict.UNDECIDED
+    assert quality.verdict is QualityVerdict.UNDECIDED
 
 
 def test_compare_ends_as_soon_as_a_look_decides() -> None:
     worse = pairs(*[0.3, 0.31, 0.29, 0.3] * 8)
     taken = list(compare(iter(worse), planned=32))
     assert len(taken) == 8
-    assert taken[-1].verdict is Verdict.LOST
+    assert taken[-1].verdict is QualityVerdict.LOST
     assert len(list(compare(iter(worse), planned=32, early=False))) == 32
 
 
@@ -79,9 +79,9 @@ def test_compare_of_trained_pairs_finds_a_ruined_model_out(job: TrainingJob) -> 
         return (train_pair(job, patch, seed, draw=draw) for seed, draw in order_of(range(4), 1))
 
     *_, ruined = compare(trained(ruin), planned=4)
-    assert ruined.verdict is Verdict.LOST
+    assert ruined.verdict is QualityVerdict.LOST
     *_, equal = compare(trained(lambda model: model), planned=4)
-    assert equal.verdict is Verdict.PARITY
+    assert equal.verdict is QualityVerdict.PARITY
     assert equal.mean == 0
 
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from loka.bench.model.model_variants import MODEL_VARIANTS
-from loka.bench.roofline import ModelBound, Peaks, Precision, bytes_us, model_us, site_works, torchao_sites
+from loka.bench.roofline import GemmMath, ModelBound, Peaks, bytes_us, model_us, site_works, torchao_sites
 from loka.sites.site import GemmKind, RowCount, Site
 
-PEAKS = Peaks(1e12, {Precision.BF16: 1e14, Precision.FP8: 2e14, Precision.FP8_FAST: 4e14})
+PEAKS = Peaks(1e12, {GemmMath.BF16: 1e14, GemmMath.FP8: 2e14, GemmMath.FP8_FAST: 4e14})
 BOUND = ModelBound(batch=128, training=True, peaks=PEAKS, optimizer="adam", parameter_bytes=4000)
 BY_NAME = {variant.name: variant for variant in MODEL_VARIANTS}
 
@@ -53,7 +53,7 @@ def test_torchao_takes_wide_linears_alone() -> None:
         site("matmul", GemmKind.MATMUL, (), k=512, n=64),
     ]
     assert torchao_sites(sites) == {"wide"}
-    fp8 = model_us(site_works(sites, 128, frozenset({"wide"})), Precision.FP8_FAST, True, PEAKS)
+    fp8 = model_us(site_works(sites, 128, frozenset({"wide"})), GemmMath.FP8_FAST, True, PEAKS)
     assert fp8 is not None
     found = BOUND.of_variant(BY_NAME["torchao-rowwise"], sites)
     assert found == pytest.approx((fp8 + bytes_us(7 * 4000, PEAKS)) / 1e3)
@@ -62,7 +62,7 @@ def test_torchao_takes_wide_linears_alone() -> None:
 def test_a_training_step_has_its_optimiser_and_an_inference_has_none() -> None:
     sites = [site("one", GemmKind.LINEAR, ())]
     works = site_works(sites, 128, frozenset())
-    trained, served = (model_us(works, Precision.BF16, training, PEAKS) for training in (True, False))
+    trained, served = (model_us(works, GemmMath.BF16, training, PEAKS) for training in (True, False))
     assert trained is not None
     assert served is not None
     variant = BY_NAME["bf16"]

@@ -11,8 +11,8 @@ from loka.bench.machine import Environment
 from loka.bench.model.model_report import (
     MeasuredModel,
     ModelReport,
-    StepFigures,
     StepOutcome,
+    VariantFigures,
     heading,
     notes,
     sections,
@@ -28,12 +28,13 @@ BLOCKS = chosen_blocks("train", None)
 LOOP, GRAPHS, CAPTURED = BLOCKS
 
 
-def figures(step_ms: float, ratio: float | None = 1.0) -> StepFigures:
+def figures(step_ms: float, ratio: float | None = 1.0) -> VariantFigures:
     rounds = tuple(RoundTiming(each * step_ms, each) for each in (1.0, 0.5, 2.0))
-    return StepFigures(rounds, ratio, 1234.4, KernelSum(57, 7.5), 5.0)
+    beside = () if ratio is None else tuple(RoundTiming(ratio * each.step_ms, 1.0) for each in rounds)
+    return VariantFigures(rounds, beside, 1234.4, KernelSum(57, 7.5), 5.0)
 
 
-def outcome(block: StepBlock, variant: str, found: StepFigures | None, failure: str = "") -> StepOutcome:
+def outcome(block: StepBlock, variant: str, found: VariantFigures | None, failure: str = "") -> StepOutcome:
     return StepOutcome(block, variant, found, failure)
 
 
@@ -61,6 +62,15 @@ def test_medians_and_shares_are_of_the_rounds() -> None:
     found = figures(10.0)
     assert (found.step_ms, found.host_ms, found.reached) == (10.0, 1.0, 0.5)
     assert MODEL.samples_per_second(found) == 409600.0
+
+
+def test_ratios_are_of_the_same_round() -> None:
+    base = (RoundTiming(10.0, 1.0), RoundTiming(30.0, 1.0), RoundTiming(10.0, 1.0))
+    own = (RoundTiming(5.0, 1.0), RoundTiming(15.0, 1.0), RoundTiming(1.0, 1.0))
+    made = replace(figures(1.0), rounds=own, beside=base)
+    assert (made.speedups, made.ratio) == ((2.0, 2.0, 10.0), 2.0)
+    assert replace(made, beside=base[:1]).ratio == 2.0
+    assert replace(made, beside=()).ratio is None
 
 
 def test_times_stand_side_by_side_without_a_graph_first() -> None:

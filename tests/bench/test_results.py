@@ -11,7 +11,7 @@ import pytest
 from loka.bench.cells import Cell, Errors
 from loka.bench.machine import Environment
 from loka.bench.results import (
-    Report,
+    BenchReport,
     Section,
     details,
     geometric_mean,
@@ -42,7 +42,7 @@ CELLS = (
     Cell("large", "ours", timing(500.0), 600.0, 900.0, Errors(None, None, "")),
 )
 SECTION = Section("both", CELLS, baseline="bf16", shown="ours")
-REPORT = Report("kernels", "loka bench kernels", "2026-11-21T08:12Z", HERE, (SECTION,), ("a note",))
+REPORT = BenchReport("kernels", "loka bench kernels", "2026-11-21T08:12Z", HERE, (SECTION,), ("a note",))
 
 
 def test_ratios_are_over_the_baseline_of_the_same_work() -> None:

@@ -12,11 +12,9 @@ from loka.bench.timing import (
     MEASURED_MS,
     STEPS,
     TURN_WARM_UPS,
-    RoundTiming,
     Timing,
     rotations,
     size_of,
-    speedup,
     summarise,
     time_call,
     time_step,
@@ -107,14 +105,6 @@ def test_a_host_that_is_slower_than_the_device_makes_the_step() -> None:
     timing = timed_turn(machine.step, machine.wait, machine.clock)
     assert timing.host_ms == pytest.approx(5.0)
     assert timing.step_ms == pytest.approx((STEPS * 5.0 + 1.0) / STEPS)
-
-
-def test_ratios_are_of_the_same_round() -> None:
-    base = [RoundTiming(10.0, 1.0), RoundTiming(30.0, 1.0), RoundTiming(10.0, 1.0)]
-    own = [RoundTiming(5.0, 1.0), RoundTiming(15.0, 1.0), RoundTiming(1.0, 1.0)]
-    assert speedup(base, own) == 2.0
-    assert speedup(base[:1], own) == 2.0
-    assert speedup([], own) is None
 
 
 def test_kernels_are_counted_at_the_second_look_and_a_profiler_that_cannot_be_used_costs_nothing(

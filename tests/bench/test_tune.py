@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from loka.bench import timing
+from loka.bench.model.model_report import StepOutcome
 from loka.bench.model.model_run import RunLimits
 from loka.bench.model.model_variants import MODEL_BASELINE
 from loka.bench.tune import tune as tune_module
 from loka.bench.tune.tune import TuneLimits, check_policy, require_target, tuned_here, winner_of
-from loka.bench.tune.tune_steps import CandidateSteps, StepMeasurer
+from loka.bench.tune.tune_steps import StepMeasurer
 from loka.errors import CheckFailedError, InputError
 from loka.mods.policy_loader import load_policy
 from loka.plan.plan import NATIVE
@@ -23,7 +24,7 @@ from loka.plan.tuning.record import MeasuredCandidate
 from loka.policy.policy import Policy
 from tests.support.bench_device import CpuBench
 from tests.support.plan.plan_costs import SCALED_MM, MadeUp
-from tests.support.plan.tuned import BF16_MS, MadeUpSteps, safe_policy, tune
+from tests.support.plan.tuned import BF16_MS, MadeUpSteps, outcome_of, safe_policy, tune
 
 MODELS = "tests.support.models.ablation_model"
 POLICY = f"""\
@@ -120,9 +121,9 @@ def test_nothing_is_combined_where_no_switch_gains(policy: Policy) -> None:
 
 @pytest.mark.parametrize(
     ("bf16", "message"),
-    [(CandidateSteps(failure="no such operator"), "does not run here, .*: no such operator")],
+    [(outcome_of(MODEL_BASELINE, failure="no such operator"), "does not run here, .*: no such operator")],
 )
-def test_a_model_that_does_not_run_is_no_base(policy: Policy, bf16: CandidateSteps, message: str) -> None:
+def test_a_model_that_does_not_run_is_no_base(policy: Policy, bf16: StepOutcome, message: str) -> None:
     with pytest.raises(CheckFailedError, match=message):
         tune(policy, MadeUpSteps(bf16=bf16))
 
@@ -193,9 +194,11 @@ def test_steps_run_as_the_policy_says(tmp_path: Path, execution: str, compiled: 
     assert set(steps) == {MODEL_BASELINE, STANDING_TITLE, NATIVE_TITLE}
     assert [each.failure for each in steps.values()] == ["", "", ""]
     assert steps[NATIVE_TITLE] == steps[MODEL_BASELINE]
-    assert steps[NATIVE_TITLE].speedups == (1.0, 1.0, 1.0)
-    own, beside = steps[STANDING_TITLE], steps[MODEL_BASELINE]
-    assert own.speedups == tuple(theirs / ours for theirs, ours in zip(beside.step_ms, own.step_ms, strict=True))
+    own, beside = steps[STANDING_TITLE].figures, steps[MODEL_BASELINE].figures
+    assert own is not None
+    assert beside is not None
+    assert beside.speedups == (1.0, 1.0, 1.0)
+    assert own.beside == beside.rounds
     assert device.compiled_modes == ([None] * 2 if compiled else [])
     assert device.captures == (2 if captured else 0)
 

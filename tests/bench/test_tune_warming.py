@@ -7,12 +7,10 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from loka.bench import timing
-from loka.bench.child_processes import child_processes
 from loka.bench.model.model_run import RunLimits
 from loka.bench.model.model_variants import MODEL_BASELINE, ModelVariant
 from loka.bench.packages import Workshop
@@ -23,9 +21,8 @@ from loka.kernels import call_counters
 from loka.plan.tuning.candidates import Candidate, Candidates
 from loka.policy.policy import Policy
 from tests.support.bench_device import CpuBench
-from tests.support.inductor_bench import FailingElsewhere, InductorBench
+from tests.support.failing_bench import FailingElsewhere
 from tests.support.plan.tuned import safe_policy
-from tests.support.processes import tune_worker
 
 MODELS = "tests.support.models.ablation_model"
 POLICY = f"""\
@@ -63,38 +60,17 @@ def in_fp8(policy: Policy, count: int) -> list[Candidate]:
 
 
 @pytest.mark.slow
-def test_what_was_compiled_ahead_is_found_in_the_cache(policy: Policy, tmp_path: Path) -> None:
-    candidates = in_fp8(policy, 2)
-    with child_processes() as start:
-        process = start(tune_worker.measure, policy, candidates, InductorBench(), str(tmp_path))
-        found: Any = process.received(time.monotonic() + 600)
-    lookups, failures = found
-    assert failures == dict.fromkeys((MODEL_BASELINE, *(each.title for each in candidates)), "")
-    baseline, compiling, compiled, *prepared = lookups[:5]
-    assert (MODEL_BASELINE in baseline[0], *baseline[1:]) == (True, 0, 2)  # forward and backward
-    assert "compiling 2 candidates in as many processes" in compiling[0]
-    assert "2 of 2 are compiled" in compiled[0]
-    titles = [each.title for each in candidates]
-    assert [title in line for title, (line, _, _) in zip(titles, prepared, strict=True)] == [True, True]
-    assert [lookup[1:] for lookup in prepared] == [(2, 0), (2, 0)]
-
-
-@pytest.mark.slow
 @pytest.mark.usefixtures("two_cores")
-@pytest.mark.parametrize(
-    ("how", "words"), [("memory", "OutOfMemoryError"), ("death", "its process ended with status 3")]
-)
-def test_processes_that_fail_cost_no_candidate(policy: Policy, how: str, words: str) -> None:
+def test_processes_that_fail_cost_no_candidate(policy: Policy) -> None:
     candidates = in_fp8(policy, 2)
     lines: list[str] = []
-    steps = StepMeasurer(policy, FailingElsewhere(how=how), lines.append)(candidates, RunLimits(3, math.inf))
-    assert {title: (each.failure, len(each.step_ms)) for title, each in steps.items()} == dict.fromkeys(
-        (MODEL_BASELINE, *(each.title for each in candidates)), ("", 3)
-    )
+    steps = StepMeasurer(policy, FailingElsewhere(how="memory"), lines.append)(candidates, RunLimits(3, math.inf))
+    assert list(steps) == [MODEL_BASELINE, *(each.title for each in candidates)]
+    assert [len(each.figures.rounds) for each in steps.values() if each.figures is not None] == [3, 3, 3]
     assert sum("0 of 2 are compiled" in line for line in lines) == 1
     for each in candidates:
         (said,) = [line for line in lines if f"{each.title}: will be compiled when it is measured" in line]
-        assert words in said
+        assert "OutOfMemoryError" in said
 
 
 @pytest.mark.slow

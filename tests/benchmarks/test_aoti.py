@@ -10,15 +10,27 @@ import pytest
 from benchmarks.aoti import __main__ as aoti
 from benchmarks.aoti.__main__ import AotiRun, failure_of, line_of, outcome, outcomes, table, write_package
 from benchmarks.aoti.compiler import cpp_compiler, fault_of
-from benchmarks.aoti.jobs import BF16, FP8, PACKAGE, Action, Form, Job, Outcome, Subject, compiling, running, timing
+from benchmarks.aoti.jobs import (
+    BF16,
+    FP8,
+    PACKAGE,
+    Action,
+    AotiModel,
+    Job,
+    ModelForm,
+    Outcome,
+    compiling,
+    running,
+    timing,
+)
 from benchmarks.aoti.worker import RefusingLoka
 from loka.errors import InputError
 
 MODEL = "tests.support.models.aoti_model"
 
 
-def subject(folder: Path, factory: str = "build", device: str = "cpu") -> Subject:
-    return Subject(f"{MODEL}:{factory}", f"{MODEL}:inputs", 16, device, str(folder))
+def subject(folder: Path, factory: str = "build", device: str = "cpu") -> AotiModel:
+    return AotiModel(f"{MODEL}:{factory}", f"{MODEL}:inputs", 16, device, str(folder))
 
 
 @pytest.mark.slow
@@ -64,7 +76,7 @@ def test_a_model_without_fp8_is_no_subject(tmp_path: Path) -> None:
 
 
 def test_jobs_travel_as_text(tmp_path: Path) -> None:
-    form = Form("bf16-mmap", options={"aot_inductor.force_mmap_weights": True})
+    form = ModelForm("bf16-mmap", options={"aot_inductor.force_mmap_weights": True})
     job = Job("a", subject(tmp_path), form, Action.RUN, True, 3, {"CUDA_LAUNCH_BLOCKING": "1"})
     assert Job.from_json(job.to_json()) == job
 
@@ -147,7 +159,7 @@ def test_a_machine_without_a_compiler_is_told_so() -> None:
 @pytest.mark.slow
 def test_a_package_with_a_runtime_of_its_own_cannot_be_loaded(tmp_path: Path) -> None:
     """What `fault_of` says is so: the cause of every crash that was seen on a GPU machine."""
-    model, form = subject(tmp_path), Form("linear", linear=True)
+    model, form = subject(tmp_path), ModelForm("linear", linear=True)
     broken = {"CXX": compiler_with(tmp_path, "-static-libstdc++"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
     made = outcome(Job("compile", model, form, Action.COMPILE, environment=broken))
     assert made.failure == ""

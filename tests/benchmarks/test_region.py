@@ -11,16 +11,25 @@ import torch
 from torch import nn
 
 from benchmarks.packages import StudyWorkshop
-from benchmarks.region.region import DEFAULT_SHAPES, Form, Shape, build, chain_of, check_shape, parse_shape, subject
+from benchmarks.region.region import (
+    DEFAULT_SHAPES,
+    Form,
+    Shape,
+    build,
+    chain_of,
+    check_shape,
+    parse_shape,
+    subject,
+)
 from benchmarks.region.region_bound import RooflineChain, chain_backward_bytes, chain_forward_bytes, chain_us
 from benchmarks.steps import StepWork, learned, make_work
 from benchmarks.variants import VARIANTS, Variant
-from loka.bench.roofline import Peaks, Precision, bytes_us, peaks_of, product_us
+from loka.bench.roofline import GemmMath, Peaks, bytes_us, peaks_of, product_us
 from loka.devices.targets import DEVICES
 from loka.errors import InputError, LokaError
 
 BY_NAME = {variant.name: variant for variant in VARIANTS}
-ROUND = Peaks(bandwidth=1e12, flops={Precision.BF16: 1e14, Precision.FP8: 2e14, Precision.FP8_FAST: 4e14})
+ROUND = Peaks(bandwidth=1e12, flops={GemmMath.BF16: 1e14, GemmMath.FP8: 2e14, GemmMath.FP8_FAST: 4e14})
 H100 = peaks_of("NVIDIA H100 80GB HBM3")
 NORMS = RooflineChain(rows=1000, widths=(100, 200), before=True, after=True)
 BARE = RooflineChain(rows=1000, widths=(100, 200, 300), before=False, after=False)
@@ -68,7 +77,7 @@ def test_every_fp8_bound_of_the_seven_is_below_bf16s() -> None:
     for shape in DEFAULT_SHAPES:
         for form in Form:
             for training in (True, False):
-                times = [chain_us(chain_of(form, shape), p, training, peaks) for p in (Precision.FP8, Precision.BF16)]
+                times = [chain_us(chain_of(form, shape), p, training, peaks) for p in (GemmMath.FP8, GemmMath.BF16)]
                 if form is Form.LAYER_NORM or shape.n >= 1024:  # below, quantizing costs the other form more bytes
                     assert times[0] < times[1], (form, shape, training)
 
@@ -153,43 +162,41 @@ def test_blocks_must_fill_a_block_norm_region() -> None:
 
 def test_passes_of_a_chain_in_bf16() -> None:
     # LayerNorm reads and writes x; LayerNorm and sigmoid read and write y
-    assert chain_forward_bytes(NORMS, Precision.BF16, training=True) == 1000 * 100 * 4 + 1000 * 200 * 4
+    assert chain_forward_bytes(NORMS, GemmMath.BF16, training=True) == 1000 * 100 * 4 + 1000 * 200 * 4
     # the gradient and y in, dy out; then the gradient and x in, dx out
-    assert chain_backward_bytes(NORMS, Precision.BF16) == 1000 * 200 * 6 + 1000 * 100 * 6
+    assert chain_backward_bytes(NORMS, GemmMath.BF16) == 1000 * 200 * 6 + 1000 * 100 * 6
 
 
 def test_passes_of_a_chain_in_fp8() -> None:
     weights = 100 * 200 * (2 + 1 + 1)
     training = 1000 * 100 * (2 + 1 + 1) + weights + 1000 * 200 * 4
-    assert chain_forward_bytes(NORMS, Precision.FP8, training=True) == training
-    assert chain_forward_bytes(NORMS, Precision.FP8, training=False) == 1000 * 100 * 3 + 1000 * 200 * 4
-    assert chain_backward_bytes(NORMS, Precision.FP8) == 1000 * 200 * (4 + 2) + 1000 * 100 * 6
+    assert chain_forward_bytes(NORMS, GemmMath.FP8, training=True) == training
+    assert chain_forward_bytes(NORMS, GemmMath.FP8, training=False) == 1000 * 100 * 3 + 1000 * 200 * 4
+    assert chain_backward_bytes(NORMS, GemmMath.FP8) == 1000 * 200 * (4 + 2) + 1000 * 100 * 6
 
 
 def test_a_chain_without_norms_at_its_ends_quantizes_there_in_fp8_alone() -> None:
-    assert chain_forward_bytes(BARE, Precision.BF16, training=True) == 1000 * 200 * 4
-    assert chain_backward_bytes(BARE, Precision.BF16) == 1000 * 200 * 6
-    assert chain_forward_bytes(BARE, Precision.FP8, training=False) == 1000 * (100 + 200) * 3
-    assert chain_backward_bytes(BARE, Precision.FP8) == 1000 * 300 * (2 + 2) + 1000 * 200 * (4 + 2)
+    assert chain_forward_bytes(BARE, GemmMath.BF16, training=True) == 1000 * 200 * 4
+    assert chain_backward_bytes(BARE, GemmMath.BF16) == 1000 * 200 * 6
+    assert chain_forward_bytes(BARE, GemmMath.FP8, training=False) == 1000 * (100 + 200) * 3
+    assert chain_backward_bytes(BARE, GemmMath.FP8) == 1000 * 300 * (2 + 2) + 1000 * 200 * (4 + 2)
 
 
 def test_float32_tensors_have_four_bytes() -> None:
-    assert chain_forward_bytes(NORMS, Precision.TF32, training=True) == 1000 * 100 * 8 + 1000 * 200 * 8
+    assert chain_forward_bytes(NORMS, GemmMath.TF32, training=True) == 1000 * 100 * 8 + 1000 * 200 * 8
 
 
 def test_a_chain_is_the_sum_of_its_products_and_passes() -> None:
-    forward = product_us(1000, 200, 100, Precision.BF16, ROUND)
-    passes = bytes_us(chain_forward_bytes(NORMS, Precision.BF16, training=False), ROUND)
-    assert chain_us(NORMS, Precision.BF16, training=False, peaks=ROUND) == pytest.approx(forward + passes)
-    both = (
-        forward + product_us(1000, 100, 200, Precision.BF16, ROUND) + product_us(200, 100, 1000, Precision.BF16, ROUND)
-    )
-    moved = chain_forward_bytes(NORMS, Precision.BF16, training=True) + chain_backward_bytes(NORMS, Precision.BF16)
-    assert chain_us(NORMS, Precision.BF16, training=True, peaks=ROUND) == pytest.approx(both + bytes_us(moved, ROUND))
+    forward = product_us(1000, 200, 100, GemmMath.BF16, ROUND)
+    passes = bytes_us(chain_forward_bytes(NORMS, GemmMath.BF16, training=False), ROUND)
+    assert chain_us(NORMS, GemmMath.BF16, training=False, peaks=ROUND) == pytest.approx(forward + passes)
+    both = forward + product_us(1000, 100, 200, GemmMath.BF16, ROUND) + product_us(200, 100, 1000, GemmMath.BF16, ROUND)
+    moved = chain_forward_bytes(NORMS, GemmMath.BF16, training=True) + chain_backward_bytes(NORMS, GemmMath.BF16)
+    assert chain_us(NORMS, GemmMath.BF16, training=True, peaks=ROUND) == pytest.approx(both + bytes_us(moved, ROUND))
 
 
 def test_the_large_region_is_bound_by_ten_passes_and_three_products() -> None:
     chain = RooflineChain(16384, (2048, 2048), before=True, after=True)
     tensor = 16384 * 2048 * 2  # 67 MB
     expected = 3 * 2 * 16384 * 2048 * 2048 / 1277e12 + (10 * tensor + 4 * 2048 * 2048) / 2.43e12
-    assert chain_us(chain, Precision.FP8, training=True, peaks=H100) == pytest.approx(1e6 * expected)
+    assert chain_us(chain, GemmMath.FP8, training=True, peaks=H100) == pytest.approx(1e6 * expected)

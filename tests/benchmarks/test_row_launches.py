@@ -10,7 +10,7 @@ import pytest
 from benchmarks.row_launches import (
     SWEPT_ROWS,
     WIDTHS,
-    Candidate,
+    LaunchCandidate,
     Timed,
     cases,
     launches,
@@ -36,7 +36,7 @@ def test_every_launch_fits_registers_and_a_multiprocessor() -> None:
 def test_a_candidate_is_rendered_under_its_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = cases([512])[0]
     launch = next(each for each in launches(case) if each.warps == 4)
-    write_kernels(tmp_path, "swept_rows", Candidate(case, launch), DEFAULT)
+    write_kernels(tmp_path, "swept_rows", LaunchCandidate(case, launch), DEFAULT)
     assert f"num_warps={launch.warps}" in (tmp_path / "swept_rows" / "triton_kernels.py").read_text()
     monkeypatch.syspath_prepend(str(tmp_path))
     assert importlib.import_module("swept_rows.fused")
@@ -47,9 +47,9 @@ def test_the_best_launch_stands_beside_the_devices_own() -> None:
     first, second = list(launches(case))[:2]
     times = {2048: 4.0, 8192: 8.0, 32768: 16.0}
     found = [
-        Timed(Candidate(case, None), times),
-        Timed(Candidate(case, first), {m: us * 2 for m, us in times.items()}),
-        Timed(Candidate(case, second), {m: us / 2 for m, us in times.items()}),
+        Timed(LaunchCandidate(case, None), times),
+        Timed(LaunchCandidate(case, first), {m: us * 2 for m, us in times.items()}),
+        Timed(LaunchCandidate(case, second), {m: us / 2 for m, us in times.items()}),
     ]
     assert set(SWEPT_ROWS) < set(times)
     assert [each.candidate.launch for each in ranked(found, case)] == [second, None, first]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from benchmarks.packages import BuiltPackage, Learn, StudyWorkshop, Subject
 from benchmarks.region import region_run
-from benchmarks.region.region_run import Comparison, compare
+from benchmarks.region.region_run import RegionComparison, compare
 from benchmarks.steps import StepWork, errors_of, learned, make_work, measure, output_gradient, user_step
 from benchmarks.variants import VARIANTS, Variant, prepare
 from loka.bench.cells import Cell, Errors, MeasuredStep
@@ -146,7 +146,7 @@ def test_errors_are_those_of_the_output_and_of_the_worst_gradient() -> None:
 def test_work_that_cannot_be_set_up_fails_in_every_cell() -> None:
     said: list[str] = []
 
-    def failing() -> Comparison:
+    def failing() -> RegionComparison:
         raise RuntimeError("out of memory")
 
     cells = compare("work", failing, VARIANTS, (True, False), said.append)
@@ -173,7 +173,7 @@ def test_a_comparison_generates_each_package_once(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(region_run, "measure", measured)
     with Counting() as shop:
-        compared = Comparison(work, SUBJECT, shop, bound, lambda line: None)
+        compared = RegionComparison(work, SUBJECT, shop, bound, lambda line: None)
         cells = [*compared.cells(VARIANTS, True), *compared.cells(VARIANTS, False)]
     assert made == [variant.name for variant in OURS]
     assert [cell.variant for cell in cells] == [variant.name for variant in VARIANTS] * 2

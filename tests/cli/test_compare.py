@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from loka.bench.quality import training
-from loka.bench.quality.compare_quality import Quality, Verdict
+from loka.bench.quality.compare_quality import Quality, QualityVerdict
 from loka.cli import compare_run
 from loka.errors import InputError
 from loka.plan.planner import make_plan
@@ -40,7 +40,8 @@ def test_parity_leaves_with_0_and_shows_how_far_draws_lie_apart(package, loka):
 
 
 @pytest.mark.parametrize(
-    ("verdict", "status", "said"), [(Verdict.LOST, 1, "quality is lost: FP8 is worse"), (Verdict.UNDECIDED, 3, "")]
+    ("verdict", "status", "said"),
+    [(QualityVerdict.LOST, 1, "quality is lost: FP8 is worse"), (QualityVerdict.UNDECIDED, 3, "")],
 )
 def test_other_verdicts_have_a_status_of_their_own(package, loka, monkeypatch, verdict, status, said):
     monkeypatch.setattr(Quality, "verdict", verdict)
@@ -54,7 +55,7 @@ def test_other_verdicts_have_a_status_of_their_own(package, loka, monkeypatch, v
     ("needed", "said"), [(9, "about 7 more pairs would decide: --seeds 9"), (None, "choose another budget, or a safer")]
 )
 def test_undecided_says_how_many_pairs_would_decide(package, loka, monkeypatch, needed, said):
-    monkeypatch.setattr(Quality, "verdict", Verdict.UNDECIDED)
+    monkeypatch.setattr(Quality, "verdict", QualityVerdict.UNDECIDED)
     monkeypatch.setattr(Quality, "seeds_needed", needed)
     ran = loka("compare", package.policy, *SHORT, "--json")
     assert (ran.status, json.loads(ran.out)["seeds_needed"]) == (3, needed)

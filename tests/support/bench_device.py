@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from loka.bench.device import MIB, CaptureError, KernelSum
+from loka.bench.device import MIB, BenchDevice, CaptureError, KernelSum
 
 
 @dataclass

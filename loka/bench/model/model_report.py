@@ -42,14 +42,24 @@ COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class StepFigures:
+class VariantFigures:
     """Figures of one variant in one block."""
 
     rounds: tuple[RoundTiming, ...]  # at least one
-    ratio: float | None  # speedup over the baseline of the same rounds
+    beside: tuple[RoundTiming, ...]  # the baseline's turns in the same rounds; () without it
     peak_mib: float | None  # of what the variant itself held, from after its first step until it was captured
     kernels: KernelSum | None
     bound_ms: float | None
+
+    @property
+    def speedups(self) -> tuple[float, ...]:
+        """Of each round, over the baseline."""
+        return tuple(one.step_ms / own.step_ms for one, own in zip(self.beside, self.rounds, strict=False))
+
+    @property
+    def ratio(self) -> float | None:
+        """Median of the speedups; None without the baseline."""
+        return statistics.median(self.speedups) if self.speedups else None
 
     @property
     def step_ms(self) -> float:
@@ -73,7 +83,7 @@ class StepOutcome:
 
     block: StepBlock
     variant: str
-    figures: StepFigures | None
+    figures: VariantFigures | None
     failure: str = ""
 
 
@@ -98,7 +108,7 @@ class MeasuredModel:
         others = tuple(each for each in self.outcomes if (each.block, each.variant) != (outcome.block, outcome.variant))
         return replace(self, outcomes=(*others, outcome))
 
-    def samples_per_second(self, figures: StepFigures) -> float:
+    def samples_per_second(self, figures: VariantFigures) -> float:
         """Samples that go through the model in a second."""
         return 1e3 * self.batch / figures.step_ms
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import torch
 
 from loka.bench.device import BenchDevice, KernelSum, describe
-from loka.bench.model.model_report import StepFigures, StepOutcome
+from loka.bench.model.model_report import StepOutcome, VariantFigures
 from loka.bench.model.model_subject import ModelSubject, ReadyStep
 from loka.bench.model.model_variants import MODEL_BASELINE, ModelVariant, StepBlock, StepLaunch, in_measuring_order
 from loka.bench.roofline import Peaks
-from loka.bench.timing import STEPS, TURN_WARM_UPS, Progress, RoundTiming, speedup, timed_turn
+from loka.bench.timing import STEPS, TURN_WARM_UPS, Progress, RoundTiming, timed_turn
 from loka.errors import CheckFailedError
 
 FIRST_STEPS = 3  # before a step is captured: compiled graphs are recorded in the second and third
@@ -54,9 +54,9 @@ class LiveStep:
     kernels: KernelSum | None = None
     failure: str = ""
 
-    def figures(self, rounds: Sequence[RoundTiming], baseline: Sequence[RoundTiming]) -> StepFigures:
+    def figures(self, rounds: Sequence[RoundTiming], baseline: Sequence[RoundTiming]) -> VariantFigures:
         """Its figures in these rounds, in which the baseline was timed too."""
-        return StepFigures(tuple(rounds), speedup(baseline, rounds), self.peak_mib, self.kernels, self.bound_ms)
+        return VariantFigures(tuple(rounds), tuple(baseline), self.peak_mib, self.kernels, self.bound_ms)
 
     def seconds(self, steps: int) -> float:
         """Estimate for so many steps."""
@@ -207,7 +207,7 @@ class BlockRun:
         return sum(each.seconds(steps) for each in self._alive)
 
 
-def describe_figures(figures: StepFigures) -> str:
+def describe_figures(figures: VariantFigures) -> str:
     """Figures in a line of progress."""
     text = f"{figures.step_ms:.2f} ms, host {figures.host_ms:.2f} ms"
     text += f", {figures.ratio:.2f} times the baseline's speed" if figures.ratio is not None else ""

@@ -30,8 +30,8 @@ _FEWEST = 4  # pairs at an early look: with fewer it could hardly decide
 MOST_PAIRS = 100_000  # more are not counted: so near to the budget no number of pairs is practical
 
 
-class Verdict(StrEnum):
-    """Verdict on a mean difference against its budget."""
+class QualityVerdict(StrEnum):
+    """QualityVerdict on a mean difference against its budget."""
 
     PARITY = "parity"  # shown to be below the budget
     LOST = "lost"  # shown to be above the budget
@@ -48,17 +48,17 @@ def looks(planned: int) -> tuple[tuple[int, float], ...]:
     return (*kept, (planned, ERROR_RATE - sum(part for _, part in kept)))
 
 
-def judge(differences: Sequence[float], budget: float, planned: int) -> Verdict:
+def judge(differences: Sequence[float], budget: float, planned: int) -> QualityVerdict:
     """The verdict of the first look that decides, of those that `differences` (in order) are enough for."""
     for pairs, error in looks(planned):
         if pairs > len(differences):
             break
         low, high = bounds(differences[:pairs], error)
         if high < budget:
-            return Verdict.PARITY
+            return QualityVerdict.PARITY
         if low > budget:
-            return Verdict.LOST
-    return Verdict.UNDECIDED
+            return QualityVerdict.LOST
+    return QualityVerdict.UNDECIDED
 
 
 def bounds(differences: Sequence[float], error: float) -> tuple[float, float]:
@@ -135,7 +135,7 @@ class Quality:
         return bounds(self.differences, ERROR_RATE)[1] if len(self.seeds) > 1 else None
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> QualityVerdict:
         """The verdict of `judge`."""
         return judge(self.differences, self.budget_percent, self.planned)
 
@@ -176,7 +176,7 @@ def compare(
             continue
         quality = Quality(tuple(done), planned, budget_percent)
         yield quality
-        if early and quality.verdict is not Verdict.UNDECIDED:
+        if early and quality.verdict is not QualityVerdict.UNDECIDED:
             return
 
 

@@ -12,12 +12,13 @@ from datetime import datetime
 import torch
 
 from loka.bench.machine import require_gpu
+from loka.bench.model.model_report import StepOutcome
 from loka.bench.model.model_run import RunLimits
 from loka.bench.model.model_variants import MODEL_BASELINE
 from loka.bench.options import check_seconds
 from loka.bench.results import utc_minute
 from loka.bench.timing import Progress
-from loka.bench.tune.tune_steps import CandidateSteps, Measure, StepMeasurer, TimedDevice
+from loka.bench.tune.tune_steps import Measure, StepMeasurer, TimedDevice
 from loka.devices.targets import DEVICES, GPUS, TargetDevice, device_named, means
 from loka.errors import CheckFailedError, InputError
 from loka.kernels.measurements.versions import Versions
@@ -142,36 +143,36 @@ def tuned(
     )
 
 
-def _bf16_ms(baseline: CandidateSteps | None) -> float:
+def _bf16_ms(baseline: StepOutcome | None) -> float:
     """The median step of the model as it is. Raises CheckFailedError where it was not measured."""
     if baseline is None:
         raise CheckFailedError("loka tune: no time was left to measure anything; give it more: --seconds")
-    if baseline.failure:
+    if baseline.figures is None:
         raise CheckFailedError(
             "loka tune: the model as it is, in BF16, does not run here, so there is nothing to compare with: "
             f"{baseline.failure}"
         )
-    return round(statistics.median(baseline.step_ms), 4)
+    return round(baseline.figures.step_ms, 4)
 
 
-def _measured(candidates: Sequence[Candidate], found: Mapping[str, CandidateSteps]) -> tuple[MeasuredCandidate, ...]:
-    none = CandidateSteps(failure=NO_TIME)
-    return tuple(_of(each, found.get(each.title, none)) for each in candidates)
+def _measured(candidates: Sequence[Candidate], found: Mapping[str, StepOutcome]) -> tuple[MeasuredCandidate, ...]:
+    return tuple(_of(each, found.get(each.title)) for each in candidates)
 
 
-def _of(candidate: Candidate, steps: CandidateSteps) -> MeasuredCandidate:
-    speedups, judged = steps.speedups, len(steps.speedups) >= FEWEST_ROUNDS
+def _of(candidate: Candidate, outcome: StepOutcome | None) -> MeasuredCandidate:
+    figures = outcome.figures if outcome is not None else None
+    speedups = figures.speedups if figures is not None else ()
     return MeasuredCandidate(
         title=candidate.title,
         choice=candidate.choice,
         sites_fp8=candidate.sites_fp8,
         native=not candidate.plan.bindings,
         predicted_us=candidate.predicted_us,
-        step_ms=round(statistics.median(steps.step_ms), 4) if steps.step_ms else None,
+        step_ms=round(figures.step_ms, 4) if figures is not None else None,
         speedup=round(statistics.median(speedups), 4) if speedups else None,
-        noise=round(_noise(speedups), 4) if judged else None,
-        rounds=len(steps.step_ms),
-        failure=steps.failure,
+        noise=round(_noise(speedups), 4) if len(speedups) >= FEWEST_ROUNDS else None,
+        rounds=len(figures.rounds) if figures is not None else 0,
+        failure=outcome.failure if outcome is not None else NO_TIME,
     )
 
 

@@ -6,7 +6,7 @@ import itertools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from torch._inductor import config
@@ -35,16 +35,7 @@ from loka.sites.callables import current_directory_importable
 COUNTERS = 100_000  # ids of counters between those of two candidates: more than a model's GEMMs
 
 
-@dataclass(frozen=True, slots=True)
-class CandidateSteps:
-    """Steps of one candidate, round by round; empty where there is a `failure`."""
-
-    step_ms: tuple[float, ...] = ()
-    speedups: tuple[float, ...] = ()  # over the model as it is, in the same rounds
-    failure: str = ""
-
-
-Measure = Callable[[Sequence[Candidate], RunLimits], Mapping[str, CandidateSteps]]  # by title, and of MODEL_BASELINE
+Measure = Callable[[Sequence[Candidate], RunLimits], Mapping[str, StepOutcome]]  # by title, and of MODEL_BASELINE
 
 _WAYS = {
     Execution.EAGER: (Compiling.EAGER, StepLaunch.LOOP),
@@ -97,7 +88,7 @@ class StepMeasurer:
         self.jobs = jobs
         self._numbers = itertools.count(1)  # of candidates
 
-    def __call__(self, candidates: Sequence[Candidate], limits: RunLimits) -> Mapping[str, CandidateSteps]:
+    def __call__(self, candidates: Sequence[Candidate], limits: RunLimits) -> Mapping[str, StepOutcome]:
         """The steps, by the candidates' titles, as far as there is time.
 
         A candidate that replaces nothing is the model as it is, and has its steps. Raises InputError if the model
@@ -113,7 +104,7 @@ class StepMeasurer:
             for each in candidates
             if variants[each.title].package is not None
         }
-        found: dict[str, CandidateSteps] = {}
+        found: dict[str, StepOutcome] = {}
         with (
             current_directory_importable(),
             Workshop() as workshop,
@@ -130,13 +121,10 @@ class StepMeasurer:
             order = in_measuring_order([baseline, *different], launch)
             ahead = 1  # how many of them were compiled in other processes, or will not be; the first is the baseline
             peak_mib: float | None = None
-            beside: tuple[float, ...] = ()
             for outcome in run.outcomes(order):
                 if outcome.variant == MODEL_BASELINE and outcome.figures is not None:
                     peak_mib = outcome.figures.peak_mib
-                made = _steps(outcome, beside)
-                beside = made.step_ms if outcome.variant == MODEL_BASELINE else beside  # it comes first in each group
-                found[outcome.variant] = made
+                found[outcome.variant] = outcome
                 if len(found) == ahead < len(order):  # the next one was not seen to yet
                     ahead += max(1, warmer.wave(order[ahead:], peak_mib, limits))
         for title, variant in variants.items():
@@ -150,18 +138,6 @@ class StepMeasurer:
         train = self.policy.train
         loss = "a synthetic loss" if self.synthetic or train is None else "the policy's loss"
         return f"forward, {loss}, backward, {'adam' if self.synthetic or train is None else train.optimizer}"
-
-
-def _steps(outcome: StepOutcome, beside: Sequence[float]) -> CandidateSteps:
-    """`beside`: the steps of the model as it is in the rounds of the same group."""
-    if outcome.figures is None:
-        return CandidateSteps(failure=outcome.failure)
-    steps = tuple(each.step_ms for each in outcome.figures.rounds)
-    if outcome.variant == MODEL_BASELINE:
-        return CandidateSteps(steps, (1.0,) * len(steps))
-    if len(steps) == 1:  # the first look, which has a turn of its own beside it
-        return CandidateSteps(steps, () if outcome.figures.ratio is None else (outcome.figures.ratio,))
-    return CandidateSteps(steps, tuple(other / own for other, own in zip(beside, steps, strict=False)))
 
 
 def _variant(candidate: Candidate, number: int, compiling: Compiling) -> ModelVariant:

@@ -14,7 +14,7 @@ from loka.devices.targets import DEFAULT_TARGET
 
 if TYPE_CHECKING:
     from loka.bench.model.model_request import ModelRequest
-    from loka.bench.results import Report, Table
+    from loka.bench.results import BenchReport, Table
 
 NAME = "bench"
 
@@ -135,7 +135,7 @@ def show_models(request: ModelRequest, out: Path, as_json: bool) -> None:
     note(f"wrote {out / found.stem}.json and .md" if found.models else "nothing was measured: no time was left")
 
 
-def show(report: Report) -> None:
+def show(report: BenchReport) -> None:
     """Print times side by side and the details of each section."""
     from loka.bench.results import details, side_by_side, variants_of
 

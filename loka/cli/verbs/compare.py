@@ -57,7 +57,7 @@ def command(
     gc.enable()
     if against == AGAINST[1] and budget is not None:
         raise InputError("--budget is what FP8 may lose; --against original compares without FP8: leave one out")
-    from loka.bench.quality.compare_quality import BUDGET_PERCENT, Verdict, compare, order_of
+    from loka.bench.quality.compare_quality import BUDGET_PERCENT, QualityVerdict, compare, order_of
     from loka.cli.compare_run import Comparison, TimeLeft, open_comparison, pair_file, trained_pairs
     from loka.cli.output import Shown
     from loka.cli.tables.plan_table import show_speed
@@ -102,9 +102,9 @@ def command(
     if interrupted:
         note(f"the same command goes on from {file.path}")
         raise KeyboardInterrupt
-    if not original and quality.verdict is not Verdict.PARITY:
+    if not original and quality.verdict is not QualityVerdict.PARITY:
         note(_advice(quality, labels))
-        raise typer.Exit(1 if quality.verdict is Verdict.LOST else UNDECIDED)
+        raise typer.Exit(1 if quality.verdict is QualityVerdict.LOST else UNDECIDED)
 
 
 def show(quality: Quality, labels: ComparisonLabels) -> None:
@@ -167,9 +167,9 @@ def _progress(quality: Quality, labels: ComparisonLabels, left: str) -> str:
 
 def _advice(quality: Quality, labels: ComparisonLabels) -> str:
     """What a verdict other than parity means, and what to do."""
-    from loka.bench.quality.compare_quality import Verdict
+    from loka.bench.quality.compare_quality import QualityVerdict
 
-    if quality.verdict is Verdict.LOST:
+    if quality.verdict is QualityVerdict.LOST:
         return (
             f"quality is lost: FP8 is worse than {labels.of} by more than the budget of {quality.budget_percent:g} %; "
             "keep the sites that lose most (loka explain shows their errors)"

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from loka.bench.model.model_report import StepOutcome, VariantFigures
 from loka.bench.model.model_run import RunLimits
-from loka.bench.model.model_variants import MODEL_BASELINE
+from loka.bench.model.model_variants import MODEL_BASELINE, Casting, StepBlock, StepLaunch
+from loka.bench.timing import RoundTiming
 from loka.bench.tune.tune import TuneLimits, tuned
-from loka.bench.tune.tune_steps import CandidateSteps
 from loka.mods.policy_loader import load_policy
 from loka.plan.evidence import ProfiledSites
 from loka.plan.examine import assumed_safe, examine
@@ -21,6 +22,7 @@ from loka.probe.profile.profile_file import save
 from tests.support.plan.plan_costs import HOPPER
 
 BF16_MS = 4.0
+BLOCK = StepBlock(Casting.AUTOCAST, True, StepLaunch.LOOP)
 NOW = datetime(2026, 11, 23, 12, 0, tzinfo=UTC)
 
 
@@ -39,6 +41,13 @@ def safe_policy(
     return load_policy(path)
 
 
+def outcome_of(title: str, steps_ms: Sequence[float] = (), failure: str = "") -> StepOutcome:
+    """Steps that took so many milliseconds, each beside a BF16 step of BF16_MS."""
+    rounds, beside = (tuple(RoundTiming(ms, 0.0) for ms in each) for each in (steps_ms, [BF16_MS] * len(steps_ms)))
+    figures = None if failure else VariantFigures(rounds, beside, None, None, None)
+    return StepOutcome(BLOCK, title, figures, failure)
+
+
 @dataclass
 class MadeUpSteps:
     """Measures by a table: milliseconds by a part of the title, else `usual`; `uneven` varies them by round."""
@@ -47,26 +56,25 @@ class MadeUpSteps:
     usual: float = BF16_MS
     uneven: float = 0.0
     failing: Mapping[str, str] = field(default_factory=dict)  # part of a title -> why
-    bf16: CandidateSteps | None = None
+    bf16: StepOutcome | None = None
     asked: list[tuple[str, ...]] = field(default_factory=list)  # the titles of each call
     ends: list[float] = field(default_factory=list)
 
-    def __call__(self, candidates: Sequence[Candidate], limits: RunLimits) -> Mapping[str, CandidateSteps]:
+    def __call__(self, candidates: Sequence[Candidate], limits: RunLimits) -> Mapping[str, StepOutcome]:
         self.asked.append(tuple(each.title for each in candidates))
         self.ends.append(limits.end)
-        baseline = (BF16_MS,) * limits.rounds
-        found = {MODEL_BASELINE: self.bf16 or CandidateSteps(baseline, (1.0,) * limits.rounds)}
+        found = {MODEL_BASELINE: self.bf16 or outcome_of(MODEL_BASELINE, (BF16_MS,) * limits.rounds)}
         for each in candidates:
             failure = next((why for part, why in self.failing.items() if part in each.title), "")
-            found[each.title] = CandidateSteps(failure=failure) if failure else self._steps(each, limits.rounds)
+            found[each.title] = outcome_of(each.title, failure=failure) if failure else self._steps(each, limits.rounds)
         return found
 
-    def _steps(self, candidate: Candidate, rounds: int) -> CandidateSteps:
+    def _steps(self, candidate: Candidate, rounds: int) -> StepOutcome:
         parts = [ms for part, ms in self.times.items() if part in candidate.title]
         usual = BF16_MS if not candidate.plan.bindings else self.usual
         mean = min(parts, default=usual)
         steps = tuple(mean * (1 + self.uneven * (-1) ** number) for number in range(rounds))
-        return CandidateSteps(steps, tuple(BF16_MS / step for step in steps))
+        return outcome_of(candidate.title, steps)
 
 
 def tune(
