@@ -32,19 +32,11 @@ NE_SECONDS = 300.0  # after which its measurement begins no further site
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """Statistics from training, without estimates. `seconds` by stage."""
+class Learned:
+    """Statistics from training; complete, with estimates and findings, once `finish`ed. `seconds` by stage."""
 
     recorded: RecordedStats
     biases: dict[str, BiasTrack]
-    seconds: dict[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Learned:
-    """The complete profile. `seconds` by stage."""
-
-    recorded: RecordedStats
     seconds: dict[str, float]
 
 
@@ -65,7 +57,7 @@ def record(
     path: Path | None = None,
     ne_batches: int = 0,
     synthetic: bool = False,
-) -> Record:
+) -> Learned:
     """Train the policy's model with a Probe, and measure the change of NE on `ne_batches` held-out batches, if any.
 
     With `synthetic` it trains on example inputs and random labels (`synthetic_job`), which have no NE.
@@ -133,7 +125,7 @@ def record(
         start = time.perf_counter()
         recorded = judged.with_ne(recorded, examined)
         seconds["NE"] = time.perf_counter() - start
-    return Record(recorded, biases, seconds)
+    return Learned(recorded, biases, seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +204,7 @@ def _remove(path: Path | None) -> None:
         path.unlink(missing_ok=True)
 
 
-def finish(examined: Examined, record: Record, draws: int | None, seed: int) -> Learned:
+def finish(examined: Examined, learned: Learned, draws: int | None, seed: int) -> Learned:
     """Estimate each GEMM's error under each recipe, with at most `draws` draws, and collect findings.
 
     Raises Interrupted with the recorded statistics, and InputError.
@@ -226,19 +218,19 @@ def finish(examined: Examined, record: Record, draws: int | None, seed: int) -> 
     try:
         with Shown("sites") as shown:
             recorded = learn(
-                record.recorded,
+                learned.recorded,
                 examined.sites,
                 examined.settings,
-                batch_size=record.recorded.profile.batch_size,
+                batch_size=learned.recorded.profile.batch_size,
                 limit=LIMIT if draws is None else draws,
                 seed=seed,
-                bias_norms=record.biases,
+                bias_norms=learned.biases,
                 suggestible=suggestible_mods(examined.built),
                 progress=lambda done, total: shown.update("estimating", done, total),
             )
     except KeyboardInterrupt as stopped:
-        raise Interrupted(record.recorded) from stopped
-    return Learned(recorded, record.seconds | {"estimating": time.perf_counter() - start})
+        raise Interrupted(learned.recorded) from stopped
+    return Learned(recorded, learned.biases, learned.seconds | {"estimating": time.perf_counter() - start})
 
 
 def _check_watchable(examined: Examined) -> None:

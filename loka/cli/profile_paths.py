@@ -14,7 +14,7 @@ from loka.errors import InputError
 from loka.paths import resolved_path
 
 if TYPE_CHECKING:
-    from loka.cli.probe_run import Record
+    from loka.cli.probe_run import Learned
     from loka.plan.examine import Examined
     from loka.policy.policy import Policy
     from loka.probe.profile.profile import Profile
@@ -79,9 +79,9 @@ def check_writable(path: Path) -> None:
         raise InputError(f"-o: {path} cannot be written: no permission in {folder}; choose another place")
 
 
-def merge_profiles(examined: Examined, files: Sequence[str]) -> Record:
+def merge_profiles(examined: Examined, files: Sequence[str]) -> Learned:
     """Merge full profiles of the policy's model. Raises InputError for a summary, another model, mods or sites."""
-    from loka.cli.probe_run import Record
+    from loka.cli.probe_run import Learned
     from loka.probe.profile import profile_file
     from loka.probe.profile.profile import Profile
     from loka.probe.profile.summarise import unite
@@ -100,7 +100,7 @@ def merge_profiles(examined: Examined, files: Sequence[str]) -> Record:
         check_mods(examined, found.profile, path)
         loaded.append(found)
     merged = reduce(unite, loaded)
-    return Record(replace(merged, profile=replace(merged.profile, name=policy.name)), {}, {})
+    return Learned(replace(merged, profile=replace(merged.profile, name=policy.name)), {}, {})
 
 
 def check_model(policy: Policy, model: str, path: str) -> None:

@@ -77,24 +77,38 @@ def command(
     if synthetic and (files or check or ne_batches):
         raise InputError("--synthetic trains on drawn labels; leave out --from, --check and --ne-batches")
     loaded = load_policy(policy)
-    if check:
-        _check_drift(examine(loaded), steps, every, seed, device, as_json)
-        return
-    from loka.cli.profile_paths import Places, check_writable
+    from loka.cli.probe_run import NE_BATCHES, Interrupted, finish, record
+    from loka.cli.profile_paths import Places, check_writable, merge_profiles
     from loka.probe.profile import profile_file
 
-    places = Places.of(loaded, out)
-    check_not_own(str(places.summary), (*loaded.named, *filter(None, [loaded.measurements_file])))
-    for each in (places.summary, places.full, places.interrupted):
-        profile_file.check_replaceable_by_profile(each)
-    check_writable(places.summary)
-    check_writable(places.full)
-    examined = examine(loaded)
-    learned = (
-        _merge(examined, files, draws, seed)
-        if files
-        else _learn(examined, places, steps, every, draws, 0 if synthetic else ne_batches, seed, device, synthetic)
-    )
+    try:
+        if check:
+            _check_drift(examine(loaded), steps, every, seed, device, as_json)
+            return
+        places = Places.of(loaded, out)
+        check_not_own(str(places.summary), (*loaded.named, *filter(None, [loaded.measurements_file])))
+        for each in (places.summary, places.full, places.interrupted):
+            profile_file.check_replaceable_by_profile(each)
+        check_writable(places.summary)
+        check_writable(places.full)
+        examined = examine(loaded)
+        if files:
+            learned = merge_profiles(examined, files)
+        else:
+            # Until the profile is written, samples are in `interrupted`; synthetic ones are soon made again.
+            kept = None if synthetic else places.interrupted
+            evaluated = 0 if synthetic else NE_BATCHES if ne_batches is None else ne_batches
+            learned = record(examined, steps, every, seed, device, kept, evaluated, synthetic)
+        learned = finish(examined, learned, draws, seed)
+    except Interrupted as stopped:
+        if stopped.recorded is None or files or check or synthetic:
+            note(f"interrupted: nothing was {'compared' if check else 'written'}")
+        else:
+            note(
+                f"interrupted: {stopped.recorded.profile.samples} samples are in {places.interrupted}; for a profile "
+                f"of them: loka probe {loaded.path} --from {places.interrupted}"
+            )
+        raise typer.Exit(INTERRUPTED) from stopped
     largest = full * 1e6
     size = _save(learned, places, largest)
     if not files:
@@ -137,48 +151,6 @@ def _check_usage(
         raise InputError("--check estimates nothing; leave out --draws")
     if steps is not None and every is not None and steps < every:
         raise InputError(f"--steps is {steps} and --every {every}: not one step would be sampled; lower --every")
-
-
-def _learn(
-    examined: Examined,
-    places: Places,
-    steps: int | None,
-    every: int | None,
-    draws: int | None,
-    ne_batches: int | None,
-    seed: int,
-    device: str,
-    synthetic: bool,
-) -> Learned:
-    """Train with a Probe and estimate; until the profile is written, samples are in `places.interrupted`, unless they
-    are synthetic: those are soon made again."""
-    from loka.cli.probe_run import NE_BATCHES, Interrupted, finish, record
-
-    evaluated = NE_BATCHES if ne_batches is None else ne_batches
-    try:
-        kept = None if synthetic else places.interrupted
-        recorded = record(examined, steps, every, seed, device, kept, evaluated, synthetic)
-        return finish(examined, recorded, draws, seed)
-    except Interrupted as stopped:
-        if stopped.recorded is None or synthetic:
-            note("interrupted: nothing was written")
-        else:
-            note(
-                f"interrupted: {stopped.recorded.profile.samples} samples are in {places.interrupted}; for a profile "
-                f"of them: loka probe {examined.policy.path} --from {places.interrupted}"
-            )
-        raise typer.Exit(INTERRUPTED) from stopped
-
-
-def _merge(examined: Examined, files: list[str], draws: int | None, seed: int) -> Learned:
-    from loka.cli.probe_run import Interrupted, finish
-    from loka.cli.profile_paths import merge_profiles
-
-    try:
-        return finish(examined, merge_profiles(examined, files), draws, seed)
-    except Interrupted as stopped:
-        note("interrupted: nothing was written")
-        raise typer.Exit(INTERRUPTED) from stopped
 
 
 def _save(learned: Learned, places: Places, largest: float) -> int:
@@ -231,7 +203,7 @@ def _check_drift(
     examined: Examined, steps: int | None, every: int | None, seed: int, device: str, as_json: bool
 ) -> None:
     """Compare a fresh sample with the policy's profile. Raises InputError if it is missing or of another model."""
-    from loka.cli.probe_run import Interrupted, record
+    from loka.cli.probe_run import record
     from loka.cli.profile_paths import Places, check_model, check_mods, check_shapes
     from loka.cli.tables.probe_tables import drift_result, show_drift
     from loka.probe import drift
@@ -242,11 +214,7 @@ def _check_drift(
     check_model(examined.policy, known.model, str(path))
     check_mods(examined, known, str(path))
     check_shapes(examined.sites, known, str(path))
-    try:
-        fresh = record(examined, steps or known.steps, every or (None if steps else known.every), seed, device)
-    except Interrupted as stopped:
-        note("interrupted: nothing was compared")
-        raise typer.Exit(INTERRUPTED) from stopped
+    fresh = record(examined, steps or known.steps, every or (None if steps else known.every), seed, device)
     drifts = drift.compare(known, fresh.recorded.profile)
     beyond = drift.exceeded(drifts)
     if as_json:
