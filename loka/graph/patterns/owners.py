@@ -105,7 +105,7 @@ def inline_for(
             scopes[owner] = _with_own_modules(scope, modules, around, barriers)
         changed = set()
         for owner in sorted(scopes, key=len, reverse=True):
-            outer = next((o for o in parents(owner) if o in scopes and _relative(owner, o) in scopes[o].inline), None)
+            outer = next((o for o in parents(owner) if o in scopes and relative(owner, o) in scopes[o].inline), None)
             if outer is not None:
                 scopes.pop(owner)
                 own = owners.pop(owner)
@@ -124,7 +124,7 @@ def _with_own_modules(
     inline = {prefix + name for name in scope.inline}
     own = OwnModules((*_INLINABLE, *_VIEWS), linears, around, barriers.closed | barriers.owners)
     found = own.below(scope.owner, modules[scope.owner], inline)
-    return replace(scope, inline=tuple(sorted({*scope.inline, *(_relative(name, scope.owner) for name in found)})))
+    return replace(scope, inline=tuple(sorted({*scope.inline, *(relative(name, scope.owner) for name in found)})))
 
 
 def wants_owner(model: nn.Module, sites: Iterable[Site], owner: str, barriers: Barriers) -> frozenset[str]:
@@ -240,7 +240,7 @@ def _owner_around(site: Site, modules: dict[str, nn.Module], chained: bool, barr
         if barriers.is_list(owner, modules):
             continue
         if isinstance(parent, nn.Sequential):
-            own = _relative(inside, owner).split(".")[0]
+            own = relative(inside, owner).split(".")[0]
             others = [name for name in parent._modules if name == own or not is_idle(parent._modules[name])]
             place = others.index(own)
             has_norm = before and place > 0 and _is_one(parent._modules[others[place - 1]], types)
@@ -315,16 +315,16 @@ def scope_of(
 
     Norms and activations in `closed` stay calls of modules.
     """
-    relative = [_relative(name, owner) for name in dict.fromkeys(names)]
+    sites = [relative(name, owner) for name in dict.fromkeys(names)]
     inline: dict[str, None] = {}
-    for name in (*relative, *(_relative(each, owner) for each in inlined)):
+    for name in (*sites, *(relative(each, owner) for each in inlined)):
         if f"{owner}.{name}".lstrip(".") in modules:
             parts = name.split(".")
             inline.update(dict.fromkeys(".".join(parts[: i + 1]) for i in range(len(parts))))
     for path in ["", *inline]:
         found = _norms_and_activations(owner, path, modules)
         inline.update(dict.fromkeys(name for name in found if ".".join(filter(None, (owner, name))) not in closed))
-    return RegionScope(owner, tuple(sorted(inline)), tuple(relative))
+    return RegionScope(owner, tuple(sorted(inline)), tuple(sites))
 
 
 def _norms_and_activations(owner: str, path: str, modules: dict[str, nn.Module]) -> Iterator[str]:
@@ -344,7 +344,8 @@ def parents(name: str) -> Iterator[str]:
         yield name
 
 
-def _relative(name: str, owner: str) -> str:
+def relative(name: str, owner: str) -> str:
+    """A qualified name relative to a module."""
     return name.removeprefix(f"{owner}.") if owner else name
 
 

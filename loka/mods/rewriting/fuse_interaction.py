@@ -150,12 +150,7 @@ def _writer(site: Site, modules: Mapping[str, nn.Module]) -> str:
     """The module whose forward reads a site's product: for a linear, the first around it that is no container."""
     if site.kind is not GemmKind.LINEAR or site.name not in modules:
         return site.owner
-    owner = site.name
-    while owner:
-        owner = owner.rpartition(".")[0]
-        if not isinstance(modules[owner], _CONTAINERS):
-            break
-    return owner
+    return next((name for name in parents(site.name) if not isinstance(modules[name], _CONTAINERS)), "")
 
 
 def _joiner(owner: str, modules: Mapping[str, nn.Module]) -> str:

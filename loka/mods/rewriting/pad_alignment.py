@@ -21,7 +21,6 @@ from typing import ClassVar
 
 from loka.errors import LokaError
 from loka.graph.ir import ForwardIR, SiteCall, Statement, padded
-from loka.mods.adaptation import Unchanged
 from loka.mods.protocols import SiteMod, UnplannedModel
 from loka.mods.rewriting import rewriting_tools
 from loka.mods.rewriting.rewriting_tools import Size
@@ -58,26 +57,18 @@ class Pad(SiteChange):
         return Size(-(-self.k // self.to) * self.to, n)
 
 
-def find(
-    forward: ForwardIR, sites: Mapping[str, tuple[Size, int]], crossed: Collection[str] = ()
-) -> tuple[tuple[Pad, ...], tuple[Unchanged, ...]]:
-    """The sites of a forward whose K or N is not a multiple of the number in `sites`, and reasons for the others.
+def find(forward: ForwardIR, sites: Mapping[str, tuple[Size, int]], crossed: Collection[str] = ()) -> tuple[Pad, ...]:
+    """The sites of a forward whose K or N is not a multiple of the number in `sites`.
 
     N of the `crossed` is not padded, as a cross layer reads their products.
     """
-    found: dict[str, Pad] = {}
-    reasons: dict[str, str] = {}
-    for statement in forward.statements:
-        if statement.call is None or statement.call.site not in sites:
-            continue
-        name = statement.call.site
-        size, to = sites[name]
-        pad = Pad(name, (name,), size.k, size.n, to, name not in crossed)
-        if pad.padded == size:
-            reasons[name] = ALIGNED
-        else:
-            found[name] = pad
-    return tuple(found.values()), tuple(Unchanged(name, reason) for name, reason in reasons.items())
+    called = dict.fromkeys(step.call.site for step in forward.statements if step.call is not None)
+    pads = (
+        Pad(name, (name,), sites[name][0].k, sites[name][0].n, sites[name][1], name not in crossed)
+        for name in called
+        if name in sites
+    )
+    return tuple(pad for pad in pads if pad.padded != Size(pad.k, pad.n))
 
 
 def rewrite(forward: ForwardIR, pad: Pad) -> ForwardIR:
@@ -126,7 +117,7 @@ class PadAlignmentMod:
                     if inner not in mixed
                 }
                 products = {inner for inner in wanted if called[inner] in model.reserved.products}
-                pads, _ = find(forward, wanted, products)
+                pads = find(forward, wanted, products)
                 outcome.leave([called[inner] for inner in sizes if inner in mixed], _MIXED)
                 for change in pads:
                     name = called[change.name]

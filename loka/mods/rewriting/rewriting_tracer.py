@@ -13,7 +13,7 @@ from torch import nn
 from loka.graph.canonical.forwards import settled
 from loka.graph.equivalence import rounding_difference
 from loka.graph.ir import CannotTraceError, ForwardIR, Refused, Shape
-from loka.graph.patterns.owners import RegionScope, scope_of
+from loka.graph.patterns.owners import RegionScope, relative, scope_of
 from loka.graph.trace.observed_shapes import observed_shapes
 from loka.graph.trace.trace import copy_owner, expanded, with_findings
 from loka.graph.trace.tracer import Tracer
@@ -60,11 +60,6 @@ class OwnedChange:
         if not path:
             return self.change
         return self.change.under(lambda name: path if self.linear else f"{path}.{name}")
-
-
-def relative(name: str, owner: str) -> str:
-    """A qualified name relative to a module."""
-    return name.removeprefix(f"{owner}.") if owner else name
 
 
 @dataclass(slots=True)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import takewhile
 from typing import Any
 
 from torch import nn
 
 from loka.graph.ir import ForwardIR, Refused, Shape
-from loka.graph.patterns.owners import RegionScope, scope_of
+from loka.graph.patterns.owners import RegionScope, relative, scope_of
 from loka.graph.trace.tracer import Tracer
 from loka.mods.adaptation import RewriteResult, Unchanged
 from loka.mods.rewriting.fused_interactions import Reserved
 from loka.mods.rewriting.rewriting_tools import Size
-from loka.mods.rewriting.rewriting_tracer import JoinedSites, OwnedChange, RewritingTracer, relative
+from loka.mods.rewriting.rewriting_tracer import JoinedSites, OwnedChange, RewritingTracer
 from loka.policy.policy import ModRule
 from loka.policy.settings import SiteSettings
+from loka.sites.flow import common_module
 from loka.sites.site import Site
 from loka.sites.weights import find_weight
 
@@ -111,9 +111,7 @@ class ModelInChange:
 
     def around(self, names: Sequence[str]) -> str:
         """The smallest module with a forward that contains the calls of some sites."""
-        owners = [self.sites[name].owner.split(".") for name in names]
-        same = takewhile(lambda step: len(set(step)) == 1, zip(*owners, strict=False))
-        owner = ".".join(step[0] for step in same)
+        owner = common_module([self.sites[name].owner for name in names])
         while isinstance(self.modules[owner], nn.ModuleList | nn.ModuleDict):
             owner = owner.rpartition(".")[0]
         return owner

@@ -10,14 +10,14 @@ from torch import nn
 from loka.graph.canonical.forwards import settled
 from loka.graph.equivalence import rounding_difference
 from loka.graph.ir import CannotTraceError, ForwardIR, Refused
-from loka.graph.patterns.owners import RegionScope
+from loka.graph.patterns.owners import RegionScope, relative
 from loka.graph.trace.observed_shapes import observed_shapes
 from loka.graph.trace.trace import copy_owner, expanded, with_findings
 from loka.mods.adaptation import RewriteResult, Setting, Unchanged
 from loka.mods.modded_model import conflicts, idle_problems, named_problems, unmatched_problems
 from loka.mods.protocols import OwnerMod
 from loka.mods.registry import ModKind, names_of, owner_mod
-from loka.mods.rewriting.rewriting_tracer import OwnerScope, RewritingTracer, is_under, relative, writer_of
+from loka.mods.rewriting.rewriting_tracer import OwnerScope, RewritingTracer, is_under, writer_of
 from loka.plan.format import common_pattern, pattern_of
 from loka.policy.policy import ModRule
 from loka.policy.problems import PolicyError, Problem
