@@ -138,6 +138,7 @@ def test_a_cross_layer_on_a_parameter_has_the_samples_of_its_rows() -> None:
     planned_site = cast("SitePlan", SimpleNamespace(site=gemm))
     (found,) = interaction_plans(fused, (planned_site,), BATCH, None)
     assert found.samples == BATCH
+    assert (found.chosen, found.as_is) == (None, None)  # without measurements
 
 
 def test_two_readers_of_a_cross_layers_sum_cost_a_pass_between_our_kernels() -> None:
@@ -300,12 +301,6 @@ def test_a_cross_layers_gemm_stays_one(write: Write) -> None:
     assert inside is not None
     assert not inside.takes
     assert kernel_names(inside) == ("add_times_residual", "cross_bias_passed_backward_512")
-
-
-def test_a_plan_without_measurements_has_them_without_times(write: Write) -> None:
-    plan = make_plan(write("{use: fuse_interaction}"))
-    assert {(each.chosen, each.as_is) for each in plan.interactions} == {(None, None)}
-    assert interaction_rows(plan)[0][4] == "-"
 
 
 def test_everything_is_shown(write: Write, plans: dict[str, Plan], capsys: pytest.CaptureFixture[str]) -> None:

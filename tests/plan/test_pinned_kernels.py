@@ -8,10 +8,10 @@ import pytest
 
 from loka.devices.targets import TargetDevice
 from loka.errors import InputError
-from loka.kernels.gemm.catalogue import GEMM_KERNELS, SCALED_MM, kernel_named
+from loka.kernels.gemm.catalogue import SCALED_MM, kernel_named
 from loka.numerics.enums import Compute, Format, Gemm, Scaling
 from loka.numerics.recipe import OperandRecipe
-from loka.plan.decide import Situation, accepted_operands, candidates
+from loka.plan.decide import Situation, accepted_operands
 from loka.plan.evidence import NO_EVIDENCE
 from loka.plan.plan import NATIVE, SitePlan
 from loka.plan.resolve import resolve
@@ -107,12 +107,6 @@ def test_transposed_operands_are_taken_in_the_form_that_a_kernel_takes():
     assert accepted_operands(kernel_named("fbgemm.rowwise"), Gemm.WGRAD, e5m2, sizes, "h100") == e5m2.operands
     plain = replace(asked, operands=(TENSORWISE, TENSORWISE))
     assert accepted_operands(kernel_named("fbgemm.rowwise"), Gemm.WGRAD, plain, sizes, "h100") == plain.operands
-
-
-def test_candidates():
-    asked = GemmSettings(Compute.FP8, (TRANSPOSED, TRANSPOSED))
-    assert candidates(asked, GEMM_KERNELS) == GEMM_KERNELS
-    assert candidates(replace(asked, kernel="mslk.rowwise"), GEMM_KERNELS) == (kernel_named("mslk.rowwise"),)
 
 
 @pytest.mark.parametrize("measured", [False, True])

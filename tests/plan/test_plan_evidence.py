@@ -13,7 +13,7 @@ from loka.mods.adaptation import Adaptation, mod_fingerprints
 from loka.numerics.enums import Compute, Format, Gemm, Operand, Range, Scaling
 from loka.numerics.recipe import OperandRecipe
 from loka.plan.decide import Situation
-from loka.plan.evidence import NEVER_RAN, NO_EVIDENCE, check_sites, over_budget, over_budget_message
+from loka.plan.evidence import NEVER_RAN, check_sites, over_budget, over_budget_message
 from loka.plan.plan import NATIVE, GemmPlan
 from loka.plan.resolve import ImpossibleRuleError, resolve
 from loka.policy.settings import Budget
@@ -93,11 +93,6 @@ def test_what_was_not_seen_says_so(decide, make_known, make_estimate):
     assert found[Gemm.WGRAD].reason == "no evidence: grad_output was never seen while probing"
     other = decide(known=make_known({"another": (make_estimate(),)}))
     assert other[Gemm.FPROP].reason == "no evidence for this site in profiles/ranker.safetensors: run loka probe"
-
-
-def test_without_a_profile_auto_is_kept_as_before(make_site, make_settings):
-    (plan,) = resolve([make_site()], [make_settings(Compute.AUTO)], Situation(TargetDevice.H100, 4096), {})
-    assert {(gemm.reason, gemm.evidence) for gemm in plan.gemms} == {(NO_EVIDENCE, None)}
 
 
 def test_what_no_kernel_runs_stays_kept_however_safe(decide, make_estimate, make_settings):
@@ -193,18 +188,3 @@ def test_sites_of_another_shape_are_an_error_with_both_shapes(make_site, make_kn
     assert lines[0].startswith("ranker.yaml:9:10: profile: site 'b' has K = 2048, N = 1024 in profiles/")
     assert "K = 100, N = 1024 in the model" in lines[0]
     assert "N = 7" in lines[1]
-
-
-def test_planning_ten_thousand_sites_asks_each_site_once(
-    make_site, make_settings, make_known, make_estimate, monkeypatch
-):
-    from loka.plan import decide as module
-
-    sifted = []
-    sift = module._sift
-    monkeypatch.setattr(module, "_sift", lambda *arguments: sifted.append(arguments) or sift(*arguments))
-    sites = [make_site(f"a.{i}") for i in range(100)]
-    known = make_known({site.name: (make_estimate(mere=0.01 * i),) for i, site in enumerate(sites)})
-    plans = resolve(sites, [make_settings(Compute.AUTO)] * 100, Situation(TargetDevice.H100, 4096, known=known), {})
-    assert len(sifted) == 3  # kernels are asked once for sites that are alike
-    assert sum(plan.fp8 for plan in plans) == 20  # those with 0.01 * i + 0.01 <= 0.2

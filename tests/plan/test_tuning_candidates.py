@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,7 @@ from loka.plan.evidence import ProfiledSites
 from loka.plan.plan import NATIVE, Plan
 from loka.plan.tuning import candidates as candidates_module
 from loka.plan.tuning.candidates import NATIVE_TITLE, STANDING_TITLE, Candidate, Candidates
-from loka.plan.tuning.choices import Choice, Precision, SiteChoice
+from loka.plan.tuning.choices import Choice, SiteChoice, SitePrecision
 from loka.probe.profile.profile import Interval
 from tests.support.plan.plan_costs import SCALED_MM, MadeUp
 from tests.support.plan.tuned import safe_policy
@@ -68,26 +67,40 @@ def close_head(part: Part) -> float:
     return 2.5 if part.work is PartKind.GEMM and part.recipe and 256 in (part.columns, part.contraction) else 1.0
 
 
-@pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
     """The candidates of three equal blocks and a head, by made-up times."""
-    (tmp_path / "blockmodel.py").write_text(MODEL)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    folder = tmp_path_factory.mktemp("blocks")
+    (folder / "blockmodel.py").write_text(MODEL)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "dont_write_bytecode", True)
+        sys.modules.pop("blockmodel", None)
+
+        def made(
+            defaults: str = AUTO,
+            costs: MadeUp | None = None,
+            judged: Callable[[ProfiledSites], ProfiledSites] = lambda known: known,
+        ) -> Candidates:
+            times = costs or MadeUp(FAST_FP8, close_head)
+            patch.setattr(candidates_module, "open_measurements", lambda policy: times)
+            return Candidates(safe_policy(folder / "p.yaml", POLICY.format(defaults=defaults), judged))
+
+        yield made
     sys.modules.pop("blockmodel", None)
 
-    def made(
-        defaults: str = AUTO,
-        costs: MadeUp | None = None,
-        judged: Callable[[ProfiledSites], ProfiledSites] = lambda known: known,
-    ) -> Candidates:
-        monkeypatch.setattr(
-            candidates_module, "open_measurements", lambda policy: costs or MadeUp(FAST_FP8, close_head)
-        )
-        return Candidates(safe_policy(tmp_path / "p.yaml", POLICY.format(defaults=defaults), judged))
 
-    yield made
-    sys.modules.pop("blockmodel", None)
+@pytest.fixture(scope="module")
+def usual(make: Make) -> tuple[Candidates, tuple[Candidate, ...]]:
+    """Those where FP8 gains, and all that were found of them."""
+    candidates = make()
+    return candidates, candidates.found()
+
+
+@pytest.fixture(scope="module")
+def slow(make: Make) -> tuple[Candidate, ...]:
+    """Those where FP8 GEMMs take ten times as long as they could."""
+    return make(costs=MadeUp(factor=slow_fp8)).found()
 
 
 def titled(found: tuple[Candidate, ...], title: str) -> Candidate:
@@ -99,12 +112,11 @@ def fp8(plan: Plan) -> set[tuple[str, Gemm]]:
 
 
 def slow_fp8(part: Part) -> float:
-    """FP8 GEMMs take ten times as long as they could."""
     return 10.0 if part.work is PartKind.GEMM and part.recipe else 1.0
 
 
-def test_the_model_one_way_and_its_groups_switched(make: Make) -> None:
-    found = make().found()
+def test_the_model_one_way_and_its_groups_switched(usual) -> None:
+    _, found = usual
     titles = [each.title for each in found]
     assert titles[:2] == [STANDING_TITLE, NATIVE_TITLE]
     assert len(set(titles)) == len(titles)
@@ -122,8 +134,8 @@ def test_the_model_one_way_and_its_groups_switched(make: Make) -> None:
         assert rest <= {"head"}, each.title
 
 
-def test_the_most_promising_come_first(make: Make) -> None:
-    standing, _, *others = make().found()
+def test_the_most_promising_come_first(usual) -> None:
+    standing, _, *others = usual[1]
     assert standing.predicted_us is not None
     assert all(each.predicted_us is not None for each in others)
 
@@ -142,8 +154,8 @@ def test_the_most_promising_come_first(make: Make) -> None:
         assert predicted == sorted(predicted)  # type: ignore[type-var]
 
 
-def test_alike_layers_are_one_group(make: Make) -> None:
-    groups = {group.name: group.sites for group in make().groups()}
+def test_alike_layers_are_one_group(usual) -> None:
+    groups = {group.name: group.sites for group in usual[0].groups()}
     assert groups["head"] == ("head",)
     inner = [name for name in groups if name != "head"]
     assert sorted(name for each in inner for name in groups[each]) == sorted(
@@ -153,10 +165,9 @@ def test_alike_layers_are_one_group(make: Make) -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_recipe_runs_wherever_it_is_safe_though_it_be_slower(recipe: str, make: Make) -> None:
-    found = make(costs=MadeUp(factor=slow_fp8)).found()
-    assert fp8(titled(found, STANDING_TITLE).plan) == set()
-    forced = titled(found, f"FP8 wherever it is safe, {recipe}").plan
+def test_a_recipe_runs_wherever_it_is_safe_though_it_be_slower(recipe: str, slow) -> None:
+    assert fp8(titled(slow, STANDING_TITLE).plan) == set()
+    forced = titled(slow, f"FP8 wherever it is safe, {recipe}").plan
     assert {name for name, _ in fp8(forced)} == {site.site.name for site in forced.sites}
     assert {site.history["scaling"][-1].value for site in forced.sites} == {recipe}
     assert forced.sites[0].gemms[0].reason.endswith("slower than BF16 here")
@@ -185,14 +196,14 @@ def test_no_candidate_runs_what_is_over_its_budget(make: Make) -> None:
             assert not any(gemm.over_budget for gemm in site.gemms), each.title
 
 
-def test_a_switch_that_is_predicted_to_cost_much_is_left_out(make: Make) -> None:
-    titles = [each.title for each in make(costs=MadeUp(factor=slow_fp8)).found()]
+def test_a_switch_that_is_predicted_to_cost_much_is_left_out(slow) -> None:
+    titles = [each.title for each in slow]
     assert not any(title.startswith("head: FP8") for title in titles)
     assert any(title.startswith("FP8 wherever") for title in titles)
 
 
-def test_without_time_nothing_is_switched(make: Make) -> None:
-    titles = [each.title for each in make().found(end=0.0, clock=lambda: 1.0)]
+def test_without_time_nothing_is_switched(usual) -> None:
+    titles = [each.title for each in usual[0].found(end=0.0, clock=lambda: 1.0)]
     assert NATIVE_TITLE in titles
     assert not any(": " in title for title in titles)
 
@@ -202,11 +213,10 @@ def test_what_a_policy_forces_has_one_plan(make: Make) -> None:
     assert (only.title, only.sites_fp8) == (STANDING_TITLE, 7)
 
 
-def test_choices_are_combined(make: Make) -> None:
-    candidates = make()
-    found = candidates.found()
+def test_choices_are_combined(usual) -> None:
+    candidates, found = usual
     native = titled(found, NATIVE_TITLE)
-    only_head = Choice((SiteChoice(Precision.FP8, sites=("head",)),))
+    only_head = Choice((SiteChoice(SitePrecision.FP8, sites=("head",)),))
     made = candidates.combined([native.choice, only_head], "both")
     assert made is not None
     assert {name for name, _ in fp8(made.plan)} == {"head"}

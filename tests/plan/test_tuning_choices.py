@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from loka.numerics.enums import Compute, Fuse, Gemm
-from loka.plan.tuning.choices import AS_IT_STANDS, Choice, Precision, SiteChoice, chosen_settings, is_open
+from loka.plan.tuning.choices import AS_IT_STANDS, Choice, SiteChoice, SitePrecision, chosen_settings, is_open
 from loka.policy.settings import Assignment, SiteSettings
 
 FILE = "profiles/p.tuned.json"
-NATIVE = SiteChoice(Precision.BF16, fuse=Fuse.NEVER)
+NATIVE = SiteChoice(SitePrecision.BF16, fuse=Fuse.NEVER)
 MakeSite, MakeSettings = Callable[..., object], Callable[..., SiteSettings]
 
 
@@ -44,7 +44,7 @@ def test_fp8_is_no_longer_a_matter_of_time_and_stays_one_of_evidence(
     make_site: MakeSite, make_settings: MakeSettings
 ) -> None:
     wanted = make_settings(Compute.AUTO, dgrad=Compute.KEEP)
-    found = chosen(make_site, wanted, SiteChoice(Precision.FP8))
+    found = chosen(make_site, wanted, SiteChoice(SitePrecision.FP8))
     assert [found.gemms[gemm].compute for gemm in Gemm] == [Compute.AUTO, Compute.KEEP, Compute.AUTO]
     assert [found.gemms[gemm].by_time for gemm in Gemm] == [False, True, False]
     assert found.budget == wanted.budget
@@ -53,15 +53,15 @@ def test_fp8_is_no_longer_a_matter_of_time_and_stays_one_of_evidence(
 def test_a_recipe_is_taken_only_where_it_is_left_open(
     make_site: MakeSite, make_settings: MakeSettings, opened: SiteSettings
 ) -> None:
-    found = chosen(make_site, opened, SiteChoice(Precision.OPEN, "second"))
+    found = chosen(make_site, opened, SiteChoice(SitePrecision.OPEN, "second"))
     assert (found.recipe, found.alternatives) == ("second", ())
     assert [each.value for each in found.history["scaling"]] == ["auto", "second"]
     closed = make_settings(Compute.AUTO)
-    assert chosen(make_site, closed, SiteChoice(Precision.OPEN, "second")) == closed
+    assert chosen(make_site, closed, SiteChoice(SitePrecision.OPEN, "second")) == closed
 
 
 def test_without_a_recipe_all_stay_open(make_site: MakeSite, opened: SiteSettings) -> None:
-    found = chosen(make_site, opened, SiteChoice(Precision.FP8))
+    found = chosen(make_site, opened, SiteChoice(SitePrecision.FP8))
     assert [each.recipe for each in (found, *found.alternatives)] == ["first", "second"]
     assert not any(asked.by_time for each in (found, *found.alternatives) for asked in each.gemms.values())
 
@@ -73,7 +73,7 @@ def test_what_a_rule_says_of_fusing_stays(make_site: MakeSite, make_settings: Ma
 
 def test_the_last_way_that_names_a_site_wins(make_site: MakeSite, make_settings: MakeSettings) -> None:
     sites = [make_site("a"), make_site("b")]
-    switch = Choice((SiteChoice(Precision.FP8, sites=("b",)),))
+    switch = Choice((SiteChoice(SitePrecision.FP8, sites=("b",)),))
     both = Choice((NATIVE,), interactions=False).then(switch)
     assert both.interactions is False
     one, other = chosen_settings(sites, [make_settings(Compute.AUTO)] * 2, both, FILE)  # type: ignore[arg-type]
@@ -85,7 +85,7 @@ def test_the_last_way_that_names_a_site_wins(make_site: MakeSite, make_settings:
 
 def test_sites_that_shared_their_settings_share_them_again(make_site: MakeSite, make_settings: MakeSettings) -> None:
     sites, wanted = [make_site("a"), make_site("b"), make_site("c")], make_settings(Compute.AUTO)
-    choice = Choice((SiteChoice(Precision.BF16, sites=("a", "b")),))
+    choice = Choice((SiteChoice(SitePrecision.BF16, sites=("a", "b")),))
     one, other, third = chosen_settings(sites, [wanted] * 3, choice, FILE)  # type: ignore[arg-type]
     assert one is other
     assert third is wanted

@@ -28,14 +28,14 @@ ROWS_BEYOND = 8  # multiple of the planned M up to which a table of kernels by r
 _OF_LIBRARIES = frozenset(kernel.name for kernel in GEMM_KERNELS if kernel.library is not None)
 _POSITIONS = {kernel.name: place for place, kernel in enumerate(GEMM_KERNELS)}
 Order = tuple[tuple[bool, int, str], ...]
-Run = tuple[str, Accumulation]  # a kernel and its accumulation
+KernelRun = tuple[str, Accumulation]  # a kernel and its accumulation
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
     """A GEMM that could run in FP8: the kernels that can run it, each with its form of the operands."""
 
-    kernels: Mapping[Run, OperandPair]
+    kernels: Mapping[KernelRun, OperandPair]
     padding: bool = True  # if False, kernels depend on whether the batch's rows fit
 
 
@@ -136,8 +136,8 @@ def enumerate_options(
 
 def _choice(gemm: Gemm, sizes: SiteSizes, offer: Offer, own: Latency, perf_model: PerfModel) -> KernelChoice | None:
     """The fastest kernel for a GEMM; among ties with it, the first in the catalogue."""
-    latencies: dict[Run, Latency] = {}
-    errors: dict[Run, tuple[float, float] | None] = {}
+    latencies: dict[KernelRun, Latency] = {}
+    errors: dict[KernelRun, tuple[float, float] | None] = {}
     times, rejected = [], []
     for run in sorted(offer.kernels, key=_place):
         part = gemm_part(gemm, sizes, run[0], offer.kernels[run], run[1])
@@ -171,12 +171,12 @@ def _choice(gemm: Gemm, sizes: SiteSizes, offer: Offer, own: Latency, perf_model
     return KernelChoice(*chosen, operands, latencies[chosen], errors[chosen], tuple(times), tuple(rejected), m_buckets)
 
 
-def _place(run: Run) -> tuple[tuple[bool, int, str], bool]:
+def _place(run: KernelRun) -> tuple[tuple[bool, int, str], bool]:
     """Sort key of a run: precise accumulation before fast of the same kernel."""
     return place_in_catalogue(run[0]), run[1] is Accumulation.FAST
 
 
-def _less_accurate(run: Run, errors: Mapping[Run, tuple[float, float] | None]) -> str:
+def _less_accurate(run: KernelRun, errors: Mapping[KernelRun, tuple[float, float] | None]) -> str:
     """Reason why fast accumulation is not acceptable compared with precise on the same kernel, or ""."""
     kernel, accumulation = run
     precise = (kernel, Accumulation.PRECISE)
@@ -194,7 +194,7 @@ def _less_accurate(run: Run, errors: Mapping[Run, tuple[float, float] | None]) -
 
 
 def _m_buckets(
-    gemm: Gemm, sizes: SiteSizes, offer: Offer, chosen: Run, kernels: Sequence[str], perf_model: PerfModel
+    gemm: Gemm, sizes: SiteSizes, offer: Offer, chosen: KernelRun, kernels: Sequence[str], perf_model: PerfModel
 ) -> tuple[tuple[int, str], ...]:
     """The kernels for batches of other sizes, if another one gains enough there; otherwise ().
 
@@ -217,7 +217,7 @@ def _m_buckets(
 
 
 def _fastest_at(
-    gemm: Gemm, sizes: SiteSizes, offer: Offer, chosen: Run, kernels: Sequence[str], perf_model: PerfModel
+    gemm: Gemm, sizes: SiteSizes, offer: Offer, chosen: KernelRun, kernels: Sequence[str], perf_model: PerfModel
 ) -> str:
     """The kernel for a number of rows: the one chosen for the planned rows unless another gains enough over it."""
     latencies: dict[str, Latency] = {}

@@ -23,7 +23,7 @@ from loka.plan.format import pattern_of
 from loka.plan.plan import Plan, SitePlan
 from loka.plan.plan_of import Decided, RecordedPlan, decided, kernels_for
 from loka.plan.totals import predicted_step, total_time
-from loka.plan.tuning.choices import AS_IT_STANDS, Choice, Precision, SiteChoice, is_open
+from loka.plan.tuning.choices import AS_IT_STANDS, Choice, SiteChoice, SitePrecision, is_open
 from loka.plan.tuning.fingerprints import decisions_sha256
 from loka.plan.tuning.record import TunedInputs, tuned_inputs
 from loka.policy.policy import Policy
@@ -37,8 +37,8 @@ MOST_GROUPS = 12  # that are switched, those with most time first
 
 _LISTED = 2  # patterns in a group's name
 
-_NATIVE = Choice((SiteChoice(Precision.BF16, fuse=Fuse.NEVER),), interactions=False)
-_FUSED = Choice((SiteChoice(Precision.BF16, fuse=Fuse.ALWAYS),))
+_NATIVE = Choice((SiteChoice(SitePrecision.BF16, fuse=Fuse.NEVER),), interactions=False)
+_FUSED = Choice((SiteChoice(SitePrecision.BF16, fuse=Fuse.ALWAYS),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +124,9 @@ class Candidates:
         choices = [(NATIVE_TITLE, _NATIVE), ("BF16 in fused kernels", _FUSED)]
         for recipe in self._recipes(self._examined.settings):
             more = f", {recipe}" if recipe else ""
-            forced = (SiteChoice(Precision.FP8, recipe), *self._apart)
+            forced = (SiteChoice(SitePrecision.FP8, recipe), *self._apart)
             choices.append((f"FP8 wherever it is safe{more}", Choice(forced)))
-            choices.append((f"FP8 by predicted times{more}", Choice((SiteChoice(Precision.OPEN, recipe),))))
+            choices.append((f"FP8 by predicted times{more}", Choice((SiteChoice(SitePrecision.OPEN, recipe),))))
         choices += [
             ("all interactions in LoKA's kernels", Choice(interactions=True)),
             ("interactions left to the compiler", Choice(interactions=False)),
@@ -137,7 +137,7 @@ class Candidates:
     def _apart(self) -> tuple[SiteChoice, ...]:
         """Leaves alone the sites that interactions compute: in FP8 they would not be part of these."""
         taken = tuple(name for each in self._standing.plan.interactions for name in each.takes)
-        return (SiteChoice(Precision.OPEN, sites=taken),) if taken else ()
+        return (SiteChoice(SitePrecision.OPEN, sites=taken),) if taken else ()
 
     def _switches(self) -> Iterator[tuple[Group, Choice, str]]:
         for group in self.groups()[:MOST_GROUPS]:
@@ -147,14 +147,14 @@ class Candidates:
                 for site, wanted in zip(self._examined.sites, self._examined.settings, strict=True)
                 if site.name in names
             ]
-            ways = [("BF16", SiteChoice(Precision.BF16, sites=group.sites))]
+            ways = [("BF16", SiteChoice(SitePrecision.BF16, sites=group.sites))]
             ways += [
-                ("BF16 in fused kernels", SiteChoice(Precision.BF16, fuse=Fuse.ALWAYS, sites=group.sites)),
-                ("BF16 by the compiler", SiteChoice(Precision.BF16, fuse=Fuse.NEVER, sites=group.sites)),
+                ("BF16 in fused kernels", SiteChoice(SitePrecision.BF16, fuse=Fuse.ALWAYS, sites=group.sites)),
+                ("BF16 by the compiler", SiteChoice(SitePrecision.BF16, fuse=Fuse.NEVER, sites=group.sites)),
             ]
             for recipe in self._recipes(settings):
                 ways.append(
-                    (f"FP8, {recipe}" if recipe else "FP8", SiteChoice(Precision.FP8, recipe, sites=group.sites))
+                    (f"FP8, {recipe}" if recipe else "FP8", SiteChoice(SitePrecision.FP8, recipe, sites=group.sites))
                 )
             for title, way in ways:
                 yield group, Choice((way,)), f"{group.name}: {title}"

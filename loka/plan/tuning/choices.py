@@ -18,7 +18,7 @@ from loka.sites.site import Site
 MEASURED = "a measured step"  # source of what a choice decides, in the history of a field
 
 
-class Precision(StrEnum):
+class SitePrecision(StrEnum):
     """Of the GEMMs that `compute: auto` leaves open and the evidence finds safe."""
 
     FP8 = "fp8"
@@ -30,7 +30,7 @@ class Precision(StrEnum):
 class SiteChoice:
     """One way for some sites, or for all."""
 
-    precision: Precision
+    precision: SitePrecision
     recipe: str = ""  # a label of AUTO_RECIPES; "": the policy's, or by predicted time
     fuse: Fuse | None = None  # where the policy has `fuse: auto`; None: by predicted time
     sites: tuple[str, ...] = ()  # names; (): all sites
@@ -112,9 +112,9 @@ def _chosen(wanted: SiteSettings, way: SiteChoice, by: str) -> SiteSettings:
         gemms[gemm] = asked
         if asked.compute is not Compute.AUTO:
             continue
-        if way.precision is Precision.FP8:
+        if way.precision is SitePrecision.FP8:
             gemms[gemm] = replace(asked, by_time=False)
-        elif way.precision is Precision.BF16:
+        elif way.precision is SitePrecision.BF16:
             gemms[gemm] = replace(asked, compute=Compute.KEEP)
             _add(history, f"{gemm.value}.compute", Compute.KEEP.value, by)
     fuse = wanted.fuse
