@@ -10,7 +10,7 @@ from benchmarks.ablation.ablation_targets import FACTORY, JudgedTarget, judged
 from benchmarks.ablation.ablation_unit import Mode, UnitOutcome
 from benchmarks.ablation.rows_columns import NONE, AblationRow, Column
 from loka.bench.machine import Environment
-from loka.bench.results import NOTHING, Table, markdown_table, stem_of, write_report
+from loka.bench.results import NOTHING, Table, markdown_table, stem_of, without_empty, write_report
 
 MODES = {"train": "one training step", "infer": "one inference"}
 ON_GPU = (
@@ -111,8 +111,7 @@ def details(ablation: Ablation, mode: str) -> Table:
         for column in ablation.columns:
             if ablation.found(row.name, column, mode) is not None:
                 lines.append((row.name, column.value, *_figures(ablation, row.name, column, mode)))
-    keep = [index for index in range(len(columns)) if index < 3 or any(line[index] != NOTHING for line in lines)]
-    return tuple(columns[index] for index in keep), [tuple(line[index] for index in keep) for line in lines]
+    return without_empty(columns, lines)
 
 
 def loss_table(ablation: Ablation) -> Table:

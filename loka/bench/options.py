@@ -27,7 +27,6 @@ BELONGS: Mapping[str, tuple[str, ...]] = {  # option -> options or kinds of benc
     "--rounds": ("model",),
     "--only": ("model",),
 }
-EXCLUDES: Mapping[str, tuple[str, ...]] = {"--variants": ("--record", "--export")}  # option -> says nothing to these
 
 
 def check_options(what: str, given: Collection[str]) -> None:
@@ -48,10 +47,9 @@ def check_options(what: str, given: Collection[str]) -> None:
         if option in given and not set(others) & {*given, what}:
             named = [each if each.startswith("--") else f"loka bench {each}" for each in others]
             raise InputError(f"loka bench: {option} goes with {' or '.join(named)}; add one, or leave {option} out")
-    for option, others in EXCLUDES.items():
-        beside = [other for other in others if other in given]
-        if option in given and beside:
-            raise InputError(f"loka bench: {option} says nothing to {beside[0]}; leave one of the two out")
+    beside = [other for other in ("--record", "--export") if other in given]
+    if "--variants" in given and beside:
+        raise InputError(f"loka bench: --variants says nothing to {beside[0]}; leave one of the two out")
 
 
 def check_least(option: str, value: int | None, least: int = 1) -> None:

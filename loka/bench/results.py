@@ -8,6 +8,7 @@ import json
 import math
 import os
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -107,7 +108,12 @@ def details(section: Section) -> Table:
     times = ("median us", "p10", "p90", f"over {section.baseline}")
     columns = ("work", "variant", *times, "bound us", "reached", "peak MiB", "output dB", "worst gradient dB", "note")
     rows = [_detail(section, cell) for cell in section.cells]
-    keep = [index for index in range(len(columns)) if index < 3 or any(row[index] != NOTHING for row in rows)]
+    return without_empty(columns, rows)
+
+
+def without_empty(columns: Sequence[str], rows: Sequence[Sequence[str]], kept: int = 3) -> Table:
+    """The table without columns that are NOTHING in all rows, but for the first `kept`."""
+    keep = [index for index in range(len(columns)) if index < kept or any(row[index] != NOTHING for row in rows)]
     return tuple(columns[index] for index in keep), [tuple(row[index] for index in keep) for row in rows]
 
 

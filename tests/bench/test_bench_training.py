@@ -142,8 +142,6 @@ def test_the_rate_is_that_of_the_steps_after_the_shared_ones(job: TrainingJob) -
 def test_shared_steps_leave_something_to_train(job: TrainingJob) -> None:
     with pytest.raises(InputError, match="there are 5 steps, and both runs share the first 5"):
         replace(job, steps=5, shared_steps=5)
-    with pytest.raises(InputError, match="shared_steps must be at least 0, not -1"):
-        replace(job, shared_steps=-1)
     with pytest.raises(
         InputError, match=r"train.batches: the training batches end after 16 steps, and both .* 16: yield"
     ):
@@ -231,16 +229,6 @@ def test_inputs_may_be_keywords(job: TrainingJob) -> None:
 def test_warm_up_raises_the_rate_linearly(job: TrainingJob) -> None:
     rates = [replace(job, learning_rate=1.0, warmup=3).rate(step) for step in (1, 2, 3, 4, 100)]
     assert rates == [0.25, 0.5, 0.75, 1.0, 1.0]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"optimizer": "adamw2"}, {"learning_rate": 0.0}, {"learning_rate": float("nan")}, {"ema": 1.0}, {"batch_size": 0},
-     {"test_batch_size": 0}, {"steps": 0}, {"warmup": -1}],
-)  # fmt: skip
-def test_numbers_out_of_range_are_refused(job: TrainingJob, change: dict[str, object]) -> None:
-    with pytest.raises(InputError, match=next(iter(change))):
-        replace(job, **change)  # type: ignore[arg-type]
 
 
 def test_empty_batches_and_a_wrong_output_are_refused(job: TrainingJob) -> None:

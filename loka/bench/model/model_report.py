@@ -11,7 +11,7 @@ from pathlib import Path
 from loka.bench.device import KernelSum
 from loka.bench.machine import Environment
 from loka.bench.model.model_variants import MODEL_BASELINE, Casting, StepBlock, StepLaunch
-from loka.bench.results import NOTHING, Table, markdown_table, percent, stem_of, write_report
+from loka.bench.results import NOTHING, Table, markdown_table, percent, stem_of, without_empty, write_report
 from loka.bench.timing import RoundTiming
 
 TEXTS = ("variant", "launch", "why")  # columns of text; the others hold numbers
@@ -161,9 +161,7 @@ def side_by_side(report: ModelReport, model: MeasuredModel, blocks: list[StepBlo
 
 def details(model: MeasuredModel, outcomes: list[StepOutcome]) -> Table:
     """A row for each variant in each launch, without a graph first; empty columns are left out."""
-    rows = [row for each in outcomes if (row := _detail(model, each)) is not None]
-    keep = [index for index in range(len(COLUMNS)) if index < 3 or any(row[index] != NOTHING for row in rows)]
-    return tuple(COLUMNS[index] for index in keep), [tuple(row[index] for index in keep) for row in rows]
+    return without_empty(COLUMNS, [row for each in outcomes if (row := _detail(model, each)) is not None])
 
 
 def failures(outcomes: list[StepOutcome]) -> Table:

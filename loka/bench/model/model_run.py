@@ -10,7 +10,7 @@ import torch
 
 from loka.bench.device import BenchDevice, KernelSum, describe
 from loka.bench.model.model_report import StepOutcome, VariantFigures
-from loka.bench.model.model_subject import ModelSubject, ReadyStep
+from loka.bench.model.model_subject import ModelSubject
 from loka.bench.model.model_variants import MODEL_BASELINE, ModelVariant, StepBlock, StepLaunch, in_measuring_order
 from loka.bench.roofline import Peaks
 from loka.bench.timing import STEPS, TURN_WARM_UPS, Progress, RoundTiming, timed_turn
@@ -45,7 +45,6 @@ class LiveStep:
     """A variant that is kept alive. `run` is its step, or the replay of it."""
 
     name: str  # of the variant
-    ready: ReadyStep
     run: Callable[[], object]
     peak_mib: float | None
     bound_ms: float | None
@@ -141,22 +140,22 @@ class BlockRun:
         """A variant after its first steps, checked, and captured if the block says so."""
         device = self._device
         held = device.allocated()
-        ready = self._subject.ready(variant, self._block, device)
-        run: Callable[[], object] = ready.step
-        ready.step()  # compiles, and tunes with memory of its own
+        step = self._subject.ready(variant, self._block, device)
+        run: Callable[[], object] = step
+        step()  # compiles, and tunes with memory of its own
         device.wait()
         device.restart_peak()
         for _ in range(FIRST_STEPS):
-            found = ready.step()
+            found = step()
         if not all(bool(value.isfinite().all()) for value in found if value.is_floating_point()):
             raise CheckFailedError(f"the {'loss is' if self._block.training else 'outputs are'} not finite")
         del found
         if self._block.launch is StepLaunch.CAPTURED:
-            run = device.capture(ready.step)
+            run = device.capture(step)
         device.wait()
-        ready.verify()
+        step.verify()
         peak = device.peak_mib(held)
-        return LiveStep(variant.name, ready, run, peak, self._subject.bound_ms(variant, self._block, self._peaks))
+        return LiveStep(variant.name, run, peak, self._subject.bound_ms(variant, self._block, self._peaks))
 
     def _finish(self) -> Iterator[StepOutcome]:
         """The group's outcomes; frees it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -19,7 +19,6 @@ from loka.bench.packages import KEEP_AND_FUSE, Workshop, policy_text
 from loka.bench.peers import torchao_inference, torchao_training
 from loka.bench.roofline import ModelBound, Peaks
 from loka.dispatch import LokaWarning, Patch
-from loka.dispatch.bind.bind_warnings import fp8_not_expected
 from loka.errors import LokaError
 from loka.kernels import call_counters
 from loka.mods.adapt import adapt
@@ -29,21 +28,6 @@ from loka.plan.plan import Plan
 from loka.plan.planner import make_plan, sites_without_mods
 from loka.policy.policy import Policy
 from loka.sites.site import Site
-
-
-@dataclass(frozen=True, slots=True)
-class ReadyStep:
-    """A step of a variant. `patch`: of its package, None without one."""
-
-    step: WholeStep
-    patch: Patch | None
-    training: bool
-
-    def verify(self) -> None:
-        """Raise VerifyError unless every planned FP8 GEMM ran."""
-        if self.patch is not None:
-            with fp8_not_expected():
-                self.patch.verify(backward=self.training)
 
 
 class ModelSubject:
@@ -79,7 +63,7 @@ class ModelSubject:
             self._samples[training] = sample_of(policy, self._built, training)
         return self._samples[training]
 
-    def ready(self, variant: ModelVariant, block: StepBlock, device: BenchDevice) -> ReadyStep:
+    def ready(self, variant: ModelVariant, block: StepBlock, device: BenchDevice) -> WholeStep:
         """A copy of the model as this variant, with its step. Errors of planners, libraries and compilers propagate."""
         sample = self.sample(block.training)
         bfloat16 = not variant.float32 and (block.casting is Casting.BFLOAT16 or _is_served_by_torchao(variant, block))
@@ -97,7 +81,7 @@ class ModelSubject:
             marks=block.launch is StepLaunch.REDUCE_OVERHEAD,
             device=device.type,
         )
-        return ReadyStep(WholeStep(called, model, sample, settings), patch, block.training)
+        return WholeStep(called, model, sample, settings, patch)
 
     def write(self, variant: ModelVariant, block: StepBlock) -> None:
         """Generate the package of a variant, if it has one, before it is needed. Errors of planners propagate."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,7 @@ from loka.bench.quality.training_calls import (
     LOSS,
     TrainingCallError,
     called,
+    mapped,
     movable,
     pairs,
     scalar,
@@ -22,6 +23,8 @@ from loka.bench.quality.training_calls import (
 )
 from loka.bench.quality.training_job import job_of
 from loka.bench.timing import SEED
+from loka.dispatch import Patch
+from loka.dispatch.bind.bind_warnings import fp8_not_expected
 from loka.errors import InputError
 from loka.policy.policy import Policy
 from loka.sites.build_model import BuiltModel
@@ -53,7 +56,7 @@ class Example:
             made = value.detach().to(device, dtype, copy=True)
             return made.requires_grad_(training and value.requires_grad)
 
-        return Example(_mapped(self.args, moved), _mapped(self.kwargs, moved))
+        return Example(mapped(self.args, moved), mapped(self.kwargs, moved))
 
     @property
     def leaves(self) -> list[Tensor]:
@@ -150,19 +153,25 @@ class StepSettings:
 
 
 class WholeStep:
-    """One step of a model that runs as `called`; `owner` has its parameters. A call only enqueues the step.
+    """One step of a model that runs as `called`; `owner` has its parameters, `patch` is its package's.
 
-    The first call makes the optimisers, once it is known which gradients are sparse. A call returns the loss in
-    training, otherwise the outputs.
+    A call only enqueues the step; it returns the loss in training, otherwise the outputs. The first call makes the
+    optimisers, once it is known which gradients are sparse.
     """
 
     def __init__(
-        self, called: Callable[..., Any], owner: nn.Module, sample: StepSample, settings: StepSettings
+        self,
+        called: Callable[..., Any],
+        owner: nn.Module,
+        sample: StepSample,
+        settings: StepSettings,
+        patch: Patch | None = None,
     ) -> None:
         self._called = called
         self._owner = owner
         self._sample = sample
         self._settings = settings
+        self._patch = patch
         self._example = sample.example.fresh(settings.device, settings.dtype, settings.training)
         self._leaves = self._example.leaves
         self._loss = sample.loss_on(settings.device)
@@ -172,6 +181,12 @@ class WholeStep:
         if self._settings.marks:
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         return [self._train()] if self._settings.training else self._infer()
+
+    def verify(self) -> None:
+        """Raise VerifyError unless every FP8 GEMM that is planned by its patch ran."""
+        if self._patch is not None:
+            with fp8_not_expected():
+                self._patch.verify(backward=self._settings.training)
 
     @torch.no_grad()
     def _infer(self) -> list[Tensor]:
@@ -225,18 +240,6 @@ def _dense_optimizer(parameters: Iterable[nn.Parameter], sample: StepSample, dev
 
 def in_float32(outputs: Any) -> Any:
     """Nested outputs with floating-point tensors in float32, as losses want them of a model in bfloat16."""
-    if isinstance(outputs, Tensor):
-        return outputs.float() if outputs.is_floating_point() else outputs
-    if isinstance(outputs, Mapping):
-        return {name: in_float32(value) for name, value in outputs.items()}
-    if isinstance(outputs, tuple | list):
-        return tuple(in_float32(value) for value in outputs)
-    return outputs
-
-
-def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
-    if isinstance(value, dict):
-        return {key: _mapped(item, function) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        return tuple(_mapped(item, function) for item in value)
-    return function(value)
+    return mapped(
+        outputs, lambda value: value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
+    )

@@ -117,11 +117,16 @@ def call(model: nn.Module, inputs: Inputs) -> Any:
 
 def to_device(inputs: Inputs, device: str) -> Inputs:
     """The inputs with every Tensor in them on the device."""
-    if isinstance(inputs, Mapping):
-        return {name: to_device(value, device) for name, value in inputs.items()}
-    if isinstance(inputs, tuple | list):
-        return tuple(to_device(value, device) for value in inputs)
-    return inputs.to(device) if hasattr(inputs, "to") else inputs
+    return mapped(inputs, lambda value: value.to(device) if hasattr(value, "to") else value)
+
+
+def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Nested mappings, tuples and lists, as dicts and tuples, with what `function` makes of everything else in them."""
+    if isinstance(value, Mapping):
+        return {name: mapped(item, function) for name, item in value.items()}
+    if isinstance(value, tuple | list):
+        return tuple(mapped(item, function) for item in value)
+    return function(value)
 
 
 def movable(target: Any) -> Any:

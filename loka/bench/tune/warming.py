@@ -138,7 +138,7 @@ def _run_step(warming: Warming, variant: ModelVariant, plan: Plan | None) -> Non
         warnings.simplefilter("ignore")  # the measuring process shows them
         subject = ModelSubject(warming.policy, workshop, plans, warming.synthetic)
         torch.set_num_threads(warming.threads)
-        subject.ready(variant, warming.block, device).step()
+        subject.ready(variant, warming.block, device)()
         device.wait()
 
 
