@@ -67,13 +67,6 @@ def test_a_copy_that_is_no_module(generated):
     assert "copy.deepcopy made a NoneType of it" in ran.out
 
 
-@pytest.mark.parametrize("name", ["x.y", ""])
-def test_a_child_with_a_name_that_torch_refuses(name, generated):
-    ran = generated(made=f"made._modules[{name!r}] = nn.Linear(4, 4)")
-    assert ran.status == 2
-    assert f"build() has a child called {name!r}, which torch.nn.Module.add_module refuses" in ran.err
-
-
 @pytest.mark.parametrize(
     ("kind", "last", "made"), [("async def", "return", "coroutine"), ("def", "yield", "generator")]
 )

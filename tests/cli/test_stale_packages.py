@@ -73,4 +73,4 @@ def plan_without_sites():
     from loka.devices.targets import TargetDevice
     from loka.plan.plan import Plan
 
-    return Plan("empty", TargetDevice.H100, 64, (), (), ())
+    return Plan(name="empty", target=TargetDevice.H100, batch_size=64, policy_files=(), bindings=(), sites=())
