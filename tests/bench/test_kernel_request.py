@@ -68,12 +68,3 @@ def test_a_run_reports_what_was_asked_and_where_it_ran(monkeypatch: pytest.Monke
     assert (report.what, report.date, report.sections) == ("kernels", "2026-11-21T08:12Z", (section,))
     assert report.command == "loka bench kernels gemm --variants bf16"
     assert report.environment == machine.environment()
-
-
-def test_arguments_and_gpu_come_before_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(InputError, match="no family"):
-        run(KernelRequest(("norm",)), tmp_path / "new", print)
-    with pytest.raises(InputError, match="no CUDA device"):
-        run(KernelRequest(), tmp_path / "new", print)
-    assert not (tmp_path / "new").exists()

@@ -86,13 +86,6 @@ def test_a_command_can_be_typed_again() -> None:
     assert ModelRequest().command() == "loka bench model"
 
 
-def test_without_a_gpu_nothing_is_written(policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(InputError, match="no CUDA device is visible"):
-        run(ModelRequest((str(policy),)), tmp_path / "new", quiet)
-    assert not (tmp_path / "new").exists()
-
-
 def test_a_session_lets_every_variant_have_its_compiled_form() -> None:
     before = torch.get_float32_matmul_precision()
     with BenchDevice().session():
