@@ -15,17 +15,18 @@ from loka.devices.spec import RowLaunch
 from loka.errors import InputError
 from loka.kernels.fused.kernel_values import padded_width
 from loka.kernels.fused.matrix_kernels import Reduce, RequantizeTranspose
-from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, NormBackward, NormForward
+from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.norm.norm_values import configuration
 from loka.kernels.fused.norm.norms import NORMS
 from loka.kernels.fused.rendering import render, render_files
 from loka.templating.templates import load_templates
 from tests.support.kernels.rendered_cases import BLOCK_PARTS, PARTS, norm_specs
+from tests.support.pairwise import pairwise
 
 ROOT = Path(__file__).parents[3]
 COUNTED = [*map(RequantizeTranspose, (1, 2, 3)), *map(Reduce, range(1, 7))]
-EVERY = [spec for width in (13, 479, 2048, 8256) for spec in norm_specs(width, PARTS)]
-EVERY += [spec for width in (256, 768) for spec in norm_specs(width, BLOCK_PARTS)]
+WIDTHS = (13, 24, 479, 768, 2048, 4096, 8192, 8256)
+EVERY = pairwise(spec for width in WIDTHS for spec in norm_specs(width, PARTS if width % 256 else PARTS + BLOCK_PARTS))
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +36,8 @@ def templates():
 
 @pytest.mark.slow
 def test_every_variant_is_formatted_and_linted_as_rendered(tmp_path, templates):
-    for width in (13, 24, 512, 2048, 4096, 8192, 8256):
-        parts = PARTS if width % 256 else PARTS + BLOCK_PARTS
-        kernels = [render(spec, templates) for spec in [*norm_specs(width, parts), *COUNTED]]
+    for width in WIDTHS:
+        kernels = [render(spec, templates) for spec in [*(spec for spec in EVERY if spec.width == width), *COUNTED]]
         for name, text in render_files(kernels, templates, "a test", stamp="0" * 64).items():
             (tmp_path / f"w{width}_{name}").write_text(text)
     config = ["--config", str(ROOT / "pyproject.toml"), "--no-cache", str(tmp_path)]
@@ -48,14 +48,14 @@ def test_every_variant_is_formatted_and_linted_as_rendered(tmp_path, templates):
 
 def all_norm_specs(width: int) -> list[NormForward | NormBackward]:
     specs: list[NormForward | NormBackward] = []
-    for norm, activation in itertools.product((None, *NORMS), (None, *ACTIVATIONS)):
+    for norm, activation in itertools.product((None, *NORMS), (None, "relu", "silu")):
         for weight, bias, add, quantize in itertools.product((False, True), repeat=4):
             if norm is None and (weight or bias or activation is None):
                 continue
             if norm == "block_norm" and (weight or bias):
                 continue
             specs.append(NormBackward(width, norm, weight, bias, 1e-5, activation, add, quantize))
-            for save, eps in itertools.product((False, True), (1e-5, 1e-6, 0.0)):
+            for save, eps in itertools.product((False, True), (1e-5, 0.0)):
                 specs.append(NormForward(width, norm, weight, bias, eps, activation, add, quantize, save))
     return specs
 
@@ -69,7 +69,7 @@ def test_one_name_is_one_text_and_one_text_one_name(templates):
         assert texts.setdefault(kernel.name, kernel.text) == kernel.text
         assert functions.setdefault(kernel.function, kernel.name) == kernel.name
         assert kernel.name == f"{kernel.function}_{kernel.digest[:8]}"
-    assert len(set(texts.values())) == len(texts) > 500
+    assert len(set(texts.values())) == len(texts) > 150
 
 
 @pytest.mark.parametrize("spec", [*EVERY, *COUNTED], ids=lambda spec: spec.function)

@@ -16,7 +16,6 @@ from tests.support.kernels.poison import poisoned
 from tests.support.kernels.product_cases import (
     arguments,
     backwards,
-    every,
     exact,
     forwards,
     inputs_of,
@@ -24,16 +23,20 @@ from tests.support.kernels.product_cases import (
     products,
 )
 from tests.support.kernels.rendered_cases import Package, write_package
+from tests.support.pairwise import pairwise
 
 WIDTHS = (13, 16, 256, 600, 768, 1100)  # blocks in 256, and in the padded 768
 PROGRAMS = 3
+NORMS = pairwise(spec for width in WIDTHS for spec in (*forwards(width), *backwards(width)))
 
 
 def check_norms(package: Package, width: int, rows: int) -> int:
     """Each plain result of a norm against the reference's, and each scale; how many were compared."""
     compared = 0
     tensors = inputs_of(rows, width, torch.float32)
-    for spec in (*forwards(width), *backwards(width)):
+    for spec in NORMS:
+        if spec.width != width:
+            continue
         residual = spec.residual if isinstance(spec, NormForward) else spec.summed
         given = arguments(spec, tensors, exact(spec, tensors, residual))
         got, expected = results(package, spec, *given), package.run(spec, *given)
@@ -57,7 +60,7 @@ def check_products(package: Package, width: int, rows: int) -> int:
 
 
 def main(folder: Path) -> None:
-    package = write_package(folder / "interpreted", [spec for width in WIDTHS for spec in every(width)])
+    package = write_package(folder / "interpreted", [*NORMS, *(spec for width in WIDTHS for spec in products(width))])
     Tensor.new_empty = poisoned(Tensor.new_empty)  # type: ignore[method-assign]
     operators.programs = lambda x, rows, per_multiprocessor: PROGRAMS if x.shape[0] else 1
     sizes = [(width, rows) for width in WIDTHS for rows in (1, 5, 0)]

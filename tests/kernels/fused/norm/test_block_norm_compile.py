@@ -7,11 +7,12 @@ import pytest
 from tests.support.kernels.ptx_registers import unset_halves
 from tests.support.kernels.rendered_cases import BLOCK_PARTS, norm_specs, reads_sixteen_bytes, write_package
 from tests.support.kernels.sm90 import SHARED, compiled, spilled
+from tests.support.pairwise import pairwise
 
 pytestmark = pytest.mark.usefixtures("triton_cache")
 
 
-SPECS = [spec for width in (256, 768, 2048, 4096, 8192) for spec in norm_specs(width, BLOCK_PARTS[1:3])]
+SPECS = pairwise(spec for width in (256, 768, 2048, 4096, 8192) for spec in norm_specs(width, BLOCK_PARTS[1:3]))
 
 
 @pytest.fixture(scope="module")

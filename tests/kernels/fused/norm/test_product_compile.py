@@ -13,13 +13,14 @@ from tests.support.kernels.product_cases import every
 from tests.support.kernels.ptx_registers import unset_halves
 from tests.support.kernels.rendered_cases import reads_sixteen_bytes, write_package
 from tests.support.kernels.sm90 import CUOBJDUMP, SHARED, compile_for_sm90, kernel_of, spilled
+from tests.support.pairwise import pairwise
 
 pytestmark = pytest.mark.usefixtures("triton_cache")
 
 
 FLOATS = ("values", "scale", "scale_max", "mean", "rstd", "dweight", "dbias", "dadd")
-SPECS = [spec for spec in every(3456) if isinstance(spec, Products) or spec.quantize]
-SPECS += [spec for spec in every(2048) if not isinstance(spec, Products) and spec.norm == "block_norm"]
+SPECS = pairwise(spec for spec in every(3456) if isinstance(spec, Products) or spec.quantize)
+SPECS += pairwise(spec for spec in every(2048) if not isinstance(spec, Products) and spec.norm == "block_norm")
 
 
 @pytest.fixture(scope="module")

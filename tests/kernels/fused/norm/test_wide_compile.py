@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("triton_cache")]
 WIDTH = 123200
 ALL = ("layer_norm", True, True, "silu", True)
 SPECS = [
-    *norm_specs(WIDTH, [PARTS[0], ALL, PARTS[-1]]),
+    *norm_specs(WIDTH, PARTS[-1:])[:1],
     NormForward(WIDTH, *ALL[:3], 1e-5, "silu", True, True, True, times=True, residual=True, keep=True),
     NormBackward(
         WIDTH,
@@ -31,7 +31,7 @@ SPECS = [
         residual_grad_in=True,
         residual_grad_out=True,
     ),
-    *norm_specs(32768, [("block_norm", False, False, "hardswish", True)]),
+    *norm_specs(32768, [("block_norm", False, False, "hardswish", True)])[:2],
 ]
 
 
@@ -73,7 +73,7 @@ def test_it_compiles_for_hopper(package, spec, tmp_path):
         assert not unset_halves(binary.asm["ptx"])
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.function)
+@pytest.mark.parametrize("spec", SPECS[1:3], ids=lambda spec: spec.function)
 def test_float32_fits_too(package, spec):
     for name in kernels_of(package, spec):
         assert compiled(package, spec, name, "fp32").metadata.shared <= SHARED
