@@ -1,12 +1,23 @@
-"""The verbs on a policy whose measurements are not there, damaged, or there."""
+"""The verbs on a policy whose measurements are not there, damaged, or there (see test_golden_output too)."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
+from loka.mods.policy_loader import load_policy
+from loka.plan.examine import examine
+from loka.plan.plan_of import plan_of
 from tests.support.plan.measured_cases import grid, passes, record
+from tests.support.plan.plan_costs import SCALED_MM, Remembering
+
+pytestmark = pytest.mark.slow
 
 HEAD = 'version: 1\nname: shop\nmodel: {factory: "shopmodel:build", inputs: "shopmodel:inputs", batch_size: 64}\n'
+FP8 = HEAD.replace("64", "4096") + "defaults: {compute: fp8}\n"
+NAMED = FP8.replace("defaults", "measurements: times.jsonl\ndefaults")
 VERBS = (("plan",), ("validate",), ("generate",), ("explain", "layers.0.up"))
 
 
@@ -44,3 +55,49 @@ def test_an_execution_that_nothing_can_be_priced_for_is_said(target, advised, sh
     line = loka("plan", shop.policy).out.splitlines()[-1]
     assert line.startswith(f"execution: eager: no measurements for {target} ship or are named")
     assert line.endswith("--record FILE.") is advised
+
+
+@pytest.mark.parametrize(("target", "noted"), [("h200", True), ("reference", False)])
+def test_a_target_without_measurements_is_said(target, noted, shop, loka):
+    """None ship in these tests."""
+    shop.write_policy(HEAD + f"target: {target}\ndefaults: {{compute: fp8}}\n")
+    note = (
+        f"no measurements for {target} ship or are named, so time decided nothing; record them on that device: "
+        "loka bench kernels --record FILE"
+    )
+    lines = loka("plan", shop.policy).out.splitlines()
+    assert (f"{note}." in lines) is noted
+    assert any(line.startswith("GPU time: not known") for line in lines)
+    assert json.loads(loka("plan", shop.policy, "--json").out)["measurements_note"] == (note if noted else "")
+
+
+@pytest.fixture
+def measured(shop) -> None:
+    """Every part that the policy's sites can be made of, in a file that the policy names."""
+    shop.write_policy(FP8)
+    costs = Remembering(kernels={"as-is": 1.0, SCALED_MM: 1.0, "fbgemm.rowwise": 0.9})
+    plan_of(examine(load_policy(shop.policy)), None, costs)
+    costs.record(shop.folder / Path(shop.policy).parent / "times.jsonl")
+    shop.write_policy(NAMED)
+
+
+def test_explain_says_why_a_site_has_no_times(shop, loka, measured):
+    folder = shop.folder / Path(shop.policy).parent
+    text = NAMED.replace("compute: fp8", "compute: fp8, scaling: tensorwise")
+    (folder / "other.yaml").write_text(text)
+    out = loka("explain", str(folder / "other.yaml"), "layers.1.up").out
+    assert "not timed: times.jsonl lacks its own GEMMs, or the recipe that it may run in" in out
+    assert "time of one call" not in out
+
+
+def test_a_package_is_stale_once_its_measurements_changed(shop, loka, measured):
+    assert loka("generate", shop.policy).status == 0
+    assert loka("generate", "--check", shop.policy).status == 0
+    path = shop.folder / Path(shop.policy).parent / "times.jsonl"
+    path.unlink()
+    costs = Remembering(kernels={"as-is": 1.0, SCALED_MM: 1.0})
+    plan_of(examine(load_policy(str(shop.folder / shop.policy))), None, costs)
+    costs.record(path)
+    stale = loka("generate", "--check", shop.policy)
+    assert stale.status == 1
+    assert "stale" in stale.err

@@ -6,8 +6,6 @@ import json
 
 import pytest
 
-from loka.plan.serialize import from_json
-
 pytestmark = pytest.mark.slow
 
 
@@ -24,30 +22,6 @@ def test_validate_without_the_model_calls_nothing(shop, loka):
     assert loka("validate", shop.policy).status == 2
 
 
-def test_plan_shows_every_site_with_its_decisions(shop, loka):
-    ran = loka("plan", shop.policy)
-    assert ran.status == 0
-    line = next(line for line in ran.out.splitlines() if line.startswith("layers.1.down"))
-    assert line.split()[1:5] == ["functional_linear", "64", "32", "24"]
-    assert line.count("e4m3 rowwise") == 3
-    assert "fp8 by shop.yaml:9" in line
-    head = next(line for line in ran.out.splitlines() if line.startswith("head"))
-    assert "as-is" in head
-    assert "keep by shop.yaml:12" in head
-    up = next(line for line in ran.out.splitlines() if line.startswith("layers.0.up"))
-    assert "linear layer_norm add" in up
-    assert any(line.startswith("shop for h100 at batch size 64: ") for line in ran.out.splitlines())
-
-
-def test_plan_as_json_is_the_plan_and_its_summary(shop, loka):
-    ran = loka("plan", shop.policy, "--json")
-    data = json.loads(ran.out)
-    plan = from_json(json.dumps(data["plan"]))
-    assert data["sites"] == len(plan.sites) == 6
-    assert data["sites_fp8"] == 5
-    assert data["share_fp8"] == pytest.approx(plan.share_fp8)
-
-
 def test_many_sites_are_grouped_unless_all_are_asked_for(shop, loka, policy_text):
     shop.write_policy(
         "version: 1\nname: many\nmodel: {factory: 'shopmodel:many', inputs: 'shopmodel:many_inputs', batch_size: 32}\n"
@@ -57,19 +31,6 @@ def test_many_sites_are_grouped_unless_all_are_asked_for(shop, loka, policy_text
     assert "100 sites in " in grouped
     assert len(grouped.splitlines()) < 15
     assert len(loka("plan", shop.policy, "--all").out.splitlines()) > 100
-
-
-def test_explain_shows_decisions_and_the_rules_behind_each_field(shop, loka):
-    ran = loka("explain", shop.policy, "head")
-    assert ran.status == 0
-    assert "keep by shop.yaml:12" in ran.out
-    line = next(line for line in ran.out.splitlines() if line.startswith("fprop.compute"))
-    assert "keep" in line
-    assert "shop.yaml:12" in line
-    assert "fp8 of defaults (shop.yaml:9)" in line
-    data = json.loads(loka("explain", shop.policy, "head", "--json").out)
-    assert data["site"] == "head"
-    assert {gemm["kernel"] for gemm in data["gemms"]} == {"as-is"}
 
 
 def test_explain_of_an_unknown_site_suggests_one(shop, loka):

@@ -11,6 +11,7 @@ from typing import cast
 import pytest
 
 from loka.bench.record.run_record import parts_of_policy
+from loka.bench.report.markdown_page import to_markdown
 from loka.cli.tables.explain_tables import show_site
 from loka.cli.tables.plan_table import show_plan
 from loka.cli.verbs.diff import show as show_diff
@@ -31,7 +32,7 @@ from loka.mods.rewriting.fused_interactions import Fused
 from loka.plan import planner
 from loka.plan.mod_words import describe_gain
 from loka.plan.plan import Gain, InteractionPlan, Plan, SitePlan
-from loka.plan.planner import make_plan, planned
+from loka.plan.planner import Planned, make_plan, planned
 from loka.plan.select.interaction_times import interaction_plans, kernel_names
 from loka.plan.select.perf_model import PerfModel
 from loka.plan.totals import format_total, total_time
@@ -310,6 +311,8 @@ def test_everything_is_shown(write: Write, plans: dict[str, Plan], capsys: pytes
     assert "a mixing layer of 16 embeddings of 32, rank 8, 8 weighted sums" in out
     assert "3.00x" in out
     assert out.splitlines()[-1].startswith("GEMMs with their norms and interactions: ")
+    what = "a mixing layer of 16 embeddings of 32, rank 8, 8 weighted sums"
+    assert f"| {what} | layers.* | 3 | {BATCH} | " in to_markdown(Planned(plan, None), "a.yaml")
     show_site(explain(plan, "layers.1.rank"))
     out = capsys.readouterr().out
     assert "computed in a mixing layer" in out
