@@ -14,9 +14,12 @@ import pytest
 
 from loka.cli import output
 from loka.cli.tables import plan_table
-from loka.mods.policy_loader import load_policy
+from loka.mods.policy_loader import load_policy, policy_argument
+from loka.plan import planner
 from loka.plan.examine import examine
 from loka.plan.plan_of import plan_of
+from loka.plan.planner import Planned, planned
+from loka.policy.policy import Policy
 from loka.probe.profile.profile_file import save
 from loka.version import __version__
 from tests.support.plan.plan_costs import SCALED_MM, Remembering
@@ -76,6 +79,16 @@ def by_key(text: str) -> str:
 
 
 def test_output_as_a_whole(policies, loka, monkeypatch) -> None:
+    made: dict[str, Planned] = {}
+
+    def once(policy: str | Policy, **_: object) -> Planned:
+        """Each policy is planned once for all verbs."""
+        loaded = policy_argument(policy, "policy")
+        if loaded.name not in made:
+            made[loaded.name] = planned(loaded, gains=True, prospects=True)
+        return made[loaded.name]
+
+    monkeypatch.setattr(planner, "planned", once)
     found = {}
     for name, policy in zip(("learned", "modded"), policies, strict=True):
         found[f"{name}.plan.txt"] = loka("plan", policy).out
