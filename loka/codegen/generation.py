@@ -172,8 +172,6 @@ def _check_out(out: str | os.PathLike[str]) -> None:
     """Raise InputError for a folder that Python cannot import a package from."""
     if not path_argument(out, "out", "the path of a folder").strip():
         raise InputError("out is empty; name a folder, or leave it out for generated/NAME")
-    if "\0" in os.fspath(out):
-        raise InputError("--out: the folder's name holds a NUL; name another folder")
     if os.path.abspath(out) == os.path.dirname(os.path.abspath(out)):
         raise InputError(f"--out: {out}: a package cannot be imported from there; name a folder in it")
     name = os.path.basename(os.path.abspath(out))

@@ -21,13 +21,17 @@ class NewModelWarning(LokaWarning):
     """Mods have changed modules of a model: the result is another model, which has to be trained."""
 
 
-class BindError(InputError):
-    """A package cannot be bound to a model, which is unchanged. `problems`: every reason, one line each."""
+class _ProblemsError(Exception):
+    """An error that lists all problems found, one line each."""
 
     def __init__(self, headline: str, problems: Sequence[str] = ()) -> None:
         self.headline = headline
         self.problems = tuple(problems)
         super().__init__(listed(headline, self.problems))
+
+
+class BindError(_ProblemsError, InputError):
+    """A package cannot be bound to a model, which is unchanged. `problems`: every reason, one line each."""
 
 
 class DtypeError(InputError, RuntimeError):
@@ -38,13 +42,8 @@ class FrozenWeightError(InputError):
     """A module with frozen FP8 weights was called in a way that would lose a gradient."""
 
 
-class VerifyError(CheckFailedError):
+class VerifyError(_ProblemsError, CheckFailedError):
     """A planned FP8 GEMM did not run, the model changed, or a frozen weight is stale. `problems`: each finding."""
-
-    def __init__(self, headline: str, problems: Sequence[str] = ()) -> None:
-        self.headline = headline
-        self.problems = tuple(problems)
-        super().__init__(listed(headline, self.problems))
 
 
 class NonFiniteError(CheckFailedError):

@@ -155,17 +155,3 @@ def test_files_that_somebody_put_beside_it_are_left_alone(package: Path) -> None
     (package / "mine.py").write_text("1 / 0\n")
     (package / "plan.json").write_text("{}")
     dispatch.check_stamps("checked_ranker", STAMP)
-
-
-@pytest.mark.parametrize("shadow", ["kernels/__init__.py", "modules.abi3.so"])
-def test_what_python_would_import_instead_is_named(package: Path, shadow: str) -> None:
-    (package / shadow).parent.mkdir(exist_ok=True)
-    (package / shadow).write_text("")
-    name = f"{shadow[:7]}.py"
-    with pytest.raises(dispatch.BindError, match=rf"Python imports {shadow} instead of {name}: move it out"):
-        import_folder(package)
-
-
-def test_a_folder_without_code_shadows_nothing(package: Path) -> None:
-    (package / "kernels").mkdir()
-    assert import_folder(package).kernels.STAMP == STAMP

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from loka.codegen.chains.chain_backward import ChainBackward, argument_width
 from loka.codegen.chains.chain_forward import ChainForward, sums_dtype, torch_steps
@@ -67,27 +68,12 @@ class Chains:
 
     def _view(self, shape: ChainShape, function: str) -> ChainView:
         names = ChainNames(shape)
-        stages = ChainForward(shape, names, frozen=False, x="x")
-        forward, backward = stages.stages(), ChainBackward(shape, names)
+        backward = ChainBackward(shape, names)
         backward_stages, norm = backward.stages(), backward.norm()
-        others = {other: argument_width(shape, other) for other in shape.others}
         tensors = names.tensors()
         return ChainView(
-            name=self._function_names[shape],
-            layers=listed(list(self._layers[shape])),
-            steps=shape.ops,
-            sizes=_sizes(shape, names),
-            k=_input_width(shape),
-            width=shape.stages[-1].n,
+            **self._common(shape, names, frozen=False),
             parameters=_typed(tensors, names),
-            counter_ids=tuple(names.counter_ids()),
-            others=others,
-            x="x",
-            input=stages.input(),
-            sums_dtype=sums_dtype(forward, names),
-            cast_weights=stages.cast_weights(),
-            forward=forward,
-            result=names.result,
             function=function,
             recipe="; ".join(dict.fromkeys(recipe_label(stage.recipe.items()) for stage in shape.stages)),
             forward_parameters=_typed(tensors, names, {"dtype": "torch.dtype"}),
@@ -108,25 +94,30 @@ class Chains:
 
     def _frozen_view(self, shape: ChainShape) -> FrozenChainView:
         names = ChainNames(shape)
-        stages = ChainForward(shape, names, frozen=True, x="rows")
+        parameters = _typed(names.frozen_tensors(), names)
+        return FrozenChainView(**self._common(shape, names, frozen=True), parameters=parameters)
+
+    def _common(self, shape: ChainShape, names: ChainNames, frozen: bool) -> dict[str, Any]:
+        """The fields of both views: the function's name and sizes, and its forward."""
+        x = "rows" if frozen else "x"
+        stages = ChainForward(shape, names, frozen, x)
         forward = stages.stages()
-        return FrozenChainView(
-            name=f"{self._function_names[shape]}_frozen",
-            layers=listed(list(self._layers[shape])),
-            steps=shape.ops,
-            sizes=_sizes(shape, names),
-            k=_input_width(shape),
-            width=shape.stages[-1].n,
-            parameters=_typed(names.frozen_tensors(), names),
-            counter_ids=tuple(names.counter_ids()),
-            others={other: argument_width(shape, other) for other in shape.others},
-            x="rows",
-            input=stages.input(),
-            sums_dtype=sums_dtype(forward, names),
-            cast_weights=stages.cast_weights(),
-            forward=forward,
-            result=names.result,
-        )
+        return {
+            "name": self._function_names[shape] + ("_frozen" if frozen else ""),
+            "layers": listed(list(self._layers[shape])),
+            "steps": shape.ops,
+            "sizes": _sizes(shape, names),
+            "k": _input_width(shape),
+            "width": shape.stages[-1].n,
+            "counter_ids": tuple(names.counter_ids()),
+            "others": {other: argument_width(shape, other) for other in shape.others},
+            "x": x,
+            "input": stages.input(),
+            "sums_dtype": sums_dtype(forward, names),
+            "cast_weights": stages.cast_weights(),
+            "forward": forward,
+            "result": names.result,
+        }
 
 
 def _applied(names: ChainNames) -> tuple[tuple[str, ...], ...]:

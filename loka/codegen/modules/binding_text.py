@@ -25,8 +25,8 @@ def binding_text(view: BoundView) -> tuple[str, ...]:
         field_text("replaces", binding.module_type),
         field_text("source_hash", forward.source_hash if forward is not None else ""),
         field_text("inlined", forward.inlined if forward is not None else ()),
-        _names_field(binding.modules),
-        _sites_field(binding.sites),
+        _ranged_field("modules", tuple((name,) for name in binding.modules), binding.modules),
+        _ranged_field("sites", binding.sites, binding.sites),
         field_text("gemms", view.gemms),
         field_text("shapes", binding.shapes),
     ]
@@ -97,23 +97,15 @@ def fits(name: str, value: object) -> bool:
     return len(field_text(name, value)) <= WIDTH
 
 
-def _names_field(names: tuple[str, ...]) -> str:
-    """`modules=(...)`, or for many layers `modules=tuple(f"layers.{i}.fmb.0" for i in range(12))`."""
-    ranged = None if len(names) < _FEWEST or fits("modules", names) else numbered([(item,) for item in names])
+def _ranged_field(name: str, rows: tuple[tuple[str, ...], ...], value: tuple[object, ...]) -> str:
+    """`name=value,`, or for the rows of many layers `sites=tuple((f"layers.{i}.fmb.0",) for i in range(12)),`."""
+    ranged = None if len(rows) < _FEWEST or fits(name, value) else numbered(rows)
     if ranged is None:
-        return field_text("modules", names)
-    (template,), numbers = ranged
-    return f"        modules=tuple({template} for i in {numbers}),"
-
-
-def _sites_field(sites: tuple[tuple[str, ...], ...]) -> str:
-    """`sites=(...)`, or for many layers `sites=tuple((f"layers.{i}.fmb.0",) for i in range(12))`."""
-    ranged = None if len(sites) < _FEWEST or fits("sites", sites) else numbered(sites)
-    if ranged is None:
-        return field_text("sites", sites)
+        return field_text(name, value)
     templates, numbers = ranged
-    line = f"        sites=tuple({tuple_of(templates)} for i in {numbers}),"
-    return line if len(line) <= WIDTH else field_text("sites", sites)
+    row = tuple_of(templates) if value is rows else templates[0]
+    line = f"        {name}=tuple({row} for i in {numbers}),"
+    return line if len(line) <= WIDTH else field_text(name, value)
 
 
 def numbered(rows: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], str] | None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from loka.codegen.layout import call
+from loka.codegen.layout import call, formatted
 from loka.codegen.modules import statement_text
 from loka.codegen.names import Names, is_plain_variable, variable_name, wrapped
-from loka.errors import LokaError
-from loka.graph.ir import Ref, RefKind, Region, Statement
+from loka.graph.ir import Ref, RefKind, Region, SiteCall, Statement
 
 _INDENT = 4
 
@@ -130,20 +129,17 @@ class _Outline:
             self._add(statement, target(number), last=number == len(statements) - 1)
 
     def _add(self, statement: Statement, target: str, last: bool) -> None:
-        scope, site_call = self._scope, statement.call
-        if site_call is not None:
-            lines = self._linear_lines(statement, target, last)
+        scope = self._scope
+        if statement.call is not None:
+            code = self._product(statement, statement.call)
         else:
             texts = statement_text.operand_texts(statement, scope, self._attributes)
             code = statement_text.expression(statement, texts)
             self.imports |= statement_text.globals_of(code) - {"torch"}
-            name = None if last else self._define(statement, target)
-            lines = (
-                statement_text.returned(code, _INDENT, scope)
-                if name is None
-                else statement_text.assignment(name, code, _INDENT, scope)
-            )
-        self.body += lines
+        if last:
+            self.body += statement_text.returned(code, _INDENT, scope)
+        else:
+            self.body += statement_text.assignment(self._define(statement, target), code, _INDENT, scope)
 
     def _define(self, statement: Statement, target: str) -> str:
         """The target's name; a target that is set again keeps its name."""
@@ -154,23 +150,20 @@ class _Outline:
             )
         return scope.local[statement.target]
 
-    def _linear_lines(self, statement: Statement, target: str, last: bool) -> list[str]:
-        scope, linear, site_call = self._scope, self._linear, statement.call
-        if site_call is None:
-            raise LokaError("a region without a GEMM. This is a fault in LoKA: please report it.")
+    def _product(self, statement: Statement, site_call: SiteCall) -> str:
+        """The call of the FP8 linear, with the model's change of view."""
         # An operand that only the frozen weight reads is not a parameter; the expressions below do not use it then.
         texts = [
-            self._attributes.get(ref.text, ref.text) if ref.kind is RefKind.ATTRIBUTE else scope.local.get(ref.text, "")
+            self._attributes.get(ref.text, ref.text)
+            if ref.kind is RefKind.ATTRIBUTE
+            else self._scope.local.get(ref.text, "")
             for ref in statement.operands
         ]
         parts = statement_text.linear_call(site_call, texts)
-        weight = ["weight", "scale"] if linear.frozen else [parts.weight]
-        operands = [parts.x, *weight, parts.bias or "None", "counter_id"]
-        if last and parts.out == "{0}":
-            product = call(
-                linear.function, [statement_text.renamed(operand, statement_text.NameScope()) for operand in operands]
-            )
-            return statement_text.returned(product, _INDENT, scope)
-        name = scope.names.unique("result") if last else self._define(statement, target)
-        lines = statement_text.linear_statements(name, linear.function, operands, parts.out, _INDENT, scope)
-        return [*lines, f"    return {name}"] if last else lines
+        weight = ["weight", "scale"] if self._linear.frozen else [parts.weight]
+        product = call(self._linear.function, map(formatted, [parts.x, *weight, parts.bias or "None", "counter_id"]))
+        if parts.out == "{0}":
+            return product
+        name = self._scope.names.unique("product")
+        self.body += statement_text.assignment(name, product, _INDENT, self._scope)
+        return statement_text.checked(parts.out.format(name), [name])

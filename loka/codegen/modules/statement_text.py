@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
-from loka.codegen.layout import call, expression_text, formatted, parse
+from loka.codegen.layout import expression_text, parse
 from loka.codegen.names import Names, is_plain_variable, variable_name
 from loka.errors import LokaError
 from loka.graph.ir import RefKind, SiteCall, Statement
@@ -19,16 +19,6 @@ _BUILTINS = frozenset(
     {"abs", "bool", "complex", "float", "getattr", "int", "len", "max", "min", "slice", "tuple"}
     | {"callable", "dict", "hasattr", "isinstance", "list", "str", "type"}
 )
-
-
-@dataclass(frozen=True, slots=True)
-class LinearCall:
-    """A GEMM as a call: expressions of its operands, and the change of view of its product."""
-
-    x: str
-    weight: str
-    bias: str | None
-    out: str  # a template over the product
 
 
 class NameScope:
@@ -79,10 +69,10 @@ def expression(statement: Statement, texts: Sequence[str]) -> str:
     return checked(statement.template.format(*texts), texts)
 
 
-def linear_call(site_call: SiteCall, texts: Sequence[str]) -> LinearCall:
-    """A site's operands, with their changes of view."""
+def linear_call(site_call: SiteCall, texts: Sequence[str]) -> SiteCall:
+    """The call with its operands' expressions, with their changes of view; `out` stays a template over the product."""
     bias = None if site_call.bias is None else site_call.bias.format(*texts)
-    return LinearCall(site_call.x.format(*texts), site_call.weight.format(*texts), bias, site_call.out)
+    return replace(site_call, x=site_call.x.format(*texts), weight=site_call.weight.format(*texts), bias=bias)
 
 
 def checked(text: str, operands: Iterable[str] = ()) -> str:
@@ -185,17 +175,3 @@ def _is_path(node: ast.expr) -> bool:
             return False
         node = node.value
     return isinstance(node, ast.Name)
-
-
-def linear_statements(
-    target: str | None, function: str, operands: Sequence[str], out: str, indent: int, scope: NameScope
-) -> list[str]:
-    """`target = function(operands)`, with a second statement if the product's view changes."""
-    product = call(function, map(formatted, operands))
-    if out == "{0}":
-        return assignment(target, product, indent, scope)
-    name = scope.names.unique("product")
-    return [
-        *assignment(name, product, indent, scope),
-        *assignment(target, checked(out.format(name), [name]), indent, scope),
-    ]

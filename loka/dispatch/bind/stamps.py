@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import sys
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,8 @@ def check_stamps(package: str, stamp: str, *others: str) -> None:
     """Raise BindError unless all files of a package are of one generation and its code is unchanged since.
 
     One generation: `others` and the `stamp` of manifest.json beside the package are all `stamp`. Unchanged: each Python
-    file has the sha256 that the manifest lists, and Python imports no other file in its place, such as kernels/ beside
-    kernels.py; LOKA_EDITED_PACKAGES=allow skips this check. Byte code in `__pycache__` is not read.
+    file has the sha256 that the manifest lists; LOKA_EDITED_PACKAGES=allow skips this check. Byte code in `__pycache__`
+    is not read.
 
     `package` is the `__name__` of the generated package, which calls this while it is imported. The manifest is
     removed before any other file changes and written last, so an interrupted generation leaves none.
@@ -47,13 +46,6 @@ def check_stamps(package: str, stamp: str, *others: str) -> None:
             f"import what you have edited yourself, set {EDITED}=allow in the environment"
         )
 
-    for name in sorted(outputs):
-        shadow = _shadow(package, Path(where, name))
-        if shadow is not None:
-            raise BindError(
-                f"{where}: Python imports {shadow} instead of {name}: move it out of the package, or remove it"
-            )
-
 
 def _manifest(path: Path) -> tuple[str, dict[str, Any]]:
     """The stamp and the outputs in a manifest; the stamp is "" if it cannot be read."""
@@ -65,17 +57,6 @@ def _manifest(path: Path) -> tuple[str, dict[str, Any]]:
     fields = manifest if isinstance(manifest, dict) else {}
     stamp, outputs = fields.get("stamp"), fields.get("outputs")
     return (stamp, outputs) if isinstance(stamp, str) and isinstance(outputs, dict) else ("", {})
-
-
-def _shadow(package: str, path: Path) -> str | None:
-    """What Python finds instead of a module of a package, by name: a folder or an extension module; None if nothing."""
-    if path.suffix != ".py" or path.name == "__init__.py":
-        return None
-    found = PathFinder.find_spec(f"{package}.{path.stem}", [str(path.parent)])
-    origin = found.origin if found is not None else None
-    if origin is None or os.path.basename(origin) == path.name:
-        return None
-    return os.path.relpath(origin, path.parent)
 
 
 def _sha256(path: Path) -> str:
