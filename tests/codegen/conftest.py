@@ -1,4 +1,4 @@
-"""A place for tests of mods to make packages in."""
+"""Places for tests to make packages in."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.support.codegen.modded_models import Workplace
+from tests.support.codegen.policy_packages import Make, policy_packages
 
 
 @pytest.fixture
@@ -19,6 +20,15 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workp
     made = Workplace(tmp_path)
     yield made
     made.forget()
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """Makes packages of policies, in a folder that is then the current one, and forgets them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    with policy_packages(tmp_path) as made:
+        yield made
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +10,7 @@ import torch
 from loka.errors import InputError
 from loka.zoo import ranker
 from tests.support.codegen import chain_plans as chains
-from tests.support.codegen.policy_packages import Make, policy_packages, ranker_step
+from tests.support.codegen.policy_packages import Make, ranker_step
 
 FP8 = "compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true"
 STATIC = (
@@ -29,15 +27,13 @@ pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.L
 
 
 @pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+def make(package: Make) -> Make:
     """The plan of the ranker under these defaults, the files of its package, and the package."""
-    monkeypatch.chdir(tmp_path)
-    with policy_packages(tmp_path) as package:
-        yield lambda name, defaults, rules=RULES: package(
-            name,
-            'version: 1\nname: chained\nmodel: {factory: "loka.zoo:ranker", inputs: "loka.zoo:ranker_inputs", '
-            f"batch_size: 64}}\ndefaults: {{{defaults}}}\nrules:\n{rules}",
-        )
+    return lambda name, defaults, rules=RULES: package(
+        name,
+        'version: 1\nname: chained\nmodel: {factory: "loka.zoo:ranker", inputs: "loka.zoo:ranker_inputs", '
+        f"batch_size: 64}}\ndefaults: {{{defaults}}}\nrules:\n{rules}",
+    )
 
 
 @pytest.mark.slow

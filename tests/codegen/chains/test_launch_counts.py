@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from loka.codegen import render_package
 from loka.kernels.fused import operators
 from tests.support.codegen import chain_plans as chains
-from tests.support.codegen.policy_packages import policy_packages
+from tests.support.codegen.policy_packages import Make
 from tests.support.models.block_tower import BLOCKS, POLICY, block_tower, tower_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
@@ -37,17 +36,13 @@ class Launches(TorchDispatchMode):
 
 
 @pytest.mark.slow
-def test_a_block_of_two_linears_quantizes_its_weights_by_one_launch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_block_of_two_linears_quantizes_its_weights_by_one_launch(package: Make) -> None:
     """Six blocks, LayerNorm -> Linear -> SiLU -> Linear with a residual: 63 launches a step; by one a weight, 69."""
-    monkeypatch.chdir(tmp_path)
-    with policy_packages(tmp_path) as make:
-        package = make("gen_launch_counts", POLICY)[2]
-        model = block_tower()
-        with package.apply(model) as patch, Launches() as step:
-            model(tower_rows(64)).square().mean().backward()
-            patch.verify()
+    generated = package("gen_launch_counts", POLICY)[2]
+    model = block_tower()
+    with generated.apply(model) as patch, Launches() as step:
+        model(tower_rows(64)).square().mean().backward()
+        patch.verify()
     assert step.gemms == 6 * BLOCKS
     weights = [name for name in step.kernels if name.startswith("quantize")]
     assert {name: step.kernels[name] for name in weights} == {"quantize_weights_256_256": BLOCKS}

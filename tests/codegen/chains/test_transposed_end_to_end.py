@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import copy
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from loka.codegen import render_package
 from loka.numerics.enums import OPERANDS, Gemm, Operand
 from loka.numerics.metrics import sqnr
 from loka.numerics.quantize import dequantize, quantize, requantize_transpose
 from loka.numerics.recipe import OperandRecipe
 from loka.plan.plan import Plan
-from loka.plan.planner import make_plan
-from tests.support.codegen import codegen_plans as plans
+from tests.support.codegen.policy_packages import Make
 
 SHORTEST = "compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true"
 # what `defaults` says, and the operands that it transposes, of a site whose input needs a gradient
@@ -36,17 +34,12 @@ POLICIES = {
     ),
     "fast accumulation": (f"{SHORTEST}, accumulation: fast", 3),
 }
-MODELS = '''
-"""A tower whose first linear is fed by the data, and a linear alone."""
-from functools import partial
-
-import torch
-from torch import nn
-from torch.nn import functional as F
 
 
 class Tower(nn.Module):
-    def __init__(self):
+    """A tower whose first linear is fed by the data."""
+
+    def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(40, 64)
         self.body = nn.Sequential(
@@ -55,53 +48,59 @@ class Tower(nn.Module):
         self.rank = nn.Parameter(torch.randn(32, 64) / 8)
         self.head = nn.Linear(32, 1)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         y = self.first(x)
-        return self.head(F.linear(y + self.body(y), self.rank).relu())
+        out: Tensor = self.head(F.linear(y + self.body(y), self.rank).relu())
+        return out
 
 
 class Alone(nn.Module):
-    def __init__(self):
+    """A linear alone."""
+
+    def __init__(self) -> None:
         super().__init__()
         self.gain = nn.Parameter(torch.ones(48))
         self.linear = nn.Linear(48, 24)
 
-    def forward(self, x):
-        return self.linear(x * self.gain)
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x * self.gain)
+        return out
 
 
-def build(kind, width):
+def model_of(name: str) -> nn.Module:
     torch.manual_seed(0)
-    made = kind()
-    made.example_inputs = lambda batch: (torch.randn(batch, width),)
-    return made
+    return Tower() if name == "tower" else Alone()
 
 
-tower = partial(build, Tower, 40)
-alone = partial(build, Alone, 48)
-'''
+tower, alone = (partial(model_of, name) for name in ("tower", "alone"))
+
+
+def tower_inputs(batch: int) -> tuple[Tensor]:
+    return (torch.randn(batch, 40),)
+
+
+def alone_inputs(batch: int) -> tuple[Tensor]:
+    return (torch.randn(batch, 48),)
+
 
 pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
 
-Make = Callable[[str, str], tuple[Plan, ModuleType]]
+Transposed = Callable[[str, str], tuple[Plan, ModuleType]]
 
 
 @pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    """The plan of a policy with these defaults for a model of MODELS, and its package."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "transposed_models.py").write_text(MODELS)
+def make(package: Make) -> Transposed:
+    """The plan of a policy with these defaults for a model above, and its package."""
 
-    def one(factory: str, defaults: str) -> tuple[Plan, ModuleType]:
-        (tmp_path / "policy.yaml").write_text(
-            f'version: 1\nname: transposed\nmodel: {{factory: "transposed_models:{factory}", batch_size: 64}}\n'
-            f"defaults: {{{defaults}}}\n"
+    def one(model: str, defaults: str) -> tuple[Plan, ModuleType]:
+        plan, _, generated = package(
+            f"gen_transposed_{model}",
+            f'version: 1\nname: transposed\nmodel: {{factory: "{__name__}:{model}", '
+            f'inputs: "{__name__}:{model}_inputs", batch_size: 64}}\ndefaults: {{{defaults}}}\n',
         )
-        plan = make_plan("policy.yaml")
-        return plan, plans.import_package(render_package(plan), tmp_path, f"gen_transposed_{factory}")
+        return plan, generated
 
-    yield one
-    sys.modules.pop("transposed_models", None)
+    return one
 
 
 def recipes(plan: Plan, site: str) -> dict[tuple[Gemm, Operand], OperandRecipe]:
@@ -112,11 +111,6 @@ def recipes(plan: Plan, site: str) -> dict[tuple[Gemm, Operand], OperandRecipe]:
         if gemm.operands is not None
         for operand, recipe in zip(OPERANDS[gemm.gemm], gemm.operands, strict=True)
     }
-
-
-def model_of(name: str) -> nn.Module:
-    made: nn.Module = getattr(sys.modules["transposed_models"], name)()
-    return made
 
 
 def trained(model: nn.Module, steps: int = 30) -> tuple[float, float]:
@@ -136,7 +130,7 @@ def trained(model: nn.Module, steps: int = 30) -> tuple[float, float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_model_trains_as_it_does_without_and_every_gemm_runs(name: str, make: Make) -> None:
+def test_a_model_trains_as_it_does_without_and_every_gemm_runs(name: str, make: Transposed) -> None:
     defaults, count = POLICIES[name]
     plan, package = make("tower", defaults)
     assert all(gemm.fp8 for site in plan.sites for gemm in site.gemms)
@@ -163,7 +157,7 @@ def stands_for(x: Tensor, recipe: OperandRecipe) -> Tensor:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_gradients_are_those_of_the_transposed_values(name: str, make: Make) -> None:
+def test_gradients_are_those_of_the_transposed_values(name: str, make: Transposed) -> None:
     plan, package = make("alone", POLICIES[name][0])
     found = recipes(plan, "linear")
     model = model_of("alone")
@@ -195,7 +189,7 @@ def test_gradients_are_those_of_the_transposed_values(name: str, make: Make) -> 
 
 
 @pytest.mark.slow
-def test_what_cannot_be_transposed_stays_and_the_rest_trains(make: Make) -> None:
+def test_what_cannot_be_transposed_stays_and_the_rest_trains(make: Transposed) -> None:
     plan, package = make("tower", f"{SHORTEST}}}\nrules:\n  - {{match: body.4, fprop: {{compute: keep}}")
     assert recipes(plan, "body.4") == {}
     assert {gemm for gemm, _ in recipes(plan, "body.1")} == set(Gemm)

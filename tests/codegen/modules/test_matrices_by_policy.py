@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.support.codegen.policy_packages import Make, policy_packages
+from tests.support.codegen.policy_packages import Make
 from tests.support.models import product_models as models
 
 pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
@@ -24,16 +22,14 @@ RECIPES = {
 
 
 @pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+def make(package: Make) -> Make:
     """The plan of one of `product_models` under these defaults and rules, the files of its package, and the package."""
-    monkeypatch.chdir(tmp_path)
-    with policy_packages(tmp_path) as package:
-        yield lambda model, defaults, rules="": package(
-            f"gen_matrices_{model}_{abs(hash((defaults, rules)))}",
-            f'version: 1\nname: products\nmodel: {{factory: "{models.__name__}:{model}", '
-            f'inputs: "{models.__name__}:{model}_inputs", batch_size: 64}}\ndefaults: {{compute: fp8, {defaults}}}\n'
-            f"rules:\n  - {{match: {{max_n: 8}}, compute: keep, optional: true}}\n{rules}",
-        )
+    return lambda model, defaults, rules="": package(
+        f"gen_matrices_{model}_{abs(hash((defaults, rules)))}",
+        f'version: 1\nname: products\nmodel: {{factory: "{models.__name__}:{model}", '
+        f'inputs: "{models.__name__}:{model}_inputs", batch_size: 64}}\ndefaults: {{compute: fp8, {defaults}}}\n'
+        f"rules:\n  - {{match: {{max_n: 8}}, compute: keep, optional: true}}\n{rules}",
+    )
 
 
 def gradients(model: nn.Module, x: Tensor) -> dict[str, Tensor]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +11,7 @@ from torch import Tensor, nn
 from loka.codegen import render_package
 from loka.plan.serialize import from_json, to_json
 from loka.zoo.wukong import Wukong, WukongSizes
-from tests.support.codegen.policy_packages import Make, policy_packages
+from tests.support.codegen.policy_packages import Make
 
 pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
 
@@ -31,16 +29,14 @@ def inputs(batch: int) -> tuple[Tensor, ...]:
 
 
 @pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+def make(package: Make) -> Make:
     """The plan under these defaults, the files of its package, and the package."""
-    monkeypatch.chdir(tmp_path)
-    with policy_packages(tmp_path) as package:
-        yield lambda name, defaults, mods="{use: fuse_interaction}": package(
-            name,
-            f'version: 1\nname: mixed\nmodel: {{factory: "{__name__}:build", inputs: "{__name__}:inputs", '
-            f"batch_size: 32}}\ndefaults: {{{defaults}}}\nmods: [{mods}]\nrules:\n"
-            "  - {match: {max_n: 8}, compute: keep}\n  - {match: {max_k: 16}, compute: keep, optional: true}\n",
-        )
+    return lambda name, defaults, mods="{use: fuse_interaction}": package(
+        name,
+        f'version: 1\nname: mixed\nmodel: {{factory: "{__name__}:build", inputs: "{__name__}:inputs", '
+        f"batch_size: 32}}\ndefaults: {{{defaults}}}\nmods: [{mods}]\nrules:\n"
+        "  - {match: {max_n: 8}, compute: keep}\n  - {match: {max_k: 16}, compute: keep, optional: true}\n",
+    )
 
 
 def gradients(model: nn.Module, x: Tensor, dy: Tensor) -> dict[str, Tensor]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 import copy
 import warnings
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +15,7 @@ from loka.codegen.modules.binding_text import adaptation_text
 from loka.mods.adaptation import Adaptation
 from loka.templating.wrap import wrap
 from loka.zoo.wukong import Wukong, WukongSizes
-from tests.support.codegen.policy_packages import Make, policy_packages
+from tests.support.codegen.policy_packages import Make
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is on cpu.*:loka.dispatch.dispatch_errors.LokaWarning")
 
@@ -36,16 +34,14 @@ def inputs(batch: int) -> tuple[Tensor, ...]:
 
 
 @pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+def make(package: Make) -> Make:
     """The plan under these defaults and mods, the files of its package, and the package."""
-    monkeypatch.chdir(tmp_path)
-    with policy_packages(tmp_path) as package:
-        yield lambda name, defaults, mods=MODS: package(
-            name,
-            f'version: 1\nname: modded\nmodel: {{factory: "{__name__}:build", inputs: "{__name__}:inputs", '
-            f"batch_size: 32}}\ndefaults: {{{defaults}}}\nmods: [{mods}]\n"
-            "rules:\n  - {match: {max_n: 8}, compute: keep}\n",
-        )
+    return lambda name, defaults, mods=MODS: package(
+        name,
+        f'version: 1\nname: modded\nmodel: {{factory: "{__name__}:build", inputs: "{__name__}:inputs", '
+        f"batch_size: 32}}\ndefaults: {{{defaults}}}\nmods: [{mods}]\n"
+        "rules:\n  - {match: {max_n: 8}, compute: keep}\n",
+    )
 
 
 def gradients(model: nn.Module, x: Tensor) -> dict[str, Tensor]:

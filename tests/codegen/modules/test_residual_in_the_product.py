@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.support.codegen.policy_packages import policy_packages
+from tests.support.codegen.policy_packages import Make
 
 pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
 
@@ -28,23 +27,21 @@ def inputs(batch: int) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.parametrize("recipe", ["", ", power_of_two: true, requantize_transpose: true"])
-def test_a_residual_in_the_call_of_its_product(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with policy_packages(tmp_path) as package:
-        plan, _, generated = package(
-            f"gen_residual_{len(recipe)}",
-            f'version: 1\nname: residual\nmodel: {{factory: "{__name__}:Residual", inputs: "{__name__}:inputs", '
-            f"batch_size: 64}}\ndefaults: {{compute: fp8, scaling: rowwise, fuse: always{recipe}}}\n",
-        )
-        assert [site.fp8 for site in plan.sites] == [True, True]
-        torch.manual_seed(0)
-        native = Residual()
-        patched = copy.deepcopy(native)
-        (x,) = inputs(16)
-        with generated.apply(patched) as patch:
-            expected, found = native(x), patched(x)
-            assert 0 < (found - expected).norm() <= 0.1 * expected.norm()
-            with torch.autocast("cpu", torch.bfloat16):
-                assert patched(x).dtype == native(x).dtype == torch.bfloat16
-            found.sum().backward()
-            patch.verify()
+def test_a_residual_in_the_call_of_its_product(recipe: str, package: Make) -> None:
+    plan, _, generated = package(
+        f"gen_residual_{len(recipe)}",
+        f'version: 1\nname: residual\nmodel: {{factory: "{__name__}:Residual", inputs: "{__name__}:inputs", '
+        f"batch_size: 64}}\ndefaults: {{compute: fp8, scaling: rowwise, fuse: always{recipe}}}\n",
+    )
+    assert [site.fp8 for site in plan.sites] == [True, True]
+    torch.manual_seed(0)
+    native = Residual()
+    patched = copy.deepcopy(native)
+    (x,) = inputs(16)
+    with generated.apply(patched) as patch:
+        expected, found = native(x), patched(x)
+        assert 0 < (found - expected).norm() <= 0.1 * expected.norm()
+        with torch.autocast("cpu", torch.bfloat16):
+            assert patched(x).dtype == native(x).dtype == torch.bfloat16
+        found.sum().backward()
+        patch.verify()

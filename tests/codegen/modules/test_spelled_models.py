@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 import importlib
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.support.codegen.policy_packages import Make, policy_packages
+from tests.support.codegen.policy_packages import Make
 
 pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
 
@@ -92,14 +91,6 @@ rules: [{{match: "*.mix", compute: keep, optional: true}}]
 mods: [{{use: fuse_interaction, optional: true}}]
 """
 RELU, NORMED = ("linear", "relu"), ("linear", "layer_norm", "silu")
-
-
-@pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    with policy_packages(tmp_path) as made:
-        yield made
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.support.codegen.policy_packages import Make, policy_packages
+from tests.support.codegen.policy_packages import Make
 
 pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
 
@@ -36,15 +34,13 @@ def inputs(batch: int) -> tuple[Tensor, ...]:
 
 
 @pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    monkeypatch.chdir(tmp_path)
-    with policy_packages(tmp_path) as package:
-        yield lambda name, rules: package(
-            name,
-            f'version: 1\nname: mixes\nmodel: {{factory: "{__name__}:Layer", inputs: "{__name__}:inputs", '
-            "batch_size: 64}\ndefaults: {compute: fp8, scaling: rowwise}\n"
-            f"{rules}mods: [{{use: fuse_interaction}}]\n",
-        )
+def make(package: Make) -> Make:
+    return lambda name, rules: package(
+        name,
+        f'version: 1\nname: mixes\nmodel: {{factory: "{__name__}:Layer", inputs: "{__name__}:inputs", '
+        "batch_size: 64}\ndefaults: {compute: fp8, scaling: rowwise}\n"
+        f"{rules}mods: [{{use: fuse_interaction}}]\n",
+    )
 
 
 @pytest.mark.parametrize("kept", [True, False])

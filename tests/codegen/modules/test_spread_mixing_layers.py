@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.support.codegen.policy_packages import Make, policy_packages
+from tests.support.codegen.policy_packages import Make
 
 pytestmark = [
     pytest.mark.slow,
@@ -92,16 +91,14 @@ def inputs(batch: int) -> tuple[Tensor, ...]:
 
 
 @pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+def make(package: Make) -> Make:
     """The plan of a model under these defaults, the files of its package, and the package."""
-    monkeypatch.chdir(tmp_path)
-    with policy_packages(tmp_path) as package:
-        yield lambda name, model, defaults, fields="", rules="": package(
-            name,
-            f'version: 1\nname: spread\nmodel: {{factory: "{__name__}:{model}", '
-            f'inputs: "{__name__}:inputs", batch_size: 32}}\n'
-            f"defaults: {{{defaults}}}\nmods: [{{use: fuse_interaction{fields}}}]\nrules: [{rules}]\n",
-        )
+    return lambda name, model, defaults, fields="", rules="": package(
+        name,
+        f'version: 1\nname: spread\nmodel: {{factory: "{__name__}:{model}", '
+        f'inputs: "{__name__}:inputs", batch_size: 32}}\n'
+        f"defaults: {{{defaults}}}\nmods: [{{use: fuse_interaction{fields}}}]\nrules: [{rules}]\n",
+    )
 
 
 @pytest.mark.parametrize("model", ["of_parameters", "of_linears"])

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.support.codegen.policy_packages import Make, policy_packages
+from tests.support.codegen.policy_packages import Make
 
 pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
 
@@ -68,13 +66,6 @@ def viewed_inside() -> nn.Module:
 
 def inputs(batch: int) -> tuple[Tensor]:
     return (torch.randn(batch, 64, 64),)
-
-
-@pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    monkeypatch.chdir(tmp_path)
-    with policy_packages(tmp_path) as made:
-        yield made
 
 
 @pytest.mark.parametrize("model", [matrix_first, convolution, viewed_inside], ids=lambda model: model.__name__)
