@@ -1,9 +1,11 @@
-"""The state of the compiler between tests."""
+"""A model to bind, and the state of the compiler between tests."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+
+from tests.support.models import dispatch_models
 
 
 @pytest.fixture(autouse=True)
@@ -12,3 +14,9 @@ def fresh_dynamo():
     torch.manual_seed(0)
     yield
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def model():
+    """A small MLP, the one that `dispatch_sample` binds."""
+    return dispatch_models.mlp()

@@ -13,11 +13,6 @@ from tests.support import dispatch_sample as sample
 from tests.support.models import dispatch_models as models
 
 
-@pytest.fixture
-def model():
-    return models.mlp()
-
-
 def test_a_named_site_runs_as_the_model_has_it_and_the_others_in_fp8(model):
     plain = copy.deepcopy(model)
     patch = sample.apply(model)

@@ -10,11 +10,6 @@ from tests.support import dispatch_sample as sample
 from tests.support.models import dispatch_models as models
 
 
-@pytest.fixture
-def model():
-    return models.mlp()
-
-
 def caught(patch, run):
     """The NonFiniteError that `run` raises under the trace."""
     with pytest.raises(dispatch.NonFiniteError) as error, patch.trace_nonfinite():

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from loka import dispatch
-from loka.dispatch.bind import check_model as check_libraries
+from loka.dispatch.bind import check_model
 from loka.kernels import call_counters
 from tests.support import dispatch_sample as sample
 from tests.support.models import dispatch_models as models
@@ -21,11 +21,6 @@ FBGEMM, TORCH = ("fbgemm.rowwise",), ("torch.scaled_mm",)
 def on(*kernels: tuple[str, ...], names=("0", "2")):
     """Bindings whose plain linears are planned on these kernels: fprop, dgrad, wgrad."""
     return (replace(sample.linears(*names), kernels=(kernels,)),)
-
-
-@pytest.fixture
-def model():
-    return models.mlp()
 
 
 def test_what_ran_on_another_kernel_than_planned_is_found(model):
@@ -83,7 +78,7 @@ def test_copies_know_their_kernels(duplicate, model):
 
 
 def test_a_missing_library_is_an_error_at_apply_and_the_model_is_left_alone(model, monkeypatch):
-    monkeypatch.setattr(check_libraries, "_on_fp8", lambda module: True)
+    monkeypatch.setattr(check_model, "_on_fp8", lambda module: True)
     with pytest.raises(dispatch.BindError) as error:
         sample.apply(model, on(FBGEMM, TORCH, TORCH))
     assert str(error.value).startswith(f"{sample.__name__} cannot run on this machine; the model is left as it was:")
@@ -99,7 +94,7 @@ def test_a_missing_library_is_an_error_at_apply_and_the_model_is_left_alone(mode
 
 
 def test_many_sites_are_counted(monkeypatch):
-    monkeypatch.setattr(check_libraries, "_on_fp8", lambda module: True)
+    monkeypatch.setattr(check_model, "_on_fp8", lambda module: True)
     layers = torch.nn.Sequential(*[torch.nn.Linear(32, 32) for _ in range(5)])
     with pytest.raises(dispatch.BindError, match="planned for '0', '1', '2' and 2 more: FBGEMM"):
         sample.apply(layers, on(FBGEMM, FBGEMM, FBGEMM, names=("0", "1", "2", "3", "4")))

@@ -13,7 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from loka import dispatch
 from tests.support import dispatch_sample as sample
-from tests.support.models import dispatch_models as models
 
 
 class Counting(dispatch.Bound):
@@ -32,11 +31,6 @@ def bindings(*names):
     (binding,) = (sample.linears(*names),)
     fields = {name: getattr(binding, name) for name in binding.__dataclass_fields__}
     return (dispatch.Binding(**{**fields, "train": Counting, "infer": None, "gemms": ((),)}),)
-
-
-@pytest.fixture
-def model():
-    return models.mlp()
 
 
 def test_what_is_reported(model):

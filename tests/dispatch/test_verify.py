@@ -8,16 +8,10 @@ import dataclasses
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from loka import dispatch
 from tests.support import dispatch_sample as sample
 from tests.support.models import dispatch_models as models
-
-
-@pytest.fixture
-def model():
-    return models.mlp()
 
 
 def test_nothing_ran(model):
@@ -104,13 +98,6 @@ def test_removed_by_another_patch(model):
     dispatch.patch_of(model).remove()
     with pytest.raises(dispatch.VerifyError, match="lost its generated forward"):
         patch.verify()
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_activation_checkpointing(model, reentrant):
-    patch = sample.apply(model)
-    models.step(lambda x: checkpoint(model, x, use_reentrant=reentrant))
-    patch.verify()
 
 
 @pytest.mark.slow

@@ -77,9 +77,17 @@ def test_the_sums_of_a_model_in_bfloat16_are_nearer_to_float64(workplace: Workpl
     assert errors[1] < 0.6 * errors[0]
 
 
-@pytest.mark.parametrize("name", ["dcn", "wukong"])
-@pytest.mark.parametrize("mods", [HIGH, f"{HIGH}, {FUSED}"])
-@pytest.mark.parametrize("mode", ["bfloat16", "autocast", "compiled"])
+@pytest.mark.parametrize(
+    ("name", "mods", "mode"),  # every pair of two of them
+    [
+        ("dcn", HIGH, "bfloat16"),
+        ("wukong", f"{HIGH}, {FUSED}", "bfloat16"),
+        ("dcn", f"{HIGH}, {FUSED}", "autocast"),
+        ("wukong", HIGH, "autocast"),
+        ("dcn", HIGH, "compiled"),
+        ("wukong", f"{HIGH}, {FUSED}", "compiled"),
+    ],
+)
 def test_dtypes_and_gradients_are_the_models(workplace: Workplace, name: str, mods: str, mode: str) -> None:
     factory, inputs, model, x = model_of(workplace, name)
     _, _, package = workplace.make(factory, mods=mods, inputs=inputs)
