@@ -25,7 +25,7 @@ from loka.devices.targets import TargetDevice
 from loka.kernels.fused.kernel_values import LARGEST_WIDTH
 from loka.kernels.gemm.catalogue import gemm_sizes
 from loka.kernels.measurements.lookup import Measurements
-from loka.kernels.measurements.parts import Part, PartKind, PartTime
+from loka.kernels.measurements.parts import Part, PartCosts, PartKind, PartTime
 from loka.mods.policy_loader import load_policy
 from loka.numerics.enums import Accumulation, Gemm
 from loka.plan.decide import Situation
@@ -73,7 +73,7 @@ defaults:
 """
 
 
-class Only:
+class Only(PartCosts):
     """Measurements in which GEMMs take FOREVER except on some kernels and natively."""
 
     def __init__(self, costs: Measurements, kernels: frozenset[str]) -> None:

@@ -69,7 +69,8 @@ class Decider:
         """Decide fprop, then dgrad, then wgrad: transposed operands come from GEMMs decided before."""
         gemms: dict[Gemm, GemmPlan] = {}
         for gemm in site_gemms(site):
-            unable = obstacle or unsupported_transpose(gemm, wanted.gemms[gemm].operands, gemms)
+            before = {each: plan.operands for each, plan in gemms.items()}
+            unable = obstacle or unsupported_transpose(gemm, wanted.gemms[gemm].operands, before)
             gemms[gemm] = self._decide(site, gemm, wanted, unable)
         return tuple(gemms.values())
 
@@ -161,7 +162,7 @@ def _sift(
         operands = accepted_operands(kernel, gemm, requested, shape, target)
         reason = kernel.unsupported_reason(gemm, operands, requested.accumulation, requested.padding, *shape, target)
         if reason is None and perf_model is not None:
-            wrong = perf_model.wrong_reason(gemm_part(gemm, sizes, kernel.name, operands, requested.accumulation))
+            wrong = perf_model.costs.wrong_reason(gemm_part(gemm, sizes, kernel.name, operands, requested.accumulation))
             reason = f"its numbers were wrong when it was measured: {wrong}" if wrong else None
         if reason is None:
             able[kernel.name] = _faster_form(
@@ -186,7 +187,7 @@ def _faster_form(
         gemm, other, requested.accumulation, requested.padding, sizes.m, sizes.k, sizes.n, target
     )
     latency, beside = perf_model.part(here), perf_model.part(there)
-    if refused is not None or latency is None or beside is None or perf_model.wrong_reason(there):
+    if refused is not None or latency is None or beside is None or perf_model.costs.wrong_reason(there):
         return requested.operands
     return other if beside.us < latency.us and not beside.ties_with(latency) else requested.operands
 

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from loka.errors import InputError
 from loka.graph.trace.tracer import Tracer
+from loka.mods.adaptation import mod_fingerprints
 from loka.mods.modded_model import Adapted, adapted, model_without_mods
 from loka.plan.evidence import ProfiledSites
-from loka.plan.prospect import safe_profile
 from loka.policy.cascade import resolve_settings
 from loka.policy.policy import Policy
 from loka.policy.settings import SiteFacts, SiteSettings
+from loka.probe.profile.profile import Estimate, Interval, Profile, SiteProfile
 from loka.sites.build_model import BuiltModel
 from loka.sites.callables import current_directory_importable, find_callable
 from loka.sites.discover import find_sites
 from loka.sites.example_inputs import ExampleInputs, example_inputs
 from loka.sites.flow import Flow
 from loka.sites.site import Site
+from loka.version import __version__
 
 _FIELDS = ("model.factory", "model.inputs", "model.batch_size", "model", "train.batches")
 
@@ -82,6 +84,16 @@ def placed(policy: Policy) -> Iterator[None]:
 
 
 def assumed_safe(examined: Examined) -> ProfiledSites:
-    """Made-up evidence that every GEMM of every site is safe in the recipes of its policy."""
-    factory, adaptations = examined.policy.model.factory, examined.adapted.adaptations
-    return safe_profile(examined.sites, examined.settings, factory, adaptations)
+    """Made-up evidence that every GEMM of every site is safe in each recipe of its policy."""
+    mere, sqnr = Interval(0.0, 0.0, 0.0), Interval(99.0, 99.0, 99.0)
+    profiles = []
+    for site, wanted in zip(examined.sites, examined.settings, strict=True):
+        estimates = tuple(
+            Estimate(gemm, asked.operands, mere, sqnr, draws=1)
+            for each in (wanted, *wanted.alternatives)
+            for gemm, asked in each.gemms.items()
+        )
+        profiles.append(SiteProfile(site.name, site.k, site.n, 0, (), estimates))
+    profile = Profile("assumed", examined.policy.model.factory, __version__, "", 1, 1, 1, 1, tuple(profiles), ())
+    mods = mod_fingerprints(examined.adapted.adaptations)
+    return ProfiledSites.of(replace(profile, mods=mods), "assumed safe")

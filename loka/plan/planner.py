@@ -22,8 +22,7 @@ from loka.plan.model_state import model_state
 from loka.plan.plan import Plan
 from loka.plan.plan_cache import KnownPlan, PlanCache, key_of
 from loka.plan.plan_of import decided, kernels_for, plan_of
-from loka.plan.prospect import Prospect, prospect_of
-from loka.plan.select.mod_gains import with_gains
+from loka.plan.prospect import Prospect, prospect_of, with_gains
 from loka.plan.serialize import read_plan_file
 from loka.plan.tuning.choices import AS_IT_STANDS, Choice
 from loka.plan.tuning.record import TunedFile, confirmed_plan, tuned_inputs

@@ -1,8 +1,8 @@
-"""What FP8 would bring where a plan has none of it: with evidence that it is safe, or in larger batches.
+"""What other plans of a policy say of one: the gain of each of its mods, and what FP8 would bring where it has none.
 
-A policy without a profile keeps every GEMM that `compute: auto` leaves open, and small batches are faster in BF16.
-Either way a first plan says nothing about what there is to win. So such a policy is planned again: as if FP8 were safe
-everywhere, and then for larger batches.
+A gain is the time of the model planned without the mod, less that of the plan. A policy without a profile keeps every
+GEMM that `compute: auto` leaves open, and small batches are faster in BF16: either way a first plan says nothing about
+what there is to win. So it is planned again: as if FP8 were safe everywhere, and then for larger batches.
 """
 
 from __future__ import annotations
@@ -10,16 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from loka.mods.adaptation import Adaptation, mod_fingerprints
+from loka.errors import InputError
+from loka.mods.registry import ModKind, names_of
 from loka.numerics.enums import Compute
-from loka.plan.evidence import ProfiledSites
 from loka.plan.format import format_share, format_speedup, format_us
-from loka.plan.plan import Plan
+from loka.plan.plan import Gain, ModPlan, Plan
+from loka.plan.select.interaction_times import step_times
 from loka.plan.totals import total_time
+from loka.policy.policy import Policy
 from loka.policy.settings import SiteSettings
-from loka.probe.profile.profile import Estimate, Interval, Profile, SiteProfile
-from loka.sites.site import Site
-from loka.version import __version__
 
 FACTORS = (1, 2, 4, 8, 16, 32)  # of the policy's batch size
 WORTH = 1.05  # the speed-up from which a batch size is named
@@ -79,18 +78,50 @@ def prospect_of(plan_at: Callable[[int, bool], Plan], plan: Plan, settings: Sequ
     return found
 
 
-def safe_profile(
-    sites: Sequence[Site], settings: Sequence[SiteSettings], factory: str, adaptations: Sequence[Adaptation]
-) -> ProfiledSites:
-    """Made-up evidence that every GEMM of a model is safe in each recipe of its settings."""
-    mere, sqnr = Interval(0.0, 0.0, 0.0), Interval(99.0, 99.0, 99.0)
-    profiles = []
-    for site, wanted in zip(sites, settings, strict=True):
-        estimates = tuple(
-            Estimate(gemm, asked.operands, mere, sqnr, draws=1)
-            for each in (wanted, *wanted.alternatives)
-            for gemm, asked in each.gemms.items()
-        )
-        profiles.append(SiteProfile(site.name, site.k, site.n, 0, (), estimates))
-    profile = Profile("assumed", factory, __version__, "", 1, 1, 1, 1, tuple(profiles), ())
-    return ProfiledSites.of(replace(profile, mods=mod_fingerprints(adaptations)), "assumed safe")
+def with_gains(plan: Plan, policy: Policy, replan: Callable[[Policy], Plan]) -> Plan:
+    """The plan of a policy with the gain of each of its mods; `replan` plans the policy without one mod."""
+    return replace(plan, mods=tuple(_with_gain(plan, policy, number, replan) for number in range(len(plan.mods))))
+
+
+def _with_gain(plan: Plan, policy: Policy, number: int, replan: Callable[[Policy], Plan]) -> ModPlan:
+    mod = plan.mods[number]
+    if not mod.adaptations and not mod.rewritten:
+        return mod
+    if mod.use in names_of(ModKind.INTERACTIONS):
+        return replace(mod, gain=_gain_by_fusing(plan, mod))
+    try:
+        without = replan(replace(policy, mods=(*policy.mods[:number], *policy.mods[number + 1 :])))
+    except InputError:  # other mods, or rules, may need the result of this one
+        return mod
+    return replace(mod, gain=gain_of(without, plan))
+
+
+def _gain_by_fusing(plan: Plan, mod: ModPlan) -> Gain | None:
+    """Gain of the interactions that a mod fuses over torch.compile; None where no such time is known.
+
+    Its sites are no separate GEMMs in this plan, so that a plan without the mod does not have comparable times.
+    """
+    total, owners = total_time(plan), {each.owner for each in mod.rewritten}
+    times = [found for found in step_times(plan.interactions) if found[0].owner in owners]
+    if total is None or not times:
+        return None
+    gained = round(sum(each.calls * (as_is.us - chosen.us) for each, chosen, as_is in times), 3)
+    return Gain(gained, round(gained / (total.us + gained), 4))
+
+
+def gain_of(without: Plan, with_it: Plan) -> Gain | None:
+    """Gain of the second plan over the first; None where the sites without times differ.
+
+    Interactions count in both. A site in only one of the plans must be timed, as a mod may merge several sites.
+    """
+    before, after = total_time(without), total_time(with_it)
+    if before is None or after is None or _untimed(without) != _untimed(with_it):
+        return None
+    if before.left_out != after.left_out:
+        return None
+    gained = round(before.us - after.us, 3)
+    return Gain(gained, round(gained / before.us, 4))
+
+
+def _untimed(plan: Plan) -> frozenset[str]:
+    return frozenset(site.site.name for site in plan.sites if site.timing is None and site.site.calls)

@@ -16,7 +16,7 @@ from loka.plan.examine import examine
 from loka.plan.mod_words import describe_changes, describe_gain, describe_mod, describe_unchanged, touches
 from loka.plan.plan import Gain, ModPlan, Plan, SiteTiming, StepTime
 from loka.plan.planner import make_plan
-from loka.plan.select.mod_gains import gain_of
+from loka.plan.prospect import gain_of
 from loka.plan.view.diff import diff
 from loka.plan.view.explain import explain
 from loka.policy.problems import PolicyError

@@ -18,7 +18,7 @@ from loka.bench.record.producer_parts import Producers
 from loka.bench.record.record import AllParts, Store, Tally, in_order, record
 from loka.bench.timing import Progress
 from loka.kernels.gemm.catalogue import GEMM_KERNELS
-from loka.kernels.measurements.parts import Part, PartTime, TimeSource
+from loka.kernels.measurements.parts import Part, PartCosts, PartTime, TimeSource
 from loka.mods.policy_loader import load_policy
 from loka.plan.examine import assumed_safe, examine
 from loka.plan.plan_of import plan_of
@@ -68,7 +68,7 @@ def run_record(
     return tally
 
 
-class RequestedParts:
+class RequestedParts(PartCosts):
     """Part costs that record each requested part and answer one microsecond."""
 
     def __init__(self) -> None:

@@ -74,8 +74,16 @@ class PartTime:
 
 
 class PartCosts(Protocol):
-    """Times of parts on the target."""
+    """Times of parts on the target, and the errors of GEMMs."""
 
     def time(self, part: Part) -> PartTime | None:
         """A part's time; None where nothing of its kernel and recipe was ever measured."""
         ...
+
+    def error(self, part: Part) -> tuple[float, float] | None:
+        """MERE and SQNR (dB) of a GEMM's kernel and recipe; None where unknown."""
+        return None
+
+    def wrong_reason(self, part: Part) -> str:
+        """Why a kernel's results were wrong, or ""."""
+        return ""

@@ -11,7 +11,7 @@ from loka.kernels.gemm.catalogue import GEMM_KERNELS
 from loka.numerics.enums import OPERANDS, Accumulation, Fuse, Gemm, Scaling
 from loka.numerics.recipe import TRANSPOSED_FROM, OperandPair, Recipe
 from loka.plan.format import format_kernel, format_recipe, format_us
-from loka.plan.plan import NATIVE, GemmPlan, KernelTime, Rejected, StepTime
+from loka.plan.plan import NATIVE, KernelTime, Rejected, StepTime
 from loka.plan.select.perf_model import HostModel, Latency, PerfModel, call_time
 from loka.plan.select.workload import (
     SiteSizes,
@@ -141,7 +141,7 @@ def _choice(gemm: Gemm, sizes: SiteSizes, offer: Offer, own: Latency, perf_model
     times, rejected = [], []
     for run in sorted(offer.kernels, key=_place):
         part = gemm_part(gemm, sizes, run[0], offer.kernels[run], run[1])
-        latency, errors[run] = perf_model.part(part), perf_model.error(part)
+        latency, errors[run] = perf_model.part(part), perf_model.costs.error(part)
         if latency is None:
             rejected.append(Rejected(format_kernel(*run), f"never measured with {part.recipe}"))
             continue
@@ -254,15 +254,9 @@ def _valid_sets(gemms: Sequence[Gemm], choices: Mapping[Gemm, KernelChoice]) -> 
     able = [gemm for gemm in gemms if gemm in choices]
     for count in range(len(able) + 1):
         for chosen in combinations(able, count):
-            decided = {gemm: _draft(gemm, choices[gemm] if gemm in chosen else None) for gemm in gemms}
+            decided = {gemm: choices[gemm].operands if gemm in chosen else None for gemm in gemms}
             if all(unsupported_transpose(gemm, choices[gemm].operands, decided) is None for gemm in chosen):
                 yield frozenset(chosen)
-
-
-def _draft(gemm: Gemm, choice: KernelChoice | None) -> GemmPlan:
-    if choice is None:
-        return GemmPlan(gemm, NATIVE, None, None, "")
-    return GemmPlan(gemm, choice.kernel, choice.operands, choice.accumulation, "")
 
 
 def _option(
@@ -327,11 +321,12 @@ def _gains(fused: StepTime | None, alone: StepTime) -> bool:
     return fused.us < alone.us and not fused.ties_with(alone)
 
 
-def unsupported_transpose(gemm: Gemm, operands: OperandPair, decided: Mapping[Gemm, GemmPlan]) -> str | None:
+def unsupported_transpose(gemm: Gemm, operands: OperandPair, decided: Mapping[Gemm, OperandPair | None]) -> str | None:
     """Reason why an operand of a GEMM cannot be transposed from another GEMM's; None where all can.
 
-    `decided` has the site's GEMMs before this one. A site whose input needs no gradient has no dgrad: its wgrad
-    quantizes the output gradient along its rows itself, and transposes it.
+    `decided` has the operands of the site's GEMMs before this one, None for those that are not in FP8. A site whose
+    input needs no gradient has no dgrad: its wgrad quantizes the output gradient along its rows itself, and transposes
+    it.
     """
     # From the last: wgrad's input, whose source is not affected by other refusals, gives the cause.
     for operand, recipe in reversed(tuple(zip(OPERANDS[gemm], operands, strict=True))):
@@ -340,13 +335,12 @@ def unsupported_transpose(gemm: Gemm, operands: OperandPair, decided: Mapping[Ge
         if (gemm, operand) not in TRANSPOSED_FROM:
             return f"{operand} is read along its rows in {gemm}; there is nothing to transpose it from"
         source_gemm, source = TRANSPOSED_FROM[gemm, operand]
-        plan = decided.get(source_gemm)
-        if plan is None:
+        if source_gemm not in decided:
             continue
-        start = f"{operand} is to be transposed from {source_gemm}'s, which"
-        if plan.operands is None:
+        start, sources = f"{operand} is to be transposed from {source_gemm}'s, which", decided[source_gemm]
+        if sources is None:
             return f"{start} stays as it is"
-        found = plan.operands[OPERANDS[source_gemm].index(source)]
+        found = sources[OPERANDS[source_gemm].index(source)]
         if not found.can_be_transposed:
             instead = ", or say nothing of requantize_transpose: under one scale, a copy made anew has the same values"
             return (

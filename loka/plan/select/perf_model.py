@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import hypot, sqrt
-from typing import Protocol, runtime_checkable
 
 from loka.devices.spec import DeviceSpec, Execution, HostCosts
 from loka.devices.targets import DEFAULT
@@ -18,19 +17,6 @@ from loka.plan.select.workload import COMPILED, RENDERED, STATIC_SCALES, STATIC_
 
 _NORM, _ACTIVATIONS = "layer_norm", ("silu", "hardswish", "relu")  # substitutes for others that move the same bytes
 _DOUBT = {TimeSource.MEASURED: 0, TimeSource.INTERPOLATED: 1, TimeSource.ESTIMATED: 2}
-
-
-@runtime_checkable
-class Judges(Protocol):
-    """Costs that also have errors: a set of measurements (`loka.kernels.measurements.lookup`)."""
-
-    def error(self, part: Part) -> tuple[float, float] | None:
-        """MERE and SQNR (dB) at the nearest measured part of a GEMM's kernel and recipe."""
-        ...
-
-    def wrong_reason(self, part: Part) -> str:
-        """Why a kernel's results were wrong, or ""."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +73,8 @@ class PerfModel:
     """
 
     def __init__(self, costs: PartCosts, device: DeviceSpec = DEFAULT) -> None:
-        self._costs = costs
+        self.costs = costs
         self.device = device
-        self._judges = costs if isinstance(costs, Judges) else None
         self._known: dict[Part, Latency | None] = {}
 
     def part(self, part: Part) -> Latency | None:
@@ -108,14 +93,6 @@ class PerfModel:
             us, squares, source = us + latency.us, squares + latency.noise**2, less_sure(source, latency.source)
         return Latency(us, sqrt(squares), source)
 
-    def error(self, part: Part) -> tuple[float, float] | None:
-        """Measured MERE and SQNR of a GEMM, if the costs have them."""
-        return self._judges.error(part) if self._judges is not None else None
-
-    def wrong_reason(self, part: Part) -> str:
-        """Why a kernel's results were wrong when it was measured, or ""."""
-        return self._judges.wrong_reason(part) if self._judges is not None else ""
-
     def _look_up(self, part: Part) -> Latency | None:
         if part.work in INTERACTIONS:
             return self._interaction(part)
@@ -126,13 +103,13 @@ class PerfModel:
                 if rendered is None
                 else Latency(rendered.us * factor, rendered.noise * factor, TimeSource.ESTIMATED)
             )
-        timed = self._costs.time(part)
+        timed = self.costs.time(part)
         if timed is not None:
             return _latency(timed)
         if part.work is PartKind.GEMM:
             return None
         for other in _substitutes(part):
-            timed = self._costs.time(other)
+            timed = self.costs.time(other)
             if timed is not None:
                 latency = _latency(timed)
                 scale = bound_us(part, self.device) / bound_us(other, self.device)
@@ -140,7 +117,7 @@ class PerfModel:
         return None
 
     def _interaction(self, part: Part) -> Latency | None:
-        timed = self._costs.time(part)
+        timed = self.costs.time(part)
         if timed is not None:
             return _latency(timed)
         if part.kernel != RENDERED:
