@@ -230,7 +230,7 @@ def _mod_plans(policy: Policy, adapted: Adapted, outcomes: Mapping[str, ModOutco
             ModPlan(
                 use=rule.use,
                 source=rule.source,
-                place=f"{policy.relative(rule.file)}:{rule.line}",
+                place=f"{policy.relative(rule.place.file)}:{rule.place.line}",
                 exact=mod.exact,
                 promise=mod.description,
                 settings=rule.settings,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import cast
 
 from loka.numerics.enums import (
@@ -21,9 +21,8 @@ from loka.numerics.enums import (
     Range,
     Scaling,
 )
-from loka.numerics.recipe import BESIDE_TRANSPOSED, TRANSPOSED_FROM, OperandRecipe, transposed_copy
+from loka.numerics.recipe import BESIDE_TRANSPOSED, TRANSPOSED_FROM, OperandPair, OperandRecipe, transposed_copy
 from loka.numerics.scalings import TOGETHER, alike, mixed
-from loka.policy.auto_recipes import AUTO_RECIPES, AutoRecipe
 from loka.policy.expand import shown_value
 from loka.policy.policy import OPERAND_FIELDS, Leaf, Match, Pattern, Policy, Rule, SizeBound
 from loka.policy.problems import Place, PolicyError, Problem, printable, problem
@@ -35,6 +34,42 @@ _STATIC_WITHOUT_AMAX = (
 
 
 _AUTO = "{}, scaling: auto"  # source of a field that it chose
+
+
+@dataclass(frozen=True, slots=True)
+class AutoRecipe:
+    """One recipe that `scaling: auto` leaves open; planning takes the fastest within the budget.
+
+    With `transposes`, dgrad and wgrad read transposed copies where they can. All have dynamic scales: a static range is
+    a promise about data that nothing but training can keep, and no chain of fused kernels quantizes in blocks.
+    """
+
+    label: str
+    scaling: Scaling
+    power_of_two: bool = False
+    transposes: bool = False
+
+    def operands(self, gemm: Gemm, formats: Mapping[tuple[Gemm, Operand], Format]) -> OperandPair:
+        """The operands of a GEMM, in the formats that the policy gives them; a copy has that of its source."""
+        first, second = (self._operand(gemm, operand, formats) for operand in OPERANDS[gemm])
+        return first, second
+
+    def _operand(self, gemm: Gemm, operand: Operand, formats: Mapping[tuple[Gemm, Operand], Format]) -> OperandRecipe:
+        if not self._transposed(gemm, operand):
+            return OperandRecipe(formats[gemm, operand], self.scaling, power_of_two=self.power_of_two)
+        (other,) = (each for each in OPERANDS[gemm] if each is not operand)
+        beside = None if self._transposed(gemm, other) else self.scaling
+        return transposed_copy(formats[TRANSPOSED_FROM[gemm, operand]], beside)
+
+    def _transposed(self, gemm: Gemm, operand: Operand) -> bool:
+        return self.transposes and (gemm, operand) in TRANSPOSED_FROM
+
+
+AUTO_RECIPES = (  # the first of those that are equally fast is taken
+    AutoRecipe("rowwise, powers of two, transposed copies", Scaling.ROWWISE, power_of_two=True, transposes=True),
+    AutoRecipe("rowwise", Scaling.ROWWISE),
+    AutoRecipe("tensorwise", Scaling.TENSORWISE),
+)
 
 
 class _State:

@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 
 from pydantic_core import PydanticCustomError
 
-from loka.policy.patterns import PatternError, compile_pattern
+from loka.policy.policy import PatternError, compile_pattern
 
 NAME_PATTERN = "^[A-Za-z_][A-Za-z0-9_]*$"
 CALLABLE_PATTERN = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"

@@ -25,7 +25,7 @@ from loka.policy.policy import (
     SizeBound,
     TrainSpec,
 )
-from loka.policy.problems import PolicyError, Problem
+from loka.policy.problems import Place, PolicyError, Problem
 from loka.policy.tree import Mapping, Scalar, follow, plain
 from loka.policy.tree import Path as TreePath
 from loka.policy.validation_errors import validation_errors
@@ -164,12 +164,11 @@ def _ne_percent(setting: policy_schema.PlanBudgetSetting | None) -> float | None
 
 def _defaults(setting: policy_schema.SiteSetting | None, tree: Mapping) -> Rule:
     """The built-in settings and the policy's own defaults, as a rule for every site."""
-    leaves = built_in()
-    place = tree.place
+    leaves, place = built_in(), Place(tree.place.file, 0, 0)
     if setting is not None:
         leaves += expand(setting, RuleOrigin(tree, ("defaults",), "defaults"))
         place = follow(tree, ("defaults",)).key
-    return Rule(EVERY_SITE, True, None, "defaults", place.file, place.line if setting else 0, place.column, leaves)
+    return Rule(EVERY_SITE, True, None, "defaults", place, leaves)
 
 
 def _rule(setting: policy_schema.RuleSetting, tree: Mapping, index: int) -> Rule:
@@ -178,12 +177,11 @@ def _rule(setting: policy_schema.RuleSetting, tree: Mapping, index: int) -> Rule
     source = f"rule {index + 1}: {match.text}"
     place = follow(tree, path).node.place
     leaves = expand(setting, RuleOrigin(tree, path, source))
-    return Rule(match, bool(setting.optional), setting.note, source, place.file, place.line, place.column, leaves)
+    return Rule(match, bool(setting.optional), setting.note, source, place, leaves)
 
 
 def _mod(setting: ModFields, use: str, tree: Mapping, index: int) -> ModRule:
     path: TreePath = ("mods", index)
-    place = follow(tree, path).node.place
     own = ((name, getattr(setting, name)) for name in own_parameters(type(setting)))
     return ModRule(
         use=use,
@@ -193,9 +191,7 @@ def _mod(setting: ModFields, use: str, tree: Mapping, index: int) -> ModRule:
         optional=bool(setting.optional),
         note=setting.note,
         source=f"mod {index + 1}: {use}",
-        file=place.file,
-        line=place.line,
-        column=place.column,
+        place=follow(tree, path).node.place,
     )
 
 

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import FrameType
 
 from loka.devices.spec import Execution
-from loka.policy.patterns import REGEX_PREFIX, PatternError, compile_pattern, matches_whole
 from loka.policy.problems import Place, PolicyError, problem
 from loka.policy.settings import Assignment, SiteFacts
 from loka.policy.tree import Mapping, follow
 
 OPERAND_FIELDS = ("format", "scaling", "range", "amax", "power_of_two")  # the leaves of one operand
+REGEX_PREFIX = "re:"
+MATCHING_SECONDS = 1.0  # limit for matching one name; a pattern that does not backtrack needs microseconds
 ModParameter = bool | int | float | str
 
 
@@ -52,6 +60,29 @@ class ExecutionSpec:
     gpu_ms: float
 
 
+class PatternError(ValueError):
+    """A pattern that cannot be used; the message has the reason and advice."""
+
+
+def compile_pattern(text: str) -> re.Pattern[str]:
+    """The pattern as a regular expression, to be used with `fullmatch`.
+
+    In a glob, `*` and `?` take any characters, dots too; `[...]` is one of a set. Case matters.
+    Raises PatternError for an empty pattern and for a regular expression that does not compile.
+    """
+    if not text.removeprefix(REGEX_PREFIX).strip():
+        raise PatternError('an empty pattern matches nothing; write "*" for every site')
+    if text.startswith(REGEX_PREFIX):
+        try:
+            return re.compile(text.removeprefix(REGEX_PREFIX))
+        except (re.error, OverflowError, RecursionError) as error:
+            raise PatternError(f"{text!r} is no regular expression ({error}); correct it, or use a glob") from None
+    try:
+        return re.compile(fnmatch.translate(text))
+    except re.error as error:
+        raise PatternError(f"{text!r} is no glob ({error}); correct the part in brackets") from None
+
+
 @dataclass(frozen=True, slots=True)
 class Pattern:
     """A glob over names, or "re:" and a regular expression for the whole name."""
@@ -62,7 +93,7 @@ class Pattern:
 
     @classmethod
     def of(cls, text: str, place: Place) -> Pattern:
-        """Compiles the pattern; raises patterns.PatternError where it cannot be used."""
+        """Compiles the pattern; raises PatternError where it cannot be used."""
         return cls(text, place, compile_pattern(text))
 
     def matches(self, name: str) -> bool:
@@ -70,9 +101,40 @@ class Pattern:
         if not self.text.startswith(REGEX_PREFIX):
             return self.compiled.fullmatch(name) is not None  # a glob does not backtrack
         try:
-            return matches_whole(self.compiled, name)
-        except PatternError as error:
-            raise PolicyError([problem(self.place, str(error))]) from None
+            with _bounded(MATCHING_SECONDS):
+                return self.compiled.fullmatch(name) is not None
+        except _TooLongError:
+            message = (
+                f"matching {self.compiled.pattern!r} takes over {MATCHING_SECONDS:g} s on {len(name)} characters; "
+                "take out a repeat within a repeat, as in (a+)+, or use a glob"
+            )
+            raise PolicyError([problem(self.place, message)]) from None
+
+
+class _TooLongError(Exception):
+    pass
+
+
+@contextmanager
+def _bounded(seconds: float) -> Iterator[None]:
+    """Raise _TooLongError in the block after a time. Other threads than the main one, and Windows, have no bound."""
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise _TooLongError
+
+    started = time.monotonic()
+    handler = signal.signal(signal.SIGALRM, stop)
+    left, interval = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+        if left:  # restore another timer
+            signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - started), 1e-6), interval)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,20 +191,8 @@ class Rule:
     optional: bool  # it may match nothing
     note: str | None
     source: str  # "defaults", or "rule 2: layers.*.mlp.*"; the rules of a base are numbered first
-    file: str
-    line: int  # 0 for the built-in rule
-    column: int
+    place: Place  # line 0 for the built-in rule
     leaves: tuple[Leaf, ...]
-
-    @property
-    def assignments(self) -> tuple[Assignment, ...]:
-        """The assignments of the rule, leaf by leaf, in the order of the cascade."""
-        return tuple(leaf.assignment for leaf in self.leaves)
-
-    @property
-    def place(self) -> Place:
-        """Position of the rule."""
-        return Place(self.file, self.line, self.column)
 
     def naming_one_site(self) -> Rule:
         """The same rule with its assignments marked: if the site cannot comply, that is an error."""
@@ -161,14 +211,7 @@ class ModRule:
     optional: bool  # it may find nothing to change
     note: str | None
     source: str  # "mod 2: block_norm"; the mods of a base are numbered first
-    file: str
-    line: int
-    column: int
-
-    @property
-    def place(self) -> Place:
-        """Position of the entry."""
-        return Place(self.file, self.line, self.column)
+    place: Place
 
     def wants(self, name: str) -> bool:
         """True if a qualified name is matched and not excepted."""

@@ -64,9 +64,9 @@ def test_files_are_named_from_the_policy_wherever_it_lies(write: Callable[..., P
     assert [name for name, _ in near.files] == ["ranker.yaml", "../mid.yaml", "../c/base.yaml"]
     assert near.files[2][1] == content_hash(compose(base, "base.yaml")[0])
     assert (near.name, near.version, near.model.factory) == ("child", 1, "pkg.models:ranker")
-    assert near.rules[1].file == "a/c/base.yaml"
-    assert far.rules[1].file == str(tmp_path / "a" / "c" / "base.yaml")
-    assert near.relative(near.rules[1].file) == far.relative(far.rules[1].file) == "../c/base.yaml"
+    assert near.rules[1].place.file == "a/c/base.yaml"
+    assert far.rules[1].place.file == str(tmp_path / "a" / "c" / "base.yaml")
+    assert near.relative(near.rules[1].place.file) == far.relative(far.rules[1].place.file) == "../c/base.yaml"
     assert near.where("model.factory") == "a/c/base.yaml:3:18"
     assert near.where("name") == "a/b/ranker.yaml:2:7"
 

@@ -198,7 +198,7 @@ def test_yaml_bomb_is_stopped_at_the_alias_that_goes_over(load: Callable[..., Po
 
 def test_aliases_within_bounds_are_taken(load: Callable[..., Policy]) -> None:
     policy = load(HEAD + "defaults: {fprop: &g {scaling: tensorwise}, dgrad: *g, wgrad: *g}\n")
-    assert sum(each.value == "tensorwise" for each in policy.rules[0].assignments) == 6
+    assert sum(each.assignment.value == "tensorwise" for each in policy.rules[0].leaves) == 6
 
 
 def test_a_problem_in_an_alias_is_at_the_value_and_at_the_alias_itself(

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from loka.policy import patterns
+from loka.policy import policy
 from loka.policy.policy import Pattern
 from loka.policy.problems import Place, PolicyError
 
@@ -18,7 +18,7 @@ BACKTRACKING = "re:(a+)+b"
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patterns, "MATCHING_SECONDS", 0.05)
+    monkeypatch.setattr(policy, "MATCHING_SECONDS", 0.05)
 
 
 def test_a_pattern_that_backtracks_is_told_with_its_place() -> None:
