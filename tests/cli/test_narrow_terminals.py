@@ -14,6 +14,7 @@ from loka.cli import output
 from loka.cli.table_layout import table_lines, wrapped
 from loka.cli.tables import plan_table
 
+ROOM = 60
 COLUMNS = ("GEMM", "kernel", "us", "reason")
 ROWS = [
     ("fprop", "torch.scaled_mm", "12.9", "chosen, as every other one of them is slower in these shapes"),
@@ -68,7 +69,6 @@ def test_a_name_that_is_wider_than_the_terminal_is_not_broken() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("room", [80, 60])
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -78,13 +78,13 @@ def test_a_name_that_is_wider_than_the_terminal_is_not_broken() -> None:
         ("diff", "policies/shop.yaml", "policies/other.yaml"),
     ],
 )
-def test_every_word_is_there_in_whole(arguments, room, shop, loka, policy_text, monkeypatch):
+def test_every_word_is_there_in_whole(arguments, shop, loka, policy_text, monkeypatch):
     (shop.folder / "policies/other.yaml").write_text(policy_text + "  - {match: 'layers.*.up', compute: keep}\n")
     wide = loka(*arguments).out
-    monkeypatch.setattr(output, "terminal_width", lambda: room)
+    monkeypatch.setattr(output, "terminal_width", lambda: ROOM)
     narrow = loka(*arguments).out
     assert words(wide) <= words(narrow) | set(_headers(wide))
-    assert max(map(len, narrow.splitlines())) <= room
+    assert max(map(len, narrow.splitlines())) <= ROOM
 
 
 def _headers(text: str) -> list[str]:
@@ -94,13 +94,12 @@ def _headers(text: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("room", [80, 60])
-def test_a_plan_names_every_site_and_reason_in_whole(room, shop, loka, monkeypatch):
+def test_a_plan_names_every_site_and_reason_in_whole(shop, loka, monkeypatch):
     wide = loka("plan", shop.policy).out
     for module in (output, plan_table):
-        monkeypatch.setattr(module, "terminal_width", lambda: room)
+        monkeypatch.setattr(module, "terminal_width", lambda: ROOM)
     narrow = loka("plan", shop.policy).out
-    assert max(map(len, narrow.splitlines())) <= room
+    assert max(map(len, narrow.splitlines())) <= ROOM
     for name in ("dense", "layers.0.down", "layers.0.up", "layers.1.down", "layers.1.up", "head"):
         assert any(line.split()[:1] == [name] for line in narrow.splitlines()), name
     assert {word for word in words(wide) if "shop.yaml:" in word} <= words(narrow)

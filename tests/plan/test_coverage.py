@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from loka.devices.spec import Execution
 from loka.devices.targets import DEVICES
 from loka.kernels.fused.kernel_values import LARGEST_WIDTH
 from loka.kernels.measurements.part_bounds import bound_us
@@ -19,7 +18,6 @@ from loka.plan.view.coverage import (
     coverage_of,
     in_fused_region,
 )
-from loka.policy.policy import ExecutionSpec
 from loka.policy.settings import Assignment
 from loka.sites.site import GemmKind
 
@@ -80,19 +78,6 @@ def test_the_largest_pieces_have_a_name_a_time_and_the_reason(plan) -> None:
     assert (norms.name, norms.us, norms.what) == ("b", 6.0, "layer_norm, layer_norm silu")
     assert norms.reason == "this recipe is none of a chain's, around which kernels can fuse"
     assert found.largest[0].words == ("head (fprop, dgrad, wgrad): 30.0 us, 25.0 %: keep by p.yaml:3")
-
-
-def test_what_the_time_contains_is_said(plan) -> None:
-    assert coverage_of(plan).step_words == (
-        "GPU time: 120.0 us predicted for a training step: GEMMs, what quantizes for them, norms and activations "
-        "around them, interactions; not embeddings, other elementwise work, loss and optimiser."
-    )
-    with_rest = replace(plan, execution=ExecutionSpec(Execution.COMPILED, 0.0, 0.08))
-    found = coverage_of(with_rest)
-    assert (found.time.us, found.time.compiler_us) == (200.0, 116.0)
-    assert found.largest[0].name == "the rest of the step"
-    assert found.largest[0].share == 0.4
-    assert "and 80.0 us of execution.gpu_ms for the rest." in found.step_words
 
 
 def test_sites_alike_are_one_piece_and_three_are_named(make_plan, make_site, plan) -> None:

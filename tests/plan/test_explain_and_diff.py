@@ -12,7 +12,7 @@ from loka.plan.plan import BindingKind, PlannedBinding
 from loka.plan.view.diff import diff
 from loka.plan.view.explain import explain
 from loka.plan.view.table import group_sites
-from loka.policy.settings import Assignment, GemmSettings, SiteSettings
+from loka.policy.settings import GemmSettings, SiteSettings
 
 
 def test_explain_gives_sizes_flops_and_every_decision(make_plan, make_site):
@@ -22,20 +22,6 @@ def test_explain_gives_sizes_flops_and_every_decision(make_plan, make_site):
     assert found["flops"] == 2 * 4096 * 100 * 10 * 2 * 3  # two calls, three GEMMs
     assert [each["gemm"] for each in found["gemms"]] == list(Gemm)
     assert {each["reason"] for each in found["gemms"]} == {"fp8 by p.yaml:14"}
-
-
-def test_explain_lists_the_rule_that_holds_and_those_it_overrode(make_plan, make_site, make_settings):
-    history = {
-        "fprop.compute": (
-            Assignment("fprop.compute", "auto", "built-in", "", 0),
-            Assignment("fprop.compute", "fp8", "defaults", "p.yaml", 8),
-            Assignment("fprop.compute", "keep", "rule 2: a.*", "p.yaml", 12),
-        )
-    }
-    settings = SiteSettings(make_settings(Compute.KEEP).gemms, history=history)
-    (field,) = explain(make_plan(make_site("a.b"), settings=settings), "a.b").fields
-    assert (field.holds.value, field.holds.source, field.holds.place) == ("keep", "rule 2: a.*", "p.yaml:12")
-    assert [(each.value, each.place) for each in field.overrode] == [("fp8", "p.yaml:8"), ("auto", "")]
 
 
 def test_explain_says_which_class_a_site_is_bound_in(make_plan, make_site):

@@ -35,7 +35,7 @@ HOSTILE = (
 )
 
 
-def _runs() -> KeptRuns:
+def _runs(text: str) -> KeptRuns:
     def run(ne: float, *losses: float) -> TrainResult:
         return TrainResult(ne, 0.75, 0.5, 1.0, 10, 81920, 1.0, losses)
 
@@ -43,47 +43,58 @@ def _runs() -> KeptRuns:
         PairResult(seed, run(0.8, 0.7, 0.65, 0.6), run(0.8 + seed / 1e4, 0.7, 0.651, 0.6 + seed / 1e3))
         for seed in range(4)
     )
-    facts = RunFacts("", SCRIPT, "model", 0.02)
-    single = run_chart("train", KeptPairs(Path(f"build/train/{SCRIPT}.jsonl"), facts, pairs[:1]))
+    facts = RunFacts("", text, "model", 0.02)
+    single = run_chart("train", KeptPairs(Path(f"build/train/{text}.jsonl"), facts, pairs[:1]))
     several = run_chart("compare", KeptPairs(Path("build/compare/shop.jsonl"), facts, pairs))
     assert single is not None
     assert several is not None
-    return KeptRuns((single, several), (f"build/compare/{SCRIPT}.jsonl",))
+    return KeptRuns((single, several), (f"build/compare/{text}.jsonl",))
+
+
+def _report(names: tuple[str, ...], text: str, wide: str) -> Report:
+    """A report with every section; `names` are those of sites, the others are of all that has a name."""
+    sites = [
+        site_plan(name, fp8=bool(number % 3), mere=0.05 + number / 50, share=0.1, region=(text,) * (number % 2),
+                  recipe=((E4M3, E4M3), (E5M2, E4M3), (E5M2, E5M2))[number % 3])
+        for number, name in enumerate(names)
+    ]  # fmt: skip
+    sites += [site_plan(f"layers.{number}.{name}", share=0.01) for number in range(3) for name in names]
+    mod = ModPlan(text, f"mod 1: {text}", f"{text}:3", False, "", unchanged=(Unchanged(text, text),))
+    plan = replace(
+        plan_of_sites(*sites, interactions=(interaction(text),)),
+        name=text,
+        policy_files=((text, "ab" * 32),),
+        mods=(replace(mod, gain=Gain(1.0, 0.1)), replace(mod, exact=True, use=wide)),
+        skipped=(Skipped(text, text, 0.1),),
+    )
+    profile = replace(
+        profile_of({}),
+        model=text,
+        sites=tuple(
+            SiteProfile(site.site.name, 64, 32, 64, tuple(operand(each, 64) for each in Operand), ()) for site in sites
+        ),
+        findings=(Finding(text, text, text, wide),),
+    )
+    bars = (
+        StepBar(text, "loop", 20.0, 1.7, 50.0, False),
+        StepBar("bf16", "loop", 40.0, 1.0, 100.0, True),
+        StepBar(wide, "captured", 40.0, None, 100.0, False),
+    )
+    steps = MeasuredSteps(text, text, "2026-01-01", text, text, 64, bars)
+    known = ProfiledSites.of(profile, text, "ef" * 32)
+    return gather(Planned(plan, known), text, _runs(text), steps)
 
 
 @pytest.fixture(scope="session")
 def hostile() -> Report:
     """A report in which every text that a model, a policy or a file can choose is hostile."""
-    sites = [
-        site_plan(name, fp8=bool(number % 3), mere=0.05 + number / 50, share=0.1, region=(SCRIPT,) * (number % 2),
-                  recipe=((E4M3, E4M3), (E5M2, E4M3), (E5M2, E5M2))[number % 3])
-        for number, name in enumerate(HOSTILE)
-    ]  # fmt: skip
-    sites += [site_plan(f"layers.{number}.{name}", share=0.01) for number in range(3) for name in HOSTILE]
-    mod = ModPlan(SCRIPT, f"mod 1: {SCRIPT}", f"{SCRIPT}:3", False, "", unchanged=(Unchanged(SCRIPT, SCRIPT),))
-    plan = replace(
-        plan_of_sites(*sites, interactions=(interaction(SCRIPT),)),
-        name=SCRIPT,
-        policy_files=((SCRIPT, "ab" * 32),),
-        mods=(replace(mod, gain=Gain(1.0, 0.1)), replace(mod, exact=True, use="wide_" * 60)),
-        skipped=(Skipped(SCRIPT, SCRIPT, 0.1),),
-    )
-    profile = replace(
-        profile_of({}),
-        model=SCRIPT,
-        sites=tuple(
-            SiteProfile(site.site.name, 64, 32, 64, tuple(operand(each, 64) for each in Operand), ()) for site in sites
-        ),
-        findings=(Finding(SCRIPT, SCRIPT, SCRIPT, "wide_" * 60),),
-    )
-    bars = (
-        StepBar(SCRIPT, "loop", 20.0, 1.7, 50.0, False),
-        StepBar("bf16", "loop", 40.0, 1.0, 100.0, True),
-        StepBar("wide_" * 60, "captured", 40.0, None, 100.0, False),
-    )
-    steps = MeasuredSteps(SCRIPT, SCRIPT, "2026-01-01", SCRIPT, SCRIPT, 64, bars)
-    known = ProfiledSites.of(profile, SCRIPT, "ef" * 32)
-    return gather(Planned(plan, known), SCRIPT, _runs(), steps)
+    return _report(HOSTILE, SCRIPT, "wide_" * 60)
+
+
+@pytest.fixture(scope="session")
+def plain() -> Report:
+    """A report of usual names."""
+    return _report(("up", "down"), "shop", "loka-bf16")
 
 
 @pytest.fixture(scope="session")

@@ -15,21 +15,6 @@ from tests.support.plan.shop_profile import operand, profile_of
 PLAN = plan_of_sites(site_plan("dense", share=0.2), site_plan("layers.0.up", share=0.7), site_plan("unseen"))
 
 
-def test_the_operands_of_sites_that_were_seen() -> None:
-    found = distributions(PLAN, ProfiledSites.of(profile_of({})))
-    assert [site.name for site in found.sites] == ["dense", "layers.0.up"]
-    assert (found.left_out, found.opened) == (0, "layers.0.up")
-    chart = found.sites[0].operands["input"]
-    assert (chart.operand, sum(height > 0 for height in chart.heights)) == ("input", 5)  # ten filled half octaves
-    assert chart.axis is not None
-    assert chart.axis.ticks == (-16, -8, 0)
-    assert [chart.axis.at(each) for each in chart.axis.ticks] == [0.0, 50.0, 100.0]
-    assert dict(chart.markers) == {"rms": 93.75, "amax": 100.0}  # 2^-1, beyond 2^0
-    assert ("rows", "1280 of 1280 in 20 calls") in chart.facts
-    assert ("tensorwise", "e4m3", "1.5 %", "25.0 %") in chart.losses
-    assert chart.words == "Magnitudes of the input, from 2^-16 to 2^0"
-
-
 def test_the_largest_sites_are_kept_in_model_order() -> None:
     found = distributions(PLAN, ProfiledSites.of(profile_of({})), shown=1)
     assert ([site.name for site in found.sites], found.left_out) == (["layers.0.up"], 1)

@@ -31,29 +31,6 @@ def kept(*pairs: PairResult) -> KeptPairs:
     return KeptPairs(Path("build/compare/shop-12345678.jsonl"), FACTS, pairs)
 
 
-def test_a_single_pair_has_curves_without_bands() -> None:
-    chart = run_chart("train", kept(pair(0)))
-    assert chart is not None
-    assert (chart.device, chart.pairs, chart.seeds, chart.samples) == ("NVIDIA H200", 1, 1, 1000)
-    assert [(curve.name, curve.band, curve.last) for curve in chart.loss.curves] == [
-        ("without FP8", "", "0.6000"),
-        ("with FP8", "", "0.6060"),
-    ]
-    assert [curve.last for curve in chart.difference.curves] == ["+1.0000 %"]
-    assert (chart.ne.interval, chart.ne.words) == (None, "+0.0000 %")
-
-
-def test_several_seeds_have_bands_and_an_interval() -> None:
-    chart = run_chart("compare", kept(pair(0, 0.01), pair(1, 0.03, first=0.8), pair(2, 0.02)))
-    assert chart is not None
-    assert all(curve.band.startswith("M25.00,") and curve.band.endswith(" Z") for curve in chart.loss.curves)
-    assert chart.ne.words == "+0.0200 %, 95 % interval -0.0048 % to +0.0448 %"
-    assert chart.ne.budget == 0.02
-    assert len(chart.ne.differences) == 3
-    assert chart.ne.interval is not None
-    assert chart.ne.interval[0] < chart.ne.mean < chart.ne.interval[1]
-
-
 def test_draws_of_a_seed_are_one_seed() -> None:
     chart = run_chart("compare", kept(pair(0, 0.01), pair(0, 0.03, draw=1)))
     assert chart is not None

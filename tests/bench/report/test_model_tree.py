@@ -7,8 +7,6 @@ from dataclasses import replace
 import pytest
 
 from loka.bench.report.model_tree import (
-    LABELS,
-    MEANINGS,
     WIDEST,
     Part,
     Precision,
@@ -60,12 +58,6 @@ def test_a_site_with_sites_below_it_shows_both() -> None:
     assert node.site is not None
     assert [child.label for child in node.children] == ["up"]
     assert node.sites == 2
-
-
-def test_a_bar_is_as_long_as_the_share_with_fp8_first() -> None:
-    (node,) = tree(site_plan("a.x", fp8=False, share=0.25, region=("linear", "relu")), site_plan("a.y", share=0.75))
-    assert node.parts == [Part(Precision.E4M3, 0.0, 75.0), Part(Precision.FUSED, 75.0, 25.0)]
-    assert node.precisions == [Precision.E4M3, Precision.FUSED]
 
 
 def test_the_evidence_of_alike_sites_is_the_worst() -> None:
@@ -127,7 +119,3 @@ def test_sites_in_regions_and_interactions_are_fused() -> None:
         interactions=(interaction("", takes=("c",)),),
     )
     assert fused_sites(plan) == {"a", "c"}
-
-
-def test_every_precision_has_words() -> None:
-    assert set(LABELS) == set(MEANINGS) == set(Precision)
