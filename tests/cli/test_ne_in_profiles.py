@@ -18,7 +18,7 @@ SUMMARY = "policies/profiles/shop.safetensors"
 
 def probed(shop, loka, policy_text, *options):
     shop.write_policy(policy_text + NAMED)
-    ran = loka("probe", shop.policy, *options)
+    ran = loka("probe", shop.policy, "--draws", "2", *options)
     assert ran.status == 0, ran.err
     return ran, profile_file.load_profile(shop.folder / SUMMARY)
 
@@ -71,17 +71,19 @@ def test_a_budget_that_is_too_small_for_forced_sites_fails_the_plan(shop, loka, 
 def test_what_is_merged_has_no_changes_of_ne_and_a_single_profile_keeps_them(shop, loka, policy_text):
     _, profile = probed(shop, loka, policy_text, "--steps", "4")
     full = SUMMARY.replace(".safetensors", ".full.safetensors")
-    assert loka("probe", shop.policy, "--from", full).status == 0
+    assert loka("probe", shop.policy, "--from", full, "--draws", "2").status == 0
     assert profile_file.load_profile(shop.folder / SUMMARY).sites[0].ne == profile.sites[0].ne
-    assert loka("probe", shop.policy, "--steps", "4", "--seed", "1", "-o", "other.safetensors").status == 0
-    assert loka("probe", shop.policy, "--from", full, "other.full.safetensors").status == 0
+    assert (
+        loka("probe", shop.policy, "--steps", "4", "--seed", "1", "-o", "other.safetensors", "--draws", "2").status == 0
+    )
+    assert loka("probe", shop.policy, "--from", full, "other.full.safetensors", "--draws", "2").status == 0
     assert all(site.ne == () for site in profile_file.load_profile(shop.folder / SUMMARY).sites)
 
 
 def test_options_that_contradict(shop, loka, policy_text):
     shop.write_policy(policy_text)
     for options in (("--check", "--ne-batches", "2"), ("--from", "x", "--ne-batches", "2")):
-        ran = loka("probe", shop.policy, *options)
+        ran = loka("probe", shop.policy, "--draws", "2", *options)
         assert ran.status == 2
         assert "--ne-batches" in ran.err
 

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.slow
 
 SUMMARY = "policies/profiles/shop.safetensors"
 NAMED = "profile: profiles/shop.safetensors\n"
+QUICK = ("--draws", "2", "--ne-batches", "0")
 
 
 def line_of(text, start):
@@ -24,7 +25,12 @@ def line_of(text, start):
 
 def test_a_static_range_is_judged_and_planned_with_what_was_seen(shop, loka, policy_text):
     shop.write_policy(policy_text + "    range: static\n" + NAMED)  # of layers.*.up
-    assert loka("probe", shop.policy).status == 0
+    ran = loka("probe", shop.policy, *QUICK)
+    lines = ran.out.splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("layers.*.up"))
+    for line in lines[start : start + 3]:
+        assert line.split()[-1] in ("safe", "unsafe", "undecided")
+        assert "static" in line
     site = profile_file.load_profile(shop.folder / SUMMARY).site("layers.0.up")
     seen = {operand.operand: operand.amax for operand in site.operands}
     own = [each for each in site.estimates if each.operands[0].range is Range.STATIC]
@@ -39,19 +45,9 @@ def test_a_static_range_is_judged_and_planned_with_what_was_seen(shop, loka, pol
     assert sum("(runs)" in line for line in explained.splitlines()) == 3
 
 
-def test_the_table_shows_the_estimate_of_a_static_range(shop, loka, policy_text):
-    shop.write_policy(policy_text + "    range: static\n" + NAMED)
-    ran = loka("probe", shop.policy)
-    lines = ran.out.splitlines()
-    start = next(number for number, line in enumerate(lines) if line.startswith("layers.*.up"))
-    for line in lines[start : start + 3]:
-        assert line.split()[-1] in ("safe", "unsafe", "undecided")
-        assert "static" in line
-
-
 def test_what_the_policy_keeps_is_not_estimated_and_explain_says_so(shop, loka, policy_text):
     shop.write_policy(policy_text + "  - match: dense\n    wgrad: {compute: keep}\n" + NAMED)
-    assert loka("probe", shop.policy).status == 0
+    assert loka("probe", shop.policy, *QUICK).status == 0
     profile = profile_file.load_profile(shop.folder / SUMMARY)
     head, dense = profile.site("head"), profile.site("dense")
     assert [operand.operand for operand in head.operands] == list(Operand)
@@ -67,7 +63,7 @@ def test_what_the_policy_keeps_is_not_estimated_and_explain_says_so(shop, loka, 
 def test_a_profile_that_the_base_names_lies_beside_the_base(out, shop, loka, policy_text):
     shop.write_policy(policy_text + NAMED)
     (shop.folder / "mine.yaml").write_text("version: 1\nname: mine\nextends: policies/shop.yaml\n", encoding="utf-8")
-    ran = loka("probe", "mine.yaml", "--steps", "2", *(() if out is None else ("-o", out)))
+    ran = loka("probe", "mine.yaml", "--steps", "2", *QUICK, *(() if out is None else ("-o", out)))
     assert ran.status == 0, ran.err
     written = out or SUMMARY
     assert (shop.folder / written).is_file()
@@ -88,7 +84,7 @@ def test_each_remedy_that_is_a_rule_can_be_pasted_into_the_policy(recipe, shop, 
     """Also beside settings of the policy that the remedy has to undo: what comes of it is a recipe that is safe."""
     mine = f"  compute: fp8\n  {recipe}\n  budget: {{mere: 0.15}}\n"
     shop.write_policy(policy_text.replace("  compute: fp8\n", mine, 1) + NAMED)
-    assert loka("probe", shop.policy, "--every", "2").status == 0
+    assert loka("probe", shop.policy, "--every", "2", "--ne-batches", "0").status == 0
     profile = profile_file.load_profile(shop.folder / SUMMARY)
     rules = {finding.remedy for finding in profile.findings if finding.remedy.startswith("rules: ")}
     assert len(rules) > 5

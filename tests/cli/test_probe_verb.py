@@ -15,12 +15,14 @@ pytestmark = pytest.mark.slow
 SUMMARY = "policies/profiles/shop.safetensors"
 FULL = "policies/profiles/shop.full.safetensors"
 IGNORE = "policies/profiles/.gitignore"
+FEW = ("--draws", "2")
+QUICK = (*FEW, "--ne-batches", "0")
 
 
 @pytest.fixture
 def probed(shop, loka):
     """The shop with a profile."""
-    ran = loka("probe", shop.policy)
+    ran = loka("probe", shop.policy, *QUICK)
     assert ran.status == 0, ran.err
     return shop
 
@@ -57,7 +59,7 @@ def test_both_forms_are_written_and_told(shop, loka):
 
 
 def test_the_table_has_a_line_for_each_gemm_that_is_not_kept(probed, loka):
-    out = loka("probe", probed.policy).out
+    out = loka("probe", probed.policy, *QUICK).out
     lines = out.splitlines()
     start = next(index for index, line in enumerate(lines) if line.startswith("layers.*.down"))
     assert lines[start].split()[1:8] == ["2", "64", "32", "24", "fprop", "e4m3", "rowwise"]
@@ -73,10 +75,10 @@ def test_the_table_has_a_line_for_each_gemm_that_is_not_kept(probed, loka):
 
 def test_two_runs_give_the_same_profile_but_for_the_time(probed, loka):
     first = profile_file.load_profile(probed.folder / SUMMARY)
-    assert loka("probe", probed.policy, "-o", "again.safetensors").status == 0
+    assert loka("probe", probed.policy, "-o", "again.safetensors", *QUICK).status == 0
     second = profile_file.load_profile(probed.folder / "again.safetensors")
     assert (first.sites, first.findings, first.samples) == (second.sites, second.findings, second.samples)
-    assert loka("probe", probed.policy, "-o", "other.safetensors", "--seed", "1").status == 0
+    assert loka("probe", probed.policy, "-o", "other.safetensors", "--seed", "1", *QUICK).status == 0
     assert profile_file.load_profile(probed.folder / "other.safetensors").sites != first.sites
 
 
@@ -96,11 +98,11 @@ def test_json_holds_what_the_table_shows(shop, loka):
 
 
 def test_steps_and_every_decide_the_samples(shop, loka):
-    assert loka("probe", shop.policy, "--steps", "9", "--every", "4").status == 0
+    assert loka("probe", shop.policy, "--steps", "9", "--every", "4", *QUICK).status == 0
     profile = profile_file.load_profile(shop.folder / SUMMARY)
     assert (profile.every, profile.samples) == (4, 2)
     assert profile.steps <= 9
-    ran = loka("probe", shop.policy, "--steps", "50", "--every", "6")
+    ran = loka("probe", shop.policy, "--steps", "50", "--every", "6", *QUICK)
     assert ran.status == 0
     assert "the batches ended after 12 of 50 steps" in ran.err
     assert profile_file.load_profile(shop.folder / SUMMARY).samples == 2
@@ -122,36 +124,36 @@ def test_the_last_batch_may_be_smaller(shop, loka):
     reload_model(
         shop, "torch.randn(self.batch_size, 13,", "torch.randn(self.batch_size - 23 * (_ == self.count - 1), 13,"
     )
-    assert loka("probe", shop.policy).status == 0
+    assert loka("probe", shop.policy, *QUICK).status == 0
     profile = profile_file.load_profile(shop.folder / SUMMARY)
     assert profile.site("dense").operands[0].rows == 12 * 64 - 23
 
 
 def test_the_policy_needs_no_test_rows_to_probe(shop, loka, policy_text):
     shop.write_policy(policy_text.replace('  test: "shopmodel:test_batches"\n', ""))
-    assert loka("probe", shop.policy, "--steps", "2").status == 0
+    assert loka("probe", shop.policy, "--steps", "2", *FEW).status == 0
 
 
 def test_a_large_full_form_is_left_out(shop, loka):
     ignored = shop.folder / IGNORE
     ignored.parent.mkdir(parents=True, exist_ok=True)
     ignored.write_text("own\n")
-    ran = loka("probe", shop.policy, "--full", "0.001")
+    ran = loka("probe", shop.policy, "--full", "0.001", *QUICK)
     assert ran.status == 0, ran.err
     assert "more than the 0.001 MB of --full: left out" in ran.out
     assert SUMMARY in shop.files()
     assert FULL not in shop.files()
-    assert json.loads(loka("probe", shop.policy, "--full", "0.001", "--json").out)["full"] is None
-    assert loka("probe", shop.policy).status == 0
+    assert json.loads(loka("probe", shop.policy, "--full", "0.001", "--json", *QUICK).out)["full"] is None
+    assert loka("probe", shop.policy, *QUICK).status == 0
     assert FULL in shop.files()
     assert ignored.read_text() == "own\n"  # as it was
 
 
 def test_full_profiles_merge(shop, loka):
     for seed in ("1", "2"):
-        assert loka("probe", shop.policy, "--seed", seed, "-o", f"run{seed}.safetensors").status == 0
+        assert loka("probe", shop.policy, "--seed", seed, "-o", f"run{seed}.safetensors", *QUICK).status == 0
     files = [f"run{seed}.full.safetensors" for seed in ("1", "2")]
-    ran = loka("probe", shop.policy, "--from", *files)
+    ran = loka("probe", shop.policy, *FEW, "--from", *files)
     assert ran.status == 0, ran.err
     merged = profile_file.load_profile(shop.folder / SUMMARY)
     parts = [profile_file.load_profile(shop.folder / name) for name in files]
@@ -200,7 +202,7 @@ def test_ctrl_c_keeps_what_was_sampled(after, shop, loka, policy_text):
         return
     assert f"interrupted: 7 samples are in {kept}" in ran.err
     assert set(shop.files()) - before == {kept}
-    assert loka("probe", shop.policy, "--from", kept).status == 0
+    assert loka("probe", shop.policy, "--from", kept, *FEW).status == 0
     assert profile_file.load_profile(shop.folder / SUMMARY).samples == 7
 
 
@@ -219,7 +221,7 @@ def test_ctrl_c_while_estimating_keeps_the_samples(shop, loka, monkeypatch):
 
 def test_findings_are_printed_once_for_sites_that_are_alike(shop, loka):
     reload_model(shop, "low = torch", "x = x * torch.tensor([4096.0] + [1.0] * 31)\n        low = torch")
-    out = loka("probe", shop.policy).out
+    out = loka("probe", shop.policy, *QUICK).out
     start = out.index("feature_dominates: layers.*.down, 2 sites")
     evidence, remedy = out[start:].splitlines()[1:3]
     assert evidence.strip().startswith("layers.0.down: input: feature 0 reaches ")
