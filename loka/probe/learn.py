@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,14 +21,12 @@ from loka.probe.finding_evidence import BiasTrack, with_observed_ranges
 from loka.probe.findings import find
 from loka.probe.profile.profile import Estimate, Finding, RecordedStats, SiteProfile
 from loka.probe.profile.summarise import summarise
-from loka.probe.sensitivity import HeldOut, measure_ne
+from loka.probe.sensitivity import HeldOut, OnSite, measure_ne
 from loka.probe.stats.site_stats import SiteStats
 from loka.sites.site import Site
 
 LIMIT = 16  # sampled pairs of operands for each GEMM, at most
 MOST_WORKERS = 8  # sites at a time: each holds its drawn operands
-
-Progress = Callable[[int, int], None]  # (sites done, total sites)
 
 
 def finish(
@@ -41,7 +39,7 @@ def finish(
     seed: int = 0,
     bias_norms: Mapping[str, BiasTrack] | None = None,
     suggestible: Mapping[str, Suggestions] | None = None,
-    progress: Progress | None = None,
+    progress: OnSite | None = None,
 ) -> RecordedStats:
     """`recorded` with an estimate for each GEMM and candidate recipe, and with its findings.
 
@@ -120,7 +118,7 @@ def with_ne(
     settings: Sequence[SiteSettings],
     held_out: HeldOut,
     first_loss: float,
-    progress: Progress | None = None,
+    progress: OnSite | None = None,
     seconds: float = math.inf,
 ) -> RecordedStats:
     """`recorded` with the change of NE by each GEMM: of fprop for all recipes, of the others for the policy's own.

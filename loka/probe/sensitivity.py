@@ -45,7 +45,7 @@ from loka.probe.profile.profile import Interval, NeEstimate
 
 SiteRecipes = Mapping[str, Mapping[Gemm, Sequence[OperandPair]]]  # by the site's name
 BETWEEN = 0.3  # of the change itself: between trainings, and between a short one and a whole one
-Progress = Callable[[int, int], None]  # (sites done, total sites)
+OnSite = Callable[[int, int], None]  # (sites done, total sites)
 
 
 @dataclass(slots=True)
@@ -116,7 +116,7 @@ def measure_ne(
     held_out: HeldOut,
     recipes: SiteRecipes,
     first_loss: float,
-    progress: Progress | None = None,
+    progress: OnSite | None = None,
     seconds: float = math.inf,
 ) -> dict[str, tuple[NeEstimate, ...]]:
     """The change of NE by each GEMM of each site in `recipes`, by the site's name, with each of its recipes.
@@ -159,17 +159,14 @@ def ne_change(changes: Sequence[LossChange]) -> tuple[Interval, float]:
     return Interval(found.mean, found.mean - below, found.mean + above + shift), abs(math.fsum(odd) / len(odd))
 
 
-Batch = tuple[Any, Tensor]  # inputs and target
-
-
 @dataclass(frozen=True, slots=True)
 class HeldOut:
     """Held-out batches of a live model, how to call it, and its loss."""
 
     live: LiveModel
-    batches: Sequence[Batch]  # at least two
+    batches: Sequence[tuple[Any, Tensor]]  # of inputs and a target; at least two
     run: Callable[[Any], Tensor]  # inputs -> output (samples, ...)
-    loss: Loss
+    loss: LossFunction
 
     @torch.no_grad()
     def mean_loss(self) -> float:
@@ -191,7 +188,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         model.train(was_training)
 
 
-Loss = Callable[[Tensor, Tensor], Tensor]  # (output, target) -> scalar
+LossFunction = Callable[[Tensor, Tensor], Tensor]  # (output, target) -> scalar
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +201,7 @@ class LossChange:
 
 
 @torch.no_grad()
-def loss_change(loss: Loss, output: Tensor, with_error: Tensor, target: Tensor) -> LossChange:
+def loss_change(loss: LossFunction, output: Tensor, with_error: Tensor, target: Tensor) -> LossChange:
     """The change of `loss` from `output` to `with_error`, both (samples, ...), as they came out of the model."""
     z = output.float()
     error = with_error.float() - z

@@ -14,7 +14,6 @@ from loka.mods.policy_loader import load_policy
 from loka.numerics.enums import Gemm
 from loka.plan.examine import examine
 from loka.probe.learn import finish
-from loka.probe.profile import profile_file
 from tests.support.models import probe_models as models
 
 pytestmark = pytest.mark.slow
@@ -77,7 +76,7 @@ def gemms_judged(record, name):
     return {each.gemm for each in record.profile.site(name).estimates}
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("bad", [math.nan, -math.inf])
 def test_a_bad_batch_is_told_and_everything_else_is_as_without_it(policy, bad):
     batches = models.make_batches(6, 32, 12)
     clean = learned(policy("plain"), [batch for step, batch in enumerate(batches) if step != 2])
@@ -132,35 +131,6 @@ def test_one_batch_of_zeros_changes_nothing_and_nothing_but_zeros_is_told(policy
     assert broken(record) == []
     assert ("always_zero", "first") in told(record)
     assert gemms_judged(record, "first") >= {Gemm.FPROP, Gemm.WGRAD}
-
-
-def test_batches_of_one_row_are_told(policy):
-    record = learned(policy("plain"), models.make_batches(4, 1, 12))
-    assert broken(record) == []
-    assert {("too_few_rows", site.name) for site in record.stats} <= told(record)
-    assert gemms_judged(record, "first") >= {Gemm.FPROP, Gemm.WGRAD}
-    record = learned(policy("plain"), models.make_batches(1, 1, 12))
-    assert broken(record) == []
-
-
-def test_a_site_that_never_ran_is_told_and_the_others_are_judged(policy):
-    model = models.build_plain()
-    model.hidden.forward = torch.tanh
-    record = learned(policy("plain"), models.make_batches(4, 32, 12), model)
-    assert broken(record) == []
-    assert {site for kind, site in told(record) if kind == "never_ran"} == {"hidden.0", "hidden.2"}
-    assert gemms_judged(record, "out") == set(Gemm)
-    assert all(not record.profile.site(name).estimates for name in ("hidden.0", "hidden.2"))
-
-
-def test_all_of_it_can_be_saved_and_read_again(policy, tmp_path):
-    batches = [torch.full((8, 12), math.nan), torch.zeros(8, 12), *models.make_batches(2, 1, 12)]
-    record = learned(policy("plain"), batches)
-    assert broken(record) == []
-    profile_file.save(tmp_path / "bad.safetensors", record)
-    again = profile_file.load(tmp_path / "bad.safetensors")
-    assert again.profile.findings == record.profile.findings
-    assert broken(again) == []
 
 
 def test_a_record_of_another_shape_is_refused(policy):

@@ -183,18 +183,6 @@ def test_one_parameter_at_one_line_of_two_modules(policy):
     same_moments(stats[1].input, [hidden])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_non_finite_input_is_counted_and_poisons_nothing(policy, bad):
-    model, batches = models.build_plain(), models.make_batches(2, 8, 12)
-    batches[0][2, 5] = bad
-    with loka.Probe(model, policy("plain"), every=1, rows=ALL) as probe:
-        models.train(model, batches, probe, lr=0.0)
-        first = next(site for site in probe.stats() if site.name == "first")
-    assert (first.input.nonfinite, first.input.nonfinite_calls, first.input.moments.count) == (1, 1, 15)
-    assert first.input.moments.comoment.isfinite().all()
-
-
 def test_zero_and_one_row_batches_and_batches_of_zeros(policy):
     model = models.build_plain()
     batches = [torch.zeros(0, 12), torch.ones(1, 12), torch.zeros(4, 12)]

@@ -148,19 +148,6 @@ def test_a_level_that_the_norm_has_to_subtract(learn):
     assert taken(found[0], "block_norm") == ("norm",)
 
 
-def test_an_outlier_after_the_activation(learn):
-    found = learn(lambda model: setattr(model, "spike", 18.0))
-    assert ("activation_outliers", "second") in told(found)
-    remedy = next(each.remedy for each in found if each.kind == "activation_outliers")
-    assert remedy == 'in the model, replace the silu before "second" by a hard swish'  # F.silu: no module to exchange
-
-
-def test_a_feature_that_dominates(learn):
-    found = learn(lambda model: setattr(model, "feature", 200.0))
-    assert ("feature_dominates", "first") in told(found)
-    assert "feature 3" in next(each.evidence for each in found if each.kind == "feature_dominates")
-
-
 def test_gradients_that_underflow_under_one_scale_and_not_under_one_a_row(learn):
     def plant(model):
         model.lost = 2.0**-24

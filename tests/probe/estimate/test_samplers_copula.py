@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -145,18 +143,6 @@ def test_constant_features_and_a_covariance_of_zeros_do_no_harm() -> None:
         torch.testing.assert_close(drawn, torch.ones(3, 40), rtol=0.6, atol=0.0)
 
 
-def test_ranks_place_values_in_the_order_of_the_scores() -> None:
-    scores = torch.tensor([[0.3, -1.0, 2.0], [5.0, 4.0, 3.0]])
-    placed = copula.by_ranks(scores, torch.tensor([[1.0, 2.0, 3.0], [7.0, 8.0, 9.0]]))
-    assert placed.tolist() == [[2.0, 1.0, 3.0], [9.0, 8.0, 7.0]]
-
-
-def test_rows_take_the_scales_in_their_own_order_and_zero_rows_stay() -> None:
-    x = torch.tensor([[3.0, 0.0, 1.0], [4.0, 0.0, 1.0]])  # rms 3.54, 0, 1
-    scaled = copula.scale_rows(x, torch.tensor([1.0, 2.0, 8.0]))
-    torch.testing.assert_close(scaled.square().mean(0).sqrt(), torch.tensor([8.0, 0.0, 2.0]))
-
-
 def test_row_scales_follow_their_histogram() -> None:
     histogram = torch.zeros(ROW_RMS_BINS, dtype=torch.int64)
     histogram[0], histogram[1 + 40 * SPREAD_STEPS] = 1, 3  # a quarter zeros, the rest in [2^0, 2^(1/8))
@@ -167,9 +153,3 @@ def test_row_scales_follow_their_histogram() -> None:
     assert float(rest.max()) <= 1 / SPREAD_STEPS
     assert float(rest.mean()) == pytest.approx(1 / 16, abs=1e-3)
     assert not copula.spread_quantile(torch.zeros(ROW_RMS_BINS), LOW, drawn.clamp(max=0.9)).any()
-
-
-def test_levels_are_stratified() -> None:
-    u = copula.levels(3, 50, seeded())
-    assert torch.equal((u * 50).floor(), torch.arange(50).double().expand(3, 50))
-    assert not math.isclose(float(u[0, 0]), float(u[1, 0]))

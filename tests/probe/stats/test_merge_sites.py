@@ -68,16 +68,6 @@ def test_operands_of_unequal_shifted_shards_merge_to_one_pass() -> None:
             assert a == b, field.name
 
 
-def test_merging_does_not_depend_on_order_and_groups() -> None:
-    left, right = shards()
-    a, b, c = operand(left), operand(right[:2]), operand(right[2:])
-    one = merge_operands(merge_operands(a, b), c)
-    two = merge_operands(c, merge_operands(b, a))
-    torch.testing.assert_close(one.moments.comoment, two.moments.comoment, rtol=1e-12, atol=1e-9)
-    torch.testing.assert_close(one.moments.mean, two.moments.mean, rtol=1e-13, atol=1e-13)
-    assert torch.equal(one.values, two.values)
-
-
 def test_merging_leaves_its_arguments_alone() -> None:
     left, right = shards()
     a, b = operand(left), operand(right)

@@ -95,39 +95,6 @@ def test_counts_agree_with_the_definition_of_the_bins(
     torch.testing.assert_close(stats.relative, relative, rtol=0, atol=0)
 
 
-def test_a_hand_counted_matrix() -> None:
-    rows = torch.tensor([[1.0, -1.5, 0.0], [448.0, 3.0, -0.0]])
-    stats = learn(rows)
-    one = bins.ZERO_BIN + 1 + 2 * -bins.LOWEST[Operand.INPUT]  # [1, 1.5)
-    assert stats.values[0].nonzero().view(-1).tolist() == [one, one + 2 * 8 + 1]  # 448 = 1.75 * 2^8
-    assert stats.values[1].nonzero().view(-1).tolist() == [2 * bins.ZERO_BIN - one - 1, one + 3]  # -1.5 and 3
-    assert stats.values[2].nonzero().view(-1).tolist() == [bins.ZERO_BIN]
-    assert int(stats.values[2, bins.ZERO_BIN]) == 2
-    octave = 2 - bins.RELATIVE_LOWEST  # of u in [1, 2)
-    # Tensorwise the maximum is 448, so u = |x|: two in [1, 2), 3 in [2, 4), 448 in [256, 512).
-    tensorwise = dict(enumerate(stats.relative[VIEW[bins.HistogramView.TENSORWISE]].tolist()))
-    assert {b: n for b, n in tensorwise.items() if n} == {0: 2, octave: 2, octave + 1: 1, octave + 8: 1}
-    # Columnwise: 1 of 448, 448 itself, -1.5 of 3 (u = 224) and 3 itself.
-    columnwise = dict(enumerate(stats.relative[VIEW[bins.HistogramView.COLUMNWISE]].tolist()))
-    assert {b: n for b, n in columnwise.items() if n} == {0: 2, octave: 1, octave + 7: 1, octave + 8: 2}
-    assert stats.column_amax.tolist() == [448.0, 3.0, 0.0]
-    assert (stats.calls, stats.rows, stats.sampled, stats.nonfinite) == (1, 2, 2, 0)
-
-
-def test_spread_of_rows_and_blocks_in_closed_form() -> None:
-    # The first row: one element of 8 among 255 zeros: rms = 8 / 16 = 2^-1, amax / rms = 2^4; in its first block of 128
-    # amax / rms = sqrt(128) = 2^3.5, the second block is zero. The second row is constant: both spreads are 1.
-    rows = torch.zeros(3, 256)
-    rows[0, 5] = 8.0
-    rows[1] = 2.0
-    stats = learn(rows)
-    step, lowest = bins.SPREAD_STEPS, bins.LOWEST[Operand.INPUT]
-    assert stats.row_rms.nonzero().view(-1).tolist() == [0, 1 + step * (-1 - lowest), 1 + step * (1 - lowest)]
-    assert {b: n for b, n in enumerate(stats.row_spread.tolist()) if n} == {0: 1, 1: 1, 1 + 4 * step: 1}
-    assert {b: n for b, n in enumerate(stats.block_spread.tolist()) if n} == {0: 3, 1: 2, 1 + 28: 1}
-    assert stats.call_amax.nonzero().view(-1).tolist() == [1 + step * (3 - lowest)]
-
-
 @settings(max_examples=30, deadline=None)
 @given(width=st.sampled_from([3, 64, 130, 260]), offset=st.integers(-85, 60), seed=st.integers(0, 10**6))
 def test_spread_agrees_with_float64_within_a_bin(width: int, offset: int, seed: int) -> None:
