@@ -129,12 +129,14 @@ class TestCompare:
         none = make_operand(magnitudes=NOTHING, amax=0.0, sampled=0)
         assert not compared(make_operand(), none).exceeded
 
-    def test_thresholds(self) -> None:
+    @pytest.mark.parametrize(("bins", "beyond"), [(2, 0), (4, 1), (7, 1), (9, 2)])  # of half an octave each
+    def test_thresholds(self, bins: int, beyond: int) -> None:
         before, after = (
             make_profile(make_site(make_operand(Operand.INPUT, bell(i)), make_operand(Operand.GRAD_OUTPUT, bell(i))))
-            for i in (80, 84)
+            for i in (80, 80 + bins)
         )
-        assert [row.operand for row in drift.exceeded(drift.compare(before, after))] == [Operand.INPUT]
+        found = {row.operand for row in drift.exceeded(drift.compare(before, after))}
+        assert found == {*(Operand.INPUT, Operand.GRAD_OUTPUT)[:beyond]}
 
     def test_weights_are_not_compared(self) -> None:
         assert drift.compare(*[make_profile(make_site(make_operand(Operand.WEIGHT)))] * 2) == ()
