@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -25,35 +26,33 @@ TITLES = {
 Bound = Callable[[Variant, bool], float | None]  # (variant, training) -> microseconds
 
 
+@dataclass(frozen=True, slots=True)
 class RegionComparison:
-    """One piece of work, the packages generated for it, and its bound."""
+    """One piece of work, the packages made for it, and its bound."""
 
-    def __init__(
-        self, work: StepWork, subject: Subject, workshop: StudyWorkshop, bound: Bound, progress: Progress
-    ) -> None:
-        self._work = work
-        self._subject = subject
-        self._workshop = workshop
-        self._bound = bound
-        self._progress = progress
-        self._made: dict[str, BuiltPackage] = {}
+    work: StepWork
+    subject: Subject
+    workshop: StudyWorkshop
+    bound: Bound
+    progress: Progress
+    made: dict[str, BuiltPackage] = field(default_factory=dict)
 
     def cells(self, variants: Sequence[Variant], training: bool) -> tuple[Cell, ...]:
         """Measure each variant in one mode."""
-        label, name = f"{self._work.name} {'train' if training else 'infer'}", self._work.name
+        label, name = f"{self.work.name} {'train' if training else 'infer'}", self.work.name
         return tuple(
-            cell_of(label, name, variant.name, partial(self._measure, variant, training), self._progress)
+            cell_of(label, name, variant.name, partial(self._measure, variant, training), self.progress)
             for variant in variants
         )
 
     def _measure(self, variant: Variant, training: bool) -> tuple[MeasuredStep, float | None]:
         package = self._package(variant).package if variant.generated else None
-        return measure(self._work, variant, training, package), self._bound(variant, training)
+        return measure(self.work, variant, training, package), self.bound(variant, training)
 
     def _package(self, variant: Variant) -> BuiltPackage:
-        if variant.name not in self._made:
-            self._made[variant.name] = self._workshop.make(self._subject, variant, partial(learned, self._work))
-        return self._made[variant.name]
+        if variant.name not in self.made:
+            self.made[variant.name] = self.workshop.make(self.subject, variant, partial(learned, self.work))
+        return self.made[variant.name]
 
 
 def compare(

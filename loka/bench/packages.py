@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any, Self, cast
 
 import yaml
@@ -39,9 +39,7 @@ class Workshop:
         sys.path.insert(0, str(self.folder))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         sys.path.remove(str(self.folder))
         for name in self._imported:
             _forget(name)

@@ -62,56 +62,48 @@ class LiveStep:
         return steps * max((each.step_ms for each in self.preview), default=0.0) / 1e3
 
 
+@dataclass(slots=True)
 class BlockRun:
     """One block of a model: its variants are prepared one after the other, kept alive, and timed in turns."""
 
-    def __init__(
-        self,
-        subject: ModelSubject,
-        block: StepBlock,
-        device: BenchDevice,
-        peaks: Peaks | None,
-        limits: RunLimits,
-        progress: Progress,
-    ) -> None:
-        self._subject = subject
-        self._block = block
-        self._device = device
-        self._peaks = peaks
-        self._limits = limits
-        self._progress = progress
-        self._alive: list[LiveStep] = []
-        self._longest = 0.0  # seconds that preparing a variant took, without the first, which starts the compiler
+    subject: ModelSubject
+    block: StepBlock
+    device: BenchDevice
+    peaks: Peaks | None
+    limits: RunLimits
+    progress: Progress
+    alive: list[LiveStep] = field(default_factory=list)
+    longest: float = 0.0  # seconds that preparing a variant took, without the first, which starts the compiler
 
     def outcomes(self, variants: Sequence[ModelVariant]) -> Iterator[StepOutcome]:
         """Each outcome as soon as there are figures, and again after the rounds of its group.
 
         A group is as many variants as the memory holds, and has the baseline. What there is no time for is left out.
         """
-        baseline, *others = in_measuring_order(variants, self._block.launch)
+        baseline, *others = in_measuring_order(variants, self.block.launch)
         try:
             yield self._start(baseline)
             for variant in others:
-                if self._limits.left < self._seconds_for(variant):
-                    self._progress(f"{self._block.label}: no time is left for {variant.name} and what follows")
+                if self.limits.left < self._seconds_for(variant):
+                    self.progress(f"{self.block.label}: no time is left for {variant.name} and what follows")
                     break
-                if len(self._alive) > 1 and self._device.is_full():
+                if len(self.alive) > 1 and self.device.is_full():
                     yield from self._finish()
                     self._start(baseline)
                 outcome = self._start(variant)
-                if _is_out_of_memory(outcome) and len(self._alive) > 1:
+                if _is_out_of_memory(outcome) and len(self.alive) > 1:
                     yield from self._finish()
                     self._start(baseline)
                     outcome = self._start(variant)
                 yield outcome
             yield from self._finish()
         finally:
-            self._alive.clear()
-            self._device.release()
+            self.alive.clear()
+            self.device.release()
 
     def _start(self, variant: ModelVariant) -> StepOutcome:
         """Prepare a variant and time it once beside the baseline, so that a run that ends early has figures of it."""
-        start = self._limits.clock()
+        start = self.limits.clock()
         failure = ""
         before: tuple[RoundTiming, ...] = ()
         try:
@@ -122,25 +114,25 @@ class BlockRun:
         except Exception as error:  # noqa: BLE001  (libraries, compiler and device may raise anything: it is reported)
             failure = describe(error)
         if failure:  # the traceback is gone, and with it what the variant held
-            self._device.release_memory()
+            self.device.release_memory()
             return self._failed(variant.name, failure)
-        self._alive.append(made)
+        self.alive.append(made)
         baseline = made.preview if variant.name == MODEL_BASELINE else before
         figures = made.figures(made.preview, baseline)
-        seconds = self._limits.clock() - start
-        self._longest = seconds if len(self._alive) <= 2 else max(self._longest, seconds)
-        self._progress(f"{self._block.label} {variant.name}: {describe_figures(figures)}, after {seconds:.0f} s")
-        return StepOutcome(self._block, variant.name, figures)
+        seconds = self.limits.clock() - start
+        self.longest = seconds if len(self.alive) <= 2 else max(self.longest, seconds)
+        self.progress(f"{self.block.label} {variant.name}: {describe_figures(figures)}, after {seconds:.0f} s")
+        return StepOutcome(self.block, variant.name, figures)
 
     def _failed(self, name: str, failure: str) -> StepOutcome:
-        self._progress(f"{self._block.label} {name}: failed: {failure}")
-        return StepOutcome(self._block, name, None, failure)
+        self.progress(f"{self.block.label} {name}: failed: {failure}")
+        return StepOutcome(self.block, name, None, failure)
 
     def _prepared(self, variant: ModelVariant) -> LiveStep:
         """A variant after its first steps, checked, and captured if the block says so."""
-        device = self._device
+        device = self.device
         held = device.allocated()
-        step = self._subject.ready(variant, self._block, device)
+        step = self.subject.ready(variant, self.block, device)
         run: Callable[[], object] = step
         step()  # compiles, and tunes with memory of its own
         device.wait()
@@ -148,42 +140,42 @@ class BlockRun:
         for _ in range(FIRST_STEPS):
             found = step()
         if not all(bool(value.isfinite().all()) for value in found if value.is_floating_point()):
-            raise CheckFailedError(f"the {'loss is' if self._block.training else 'outputs are'} not finite")
+            raise CheckFailedError(f"the {'loss is' if self.block.training else 'outputs are'} not finite")
         del found
-        if self._block.launch is StepLaunch.CAPTURED:
+        if self.block.launch is StepLaunch.CAPTURED:
             run = device.capture(step)
         device.wait()
         step.verify()
         peak = device.peak_mib(held)
-        return LiveStep(variant.name, run, peak, self._subject.bound_ms(variant, self._block, self._peaks))
+        return LiveStep(variant.name, run, peak, self.subject.bound_ms(variant, self.block, self.peaks))
 
     def _finish(self) -> Iterator[StepOutcome]:
         """The group's outcomes; frees it."""
         yield from self._measured()  # by itself, so that no local variable holds a model any more
-        self._alive.clear()
-        self._device.release()
+        self.alive.clear()
+        self.device.release()
 
     def _measured(self) -> Iterator[StepOutcome]:
         """The rounds of the group, then its kernels."""
-        for done in range(self._limits.rounds):
-            if done and self._limits.left < self._seconds_of_rounds(1):
+        for done in range(self.limits.rounds):
+            if done and self.limits.left < self._seconds_of_rounds(1):
                 break
             self._round()
-        for each in self._alive:
-            if not each.failure and self._limits.left > 0:
-                each.kernels = self._device.kernels(each.run)
+        for each in self.alive:
+            if not each.failure and self.limits.left > 0:
+                each.kernels = self.device.kernels(each.run)
         baseline = self._baseline()
-        for each in self._alive:
+        for each in self.alive:
             if each.failure:
                 yield self._failed(each.name, each.failure)
                 continue
             rounds = baseline.rounds if baseline is not None else ()
             figures = each.figures(each.rounds, rounds)
-            self._progress(f"{self._block.label} {each.name}: {describe_figures(figures)}")
-            yield StepOutcome(self._block, each.name, figures)
+            self.progress(f"{self.block.label} {each.name}: {describe_figures(figures)}")
+            yield StepOutcome(self.block, each.name, figures)
 
     def _round(self) -> None:
-        for each in self._alive:
+        for each in self.alive:
             if not each.failure:
                 try:
                     each.rounds.append(self._turn(each))
@@ -191,19 +183,19 @@ class BlockRun:
                     each.failure = describe(error)
 
     def _turn(self, step: LiveStep) -> RoundTiming:
-        return timed_turn(step.run, self._device.wait, steps=self._limits.steps)
+        return timed_turn(step.run, self.device.wait, steps=self.limits.steps)
 
     def _baseline(self) -> LiveStep | None:
-        return next((each for each in self._alive if each.name == MODEL_BASELINE and not each.failure), None)
+        return next((each for each in self.alive if each.name == MODEL_BASELINE and not each.failure), None)
 
     def _seconds_for(self, variant: ModelVariant) -> float:
         """Estimated time to prepare another variant and for the rounds of what is alive."""
-        return self._longest * (TUNING if variant.tunes else 1) + self._seconds_of_rounds()
+        return self.longest * (TUNING if variant.tunes else 1) + self._seconds_of_rounds()
 
     def _seconds_of_rounds(self, rounds: int | None = None) -> float:
         """Estimated time for the rounds of what is alive."""
-        steps = self._limits.steps_of_a_turn * (self._limits.rounds if rounds is None else rounds)
-        return sum(each.seconds(steps) for each in self._alive)
+        steps = self.limits.steps_of_a_turn * (self.limits.rounds if rounds is None else rounds)
+        return sum(each.seconds(steps) for each in self.alive)
 
 
 def describe_figures(figures: VariantFigures) -> str:

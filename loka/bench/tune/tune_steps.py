@@ -6,7 +6,7 @@ import itertools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch._inductor import config
@@ -66,6 +66,7 @@ class TimedDevice(BenchDevice):
         return None
 
 
+@dataclass(slots=True)
 class StepMeasurer:
     """Measures candidates on a device: forward, loss, backward and optimiser, under autocast to bfloat16.
 
@@ -73,20 +74,12 @@ class StepMeasurer:
     ahead, with 1 none; None: as many as there are cores.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        device: BenchDevice,
-        progress: Progress,
-        synthetic: bool = False,
-        jobs: int | None = None,
-    ) -> None:
-        self.policy = policy
-        self.device = device
-        self.progress = progress
-        self.synthetic = synthetic
-        self.jobs = jobs
-        self._numbers = itertools.count(1)  # of candidates
+    policy: Policy
+    device: BenchDevice
+    progress: Progress
+    synthetic: bool = False
+    jobs: int | None = None
+    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))  # of candidates
 
     def __call__(self, candidates: Sequence[Candidate], limits: RunLimits) -> Mapping[str, StepOutcome]:
         """The steps, by the candidates' titles, as far as there is time.
@@ -98,7 +91,7 @@ class StepMeasurer:
         block = StepBlock(Casting.AUTOCAST, True, launch)
         baseline = ModelVariant(MODEL_BASELINE, compiling)
         # Dynamo keeps guards on modules by name: a package of a later run needs another.
-        variants = {each.title: _variant(each, next(self._numbers), compiling) for each in candidates}
+        variants = {each.title: _variant(each, next(self.numbers), compiling) for each in candidates}
         plans = {
             variants[each.title].package or "": replace(each.plan, tuned=None)
             for each in candidates

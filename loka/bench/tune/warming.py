@@ -51,35 +51,33 @@ class Warming:
     threads: int = field(default_factory=torch.get_num_threads)
 
 
+@dataclass(frozen=True, slots=True)
 class Warmer:
     """Compiles variants ahead in at most `jobs` processes at a time; None: as many as there are cores."""
 
-    def __init__(
-        self, warming: Warming, subject: ModelSubject, plans: dict[str, Plan], jobs: int | None, progress: Progress
-    ) -> None:
-        self._warming = warming
-        self._subject = subject
-        self._plans = plans
-        self._jobs = jobs
-        self._progress = progress
+    warming: Warming
+    subject: ModelSubject
+    plans: dict[str, Plan]
+    jobs: int | None
+    progress: Progress
 
     def wave(self, variants: Sequence[ModelVariant], peak_mib: float | None, limits: RunLimits) -> int:
         """Compile the first of these variants; returns how many, 0 where processes would gain nothing.
 
         `peak_mib`: the most memory of a BF16 step. Returns when all its processes have ended.
         """
-        jobs = process_count(peak_mib, self._warming.device.free(), self._jobs)
+        jobs = process_count(peak_mib, self.warming.device.free(), self.jobs)
         seconds = SHARE * limits.left
         wave = variants[:jobs]
         if len(wave) < 2 or seconds < SHORTEST:
             return 0
-        label, begun = self._warming.block.label, time.monotonic()
-        self._progress(f"{label}: compiling {len(wave)} candidates in as many processes")
+        label, begun = self.warming.block.label, time.monotonic()
+        self.progress(f"{label}: compiling {len(wave)} candidates in as many processes")
         failures = self._run(wave, begun + seconds)
         done = f"{len(wave) - len(failures)} of {len(wave)} are compiled, after {time.monotonic() - begun:.0f} s"
-        self._progress(f"{label}: {done}")
+        self.progress(f"{label}: {done}")
         for name, failure in failures.items():
-            self._progress(f"{label} {name}: will be compiled when it is measured: {failure}")
+            self.progress(f"{label} {name}: will be compiled when it is measured: {failure}")
         return len(wave)
 
     def _run(self, wave: Sequence[ModelVariant], end: float) -> dict[str, str]:
@@ -89,12 +87,12 @@ class Warmer:
         with child_processes() as start:
             for variant in wave:
                 try:
-                    self._subject.write(variant, self._warming.block)
+                    self.subject.write(variant, self.warming.block)
                 except Exception as error:  # noqa: BLE001  (measuring raises it again, and reports it)
                     failures[variant.name] = describe(error)
                     continue
-                plan = self._plans.get(variant.package or "")
-                running[variant.name] = start(warm, self._warming, variant, plan, threads)
+                plan = self.plans.get(variant.package or "")
+                running[variant.name] = start(warm, self.warming, variant, plan, threads)
             for name, child in running.items():
                 found = child.received(end)
                 if failure := child.failure or str(found):
