@@ -25,7 +25,6 @@ from loka.sites.site import Site
 NO_NE_EVIDENCE = "no evidence for the change of NE"
 # Kernels that can run a GEMM, each with the form of its operands; and rejected ones.
 _Sifted = tuple[dict[str, OperandPair], tuple[Rejected, ...]]
-Sizes = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +46,10 @@ class Situation:
         if self.kernels or self.costs is None:
             return self.kernels or PREFERRED
         return tuple(kernel for kernel in GEMM_KERNELS if kernel.name != NATIVE)
+
+    def sizes_of(self, site: Site) -> SiteSizes:
+        """A site's sizes at the batch size."""
+        return SiteSizes(site.rows.at(self.batch_size), site.k, site.n)
 
 
 def site_gemms(site: Site) -> tuple[Gemm, ...]:
@@ -79,12 +82,12 @@ class Decider:
         by = _by(wanted.compute_set_by(gemm))
         operands, lacking = with_ranges(known, site.name, gemm, requested.operands)
         judged = judge(known, site.name, gemm, requested.operands, operands, wanted.budget)
-        operands = self._overridden(site, gemm, replace(requested, operands=operands))
+        operands = _overridden(site, gemm, replace(requested, operands=operands), self._situation)
         if requested.compute is Compute.KEEP:
             return _kept(gemm, site.blocked or f"keep{by}", judged)
         obstacle = obstacle or lacking
         if obstacle is not None:
-            kernels = candidates(requested, self._situation.considered)
+            kernels = _candidates(requested, self._situation.considered)
             return _kept(gemm, obstacle, judged, tuple(Rejected(kernel.name, obstacle) for kernel in kernels))
         able, rejected = self._kernels(site, gemm, wanted, replace(requested, operands=operands))
         if not able:
@@ -121,15 +124,12 @@ class Decider:
             self._sifted[key] = _sift(site, gemm, requested, self._situation, self._perf_model)
         return self._sifted[key]
 
-    def _overridden(self, site: Site, gemm: Gemm, requested: GemmSettings) -> OperandPair:
-        return overridden_operands(site, gemm, requested, self._situation.batch_size, self._situation.target.value)
-
     def offers(self, site: Site, wanted: SiteSettings, gemms: Sequence[GemmPlan]) -> dict[Gemm, Offer]:
         """The GEMMs of a site that some kernel could run in FP8, regardless of policy and evidence."""
         offers = {}
         for plan in gemms:
             requested = wanted.gemms[plan.gemm]
-            operands = plan.operands or self._overridden(site, plan.gemm, requested)
+            operands = plan.operands or _overridden(site, plan.gemm, requested, self._situation)
             requested = replace(requested, operands=operands)
             ways = [requested]
             if requested.may_be_fast:
@@ -156,11 +156,10 @@ def _sift(
     """The kernels that can run a GEMM, in order, and those that cannot or gave wrong results, with reasons."""
     able: dict[str, OperandPair] = {}
     rejected = []
-    sizes, target = SiteSizes(site.rows.at(situation.batch_size), site.k, site.n), situation.target.value
-    shape = (sizes.m, sizes.k, sizes.n)
-    for kernel in candidates(requested, situation.considered):
-        operands = accepted_operands(kernel, gemm, requested, shape, target)
-        reason = kernel.unsupported_reason(gemm, operands, requested.accumulation, requested.padding, *shape, target)
+    sizes, target = situation.sizes_of(site), situation.target.value
+    for kernel in _candidates(requested, situation.considered):
+        operands = accepted_operands(kernel, gemm, requested, sizes, target)
+        reason = _refusal(kernel, gemm, operands, requested, sizes, target)
         if reason is None and perf_model is not None:
             wrong = perf_model.costs.wrong_reason(gemm_part(gemm, sizes, kernel.name, operands, requested.accumulation))
             reason = f"its numbers were wrong when it was measured: {wrong}" if wrong else None
@@ -183,9 +182,7 @@ def _faster_form(
     here, there = (
         gemm_part(gemm, sizes, kernel.name, form, requested.accumulation) for form in (requested.operands, other)
     )
-    refused = kernel.unsupported_reason(
-        gemm, other, requested.accumulation, requested.padding, sizes.m, sizes.k, sizes.n, target
-    )
+    refused = _refusal(kernel, gemm, other, requested, sizes, target)
     latency, beside = perf_model.part(here), perf_model.part(there)
     if refused is not None or latency is None or beside is None or perf_model.costs.wrong_reason(there):
         return requested.operands
@@ -202,43 +199,47 @@ def _by(assignment: Assignment | None) -> str:
     return f" by {place}" if place else ""
 
 
-def candidates(requested: GemmSettings, usual: Sequence[Kernel]) -> tuple[Kernel, ...]:
+def _candidates(requested: GemmSettings, usual: Sequence[Kernel]) -> tuple[Kernel, ...]:
     """The kernels that a GEMM may run on: the one that the policy names, or the usual ones."""
     return tuple(usual) if requested.kernel == ANY_KERNEL else (kernel_named(requested.kernel),)
 
 
-def accepted_operands(kernel: Kernel, gemm: Gemm, requested: GemmSettings, sizes: Sizes, target: str) -> OperandPair:
-    """The operands in the form that a kernel supports, if any; sizes are M, K and N.
+def _refusal(
+    kernel: Kernel, gemm: Gemm, operands: OperandPair, requested: GemmSettings, sizes: SiteSizes, target: str
+) -> str | None:
+    """Why a kernel cannot run a GEMM with these operands; None where it can."""
+    return kernel.unsupported_reason(
+        gemm, operands, requested.accumulation, requested.padding, sizes.m, sizes.k, sizes.n, target
+    )
+
+
+def accepted_operands(
+    kernel: Kernel, gemm: Gemm, requested: GemmSettings, sizes: SiteSizes, target: str
+) -> OperandPair:
+    """The operands in the form that a kernel supports, if any.
 
     Two transposed operands have one scale each, which can be passed as a tensorwise or a rowwise scale: a kernel
     without support for tensorwise scales takes them rowwise.
     """
-
-    def able(operands: OperandPair) -> bool:
-        return (
-            kernel.unsupported_reason(gemm, operands, requested.accumulation, requested.padding, *sizes, target) is None
-        )
-
-    if able(requested.operands) or not all(each.reads_first_scale for each in requested.operands):
-        return requested.operands
-    rows = transposed_form(requested.operands)
-    return rows if rows is not None and able(rows) else requested.operands
+    asked, rows = requested.operands, transposed_form(requested.operands)
+    if rows is None or not all(each.reads_first_scale for each in asked):
+        return asked
+    by_form = {form: _refusal(kernel, gemm, form, requested, sizes, target) for form in (asked, rows)}
+    return rows if by_form[asked] is not None and by_form[rows] is None else asked
 
 
-def overridden_operands(site: Site, gemm: Gemm, requested: GemmSettings, batch_size: int, target: str) -> OperandPair:
+def _overridden(site: Site, gemm: Gemm, requested: GemmSettings, situation: Situation) -> OperandPair:
     """`accepted_operands` of the kernel that the policy names; without one, the policy's operands."""
     if requested.kernel == ANY_KERNEL:
         return requested.operands
-    sizes = (site.rows.at(batch_size), site.k, site.n)
-    return accepted_operands(kernel_named(requested.kernel), gemm, requested, sizes, target)
+    kernel, sizes = kernel_named(requested.kernel), situation.sizes_of(site)
+    return accepted_operands(kernel, gemm, requested, sizes, situation.target.value)
 
 
 def pinned_reason(site: Site, gemm: Gemm, requested: GemmSettings, situation: Situation) -> str | None:
     """Why the kernel that the policy names for a GEMM rejects it; None where it takes it, or none is named."""
     if requested.kernel == ANY_KERNEL:
         return None
-    target, sizes = situation.target.value, (site.rows.at(situation.batch_size), site.k, site.n)
-    operands = overridden_operands(site, gemm, requested, situation.batch_size, target)
-    return kernel_named(requested.kernel).unsupported_reason(
-        gemm, operands, requested.accumulation, requested.padding, *sizes, target
-    )
+    operands = _overridden(site, gemm, requested, situation)
+    kernel, sizes = kernel_named(requested.kernel), situation.sizes_of(site)
+    return _refusal(kernel, gemm, operands, requested, sizes, situation.target.value)

@@ -12,7 +12,7 @@ from loka.plan.plan import GemmPlan, SiteTiming, StepTime
 from loka.plan.select.enumerate import SiteOptions, enumerate_options
 from loka.plan.select.perf_model import HostModel, PerfModel
 from loka.plan.select.select import SelectionProblem, TimedDecision, problem_of, revise, select
-from loka.plan.select.workload import SiteSizes, Surroundings, TracedNeighbours, surroundings_of
+from loka.plan.select.workload import Surroundings, TracedNeighbours, surroundings_of
 from loka.policy.settings import SiteSettings
 from loka.probe.profile.profile import Verdict
 from loka.sites.site import Site
@@ -97,9 +97,8 @@ class ByTime:
         fuse = Fuse.NEVER if site.name in traced.alone else wanted.fuse
         key = (id(wanted), site.rows, site.k, site.n, site.input_grad, around, fuse)
         if key not in self._enumerated:
-            sizes = SiteSizes(site.rows.at(self._situation.batch_size), site.k, site.n)
             self._enumerated[key] = enumerate_options(
-                sizes,
+                self._situation.sizes_of(site),
                 site_gemms(site),
                 self._decider.offers(site, wanted, draft.gemms),
                 around,

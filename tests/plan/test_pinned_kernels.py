@@ -15,6 +15,7 @@ from loka.plan.decide import Situation, accepted_operands
 from loka.plan.evidence import NO_EVIDENCE
 from loka.plan.plan import NATIVE, SitePlan
 from loka.plan.resolve import resolve
+from loka.plan.select.workload import SiteSizes
 from loka.policy.settings import Assignment, GemmSettings, SiteSettings
 from loka.sites.site import Site
 from tests.support.plan.plan_costs import MadeUp
@@ -99,7 +100,7 @@ def test_auto_after_a_kernel_takes_it_back(make_site, make_settings):
 
 def test_transposed_operands_are_taken_in_the_form_that_a_kernel_takes():
     asked = GemmSettings(Compute.FP8, (TRANSPOSED, TRANSPOSED))
-    sizes = (4096, 512, 256)
+    sizes = SiteSizes(4096, 512, 256)
     assert accepted_operands(SCALED_MM, Gemm.WGRAD, asked, sizes, "h100") == (TRANSPOSED, TRANSPOSED)
     rows = replace(TRANSPOSED, scaling=Scaling.ROWWISE)
     assert accepted_operands(kernel_named("fbgemm.rowwise"), Gemm.WGRAD, asked, sizes, "h100") == (rows, rows)

@@ -68,13 +68,12 @@ class TunedInputs:
         """Why a record does not hold any more; "" if it does."""
         if self.loka != now.loka:
             return f"it was measured with LoKA {self.loka}, and this is {now.loka}"
-        if self.model != now.model:
-            return "the model has changed since it was measured"
-        if self.policy != now.policy:
-            return "the policy asks for something else since it was measured"
-        if self.profile != now.profile:
-            return "the profile has changed since it was measured"
-        return ""
+        words = {
+            "model": "the model has changed since it was measured",
+            "policy": "the policy asks for something else since it was measured",
+            "profile": "the profile has changed since it was measured",
+        }
+        return next((said for name, said in words.items() if getattr(self, name) != getattr(now, name)), "")
 
 
 @dataclass(frozen=True, slots=True, config=MODEL)
