@@ -23,6 +23,9 @@ from loka.sites.weights import find_weight
 
 _SEVERAL = "its Parameter is used at several places, which cannot be told apart"
 
+# Of a forward, its sites and the shapes of its locals: the changes that are possible, and reasons for other sites.
+Find = Callable[[ForwardIR, Mapping[str, Size], Mapping[str, Shape]], tuple[Sequence[JoinedSites], Sequence[Unchanged]]]
+
 
 class ModelInChange:
     """The model's sites while mods change them.
@@ -202,9 +205,6 @@ class SiteOutcome:
             self.leave(members, reason)
             return
         self.rewritten.append(RewriteResult(owned.change.mod, owned.owner, tuple(members), site.name, what))
-
-
-Find = Callable[[ForwardIR, Mapping[str, Size], Mapping[str, Shape]], tuple[Sequence[JoinedSites], Sequence[Unchanged]]]
 
 
 def joined_site(name: str, owner: str, members: Sequence[Site], **changes: Any) -> Site:
