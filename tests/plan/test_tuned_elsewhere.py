@@ -13,7 +13,7 @@ from loka.bench.model.model_subject import ModelSubject
 from loka.bench.model.model_variants import PackageKind
 from loka.bench.packages import Workshop
 from loka.bench.report.markdown_page import to_markdown
-from loka.bench.report.sources import sources
+from loka.bench.report.page import sources
 from loka.cli.doctor_items import policy_items
 from loka.kernels.measurements.versions import Versions
 from loka.mods.policy_loader import load_policy

@@ -112,14 +112,8 @@ def measured_steps(path: Path, plan: Plan) -> MeasuredSteps:
         torch=data.environment.torch,
         batch_size=model.batch_size,
         bars=tuple(
-            StepBar(
-                each.variant,
-                each.launch,
-                each.step_ms,
-                each.ratio,
-                percent(each.step_ms / max(times)),
-                each.variant == data.baseline,
-            )
+            StepBar(each.variant, each.launch, each.step_ms, each.ratio, percent(each.step_ms / max(times)),
+                    each.variant == data.baseline)
             for each in lines
         ),
-    )
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Times and errors of a plan's sites as charts: bars of one scale, and rows of dots against the budgets."""
+"""A plan's sites as charts: times as bars, errors as dots against the budgets, and the distributions of operands."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ from loka.bench.report.geometry import Axis, axis_of, percent
 from loka.bench.report.model_tree import Precision, fused_sites, site_precision
 from loka.kernels.measurements.parts import TimeSource
 from loka.numerics.enums import Gemm
-from loka.plan.format import format_mere, format_speedup, format_sqnr, format_us
+from loka.plan.evidence import ProfiledSites
+from loka.plan.format import format_mere, format_share, format_speedup, format_sqnr, format_us
 from loka.plan.plan import Evidence, GemmPlan, Plan, SitePlan, StepTime
+from loka.plan.view.histogram import octaves_of
 from loka.plan.view.table import budget_of, interaction_groups, name_of_group, owner_of_group, site_groups
 from loka.policy.settings import Budget
+from loka.probe.profile.profile import OperandSummary, Quantiles
 
 MOST_BARS = 24  # the others are summed up
 MOST_ROWS = 60  # of dots
+MOST_DISTRIBUTIONS = 40  # those of the sites with most FLOPs
 _LEAST_CERTAIN = (TimeSource.MEASURED, TimeSource.INTERPOLATED, TimeSource.ESTIMATED)
 _MARGIN = 1.08  # of the axis beyond what is on it
 _MOST_DB = 80.0  # an SQNR beyond it, of an operand that is exact, is at the end of the axis
@@ -173,3 +177,87 @@ def _worst(group: Sequence[SitePlan]) -> tuple[tuple[GemmPlan, Evidence], ...]:
         if gemm.evidence is not None and (known is None or known[1].mere.high < gemm.evidence.mere.high):
             found[gemm.gemm] = (gemm, gemm.evidence)
     return tuple(found.values())
+
+
+@dataclass(frozen=True, slots=True)
+class OperandChart:
+    """One operand of a site, an octave a column. Heights are logarithms of counts."""
+
+    operand: str  # "input"
+    heights: tuple[float, ...]  # of the octaves, 0 to 1
+    axis: Axis | None  # of exponents of 2; None for an operand of zeros
+    markers: tuple[tuple[str, float], ...]  # ("amax", in per cent of the axis)
+    facts: tuple[tuple[str, str], ...]  # ("amax", "12.4, usually 8.1"), ...
+    losses: tuple[tuple[str, str, str, str], ...]  # scale, format, underflow, subnormal
+
+    @property
+    def words(self) -> str:
+        """The chart as a sentence."""
+        span = f", from 2^{self.axis.low:g} to 2^{self.axis.high:g}" if self.axis is not None else ", only zeros"
+        return f"Magnitudes of the {self.operand.replace('_', ' ')}{span}"
+
+
+@dataclass(frozen=True, slots=True)
+class SiteDistributions:
+    """A site of the profile with its operands, those that were seen, by name."""
+
+    name: str
+    share: float  # of the model's forward FLOPs
+    operands: dict[str, OperandChart]
+
+
+@dataclass(frozen=True, slots=True)
+class Distributions:
+    """The sites with most FLOPs, in model order."""
+
+    sites: tuple[SiteDistributions, ...]
+    left_out: int
+    opened: str  # the site with most FLOPs
+
+
+def distributions(plan: Plan, known: ProfiledSites, shown: int = MOST_DISTRIBUTIONS) -> Distributions:
+    """The distributions of a plan's sites that the profile recorded."""
+    seen = [
+        (site.site.name, site.site.share, found.operands)
+        for site in plan.sites
+        if (found := known.sites.get(site.site.name)) is not None and found.operands
+    ]
+    largest = [name for name, _, _ in sorted(seen, key=lambda each: -each[1])[:shown]]
+    sites = tuple(
+        SiteDistributions(name, share, {chart.operand: chart for chart in map(_chart, operands)})
+        for name, share, operands in seen
+        if name in largest
+    )
+    return Distributions(sites, len(seen) - len(sites), largest[0] if largest else "")
+
+
+def _chart(operand: OperandSummary) -> OperandChart:
+    octaves = octaves_of(operand.operand, operand.magnitudes)
+    axis: Axis | None = None
+    if octaves is not None:
+        axis = Axis(octaves.first, octaves.first + len(octaves.counts), tuple(octaves.labels))
+    calls = f" in {operand.calls} calls" if operand.calls else ""
+    facts = [
+        ("rows", f"{operand.sampled} of {operand.rows}{calls}"),
+        ("largest", f"{operand.amax:.4g}, usually {operand.usual_amax:.4g}"),
+        ("root mean square", f"{operand.rms:.4g}"),
+        ("zeros", format_share(operand.zeros)),
+        ("non-finite", f"{operand.nonfinite} in {operand.nonfinite_calls} calls" if operand.nonfinite else "none"),
+    ]
+    spreads = (("rms to largest, row", operand.row_spread), ("rms to largest, 128", operand.block_spread))
+    markers = (("rms", operand.rms), ("amax", operand.amax))
+    return OperandChart(
+        operand=operand.operand.value,
+        heights=octaves.heights if octaves is not None else (),
+        axis=axis,
+        markers=tuple((name, axis.at(math.log2(each))) for name, each in markers if axis and 0 < each < math.inf),
+        facts=(*facts, *((name, _spread(each)) for name, each in spreads if each is not None)),
+        losses=tuple(
+            (each.view.value, each.format.value, format_share(each.underflow), format_share(each.subnormal))
+            for each in operand.shares
+        ),
+    )
+
+
+def _spread(spread: Quantiles) -> str:
+    return f"{spread.p50:.1f} octaves ({spread.p1:.1f} to {spread.p99:.1f})"

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from loka.bench.report.loss_curves import KeptRuns
 from loka.bench.report.measured_steps import measured_steps
-from loka.bench.report.page import ROWS, Headline, Report, Tone, gather
-from loka.bench.report.sources import Origin
+from loka.bench.report.page import ROWS, Headline, Origin, Report, Tone, gather
 from loka.devices.spec import Execution
 from loka.devices.targets import TargetDevice
 from loka.plan.evidence import ProfiledSites
