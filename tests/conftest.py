@@ -10,6 +10,8 @@ from importlib.util import find_spec
 import pytest
 import torch
 
+from tests.support.failure_names import pytest_configure  # noqa: F401 - a hook
+
 # Inductor builds a library for each of the CPU's vector extensions, and loads it in a process that imports torch, to
 # learn whether the compiler knows them: 20 s. Kernels are vectorised as before; a compiler without one of them fails.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
@@ -48,26 +50,6 @@ def threads_stay() -> Iterator[None]:
     after = torch.get_num_threads()
     torch.set_num_threads(before)
     assert after == before, f"the test changed torch's number of threads from {before} to {after}; restore it"
-
-
-@pytest.hookimpl(trylast=True)  # when there is a terminal reporter
-def pytest_configure(config: pytest.Config) -> None:
-    terminal = config.pluginmanager.get_plugin("terminalreporter")
-    if terminal is not None and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(_FailureNames(terminal))
-
-
-class _FailureNames:
-    """Prints the name of a test when it fails, with one worker or many; pytest names it at the end."""
-
-    def __init__(self, terminal: pytest.TerminalReporter) -> None:
-        self.terminal = terminal
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed:
-            word = "FAILED" if report.when == "call" else "ERROR"
-            self.terminal.write(f"\n{word} {report.nodeid}\n", flush=True, red=True)
 
 
 def pytest_collection_finish() -> None:

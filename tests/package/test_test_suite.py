@@ -59,10 +59,10 @@ def test_gpu_tests_stand_in_files_of_their_own() -> None:
 
 
 def test_no_two_helpers_have_one_name() -> None:
-    helpers = [file.stem for file in FILES if not file.stem.startswith(("test_", "__init__", "conftest"))]
+    helpers = [file.stem for file in FILES if not file.stem.startswith(("test_", "__", "conftest"))]
     assert [name for name, count in Counter(helpers).items() if count > 1] == []
     outside = [name_of(file) for file in FILES if file.parts[len(TESTS.parts)] != "support"]
-    assert [name for name in outside if not Path(name).stem.startswith(("test_", "__init__", "conftest"))] == []
+    assert [name for name in outside if not Path(name).stem.startswith(("test_", "__", "conftest"))] == []
 
 
 @pytest.mark.slow
@@ -75,8 +75,21 @@ def test_the_name_of_a_failing_test_is_printed_at_once(workers: str, tmp_path: P
         "def test_waits():\n    while not seen.exists() and time.monotonic() < end:\n        time.sleep(0.05)\n"
     )
     (tmp_path / "test_two.py").write_text(waits)
-    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-n", workers, "--rootdir", tmp_path, tmp_path]
-    with subprocess.Popen(command, cwd=TESTS.parent, stdout=subprocess.PIPE, text=True) as running:
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "tests.support.failure_names",
+        "-n",
+        workers,
+        "--rootdir",
+        tmp_path,
+        tmp_path,
+    ]
+    with subprocess.Popen(
+        [*command, "--rootdir", tmp_path, tmp_path], cwd=TESTS.parent, stdout=subprocess.PIPE, text=True
+    ) as running:
         try:
             assert running.stdout is not None
             assert any(line.startswith("FAILED test_two.py::test_bad\n") for line in running.stdout)
