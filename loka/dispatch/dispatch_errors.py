@@ -30,7 +30,7 @@ class _ProblemsError(Exception):
         super().__init__(listed(headline, self.problems))
 
 
-class BindError(_ProblemsError, InputError):
+class BindError(InputError, _ProblemsError):
     """A package cannot be bound to a model, which is unchanged. `problems`: every reason, one line each."""
 
 
@@ -42,7 +42,7 @@ class FrozenWeightError(InputError):
     """A module with frozen FP8 weights was called in a way that would lose a gradient."""
 
 
-class VerifyError(_ProblemsError, CheckFailedError):
+class VerifyError(CheckFailedError, _ProblemsError):
     """A planned FP8 GEMM did not run, the model changed, or a frozen weight is stale. `problems`: each finding."""
 
 

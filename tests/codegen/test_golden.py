@@ -1,6 +1,6 @@
 """Three packages are rendered to the bytes that lie in `golden`, under any hash seed, and clean by ruff.
 
-Renew them with `.venv/bin/python -m tests.codegen.golden`, and read what changed.
+Renew them with `.venv/bin/python -m tests.support.codegen.renew_golden`, and read what changed.
 """
 
 from __future__ import annotations
