@@ -173,7 +173,7 @@ class Probe:
         Waits for a running save. Errors are raised by the next step, save or the end of `with`. Raises InputError if
         the Probe has no path.
         """
-        self._save(self._own_path())
+        self._save()
 
     def stats(self) -> tuple[SiteStats, ...]:
         """The statistics so far of each site, with tensors on the CPU; parts that were never seen are None.
@@ -185,7 +185,8 @@ class Probe:
 
     def recorded(self) -> RecordedStats:
         """The full profile so far, without estimates and findings. Collective and synchronising like `stats`."""
-        return self._finish(self._ranks())(self.stats())
+        ranks = 1 if self._group is None else torch.distributed.get_world_size(self._group)
+        return self._finish(ranks)(self.stats())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -217,23 +218,15 @@ class Probe:
             self._on_statistics(self._step, self._figures.read(self._trackers.values()))
         due = self._path is not None and self._step > 0 and self._step % self._save_every == 0
         if due and not self._saver.busy:
-            self._save(self._own_path())
+            self._save()
         sampled = self._step + (self._every - 1 - self._step) % self._every
         until_save = self._step + self._save_every - self._step % self._save_every
         self._next = min(sampled if sampled > self._step else self._step + 1, until_save)
         self._saver.raise_error()
         if sampled == self._step:
-            self._enter()
-
-    def _enter(self) -> None:
-        """Begin a sampled step."""
-        watch = self._watch
-        if watch is None:
-            return
-        watch.start()
-        dynamo = sys.modules.get("torch._dynamo")
-        if dynamo is not None:
-            self._stance = torch.compiler.set_stance("force_eager")
+            self._watch.start()
+            if "torch._dynamo" in sys.modules:
+                self._stance = torch.compiler.set_stance("force_eager")
 
     def _leave(self, done: bool = True) -> bool:
         """End a sampled step, if one runs; only a completed one counts as unseen. True if operands were seen."""
@@ -259,24 +252,22 @@ class Probe:
             trackers.take_weight(self._step)
         return tuple(trackers.snapshot() for trackers in self._trackers.values())
 
-    def _save(self, path: Path) -> None:
+    def _save(self) -> None:
+        path = self._own_path()
         self._warn_unseen()
-        finish = self._finish()
-        self._saver.start(path, self._snapshots(), finish)
+        self._saver.start(path, self._snapshots(), self._finish())
 
     def _save_last(self, alone: bool) -> None:
         """The save at the end: of all ranks together, unless only one was interrupted."""
-        if self._path is None or self._group is None or alone:
-            if self._path is not None:
-                self._save(self._own_path())
-            self._saver.wait()
-            return
+        together = self._path is not None and self._group is not None and not alone
+        if self._path is not None and not together:
+            self._save()
         self._saver.wait()
-        stats = self.stats()
-        if torch.distributed.get_rank(self._group) == 0:
-            finish = self._finish(self._ranks())
-            profile_file.save(self._path, finish(stats))
-        self._own_path().unlink(missing_ok=True)
+        if self._path is not None and together:
+            recorded = self.recorded()
+            if torch.distributed.get_rank(self._group) == 0:
+                profile_file.save(self._path, recorded)
+            self._own_path().unlink(missing_ok=True)
 
     def _own_path(self) -> Path:
         if self._path is None:
@@ -285,9 +276,6 @@ class Probe:
             return self._path
         rank = torch.distributed.get_rank(self._group)
         return self._path.with_name(f"{self._path.stem}.rank{rank}{self._path.suffix}")
-
-    def _ranks(self) -> int:
-        return 1 if self._group is None else torch.distributed.get_world_size(self._group)
 
     def _finish(self, ranks: int = 1) -> Callable[[tuple[SiteStats, ...]], RecordedStats]:
         """A function that makes the full profile from statistics and the current counts; runs in the saving thread."""
