@@ -30,6 +30,10 @@ class Latency:
     def __add__(self, other: Latency) -> Latency:
         return Latency(self.us + other.us, hypot(self.noise, other.noise), less_sure(self.source, other.source))
 
+    def estimate(self, factor: float) -> Latency:
+        """The time of something that takes so many times as long."""
+        return Latency(self.us * factor, self.noise * factor, TimeSource.ESTIMATED)
+
     def ties_with(self, other: Latency) -> bool:
         """True if the two cannot be distinguished: their difference is within the noise of both together."""
         return abs(self.us - other.us) <= hypot(self.noise, other.noise)
@@ -94,36 +98,20 @@ class PerfModel:
         return Latency(us, sqrt(squares), source)
 
     def _look_up(self, part: Part) -> Latency | None:
-        if part.work in INTERACTIONS:
-            return self._interaction(part)
-        if part.kernel in _OVER_RENDERED:
-            rendered, factor = self.part(replace(part, kernel=RENDERED)), _OVER_RENDERED[part.kernel]
-            return (
-                None
-                if rendered is None
-                else Latency(rendered.us * factor, rendered.noise * factor, TimeSource.ESTIMATED)
-            )
+        if part.kernel in _OVER_RENDERED and part.work not in INTERACTIONS:
+            rendered = self.part(replace(part, kernel=RENDERED))
+            return None if rendered is None else rendered.estimate(_OVER_RENDERED[part.kernel])
         timed = self.costs.time(part)
         if timed is not None:
             return _latency(timed)
-        if part.work is PartKind.GEMM:
-            return None
-        for other in _substitutes(part):
+        if part.work in INTERACTIONS:
+            us = interaction_us(part, self.device)
+            return Latency(us, us * BY_BYTES, TimeSource.ESTIMATED) if part.kernel == RENDERED else None
+        for other in _substitutes(part) if part.work is not PartKind.GEMM else ():
             timed = self.costs.time(other)
             if timed is not None:
-                latency = _latency(timed)
-                scale = bound_us(part, self.device) / bound_us(other, self.device)
-                return Latency(latency.us * scale, latency.noise * scale, TimeSource.ESTIMATED)
+                return _latency(timed).estimate(bound_us(part, self.device) / bound_us(other, self.device))
         return None
-
-    def _interaction(self, part: Part) -> Latency | None:
-        timed = self.costs.time(part)
-        if timed is not None:
-            return _latency(timed)
-        if part.kernel != RENDERED:
-            return None
-        us = interaction_us(part, self.device)
-        return Latency(us, us * BY_BYTES, TimeSource.ESTIMATED)
 
 
 def _latency(timed: PartTime) -> Latency:

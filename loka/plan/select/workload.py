@@ -181,26 +181,27 @@ def _chained(sizes: SiteSizes, recipe: Recipe, around: Surroundings, fused: bool
     if fused and around.before and (joined or around.takes_before):
         forward.append(_part(PartKind.FORWARD, m, k, rows, around.before))
     else:
-        forward += _before(sizes, around)
+        forward += _native(PartKind.FORWARD, m, k, around.before)
         forward.append(_part(PartKind.QUANTIZE, m, k, rows))
     forward.append(_part(PartKind.QUANTIZE, n, k, weight))
-    forward += _last(sizes, around)
+    forward += _native(PartKind.FORWARD, m, n, around.after, around.last)
     if fused and around.after and around.takes_after:
         backward.append(_part(PartKind.BACKWARD, m, n, rows, around.after))
     else:
-        backward += _after(sizes, around)
+        backward += _native(PartKind.BACKWARD, m, n, around.after)
         backward.append(_part(PartKind.QUANTIZE, m, n, rows))
     backward += [_transposed(m, n), _transposed(m, k)]
     if recipe.has_dgrad:
         backward.append(_transposed(n, k))
-        backward += _first(sizes, around)
+        backward += _native(PartKind.BACKWARD, m, k, around.before, around.first)
     return Workload(tuple(forward), tuple(backward))
 
 
 def _plain(sizes: SiteSizes, recipe: Recipe, around: Surroundings) -> Workload:
     """Each FP8 GEMM quantizes its own operands; norms and activations stay native."""
     m, k, n = sizes.m, sizes.k, sizes.n
-    forward, backward = [*_before(sizes, around)], [*_after(sizes, around)]
+    forward = [*_native(PartKind.FORWARD, m, k, around.before)]
+    backward = [*_native(PartKind.BACKWARD, m, n, around.after)]
     fprop, dgrad, wgrad = recipe.fprop, recipe.dgrad, recipe.wgrad
     if fprop is not None:
         forward += [_quantized(fprop[0], m, k), _quantized(fprop[1], n, k)]
@@ -210,9 +211,9 @@ def _plain(sizes: SiteSizes, recipe: Recipe, around: Surroundings) -> Workload:
         backward += [_quantized(dgrad[0], m, n), *weight]
     if wgrad is not None:
         backward += [*_across(wgrad[0], m, n), *_across(wgrad[1], m, k)]
-    forward += _last(sizes, around)
+    forward += _native(PartKind.FORWARD, m, n, around.after, around.last)
     if recipe.has_dgrad:
-        backward += _first(sizes, around)
+        backward += _native(PartKind.BACKWARD, m, k, around.before, around.first)
     return Workload(tuple(forward), tuple(backward))
 
 
@@ -239,22 +240,9 @@ def _transposed(rows: int, columns: int, recipe: OperandRecipe | None = None) ->
     return _part(PartKind.REQUANTIZE_TRANSPOSE, rows, columns, f"{written} {Scaling.TENSORWISE.value}")
 
 
-def _before(sizes: SiteSizes, around: Surroundings) -> tuple[Part, ...]:
-    return (_part(PartKind.FORWARD, sizes.m, sizes.k, DTYPE, around.before),) if around.before else ()
-
-
-def _after(sizes: SiteSizes, around: Surroundings) -> tuple[Part, ...]:
-    return (_part(PartKind.BACKWARD, sizes.m, sizes.n, DTYPE, around.after),) if around.after else ()
-
-
-def _last(sizes: SiteSizes, around: Surroundings) -> tuple[Part, ...]:
-    counted = around.after and around.last
-    return (_part(PartKind.FORWARD, sizes.m, sizes.n, DTYPE, around.after),) if counted else ()
-
-
-def _first(sizes: SiteSizes, around: Surroundings) -> tuple[Part, ...]:
-    counted = around.before and around.first
-    return (_part(PartKind.BACKWARD, sizes.m, sizes.k, DTYPE, around.before),) if counted else ()
+def _native(work: PartKind, rows: int, columns: int, around: str, counted: bool = True) -> tuple[Part, ...]:
+    """A norm and an activation in the model's dtype; nothing where there are none, or another site counts them."""
+    return (_part(work, rows, columns, DTYPE, around),) if around and counted else ()
 
 
 def _part(work: PartKind, rows: int, columns: int, recipe: str, around: str = "") -> Part:
