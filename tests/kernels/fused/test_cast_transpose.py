@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,30 +12,16 @@ from loka.errors import InputError
 from loka.kernels.fused.matrix_kernels import CastTranspose
 from loka.kernels.fused.norm import norm_reference
 from loka.kernels.fused.quantization import Quantization
-from loka.kernels.fused.rendering import render, render_files
 from loka.numerics.enums import Format, Scaling
 from loka.numerics.quantize import quantize
-from loka.templating.templates import load_templates
 from tests.support.kernels.ptx_registers import unset_halves
 from tests.support.kernels.quantized_cases import CAST_TRANSPOSES, modes
 from tests.support.kernels.rendered_cases import write_package
-
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
     return write_package(tmp_path_factory.mktemp("transposed") / "rendered_cast_transpose", CAST_TRANSPOSES)
-
-
-def test_the_text_is_formatted_and_linted(tmp_path):
-    templates = load_templates()
-    for name, text in render_files([render(spec, templates) for spec in CAST_TRANSPOSES], templates, "a test").items():
-        (tmp_path / name).write_text(text)
-    config = ["--config", str(ROOT / "pyproject.toml"), "--no-cache", str(tmp_path)]
-    for command in (["format", "--check", "--diff"], ["check"]):
-        done = subprocess.run([sys.executable, "-m", "ruff", *command, *config], capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout[-4000:] + done.stderr
 
 
 @pytest.mark.parametrize("how", [how for how in modes() if how.scaling not in ("static", "tensorwise")], ids=str)

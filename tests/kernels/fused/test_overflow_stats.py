@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,9 +13,7 @@ from loka.kernels.fused.norm import norm_reference
 from loka.kernels.fused.norm.fused_cast_transpose import FusedCastTranspose
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.quantization import Quantization
-from loka.kernels.fused.rendering import render, render_files
 from loka.numerics.enums import Format
-from loka.templating.templates import load_templates
 from tests.support.kernels.ptx_registers import unset_halves
 from tests.support.kernels.quantized_cases import CAST_TRANSPOSES as UNRECORDED
 from tests.support.kernels.recorded_cases import (
@@ -33,9 +28,7 @@ from tests.support.kernels.recorded_cases import (
     unrecorded,
 )
 from tests.support.kernels.rendered_cases import arguments_of, random_inputs, write_package
-from tests.support.processes.launch import run_interpreted
 
-ROOT = Path(__file__).parents[3]
 WIDTHS = (13, 512)
 
 
@@ -52,22 +45,6 @@ def tensors_of(spec, inputs) -> list[torch.Tensor]:
     if isinstance(spec, NormForward):
         return [inputs.tensors[name] for name in spec.parameters if name in inputs.tensors]
     return arguments_of(spec, inputs)
-
-
-@pytest.mark.slow
-def test_the_text_is_formatted_and_linted(tmp_path):
-    templates = load_templates()
-    for width in (13, 479, 512, 2048, 8192):
-        kernels = [
-            render(spec, templates)
-            for spec in [*recorded(width), *fused_cast_transposes(width), *CAST_TRANSPOSES, *TRANSPOSES]
-        ]
-        for name, text in render_files(kernels, templates, "a test").items():
-            (tmp_path / f"w{width}_{name}").write_text(text)
-    config = ["--config", str(ROOT / "pyproject.toml"), "--no-cache", str(tmp_path)]
-    for command in (["format", "--check", "--diff"], ["check"]):
-        done = subprocess.run([sys.executable, "-m", "ruff", *command, *config], capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout[-4000:] + done.stderr
 
 
 def test_names_and_schema(package):
@@ -176,12 +153,6 @@ def test_transposed_copies_are_copies(package, shape):
             assert torch.equal(ours.view(torch.uint8), values.view(torch.uint8).t())
             assert ours.is_contiguous()
             assert not x.numel() or ours.data_ptr() != values.data_ptr()
-
-
-@pytest.mark.slow
-def test_in_the_interpreter(tmp_path):
-    pytest.importorskip("triton", reason="Triton interprets kernels; this platform has none")
-    assert run_interpreted("recorded_interpreted", tmp_path) > 80  # kernels that were compared
 
 
 COMPILED = [

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
@@ -15,16 +10,12 @@ from loka.errors import InputError
 from loka.kernels.fused.norm import norm_reference
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.quantization import Quantization
-from loka.kernels.fused.rendering import render, render_files
 from loka.numerics.enums import Format, Scaling
 from loka.numerics.quantize import FORMATS, quantize
-from loka.templating.templates import load_templates
 from tests.support.kernels.drawn_inputs import KINDS, check_mode, drawn_inputs, exact_result, last_arguments
 from tests.support.kernels.quantized_cases import modes, plain, specs, table
 from tests.support.kernels.rendered_cases import arguments_of, random_inputs, write_package
-from tests.support.pairwise import pairwise
 
-ROOT = Path(__file__).parents[3]
 REFUSALS = ("does not quantize", "copy its input", "neither weight nor bias", "saves no statistics")
 WIDTHS = (13, 479, 512)
 SCALINGS = {"rowwise": Scaling.ROWWISE, "blockwise": Scaling.BLOCKWISE_1X128, "tensorwise": Scaling.TENSORWISE}
@@ -45,34 +36,6 @@ def test_the_table_of_what_exists():
             for activation in (None, "relu", "silu", "sigmoid", "hardswish", "gelu")
         }
     assert not [spec for spec in made if not spec.quantize and spec.how != Quantization()]
-
-
-def test_one_name_is_one_text():
-    templates = load_templates()
-    names: dict[str, str] = {}
-    for spec in specs(512):
-        kernel = render(spec, templates)
-        assert names.setdefault(kernel.function, kernel.text) == kernel.text
-    assert len(set(names.values())) == len(names)
-
-
-@pytest.mark.slow
-def test_every_mode_is_formatted_linted_and_reads_what_it_is_passed(tmp_path):
-    templates = load_templates()
-    widths = (13, 24, 479, 624, 2048, 8192)
-    chosen = pairwise(spec for width in widths for spec in specs(width))
-    for width in widths:
-        kernels = [render(spec, templates) for spec in chosen if spec.width == width]
-        for kernel in kernels:
-            function = ast.parse(kernel.text).body[0]
-            read = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-            assert {argument.arg for argument in function.args.args} <= read
-        for name, text in render_files(kernels, templates, "a test").items():
-            (tmp_path / f"w{width}_{name}").write_text(text)
-    config = ["--config", str(ROOT / "pyproject.toml"), "--no-cache", str(tmp_path)]
-    for command in (["format", "--check", "--diff"], ["check"]):
-        done = subprocess.run([sys.executable, "-m", "ruff", *command, *config], capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout[-4000:] + done.stderr
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,6 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -23,7 +20,6 @@ from loka.templating.templates import load_templates
 from tests.support.kernels.rendered_cases import BLOCK_PARTS, PARTS, norm_specs
 from tests.support.pairwise import pairwise
 
-ROOT = Path(__file__).parents[3]
 COUNTED = [*map(RequantizeTranspose, (1, 2, 3)), *map(Reduce, range(1, 7))]
 WIDTHS = (13, 24, 479, 768, 2048, 4096, 8192, 8256)
 EVERY = pairwise(spec for width in WIDTHS for spec in norm_specs(width, PARTS if width % 256 else PARTS + BLOCK_PARTS))
@@ -32,18 +28,6 @@ EVERY = pairwise(spec for width in WIDTHS for spec in norm_specs(width, PARTS if
 @pytest.fixture(scope="module")
 def templates():
     return load_templates()
-
-
-@pytest.mark.slow
-def test_every_variant_is_formatted_and_linted_as_rendered(tmp_path, templates):
-    for width in WIDTHS:
-        kernels = [render(spec, templates) for spec in [*(spec for spec in EVERY if spec.width == width), *COUNTED]]
-        for name, text in render_files(kernels, templates, "a test", stamp="0" * 64).items():
-            (tmp_path / f"w{width}_{name}").write_text(text)
-    config = ["--config", str(ROOT / "pyproject.toml"), "--no-cache", str(tmp_path)]
-    for command in (["format", "--check", "--diff"], ["check"]):
-        done = subprocess.run([sys.executable, "-m", "ruff", *command, *config], capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
 
 
 def all_norm_specs(width: int) -> list[NormForward | NormBackward]:

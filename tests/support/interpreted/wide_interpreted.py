@@ -26,6 +26,7 @@ from tests.support.kernels.rendered_cases import (
     random_inputs,
     write_package,
 )
+from tests.support.pairwise import pairwise
 
 ODD, EVEN = 16389, 24576  # ends within chunks, forward and backward; whole chunks, and blocks of 256
 WIDTHS = (ODD, EVEN)
@@ -86,7 +87,7 @@ def check_without_rows(package: Package, specs: list[NormForward | NormBackward]
 def main(folder: Path) -> None:
     """All checks; prints how many results of norms were compared."""
     norms = [spec for width in WIDTHS for spec in norm_specs(width, parts_of(width))]
-    summed, known = [*forwards(ODD), *backwards(ODD)], recorded(ODD)
+    summed, known = pairwise([*forwards(ODD), *backwards(ODD)]), recorded(ODD)
     package = write_package(folder / "wide_interpreted", [*norms, *summed, *known, *MAXIMA])
     Tensor.new_empty = poisoned(Tensor.new_empty)  # type: ignore[method-assign]
     operators.programs = lambda x, rows, per_multiprocessor: PROGRAMS
@@ -97,7 +98,7 @@ def main(folder: Path) -> None:
         compared += rendered_interpreted.check_norms(package, width)
         rendered_interpreted.check_quantizers(package, width)
         rendered_interpreted.check_scales(package, width)
-    compared += product_interpreted.check_norms(package, ODD, 5)
+    compared += product_interpreted.check_norms(package, summed, 5)
     for spec in known:
         recorded_interpreted.check_norm(package, spec, 5)
     check_statistics(package)

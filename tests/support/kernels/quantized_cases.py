@@ -79,3 +79,26 @@ def specs(width: int, chosen: list[Quantization] | None = None) -> list[NormForw
 def plain(spec: NormForward | NormBackward) -> NormForward | NormBackward:
     """The same kernel without quantization."""
     return replace(spec, quantize=False, how=Quantization())
+
+
+# norm, weight, bias, activation, add, times, residual
+SUM_PARTS = [
+    (None, False, False, None, True, True, True),
+    ("layer_norm", True, True, "silu", True, False, True),
+    ("block_norm", False, False, "hardswish", True, True, True),
+]
+
+
+def sum_specs(width: int) -> list[NormForward | NormBackward]:
+    """Each part in each mode, with the sum kept and a gradient carried where the mode writes values."""
+    made: list[NormForward | NormBackward] = []
+    for how in modes():
+        writes = how.scaling != "maximum"
+        for norm, weight, bias, activation, add, times, residual in SUM_PARTS:
+            if norm == "block_norm" and width % 256:
+                continue
+            affine = (width, norm, weight, bias, 1e-5, activation, add, True)
+            made.append(NormForward(*affine, writes, times=times, residual=residual, keep=writes, how=how))
+            sums = {"times": times, "summed": norm is not None, "residual_grad_in": True, "residual_grad_out": writes}
+            made.append(NormBackward(*affine, **sums, how=how))
+    return made

@@ -23,7 +23,6 @@ from tests.support.kernels.interaction_cases import (
     summed,
 )
 from tests.support.kernels.rendered_cases import write_package
-from tests.support.processes.launch import run_interpreted
 
 
 @pytest.fixture(scope="module")
@@ -127,11 +126,3 @@ def test_sizes_without_a_kernel_are_refused(sizes, said):
 def test_concat_norms_without_a_kernel_are_refused(fields, said):
     with pytest.raises(InputError, match=said):
         ConcatNormForward(*fields)
-
-
-@pytest.mark.slow
-def test_kernels_read_and_write_what_they_should(tmp_path):
-    pytest.importorskip("triton", reason="Triton interprets kernels; this platform has none")
-    assert run_interpreted("interaction_interpreted", tmp_path) == sum(
-        2 + 3 * (sizes.made > 0) + (sizes.made == 0) for sizes in SIZES
-    ) + len(CONCAT_NORMS)

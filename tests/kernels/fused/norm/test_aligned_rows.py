@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,13 +12,8 @@ from loka.codegen.chains.chain_shapes import quantizer
 from loka.errors import InputError
 from loka.kernels.fused.norm import norm_reference
 from loka.kernels.fused.quantization import Quantization
-from loka.kernels.fused.rendering import render, render_files
-from loka.templating.templates import load_templates
 from tests.support.kernels.aligned_cases import ALIGNED, ROWS
 from tests.support.kernels.rendered_cases import Package, write_package
-from tests.support.processes.launch import run_interpreted
-
-ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture(scope="module")
@@ -38,22 +30,6 @@ def test_the_reference_is_the_quantizer_of_padded_rows(package: Package, spec) -
         assert torch.equal(got["values"].view(torch.uint8), values.view(torch.uint8))
         assert torch.equal(got["scale"], scale)
         assert not got["values"][:, spec.width :].view(torch.uint8).any()
-
-
-@pytest.mark.slow
-def test_the_kernel_reads_and_writes_what_it_should(tmp_path: Path) -> None:
-    pytest.importorskip("triton", reason="Triton interprets kernels; this platform has none")
-    assert run_interpreted("aligned_interpreted", tmp_path) == 2 * len(ALIGNED) * len(ROWS)
-
-
-def test_the_text_is_formatted_and_linted_as_rendered(tmp_path: Path) -> None:
-    templates = load_templates()
-    for name, text in render_files([render(spec, templates) for spec in ALIGNED], templates, "a test").items():
-        (tmp_path / name).write_text(text)
-    config = ["--config", str(ROOT / "pyproject.toml"), "--no-cache", str(tmp_path)]
-    for command in (["format", "--check", "--diff"], ["check"]):
-        done = subprocess.run([sys.executable, "-m", "ruff", *command, *config], capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(

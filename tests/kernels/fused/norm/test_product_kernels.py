@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Hashable
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,8 +10,6 @@ import torch
 from loka.errors import InputError
 from loka.kernels.fused.matrix_kernels import Products
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
-from loka.kernels.fused.rendering import render, render_files
-from loka.templating.templates import load_templates
 from tests.support.kernels.product_cases import (
     arguments,
     backwards,
@@ -28,11 +23,9 @@ from tests.support.kernels.product_cases import (
 )
 from tests.support.kernels.rendered_cases import Package, write_package
 from tests.support.pairwise import fields_of, pairwise
-from tests.support.processes.launch import run_interpreted
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[4]
 WIDTHS = (13, 48, 512)
 
 
@@ -123,27 +116,6 @@ def test_operators_hold_what_the_compiler_expects(package: Package) -> None:
         torch.library.opcheck(getattr(package.fused, product.function).overload, given)
 
 
-def test_rendered_as_ruff_formats_it(tmp_path: Path) -> None:
-    templates = load_templates()
-    for width in (13, 512, 3456, 8256):
-        kernels = [render(spec, templates) for spec in every(width)]
-        for name, text in render_files(kernels, templates, "a test").items():
-            (tmp_path / f"w{width}_{name}").write_text(text)
-    config = ["--config", str(ROOT / "pyproject.toml"), "--no-cache", str(tmp_path)]
-    for command in (["format", "--check", "--diff"], ["check"]):
-        done = subprocess.run([sys.executable, "-m", "ruff", *command, *config], capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_one_name_is_one_text() -> None:
-    templates = load_templates()
-    names: dict[str, str] = {}
-    for spec in every(48):
-        kernel = render(spec, templates)
-        assert names.setdefault(kernel.function, kernel.text) == kernel.text
-    assert len(set(names.values())) == len(names) == len(every(48))
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -165,8 +137,3 @@ def test_one_name_is_one_text() -> None:
 def test_a_spec_that_cannot_be_is_refused(make, message: str) -> None:
     with pytest.raises(InputError, match=message):
         make()
-
-
-def test_interpreted(tmp_path: Path) -> None:
-    pytest.importorskip("triton", reason="Triton interprets kernels; this platform has none")
-    assert run_interpreted("product_interpreted", tmp_path) > 100  # results that were compared

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,13 +12,11 @@ from loka.codegen.chains.chain_shapes import quantizer
 from loka.errors import InputError
 from loka.kernels.fused.quantization import Quantization
 from loka.kernels.fused.quantize_weights import QuantizeWeights, grouped, weights_configuration
-from loka.kernels.fused.rendering import render, render_files
+from loka.kernels.fused.rendering import render
 from loka.templating.templates import load_templates
 from tests.support.kernels.rendered_cases import Package, write_package
-from tests.support.kernels.weight_cases import ROWS, WEIGHTS, WIDE, odd_weights, weights_of
-from tests.support.processes.launch import run_interpreted
+from tests.support.kernels.weight_cases import WEIGHTS, WIDE, odd_weights, weights_of
 
-ROOT = Path(__file__).parents[4]
 SINGLE = list(dict.fromkeys(each for spec in (*WEIGHTS, *WIDE) for each in spec.quantizers))
 
 
@@ -53,24 +48,6 @@ def test_the_compiler_is_told_the_shapes(package: Package, spec: QuantizeWeights
             result.shape, result.dtype, result.stride()
         )  # fmt: skip
     torch.library.opcheck(getattr(package.fused, spec.function).overload, tuple(weights))
-
-
-@pytest.mark.slow
-def test_the_kernel_reads_and_writes_what_it_should(tmp_path: Path) -> None:
-    pytest.importorskip("triton", reason="Triton interprets kernels; this platform has none")
-    compared = sum(len(spec.quantizers) for spec in WEIGHTS) * len(ROWS)
-    assert run_interpreted("weights_interpreted", tmp_path) == compared
-
-
-def test_the_text_is_formatted_and_linted_as_rendered(tmp_path: Path) -> None:
-    templates = load_templates()
-    kernels = [render(spec, templates) for spec in (*WEIGHTS, *WIDE)]
-    for name, text in render_files(kernels, templates, "a test").items():
-        (tmp_path / name).write_text(text)
-    config = ["--config", str(ROOT / "pyproject.toml"), "--no-cache", str(tmp_path)]
-    for command in (["format", "--check", "--diff"], ["check"]):
-        done = subprocess.run([sys.executable, "-m", "ruff", *command, *config], capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("spec", [*WEIGHTS, *WIDE], ids=lambda spec: spec.function)
