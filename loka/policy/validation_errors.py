@@ -29,6 +29,7 @@ _EXPECTED = {
 }
 _PATTERN_FORMS = 'write "layers.*", "re:...", a list of these, or (for match) a mapping such as {kind: linear}'
 _NAME_FORMS = 'write "layers.*", "re:..." or a list of these'
+_NO_FORM = ("union_tag_not_found", "union_tag_invalid")
 _COMPARED = {
     "greater_than": ("gt", "greater than"),
     "greater_than_equal": ("ge", "at least"),
@@ -54,37 +55,36 @@ def validation_errors(errors: Iterable[ErrorDetails], root: Mapping, complete: b
 
 
 def _problem_of(error: ErrorDetails, found: FoundNode, mods: ModSchemas) -> Problem:
-    kind, context = error["type"], error.get("ctx", {})
-    name = _name(found.path)
+    kind, name = error["type"], _name(found.path)
     if kind == "missing":
         field = str(error["loc"][-1])
         return problem(found.key, f"{name}{field} is missing; add it{_example(field)}")
+    if kind == "extra_forbidden" and found.path[0] == "mods":
+        return problem(found.key, _unknown_parameter(str(found.path[-1]), str(error["loc"][2]).strip("<>"), mods))
     if kind == "extra_forbidden":
-        if found.path[0] == "mods":
-            return problem(found.key, _unknown_parameter(str(found.path[-1]), str(error["loc"][2]).strip("<>"), mods))
         return problem(found.key, _unknown_key(found.path))
+    if kind in _NO_FORM and len(found.path) == 2 and found.path[0] == "mods":
+        return _no_mod(found, mods)
+    return problem(found.node.place, f"{name}{_wrong_value(error, found)}")
+
+
+def _wrong_value(error: ErrorDetails, found: FoundNode) -> str:
+    kind, context, node = error["type"], error.get("ctx", {}), found.node
     if kind == "enum":
-        return problem(found.node.place, f"{name}{_choice(found.node, str(context['expected']))}")
+        return _choice(node, str(context["expected"]))
     if kind in _COMPARED:
         key, words = _COMPARED[kind]
-        return problem(
-            found.node.place, f"{name}{describe(found.node)} is out of range; it must be {words} {context[key]:.12g}"
-        )
+        return f"{describe(node)} is out of range; it must be {words} {context[key]:.12g}"
     if kind in ("string_too_short", "too_short"):
-        what = "a value" if kind == "string_too_short" else "at least one"
-        return problem(found.node.place, f"{name}empty; give {what}, or remove the key")
+        return f"empty; give {'a value' if kind == 'string_too_short' else 'at least one'}, or remove the key"
     if kind == "loka":
-        return problem(found.node.place, f"{name}{error['msg']}")
-    if kind in ("union_tag_not_found", "union_tag_invalid"):
-        if len(found.path) == 2 and found.path[0] == "mods":
-            return _no_mod(found, mods)
+        return error["msg"]
+    if kind in _NO_FORM:
         forms = _NAME_FORMS if found.path[0] == "mods" else _PATTERN_FORMS
-        return problem(found.node.place, f"{name}expected a pattern, found {describe(found.node)}; {forms}")
+        return f"expected a pattern, found {describe(node)}; {forms}"
     if kind in _EXPECTED:
-        return problem(
-            found.node.place, f"{name}expected {_EXPECTED[kind]}, found {describe(found.node)}{_hint(kind, found)}"
-        )
-    return problem(found.node.place, f"{name}{error['msg']}; found {describe(found.node)}: correct it")
+        return f"expected {_EXPECTED[kind]}, found {describe(node)}{_hint(kind, found)}"
+    return f"{error['msg']}; found {describe(node)}: correct it"
 
 
 def _no_mod(found: FoundNode, mods: ModSchemas) -> Problem:

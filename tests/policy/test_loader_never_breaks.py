@@ -108,9 +108,3 @@ def test_settings_alone_import_no_library(module: str) -> None:
     code = f"import sys, {module}; print([name for name in ('pydantic', 'yaml', 'torch') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_loading_a_policy_needs_no_torch() -> None:
-    code = "import sys, loka.policy.load, loka.policy.cascade; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import yaml
 
-from loka.devices.targets import TargetDevice
 from loka.mods.mod_settings import MOD_SCHEMAS
 from loka.mods.policy_loader import load_policy
 from loka.numerics.enums import Scaling
@@ -178,5 +177,4 @@ def test_a_policy_that_extends_may_leave_out_what_its_base_gives() -> None:
 
 def test_words_are_those_of_the_other_rooms() -> None:
     assert {each.value for each in SiteKind} == {each.value for each in GemmKind}
-    assert {each.value for each in TargetDevice} == {each.value for each in TargetDevice}
     assert {each.value for each in ScalingChoice} - {"blockwise"} == {each.value for each in Scaling}
