@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from importlib import metadata
 from pathlib import Path
 
@@ -70,10 +70,6 @@ class Versions:
         named = (("driver", self.driver), ("CUDA", self.cuda), ("cuBLAS", self.cublas), ("torch", self.torch))
         parts = [f"{word} {version}" for word, version in (*named, ("Triton", self.triton)) if version]
         return ", ".join([self.device, *parts])
-
-    def as_row(self) -> tuple[str, ...]:
-        """The fields in their order."""
-        return astuple(self)
 
 
 def difference(what: str, measured: str, here: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
+
 import pytest
 
 from loka.kernels.measurements.lookup import Versions
@@ -11,7 +13,7 @@ pytestmark = pytest.mark.gpu  # nothing else: it fails where torch sees no GPU
 
 def test_a_gpu_is_known_in_full():
     here = Versions.here()
-    assert all(here.as_row()[:-1]), here
+    assert all(astuple(here)[:-1]), here
     assert here.capability == "9.0"
     assert here.cuda.split(".")[0] == here.cublas.split(".")[0]
     assert here.is_of("h100") or here.is_of("h200")
