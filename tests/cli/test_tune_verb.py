@@ -110,7 +110,7 @@ def test_a_damaged_record_is_told_before_anything_is_measured(loka: Loka, policy
     (policy.parent / "profiles" / "clicks.tuned.json").write_text("{")
     ran = loka("tune", str(policy))
     assert ran.status == 2
-    assert "clicks.tuned.json: not a whole JSON file" in ran.err
+    assert "clicks.tuned.json:1:2: not a whole JSON file" in ran.err
     assert "planning the candidates" not in ran.err
 
 
