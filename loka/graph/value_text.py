@@ -41,10 +41,7 @@ class ValueTexts:
     def text(self, value: object) -> str:
         """A value as text, cut where it is long."""
         self._left = _MOST
-        try:
-            text = self._text(value, _DEEPEST)
-        except Exception as error:  # noqa: BLE001 - collections of the user's own can raise anything
-            text = f"{self._type(value)} (raises {type(error).__name__})"
+        text = self._text(value, _DEEPEST)
         return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}... (sha256 {_digest(text)})"
 
     def name_of(self, value: nn.Module | torch.Tensor) -> str | None:
