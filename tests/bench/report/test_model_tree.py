@@ -60,6 +60,12 @@ def test_a_site_with_sites_below_it_shows_both() -> None:
     assert node.sites == 2
 
 
+def test_a_bar_is_as_long_as_the_share_with_fp8_first() -> None:
+    (node,) = tree(site_plan("a.x", fp8=False, share=0.25, region=("linear", "relu")), site_plan("a.y", share=0.75))
+    assert node.parts == [Part(Precision.E4M3, 0.0, 75.0), Part(Precision.FUSED, 75.0, 25.0)]
+    assert node.precisions == [Precision.E4M3, Precision.FUSED]
+
+
 def test_the_evidence_of_alike_sites_is_the_worst() -> None:
     (node,) = tree(site_plan("layers.0", mere=0.1), site_plan("layers.1", mere=0.15))
     assert node.children[0].site is not None
