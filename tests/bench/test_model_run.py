@@ -207,6 +207,14 @@ def test_what_finds_no_memory_beside_the_others_is_measured_again_alone(subject:
     ]  # fmt: skip
 
 
+def test_what_fits_in_no_memory_fails_once(subject: ModelSubject) -> None:
+    device = CpuBench(fail_compiling={"max-autotune-no-cudagraphs": [out_of_memory(), out_of_memory()]})
+    found = outcomes(subject, "bf16-max-autotune", device=device)
+    assert "OutOfMemoryError" in last(found)["bf16-max-autotune"].failure
+    assert [each.variant for each in found].count("bf16-max-autotune") == 1
+    assert last(found)["bf16"].figures is not None
+
+
 def test_when_the_time_is_up_what_was_seen_stays(subject: ModelSubject) -> None:
     lines: list[str] = []
     limits = RunLimits(ROUNDS, 6.5, Ticks())

@@ -27,6 +27,7 @@ from benchmarks.region.region import Shape
 from loka.bench.cells import MeasuredStep
 from loka.bench.roofline import peaks_of
 from loka.bench.timing import Timing
+from loka.codegen import render_package
 from loka.codegen.chains import chain_shapes
 from loka.errors import InputError
 from loka.kernels.measurements.part_bounds import bound_us as part_us
@@ -71,6 +72,21 @@ def test_libraries_are_combined_for_each_gemm(workshop: StudyWorkshop) -> None:
     alone = {gemm.kernel for gemm in plans["fbgemm-precise"].sites[0].gemms}
     assert "torch.scaled_mm" not in alone
     assert is_rendered(plans[DISPATCH].plan())
+
+
+@pytest.mark.slow
+def test_where_fp8_loses_everything_stays_in_bf16(workshop: StudyWorkshop) -> None:
+    plans = decisions(SHAPE, workshop, known(fp8=1.5))
+    assert {plan.runs for plan in plans.values()} == {"fprop as-is, dgrad as-is, wgrad as-is"}
+
+
+@pytest.mark.slow
+def test_wide_regions_are_rendered_in_chunks(workshop: StudyWorkshop) -> None:
+    made = decisions(WIDE, workshop, known(fp8=0.01))[DISPATCH].plan()
+    assert is_rendered(made)
+    text = render_package(made)["triton_kernels.py"]
+    assert [name for name in ("layer_norm_e4m3_20000", "layer_norm_backward_20000") if f"def {name}(" not in text] == []
+    assert "tl.range(0, 20000, 4096" in text
 
 
 @pytest.mark.slow

@@ -42,6 +42,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
         (("region", "512,512", "--form", "block-norm"), "run `python -m benchmarks.region`, with the same arguments"),
         (("model", "x.yaml", "--ablate", "mods"), "run `python -m benchmarks.ablation`, with the same arguments"),
         (("model", "x.yaml", "--loss-steps", "9"), "run `python -m benchmarks.ablation`"),
+        *[((study,), f"run `python -m benchmarks.{study}`") for study in ("crossover", "regret", "dispatch")],
         (("kernels", "--parts", "gemm"), "--parts goes with --record; add one, or leave --parts out"),
         (("kernels", "--jobs", "2"), "--jobs goes with --record; add one, or leave --jobs out"),
         (("kernels", "--only", "train"), "--only goes with loka bench model; add one, or leave --only out"),

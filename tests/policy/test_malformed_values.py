@@ -148,6 +148,22 @@ CASES: dict[str, tuple[str, str, str]] = {
         HEAD + TRAIN + "learning_rate: 1e-3}\n",
     ),
     "ema of 1": (HEAD + TRAIN + "ema: §1}\n", "it must be less than 1", HEAD + TRAIN + "ema: 0.999}\n"),
+    "negative ema": (HEAD + TRAIN + "ema: §-0.1}\n", "it must be at least 0", HEAD + TRAIN + "ema: 0}\n"),
+    "no shared step": (
+        HEAD + TRAIN + "shared_steps: §0}\n",
+        "it must be at least 1",
+        HEAD + TRAIN + "shared_steps: 1}\n",
+    ),
+    "batch of training 0": (
+        HEAD + TRAIN + "batch_size: §0}\n",
+        "it must be at least 1",
+        HEAD + TRAIN + "batch_size: 1}\n",
+    ),
+    "learning rate of no float32": (
+        HEAD + TRAIN + "learning_rate: §1e31}\n",
+        "it must be at most 1e+30",
+        HEAD + TRAIN + "learning_rate: 1e30}\n",
+    ),
     "negative steps": (HEAD + TRAIN + "steps: §-1}\n", "it must be at least 1", HEAD + TRAIN + "steps: 1}\n"),
     # settings, at every level
     "defaults as a list": (
