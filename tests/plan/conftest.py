@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from loka.devices.targets import TargetDevice
-from loka.numerics.enums import Compute, Format, Gemm, Operand
+from loka.numerics.enums import Compute, Format, Fuse, Gemm, Operand
 from loka.numerics.recipe import OperandRecipe
 from loka.plan.decide import Situation
 from loka.plan.evidence import ProfiledSites
 from loka.plan.plan import Plan, SitePlan
 from loka.plan.resolve import resolve
-from loka.policy.settings import Assignment, GemmSettings, SiteSettings
+from loka.policy.settings import Assignment, Budget, GemmSettings, SiteSettings
 from loka.probe.profile.profile import (
     Estimate,
     Finding,
@@ -27,12 +29,14 @@ from loka.probe.profile.profile import (
 )
 from loka.probe.stats.site_stats import LOWEST, MAGNITUDE_BINS, HistogramView
 from loka.sites.site import GemmKind, RowCount, Site
+from tests.support.plan.plan_costs import CHAIN
 
 MakeSite = Callable[..., Site]
 MakeSettings = Callable[..., SiteSettings]
 MakePlan = Callable[..., Plan]
 MakeKnown = Callable[..., ProfiledSites]
 MakeEstimate = Callable[..., Estimate]
+WriteModule = Callable[[str, str], Path]
 
 _SITE = Site(
     name="layers.0.fmb.0",
@@ -86,6 +90,42 @@ def make_settings() -> MakeSettings:
         return SiteSettings({gemm: GemmSettings(value, operands) for gemm, value in asked.items()}, history=history)
 
     return make
+
+
+@pytest.fixture
+def chain_settings(make_settings: MakeSettings) -> MakeSettings:
+    """Settings of the transposed recipe, or of other pairs of operands."""
+
+    def make(
+        compute: Compute = Compute.FP8,
+        fuse: Fuse = Fuse.ALWAYS,
+        min_speedup: float = 1.05,
+        pairs: Mapping[Gemm, tuple[OperandRecipe, OperandRecipe]] = CHAIN,
+        **more: object,
+    ) -> SiteSettings:
+        settings = make_settings(compute, **more)
+        gemms = {gemm: replace(each, operands=pairs[gemm]) for gemm, each in settings.gemms.items()}
+        return replace(settings, gemms=gemms, fuse=fuse, budget=Budget(min_speedup=min_speedup))
+
+    return make
+
+
+@pytest.fixture
+def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WriteModule]:
+    """Writes a module into a current folder of the test's own, which it gives; no other test imports it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    names = []
+
+    def write(name: str, text: str) -> Path:
+        (tmp_path / f"{name}.py").write_text(text)
+        sys.modules.pop(name, None)
+        names.append(name)
+        return tmp_path
+
+    yield write
+    for name in names:
+        sys.modules.pop(name, None)
 
 
 @pytest.fixture

@@ -59,17 +59,6 @@ def plan(make_plan, make_site):
     return make_plan(sites=sites, measurements=("times", "0" * 64))
 
 
-def test_time_is_split_into_fused_regions_fp8_alone_and_the_compilers(plan) -> None:
-    found = coverage_of(plan)
-    time = found.time
-    assert time.us == 120.0
-    assert time.fused_us == 50.0
-    # Of b: its norms, 36 us less three GEMMs of 10, are torch's; the rest is FP8.
-    assert (time.fp8_us, time.compiler_us) == (34.0, 36.0)
-    assert time.fused + time.fp8 + time.compiler == pytest.approx(1.0)
-    assert found.flops_training == pytest.approx(2 / 3)
-
-
 def test_the_largest_pieces_have_a_name_a_time_and_the_reason(plan) -> None:
     found = coverage_of(plan)
     head, norms = found.largest

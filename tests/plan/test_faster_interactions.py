@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -65,18 +64,14 @@ PlanFor = Callable[..., Plan]
 
 
 @pytest.fixture
-def plan_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlanFor]:
-    (tmp_path / "crossmodel.py").write_text(MODEL)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    sys.modules.pop("crossmodel", None)
+def plan_for(write_module) -> PlanFor:
+    folder = write_module("crossmodel", MODEL)
 
     def make(costs: MadeUp | None, where: str = FASTER) -> Plan:
-        (tmp_path / "p.yaml").write_text(POLICY.format(where=where))
+        (folder / "p.yaml").write_text(POLICY.format(where=where))
         return plan_of(examine(load_policy("p.yaml")), None, costs)
 
-    yield make
-    sys.modules.pop("crossmodel", None)
+    return make
 
 
 def slow(kernel: str, *widths: int) -> MadeUp:

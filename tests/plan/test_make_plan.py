@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -127,23 +125,19 @@ MakePlan = Callable[..., Plan]
 
 
 @pytest.fixture
-def plan_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakePlan]:
+def plan_for(write_module) -> MakePlan:
     """Plans a model of MODELS under some rules."""
-    (tmp_path / "planmodels.py").write_text(MODELS)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    sys.modules.pop("planmodels", None)
+    folder = write_module("planmodels", MODELS)
 
     def make(factory: str, rules: str = "") -> Plan:
         model = f'{{factory: "planmodels:{factory}", batch_size: 32}}'
         text = f"version: 1\nname: p\nmodel: {model}\ndefaults: {{compute: fp8}}\n"
         if rules:
             text += "rules:\n" + textwrap.indent(textwrap.dedent(rules), "  ")
-        (tmp_path / "p.yaml").write_text(text)
+        (folder / "p.yaml").write_text(text)
         return make_plan("p.yaml")
 
-    yield make
-    sys.modules.pop("planmodels", None)
+    return make
 
 
 def site(plan: Plan, name: str):

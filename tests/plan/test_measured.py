@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,20 +30,16 @@ def inputs(batch_size):
 
 
 @pytest.fixture
-def write(tmp_path, monkeypatch):
+def write(write_module):
     """Writes policies/shop.yaml beside a model, in an empty current folder."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    sys.modules.pop("small", None)
-    Path("small.py").write_text(MODEL)
+    write_module("small", MODEL)
     Path("policies").mkdir()
 
     def policy(text: str) -> str:
         Path("policies/shop.yaml").write_text(HEAD + text)
         return "policies/shop.yaml"
 
-    yield policy
-    sys.modules.pop("small", None)
+    return policy
 
 
 def test_they_lie_relative_to_the_policy(write):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,20 +52,16 @@ Write = Callable[[str], Path]
 
 
 @pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+def write(write_module) -> Write:
     """Writes the entries of `mods` as a policy for the small model above; § is taken out."""
-    (tmp_path / "modshop.py").write_text(MODELS)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    sys.modules.pop("modshop", None)
+    write_module("modshop", MODELS)
 
     def put(*mods: str, name: str = "shop.yaml", more: str = "") -> Path:
         text = HEAD + more + "mods:\n" + "".join(f"  - {mod}\n" for mod in mods)
         Path(name).write_text(text.replace("§", ""))
         return Path(name)
 
-    yield put
-    sys.modules.pop("modshop", None)
+    return put
 
 
 def test_sites_are_those_of_the_adapted_model(write):

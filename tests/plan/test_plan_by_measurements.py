@@ -8,8 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from loka.codegen.package_text import render_package
 from loka.devices.targets import TargetDevice
 from loka.kernels.measurements.parts import Part, PartKind
 from loka.mods.policy_loader import load_policy
-from loka.numerics.enums import Compute, Fuse, Gemm
+from loka.numerics.enums import Fuse, Gemm
 from loka.plan import planner
 from loka.plan.decide import Situation
 from loka.plan.evidence import ProfiledSites
@@ -32,9 +31,8 @@ from loka.plan.select.workload import SiteSizes, native_part
 from loka.plan.serialize import to_json
 from loka.plan.totals import total_time
 from loka.plan.view.diff import diff
-from loka.policy.settings import Budget, GemmSettings
-from loka.probe.profile.profile import Estimate, Interval, Profile, SiteProfile
-from tests.support.plan.plan_costs import CHAIN, SCALED_MM, MadeUp, Remembering
+from loka.probe.profile.profile import Profile, SiteProfile
+from tests.support.plan.plan_costs import SAFE_CHAIN, SCALED_MM, MadeUp, Remembering
 
 pytestmark = pytest.mark.slow
 
@@ -87,13 +85,8 @@ PlanFor = Callable[..., Plan]
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    (tmp_path / "timedmodel.py").write_text(MODEL)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    sys.modules.pop("timedmodel", None)
-    yield tmp_path
-    sys.modules.pop("timedmodel", None)
+def folder(write_module) -> Path:
+    return write_module("timedmodel", MODEL)
 
 
 @pytest.fixture
@@ -129,10 +122,8 @@ def test_a_site_that_is_kept_breaks_the_chain_and_its_neighbour_pays(plan_for: P
 
 def safe_everywhere() -> ProfiledSites:
     """A profile in which the transposed recipe is safe at every site of the tower."""
-    fine = Interval(0.01, 0.01, 0.01), Interval(40, 40, 40)
-    estimates = tuple(Estimate(gemm, CHAIN[gemm], *fine, 16) for gemm in Gemm)
     sizes = {"enter": (48, 512), FIRST: (512, 512), SECOND: (512, 64), THIRD: (64, 512)}
-    sites = tuple(SiteProfile(name, k, n, 8192, (), estimates) for name, (k, n) in sizes.items())
+    sites = tuple(SiteProfile(name, k, n, 8192, (), SAFE_CHAIN) for name, (k, n) in sizes.items())
     return ProfiledSites.of(Profile("p", "timedmodel:build", "0", "2026-01-01T00:00:00Z", 10, 1, 10, 8192, sites, ()))
 
 
@@ -245,10 +236,8 @@ def test_ranks_that_plan_apart_reach_the_same_bytes(measured: Path) -> None:
     assert another.stdout.decode() == f"{text}\n"
 
 
-def test_a_thousand_unlike_sites_are_planned_in_two_seconds(make_site, make_settings) -> None:
-    settings = make_settings(Compute.FP8)
-    gemms = {gemm: GemmSettings(each.compute, CHAIN[gemm]) for gemm, each in settings.gemms.items()}
-    wanted = replace(settings, gemms=gemms, fuse=Fuse.AUTO, budget=Budget())
+def test_a_thousand_unlike_sites_are_planned_in_two_seconds(make_site, chain_settings) -> None:
+    wanted = chain_settings(fuse=Fuse.AUTO)
     sites = [make_site(f"layers.{i}.up", k=16 * (1 + i % 100), n=64 * (1 + i // 100)) for i in range(1000)]
     gc.disable()  # as a plan is made
     start = time.process_time()

@@ -11,10 +11,10 @@ from loka.numerics.enums import Compute, Gemm, Operand, Range
 from loka.numerics.recipe import OperandRecipe
 from loka.plan.view.diff import diff
 from loka.plan.view.explain import explain
-from loka.plan.view.histogram import ASCII, histogram
+from loka.plan.view.histogram import histogram
 from loka.plan.view.table import group_sites
 from loka.policy.settings import Assignment
-from loka.probe.profile.profile import Finding, Verdict
+from loka.probe.profile.profile import Verdict
 from loka.probe.stats.site_stats import LOWEST, MAGNITUDE_BINS
 
 NAME = "layers.0.fmb.0"
@@ -80,30 +80,6 @@ def test_diff_says_which_evidence_changed_a_decision(make_plan, make_site, make_
     assert {change.evidence for change in diff(before, forced).gemms} == {""}
 
 
-def test_explain_has_every_recipe_with_its_verdict_and_the_findings(
-    make_plan, make_site, make_settings, make_known, make_estimate
-):
-    estimates = (
-        make_estimate(Gemm.WGRAD, mere=0.4),
-        make_estimate(recipe=OperandRecipe(power_of_two=True), sqnr=24.1),
-        make_estimate(),
-    )
-    mine, other = (Finding(name, "row_dominates", "evidence", "remedy") for name in (NAME, "other"))
-    known = make_known({NAME: estimates}, findings=(mine, other))
-    plan = make_plan(make_site(), settings=make_settings(Compute.AUTO), known=known)
-    seen = explain(plan, NAME, known).evidence
-    assert [(each.gemm, each.recipe, each.verdict, each.runs) for each in seen.recipes] == [
-        (Gemm.FPROP, "e4m3 rowwise pow2", Verdict.UNDECIDED, False),
-        (Gemm.FPROP, "e4m3 rowwise", Verdict.SAFE, True),
-        (Gemm.WGRAD, "e4m3 rowwise", Verdict.UNSAFE, False),
-    ]
-    assert seen.findings == (mine,)
-    assert [each.operand for each in seen.operands] == list(Operand)
-    assert "not judged" in seen.speed
-    assert seen.note == ""
-    assert explain(plan, NAME).evidence is None
-
-
 def test_explain_judges_by_the_budget_of_the_site(make_plan, make_site, make_settings, make_known, make_estimate):
     settings = make_settings(Compute.KEEP)
     settings = replace(
@@ -160,13 +136,6 @@ def test_a_histogram_has_a_column_for_each_octave_under_its_exponent(operand):
     assert bars[8] == "█"
     assert bars[9:15] == " " * 6
     assert (bars[15], bars[16]) == ("▁", "▄")  # log(31) / log(1001) is 0.497 of the height
-
-
-def test_a_histogram_in_plain_characters_has_the_same_shape():
-    shown = counts(Operand.INPUT, {0: 1, 1: 10**9})
-    bars, _ = histogram(Operand.INPUT, shown, ASCII)
-    assert bars == ".@"
-    assert bars.isascii()
 
 
 def test_a_histogram_of_zeros_alone_is_empty():

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -44,23 +42,19 @@ def no_shipped_measurements() -> None:
 
 
 @pytest.fixture
-def planned_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlannedFor]:
-    (tmp_path / "prospected.py").write_text(MODEL)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    sys.modules.pop("prospected", None)
+def planned_for(write_module) -> PlannedFor:
+    folder = write_module("prospected", MODEL)
 
     def make(
         batch: int, defaults: str = "scaling: auto", model: str = "build", inputs: str = "inputs", more: str = ""
     ) -> Planned:
-        (tmp_path / "p.yaml").write_text(
+        (folder / "p.yaml").write_text(
             f'version: 1\nname: p\nmodel: {{factory: "prospected:{model}", inputs: "prospected:{inputs}", '
             f"batch_size: {batch}}}\ndefaults: {{{defaults}}}\n{more}"
         )
         return planned("p.yaml", prospects=True)
 
-    yield make
-    sys.modules.pop("prospected", None)
+    return make
 
 
 def test_without_a_profile_it_is_what_safe_evidence_would_bring(planned_for: PlannedFor) -> None:

@@ -6,7 +6,7 @@ import json
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -90,14 +90,10 @@ class Tuned:
 
 
 @pytest.fixture
-def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tuned]:
-    (tmp_path / "tunedmodel.py").write_text(MODEL)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    sys.modules.pop("tunedmodel", None)
-    safe_policy(tmp_path / "p.yaml", POLICY)
-    yield Tuned(tmp_path)
-    sys.modules.pop("tunedmodel", None)
+def tuned(write_module) -> Tuned:
+    folder = write_module("tunedmodel", MODEL)
+    safe_policy(folder / "p.yaml", POLICY)
+    return Tuned(folder)
 
 
 def test_a_plan_is_that_of_the_winner_and_says_so(tuned: Tuned) -> None:

@@ -12,6 +12,7 @@ from loka.kernels.measurements.parts import Part, PartKind, PartTime, TimeSource
 from loka.numerics.enums import Gemm, Scaling
 from loka.numerics.recipe import OperandRecipe
 from loka.plan.plan import NATIVE
+from loka.probe.profile.profile import Estimate, Interval
 
 SCALED_MM = "torch.scaled_mm"
 HOPPER = Versions("NVIDIA H100 80GB HBM3", "9.0", "575.57.08", "13.0", "13.0.2", "2.11.0", "3.6.0", "")
@@ -23,6 +24,7 @@ CHAIN = {
     Gemm.DGRAD: (ROWS, TRANSPOSED),
     Gemm.WGRAD: (TRANSPOSED_TENSORWISE, TRANSPOSED_TENSORWISE),
 }
+SAFE_CHAIN = tuple(Estimate(gemm, CHAIN[gemm], Interval(0.02, 0.02, 0.02), Interval(30, 29, 31), 16) for gemm in Gemm)
 
 Factor = Callable[[Part], float | None]
 
