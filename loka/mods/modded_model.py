@@ -18,7 +18,7 @@ from loka.mods.registry import ModKind, module_mod, names_of
 from loka.policy.cascade import hint
 from loka.policy.mod_schema import own_parameters
 from loka.policy.policy import ModRule, Pattern, Policy
-from loka.policy.problems import PolicyError, Problem, problem
+from loka.policy.problems import PolicyError, Problem
 from loka.sites.build_model import BuiltModel, build_model
 
 THINGS = "module that it could change"
@@ -150,7 +150,7 @@ def selected_for_all(mod: str) -> ModRequest:
 def named_problems(rule: ModRule, unchanged: Sequence[Unchanged]) -> list[Problem]:
     """Problems for names without a wildcard that the mod cannot change."""
     return [
-        problem(pattern.place, f"{rule.use} cannot change {left.name!r}: {left.reason}; take it out of match")
+        Problem(pattern.place, f"{rule.use} cannot change {left.name!r}: {left.reason}; take it out of match")
         for left in unchanged
         if rule.names(left.name)
         for pattern in rule.match
@@ -169,7 +169,7 @@ def unmatched_problems(
     if rule.optional:
         return []
     return [
-        problem(
+        Problem(
             pattern.place,
             f"{pattern.text!r} matches no {things}; {hint(pattern, known, _nothing(rule))}, or set optional: true",
         )
@@ -188,7 +188,7 @@ def idle_problems(rule: ModRule, unchanged: Sequence[Unchanged], known: Sequence
         message = f"{rule.use} changes nothing: all that it matches is excepted; correct except"
     else:
         message = f"{rule.use} can change nothing of what it matches: {_reasons(unchanged)}; remove the mod"
-    return [problem(rule.place, f"{message}, or set optional: true")]
+    return [Problem(rule.place, f"{message}, or set optional: true")]
 
 
 def conflicts(rule: ModRule, names: Iterable[str], earlier: Sequence[tuple[ModRule, Iterable[str]]]) -> list[Problem]:
@@ -202,7 +202,7 @@ def conflicts(rule: ModRule, names: Iterable[str], earlier: Sequence[tuple[ModRu
             already = f"{rule.use} changes it already ({other.source}, at {other.place})"
             names_in_both = _listed(tuple(map(repr, both)))
             problems.append(
-                problem(rule.place, f"{names_in_both}: {already}; leave it out of one of the two with except")
+                Problem(rule.place, f"{names_in_both}: {already}; leave it out of one of the two with except")
             )
     return problems
 

@@ -25,7 +25,7 @@ from loka.numerics.recipe import BESIDE_TRANSPOSED, TRANSPOSED_FROM, OperandPair
 from loka.numerics.scalings import TOGETHER, alike, mixed
 from loka.policy.expand import shown_value
 from loka.policy.policy import OPERAND_FIELDS, Leaf, Match, Pattern, Policy, Rule, SizeBound
-from loka.policy.problems import Place, PolicyError, Problem, printable, problem
+from loka.policy.problems import Place, PolicyError, Problem, printable
 from loka.policy.settings import ANY_KERNEL, Assignment, Budget, GemmSettings, SiteFacts, SiteSettings
 
 _STATIC_WITHOUT_AMAX = (
@@ -124,7 +124,7 @@ def resolve_settings(policy: Policy, facts: Sequence[SiteFacts]) -> tuple[SiteSe
         settings.update(dict.fromkeys(sites, _settings(state)))
     problems += [_conflict(place, message, sites, facts) for (place, message), sites in conflicts.items()]
     if problems:
-        raise PolicyError(sorted(problems, key=lambda each: (each.file, each.line, each.column)))
+        raise PolicyError(sorted(problems, key=lambda each: each.place))
     return tuple(settings[index] for index in range(len(facts)))
 
 
@@ -316,7 +316,7 @@ def _place(leaf: Leaf) -> Place:
 
 def _conflict(place: Place, message: str, sites: list[int], facts: Sequence[SiteFacts]) -> Problem:
     others = f" and {len(sites) - 1} more" if len(sites) > 1 else ""
-    return problem(place, f"{message} (at {printable(facts[min(sites)].name)}{others})")
+    return Problem(place, f"{message} (at {printable(facts[min(sites)].name)}{others})")
 
 
 MAX_CANDIDATES = 2000
@@ -337,10 +337,10 @@ def unmatched_patterns(rules: Sequence[Rule], facts: Sequence[SiteFacts]) -> lis
             candidates = _candidates(names)
         for pattern in dead:
             message = f"{pattern.text!r} matches no site; {_hint(pattern, candidates or [], _NO_GEMM)}"
-            problems.append(problem(pattern.place, f"{message}, or set optional: true"))
+            problems.append(Problem(pattern.place, f"{message}, or set optional: true"))
         if not dead and not any(map(rule.match.matches, facts)):
             message = f"no site is {rule.match.text}; {_what_there_is(rule.match, facts)}, or set optional: true"
-            problems.append(problem(rule.place, message))
+            problems.append(Problem(rule.place, message))
     return problems
 
 

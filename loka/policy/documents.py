@@ -9,6 +9,7 @@ import copy
 import os
 import posixpath
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, NoReturn
@@ -16,16 +17,14 @@ from typing import Any, NoReturn
 import yaml
 
 from loka.paths import open_plain
-from loka.policy.problems import Place, PolicyError, Problem, printable, problem
+from loka.policy.problems import Place, PolicyError, Problem, printable
 from loka.policy.tree import (
     TAGS,
-    Entry,
-    Mapping,
     Node,
-    Scalar,
     ScalarError,
-    Sequence,
+    ScalarValue,
     content_hash,
+    follow,
     merge_documents,
     resolve,
     resolve_tagged,
@@ -61,18 +60,18 @@ _AT_CONTEXT = ("end of stream", "while scanning an alias")  # placed where the q
 class Documents:
     """Result of reading: the merged tree, the files, and the problems so far."""
 
-    tree: Mapping | None  # None if the policy itself could not be read to its end
+    tree: Node | None  # None if the policy itself could not be read to its end
     files: tuple[tuple[str, str], ...]  # (relative to the policy's directory, `content_hash`)
     named: tuple[str, ...]  # as named in messages
     problems: tuple[Problem, ...]
     complete: bool  # True if every base was read; otherwise missing fields may be in a base
-    bases: tuple[Mapping, ...]  # what each base says by itself, the nearest first
+    bases: tuple[Node, ...]  # what each base says by itself, the nearest first
 
 
 def read_documents(path: str) -> Documents:
     """Reads a policy and its bases. Problems are collected, not raised."""
     directory, relative = os.path.split(path)
-    trees: list[Mapping] = []
+    trees: list[Node] = []
     files: list[tuple[str, str]] = []
     named: list[str] = []
     problems: list[Problem] = []
@@ -92,24 +91,25 @@ def read_documents(path: str) -> Documents:
         named.append(name)
         problems += found
         seen.append(os.path.realpath(path))
-        entry = tree.entries.get("extends")
-        if entry is None or (isinstance(entry.node, Scalar) and entry.node.reported):
-            complete = entry is None
+        node = follow(tree, ("extends",))[1]
+        if node is tree or node.reported:
+            complete = node is tree
             break
         try:
-            relative, named_at = _base(entry.node, directory, relative, seen), entry.node.place
+            relative, named_at = _base(node, directory, relative, seen), node.place
         except PolicyError as error:
             problems += error.problems
-            reported = Entry(entry.key, Scalar(entry.node.place, None, "", reported=True))
-            trees[-1] = replace(tree, entries={**tree.entries, "extends": reported})
+            trees[-1] = merge_documents(
+                tree, replace(tree, value={"extends": replace(node, value=None, reported=True)})
+            )
             break
-    merged = reduce(lambda base, child: merge_documents(base, child), reversed(trees)) if trees else None
+    merged = reduce(merge_documents, reversed(trees)) if trees else None
     return Documents(merged, tuple(files), tuple(named), tuple(problems), complete, tuple(trees[1:]))
 
 
 def _base(node: Node, directory: str, relative: str, seen: list[str]) -> str:
     """The file that a value of `extends` names, relative to the policy's directory; raises PolicyError for none."""
-    target = node.value if isinstance(node, Scalar) else None
+    target = node.value
     if not isinstance(target, str) or not target.strip():
         _stop(node.place, "extends: give the path of one policy, relative to this file")
     if os.path.isabs(target) or "\\" in target:
@@ -124,9 +124,9 @@ def _base(node: Node, directory: str, relative: str, seen: list[str]) -> str:
 
 def _blame(found: Problem, named_at: Place | None) -> Problem:
     """A base that cannot be opened is reported where it is named."""
-    if named_at is None or found.line:
+    if named_at is None or found.place.line:
         return found
-    return problem(named_at, f"extends: {printable(found.file)}: {found.message}")
+    return Problem(named_at, f"extends: {printable(found.place.file)}: {found.message}")
 
 
 def _shown(path: str) -> str:
@@ -175,7 +175,7 @@ def _end_of(before: str, file: str) -> Place:
     return Place(file, len(lines), len(lines[-1]) + 1)
 
 
-def compose(text: str, file: str) -> tuple[Mapping, list[Problem]]:
+def compose(text: str, file: str) -> tuple[Node, list[Problem]]:
     """The document as a tree, and its problems. Raises PolicyError if it cannot be read to its end."""
     loader = None
     try:
@@ -189,11 +189,11 @@ def compose(text: str, file: str) -> tuple[Mapping, list[Problem]]:
         # PyYAML converts the number in \U escapes and %YAML without checking it.
         place = _place(loader.get_mark()) if loader else Place(file, 1, 1)
         _stop(place, "an escape or version number that is out of range; correct it")
-    builder = _Builder()
-    root = Scalar(Place(file, 1, 1), None, "") if node is None else builder.node(node)
-    if isinstance(root, Mapping):
-        return root, builder.problems
-    empty = isinstance(root, Scalar) and root.value is None and not root.reported
+    start, problems = Place(file, 1, 1), list[Problem]()
+    root = Node(start, start) if node is None else _tree(node, problems)
+    if isinstance(root.value, Mapping):
+        return root, problems
+    empty = root.value is None and not root.reported
     message = "the policy is empty; it needs at least version, name and model"
     _stop(root.place, message if empty else "a policy is a mapping of keys to values; begin with 'version: 1'")
 
@@ -247,72 +247,65 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
-class _Builder:
-    """Makes a tree of PyYAML's nodes, and collects problems of single values and keys."""
-
-    def __init__(self) -> None:
-        self.problems: list[Problem] = []
-
-    def node(self, node: yaml.Node) -> Node:
-        place = _place(node.start_mark)
+def _tree(node: yaml.Node, problems: list[Problem], key: Place | None = None) -> Node:
+    """PyYAML's node as one of ours; problems of single values and keys are added to the list."""
+    place = _place(node.start_mark)
+    made = Node(place, key or place)
+    if isinstance(node, yaml.ScalarNode):
+        made = replace(made, text=node.value, quoted=node.style is not None)
+    try:
         if isinstance(node, yaml.ScalarNode):
-            return self._scalar(node, place)
+            return replace(made, value=_scalar(node))
         if node.tag not in _CONTAINER_TAGS:
-            return self._reported(place, _foreign_tag(node.tag))
-        if isinstance(node, yaml.SequenceNode):
-            advice = "an item without a value; give it one, or remove it"
-            return Sequence(place, tuple(self._value(item, None, advice) for item in node.value))
-        entries: dict[str, Entry] = {}
-        for key_node, value_node in node.value:
-            key = self._key(self.node(key_node), entries)
-            if key is None:
-                self.node(value_node)  # for its problems
-                continue
-            at = _place(key_node.start_mark)
-            advice = f"{key} has no value; give it one, or remove the key"
-            entries[key] = Entry(at, self._value(value_node, at, advice))
-        return Mapping(place, entries)
+            raise ScalarError(_foreign_tag(node.tag))
+    except ScalarError as error:
+        problems.append(Problem(place, str(error)))
+        return replace(made, reported=True)
+    if isinstance(node, yaml.SequenceNode):
+        advice = "an item without a value; give it one, or remove it"
+        return replace(made, value=tuple(_given(_tree(item, problems), advice, problems) for item in node.value))
+    entries: dict[str, Node] = {}
+    for key_node, value_node in node.value:
+        name = _key(_tree(key_node, problems), entries, problems)
+        value = _tree(value_node, problems, _place(key_node.start_mark))
+        if name is not None:
+            entries[name] = _given(value, f"{name} has no value; give it one, or remove the key", problems)
+    return replace(made, value=entries)
 
-    def _scalar(self, node: yaml.ScalarNode, place: Place) -> Scalar:
-        quoted = node.style is not None
-        try:
-            if any(c == "\0" or "\ud800" <= c <= "\udfff" for c in node.value):
-                raise ScalarError("an escape for NUL or half a surrogate pair; remove it")
-            if node.tag and node.tag not in TAGS:
-                raise ScalarError(_foreign_tag(node.tag))
-            plain = node.value if quoted else resolve(node.value)
-            value = resolve_tagged(node.value, node.tag) if node.tag else plain
-        except ScalarError as error:
-            return self._reported(place, str(error), node.value)
-        return Scalar(place, value, node.value, quoted)
 
-    def _value(self, node: yaml.Node, at: Place | None, advice: str) -> Node:
-        """An item, or the value of a key at a place. Nothing is a problem: `rules:` with all below it commented out."""
-        made = self.node(node)
-        if isinstance(made, Scalar) and made.value is None and not made.reported:
-            self.problems.append(problem(at or made.place, advice))
-            return replace(made, reported=True)
-        return made
+def _scalar(node: yaml.ScalarNode) -> ScalarValue:
+    """The value of a word; raises ScalarError."""
+    if any(c == "\0" or "\ud800" <= c <= "\udfff" for c in node.value):
+        raise ScalarError("an escape for NUL or half a surrogate pair; remove it")
+    if node.tag and node.tag not in TAGS:
+        raise ScalarError(_foreign_tag(node.tag))
+    plain = node.value if node.style is not None else resolve(node.value)
+    return resolve_tagged(node.value, node.tag) if node.tag else plain
 
-    def _key(self, node: Node, entries: dict[str, Entry]) -> str | None:
-        """The text of a key; None, with a problem reported, for a value that cannot be a key."""
-        if isinstance(node, Scalar) and node.reported:
-            return None
-        if not isinstance(node, Scalar) or not isinstance(node.value, str):
-            what = f"{node.text or 'nothing'} is" if isinstance(node, Scalar) else "a list or mapping is"
-            message = f"{what} no key; a key is a word followed by ':'"
-        elif node.value == "<<" and not node.quoted:
-            message = "merge keys (<<) are not part of a policy; write the fields out, or use extends"
-        elif node.value in entries:
-            message = f"duplicate key {node.value!r}, first on line {entries[node.value].key.line}; keep one"
-        else:
-            return node.value
-        self.problems.append(problem(node.place, message))
+
+def _given(node: Node, advice: str, problems: list[Problem]) -> Node:
+    """An item, or the value of a key. Nothing is a problem: `rules:` with all below it commented out."""
+    if node.value is not None or node.reported:
+        return node
+    problems.append(Problem(node.key, advice))
+    return replace(node, reported=True)
+
+
+def _key(node: Node, entries: dict[str, Node], problems: list[Problem]) -> str | None:
+    """The text of a key; None, with a problem reported, for a value that cannot be a key."""
+    if node.reported:
         return None
-
-    def _reported(self, place: Place, message: str, text: str = "") -> Scalar:
-        self.problems.append(problem(place, message))
-        return Scalar(place, None, text, reported=True)
+    if not isinstance(node.value, str):
+        what = "a list or mapping is" if isinstance(node.value, tuple | Mapping) else f"{node.text or 'nothing'} is"
+        message = f"{what} no key; a key is a word followed by ':'"
+    elif node.value == "<<" and not node.quoted:
+        message = "merge keys (<<) are not part of a policy; write the fields out, or use extends"
+    elif node.value in entries:
+        message = f"duplicate key {node.value!r}, first on line {entries[node.value].key.line}; keep one"
+    else:
+        return node.value
+    problems.append(Problem(node.place, message))
+    return None
 
 
 def _foreign_tag(tag: str) -> str:
@@ -337,4 +330,4 @@ def _advice(error: yaml.MarkedYAMLError, start: Place, opened: list[yaml.Mark]) 
 
 
 def _stop(place: Place, message: str) -> NoReturn:
-    raise PolicyError([problem(place, message)])
+    raise PolicyError([Problem(place, message)])

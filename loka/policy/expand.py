@@ -11,9 +11,8 @@ from loka.numerics.recipe import TRANSPOSED_FROM, OperandRecipe
 from loka.numerics.scalings import blockwise
 from loka.policy.policy import OPERAND_FIELDS, Leaf
 from loka.policy.policy_schema import GemmFields, OperandSetting, ScalingChoice, SiteScaling, SiteSetting
-from loka.policy.problems import Place
 from loka.policy.settings import Assignment, Budget, SiteSettings
-from loka.policy.tree import Mapping, Path, Scalar, follow
+from loka.policy.tree import Node, Path, node_at
 
 GEMM_FIELDS = ("compute", "accumulation", "padding", "kernel")
 BUILT_IN = "built-in"
@@ -23,16 +22,15 @@ BUILT_IN = "built-in"
 class RuleOrigin:
     """Origin of a setting: its tree and path, and the name shown as its source."""
 
-    root: Mapping
+    root: Node
     path: Path
     source: str
 
     def leaf(self, name: str, value: object, *steps: str) -> Leaf:
         """The leaf `name`, set by the field at `steps` below the setting."""
-        node = follow(self.root, (*self.path, *steps)).node
-        text = node.text if isinstance(node, Scalar) and isinstance(value, float) else shown_value(value)
-        place: Place = node.place
-        return Leaf(Assignment(name, text, self.source, place.file, place.line), value, place.column)
+        node = node_at(self.root, (*self.path, *steps))
+        text = node.text if isinstance(value, float) else shown_value(value)
+        return Leaf(Assignment(name, text, self.source, node.place.file, node.place.line), value, node.place.column)
 
 
 def shown_value(value: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from loka.policy.policy import (
     TrainSpec,
 )
 from loka.policy.problems import Place, PolicyError, Problem
-from loka.policy.tree import Mapping, Scalar, follow, plain
+from loka.policy.tree import Node, node_at, plain
 from loka.policy.tree import Path as TreePath
 from loka.policy.validation_errors import validation_errors
 
@@ -62,16 +63,16 @@ def read_policy(path: Path | str, mods: ModSchemas) -> Policy:
     return _policy(Path(path), setting, documents.tree, documents, mods)
 
 
-def _refuse_plan(tree: Mapping) -> None:
+def _refuse_plan(tree: Node) -> None:
     """Raises PolicyError for a plan.json, which is YAML too, instead of a problem for each of its keys."""
-    entry = tree.entries.get("format")
-    if entry is not None and isinstance(entry.node, Scalar) and entry.node.value == PLAN_FORMAT:
+    node = node_at(tree, ("format",))
+    if node.value == PLAN_FORMAT:
         advice = "name the policy that it was generated from (its policy_files)"
-        raise PolicyError([Problem(entry.key.file, 0, 0, f"a plan of `loka generate`, no policy; {advice}")])
+        raise PolicyError([Problem(Place(node.key.file, 0, 0), f"a plan of `loka generate`, no policy; {advice}")])
 
 
 def _validate(
-    tree: Mapping, complete: bool, problems: list[Problem], mods: ModSchemas
+    tree: Node, complete: bool, problems: list[Problem], mods: ModSchemas
 ) -> policy_schema.PolicySetting | None:
     try:
         return policy_schema.policy_setting(mods).model_validate(plain(tree))
@@ -80,12 +81,12 @@ def _validate(
         return None
 
 
-def _overridden(bases: tuple[Mapping, ...], known: list[Problem], mods: ModSchemas) -> list[Problem]:
+def _overridden(bases: tuple[Node, ...], known: list[Problem], mods: ModSchemas) -> list[Problem]:
     """Wrong values and unknown keys of bases that the policy overrides, so that they are not in the merged tree.
 
     A base need not be complete, and two of its values may fit only together with what overrides one of them.
     """
-    places = {(each.file, each.line, each.column) for each in known}
+    places = {each.place for each in known}
     found: list[Problem] = []
     for base in bases:
         try:
@@ -94,20 +95,20 @@ def _overridden(bases: tuple[Mapping, ...], known: list[Problem], mods: ModSchem
             wrong = [
                 each
                 for each in error.errors(include_url=False)
-                if each["type"] != "loka" or not isinstance(follow(base, each["loc"]).node, Mapping)
+                if each["type"] != "loka" or not isinstance(node_at(base, each["loc"]).value, Mapping)
             ]
             found += validation_errors(wrong, base, False, mods)
-    return [each for each in found if (each.file, each.line, each.column) not in places]
+    return [each for each in found if each.place not in places]
 
 
 def _in_order(problems: list[Problem], documents: Documents) -> list[Problem]:
     """The policy's problems first, then those of its bases; in each file from top to bottom."""
     files = {name: index for index, name in enumerate(documents.named)}
-    return sorted(problems, key=lambda each: (files.get(each.file, len(files)), each.line, each.column))
+    return sorted(problems, key=lambda each: (files.get(each.place.file, len(files)), each.place))
 
 
 def _policy(
-    path: Path, setting: policy_schema.PolicySetting, tree: Mapping, documents: Documents, mods: ModSchemas
+    path: Path, setting: policy_schema.PolicySetting, tree: Node, documents: Documents, mods: ModSchemas
 ) -> Policy:
     uses = {model: use for use, model in mods.items()}
     batches = setting.train.batches if setting.train else None
@@ -162,25 +163,25 @@ def _ne_percent(setting: policy_schema.PlanBudgetSetting | None) -> float | None
     return None if setting is None or setting.ne_percent is None else float(setting.ne_percent)
 
 
-def _defaults(setting: policy_schema.SiteSetting | None, tree: Mapping) -> Rule:
+def _defaults(setting: policy_schema.SiteSetting | None, tree: Node) -> Rule:
     """The built-in settings and the policy's own defaults, as a rule for every site."""
     leaves, place = built_in(), Place(tree.place.file, 0, 0)
     if setting is not None:
         leaves += expand(setting, RuleOrigin(tree, ("defaults",), "defaults"))
-        place = follow(tree, ("defaults",)).key
+        place = node_at(tree, ("defaults",)).key
     return Rule(EVERY_SITE, True, None, "defaults", place, leaves)
 
 
-def _rule(setting: policy_schema.RuleSetting, tree: Mapping, index: int) -> Rule:
+def _rule(setting: policy_schema.RuleSetting, tree: Node, index: int) -> Rule:
     path: TreePath = ("rules", index)
     match = _match(setting.match, tree, (*path, "match"))
     source = f"rule {index + 1}: {match.text}"
-    place = follow(tree, path).node.place
+    place = node_at(tree, path).place
     leaves = expand(setting, RuleOrigin(tree, path, source))
     return Rule(match, bool(setting.optional), setting.note, source, place, leaves)
 
 
-def _mod(setting: ModFields, use: str, tree: Mapping, index: int) -> ModRule:
+def _mod(setting: ModFields, use: str, tree: Node, index: int) -> ModRule:
     path: TreePath = ("mods", index)
     own = ((name, getattr(setting, name)) for name in own_parameters(type(setting)))
     return ModRule(
@@ -191,11 +192,11 @@ def _mod(setting: ModFields, use: str, tree: Mapping, index: int) -> ModRule:
         optional=bool(setting.optional),
         note=setting.note,
         source=f"mod {index + 1}: {use}",
-        place=follow(tree, path).node.place,
+        place=node_at(tree, path).place,
     )
 
 
-def _match(value: str | list[str] | policy_schema.Criteria, tree: Mapping, path: TreePath) -> Match:
+def _match(value: str | list[str] | policy_schema.Criteria, tree: Node, path: TreePath) -> Match:
     if not isinstance(value, policy_schema.Criteria):
         patterns = _patterns(value, tree, path)
         return Match(", ".join(pattern.text for pattern in patterns), patterns)
@@ -210,10 +211,10 @@ def _match(value: str | list[str] | policy_schema.Criteria, tree: Mapping, path:
     return Match(text, patterns, value.kind.value if value.kind else None, tuple(bounds))
 
 
-def _patterns(value: str | list[str], tree: Mapping, path: TreePath) -> tuple[Pattern, ...]:
+def _patterns(value: str | list[str], tree: Node, path: TreePath) -> tuple[Pattern, ...]:
     if isinstance(value, str):
-        return (Pattern.of(value, follow(tree, path).node.place),)
-    return tuple(Pattern.of(text, follow(tree, (*path, index)).node.place) for index, text in enumerate(value))
+        return (Pattern.of(value, node_at(tree, path).place),)
+    return tuple(Pattern.of(text, node_at(tree, (*path, index)).place) for index, text in enumerate(value))
 
 
 def _shown(part: object) -> str:

@@ -14,9 +14,9 @@ from pathlib import Path
 from types import FrameType
 
 from loka.devices.spec import Execution
-from loka.policy.problems import Place, PolicyError, problem
+from loka.policy.problems import Place, PolicyError, Problem
 from loka.policy.settings import Assignment, SiteFacts
-from loka.policy.tree import Mapping, follow
+from loka.policy.tree import Node, node_at
 
 OPERAND_FIELDS = ("format", "scaling", "range", "amax", "power_of_two")  # the leaves of one operand
 REGEX_PREFIX = "re:"
@@ -108,7 +108,7 @@ class Pattern:
                 f"matching {self.compiled.pattern!r} takes over {MATCHING_SECONDS:g} s on {len(name)} characters; "
                 "take out a repeat within a repeat, as in (a+)+, or use a glob"
             )
-            raise PolicyError([problem(self.place, message)]) from None
+            raise PolicyError([Problem(self.place, message)]) from None
 
 
 class _TooLongError(Exception):
@@ -242,7 +242,7 @@ class Policy:
     measurements: str | None = None
     execution: ExecutionSpec | None = None
     ne_percent: float | None = None  # the largest predicted change of NE by the whole plan; None: no limit
-    tree: Mapping = field(default_factory=lambda: Mapping(Place("", 0, 0)), repr=False, compare=False)
+    tree: Node = field(default=Node(Place("", 0, 0), Place("", 0, 0)), repr=False, compare=False)
     named: tuple[str, ...] = ()  # the files as named in messages, in the order of `files`
 
     @property
@@ -282,7 +282,7 @@ class Policy:
     def _file(self, field: str, named: str | None) -> Path | None:
         if named is None:
             return None
-        file = follow(self.tree, (field,)).node.place.file
+        file = node_at(self.tree, (field,)).place.file
         return (Path(file).parent if file else self.path.parent) / named
 
     def where(self, dotted: str) -> str:
@@ -291,7 +291,7 @@ class Policy:
         Rules count from 0 without the defaults: "rules.0" is `rules[1]`, and "mods.0" is `mods[0]`.
         """
         steps = [int(step) if step.isdigit() else step for step in dotted.split(".")]
-        return str(follow(self.tree, steps).node.place)
+        return str(node_at(self.tree, steps).place)
 
     def relative(self, file: str) -> str:
         """A file of an `Assignment.file` with its name in `files`: the same on every machine."""

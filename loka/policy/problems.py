@@ -15,7 +15,7 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Place:
     """A position in a policy file; line and column count from 1, columns in characters."""
 
@@ -31,18 +31,11 @@ class Place:
 class Problem:
     """One problem: `file:line:column: what is wrong, what to do`."""
 
-    file: str
-    line: int
-    column: int
+    place: Place
     message: str
 
     def __str__(self) -> str:
-        return f"{Place(self.file, self.line, self.column)}: {printable(self.message)}"
-
-
-def problem(place: Place, message: str) -> Problem:
-    """A problem at a position."""
-    return Problem(place.file, place.line, place.column, message)
+        return f"{self.place}: {printable(self.message)}"
 
 
 class PolicyError(InputError):

@@ -6,9 +6,9 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping as MappingType
-from collections.abc import Sequence as SequenceType
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
 
 from loka.policy.problems import Place
 
@@ -17,41 +17,16 @@ ScalarValue = str | int | float | bool | None
 
 
 @dataclass(frozen=True, slots=True)
-class Scalar:
-    """Text, a number, a boolean or nothing. `reported` marks a value of any kind whose problem is reported already."""
+class Node:
+    """A value: text, a number, a boolean or nothing, a list, or a mapping with text keys."""
 
     place: Place
-    value: ScalarValue
-    text: str  # as written
+    key: Place  # of the key that holds it; its own place in a list and at the top
+    value: ScalarValue | tuple[Node, ...] | Mapping[str, Node] = None
+    text: str = ""  # of a scalar, as written
     quoted: bool = False
-    reported: bool = False
+    reported: bool = False  # its problem is reported already
 
-
-@dataclass(frozen=True, slots=True)
-class Sequence:
-    """A list."""
-
-    place: Place
-    items: tuple[Node, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One `key: value` of a mapping."""
-
-    key: Place
-    node: Node
-
-
-@dataclass(frozen=True, slots=True)
-class Mapping:
-    """A mapping with text keys."""
-
-    place: Place
-    entries: MappingType[str, Entry] = field(default_factory=dict)
-
-
-Node = Scalar | Sequence | Mapping
 
 NOT_PLANNED = ("train",)  # top-level keys that no plan depends on
 APPENDED = ("rules", "mods")  # top-level lists to which a base and its child both add
@@ -59,58 +34,54 @@ APPENDED = ("rules", "mods")  # top-level lists to which a base and its child bo
 
 def plain(node: Node) -> object:
     """The tree as dicts, lists and scalars."""
-    if isinstance(node, Mapping):
-        return {key: plain(entry.node) for key, entry in node.entries.items()}
-    if isinstance(node, Sequence):
-        return [plain(item) for item in node.items]
-    return node.value
+    if isinstance(node.value, Mapping):
+        return {key: plain(each) for key, each in node.value.items()}
+    return [plain(item) for item in node.value] if isinstance(node.value, tuple) else node.value
 
 
-def content_hash(tree: Mapping) -> str:
+def content_hash(tree: Node) -> str:
     """sha256 of what a file says about a plan: its values, without `train`, comments and the order of keys."""
-    said = {key: plain(entry.node) for key, entry in tree.entries.items() if key not in NOT_PLANNED}
+    said = {key: value for key, value in cast("dict[str, object]", plain(tree)).items() if key not in NOT_PLANNED}
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def merge_documents(base: Mapping, child: Mapping, appended: tuple[str, ...] = APPENDED) -> Mapping:
+def merge_documents(base: Node, child: Node, appended: tuple[str, ...] = APPENDED) -> Node:
     """The child merged over its base: mappings by key; lists named in `appended` follow those of the base."""
-    entries = dict(base.entries)
-    for key, entry in child.entries.items():
-        node = entry.node
-        below = base.entries[key].node if key in base.entries else None
+    if not isinstance(base.value, Mapping) or not isinstance(child.value, Mapping):
+        return child
+    entries = dict(base.value)
+    for key, node in child.value.items():
+        below = base.value.get(key)
         if below is not None and key in appended:
             # A value of the wrong type is kept alone, so that validation reports it at its own position.
-            if not isinstance(below, Sequence):
-                node = below
-            elif isinstance(node, Sequence):
-                node = replace(node, items=below.items + node.items)
-        elif isinstance(below, Mapping) and isinstance(node, Mapping):
+            if not isinstance(below.value, tuple):
+                node = replace(below, key=node.key)
+            elif isinstance(node.value, tuple):
+                node = replace(node, value=below.value + node.value)
+        elif below is not None:
             node = merge_documents(below, node, ())
-        entries[key] = Entry(entry.key, node)
-    return replace(child, entries=entries)
+        entries[key] = node
+    return replace(child, value=entries)
 
 
-@dataclass(frozen=True, slots=True)
-class FoundNode:
-    """Node at the end of a path, as far as the path exists in the tree."""
-
-    path: Path
-    node: Node
-    key: Place  # of the key that holds the node, or of the node itself in a list and at the top
-
-
-def follow(root: Mapping, path: SequenceType[str | int]) -> FoundNode:
-    """Walks down the path; steps that do not exist are skipped."""
-    found = FoundNode((), root, root.place)
+def follow(root: Node, path: Sequence[str | int]) -> tuple[Path, Node]:
+    """The path as far as it exists in the tree, and the node at its end; steps that do not exist are skipped."""
+    found: Path = ()
+    node = root
     for step in path:
-        node = found.node
-        if isinstance(node, Mapping) and isinstance(step, str) and step in node.entries:
-            entry = node.entries[step]
-            found = FoundNode((*found.path, step), entry.node, entry.key)
-        elif isinstance(node, Sequence) and isinstance(step, int) and 0 <= step < len(node.items):
-            item = node.items[step]
-            found = FoundNode((*found.path, step), item, item.place)
-    return found
+        value, below = node.value, None
+        if isinstance(value, Mapping) and isinstance(step, str):
+            below = value.get(step)
+        elif isinstance(value, tuple) and isinstance(step, int) and 0 <= step < len(value):
+            below = value[step]
+        if below is not None:
+            found, node = (*found, step), below
+    return found, node
+
+
+def node_at(root: Node, path: Sequence[str | int]) -> Node:
+    """The node at a path, as far as it exists."""
+    return follow(root, path)[1]
 
 
 TAGS: dict[str, type] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import get_args
 
 from pydantic import BaseModel
@@ -13,8 +13,8 @@ from pydantic_core import ErrorDetails
 from loka.numerics.recipe import TRANSPOSED_FROM
 from loka.policy import policy_schema
 from loka.policy.mod_schema import ModSchemas
-from loka.policy.problems import Problem, problem
-from loka.policy.tree import FoundNode, Mapping, Node, Path, Scalar, Sequence, follow, looks_like_number
+from loka.policy.problems import Problem
+from loka.policy.tree import Node, Path, follow, looks_like_number, node_at
 
 _RENAMED = {"turned": "requantize_transpose"}  # fields by their former names
 _CALLABLES = ("factory", "inputs", "batches", "loss", "test")
@@ -38,7 +38,7 @@ _COMPARED = {
 }
 
 
-def validation_errors(errors: Iterable[ErrorDetails], root: Mapping, complete: bool, mods: ModSchemas) -> list[Problem]:
+def validation_errors(errors: Iterable[ErrorDetails], root: Node, complete: bool, mods: ModSchemas) -> list[Problem]:
     """One problem for each pydantic error that is not reported already.
 
     `complete` is False if a base could not be read, which may have the fields that seem to be missing. `mods` are those
@@ -46,30 +46,29 @@ def validation_errors(errors: Iterable[ErrorDetails], root: Mapping, complete: b
     """
     problems = []
     for error in errors:
-        found = follow(root, error["loc"])
-        reported = _reported(found.node) or _reported(follow(root, (*found.path, "use")).node)
-        if reported or (error["type"] == "missing" and not complete):
-            continue
-        problems.append(_problem_of(error, found, mods))
+        path, node = follow(root, error["loc"])
+        reported = node.reported or node_at(node, ("use",)).reported
+        if not reported and (complete or error["type"] != "missing"):
+            problems.append(_problem_of(error, path, node, mods))
     return problems
 
 
-def _problem_of(error: ErrorDetails, found: FoundNode, mods: ModSchemas) -> Problem:
-    kind, name = error["type"], _name(found.path)
+def _problem_of(error: ErrorDetails, path: Path, node: Node, mods: ModSchemas) -> Problem:
+    kind, name = error["type"], _name(path)
     if kind == "missing":
         field = str(error["loc"][-1])
-        return problem(found.key, f"{name}{field} is missing; add it{_example(field)}")
-    if kind == "extra_forbidden" and found.path[0] == "mods":
-        return problem(found.key, _unknown_parameter(str(found.path[-1]), str(error["loc"][2]).strip("<>"), mods))
+        return Problem(node.key, f"{name}{field} is missing; add it{_example(field)}")
+    if kind == "extra_forbidden" and path[0] == "mods":
+        return Problem(node.key, _unknown_parameter(str(path[-1]), str(error["loc"][2]).strip("<>"), mods))
     if kind == "extra_forbidden":
-        return problem(found.key, _unknown_key(found.path))
-    if kind in _NO_FORM and len(found.path) == 2 and found.path[0] == "mods":
-        return _no_mod(found, mods)
-    return problem(found.node.place, f"{name}{_wrong_value(error, found)}")
+        return Problem(node.key, _unknown_key(path))
+    if kind in _NO_FORM and len(path) == 2 and path[0] == "mods":
+        return _no_mod(node, mods)
+    return Problem(node.place, f"{name}{_wrong_value(error, path, node)}")
 
 
-def _wrong_value(error: ErrorDetails, found: FoundNode) -> str:
-    kind, context, node = error["type"], error.get("ctx", {}), found.node
+def _wrong_value(error: ErrorDetails, path: Path, node: Node) -> str:
+    kind, context = error["type"], error.get("ctx", {})
     if kind == "enum":
         return _choice(node, str(context["expected"]))
     if kind in _COMPARED:
@@ -80,29 +79,30 @@ def _wrong_value(error: ErrorDetails, found: FoundNode) -> str:
     if kind == "loka":
         return error["msg"]
     if kind in _NO_FORM:
-        forms = _NAME_FORMS if found.path[0] == "mods" else _PATTERN_FORMS
+        forms = _NAME_FORMS if path[0] == "mods" else _PATTERN_FORMS
         return f"expected a pattern, found {describe(node)}; {forms}"
     if kind in _EXPECTED:
-        return f"expected {_EXPECTED[kind]}, found {describe(node)}{_hint(kind, found)}"
+        return f"expected {_EXPECTED[kind]}, found {describe(node)}{_hint(kind, path, node)}"
     return f"{error['msg']}; found {describe(node)}: correct it"
 
 
-def _no_mod(found: FoundNode, mods: ModSchemas) -> Problem:
+def _no_mod(node: Node, mods: ModSchemas) -> Problem:
     """An entry of `mods` that names no mod."""
-    entry = found.node.entries.get("use") if isinstance(found.node, Mapping) else None
-    if not isinstance(found.node, Mapping):
-        message = f"expected a mapping of keys to values, found {describe(found.node)}; write 'use: NAME' lines"
-        return problem(found.node.place, message)
-    if entry is None:
-        return problem(found.key, f"use is missing; add it, as in 'use: {next(iter(mods))}'")
-    return problem(entry.node.place, f"use: {_choice(entry.node, ', '.join(mods))}")
+    if not isinstance(node.value, Mapping):
+        return Problem(
+            node.place, f"expected a mapping of keys to values, found {describe(node)}; write 'use: NAME' lines"
+        )
+    if "use" not in node.value:
+        return Problem(node.key, f"use is missing; add it, as in 'use: {next(iter(mods))}'")
+    use = node.value["use"]
+    return Problem(use.place, f"use: {_choice(use, ', '.join(mods))}")
 
 
 def describe(node: Node) -> str:
     """Short description of a value: `text "abc"`, `the number 3`, `a list`."""
-    if isinstance(node, Mapping):
+    if isinstance(node.value, Mapping):
         return "a mapping"
-    if isinstance(node, Sequence):
+    if isinstance(node.value, tuple):
         return "a list"
     if isinstance(node.value, str):
         return f"text {json.dumps(node.value[:60], ensure_ascii=False)}"
@@ -176,22 +176,21 @@ def _unknown_parameter(key: str, mod: str, mods: ModSchemas) -> str:
 def _choice(node: Node, expected: str) -> str:
     """pydantic lists the words as `'a', 'b' or 'c'`."""
     words = [word.strip(" '") for word in expected.replace(" or ", ", ").split(",")]
-    close = nearest(node.value, words) if isinstance(node, Scalar) and isinstance(node.value, str) else None
+    close = nearest(node.value, words) if isinstance(node.value, str) else None
     meant = f"did you mean {close}? It is " if close else "give "
     return f"{describe(node)} is not known; {meant}one of {', '.join(words)}"
 
 
-def _hint(kind: str, found: FoundNode) -> str:
-    node = found.node
-    if kind in ("int_type", "float_type") and isinstance(node, Scalar) and isinstance(node.value, str):
+def _hint(kind: str, path: Path, node: Node) -> str:
+    if kind in ("int_type", "float_type") and isinstance(node.value, str):
         return "; remove the quotes" if node.quoted and looks_like_number(node.value) else "; write a number"
     if kind == "string_type":
-        callable_here = found.path and found.path[-1] in _CALLABLES
+        callable_here = path and path[-1] in _CALLABLES
         return "; write package.module:name" if callable_here else "; write one word, or text in quotes"
     if kind == "list_type":
         return "; begin each item with '- '"
     if kind == "model_type":
-        keys = known_keys(found.path)
+        keys = known_keys(path)
         return (
             f"; write 'key: value' lines, with keys of {', '.join(keys[:4])}, ..."
             if keys
@@ -211,7 +210,3 @@ def _name(path: Path) -> str:
     """The field of a message: the last key of its path."""
     keys = [step for step in path if isinstance(step, str)]
     return f"{keys[-1]}: " if keys else ""
-
-
-def _reported(node: Node) -> bool:
-    return isinstance(node, Scalar) and node.reported

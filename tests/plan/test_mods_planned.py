@@ -113,7 +113,9 @@ def test_what_is_wrong_is_told_at_its_place(case, write):
     column = len("  - ") + text.index("§") + 1
     with pytest.raises(PolicyError) as caught:
         examine(load_policy(write(*mods)))
-    assert [(each.line, each.column) for each in caught.value.problems] == [(6 + line, column)], str(caught.value)
+    assert [(each.place.line, each.place.column) for each in caught.value.problems] == [(6 + line, column)], str(
+        caught.value
+    )
     assert says in str(caught.value)
 
 

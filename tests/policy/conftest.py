@@ -70,7 +70,7 @@ def refused() -> Callable[..., None]:
         assert len(places) == 1, "a test text has one mark"
         with pytest.raises(PolicyError) as caught:
             call(files, *rest)
-        found = [(each.file, each.line, each.column) for each in caught.value.problems]
+        found = [(each.place.file, each.place.line, each.place.column) for each in caught.value.problems]
         assert found == places, str(caught.value)
         assert says in caught.value.problems[0].message
         file, line, column = places[0]

@@ -176,7 +176,10 @@ def test_control_loads(case: str, load: Callable[..., Policy]) -> None:
 def test_problems_of_the_policy_come_before_those_of_its_base(load: Callable[..., Policy]) -> None:
     with pytest.raises(PolicyError) as caught:
         load({"ranker.yaml": "extends: base.yaml\ntarget: h10\n", "base.yaml": HEAD + "zzz: 1\n"})
-    assert [(each.file, each.line) for each in caught.value.problems] == [("ranker.yaml", 2), ("base.yaml", 4)]
+    assert [(each.place.file, each.place.line) for each in caught.value.problems] == [
+        ("ranker.yaml", 2),
+        ("base.yaml", 4),
+    ]
 
 
 def test_a_base_may_contradict_itself_where_the_policy_mends_it(load: Callable[..., Policy]) -> None:
@@ -190,5 +193,5 @@ def test_a_base_may_contradict_itself_where_the_policy_mends_it(load: Callable[.
 def test_a_wrong_value_of_a_base_is_reported_once(load: Callable[..., Policy]) -> None:
     with pytest.raises(PolicyError) as caught:
         load({"ranker.yaml": "extends: base.yaml\n", "base.yaml": HEAD + "target: h10\nrules: [{compute: fp4}]\n"})
-    places = [(each.line, each.column) for each in caught.value.problems]
+    places = [(each.place.line, each.place.column) for each in caught.value.problems]
     assert len(places) == len(set(places)) == 3

@@ -53,8 +53,8 @@ def survives(directory: Path, data: bytes) -> None:
         assert all(line.isprintable() for line in lines)
         rows = re.split("\r\n|\r|\n", data.decode("utf-8", "replace").removeprefix("\ufeff"))
         for each in error.problems:
-            assert 1 <= each.line <= len(rows)
-            assert 1 <= each.column <= len(rows[each.line - 1]) + 1
+            assert 1 <= each.place.line <= len(rows)
+            assert 1 <= each.place.column <= len(rows[each.place.line - 1]) + 1
 
 
 @quiet

@@ -378,7 +378,7 @@ def test_all_problems_come_in_one_run_in_order(write: Callable[..., object]) -> 
     )
     with pytest.raises(PolicyError) as caught:
         load_policy(str(path))
-    found = [(each.line, each.column) for each in caught.value.problems]
+    found = [(each.place.line, each.place.column) for each in caught.value.problems]
     assert found == [(1, 10), (2, 7), (3, 18), (4, 9), (6, 12), (7, 18), (7, 22), (9, 12), (10, 27), (11, 14)]
     assert len(str(caught.value).splitlines()) == len(found)
 

@@ -193,7 +193,7 @@ def test_yaml_bomb_is_stopped_at_the_alias_that_goes_over(load: Callable[..., Po
             if written > MAX_NODES and place is None:
                 place = (number, len(f"{name}: &{name} [") + 4 * alias + 1)
         size[name] = 1 + 9 * size[LEVELS[number - 5]]
-    assert (found.line, found.column) == place
+    assert (found.place.line, found.place.column) == place
 
 
 def test_aliases_within_bounds_are_taken(load: Callable[..., Policy]) -> None:

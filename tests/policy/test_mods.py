@@ -150,4 +150,4 @@ def test_mods_that_are_no_list(load: Callable[..., Policy], refused: Callable[..
 def test_several_problems_come_together(load: Callable[..., Policy]) -> None:
     with pytest.raises(PolicyError) as caught:
         load(mods("{use: no_bais, zzz: 1}", "{use: block_norm, block: 3, zzz: 1}"))
-    assert [(each.line, each.column) for each in caught.value.problems] == [(5, 11), (6, 30), (6, 33)]
+    assert [(each.place.line, each.place.column) for each in caught.value.problems] == [(5, 11), (6, 30), (6, 33)]
