@@ -10,7 +10,7 @@ from benchmarks.ablation.ablation_targets import FACTORY, JudgedTarget, judged
 from benchmarks.ablation.ablation_unit import Mode, UnitOutcome
 from benchmarks.ablation.rows_columns import NONE, AblationRow, Column
 from loka.bench.machine import Environment
-from loka.bench.results import NOTHING, Table, markdown_table, stem_of, without_empty, write_report
+from loka.bench.results import NOTHING, Table, markdown_table, plain_head, stem_of, without_empty, write_report
 
 MODES = {"train": "one training step", "infer": "one inference"}
 ON_GPU = (
@@ -194,12 +194,7 @@ def to_plain(ablation: Ablation) -> dict[str, object]:
         for each in ablation.targets
     ]  # fmt: skip
     return {
-        "format": "loka.bench",
-        "version": 1,
-        "what": "ablation",
-        "command": ablation.command,
-        "date": ablation.date,
-        "environment": dataclasses.asdict(ablation.environment),
+        **plain_head("ablation", ablation.command, ablation.date, ablation.environment),
         "policy": {"name": ablation.name, "factory": ablation.factory, "batch_size": ablation.batch},
         "modes": list(ablation.modes),
         "columns": [column.value for column in ablation.columns],

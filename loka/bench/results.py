@@ -196,14 +196,21 @@ def to_plain(report: BenchReport) -> dict[str, object]:
             {"title": section.title, "baseline": section.baseline, "geometric_means": means, "cells": cells}
         )
     return {
-        "format": "loka.bench",
-        "version": 1,
-        "what": report.what,
-        "command": report.command,
-        "date": report.date,
-        "environment": dataclasses.asdict(report.environment),
+        **plain_head(report.what, report.command, report.date, report.environment),
         "sections": sections,
         "notes": list(report.notes),
+    }
+
+
+def plain_head(what: str, command: str, date: str, environment: Environment, version: int = 1) -> dict[str, object]:
+    """The first fields of every report in JSON."""
+    return {
+        "format": "loka.bench",
+        "version": version,
+        "what": what,
+        "command": command,
+        "date": date,
+        "environment": dataclasses.asdict(environment),
     }
 
 

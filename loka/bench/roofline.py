@@ -32,7 +32,7 @@ OPTIMIZER_PASSES: Mapping[str, int] = {"sgd": 3, "adagrad": 5, "adam": 7}
 
 
 class GemmMath(StrEnum):
-    """GemmMath of a variant's GEMMs."""
+    """Arithmetic of a variant's GEMMs."""
 
     TF32 = "tf32"
     BF16 = "bf16"
@@ -57,18 +57,6 @@ class Peaks:
 _FLOPS = {GemmMath.BF16: "bfloat16", GemmMath.FP8: "e4m3", GemmMath.FP8_FAST: "e4m3 fast"}
 
 
-@dataclass(frozen=True, slots=True)
-class SiteWork:
-    """One GEMM site of a model: rows x k by n x k, `calls` times a step."""
-
-    rows: int
-    k: int
-    n: int
-    calls: int
-    fp8: bool
-    fed: int  # elements of the input that an elementwise pass writes for it; 0 if none does
-
-
 def peaks_of(device: str) -> Peaks | None:
     """The peaks of the device of this name; None if they were not measured."""
     found = next((spec for spec in DEVICES.values() if spec.measured_on and spec.measured_on == device), None)
@@ -91,30 +79,6 @@ def product_us(rows: int, columns: int, contraction: int, precision: GemmMath, p
 def bytes_us(moved: float, peaks: Peaks) -> float:
     """Microseconds to move `moved` bytes, read plus written."""
     return 1e6 * moved / peaks.bandwidth
-
-
-def model_us(sites: Iterable[SiteWork], precision: GemmMath, training: bool, peaks: Peaks) -> float | None:
-    """Microseconds of a model's GEMMs and of one elementwise pass before each that is fed by one.
-
-    Sites outside FP8 count in BF16, or in TF32 if that is `precision`. Not counted, which makes the bound lower than a
-    model of every operation would be: operands of a pass beyond the first (residuals, the parts of a concatenation),
-    copies and transposes, operations after the last GEMM, and parts without GEMMs (embeddings, loss). None if a
-    precision has no peak.
-    """
-    rest = GemmMath.TF32 if precision is GemmMath.TF32 else GemmMath.BF16
-    if precision not in peaks.flops or rest not in peaks.flops:
-        return None
-    total = 0.0
-    for site in sites:
-        used = precision if site.fp8 and precision.is_fp8 else rest
-        element, operand = sizes_of(used)
-        total += site.calls * three_products(site.rows, site.k, site.n, used, training, peaks)
-        passes = site.fed * (element + written_bytes(used, training))
-        if training:
-            passes += site.fed * (2 * element + written_bytes(used, training))
-            passes += site.n * site.k * (element + 2 * operand) if used.is_fp8 else 0
-        total += bytes_us(passes, peaks)
-    return total
 
 
 def three_products(rows: int, k: int, n: int, precision: GemmMath, training: bool, peaks: Peaks) -> float:
@@ -153,22 +117,39 @@ class ModelBound:
         fp8 = frozenset(each.site.name for each in plan.sites if each.fp8)
         fast = {gemm.accumulation == "fast" for each in plan.sites for gemm in each.gemms if gemm.fp8}
         precision = GemmMath.BF16 if not fp8 else GemmMath.FP8_FAST if fast == {True} else GemmMath.FP8
-        return self._milliseconds([each.site for each in plan.sites], fp8, precision)
+        return self.milliseconds([each.site for each in plan.sites], fp8, precision)
 
     def of_variant(self, variant: ModelVariant, sites: Sequence[Site]) -> float | None:
         """Milliseconds of a variant without a package."""
         if variant.float32:
-            return self._milliseconds(sites, frozenset(), GemmMath.TF32)
+            return self.milliseconds(sites, frozenset(), GemmMath.TF32)
         if not variant.torchao:
-            return self._milliseconds(sites, frozenset(), GemmMath.BF16)
-        return self._milliseconds(sites, torchao_sites(sites), GemmMath.FP8_FAST)
+            return self.milliseconds(sites, frozenset(), GemmMath.BF16)
+        return self.milliseconds(sites, torchao_sites(sites), GemmMath.FP8_FAST)
 
-    def _milliseconds(self, sites: Iterable[Site], fp8: frozenset[str], precision: GemmMath) -> float | None:
-        found = model_us(site_works(sites, self.batch, fp8), precision, self.training, self.peaks)
-        if found is None:
+    def milliseconds(self, sites: Sequence[Site], fp8: frozenset[str], precision: GemmMath) -> float | None:
+        """Of the sites' GEMMs, of one elementwise pass before each that is fed by one, and of the optimiser.
+
+        Sites outside `fp8`, which are names, count in BF16, or in TF32 if that is `precision`. Not counted, which makes
+        the bound lower than a model of every operation would be: operands of a pass beyond the first (residuals, the
+        parts of a concatenation), copies and transposes, operations after the last GEMM, and parts without GEMMs
+        (embeddings, loss). None if a precision has no peak.
+        """
+        rest = GemmMath.TF32 if precision is GemmMath.TF32 else GemmMath.BF16
+        if precision not in self.peaks.flops or rest not in self.peaks.flops:
             return None
-        moved = OPTIMIZER_PASSES[self.optimizer] * self.parameter_bytes if self.training else 0
-        return (found + bytes_us(moved, self.peaks)) / 1e3
+        total, moved = 0.0, OPTIMIZER_PASSES[self.optimizer] * self.parameter_bytes if self.training else 0
+        passed = passed_sites(sites, self.batch)
+        for site in sites:
+            used = precision if site.name in fp8 and precision.is_fp8 else rest
+            rows, (element, operand) = site.rows.at(self.batch), sizes_of(used)
+            total += site.calls * three_products(rows, site.k, site.n, used, self.training, self.peaks)
+            if site.name in passed:
+                written = written_bytes(used, self.training)
+                moved += rows * site.k * (element + written + (2 * element + written if self.training else 0))
+            if self.training and used.is_fp8:
+                moved += site.n * site.k * (element + 2 * operand)
+        return (total + bytes_us(moved, self.peaks)) / 1e3
 
 
 def torchao_sites(sites: Iterable[Site]) -> frozenset[str]:
@@ -176,25 +157,20 @@ def torchao_sites(sites: Iterable[Site]) -> frozenset[str]:
     return frozenset(site.name for site in sites if site.kind is GemmKind.LINEAR and takes_fp8(site.k, site.n))
 
 
-def site_works(sites: Iterable[Site], batch: int, fp8: frozenset[str]) -> tuple[SiteWork, ...]:
-    """The work that the bound counts for each site.
+def passed_sites(sites: Iterable[Site], batch: int) -> frozenset[str]:
+    """Names of the sites whose input an elementwise pass writes.
 
-    A linear fed by an elementwise operation has a pass before it. The other products of one module are assumed to read
-    one tensor: only the largest fed one has a pass, so that a shared tensor counts once. A product that runs once for
-    each sample counts as one with all rows.
+    Of a linear fed by an elementwise operation it does. The other products of one module are assumed to read one
+    tensor: only the largest fed one has a pass, so that a shared tensor counts once. A product that runs once for each
+    sample counts as one with all rows.
     """
-    passed: dict[str, Site] = {}
-    for site in sites:
-        if site.kind not in LINEARS and _is_fed(site):
-            largest = passed.get(site.owner)
-            if largest is None or site.rows.at(batch) * site.k > largest.rows.at(batch) * largest.k:
-                passed[site.owner] = site
-    works = []
-    for site in sites:
-        rows = site.rows.at(batch)
-        fed = _is_fed(site) if site.kind in LINEARS else passed.get(site.owner) is site
-        works.append(SiteWork(rows, site.k, site.n, site.calls, site.name in fp8, rows * site.k if fed else 0))
-    return tuple(works)
+    largest: dict[str, Site] = {}  # by the site's own name, or by the module of products
+    for site in filter(_is_fed, sites):
+        key = site.name if site.kind in LINEARS else f"products of {site.owner}"
+        known = largest.get(key)
+        if known is None or site.rows.at(batch) * site.k > known.rows.at(batch) * known.k:
+            largest[key] = site
+    return frozenset(site.name for site in largest.values())
 
 
 def _is_fed(site: Site) -> bool:

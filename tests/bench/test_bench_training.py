@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from loka.bench.quality.evaluation import predict
 from loka.bench.quality.training import NonFiniteLossError, build, train, train_pair
-from loka.bench.quality.training_job import OPTIMIZERS, TrainingJob
+from loka.bench.quality.training_job import TrainingJob
 from loka.bench.quality.training_state import WeightAverage
 from loka.errors import InputError
+from loka.policy.policy_schema import Optimizer
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", [each.value for each in Optimizer])
 def test_training_learns(job: TrainingJob, optimizer: str) -> None:
     job = replace(job, optimizer=optimizer, learning_rate={"adam": 5e-2, "adagrad": 1e-1, "sgd": 0.5}[optimizer])
     result = train(build(job, 0), job, seed=0)
@@ -100,7 +101,7 @@ def test_the_patch_is_checked_after_training_and_progress_is_labelled(job: Train
     assert pair.ne_difference_percent != 0
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", [each.value for each in Optimizer])
 def test_from_shared_steps_a_run_goes_on_as_if_it_had_not_stopped(job: TrainingJob, optimizer: str) -> None:
     """Dropout draws the same, too, and the average goes on."""
     job = replace(job, optimizer=optimizer)

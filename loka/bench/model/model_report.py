@@ -10,16 +10,11 @@ from pathlib import Path
 
 from loka.bench.device import KernelSum
 from loka.bench.machine import Environment
-from loka.bench.model.model_variants import MODEL_BASELINE, Casting, StepBlock, StepLaunch
-from loka.bench.results import NOTHING, Table, markdown_table, percent, stem_of, without_empty, write_report
+from loka.bench.model.model_variants import MODEL_BASELINE, Casting, StepBlock
+from loka.bench.results import NOTHING, Table, markdown_table, percent, plain_head, stem_of, without_empty, write_report
 from loka.bench.timing import RoundTiming
 
 TEXTS = ("variant", "launch", "why")  # columns of text; the others hold numbers
-LAUNCHES = {
-    StepLaunch.LOOP: "loop",
-    StepLaunch.REDUCE_OVERHEAD: "reduce-overhead",
-    StepLaunch.CAPTURED: "captured",
-}
 CASTINGS = {
     Casting.AUTOCAST: "autocast to bfloat16, float32 parameters",
     Casting.BFLOAT16: "everything in bfloat16",
@@ -156,7 +151,7 @@ def side_by_side(report: ModelReport, model: MeasuredModel, blocks: list[StepBlo
         found = [model.found(block, name) for block in blocks]
         if any(each is not None for each in found):
             rows.append((name, *map(_time_and_ratio, found)))
-    return ("variant", *(LAUNCHES[block.launch] for block in blocks)), rows
+    return ("variant", *(block.launch.value for block in blocks)), rows
 
 
 def details(model: MeasuredModel, outcomes: list[StepOutcome]) -> Table:
@@ -166,9 +161,7 @@ def details(model: MeasuredModel, outcomes: list[StepOutcome]) -> Table:
 
 def failures(outcomes: list[StepOutcome]) -> Table:
     """A row for each variant that has no figures, with the reason."""
-    return ("launch", "variant", "why"), [
-        (LAUNCHES[each.block.launch], each.variant, each.failure) for each in outcomes
-    ]
+    return ("launch", "variant", "why"), [(each.block.launch.value, each.variant, each.failure) for each in outcomes]
 
 
 def _detail(model: MeasuredModel, outcome: StepOutcome) -> tuple[str, ...] | None:
@@ -177,7 +170,7 @@ def _detail(model: MeasuredModel, outcome: StepOutcome) -> tuple[str, ...] | Non
         return None
     kernels = figures.kernels
     return (
-        LAUNCHES[outcome.block.launch],
+        outcome.block.launch.value,
         outcome.variant,
         _ms(figures.step_ms),
         NOTHING if figures.ratio is None else f"{figures.ratio:.3f}",
@@ -238,12 +231,7 @@ def to_markdown(report: ModelReport) -> str:
 def to_plain(report: ModelReport) -> dict[str, object]:
     """The report as a dict for JSON."""
     return {
-        "format": "loka.bench",
-        "version": 2,
-        "what": "model",
-        "command": report.command,
-        "date": report.date,
-        "environment": dataclasses.asdict(report.environment),
+        **plain_head("model", report.command, report.date, report.environment, version=2),
         "baseline": MODEL_BASELINE,
         "models": [
             {

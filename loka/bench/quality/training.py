@@ -101,20 +101,50 @@ def train(
     """
     model.to(job.device)
     check_output(model, job, seed)
+    loop, average = _Loop(model, job), WeightAverage(model, job.ema)
+    samples = shared = 0  # those of a shared start are not timed
     with seeded(seed, job.device):
-        fitted = _fit(model, job, seed, progress, start, keep)
-    losses = fitted.losses
-    with fitted.average.applied(), job.precision():
+        batches = called(BATCHES, job.batches, job.batch_size, seed)
+        total = _samples_in_all(batches, job)
+        if start is not None:
+            average, loop.losses = start.restore(model, loop.optimizer), list(start.losses)
+            samples = shared = start.samples
+        model.train()
+        _wait(job.device)
+        began = time.perf_counter()
+        for inputs, target in islice(pairs(BATCHES, batches), loop.steps, job.steps):
+            _check_labels(target)
+            loop.step(inputs, target)
+            average.update()
+            samples += target.shape[0]
+            if keep is not None and loop.steps == job.shared_steps:
+                loop.read()
+                keep(SharedStart.of(model, loop.optimizer, average, loop.losses, samples))
+                _wait(job.device)
+                shared, began = samples, time.perf_counter()
+            if progress is not None:
+                progress(samples, total)
+        loop.read()
+        _wait(job.device)
+        seconds = time.perf_counter() - began
+        loop.end()
+    if loop.steps <= job.shared_steps and job.shared_steps:
+        raise TrainingCallError(
+            BATCHES,
+            f"the training batches end after {loop.steps} steps, and both runs share the first {job.shared_steps}: "
+            "yield more, or share fewer (train.shared_steps)",
+        )
+    with average.applied(), job.precision():
         logits, target = predict(model, evaluation_batches(job, seed), job.device)
     return TrainResult(
         ne=normalised_entropy(logits, target),
         auc=auc(logits, target),
         log_loss=log_loss(logits, target),
-        samples_per_second=fitted.timed_samples / fitted.seconds,
-        steps=len(losses),
-        samples=fitted.samples,
-        seconds=fitted.seconds,
-        train_loss=_curve(losses),
+        samples_per_second=(samples - shared) / seconds,
+        steps=loop.steps,
+        samples=samples,
+        seconds=seconds,
+        train_loss=_curve(loop.losses),
     )
 
 
@@ -271,62 +301,6 @@ class _Loop:
         self.read()
         if not self.losses:
             raise TrainingCallError(BATCHES, "the training batches are empty")
-
-
-@dataclass(frozen=True, slots=True)
-class _Fitted:
-    """A run: the loss of every step, the averaged weights, and the seconds of the samples that are timed."""
-
-    losses: list[float]
-    average: WeightAverage
-    samples: int
-    timed_samples: int  # without those of a shared start
-    seconds: float
-
-
-def _fit(
-    model: nn.Module,
-    job: TrainingJob,
-    seed: int,
-    progress: Progress | None,
-    start: SharedStart | None,
-    keep: Callable[[SharedStart], None] | None,
-) -> _Fitted:
-    """The steps of `train`."""
-    loop = _Loop(model, job)
-    average = WeightAverage(model, job.ema)
-    batches = called(BATCHES, job.batches, job.batch_size, seed)
-    total = _samples_in_all(batches, job)
-    samples = 0
-    if start is not None:
-        average, loop.losses, samples = start.restore(model, loop.optimizer), list(start.losses), start.samples
-    before = samples
-    model.train()
-    _wait(job.device)
-    began = time.perf_counter()
-    for inputs, target in islice(pairs(BATCHES, batches), loop.steps, job.steps):
-        _check_labels(target)
-        loop.step(inputs, target)
-        average.update()
-        samples += target.shape[0]
-        if keep is not None and loop.steps == job.shared_steps:
-            loop.read()
-            keep(SharedStart.of(model, loop.optimizer, average, loop.losses, samples))
-            _wait(job.device)
-            before, began = samples, time.perf_counter()
-        if progress is not None:
-            progress(samples, total)
-    loop.read()
-    _wait(job.device)
-    seconds = time.perf_counter() - began
-    loop.end()
-    if loop.steps <= job.shared_steps and job.shared_steps:
-        raise TrainingCallError(
-            BATCHES,
-            f"the training batches end after {loop.steps} steps, and both runs share the first {job.shared_steps}: "
-            "yield more, or share fewer (train.shared_steps)",
-        )
-    return _Fitted(loop.losses, average, samples, samples - before, seconds)
 
 
 def _samples_in_all(batches: Iterable[Any], job: TrainingJob) -> int | None:

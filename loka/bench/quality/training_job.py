@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any, cast
 
 import torch
@@ -18,12 +19,10 @@ from loka.mods.adaptation import Adaptation
 from loka.plan.examine import Examined, inputs_of
 from loka.policy.policy import Policy
 from loka.sites.callables import current_directory_importable, find_callable
-from loka.sites.example_inputs import ExampleInputs
 
 Batches = Callable[[int, int], Iterable[tuple[Inputs, Tensor]]]  # (batch_size, seed) -> (inputs, target) ...
 Progress = Callable[[int, int | None], None]  # (samples done, samples in all or None if unknown)
 
-OPTIMIZERS = ("adam", "adagrad", "sgd")
 SYNTHETIC_BATCH = 1024  # samples in a step, at most: more show no more of a distribution, and take longer
 SYNTHETIC_RATE = 1e-4  # small: there is nothing to learn
 
@@ -154,7 +153,10 @@ def synthetic_job(examined: Examined, steps: int | None, device: str) -> Trainin
     policy, inputs = examined.policy, inputs_of(examined.policy, examined.built)
 
     def batches(batch_size: int, seed: int) -> Iterator[tuple[Inputs, Tensor]]:
-        return _batches(inputs, batch_size, seed)
+        """Example inputs, drawn anew for each batch, each with the seed of its labels."""
+        for number in count(seed << 32):
+            args, kwargs = inputs(batch_size, number)
+            yield kwargs or args, torch.tensor(number)
 
     return TrainingJob(
         factory=cast("Callable[[], nn.Module]", find_callable(policy.model.factory, "model.factory")[0]),
@@ -181,12 +183,3 @@ def random_label_loss(output: Any, seed: Tensor) -> Tensor:
         labels = torch.randint(2, each.shape, generator=generator).to(each.device, torch.float32)
         losses.append(binary_cross_entropy_with_logits(each.float(), labels))
     return torch.stack(losses).mean()
-
-
-def _batches(inputs: ExampleInputs, batch_size: int, seed: int) -> Iterator[tuple[Inputs, Tensor]]:
-    """Example inputs, drawn anew for each batch, each with the seed of its labels."""
-    number = seed << 32
-    while True:
-        args, kwargs = inputs(batch_size, number)
-        yield kwargs or args, torch.tensor(number)
-        number += 1
