@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from loka.devices.targets import TargetDevice
-from loka.kernels.gemm.catalogue import GEMM_KERNELS, PREFERRED, Kernel, kernel_named
+from loka.kernels.gemm.catalogue import GEMM_KERNELS, PREFERRED, GemmRequest, Kernel, kernel_named
 from loka.kernels.measurements.parts import PartCosts
 from loka.numerics.enums import Accumulation, Compute, Gemm
 from loka.numerics.recipe import OperandPair, transposed_form, with_scalings
@@ -209,7 +209,7 @@ def _refusal(
 ) -> str | None:
     """Why a kernel cannot run a GEMM with these operands; None where it can."""
     return kernel.unsupported_reason(
-        gemm, operands, requested.accumulation, requested.padding, sizes.m, sizes.k, sizes.n, target
+        GemmRequest(gemm, operands, requested.accumulation, requested.padding, sizes.m, sizes.k, sizes.n, target)
     )
 
 

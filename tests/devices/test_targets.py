@@ -26,7 +26,7 @@ from loka.kernels.fused.norm.norm_values import configuration
 from loka.kernels.fused.quantization import Quantization
 from loka.kernels.fused.rendering import render
 from loka.kernels.gemm import scaled_mm_operands
-from loka.kernels.gemm.catalogue import GEMM_KERNELS
+from loka.kernels.gemm.catalogue import GEMM_KERNELS, GemmRequest
 from loka.kernels.measurements.lookup import Measurements
 from loka.kernels.measurements.measurement import Measurement
 from loka.kernels.measurements.part_bounds import START_US, added_us, bound_us, interaction_us
@@ -62,7 +62,7 @@ def test_an_unknown_target_is_refused_with_those_that_there_are() -> None:
     for kernel in GEMM_KERNELS:
         with pytest.raises(InputError, match="target 'a100' is not known"):
             kernel.unsupported_reason(
-                Gemm.FPROP, (OperandRecipe(),) * 2, Accumulation.PRECISE, True, 64, 64, 64, "a100"
+                GemmRequest(Gemm.FPROP, (OperandRecipe(),) * 2, Accumulation.PRECISE, True, 64, 64, 64, "a100")
             )
 
 

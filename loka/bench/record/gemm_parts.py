@@ -20,7 +20,7 @@ from loka.bench.timing import SEED
 from loka.devices.targets import DEFAULT_TARGET
 from loka.errors import InputError
 from loka.kernels import call_counters
-from loka.kernels.gemm.catalogue import kernel_named, operator_named
+from loka.kernels.gemm.catalogue import GemmRequest, kernel_named, operator_named
 from loka.kernels.measurements.parts import Part
 from loka.numerics.enums import Accumulation, Format, Gemm, Scaling
 from loka.numerics.quantize import Quantized, quantize
@@ -172,9 +172,10 @@ class Gemms:
         formats = zip(recipe.formats, recipe.scalings, strict=True)
         first, second = (OperandRecipe(format=format, scaling=scaling) for format, scaling in formats)
         sizes = (part.rows, part.contraction, part.columns)
-        refusal = kernel.unsupported_reason(
-            Gemm.FPROP, (first, second), recipe.accumulation, True, *sizes, self._target, part.dtype
-        ) or (unavailable_reason(part.kernel) if self._device == "cuda" else None)
+        wanted = GemmRequest(Gemm.FPROP, (first, second), recipe.accumulation, True, *sizes, self._target, part.dtype)
+        refusal = kernel.unsupported_reason(wanted)
+        if refusal is None and self._device == "cuda":
+            refusal = unavailable_reason(part.kernel)
         if refusal is not None:
             raise InputError(f"{part.kernel}: {refusal}")
         operator, counter_id = operator_named(part.kernel), self._counter_id

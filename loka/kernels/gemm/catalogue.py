@@ -17,7 +17,7 @@ import torch
 
 from loka.errors import InputError
 from loka.kernels.gemm import fbgemm, mslk
-from loka.kernels.gemm.gemm_kernel import GemmSizes, Kernel, gemm_sizes
+from loka.kernels.gemm.gemm_kernel import GemmRequest, GemmSizes, Kernel, gemm_sizes
 from loka.kernels.gemm.torch_gemm import NATIVE, SCALED_MM, Native, ScaledMM
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "NATIVE",
     "PREFERRED",
     "SCALED_MM",
+    "GemmRequest",
     "GemmSizes",
     "Kernel",
     "Native",

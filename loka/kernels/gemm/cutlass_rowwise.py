@@ -19,11 +19,10 @@ from loka.devices.targets import spec_of
 from loka.errors import InputError
 from loka.kernels import call_counters
 from loka.kernels.gemm import gemm_operator, scaled_mm_operands
-from loka.kernels.gemm.gemm_kernel import BFLOAT16, GemmSizes, gemm_sizes, refuse_range, refuse_sizes
+from loka.kernels.gemm.gemm_kernel import BFLOAT16, GemmRequest, GemmSizes
 from loka.kernels.gemm.library import Library, has_fp8, loaded_operator
-from loka.numerics.enums import Accumulation, Format, Gemm, Scaling
+from loka.numerics.enums import Format, Scaling
 from loka.numerics.quantize import FORMATS
-from loka.numerics.recipe import OperandPair
 
 CAPABILITY = (9, 0)
 WRITTEN = torch.bfloat16
@@ -41,29 +40,13 @@ class CutlassRowwise:
     operator: str  # "loka::fbgemm_rowwise_mm"
     library: Library
 
-    def unsupported_reason(
-        self,
-        gemm: Gemm,
-        operands: OperandPair,
-        accumulation: Accumulation,
-        padding: bool,
-        m: int,
-        k: int,
-        n: int,
-        target: str,
-        dtype: str = BFLOAT16,
-    ) -> str | None:
+    def unsupported_reason(self, wanted: GemmRequest) -> str | None:
         """Rowwise scales, e4m3, and bfloat16 results are supported; the reference takes every size."""
-        device = spec_of(target)
-        first, second = operands
-        refusal = refuse_range(gemm, operands) or _refuse_recipe(
-            (first.scaling.value, second.scaling.value), (first.format, second.format), self.library.name
-        )
-        if refusal is None and dtype != BFLOAT16:
-            refusal = f"{self.library.name} writes bfloat16, and the model computes in {dtype}"
-        if refusal is None and not padding and not device.is_reference:
-            refusal = refuse_sizes(gemm, gemm_sizes(gemm, m, k, n), MULTIPLES)
-        return refusal
+        device = spec_of(wanted.target)
+        refusal = wanted.refuse_range() or _refuse_recipe(wanted.scalings, wanted.formats, self.library.name)
+        if refusal is None and wanted.dtype != BFLOAT16:
+            refusal = f"{self.library.name} writes bfloat16, and the model computes in {wanted.dtype}"
+        return refusal or (None if device.is_reference else wanted.refuse_sizes(MULTIPLES))
 
     def unavailable_reason(self) -> str | None:
         """The kernel needs its library and a Hopper GPU."""
@@ -140,7 +123,7 @@ def _refuse_operands(
 
 
 def _refuse_recipe(scalings: tuple[str, str], formats: tuple[Format, Format], library: str) -> str | None:
-    if scalings != (Scaling.ROWWISE.value, Scaling.ROWWISE.value):
+    if scalings != (Scaling.ROWWISE, Scaling.ROWWISE):
         return f"{library} multiplies rowwise x rowwise, not {scalings[0]} x {scalings[1]}"
     if formats != (Format.E4M3, Format.E4M3):
         return f"{library} multiplies e4m3 x e4m3, not {formats[0].value} x {formats[1].value}; make both e4m3"

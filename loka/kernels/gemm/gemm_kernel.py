@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Protocol
 
 from loka.kernels.gemm.library import Library
-from loka.numerics.enums import OPERANDS, Accumulation, Gemm
+from loka.numerics.enums import OPERANDS, Accumulation, Format, Gemm, Scaling
 from loka.numerics.recipe import OperandPair
 
 BFLOAT16 = "bfloat16"
@@ -30,6 +30,52 @@ def gemm_sizes(gemm: Gemm, m: int, k: int, n: int) -> GemmSizes:
     return GemmSizes(rows=n, columns=k, contraction=m)
 
 
+@dataclass(frozen=True, slots=True)
+class GemmRequest:
+    """One of the three GEMMs of y = x @ weight.T that a kernel is to run: its recipe, sizes and target."""
+
+    gemm: Gemm
+    operands: OperandPair  # in the order of `OPERANDS[gemm]`
+    accumulation: Accumulation
+    padding: bool  # False: sizes must fit without padding
+    m: int  # at the policy's batch size
+    k: int
+    n: int
+    target: str
+    dtype: str = BFLOAT16  # of the model's activations
+
+    @property
+    def formats(self) -> tuple[Format, Format]:
+        """Those of both operands."""
+        return self.operands[0].format, self.operands[1].format
+
+    @property
+    def scalings(self) -> tuple[Scaling, Scaling]:
+        """Those of both operands."""
+        return self.operands[0].scaling, self.operands[1].scaling
+
+    def refuse_range(self) -> str | None:
+        """Reason why an operand cannot be quantized for any kernel: a static scale without its maximum."""
+        for operand, recipe in zip(OPERANDS[self.gemm], self.operands, strict=True):
+            if recipe.lacks_amax:
+                place = f"{self.gemm.value}.{operand.value}"
+                return f"{place} has a static scale but no amax; give amax, or use range: dynamic"
+        return None
+
+    def refuse_sizes(self, multiples: GemmSizes) -> str | None:
+        """Reason why sizes do not fit without padding; each must be a multiple of that in `multiples`."""
+        if self.padding:
+            return None
+        letters = {Gemm.FPROP: "MNK", Gemm.DGRAD: "MKN", Gemm.WGRAD: "NKM"}[self.gemm]
+        sizes = gemm_sizes(self.gemm, self.m, self.k, self.n)
+        misfits = [
+            f"{letter} = {size} is no multiple of {multiple}"
+            for letter, size, multiple in zip(letters, astuple(sizes), astuple(multiples), strict=True)
+            if size % multiple
+        ]
+        return f"{', '.join(misfits)}, and padding is off; set padding: true" if misfits else None
+
+
 class Kernel(Protocol):
     """An implementation of GEMMs."""
 
@@ -48,48 +94,13 @@ class Kernel(Protocol):
         """The optional package that it belongs to; None for torch."""
         ...
 
-    def unsupported_reason(
-        self,
-        gemm: Gemm,
-        operands: OperandPair,
-        accumulation: Accumulation,
-        padding: bool,
-        m: int,
-        k: int,
-        n: int,
-        target: str,
-        dtype: str = BFLOAT16,
-    ) -> str | None:
-        """Reason why it cannot run this GEMM on this target, None where it can; independent of this machine.
+    def unsupported_reason(self, wanted: GemmRequest) -> str | None:
+        """Reason why it cannot run this GEMM on its target, None where it can; independent of this machine.
 
-        `operands` are in the order of `names.OPERANDS[gemm]`; m, k and n are those of y = x @ weight.T, m at the
-        policy's batch size; without `padding`, sizes must fit without padding; `dtype` is that of the model's
-        activations. Raises InputError on an unknown target.
+        Raises InputError on an unknown target.
         """
         ...
 
     def unavailable_reason(self) -> str | None:
         """Reason why it cannot run on this machine (library, version, device), or None. May import the library."""
         ...
-
-
-def refuse_range(gemm: Gemm, operands: OperandPair) -> str | None:
-    """Reason why an operand cannot be quantized for any kernel: a static scale without its maximum."""
-    for operand, recipe in zip(OPERANDS[gemm], operands, strict=True):
-        if recipe.lacks_amax:
-            return f"{gemm.value}.{operand.value} has a static scale but no amax; give amax, or use range: dynamic"
-    return None
-
-
-def refuse_sizes(gemm: Gemm, sizes: GemmSizes, multiples: GemmSizes) -> str | None:
-    """Reason why sizes do not fit without padding; each must be a multiple of that in `multiples`."""
-    letters = {Gemm.FPROP: "MNK", Gemm.DGRAD: "MKN", Gemm.WGRAD: "NKM"}[gemm]
-    wanted = (
-        (letters[0], sizes.rows, multiples.rows),
-        (letters[1], sizes.columns, multiples.columns),
-        (letters[2], sizes.contraction, multiples.contraction),
-    )
-    misfits = [
-        f"{letter} = {size} is no multiple of {multiple}" for letter, size, multiple in wanted if size % multiple
-    ]
-    return f"{', '.join(misfits)}, and padding is off; set padding: true" if misfits else None

@@ -17,7 +17,7 @@ per call, compared with 13 us with torch.library.custom_op (torch 2.13, one CPU 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -66,24 +66,7 @@ def define(name: str, cpu: GemmFunction, cuda: GemmFunction) -> torch._ops.OpOve
 
     A name can be used once per process: torch raises RuntimeError the second time.
     """
-    qualified = f"{GEMM_NAMESPACE}::{name}"
-
-    def fake(
-        a: Tensor,
-        scale_a: Tensor,
-        b: Tensor,
-        scale_b: Tensor,
-        scaling_a: str,
-        scaling_b: str,
-        dtype: torch.dtype,
-        fast: bool,
-        counter_id: int,
-        bias: Tensor | None = None,
-    ) -> Tensor:
-        return fake_product(qualified, a, b, dtype, bias)
-
-    register(name, f"{ARGUMENTS}, {BIAS}", cpu, cuda, fake)
-    overload: torch._ops.OpOverload = getattr(torch.ops.loka, name).default
+    overload = register(name, f"{ARGUMENTS}, {BIAS}", cpu, cuda)
     _functions[overload] = {"cpu": cpu, "cuda": cuda}
     return overload
 
@@ -103,17 +86,24 @@ def decompose(name: str, function: Callable[..., Tensor], visible: Callable[...,
     decomposition.register(f"{GEMM_NAMESPACE}::{name}", function, _library, visible)
 
 
-def register(name: str, arguments: str, cpu: Callable[..., Tensor], cuda: object, fake: object) -> None:
-    """Define `loka::NAME(arguments) -> Tensor` with its implementations."""
+def register(name: str, arguments: str, cpu: Callable[..., Tensor], cuda: object) -> torch._ops.OpOverload:
+    """Define `loka::NAME(arguments) -> Tensor` with its implementations; the arguments end with the bias."""
     qualified = f"{GEMM_NAMESPACE}::{name}"
+
+    def fake(a: Tensor, scale_a: Tensor, b: Tensor, *others: Any) -> Tensor:
+        bias = others[-1] if isinstance(others[-1], Tensor) else None  # torch leaves it out where it is None
+        return _fake_product(qualified, a, b, others[3], bias)
+
     _library.define(f"{name}({arguments}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
-    torch.library.register_fake(qualified, known_to_inductor(qualified, fake), lib=_library)  # type: ignore[arg-type]
+    torch.library.register_fake(qualified, known_to_inductor(qualified, fake), lib=_library)
     _references[name] = cpu
     _library.impl(name, cpu, "CPU")  # type: ignore[no-untyped-call]
     _library.impl(name, cuda, "CUDA")  # type: ignore[no-untyped-call]
+    overload: torch._ops.OpOverload = getattr(torch.ops.loka, name).default
+    return overload
 
 
-def fake_product(name: str, a: Tensor, b: Tensor, dtype: torch.dtype, bias: Tensor | None) -> Tensor:
+def _fake_product(name: str, a: Tensor, b: Tensor, dtype: torch.dtype, bias: Tensor | None) -> Tensor:
     """Shape and dtype of the result, without running or counting."""
     if a.dim() != 2 or b.dim() != 2:
         raise InputError(f"{name}: a is {tuple(a.shape)} and b is {tuple(b.shape)}; both must be matrices")

@@ -90,25 +90,8 @@ def _register(name: str, dimension: int) -> torch._ops.OpOverload:
 
         return run
 
-    def fake(
-        a: Tensor,
-        scale_a: Tensor,
-        b: Tensor,
-        scale_b: Tensor,
-        scaling_a: str,
-        scaling_b: str,
-        dtype: torch.dtype,
-        fast: bool,
-        counter_id: int,
-        table: str,
-        bias: Tensor | None = None,
-    ) -> Tensor:
-        return gemm_operator.fake_product(f"loka::{name}", a, b, dtype, bias)
-
     arguments = f"{gemm_operator.ARGUMENTS}, str table, {gemm_operator.BIAS}"
-    gemm_operator.register(name, arguments, run_on("cpu"), run_on("cuda"), fake)
-    overload: torch._ops.OpOverload = getattr(torch.ops.loka, name).default
-    return overload
+    return gemm_operator.register(name, arguments, run_on("cpu"), run_on("cuda"))
 
 
 @cache

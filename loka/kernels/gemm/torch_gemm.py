@@ -6,10 +6,8 @@ from dataclasses import dataclass
 
 from loka.devices.targets import spec_of
 from loka.kernels.gemm import scaled_mm, scaled_mm_operands
-from loka.kernels.gemm.gemm_kernel import BFLOAT16, GemmSizes, gemm_sizes, refuse_range, refuse_sizes
+from loka.kernels.gemm.gemm_kernel import GemmRequest, GemmSizes
 from loka.kernels.gemm.library import FP8_CAPABILITY, unsupported_device
-from loka.numerics.enums import Accumulation, Gemm
-from loka.numerics.recipe import OperandPair
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,32 +18,17 @@ class ScaledMM:
     operator: str = "loka::scaled_mm"
     library: None = None
 
-    def unsupported_reason(
-        self,
-        gemm: Gemm,
-        operands: OperandPair,
-        accumulation: Accumulation,
-        padding: bool,
-        m: int,
-        k: int,
-        n: int,
-        target: str,
-        dtype: str = BFLOAT16,
-    ) -> str | None:
+    def unsupported_reason(self, wanted: GemmRequest) -> str | None:
         """The reference takes every recipe and size; a device's kernel is limited by its `ScaledMMLimits`."""
-        device = spec_of(target)
-        refusal = refuse_range(gemm, operands)
+        device = spec_of(wanted.target)
+        refusal = wanted.refuse_range()
         if refusal is not None or device.is_reference:
             return refusal
-        first, second = operands
-        refusal = scaled_mm_operands.refuse_recipe(
-            (first.scaling, second.scaling), (first.format, second.format), accumulation, device.scaled_mm
-        )
-        if refusal is None and not padding:
-            limits = device.scaled_mm
-            multiples = GemmSizes(limits.row_multiple(first.scaling), limits.alignment, limits.alignment)
-            refusal = refuse_sizes(gemm, gemm_sizes(gemm, m, k, n), multiples)
-        return refusal
+        limits = device.scaled_mm
+        multiples = GemmSizes(limits.row_multiple(wanted.scalings[0]), limits.alignment, limits.alignment)
+        return scaled_mm_operands.refuse_recipe(
+            wanted.scalings, wanted.formats, wanted.accumulation, limits
+        ) or wanted.refuse_sizes(multiples)
 
     def unavailable_reason(self) -> str | None:
         """Without an FP8 GPU no kernel is available, although the operator still runs its slow reference."""
@@ -64,20 +47,9 @@ class Native:
     operator: None = None
     library: None = None
 
-    def unsupported_reason(
-        self,
-        gemm: Gemm,
-        operands: OperandPair,
-        accumulation: Accumulation,
-        padding: bool,
-        m: int,
-        k: int,
-        n: int,
-        target: str,
-        dtype: str = BFLOAT16,
-    ) -> str | None:
+    def unsupported_reason(self, wanted: GemmRequest) -> str | None:
         """The native GEMM can always run."""
-        spec_of(target)
+        spec_of(wanted.target)
         return None
 
     def unavailable_reason(self) -> str | None:

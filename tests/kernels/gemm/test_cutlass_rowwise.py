@@ -10,6 +10,7 @@ from torch import Tensor
 from loka.errors import InputError
 from loka.kernels import call_counters
 from loka.kernels.gemm import cutlass_rowwise, fbgemm, mslk
+from loka.kernels.gemm.catalogue import GemmRequest
 from loka.kernels.gemm.cutlass_rowwise import CutlassRowwise
 from loka.numerics.enums import Accumulation, Format, Gemm, Range, Scaling
 from loka.numerics.recipe import OperandRecipe
@@ -20,7 +21,7 @@ KERNELS = pytest.mark.parametrize("kernel", [fbgemm.ROWWISE, mslk.ROWWISE], ids=
 
 def ask(kernel: CutlassRowwise, operands, gemm=Gemm.FPROP, padding=True, sizes=(4096, 512, 256), **more) -> str | None:
     return kernel.unsupported_reason(
-        gemm, operands, Accumulation.FAST, padding, *sizes, more.pop("target", "h100"), **more
+        GemmRequest(gemm, operands, Accumulation.FAST, padding, *sizes, **{"target": "h100", **more})
     )
 
 

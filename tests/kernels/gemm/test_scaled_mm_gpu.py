@@ -14,7 +14,7 @@ from torch.nn.functional import ScalingType
 from loka.errors import InputError
 from loka.kernels import call_counters
 from loka.kernels.gemm import scaled_mm_operands
-from loka.kernels.gemm.catalogue import SCALED_MM
+from loka.kernels.gemm.catalogue import SCALED_MM, GemmRequest
 from loka.kernels.gemm.scaled_mm import scaled_mm
 from loka.numerics.enums import Accumulation, Format, Gemm, Scaling
 from loka.numerics.quantize import FORMATS, quantize
@@ -38,7 +38,9 @@ RECIPES = list(
 
 def refusal(formats, scalings, accumulation: Accumulation, padding: bool = True, m=64, k=256, n=64) -> str | None:
     first, second = (OperandRecipe(format=f, scaling=s) for f, s in zip(formats, scalings, strict=True))
-    return SCALED_MM.unsupported_reason(Gemm.FPROP, (first, second), accumulation, padding, m, k, n, "h100")
+    return SCALED_MM.unsupported_reason(
+        GemmRequest(Gemm.FPROP, (first, second), accumulation, padding, m, k, n, "h100")
+    )
 
 
 def name(recipe) -> str:

@@ -69,7 +69,7 @@ class AnyGemm:
     name: str
     refusal: str | None = None
 
-    def unsupported_reason(self, *sizes: object, **more: object) -> str | None:
+    def unsupported_reason(self, wanted: object) -> str | None:
         return self.refusal
 
 
