@@ -121,11 +121,6 @@ def note(text: str) -> None:
         print(printable(line), file=sys.stderr)
 
 
-def percent(share: float) -> str:
-    """A share as a percentage with one decimal; a positive share that rounds to 0 is `<0.1 %`."""
-    return "<0.1 %" if 0 < share < 0.0005 else f"{100 * share:.1f} %"
-
-
 def check_not_own(path: str, own: Iterable[str | os.PathLike[str]]) -> None:
     """Raise InputError where a result would take the place of a file that it was made from."""
     for each in own:

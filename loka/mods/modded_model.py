@@ -112,7 +112,7 @@ def _problems(rules: Sequence[ModRule], mods: Mapping[str, ModuleMod], model: Ad
             named = None if pattern in rule.except_ else pattern.text
             return bool(_names(mod.find(model, selection_of(rule, pattern.matches, named))))
 
-        problems += unmatched_problems(rule, alive, known, THINGS)
+        problems += unmatched_problems(rule, known, THINGS, alive)
         changed = mod.find(model, selected(rule)).modules
         problems += conflicts(rule, changed, earlier)
         earlier.append((rule, changed))
@@ -159,15 +159,16 @@ def named_problems(rule: ModRule, unchanged: Sequence[Unchanged]) -> list[Proble
 
 
 def unmatched_problems(
-    rule: ModRule, alive: Callable[[Pattern], bool], known: Sequence[str], things: str
+    rule: ModRule, known: Sequence[str], things: str, alive: Callable[[Pattern], bool] | None = None
 ) -> list[Problem]:
     """Problems for patterns of an entry, including `except`, that match nothing; none if it is `optional`.
 
-    `alive` is true for a pattern that matches something, `known` has all names, for the closest one in the message, and
-    `things` is their kind: "linear", "site".
+    `known` has all names, also for the closest one in the message, and `things` is their kind: "linear", "site".
+    `alive` is true for a pattern that matches something, if that is not one of `known`.
     """
     if rule.optional:
         return []
+    alive = alive or (lambda pattern: any(map(pattern.matches, known)))
     return [
         Problem(
             pattern.place,

@@ -67,12 +67,12 @@ def parent_of(model: nn.Module, name: str) -> nn.Module:
     return model.get_submodule(name.rpartition(".")[0])
 
 
-def exchange(model: nn.Module, made: Mapping[str, nn.Module]) -> None:
-    """Replace modules by others, in the same training mode."""
-    for name, module in made.items():
-        module.train(model.get_submodule(name).training)
-    for name, module in made.items():
-        parent_of(model, name)._modules[name.rpartition(".")[2]] = module
+def exchange(model: nn.Module, names: Iterable[str], make: Callable[[], nn.Module]) -> None:
+    """Replace modules by new ones, in the same training mode; a module with several names by one under all of them."""
+    old = {name: model.get_submodule(name) for name in names}
+    made = {id(module): make().train(module.training) for module in old.values()}
+    for name, module in old.items():
+        parent_of(model, name)._modules[name.rpartition(".")[2]] = made[id(module)]
 
 
 def held_elsewhere(model: nn.Module) -> dict[int, str]:

@@ -28,7 +28,7 @@ def test_random_towers_are_the_same_function(seed: int) -> None:
     assert not unchanged
     assert (found[0].base is None) == (body.way == "list")
     for batch in found:
-        forward = batched_linears.rewrite(forward, batch)
+        forward = batch.rewritten(forward)
     assert not any(step.call for step in forward.statements)
     zoo.assert_same(body, forward, body.inputs)
 
@@ -64,7 +64,7 @@ def test_the_text_reads_slices_in_place_and_takes_what_follows_of_the_whole() ->
     forward, sizes, shapes = zoo.traced(Features(), inputs)
     (batch,), _ = batched_linears.find(forward, sizes, shapes)
     assert batch.name == "projections.0+projections.1+projections.2"
-    assert source(batched_linears.rewrite(forward, batch)) == BATCHED
+    assert source(batch.rewritten(forward)) == BATCHED
 
 
 class ReadTwice(Features):
@@ -80,7 +80,7 @@ def test_what_follows_in_place_and_not_alike_is_no_obstacle() -> None:
     forward, sizes, shapes = zoo.traced(body, inputs)
     (batch,), _ = batched_linears.find(forward, sizes, shapes)
     assert batch.members == ("projections.0", "projections.1", "projections.2")
-    zoo.assert_same(body, batched_linears.rewrite(forward, batch), inputs)
+    zoo.assert_same(body, batch.rewritten(forward), inputs)
 
 
 class InPlace(Features):
@@ -94,7 +94,7 @@ def test_an_activation_in_place_that_follows_all_alike_is_no_obstacle() -> None:
     body = InPlace()
     forward, sizes, shapes = zoo.traced(body, inputs)
     (batch,), _ = batched_linears.find(forward, sizes, shapes)
-    rewritten = batched_linears.rewrite(forward, batch)
+    rewritten = batch.rewritten(forward)
     assert [step.text() for step in rewritten.statements[-2:]] == [
         "transpose = products_relu.transpose(0, 1)",
         "cat = transpose.flatten(1)",
@@ -168,7 +168,7 @@ def test_a_second_level_reads_the_products_of_the_first_where_they_are(order: tu
     batches, _ = batched_linears.find(forward, sizes, shapes)
     assert [each.members[0] for each in batches] == ["first.0", "second.0"]
     for batch in batches:
-        forward = batched_linears.rewrite(forward, batch)
+        forward = batch.rewritten(forward)
     assert any(step.target.startswith("inputs") for step in forward.statements) == stacked
     zoo.assert_same(body, forward, inputs)
 
@@ -176,4 +176,4 @@ def test_a_second_level_reads_the_products_of_the_first_where_they_are(order: tu
 def test_a_batch_that_is_not_there_is_a_fault_of_ours() -> None:
     forward, _, _ = zoo.traced(Features(), inputs)
     with pytest.raises(LokaError, match="'some' does not stand in its forward"):
-        batched_linears.rewrite(forward, Batch("some", ("a", "b", "c"), 8, 4, None, ""))
+        Batch("some", ("a", "b", "c"), 8, 4, None, "").rewritten(forward)

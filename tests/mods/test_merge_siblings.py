@@ -24,7 +24,7 @@ def test_random_experts_are_the_same_function(seed: int) -> None:
     assert siblings.members == (*(f"experts.{i}" for i in range(len(body.sizes))), "w")
     assert siblings.n == sum(body.sizes) + len(body.w)
     assert [(each.name, each.reason) for each in unchanged] == [("other", ALONE)]
-    rewritten = merge_siblings.rewrite(forward, siblings)
+    rewritten = siblings.rewritten(forward)
     calls = [step.call.site for step in rewritten.statements if step.call is not None]
     assert calls == ["other", siblings.name]
     zoo.assert_same(body, rewritten, body.inputs)
@@ -61,7 +61,7 @@ def inputs(batch: int) -> tuple[Tensor, ...]:
 def test_the_text_has_the_activation_of_both_before_the_split() -> None:
     forward, sizes, _ = zoo.traced(Two(), inputs)
     (siblings,), _ = merge_siblings.find(forward, sizes)
-    rewritten = merge_siblings.rewrite(forward, siblings)
+    rewritten = siblings.rewritten(forward)
     assert source(rewritten) == MERGED
     call = next(step.call for step in rewritten.statements if step.call is not None)
     assert (call.site, call.x, call.weight, call.out) == ("q+k", "{0}", "torch.cat([{1}, {2}])", "{0}")
@@ -72,7 +72,7 @@ def test_an_activation_in_place_that_follows_both_alike_is_no_obstacle() -> None
     body = Two(inplace=True)
     forward, sizes, _ = zoo.traced(body, inputs)
     (siblings,), _ = merge_siblings.find(forward, sizes)
-    zoo.assert_same(body, merge_siblings.rewrite(forward, siblings), inputs)
+    zoo.assert_same(body, siblings.rewritten(forward), inputs)
 
 
 WRITTEN = "its forward changes a tensor in place: _ = mul.mul_(2); compute it out of place"
@@ -111,4 +111,4 @@ def test_what_cannot_be_merged_says_why(body: nn.Module, reasons: dict[str, str]
 def test_siblings_that_are_not_there_are_a_fault_of_ours() -> None:
     forward, _, _ = zoo.traced(Two(), inputs)
     with pytest.raises(LokaError, match="'q\\+z' does not stand in its forward"):
-        merge_siblings.rewrite(forward, Siblings("q+z", ("q", "z"), (4, 6), 8))
+        Siblings("q+z", ("q", "z"), (4, 6), 8).rewritten(forward)

@@ -26,7 +26,7 @@ def test_random_sizes_are_the_same_function(seed: int, to: int) -> None:
     assert {pad.name for pad in found} | aligned == {"first", "second", "left"}
     assert all(size.k % to == 0 and size.n % to == 0 for size in (pad.padded for pad in found))
     for pad in found:
-        forward = pad_alignment.rewrite(forward, pad)
+        forward = pad.rewritten(forward)
     zoo.assert_same(body, forward, body.inputs)
 
 
@@ -34,7 +34,7 @@ def padded(sizes: Size, bias: bool = True) -> ForwardIR:
     body = torch.nn.Sequential(torch.nn.Linear(sizes.k, sizes.n, bias=bias))
     forward, known, _ = zoo.traced(body, lambda batch: (torch.randn(batch, sizes.k),))
     (pad,) = pad_alignment.find(forward, {name: (size, 16) for name, size in known.items()})
-    return pad_alignment.rewrite(forward, pad)
+    return pad.rewritten(forward)
 
 
 def test_k_alone_keeps_the_product_as_it_is() -> None:
@@ -59,4 +59,4 @@ def test_aligned_sizes_are_left_alone() -> None:
     forward, sizes, _ = zoo.traced(body, lambda batch: (torch.randn(batch, 32),))
     assert pad_alignment.find(forward, {name: (size, 16) for name, size in sizes.items()}) == ()
     with pytest.raises(LokaError, match="'1' does not stand in its forward"):
-        pad_alignment.rewrite(forward, Pad("1", ("1",), 13, 16, 16))
+        Pad("1", ("1",), 13, 16, 16).rewritten(forward)

@@ -6,13 +6,14 @@ import math
 import sys
 from collections.abc import Sequence
 
-from loka.cli.output import percent, print_line, print_table
+from loka.cli.output import print_line, print_table
 from loka.plan.format import (
     format_figure,
     format_gemm,
     format_kernel,
     format_mere,
     format_ne,
+    format_share,
     format_speedup,
     format_sqnr,
     format_us,
@@ -64,7 +65,10 @@ def _facts(explained: Explanation) -> list[tuple[str, str]]:
     found, site, ends = explained.found, explained.found.site, explained.region_ends
     members = ", ".join(site.members)
     facts = [
-        ("share", f"{percent(site.share)} of the model's GEMM FLOPs, {explained.flops:.3g} FLOPs in a training step"),
+        (
+            "share",
+            f"{format_share(site.share)} of the model's GEMM FLOPs, {explained.flops:.3g} FLOPs in a training step",
+        ),
         ("calls", f"{site.calls} in training, {site.calls_eval} in evaluation"),
         ("owner", site.owner or "the model itself"),
         ("weight", site.weight or (f"those of {members}" if members else "computed, no Parameter")),
@@ -190,9 +194,8 @@ def _show_operand(operand: OperandSummary) -> None:
         print_line(f"  {bars}")
         print_line(f"  {axis}")
     amax = f"amax {operand.amax:.4g}, usually {operand.usual_amax:.4g}, rms {operand.rms:.4g}"
-    print_line(
-        f"  {amax}, zeros {percent(operand.zeros)}, non-finite {operand.nonfinite} in {operand.nonfinite_calls} calls"
-    )
+    zeros, nonfinite = format_share(operand.zeros), f"{operand.nonfinite} in {operand.nonfinite_calls} calls"
+    print_line(f"  {amax}, zeros {zeros}, non-finite {nonfinite}")
     spreads = (("a row", operand.row_spread), ("128 neighbours", operand.block_spread))
     known = [f"within {name} {_quantiles(each)}" for name, each in spreads if each is not None]
     if known:
@@ -211,7 +214,7 @@ def _show_shares(operands: Sequence[OperandSummary]) -> None:
         for each in operand.shares:
             formats.setdefault(each.format.value)
             cells = rows.setdefault((operand.operand.value, each.view.value), [])
-            cells += [percent(each.underflow), percent(each.subnormal)]
+            cells += [format_share(each.underflow), format_share(each.subnormal)]
     if rows:
         losses = [f"{format} {loss}" for format in formats for loss in ("underflow", "subnormal")]
         print()

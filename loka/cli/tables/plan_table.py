@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from loka.cli.output import note, percent, print_line, print_table, terminal_width
+from loka.cli.output import note, print_line, print_table, terminal_width
 from loka.cli.table_layout import SPACES, TIGHT
 from loka.devices.targets import DEVICES
-from loka.plan.format import describe_tuned, format_figure, format_ne, format_speedup
+from loka.plan.format import describe_tuned, format_figure, format_ne, format_share, format_speedup
 from loka.plan.mod_words import describe_mod, describe_unchanged
 from loka.plan.ne import planned_ne
 from loka.plan.plan import Plan
@@ -84,7 +84,7 @@ def show_skipped(plan: Plan) -> None:
     """Print a line for each module whose forward could not be rewritten."""
     for skipped in plan.skipped:
         name = f"region {skipped.owner!r}" if skipped.owner else "the model itself"
-        share = f" ({percent(skipped.share)} of FLOPs)" if skipped.share else ""
+        share = f" ({format_share(skipped.share)} of FLOPs)" if skipped.share else ""
         rest = "" if skipped.share else "; its sites are patched in smaller modules, or one by one"
         print_line(f"NOT PATCHED {name}{share}: {skipped.reason}{rest}")
 
@@ -94,7 +94,7 @@ def summary_line(plan: Plan) -> str:
     count = sum(site.fp8 for site in plan.sites)
     classes = "class" if len(plan.bindings) == 1 else "classes"
     return (
-        f"{plan.name} for {plan.target.value} at batch size {plan.batch_size}: {percent(plan.share_fp8)} of the "
+        f"{plan.name} for {plan.target.value} at batch size {plan.batch_size}: {format_share(plan.share_fp8)} of the "
         f"training GEMM FLOPs in FP8, {count} of {len(plan.called)} sites, {len(plan.bindings)} generated {classes}."
     )
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loka.cli.output import Json, percent, print_json, print_line, print_table
+from loka.cli.output import Json, print_json, print_line, print_table
 
 if TYPE_CHECKING:
     from loka.plan.view.diff import ModChange, PlanDiff, RegionChange
@@ -34,8 +34,10 @@ def command(
 
 def show(change: PlanDiff) -> None:
     """Print the changes, largest first; one line if there are none."""
+    from loka.plan.format import format_share
+
     if change.same:
-        print_line(f"Both decide the same: {percent(change.share_fp8[0])} of the training GEMM FLOPs in FP8.")
+        print_line(f"Both decide the same: {format_share(change.share_fp8[0])} of the training GEMM FLOPs in FP8.")
         _show_times(change)
         return
     for label, pair in (("target", change.target), ("batch size", change.batch_size)):
@@ -50,7 +52,7 @@ def show(change: PlanDiff) -> None:
         times = {each.site: _pair(each.before, each.after) for each in change.times}
         columns = ("site", "GEMM", "before", "after", "FLOPs", "site's us", "evidence")
         rows = [
-            (each.site, each.gemm.value, each.before, each.after, percent(each.share), times.get(each.site, ""),
+            (each.site, each.gemm.value, each.before, each.after, format_share(each.share), times.get(each.site, ""),
              each.evidence)
             for each in change.gemms
         ]  # fmt: skip
@@ -58,7 +60,7 @@ def show(change: PlanDiff) -> None:
         print_table([columns[place] for place in shown], [[row[place] for place in shown] for row in rows], ("FLOPs",))
     for line in region_lines(change.regions):
         print_line(line)
-    print_line(f"FLOPs in FP8: {' -> '.join(map(percent, change.share_fp8))}")
+    print_line(f"FLOPs in FP8: {' -> '.join(map(format_share, change.share_fp8))}")
     _show_times(change)
 
 

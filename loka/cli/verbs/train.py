@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loka.cli.output import Json, PolicyPath, note, percent, print_json, print_line, print_table
+from loka.cli.output import Json, PolicyPath, note, print_json, print_line, print_table
 from loka.cli.train_and_compare import ComparisonLabels, comparison_labels
 from loka.errors import InputError
 
@@ -73,6 +73,7 @@ def shared_line(steps: int) -> str:
 def show(pair: PairResult, plan: Plan, device: str, labels: ComparisonLabels, shared_steps: int = 0) -> None:
     """Print the recipes of the sites, the results of both runs, and the planned speed beside theirs."""
     from loka.cli.tables.plan_table import show_speed
+    from loka.plan.format import format_share
     from loka.plan.view.table import RECIPES, SIZES, cells_of, group_sites
 
     columns = (*SIZES, *RECIPES)
@@ -84,7 +85,7 @@ def show(pair: PairResult, plan: Plan, device: str, labels: ComparisonLabels, sh
         [
             ("NE", f"{as_is.ne:.5f}", f"{fp8.ne:.5f}", f"{pair.ne_difference_percent:+.3f} %"),
             ("AUC", f"{as_is.auc:.5f}", f"{fp8.auc:.5f}", f"{fp8.auc - as_is.auc:+.5f}"),
-            ("training GEMM FLOPs in FP8", percent(0.0), percent(plan.share_fp8), ""),
+            ("training GEMM FLOPs in FP8", format_share(0.0), format_share(plan.share_fp8), ""),
         ],
         numbers=(labels.first, labels.second, "difference"),
     )

@@ -112,9 +112,7 @@ class BlockNormMod:
     def change(self, model: nn.Module, adaptation: Adaptation) -> None:
         """Replace the norms by BlockNorms."""
         settings = dict(adaptation.settings)
-        old = {name: model.get_submodule(name) for name in adaptation.modules}
-        made = {id(norm): BlockNorm(int(settings["block"]), float(settings["eps"])) for norm in old.values()}
-        exchange(model, {name: made[id(norm)] for name, norm in old.items()})
+        exchange(model, adaptation.modules, lambda: BlockNorm(int(settings["block"]), float(settings["eps"])))
 
     def convert(self, state: dict[str, Tensor], adaptation: Adaptation) -> tuple[Unchanged, ...]:
         """Remove the norms' weights and biases."""

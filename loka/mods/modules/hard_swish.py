@@ -99,9 +99,7 @@ class HardSwishMod:
 
     def change(self, model: nn.Module, adaptation: Adaptation) -> None:
         """Replace the activations by hard ones."""
-        old = {name: model.get_submodule(name) for name in adaptation.modules}
-        made = {id(module): _hard(adaptation.replaces)() for module in old.values()}
-        exchange(model, {name: made[id(module)] for name, module in old.items()})
+        exchange(model, adaptation.modules, _hard(adaptation.replaces))
 
     def convert(self, state: dict[str, Tensor], adaptation: Adaptation) -> tuple[Unchanged, ...]:
         """Activations have no parameters, so nothing changes."""

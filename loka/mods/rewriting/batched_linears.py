@@ -52,8 +52,30 @@ class Batch(JoinedSites):
         return f"{len(self.members)} linears of K {self.k}, N {self.n} over {inputs} are one batched product"
 
     def rewritten(self, forward: ForwardIR) -> ForwardIR:
-        """The forward with the linears batched."""
-        return rewrite(forward, self)
+        """The forward with the linears batched in the place of the last one; earlier readers are moved.
+
+        An activation that follows each of them in the same way is computed on all products at once, and so is a
+        concatenation or stack of all their results in order.
+
+        Raises LokaError where the forward does not call them as `find` saw them.
+        """
+        sizes = dict.fromkeys(self.members, Size(self.k, self.n))
+        calls = {linear.site: linear for linear in rewriting_tools.plain_linears(forward, sizes)[0]}
+        if set(calls) != set(self.members):
+            raise LokaError(f"{self.name!r} does not stand in its forward. Please report this fault in LoKA.")
+        group = [calls[name] for name in self.members]
+        places = {linear.place for linear in group}
+        moved, last = _dependent(forward, places), max(places)
+        after = rewriting_tools.common_activation(forward, group)
+        ends = places if after is None else {*after}
+        statements = [step for place, step in enumerate(forward.statements[: last + 1]) if place not in moved | places]
+        statements += _batched(forward, self, group, after)
+        statements += [step for place, step in enumerate(forward.statements) if place in moved - ends]
+        statements += [step for place, step in enumerate(forward.statements) if place > last and place not in ends]
+        views = {step.target for step in forward.statements if step.op in rewriting_tools.VIEWS}
+        made = rewriting_tools.without_dead(rewriting_tools.with_statements(forward, statements), views)
+        targets = [forward.statements[place].target for place in (after or [each.place for each in group])]
+        return _gathered(made, targets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,36 +257,6 @@ def _part(step: Statement | None, index: int, k: int, shapes: Mapping[str, Shape
     return _Slice(source, index, True) if len(shape) == 2 and sizes and equal else None
 
 
-def rewrite(forward: ForwardIR, batch: Batch) -> ForwardIR:
-    """The forward with the linears batched in the place of the last one; earlier readers are moved.
-
-    An activation that follows each of them in the same way is computed on all products at once, and so is a
-    concatenation or stack of all their results in order.
-
-    Raises LokaError where the forward does not call them as `find` saw them.
-    """
-    calls = {linear.site: linear for linear in _calls(forward, batch)}
-    if set(calls) != set(batch.members):
-        raise LokaError(f"{batch.name!r} does not stand in its forward. Please report this fault in LoKA.")
-    group = [calls[name] for name in batch.members]
-    places = {linear.place for linear in group}
-    moved, last = _dependent(forward, places), max(places)
-    after = rewriting_tools.common_activation(forward, group)
-    ends = places if after is None else {*after}
-    statements = [step for place, step in enumerate(forward.statements[: last + 1]) if place not in moved | places]
-    statements += _batched(forward, batch, group, after)
-    statements += [step for place, step in enumerate(forward.statements) if place in moved - ends]
-    statements += [step for place, step in enumerate(forward.statements) if place > last and place not in ends]
-    views = {step.target for step in forward.statements if step.op in rewriting_tools.VIEWS}
-    made = rewriting_tools.without_dead(rewriting_tools.with_statements(forward, statements), views)
-    targets = [forward.statements[place].target for place in (after or [each.place for each in group])]
-    return _gathered(made, targets)
-
-
-def _calls(forward: ForwardIR, batch: Batch) -> tuple[PlainLinear, ...]:
-    return rewriting_tools.plain_linears(forward, dict.fromkeys(batch.members, Size(batch.k, batch.n)))[0]
-
-
 def _batched(
     forward: ForwardIR, batch: Batch, group: Sequence[PlainLinear], after: tuple[int, ...] | None
 ) -> list[Statement]:
@@ -302,17 +294,7 @@ def _batched(
     else:
         template = f"torch.bmm({base}, {{1}}.transpose(1, 2))"
         made.append(Statement(products, "bmm", template, (x, weights), note=batch.name))
-    if after is not None:
-        step = forward.statements[after[0]]
-        activated = name(f"products_{step.op}")
-        made.append(Statement(activated, step.op, step.template, (Ref(RefKind.LOCAL, products),), note=step.note))
-        products = activated
-    parts = name("parts")
-    made.append(Statement(parts, "unbind", "{0}.unbind(0)", (Ref(RefKind.LOCAL, products),)))
-    for number, place in enumerate(after or [each.place for each in group]):
-        target = forward.statements[place].target
-        made.append(Statement(target, "getitem", f"{{0}}[{number}]", (Ref(RefKind.LOCAL, parts),)))
-    return made
+    return made + rewriting_tools.taken_apart(forward, products, group, after, ("unbind", "{0}.unbind(0)"), name)
 
 
 def _whole(forward: ForwardIR, inputs: Sequence[str]) -> Ref | None:

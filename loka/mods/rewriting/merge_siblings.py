@@ -48,8 +48,26 @@ class Siblings(JoinedSites):
         return f"{len(self.members)} linears over one input are one GEMM of K {self.k}, N {self.n}"
 
     def rewritten(self, forward: ForwardIR) -> ForwardIR:
-        """The forward with the siblings merged."""
-        return rewrite(forward, self)
+        """The forward with the siblings merged in the place of the first one.
+
+        Raises LokaError where the forward does not call them as `find` saw them.
+        """
+        sizes = {name: Size(self.k, n) for name, n in zip(self.members, self.sizes, strict=True)}
+        calls = {linear.site: linear for linear in rewriting_tools.plain_linears(forward, sizes)[0]}
+        if set(calls) != set(self.members) or len({linear.x for linear in calls.values()}) != 1:
+            raise LokaError(f"{self.name!r} does not stand in its forward. Please report this fault in LoKA.")
+        group = [calls[name] for name in self.members]
+        after = rewriting_tools.common_activation(forward, group)
+        name = rewriting_tools.free_names(forward)
+        merged = name("_".join(linear.statement.target for linear in group) if len(group) < 4 else "merged")
+        split = "split", f"{{0}}.split(({', '.join(map(str, self.sizes))}), -1)"
+        made = rewriting_tools.taken_apart(forward, merged, group, after, split, name)
+        places = {linear.place for linear in group}
+        first, gone = min(places), places.union(after or ())
+        rest = [step for place, step in enumerate(forward.statements) if place > first and place not in gone]
+        return rewriting_tools.with_statements(
+            forward, [*forward.statements[:first], _merged(merged, self, group), *made, *rest]
+        )
 
     @property
     def n(self) -> int:
@@ -79,44 +97,6 @@ def find(forward: ForwardIR, sites: Mapping[str, Size]) -> tuple[tuple[Siblings,
             sizes = tuple(sites[name].n for name in names)
             found.append(Siblings(rewriting_tools.joined_name(names), names, sizes, sites[names[0]].k))
     return tuple(found), tuple(Unchanged(name, reason) for name, reason in reasons.items())
-
-
-def rewrite(forward: ForwardIR, siblings: Siblings) -> ForwardIR:
-    """The forward with the siblings merged in the place of the first one.
-
-    Raises LokaError where the forward does not call them as `find` saw them.
-    """
-    sizes = {name: Size(siblings.k, n) for name, n in zip(siblings.members, siblings.sizes, strict=True)}
-    calls = {linear.site: linear for linear in rewriting_tools.plain_linears(forward, sizes)[0]}
-    if set(calls) != set(siblings.members) or len({linear.x for linear in calls.values()}) != 1:
-        raise LokaError(f"{siblings.name!r} does not stand in its forward. Please report this fault in LoKA.")
-    group = [calls[name] for name in siblings.members]
-    followers = rewriting_tools.common_activation(forward, group)
-    name = rewriting_tools.free_names(forward)
-    merged = name("_".join(linear.statement.target for linear in group) if len(group) < 4 else "merged")
-    made = [_merged(merged, siblings, group)]
-    ends = [linear.place for linear in group]
-    if followers is not None:
-        ends = list(followers)
-        after = forward.statements[ends[0]]
-        activated = name(f"{merged}_{after.op}")
-        operand = (Ref(RefKind.LOCAL, merged),)
-        made.append(Statement(activated, after.op, after.template, operand, note=after.note))
-        merged = activated
-    parts = name("parts")
-    split = f"{{0}}.split(({', '.join(map(str, siblings.sizes))}), -1)"
-    made.append(Statement(parts, "split", split, (Ref(RefKind.LOCAL, merged),)))
-    for number, place in enumerate(ends):
-        target = forward.statements[place].target
-        made.append(Statement(target, "getitem", f"{{0}}[{number}]", (Ref(RefKind.LOCAL, parts),)))
-    gone = {linear.place for linear in group} | set(ends)
-    statements: list[Statement] = []
-    for place, statement in enumerate(forward.statements):
-        if place == min(linear.place for linear in group):
-            statements += made
-        if place not in gone:
-            statements.append(statement)
-    return rewriting_tools.with_statements(forward, statements)
 
 
 def _merged(target: str, siblings: Siblings, group: Sequence[PlainLinear]) -> Statement:

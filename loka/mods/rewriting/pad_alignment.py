@@ -47,8 +47,14 @@ class Pad(SiteChange):
     columns: bool = True  # pad N too; False if a kernel of another mod reads the product
 
     def rewritten(self, forward: ForwardIR) -> ForwardIR:
-        """The forward with the site padded."""
-        return rewrite(forward, self)
+        """The forward with every call of the site padded. Raises LokaError where it does not call the site."""
+        statements = [
+            _padded(step, step.call, self) if step.call is not None and step.call.site == self.name else step
+            for step in forward.statements
+        ]
+        if tuple(statements) == forward.statements:
+            raise LokaError(f"{self.name!r} does not stand in its forward. Please report this fault in LoKA.")
+        return rewriting_tools.with_statements(forward, statements)
 
     @property
     def padded(self) -> Size:
@@ -69,17 +75,6 @@ def find(forward: ForwardIR, sites: Mapping[str, tuple[Size, int]], crossed: Col
         if name in sites
     )
     return tuple(pad for pad in pads if pad.padded != Size(pad.k, pad.n))
-
-
-def rewrite(forward: ForwardIR, pad: Pad) -> ForwardIR:
-    """The forward with every call of the site padded. Raises LokaError where it does not call the site."""
-    statements = [
-        _padded(step, step.call, pad) if step.call is not None and step.call.site == pad.name else step
-        for step in forward.statements
-    ]
-    if tuple(statements) == forward.statements:
-        raise LokaError(f"{pad.name!r} does not stand in its forward. Please report this fault in LoKA.")
-    return rewriting_tools.with_statements(forward, statements)
 
 
 def _padded(statement: Statement, call: SiteCall, pad: Pad) -> Statement:

@@ -36,9 +36,9 @@ from loka.graph.patterns.linear_chain import readers_of
 from loka.graph.patterns.norm import NormRun, norm_starting_at
 from loka.graph.patterns.owners import parents
 from loka.graph.source import functions_of, has_operators, is_block_norm, names_in
-from loka.graph.trace.printer import variable
 from loka.mods.adaptation import Setting
 from loka.mods.protocols import OwnerMod, UnplannedModel
+from loka.mods.rewriting.rewriting_tools import argument_names, free_names
 from loka.mods.rewriting.rewriting_tracer import OwnerScope, RewrittenOwner, is_under, writer_of
 
 NAME = "residual_high_precision"
@@ -88,7 +88,7 @@ class _ResidualStream:
 
 
 def _set_twice(forward: ForwardIR) -> str | None:
-    seen: set[str] = {text.partition("=")[0].strip("* ") for text in forward.arguments}
+    seen = argument_names(forward)
     for statement in forward.statements:
         if statement.target != "_" and statement.target in seen:
             return statement.target
@@ -159,8 +159,7 @@ class _Writer:
     def __init__(self, forward: ForwardIR, stream: _ResidualStream, dtype: str) -> None:
         self._forward, self._stream, self._wider, self._dtype_name = forward, stream, _WIDER[dtype], dtype
         self._kept_wide = stream.widened_locals(forward)
-        self._taken = {text.partition("=")[0].strip("* ") for text in forward.arguments}
-        self._taken |= {statement.target for statement in forward.statements}
+        self._new = free_names(forward)
         self._wide: dict[str, str] = {}  # local -> its name in the wider dtype
         self._dtypes: dict[str, Ref] = {}  # widened local -> something with its dtype in the model
         self._sources: dict[str, Statement] = {}  # widened local -> the original statement that sets it
@@ -292,9 +291,6 @@ class _Writer:
         """The input of the norm that sets a local."""
         runs = self._stream.norms.values()
         return next(run.source for run in runs if self._forward.statements[run.last].target == name)
-
-    def _new(self, hint: str) -> str:
-        return variable(hint, self._taken)
 
 
 _LISTS = (nn.ModuleList, nn.ModuleDict)  # without a forward

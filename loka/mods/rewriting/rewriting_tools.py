@@ -116,9 +116,13 @@ def linear_statement(target: str, call: SiteCall, operands: Sequence[Ref], note:
 
 def free_names(forward: ForwardIR) -> Callable[[str], str]:
     """A function that makes names for new locals from hints, distinct from all others of the forward."""
-    arguments = {text.partition("=")[0].strip("* ") for text in forward.arguments}
-    taken = arguments | {statement.target for statement in forward.statements}
+    taken = argument_names(forward) | {statement.target for statement in forward.statements}
     return lambda hint: variable(hint, taken)
+
+
+def argument_names(forward: ForwardIR) -> set[str]:
+    """The names of a forward's arguments, without stars and defaults."""
+    return {text.partition("=")[0].strip("* ") for text in forward.arguments}
 
 
 def with_statements(forward: ForwardIR, statements: Sequence[Statement]) -> ForwardIR:
@@ -161,6 +165,33 @@ def common_activation(forward: ForwardIR, group: Sequence[PlainLinear]) -> tuple
     alike = {(step.op, step.template) for step in steps}
     alone = all(len(step.operands) == 1 and step.call is None and step.target != "_" for step in steps)
     return tuple(places) if len(alike) == 1 and alone and steps[0].op in ACTIVATIONS else None
+
+
+def taken_apart(
+    forward: ForwardIR,
+    product: str,
+    group: Sequence[PlainLinear],
+    after: Sequence[int] | None,
+    split: tuple[str, str],
+    name: Callable[[str], str],
+) -> list[Statement]:
+    """The statements that make the results of several linears of their joined `product`.
+
+    `after` are their activations, which are computed on all of it; `split` is the operation that takes it apart, with
+    its template; `name` makes names for locals.
+    """
+    made = []
+    if after is not None:
+        step = forward.statements[after[0]]
+        activated = name(f"{product}_{step.op}")
+        made.append(Statement(activated, step.op, step.template, (Ref(RefKind.LOCAL, product),), note=step.note))
+        product = activated
+    parts = name("parts")
+    made.append(Statement(parts, *split, (Ref(RefKind.LOCAL, product),)))
+    for number, place in enumerate(after or [linear.place for linear in group]):
+        target = forward.statements[place].target
+        made.append(Statement(target, "getitem", f"{{0}}[{number}]", (Ref(RefKind.LOCAL, parts),)))
+    return made
 
 
 def joined_name(members: Sequence[str]) -> str:

@@ -124,25 +124,28 @@ class RewritingTracer:
 
     def _rewritten(self, scope: RegionScope, traced: ForwardIR, changes: Collection[SiteChange]) -> ForwardIR | str:
         """The forward with the changes applied, checked against the module's own; or the difference, in words."""
-        module, examples = self.tracer.model.get_submodule(scope.owner), self.tracer.examples(scope.owner)
-        inside = expanded(module, scope.inline, scope.sites)
-
-        def copied() -> nn.Module:
-            return copy_owner(module, inside, share=self.tracer.quick)
-
         forward = traced
         for change in changes:
             forward = change.rewritten(forward)
-        try:
-            different = rounding_difference(module, forward, examples, copied, self.tracer.quick)
-            if different is not None:
-                return different
-            shapes = observed_shapes(forward, examples, copied)
-        except CannotTraceError as error:
-            return str(error)
-        return with_findings(
-            replace(settled(forward), rewritten=tuple(dict.fromkeys(change.mod for change in changes))), shapes
-        )
+        return checked(self.tracer, scope, forward, tuple(dict.fromkeys(change.mod for change in changes)))
+
+
+def checked(tracer: Tracer, scope: RegionScope, forward: ForwardIR, mods: tuple[str, ...]) -> ForwardIR | str:
+    """The forward that mods have rewritten, checked against the module's own; or the difference, in words."""
+    module, examples = tracer.model.get_submodule(scope.owner), tracer.examples(scope.owner)
+    inside = expanded(module, scope.inline, scope.sites)
+
+    def copied() -> nn.Module:
+        return copy_owner(module, inside, share=tracer.quick)
+
+    try:
+        different = rounding_difference(module, forward, examples, copied, tracer.quick)
+        if different is not None:
+            return different
+        shapes = observed_shapes(forward, examples, copied)
+    except CannotTraceError as error:
+        return str(error)
+    return with_findings(replace(settled(forward), rewritten=mods), shapes)
 
 
 def _read_by(changes: Collection[SiteChange]) -> tuple[str, ...]:

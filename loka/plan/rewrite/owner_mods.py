@@ -7,17 +7,13 @@ from dataclasses import dataclass, field, replace
 
 from torch import nn
 
-from loka.graph.canonical.forwards import settled
-from loka.graph.equivalence import rounding_difference
-from loka.graph.ir import CannotTraceError, ForwardIR, Refused
+from loka.graph.ir import ForwardIR, Refused
 from loka.graph.patterns.owners import RegionScope, relative
-from loka.graph.trace.observed_shapes import observed_shapes
-from loka.graph.trace.trace import copy_owner, expanded, with_findings
 from loka.mods.adaptation import RewriteResult, Setting, Unchanged
 from loka.mods.modded_model import conflicts, idle_problems, named_problems, unmatched_problems
 from loka.mods.protocols import OwnerMod
 from loka.mods.registry import ModKind, names_of, owner_mod
-from loka.mods.rewriting.rewriting_tracer import OwnerScope, RewritingTracer, is_under, writer_of
+from loka.mods.rewriting.rewriting_tracer import OwnerScope, RewritingTracer, checked, is_under, writer_of
 from loka.plan.format import common_pattern, pattern_of
 from loka.policy.policy import ModRule
 from loka.policy.problems import PolicyError, Problem
@@ -106,27 +102,12 @@ class OwnerTracer:
         self, scope: RegionScope, forward: ForwardIR, request: OwnerRequest
     ) -> tuple[ForwardIR, tuple[str, ...]] | str:
         """The rewritten forward, checked against the module's own, and the writers; or the reason why not."""
-        module = self.tracer.tracer.model.get_submodule(scope.owner)
-        examples = self.tracer.tracer.examples(scope.owner)
-        inside = expanded(module, scope.inline, scope.sites)
-
-        def copied() -> nn.Module:
-            return copy_owner(module, inside, share=self.tracer.tracer.quick)
-
         found = request.mod.rewrite(forward, request.means, request.settings)
         if isinstance(found, str):
             return found
-        try:
-            different = rounding_difference(module, found.forward, examples, copied, self.tracer.tracer.quick)
-            if different is not None:
-                return different
-            shapes = observed_shapes(found.forward, examples, copied)
-        except CannotTraceError as error:
-            return str(error)
+        made = checked(self.tracer.tracer, scope, found.forward, (*forward.rewritten, request.mod.name))
         notes = {statement.target: statement.note for statement in forward.statements}
-        return with_findings(
-            replace(settled(found.forward), rewritten=(*forward.rewritten, request.mod.name)), shapes
-        ), tuple(notes[name] for name in found.targets)
+        return made if isinstance(made, str) else (made, tuple(notes[name] for name in found.targets))
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +198,7 @@ def owner_problems(
     explained = {each.name for each in left}
     stay = [each for each in left if each.name not in changed]
     stay += [Unchanged(name, reason) for name in modules if rule.names(name) and name not in {*changed, *explained}]
-    problems = unmatched_problems(rule, lambda pattern: any(map(pattern.matches, modules)), modules[1:], "module")
+    problems = unmatched_problems(rule, modules[1:], "module", lambda pattern: any(map(pattern.matches, modules)))
     problems += named_problems(rule, stay)
     if problems or changed:
         return problems

@@ -8,7 +8,7 @@ does not keep the function is never planned. Interactions with their own kernels
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import attrgetter
@@ -28,7 +28,7 @@ from loka.mods.rewriting.site_rewriting import ModelInChange
 from loka.plan.format import format_us
 from loka.plan.plan import InteractionPlan
 from loka.plan.rewrite.owner_mods import ModOutcome, check_apart, owner_problems
-from loka.policy.policy import ModRule, Pattern
+from loka.policy.policy import ModRule
 from loka.policy.problems import PolicyError, Problem
 from loka.policy.settings import SiteSettings
 from loka.sites.flow import Flow
@@ -95,20 +95,14 @@ def _check(
         outcome, names = outcomes[rule.source], matchable[rule.source]
         changed = tuple(site for each in outcome.rewritten for site in each.sites)
         wrong = named_problems(rule, outcome.unchanged)
-        wrong += unmatched_problems(rule, _matching_any(names), names, "site")
-        alike = [(other, sites) for other, sites in earlier if other.use == rule.use]
-        both = [name for _, others in alike for name in others if rule.wants(name)]
-        wrong += conflicts(rule, both, alike)
+        wrong += unmatched_problems(rule, names, "site")
+        wrong += conflicts(rule, [name for _, others in earlier for name in others if rule.wants(name)], earlier)
         if not changed and not wrong:
             wrong = idle_problems(rule, outcome.unchanged, [name for name in names if rule.wants(name)])
         problems += wrong
         earlier.append((rule, changed))
     if problems:
         raise PolicyError(problems)
-
-
-def _matching_any(names: Sequence[str]) -> Callable[[Pattern], bool]:
-    return lambda pattern: any(map(pattern.matches, names))
 
 
 def requested_interactions(

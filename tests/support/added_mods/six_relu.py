@@ -53,7 +53,7 @@ class SixReluMod:
 
     def change(self, model: nn.Module, adaptation: Adaptation) -> None:
         """Put them in their places."""
-        exchange(model, {name: nn.ReLU6() for name in adaptation.modules})
+        exchange(model, adaptation.modules, nn.ReLU6)
 
     def convert(self, state: dict[str, Tensor], adaptation: Adaptation) -> tuple[Unchanged, ...]:
         """Nothing to do: activations have no Parameters."""
