@@ -5,17 +5,15 @@ from __future__ import annotations
 import difflib
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import cast
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from loka.numerics.enums import (
     OPERANDS,
     Accumulation,
     AccumulationSetting,
     Compute,
-    Format,
-    Fuse,
     Gemm,
     Operand,
     Range,
@@ -49,19 +47,8 @@ class AutoRecipe:
     power_of_two: bool = False
     transposes: bool = False
 
-    def operands(self, gemm: Gemm, formats: Mapping[tuple[Gemm, Operand], Format]) -> OperandPair:
-        """The operands of a GEMM, in the formats that the policy gives them; a copy has that of its source."""
-        first, second = (self._operand(gemm, operand, formats) for operand in OPERANDS[gemm])
-        return first, second
-
-    def _operand(self, gemm: Gemm, operand: Operand, formats: Mapping[tuple[Gemm, Operand], Format]) -> OperandRecipe:
-        if not self._transposed(gemm, operand):
-            return OperandRecipe(formats[gemm, operand], self.scaling, power_of_two=self.power_of_two)
-        (other,) = (each for each in OPERANDS[gemm] if each is not operand)
-        beside = None if self._transposed(gemm, other) else self.scaling
-        return transposed_copy(formats[TRANSPOSED_FROM[gemm, operand]], beside)
-
-    def _transposed(self, gemm: Gemm, operand: Operand) -> bool:
+    def transposed(self, gemm: Gemm, operand: Operand) -> bool:
+        """True for an operand that is read from a transposed copy."""
         return self.transposes and (gemm, operand) in TRANSPOSED_FROM
 
 
@@ -86,7 +73,7 @@ class _State:
                 self.last[path] = (number, leaf)
                 self.history.setdefault(path, []).append(leaf.assignment)
 
-    def value(self, path: str) -> object:
+    def value(self, path: str) -> Any:
         return self.last[path][1].value
 
     def transposed(self, gemm: Gemm, operand: Operand) -> bool:
@@ -97,11 +84,15 @@ class _State:
     def kernel(self, gemm: Gemm) -> str:
         """The kernel that a rule names; the leaf exists only if a rule sets it."""
         path = f"{gemm}.kernel"
-        return cast(str, self.value(path)) if path in self.last else ANY_KERNEL
+        return str(self.value(path)) if path in self.last else ANY_KERNEL
 
-    def later(self, first: str, second: str) -> Leaf:
-        """The leaf that was assigned last, of two."""
-        return max(self.last[first], self.last[second], key=lambda numbered: numbered[0])[1]
+    def recipe(self, gemm: Gemm, operand: Operand) -> OperandRecipe:
+        """The recipe of an operand that is not transposed."""
+        return OperandRecipe(**{name: self.value(f"{gemm}.{operand}.{name}") for name in OPERAND_FIELDS})
+
+    def later(self, *paths: str) -> Leaf:
+        """The leaf that was assigned last."""
+        return max((self.last[path] for path in paths), key=lambda numbered: numbered[0])[1]
 
 
 def resolve_settings(policy: Policy, facts: Sequence[SiteFacts]) -> tuple[SiteSettings, ...]:
@@ -155,12 +146,8 @@ def _site(
 ) -> SiteSettings:
     return SiteSettings(
         gemms=gemms,
-        budget=Budget(
-            mere=cast(float, state.value("budget.mere")),
-            sqnr_db=cast(float, state.value("budget.sqnr_db")),
-            min_speedup=cast(float, state.value("budget.min_speedup")),
-        ),
-        fuse=cast(Fuse, state.value("fuse")),
+        budget=Budget(**{each.name: state.value(f"budget.{each.name}") for each in fields(Budget)}),
+        fuse=state.value("fuse"),
         history={path: tuple(assignments) for path, assignments in state.history.items()} | derived,
         recipe=recipe,
     )
@@ -169,14 +156,14 @@ def _site(
 def _by_auto(state: _State, recipe: AutoRecipe) -> SiteSettings | None:
     """The settings with a recipe that `scaling: auto` leaves open; None where a later rule contradicts it."""
     number, by = state.last["scaling"]
-    formats = {
-        (gemm, operand): cast(Format, state.value(f"{gemm}.{operand}.format"))
-        for gemm in Gemm
-        for operand in OPERANDS[gemm]
-    }
+
+    def plain(gemm: Gemm, operand: Operand) -> OperandRecipe:
+        format_ = state.value(f"{gemm}.{operand}.format")
+        return OperandRecipe(format_, recipe.scaling, power_of_two=recipe.power_of_two)
+
     gemms, derived = {}, {}
     for gemm in Gemm:
-        operands = recipe.operands(gemm, formats)
+        operands = _operands(gemm, plain, recipe.transposed)
         gemms[gemm] = replace(_gemm(state, gemm), operands=operands)
         for operand, chosen in zip(OPERANDS[gemm], operands, strict=True):
             fields: dict[str, object] = {"requantize_transpose": chosen.transposed}
@@ -216,98 +203,75 @@ def _followed(state: _State, gemms: dict[Gemm, GemmSettings]) -> dict[str, tuple
 
 
 def _gemm(state: _State, gemm: Gemm) -> GemmSettings:
-    first, second = OPERANDS[gemm]
-    accumulation = cast(AccumulationSetting, state.value(f"{gemm}.accumulation"))
+    accumulation = state.value(f"{gemm}.accumulation")
     fast = accumulation is AccumulationSetting.FAST
     return GemmSettings(
-        compute=cast(Compute, state.value(f"{gemm}.compute")),
-        operands=(_recipe(state, gemm, first), _recipe(state, gemm, second)),
+        compute=state.value(f"{gemm}.compute"),
+        operands=_operands(gemm, state.recipe, state.transposed),
         accumulation=Accumulation.FAST if fast else Accumulation.PRECISE,
-        padding=cast(bool, state.value(f"{gemm}.padding")),
+        padding=state.value(f"{gemm}.padding"),
         kernel=state.kernel(gemm),
         may_be_fast=accumulation is AccumulationSetting.AUTO,
     )
 
 
-def _recipe(state: _State, gemm: Gemm, operand: Operand) -> OperandRecipe:
-    if state.transposed(gemm, operand):
-        return _transposed_recipe(state, gemm, operand)
-    base = f"{gemm}.{operand}."
-    return OperandRecipe(**{name: state.value(base + name) for name in OPERAND_FIELDS})  # type: ignore[arg-type]
+def _operands(
+    gemm: Gemm,
+    plain: Callable[[Gemm, Operand], OperandRecipe],
+    transposed: Callable[[Gemm, Operand], bool],
+) -> OperandPair:
+    """The operands of a GEMM: `plain` ones, and copies that have the format of their source."""
 
+    def recipe(operand: Operand, other: Operand) -> OperandRecipe:
+        if not transposed(gemm, operand):
+            return plain(gemm, operand)
+        beside = None if transposed(gemm, other) else plain(gemm, other).scaling
+        return transposed_copy(plain(*TRANSPOSED_FROM[gemm, operand]).format, beside)
 
-def _transposed_recipe(state: _State, gemm: Gemm, operand: Operand) -> OperandRecipe:
-    source_gemm, source = TRANSPOSED_FROM[gemm, operand]
-    other = _other(gemm, operand)
-    beside = None if state.transposed(gemm, other) else cast(Scaling, state.value(f"{gemm}.{other}.scaling"))
-    return transposed_copy(cast(Format, state.value(f"{source_gemm}.{source}.format")), beside)
-
-
-def _other(gemm: Gemm, operand: Operand) -> Operand:
     first, second = OPERANDS[gemm]
-    return second if operand is first else first
+    return recipe(first, second), recipe(second, first)
 
 
-def _conflicts(state: _State, profiled: bool) -> list[tuple[Place, str]]:
+def _conflicts(state: _State, profiled: bool) -> Iterator[tuple[Place, str]]:
     """Fields of one GEMM that contradict each other; none if it is kept.
 
     `profiled`: the policy names a profile, from which planning takes a static range's maximum.
     """
-    found = []
     for gemm, operands in OPERANDS.items():
         if state.value(f"{gemm}.compute") is Compute.KEEP:
             continue
-        found += _scaling_conflict(state, gemm)
+        yield from _scaling_conflict(state, gemm)
         for operand in operands:
             if not state.transposed(gemm, operand):
-                found += _range_conflict(state, f"{gemm}.{operand}", profiled)
-    return found
+                yield from _range_conflict(state, f"{gemm}.{operand}", profiled)
 
 
-def _scaling_conflict(state: _State, gemm: Gemm) -> list[tuple[Place, str]]:
-    transposed = [operand for operand in OPERANDS[gemm] if state.transposed(gemm, operand)]
-    if transposed:
-        return _conflict_beside(state, gemm, transposed[0]) if len(transposed) == 1 else []
-    first, second = (f"{gemm}.{operand}.scaling" for operand in OPERANDS[gemm])
-    pair = (cast(Scaling, state.value(first)), cast(Scaling, state.value(second)))
-    if frozenset(pair) in TOGETHER:
-        return []
-    leaf = state.later(first, second)
+def _scaling_conflict(state: _State, gemm: Gemm) -> Iterator[tuple[Place, str]]:
     names = OPERANDS[gemm]
-    *some, last = alike()
-    choices = ", or ".join(
-        [f"both {', '.join(some)} or {last}", *(f"one {one} and the other {other}" for one, other in mixed())]
-    )
-    return [
-        (
-            _place(leaf),
-            f"{gemm}: no kernel multiplies {names[0]} {pair[0]} by {names[1]} {pair[1]}; give {choices}",
+    copies = [operand for operand in names if state.transposed(gemm, operand)]
+    scalings = {operand: state.value(f"{gemm}.{operand}.scaling") for operand in names if operand not in copies}
+    if not copies and frozenset(scalings.values()) not in TOGETHER:
+        pair = " by ".join(f"{operand} {scaling}" for operand, scaling in scalings.items())
+        *some, last = alike()
+        choices = [f"both {', '.join(some)} or {last}", *(f"one {one} and the other {other}" for one, other in mixed())]
+        leaf = state.later(*(f"{gemm}.{operand}.scaling" for operand in names))
+        yield _place(leaf), f"{gemm}: no kernel multiplies {pair}; give {', or '.join(choices)}"
+    elif len(copies) == 1 and not {*scalings.values()} <= {*BESIDE_TRANSPOSED}:
+        ((other, scaling),), (copy,) = scalings.items(), copies
+        message = (
+            f"{gemm}: no kernel multiplies {other} {scaling} by {copy} transposed, which has one scale; give {other} "
+            f"rowwise or tensorwise, or {copy} requantize_transpose: false"
         )
-    ]
+        yield _place(state.later(f"{gemm}.{copy}.requantize_transpose", f"{gemm}.{other}.scaling")), message
 
 
-def _conflict_beside(state: _State, gemm: Gemm, transposed: Operand) -> list[tuple[Place, str]]:
-    other = _other(gemm, transposed)
-    scaling = cast(Scaling, state.value(f"{gemm}.{other}.scaling"))
-    if scaling in BESIDE_TRANSPOSED:
-        return []
-    leaf = state.later(f"{gemm}.{transposed}.requantize_transpose", f"{gemm}.{other}.scaling")
-    message = (
-        f"{gemm}: no kernel multiplies {other} {scaling} by {transposed} transposed, which has one scale; give {other} "
-        f"rowwise or tensorwise, or {transposed} requantize_transpose: false"
-    )
-    return [(_place(leaf), message)]
-
-
-def _range_conflict(state: _State, base: str, profiled: bool) -> list[tuple[Place, str]]:
-    amax = state.last[f"{base}.amax"][1]
-    range_ = state.last[f"{base}.range"][1]
+def _range_conflict(state: _State, base: str, profiled: bool) -> Iterator[tuple[Place, str]]:
+    amax, range_ = state.last[f"{base}.amax"][1], state.last[f"{base}.range"][1]
     if range_.value is Range.STATIC and amax.value is None and not profiled:
         # `range: dynamic` after `range: static` is no conflict, so the last range is the offending one.
-        return [(_place(range_), f"{base}: {_STATIC_WITHOUT_AMAX}")]
+        yield _place(range_), f"{base}: {_STATIC_WITHOUT_AMAX}"
     if range_.value is Range.DYNAMIC and amax.value is not None:
-        return [(_place(amax), f"{base}: amax is for range: static, and the range is dynamic; add range: static")]
-    return []
+        yield _place(amax), f"{base}: amax is for range: static, and the range is dynamic; add range: static"
 
 
 def _place(leaf: Leaf) -> Place:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import fnmatch
 import keyword
 import re
-from typing import Protocol, TypeVar
 
 from pydantic_core import PydanticCustomError
 
-from loka.policy.policy import PatternError, compile_pattern
-
+REGEX_PREFIX = "re:"
 NAME_PATTERN = "^[A-Za-z_][A-Za-z0-9_]*$"
 CALLABLE_PATTERN = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
 SEEDS_PATTERN = r"^[0-9]{1,19}-[0-9]{1,19}$"
@@ -82,37 +81,23 @@ def power_of_two(value: int) -> int:
 
 def pattern(value: str) -> str:
     """A glob, or "re:" and a regular expression."""
+    compile_pattern(value)
+    return value
+
+
+def compile_pattern(text: str) -> re.Pattern[str]:
+    """The pattern as a regular expression, to be used with `fullmatch`.
+
+    In a glob, `*` and `?` take any characters, dots too; `[...]` is one of a set. Case matters.
+    """
+    if not text.removeprefix(REGEX_PREFIX).strip():
+        raise refuse('an empty pattern matches nothing; write "*" for every site')
+    if text.startswith(REGEX_PREFIX):
+        try:
+            return re.compile(text.removeprefix(REGEX_PREFIX))
+        except (re.error, OverflowError, RecursionError) as error:
+            raise refuse(f"{text!r} is no regular expression ({error}); correct it, or use a glob") from None
     try:
-        compile_pattern(value)
-    except PatternError as error:
-        raise refuse(str(error)) from None
-    return value
-
-
-class _Fields(Protocol):
-    """A pydantic model that records which of its fields were given."""
-
-    @property
-    def model_fields_set(self) -> set[str]: ...
-
-
-_F = TypeVar("_F", bound=_Fields)
-
-
-def requantize_transpose(value: _F) -> _F:
-    """A transposed operand has no other fields: they follow from its source."""
-    others = sorted(value.model_fields_set - {"requantize_transpose"})
-    if getattr(value, "requantize_transpose", None) and others:
-        raise refuse(f"a transposed operand takes the rest from the one it is made from; leave out {', '.join(others)}")
-    return value
-
-
-def criteria(value: _F) -> _F:
-    """Criteria are not empty, and no lower bound exceeds its upper bound."""
-    if not value.model_fields_set:
-        raise refuse('an empty mapping says nothing; write "*" for every site')
-    for name in ("m", "k", "n", "share"):
-        least, largest = getattr(value, f"min_{name}"), getattr(value, f"max_{name}")
-        if least is not None and largest is not None and least > largest:
-            raise refuse(f"min_{name} {least} is over max_{name} {largest}; nothing can match: change one of them")
-    return value
+        return re.compile(fnmatch.translate(text))
+    except re.error as error:
+        raise refuse(f"{text!r} is no glob ({error}); correct the part in brackets") from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 
 from loka.numerics.enums import OPERANDS, AccumulationSetting, Compute, Gemm, Operand, Range, Scaling
@@ -49,10 +49,9 @@ def expand(setting: SiteSetting, origin: RuleOrigin) -> tuple[Leaf, ...]:
         leaves.append(origin.leaf("scaling", setting.scaling, "scaling"))
     leaves += _gemm_fields(setting, Gemm, origin)
     if setting.budget is not None:
-        for name in ("mere", "sqnr_db", "min_speedup"):
-            value = getattr(setting.budget, name)
+        for name, value in setting.budget:
             if value is not None:
-                leaves.append(origin.leaf(f"budget.{name}", float(value), "budget", name))
+                leaves.append(origin.leaf(f"budget.{name}", value, "budget", name))
     if setting.fuse is not None:
         leaves.append(origin.leaf("fuse", setting.fuse, "fuse"))
     gemms = [(gemm, getattr(setting, gemm.value)) for gemm in Gemm]
@@ -69,7 +68,7 @@ def expand(setting: SiteSetting, origin: RuleOrigin) -> tuple[Leaf, ...]:
 
 def built_in() -> tuple[Leaf, ...]:
     """The built-in settings of a site, leaf by leaf."""
-    recipe, budget = OperandRecipe(), Budget()
+    recipe = OperandRecipe()
     values: dict[str, object] = {}
     for gemm in Gemm:
         values |= {
@@ -79,7 +78,7 @@ def built_in() -> tuple[Leaf, ...]:
         }
         for operand in OPERANDS[gemm]:
             values |= {f"{gemm}.{operand}.{name}": getattr(recipe, name) for name in OPERAND_FIELDS}
-    values |= {f"budget.{name}": getattr(budget, name) for name in ("mere", "sqnr_db", "min_speedup")}
+    values |= {f"budget.{name}": value for name, value in asdict(Budget()).items()}
     values["fuse"] = SiteSettings(gemms={}).fuse
     return tuple(
         Leaf(Assignment(name, shown_value(value), BUILT_IN, "", 0), value, 0) for name, value in values.items()
@@ -106,12 +105,8 @@ def _operand_fields(
         if value is None or value is SiteScaling.AUTO:
             continue
         for gemm, operand in pairs:
-            if name == "scaling":
-                yield origin.leaf(f"{gemm}.{operand}.scaling", _scaling(value, operand), *steps, name)
-            elif name == "amax":
-                yield origin.leaf(f"{gemm}.{operand}.amax", float(value), *steps, name)
-            else:
-                yield origin.leaf(f"{gemm}.{operand}.{name}", value, *steps, name)
+            given = _scaling(value, operand) if name == "scaling" else value
+            yield origin.leaf(f"{gemm}.{operand}.{name}", given, *steps, name)
             if value is Range.DYNAMIC:
                 # Policies cannot write "no amax": `range: dynamic` clears an earlier one.
                 yield origin.leaf(f"{gemm}.{operand}.amax", None, *steps, name)

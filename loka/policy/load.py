@@ -10,7 +10,6 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from loka.devices.targets import DEFAULT_TARGET
-from loka.numerics.enums import Autocast
 from loka.policy import policy_schema
 from loka.policy.documents import Documents, read_documents
 from loka.policy.expand import RuleOrigin, built_in, expand, shown_value
@@ -24,7 +23,6 @@ from loka.policy.policy import (
     Policy,
     Rule,
     SizeBound,
-    TrainSpec,
 )
 from loka.policy.problems import Place, PolicyError, Problem
 from loka.policy.tree import Node, node_at, plain
@@ -33,7 +31,6 @@ from loka.policy.validation_errors import validation_errors
 
 DEFAULT_BATCH_SIZE = 4096
 PLAN_FORMAT = "loka.plan"  # format of loka.plan.serialize, a room above this one
-DEFAULT_LEARNING_RATE = 1e-3
 EVERY_SITE = Match("*")
 
 
@@ -114,6 +111,7 @@ def _policy(
     batches = setting.train.batches if setting.train else None
     batch_size = setting.model.batch_size or DEFAULT_BATCH_SIZE
     model = ModelSpec(setting.model.factory, setting.model.inputs, batch_size, batches)
+    run = setting.execution
     rules = (_rule(rule, tree, index) for index, rule in enumerate(setting.rules or []))
     return Policy(
         version=setting.version,
@@ -121,10 +119,10 @@ def _policy(
         path=path,
         files=documents.files,
         model=model,
-        train=_train(setting.train, model) if setting.train else None,
+        train=setting.train,
         target=(setting.target or DEFAULT_TARGET).value,
-        execution=_execution(setting.execution) if setting.execution else None,
-        ne_percent=_ne_percent(setting.budget),
+        execution=ExecutionSpec(run.mode, run.host_ms or 0.0, run.gpu_ms or 0.0) if run else None,
+        ne_percent=setting.budget.ne_percent if setting.budget else None,
         rules=(_defaults(setting.defaults, tree), *rules),
         mods=tuple(_mod(mod, uses[type(mod)], tree, index) for index, mod in enumerate(setting.mods or [])),
         profile=setting.profile,
@@ -132,35 +130,6 @@ def _policy(
         tree=tree,
         named=documents.named,
     )
-
-
-def _train(setting: policy_schema.TrainSetting, model: ModelSpec) -> TrainSpec:
-    return TrainSpec(
-        batches=setting.batches,
-        loss=setting.loss,
-        test=setting.test,
-        steps=setting.steps,
-        shared_steps=setting.shared_steps or 0,
-        batch_size=setting.batch_size or model.batch_size,
-        optimizer=(setting.optimizer or policy_schema.Optimizer.ADAM).value,
-        learning_rate=DEFAULT_LEARNING_RATE if setting.learning_rate is None else float(setting.learning_rate),
-        ema=None if setting.ema is None else float(setting.ema),
-        autocast=None if setting.autocast is None else setting.autocast is Autocast.BFLOAT16,
-        tuned_seeds=tuple(_seeds(text) for text in setting.tuned_seeds or ()),
-    )
-
-
-def _seeds(text: str) -> tuple[int, int]:
-    first, last = map(int, text.split("-"))
-    return first, last
-
-
-def _execution(setting: policy_schema.ExecutionSetting) -> ExecutionSpec:
-    return ExecutionSpec(setting.mode, float(setting.host_ms or 0.0), float(setting.gpu_ms or 0.0))
-
-
-def _ne_percent(setting: policy_schema.PlanBudgetSetting | None) -> float | None:
-    return None if setting is None or setting.ne_percent is None else float(setting.ne_percent)
 
 
 def _defaults(setting: policy_schema.SiteSetting | None, tree: Node) -> Rule:
@@ -200,15 +169,12 @@ def _match(value: str | list[str] | policy_schema.Criteria, tree: Node, path: Tr
     if not isinstance(value, policy_schema.Criteria):
         patterns = _patterns(value, tree, path)
         return Match(", ".join(pattern.text for pattern in patterns), patterns)
-    bounds = []
-    for field in ("m", "k", "n", "share"):
-        least, largest = getattr(value, f"min_{field}"), getattr(value, f"max_{field}")
-        if least is not None or largest is not None:
-            bounds.append(SizeBound(field, least, largest))
     given = ((name, getattr(value, name)) for name in policy_schema.Criteria.model_fields)
     text = ", ".join(f"{name}: {_shown(part)}" for name, part in given if part is not None)
     patterns = _patterns(value.name, tree, (*path, "name")) if value.name is not None else ()
-    return Match(text, patterns, value.kind.value if value.kind else None, tuple(bounds))
+    return Match(
+        text, patterns, value.kind.value if value.kind else None, tuple(SizeBound(*each) for each in value.bounds)
+    )
 
 
 def _patterns(value: str | list[str], tree: Node, path: TreePath) -> tuple[Pattern, ...]:

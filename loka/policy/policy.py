@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import re
 import signal
 import threading
@@ -12,14 +11,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from loka.devices.spec import Execution
+from loka.policy.checks import REGEX_PREFIX, compile_pattern
 from loka.policy.problems import Place, PolicyError, Problem
 from loka.policy.settings import Assignment, SiteFacts
 from loka.policy.tree import Node, node_at
 
+if TYPE_CHECKING:
+    from loka.policy.policy_schema import TrainSetting
+
 OPERAND_FIELDS = ("format", "scaling", "range", "amax", "power_of_two")  # the leaves of one operand
-REGEX_PREFIX = "re:"
 MATCHING_SECONDS = 1.0  # limit for matching one name; a pattern that does not backtrack needs microseconds
 ModParameter = bool | int | float | str
 
@@ -35,52 +38,12 @@ class ModelSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainSpec:
-    """Settings of training; callables are "package.module:name"."""
-
-    batches: str
-    loss: str
-    test: str | None
-    steps: int | None  # None: the command decides
-    batch_size: int  # that of the model if the policy gives none
-    optimizer: str  # adam | adagrad | sgd
-    learning_rate: float
-    ema: float | None  # decay of the moving average of the weights used in evaluation; None: no average
-    shared_steps: int = 0  # the first steps without FP8, from which both runs of train and compare go on
-    autocast: bool | None = None  # train under torch.autocast to bfloat16; None: the verb decides
-    tuned_seeds: tuple[tuple[int, int], ...] = ()  # first and last of each range that the recipe was chosen on
-
-
-@dataclass(frozen=True, slots=True)
 class ExecutionSpec:
     """How the model runs, and what a step takes besides the sites of the plan, in milliseconds."""
 
     mode: Execution
     host_ms: float
     gpu_ms: float
-
-
-class PatternError(ValueError):
-    """A pattern that cannot be used; the message has the reason and advice."""
-
-
-def compile_pattern(text: str) -> re.Pattern[str]:
-    """The pattern as a regular expression, to be used with `fullmatch`.
-
-    In a glob, `*` and `?` take any characters, dots too; `[...]` is one of a set. Case matters.
-    Raises PatternError for an empty pattern and for a regular expression that does not compile.
-    """
-    if not text.removeprefix(REGEX_PREFIX).strip():
-        raise PatternError('an empty pattern matches nothing; write "*" for every site')
-    if text.startswith(REGEX_PREFIX):
-        try:
-            return re.compile(text.removeprefix(REGEX_PREFIX))
-        except (re.error, OverflowError, RecursionError) as error:
-            raise PatternError(f"{text!r} is no regular expression ({error}); correct it, or use a glob") from None
-    try:
-        return re.compile(fnmatch.translate(text))
-    except re.error as error:
-        raise PatternError(f"{text!r} is no glob ({error}); correct the part in brackets") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +56,7 @@ class Pattern:
 
     @classmethod
     def of(cls, text: str, place: Place) -> Pattern:
-        """Compiles the pattern; raises PatternError where it cannot be used."""
+        """Compiles the pattern, which is valid."""
         return cls(text, place, compile_pattern(text))
 
     def matches(self, name: str) -> bool:
@@ -234,7 +197,7 @@ class Policy:
     # (path relative to the policy's directory, sha256 of its values but for `train`): the policy, then its bases
     files: tuple[tuple[str, str], ...]
     model: ModelSpec
-    train: TrainSpec | None
+    train: TrainSetting | None
     target: str  # the value of a TargetDevice
     rules: tuple[Rule, ...]
     mods: tuple[ModRule, ...] = ()

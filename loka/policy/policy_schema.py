@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Strict, Tag, create_model
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Strict, Tag, create_model, model_validator
 
 from loka.devices.spec import Execution
 from loka.devices.targets import DEFAULT_TARGET, TargetDevice
@@ -125,6 +126,16 @@ class TransposableSetting(OperandSetting):
 
     requantize_transpose: bool | None = _REQUANTIZE_TRANSPOSE
 
+    @model_validator(mode="after")
+    def _alone(self) -> Self:
+        """A transposed operand has no other fields: they follow from its source."""
+        others = sorted(self.model_fields_set - {"requantize_transpose"})
+        if self.requantize_transpose and others:
+            raise checks.refuse(
+                f"a transposed operand takes the rest from the one it is made from; leave out {', '.join(others)}"
+            )
+        return self
+
 
 class GemmFields(OperandSetting):
     """Settings of a whole GEMM; format, scaling, range, amax and power_of_two apply to both operands."""
@@ -147,9 +158,6 @@ class GemmFields(OperandSetting):
     )
 
 
-_Transposable = Annotated[TransposableSetting, AfterValidator(checks.requantize_transpose)]
-
-
 class FpropSetting(GemmFields):
     """The forward GEMM, y = input @ weight.T."""
 
@@ -162,15 +170,15 @@ class DgradSetting(GemmFields):
 
     requantize_transpose: bool | None = _REQUANTIZE_TRANSPOSE
     grad_output: OperandSetting | None = doc("Output gradient", "The gradient of the output alone.")
-    weight: _Transposable | None = doc("Weight", "The weight alone.")
+    weight: TransposableSetting | None = doc("Weight", "The weight alone.")
 
 
 class WgradSetting(GemmFields):
     """The GEMM of the weight's gradient, grad_output.T @ input."""
 
     requantize_transpose: bool | None = _REQUANTIZE_TRANSPOSE
-    grad_output: _Transposable | None = doc("Output gradient", "The gradient of the output alone.")
-    input: _Transposable | None = doc("Input", "The input alone.")
+    grad_output: TransposableSetting | None = doc("Output gradient", "The gradient of the output alone.")
+    input: TransposableSetting | None = doc("Input", "The input alone.")
 
 
 class BudgetSetting(SchemaModel):
@@ -221,11 +229,31 @@ class Criteria(SchemaModel):
     min_share: _Share | None = doc("Least share", "Share of the model's GEMM FLOPs, 0 to 1.")
     max_share: _Share | None = doc("Largest share", "Share of the model's GEMM FLOPs, 0 to 1.")
 
+    @property
+    def bounds(self) -> Iterator[tuple[str, float | None, float | None]]:
+        """Each property that has bounds, with the least and the largest; None for an open end."""
+        for name in ("m", "k", "n", "share"):
+            least, largest = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
+            if least is not None or largest is not None:
+                yield name, least, largest
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        """Criteria are not empty, and no lower bound exceeds its upper bound."""
+        if not self.model_fields_set:
+            raise checks.refuse('an empty mapping says nothing; write "*" for every site')
+        for name, least, largest in self.bounds:
+            if least is not None and largest is not None and least > largest:
+                raise checks.refuse(
+                    f"min_{name} {least} is over max_{name} {largest}; nothing can match: change one of them"
+                )
+        return self
+
 
 _Match = Annotated[
     Annotated[Pattern, Tag("<pattern>")]
     | Annotated[list[Pattern], Field(min_length=1), Tag("<patterns>")]
-    | Annotated[Criteria, AfterValidator(checks.criteria), Tag("<criteria>")],
+    | Annotated[Criteria, Tag("<criteria>")],
     Discriminator(match_tag),
 ]
 _MATCH_DOC = (

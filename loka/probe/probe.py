@@ -280,7 +280,7 @@ class Probe:
     def _finish(self, ranks: int = 1) -> Callable[[tuple[SiteStats, ...]], RecordedStats]:
         """A function that makes the full profile from statistics and the current counts; runs in the saving thread."""
         policy = self._policy
-        batch = policy.train.batch_size if policy.train else policy.model.batch_size
+        batch = (policy.train and policy.train.batch_size) or policy.model.batch_size
         rows = {live.site.name: live.site.rows.at(batch) for live in self._live.sites}
         empty = Profile(
             name=policy.name,

@@ -16,6 +16,7 @@ from loka.bench.quality.training_calls import Inputs, tensors_of
 from loka.errors import InputError
 from loka.mods.adapt import adapt
 from loka.mods.adaptation import Adaptation
+from loka.numerics.enums import Autocast
 from loka.plan.examine import Examined, inputs_of
 from loka.policy.policy import Policy
 from loka.sites.callables import current_directory_importable, find_callable
@@ -25,6 +26,8 @@ Progress = Callable[[int, int | None], None]  # (samples done, samples in all or
 
 SYNTHETIC_BATCH = 1024  # samples in a step, at most: more show no more of a distribution, and take longer
 SYNTHETIC_RATE = 1e-4  # small: there is nothing to learn
+
+DEFAULT_LEARNING_RATE = 1e-3  # of a policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +111,13 @@ def job_of(policy: Policy, steps: int | None, device: str, tested: bool = True) 
             batches=batches,
             test_batches=test,
             loss=loss,
-            batch_size=spec.batch_size,
-            optimizer=spec.optimizer,
-            learning_rate=spec.learning_rate,
+            batch_size=spec.batch_size or policy.model.batch_size,
+            optimizer=spec.optimizer or "adam",
+            learning_rate=spec.learning_rate or DEFAULT_LEARNING_RATE,
             ema=spec.ema or 0.0,
-            autocast=spec.autocast or False,
+            autocast=spec.autocast is Autocast.BFLOAT16,
             steps=steps if steps is not None else spec.steps,
-            shared_steps=spec.shared_steps if tested else 0,  # of a pair; without test rows none is trained
+            shared_steps=(spec.shared_steps or 0) if tested else 0,  # of a pair; without test rows none is trained
             device=device,
         )
     except InputError as error:  # numbers that are fine alone, and not together

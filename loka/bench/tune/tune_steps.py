@@ -130,7 +130,7 @@ class StepMeasurer:
         """What a step is."""
         train = self.policy.train
         loss = "a synthetic loss" if self.synthetic or train is None else "the policy's loss"
-        return f"forward, {loss}, backward, {'adam' if self.synthetic or train is None else train.optimizer}"
+        return f"forward, {loss}, backward, {'adam' if self.synthetic or train is None else train.optimizer or 'adam'}"
 
 
 def _variant(candidate: Candidate, number: int, compiling: Compiling) -> ModelVariant:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from loka.cli.output import print_line, print_table
 from loka.numerics.enums import Compute, Gemm
 from loka.plan.format import common_pattern, format_ne, grouped, pattern_of
-from loka.policy.policy import compile_pattern
+from loka.policy.checks import compile_pattern
 from loka.probe.estimate import recipe_label
 from loka.probe.finding_evidence import estimate_of
 from loka.probe.profile.profile import Estimate, Finding, Interval, NeEstimate, Profile, SiteProfile, Verdict

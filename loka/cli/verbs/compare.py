@@ -148,7 +148,8 @@ def show(quality: Quality, labels: ComparisonLabels) -> None:
 def _check_not_tuned(policy: Policy, first: int, seeds: int) -> None:
     """Raise InputError if the policy's recipe was chosen on one of the seeds."""
     last = first + seeds - 1
-    for begin, end in policy.train.tuned_seeds if policy.train is not None else ():
+    for text in (policy.train and policy.train.tuned_seeds) or ():
+        begin, end = map(int, text.split("-"))
         if first <= end and begin <= last:
             raise InputError(
                 f"{policy.where('train.tuned_seeds')}: the recipe was chosen on seeds {begin} to {end}, on which it "
