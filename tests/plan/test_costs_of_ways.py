@@ -29,43 +29,55 @@ def words(parts: tuple[Part, ...]) -> list[str]:
     ]
 
 
-def test_as_it_is_a_site_has_its_norms_in_the_models_dtype() -> None:
-    workload = workload_of(SIZES, Recipe.of(AS_IS), AROUND, False, False)
-    assert words(workload.forward) == [
-        "forward 4096x512 layer_norm -> bfloat16",
-        "forward 4096x1024 layer_norm silu -> bfloat16",
-    ]
-    assert words(workload.backward) == [
-        "backward 4096x1024 layer_norm silu -> bfloat16",
-        "backward 4096x512 layer_norm -> bfloat16",
-    ]
+KNOWN, WEIGHT = (
+    OperandRecipe(scaling=Scaling.TENSORWISE, range=Range.STATIC, amax=4.0),
+    OperandRecipe(scaling=Scaling.TENSORWISE),
+)
+STATIC = {Gemm.FPROP: (KNOWN, WEIGHT), Gemm.DGRAD: (KNOWN, WEIGHT), Gemm.WGRAD: (KNOWN, KNOWN)}
+FORWARD, FORWARD_AFTER = "forward 4096x512 layer_norm -> bfloat16", "forward 4096x1024 layer_norm silu -> bfloat16"
+BACKWARD, BACKWARD_AFTER = (
+    "backward 4096x512 layer_norm -> bfloat16",
+    "backward 4096x1024 layer_norm silu -> bfloat16",
+)
+INPUT, WEIGHTS, GRADIENT = (f"quantize {sizes} -> e4m3 rowwise" for sizes in ("4096x512", "1024x512", "4096x1024"))
+TURN_INPUT, TURN_WEIGHTS, TURN_GRADIENT = (
+    f"turn {sizes} -> e4m3 tensorwise" for sizes in ("4096x512", "1024x512", "4096x1024")
+)
+CHAIN_FORWARD = ["forward 4096x512 layer_norm -> e4m3 rowwise", WEIGHTS, FORWARD_AFTER]
+STATIC_FORWARD = [CHAIN_FORWARD[0], "quantize 1024x512 -> e4m3 tensorwise", FORWARD_AFTER]
+TURNS = [TURN_GRADIENT, TURN_INPUT, TURN_WEIGHTS]
+CHAIN_BACKWARD = ["backward 4096x1024 layer_norm silu -> e4m3 rowwise", *TURNS, BACKWARD]
+EACH_OPERAND = [
+    GRADIENT,
+    "copy 1024x512 -> bfloat16",
+    "quantize 512x1024 -> e4m3 rowwise",
+    "copy 4096x1024 -> bfloat16",
+    "quantize 1024x4096 -> e4m3 rowwise",
+    "copy 4096x512 -> bfloat16",
+    "quantize 512x4096 -> e4m3 rowwise",
+]
+NO_DGRAD = {gemm: CHAIN[gemm] for gemm in (Gemm.FPROP, Gemm.WGRAD)}
+FPROP_ALONE = {**AS_IS, Gemm.FPROP: PLAIN[Gemm.FPROP]}
+WGRAD_ALONE = {**AS_IS, Gemm.WGRAD: CHAIN[Gemm.WGRAD]}
 
 
-def test_a_chain_writes_fp8_in_the_kernels_around_and_turns_the_rest() -> None:
-    workload = workload_of(SIZES, Recipe.of(CHAIN), AROUND, True, False)
-    assert words(workload.forward) == [
-        "forward 4096x512 layer_norm -> e4m3 rowwise",
-        "quantize 1024x512 -> e4m3 rowwise",
-        "forward 4096x1024 layer_norm silu -> bfloat16",
-    ]
-    assert words(workload.backward) == [
-        "backward 4096x1024 layer_norm silu -> e4m3 rowwise",
-        "turn 4096x1024 -> e4m3 tensorwise",
-        "turn 4096x512 -> e4m3 tensorwise",
-        "turn 1024x512 -> e4m3 tensorwise",
-        "backward 4096x512 layer_norm -> bfloat16",
-    ]
-
-
-def test_a_chain_of_one_linear_alone_quantizes_in_passes_of_their_own() -> None:
-    fused, alone = (workload_of(SIZES, Recipe.of(CHAIN), AROUND, taken, False) for taken in (True, False))
-    assert words(alone.forward)[:2] == ["forward 4096x512 layer_norm -> bfloat16", "quantize 4096x512 -> e4m3 rowwise"]
-    assert words(alone.backward)[:2] == [
-        "backward 4096x1024 layer_norm silu -> bfloat16",
-        "quantize 4096x1024 -> e4m3 rowwise",
-    ]
-    assert len(alone.forward) == len(fused.forward) + 1
-    assert len(alone.backward) == len(fused.backward) + 1
+@pytest.mark.parametrize(
+    ("pairs", "around", "fused", "forward", "backward"),
+    [
+        (AS_IS, AROUND, False, [FORWARD, FORWARD_AFTER], [BACKWARD_AFTER, BACKWARD]),
+        (CHAIN, AROUND, True, CHAIN_FORWARD, CHAIN_BACKWARD),  # it writes FP8 in the kernels around
+        (STATIC, AROUND, True, STATIC_FORWARD, CHAIN_BACKWARD),
+        # of one linear alone, which quantizes in passes of their own
+        (CHAIN, AROUND, False, [FORWARD, INPUT, WEIGHTS, FORWARD_AFTER], [BACKWARD_AFTER, GRADIENT, *TURNS, BACKWARD]),
+        (NO_DGRAD, AROUND, True, CHAIN_FORWARD, CHAIN_BACKWARD[:3]),
+        (PLAIN, Surroundings(), True, [INPUT, WEIGHTS], EACH_OPERAND),
+        (FPROP_ALONE, Surroundings(), False, [INPUT, WEIGHTS], []),
+        (WGRAD_ALONE, Surroundings(), False, [], [GRADIENT, TURN_GRADIENT, INPUT, TURN_INPUT]),
+    ],
+)
+def test_a_step_is_made_of_these_kernels(pairs, around, fused, forward, backward) -> None:
+    workload = workload_of(SIZES, Recipe.of(pairs), around, fused, False)
+    assert (words(workload.forward), words(workload.backward)) == (forward, backward)
 
 
 def test_an_activation_before_is_taken_only_with_the_linear_that_it_follows() -> None:
@@ -80,62 +92,11 @@ def test_an_activation_before_is_taken_only_with_the_linear_that_it_follows() ->
     assert not any(part.work is PartKind.BACKWARD for part in joined.backward)  # the linear before counts it
 
 
-def test_other_recipes_quantize_both_operands_of_each_gemm() -> None:
-    workload = workload_of(SIZES, Recipe.of(PLAIN), Surroundings(), True, True)
-    assert words(workload.forward) == ["quantize 4096x512 -> e4m3 rowwise", "quantize 1024x512 -> e4m3 rowwise"]
-    assert words(workload.backward) == [
-        "quantize 4096x1024 -> e4m3 rowwise",
-        "copy 1024x512 -> bfloat16",
-        "quantize 512x1024 -> e4m3 rowwise",
-        "copy 4096x1024 -> bfloat16",
-        "quantize 1024x4096 -> e4m3 rowwise",
-        "copy 4096x512 -> bfloat16",
-        "quantize 512x4096 -> e4m3 rowwise",
-    ]
-
-
-def test_one_gemm_in_fp8_has_the_passes_of_that_one_alone() -> None:
-    workload = workload_of(SIZES, Recipe.of({**AS_IS, Gemm.FPROP: PLAIN[Gemm.FPROP]}), Surroundings(), False, False)
-    assert (len(workload.forward), len(workload.backward)) == (2, 0)
-    wgrad = workload_of(SIZES, Recipe.of({**AS_IS, Gemm.WGRAD: CHAIN[Gemm.WGRAD]}), Surroundings(), False, False)
-    assert words(wgrad.backward) == [
-        "quantize 4096x1024 -> e4m3 rowwise",
-        "turn 4096x1024 -> e4m3 tensorwise",
-        "quantize 4096x512 -> e4m3 rowwise",
-        "turn 4096x512 -> e4m3 tensorwise",
-    ]
-
-
-def test_an_input_without_gradient_has_no_transposed_weight_and_no_gradient_of_its_norm() -> None:
-    pairs = {gemm: CHAIN[gemm] for gemm in (Gemm.FPROP, Gemm.WGRAD)}
-    workload = workload_of(SIZES, Recipe.of(pairs), AROUND, True, False)
-    assert [part.work for part in workload.backward] == [
-        PartKind.BACKWARD,
-        PartKind.REQUANTIZE_TRANSPOSE,
-        PartKind.REQUANTIZE_TRANSPOSE,
-    ]
-
-
-def test_known_scales_have_the_passes_of_a_chain() -> None:
-    known, weight = (
-        OperandRecipe(scaling=Scaling.TENSORWISE, range=Range.STATIC, amax=4.0),
-        OperandRecipe(scaling=Scaling.TENSORWISE),
-    )
-    pairs = {Gemm.FPROP: (known, weight), Gemm.DGRAD: (known, weight), Gemm.WGRAD: (known, known)}
-    workload, transposed = (workload_of(SIZES, Recipe.of(each), AROUND, True, False) for each in (pairs, CHAIN))
-    assert words(workload.backward) == words(transposed.backward)
-    assert words(workload.forward)[1] == "quantize 1024x512 -> e4m3 tensorwise"
-
-
 def test_passes_under_known_scales_cost_more_than_those_that_find_them() -> None:
     """As measured: known scales are not for speed."""
-    known, weight = (
-        OperandRecipe(scaling=Scaling.TENSORWISE, range=range_) for range_ in (Range.STATIC, Range.DYNAMIC)
-    )
-    pairs = {Gemm.FPROP: (known, weight), Gemm.DGRAD: (known, weight), Gemm.WGRAD: (known, known)}
     perf_model = PerfModel(MadeUp())
     for around, factor in ((AROUND, 1.03), (Surroundings("block_norm hardswish", "block_norm"), 1.25)):
-        workloads = [workload_of(SIZES, Recipe.of(each), around, True, False) for each in (pairs, CHAIN)]
+        workloads = [workload_of(SIZES, Recipe.of(each), around, True, False) for each in (STATIC, CHAIN)]
         for ours, theirs in zip(*((*workload.forward, *workload.backward) for workload in workloads), strict=True):
             found, plain = perf_model.part(ours), perf_model.part(theirs)
             assert found is not None
