@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -19,29 +20,21 @@ from loka.plan.format import format_decision
 from loka.plan.plan import NATIVE, GemmPlan, SitePlan
 from loka.plan.resolve import resolve
 from loka.plan.select.workload import Surroundings, TracedNeighbours
-from loka.policy.settings import Budget, GemmSettings, SiteSettings
-from loka.probe.profile.profile import Estimate, Interval
+from loka.policy.settings import SiteSettings
+from loka.probe.profile.profile import Interval
 from loka.sites.site import RowCount
-from tests.support.plan.plan_costs import CHAIN, SCALED_MM, AnyGemm, MadeUp
+from tests.support.plan.plan_costs import CHAIN, SAFE_CHAIN, SCALED_MM, AnyGemm, MadeUp
 
 NAME = "layers.0.fmb.0"
 OTHER = AnyGemm("zz.other")
 FAST, PRECISE = Accumulation.FAST, Accumulation.PRECISE
 KERNELS = {NATIVE: 1.0, SCALED_MM: 1.0, OTHER.name: 1.0}
 
-Settings = Callable[..., SiteSettings]
-
 
 @pytest.fixture
-def wanted(make_settings) -> Settings:
+def wanted(chain_settings) -> Callable[..., SiteSettings]:
     """Settings of the transposed recipe."""
-
-    def make(compute: Compute = Compute.AUTO, fuse: Fuse = Fuse.ALWAYS, min_speedup: float = 1.05, **more: Compute):
-        settings = make_settings(compute, **more)
-        gemms = {gemm: GemmSettings(each.compute, CHAIN[gemm]) for gemm, each in settings.gemms.items()}
-        return replace(settings, gemms=gemms, fuse=fuse, budget=Budget(min_speedup=min_speedup))
-
-    return make
+    return lambda compute=Compute.AUTO, **more: chain_settings(compute, **more)
 
 
 @pytest.fixture
@@ -49,11 +42,8 @@ def safe(make_known) -> Callable[..., ProfiledSites]:
     """A profile in which the transposed recipe is safe at some sites, except for some GEMMs."""
 
     def make(*names: str, unsafe: tuple[Gemm, ...] = ()) -> ProfiledSites:
-        estimates = tuple(
-            Estimate(gemm, CHAIN[gemm], Interval(mere, mere, mere), Interval(30, 29, 31), 16)
-            for gemm in Gemm
-            for mere in (0.5 if gemm in unsafe else 0.02,)
-        )
+        bad = Interval(0.5, 0.5, 0.5)
+        estimates = tuple(replace(each, mere=bad) if each.gemm in unsafe else each for each in SAFE_CHAIN)
         return make_known(dict.fromkeys(names or (NAME,), estimates))
 
     return make
@@ -77,52 +67,38 @@ def gemm_of(plan: SitePlan, gemm: Gemm) -> GemmPlan:
     return next(each for each in plan.gemms if each.gemm is gemm)
 
 
-def only_gemms(part: Part) -> float | None:
-    """What is around GEMMs costs next to nothing."""
-    return 1.0 if part.work is PartKind.GEMM else 1e-6
-
-
-def slow(*recipes: str, by: float = 10.0) -> Callable[[Part], float | None]:
-    """Parts of some kinds of work, or GEMMs of some kernels, are slow."""
-    return lambda part: by if part.work.value in recipes or part.kernel in recipes else 1.0
-
-
-def test_a_large_site_runs_in_fp8_and_says_what_it_gains(decide, wanted) -> None:
-    plan = decide(wanted(), MadeUp(KERNELS), k=4096, n=4096)
-    assert all(gemm.fp8 for gemm in plan.gemms)
-    assert {gemm.reason for gemm in plan.gemms} == {"safe by evidence and faster, auto by p.yaml:14"}
-    assert plan.timing is not None
-    assert plan.timing.speedup > 1.2
-    assert plan.timing.chosen.source is TimeSource.MEASURED
-    assert not plan.timing.kept
-
-
-def test_a_small_site_is_kept_with_both_times(decide, wanted) -> None:
-    plan = decide(wanted(), MadeUp(KERNELS), k=64, n=64)
-    assert not plan.fp8
-    assert plan.timing is not None
-    assert plan.timing.kept
-    assert plan.timing.chosen == plan.timing.as_is
+@pytest.mark.parametrize(
+    ("asked", "size", "fp8", "reason"),
+    [
+        ({}, 4096, True, r"safe by evidence and faster, auto by p\.yaml:14"),
+        ({}, 64, False, r"kept: BF16 is faster here: .* us \(measured\)"),
+        ({"min_speedup": 3.0}, 4096, False, "kept: .*x is under min_speedup 3: .*"),
+        ({"compute": Compute.FP8}, 4096, True, r"fp8 by p\.yaml:14"),
+        ({"compute": Compute.FP8}, 64, True, r"fp8 by p\.yaml:14, slower than BF16 here"),
+        # wgrad is transposed from fprop's and dgrad's operands
+        ({"wgrad": Compute.FP8}, 64, True, r"(fp8|safe by evidence, auto) by p\.yaml:14, slower than BF16 here"),
+        ({"compute": Compute.KEEP}, 4096, False, r"keep by p\.yaml:14"),
+    ],
+)
+def test_a_site_goes_by_its_times_within_what_the_policy_says(asked, size, fp8, reason, decide, wanted) -> None:
+    plan = decide(wanted(**asked), MadeUp(KERNELS), k=size, n=size)
     for gemm in plan.gemms:
-        assert (gemm.kernel, gemm.operands, gemm.accumulation) == (NATIVE, None, None)
-        assert gemm.reason.startswith("kept: BF16 is faster here: ")
-        assert gemm.reason.endswith(" us (measured)")
-        assert [each.kernel for each in gemm.rejected] == [SCALED_MM, OTHER.name]
-
-
-def test_too_small_a_gain_is_named_with_the_budget(decide, wanted) -> None:
-    plan = decide(wanted(min_speedup=3.0), MadeUp(KERNELS), k=4096, n=4096)
-    assert not plan.fp8
-    reasons = {gemm.reason for gemm in plan.gemms}
-    assert all("x is under min_speedup 3: " in reason for reason in reasons)
-
-
-def test_what_the_policy_forces_stays_and_says_that_it_is_slower(decide, wanted) -> None:
-    plan = decide(wanted(Compute.FP8), MadeUp(KERNELS), k=64, n=64)
-    assert all(gemm.fp8 for gemm in plan.gemms)
-    assert {gemm.reason for gemm in plan.gemms} == {"fp8 by p.yaml:14, slower than BF16 here"}
-    fast = decide(wanted(Compute.FP8), MadeUp(KERNELS), k=4096, n=4096)
-    assert {gemm.reason for gemm in fast.gemms} == {"fp8 by p.yaml:14"}
+        assert gemm.fp8 is fp8
+        assert re.fullmatch(reason, gemm.reason)
+        assert fp8 or (gemm.kernel, gemm.operands, gemm.accumulation) == (NATIVE, None, None)
+    assert plan.timing is not None
+    assert plan.timing.chosen.source is TimeSource.MEASURED
+    assert plan.timing.kept is ("kept" in reason)
+    assert (plan.timing.chosen == plan.timing.as_is) is not fp8
+    assert (plan.timing.speedup > 1.2) is (fp8 and size == 4096)
+    ways = {option.kernels: option for option in plan.options}
+    assert len(ways) == len(plan.options) == 4  # with transposed operands: none, fprop, fprop and dgrad, all
+    (chosen,) = (each for each in plan.options if each.outcome == "chosen")
+    assert chosen.time == plan.timing.chosen
+    if fp8 and not asked:
+        assert all(each.outcome.startswith("slower: ") for each in plan.options if each is not chosen)
+    elif asked.get("compute") is Compute.KEEP:
+        assert all(each.outcome.startswith("not in FP8: ") for each in plan.options if each is not chosen)
 
 
 def test_each_gemm_has_the_fastest_kernel_and_the_other_says_why_it_lost(decide, wanted) -> None:
@@ -294,42 +270,6 @@ def test_evidence_and_time_both_have_to_agree(decide, wanted, safe) -> None:
     assert gemm_of(half, Gemm.WGRAD).reason.startswith("unsafe: MERE")
 
 
-def test_keep_is_kept_whatever_it_would_gain(decide, wanted) -> None:
-    plan = decide(wanted(Compute.KEEP), MadeUp(KERNELS), k=4096, n=4096)
-    assert not plan.fp8
-    assert {gemm.reason for gemm in plan.gemms} == {"keep by p.yaml:14"}
-    assert any(candidate.outcome.startswith("not in FP8: ") for candidate in plan.options)
-
-
-def test_gemms_are_chosen_together_since_they_share_what_is_quantized(decide, wanted) -> None:
-    """wgrad's FP8 product alone is faster, and loses to the transposed copies that it needs."""
-    slow_turn = MadeUp(KERNELS, slow("turn", by=30.0))
-    plan = decide(wanted(fuse=Fuse.AUTO), slow_turn, k=4096, n=4096, input_grad=False)
-    assert [gemm.fp8 for gemm in plan.gemms] == [True, False]
-    reason = gemm_of(plan, Gemm.WGRAD).reason
-    assert reason.startswith("kept: BF16 is faster here: ")
-    products = {each.kernel: each.us for each in gemm_of(plan, Gemm.WGRAD).times}
-    assert products[SCALED_MM] < products[NATIVE]
-
-
-def test_a_forced_gemm_takes_what_it_is_transposed_from_along(decide, wanted) -> None:
-    settings = wanted(Compute.AUTO, wgrad=Compute.FP8)
-    plan = decide(settings, MadeUp(KERNELS), k=64, n=64)
-    assert all(gemm.fp8 for gemm in plan.gemms)  # wgrad is transposed from fprop's and dgrad's operands
-    assert gemm_of(plan, Gemm.FPROP).reason == "safe by evidence, auto by p.yaml:14, slower than BF16 here"
-
-
-def test_every_way_is_a_candidate_with_its_reason(decide, wanted) -> None:
-    plan = decide(wanted(), MadeUp(KERNELS), k=4096, n=4096)
-    kernels = [candidate.kernels for candidate in plan.options]
-    assert len(kernels) == len(set(kernels)) == 4  # with transposed operands: none, fprop, fprop and dgrad, all
-    assert [candidate.outcome for candidate in plan.options].count("chosen") == 1
-    chosen = next(each for each in plan.options if each.outcome == "chosen")
-    assert plan.timing is not None
-    assert chosen.time == plan.timing.chosen
-    assert all(each.outcome.startswith("slower: ") for each in plan.options if each is not chosen)
-
-
 @pytest.mark.slow
 def test_a_chain_of_neighbours_is_decided_as_a_whole(make_site, wanted, safe) -> None:
     """The second linear's input comes from the first's kernel: alone the first loses a little, together both gain."""
@@ -343,7 +283,10 @@ def test_a_chain_of_neighbours_is_decided_as_a_whole(make_site, wanted, safe) ->
 
     def fp8(traced: TracedNeighbours, min_speedup: float) -> list[bool]:
         situation = Situation(
-            TargetDevice.H100, 4096, known=safe(*names), costs=MadeUp(KERNELS, slow("quantize", by=2.0))
+            TargetDevice.H100,
+            4096,
+            known=safe(*names),
+            costs=MadeUp(KERNELS, lambda part: 2.0 if part.work is PartKind.QUANTIZE else 1.0),
         )
         settings = wanted(min_speedup=min_speedup)
         return [plan.fp8 for plan in resolve(sites, [settings] * 2, situation, {}, traced)]
@@ -356,20 +299,6 @@ def test_a_chain_of_neighbours_is_decided_as_a_whole(make_site, wanted, safe) ->
     assert any(joined == [True, True] != single for joined, single in zip(together, alone, strict=True))
 
 
-def test_a_site_that_leaves_the_chain_costs_its_neighbour_a_pass(make_site, wanted, safe) -> None:
-    names = ("a", "b")
-    around = {"a": Surroundings("", "silu", True, False), "b": Surroundings("silu", "", False, True)}
-    sites = [make_site(name, k=4096, n=4096) for name in names]
-
-    def second(first: Compute) -> float:
-        situation = Situation(TargetDevice.H100, 4096, known=safe(*names), costs=MadeUp(KERNELS))
-        plans = resolve(sites, [wanted(first), wanted(Compute.FP8)], situation, {}, TracedNeighbours((names,), around))
-        assert plans[1].timing is not None
-        return plans[1].timing.chosen.forward
-
-    assert second(Compute.FP8) < second(Compute.KEEP)
-
-
 @pytest.mark.parametrize(("fuse", "gains"), [(Fuse.AUTO, True), (Fuse.NEVER, False), (Fuse.ALWAYS, False)])
 def test_fuse_auto_takes_neighbours_along_where_that_gains(fuse, gains, decide, wanted) -> None:
     plan = decide(wanted(fuse=fuse), MadeUp(KERNELS), k=4096, n=4096)
@@ -380,22 +309,10 @@ def test_fuse_auto_takes_neighbours_along_where_that_gains(fuse, gains, decide, 
     assert not decide(wanted(fuse=fuse), MadeUp(KERNELS), k=4096, n=4096, traced=alone).gains_by_fusing
 
 
-def test_fuse_auto_leaves_neighbours_where_the_kernel_around_is_slow(decide, wanted) -> None:
-    costs = MadeUp(KERNELS, lambda part: 4.0 if part.around and "e4m3" in part.recipe else 1.0)
-    assert not decide(wanted(fuse=Fuse.AUTO), costs, k=4096, n=4096).gains_by_fusing
-
-
 def test_a_blocked_site_is_not_timed(decide, wanted) -> None:
     plan = decide(wanted(), MadeUp(KERNELS), blocked="generated weights")
     assert (plan.timing, plan.options) == (None, ())
     assert {gemm.reason for gemm in plan.gemms} == {"generated weights"}
-
-
-def test_auto_without_a_profile_stays_however_fast(make_site, wanted) -> None:
-    situation = Situation(TargetDevice.H100, 4096, costs=MadeUp(KERNELS))
-    (plan,) = resolve([make_site(k=4096, n=4096)], [wanted()], situation, {})
-    assert gemm_of(plan, Gemm.FPROP).reason == "no evidence: run loka probe"
-    assert not plan.fp8
 
 
 def test_sites_that_are_alike_share_their_decisions_and_lookups(make_site, wanted) -> None:
@@ -426,18 +343,6 @@ def test_a_linear_that_keeps_wgrad_alone_stays_in_its_chain(make_site, wanted, s
 
     assert forward_of_up(wgrad=Compute.KEEP) == forward_of_up()
     assert forward_of_up() < forward_of_up(wgrad=Compute.KEEP, dgrad=Compute.KEEP)
-
-
-def test_a_mixture_loses_the_fusion_that_a_site_in_bf16_keeps(decide, wanted, safe) -> None:
-    """Under `fuse: always` BF16 alone has its norms rendered; with wgrad alone in BF16 the compiler writes them."""
-    kept, left = (
-        decide(wanted(fuse=fuse), MadeUp(KERNELS), known=safe(unsafe=(Gemm.WGRAD,)), k=4096, n=4096)
-        for fuse in (Fuse.ALWAYS, Fuse.AUTO)
-    )
-    assert not kept.fp8
-    assert [gemm.fp8 for gemm in left.gemms] == [True, True, False]
-    mixture = next(each for each in kept.options if each.kernels == (SCALED_MM, SCALED_MM, NATIVE))
-    assert mixture.time.source is TimeSource.ESTIMATED
 
 
 @pytest.mark.parametrize("written", [Scaling.TENSORWISE, Scaling.ROWWISE])

@@ -12,9 +12,8 @@ from loka.devices.spec import Execution
 from loka.devices.targets import DEFAULT, TargetDevice
 from loka.kernels.measurements.parts import Part, PartKind
 from loka.mods.policy_loader import load_policy
-from loka.numerics.enums import Compute, Fuse, Gemm
+from loka.numerics.enums import Compute
 from loka.plan.decide import Situation
-from loka.plan.evidence import ProfiledSites
 from loka.plan.plan import Plan, SitePlan
 from loka.plan.planner import make_plan
 from loka.plan.resolve import resolve
@@ -23,31 +22,23 @@ from loka.plan.select.workload import TracedNeighbours
 from loka.plan.totals import format_host, total_time
 from loka.policy.policy import ExecutionSpec
 from loka.policy.problems import PolicyError
-from loka.policy.settings import Budget, GemmSettings, SiteSettings
-from loka.probe.profile.profile import Estimate, Interval
-from tests.support.plan.plan_costs import CHAIN, SCALED_MM, MadeUp
+from tests.support.plan.plan_costs import SAFE_CHAIN, SCALED_MM, MadeUp
 
 NAMES = ("a", "b", "c")
 HOST = DEFAULT.host
 
 
 @pytest.fixture
-def decided(make_site, make_settings, make_known) -> Callable[..., tuple[SitePlan, ...]]:
+def decided(make_site, chain_settings, make_known) -> Callable[..., tuple[SitePlan, ...]]:
     """Three sites of a safe recipe that FP8 makes faster on the GPU: 1024 wide, 2048 and 4096, as a policy has it."""
-    estimates = tuple(
-        Estimate(gemm, CHAIN[gemm], Interval(0.02, 0.02, 0.02), Interval(30, 29, 31), 16) for gemm in Gemm
-    )
-    known: ProfiledSites = make_known(dict.fromkeys(NAMES, estimates))
+    known = make_known(dict.fromkeys(NAMES, SAFE_CHAIN))
+    sites = [make_site(name, k=width, n=width) for name, width in zip(NAMES, (1024, 2048, 4096), strict=True)]
 
     def make(execution: ExecutionSpec | None, compute: Compute = Compute.AUTO) -> tuple[SitePlan, ...]:
-        base: SiteSettings = make_settings(compute)
-        gemms = {gemm: GemmSettings(each.compute, CHAIN[gemm]) for gemm, each in base.gemms.items()}
-        wanted = replace(base, gemms=gemms, fuse=Fuse.ALWAYS, budget=Budget(min_speedup=1.05))
-        sites = [make_site(name, k=width, n=width) for name, width in zip(NAMES, (1024, 2048, 4096), strict=True)]
-        situation = Situation(
-            TargetDevice.H100, 8192, known=known, costs=MadeUp({"as-is": 1.0, SCALED_MM: 0.5}), execution=execution
-        )
-        return resolve(sites, [wanted] * 3, situation, {}, TracedNeighbours(tuple((name,) for name in NAMES)))
+        costs = MadeUp({"as-is": 1.0, SCALED_MM: 0.5})
+        situation = Situation(TargetDevice.H100, 8192, known=known, costs=costs, execution=execution)
+        traced = TracedNeighbours(tuple((name,) for name in NAMES))
+        return resolve(sites, [chain_settings(compute)] * 3, situation, {}, traced)
 
     return make
 
