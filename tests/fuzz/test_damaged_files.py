@@ -128,8 +128,7 @@ def mutate_profile(data: bytes, changes: Sequence[Change]) -> bytes:
         path.write_bytes(data)
         with safe_open(path, framework="pt") as opened:
             root = [parsed(opened.metadata()[profile_file.METADATA])]
-    tensors = tensors_of(data)
-    tensors.pop(profile_file.CHECKSUM)
+    tensors = {name: each for name, each in tensors_of(data).items() if not name.startswith(profile_file.CHECKSUM)}
     for kind, place, which, put in changes:
         if kind % 8 < 6 or not tensors:
             changed(root, [(kind // 8, place, which, put)])
@@ -140,8 +139,8 @@ def mutate_profile(data: bytes, changes: Sequence[Change]) -> bytes:
             raw[at : at + 8] = odd[: len(raw[at : at + 8])]
     text = to_bytes(root).decode("utf-8", "replace")
     with contextlib.suppress(OverflowError):
-        checksum = profile_file._checksum(text, tensors)
-        return to_safetensors({**tensors, profile_file.CHECKSUM: checksum}, {profile_file.METADATA: text})
+        sums = profile_file._checksums(text, tensors)
+        return to_safetensors({**tensors, **sums}, {profile_file.METADATA: text})
     return data
 
 

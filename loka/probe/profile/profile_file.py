@@ -2,7 +2,8 @@
 
 The summary form has the data for planning; the full form also has the statistics, and can be merged. The header is the
 file's metadata under `loka.profile`: a `Profile` and, in the full form, its `SiteStats`, whose tensors are the file's,
-by number. The tensor `sha256` is the checksum of the header and of all other tensors.
+by number. The tensor `sha256` is the checksum of the header, `sha256_full` that of the header and the statistics: the
+summary of a full file is checked without reading its statistics.
 
 Reading executes no code and allocates little more than the size of the file. Equal contents make equal bytes.
 Numbers, shapes and values are checked, whoever wrote the file.
@@ -18,7 +19,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -43,7 +44,7 @@ from loka.probe.stats.site_stats import (
 
 VERSION = 3  # of the layout; no other is read
 METADATA = "loka.profile"
-CHECKSUM = "sha256"
+CHECKSUM, FULL_CHECKSUM = "sha256", "sha256_full"
 HEADER_LIMIT = 100_000_000  # bytes; safetensors rejects longer headers
 _AGAIN = "make it again with `loka probe`, or take it from where it was kept"
 
@@ -53,11 +54,18 @@ class _Header(BaseModel):
 
     version: Literal[3]
     profile: Profile
+    stats: Any  # checked in `_FullHeader` alone
+
+
+class _FullHeader(_Header):
     stats: tuple[SiteStats, ...] | None  # one for each of the profile's sites; None in the summary form
 
 
 class _Version(BaseModel):
     version: int
+
+
+_Model = TypeVar("_Model", bound=BaseModel)
 
 
 def save(path: str | Path, recorded: RecordedStats | Profile, largest: float = math.inf) -> int:
@@ -96,38 +104,52 @@ def load(path: str | Path) -> RecordedStats | Profile:
     """
     path = Path(path)
     text, tensors = _read(path)
-    try:
+    with _as_damage(path):
         header = _checked(text, tensors)
-    except InputError as error:
-        raise InputError(f"{path}: the profile is damaged: {error}; {_AGAIN}") from error
     return header.profile if header.stats is None else RecordedStats(header.profile, header.stats)
 
 
 def load_profile(path: str | Path) -> Profile:
-    """Read the summary of a profile in either form. Raises as `load`."""
-    found = load(path)
-    return found.profile if isinstance(found, RecordedStats) else found
+    """Read the summary of a profile in either form, not its statistics. Raises as `load`."""
+    path = Path(path)
+    text, _ = _read(path, tensors_too=False)
+    with _as_damage(path):
+        return _validated(_Header, text).profile
+
+
+@contextlib.contextmanager
+def _as_damage(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{path}: the profile is damaged: {error}; {_AGAIN}") from error
 
 
 def _to_bytes(recorded: RecordedStats | Profile) -> bytes:
     whole = (recorded.profile, recorded.stats) if isinstance(recorded, RecordedStats) else (recorded, None)
-    header = _Header.model_construct(version=VERSION, profile=whole[0], stats=whole[1])
+    header = _FullHeader.model_construct(version=VERSION, profile=whole[0], stats=whole[1])
     tensors: dict[str, Tensor] = {}
     text = header.model_dump_json(context=tensors, exclude_defaults=True)
     _checked(text, dict(tensors))  # what could not be read back is not written
-    data: bytes = to_bytes({**tensors, CHECKSUM: _checksum(text, tensors)}, {METADATA: text})
+    data: bytes = to_bytes({**tensors, **_checksums(text, tensors)}, {METADATA: text})
     length = int.from_bytes(data[:8], "little")
     if length > HEADER_LIMIT:
         raise InputError(f"its header has {length} bytes, more than the {HEADER_LIMIT} that can be read back")
     return data
 
 
-def _checked(text: str, tensors: dict[str, Tensor]) -> _Header:
-    """The header with its tensors. Raises InputError where a Probe would not write it."""
+def _validated(kind: type[_Model], text: str, tensors: dict[str, Tensor] | None = None) -> _Model:
     try:
-        header = _Header.model_validate_json(text, context=tensors)
+        return kind.model_validate_json(text, context=tensors)
     except ValidationError as error:
-        raise InputError(_first(error)) from error
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise InputError(f"{place}: {first['msg']}" if place else first["msg"]) from error
+
+
+def _checked(text: str, tensors: dict[str, Tensor]) -> _FullHeader:
+    """The header with its tensors. Raises InputError where a Probe would not write it."""
+    header = _validated(_FullHeader, text, tensors)
     if header.stats is not None:
         mine = [(site.name, site.k, site.n) for site in header.profile.sites]
         if mine != [(site.name, site.k, site.n) for site in header.stats]:
@@ -137,21 +159,17 @@ def _checked(text: str, tensors: dict[str, Tensor]) -> _Header:
     return header
 
 
-def _first(error: ValidationError) -> str:
-    """The first of pydantic's errors, with its path."""
-    found = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    place = ".".join(str(part) for part in found["loc"])
-    return f"{place}: {found['msg']}" if place else found["msg"]
-
-
-def _checksum(text: str, tensors: Mapping[str, Tensor]) -> Tensor:
-    """The sha256 of a header and its tensors, (32,) uint8."""
+def _checksums(text: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The sha256 of a header, and with any tensors that of both, (32,) uint8 each, by the names in the file."""
     digest = hashlib.sha256(text.encode())
+    found = {CHECKSUM: digest.digest()}
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"\0{name} {tensor.dtype} {tuple(tensor.shape)}\0".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
+    if tensors:
+        found[FULL_CHECKSUM] = digest.digest()
+    return {name: torch.frombuffer(bytearray(data), dtype=torch.uint8) for name, data in found.items()}
 
 
 def _replace(path: Path, data: bytes) -> None:
@@ -177,7 +195,7 @@ def _replace(path: Path, data: bytes) -> None:
             os.close(handle)
 
 
-def _read(path: Path) -> tuple[str, dict[str, Tensor]]:
+def _read(path: Path, tensors_too: bool = True) -> tuple[str, dict[str, Tensor]]:
     """The header and the tensors of a profile of this version, as they were written."""
     with _open(path) as file:
         text = (file.metadata() or {}).get(METADATA)
@@ -186,18 +204,18 @@ def _read(path: Path) -> tuple[str, dict[str, Tensor]]:
                 f"{path}: a safetensors file, but not a profile of LoKA; name what `loka probe` wrote, not a checkpoint"
             )
         _check_version(path, text)
-        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - it has no iterator
-    checksum = tensors.pop(CHECKSUM, None)
-    if checksum is None or not torch.equal(checksum, _checksum(text, tensors)):
+        names = [name for name in file.keys() if tensors_too or name == CHECKSUM]  # noqa: SIM118 - it has no iterator
+        tensors = {name: file.get_tensor(name).clone() for name in names}
+    stored = {name: tensors.pop(name) for name in (CHECKSUM, FULL_CHECKSUM) if name in tensors}
+    sums = _checksums(text, tensors)
+    if stored.keys() != sums.keys() or not all(torch.equal(stored[name], sums[name]) for name in sums):
         raise InputError(f"{path}: the profile is damaged: its checksum does not match; {_AGAIN}")
     return text, tensors
 
 
 def _check_version(path: Path, text: str) -> None:
-    try:
-        version = _Version.model_validate_json(text).version
-    except ValidationError as error:
-        raise InputError(f"{path}: the profile is damaged: {_first(error)}; {_AGAIN}") from error
+    with _as_damage(path):
+        version = _validated(_Version, text).version
     if version < VERSION:
         raise InputError(
             f"{path}: a profile of an earlier LoKA (version {version}, and this one reads {VERSION}); make it again: "

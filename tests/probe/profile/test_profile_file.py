@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import math
@@ -15,7 +16,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from loka.errors import InputError
@@ -41,6 +43,7 @@ from tests.support.plan.made_profiles import (
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
 Change = Callable[[str], str]
+Load = Callable[[Path], object]
 SITE = ("profile", "sites", 0)
 NE = {
     "gemm": "fprop",
@@ -69,9 +72,9 @@ def assert_same_stats(a: SiteStats, b: SiteStats) -> None:
             assert x == y
 
 
-def refused(path: Path, *words: str) -> None:
-    """Both ways of loading refuse a file, with a message that names it and holds the words."""
-    for load in (profile_file.load, profile_file.load_profile):
+def refused(path: Path, *words: str, loads: tuple[Load, ...] = (profile_file.load, profile_file.load_profile)) -> None:
+    """The ways of loading refuse a file, with a message that names it and holds the words."""
+    for load in loads:
         with pytest.raises(InputError) as caught:
             load(path)
         message = str(caught.value)
@@ -323,10 +326,26 @@ class TestRefuses:
 
     @pytest.mark.parametrize("form", ["summary", "full"])
     def test_every_flipped_bit(self, form: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-        bad = tmp_path / "bad"
-        for changed in flipped(request.getfixturevalue(form).read_bytes()):
+        """Of a full file, `load_profile` reads the summary alone: it is refused, or as it was."""
+        path, bad = request.getfixturevalue(form), tmp_path / "bad"
+        profile = profile_file.load_profile(path)
+        for changed in flipped(path.read_bytes()):
             bad.write_bytes(changed)
-            refused(bad)
+            refused(bad, loads=(profile_file.load,))
+            if form == "full":
+                with contextlib.suppress(InputError):
+                    assert profile_file.load_profile(bad) == profile
+            else:
+                refused(bad, loads=(profile_file.load_profile,))
+
+    def test_the_summary_of_a_full_file_needs_none_of_its_statistics(self, full: Path) -> None:
+        profile = profile_file.load_profile(full)
+        with safe_open(full, framework="pt") as opened:
+            metadata = opened.metadata()
+        lost = {name: each if name == "sha256" else torch.zeros_like(each) for name, each in load_file(full).items()}
+        save_file(lost, full, metadata)
+        assert profile_file.load_profile(full) == profile
+        refused(full, "its checksum does not match", loads=(profile_file.load,))
 
     def test_the_message_of_a_checksum(self, summary: Path) -> None:
         data = bytearray(summary.read_bytes())
@@ -347,7 +366,6 @@ class TestRefuses:
         ("place", "value"),
         [
             (("version",), 0),
-            (("stats",), []),
             (("profile", "steps"), "6000"),
             (("profile", "steps"), -1),
             (("profile", "steps"), 1.5),
@@ -388,10 +406,14 @@ class TestRefuses:
         rewritten(summary, put(place, value))
         refused(summary, "make it again")
 
+    def test_statistics_of_no_site(self, summary: Path) -> None:
+        rewritten(summary, put(("stats",), []))
+        refused(summary, "the sites of its statistics are not those of its summary", loads=(profile_file.load,))
+
     @pytest.mark.parametrize(("field", "value"), [("amax", -1.0), ("amax", math.inf), ("u", {"error": -0.5})])
     def test_a_number_of_a_weight(self, full: Path, field: str, value: object) -> None:
         rewritten(full, put(("stats", 0, "weight", field), value))
-        refused(full, f"is damaged: stats.0.weight.{field}")
+        refused(full, f"is damaged: stats.0.weight.{field}", loads=(profile_file.load,))
 
     def test_two_sites_of_one_name(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match="two sites are called 'a'"):
@@ -433,7 +455,7 @@ class TestRefuses:
 
         rewritten(full, find)
         rewritten(full, **{number[0]: tensor})
-        refused(full, words)
+        refused(full, words, loads=(profile_file.load,))
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "policies" / "profiles").iterdir()), ids=lambda path: path.name)

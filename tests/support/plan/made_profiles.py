@@ -173,8 +173,8 @@ def rewritten(path: Path, change: Callable[[str], str] = str, **tensors: Tensor 
     with safe_open(path, framework="pt") as opened:
         text = change(opened.metadata()[profile_file.METADATA])
     kept = {name: tensor for name, tensor in {**load_file(path), **tensors}.items() if tensor is not None}
-    kept.pop(profile_file.CHECKSUM)
-    save_file({**kept, profile_file.CHECKSUM: profile_file._checksum(text, kept)}, path, {profile_file.METADATA: text})
+    statistics = {name: kept[name] for name in kept if not name.startswith(profile_file.CHECKSUM)}
+    save_file({**statistics, **profile_file._checksums(text, statistics)}, path, {profile_file.METADATA: text})
 
 
 def as_version_2(path: Path) -> None:
