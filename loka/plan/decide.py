@@ -10,7 +10,7 @@ from loka.kernels.gemm.catalogue import GEMM_KERNELS, PREFERRED, GemmRequest, Ke
 from loka.kernels.measurements.parts import PartCosts
 from loka.numerics.enums import Accumulation, Compute, Gemm
 from loka.numerics.recipe import OperandPair, transposed_form, with_scalings
-from loka.plan.evidence import JudgedGemm, ProfiledSites, judge, with_ranges
+from loka.plan.evidence import JudgedGemm, ProfiledSites, judge
 from loka.plan.format import format_ne, format_place
 from loka.plan.plan import NATIVE, GemmPlan, Rejected
 from loka.plan.select.enumerate import Offer, unsupported_transpose
@@ -19,7 +19,7 @@ from loka.plan.select.select import SAFE
 from loka.plan.select.workload import SiteSizes, gemm_part
 from loka.policy.policy import ExecutionSpec
 from loka.policy.settings import ANY_KERNEL, Assignment, GemmSettings, SiteSettings
-from loka.probe.profile.profile import Verdict
+from loka.probe.profile.profile import Verdict, with_ranges
 from loka.sites.site import Site
 
 NO_NE_EVIDENCE = "no evidence for the change of NE"
@@ -80,8 +80,9 @@ class Decider:
     def _decide(self, site: Site, gemm: Gemm, wanted: SiteSettings, obstacle: str | None) -> GemmPlan:
         requested, known = wanted.gemms[gemm], self._situation.known
         by = _by(wanted.compute_set_by(gemm))
-        operands, lacking = with_ranges(known, site.name, gemm, requested.operands)
-        judged = judge(known, site.name, gemm, requested.operands, operands, wanted.budget)
+        seen = known.sites.get(site.name) if known is not None else None
+        operands, lacking = with_ranges(seen, gemm, requested.operands)
+        judged = judge(known, site.name, gemm, requested.operands, wanted.budget)
         operands = _overridden(site, gemm, replace(requested, operands=operands), self._situation)
         if requested.compute is Compute.KEEP:
             return _kept(gemm, site.blocked or f"keep{by}", judged)

@@ -126,19 +126,17 @@ def check_sites(known: ProfiledSites, sites: Sequence[Site], adaptations: Sequen
         raise OutdatedProfileError("\n".join([*changed[:_LISTED], *rest]))
 
 
-def judge(
-    known: ProfiledSites | None, site: str, gemm: Gemm, requested: OperandPair, ranged: OperandPair, budget: Budget
-) -> JudgedGemm:
+def judge(known: ProfiledSites | None, site: str, gemm: Gemm, requested: OperandPair, budget: Budget) -> JudgedGemm:
     """Judges a GEMM of a site by the evidence for exactly the recipes that the policy requests.
 
-    `ranged` are the same with static ranges filled in from the profile: an estimate for either is used.
+    An estimate for the same recipes with static ranges filled in from the profile is used too.
     """
     if known is None:
         return JudgedGemm(None, NO_EVIDENCE)
     seen = known.sites.get(site)
     if seen is None:
         return JudgedGemm(None, f"no evidence for this site in {known.name}: run loka probe")
-    estimate = _estimate(seen, gemm, requested, ranged)
+    estimate = seen.estimate(gemm, requested)
     if estimate is None:
         return JudgedGemm(None, _lacking(seen, gemm, requested))
     evidence = evidence_of(estimate, budget, known.profile, seen)
@@ -164,34 +162,6 @@ def evidence_of(estimate: Estimate, budget: Budget, profile: Profile, site: Site
         figures=figures,
         ne_percent=ne.ne_percent if ne is not None else None,
     )
-
-
-def with_ranges(
-    known: ProfiledSites | None, site: str, gemm: Gemm, requested: OperandPair
-) -> tuple[OperandPair, str | None]:
-    """The recipes with missing static ranges filled from the profile, and the reason if one cannot be, or None."""
-    if not any(recipe.lacks_amax for recipe in requested):
-        return requested, None
-    seen = known.sites.get(site) if known is not None else None
-    ranged = []
-    for operand, recipe in zip(OPERANDS[gemm], requested, strict=True):
-        if recipe.lacks_amax:
-            summary = operand_of(seen, operand)
-            if summary is None or not summary.amax > 0:
-                what = "never seen" if summary is None else "nothing but zeros"
-                return requested, (
-                    f"range: static: {operand.value} was {what} while probing; give amax, or use range: dynamic"
-                )
-            recipe = replace(recipe, amax=summary.amax)
-        ranged.append(recipe)
-    return (ranged[0], ranged[1]), None
-
-
-def operand_of(seen: SiteProfile | None, operand: Operand) -> OperandSummary | None:
-    """The summary of an operand; None where it was not recorded."""
-    if seen is None:
-        return None
-    return next((each for each in seen.operands if each.operand is operand), None)
 
 
 def ran(seen: SiteProfile) -> bool:
@@ -227,17 +197,12 @@ def _gemms_over_budget(lines: Sequence[str], source: str) -> str:
     return "\n".join([head, *listed, advice])
 
 
-def _estimate(seen: SiteProfile, gemm: Gemm, requested: OperandPair, ranged: OperandPair) -> Estimate | None:
-    mine = [each for each in seen.estimates if each.gemm is gemm]
-    return next((each for pair in (requested, ranged) for each in mine if each.operands == pair), None)
-
-
 def _lacking(seen: SiteProfile, gemm: Gemm, requested: OperandPair) -> str:
     """Reason why there is no estimate."""
     if not ran(seen):
         return NEVER_RAN
     for operand in OPERANDS[gemm]:
-        if operand_of(seen, operand) is None:
+        if seen.operand(operand) is None:
             return f"no evidence: {operand.value} was never seen while probing"
     return f"no evidence for {format_operands(gemm, requested)}: run loka probe"
 

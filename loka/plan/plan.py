@@ -18,13 +18,13 @@ from loka.numerics.recipe import OperandPair, Recipe
 from loka.policy.policy import ExecutionSpec
 from loka.policy.settings import Assignment
 from loka.probe.profile.profile import Interval, Verdict
+from loka.probe.stats.site_stats import Finite
 from loka.sites.site import Site
 
 NATIVE = "as-is"  # the kernel of a GEMM in the model's own dtype
 NOTHING_AROUND = "no norm, activation or residual around it can be taken along"  # a region_note that is not a problem
 
 MODEL = ConfigDict(extra="forbid", defer_build=True)  # of every part of a plan
-Finite = Annotated[float, Field(allow_inf_nan=False)]
 Duration = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Milliseconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]  # of a measured step
 _INFINITIES = {text: float(text) for text in ("inf", "-inf", "nan")}

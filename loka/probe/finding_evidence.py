@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import torch
@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from loka.mods.protocols import Concern
 from loka.mods.suggestions import Suggestions
 from loka.numerics.enums import OPERANDS, Compute, Gemm, Operand
-from loka.numerics.recipe import OperandPair, OperandRecipe
+from loka.numerics.recipe import OperandRecipe
 from loka.policy.settings import SiteSettings
-from loka.probe.profile.profile import Estimate, Finding, OperandSummary, SiteProfile
+from loka.probe.profile.profile import Finding, SiteProfile
 from loka.probe.stats.site_stats import OperandStats, SiteStats
 from loka.sites.site import Site
 
@@ -58,10 +58,6 @@ class FindingEvidence:
         """The policy's recipe for an operand of a GEMM."""
         return self.settings.gemms[gemm].operands[OPERANDS[gemm].index(operand)]
 
-    def operand(self, operand: Operand) -> OperandSummary | None:
-        """The summary of an operand; None if it was not seen."""
-        return next((each for each in self.summary.operands if each.operand is operand), None)
-
     def activation(self, operand: Operand) -> OperandStats | None:
         """The statistics of the input or the output gradient; None if not seen."""
         return self.stats.input if operand is Operand.INPUT else self.stats.grad_output
@@ -96,33 +92,6 @@ class FindingEvidence:
     def rule(self, setting: str) -> str:
         """A rule for this site, in policy syntax."""
         return f"rules: [{{match: {self.quoted}, {setting}}}]"
-
-
-def estimate_of(summary: SiteProfile, gemm: Gemm, operands: OperandPair) -> Estimate | None:
-    """The estimate of a GEMM for a recipe; None if none was made.
-
-    A static range without `amax` takes the largest |x| seen, as planning does.
-    """
-    mine = [each for each in summary.estimates if each.gemm is gemm]
-    wanted = (operands, with_observed_ranges(summary, gemm, operands))
-    return next((each for pair in wanted for each in mine if each.operands == pair), None)
-
-
-def with_observed_ranges(summary: SiteProfile, gemm: Gemm, operands: OperandPair) -> OperandPair | None:
-    """The recipes with the largest |x| seen filled in for each static range without `amax`.
-
-    None if one is missing: its operand was never seen, or was always zero.
-    """
-    largest = {seen.operand: seen.amax for seen in summary.operands}
-    ranged = []
-    for operand, recipe in zip(OPERANDS[gemm], operands, strict=True):
-        if recipe.lacks_amax:
-            amax = largest.get(operand, 0.0)
-            if not amax > 0:
-                return None
-            recipe = replace(recipe, amax=amax)
-        ranged.append(recipe)
-    return (ranged[0], ranged[1])
 
 
 @dataclass(frozen=True, slots=True)

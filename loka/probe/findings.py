@@ -22,7 +22,7 @@ from loka.numerics.enums import OPERANDS, Format, Gemm, Operand, Range, Scaling
 from loka.numerics.recipe import OperandPair, OperandRecipe
 from loka.policy.settings import Budget, SiteSettings
 from loka.probe.estimate import recipe_label
-from loka.probe.finding_evidence import BiasTrack, FindingEvidence, FindingKind, estimate_of
+from loka.probe.finding_evidence import BiasTrack, FindingEvidence, FindingKind
 from loka.probe.profile.profile import Estimate, Finding, OperandSummary, SiteProfile, Verdict
 from loka.probe.stats.moments import covariance
 from loka.probe.stats.site_stats import SPREAD_STEPS, HistogramView, LowRank, Moments, SiteStats, WeightStats
@@ -45,7 +45,7 @@ def find(
     has none or was not tracked; `suggestible` the possible mods, None if unknown.
     """
     evidence = FindingEvidence(site, stats, summary, settings, bias, suggestible or {})
-    if (seen := evidence.operand(Operand.INPUT)) is None or seen.calls == 0:
+    if (seen := evidence.summary.operand(Operand.INPUT)) is None or seen.calls == 0:
         return tuple(_never_ran(evidence))
     rules: tuple[Rule, ...] = (_no_gradient, _nonfinite, _always_zero, *MODEL_RULES, *SCALE_RULES)
     return tuple(found for rule in (*rules, _too_few_rows, _over_budget) for found in rule(evidence))
@@ -58,7 +58,7 @@ def _never_ran(evidence: FindingEvidence) -> Iterator[Finding]:
 
 
 def _no_gradient(evidence: FindingEvidence) -> Iterator[Finding]:
-    seen = evidence.operand(Operand.GRAD_OUTPUT)
+    seen = evidence.summary.operand(Operand.GRAD_OUTPUT)
     if seen is None or seen.calls == 0:
         yield evidence.finding(
             FindingKind.NEVER_RAN,
@@ -109,7 +109,7 @@ def _over_budget(evidence: FindingEvidence) -> Iterator[Finding]:
     budget = evidence.settings.budget
     for gemm in evidence.gemms:
         wanted = evidence.settings.gemms[gemm].operands
-        estimate = estimate_of(evidence.summary, gemm, wanted)
+        estimate = evidence.summary.estimate(gemm, wanted)
         verdict = Verdict.SAFE if estimate is None else estimate.verdict(budget)
         if estimate is None or verdict is Verdict.SAFE:
             continue
@@ -216,7 +216,7 @@ def norm_cancels(evidence: FindingEvidence) -> Iterator[Finding]:
 
 def activation_outliers(evidence: FindingEvidence) -> Iterator[Finding]:
     """An activation whose output has larger maxima relative to its RMS than a Gaussian: in a row or in the tensor."""
-    seen = evidence.operand(Operand.INPUT)
+    seen = evidence.summary.operand(Operand.INPUT)
     activation = evidence.site.fed_by[:1]
     if seen is None or not evidence.gemms or not AMPLIFYING.intersection(activation) or seen.rms <= 0:
         return
@@ -347,7 +347,7 @@ def row_dominates(evidence: FindingEvidence) -> Iterator[Finding]:
 
 def gradient_underflows(evidence: FindingEvidence) -> Iterator[Finding]:
     """An output gradient with too many elements rounded to zero."""
-    seen = evidence.operand(Operand.GRAD_OUTPUT)
+    seen = evidence.summary.operand(Operand.GRAD_OUTPUT)
     for gemm in (Gemm.DGRAD, Gemm.WGRAD):
         if gemm not in evidence.gemms or seen is None:
             continue

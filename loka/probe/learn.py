@@ -17,9 +17,9 @@ from loka.numerics.enums import OPERANDS, Compute, Gemm, Operand
 from loka.numerics.recipe import OperandPair
 from loka.policy.settings import SiteSettings
 from loka.probe.estimate import candidates, estimate_site, full_precision
-from loka.probe.finding_evidence import BiasTrack, with_observed_ranges
+from loka.probe.finding_evidence import BiasTrack
 from loka.probe.findings import find
-from loka.probe.profile.profile import Estimate, Finding, RecordedStats, SiteProfile
+from loka.probe.profile.profile import Estimate, Finding, RecordedStats, SiteProfile, with_ranges
 from loka.probe.profile.summarise import summarise
 from loka.probe.sensitivity import HeldOut, OnSite, measure_ne
 from loka.probe.stats.site_stats import SiteStats
@@ -152,6 +152,6 @@ def recipes_of(site: Site, settings: SiteSettings, seen: SiteProfile) -> dict[Ge
     for gemm, wanted in settings.gemms.items():
         if wanted.compute is Compute.KEEP or (gemm is Gemm.DGRAD and not site.input_grad):
             continue
-        own = with_observed_ranges(seen, gemm, wanted.operands)
-        found[gemm] = tuple(dict.fromkeys((*(() if own is None else (own,)), *candidates(gemm))))
+        own, lacking = with_ranges(seen, gemm, wanted.operands)
+        found[gemm] = tuple(dict.fromkeys((*((own,) if lacking is None else ()), *candidates(gemm))))
     return found

@@ -8,7 +8,6 @@ import yaml
 from loka.mods.policy_loader import load_policy
 from loka.numerics.enums import Compute, Gemm, Operand, Range
 from loka.plan.examine import examine
-from loka.probe.finding_evidence import estimate_of
 from loka.probe.profile import profile_file
 from loka.probe.profile.profile import Verdict
 
@@ -103,5 +102,5 @@ def test_each_remedy_that_is_a_rule_can_be_pasted_into_the_policy(recipe, shop, 
         if asked == {"compute": "keep"}:
             assert wanted.compute is Compute.KEEP
         else:
-            estimate = estimate_of(profile.site(site.name), Gemm(gemm), wanted.operands)
+            estimate = profile.site(site.name).estimate(Gemm(gemm), wanted.operands)
             assert (match, estimate.verdict(settings.budget)) == ("match", Verdict.SAFE)

@@ -51,6 +51,15 @@ def test_adapting_a_fresh_model_gives_what_finding_gave(adaptations):
     assert structure(live) == structure(planned)
 
 
+def test_no_mods_change_nothing():
+    live = model()
+    before, parameters = structure(live), list(live.parameters())
+    adapt(live, ())
+    assert structure(live) == before
+    assert all(a is b for a, b in zip(live.parameters(), parameters, strict=True))
+    assert is_adapted(live, ())
+
+
 def test_either_order_of_block_norm_and_norm_first_is_the_same_model():
     made = []
     for order in (("block_norm", "norm_first"), ("norm_first", "block_norm")):

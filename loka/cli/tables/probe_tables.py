@@ -13,7 +13,6 @@ from loka.numerics.enums import Compute, Gemm
 from loka.plan.format import common_pattern, format_ne, grouped, pattern_of
 from loka.policy.checks import compile_pattern
 from loka.probe.estimate import recipe_label
-from loka.probe.finding_evidence import estimate_of
 from loka.probe.profile.profile import Estimate, Finding, Interval, NeEstimate, Profile, SiteProfile, Verdict
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ class ProbeRow:
 
     def estimate(self, gemm: Gemm) -> Estimate | None:
         """The estimate of the policy's recipe."""
-        return None if self.profile is None else estimate_of(self.profile, gemm, self.settings.gemms[gemm].operands)
+        return None if self.profile is None else self.profile.estimate(gemm, self.settings.gemms[gemm].operands)
 
     def ne(self, gemm: Gemm) -> NeEstimate | None:
         """The change of NE by the recipe of the estimate."""

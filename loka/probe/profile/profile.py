@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
 from loka.mods.adaptation import ModFingerprint
-from loka.numerics.enums import Format, Gemm, Operand
+from loka.numerics.enums import OPERANDS, Format, Gemm, Operand
 from loka.numerics.recipe import OperandPair
 from loka.policy.settings import Budget
 from loka.probe.stats.site_stats import MAGNITUDE_BINS, Count, Figure, HistogramView, SiteStats
@@ -166,9 +166,38 @@ class SiteProfile:
     estimates: tuple[Estimate, ...]
     ne: tuple[NeEstimate, ...] = ()
 
+    def operand(self, operand: Operand) -> OperandSummary | None:
+        """The summary of an operand; None if it was not seen."""
+        return next((each for each in self.operands if each.operand is operand), None)
+
+    def estimate(self, gemm: Gemm, operands: OperandPair) -> Estimate | None:
+        """The estimate of a GEMM for a recipe, or for that recipe `with_ranges`; None if neither was made."""
+        mine = [each for each in self.estimates if each.gemm is gemm]
+        wanted = (operands, with_ranges(self, gemm, operands)[0])
+        return next((each for pair in wanted for each in mine if each.operands == pair), None)
+
     def ne_estimate(self, gemm: Gemm, operands: OperandPair) -> NeEstimate | None:
         """The change of NE by a GEMM with exactly this recipe; None if it was not measured."""
         return next((each for each in self.ne if (each.gemm, each.operands) == (gemm, operands)), None)
+
+
+def with_ranges(seen: SiteProfile | None, gemm: Gemm, requested: OperandPair) -> tuple[OperandPair, str | None]:
+    """The recipes with the largest |x| seen for each static range without `amax`, and None.
+
+    Where an operand was never seen, or was always zero, the recipes as requested and the reason.
+    """
+    ranged = []
+    for operand, recipe in zip(OPERANDS[gemm], requested, strict=True):
+        if recipe.lacks_amax:
+            summary = seen.operand(operand) if seen is not None else None
+            if summary is None or not summary.amax > 0:
+                what = "never seen" if summary is None else "nothing but zeros"
+                return requested, (
+                    f"range: static: {operand.value} was {what} while probing; give amax, or use range: dynamic"
+                )
+            recipe = replace(recipe, amax=summary.amax)
+        ranged.append(recipe)
+    return (ranged[0], ranged[1]), None
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ def test_an_underflow_beside_the_largest_row_is_that_of_a_transposed_gradient(fa
 def test_nothing_of_a_transposed_gradient_is_lost_where_nothing_is_far_below() -> None:
     evidence = seen(torch.randn(ROWS, N, generator=torch.Generator().manual_seed(0)))
     assert [each for each in gradient_underflows(evidence) if each.evidence.startswith("wgrad")] == []
-    summary = evidence.operand(Operand.GRAD_OUTPUT)
+    summary = evidence.summary.operand(Operand.GRAD_OUTPUT)
     assert summary is not None
     beside_rows = replace(TRANSPOSED[Gemm.WGRAD][0], scaling=Scaling.ROWWISE)
     lost = {underflow(summary, Gemm.WGRAD, recipe) for recipe in (TRANSPOSED[Gemm.WGRAD][0], beside_rows)}
