@@ -28,8 +28,8 @@ from loka.plan.plan import MODEL, Milliseconds, Plan, TunedStep
 from loka.plan.tuning.choices import AS_IT_STANDS, Choice
 from loka.plan.tuning.fingerprints import decisions_sha256, model_sha256, settings_sha256
 from loka.policy.policy import Policy
-from loka.probe.stats.site_stats import Finite
 from loka.policy.settings import SiteSettings
+from loka.probe.stats.site_stats import Finite
 from loka.sites.build_model import BuiltModel
 from loka.sites.site import Site
 from loka.version import __version__
