@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from tests.support.models import dispatch_models
 
@@ -20,3 +21,9 @@ def fresh_dynamo():
 def model():
     """A small MLP, the one that `dispatch_sample` binds."""
     return dispatch_models.mlp()
+
+
+@pytest.fixture
+def compilations():
+    """A backend that counts the graphs it is asked to compile."""
+    return CompileCounterWithBackend("aot_eager")

@@ -256,10 +256,3 @@ def test_checkpoints_of_the_model_as_it_was():
         dispatch.convert(trained.state_dict(), ADAPTATIONS)
     assert [each.name for each in caught.value.lost] == ["0.bias", "1.weight"]
     assert set(dispatch.convert(trained.state_dict(), ADAPTATIONS, drop=True)) == set(converted)
-
-
-def test_dtypes_of_results_can_be_asked_for_without_a_device():
-    made = torch.empty(4, 8, device="meta", dtype=torch.bfloat16)
-    with torch.autocast("cpu", torch.bfloat16):
-        asked = dispatch.output_dtype(made), dispatch.joined_dtype(made, made.float()), dispatch.joined_dtype(made)
-    assert asked == (torch.bfloat16, torch.float32, torch.bfloat16)

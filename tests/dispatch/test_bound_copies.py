@@ -106,9 +106,7 @@ def test_a_class_that_pickles_its_own_way_says_so():
             return Own, (2, 2)
 
     module = Own(32, 32)
-    binding = sample.linears("")
-    object.__setattr__(binding, "replaces", f"{Own.__module__}.{Own.__qualname__}")
-    sample.apply(module, (binding,))
+    sample.apply(module, (sample.linears("", replaces=Own),))
     with pytest.raises(dispatch.BindError, match="pickles in a way of its own"):
         pickle.dumps(module)
 
@@ -121,9 +119,7 @@ def test_user_code_that_copies_by_new_and_dict_gets_a_bound_copy():
             return new
 
     module = Own(32, 32)
-    binding = sample.linears("")
-    object.__setattr__(binding, "replaces", f"{Own.__module__}.{Own.__qualname__}")
-    sample.apply(module, (binding,))
+    sample.apply(module, (sample.linears("", replaces=Own),))
     other, x = copy.deepcopy(module), torch.randn(3, 32)
     assert torch.equal(other(x), module(x))
     assert other.loka.numbers != module.loka.numbers

@@ -18,7 +18,7 @@ def x():
 
 def test_frozen_gives_what_training_gives(x):
     train, infer = models.Blocks(), models.Blocks()
-    bindings = (sample.blocks("layers.0", "layers.1"), sample.linears("head", shape=(1, 32)))
+    bindings = sample.BLOCKS
     sample.apply(train, bindings)
     patch = sample.apply(infer, bindings, mode="infer")
     with torch.no_grad():

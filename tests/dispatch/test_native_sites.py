@@ -65,7 +65,7 @@ def test_remove_takes_the_rest_off_and_apply_brings_all_back(model):
 
 def test_a_name_that_no_site_has_is_an_error_with_what_comes_near():
     model = models.Blocks()
-    patch = sample.apply(model, (sample.blocks("layers.0", "layers.1"), sample.linears("head", shape=(1, 32))))
+    patch = sample.apply(model, sample.BLOCKS)
     with pytest.raises(dispatch.BindError, match=r"no site of this patch matches 'layer\.0\.\*' \(nearest: layers\.0"):
         patch.keep("head", "layer.0.*")
     with pytest.raises(dispatch.BindError, match="keep takes the names of sites"):
@@ -76,7 +76,7 @@ def test_a_name_that_no_site_has_is_an_error_with_what_comes_near():
 def test_sites_of_one_forward_go_back_together_or_not_at_all():
     model = models.Blocks()
     plain = copy.deepcopy(model)
-    patch = sample.apply(model, (sample.blocks("layers.0", "layers.1"), sample.linears("head", shape=(1, 32))))
+    patch = sample.apply(model, sample.BLOCKS)
     with pytest.raises(dispatch.BindError) as error:
         patch.keep("head", "*.down")
     assert error.value.problems == (

@@ -1,9 +1,10 @@
-"""Generated packages whose files are not those that were generated: refused at import, and their plans when read."""
+"""What a training machine needs, torch and a package that is whole: others are refused, and their plans when read."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +20,23 @@ from tests.support.importing import import_folder
 RANKER = Path(__file__).parents[2] / "generated" / "ranker"
 CODE = sorted(path.name for path in RANKER.glob("*.py"))
 STAMP = json.loads((RANKER / "manifest.json").read_text())["stamp"]
+
+
+FORBIDDEN = ("pydantic", "jinja2", "yaml", "typer", "rich", "safetensors", "loka.codegen", "loka.plan", "loka.policy")
+
+
+@pytest.mark.slow
+def test_dispatch_imports_torch_and_the_standard_library_only() -> None:
+    program = (
+        "import sys; import torch; before = set(sys.modules); import loka.dispatch;"
+        "print(*sorted({n.split('.')[0] for n in set(sys.modules) - before} - set(sys.stdlib_module_names)));"
+        f"print(*(n for n in {FORBIDDEN!r} if n in set(sys.modules) - before))"
+    )
+    new, forbidden = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert set(new.split()) <= {"loka", "torch"}
+    assert forbidden == ""
 
 
 @pytest.fixture(autouse=True)
@@ -117,12 +135,25 @@ def test_edited_code_is_imported_only_where_the_environment_says_so(
     assert import_folder(package).modules.EDITED
 
 
-def test_nor_does_the_environment_excuse_a_mixed_package(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["__init__.py", "kernels.py", "modules.py", "fused.py", "manifest.json"])
+def test_nor_does_the_environment_excuse_a_mixed_package(
+    package: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LOKA_EDITED_PACKAGES", "allow")
-    path = package / "kernels.py"
+    path = package / name
     path.write_text(path.read_text().replace(STAMP, "1" * 64))
-    with pytest.raises(dispatch.BindError, match="not of one generation"):
+    with pytest.raises(dispatch.BindError, match=r"not of one generation.*run loka generate"):
         import_folder(package)
+
+
+@pytest.mark.usefixtures("check")
+@pytest.mark.parametrize("manifest", [None, "", "{", "[]", '{"stamp": 3}'])
+def test_a_package_without_a_good_manifest_is_refused(package: Path, manifest: str | None) -> None:
+    (package / "manifest.json").unlink()
+    if manifest is not None:
+        (package / "manifest.json").write_text(manifest)
+    with pytest.raises(dispatch.BindError, match="not of one generation"):
+        dispatch.check_stamps("checked_ranker", STAMP)
 
 
 @pytest.mark.parametrize("damage", ["def", "1 / 0"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from dataclasses import replace
 
 import pytest
@@ -42,14 +40,6 @@ def test_one_of_a_tables_kernels_is_enough(model):
         call_counters.increment(number, "triton.gemm")
     with pytest.raises(dispatch.VerifyError, match=r"fprop ran on triton\.gemm, planned was fbgemm\.rowwise or"):
         patch.verify()
-
-
-def test_reset_forgets_on_what_it_ran(model):
-    patch = sample.apply(model, on(TORCH, TORCH, TORCH))
-    call_counters.increment(model[0].loka.counter_id(0), "fbgemm.rowwise")
-    models.step(model)
-    with pytest.raises(dispatch.VerifyError, match="ran on fbgemm"):
-        patch.verify()
     patch.reset()
     models.step(model)
     patch.verify()
@@ -64,20 +54,8 @@ def test_in_mode_infer_fprop_alone_is_asked_for(model):
     assert all("fprop ran on torch.scaled_mm" in problem for problem in error.value.problems)
 
 
-def through_pickle(model):
-    return pickle.loads(pickle.dumps(model))  # noqa: S301 (its own bytes)
-
-
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, through_pickle])
-def test_copies_know_their_kernels(duplicate, model):
-    sample.apply(model, on(FBGEMM, TORCH, TORCH))
-    other = duplicate(model)
-    models.step(other)
-    with pytest.raises(dispatch.VerifyError, match=r"planned was fbgemm\.rowwise"):
-        dispatch.patch_of(other).verify()
-
-
 def test_a_missing_library_is_an_error_at_apply_and_the_model_is_left_alone(model, monkeypatch):
+    sample.apply(model, on(FBGEMM, FBGEMM, FBGEMM)).remove()  # without a GPU it is not needed
     monkeypatch.setattr(check_model, "_on_fp8", lambda module: True)
     with pytest.raises(dispatch.BindError) as error:
         sample.apply(model, on(FBGEMM, TORCH, TORCH))
@@ -91,17 +69,9 @@ def test_a_missing_library_is_an_error_at_apply_and_the_model_is_left_alone(mode
         "write another `kernel` or `compute: keep` for these sites in the policy and run loka generate again"
     )
     assert all(type(module) in (torch.nn.Linear, torch.nn.ReLU) for module in model)
-
-
-def test_many_sites_are_counted(monkeypatch):
-    monkeypatch.setattr(check_model, "_on_fp8", lambda module: True)
     layers = torch.nn.Sequential(*[torch.nn.Linear(32, 32) for _ in range(5)])
     with pytest.raises(dispatch.BindError, match="planned for '0', '1', '2' and 2 more: FBGEMM"):
         sample.apply(layers, on(FBGEMM, FBGEMM, FBGEMM, names=("0", "1", "2", "3", "4")))
-
-
-def test_without_a_gpu_a_library_is_not_needed(model):
-    sample.apply(model, on(FBGEMM, FBGEMM, FBGEMM))
 
 
 def test_a_kernel_that_this_loka_does_not_have(model):

@@ -73,3 +73,20 @@ def test_a_sharded_weight_beside_a_plain_input_names_the_cause() -> None:
     with pytest.raises(InputError, match=r"a weight of shape \(2, 4\) is sharded .* an FSDP unit of its own"):
         refuse_unusual(X, (X, weight))
     refuse_unusual(X.as_subclass(DTensor), (weight,))
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_dtypes_of_results() -> None:
+    x = torch.zeros(1)
+    made = torch.empty(4, 8, device="meta", dtype=torch.bfloat16)  # which autocast has nothing of
+    assert dispatch.output_dtype(x) == torch.float32
+    with torch.autocast("cpu", torch.float16):
+        assert dispatch.output_dtype(x) == torch.float16
+        assert dispatch.output_dtype(x.double()) == torch.float64
+        assert dispatch.joined_dtype(x.half()) == torch.float32
+        assert dispatch.output_dtype(made) == dispatch.joined_dtype(made) == torch.bfloat16
+        assert dispatch.joined_dtype(made, made.float()) == torch.float32
+        with torch.autocast("cpu", enabled=False):
+            assert dispatch.output_dtype(x) == torch.float32
+    with torch.autocast("cuda", torch.bfloat16):
+        assert dispatch.output_dtype(x) == torch.float32

@@ -7,35 +7,8 @@ import torch
 
 import loka
 from tests.support import dispatch_sample as sample
-from tests.support.models import dispatch_models as models
 
 pytestmark = pytest.mark.slow
-
-
-class Compilations:
-    """A backend that counts how often it is asked to compile."""
-
-    def __init__(self):
-        self.count = 0
-
-    def __call__(self, graph, inputs):
-        self.count += 1
-        return torch._dynamo.lookup_backend("eager")(graph, inputs)
-
-
-@pytest.fixture
-def compilations():
-    return Compilations()
-
-
-@pytest.fixture
-def model():
-    return models.Blocks()
-
-
-@pytest.fixture
-def patch(model):
-    return sample.apply(model, (sample.blocks("layers.0", "layers.1"), sample.linears("head", shape=(1, 32))))
 
 
 def loss(model, x):
@@ -51,7 +24,7 @@ def test_each_of_the_two_ways_is_compiled_once(model, patch, compilations):
         patch.keep("layers.1.*")
         outputs.append(compiled(x))
         patch.restore("layers.1.*")
-    assert compilations.count == 2
+    assert compilations.frame_count == 2
     with torch._dynamo.config.patch(error_on_recompile=True):
         assert torch.equal(compiled(x), outputs[0])
     assert all(torch.equal(one, two) for one, two in zip(outputs, outputs[2:], strict=False))
@@ -79,14 +52,14 @@ def test_a_guard_in_a_compiled_loop_compiles_once_a_way_through_fall_and_return_
             x = torch.randn(8, 32)
             guard.step(x)
             loss(compiled, x).backward()
-        found.append((guard.fallen, compilations.count))
+        found.append((guard.fallen, compilations.frame_count))
         if guard.events and "stays" in guard.events[-1].reason and not faults:
             patch.restore("head")  # by hand: the guard lets none return twice
             loss(compiled, x).backward()
     fell = ("head",)
     assert found == [((), 1), (fell, 2), ((), 2), (fell, 2), (fell, 2)]
     assert [event.action for event in guard.events] == ["fell back", "returned", "fell back"]
-    assert compilations.count == 2
+    assert compilations.frame_count == 2
     assert guard.fallen == ()
 
 
@@ -99,7 +72,7 @@ def test_submodules_that_are_compiled_by_themselves(model, patch, compilations):
         guard.step(x)
         loss(model, x).backward()
     assert guard.report.step == 5
-    assert compilations.count == 2
+    assert compilations.frame_count == 2
     assert guard.events == ()
 
 
@@ -108,17 +81,16 @@ def test_patch_compile_leaves_the_check_eager(model, patch, compilations):
         patch.compile(backend=compilations)
         guard = loka.Guard(model, patch, loss=loss, every=1)
         guard.step(torch.randn(8, 32))
-        assert compilations.count == 0
+        assert compilations.frame_count == 0
         loss(model, torch.randn(8, 32)).backward()
-        assert compilations.count
+        assert compilations.frame_count
     finally:
         sample.kernels.linear_e4m3_rowwise = sample.kernels.linear_e4m3_rowwise.__wrapped__
 
 
 @pytest.mark.parametrize("mode", ["train", "infer"])
 def test_restore_takes_back_what_keep_did(mode, model):
-    bindings = (sample.blocks("layers.0", "layers.1"), sample.linears("head", shape=(1, 32)))
-    patch = sample.apply(model, bindings, mode=mode)
+    patch = sample.apply(model, sample.BLOCKS, mode=mode)
     x = torch.randn(8, 32)
     with torch.no_grad():
         expected = model(x)
@@ -138,8 +110,7 @@ def test_restore_takes_back_what_keep_did(mode, model):
 
 
 def test_frozen_weights_are_those_of_the_day_of_their_return(model):
-    bindings = (sample.blocks("layers.0", "layers.1"), sample.linears("head", shape=(1, 32)))
-    patch = sample.apply(model, bindings, mode="infer")
+    patch = sample.apply(model, sample.BLOCKS, mode="infer")
     patch.keep("head")
     with torch.no_grad():
         model.head.weight.mul_(3)

@@ -15,6 +15,10 @@ from tests.support import dispatch_sample as sample
 from tests.support.models import dispatch_models as models
 
 
+def loss(model, x):
+    return model(x).square().mean()
+
+
 @pytest.fixture
 def model():
     return models.mlp()
@@ -23,10 +27,6 @@ def model():
 @pytest.fixture
 def patch(model):
     return sample.apply(model)
-
-
-def loss(model, x):
-    return model(x).square().mean()
 
 
 X = torch.zeros(8, 32).normal_(generator=torch.Generator().manual_seed(3))
@@ -42,18 +42,13 @@ X = torch.zeros(8, 32).normal_(generator=torch.Generator().manual_seed(3))
         ({"margin": 0.5}, r"margin must be a number of at least 1, not 0\.5"),
         ({"margin": math.nan}, "margin must be a number of at least 1, not nan"),
         ({"loss": 3}, "loss must be a function of a model and a batch, not a int"),
+        ({"patch": nn.ReLU()}, "patch must be what apply returned, not a ReLU"),
+        ({"model": loss}, r"model must be the nn\.Module that is trained, not a function"),
     ],
 )
 def test_arguments_are_checked_at_once(arguments, message, model, patch):
     with pytest.raises(loka.InputError, match=message):
-        loka.Guard(model, patch, **{"loss": loss, **arguments})
-
-
-def test_model_and_patch_have_their_types(model, patch):
-    with pytest.raises(loka.InputError, match="patch must be what apply returned, not a Sequential"):
-        loka.Guard(model, model, loss=loss)
-    with pytest.raises(loka.InputError, match=r"model must be the nn\.Module that is trained, not a function"):
-        loka.Guard(loss, patch, loss=loss)
+        loka.Guard(**{"model": model, "patch": patch, "loss": loss, **arguments})
 
 
 def test_patches_that_cannot_be_guarded(model, patch):
@@ -133,56 +128,52 @@ def test_a_package_without_bound_modules_is_guarded_without_effect(model):
     assert guard.report.errors == {}
 
 
-class Layer(nn.Module):
-    """A kept layer that makes NaNs of numbers below a bound, in the forward or in the backward."""
-
-    def __init__(self, bound):
-        super().__init__()
-        self.bound = bound
+class Root(nn.Module):
+    """Finite, with a gradient that is infinite times zero."""
 
     def forward(self, x):
-        return x + (x - self.bound).clamp(max=0).sqrt() if math.isfinite(self.bound) else x
+        return (x - x.detach()).abs().sqrt() + x
 
 
-@pytest.mark.parametrize("place", [1, 3])
-def test_a_nan_of_a_kept_layer_is_named_as_its_own(place, model):
-    model[place] = nn.Sequential(nn.ReLU(), Layer(100.0))
-    patch = sample.apply(model)
-    guard = loka.Guard(model, patch, loss=loss, every=1)
-    (event,) = guard.step(X)
-    assert (event.action, event.module) == ("not finite", f"{place}.1")
-    assert str(event).endswith("the first value that is not finite is made here, without FP8 too: its output")
-    assert guard.fallen == ()
+class Log(nn.Module):
+    """NaN for what is negative."""
+
+    def forward(self, x):
+        return (x - 100).sqrt()
 
 
-def test_a_nan_of_a_kept_layers_backward_is_named_too(model):
-    class Root(nn.Module):
-        def forward(self, x):
-            return (x - x.detach()).abs().sqrt() + x  # 0, whose gradient is infinite times zero
+OUTPUT = "the first value that is not finite is made here, without FP8 too: its output"
 
-    model[3] = nn.Sequential(nn.ReLU(), Root())
+
+@pytest.mark.parametrize(
+    ("place", "layer", "module", "says"),
+    [
+        (1, nn.Sequential(nn.ReLU(), Log()), "1.1", OUTPUT),
+        (3, nn.Sequential(nn.ReLU(), Log()), "3.1", OUTPUT),
+        (3, nn.Sequential(nn.ReLU(), Root()), "3.1", "without FP8 too: the gradient of its input"),
+    ],
+)
+def test_a_nan_of_a_kept_layer_is_named_as_its_own(place, layer, module, says, model):
+    model[place] = layer
     guard = loka.Guard(model, sample.apply(model), loss=loss, every=1)
     (event,) = guard.step(X)
-    assert (event.action, event.module) == ("not finite", "3.1")
-    assert "the gradient of its input" in str(event)
+    assert (event.action, event.module, guard.fallen) == ("not finite", module, ())
+    assert str(event).endswith(says)
 
 
-def test_weights_that_are_not_finite_are_said(model, patch):
+def test_nans_of_weights_of_the_batch_and_of_the_loss(model, patch):
     guard = loka.Guard(model, patch, loss=loss, every=1)
+    (event,) = guard.step(torch.where(X > 1, torch.nan, X))
+    assert event.module == "the batch"
     model[2].weight.data[0, 0] = torch.nan
     (event,) = guard.step(X)
     assert event.module == "2"
     assert str(event).endswith("its output; weight had such values before")
-    assert patch.sites == ("0", "2", "4")
-
-
-def test_a_nan_of_the_batch_and_of_the_loss(model, patch):
-    guard = loka.Guard(model, patch, loss=loss, every=1)
-    (event,) = guard.step(torch.where(X > 1, torch.nan, X))
-    assert event.module == "the batch"
+    model[2].weight.data[0, 0] = 0
     guard = loka.Guard(model, patch, loss=lambda model, x: (model(x).sum() * 0).log() * torch.nan, every=1)
     (event,) = guard.step(X)
     assert event.module == "the loss"
+    assert patch.sites == ("0", "2", "4")
 
 
 def test_promises_are_those_of_the_plan(model, patch):

@@ -20,16 +20,6 @@ def owner(site):
     return site if site == "head" else site[: len("layers.0")]
 
 
-@pytest.fixture
-def model():
-    return models.Blocks()
-
-
-@pytest.fixture
-def patch(model):
-    return sample.apply(model, (sample.blocks("layers.0", "layers.1"), sample.linears("head", shape=(1, 32))))
-
-
 def loss(model, batch):
     return (model(batch[0]) - batch[1]).square().mean()
 
@@ -109,17 +99,7 @@ class Outer(dispatch.Bound):
 @pytest.mark.parametrize("fault", ["dgrad is wrong", "output is NaN"])
 def test_a_bound_module_around_another_is_not_blamed_for_it(fault, monkeypatch):
     model = models.mlp()
-    outer = dispatch.Binding(
-        train=Outer,
-        infer=None,
-        replaces="torch.nn.modules.container.Sequential",
-        source_hash="",
-        inlined=(),
-        modules=("",),
-        sites=((),),
-        gemms=(),
-        shapes=(),
-    )
+    outer = sample.around(Outer, sites=(), gemms=())
     patch = sample.apply(model, (outer, sample.linears("0", "2")))
     planted_faults.plant(monkeypatch, counter_id(patch, "0"), fault)
     guard = loka.Guard(model, patch, loss=lambda model, x: model(x).square().mean(), every=1)

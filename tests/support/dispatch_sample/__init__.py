@@ -3,6 +3,8 @@ code generation. Sizes: every linear is 32 wide, the head 1."""
 
 from __future__ import annotations
 
+from torch import nn
+
 from loka import dispatch
 
 from . import kernels, modules
@@ -14,12 +16,12 @@ LINEAR = "torch.nn.modules.linear.Linear"
 ALL = ("fprop", "dgrad", "wgrad")
 
 
-def linears(*names, shape=(32, 32), gemms=ALL, bias=True):
-    """A binding of plain linears."""
+def linears(*names, shape=(32, 32), gemms=ALL, bias=True, replaces=nn.Linear):
+    """A binding of plain linears, or of a class derived from nn.Linear."""
     return dispatch.Binding(
         train=modules.Linear,
         infer=modules.LinearFrozen,
-        replaces=LINEAR,
+        replaces=f"{replaces.__module__}.{replaces.__qualname__}",
         source_hash="",
         inlined=(),
         modules=names,
@@ -44,6 +46,22 @@ def blocks(*names, source_hash=""):
     )
 
 
+def around(train, sites=("",), gemms=(("fprop",),)):
+    """A binding of a model that is an nn.Sequential itself."""
+    return dispatch.Binding(
+        train=train,
+        infer=None,
+        replaces="torch.nn.modules.container.Sequential",
+        source_hash="",
+        inlined=(),
+        modules=("",),
+        sites=(sites,),
+        gemms=gemms,
+        shapes=(),
+    )
+
+
+BLOCKS = (blocks("layers.0", "layers.1"), linears("head", shape=(1, 32)))
 MLP = (linears("0", "2"), linears("4", shape=(1, 32)))
 
 

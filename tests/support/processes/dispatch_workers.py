@@ -28,7 +28,7 @@ from tests.support.models import dispatch_models as models
 from tests.support.processes.guard_workers import guard_ddp, guard_fsdp  # noqa: F401 - found by name
 
 WORLD = 2
-BINDINGS = (sample.linears("0", "2"), sample.linears("4", shape=(1, 32)))
+BINDINGS = sample.MLP
 
 
 def start(rank, folder, names):
@@ -281,17 +281,7 @@ def fsdp_inlined(rank):
 def fsdp_slice(rank):
     """Slices of a bound nn.Sequential are plain, whichever of apply and fully_shard came first."""
     mesh = init_device_mesh("cpu", (WORLD,))
-    chain = dispatch.Binding(
-        train=sample.modules.Chain,
-        infer=None,
-        replaces="torch.nn.modules.container.Sequential",
-        source_hash="",
-        inlined=(),
-        modules=("",),
-        sites=(("",),),
-        gemms=(("fprop",),),
-        shapes=(),
-    )
+    chain = sample.around(sample.modules.Chain)
     names = []
     for before in (True, False):
         model = models.mlp()

@@ -13,8 +13,6 @@ from tests.support import dispatch_sample as sample
 from tests.support import planted_faults
 from tests.support.models import dispatch_models as models
 
-BINDINGS = (sample.blocks("layers.0", "layers.1"), sample.linears("head", shape=(1, 32)))
-
 
 def guard_ddp(rank):
     """DDP around the model; batches are accumulated in no_sync, amid which the guard steps."""
@@ -82,7 +80,7 @@ def _guarded(rank, wrapped):
 def _trained(rank, wrapped, guarded):
     """The state after four steps with two batches each, and the guard."""
     model = models.Blocks()
-    patch = sample.apply(model, BINDINGS)
+    patch = sample.apply(model, sample.BLOCKS)
     model, no_sync = wrapped(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard = loka.Guard(model, patch, loss=_loss, every=1, return_after=4) if guarded else None
