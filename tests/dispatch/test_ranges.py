@@ -61,12 +61,10 @@ def test_a_range_surrounds_its_function():
     with profile(activities=[ProfilerActivity.CPU]) as profiler, patch.ranges():
         trained(model, torch.randn(4, 32))
     events = profiler.events()
-    (outer,) = [event for event in events if event.name == FORWARD.format("2")]
-    inside = [event for event in events if outer.time_range.start <= event.time_range.start < outer.time_range.end]
-    assert any(event.name.startswith("loka::") for event in inside)
-    (outer,) = [event for event in events if event.name.startswith("loka: 2 (backward")]
-    inside = [event for event in events if outer.time_range.start <= event.time_range.start < outer.time_range.end]
-    assert sum(event.name.startswith("loka::") for event in inside) == 2  # dgrad and wgrad
+    for label, operators in ((FORWARD.format("2"), 1), ("loka: 2 (backward", 2)):  # fprop; dgrad and wgrad
+        (outer,) = [event for event in events if event.name.startswith(label)]
+        inside = [event for event in events if outer.time_range.start <= event.time_range.start < outer.time_range.end]
+        assert sum(event.name.startswith("loka::") for event in inside) == operators
 
 
 def test_results_are_the_same_to_the_bit():
@@ -101,26 +99,18 @@ def test_it_ends_where_the_step_raises():
     assert vars(derived_class(type(model[0])))["forward"] is forward
 
 
-def test_a_compiled_model_runs_as_it_was_compiled():
+@pytest.mark.parametrize(("before", "graphs"), [(True, 1), (False, 2)])
+def test_a_compiled_model_runs_as_it_was_compiled_and_is_compiled_once_more_inside(before, graphs):
     model, x = models.mlp(), torch.randn(4, 32)
     patch = sample.apply(model)
     counter = CompileCounter()
     compiled = torch.compile(model, backend=counter, fullgraph=True)
-    compiled(x)
-    assert ranges_of(patch, lambda: compiled(x)) == {}
-    compiled(x)
-    assert counter.frame_count == 1
-
-
-def test_a_model_that_is_compiled_inside_is_compiled_once_more_and_not_again():
-    model, x = models.mlp(), torch.randn(4, 32)
-    patch = sample.apply(model)
-    counter = CompileCounter()
-    compiled = torch.compile(model, backend=counter, fullgraph=True)
+    if before:
+        compiled(x)
     for _ in range(2):
         assert ranges_of(patch, lambda: compiled(x)) == {}
         compiled(x)
-    assert counter.frame_count == 2
+    assert counter.frame_count == graphs
 
 
 def test_frozen_modules_are_named_too():

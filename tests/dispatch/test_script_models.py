@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import runpy
-import subprocess
 import sys
 import types
 
@@ -12,7 +11,6 @@ import pytest
 from loka import dispatch
 from loka.graph.source import script_in
 from tests.support.codegen.policy_packages import policy_packages
-from tests.support.processes.launch import environment
 
 pytestmark = [
     pytest.mark.slow,
@@ -114,16 +112,14 @@ def project(tmp_path_factory):
     sys.modules.pop("inner")
 
 
-def test_a_script_that_was_planned_by_its_name(project):
-    assert runpy.run_path(str(project / "solo.py"), run_name="__main__")["results"] == RESULTS
-
-
-def test_a_script_that_was_planned_as_a_part_of_a_package(project):
-    assert runpy.run_path(str(project / "inner" / "train.py"), run_name="__main__")["results"] == RESULTS
-
-
-def test_a_module_that_is_run(project):
-    assert runpy.run_module("inner.train", run_name="__main__", alter_sys=True)["results"] == RESULTS
+@pytest.mark.parametrize("script", ["solo.py", "inner/train.py", "inner.train"])
+def test_a_script_that_runs(script, project):
+    """Planned by its name, or as a part of a package; a module that is run."""
+    if script.endswith(".py"):
+        found = runpy.run_path(str(project / script), run_name="__main__")
+    else:
+        found = runpy.run_module(script, run_name="__main__", alter_sys=True)
+    assert found["results"] == RESULTS
 
 
 def test_a_process_that_multiprocessing_has_spawned(project, monkeypatch):
@@ -135,12 +131,6 @@ def test_a_process_that_multiprocessing_has_spawned(project, monkeypatch):
     exec(compile((project / "solo.py").read_text(), main.__file__, "exec"), vars(main))  # noqa: S102 - written here
     assert main.results == RESULTS
     assert main.Block.__module__ == "__mp_main__"
-
-
-def test_a_script_in_a_process_of_its_own(project):
-    command = [sys.executable, "-W", "ignore", "solo.py"]
-    done = subprocess.run(command, cwd=project, env=environment(), capture_output=True, text=True)
-    assert (done.stdout, done.returncode) == (f"{RESULTS}\n", 0), done.stderr
 
 
 def test_another_script_is_refused_though_it_has_the_same_text(project):

@@ -50,17 +50,6 @@ def test_only_planned_gemms_are_asked_for(model):
     patch.verify()
 
 
-def test_reset_asks_anew(model):
-    patch = sample.apply(model)
-    models.step(model)
-    patch.verify()
-    patch.reset()
-    with pytest.raises(dispatch.VerifyError):
-        patch.verify()
-    models.step(model)
-    patch.verify()
-
-
 def test_a_branch_that_was_not_taken(model):
     patch = sample.apply(model)
     nn.Sequential(*list(model)[:2])(torch.randn(2, 32)).sum().backward()
