@@ -38,25 +38,22 @@ def test_families_and_gemms_keep_their_order() -> None:
     assert (families, gemms) == (("requantize-transpose", "gemm"), ("bf16", "scaled-mm-rowwise"))
 
 
-def test_without_a_gpu_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(InputError, match=r"no CUDA device is visible.*run it on a machine with an H100"):
-        require_gpu()
-
-
-def test_another_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (8, 0))
+@pytest.mark.parametrize(
+    ("there", "capability", "triton", "message"),
+    [
+        (False, (9, 0), "3.6", r"no CUDA device is visible.*run it on a machine with an H100"),
+        (True, (8, 0), "3.6", "an older one has compute capability 8.0"),
+        (True, (9, 0), None, "Triton is not installed"),
+    ],
+)
+def test_a_machine_that_cannot_run_the_kernels_is_told_so(
+    there: bool, capability: tuple[int, int], triton: str | None, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: there)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: capability)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "an older one")
-    with pytest.raises(InputError, match=r"an older one has compute capability 8.0"):
-        require_gpu()
-
-
-def test_a_gpu_without_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (9, 0))
-    monkeypatch.setattr(machine, "version_of", lambda *names: None)
-    with pytest.raises(InputError, match="Triton is not installed"):
+    monkeypatch.setattr(machine, "version_of", lambda *names: triton)
+    with pytest.raises(InputError, match=message):
         require_gpu()
 
 

@@ -1,4 +1,7 @@
-"""Candidates of `loka tune` that other processes compile ahead: caches hit, and failures there change nothing."""
+"""Candidates of `loka tune` that other processes compile ahead: as many as fit, and failures there change nothing.
+
+That caches are hit is tested on a GPU.
+"""
 
 from __future__ import annotations
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
+from torch import nn
 
 from benchmarks.aoti import __main__ as aoti
 from benchmarks.aoti.__main__ import AotiRun, failure_of, line_of, outcome, outcomes, table, write_package
@@ -13,6 +15,7 @@ from benchmarks.aoti.compiler import cpp_compiler, fault_of
 from benchmarks.aoti.jobs import (
     BF16,
     FP8,
+    LINEAR,
     PACKAGE,
     Action,
     AotiModel,
@@ -23,7 +26,7 @@ from benchmarks.aoti.jobs import (
     running,
     timing,
 )
-from benchmarks.aoti.worker import RefusingLoka
+from benchmarks.aoti.worker import RefusingLoka, made
 from loka.errors import InputError
 
 MODEL = "tests.support.models.aoti_model"
@@ -37,8 +40,7 @@ def subject(folder: Path, factory: str = "build", device: str = "cpu") -> AotiMo
 def test_the_package_of_fp8_runs_without_loka(tmp_path: Path) -> None:
     model = subject(tmp_path)
     write_package(model, "CPU")
-    made = outcome(Job("compile", model, FP8, Action.COMPILE))
-    assert made.failure == ""
+    assert outcome(Job("compile", model, FP8, Action.COMPILE)).failure == ""
     job = Job("run", model, FP8, Action.RUN, environment={"OMP_NUM_THREADS": "1"})
     timed = Job("time", model, FP8, Action.TIME_PACKAGE, rounds=3)
     ran, time = outcomes((job, timed), 2)
@@ -51,17 +53,30 @@ def test_the_package_of_fp8_runs_without_loka(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("factory", "words"),
-    [
-        ("crashing", ("ended by SIGSEGV", "frame #0: ", "Fatal Python error: Segmentation fault", "aoti_model.py")),
-        ("raising", ("ended with status 1", "RuntimeError: no such table")),
-    ],
-)
-def test_a_process_that_ends_is_an_outcome(tmp_path: Path, factory: str, words: tuple[str, ...]) -> None:
-    found = outcome(Job("crash", subject(tmp_path, factory), BF16, Action.TIME_COMPILED))
+def test_a_process_that_crashes_is_an_outcome(tmp_path: Path) -> None:
+    found = outcome(Job("crash", subject(tmp_path, "crashing"), BF16, Action.TIME_COMPILED))
+    words = ("ended by SIGSEGV", "frame #0: ", "Fatal Python error: Segmentation fault", "aoti_model.py")
     assert [word for word in words if word not in found.failure] == []
     assert found.ms is None
+
+
+def test_a_process_has_its_job_and_its_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Job, str]] = []
+
+    def ran(command: list[str], env: dict[str, str], **options: object) -> CompletedProcess[str]:
+        asked.append((Job.from_json(command[-1]), env["CUDA_LAUNCH_BLOCKING"]))
+        return CompletedProcess(command, 1, "", "RuntimeError: no such table\n")
+
+    monkeypatch.setattr(aoti.subprocess, "run", ran)
+    job = Job("one", subject(tmp_path), BF16, Action.RUN, environment={"CUDA_LAUNCH_BLOCKING": "1"})
+    assert outcome(job).failure == "ended with status 1\nRuntimeError: no such table"
+    assert asked == [(job, "1")]
+
+
+def test_the_linear_form_is_one_layer(tmp_path: Path) -> None:
+    model, inputs = made(subject(tmp_path), LINEAR)
+    assert type(model) is nn.Linear
+    assert model(*inputs).shape == inputs[0].shape
 
 
 @pytest.mark.slow
@@ -154,13 +169,3 @@ def test_a_compiler_whose_packages_cannot_be_loaded_is_named(tmp_path: Path, fla
 
 def test_a_machine_without_a_compiler_is_told_so() -> None:
     assert "no C++ compiler is found" in fault_of("")
-
-
-@pytest.mark.slow
-def test_a_package_with_a_runtime_of_its_own_cannot_be_loaded(tmp_path: Path) -> None:
-    """What `fault_of` says is so: the cause of every crash that was seen on a GPU machine."""
-    model, form = subject(tmp_path), ModelForm("linear", linear=True)
-    broken = {"CXX": compiler_with(tmp_path, "-static-libstdc++"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
-    made = outcome(Job("compile", model, form, Action.COMPILE, environment=broken))
-    assert made.failure == ""
-    assert outcome(Job("run", model, form, Action.RUN)).failure != ""

@@ -38,10 +38,6 @@ def crashing() -> nn.Module:
     return Tower()
 
 
-def raising() -> nn.Module:
-    raise RuntimeError("no such table")
-
-
 def narrow() -> nn.Module:
     """Nothing of it runs in FP8."""
     return nn.Sequential(nn.Flatten(1), nn.Linear(4 * 32, 16))
