@@ -14,6 +14,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from loka.devices.spec import DeviceSpec, RowLaunch
@@ -148,11 +149,16 @@ def _render(group: Sequence[KernelValues], templates: Templates) -> Rendered:
     def kernel(values: KernelValues, name: str) -> str:
         return templates.render(template, {**values.context(), "layout": _KERNEL_LAYOUT, "kernel": name})
 
-    texts = {width: kernel(values, f"_{function}") for width, values in by_width.items()}
-    if any(kernel(values, f"_{function}") != texts[values.width] for values in group):
+    usual = f"_{function}"
+    texts = {width: kernel(values, usual) for width, values in by_width.items()}
+    others = [values for values in group if values is not by_width[values.width]]
+    if any(kernel(values, usual) != texts[values.width] for values in others):
         raise _two_kernels(function)
     names = _kernel_names(by_width, texts)
-    kernels = {name: kernel(by_width[width], name) for width, name in reversed(names.items())}
+    kernels = {
+        name: texts[width] if name == usual else kernel(by_width[width], name)
+        for width, name in reversed(names.items())
+    }
     launches = tuple(_launch(values, names[width]) for width, values in by_width.items() if width is not None)
     context = {**first.context(), "launches": launches}
     if len(launches) > 1 and isinstance(first.spec, NormForward | NormBackward):
@@ -293,6 +299,7 @@ _CALL = re.compile(r"(?<![\w.])\w+(?=\()")
 _NAME = re.compile(r"^def (\w+)\(", re.MULTILINE)
 
 
+@cache
 def device_functions(templates: Templates) -> dict[str, str]:
     """The text of each function, by name, in the order of the template."""
     texts = [text.strip("\n") + "\n" for text in templates.render(_DEVICE_FUNCTIONS, {}).split("\n\n\n")]

@@ -41,12 +41,6 @@ def package(tmp_path_factory):
     return write_package(tmp_path_factory.mktemp("recorded") / "rendered_recorded", every)
 
 
-def tensors_of(spec, inputs) -> list[torch.Tensor]:
-    if isinstance(spec, NormForward):
-        return [inputs.tensors[name] for name in spec.parameters if name in inputs.tensors]
-    return arguments_of(spec, inputs)
-
-
 def test_names_and_schema(package):
     how = Quantization("static", Format.E5M2, power_of_two=False, overflow_stats=True)
     spec = NormForward(512, "layer_norm", True, True, 1e-5, "silu", False, True, True, how=how)
@@ -73,8 +67,8 @@ def test_values_and_counts_are_those_that_come_back_otherwise(package, width):
         for spec in recorded(width):
             record, scale = new_record(), scale_of(spec)
             for _ in range(2):
-                got = package.run(spec, *tensors_of(spec, inputs), scale, record)
-            expected = package.run(unrecorded(spec), *tensors_of(spec, inputs), scale)
+                got = package.run(spec, *arguments_of(spec, inputs), scale, record)
+            expected = package.run(unrecorded(spec), *arguments_of(spec, inputs), scale)
             for name in spec.results:
                 ours, theirs = (found[name].contiguous().view(torch.uint8) for found in (got, expected))
                 assert torch.equal(ours, theirs), (spec, name)
@@ -89,8 +83,8 @@ def test_kernels_that_write_as_is_and_transposed(package, width):
     inputs.tensors["x"][4, 5], inputs.tensors["x"][6, 7] = torch.nan, torch.inf
     for both in fused_cast_transposes(width):
         record, scale, spec = new_record(), scale_of(both.spec), both.spec
-        got = package.run(both, *tensors_of(spec, inputs), scale, record)
-        expected = package.run(unrecorded(spec), *tensors_of(spec, inputs), scale)
+        got = package.run(both, *arguments_of(spec, inputs), scale, record)
+        expected = package.run(unrecorded(spec), *arguments_of(spec, inputs), scale)
         assert both.results == ("values", "transposed", *spec.results[1:])
         for name in spec.results:
             ours, theirs = (found[name].contiguous().view(torch.uint8) for found in (got, expected))

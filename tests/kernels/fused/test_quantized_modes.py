@@ -56,12 +56,6 @@ def exact(spec, arguments: list[Tensor], package) -> Tensor:
     return package.run(plain(spec), *arguments)["dx"]
 
 
-def tensors_of(spec, inputs) -> list[Tensor]:
-    if isinstance(spec, NormForward):
-        return [inputs.tensors[name] for name in spec.parameters if name in inputs.tensors]
-    return arguments_of(plain(spec), inputs)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("heavy", [False, True])
@@ -70,7 +64,7 @@ def test_every_mode_is_the_quantizer_bit_for_bit(package, width, heavy):
     inputs.tensors["x"][3], inputs.grad[3] = 0.0, 0.0
     inputs.tensors["x"][4, 5], inputs.tensors["x"][6, 7] = torch.nan, torch.inf
     for spec in specs(width):
-        how, arguments = spec.how, tensors_of(spec, inputs)
+        how, arguments = spec.how, arguments_of(spec, inputs)
         y = exact(spec, arguments, package)
         finite = torch.where(y.isfinite(), y.abs(), 0.0)
         if how.scaling == "maximum":
@@ -109,7 +103,7 @@ def test_without_rows(package):
     inputs = random_inputs(0, 512, torch.float32)
     for spec in specs(512):
         last = [torch.ones(1, 1) if name == "scale" else torch.zeros(1) for name in spec.how.parameters]
-        got = package.run(spec, *tensors_of(spec, inputs), *last)
+        got = package.run(spec, *arguments_of(spec, inputs), *last)
         for name in ("amax", "overflow"):
             assert name not in got or got[name].tolist() == [0]
 
@@ -141,4 +135,4 @@ def test_every_mode_against_float64(package, kind, width):
     for spec in specs(width):
         y, noise = exact_result(spec, inputs)
         last = last_arguments(spec, y)
-        check_mode(package.run(spec, *tensors_of(spec, inputs), *last), spec, y, noise, last)
+        check_mode(package.run(spec, *arguments_of(spec, inputs), *last), spec, y, noise, last)

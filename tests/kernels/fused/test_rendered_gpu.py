@@ -13,7 +13,7 @@ from loka.numerics.enums import Format, Scaling
 from loka.numerics.quantize import quantize, requantize_transpose
 from tests.support.gpu import ON_HOPPER
 from tests.support.kernels.fp8_codes import ordered, same_nan
-from tests.support.kernels.norm_checks import check_backward, check_forward
+from tests.support.kernels.norm_checks import check_norm, check_replayed
 from tests.support.kernels.rendered_cases import (
     PARTS,
     arguments_of,
@@ -45,21 +45,21 @@ def test_every_width_against_float64(package, width):
         for heavy in (False, True):
             inputs = random_inputs(rows, width, torch.bfloat16, "cuda", heavy)
             for spec in WIDE[width]:
-                (check_forward if isinstance(spec, NormForward) else check_backward)(package, spec, inputs)
+                check_norm(package, spec, inputs)
 
 
 @pytest.mark.parametrize("spec", VARIANTS, ids=lambda spec: spec.function)
 def test_every_variant_against_float64(package, spec):
     for rows in ROWS:
         inputs = random_inputs(rows, 512, torch.bfloat16, "cuda")
-        (check_forward if isinstance(spec, NormForward) else check_backward)(package, spec, inputs)
+        check_norm(package, spec, inputs)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_other_dtypes(package, dtype):
     inputs = random_inputs(17, 479, dtype, "cuda")
     for spec in WIDE[479]:
-        (check_forward if isinstance(spec, NormForward) else check_backward)(package, spec, inputs)
+        check_norm(package, spec, inputs)
 
 
 EXACT = [spec for spec in VARIANTS if spec.norm is None and spec.activation in (None, "relu") and spec.quantize]
@@ -86,8 +86,7 @@ def test_hardly_a_value_differs_from_the_reference_elsewhere(package):
         if not spec.quantize:
             continue
         inputs = random_inputs(64, 2048, torch.bfloat16, "cuda")
-        forward = isinstance(spec, NormForward)
-        arguments = [inputs.tensors[n] for n in spec.parameters] if forward else arguments_of(spec, inputs)
+        arguments = arguments_of(spec, inputs)
         got, expected = package.run(spec, *arguments), package.run(spec, *(a.cpu() for a in arguments))
         assert torch.equal(got["scale"].cpu(), expected["scale"])
         ours, theirs = (ordered(values) for values in (got["values"].cpu(), expected["values"]))
@@ -152,8 +151,7 @@ def test_reduction_is_right_and_the_same_each_time(package, parts):
 def test_without_rows(package):
     inputs = random_inputs(0, 512, torch.bfloat16, "cuda")
     for spec in VARIANTS:
-        forward = isinstance(spec, NormForward)
-        arguments = [inputs.tensors[n] for n in spec.parameters] if forward else arguments_of(spec, inputs)
+        arguments = arguments_of(spec, inputs)
         for result in package.run(spec, *arguments).values():
             assert result.float().abs().sum() == 0.0
 
@@ -161,8 +159,7 @@ def test_without_rows(package):
 def test_strided_arguments(package):
     inputs = random_inputs(17, 512, torch.bfloat16, "cuda")
     for spec in VARIANTS:
-        forward = isinstance(spec, NormForward)
-        arguments = [inputs.tensors[n] for n in spec.parameters] if forward else arguments_of(spec, inputs)
+        arguments = arguments_of(spec, inputs)
         strided = [a.repeat_interleave(2, dim=-1)[..., ::2] if a.shape[-1] == 512 else a for a in arguments]
         assert not strided[0].is_contiguous()
         for ours, theirs in zip(
@@ -207,21 +204,7 @@ def test_a_graph_replays_on_new_data_without_synchronising(package):
     step = step_of(package)
     inputs, other = (random_inputs(256, 512, torch.bfloat16, "cuda", seed=seed) for seed in (0, 1))
     static = [*inputs.tensors.values(), inputs.grad]
-    step(*static)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        step(*static)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = step(*static)
-    for place, fresh in zip(static, [*other.tensors.values(), other.grad], strict=True):
-        place.copy_(fresh)
-    graph.replay()
-    for replayed, eager in zip(results, step(*static), strict=True):
-        assert torch.equal(replayed, eager)
+    check_replayed(step, static, [*other.tensors.values(), other.grad])
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

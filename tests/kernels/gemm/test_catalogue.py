@@ -100,19 +100,9 @@ def test_this_machine_without_a_gpu_has_no_fp8_kernel(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("formats", list(itertools.product(Format, Format)))
 @pytest.mark.parametrize("accumulation", list(Accumulation))
 def test_the_reference_takes_every_recipe_and_size(formats, scalings, accumulation: Accumulation) -> None:
+    recipe = {"formats": formats, "scalings": scalings, "accumulation": accumulation}
     for gemm in Gemm:
-        assert (
-            ask(
-                gemm=gemm,
-                formats=formats,
-                scalings=scalings,
-                accumulation=accumulation,
-                padding=False,
-                sizes=(3, 13, 1),
-                target="reference",
-            )
-            is None
-        )
+        assert ask(gemm=gemm, **recipe, padding=False, sizes=(3, 13, 1), target="reference") is None
 
 
 @HOPPER
@@ -224,10 +214,10 @@ def test_the_models_own_gemm_always_runs() -> None:
 
 
 @pytest.mark.slow
-def test_training_machines_need_torch_and_nothing_of_the_policy() -> None:
+def test_kernels_and_measurements_need_torch_and_nothing_of_the_policy() -> None:
     code = (
         "import sys, loka.kernels.gemm.catalogue, loka.kernels.gemm.scaled_mm, loka.kernels.call_counters;"
-        "import loka.numerics.metrics;"
+        "import loka.numerics.metrics, loka.kernels.measurements.lookup;"
         "unwanted = ('pydantic', 'jinja2', 'yaml', 'fbgemm_gpu', 'mslk', 'torchao');"
         "print([m for m in sys.modules if m.startswith('loka.policy') or m.partition('.')[0] in unwanted])"
     )

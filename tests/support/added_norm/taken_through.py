@@ -22,8 +22,8 @@ from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.plan.planner import make_plan
 from tests.support.codegen import chain_plans as chains
 from tests.support.codegen import codegen_plans as plans
-from tests.support.interpreted.faster_interpreter import make_faster
-from tests.support.interpreted.rendered_interpreted import PROGRAMS, near, results
+from tests.support.interpreted.faster_interpreter import PROGRAMS, make_faster
+from tests.support.interpreted.rendered_interpreted import near, results
 from tests.support.kernels.poison import poisoned
 from tests.support.kernels.rendered_cases import write_package
 

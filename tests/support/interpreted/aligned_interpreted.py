@@ -1,27 +1,22 @@
-"""Run by test_aligned_rows.py in a process of its own, with TRITON_INTERPRET=1: what is read, written and left out."""
+"""Run by test_interpreted.py in a process of its own, with TRITON_INTERPRET=1: what is read, written and left out."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
-from loka.kernels.fused import operators
 from loka.kernels.fused.norm import norm_reference
-from tests.support.interpreted.faster_interpreter import make_faster
-from tests.support.interpreted.rendered_interpreted import PROGRAMS, exact_rows, results
+from tests.support.interpreted.faster_interpreter import run_program
+from tests.support.interpreted.rendered_interpreted import exact_rows, results
 from tests.support.kernels.aligned_cases import ALIGNED, ROWS
-from tests.support.kernels.poison import poisoned
 from tests.support.kernels.rendered_cases import write_package
 
 
 def main(folder: Path) -> None:
     """Rows of every case, whole and cut from wider ones, against the reference; prints how many were compared."""
     package = write_package(folder / "interpreted", ALIGNED)
-    operators.programs = lambda x, rows, per_multiprocessor: PROGRAMS
-    torch.Tensor.new_empty = poisoned(torch.Tensor.new_empty)  # what is not written is NaN
     compared = 0
     for spec in ALIGNED:
         for rows in ROWS:
@@ -37,5 +32,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    make_faster()
-    main(Path(sys.argv[1]))
+    run_program(main)

@@ -1,27 +1,21 @@
-"""Run by test_cross_kernel.py in a process of its own, with TRITON_INTERPRET=1: indexing and masks, on float32."""
+"""Run by test_interpreted.py in a process of its own, with TRITON_INTERPRET=1: indexing and masks, on float32."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import torch
 
-from loka.kernels.fused import operators
-from tests.support.interpreted.faster_interpreter import make_faster
+from tests.support.interpreted.faster_interpreter import run_program
 from tests.support.kernels.cross_cases import SPECS, check, inputs_of
 from tests.support.kernels.rendered_cases import write_package
 
-PROGRAMS = 3
 ROWS = (1, 45)  # less than a block, and more than three programs take at a step
 
 
 def main(folder: Path) -> None:
     """All checks; prints how many there were."""
     package = write_package(folder / "crossed", SPECS)
-    operators.programs_for = lambda m, device, rows, per_multiprocessor: PROGRAMS  # as if on a GPU of three
-    new_empty = torch.Tensor.new_empty
-    torch.Tensor.new_empty = lambda like, *a, **k: new_empty(like, *a, **k).fill_(torch.nan)
     for spec in SPECS:
         for rows in ROWS:
             inputs = inputs_of(spec, rows, torch.float32)
@@ -31,5 +25,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    make_faster()
-    main(Path(sys.argv[1]))
+    run_program(main)

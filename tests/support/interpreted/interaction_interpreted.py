@@ -1,19 +1,17 @@
-"""Run by test_interaction_kernels.py alone, with TRITON_INTERPRET=1: indexing and masks, on float16 and float32.
+"""Run by test_interpreted.py with TRITON_INTERPRET=1: indexing and masks, on float16 and float32.
 
 The interpreter is right about float16, which FM interactions take as it takes bfloat16.
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from loka.kernels.fused import operators
-from tests.support.interpreted.faster_interpreter import make_faster
+from tests.support.interpreted.faster_interpreter import run_program
 from tests.support.kernels.interaction_cases import (
     CONCAT_NORMS,
     SIZES,
@@ -27,7 +25,6 @@ from tests.support.kernels.interaction_cases import (
 )
 from tests.support.kernels.rendered_cases import Package, write_package
 
-PROGRAMS = 3
 SAMPLES = 7
 
 
@@ -51,10 +48,6 @@ def main(folder: Path) -> None:
     package = write_package(
         folder / "interpreted", [*specs, *(s for case in CONCAT_NORMS for s in concat_norm_specs(case))]
     )
-    operators.programs = lambda x, rows, per_multiprocessor: PROGRAMS  # as if on a GPU of three
-    operators.programs_for = lambda m, device, rows, per_multiprocessor: PROGRAMS
-    new_empty = torch.Tensor.new_empty
-    torch.Tensor.new_empty = lambda like, *a, **k: new_empty(like, *a, **k).fill_(torch.nan)
     compared = 0
     for sizes in SIZES:
         inputs = fm_inputs(sizes, SAMPLES, torch.float16)
@@ -77,5 +70,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    make_faster()
-    main(Path(sys.argv[1]))
+    run_program(main)

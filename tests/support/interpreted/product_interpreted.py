@@ -1,19 +1,16 @@
-"""Run by test_product_kernels.py in a process of its own, with TRITON_INTERPRET=1: indexing and masks, in float32."""
+"""Run by test_interpreted.py in a process of its own, with TRITON_INTERPRET=1: indexing and masks, in float32."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from loka.kernels.fused import operators
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
-from tests.support.interpreted.faster_interpreter import make_faster
+from tests.support.interpreted.faster_interpreter import PROGRAMS, run_program
 from tests.support.interpreted.rendered_interpreted import near, results
-from tests.support.kernels.poison import poisoned
 from tests.support.kernels.product_cases import (
     arguments,
     backwards,
@@ -27,7 +24,6 @@ from tests.support.kernels.rendered_cases import Package, write_package
 from tests.support.pairwise import pairwise
 
 WIDTHS = (13, 16, 256, 600, 768, 1100)  # blocks in 256, and in the padded 768
-PROGRAMS = 3
 NORMS = pairwise(spec for width in WIDTHS for spec in (*forwards(width), *backwards(width)))
 
 
@@ -60,12 +56,10 @@ def check_products(package: Package, width: int, rows: int) -> int:
 
 def main(folder: Path) -> None:
     package = write_package(folder / "interpreted", [*NORMS, *(spec for width in WIDTHS for spec in products(width))])
-    Tensor.new_empty = poisoned(Tensor.new_empty)  # type: ignore[method-assign]
     operators.programs = lambda x, rows, per_multiprocessor: PROGRAMS if x.shape[0] else 1
     compared = sum(check_norms(package, NORMS, rows) for rows in (1, 5, 0))
     print(compared + sum(check_products(package, width, rows) for width in WIDTHS for rows in (1, 5, 0)))
 
 
 if __name__ == "__main__":
-    make_faster()
-    main(Path(sys.argv[1]))
+    run_program(main)

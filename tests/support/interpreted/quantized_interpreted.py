@@ -1,4 +1,4 @@
-"""Run by test_quantized_interpreter.py in a process of its own, with TRITON_INTERPRET=1: indexing and masks of modes.
+"""Run by test_interpreted.py in a process of its own, with TRITON_INTERPRET=1: indexing and masks of modes.
 
 The interpreter rounds to FP8 wrongly, so values are compared where they are FP8 already: scales that are powers of two,
 elements of one bit of mantissa. Scales, maxima and counts are float32 and integers, and compared everywhere.
@@ -6,7 +6,6 @@ elements of one bit of mantissa. Scales, maxima and counts are float32 and integ
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import torch
@@ -14,10 +13,8 @@ from torch import Tensor
 
 from loka.kernels.fused import operators
 from loka.kernels.fused.matrix_kernels import CastTranspose
-from loka.kernels.fused.norm.norm_spec import NormForward
-from tests.support.interpreted.faster_interpreter import make_faster
-from tests.support.interpreted.rendered_interpreted import PROGRAMS, results
-from tests.support.kernels.poison import poisoned
+from tests.support.interpreted.faster_interpreter import PROGRAMS, run_program
+from tests.support.interpreted.rendered_interpreted import results
 from tests.support.kernels.quantized_cases import CAST_TRANSPOSES, specs
 from tests.support.kernels.rendered_cases import Package, arguments_of, random_inputs, write_package
 
@@ -79,8 +76,6 @@ def main(folder: Path) -> None:
     every = [spec for width in WIDTHS for spec in specs(width)]
     package = write_package(folder / "modes_interpreted", [*every, *CAST_TRANSPOSES])
     operators.tiles = lambda x, side: TILES
-    operators.programs = lambda x, rows, per_multiprocessor: PROGRAMS
-    torch.Tensor.new_empty = poisoned(torch.Tensor.new_empty)
     compared = 0
     for width in WIDTHS:
         bare = [spec for spec in specs(width) if spec.norm is None and spec.activation is None]
@@ -92,10 +87,8 @@ def main(folder: Path) -> None:
             for spec in specs(width):
                 if spec.norm is None and spec.activation is None:
                     continue
-                forward = isinstance(spec, NormForward)
-                given = [inputs.tensors[n] for n in spec.parameters if n in inputs.tensors]
-                tensors = given if forward else arguments_of(spec, inputs)
-                compared += check(package, spec, [*tensors, *last_arguments(spec, x)], exact=False)
+                given = [*arguments_of(spec, inputs), *last_arguments(spec, x)]
+                compared += check(package, spec, given, exact=False)
     for spec in CAST_TRANSPOSES:
         for shape in ((1, 13), (130, 200), (257, 128)):
             compared += check_transposed(package, spec, coarse(*shape))
@@ -103,5 +96,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    make_faster()
-    main(Path(sys.argv[1]))
+    run_program(main)

@@ -1,22 +1,19 @@
-"""Run by test_overflow_stats.py on its own, with TRITON_INTERPRET=1: what is recorded, and the tiles of transpositions.
+"""Run by test_interpreted.py with TRITON_INTERPRET=1: what is recorded, and the tiles of transpositions.
 
 The interpreter rounds to FP8 wrongly, so values are compared where they are FP8 already.
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import torch
 
 from loka.kernels.fused import operators
 from loka.kernels.fused.norm.fused_cast_transpose import FusedCastTranspose
-from loka.kernels.fused.norm.norm_spec import NormForward
-from tests.support.interpreted.faster_interpreter import make_faster
+from tests.support.interpreted.faster_interpreter import run_program
 from tests.support.interpreted.quantized_interpreted import TILES, coarse
-from tests.support.interpreted.rendered_interpreted import PROGRAMS, near, results
-from tests.support.kernels.poison import poisoned
+from tests.support.interpreted.rendered_interpreted import near, results
 from tests.support.kernels.recorded_cases import (
     CAST_TRANSPOSES,
     TRANSPOSES,
@@ -62,13 +59,7 @@ def check_norm(package: Package, spec, rows: int) -> None:
     inputs = random_inputs(rows, spec.width, torch.float32)
     inputs.tensors["x"][0, 1] = torch.inf
     scale = torch.full((1, 1), 2.0**-5 if spec.norm or spec.activation else 1.0) * 448.0 / spec.how.limit
-    if spec.norm or spec.activation:
-        forward = isinstance(spec, NormForward)
-        named = [inputs.tensors[n] for n in spec.parameters if n in inputs.tensors]
-        tensors = named if forward else arguments_of(spec, inputs)
-        tensors = [tensor for tensor in tensors if tensor is not None]
-    else:
-        tensors = [coarse(rows, spec.width)]
+    tensors = arguments_of(spec, inputs) if spec.norm or spec.activation else [coarse(rows, spec.width)]
     same_record(package, spec, [*tensors, scale])
 
 
@@ -79,8 +70,6 @@ def main(folder: Path) -> None:
     local = [both for width in (13, 200, 512) for both in fused_cast_transposes(width)]
     package = write_package(folder / "recorded_interpreted", [*norms, *CAST_TRANSPOSES, *TRANSPOSES, *local])
     operators.tiles = lambda x, side: TILES
-    operators.programs = lambda x, rows, per_multiprocessor: PROGRAMS
-    torch.Tensor.new_empty = poisoned(torch.Tensor.new_empty)
     compared = 0
     for spec in norms:
         for rows in (1, 17):
@@ -91,9 +80,7 @@ def main(folder: Path) -> None:
     for both in local:
         for rows in (1, 17, 130):
             inputs = random_inputs(rows, both.spec.width, torch.float32)
-            named = [inputs.tensors[n] for n in both.parameters if n in inputs.tensors]
-            tensors = named if isinstance(both.spec, NormForward) else arguments_of(both.spec, inputs)
-            same_tiles(package, both, [*tensors, torch.full((1, 1), 2.0**-5)])
+            same_tiles(package, both, [*arguments_of(both.spec, inputs), torch.full((1, 1), 2.0**-5)])
             compared += 1
     for spec in CAST_TRANSPOSES:
         for shape in ((1, 13), (130, 200), (257, 128)):
@@ -109,5 +96,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    make_faster()
-    main(Path(sys.argv[1]))
+    run_program(main)

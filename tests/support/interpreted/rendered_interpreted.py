@@ -1,4 +1,4 @@
-"""Run by test_rendered_interpreter.py in a process of its own, with TRITON_INTERPRET=1: indexing and masks.
+"""Run by test_interpreted.py in a process of its own, with TRITON_INTERPRET=1: indexing and masks.
 
 The interpreter converts float32 to FP8 and bfloat16 wrongly, but not what these hold exactly. So plain kernels are
 compared in float32, and quantizing ones on values that are e4m3 under their row's scale.
@@ -7,20 +7,17 @@ compared in float32, and quantizing ones on values that are e4m3 under their row
 from __future__ import annotations
 
 import dataclasses
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from loka.kernels.fused import operators
 from loka.kernels.fused.matrix_kernels import Reduce, RequantizeTranspose
 from loka.kernels.fused.norm import norm_reference
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.numerics.quantize import Quantized, requantize_transpose
-from tests.support.interpreted.faster_interpreter import make_faster
-from tests.support.kernels.poison import poisoned
+from tests.support.interpreted.faster_interpreter import PROGRAMS, run_program
 from tests.support.kernels.rendered_cases import (
     BLOCK_PARTS,
     PARTS,
@@ -34,7 +31,6 @@ from tests.support.kernels.rendered_cases import (
 # By the width's configuration: several rows at a step or one; a power of two or a padded width.
 WIDTHS = (13, 16, 24, 256, 479, 512, 600, 768)
 ROWS = (1, 17, 5)
-PROGRAMS = 3
 
 
 def parts_of(width: int) -> list[tuple[str | None, bool, bool, str | None, bool]]:
@@ -69,8 +65,7 @@ def check_norms(package: Package, width: int) -> int:
         for spec in norm_specs(width, parts_of(width)):
             if spec.quantize:
                 continue
-            forward = isinstance(spec, NormForward)
-            arguments = [inputs.tensors[n] for n in spec.parameters] if forward else arguments_of(spec, inputs)
+            arguments = arguments_of(spec, inputs)
             got, expected = results(package, spec, *arguments), package.run(spec, *arguments)
             for name in spec.results:
                 result = got[name]
@@ -160,8 +155,7 @@ def check_without_rows(package: Package) -> None:
     """Without rows, sums are zero and every scale that is written is a zero row's."""
     inputs = random_inputs(0, 24, torch.float32)
     for spec in norm_specs(24, PARTS):
-        forward = isinstance(spec, NormForward)
-        arguments = [inputs.tensors[n] for n in spec.parameters] if forward else arguments_of(spec, inputs)
+        arguments = arguments_of(spec, inputs)
         for name, result in results(package, spec, *arguments).items():
             assert result.abs().float().sum() == 0.0, (spec, name)
     got = results(package, RequantizeTranspose(1), *norm_reference.quantize_rows(torch.zeros(0, 24)))
@@ -175,8 +169,6 @@ def main(folder: Path) -> None:
     package = write_package(
         folder / "interpreted", [*specs, *map(RequantizeTranspose, (1, 2, 3)), *map(Reduce, (1, 2, 3))]
     )
-    operators.programs = lambda x, rows, per_multiprocessor: PROGRAMS  # as if on a GPU of three
-    torch.Tensor.new_empty = poisoned(torch.Tensor.new_empty)
     print(sum(check_norms(package, width) for width in WIDTHS))
     for width in WIDTHS:
         check_quantizers(package, width)
@@ -186,5 +178,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    make_faster()
-    main(Path(sys.argv[1]))
+    run_program(main)

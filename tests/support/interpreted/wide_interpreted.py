@@ -1,20 +1,17 @@
-"""Run by test_wide_rows.py in a process of its own, with TRITON_INTERPRET=1: rows in chunks, indexing and masks."""
+"""Run by test_interpreted.py in a process of its own, with TRITON_INTERPRET=1: rows in chunks, indexing and masks."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from loka.kernels.fused import operators
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.quantization import Quantization
 from tests.support.interpreted import product_interpreted, recorded_interpreted, rendered_interpreted
-from tests.support.interpreted.faster_interpreter import make_faster
-from tests.support.interpreted.rendered_interpreted import PROGRAMS, exact_rows, results
-from tests.support.kernels.poison import poisoned
+from tests.support.interpreted.faster_interpreter import PROGRAMS, run_program
+from tests.support.interpreted.rendered_interpreted import exact_rows, results
 from tests.support.kernels.product_cases import backwards, forwards
 from tests.support.kernels.recorded_cases import recorded
 from tests.support.kernels.rendered_cases import (
@@ -78,8 +75,7 @@ def check_without_rows(package: Package, specs: list[NormForward | NormBackward]
     """Without rows, sums are zero."""
     for spec in specs[::5]:
         inputs = random_inputs(0, spec.width, torch.float32)
-        forward = isinstance(spec, NormForward)
-        arguments = [inputs.tensors[n] for n in spec.parameters] if forward else arguments_of(spec, inputs)
+        arguments = arguments_of(spec, inputs)
         for name, result in results(package, spec, *arguments).items():
             assert result.abs().float().sum() == 0.0, (spec, name)
 
@@ -89,8 +85,6 @@ def main(folder: Path) -> None:
     norms = [spec for width in WIDTHS for spec in norm_specs(width, parts_of(width))]
     summed, known = pairwise([*forwards(ODD), *backwards(ODD)]), recorded(ODD)
     package = write_package(folder / "wide_interpreted", [*norms, *summed, *known, *MAXIMA])
-    Tensor.new_empty = poisoned(Tensor.new_empty)  # type: ignore[method-assign]
-    operators.programs = lambda x, rows, per_multiprocessor: PROGRAMS
     operators.row_parts = lambda x, rows, across, per_multiprocessor: PROGRAMS
     rendered_interpreted.ROWS, rendered_interpreted.parts_of = (5,), parts_of
     compared = 0
@@ -109,5 +103,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    make_faster()
-    main(Path(sys.argv[1]))
+    run_program(main)

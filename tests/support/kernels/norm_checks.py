@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from loka.kernels.fused.norm.norm_spec import NormForward
 from loka.numerics.enums import Format, Scaling
 from loka.numerics.quantize import Quantized, dequantize, quantize
 from tests.support.kernels.rendered_cases import (
@@ -38,7 +39,12 @@ def check_quantized(got: dict[str, Tensor], exact: Tensor, noise: Tensor) -> Non
     assert got["scale_max"].min() >= 0.0
 
 
-def check_forward(package, spec, inputs) -> None:
+def check_norm(package, spec, inputs) -> None:
+    """A forward's or a backward's results."""
+    (_check_forward if isinstance(spec, NormForward) else _check_backward)(package, spec, inputs)
+
+
+def _check_forward(package, spec, inputs) -> None:
     plain = [] if spec.quantize else [torch.float32]
     got = package.run(spec, *(inputs.tensors[name] for name in spec.parameters), *plain)
     exact = exact_forward(spec, {name: tensor.double() for name, tensor in inputs.tensors.items()})
@@ -51,7 +57,7 @@ def check_forward(package, spec, inputs) -> None:
         assert ((got[name] - statistic).abs() <= 1e-5 * statistic.abs() + 1e-6 * size).all()
 
 
-def check_backward(package, spec, inputs) -> None:
+def _check_backward(package, spec, inputs) -> None:
     got = package.run(spec, *arguments_of(spec, inputs))
     exact = exact_gradients(spec, inputs)
     noise = NOISE * gradient_size(spec, inputs)
@@ -65,3 +71,24 @@ def check_backward(package, spec, inputs) -> None:
             total, error = got[name].double().sum(0), (got[name].double().sum(0) - exact[name]).abs()
             assert total.isfinite().all()
             assert (error <= 1e-4 * exact[name].abs() + NOISE * exact[name].abs().max()).all()
+
+
+def check_replayed(step, static, fresh) -> tuple[Tensor, ...]:
+    """Capture a step on `static` tensors, without synchronising, and replay it on `fresh` ones; what eager gives."""
+    step(*static)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step(*static)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = step(*static)
+    for place, values in zip(static, fresh, strict=True):
+        place.copy_(values)
+    graph.replay()
+    eager = step(*static)
+    for replayed, expected in zip(results, eager, strict=True):
+        assert torch.equal(replayed, expected)
+    return eager

@@ -211,8 +211,9 @@ def gradient_size(spec: NormBackward, inputs: Inputs) -> Tensor:
 
 def arguments_of(spec: NormForward | NormBackward, inputs: Inputs, eps: float = 1e-5) -> list[Tensor]:
     """The operator's tensor arguments, without those of its quantization."""
-    statistics = {name: t.float() for name, t in exact_statistics(spec, inputs.tensors, eps).items()}
-    known = {**inputs.tensors, **statistics, "grad": inputs.grad}
+    known = {**inputs.tensors, "grad": inputs.grad}
+    if isinstance(spec, NormBackward):
+        known |= {name: t.float() for name, t in exact_statistics(spec, inputs.tensors, eps).items()}
     return [known[name] for name in spec.parameters if name not in ("scale", "overflow_stats", "maxima")]
 
 

@@ -14,14 +14,8 @@ LARGEST_PARTS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class ConcatNormForward:
-    """norm(cat(parts, -2) [+ residual]) over the last dimension.
-
-    Parameters: part_0 (B, n_0, width), part_1 (B, n_1, width), ..., residual (B, n, width) with n the sum of the n_i,
-    weight and bias (width,), those present, of any floating dtypes; and `dtype: torch.dtype` of the result. A single
-    part needs a residual. Results: out (B, n, width); then mean (B * n,) and rstd (B * n,) in float32, which the
-    backward needs: rms_norm has only rstd.
-    """
+class _ConcatNorm:
+    """What a forward and its backward are both rendered for."""
 
     width: int
     parts: int
@@ -29,10 +23,27 @@ class ConcatNormForward:
     norm: str
     weight: bool
     bias: bool
-    eps: float
+    eps: float  # not in the text of a backward: it is part of rstd
 
     def __post_init__(self) -> None:
-        _check(self)
+        reason = unsupported_reason(self.norm, self.width, self.parts)
+        if reason is not None:
+            raise InputError(reason)
+        if self.parts == 1 and not self.residual:
+            raise InputError("one part without a residual is a norm alone; render that")
+        if not 0.0 <= self.eps < float("inf"):
+            raise InputError(f"the eps of a norm must be finite, zero or above, not {self.eps}")
+
+
+@dataclass(frozen=True, slots=True)
+class ConcatNormForward(_ConcatNorm):
+    """norm(cat(parts, -2) [+ residual]) over the last dimension.
+
+    Parameters: part_0 (B, n_0, width), part_1 (B, n_1, width), ..., residual (B, n, width) with n the sum of the n_i,
+    weight and bias (width,), those present, of any floating dtypes; and `dtype: torch.dtype` of the result. A single
+    part needs a residual. Results: out (B, n, width); then mean (B * n,) and rstd (B * n,) in float32, which the
+    backward needs: rms_norm has only rstd.
+    """
 
     @property
     def function(self) -> str:
@@ -52,24 +63,13 @@ class ConcatNormForward:
 
 
 @dataclass(frozen=True, slots=True)
-class ConcatNormBackward:
+class ConcatNormBackward(_ConcatNorm):
     """The gradient of `ConcatNormForward` with respect to cat(parts, -2) + residual, and to weight and bias.
 
     Parameters: grad (B, n, width), the parts and the residual as in the forward, weight, mean, rstd. Results: dx (B, n,
     width), in the dtype of part_0 or of the residual, whichever is wider; its parts along dimension 1 are the gradients
     of the parts; dweight and dbias, partial sums (P, width) in float32, which `Reduce` adds up.
     """
-
-    width: int
-    parts: int
-    residual: bool
-    norm: str
-    weight: bool
-    bias: bool
-    eps: float  # not in the text: it is part of rstd
-
-    def __post_init__(self) -> None:
-        _check(self)
 
     @property
     def function(self) -> str:
@@ -120,21 +120,9 @@ def unsupported_reason(norm: str, width: int, parts: int) -> str | None:
         return f"no kernel normalises concatenated rows {width} wide; they have 1 to {LARGEST_HELD} elements"
     if not 1 <= parts <= LARGEST_PARTS:
         return f"a kernel concatenates 1 to {LARGEST_PARTS} parts, not {parts}"
-    return (
-        None
-        if norm in NORMS
-        else f"no kernel has a norm {norm!r} over concatenated rows; it can be {' or '.join(NORMS)}"
-    )
-
-
-def _check(spec: ConcatNormForward | ConcatNormBackward) -> None:
-    reason = unsupported_reason(spec.norm, spec.width, spec.parts)
-    if reason is not None:
-        raise InputError(reason)
-    if spec.parts == 1 and not spec.residual:
-        raise InputError("one part without a residual is a norm alone; render that")
-    if not 0.0 <= spec.eps < float("inf"):
-        raise InputError(f"the eps of a norm must be finite, zero or above, not {spec.eps}")
+    if norm not in NORMS:
+        return f"no kernel has a norm {norm!r} over concatenated rows; it can be {' or '.join(NORMS)}"
+    return None
 
 
 _TITLES = {"layer_norm": "LayerNorm", "rms_norm": "RMSNorm"}

@@ -22,7 +22,31 @@ BLOCK = 256  # elements that a block_norm normalises together, unless told
 
 
 @dataclass(frozen=True, slots=True)
-class NormForward:
+class _NormSpec:
+    """What a norm's forward and its backward are both rendered for."""
+
+    width: int  # of the last dimension, which the norm is over
+    norm: str | None  # one of NORMS
+    weight: bool  # whether the norm has a weight
+    bias: bool  # whether the norm has a bias
+    eps: float  # of the norm; in the text of a backward only with `eps_in_backward`, for it is in rstd
+    activation: str | None  # one of ACTIVATIONS, or with a norm of GATES
+    add: bool  # whether a vector (a linear's bias) is added to x first
+    quantize: bool  # e4m3 with a power-of-two scale a row, or a matrix of floats
+
+    @property
+    def traits(self) -> NormTraits:
+        """Those of its norm."""
+        return traits_of(self.norm)
+
+    @property
+    def gated(self) -> bool:
+        """Whether what the norm takes is multiplied by a function of what it gives."""
+        return self.activation in GATES
+
+
+@dataclass(frozen=True, slots=True)
+class NormForward(_NormSpec):
     """[+ add] -> [* times] -> [+ residual] -> [norm] -> [activation] -> e4m3 rows or a plain matrix.
 
     Parameters of the operator, in this order, those that the spec has: x (M, width), add (width,), times and
@@ -35,23 +59,13 @@ class NormForward:
     scale and scale_max. `aligned` columns of values, more than x has, are zeros behind those of x.
     """
 
-    width: int  # of the last dimension, which the norm is over
-    norm: str | None  # one of NORMS
-    weight: bool  # whether the norm has a weight
-    bias: bool  # whether the norm has a bias
-    eps: float  # of the norm
-    activation: str | None  # one of ACTIVATIONS, or with a norm of GATES
-    add: bool  # whether a vector (a linear's bias) is added to x first
-    quantize: bool  # e4m3 with a power-of-two scale a row, or a matrix of floats
     save: bool  # whether the statistics of the norm are returned, for the backward: mean and rstd, rms_norm rstd only
     times: bool = False  # whether x + add is multiplied by another matrix
     residual: bool = False  # whether a matrix is added to that
     keep: bool = False  # whether the sum before the norm is a result as well, as a plain matrix
     block: int = BLOCK  # of a block_norm, which saves nothing: its backward finds rstd again from x
     how: Quantization = ROWWISE  # where `quantize`: its results stand for values to scale_max
-    aligned: int = (
-        0  # columns of the values where these are more than x has: zeros behind; of a quantizer of rows alone
-    )
+    aligned: int = 0  # columns of the values if more than x has, zeros behind; of a quantizer of rows alone
 
     def __post_init__(self) -> None:
         _check_norm(self)
@@ -80,16 +94,6 @@ class NormForward:
         return name if name != self.activation else f"{name}_forward"  # a device function is called after an activation
 
     @property
-    def traits(self) -> NormTraits:
-        """Those of its norm."""
-        return traits_of(self.norm)
-
-    @property
-    def gated(self) -> bool:
-        """Whether what the norm takes is multiplied by a function of what it gives."""
-        return self.activation in GATES
-
-    @property
     def columns(self) -> int:
         """Of the values."""
         return self.aligned or self.width
@@ -113,7 +117,7 @@ class NormForward:
 
 
 @dataclass(frozen=True, slots=True)
-class NormBackward:
+class NormBackward(_NormSpec):
     """The gradient of [+ add] -> [* times] -> [norm] -> [activation] with respect to x, as e4m3 rows or a plain matrix.
 
     Parameters, in this order, those that the spec needs: grad (M, width), the output's gradient; residual_grad_in (M,
@@ -127,14 +131,6 @@ class NormBackward:
     x. Of `how` the same holds as in the forward; `maximum` gives no sums.
     """
 
-    width: int  # of the last dimension, which the norm is over
-    norm: str | None  # one of NORMS
-    weight: bool  # whether the norm has a weight
-    bias: bool  # whether the norm has a bias
-    eps: float  # of the norm; not in the text, for it is in rstd, but of a norm with `eps_in_backward`
-    activation: str | None  # one of ACTIVATIONS, or with a norm of GATES
-    add: bool  # whether a vector was added to x first
-    quantize: bool  # e4m3 with a power-of-two scale a row, or a matrix of floats
     times: bool = False  # whether x + add was multiplied by another matrix
     summed: bool = False  # whether x is what the norm took: after `times`, and after a residual
     residual_grad_in: bool = False  # whether the sum before the norm has a gradient from elsewhere too
@@ -173,16 +169,6 @@ class NormBackward:
         return "_".join(part for part in parts if part)
 
     @property
-    def traits(self) -> NormTraits:
-        """Those of its norm."""
-        return traits_of(self.norm)
-
-    @property
-    def gated(self) -> bool:
-        """Whether the forward multiplied what the norm takes by a function of what it gives."""
-        return self.activation in GATES
-
-    @property
     def columns(self) -> int:
         """Of the values."""
         return self.width
@@ -196,15 +182,8 @@ class NormBackward:
     def parameters(self) -> tuple[str, ...]:
         """The operator's parameters, all tensors."""
         vectors = _named(x=self.reads_x, add=self.adds, weight=self.weight, bias=self.bias and bool(self.activation))
-        factors = _named(times=self.times)
-        return (
-            "grad",
-            *_named(residual_grad_in=self.residual_grad_in),
-            *vectors,
-            *factors,
-            *self.traits.saved,
-            *_last(self),
-        )
+        carried, factors = _named(residual_grad_in=self.residual_grad_in), _named(times=self.times)
+        return ("grad", *carried, *vectors, *factors, *self.traits.saved, *_last(self))
 
     @property
     def adds(self) -> bool:

@@ -32,7 +32,7 @@ ONE_SCALE = ("maximum", "tensorwise")  # the kernel that finds a matrix's larges
 def configuration(spec: NormForward | NormBackward, device: DeviceSpec = DEFAULT) -> RowLaunch:
     """The choice for a spec, by its family and the width that it holds: the zeros behind x are in registers too."""
     launches, forward = device.launches.rows, isinstance(spec, NormForward)
-    padded = padded_width(spec.columns if isinstance(spec, NormForward) else spec.width)
+    padded = padded_width(spec.columns)
     if padded <= launches.short:
         short = launches.short_forward if forward else launches.short_backward
         return replace(short, rows=launches.short_elements // max(padded, 16))

@@ -9,7 +9,7 @@ from torch import Tensor
 from loka.kernels.fused.matrix_kernels import Reduce, RequantizeTranspose
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from tests.support.gpu import ON_HOPPER
-from tests.support.kernels.norm_checks import check_backward, check_forward
+from tests.support.kernels.norm_checks import check_norm, check_replayed
 from tests.support.kernels.rendered_cases import PARTS, arguments_of, norm_specs, random_inputs, write_package
 
 pytestmark = [*ON_HOPPER, pytest.mark.usefixtures("poisoned_memory")]
@@ -31,14 +31,14 @@ def test_every_kernel_against_float64(package, width, rows):
     for heavy in (False, True):
         inputs = random_inputs(rows, width, torch.bfloat16, "cuda", heavy)
         for spec in SPECS[width]:
-            (check_forward if isinstance(spec, NormForward) else check_backward)(package, spec, inputs)
+            check_norm(package, spec, inputs)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_other_dtypes(package, dtype):
     inputs = random_inputs(17, 16389, dtype, "cuda")
     for spec in SPECS[16389]:
-        (check_forward if isinstance(spec, NormForward) else check_backward)(package, spec, inputs)
+        check_norm(package, spec, inputs)
 
 
 def test_quantized_rows_are_the_reference_bit_for_bit_and_transposed(package):
@@ -56,8 +56,7 @@ def test_quantized_rows_are_the_reference_bit_for_bit_and_transposed(package):
 def test_without_rows_and_with_few(package):
     for spec in SPECS[24576]:
         inputs = random_inputs(0, 24576, torch.bfloat16, "cuda")
-        forward = isinstance(spec, NormForward)
-        arguments = [inputs.tensors[n] for n in spec.parameters] if forward else arguments_of(spec, inputs)
+        arguments = arguments_of(spec, inputs)
         for result in package.run(spec, *arguments).values():
             assert result.float().abs().sum() == 0.0
 
@@ -74,31 +73,16 @@ def test_a_step_in_a_graph_and_under_the_compiler(package):
 
     inputs, other = (random_inputs(64, 123200, torch.bfloat16, "cuda", seed=seed) for seed in (0, 1))
     static = [*inputs.tensors.values(), inputs.grad]
-    step(*static)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        step(*static)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = step(*static)
-    for place, fresh in zip(static, [*other.tensors.values(), other.grad], strict=True):
-        place.copy_(fresh)
-    graph.replay()
-    compiled = torch.compile(step, fullgraph=True)
-    for replayed, eager, ours in zip(results, step(*static), compiled(*static), strict=True):
-        assert torch.equal(replayed, eager)
-        assert torch.equal(ours, eager)
+    eager = check_replayed(step, static, [*other.tensors.values(), other.grad])
+    for ours, expected in zip(torch.compile(step, fullgraph=True)(*static), eager, strict=True):
+        assert torch.equal(ours, expected)
 
 
 def test_shapes_are_those_of_the_fake(package):
     for spec in SPECS[24576]:
         for rows in (1, 300):
             inputs = random_inputs(rows, 24576, torch.bfloat16, "cuda")
-            forward = isinstance(spec, NormForward)
-            arguments = [inputs.tensors[n] for n in spec.parameters] if forward else arguments_of(spec, inputs)
+            arguments = arguments_of(spec, inputs)
             real = package.run(spec, *arguments)
             with torch._subclasses.FakeTensorMode() as mode:
                 fake = package.run(spec, *(mode.from_tensor(argument) for argument in arguments))
