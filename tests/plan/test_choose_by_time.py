@@ -270,6 +270,16 @@ def test_evidence_and_time_both_have_to_agree(decide, wanted, safe) -> None:
     assert gemm_of(half, Gemm.WGRAD).reason.startswith("unsafe: MERE")
 
 
+def test_gemms_are_chosen_together_since_they_share_what_is_quantized(decide, wanted) -> None:
+    """wgrad's FP8 product alone is faster, and loses to the transposed copies that it needs."""
+    costs = MadeUp(KERNELS, lambda part: 30.0 if part.work is PartKind.REQUANTIZE_TRANSPOSE else 1.0)
+    plan = decide(wanted(fuse=Fuse.AUTO), costs, k=4096, n=4096, input_grad=False)
+    assert [gemm.fp8 for gemm in plan.gemms] == [True, False]
+    assert gemm_of(plan, Gemm.WGRAD).reason.startswith("kept: BF16 is faster here: ")
+    products = {each.kernel: each.us for each in gemm_of(plan, Gemm.WGRAD).times}
+    assert products[SCALED_MM] < products[NATIVE]
+
+
 @pytest.mark.slow
 def test_a_chain_of_neighbours_is_decided_as_a_whole(make_site, wanted, safe) -> None:
     """The second linear's input comes from the first's kernel: alone the first loses a little, together both gain."""

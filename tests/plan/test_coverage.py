@@ -59,16 +59,6 @@ def plan(make_plan, make_site):
     return make_plan(sites=sites, measurements=("times", "0" * 64))
 
 
-def test_the_largest_pieces_have_a_name_a_time_and_the_reason(plan) -> None:
-    found = coverage_of(plan)
-    head, norms = found.largest
-    assert (head.name, head.us, head.share, head.reason) == ("head", 30.0, 0.25, "keep by p.yaml:3")
-    assert head.what == "fprop, dgrad, wgrad"
-    assert (norms.name, norms.us, norms.what) == ("b", 6.0, "layer_norm, layer_norm silu")
-    assert norms.reason == "this recipe is none of a chain's, around which kernels can fuse"
-    assert found.largest[0].words == ("head (fprop, dgrad, wgrad): 30.0 us, 25.0 %: keep by p.yaml:3")
-
-
 def test_sites_alike_are_one_piece_and_three_are_named(make_plan, make_site, plan) -> None:
     *_, head = plan.sites
     names = [*(f"layers.{i}.mlp" for i in range(4)), "p", "q", "r"]

@@ -81,10 +81,6 @@ def test_the_reference_path_has_none_to_name(write):
         open_measurements(load_policy(write("target: reference\nmeasurements: m.jsonl\n")))
 
 
-def missing(path: Path) -> None:
-    """Makes nothing."""
-
-
 def newer(path: Path) -> None:
     record(path, grid())
     path.write_text(path.read_text().replace('"version": 2', '"version": 99', 1))
@@ -97,8 +93,6 @@ def other_device(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (missing, "is not there; make it with `loka bench kernels --record policies/m.jsonl`"),
-        (lambda path: path.write_bytes(b"\x00\x01" * 5000), "no file of measurements"),
         (lambda path: path.write_bytes(b""), "empty; record measurements"),
         (lambda path: path.write_bytes(b"SQLite format 3\x00"), "SQLite, as LoKA 0.1 recorded; write it with LoKA 0.1"),
         (newer, "written by a newer LoKA (version 99"),
@@ -108,8 +102,8 @@ def other_device(path: Path) -> None:
 def test_what_is_wrong_with_them_is_said_at_the_place_of_the_field(write, make, says):
     path = Path("policies/m.jsonl")
     make(path)
-    before = path.read_bytes() if path.exists() else None
+    before = path.read_bytes()
     with pytest.raises(InputError) as caught:
         make_plan(write("measurements: m.jsonl\n"))
     assert str(caught.value).startswith(f"policies/shop.yaml:4:15: measurements: policies/m.jsonl: {says}")
-    assert (path.read_bytes() if path.exists() else None) == before
+    assert path.read_bytes() == before

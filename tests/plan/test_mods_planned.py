@@ -16,8 +16,6 @@ from loka.plan.mod_words import describe_changes, describe_gain, describe_mod, d
 from loka.plan.plan import Gain, ModPlan, Plan, SiteTiming, StepTime
 from loka.plan.planner import make_plan
 from loka.plan.prospect import gain_of
-from loka.plan.view.diff import diff
-from loka.plan.view.explain import explain
 from loka.policy.problems import PolicyError
 from tests.support.plan.report_plans import plan_of_sites
 
@@ -62,24 +60,6 @@ def write(write_module) -> Write:
         return Path(name)
 
     return put
-
-
-def test_sites_are_those_of_the_adapted_model(write):
-    plan = make_plan(write("use: no_bias", "{use: block_norm, block: 32}", "use: hard_swish"))
-    found = {each.site.name: each.site for each in plan.sites}
-    assert [site.bias for site in found.values()] == [None, None, None, "out.bias"]
-    assert found["tower.3"].fed_by[0] == "hardswish"
-    assert {mod.use: describe_changes(mod) for mod in plan.mods} == {
-        "no_bias": "3 biases dropped",
-        "block_norm": "2 LayerNorm -> BlockNorm 32",
-        "hard_swish": "2 SiLU -> Hardswish",
-    }
-    assert [mod.place for mod in plan.mods] == ["shop.yaml:6", "shop.yaml:7", "shop.yaml:8"]
-    assert not any(mod.exact for mod in plan.mods)
-    assert plan.adaptations[0].modules == ("tower.0", "tower.3", "gate")
-    (left,) = plan.mods[1].unchanged
-    assert left.name == "norm"
-    assert "40" in left.reason
 
 
 # entries with § before the place of what is wrong, and what the message says
@@ -134,38 +114,6 @@ def test_an_exception_and_two_entries_share_the_work(write):
     )
     assert [each.modules for mod in plan.mods for each in mod.adaptations] == [("tower.1",), ("tower.4",)]
     assert all(not mod.unchanged for mod in plan.mods)
-
-
-def test_explain_names_the_mods_at_a_site_and_beside_it(write):
-    plan = make_plan(write("{use: no_bias, note: largest gain}", "{use: block_norm, block: 32}", "use: hard_swish"))
-    mods = [(each.mod, each.what, each.note) for each in explain(plan, "tower.3").mods]
-    assert mods == [
-        ("mod 1: no_bias", "tower.3: bias dropped", "largest gain"),
-        ("mod 2: block_norm", "tower.1: LayerNorm -> BlockNorm 32", ""),
-        ("mod 2: block_norm", "tower.4: LayerNorm -> BlockNorm 32", ""),
-        ("mod 3: hard_swish", "tower.2: SiLU -> Hardswish", ""),
-        ("mod 3: hard_swish", "tower.5: SiLU -> Hardswish", ""),
-    ]
-    assert [each.what for each in touches(plan, "tower.0")] == [
-        "tower.0: bias dropped",
-        "tower.1: LayerNorm -> BlockNorm 32",
-        "tower.2: SiLU -> Hardswish",
-    ]
-    (left,) = touches(plan, "out")
-    assert left.what.startswith("left as it is: a final prediction layer")
-
-
-def test_diff_shows_what_mods_change_now(write):
-    before = make_plan(write("{use: no_bias, match: 'tower.*'}", "use: hard_swish"))
-    after = make_plan(write("{use: no_bias, match: [tower.0, gate]}", "{use: block_norm, block: 32}"))
-    change = diff(before, after)
-    assert not change.same
-    found = [(each.mod, each.before, each.after, each.added, each.removed) for each in change.mods]
-    assert found[0] == ("no_bias", "2 biases dropped", "2 biases dropped", ("gate",), ("tower.3",))
-    assert found[1][:2] == ("block_norm", "-")
-    assert found[2][:3] == ("hard_swish", "2 SiLU -> Hardswish", "-")
-    assert diff(after, after).mods == ()
-    assert diff(after, after).same
 
 
 def a_mod(**changes: object) -> ModPlan:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from math import inf
 
 import pytest
 
 from loka.devices.targets import TargetDevice
-from loka.errors import InputError
-from loka.mods.adaptation import Adaptation, mod_fingerprints
-from loka.numerics.enums import Compute, Format, Gemm, Operand, Range, Scaling
+from loka.numerics.enums import Compute, Gemm, Operand, Range, Scaling
 from loka.numerics.recipe import OperandRecipe
 from loka.plan.decide import Situation
-from loka.plan.evidence import NEVER_RAN, check_sites, over_budget, over_budget_message
+from loka.plan.evidence import NEVER_RAN, over_budget, over_budget_message
 from loka.plan.plan import NATIVE, GemmPlan
 from loka.plan.resolve import ImpossibleRuleError, resolve
 from loka.policy.settings import Budget
@@ -75,32 +74,38 @@ def test_the_budget_is_that_of_the_site(decide, make_estimate, make_settings):
     assert decide(make_estimate(mere=0.4), settings=loose)[Gemm.FPROP].fp8
 
 
-def test_only_an_estimate_of_the_very_recipe_counts(decide, make_estimate, make_settings):
-    tensorwise = make_settings(Compute.AUTO, recipe=OperandRecipe(scaling=Scaling.TENSORWISE))
-    kept = decide(make_estimate(), settings=tensorwise)[Gemm.FPROP]
-    assert (kept.fp8, kept.evidence) == (False, None)
-    assert kept.reason == "no evidence for e4m3 tensorwise: run loka probe"
-    power = make_settings(Compute.AUTO, recipe=OperandRecipe(power_of_two=True))
-    assert decide(make_estimate(), settings=power)[Gemm.FPROP].reason.startswith("no evidence for e4m3 rowwise pow2")
+STATIC = OperandRecipe(range=Range.STATIC)
+FORWARD = (Operand.INPUT, Operand.WEIGHT)
+NO_SITE = "no evidence for this site in profiles/ranker.safetensors: run loka probe"
+NO_INPUT = "range: static: input was never seen while probing; give amax"
 
 
-def test_what_was_not_seen_says_so(decide, make_known, make_estimate):
-    assert decide(known=make_known({NAME: ()}, seen=()))[Gemm.FPROP].reason == NEVER_RAN
-    assert decide(known=make_known({NAME: ()}, seen=(Operand.WEIGHT,)))[Gemm.FPROP].reason == NEVER_RAN
-    forward = make_known({NAME: (make_estimate(),)}, seen=(Operand.INPUT, Operand.WEIGHT))
-    found = decide(known=forward)
-    assert found[Gemm.FPROP].fp8
-    assert found[Gemm.WGRAD].reason == "no evidence: grad_output was never seen while probing"
-    other = decide(known=make_known({"another": (make_estimate(),)}))
-    assert other[Gemm.FPROP].reason == "no evidence for this site in profiles/ranker.safetensors: run loka probe"
-
-
-def test_what_no_kernel_runs_stays_kept_however_safe(decide, make_estimate, make_settings):
-    e5m2 = OperandRecipe(format=Format.E5M2)
-    kept = decide(make_estimate(recipe=e5m2), settings=make_settings(Compute.AUTO, recipe=e5m2))[Gemm.FPROP]
-    assert not kept.fp8
-    assert "e5m2 x e5m2" in kept.reason
-    assert decide(make_estimate(), blocked="generated weights")[Gemm.FPROP].reason == "generated weights"
+@pytest.mark.parametrize(
+    ("asked", "seen", "gemm", "reason"),
+    [
+        # only an estimate of the very recipe counts
+        ({"recipe": OperandRecipe(scaling=Scaling.TENSORWISE)}, {}, Gemm.FPROP, "no evidence for e4m3 tensorwise: "),
+        ({"recipe": OperandRecipe(power_of_two=True)}, {}, Gemm.FPROP, "no evidence for e4m3 rowwise pow2: "),
+        ({}, {"seen": ()}, Gemm.FPROP, NEVER_RAN),
+        ({}, {"seen": (Operand.WEIGHT,)}, Gemm.FPROP, NEVER_RAN),
+        ({}, {"seen": FORWARD}, Gemm.FPROP, "safe by evidence, "),
+        ({}, {"seen": FORWARD}, Gemm.WGRAD, "no evidence: grad_output was never seen while probing"),
+        ({}, {"name": "another"}, Gemm.FPROP, NO_SITE),
+        ({"compute": Compute.FP8, "recipe": STATIC}, {"seen": (Operand.WEIGHT,)}, Gemm.FPROP, NO_INPUT),
+        ({"compute": Compute.FP8, "recipe": STATIC}, {"amax": 0.0}, Gemm.FPROP, "range: static: .*nothing but zeros"),
+        ({"recipe": STATIC}, {}, Gemm.FPROP, "no evidence for e4m3 rowwise static"),  # that of a dynamic range is none
+    ],
+)
+def test_what_a_profile_lacks_is_the_reason(
+    asked, seen, gemm, reason, decide, make_settings, make_known, make_estimate
+):
+    changes = {**seen}
+    name = changes.pop("name", NAME)
+    estimates = (make_estimate(),) if Operand.INPUT in seen.get("seen", Operand) else ()
+    settings = make_settings(**{"compute": Compute.AUTO, **asked})
+    found = decide(settings=settings, known=make_known({name: estimates}, **changes))[gemm]
+    assert re.match(reason, found.reason)
+    assert found.fp8 is reason.startswith("safe")
 
 
 def test_keep_is_kept_and_still_shows_what_fp8_would_cost(decide, make_estimate, make_settings):
@@ -134,9 +139,6 @@ def test_a_message_over_many_sites_names_some_and_counts_the_rest(make_plan, mak
     assert lines[-2] == "  and 30 more"
 
 
-STATIC = OperandRecipe(range=Range.STATIC)
-
-
 @pytest.mark.parametrize("recipe", [STATIC, replace(STATIC, amax=3.5)], ids=["asked", "filled"])
 def test_a_static_range_is_the_largest_value_seen_and_needs_its_own_estimate(
     recipe, decide, make_estimate, make_settings
@@ -144,47 +146,11 @@ def test_a_static_range_is_the_largest_value_seen_and_needs_its_own_estimate(
     settings = make_settings(Compute.AUTO, recipe=STATIC)
     found = decide(make_estimate(recipe=recipe), settings=settings)[Gemm.FPROP]
     assert found.operands == (replace(STATIC, amax=3.5),) * 2
-    assert not decide(make_estimate(), settings=settings)[Gemm.FPROP].fp8  # of a dynamic range
-
-
-def test_an_amax_of_the_policy_is_not_replaced(decide, make_settings):
     given = make_settings(Compute.FP8, recipe=replace(STATIC, amax=2.0))
     assert decide(settings=given)[Gemm.FPROP].operands[0].amax == 2.0
 
 
-def test_a_static_range_of_what_was_not_seen_is_kept_or_an_error(decide, make_known, make_settings):
+def test_a_static_range_of_what_was_not_seen_is_an_error_for_one_site(decide, make_known, make_settings):
     unseen = make_known({NAME: ()}, seen=(Operand.WEIGHT,))
-    kept = decide(settings=make_settings(Compute.FP8, recipe=STATIC), known=unseen)[Gemm.FPROP]
-    assert not kept.fp8
-    assert kept.reason.startswith("range: static: input was never seen while probing; give amax")
-    zeros = decide(settings=make_settings(Compute.FP8, recipe=STATIC), known=make_known({NAME: ()}, amax=0.0))
-    assert "nothing but zeros" in zeros[Gemm.FPROP].reason
     with pytest.raises(ImpossibleRuleError, match="input was never seen"):
         decide(settings=make_settings(Compute.FP8, recipe=STATIC, names_one_site=True), known=unseen)
-
-
-def test_a_profile_of_a_model_that_other_mods_made_is_an_error(make_site, make_known):
-    blocks = [Adaptation("block_norm", ("norm",), "LayerNorm", (("block", 32),))]
-    without, sites = make_known({"a": ()}), [make_site("a", k=100)]
-    with pytest.raises(InputError) as caught:
-        check_sites(without, sites, blocks)
-    assert str(caught.value) == (
-        "ranker.yaml:9:10: profile: profiles/ranker.safetensors was learned of the model without block_norm (norm, "
-        "block 32): it is not evidence for what this policy's mods make; run loka probe"
-    )
-    known = replace(without, profile=replace(without.profile, mods=mod_fingerprints(blocks)))
-    check_sites(known, [make_site("a")], blocks)
-    with pytest.raises(InputError, match=r"learned of the model with block_norm \(norm, block 32\):"):
-        check_sites(known, sites)
-
-
-def test_sites_of_another_shape_are_an_error_with_both_shapes(make_site, make_known):
-    known = make_known({"a": (), "b": (), "c": ()})
-    check_sites(known, [make_site("a"), make_site("new")])
-    with pytest.raises(InputError) as caught:
-        check_sites(known, [make_site("a"), make_site("b", k=100), make_site("c", n=7)])
-    lines = str(caught.value).splitlines()
-    assert len(lines) == 2
-    assert lines[0].startswith("ranker.yaml:9:10: profile: site 'b' has K = 2048, N = 1024 in profiles/")
-    assert "K = 100, N = 1024 in the model" in lines[0]
-    assert "N = 7" in lines[1]
