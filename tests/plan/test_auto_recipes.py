@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from loka.graph.trace.tracer import Tracer
 from loka.kernels.measurements.parts import Part, PartKind
@@ -18,35 +19,39 @@ from loka.plan.examine import Examined, assumed_safe, examine, tracer_of
 from loka.plan.plan import Plan, SitePlan
 from loka.plan.plan_of import plan_of
 from loka.plan.totals import total_time
-from loka.probe.profile.profile import Interval
+from loka.probe.profile.profile import Estimate, Interval
 from tests.support.plan.plan_costs import MadeUp
-
-MODEL = """
-import torch
-from torch import nn
 
 
 class Model(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.tower = nn.Sequential(
-            nn.LayerNorm(512), nn.Linear(512, 1024), nn.LayerNorm(1024), nn.SiLU(), nn.Linear(1024, 1024),
-            nn.LayerNorm(1024), nn.SiLU(), nn.Linear(1024, 512),
+            nn.LayerNorm(512),
+            nn.Linear(512, 1024),
+            nn.LayerNorm(1024),
+            nn.SiLU(),
+            nn.Linear(1024, 1024),
+            nn.LayerNorm(1024),
+            nn.SiLU(),
+            nn.Linear(1024, 512),
         )
         self.alone = nn.Linear(512, 2048)
 
-    def forward(self, x):
-        return self.alone(self.tower(x).cumsum(1))
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.alone(self.tower(x).cumsum(1))
+        return made
 
 
-def inputs(batch_size):
+def inputs(batch_size: int) -> tuple[Tensor, ...]:
     return (torch.randn(batch_size, 512),)
-"""
-POLICY = """\
+
+
+POLICY = f"""\
 version: 1
 name: tower
-model: {{factory: "openmodel:Model", inputs: "openmodel:inputs", batch_size: 8192}}
-defaults: {{compute: {compute}, {recipe}}}
+model: {{{{factory: "{__name__}:Model", inputs: "{__name__}:inputs", batch_size: 8192}}}}
+defaults: {{{{compute: {{compute}}, {{recipe}}}}}}
 """
 AUTO = "scaling: auto"
 ROWS = "scaling: rowwise, power_of_two: true, requantize_transpose: true"
@@ -57,18 +62,17 @@ PlanFor = Callable[..., Plan]
 
 
 @pytest.fixture(scope="module")
-def plan_for(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlanFor]:
+def plan_for(tmp_path_factory: pytest.TempPathFactory) -> PlanFor:
     """The plan of a chain of three linears and one apart, every recipe being safe, or not safe where `unsafe` says.
 
     The model is examined and traced once for a policy.
     """
-    folder = tmp_path_factory.mktemp("open")
-    (folder / "openmodel.py").write_text(MODEL)
+    policy = tmp_path_factory.mktemp("open") / "p.yaml"
 
     @cache
     def examined(recipe: str, compute: str) -> tuple[Examined, Tracer]:
-        (folder / "p.yaml").write_text(POLICY.format(recipe=recipe, compute=compute))
-        found = examine(load_policy("p.yaml"))
+        policy.write_text(POLICY.format(recipe=recipe, compute=compute))
+        found = examine(load_policy(policy))
         return found, tracer_of(found)
 
     def make(
@@ -78,25 +82,18 @@ def plan_for(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlanFor]:
         known = assumed_safe(found)
         if unsafe is not None:
             bad = Interval(0.9, 0.9, 0.9)
+
+            def judged(name: str, each: Estimate) -> Estimate:
+                return replace(each, mere=bad) if unsafe(name, each.gemm, each.operands) else each
+
             sites = {
-                name: replace(
-                    site,
-                    estimates=tuple(
-                        replace(each, mere=bad) if unsafe(name, each.gemm, each.operands) else each
-                        for each in site.estimates
-                    ),
-                )
+                name: replace(site, estimates=tuple(judged(name, each) for each in site.estimates))
                 for name, site in known.sites.items()
             }
             known = replace(known, sites=sites)
         return plan_of(found, known, costs, tracer=tracer)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setattr(sys, "dont_write_bytecode", True)
-        sys.modules.pop("openmodel", None)
-        yield make
-    sys.modules.pop("openmodel", None)
+    return make
 
 
 def recipe_of(plan: Plan, name: str) -> str:

@@ -235,18 +235,13 @@ def test_a_refused_region_is_noted_and_its_linear_still_patched(plan_for):
     assert any("layers.1.up" in binding.modules for binding in plan.bindings)
 
 
-def test_one_parameter_at_two_places_is_two_sites_with_their_own_decisions(plan_for):
-    plan = plan_for("twice")
-    names = [each.site.name for each in plan.sites if each.site.weight == "layers.0.weight"]
-    assert len(names) == 2
-    assert all(site(plan, name).fp8 for name in names)
-    assert plan.bindings[1].sites == (tuple(names),)
-
-
-def test_one_place_that_is_called_twice_is_one_site(plan_for):
-    plan = plan_for("looped")
-    assert site(plan, "layers.0.weight").site.calls == 2
-    assert plan.bindings[1].sites == (("layers.0.weight",),)
+@pytest.mark.parametrize(("factory", "calls"), [("twice", [1, 1]), ("looped", [2])])
+def test_one_parameter_is_a_site_at_each_place(factory, calls, plan_for):
+    plan = plan_for(factory)
+    found = [each for each in plan.sites if each.site.weight == "layers.0.weight"]
+    assert [each.site.calls for each in found] == calls
+    assert all(each.fp8 for each in found)
+    assert plan.bindings[1].sites == (tuple(each.site.name for each in found),)
 
 
 def test_a_borrowed_parameter_stays_with_the_reason(plan_for):

@@ -42,6 +42,13 @@ def known(*estimates: tuple[Estimate, ...]) -> ProfiledSites:
     return ProfiledSites.of(Profile("p", "m", "0", "now", 10, 1, 10, 8, sites, ()))
 
 
+def test_a_merged_site_adds_up_its_members() -> None:
+    merged = merged_site("a+b", "", [site("a"), site("b", 16, input_grad=True, followed_by=("silu",))])
+    assert (merged.kind, merged.k, merged.n, merged.share) == (GemmKind.FUNCTIONAL_LINEAR, 48, 48, 0.5)
+    assert (merged.weight, merged.input_grad, merged.followed_by) == (None, True, ())
+    assert merged.members == ("a", "b")
+
+
 @pytest.mark.parametrize("gemm", [Gemm.FPROP, Gemm.WGRAD])
 def test_products_side_by_side_err_as_the_worst_of_them(gemm: Gemm) -> None:
     evidence = known((estimate(gemm, 0.1, 30.0),), (estimate(gemm, 0.2, 28.0),))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from loka.kernels.measurements.parts import Part, PartKind
 from loka.numerics.enums import Gemm, Scaling
@@ -19,42 +20,41 @@ from loka.probe.profile.profile import Interval
 from tests.support.plan.plan_costs import SCALED_MM, MadeUp
 from tests.support.plan.tuned import safe_policy
 
-MODEL = """
-import torch
-from torch import nn
-
 
 class Block(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.up = nn.Linear(512, 1024)
         self.norm = nn.LayerNorm(1024)
         self.down = nn.Linear(1024, 512)
 
-    def forward(self, x):
-        return self.down(nn.functional.silu(self.norm(self.up(x)))).cumsum(1)
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.down(nn.functional.silu(self.norm(self.up(x)))).cumsum(1)
+        return made
 
 
 class Model(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.blocks = nn.ModuleList([Block() for _ in range(3)])
         self.head = nn.Linear(512, 256)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
             x = block(x)
-        return self.head(x)
+        made: Tensor = self.head(x)
+        return made
 
 
-def inputs(batch_size):
+def inputs(batch_size: int) -> tuple[Tensor, ...]:
     return (torch.randn(batch_size, 512),)
-"""
-POLICY = """\
+
+
+POLICY = f"""\
 version: 1
 name: blocks
-model: {{factory: "blockmodel:Model", inputs: "blockmodel:inputs", batch_size: 8192}}
-defaults: {{{defaults}}}
+model: {{factory: "{__name__}:Model", inputs: "{__name__}:inputs", batch_size: 8192}}
+defaults: {{DEFAULTS}}
 """
 AUTO = "compute: auto, scaling: auto"
 RECIPES = ("rowwise, powers of two, transposed copies", "rowwise", "tensorwise")
@@ -71,11 +71,7 @@ def close_head(part: Part) -> float:
 def make(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
     """The candidates of three equal blocks and a head, by made-up times."""
     folder = tmp_path_factory.mktemp("blocks")
-    (folder / "blockmodel.py").write_text(MODEL)
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setattr(sys, "dont_write_bytecode", True)
-        sys.modules.pop("blockmodel", None)
 
         def made(
             defaults: str = AUTO,
@@ -84,10 +80,9 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
         ) -> Candidates:
             times = costs or MadeUp(FAST_FP8, close_head)
             patch.setattr(candidates_module, "open_measurements", lambda policy: times)
-            return Candidates(safe_policy(folder / "p.yaml", POLICY.format(defaults=defaults), judged))
+            return Candidates(safe_policy(folder / "p.yaml", POLICY.replace("DEFAULTS", defaults), judged))
 
         yield made
-    sys.modules.pop("blockmodel", None)
 
 
 @pytest.fixture(scope="module")
