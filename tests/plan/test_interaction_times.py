@@ -185,6 +185,13 @@ def test_the_nearest_form_stands_in_by_its_bytes() -> None:
     assert found.time(replace(wanted, dtype="float32")) is None
 
 
+def test_wrong_numbers_stand_in_for_nothing() -> None:
+    wanted = parts_of(WUKONG, BATCH, 128, RENDERED)[0]
+    wrong = Measurement(wanted, 9.0, 0.01, 9, None, None, "3 dB")
+    for part in (wanted, parts_of(FmForm(48, 24, 24), BATCH, 128, RENDERED)[0]):
+        assert Measurements.of([wrong], HOPPER).time(part) is None
+
+
 def test_without_measurements_our_kernels_are_estimated_by_bytes_and_the_compiler_is_not() -> None:
     perf_model = PerfModel(measured(Part(PartKind.GEMM, "as-is", 64, 64, 64)))
     forward, _ = parts_of(WUKONG, 16384, 128, RENDERED)

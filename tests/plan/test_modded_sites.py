@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from loka.mods.rewriting.batch_small import batched_site
 from loka.mods.rewriting.merge_siblings import merged_site
+from loka.mods.rewriting.pad_alignment import Pad, padded_site
 from loka.numerics.enums import Gemm, Operand, Scaling
 from loka.numerics.recipe import OperandRecipe
 from loka.plan.evidence import ProfiledSites, with_merged_sites
@@ -47,6 +49,14 @@ def test_a_merged_site_adds_up_its_members() -> None:
     assert (merged.kind, merged.k, merged.n, merged.share) == (GemmKind.FUNCTIONAL_LINEAR, 48, 48, 0.5)
     assert (merged.weight, merged.input_grad, merged.followed_by) == (None, True, ())
     assert merged.members == ("a", "b")
+
+
+def test_a_batched_site_cannot_be_in_fp8_and_a_padded_one_has_its_new_sizes() -> None:
+    batched = batched_site("a+b", "", [site("a"), site("b")])
+    assert (batched.kind, batched.calls, batched.n) == (GemmKind.BMM, 2, 32)
+    assert batched.blocked is not None
+    padded = padded_site(site("a", 30), Pad("a", ("a",), 48, 30, 16))
+    assert (padded.k, padded.n, padded.kind, padded.name) == (48, 32, GemmKind.FUNCTIONAL_LINEAR, "a")
 
 
 @pytest.mark.parametrize("gemm", [Gemm.FPROP, Gemm.WGRAD])

@@ -50,25 +50,19 @@ def test_fp8_is_no_longer_a_matter_of_time_and_stays_one_of_evidence(
     assert found.budget == wanted.budget
 
 
-def test_a_recipe_is_taken_only_where_it_is_left_open(
-    make_site: MakeSite, make_settings: MakeSettings, opened: SiteSettings
-) -> None:
-    found = chosen(make_site, opened, SiteChoice(SitePrecision.OPEN, "second"))
-    assert (found.recipe, found.alternatives) == ("second", ())
-    assert [each.value for each in found.history["scaling"]] == ["auto", "second"]
-    closed = make_settings(Compute.AUTO)
+@pytest.mark.parametrize(
+    ("way", "recipes"),
+    [(SiteChoice(SitePrecision.OPEN, "second"), ["second"]), (SiteChoice(SitePrecision.FP8), ["first", "second"])],
+)
+def test_a_recipe_is_taken_where_it_is_left_open(way, recipes, make_site, make_settings, opened) -> None:
+    found = chosen(make_site, opened, way)
+    assert [each.recipe for each in (found, *found.alternatives)] == recipes
+    assert [each.value for each in found.history["scaling"]] == ["auto", *(["second"] if len(recipes) == 1 else [])]
+    by_time = {asked.by_time for each in (found, *found.alternatives) for asked in each.gemms.values()}
+    assert by_time == {way.precision is not SitePrecision.FP8}
+    closed = replace(make_settings(Compute.AUTO), fuse=Fuse.ALWAYS)
     assert chosen(make_site, closed, SiteChoice(SitePrecision.OPEN, "second")) == closed
-
-
-def test_without_a_recipe_all_stay_open(make_site: MakeSite, opened: SiteSettings) -> None:
-    found = chosen(make_site, opened, SiteChoice(SitePrecision.FP8))
-    assert [each.recipe for each in (found, *found.alternatives)] == ["first", "second"]
-    assert not any(asked.by_time for each in (found, *found.alternatives) for asked in each.gemms.values())
-
-
-def test_what_a_rule_says_of_fusing_stays(make_site: MakeSite, make_settings: MakeSettings) -> None:
-    forced = replace(make_settings(Compute.AUTO), fuse=Fuse.ALWAYS)
-    assert chosen(make_site, forced, NATIVE).fuse is Fuse.ALWAYS
+    assert chosen(make_site, closed, NATIVE).fuse is Fuse.ALWAYS  # what a rule says of fusing stays
 
 
 def test_the_last_way_that_names_a_site_wins(make_site: MakeSite, make_settings: MakeSettings) -> None:
