@@ -10,27 +10,25 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from loka.bench.report.geometry import percent
 from loka.errors import InputError
 from loka.paths import open_plain
 from loka.plan.plan import Plan
 
 
-@dataclass(frozen=True, slots=True)
-class StepBar:
-    """One variant's step in one launch."""
+class Step(BaseModel):
+    """One variant's step in one launch, a line of the file."""
 
-    variant: str  # "loka-fp8"
-    launch: str  # "loop"
-    milliseconds: float
-    speedup: float | None  # over BF16 launched in the same way
-    width: float  # in per cent of the longest
-    baseline: bool
+    mode: str  # "train"
+    failure: str
+    variant: str = ""  # "loka-fp8"
+    launch: str = ""  # "loop"
+    step_ms: float = 0.0  # of one that failed there is none
+    ratio: float | None = None  # the speed-up over BF16 launched in the same way
 
     @property
     def figure(self) -> str:
         """The milliseconds: `34.1`, `2.05`."""
-        return f"{self.milliseconds:.1f}" if self.milliseconds >= 10 else f"{self.milliseconds:.2f}"
+        return f"{self.step_ms:.1f}" if self.step_ms >= 10 else f"{self.step_ms:.2f}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +41,19 @@ class MeasuredSteps:
     device: str
     torch: str
     batch_size: int
-    bars: tuple[StepBar, ...]
+    baseline: str  # the variant that speed-ups are over
+    steps: tuple[Step, ...]
 
-
-class _Line(BaseModel):
-    mode: str
-    failure: str
-    variant: str = ""
-    launch: str = ""
-    step_ms: float = 0.0  # of one that failed there is none
-    ratio: float | None = None
+    @property
+    def longest(self) -> float:
+        """The milliseconds of the longest step."""
+        return max(step.step_ms for step in self.steps)
 
 
 class _Model(BaseModel):
     name: str
     batch_size: int
-    lines: list[_Line]
+    lines: list[Step]
 
 
 class _Environment(BaseModel):
@@ -99,8 +94,7 @@ def measured_steps(path: Path, plan: Plan) -> MeasuredSteps:
             "model POLICY"
         )
     lines = [each for each in model.lines if each.mode == "train" and not each.failure]
-    times = [each.step_ms for each in lines]
-    if not times or not all(0 < each < math.inf for each in times):
+    if not lines or not all(0 < each.step_ms < math.inf for each in lines):
         raise InputError(f"--measured: {path}: no training step of {plan.name} was measured; measure it again")
     launches = list(dict.fromkeys(each.launch for each in lines))
     lines.sort(key=lambda each: (launches.index(each.launch), each.step_ms))
@@ -111,9 +105,6 @@ def measured_steps(path: Path, plan: Plan) -> MeasuredSteps:
         device=data.environment.device,
         torch=data.environment.torch,
         batch_size=model.batch_size,
-        bars=tuple(
-            StepBar(each.variant, each.launch, each.step_ms, each.ratio, percent(each.step_ms / max(times)),
-                    each.variant == data.baseline)
-            for each in lines
-        ),
-    )  # fmt: skip
+        baseline=data.baseline,
+        steps=tuple(lines),
+    )

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import chain
 
-from loka.bench.report.geometry import percent
 from loka.numerics.enums import Format
 from loka.plan.format import format_evidence, format_operands, format_reasons, grouped
 from loka.plan.plan import Evidence, GemmPlan, Plan, SitePlan
@@ -96,15 +95,6 @@ class SiteNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A part of a stacked bar that is as long as the node's share of the model, in per cent."""
-
-    precision: Precision
-    x: float
-    width: float
-
-
-@dataclass(frozen=True, slots=True)
 class TreeNode:
     """A module, or several alike ones, of which all amounts are together."""
 
@@ -125,16 +115,6 @@ class TreeNode:
     def precisions(self) -> list[Precision]:
         """Those of its GEMMs, with most FLOPs first."""
         return sorted(self.amounts, key=lambda each: -self.amounts[each])
-
-    @property
-    def parts(self) -> list[Part]:
-        """The parts of a stacked bar, FP8 first."""
-        parts, x = [], 0.0
-        for precision in reversed(Precision):
-            if precision in self.amounts:
-                parts.append(Part(precision, percent(x), percent(self.amounts[precision])))
-                x += self.amounts[precision]
-        return parts
 
 
 @dataclass(slots=True)

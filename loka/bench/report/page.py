@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from loka.bench.report.geometry import label
+from loka.bench.report.geometry import label, percent
 from loka.bench.report.loss_curves import KeptRuns, RunChart
 from loka.bench.report.markdown_page import decisions, evidence, finding_rows, shortfalls, total_sentences
 from loka.bench.report.measured_steps import MeasuredSteps
@@ -149,6 +149,7 @@ def to_html(report: Report) -> str:
         "share": format_share,
         "speedup": format_speedup,
         "tick": label,
+        "percent": percent,
     }
     return render_page("page.html.j2", values, printable)
 
@@ -182,18 +183,20 @@ def _headlines(planned: Planned, steps: MeasuredSteps | None) -> tuple[Headline,
 
 def _speed(plan: Plan, steps: MeasuredSteps | None) -> Headline:
     """A measured step in a plain loop if there is one, else the prediction, with the host's share if it is known."""
-    for bar in steps.bars if steps is not None else ():
-        if steps is not None and bar.variant == "loka-fp8" and bar.speedup:
-            note = f"a step takes {bar.figure} ms ({bar.launch}, batch size {steps.batch_size}), on one {steps.device}"
-            return _faster("measured speed-up over BF16", bar.speedup, note)
+    if steps is not None:
+        for step in steps.steps:
+            if step.variant == "loka-fp8" and step.ratio:
+                where = f"{step.launch}, batch size {steps.batch_size}), on one {steps.device}"
+                note = f"a step takes {step.figure} ms ({where}"
+                return _faster("measured speed-up over BF16", step.ratio, note)
     total = total_time(plan)
     if total is None:
         return Headline("predicted speed-up", "not known", "no measurements for this target")
-    step = predicted_step(plan, total)
-    if step is not None and plan.execution is not None:
-        waits = "host" if step.waits_for_host else "GPU"
+    predicted = predicted_step(plan, total)
+    if predicted is not None and plan.execution is not None:
+        waits = "host" if predicted.waits_for_host else "GPU"
         note = f"a whole step, {plan.execution.mode.value}: it waits for the {waits}"
-        return _faster("predicted speed-up in a loop", step.speedup, note)
+        return _faster("predicted speed-up in a loop", predicted.speedup, note)
     note = "of the GEMMs and what is fused with them, on the GPU; launches and the rest of a step are not counted"
     return _faster("predicted speed-up over BF16", total.speedup, note)
 

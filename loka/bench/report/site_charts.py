@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loka.bench.report.geometry import Axis, axis_of, percent
+from loka.bench.report.geometry import Axis, axis_of
 from loka.bench.report.model_tree import Precision, fused_sites, site_precision
 from loka.kernels.measurements.parts import TimeSource
 from loka.numerics.enums import Gemm
@@ -59,10 +59,6 @@ class TimeChart:
     longest: float  # microseconds of the full width
     untimed: int  # sites without a time that no interaction contains
 
-    def width(self, us: float) -> float:
-        """The length of a time in per cent of the width."""
-        return percent(us / self.longest) if self.longest else 0.0
-
 
 def time_chart(plan: Plan, shown: int = MOST_BARS) -> TimeChart | None:
     """The chart of a plan; None where no measurement decided any site."""
@@ -84,7 +80,7 @@ def time_chart(plan: Plan, shown: int = MOST_BARS) -> TimeChart | None:
         bars = [*bars[: shown - 1], _summed(bars[shown - 1 :])]
     inside = {name for each in plan.interactions for name in each.takes}
     untimed = sum(each.timing is None and each.site.name not in inside for each in plan.sites)
-    return TimeChart(tuple(bars), max(max(bar.us, bar.as_is_us) for bar in bars), untimed)
+    return TimeChart(tuple(bars), max(max(bar.us, bar.as_is_us) for bar in bars) or 1.0, untimed)
 
 
 def _bar(

@@ -10,7 +10,7 @@ import pytest
 from loka.bench.quality.pair_file import KeptPairs, RunFacts
 from loka.bench.quality.training import PairResult, TrainResult
 from loka.bench.report.loss_curves import KeptRuns, run_chart
-from loka.bench.report.measured_steps import MeasuredSteps, StepBar
+from loka.bench.report.measured_steps import MeasuredSteps, Step
 from loka.bench.report.page import Report, gather
 from loka.mods.adaptation import Unchanged
 from loka.numerics.enums import Operand
@@ -75,12 +75,12 @@ def _report(names: tuple[str, ...], text: str, wide: str) -> Report:
         ),
         findings=(Finding(text, text, text, wide),),
     )
-    bars = (
-        StepBar(text, "loop", 20.0, 1.7, 50.0, False),
-        StepBar("bf16", "loop", 40.0, 1.0, 100.0, True),
-        StepBar(wide, "captured", 40.0, None, 100.0, False),
+    measured = (
+        Step(mode="train", failure="", variant=text, launch="loop", step_ms=20.0, ratio=1.7),
+        Step(mode="train", failure="", variant="bf16", launch="loop", step_ms=40.0, ratio=1.0),
+        Step(mode="train", failure="", variant=wide, launch="captured", step_ms=40.0),
     )
-    steps = MeasuredSteps(text, text, "2026-01-01", text, text, 64, bars)
+    steps = MeasuredSteps(text, text, "2026-01-01", text, text, 64, "bf16", measured)
     known = ProfiledSites.of(profile, text, "ef" * 32)
     return gather(Planned(plan, known), text, _runs(text), steps)
 

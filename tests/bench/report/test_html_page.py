@@ -12,9 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from loka.bench.report.loss_curves import KeptRuns
 from loka.bench.report.markdown_page import is_markdown_report
 from loka.bench.report.model_tree import Precision
-from loka.bench.report.page import Report, is_html_report, to_html
+from loka.bench.report.page import Report, gather, is_html_report, to_html
+from loka.plan.planner import Planned
+from tests.support.plan.report_plans import plan_of_sites, site_plan
 
 VOID = {"meta", "line", "circle", "rect", "path", "use", "br"}  # and shapes of SVG that end themselves
 SECTIONS = ["model", "times", "errors", "quality", "distributions", "mods", "findings", "decisions", "sources"]
@@ -156,6 +159,17 @@ def test_columns_of_a_histogram_share_the_width_and_stand_on_the_bottom(hostile:
         ("76.88", "96.0", "21.25", "4.0"),
     ]
     assert others
+
+
+def test_a_bar_of_the_tree_is_as_long_as_the_share_with_fp8_first() -> None:
+    sites = (site_plan("a.x", fp8=False, share=0.25, region=("linear", "relu")), site_plan("a.y", share=0.75))
+    text = to_html(gather(Planned(plan_of_sites(*sites), None), "shop.yaml", KeptRuns((), ())))
+    bar = re.search(r'<svg class="mini".*?</svg>', text, re.DOTALL)
+    assert bar is not None
+    assert re.findall(r'<rect class="fill (\w+)" x="(.*?)%" width="(.*?)%"', bar[0]) == [
+        ("e4m3", "0.0", "75.0"),
+        ("fused", "75.0", "25.0"),
+    ]
 
 
 def test_a_page_is_the_same_for_the_same_report_and_known_by_its_head(bare: Report) -> None:

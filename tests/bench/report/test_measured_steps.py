@@ -21,12 +21,11 @@ SHIPPED = REPOSITORY / "docs" / "results" / "model-wukong_small-2026-11-23.json"
 def test_steps_are_sorted_within_their_launch() -> None:
     found = measured_steps(SHIPPED, PLAN)
     assert (found.device, found.batch_size, found.file) == ("NVIDIA H200", 16384, SHIPPED.name)
-    loop = [bar for bar in found.bars if bar.launch == "loop"]
-    assert found.bars[: len(loop)] == tuple(loop)
-    assert [bar.variant for bar in loop][:1] == ["loka-fp8"]
-    assert [bar.milliseconds for bar in loop] == sorted(bar.milliseconds for bar in loop)
-    assert max(bar.width for bar in found.bars) == 100.0
-    assert {bar.variant for bar in found.bars if bar.baseline} == {"bf16"}
+    loop = [step for step in found.steps if step.launch == "loop"]
+    assert found.steps[: len(loop)] == tuple(loop)
+    assert [step.variant for step in loop][:1] == ["loka-fp8"]
+    assert [step.step_ms for step in loop] == sorted(step.step_ms for step in loop)
+    assert (found.longest, found.baseline) == (max(step.step_ms for step in found.steps), "bf16")
 
 
 def test_another_model_is_refused() -> None:

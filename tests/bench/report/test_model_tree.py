@@ -8,7 +8,6 @@ import pytest
 
 from loka.bench.report.model_tree import (
     WIDEST,
-    Part,
     Precision,
     TreeNode,
     fused_sites,
@@ -38,7 +37,7 @@ def test_alike_branches_are_one_node_that_counts_for_all() -> None:
     layer = found[0].children[0]
     assert (layer.sites, layer.share) == (6, pytest.approx(0.6))
     assert (layer.children[0].sites, layer.children[0].share) == (3, pytest.approx(0.3))
-    assert found[1].parts == [Part(Precision.NATIVE, 0.0, 40.0)]
+    assert found[1].amounts == {Precision.NATIVE: pytest.approx(0.4)}
     assert layer.children[0].title == "layers.0.up"
 
 
@@ -60,9 +59,9 @@ def test_a_site_with_sites_below_it_shows_both() -> None:
     assert node.sites == 2
 
 
-def test_a_bar_is_as_long_as_the_share_with_fp8_first() -> None:
+def test_a_node_has_the_amounts_of_all_below_it() -> None:
     (node,) = tree(site_plan("a.x", fp8=False, share=0.25, region=("linear", "relu")), site_plan("a.y", share=0.75))
-    assert node.parts == [Part(Precision.E4M3, 0.0, 75.0), Part(Precision.FUSED, 75.0, 25.0)]
+    assert node.amounts == pytest.approx({Precision.FUSED: 0.25, Precision.E4M3: 0.75})
     assert node.precisions == [Precision.E4M3, Precision.FUSED]
 
 
@@ -87,7 +86,6 @@ def test_of_many_children_those_with_fewest_flops_are_one() -> None:
     assert [child.label for child in kept] == [str(i) for i in range(0, 2 * WIDEST - 2, 2)]
     assert (rest.label, rest.sites) == (f"{2 * WIDEST + 1} more", 2 * WIDEST + 1)
     assert sum(child.share for child in node.children) == pytest.approx(1)
-    assert rest.share == pytest.approx(sum(part.width for part in rest.parts) / 100, abs=1e-2)
 
 
 def test_a_model_without_sites_has_no_tree() -> None:
