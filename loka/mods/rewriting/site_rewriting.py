@@ -82,17 +82,13 @@ class ModelInChange:
         if site.name in names:
             self.sites[site.name] = site
             return None
-        wanted = self.settings[names[0]]
-        places = {name: place for place, name in enumerate(self.sites)}
-        first = min(names, key=lambda name: places[name])
-        sites, settings = self.sites, self.settings
-        self.sites = {new.name: new for name, old in sites.items() if (new := self._new(name, old, first, names, site))}
-        self.settings = {name: settings.get(name, wanted) for name in self.sites}
+        first = next(name for name in self.sites if name in names)  # the new site stands in its place
+        sites = [
+            site if name == first else old for name, old in self.sites.items() if name == first or name not in names
+        ]
+        self.sites = {each.name: each for each in sites}
+        self.settings = {name: self.settings.get(name, self.settings[names[0]]) for name in self.sites}
         return None
-
-    @staticmethod
-    def _new(name: str, old: Site, first: str, names: Collection[str], site: Site) -> Site | None:
-        return site if name == first else None if name in names else old
 
     def unsupported_reason(self, site: Site) -> str | None:
         """Reason why a site cannot be part of a rewritten forward; None where it can."""

@@ -45,13 +45,10 @@ def requested_owners(rules: Sequence[ModRule], model: nn.Module) -> tuple[OwnerR
     for name in names_of(ModKind.OWNERS):
         mod = owner_mod(name)
         found = [OwnerRequest(rule, mod, mod.scopes(model, rule.wants)) for rule in rules if rule.use == name]
-        check_apart([(each.rule, [writer for writer in _writers(each) if each.means(writer)]) for each in found])
+        writers = [[name for scope in each.scopes for name in scope.writers if each.means(name)] for each in found]
+        check_apart([(each.rule, names) for each, names in zip(found, writers, strict=True)])
         requests += found
     return tuple(requests)
-
-
-def _writers(request: OwnerRequest) -> list[str]:
-    return [writer for scope in request.scopes for writer in scope.writers]
 
 
 _Outcome = tuple[str, str]  # the entry's source, and the owner of a traced scope

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from loka.errors import LokaError
 from loka.graph.ir import ForwardIR
 from loka.plan.format import common_pattern
 from loka.plan.plan import BindingKind, PlannedBinding, SitePlan
@@ -37,8 +36,10 @@ def bind(plans: Sequence[SitePlan], forwards: Mapping[str, ForwardIR], model: nn
     covered = {call for forward in forwards.values() for call in site_calls(forward)}
     groups: dict[tuple[object, ...], list[_Member]] = {}
     for owner, forward in forwards.items():
-        member = _Member(owner, site_calls(forward), forward)
-        groups.setdefault(_forward_key(member, decided, model), []).append(member)
+        member, module = _Member(owner, site_calls(forward), forward), model.get_submodule(owner)
+        recipes = tuple(_recipe(decided[site]) for site in member.sites)
+        alike = _type_name(module), _shapes(module, forward), _relative(forward), recipes
+        groups.setdefault(alike, []).append(member)
     for plan in plans:
         site = plan.site
         if site.kind is GemmKind.LINEAR and plan.fp8 and site.name not in covered:
@@ -115,18 +116,6 @@ def _shapes(module: nn.Module, forward: ForwardIR | None) -> tuple[tuple[str, tu
         for name, parameter in module.get_submodule(child).named_parameters(recurse=False):
             shapes.append((prefix + name, tuple(parameter.shape)))
     return tuple(shapes)
-
-
-def _forward_key(member: _Member, decided: Mapping[str, SitePlan], model: nn.Module) -> tuple[object, ...]:
-    """Key of a group: type, shapes, text of the forward, and the recipe of every site."""
-    forward = member.forward
-    if forward is None:
-        raise LokaError(
-            f"{member.module!r} has no forward to be grouped by. This is a fault in LoKA: please report it."
-        )
-    module = model.get_submodule(member.module)
-    recipes = tuple(_recipe(decided[site]) for site in member.sites)
-    return (_type_name(module), _shapes(module, forward), _relative(forward), recipes)
 
 
 def _relative(forward: ForwardIR) -> ForwardIR:

@@ -15,8 +15,7 @@ from operator import attrgetter
 
 from torch import nn
 
-from loka.errors import LokaError
-from loka.graph.ir import ForwardIR, SiteCall, Statement
+from loka.graph.ir import ForwardIR, Statement
 from loka.graph.trace.tracer import Tracer
 from loka.mods.adaptation import RewriteResult, Unchanged
 from loka.mods.modded_model import conflicts, idle_problems, named_problems, unmatched_problems
@@ -220,16 +219,10 @@ def named_as_in_model(parameters: Sequence[Site], owner: str, traced: ForwardIR)
         return replace(step, call=None if name in unnamed else replace(step.call, site=name))
 
     statements = tuple(named(step, seen) for step in traced.statements)
+    within = [statements[region.first : region.last + 1] for region in traced.regions]
     regions = tuple(
-        replace(region, site=_call_in(statements, region.first, region.last).site)
-        for region in traced.regions
-        if any(step.call is not None for step in statements[region.first : region.last + 1])
+        replace(region, site=calls_in[0].site)
+        for region, steps in zip(traced.regions, within, strict=True)
+        if (calls_in := [step.call for step in steps if step.call is not None])
     )
     return replace(traced, statements=statements, regions=regions), lost
-
-
-def _call_in(statements: Sequence[Statement], first: int, last: int) -> SiteCall:
-    for step in statements[first : last + 1]:
-        if step.call is not None:
-            return step.call
-    raise LokaError("a region without a GEMM. This is a fault in LoKA: please report it.")
