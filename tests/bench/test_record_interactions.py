@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,7 +11,6 @@ import torch
 
 from loka.bench.record.check_numbers import Check
 from loka.bench.record.clock import Span
-from loka.bench.record.compiled_kernels import PACKAGE, CompiledKernels
 from loka.bench.record.grid import grid, interaction_parts
 from loka.bench.record.interaction_parts import InteractionParts, specs_of
 from loka.bench.record.record import in_order, measure
@@ -22,6 +18,7 @@ from loka.errors import InputError
 from loka.kernels.measurements.interaction_forms import BACKWARDS, ConcatNormForm, FmForm, parts_of
 from loka.kernels.measurements.parts import COMPILED, RENDERED, Part, PartKind
 from tests.support.plan.interaction_parts import FORMS
+from tests.support.plan.recorded_parts import operators_of
 
 PARTS = tuple(part for form, columns in FORMS for part in parts_of(form, 40, columns, RENDERED))
 COMPILED_PARTS = tuple(replace(part, kernel=COMPILED) for part in PARTS)
@@ -30,16 +27,8 @@ COMPILED_PARTS = tuple(replace(part, kernel=COMPILED) for part in PARTS)
 @pytest.fixture
 def interactions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InteractionParts:
     """The parts' kernels as operators, which run their references on the CPU; nothing is compiled there."""
-    CompiledKernels(PARTS, tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    for name in [name for name in sys.modules if name.startswith(PACKAGE)]:
-        monkeypatch.delitem(sys.modules, name)
-
-    def operators() -> ModuleType:
-        return importlib.import_module(f"{PACKAGE}.fused")
-
-    return InteractionParts(operators, "cpu")
+    return InteractionParts(operators_of(PARTS, tmp_path, monkeypatch), "cpu")
 
 
 @pytest.mark.parametrize("part", [*PARTS, *COMPILED_PARTS], ids=str)

@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from loka.bench.record.check_numbers import Check
-from loka.bench.record.compiled_kernels import PACKAGE, CompiledKernels
+from loka.bench.record.compiled_kernels import CompiledKernels
 from loka.bench.record.grid import POWERS, WIDE, WIDTHS, gemm_sizes, grid
 from loka.bench.record.interaction_parts import specs_of as interaction_specs
 from loka.bench.record.producer_parts import Producers, parse_around, parse_written, specs_of
 from loka.errors import InputError
 from loka.kernels.measurements.parts import INTERACTIONS, Part, PartKind
-from tests.support.plan.recorded_parts import PARTS, USUAL, WIDTH
+from tests.support.plan.recorded_parts import PARTS, USUAL, WIDTH, operators_of
 
 
 @pytest.fixture
 def producers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Producers:
     """The parts' kernels as operators, which run their references on the CPU."""
-    CompiledKernels(PARTS, tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    for name in [name for name in sys.modules if name.startswith(PACKAGE)]:
-        monkeypatch.delitem(sys.modules, name)
-
-    def operators() -> ModuleType:
-        return importlib.import_module(f"{PACKAGE}.fused")
-
-    return Producers(operators, "cpu")
+    return Producers(operators_of(PARTS, tmp_path, monkeypatch), "cpu")
 
 
 @pytest.mark.slow

@@ -8,7 +8,9 @@ elements that are much further off than the rest, as in one bad tile of thousand
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +32,16 @@ class Check:
     mere: float | None = None
     sqnr_db: float | None = None
     wrong: str = ""
+
+
+def check_of(reasons: Iterable[str]) -> Check:
+    """A check that is wrong for each of these reasons, named once; empty ones are none."""
+    return Check(wrong="; ".join(dict.fromkeys(filter(None, reasons))))
+
+
+def results_of(made: Any) -> Sequence[Any]:
+    """The results of a call, of which there may be one or several."""
+    return made if isinstance(made, tuple | list) else (made,)
 
 
 def spaced(size: int, most: int = SPACED) -> Tensor:

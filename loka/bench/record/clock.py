@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from loka.bench.machine import device_here
+from loka.bench.record.check_numbers import results_of
 from loka.bench.timing import rotations, size_of
 from loka.errors import InputError
 from loka.gc import deferred_gc
@@ -124,7 +125,7 @@ def copy_of(arguments: Sequence[Any]) -> tuple[Any, ...]:
 
 def result_bytes(result: object) -> int:
     """Bytes of the tensors in a call's result."""
-    return size_of(result if isinstance(result, tuple | list) else (result,))
+    return size_of(results_of(result))
 
 
 def _event() -> torch.cuda.Event:

@@ -15,16 +15,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from types import ModuleType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from loka.bench.record.check_numbers import LEAST_PRODUCER_DB, LEAST_SUM_DB, Check, check_values, spaced
+from loka.bench.record.check_numbers import (
+    LEAST_PRODUCER_DB,
+    LEAST_SUM_DB,
+    Check,
+    check_of,
+    check_values,
+    results_of,
+    spaced,
+)
 from loka.bench.record.gemm_parts import DTYPES, PreparedCall
-from loka.bench.record.producer_parts import SAMPLED, with_sums
+from loka.bench.record.producer_parts import SAMPLED, Module, with_sums
 from loka.bench.timing import SEED
 from loka.errors import InputError
 from loka.kernels.fused.interaction import interaction_specs
@@ -37,7 +44,6 @@ from loka.kernels.measurements.parts import COMPILED, RENDERED, Part
 
 SUMMED = frozenset({"rank", "compress", "weight", "bias"})  # shared by all samples: their gradients are sums
 
-Module = Callable[[], ModuleType]  # module of the rendered kernels, imported on first use
 Named = Mapping[str, Tensor]
 
 
@@ -169,10 +175,8 @@ class ReferenceOutputs:
 
     def check_results(self, made: Any) -> Check:
         """Check a forward's results, without the statistics after them."""
-        found = made if isinstance(made, tuple | list) else (made,)
-        pairs = zip(found, self._exact[0], strict=False)
-        wrong = [check_values("its result", each.detach()[self.places], right) for each, right in pairs]
-        return _check(wrong)
+        pairs = zip(results_of(made), self._exact[0], strict=False)
+        return check_of(check_values("its result", each.detach()[self.places], right) for each, right in pairs)
 
     def check_gradients(self, found: Named) -> Check:
         """Check a backward's gradients by input name; sums only if all samples are compared."""
@@ -188,11 +192,7 @@ class ReferenceOutputs:
             elif whole:
                 total = gradient.double().reshape(-1, exact[name].numel()).sum(0)
                 wrong.append(check_values(f"d{name}", total, exact[name].reshape(-1), LEAST_SUM_DB))
-        return _check(wrong)
-
-
-def _check(wrong: Sequence[str]) -> Check:
-    return Check(wrong="; ".join(reason for reason in wrong if reason))
+        return check_of(wrong)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,8 +252,7 @@ def _given(part: Part, made: Interaction) -> dict[str, Tensor]:
 
 def _by_input(spec: AnySpec, found: Any) -> dict[str, Tensor]:
     """A backward kernel's results by the names of the inputs."""
-    results = found if isinstance(found, tuple | list) else (found,)
-    named = zip(spec.results, results, strict=True)
+    named = zip(spec.results, results_of(found), strict=True)
     joined = not isinstance(spec, FmBackward)  # dx of a concat norm is the gradient of all parts
     return {"joined" if name == "dx" and joined else name.removeprefix("d"): value for name, value in named}
 

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from loka.bench.kernel_speed import norm_arguments, requantize_arguments
-from loka.bench.record.check_numbers import LEAST_SUM_DB, Check, check_values, spaced
+from loka.bench.record.check_numbers import LEAST_SUM_DB, Check, check_of, check_values, results_of, spaced
 from loka.bench.record.gemm_parts import DTYPES, PreparedCall
 from loka.bench.timing import SEED
 from loka.errors import InputError
@@ -171,12 +171,11 @@ class Producers:
             raise InputError(f"{part} has no arguments to be measured with")
         arguments = norm_arguments(first, part.rows, self.device, DTYPES[part.dtype])
         second = specs[1] if len(specs) > 1 else None
+        call: Callable[..., Any] = launch[0]
         if isinstance(second, Reduce):
-            call: Callable[..., Any] = partial(with_sums, launch[0], launch[1], second.count, DTYPES[part.dtype])
+            call = partial(with_sums, *launch, second.count, DTYPES[part.dtype])
         elif second is not None:
-            call = partial(_in_two, launch[0], launch[1])
-        else:
-            call = launch[0]
+            call = partial(_in_two, *launch)
         if first.quantize and first.how.scaling == "maximum":
             return PreparedCall(call, arguments, partial(_check_tensorwise, arguments[0]))
         return PreparedCall(call, arguments, partial(self._check, first, arguments))
@@ -188,30 +187,27 @@ class Producers:
         x = torch.randn(part.rows, part.columns, device=self.device).to(DTYPES[part.dtype])
         if part.recipe not in DTYPES:
             raise InputError(f"a copy is written as {', '.join(DTYPES)}, not as {part.recipe!r}")
-        if part.recipe == part.dtype:
-            return PreparedCall(_transposed, (x,), lambda found: Check(wrong=check_values("the copy", found, x.t())))
-        dtype = DTYPES[part.recipe]
-        return PreparedCall(
-            lambda x: x.to(dtype), (x,), lambda found: Check(wrong=check_values("the copy", found.float(), x.float()))
-        )
+        same, dtype = part.recipe == part.dtype, DTYPES[part.recipe]
+        expected = (x.t() if same else x).float()
+        call = _transposed if same else lambda x: x.to(dtype)
+        return PreparedCall(call, (x,), lambda found: Check(wrong=check_values("the copy", found.float(), expected)))
 
     def _check(self, spec: NormForward | NormBackward, arguments: Sequence[Any], made: Any) -> Check:
         """Compare results with the reference on sampled rows; sums only if all rows are sampled."""
-        results = made if isinstance(made, tuple | list) else (made,)
         rows = arguments[0].shape[0]
         places = spaced(rows, max(SAMPLED // spec.width, 1)).to(arguments[0].device)
         named = zip(spec.parameters, arguments, strict=True)
         sampled = [value[places] if name in BY_ROWS else value for name, value in named]
         expected = self._operator(spec).reference(*sampled)
-        wanted = dict(zip(spec.results, expected if isinstance(expected, tuple | list) else (expected,), strict=True))
-        found = dict(zip(spec.results, results, strict=False))
+        wanted = dict(zip(spec.results, results_of(expected), strict=True))
+        found = dict(zip(spec.results, results_of(made), strict=False))
         wrong = [check_values("its result", _values(found, places), _values(wanted, slice(None)))]
         if len(places) == rows:
             for name in ("dweight", "dbias"):
                 if name in wanted:
                     total, right = found[name].double().sum(0), wanted[name].double().sum(0)
                     wrong.append(check_values(name, total, right, LEAST_SUM_DB))
-        return Check(wrong="; ".join(reason for reason in wrong if reason))
+        return check_of(wrong)
 
 
 def _values(results: dict[str, Tensor], places: Tensor | slice) -> Tensor:
@@ -239,8 +235,7 @@ def with_sums(
 
 def _in_two(maximum: Callable[..., Any], write: Callable[..., Any], *arguments: Any) -> Any:
     """Call the kernel that finds the maximum, then the one that quantizes with it."""
-    found = maximum(*arguments)
-    return write(*arguments, found[0] if isinstance(found, tuple | list) else found)
+    return write(*arguments, results_of(maximum(*arguments))[0])
 
 
 def _check_tensorwise(x: Tensor, made: Any) -> Check:
@@ -264,7 +259,7 @@ def _check_transposed(arguments: Sequence[Tensor], made: Sequence[Tensor]) -> Ch
             check_values("its result", transposed.float(), right.values.float()),
             check_values("its scale", spread.float(), right.scale),
         ]
-    return Check(wrong="; ".join(dict.fromkeys(reason for reason in reasons if reason)))
+    return check_of(reasons)
 
 
 def _transposed(x: Tensor) -> Tensor:

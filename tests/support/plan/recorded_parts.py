@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from loka.bench.record.compiled_kernels import PACKAGE, CompiledKernels
 from loka.bench.record.grid import kinds
 from loka.kernels.measurements.parts import Part, PartKind
 
@@ -19,3 +28,12 @@ PARTS = (
     Part(PartKind.QUANTIZE, "rendered", 96, WIDTH, recipe="e5m2 rowwise"),
     Part(PartKind.COPY, "rendered", 96, WIDTH, dtype="float32", recipe="bfloat16"),
 )
+
+
+def operators_of(parts: Sequence[Part], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], ModuleType]:
+    """The parts' kernels as operators, which run their references on the CPU."""
+    CompiledKernels(parts, folder)
+    monkeypatch.syspath_prepend(str(folder))
+    for name in [name for name in sys.modules if name.startswith(PACKAGE)]:
+        monkeypatch.delitem(sys.modules, name)
+    return lambda: importlib.import_module(f"{PACKAGE}.fused")
