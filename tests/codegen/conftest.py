@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.codegen.codegen_plans import PlanPackage, plan_packages
 from tests.support.codegen.modded_models import Workplace
 from tests.support.codegen.policy_packages import Make, policy_packages
 
@@ -29,6 +30,12 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     monkeypatch.syspath_prepend(tmp_path)
     with policy_packages(tmp_path) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> PlanPackage:
+    """The package of a plan."""
+    return plan_packages(tmp_path_factory.mktemp)
 
 
 @pytest.fixture

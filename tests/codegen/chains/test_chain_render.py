@@ -1,22 +1,18 @@
-"""What a package with chains holds, and that copies, checkpoints, compilers and state_dict take it."""
+"""What a package with chains holds: its functions, its files, its imports, and which recipes are chains."""
 
 from __future__ import annotations
 
 import ast
-import copy
 import hashlib
 import json
 import os
-import pickle
+import re
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
-import torch
-from torch import nn
 
 from loka.codegen import render_package, write_package
 from loka.codegen.generation import check_package
@@ -25,40 +21,13 @@ from loka.errors import InputError
 from loka.numerics.enums import Format, Range, Scaling
 from tests.support.codegen import chain_plans as chains
 from tests.support.codegen import codegen_plans as plans
-from tests.support.models import sum_models as sums
+from tests.support.codegen.chain_bodies import plan_of
 
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.fixture(scope="module")
-def shapes() -> chains.Plans:
-    """The plans of these tests, by name; made when the first needs them, since importing the file is collecting it."""
-    torch.manual_seed(0)
-    linears = nn.Sequential(nn.Linear(48, 13, bias=False), nn.Linear(13, 48), nn.Linear(48, 32, bias=False))
-    bodies = {
-        "tower": chains.Tower(),
-        "plain": chains.Tower(),
-        "linears": linears,
-        "crosses": sums.Crosses(),
-        "crosses_apart": sums.Apart(),
-    }
-    return chains.Plans(
-        lambda name: chains.chain_plan(bodies[name], chains.AS_IS if name == "plain" else chains.CHAIN), bodies
-    )
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("chains")
-
-
-@pytest.fixture(scope="module")
-def tower(folder: Path, shapes: chains.Plans) -> ModuleType:
-    return plans.import_package(render_package(shapes["tower"]), folder, "gen_tower")
-
-
-def test_manifest_stamps_and_check_know_the_new_files(shapes: chains.Plans, tmp_path: Path) -> None:
-    files = render_package(shapes["tower"])
+def test_manifest_stamps_and_check_know_the_new_files(tmp_path: Path) -> None:
+    files = render_package(plan_of("fp8", "layer_norm_silu"))
     manifest = json.loads(files["manifest.json"])
     for name in ("fused.py", "triton_kernels.py", "kernels.py"):
         assert manifest["outputs"][name] == hashlib.sha256(files[name].encode()).hexdigest()
@@ -77,16 +46,40 @@ def test_manifest_stamps_and_check_know_the_new_files(shapes: chains.Plans, tmp_
     assert "fused.py" in written.removed
 
 
-def test_operators_of_another_generation_do_not_import(shapes: chains.Plans, tmp_path: Path) -> None:
-    older, newer = (render_package(shapes[name]) for name in ("tower", "linears"))
+def test_operators_of_another_generation_do_not_import(tmp_path: Path) -> None:
+    older, newer = (render_package(plan_of("fp8", name)) for name in ("layer_norm_silu", "linears"))
     with pytest.raises(InputError, match="run loka generate"):
         plans.import_package({**newer, "fused.py": older["fused.py"]}, tmp_path, "gen_chain_mixed_up")
 
 
-def test_cross_layers_are_one_function_that_reads_each_sum_once(shapes: chains.Plans) -> None:
+def kernels(recipe: str, body: str) -> str:
+    return render_package(plan_of(recipe, body))["kernels.py"]
+
+
+def test_the_input_is_not_transposed_and_the_kept_sum_is_read_again() -> None:
+    text = kernels("kept", "crosses")
+    (body,) = [part for part in text.split("\nclass ") if part.startswith("BodyFunction")]
+    assert "x_fp8_2, x_scale_2, _, sum_1 = fused.add_times_residual_keep_e4m3(" in body
+    assert re.search(r"dweight_2 = \(grad\.t\(\) @ sum_1\.to\(grad\.dtype\)\)\.to\(weight_dtype_2\)", body)
+    assert len(re.findall(r"fused\.requantize_transpose_1\(\*weight_fp8", body)) == 3
+    saved = body[body.index("dispatch.save_for_backward(") : body.index("ctx.dtypes")]
+    assert "x_fp8_2" not in saved
+    assert "x_fp8_3" in saved
+
+
+def test_a_site_whose_operands_are_in_fp8_alone_is_no_part_of_the_chain() -> None:
+    """`down` of Pair is followed by a ReLU: its output gradient is made in FP8 only, so it ends the chain before it."""
+    said = chains.functions(kernels("kept", "pair"))
+    assert said["body_first"].startswith("linear: x (..., 48), weight (24, 48) ->")
+    assert said["body_second"].startswith("linear: x (..., 40), weight (48, 40) ->")
+    assert not any(each.count("linear") == 4 for each in chains.functions(kernels("kept", "residuals")).values())
+    assert chains.functions(kernels("kept", "crosses"))["body"].count("linear") == 7
+
+
+def test_cross_layers_are_one_function_that_reads_each_sum_once() -> None:
     """What lies between two layers is made by one kernel, forward and backward, and x's gradient by one in the end."""
-    kernels = render_package(shapes["crosses"])["kernels.py"]
-    (body,) = [text for text in kernels.split("\nclass ") if text.startswith("BodyFunction")]
+    text = kernels("fp8", "crosses")
+    (body,) = [text for text in text.split("\nclass ") if text.startswith("BodyFunction")]
     forward, backward = body[: body.index("def backward")], body[body.index("def backward") :]
     sums = "sum_1 = Quantized.first(fused.add_times_residual_keep_e4m3(y_1, bias_1, x, x, sums_dtype))"
     assert forward.count(sums) == 1
@@ -96,7 +89,7 @@ def test_cross_layers_are_one_function_that_reads_each_sum_once(shapes: chains.P
     assert backward.count("fused.products_and_3_added_added_added_added_48(") == 1
     assert backward.count("residual_in_out") == 1
     assert "(fused.add_times_backward_residual_in_e4m3(grad, dsum_3, x))" in backward  # whose sum no kernel writes
-    apart = render_package(shapes["crosses_apart"])["kernels.py"]
+    apart = kernels("fp8", "crosses_apart")
     assert "dother = fused.products_added_added_added_48(" in apart
 
 
@@ -128,65 +121,19 @@ def test_which_recipes_are_chains() -> None:
         assert not recipe_of(**changes), changes
 
 
-def bound(package: ModuleType) -> chains.Holder:
-    torch.manual_seed(0)
-    model = chains.Holder(chains.Tower())
-    package.apply(model)
-    return model
-
-
-def test_copies_pickles_and_state_dict(tower: ModuleType) -> None:
-    from loka.dispatch import patch_of
-
-    model, x = bound(tower), torch.randn(5, 48)
-    plain = chains.Holder(chains.Tower())
-    plain.load_state_dict(model.state_dict())
-    tower.apply(plain)
-    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), plain):  # noqa: S301 - our own bytes
-        assert torch.equal(other(x), model(x))
-        y = other(x)
-        y.sum().backward()
-        patch_of(other).verify()
-        assert other.body.loka.counter_id(0) != model.body.loka.counter_id(0)
-    assert set(model.state_dict()) == set(chains.Holder(chains.Tower()).state_dict())
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["tower", "plain"])
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_compiles_as_one_graph(name: str, dynamic: bool, shapes: chains.Plans, tmp_path: Path) -> None:
-    package = plans.import_package(render_package(shapes[name]), tmp_path, f"gen_compiled_{name}_{dynamic}")
-    torch.manual_seed(0)
-    model = chains.Holder(chains.Tower())
-    try:
-        with package.apply(model) as patch:
-            compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=dynamic)
-            for batch in (6, 11) if dynamic else (6,):
-                x, dy = torch.randn(batch, 48), torch.randn(batch, 48)
-                expected = chains.gradients(model, x, dy)
-                patch.reset()
-                found = chains.gradients(compiled, x, dy)
-                patch.verify()
-                for key, value in expected.items():
-                    torch.testing.assert_close(found.get(key, found.get(f"_orig_mod.{key}")), value)
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                assert compiled.body(torch.randn(4, 48)).dtype == model.body(torch.randn(4, 48)).dtype
-    finally:
-        torch._dynamo.reset()
-
-
-@pytest.mark.slow
-def test_the_package_imports_neither_triton_nor_anything_new_on_a_cpu(tower: ModuleType, folder: Path) -> None:
+def test_the_package_imports_neither_triton_nor_anything_new_on_a_cpu(tmp_path: Path) -> None:
+    assert plans.import_package(render_package(plan_of("fp8", "layer_norm_silu")), tmp_path, "gen_tower").BINDINGS
     script = (
         "import sys, importlib; sys.path.insert(0, sys.argv[1]); importlib.import_module('gen_tower')\n"
         "print(sorted({'triton', 'pydantic', 'jinja2', 'gen_tower.triton_kernels'} & set(sys.modules)))\n"
     )
-    command = [sys.executable, "-c", script, str(folder)]
+    command = [sys.executable, "-c", script, str(tmp_path)]
     result = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     loaded = ast.literal_eval(result.stdout)
     assert set(loaded) <= {"triton"}  # torch itself may load it
-    texts = "".join(path.read_text(encoding="utf-8") for path in (folder / "gen_tower").glob("*.py"))
+    texts = "".join(path.read_text(encoding="utf-8") for path in (tmp_path / "gen_tower").glob("*.py"))
     imported = {line.split()[1] for line in texts.split("\n") if line.startswith(("import ", "from "))}
     known = {"__future__", "typing", "torch", "torch.autograd.function", "loka", "."}
     known |= {"loka.dispatch", "loka.kernels.fused", "loka.kernels.fused.norm"}

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
+from pathlib import Path
 from types import ModuleType
 
 import torch
 from torch import Tensor, nn
 
+from loka.dispatch import Patch
 from loka.graph.ir import ForwardIR
 from loka.graph.patterns.region import find_regions
 from loka.graph.source import is_block_norm
 from loka.graph.trace.examples import ModelInputs, capture_examples
 from loka.graph.trace.trace import trace_forward
+from loka.kernels import call_counters
 from loka.numerics.enums import Format, Range, Scaling
 from loka.numerics.quantize import Quantized, dequantize, quantize, requantize_transpose
 from loka.numerics.recipe import OperandRecipe
 from loka.plan.plan import BindingKind, Plan, PlannedBinding, SitePlan
 from tests.support.codegen import codegen_plans as plans
 
+Recipe = dict[str, object] | Callable[[str], dict[str, object]]  # of all linears, or of each by its name
 ROWS = OperandRecipe(power_of_two=True)
 TRANSPOSED = OperandRecipe(power_of_two=True, transposed=True)
 TRANSPOSED_TENSORWISE = OperandRecipe(power_of_two=True, transposed=True, scaling=Scaling.TENSORWISE)
@@ -121,31 +125,13 @@ def _traced_once(body: nn.Module, inputs: Callable[[int], Tensor]) -> ForwardIR:
     return traced(body, inputs)
 
 
-class Plans(Mapping[str, Plan]):
-    """Plans by name, each made when it is asked for."""
-
-    def __init__(self, make: Callable[[str], Plan], names: Iterable[str]) -> None:
-        self._make, self._names = cache(make), tuple(names)
-
-    def __getitem__(self, name: str) -> Plan:
-        if name not in self._names:
-            raise KeyError(name)
-        return self._make(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-
 def _usual_inputs(batch: int) -> Tensor:
     return torch.randn(batch, 48)
 
 
 def chain_plan(
     body: nn.Module,
-    recipe: dict[str, object] | Callable[[str], dict[str, object]] = CHAIN,
+    recipe: Recipe = CHAIN,
     inputs: Callable[[int], Tensor] = _usual_inputs,
     input_grad: bool = True,
 ) -> Plan:
@@ -210,13 +196,13 @@ def simulated(body: nn.Module) -> nn.Module:
 
 
 def gradients(model: nn.Module, x: Tensor, dy: Tensor) -> dict[str, Tensor]:
-    """The output, and the gradients of x and of every parameter that has one."""
+    """The output, and the gradients of x and of every parameter that has one; a compiled model's by their own names."""
     model.zero_grad()
     x = x.detach().clone().requires_grad_()
     y = model(x)
     y.backward(dy)
     found = {"y": y.detach(), "x": x.grad}
-    found |= {name: parameter.grad for name, parameter in model.named_parameters()}
+    found |= {name.removeprefix("_orig_mod."): parameter.grad for name, parameter in model.named_parameters()}
     return {name: grad.clone() for name, grad in found.items() if grad is not None}
 
 
@@ -226,23 +212,42 @@ def error(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).norm() / expected.norm())
 
 
-def assert_near(
-    package: ModuleType, body: nn.Module, x: Tensor, dy: Tensor, exact: nn.Module, limit: float
-) -> dict[str, Tensor]:
-    """That a patched copy of `body` has the output and all gradients of `exact`, in float64, to this relative error.
+def assert_within(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], limit: float) -> None:
+    """That two steps have the same gradients, to this relative error in the norm of each."""
+    assert found.keys() == expected.keys()
+    errors = {key: error(value, expected[key]) for key, value in found.items()}
+    assert all(value.shape == expected[key].shape for key, value in found.items())
+    assert max(errors.values()) < limit, errors
 
-    Every planned GEMM runs. Returns the output and the gradients.
-    """
+
+def trained(package: ModuleType, body: nn.Module, x: Tensor, dy: Tensor) -> dict[str, Tensor]:
+    """The output and all gradients of a patched copy of `body`, of which every planned GEMM runs."""
     model = Holder(copy.deepcopy(body))
     with package.apply(model) as patch:
         found = gradients(model, x, dy)
         patch.verify()
-    expected = gradients(Holder(exact), x.double(), dy.double())
-    assert found.keys() == expected.keys()
-    for key, value in found.items():
-        assert value.shape == expected[key].shape
-        assert error(value, expected[key]) < limit, key
     return found
+
+
+def exact_step(exact: nn.Module, x: Tensor, dy: Tensor) -> dict[str, Tensor]:
+    """The output and all gradients in float64 of a copy of a body that is held."""
+    return gradients(Holder(copy.deepcopy(exact).double()), x.double(), dy.double())
+
+
+def operands(body: nn.Module, *shape: int) -> tuple[Tensor, Tensor]:
+    """An input of this shape and an output gradient."""
+    x = torch.randn(*shape)
+    return x, torch.randn_like(body(x))
+
+
+def calls_of(patch: Patch) -> dict[object, int]:
+    """How often each planned GEMM has run."""
+    return {label: call_counters.count(number) for number, label in patch._labels()}
+
+
+def kernels_text(package: ModuleType) -> str:
+    """The kernels.py of an imported package."""
+    return Path(str(package.kernels.__file__)).read_text(encoding="utf-8")
 
 
 def known_chain(x: float = 8.0, dy: float = 16.0, power_of_two: bool = True, wgrad: bool = True) -> dict[str, object]:

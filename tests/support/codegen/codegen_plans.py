@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
+from loka.codegen import render_package
 from loka.devices.targets import TargetDevice
 from loka.graph.ir import ForwardIR, Ref, RefKind, Region, SiteCall, Statement
 from loka.numerics.enums import Accumulation, Format, Gemm, Range, Scaling
@@ -23,6 +25,7 @@ BLOCK_SQUARE = OperandRecipe(scaling=Scaling.BLOCKWISE_128X128)
 POW2 = OperandRecipe(power_of_two=True)
 STATIC = OperandRecipe(scaling=Scaling.TENSORWISE, range=Range.STATIC, amax=3.5)
 
+_NUMBERS = itertools.count()  # of packages: the compiler remembers a name for good
 Pair = tuple[OperandRecipe, OperandRecipe]
 LINEAR_TYPE = "torch.nn.modules.linear.Linear"
 
@@ -223,6 +226,22 @@ def planned_on(
         ]
         sites.append(replace(site, gemms=tuple(gemms)))
     return replace(plan, sites=tuple(sites))
+
+
+PlanPackage = Callable[[Plan], ModuleType]
+
+
+def plan_packages(make_folder: Callable[[str], Path]) -> PlanPackage:
+    """Gives the package of a plan; a plan object is rendered once."""
+    made: dict[int, tuple[ModuleType, Plan]] = {}  # by id, with the plan, so that no other gets its id
+
+    def of(plan: Plan) -> ModuleType:
+        if id(plan) not in made:
+            name = f"gen_planned_{next(_NUMBERS)}"
+            made[id(plan)] = import_package(render_package(plan), make_folder(name), name), plan
+        return made[id(plan)][0]
+
+    return of
 
 
 def import_package(files: dict[str, str], folder: Path, name: str) -> ModuleType:

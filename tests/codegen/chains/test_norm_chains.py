@@ -1,0 +1,260 @@
+"""Chains with a BlockNorm or a SwishNorm, x * sigmoid(norm(x)), in the forms that models write them: what is found."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from loka.codegen import render_package
+from loka.codegen.chains import chain_shapes
+from loka.graph.patterns.linear_chain import StaticOperands, find_chains
+from loka.graph.source import is_swish_norm
+from loka.kernels.fused.norm.norm_spec import BLOCK
+from loka.mods.norms import BlockNorm
+from tests.support.codegen import chain_plans as chains
+from tests.support.codegen.chain_bodies import BLOCK_NORMS, GATES, SWISH_NORMS, ByShape, block_body, swish_body
+from tests.support.codegen.chain_plans import SwishNorm
+from tests.support.codegen.policy_packages import Make
+from tests.support.models import sum_models as sums
+
+pytestmark = pytest.mark.slow
+
+KNOWN = StaticOperands(frozenset({"block_norm", "rms_norm"}), frozenset({"hardswish"}))
+
+
+class OtherShape(nn.Module):
+    """The result has another shape than the input: no norm of it."""
+
+    def forward(self, y: Tensor) -> Tensor:
+        return F.rms_norm(y.view(-1, 256), (256,), None, 1e-6).view(-1, 2, 256).flatten(1)
+
+
+class ReadTwice(nn.Module):
+    def forward(self, y: Tensor) -> Tensor:
+        blocks = y.unflatten(-1, (-1, 256))
+        return F.rms_norm(blocks, (256,), eps=1e-6).flatten(-2) + blocks.sum()
+
+
+class Weighted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(256, eps=1e-6)
+
+    def forward(self, y: Tensor) -> Tensor:
+        out: Tensor = self.norm(y.unflatten(-1, (-1, 256))).flatten(-2)
+        return out
+
+
+class Apart(nn.Module):
+    """The other way round, with the children beside one another."""
+
+    def __init__(self, norm: nn.Module, gate: nn.Module) -> None:
+        super().__init__()
+        self.norm, self.gate = norm, gate
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gate(self.norm(x)) * x
+
+
+class OfAnother(Apart):
+    """Multiplies something else than what the norm takes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gate(self.norm(x)) * (x + 1.0)
+
+
+class GateReadTwice(Apart):
+    def forward(self, x: Tensor) -> Tensor:
+        gate = self.gate(self.norm(x))
+        return x * gate + gate
+
+
+class Squared(Apart):
+    def forward(self, x: Tensor) -> Tensor:
+        gate = self.gate(self.norm(x))
+        return gate * gate + x
+
+
+def stages_of(
+    module: nn.Module, sizes: dict[str, tuple[int, int]] | None = None, known: StaticOperands = KNOWN
+) -> list[tuple[str | None, ...]]:
+    """For each chain, the kinds of its stages' norms."""
+    forward = chains.traced(module, lambda batch: torch.randn(batch, 48))
+    found = find_chains(forward, forward.regions, known, sizes=sizes)
+    return [tuple(stage.after.kind if stage.after else None for stage in chain.stages) for chain in found]
+
+
+SIZES = {"body.0": (48, 512), "body.3": (512, 32)}
+
+
+@pytest.mark.parametrize("norm", BLOCK_NORMS)
+def test_every_form_is_one_chain(norm):
+    assert stages_of(block_body(norm), SIZES) == [("block_norm", None)]
+
+
+def test_a_block_that_no_kernel_holds_ends_the_chain():
+    small = StaticOperands(KNOWN.norms, KNOWN.activations, largest_block=128)
+    assert stages_of(block_body(BlockNorm), SIZES, small) == [(None,), (None,)]
+    assert stages_of(block_body(BlockNorm), SIZES, StaticOperands(KNOWN.norms, KNOWN.activations, 256)) == [
+        ("block_norm", None)
+    ]
+
+
+def test_blocks_divide_as_the_canonical_form_shows():
+    assert stages_of(block_body(BlockNorm)) == stages_of(block_body(ByShape)) == [("block_norm", None)]
+    assert stages_of(block_body(ByShape), {**SIZES, "body.0": (48, 384)}) == [(None,), (None,)]
+
+
+@pytest.mark.parametrize("norm", [OtherShape, ReadTwice, Weighted, lambda: BlockNorm(2 * 48)])
+def test_what_is_no_block_norm_ends_the_chain(norm):
+    hidden = 480 if norm not in (OtherShape, ReadTwice, Weighted) else 512
+    assert stages_of(block_body(norm, hidden), {**SIZES, "body.0": (48, hidden)}) == [(None,), (None,)]
+
+
+def swish_stages_of(module: nn.Module) -> list[list[tuple[str | None, str | None]]]:
+    """For each chain, the kinds of its stages' norms and activations."""
+    forward = chains.traced(module, lambda batch: torch.randn(batch, 48))
+    found = find_chains(forward, forward.regions, chain_shapes.KNOWN)
+    return [[(s.after.kind if s.after else None, s.activation) for s in chain.stages] for chain in found]
+
+
+@pytest.mark.parametrize("form", [SwishNorm, Apart])
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("kind", SWISH_NORMS)
+def test_swish_norms_are_of_the_chain(kind, gate, form):
+    assert swish_stages_of(swish_body(kind, gate, form)) == [[(kind, gate), (kind, gate), (None, None)]]
+
+
+@pytest.mark.parametrize("form", [OfAnother, GateReadTwice, Squared])
+def test_what_is_no_swish_norm_ends_the_chain(form):
+    assert all(activation is None for chain in swish_stages_of(swish_body(form=form)) for _, activation in chain)
+    assert len(swish_stages_of(swish_body(form=form))) == 3
+
+
+def test_what_looks_like_a_swish_norm():
+    assert is_swish_norm(SwishNorm(nn.LayerNorm(8), nn.Sigmoid()))
+    assert is_swish_norm(Apart(BlockNorm(16), nn.Hardsigmoid()))
+    assert not is_swish_norm(SwishNorm(nn.LayerNorm(8), nn.Tanh()))
+    assert not is_swish_norm(nn.Sequential(nn.LayerNorm(8), nn.Sigmoid()))
+    assert not is_swish_norm(SwishNorm(nn.Linear(8, 8), nn.Sigmoid()))
+
+
+def test_a_block_norm_before_the_first_linear():
+    module = nn.Sequential(BlockNorm(16), nn.Linear(48, 24), nn.Linear(24, 8))
+    forward = chains.traced(module, lambda batch: torch.randn(batch, 48))
+    (chain,) = find_chains(forward, forward.regions, KNOWN)
+    assert chain.first == 0
+    assert (chain.stages[0].before.kind, chain.stages[0].before.width) == ("block_norm", 16)
+    assert BLOCK != 16
+
+
+def test_blocks_with_a_gate_and_a_residual_are_one_chain():
+    files = render_package(chains.chain_plan(sums.GatedBlocks()))
+    assert files["kernels.py"].count("torch.autograd.Function") == 1
+    assert "fused.add_times_residual_keep_block_norm_of_16_silu_e4m3" in files["kernels.py"]
+    assert "fused.add_times_summed_block_norm_of_16_silu_backward_residual_out_e4m3" in files["kernels.py"]
+    assert "y.unflatten(-1, (3, 16))" in files["kernels.py"]
+
+
+BLOCKS = """
+import torch
+from torch import nn
+
+from loka.mods.norms import BlockNorm
+
+
+class Layer(nn.Module):
+    def __init__(self, block):
+        super().__init__()
+        self.norm = nn.LayerNorm(64)
+        self.mlp = nn.Sequential(
+            nn.Linear(64, 512, bias=False), BlockNorm(block), nn.Hardswish(),
+            nn.Linear(512, 512, bias=False), BlockNorm(block), nn.Hardswish(),
+            nn.Linear(512, 64, bias=False),
+        )
+
+    def forward(self, x):
+        return x + self.mlp(self.norm(x))
+
+
+def build():
+    return nn.Sequential(Layer(256), Layer(256))
+
+
+def inputs(batch_size):
+    return (torch.randn(batch_size, 64, generator=torch.Generator().manual_seed(0)),)
+"""
+SWISH = """
+import torch
+from torch import Tensor, nn
+
+
+class SwishLayerNorm(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm = nn.Sequential(nn.LayerNorm(width), nn.Sigmoid())
+
+    def forward(self, input):
+        return input * self.norm(input)
+
+
+class Perceptron(nn.Module):
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self._linear, self._activation_fn = nn.Linear(inputs, outputs), SwishLayerNorm(outputs)
+
+    def forward(self, input):
+        return self._activation_fn(self._linear(input))
+
+
+def build():
+    tower = nn.Sequential(nn.Linear(64, 128), SwishLayerNorm(128), nn.Linear(128, 64), SwishLayerNorm(64))
+    return nn.Sequential(tower, Perceptron(64, 64), nn.Linear(64, 1))
+
+
+def inputs(batch_size):
+    return (torch.randn(batch_size, 64, generator=torch.Generator().manual_seed(0)),)
+"""
+FP8 = "compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true, fuse: always"
+POLICY = (
+    'version: 1\nname: towers\nmodel: {{factory: "{0}:build", inputs: "{0}:inputs", batch_size: 32}}\n'
+    "defaults: {{{1}}}\n"
+)
+
+
+@pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")
+@pytest.mark.parametrize(
+    ("kind", "written", "defaults", "limit"),
+    [
+        ("blocks", BLOCKS, FP8, 0.15),
+        ("kept_blocks", BLOCKS, "compute: keep, fuse: always", 1e-4),
+        ("swish", SWISH, FP8, 0.1),
+    ],
+)
+def test_a_policy_makes_one_function_of_a_whole_mlp(kind, written, defaults, limit, package: Make, tmp_path):
+    (tmp_path / f"towers_{kind}.py").write_text(written)
+    _, files, generated = package(f"gen_towers_{kind}", POLICY.format(f"towers_{kind}", defaults))
+    if written is BLOCKS:
+        steps = "layer_norm -> linear -> block_norm -> hardswish -> linear -> block_norm -> hardswish -> linear"
+        last = ": x" if kind.startswith("kept") else " -> residual: x"  # sums in FP8
+        sizes = " (..., 64), weight_0 (512, 64), weight_1 (512, 512), weight_2 (64, 512) -> (..., 64)."
+        assert chains.functions(files["kernels.py"])["mlp"].startswith(steps + last + sizes)
+        assert files["kernels.py"].count("(torch.autograd.Function)") == 1
+    else:
+        assert "fused.add_layer_norm_gate_sigmoid_e4m3(" in files["kernels.py"]
+        assert "fused.add_layer_norm_gate_sigmoid(" not in files["kernels.py"]  # one chain goes through all modules
+    built = importlib.import_module(f"towers_{kind}")
+    model, (x,) = built.build(), built.inputs(32)
+    dy = torch.ones_like(model(x))
+    plain = chains.gradients(copy.deepcopy(model).double(), x.double(), dy.double())
+    with generated.apply(model) as patch:
+        found = chains.gradients(model, x, dy)
+        patch.verify()
+    assert chains.error(found["y"], plain["y"]) < limit
+    if written is BLOCKS:
+        chains.assert_within(found, plain, limit)
