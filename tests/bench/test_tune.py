@@ -75,7 +75,7 @@ def test_too_few_rounds_are_not_judged() -> None:
 def test_a_record_has_every_candidate(policy: Policy) -> None:
     steps = MadeUpSteps({STANDING_TITLE: 2.0}, usual=5.0, failing={FUSED: "out of registers"})
     record = tune(policy, steps)
-    assert steps.asked == [tuple(each.title for each in record.candidates)]  # once: no switch gains
+    assert [each.title for each in record.candidates] == list(steps.asked[0])
     assert (record.winner, record.bf16_ms, record.won.step_ms, record.won.speedup) == (
         STANDING_TITLE,
         BF16_MS,
@@ -110,6 +110,9 @@ def test_switches_that_gain_are_measured_together(policy: Policy, monkeypatch: p
     combined = {each.sites for each in record.won.choice.sites}
     assert combined == {each.choice.sites[0].sites for each in record.candidates if each.title in (one, other)}
     assert steps.ends == [tune_module.FIRST_RUN * 1000.0, 1000.0]
+    slower = MadeUpSteps({STANDING_TITLE: 2.0}, usual=5.0)  # no switch gains, and nothing is combined
+    assert tune(policy, slower).winner == STANDING_TITLE
+    assert len(slower.asked) == 1
 
 
 def test_a_model_that_does_not_run_is_no_base(policy: Policy) -> None:

@@ -87,36 +87,20 @@ def run(request: ModelRequest, out: Path, progress: Progress, now: datetime | No
     job = check(request)
     require_gpu()
     usable_folder(out)
-    end = time.monotonic() + request.seconds
-    report = ModelReport(
-        request.command(),
-        utc_minute(now),
-        environment(),
-        job.blocks,
-        tuple(variant.name for variant in job.variants),
-        (),
-    )
-    peaks = roofline.peaks_of(torch.cuda.get_device_name())
-    for models in measured(job, BenchDevice(), peaks, RunLimits(job.rounds, end), progress):
-        report = replace(report, models=models)
-        write_files(report, out)
-    return report
-
-
-def measured(
-    job: ModelJob, device: BenchDevice, peaks: roofline.Peaks | None, limits: RunLimits, progress: Progress
-) -> Iterator[tuple[MeasuredModel, ...]]:
-    """All models so far, after every outcome."""
-    done: tuple[MeasuredModel, ...] = ()
+    limits = RunLimits(job.rounds, time.monotonic() + request.seconds)
+    device, peaks = BenchDevice(), roofline.peaks_of(torch.cuda.get_device_name())
+    variants = tuple(variant.name for variant in job.variants)
+    report = ModelReport(request.command(), utc_minute(now), environment(), job.blocks, variants, ())
     for each in job.policies:
-        found: MeasuredModel | None = None
         if limits.left <= 0:
             progress(f"no time is left for {each if isinstance(each, str) else each.name} and what follows")
             break
+        done = report.models
         with current_directory_importable(), Workshop() as workshop, device.session():
-            for found in _model(each, job, workshop, device, peaks, limits, progress):
-                yield (*done, found)
-        done = (*done, found) if found is not None else done
+            for model in _model(each, job, workshop, device, peaks, limits, progress):
+                report = replace(report, models=(*done, model))
+                write_files(report, out)
+    return report
 
 
 def _model(
