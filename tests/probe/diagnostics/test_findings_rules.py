@@ -19,11 +19,12 @@ from loka.probe.finding_evidence import BiasTrack, read_biases, track_biases
 from loka.probe.findings import DOMINANT_OCTAVES, MEAN_SHARE, find, gaussian_spread, output_mean_share
 from loka.probe.profile.profile import Estimate, Interval
 from loka.probe.profile.summarise import summarise
-from loka.probe.stats.operand_tracker import OperandTracker, operand_stats
-from loka.probe.stats.site_stats import LowRank, SiteStats, WeightStats
+from loka.probe.stats.site_stats import SiteStats
 from loka.sites.site import GemmKind, RowCount, Site
+from tests.support.learned_stats import operand_of, seeded, weight_of
 
 K, N, ROWS = 64, 32, 512
+
 AROUND = {  # what mods could change about the site
     Concern.BIAS: Suggestion("no_bias", "tower.0"),
     Concern.INPUT_SIZES: Suggestion("norm_first", "tower.0"),
@@ -34,7 +35,7 @@ AROUND = {  # what mods could change about the site
 
 
 def normal(rows, width, seed=0):
-    return torch.randn(rows, width, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(rows, width, generator=seeded(seed))
 
 
 def site(k=K, n=N, fed_by=(), followed_by=(), bias=None, input_grad=True):
@@ -54,36 +55,11 @@ def settings(compute=Compute.FP8, budget=None, **gemms):
     return SiteSettings(made, budget or Budget())
 
 
-def operand(which, *calls):
-    tracker = OperandTracker(which, calls[0].shape[1], "cpu")
-    for call in calls:
-        tracker.update(call, call.abs().amax(0), call.shape[0])
-    return operand_stats(tracker.snapshot())
-
-
 def weight(w):
-    n, k = w.shape
-    rows = min(n, 256)
-    column_mean = w.mean(0).double()
     values = torch.zeros(257, dtype=torch.int64)
     values[128 if not w.any() else 130] = w.numel()
-    return WeightStats(
-        step=1,
-        updates=1,
-        amax=float(w.abs().max()),
-        nonfinite=0,
-        row_mean=w.mean(1).double() - w.double().mean(),
-        column_mean=column_mean,
-        u=LowRank(torch.zeros(n, 0).double(), torch.ones(n).double(), 0.0),
-        v=LowRank(torch.zeros(k, 0).double(), torch.ones(k).double(), 0.0),
-        row_index=torch.arange(rows),
-        rows=w[:rows].float(),
-        column_index=torch.arange(k),
-        columns=w.float(),
-        row_amax=w.abs().amax(1),
-        column_amax=w.abs().amax(0),
-        values=values,
-    )
+    row_mean = w.mean(1).double() - w.double().mean()
+    return weight_of(w, row_mean=row_mean, column_mean=w.mean(0).double(), values=values)
 
 
 def findings(x=None, grad=None, w=None, *, where=None, wanted=None, bias=None, estimates=(), suggestible=None):
@@ -94,7 +70,7 @@ def findings(x=None, grad=None, w=None, *, where=None, wanted=None, bias=None, e
     k, n = calls[0].shape[1], grad.shape[1]
     w = normal(n, k, 2) / math.sqrt(k) if w is None else w
     stats = SiteStats(
-        "tower.0", k, n, operand(Operand.INPUT, *calls), operand(Operand.GRAD_OUTPUT, grad), None, weight(w)
+        "tower.0", k, n, operand_of(Operand.INPUT, *calls), operand_of(Operand.GRAD_OUTPUT, grad), None, weight(w)
     )
     where = where or site(k, n)
     summary = summarise(stats, tuple(estimates), calls[0].shape[0])
@@ -168,7 +144,7 @@ def test_the_share_of_the_row_means_is_that_of_the_outputs():
     x = normal(2000, 600, 5) @ normal(600, 600, 6) + 3 * normal(1, 600, 7)  # wider than a whole covariance
     w = normal(300, 600, 8) + 0.2  # more rows than are kept
     where = site(600, 300, followed_by=("layer_norm",))
-    stats = SiteStats("tower.0", 600, 300, operand(Operand.INPUT, x), None, None, weight(w))
+    stats = SiteStats("tower.0", 600, 300, operand_of(Operand.INPUT, x), None, None, weight(w))
     from loka.probe.finding_evidence import FindingEvidence
 
     evidence = FindingEvidence(where, stats, summarise(stats, (), 2000), settings(), None)
@@ -311,7 +287,7 @@ def test_a_site_that_never_ran_is_found_and_nothing_else_of_it():
 
 
 def test_a_site_whose_output_gets_no_gradient_is_found():
-    stats = SiteStats("tower.0", K, N, operand(Operand.INPUT, normal(ROWS, K)), None, None, weight(normal(N, K)))
+    stats = SiteStats("tower.0", K, N, operand_of(Operand.INPUT, normal(ROWS, K)), None, None, weight(normal(N, K)))
     (found,) = find(site(), stats, summarise(stats, (), ROWS), settings())
     assert found.kind == "never_ran"
     assert "no gradient" in found.evidence

@@ -16,25 +16,20 @@ from loka.probe.finding_evidence import FindingEvidence
 from loka.probe.findings import find, gradient_underflows, underflow
 from loka.probe.profile.profile import Estimate, Interval
 from loka.probe.profile.summarise import summarise
-from loka.probe.stats.operand_tracker import OperandTracker, operand_stats
-from loka.probe.stats.site_stats import OperandStats, SiteStats
+from loka.probe.stats.site_stats import SiteStats
 from loka.sites.site import GemmKind, RowCount, Site
+from tests.support.learned_stats import operand_of, seeded
 
 K, N, ROWS = 64, 32, 512
+
 SITE = Site("tower.0", GemmKind.LINEAR, "tower", "tower.0.weight", None, RowCount(1), K, N, 1, 1, 1.0, True, (), (), "")
 TRANSPOSED = {gemm: candidates(gemm)[-1] for gemm in Gemm}
 SETTINGS = SiteSettings({gemm: GemmSettings(Compute.FP8, TRANSPOSED[gemm]) for gemm in Gemm}, Budget())
 
 
-def stats_of(operand: Operand, x: torch.Tensor) -> OperandStats:
-    tracker = OperandTracker(operand, x.shape[1], "cpu")
-    tracker.update(x, x.abs().amax(0), x.shape[0])
-    return operand_stats(tracker.snapshot())
-
-
 def seen(grad: torch.Tensor, estimates: tuple[Estimate, ...] = ()) -> FindingEvidence:
-    x = torch.randn(ROWS, K, generator=torch.Generator().manual_seed(1))
-    parts = (stats_of(Operand.INPUT, x), stats_of(Operand.GRAD_OUTPUT, grad))
+    x = torch.randn(ROWS, K, generator=seeded(1))
+    parts = (operand_of(Operand.INPUT, x), operand_of(Operand.GRAD_OUTPUT, grad))
     stats = SiteStats("tower.0", K, N, *parts, None, None)
     return FindingEvidence(SITE, stats, summarise(stats, estimates, ROWS), SETTINGS, None)
 
@@ -56,7 +51,7 @@ def test_an_underflow_beside_the_largest_row_is_that_of_a_transposed_gradient(fa
 
 
 def test_nothing_of_a_transposed_gradient_is_lost_where_nothing_is_far_below() -> None:
-    evidence = seen(torch.randn(ROWS, N, generator=torch.Generator().manual_seed(0)))
+    evidence = seen(torch.randn(ROWS, N, generator=seeded(0)))
     assert [each for each in gradient_underflows(evidence) if each.evidence.startswith("wgrad")] == []
     summary = evidence.summary.operand(Operand.GRAD_OUTPUT)
     assert summary is not None
@@ -66,7 +61,7 @@ def test_nothing_of_a_transposed_gradient_is_lost_where_nothing_is_far_below() -
 
 
 def test_a_remedy_for_an_error_over_budget_is_one_that_two_words_can_say() -> None:
-    grad = torch.randn(ROWS, N, generator=torch.Generator().manual_seed(0))
+    grad = torch.randn(ROWS, N, generator=seeded(0))
     rowwise = (OperandRecipe(), OperandRecipe())
     for others, remedy in (
         ((), {"compute": "keep"}),

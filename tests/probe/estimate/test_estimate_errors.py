@@ -16,52 +16,17 @@ from loka.policy.settings import Budget
 from loka.probe.estimate import candidates, errors, estimate, estimate_site, recipe_label, seed_for
 from loka.probe.profile.profile import Verdict
 from loka.probe.samplers import CopulaSampler, Drawn
-from loka.probe.stats.moments import JointTracker, joint_stats
-from loka.probe.stats.operand_tracker import OperandTracker, operand_stats
-from loka.probe.stats.site_stats import LowRank, SiteStats, WeightStats
+from loka.probe.stats.site_stats import SiteStats
+from tests.support.learned_stats import seeded, site_of, weight_of
 
 E4M3 = (OperandRecipe(), OperandRecipe())
+
 TENSORWISE = (OperandRecipe(scaling=Scaling.TENSORWISE),) * 2
 E5M2 = (OperandRecipe(format=Format.E5M2),) * 2
 
 
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 def site(x: Tensor, grad: Tensor, weight: Tensor) -> SiteStats:
-    n, k = weight.shape
-    inputs, grads = OperandTracker(Operand.INPUT, k, "cpu"), OperandTracker(Operand.GRAD_OUTPUT, n, "cpu")
-    joint = JointTracker(k, n, "cpu")
-    inputs.update(x, x.abs().amax(0), x.shape[0])
-    grads.update(grad, grad.abs().amax(0), grad.shape[0])
-    joint.update(x[:, joint.input_features], grad[:, joint.grad_features])
-    ones = {size: torch.ones(size, dtype=torch.float64) for size in (n, k)}
-    return SiteStats(
-        "layers.0",
-        k,
-        n,
-        operand_stats(inputs.snapshot()),
-        operand_stats(grads.snapshot()),
-        joint_stats(joint.snapshot()),
-        WeightStats(
-            step=1,
-            updates=1,
-            amax=float(weight.abs().max()),
-            nonfinite=int((~weight.isfinite()).sum()),
-            row_mean=0 * ones[n],
-            column_mean=0 * ones[k],
-            u=LowRank(torch.zeros(n, 1).double(), ones[n], 0.0),
-            v=LowRank(torch.zeros(k, 1).double(), ones[k], 0.0),
-            row_index=torch.arange(n)[:256],
-            rows=weight[:256],
-            column_index=torch.arange(k)[:256],
-            columns=weight[:, :256],
-            row_amax=weight.abs().amax(1),
-            column_amax=weight.abs().amax(0),
-            values=torch.zeros(257, dtype=torch.int64),
-        ),
-    )
+    return site_of([x], [grad], weight_of(weight), "layers.0")
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from loka.numerics.enums import Gemm, Operand
+from loka.numerics.enums import Gemm
 from loka.probe.samplers import MOST, CopulaSampler, coherence, missing
-from loka.probe.stats.moments import JointTracker, covariance, joint_stats
-from loka.probe.stats.operand_tracker import OperandTracker, operand_stats
+from loka.probe.stats.moments import covariance
 from loka.probe.stats.site_stats import JointStats, SiteStats
+from tests.support.learned_stats import joint_of, site_of
 
 WIDTH, M, CALLS = 24, 256, 60
 
@@ -27,19 +27,15 @@ def pairs(x: Tensor, grad: Tensor) -> tuple[float, float]:
 def leaning() -> SiteStats:
     """Gradients that lean one way in each call, by a tenth of their deviation, and not at all over all calls."""
     generator = torch.Generator().manual_seed(0)
-    inputs, grads = (OperandTracker(operand, WIDTH, "cpu") for operand in (Operand.INPUT, Operand.GRAD_OUTPUT))
-    joint = JointTracker(WIDTH, WIDTH, "cpu")
-    coherent = incoherent = 0.0
+    inputs, grads = [], []
     for _ in range(CALLS):
         x = torch.randn((M, WIDTH), generator=generator) + 1.0
         grad = torch.randn((M, WIDTH), generator=generator) + 0.1 * torch.randn((1, WIDTH), generator=generator)
-        inputs.update(x, x.abs().amax(0), M)
-        grads.update(grad, grad.abs().amax(0), M)
-        joint.update(x, grad)
-        more = pairs(x, grad)
-        coherent, incoherent = coherent + more[0], incoherent + more[1]
-    found = replace(joint_stats(joint.snapshot()), coherent=coherent, incoherent=incoherent)
-    return SiteStats("s", WIDTH, WIDTH, operand_stats(inputs.snapshot()), operand_stats(grads.snapshot()), found, None)
+        inputs.append(x)
+        grads.append(grad)
+    stats = site_of(inputs, grads)
+    coherent, incoherent = map(sum, zip(*map(pairs, inputs, grads), strict=True))
+    return replace(stats, joint=replace(learned(stats), coherent=coherent, incoherent=incoherent))
 
 
 def agreement(stats: SiteStats) -> float:
@@ -69,9 +65,7 @@ def test_what_the_pooled_moments_explain_is_not_added_again() -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn((4000, 8), generator=generator) + 1.0
     grad = x + torch.randn((4000, 8), generator=generator)
-    joint = JointTracker(8, 8, "cpu")
-    joint.update(x, grad)
-    found = joint_stats(joint.snapshot())
+    found = joint_of([x], [grad])
     own = float((x.square().sum(1) * grad.square().sum(1)).mean())
     pooled = float((grad.t() @ x / 4000).square().sum())
     moments = covariance(found.moments)

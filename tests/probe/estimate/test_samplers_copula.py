@@ -10,25 +10,15 @@ from torch import Tensor
 
 from loka.numerics.enums import Operand
 from loka.probe import copula
-from loka.probe.stats.operand_tracker import OperandTracker, operand_stats
-from loka.probe.stats.site_stats import LOWEST, ROW_RMS_BINS, SPREAD_STEPS, VALUE_BINS, ZERO_BIN, LowRank, OperandStats
+from loka.probe.stats.site_stats import LOWEST, ROW_RMS_BINS, SPREAD_STEPS, VALUE_BINS, ZERO_BIN, LowRank
+from tests.support.learned_stats import operand_of, seeded
 
 LOW = LOWEST[Operand.INPUT]
 
 
-def learned(rows: Tensor) -> OperandStats:
-    tracker = OperandTracker(Operand.INPUT, rows.shape[1], "cpu")
-    tracker.update(rows, rows.abs().amax(0), rows.shape[0])
-    return operand_stats(tracker.snapshot())
-
-
 def shapes_of(rows: Tensor) -> copula.Marginals:
-    stats = learned(rows)
+    stats = operand_of(Operand.INPUT, rows)
     return copula.marginals(stats.values, LOW, stats.column_amax)
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def middle_levels(count: int, rows: int) -> Tensor:
@@ -65,7 +55,7 @@ def test_a_tail_is_not_overstated_by_its_bins() -> None:
 def test_fitting_meets_the_mean_and_variance_and_keeps_zeros() -> None:
     rows = torch.nn.functional.silu(torch.randn(20_000, 4, generator=seeded()) * 0.5 - 0.5)
     rows[:, 3] = rows[:, 3].relu()
-    stats = learned(rows)
+    stats = operand_of(Operand.INPUT, rows)
     mean, variance = stats.moments.mean, stats.moments.diagonal / (stats.moments.count - 1)
     fitted = copula.fitted(shapes_of(rows), mean, variance)
     drawn = fitted.quantile(middle_levels(4, 20_000)).double()

@@ -9,62 +9,20 @@ import torch
 from torch import Tensor
 
 from benchmarks.held_out.gaussian_samplers import GaussianSampler, NormalSampler, median_amax, normal_amax
-from loka.numerics.enums import Gemm, Operand
+from loka.numerics.enums import Gemm
 from loka.probe.samplers import CopulaSampler, Sampler
-from loka.probe.stats.moments import JointTracker, joint_stats
-from loka.probe.stats.operand_tracker import OperandTracker, operand_stats
-from loka.probe.stats.site_stats import LowRank, SiteStats, WeightStats
+from loka.probe.stats.site_stats import LowRank, SiteStats
+from tests.support.learned_stats import seeded, site_of, weight_of
 
 K, N, M = 48, 32, 600
 
 
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def weight_stats(weight: Tensor) -> WeightStats:
-    """A weight with independent elements of equal variance, as it is."""
-    n, k = weight.shape
-    variance = float(weight.var())
-    zeros = {size: torch.zeros(size, dtype=torch.float64) for size in (n, k)}
-    return WeightStats(
-        step=1,
-        updates=1,
-        amax=float(weight.abs().max()),
-        nonfinite=0,
-        row_mean=zeros[n],
-        column_mean=zeros[k],
-        u=LowRank(torch.zeros(n, 1, dtype=torch.float64), zeros[n] + 1.0, 0.0),
-        v=LowRank(torch.zeros(k, 1, dtype=torch.float64), zeros[k] + variance, 0.0),
-        row_index=torch.arange(n),
-        rows=weight,
-        column_index=torch.arange(k),
-        columns=weight,
-        row_amax=weight.abs().amax(1),
-        column_amax=weight.abs().amax(0),
-        values=torch.zeros(257, dtype=torch.int64),
-    )
-
-
 def site_stats(x: Tensor, grad: Tensor, weight: Tensor, calls: int = 20) -> SiteStats:
-    """What the trackers learn from `calls` equal parts of x and grad."""
-    k, n = x.shape[1], grad.shape[1]
-    inputs = OperandTracker(Operand.INPUT, k, "cpu")
-    grads = OperandTracker(Operand.GRAD_OUTPUT, n, "cpu")
-    joint = JointTracker(k, n, "cpu")
-    for x_part, grad_part in zip(x.chunk(calls), grad.chunk(calls), strict=True):
-        inputs.update(x_part, x_part.abs().amax(0), x_part.shape[0])
-        grads.update(grad_part, grad_part.abs().amax(0), grad_part.shape[0])
-        joint.update(x_part[:, joint.input_features], grad_part[:, joint.grad_features])
-    return SiteStats(
-        name="site",
-        k=k,
-        n=n,
-        input=operand_stats(inputs.snapshot()),
-        grad_output=operand_stats(grads.snapshot()),
-        joint=joint_stats(joint.snapshot()),
-        weight=weight_stats(weight),
+    """What the trackers learn from `calls` equal parts of x and grad; the weight's elements are independent."""
+    variance = LowRank(
+        torch.zeros(weight.shape[1], 1).double(), torch.full((weight.shape[1],), float(weight.var())).double(), 0.0
     )
+    return site_of(x.chunk(calls), grad.chunk(calls), weight_of(weight, v=variance))
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +131,7 @@ def test_the_gaussian_has_the_learned_mean_and_covariance(heavy: tuple[SiteStats
 def test_the_matrix_normal_has_its_means_and_its_covariances() -> None:
     left = torch.tensor([[2.0, 0.0], [1.0, 1.0], [0.0, 0.5]], dtype=torch.float64)
     right = torch.tensor([[1.0], [-1.0], [0.5], [0.0]], dtype=torch.float64)
-    base = weight_stats(torch.randn(3, 4, generator=seeded()))
+    base = weight_of(torch.randn(3, 4, generator=seeded()))
     weight = replace(
         base,
         row_mean=torch.tensor([1.0, 2.0, 3.0]).double(),

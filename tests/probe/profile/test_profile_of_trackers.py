@@ -11,10 +11,9 @@ import torch
 from loka.numerics.enums import Operand
 from loka.probe.profile import profile_file, summarise
 from loka.probe.profile.profile import RecordedStats
-from loka.probe.stats.moments import JointTracker, joint_stats
-from loka.probe.stats.operand_tracker import OperandTracker, operand_stats
 from loka.probe.stats.site_stats import SiteStats
 from loka.probe.stats.weight_tracker import WeightTracker, weight_stats
+from tests.support.learned_stats import site_of
 from tests.support.plan.made_profiles import make_profile
 
 
@@ -25,16 +24,9 @@ def learn(k: int, n: int, poisoned: bool, rows: int = 64) -> SiteStats:
     if poisoned:
         x[0, 0], weight[0, 0] = math.nan, math.inf
         dy.zero_()
-    operands = []
-    for operand, matrix in ((Operand.INPUT, x), (Operand.GRAD_OUTPUT, dy)):
-        tracker = OperandTracker(operand, matrix.shape[1], "cpu")
-        tracker.update(matrix, matrix.abs().amax(0), rows)
-        operands.append(operand_stats(tracker.snapshot()))
-    joint = JointTracker(k, n, "cpu")
-    joint.update(x[:, joint.input_features], dy[:, joint.grad_features])
     weights = WeightTracker(n, k, "cpu")
     weights.update(weight, 5)
-    return SiteStats("a", k, n, *operands, joint_stats(joint.snapshot()), weight_stats(weights.snapshot()))
+    return site_of([x], [dy], weight_stats(weights.snapshot()), "a")
 
 
 @pytest.mark.parametrize("poisoned", [False, True])

@@ -17,7 +17,6 @@ from loka.numerics.enums import Format, Operand, Scaling
 from loka.numerics.quantize import FORMATS, expand_scale, quantize
 from loka.probe.profile import summarise
 from loka.probe.profile.profile import OperandSummary, Profile, Quantiles, RecordedStats, SiteProfile
-from loka.probe.stats.operand_tracker import OperandTracker, operand_stats
 from loka.probe.stats.site_stats import (
     LOWEST,
     MAGNITUDE_BINS,
@@ -27,30 +26,23 @@ from loka.probe.stats.site_stats import (
     VALUE_BINS,
     ZERO_BIN,
     HistogramView,
-    LowRank,
     OperandStats,
     SiteStats,
     WeightStats,
 )
+from tests.support.learned_stats import operand_of, weight_of
 
 
-def learn(calls: list[Tensor], operand: Operand = Operand.INPUT) -> OperandStats:
-    """Statistics of an operand from all rows of the given calls."""
-    tracker = OperandTracker(operand, calls[0].shape[1], "cpu")
-    for rows in calls:
-        column_amax = rows.abs().amax(0) if rows.shape[0] else torch.zeros(rows.shape[1])
-        tracker.update(rows, column_amax, rows.shape[0])
-    return operand_stats(tracker.snapshot())
-
-
-def site_of(activation: OperandStats | None, gradient: OperandStats | None = None, k: int = 0, n: int = 4) -> SiteStats:
+def site_with(
+    activation: OperandStats | None, gradient: OperandStats | None = None, k: int = 0, n: int = 4
+) -> SiteStats:
     width = activation.moments.mean.numel() if activation is not None else k
     return SiteStats("a", width, n, activation, gradient, None, None)
 
 
 def summary_of(calls: list[Tensor], operand: Operand = Operand.INPUT) -> OperandSummary:
-    stats = learn(calls, operand)
-    (found,) = summarise.summarise(replace(site_of(stats), input=stats), (), 64).operands
+    stats = operand_of(operand, *calls)
+    (found,) = summarise.summarise(replace(site_with(stats), input=stats), (), 64).operands
     return found
 
 
@@ -135,11 +127,11 @@ class TestActivation:
                 assert getattr(quantiles, name) == pytest.approx(spread.quantile(level).item(), abs=1.0 / SPREAD_STEPS)
 
     def test_quantiles_lie_linearly_within_a_bin(self) -> None:
-        stats = learn([torch.ones(4, 8)])
+        stats = operand_of(Operand.INPUT, torch.ones(4, 8))
         counts = torch.zeros(SPREAD_BINS, dtype=torch.int64)
         counts[0] = 1000  # rows of zeros have no spread
         counts[1 + 8] = 100  # one octave and up
-        (found,) = summarise.summarise(site_of(replace(stats, row_spread=counts)), (), 4).operands
+        (found,) = summarise.summarise(site_with(replace(stats, row_spread=counts)), (), 4).operands
         step = 1.0 / SPREAD_STEPS
         expected = [1 + step * level for level in (0.01, 0.25, 0.5, 0.75, 0.99)]
         assert found.row_spread == Quantiles(*(pytest.approx(value) for value in expected))
@@ -187,35 +179,18 @@ class TestActivation:
 
 
 def make_weight(weight: Tensor) -> WeightStats:
-    n, k = weight.shape
     values = torch.zeros(VALUE_BINS, dtype=torch.int64)
     values[ZERO_BIN] = (weight == 0).sum()
     values[ZERO_BIN + 1 + 2 * 40] = (weight > 0).sum()  # [1, 1.5)
     values[ZERO_BIN - 1 - 2 * 40] = (weight < 0).sum()
-    square = LowRank(torch.eye(n).double(), torch.zeros(n).double(), 0.25)
-    return WeightStats(
-        10,
-        1,
-        weight.abs().max().item(),
-        2,
-        torch.zeros(n).double(),
-        torch.zeros(k).double(),
-        square,
-        LowRank(torch.eye(k).double(), torch.zeros(k).double(), 0.5),
-        torch.arange(n),
-        weight,
-        torch.arange(k),
-        weight,
-        weight.abs().amax(1).double(),
-        weight.abs().amax(0).double(),
-        values,
-    )
+    made = weight_of(weight, nonfinite=2, values=values)
+    return replace(made, u=replace(made.u, error=0.25), v=replace(made.v, error=0.5))
 
 
 class TestWeight:
     def test_numbers(self) -> None:
         weight = torch.tensor([[1.0, 1.25, -1.0, 0.0], [0.0, 0.0, 0.0, 0.0], [0.0, 1.0, math.nan, 0.0]])
-        stats = replace(site_of(None, k=4, n=3), weight=replace(make_weight(weight), amax=1.25))
+        stats = replace(site_with(None, k=4, n=3), weight=replace(make_weight(weight), amax=1.25))
         (found,) = summarise.summarise(stats, (), 64).operands
         assert (found.operand, found.width, found.rows, found.sampled, found.calls) == (Operand.WEIGHT, 4, 3, 3, 0)
         assert (found.nonfinite, found.amax, found.usual_amax, found.shares) == (2, 1.25, 1.25, ())
@@ -229,13 +204,16 @@ class TestWeight:
 
     def test_the_order_of_operands(self) -> None:
         x = torch.ones(4, 8)
-        stats = replace(site_of(learn([x]), learn([x], Operand.GRAD_OUTPUT), n=8), weight=make_weight(torch.ones(8, 8)))
+        stats = replace(
+            site_with(operand_of(Operand.INPUT, x), operand_of(Operand.GRAD_OUTPUT, x), n=8),
+            weight=make_weight(torch.ones(8, 8)),
+        )
         names = [operand.operand for operand in summarise.summarise(stats, (), 4).operands]
         assert names == [Operand.INPUT, Operand.WEIGHT, Operand.GRAD_OUTPUT]
 
 
 def test_a_site_that_never_ran() -> None:
-    assert summarise.summarise(site_of(None, k=7, n=5), (), 0) == SiteProfile("a", 7, 5, 0, (), ())
+    assert summarise.summarise(site_with(None, k=7, n=5), (), 0) == SiteProfile("a", 7, 5, 0, (), ())
 
 
 def record(stats: SiteStats, steps: int, every: int = 10, model: str = "m:f", rows: int = 64) -> RecordedStats:
@@ -249,7 +227,10 @@ class TestUnite:
     def test_gives_the_summary_of_one_pass(self) -> None:
         calls = [heavy_tailed(40, 24, seed) * 1.5**seed + seed for seed in range(7)]
         whole = summary_of(calls)
-        a, b = (record(site_of(learn(part)), steps) for part, steps in ((calls[:2], 20), (calls[2:], 50)))
+        a, b = (
+            record(site_with(operand_of(Operand.INPUT, *part)), steps)
+            for part, steps in ((calls[:2], 20), (calls[2:], 50))
+        )
         both = summarise.unite(a, b)
         (found,) = both.profile.sites[0].operands
         assert replace(found, rms=0.0) == replace(whole, rms=0.0)
@@ -258,23 +239,29 @@ class TestUnite:
         assert (both.profile.name, both.profile.created) == ("p50", "2026-11-23T00:00:00Z")
 
     def test_order_matters_little(self) -> None:
-        a, b = record(site_of(learn([torch.ones(3, 4)])), 20), record(site_of(learn([torch.ones(5, 4)])), 50, every=25)
+        a, b = (
+            record(site_with(operand_of(Operand.INPUT, torch.ones(3, 4))), 20),
+            record(site_with(operand_of(Operand.INPUT, torch.ones(5, 4))), 50, every=25),
+        )
         assert summarise.unite(a, b).profile == summarise.unite(b, a).profile
         assert summarise.unite(a, b).profile.every == 25
 
     def test_a_site_that_ran_in_one_alone(self) -> None:
-        ran, never = record(site_of(learn([torch.ones(3, 4)])), 20), record(site_of(None, k=4), 50, rows=0)
+        ran, never = (
+            record(site_with(operand_of(Operand.INPUT, torch.ones(3, 4))), 20),
+            record(site_with(None, k=4), 50, rows=0),
+        )
         both = summarise.unite(ran, never).profile.sites[0]
         assert both.operands == ran.profile.sites[0].operands
         assert both.rows == 64
 
     def test_estimates_and_findings_are_left_out(self) -> None:
-        a = record(site_of(learn([torch.ones(3, 4)])), 20)
+        a = record(site_with(operand_of(Operand.INPUT, torch.ones(3, 4))), 20)
         estimated = replace(a, profile=replace(a.profile, findings=("stale",)))
         assert summarise.unite(estimated, a).profile.findings == ()
 
     def test_keeps_the_mods_and_refuses_others(self) -> None:
-        a = record(site_of(None, k=4), 20)
+        a = record(site_with(None, k=4), 20)
         mods = (
             ModFingerprint("block_norm", "0123456789abcdef", "norm, block 32"),
             ModFingerprint("no_bias", "0" * 16, "up"),
@@ -288,12 +275,12 @@ class TestUnite:
             summarise.unite(modded, fewer)
 
     def test_refuses_what_does_not_belong_together(self) -> None:
-        a = record(site_of(None, k=4), 20)
+        a = record(site_with(None, k=4), 20)
         with pytest.raises(InputError, match="two models cannot be merged: m:f and m:g; merge runs of one"):
-            summarise.unite(a, record(site_of(None, k=4), 20, model="m:g"))
+            summarise.unite(a, record(site_with(None, k=4), 20, model="m:g"))
         with pytest.raises(InputError, match="'a' has K = 4, N = 4 in one profile and K = 5, N = 4 in the other"):
-            summarise.unite(a, record(site_of(None, k=5), 20))
-        other = record(replace(site_of(None, k=4), name="b"), 20)
+            summarise.unite(a, record(site_with(None, k=5), 20))
+        other = record(replace(site_with(None, k=4), name="b"), 20)
         for pair in ((a, other), (other, a)):
             with pytest.raises(InputError, match="is in only one of the two profiles"):
                 summarise.unite(*pair)
@@ -301,7 +288,7 @@ class TestUnite:
 
 def test_row_rms_bins_and_call_amax_share_their_edges() -> None:
     """An amax in the bin of 2^0 is called its geometric middle."""
-    stats = learn([torch.ones(4, 8) * 1.05])
+    stats = operand_of(Operand.INPUT, torch.ones(4, 8) * 1.05)
     assert stats.call_amax.shape == (ROW_RMS_BINS,)
-    (found,) = summarise.summarise(site_of(stats), (), 4).operands
+    (found,) = summarise.summarise(site_with(stats), (), 4).operands
     assert found.usual_amax == pytest.approx(2.0 ** (0.5 / SPREAD_STEPS))

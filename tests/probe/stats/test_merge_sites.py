@@ -12,25 +12,11 @@ from torch import Tensor
 from loka.errors import InputError
 from loka.numerics.enums import Operand
 from loka.probe.stats.merge import later_weight, merge_joint, merge_operands, merge_sites
-from loka.probe.stats.moments import JointTracker, joint_stats
-from loka.probe.stats.operand_tracker import OperandTracker, operand_stats
 from loka.probe.stats.site_stats import JointStats, OperandStats, SiteStats, WeightStats
 from loka.probe.stats.weight_tracker import WeightTracker, weight_stats
+from tests.support.learned_stats import joint_of, operand_of
 
 K, N = 140, 6
-
-
-def operand(calls: list[Tensor], which: Operand = Operand.INPUT) -> OperandStats:
-    tracker = OperandTracker(which, calls[0].shape[1], "cpu")
-    for call in calls:
-        tracker.update(call, call.abs().amax(0), len(call))
-    return operand_stats(tracker.snapshot())
-
-
-def joint(x: Tensor, grad: Tensor) -> JointStats:
-    tracker = JointTracker(x.shape[1], grad.shape[1], "cpu")
-    tracker.update(x[:, tracker.input_features], grad[:, tracker.grad_features])
-    return joint_stats(tracker.snapshot())
 
 
 def weight(step: int) -> WeightStats:
@@ -54,7 +40,10 @@ def site(**parts: OperandStats | JointStats | WeightStats | None) -> SiteStats:
 
 def test_operands_of_unequal_shifted_shards_merge_to_one_pass() -> None:
     left, right = shards()
-    merged, whole = merge_operands(operand(left), operand(right)), operand(left + right)
+    merged, whole = (
+        merge_operands(operand_of(Operand.INPUT, *left), operand_of(Operand.INPUT, *right)),
+        operand_of(Operand.INPUT, *left, *right),
+    )
     for field in dataclasses.fields(OperandStats):
         a, b = getattr(merged, field.name), getattr(whole, field.name)
         if field.name == "moments":
@@ -70,7 +59,7 @@ def test_operands_of_unequal_shifted_shards_merge_to_one_pass() -> None:
 
 def test_merging_leaves_its_arguments_alone() -> None:
     left, right = shards()
-    a, b = operand(left), operand(right)
+    a, b = operand_of(Operand.INPUT, *left), operand_of(Operand.INPUT, *right)
     before = a.values.clone(), a.moments.comoment.clone()
     merge_operands(a, b)
     assert torch.equal(a.values, before[0])
@@ -79,7 +68,7 @@ def test_merging_leaves_its_arguments_alone() -> None:
 
 def test_a_part_that_one_side_never_saw_is_taken_from_the_other() -> None:
     left, _ = shards()
-    seen, grad = operand(left), operand([torch.ones(3, N)], Operand.GRAD_OUTPUT)
+    seen, grad = operand_of(Operand.INPUT, *left), operand_of(Operand.GRAD_OUTPUT, torch.ones(3, N))
     merged = merge_sites(site(input=seen), site(grad_output=grad, weight=weight(3)))
     assert merged.input is seen
     assert merged.grad_output is grad
@@ -94,15 +83,15 @@ def test_whole_sites_merge_part_by_part() -> None:
     grads = [part[:, :N] * 0.1 for part in x]
     sites = [
         site(
-            input=operand([x[i]]),
-            grad_output=operand([grads[i]], Operand.GRAD_OUTPUT),
-            joint=joint(x[i], grads[i]),
+            input=operand_of(Operand.INPUT, x[i]),
+            grad_output=operand_of(Operand.GRAD_OUTPUT, grads[i]),
+            joint=joint_of([x[i]], [grads[i]]),
             weight=weight(i),
         )
         for i in range(2)
     ]
     merged = merge_sites(sites[0], sites[1])
-    whole = joint(torch.cat(x), torch.cat(grads))
+    whole = joint_of([torch.cat(x)], [torch.cat(grads)])
     assert merged.joint is not None
     assert merged.joint.moments.count == whole.moments.count == 106
     scale = float(whole.moments.comoment.abs().max())
@@ -122,4 +111,4 @@ def test_the_weight_of_the_later_step_stays() -> None:
 
 def test_joint_moments_of_other_features_are_refused() -> None:
     with pytest.raises(InputError, match="joint moments are of different features"):
-        merge_joint(joint(torch.ones(2, 4), torch.ones(2, 3)), joint(torch.ones(2, 4), torch.ones(2, 2)))
+        merge_joint(*(joint_of([torch.ones(2, 4)], [torch.ones(2, n)]) for n in (3, 2)))

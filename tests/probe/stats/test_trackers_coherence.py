@@ -7,7 +7,7 @@ import torch
 
 from loka.probe.capture.watch import RowNumbers
 from loka.probe.stats.merge import merge_joint
-from loka.probe.stats.moments import JointTracker, joint_stats
+from tests.support.learned_stats import joint_of
 
 
 def by_pairs(x: torch.Tensor, grad: torch.Tensor) -> tuple[float, float]:
@@ -20,10 +20,7 @@ def by_pairs(x: torch.Tensor, grad: torch.Tensor) -> tuple[float, float]:
 
 
 def learned(*calls):
-    tracker = JointTracker(calls[0][0].shape[1], calls[0][1].shape[1], "cpu")
-    for x, grad in calls:
-        tracker.update(x, grad)
-    return joint_stats(tracker.snapshot())
+    return joint_of(*zip(*calls, strict=True))
 
 
 def call(rows: int, seed: int, lean: float = 0.0, scale: float = 1.0):

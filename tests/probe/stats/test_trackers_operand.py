@@ -14,18 +14,9 @@ from loka.numerics.enums import Operand
 from loka.numerics.quantize import AMAX_FLOOR
 from loka.probe.stats import site_stats as bins
 from loka.probe.stats.operand_tracker import PENDING, OperandTracker, operand_stats
-from loka.probe.stats.site_stats import OperandStats
+from tests.support.learned_stats import operand_of
 
 VIEW = {view: place for place, view in enumerate(bins.VIEWS)}
-
-
-def learn(*calls: Tensor, operand: Operand = Operand.INPUT) -> OperandStats:
-    """Statistics of calls whose every row is sampled."""
-    tracker = OperandTracker(operand, calls[0].shape[1], "cpu")
-    for call in calls:
-        column_amax = call.abs().amax(0) if len(call) else torch.zeros(call.shape[1])
-        tracker.update(call, column_amax, len(call))
-    return operand_stats(tracker.snapshot())
 
 
 def value_bin(value: float, lowest: int) -> int:
@@ -89,7 +80,7 @@ def test_counts_agree_with_the_definition_of_the_bins(
     rows = torch.randn((height, width), generator=generator)
     rows = rows * 2.0 ** (torch.randn((height, width), generator=generator) * octaves / 4 + offset)
     rows[torch.rand((height, width), generator=generator) < 0.1] = 0.0
-    stats = learn(rows, operand=operand)
+    stats = operand_of(operand, rows)
     values, relative = reference(rows, operand)
     torch.testing.assert_close(stats.values, values, rtol=0, atol=0)
     torch.testing.assert_close(stats.relative, relative, rtol=0, atol=0)
@@ -99,7 +90,7 @@ def test_counts_agree_with_the_definition_of_the_bins(
 @given(width=st.sampled_from([3, 64, 130, 260]), offset=st.integers(-85, 60), seed=st.integers(0, 10**6))
 def test_spread_agrees_with_float64_within_a_bin(width: int, offset: int, seed: int) -> None:
     rows = torch.randn((1, width), generator=torch.Generator().manual_seed(seed)) * 2.0**offset
-    stats = learn(rows)
+    stats = operand_of(Operand.INPUT, rows)
     exact = rows.double()
     rms = exact.square().mean().sqrt()
     lowest = bins.LOWEST[Operand.INPUT]
@@ -124,8 +115,8 @@ def test_non_finite_elements_are_counted_and_poison_nothing() -> None:
     good = torch.randn((6, 140), generator=generator)
     bad = good.clone()
     bad[1, 4], bad[1, 5], bad[3, 139] = math.nan, math.inf, -math.inf
-    stats = learn(bad)
-    clean = learn(good[[0, 2, 4, 5]])
+    stats = operand_of(Operand.INPUT, bad)
+    clean = operand_of(Operand.INPUT, good[[0, 2, 4, 5]])
     assert (stats.nonfinite, stats.nonfinite_calls, stats.sampled) == (3, 1, 6)
     assert int(stats.values.sum()) == 6 * 140 - 3
     assert stats.relative.sum(1).tolist() == [6 * 140 - 3] * 4
@@ -188,7 +179,7 @@ def test_calls_of_which_no_row_is_sampled(total: int) -> None:
 
 
 def test_rows_of_zeros() -> None:
-    stats = learn(torch.zeros(4, 200))
+    stats = operand_of(Operand.INPUT, torch.zeros(4, 200))
     assert int(stats.values[:, bins.ZERO_BIN].sum()) == 800
     assert stats.relative[:, 0].tolist() == [800] * 4
     assert int(stats.relative.sum()) == 3200
@@ -200,7 +191,7 @@ def test_rows_of_zeros() -> None:
 
 def test_huge_and_tiny_finite_values_stay_finite_everywhere() -> None:
     rows = torch.tensor([[3.4e38, -3.4e38, 1.0], [1e-45, -1e-45, 1e-38], [1.0, 2.0, 4.0]])
-    stats = learn(rows)
+    stats = operand_of(Operand.INPUT, rows)
     assert int(stats.values.sum()) == 9
     assert stats.relative.sum(1).tolist() == [9] * 4
     assert stats.relative[:, 0].tolist() == [0] * 4
@@ -212,9 +203,9 @@ def test_huge_and_tiny_finite_values_stay_finite_everywhere() -> None:
 
 def test_a_wide_operand_is_binned_view_by_view_with_the_same_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = torch.randn((9, 300), generator=torch.Generator().manual_seed(0))
-    at_once = learn(rows)
+    at_once = operand_of(Operand.INPUT, rows)
     monkeypatch.setattr("loka.probe.stats.operand_tracker.TOGETHER", 0)
-    one_by_one = learn(rows)
+    one_by_one = operand_of(Operand.INPUT, rows)
     torch.testing.assert_close(one_by_one.relative, at_once.relative, rtol=0, atol=0)
     torch.testing.assert_close(one_by_one.block_spread, at_once.block_spread, rtol=0, atol=0)
 

@@ -11,9 +11,9 @@ from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.numerics.enums import Gemm, Operand
 from loka.numerics.quantize import FORMATS, expand_scale
 from loka.probe.samplers import CopulaSampler
-from loka.probe.stats.operand_tracker import OperandTracker, operand_stats
-from loka.probe.stats.site_stats import LowRank, SiteStats, WeightStats
+from loka.probe.stats.site_stats import SiteStats
 from tests.support.kernels.rendered_cases import Inputs, exact_forward, exact_gradients, gradient_size, random_inputs
+from tests.support.learned_stats import operand_of, weight_of
 
 KINDS = ("normal", "student", "learned")
 NOISE = 1e-4  # of what a row's elements are the difference of
@@ -30,17 +30,7 @@ def learned(rows: int, width: int, generator: torch.Generator) -> Tensor:
     shared = torch.randn(512, 4, generator=generator) @ torch.randn(4, width, generator=generator)
     seen = (shared + student(512, width, generator)).relu() - 0.3
     seen *= torch.rand(512, 1, generator=generator).clamp(min=1e-3).rsqrt()
-    tracker = OperandTracker(Operand.INPUT, width, "cpu")
-    tracker.update(seen, seen.abs().amax(0), seen.shape[0])
-    one, ones = torch.ones(1, dtype=torch.float64), torch.ones(width, dtype=torch.float64)
-    weight = WeightStats(
-        step=1, updates=1, amax=1.0, nonfinite=0, row_mean=0 * one, column_mean=0 * ones,
-        u=LowRank(torch.zeros(1, 1).double(), one, 0.0), v=LowRank(torch.zeros(width, 1).double(), ones, 0.0),
-        row_index=torch.arange(1), rows=torch.ones(1, width), column_index=torch.arange(width)[:256],
-        columns=torch.ones(1, min(width, 256)), row_amax=one.float(), column_amax=ones.float(),
-        values=operand_stats(tracker.snapshot()).values[0],
-    )  # fmt: skip
-    stats = SiteStats("site", width, 1, operand_stats(tracker.snapshot()), None, None, weight)
+    stats = SiteStats("site", width, 1, operand_of(Operand.INPUT, seen), None, None, weight_of(torch.ones(1, width)))
     drawn = CopulaSampler(stats, max(rows, 16)).draw(Gemm.FPROP, generator).a
     return drawn.repeat(-(-rows // drawn.shape[0]), 1)[:rows]
 

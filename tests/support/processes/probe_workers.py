@@ -15,11 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import loka
 from loka.errors import InputError
-from loka.numerics.enums import Operand
 from loka.probe.stats.merge import merge_across
-from loka.probe.stats.moments import JointTracker, joint_stats
-from loka.probe.stats.operand_tracker import OperandTracker, operand_stats
-from loka.probe.stats.site_stats import SiteStats
+from tests.support.learned_stats import site_of
 from tests.support.models import probe_models as models
 
 WORLD = 3
@@ -51,22 +48,16 @@ def rows_of(rank, k, n):
     return x, torch.randn(ROWS[rank], n, generator=generator) * 1e-4 - 1e-3 * rank
 
 
-def site_of(name, k, n, x, grad):
-    """What one call gives, by the trackers."""
-    operands = []
-    for operand, matrix in ((Operand.INPUT, x), (Operand.GRAD_OUTPUT, grad)):
-        tracker = OperandTracker(operand, matrix.shape[1], "cpu")
-        tracker.update(matrix, matrix.abs().amax(0), matrix.shape[0])
-        operands.append(operand_stats(tracker.snapshot()))
-    joint = JointTracker(k, n, "cpu")
-    joint.update(x[:, joint.input_features], grad[:, joint.grad_features])
-    return SiteStats(name, k, n, *operands, joint_stats(joint.snapshot()), None)
+def called(name, rank, k, n):
+    """What one call of a rank gives."""
+    x, grad = rows_of(rank, k, n)
+    return site_of([x], [grad], name=name)
 
 
 def merged(rank, folder, policy):
     """Unequal, shifted shards; a site that rank 1 alone has seen; one that nobody has."""
-    stats = [site_of(name, k, n, *rows_of(rank, k, n)) for name, k, n in SHAPES]
-    once = site_of("once", 24, 16, *rows_of(1, 24, 16))
+    stats = [called(name, rank, k, n) for name, k, n in SHAPES]
+    once = called("once", 1, 24, 16)
     empty = replace(once, input=None, grad_output=None, joint=None)
     stats += [once if rank == 1 else empty, replace(empty, name="never")]
     return stats, merge_across(tuple(stats), dist.group.WORLD)
@@ -74,7 +65,7 @@ def merged(rank, folder, policy):
 
 def disagreeing(rank, folder, policy):
     """Rank 2 has another site."""
-    site = site_of("other" if rank == 2 else "same", 24, 16, *rows_of(rank, 24, 16))
+    site = called("other" if rank == 2 else "same", rank, 24, 16)
     try:
         merge_across((site,), dist.group.WORLD)
     except InputError as error:
