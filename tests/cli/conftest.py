@@ -147,6 +147,17 @@ class Shop:
         path.write_text(text, encoding="utf-8")
         return self.policy
 
+    def write_module(self, name: str, text: str) -> None:
+        """Write NAME.py, which is imported anew."""
+        (self.folder / f"{name}.py").write_text(text, encoding="utf-8")
+        sys.modules.pop(name, None)
+
+    def edit_model(self, old: str, new: str) -> None:
+        """Change the model's file; the next call of the command line takes it anew."""
+        text = (self.folder / "shopmodel.py").read_text(encoding="utf-8")
+        assert old in text
+        self.write_module("shopmodel", text.replace(old, new))
+
     def files(self) -> dict[str, bytes]:
         """Every file with its content, byte code left out."""
         return {
@@ -182,6 +193,21 @@ def loka(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ran]:
     def call(*arguments: str) -> Ran:
         result = CliRunner().invoke(app, list(arguments), catch_exceptions=False, prog_name="loka")
         return Ran(result.exit_code, result.stdout, result.stderr)
+
+    return call
+
+
+@pytest.fixture
+def refuse(shop: Shop, loka: Callable[..., Ran]) -> Callable[..., str]:
+    """Call the command line, which has to refuse: nothing on stdout, no file changed. Gives the message."""
+
+    def call(*arguments: str, status: int = 2) -> str:
+        before = shop.files()
+        ran = loka(*arguments)
+        assert (ran.status, ran.out) == (status, ""), ran.err
+        assert "Traceback" not in ran.err
+        assert shop.files() == before
+        return ran.err
 
     return call
 

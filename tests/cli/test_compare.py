@@ -37,6 +37,10 @@ def test_parity_leaves_with_0_and_shows_how_far_draws_lie_apart(package, loka):
     ]  # fmt: skip
     assert "Started 1e-6 apart, NE of one seed spreads by 0.0000 % as it is and by " in ran.out
     assert "seed 1001: NE " in ran.err
+    # without measurements nothing is planned about speed
+    assert "planned on" not in ran.out
+    assert "cpu here, FP8 emulated, samples/s" in ran.out
+    assert "are those of the emulation in torch" in ran.err
 
 
 @pytest.mark.parametrize(
@@ -97,13 +101,6 @@ def test_the_planned_speed_stands_beside_the_emulated_one(package, loka, monkeyp
     assert [line for line in lines if line.startswith("cpu here, FP8 emulated, samples/s ")]
 
 
-def test_without_measurements_nothing_is_planned_about_speed(package, loka):
-    ran = loka("compare", package.policy, *SHORT, "--budget", "1000")
-    assert "planned on" not in ran.out
-    assert "cpu here, FP8 emulated, samples/s" in ran.out
-    assert "are those of the emulation in torch" in ran.err
-
-
 def test_more_shared_steps_than_steps_are_an_error_at_their_place(package, loka):
     text = (package.folder / package.policy).read_text()
     package.write_policy(text.replace("train:\n", "train:\n  shared_steps: 9\n"))
@@ -133,12 +130,12 @@ def test_steps_that_both_runs_share_are_said(package, loka):
 
 def test_pairs_of_another_setting_are_not_taken(package, loka):
     loka("compare", package.policy, *SHORT)
+    (first,) = Path("build/compare").glob("shop-*.jsonl")
     loka("compare", package.policy, *SHORT, "--steps", "3")
     assert len(list(Path("build/compare").glob("shop-*.jsonl"))) == 2
-    ran = loka("compare", package.policy, *SHORT, "--runs", "pairs.jsonl")
-    ran = loka("compare", package.policy, *SHORT, "--steps", "3", "--runs", "pairs.jsonl")
+    ran = loka("compare", package.policy, *SHORT, "--steps", "3", "--runs", str(first))
     assert ran.status == 2
-    assert "pairs.jsonl: holds the pairs of another comparison" in ran.err
+    assert f"{first}: holds the pairs of another comparison" in ran.err
 
 
 def test_several_processes_find_what_one_finds(package, loka):

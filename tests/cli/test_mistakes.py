@@ -54,13 +54,6 @@ VERBS = {
 }
 
 
-def refused(ran, before, shop) -> None:
-    assert ran.status == 2, ran.err
-    assert ran.out == ""
-    assert "Traceback" not in ran.err
-    assert shop.files() == before
-
-
 @pytest.fixture
 def spread_policy(policy_text):
     """The policy with its model over two lines, so that places can be told apart."""
@@ -68,108 +61,79 @@ def spread_policy(policy_text):
 
 
 @pytest.mark.parametrize("kind", CALLABLES)
-def test_callables_that_cannot_be_used_are_placed(kind, shop, loka, spread_policy):
+def test_callables_that_cannot_be_used_are_placed(kind, shop, refuse, spread_policy):
     old, new, start, advice = CALLABLES[kind]
     text = spread_policy.replace(old, new)
     assert text != spread_policy
     policy = shop.write_policy(text)
-    before = shop.files()
-    ran = loka("generate", policy)
-    refused(ran, before, shop)
-    assert ran.err.startswith(f"{policy}:{start}"), ran.err
-    assert advice in ran.err
+    err = refuse("generate", policy)
+    assert err.startswith(f"{policy}:{start}"), err
+    assert advice in err
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_refuses_a_broken_policy_and_writes_nothing(verb, shop, loka, policy_text):
+def test_every_verb_refuses_a_policy_that_is_broken_or_missing(verb, shop, refuse, policy_text):
     policy = shop.write_policy(policy_text.replace("compute: fp8", "compute: fp9"))
-    before = shop.files()
-    ran = loka(*(part.format(policy=policy) for part in VERBS[verb]))
-    refused(ran, before, shop)
-    assert ran.err.startswith(f"{policy}:9:12: ")
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_refuses_a_missing_policy(verb, shop, loka):
-    before = shop.files()
-    ran = loka(*(part.format(policy="policies/absent.yaml") for part in VERBS[verb]))
-    refused(ran, before, shop)
-    assert ran.err.startswith("policies/absent.yaml: no such file")
+    for path, start in ((policy, f"{policy}:9:12: "), ("policies/absent.yaml", "policies/absent.yaml: no such file")):
+        assert refuse(*(part.format(policy=path) for part in VERBS[verb])).startswith(start)
 
 
 @pytest.mark.parametrize("verb", ["plan", "validate", "explain", "doctor", "generate"])
-def test_a_plan_where_a_policy_belongs_is_told_as_one(verb, shop, loka):
+def test_a_plan_where_a_policy_belongs_is_told_as_one(verb, shop, refuse):
     (shop.folder / "plan.json").write_text('{\n "assignments": [],\n "format": "loka.plan",\n "version": 2\n}\n')
-    before = shop.files()
-    ran = loka(verb, "plan.json", *(("layers.0.up",) if verb == "explain" else ()))
-    refused(ran, before, shop)
-    assert ran.err == (
+    assert refuse(verb, "plan.json", *(("layers.0.up",) if verb == "explain" else ())) == (
         "plan.json: a plan of `loka generate`, no policy; name the policy that it was generated from (its "
         "policy_files)\n"
     )
 
 
-def test_a_dead_pattern_is_placed_with_the_nearest_name(shop, loka, policy_text):
+def test_rules_that_cannot_be_followed_are_placed(shop, refuse, policy_text):
+    """A dead pattern with the nearest name, and a rule for one site that cannot run in FP8."""
     policy = shop.write_policy(policy_text.replace('"layers.*.up"', '"layers.*.upp"'))
-    before = shop.files()
-    ran = loka("plan", policy)
-    refused(ran, before, shop)
-    assert ran.err.startswith(f"{policy}:13:")
-    assert "up" in ran.err
-
-
-def test_a_rule_for_one_site_that_cannot_run_in_fp8_is_placed(shop, loka, policy_text):
+    err = refuse("plan", policy)
+    assert err.startswith(f"{policy}:13:")
+    assert "up" in err
     policy = shop.write_policy(policy_text + '  - {match: "layers.0.up", fprop: {compute: fp8, format: e5m2}}\n')
-    before = shop.files()
-    ran = loka("plan", policy)
-    refused(ran, before, shop)
-    assert ran.err.startswith(f"{policy}:15: rule 3: layers.0.up asks for fprop of 'layers.0.up' in FP8")
-    assert "e5m2 x e5m2" in ran.err
+    err = refuse("plan", policy)
+    assert err.startswith(f"{policy}:15: rule 3: layers.0.up asks for fprop of 'layers.0.up' in FP8")
+    assert "e5m2 x e5m2" in err
 
 
-def test_training_callables_are_placed_too(shop, loka, policy_text):
+def test_training_callables_are_placed_too(shop, loka, refuse, policy_text):
     assert loka("generate", shop.policy).status == 0
     policy = shop.write_policy(policy_text.replace("shopmodel:loss", "shopmodel:los"))
-    before = shop.files()
-    ran = loka("train", policy)
-    refused(ran, before, shop)
-    assert ran.err.startswith(f"{policy}:7:9: train.loss: ")
+    assert refuse("train", policy).startswith(f"{policy}:7:9: train.loss: ")
 
 
-@pytest.mark.parametrize("verb", ["train", "compare"])
-@pytest.mark.parametrize("field", ["batches", "loss"])
-def test_training_callables_that_raise_are_told_without_a_traceback(field, verb, shop, loka, policy_text, monkeypatch):
-    monkeypatch.delitem(sys.modules, "late", raising=False)
-    (shop.folder / "late.py").write_text(
-        "def batches(batch_size, seed):\n    yield 1 / 0\n\n\ndef loss(output, target):\n    return output.nope()\n"
+@pytest.mark.parametrize(
+    ("field", "line", "kind"), [("batches", 2, "ZeroDivisionError"), ("loss", 6, "AttributeError")]
+)
+def test_training_callables_that_raise_are_told_without_a_traceback(field, line, kind, shop, loka, refuse, policy_text):
+    shop.write_module(
+        "late",
+        "def batches(batch_size, seed):\n    yield 1 / 0\n\n\ndef loss(output, target):\n    return output.nope()\n",
     )
     policy = shop.write_policy(policy_text.replace(f"shopmodel:{field}", f"late:{field}"))
     assert loka("generate", policy).status == 0
-    before = shop.files()
-    ran = loka(verb, policy)
-    refused(ran, before, shop)
-    line = {"batches": 2, "loss": 6}[field]
-    kind = {"batches": "ZeroDivisionError", "loss": "AttributeError"}[field]
-    assert re.match(rf"{policy}:\d+:\d+: train: training raised {kind}: ", ran.err.splitlines()[-1])
-    assert f"late.py:{line}; correct it there" in ran.err
+    for verb in ("train", "compare", "probe"):
+        err = refuse(verb, policy)
+        assert re.match(rf"{policy}:\d+:\d+: train: training raised {kind}: ", err.splitlines()[-1])
+        assert f"late.py:{line}; correct it there" in err
 
 
-@pytest.mark.parametrize("verb", ["train", "compare"])
-def test_two_heads_are_refused_before_training(verb, shop, loka, policy_text, monkeypatch):
-    monkeypatch.delitem(sys.modules, "heads", raising=False)
-    (shop.folder / "heads.py").write_text(
+def test_two_heads_are_refused_before_training(shop, loka, refuse, policy_text):
+    shop.write_module(
+        "heads",
         "import shopmodel\n\n\nclass Heads(shopmodel.Shop):\n    def forward(self, x):\n"
         "        click = super().forward(x)\n        return click, -click\n\n\n"
-        "def loss(output, target):\n    raise ValueError('a step was trained')\n"
+        "def loss(output, target):\n    raise ValueError('a step was trained')\n",
     )
     policy = shop.write_policy(
         policy_text.replace("shopmodel:build", "heads:Heads").replace("shopmodel:loss", "heads:loss")
     )
     assert loka("generate", policy).status == 0
-    before = shop.files()
-    ran = loka(verb, policy)
-    refused(ran, before, shop)
-    assert "not a tuple of (256,) and (256,) for a target of (256,)" in ran.err
+    for verb in ("train", "compare"):
+        assert "not a tuple of (256,) and (256,) for a target of (256,)" in refuse(verb, policy)
 
 
 def test_a_fault_of_loka_in_training_keeps_its_traceback(shop, loka, monkeypatch):
@@ -211,10 +175,8 @@ def test_training_without_what_it_needs_says_what_to_add(removed, start, shop, l
         ["init", "a:b", "--batch-size", "0"],
     ],
 )
-def test_wrong_usage_leaves_with_2(arguments, loka, shop):
-    before = shop.files()
-    ran = loka(*arguments)
-    refused(ran, before, shop)
+def test_wrong_usage_leaves_with_2(arguments, refuse):
+    refuse(*arguments)
 
 
 def test_a_device_that_is_not_there(shop, loka, monkeypatch):
@@ -227,11 +189,10 @@ def test_a_device_that_is_not_there(shop, loka, monkeypatch):
         assert word in ran.err
 
 
-def test_output_that_cannot_be_written_is_a_message(shop, loka):
+def test_output_that_cannot_be_written_is_a_message(shop, refuse):
     (shop.folder / "generated").write_text("a file, not a folder")
-    before = shop.files()
-    refused(loka("generate", shop.policy), before, shop)
-    refused(loka("schema", "-o", "generated/x/schema.json"), before, shop)
+    refuse("generate", shop.policy)
+    refuse("schema", "-o", "generated/x/schema.json")
 
 
 def test_an_error_is_one_line_however_long(shop, loka, policy_text):

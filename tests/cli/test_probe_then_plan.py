@@ -91,8 +91,6 @@ def test_each_remedy_that_is_a_rule_can_be_pasted_into_the_policy(recipe, shop, 
         (shop.folder / "policies/mine.yaml").write_text(
             f"version: 1\nname: mine\nextends: shop.yaml\n{rule}\n", encoding="utf-8"
         )
-        ran = loka("validate", "policies/mine.yaml")
-        assert ran.status == 0, rule + ran.err
         ((match, name), (gemm, asked)) = yaml.safe_load(rule)["rules"][0].items()
         examined = examine(load_policy("policies/mine.yaml"))
         ((site, settings),) = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 
@@ -25,15 +24,6 @@ def probed(shop, loka):
     ran = loka("probe", shop.policy, *QUICK)
     assert ran.status == 0, ran.err
     return shop
-
-
-def reload_model(shop, old, new):
-    """Change the model's file; the next call of the command line takes it anew."""
-    path = shop.folder / "shopmodel.py"
-    text = path.read_text(encoding="utf-8")
-    assert old in text
-    path.write_text(text.replace(old, new), encoding="utf-8")
-    sys.modules.pop("shopmodel", None)
 
 
 def test_both_forms_are_written_and_told(shop, loka):
@@ -58,13 +48,13 @@ def test_both_forms_are_written_and_told(shop, loka):
     assert elsewhere.out.splitlines()[-1].endswith("add to policies/shop.yaml: profile: ../elsewhere.safetensors")
 
 
-def test_the_table_has_a_line_for_each_gemm_that_is_not_kept(probed, loka):
-    out = loka("probe", probed.policy, *QUICK).out
+def test_the_table_has_a_line_for_each_gemm_that_is_not_kept(shop, loka):
+    out = loka("probe", shop.policy, *QUICK).out
     lines = out.splitlines()
     start = next(index for index, line in enumerate(lines) if line.startswith("layers.*.down"))
     assert lines[start].split()[1:8] == ["2", "64", "32", "24", "fprop", "e4m3", "rowwise"]
     assert [line.split()[0] for line in lines[start + 1 : start + 3]] == ["dgrad", "wgrad"]
-    estimate = profile_file.load_profile(probed.folder / SUMMARY).site("layers.0.down").estimates[0]
+    estimate = profile_file.load_profile(shop.folder / SUMMARY).site("layers.0.down").estimates[0]
     assert lines[start].split()[-1] in ("safe", "unsafe", "undecided")
     assert abs(float(lines[start].split()[8]) - estimate.mere.mean) < 0.05
     head = next(line for line in lines if line.startswith("head"))
@@ -121,9 +111,7 @@ def test_draws_are_those_asked_for_at_most(shop, loka, policy_text):
 
 
 def test_the_last_batch_may_be_smaller(shop, loka):
-    reload_model(
-        shop, "torch.randn(self.batch_size, 13,", "torch.randn(self.batch_size - 23 * (_ == self.count - 1), 13,"
-    )
+    shop.edit_model("torch.randn(self.batch_size, 13,", "torch.randn(self.batch_size - 23 * (_ == self.count - 1), 13,")
     assert loka("probe", shop.policy, *QUICK).status == 0
     profile = profile_file.load_profile(shop.folder / SUMMARY)
     assert profile.site("dense").operands[0].rows == 12 * 64 - 23
@@ -174,7 +162,7 @@ def test_check_is_within_on_the_same_data_and_writes_nothing(probed, loka):
 
 
 def test_check_leaves_with_1_where_the_data_changed(probed, loka):
-    reload_model(probed, "yield (x,)", "yield (64 * x,)")
+    probed.edit_model("yield (x,)", "yield (64 * x,)")
     before = probed.files()
     ran = loka("probe", probed.policy, "--check")
     assert (ran.status, probed.files()) == (1, before)
@@ -187,8 +175,7 @@ def test_check_leaves_with_1_where_the_data_changed(probed, loka):
 
 @pytest.mark.parametrize("after", [0, 7])
 def test_ctrl_c_keeps_what_was_sampled(after, shop, loka, policy_text):
-    reload_model(
-        shop,
+    shop.edit_model(
         "            x = torch.randn(self",
         f"            if _ == {after}:\n                raise KeyboardInterrupt\n            x = torch.randn(self",
     )
@@ -220,7 +207,7 @@ def test_ctrl_c_while_estimating_keeps_the_samples(shop, loka, monkeypatch):
 
 
 def test_findings_are_printed_once_for_sites_that_are_alike(shop, loka):
-    reload_model(shop, "low = torch", "x = x * torch.tensor([4096.0] + [1.0] * 31)\n        low = torch")
+    shop.edit_model("low = torch", "x = x * torch.tensor([4096.0] + [1.0] * 31)\n        low = torch")
     out = loka("probe", shop.policy, *QUICK).out
     start = out.index("feature_dominates: layers.*.down, 2 sites")
     evidence, remedy = out[start:].splitlines()[1:3]

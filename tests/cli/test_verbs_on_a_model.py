@@ -97,15 +97,6 @@ def test_generate_into_another_folder(shop, loka):
     assert not (shop.folder / "generated").exists()
 
 
-def test_the_same_policy_gives_the_same_bytes_from_any_directory(shop, loka, monkeypatch):
-    assert loka("generate", shop.policy, "--out", "one").status == 0
-    monkeypatch.chdir(shop.folder / "policies")
-    monkeypatch.syspath_prepend(str(shop.folder))
-    assert loka("generate", "shop.yaml", "--out", str(shop.folder / "two")).status == 0
-    for file in (shop.folder / "one").iterdir():
-        assert file.read_bytes() == (shop.folder / "two" / file.name).read_bytes()
-
-
 def test_train_asks_for_a_generated_and_fresh_package(shop, loka, policy_text):
     ran = loka("train", shop.policy)
     assert ran.status == 1
