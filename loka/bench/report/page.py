@@ -186,8 +186,8 @@ def _speed(plan: Plan, steps: MeasuredSteps | None) -> Headline:
     if steps is not None:
         for step in steps.steps:
             if step.variant == "loka-fp8" and step.ratio:
-                where = f"{step.launch}, batch size {steps.batch_size}), on one {steps.device}"
-                note = f"a step takes {step.figure} ms ({where}"
+                how = f"{step.launch}, batch size {steps.batch_size}"
+                note = f"a step takes {step.figure} ms ({how}), on one {steps.device}"
                 return _faster("measured speed-up over BF16", step.ratio, note)
     total = total_time(plan)
     if total is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from loka.cli.output import print_line, print_table
@@ -199,7 +199,7 @@ def _gemm_lines(rows: Sequence[ProbeRow]) -> list[tuple[str, ...]]:
 
 def _gemm_line(gemm: Gemm, rows: Sequence[ProbeRow]) -> tuple[str, ...]:
     one, other = rows[0].settings.gemms[gemm].operands  # maxima of static scales may differ among the sites of a line
-    recipe = recipe_label(gemm, (replace(one, amax=None), replace(other, amax=None)))
+    recipe = recipe_label(gemm, (one.without_amax, other.without_amax))
     judged = [
         (_WORST_FIRST.index(estimate.verdict(row.settings.budget)), -estimate.mere.mean, estimate)
         for row in rows

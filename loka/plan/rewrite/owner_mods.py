@@ -173,12 +173,7 @@ def _what(request: OwnerRequest, owner: str, writers: Sequence[str]) -> str:
 
 def check_apart(entries: Sequence[tuple[ModRule, Iterable[str]]]) -> None:
     """Raises PolicyError if two entries of one mod have a module in common; each comes with its modules."""
-    problems = [
-        each
-        for place, (rule, names) in enumerate(entries)
-        for earlier, others in entries[:place]
-        for each in conflicts(rule, names, [(earlier, others)])
-    ]
+    problems = [each for place, (rule, names) in enumerate(entries) for each in conflicts(rule, names, entries[:place])]
     if problems:
         raise PolicyError(problems)
 
