@@ -60,9 +60,8 @@ def parse_table(text: str) -> tuple[tuple[int, str], ...]:
 
 def _functions(device: str, table: str) -> tuple[tuple[int, ...], tuple[GemmFunction, ...]]:
     """The limits of all kernels but the last, and the implementation of each kernel on a device type."""
-    rows = parse_table(table)
-    functions = tuple(gemm_operator.function_of(operator_named(kernel), device) for _, kernel in rows)
-    return tuple(limit for limit, _ in rows[:-1]), functions
+    limits, names = _names(table)
+    return limits, tuple(gemm_operator.function_of(operator_named(name), device) for name in names)
 
 
 def _register(name: str, dimension: int) -> torch._ops.OpOverload:

@@ -163,15 +163,10 @@ COMPILED += [spec for spec in fused_cast_transposes(2048)[1::2] if spec.spec.how
 @pytest.mark.parametrize("spec", COMPILED, ids=lambda spec: spec.function)
 @pytest.mark.usefixtures("triton_cache")
 def test_it_compiles_for_hopper(spec, tmp_path):
-    from tests.support.kernels.sm90 import SHARED, compile_for_sm90, kernel_of, spilled
+    from tests.support.kernels.sm90 import SHARED, compiled, spilled
 
     package = write_package(tmp_path / f"compiled_{spec.function}", [spec])
-    kernel, constants, warps = kernel_of(package, spec)
-    known = {"values": "*fp8e4nv", "transposed": "*fp8e4nv", "overflow_stats": "*i64"}
-    known |= dict.fromkeys(("x", "grad", "weight", "bias", "add"), "*bf16")
-    kinds = {name: re.sub(r"_\d", "", name).removesuffix("_ptr") for name in kernel.arg_names}
-    types = {name: known.get(kind, "*fp32") if name.endswith("_ptr") else "i32" for name, kind in kinds.items()}
-    binary = compile_for_sm90(kernel, types, range(len(types)), constants, num_warps=warps)
+    binary = compiled(package, spec)
     ptx = binary.asm["ptx"]
     assert not unset_halves(ptx)
     assert binary.metadata.shared <= SHARED

@@ -11,7 +11,7 @@ from loka.numerics.enums import Format
 from tests.support.kernels.ptx_registers import unset_halves
 from tests.support.kernels.quantized_cases import modes, specs
 from tests.support.kernels.rendered_cases import reads_sixteen_bytes, write_package
-from tests.support.kernels.sm90 import SHARED, compile_for_sm90, kernel_of, spilled
+from tests.support.kernels.sm90 import SHARED, compiled, spilled
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("triton_cache")]
 
@@ -35,21 +35,9 @@ def package(tmp_path_factory):
     return write_package(tmp_path_factory.mktemp("compiled") / "modes_for_sm_90", SPECS)
 
 
-def pointer_type(name: str, spec) -> str:
-    kind = name.removesuffix("_ptr")
-    if kind == "values":
-        return "*fp8e4nv" if spec.how.format is Format.E4M3 else "*fp8e5"
-    if kind == "overflow":
-        return "*i32"
-    return "*bf16" if kind in ("x", "grad", "weight", "bias") else "*fp32"
-
-
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.function)
 def test_it_compiles_for_hopper(package, spec, tmp_path):
-    kernel, constants, warps = kernel_of(package, spec)
-    names = kernel.arg_names
-    types = {name: pointer_type(name, spec) if name.endswith("_ptr") else "i32" for name in names}
-    binary = compile_for_sm90(kernel, types, range(len(types)), constants, num_warps=warps)
+    binary = compiled(package, spec)
     ptx = binary.asm["ptx"]
     assert not unset_halves(ptx)
     assert binary.metadata.shared <= SHARED

@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from loka.kernels.fused.quantization import ROWWISE
+from loka.numerics.enums import Format
+
 triton = pytest.importorskip("triton", reason="Triton compiles kernels; this platform has none")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
@@ -50,19 +53,26 @@ def warps_of(rendered: Any) -> int:
     return int(re.search(r"num_warps=(\d+)", rendered.text).group(1))
 
 
-def pointer_type(name: str, element: str) -> str:
+_OF_MODEL = ("x", "grad", "add", "weight", "bias", "out", "dx", "total", "times", "residual", "kept", "plain",
+             "residual_grad_in", "residual_grad_out")  # fmt: skip
+
+
+def pointer_type(name: str, element: str, format: Format = Format.E4M3) -> str:
     """The type of a kernel's pointer, by its name, where matrices and vectors of the model are of `element`."""
     kind = re.sub(r"_\d", "", name).removesuffix("_ptr")
     if kind in ("values", "transposed"):
-        return "*fp8e4nv"
-    return f"*{element}" if kind in ("x", "grad", "add", "weight", "bias", "out", "dx", "total") else "*fp32"
+        return "*fp8e4nv" if format is Format.E4M3 else "*fp8e5"
+    known = {"overflow": "*i32", "overflow_stats": "*i64", **dict.fromkeys(_OF_MODEL, f"*{element}")}
+    return known.get(kind, "*fp32")
 
 
-def compiled(package: Any, spec: Any, element: str = "bf16", aligned: bool = True) -> Any:
-    """A norm's kernel of a package, compiled for matrices of `element`."""
+def compiled(package: Any, spec: Any, element: str = "bf16", aligned: bool = True, odd: str = "") -> Any:
+    """A spec's kernel of a package, compiled for matrices of `element`; the argument `odd` is never aligned."""
     kernel, constants, warps = kernel_of(package, spec)
-    types = {name: pointer_type(name, element) if name.endswith("_ptr") else "i32" for name in kernel.arg_names}
-    return compile_for_sm90(kernel, types, range(len(types)) if aligned else (), constants, num_warps=warps)
+    format = getattr(spec, "how", ROWWISE).format
+    types = {name: pointer_type(name, element, format) if name.endswith("_ptr") else "i32" for name in kernel.arg_names}
+    places = [index for index, name in enumerate(types) if aligned and name != odd]
+    return compile_for_sm90(kernel, types, places, constants, num_warps=warps)
 
 
 def spilled(binary: Any, folder: Path) -> int:

@@ -12,13 +12,12 @@ from loka.kernels.fused.norm.norm_values import configuration
 from tests.support.kernels.product_cases import every
 from tests.support.kernels.ptx_registers import unset_halves
 from tests.support.kernels.rendered_cases import reads_sixteen_bytes, write_package
-from tests.support.kernels.sm90 import CUOBJDUMP, SHARED, compile_for_sm90, kernel_of, spilled
+from tests.support.kernels.sm90 import CUOBJDUMP, SHARED, compiled, spilled
 from tests.support.pairwise import pairwise
 
 pytestmark = pytest.mark.usefixtures("triton_cache")
 
 
-FLOATS = ("values", "scale", "scale_max", "mean", "rstd", "dweight", "dbias", "dadd")
 SPECS = pairwise(spec for spec in every(3456) if isinstance(spec, Products) or spec.quantize)
 SPECS += pairwise(spec for spec in every(2048) if not isinstance(spec, Products) and spec.norm == "block_norm")
 
@@ -28,24 +27,10 @@ def package(tmp_path_factory):
     return write_package(tmp_path_factory.mktemp("compiled") / "products_for_sm_90", SPECS)
 
 
-def pointer_type(name: str) -> str:
-    kind = name.removesuffix("_ptr")
-    if kind == "values":
-        return "*fp8e4nv"
-    return "*fp32" if kind in FLOATS else "*bf16"
-
-
-def compiled(package, spec):
-    kernel, constants, warps = kernel_of(package, spec)
-    types = {name: pointer_type(name) if name.endswith("_ptr") else "i32" for name in kernel.arg_names}
-    aligned = [index for index, name in enumerate(types) if name != "m"]
-    return compile_for_sm90(kernel, types, aligned, constants, num_warps=warps)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.function)
 def test_it_compiles_for_hopper_without_spills(package, spec, tmp_path):
-    binary = compiled(package, spec)
+    binary = compiled(package, spec, odd="m")
     assert binary.metadata.shared <= SHARED
     assert spilled(binary, tmp_path) <= 2
     assert reads_sixteen_bytes(binary.asm["ptx"])  # eight of bfloat16 at a time
@@ -60,7 +45,7 @@ BARE = [spec for spec in SPECS if not isinstance(spec, Products) and spec.norm i
 @pytest.mark.parametrize("spec", BARE, ids=lambda spec: spec.function)
 def test_all_programs_fit_on_a_multiprocessor_at_once(package, spec, tmp_path):
     """A program loops over rows, so one that has to wait for another to end would double the time."""
-    spilled(compiled(package, spec), tmp_path)  # writes the cubin
+    spilled(compiled(package, spec, odd="m"), tmp_path)  # writes the cubin
     said = subprocess.run(
         [CUOBJDUMP, "-res-usage", tmp_path / "kernel.cubin"], capture_output=True, text=True, check=True
     )
