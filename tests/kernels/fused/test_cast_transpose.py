@@ -7,7 +7,6 @@ import re
 import pytest
 import torch
 
-from loka.devices.targets import DEFAULT
 from loka.errors import InputError
 from loka.kernels.fused.matrix_kernels import CastTranspose
 from loka.kernels.fused.norm import norm_reference
@@ -67,13 +66,9 @@ def test_no_matrix_is_refused(package):
 @pytest.mark.parametrize("element", ["bf16", "fp32"])
 @pytest.mark.usefixtures("triton_cache")
 def test_it_compiles_for_hopper(package, spec, element, tmp_path):
-    from tests.support.kernels.sm90 import SHARED, compile_for_sm90, spilled
+    from tests.support.kernels.sm90 import SHARED, compiled, spilled
 
-    kernel = getattr(package.triton_kernels, f"_{spec.function}")
-    fp8 = "*fp8e4nv" if spec.how.format is Format.E4M3 else "*fp8e5"
-    known = {"x_ptr": f"*{element}", "values_ptr": fp8, "transposed_ptr": fp8, "overflow_ptr": "*i32"}
-    types = {name: known.get(name, "*fp32") if name.endswith("_ptr") else "i32" for name in kernel.arg_names}
-    binary = compile_for_sm90(kernel, types, range(len(types)), num_warps=DEFAULT.launches.cast_transpose.warps)
+    binary = compiled(package, spec, element)
     ptx = binary.asm["ptx"]
     assert not unset_halves(ptx)
     assert binary.metadata.shared <= SHARED

@@ -48,12 +48,7 @@ def kernels_of(package, spec) -> list[str]:
 
 def compiled(package, spec, name: str, element: str = "bf16"):
     kernel = getattr(package.triton_kernels, name)
-    matrices = ("times", "residual", "residual_grad_in", "kept", "residual_grad_out")
-    types = {}
-    for parameter in kernel.arg_names:
-        of_model = parameter.removesuffix("_ptr") in matrices
-        types[parameter] = f"*{element}" if of_model else pointer_type(parameter, element)
-    types |= {parameter: "i32" for parameter in kernel.arg_names if not parameter.endswith("_ptr")}
+    types = {name: pointer_type(name, element) if name.endswith("_ptr") else "i32" for name in kernel.arg_names}
     return compile_for_sm90(kernel, types, range(len(types) - 1), num_warps=warps_of(package.kernels[spec.function]))
 
 
