@@ -22,6 +22,15 @@ MOST_STEPS = 2**31 - 1
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 
 _FROM_HELP = "Make the profile of full profiles, merged, instead of training: loka probe POLICY --from A B."
+_EXCLUDED = (  # two options that contradict each other, and the message
+    ("--from", "--check", "--from makes a profile and --check compares with one; use one of the two"),
+    ("--from", "--steps", "--from takes what was recorded, and trains no steps; leave out --steps and --every"),
+    ("--from", "--ne-batches", "--from takes what was recorded, and evaluates nothing; leave out --ne-batches"),
+    ("--check", "--ne-batches", "--check compares distributions, and evaluates nothing; leave out --ne-batches"),
+    ("--from", "--device", "--from takes what was recorded, and trains nothing; leave out --device"),
+    ("--check", "-o", "--check writes nothing; leave out -o (the profile that it compares with is the policy's)"),
+    ("--check", "--draws", "--check estimates nothing; leave out --draws"),
+)
 
 
 def command(
@@ -73,7 +82,22 @@ def command(
     from loka.plan.examine import examine
 
     files = [*(merged or ()), *(more or ())]
-    _check_usage(merged, more, steps, every, out, draws, ne_batches, check, device)
+    if more and not merged:  # a shell's `--from *.x` leaves all files but one in `more`
+        raise InputError(f"loka probe takes one policy, but was given {more[0]!r} too; merge profiles with --from")
+    given = {
+        "--from": bool(merged),
+        "--check": check,
+        "--steps": steps is not None or every is not None,
+        "--ne-batches": ne_batches is not None,
+        "--device": device != "auto",
+        "-o": out is not None,
+        "--draws": draws is not None,
+    }
+    for option, other, message in _EXCLUDED:
+        if given[option] and given[other]:
+            raise InputError(message)
+    if steps is not None and every is not None and steps < every:
+        raise InputError(f"--steps is {steps} and --every {every}: not one step would be sampled; lower --every")
     if synthetic and (files or check or ne_batches):
         raise InputError("--synthetic trains on drawn labels; leave out --from, --check and --ne-batches")
     loaded = load_policy(policy)
@@ -119,38 +143,6 @@ def command(
         print_json(result(examined, learned, places, size <= largest))
     else:
         _show(examined, learned, places, size, largest)
-
-
-def _check_usage(
-    merged: list[str] | None,
-    more: list[str] | None,
-    steps: int | None,
-    every: int | None,
-    out: str | None,
-    draws: int | None,
-    ne_batches: int | None,
-    check: bool,
-    device: str,
-) -> None:
-    """Raise InputError for contradicting options. A shell's `--from *.x` leaves all files but one in `more`."""
-    if more and not merged:
-        raise InputError(f"loka probe takes one policy, but was given {more[0]!r} too; merge profiles with --from")
-    if merged and check:
-        raise InputError("--from makes a profile and --check compares with one; use one of the two")
-    if merged and (steps is not None or every is not None):
-        raise InputError("--from takes what was recorded, and trains no steps; leave out --steps and --every")
-    if merged and ne_batches is not None:
-        raise InputError("--from takes what was recorded, and evaluates nothing; leave out --ne-batches")
-    if check and ne_batches is not None:
-        raise InputError("--check compares distributions, and evaluates nothing; leave out --ne-batches")
-    if merged and device != "auto":
-        raise InputError("--from takes what was recorded, and trains nothing; leave out --device")
-    if check and out is not None:
-        raise InputError("--check writes nothing; leave out -o (the profile that it compares with is the policy's)")
-    if check and draws is not None:
-        raise InputError("--check estimates nothing; leave out --draws")
-    if steps is not None and every is not None and steps < every:
-        raise InputError(f"--steps is {steps} and --every {every}: not one step would be sampled; lower --every")
 
 
 def _save(learned: Learned, places: Places, largest: float) -> int:
