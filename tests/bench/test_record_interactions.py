@@ -17,8 +17,7 @@ from loka.bench.record.record import in_order, measure
 from loka.errors import InputError
 from loka.kernels.measurements.interaction_forms import BACKWARDS, ConcatNormForm, FmForm, parts_of
 from loka.kernels.measurements.parts import COMPILED, RENDERED, Part, PartKind
-from tests.support.plan.interaction_parts import FORMS
-from tests.support.plan.recorded_parts import operators_of
+from tests.support.plan.recorded_parts import FORMS, operators_of
 
 PARTS = tuple(part for form, columns in FORMS for part in parts_of(form, 40, columns, RENDERED))
 COMPILED_PARTS = tuple(replace(part, kernel=COMPILED) for part in PARTS)

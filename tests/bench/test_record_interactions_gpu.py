@@ -15,7 +15,7 @@ from loka.bench.record.record import AllParts, in_order, measure
 from loka.kernels.measurements.interaction_forms import parts_of
 from loka.kernels.measurements.parts import COMPILED, RENDERED
 from tests.support.gpu import ON_HOPPER
-from tests.support.plan.interaction_parts import FORMS
+from tests.support.plan.recorded_parts import FORMS
 
 pytestmark = [*ON_HOPPER, pytest.mark.timing]
 

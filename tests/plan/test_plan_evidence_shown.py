@@ -138,13 +138,10 @@ def test_a_histogram_has_a_column_for_each_octave_under_its_exponent(operand):
     assert (bars[15], bars[16]) == ("▁", "▄")  # log(31) / log(1001) is 0.497 of the height
 
 
-def test_a_histogram_of_zeros_alone_is_empty():
-    assert histogram(Operand.INPUT, [0] * MAGNITUDE_BINS) == ("", "")
-
-
-def test_a_histogram_reaches_the_outermost_octaves():
+def test_a_histogram_reaches_the_outermost_octaves_and_of_zeros_alone_is_empty():
     first = LOWEST[Operand.INPUT]
     bars, axis = histogram(Operand.INPUT, counts(Operand.INPUT, {first: 5, first + 63: 5}))
     assert (len(bars), bars[0], bars[-1]) == (64, "█", "█")
     assert axis.startswith("2^-40 ")
     assert axis.endswith("2^24")
+    assert histogram(Operand.INPUT, [0] * MAGNITUDE_BINS) == ("", "")

@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from loka.plan.planner import Planned, planned
 
 pytestmark = pytest.mark.slow
 
-MODEL = """
-import torch
-from torch import nn
 
-
-def build():
+def build() -> nn.Module:
     return nn.Sequential(nn.Linear(2048, 2048), nn.LayerNorm(2048), nn.SiLU(), nn.Linear(2048, 2048))
 
 
-def narrow():
+def narrow() -> nn.Module:
     return nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 8))
 
 
-def inputs(batch_size):
+def inputs(batch_size: int) -> tuple[Tensor, ...]:
     return (torch.randn(batch_size, 2048),)
 
 
-def narrow_inputs(batch_size):
+def narrow_inputs(batch_size: int) -> tuple[Tensor, ...]:
     return (torch.randn(batch_size, 32),)
-"""
+
 
 ASSUMED = "if a profile finds it safe (loka probe)"
 
@@ -42,17 +41,17 @@ def no_shipped_measurements() -> None:
 
 
 @pytest.fixture
-def planned_for(write_module) -> PlannedFor:
-    folder = write_module("prospected", MODEL)
+def planned_for(tmp_path: Path) -> PlannedFor:
 
     def make(
         batch: int, defaults: str = "scaling: auto", model: str = "build", inputs: str = "inputs", more: str = ""
     ) -> Planned:
-        (folder / "p.yaml").write_text(
-            f'version: 1\nname: p\nmodel: {{factory: "prospected:{model}", inputs: "prospected:{inputs}", '
+        policy = tmp_path / "p.yaml"
+        policy.write_text(
+            f'version: 1\nname: p\nmodel: {{factory: "{__name__}:{model}", inputs: "{__name__}:{inputs}", '
             f"batch_size: {batch}}}\ndefaults: {{{defaults}}}\n{more}"
         )
-        return planned("p.yaml", prospects=True)
+        return planned(policy, prospects=True)
 
     return make
 

@@ -1,4 +1,4 @@
-"""Parts of every kind that a recording measures."""
+"""Parts of every kind that a recording measures, and interactions of every form, small."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 from loka.bench.record.compiled_kernels import PACKAGE, CompiledKernels
 from loka.bench.record.grid import kinds
+from loka.kernels.measurements.interaction_forms import ConcatNormForm, CrossForm, FmForm, Form
 from loka.kernels.measurements.parts import Part, PartKind
 
 WIDTH = 256
@@ -27,6 +28,16 @@ PARTS = (
     Part(PartKind.FORWARD, "rendered", 96, WIDTH, dtype="float32", recipe="e4m3 rowwise", around="layer_norm"),
     Part(PartKind.QUANTIZE, "rendered", 96, WIDTH, recipe="e5m2 rowwise"),
     Part(PartKind.COPY, "rendered", 96, WIDTH, dtype="float32", recipe="bfloat16"),
+)
+FORMS: tuple[tuple[Form, int], ...] = (
+    (FmForm(16, 8, 6, passing=True), 32),
+    (FmForm(16, 8, 0), 32),
+    (ConcatNormForm((6, 10), True, "layer_norm", True, True), 32),
+    (ConcatNormForm((5, 3, 1), False, "rms_norm", False, False), 24),
+    (ConcatNormForm((7,), True, "rms_norm", True, True), 24),
+    (CrossForm(True, True, True), 48),
+    (CrossForm(True, False), 48),
+    (CrossForm(False, False, True), 48),
 )
 
 
