@@ -16,6 +16,7 @@ from loka.plan.mod_words import describe_changes, describe_gain, describe_mod, d
 from loka.plan.plan import Gain, ModPlan, Plan, SiteTiming, StepTime
 from loka.plan.planner import make_plan
 from loka.plan.prospect import gain_of
+from loka.plan.view.explain import explain
 from loka.policy.problems import PolicyError
 from tests.support.plan.report_plans import plan_of_sites
 
@@ -114,6 +115,25 @@ def test_an_exception_and_two_entries_share_the_work(write):
     )
     assert [each.modules for mod in plan.mods for each in mod.adaptations] == [("tower.1",), ("tower.4",)]
     assert all(not mod.unchanged for mod in plan.mods)
+
+
+def test_explain_names_the_mods_at_a_site_and_beside_it(write):
+    plan = make_plan(write("{use: no_bias, note: largest gain}", "{use: block_norm, block: 32}", "use: hard_swish"))
+    mods = [(each.mod, each.what, each.note) for each in explain(plan, "tower.3").mods]
+    assert mods == [
+        ("mod 1: no_bias", "tower.3: bias dropped", "largest gain"),
+        ("mod 2: block_norm", "tower.1: LayerNorm -> BlockNorm 32", ""),
+        ("mod 2: block_norm", "tower.4: LayerNorm -> BlockNorm 32", ""),
+        ("mod 3: hard_swish", "tower.2: SiLU -> Hardswish", ""),
+        ("mod 3: hard_swish", "tower.5: SiLU -> Hardswish", ""),
+    ]
+    assert [each.what for each in touches(plan, "tower.0")] == [
+        "tower.0: bias dropped",
+        "tower.1: LayerNorm -> BlockNorm 32",
+        "tower.2: SiLU -> Hardswish",
+    ]
+    (left,) = touches(plan, "out")
+    assert left.what.startswith("left as it is: a final prediction layer")
 
 
 def a_mod(**changes: object) -> ModPlan:
