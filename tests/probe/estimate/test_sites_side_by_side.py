@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
 import loka
 from loka.mods.policy_loader import load_policy
-from loka.plan.examine import examine
+from loka.plan.examine import Examined, examine
 from loka.probe.learn import finish
-from loka.probe.profile.profile import Estimate
+from loka.probe.profile.profile import Estimate, RecordedStats
 from tests.support.models import wide_model
 
 POLICY = """\
@@ -23,8 +21,10 @@ defaults: {compute: fp8}
 """
 
 
-def test_estimates_do_not_depend_on_the_number_of_threads(tmp_path: Path) -> None:
-    path = tmp_path / "wide.yaml"
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory: pytest.TempPathFactory) -> tuple[RecordedStats, Examined]:
+    """What one step taught of the wide model."""
+    path = tmp_path_factory.mktemp("wide") / "wide.yaml"
     path.write_text(POLICY)
     examined = examine(load_policy(path))
     model = wide_model.build()
@@ -32,7 +32,11 @@ def test_estimates_do_not_depend_on_the_number_of_threads(tmp_path: Path) -> Non
     with loka.Probe(model, path, every=1) as probe:
         model(*wide_model.inputs(64)).square().mean().backward()
         probe.step()
-    recorded = probe.recorded()
+    return probe.recorded(), examined
+
+
+def test_estimates_do_not_depend_on_the_number_of_threads(learned: tuple[RecordedStats, Examined]) -> None:
+    recorded, examined = learned
 
     def estimates() -> list[tuple[Estimate, ...]]:
         done = finish(recorded, examined.sites, examined.settings, batch_size=64, limit=2)
@@ -50,16 +54,12 @@ def test_estimates_do_not_depend_on_the_number_of_threads(tmp_path: Path) -> Non
     assert all(alone)
 
 
-def test_an_error_at_one_site_leaves_the_number_of_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "wide.yaml"
-    path.write_text(POLICY)
-    examined = examine(load_policy(path))
-    model = wide_model.build()
-    with loka.Probe(model, path, every=1) as probe:
-        model(*wide_model.inputs(64)).square().mean().backward()
-        probe.step()
+def test_an_error_at_one_site_leaves_the_number_of_threads(
+    learned: tuple[RecordedStats, Examined], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded, examined = learned
     monkeypatch.setattr("loka.probe.learn.estimate_site", lambda *given: 1 / 0)
     before = torch.get_num_threads()
     with pytest.raises(ZeroDivisionError):
-        finish(probe.recorded(), examined.sites, examined.settings, batch_size=64, limit=4)
+        finish(recorded, examined.sites, examined.settings, batch_size=64, limit=4)
     assert torch.get_num_threads() == before

@@ -415,10 +415,6 @@ class TestRefuses:
         rewritten(full, put(("stats", 0, "weight", field), value))
         refused(full, f"is damaged: stats.0.weight.{field}", loads=(profile_file.load,))
 
-    def test_two_sites_of_one_name(self, tmp_path: Path) -> None:
-        with pytest.raises(InputError, match="two sites are called 'a'"):
-            profile_file.save(tmp_path / "p", make_profile((make_site("a", 8, 8),) * 2))
-
     @pytest.mark.parametrize("text", ["", "{", "[]", "null", "1", '{"version": "x"}', "[" * 100_000, '{"a":' * 50_000])
     def test_a_header_that_is_none(self, summary: Path, text: str) -> None:
         rewritten(summary, lambda _: text)
