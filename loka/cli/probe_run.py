@@ -68,7 +68,7 @@ def record(
     Raises Interrupted, NonFiniteLossError, and InputError if the policy cannot train, no site can be watched, or no
     step was sampled.
     """
-    from loka.bench.quality.training import Steps, build, train_watched
+    from loka.bench.quality.training import build, train_watched
     from loka.bench.quality.training_calls import BATCHES, called
     from loka.bench.quality.training_job import adapted_job, synthetic_job
     from loka.cli.output import Shown
@@ -86,7 +86,6 @@ def record(
     else:
         plain = make_job(policy, steps, device, tested=tested)
     job = adapted_job(plain, examined.adapted.adaptations)
-    done = Steps()
     start = time.perf_counter()
     with current_directory_importable(), training_of(policy), Shown("steps") as shown:
         batches = called(BATCHES, job.batches, job.batch_size, seed)
@@ -102,7 +101,9 @@ def record(
         try:
             judged = _Judged.of(examined, job, model, seed if tested else seed ^ 1, ne_batches) if ne_batches else None
             with probe:
-                train_watched(model, job, batches, seed, probe, done, lambda n: shown.update("training", n, total))
+                done = train_watched(
+                    model, job, batches, seed, probe.step, lambda n: shown.update("training", n, total)
+                )
         except KeyboardInterrupt as stopped:
             if probe.samples == 0:
                 _remove(path)
@@ -116,10 +117,10 @@ def record(
     if recorded.profile.samples == 0:
         _remove(path)
         raise InputError(
-            f"no step was sampled: training had {done.done} steps and one in {one_in} is sampled; lower --every"
+            f"no step was sampled: training had {done} steps and one in {one_in} is sampled; lower --every"
         )
-    if done.done < wanted and steps is not None:
-        note(f"note: the batches ended after {done.done} of {wanted} steps")
+    if done < wanted and steps is not None:
+        note(f"note: the batches ended after {done} of {wanted} steps")
     seconds = {"training": time.perf_counter() - start}
     if judged is not None:
         start = time.perf_counter()

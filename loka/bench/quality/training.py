@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sized
 from dataclasses import dataclass
 from itertools import islice, pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -185,44 +185,29 @@ def train_pair(
     return PairResult(seed, as_is, patched, draw)
 
 
-class Stepped(Protocol):
-    """Receiver of a call after each optimizer step."""
-
-    def step(self) -> None:
-        """Called after a step."""
-
-
-@dataclass(slots=True)
-class Steps:
-    """Number of steps done, counted by the loop, so that it survives an interrupt."""
-
-    done: int = 0
-
-
 def train_watched(
     model: nn.Module,
     job: TrainingJob,
     batches: Iterable[tuple[Inputs, Tensor]],
     seed: int,
-    probe: Stepped,
-    steps: Steps,
+    stepped: Callable[[], object],
     progress: Callable[[int], None] | None = None,
-) -> None:
-    """Train `model`, which is on the job's device, in place on at most `job.steps` batches, watched by a Probe.
+) -> int:
+    """Train `model`, which is on the job's device, in place on at most `job.steps` batches; returns their number.
 
-    `seed` sets the random numbers (dropout). Raises NonFiniteLossError at most CHECK_EVERY steps late, and InputError
-    if there are no batches.
+    `stepped` is called after each optimizer step, as `Probe.step` wants it. `seed` sets the random numbers (dropout).
+    Raises NonFiniteLossError at most CHECK_EVERY steps late, and InputError if there are no batches.
     """
     loop = _Loop(model, job)
     model.train()
     with seeded(seed, job.device):
         for inputs, target in islice(pairs(BATCHES, batches), job.steps):
             loop.step(inputs, movable(target))
-            probe.step()
-            steps.done += 1
+            stepped()
             if progress is not None:
-                progress(steps.done)
+                progress(loop.steps)
     loop.end()
+    return loop.steps
 
 
 def build(job: TrainingJob, seed: int) -> nn.Module:
