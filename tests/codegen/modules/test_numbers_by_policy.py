@@ -10,7 +10,7 @@ import torch
 
 from tests.support.codegen import chain_plans as chains
 from tests.support.codegen.policy_packages import Make
-from tests.support.models import policy_models, product_models
+from tests.support.models import odd_products, product_models
 
 pytestmark = [
     pytest.mark.slow,
@@ -33,7 +33,7 @@ class Case:
     output: float
     gradient: float | None = None  # None: that backward runs every planned GEMM
     rows: int = 16
-    module: str = policy_models.__name__
+    module: str = odd_products.__name__
     extra: str = ""  # more of the policy
     fp8: int | None = None  # sites in FP8; None: all
     frozen: float | None = None  # the output's, for frozen weights
@@ -92,7 +92,7 @@ def test_a_step_has_the_numbers_of_the_model(package: Make, name: str) -> None:
     for text in ("self.both[0:8].t(), self.both[8:16]", "torch.split("):
         assert (text in files["modules.py"]) is (text in case.text)
     assert [each.reason for mod in plan.mods for each in mod.unchanged] == ([case.reason] if case.reason else [])
-    models = policy_models if case.module == policy_models.__name__ else product_models
+    models = odd_products if case.module == odd_products.__name__ else product_models
     torch.manual_seed(0)
     model = getattr(models, case.model)()
     plain = copy.deepcopy(model)
