@@ -176,7 +176,7 @@ def _missed(run: TrainingRun, faults: int) -> list[str]:
     """Plant faults, one after the other; those that were not found at their modules."""
     missed = []
     with run.patch.trial(None) as modules:
-        bound = [each for each in modules if any(each.counters.gemms)]
+        bound = [each for each in modules if any(map(each.counters.planned, range(len(each.counters.sites))))]
     for number in range(faults):
         module, kinds = bound[number % len(bound)], _faults()
         name, change_input, change_output = kinds[(number + number // len(bound)) % len(kinds)]  # another each round

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from loka.dispatch.dispatch_errors import NewModelWarning as NewModelWarning
     from loka.dispatch.dispatch_errors import NonFiniteError as NonFiniteError
     from loka.dispatch.dispatch_errors import VerifyError as VerifyError
-    from loka.dispatch.guard.figures import GuardEvent as GuardEvent
-    from loka.dispatch.guard.figures import GuardReport as GuardReport
     from loka.dispatch.guard.guard import Guard as Guard
+    from loka.dispatch.guard.guard import GuardEvent as GuardEvent
+    from loka.dispatch.guard.guard import GuardReport as GuardReport
     from loka.dispatch.portable import portable as portable
     from loka.errors import CheckFailedError as CheckFailedError
     from loka.errors import InputError as InputError
@@ -47,8 +47,7 @@ _MODULES = {
         "NonFiniteError",
         "VerifyError",
     ),
-    "loka.dispatch.guard.figures": ("GuardEvent", "GuardReport"),
-    "loka.dispatch.guard.guard": ("Guard",),
+    "loka.dispatch.guard.guard": ("Guard", "GuardEvent", "GuardReport"),
     "loka.dispatch.portable": ("portable",),
     "loka.errors": ("CheckFailedError", "InputError", "LokaError"),
     "loka.mods.adapt": ("AdaptError", "ConvertError"),

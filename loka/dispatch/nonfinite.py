@@ -10,6 +10,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from loka.dispatch.dispatch_errors import NonFiniteError
 from loka.numerics.enums import GEMM_NAMESPACE, OPERANDS, Gemm
 
+_SOURCES = {
+    "input": "feeds this site in the forward",
+    "weight": "was written to its weight",
+    "grad_output": "follows this site, in the backward",
+}
+
 
 class NonFiniteTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Checks every FP8 GEMM whose counter id is in `names` (id -> site, GEMM), forward and backward.
@@ -41,7 +47,7 @@ def _check(site: str, gemm: str, arguments: dict[str, Any], out: torch.Tensor) -
         if not (_finite(arguments[matrix]) and _finite(arguments[scale])):
             raise NonFiniteError(
                 f"{site} ({gemm}): its {operand} was not finite before the GEMM: the NaN or infinity comes from what "
-                f"{_source(operand)}, the first place where one was seen",
+                f"{_SOURCES[operand]}, the first place where one was seen",
                 site,
                 gemm,
             )
@@ -56,11 +62,3 @@ def _check(site: str, gemm: str, arguments: dict[str, Any], out: torch.Tensor) -
 
 def _finite(tensor: torch.Tensor) -> bool:
     return bool(torch.isfinite(tensor.float()).all())
-
-
-def _source(operand: str) -> str:
-    return {
-        "input": "feeds this site in the forward",
-        "weight": "was written to its weight",
-        "grad_output": "follows this site, in the backward",
-    }[operand]

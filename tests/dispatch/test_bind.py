@@ -188,16 +188,6 @@ def test_a_second_package_for_what_the_first_has_inlined_is_refused():
     assert sample.apply(model, (UP,)).sites == ("layers.0.up.0",)
 
 
-def test_wrappers_are_passed_over():
-    model = models.mlp()
-    model[2] = torch.compile(model[2])
-    wrapped = torch.compile(nn.DataParallel(model))
-    patch = sample.apply(wrapped)
-    assert isinstance(model[2]._orig_mod, dispatch.Bound)
-    patch.remove()
-    assert type(model[2]._orig_mod) is nn.Linear
-
-
 def test_scripted_model_is_refused():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -43,7 +43,13 @@ class Task(nn.Module):
         return self.loss(self.model(x), torch.zeros(len(x), 1))
 
 
-@pytest.mark.parametrize("wrap", [AveragedModel, FabricModule, nn.DataParallel, checkpoint_wrapper])
+def compiled(model):
+    """Compiled, with a child that is compiled by itself."""
+    model[2] = torch.compile(model[2], backend="eager")
+    return torch.compile(nn.DataParallel(model), backend="eager")
+
+
+@pytest.mark.parametrize("wrap", [AveragedModel, FabricModule, nn.DataParallel, checkpoint_wrapper, compiled])
 def test_apply_goes_to_what_a_wrapper_holds(wrap):
     wrapped = wrap(models.mlp())
     patch = sample.apply(wrapped)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from torch import nn
 
-from loka.dispatch.bind.bound import is_bound, unsharded_class
+from loka.dispatch.bind.bound import Bound, unsharded_class
 from loka.dispatch.bind.wrappers import ClosedWrapperError, unwrap
 from loka.dispatch.dispatch_errors import BindError, NewModelWarning
 from loka.mods.adapt import AdaptError, is_adapted, undone_on_error
@@ -89,7 +89,7 @@ def _problems(model: nn.Module) -> list[str]:
             found["it, or a part of it, is compiled: adapt before compiling"] = None
         elif unsharded_class(type(module)) is not type(module):
             found["it is sharded by fully_shard: adapt before sharding"] = None
-        elif is_bound(module):
+        elif isinstance(module, Bound):
             found["kernels are bound to it: take them off first (patch.remove()), or adapt a model of its own"] = None
     return list(found)
 

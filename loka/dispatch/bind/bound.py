@@ -39,7 +39,6 @@ class CallCounters:
         self.numbers = tuple(call_counters.new_counters(3) for _ in sites)
         self._mode = mode
         self._planned = binding.in_mode(mode)
-        self.gemms = tuple(map(tuple, self._planned))  # for each site, its FP8 GEMMs in this mode
 
     def counter_id(self, index: int) -> int:
         """The counter id of the fprop of site `index`."""
@@ -137,9 +136,7 @@ class Bound(nn.Module):
             set_static_scales(self, generated.loka_known, records)
 
     def extra_repr(self) -> str:
-        bound = "; ".join(
-            f"{site}: {' '.join(gemms)}" for site, gemms in zip(self.loka.sites, self.loka.gemms, strict=True)
-        )
+        bound = "; ".join(f"{site}: {' '.join(self.loka.planned(index))}" for index, site in enumerate(self.loka.sites))
         kind = ", frozen" if is_frozen_class(derived_class(type(self)).loka_generated) else ""
         return ", ".join(part for part in (super().extra_repr(), f"fp8{kind} [{bound}]") if part)
 
@@ -172,11 +169,6 @@ def derived_class(cls: type) -> type[Bound]:
         if "loka_original" in vars(base):
             return base
     raise TypeError(f"{type_name(cls)} is not the class of a bound module")
-
-
-def is_bound(module: nn.Module) -> bool:
-    """True if a module has a generated forward."""
-    return isinstance(module, Bound)
 
 
 def unbound_class(cls: type) -> type:
@@ -342,22 +334,12 @@ class Binding:
         """The name under which the plan knows the script that runs, whose classes are those of `__main__`."""
         return script_in((self.replaces, *(read.type for read in self.reads), *(name for name, _ in self.constants)))
 
-    def generated(self, mode: str) -> type[Bound] | None:
-        """The class for mode "train" or "infer"; None if the modules stay unchanged."""
-        return self.train if mode == "train" else self.infer
-
     def in_mode(self, mode: str) -> tuple[dict[str, tuple[str, ...]], ...]:
         """For each site of a module: FP8 GEMM in this mode -> planned kernels."""
         planned = self.kernels or tuple(((KERNEL,),) * len(gemms) for gemms in self.gemms)
         return tuple(
             {gemm: names for gemm, names in zip(*site, strict=True) if mode == "train" or gemm == "fprop"}
             for site in zip(self.gemms, planned, strict=True)
-        )
-
-    def planned_kernels(self, mode: str) -> tuple[tuple[str, ...], ...]:
-        """The distinct planned kernels of each site of a module."""
-        return tuple(
-            tuple(dict.fromkeys(name for names in site.values() for name in names)) for site in self.in_mode(mode)
         )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from loka.dispatch.bind.bound import Binding, Bound, is_bound, is_sharded, shown_type, unsharded_class
+from loka.dispatch.bind.bound import Binding, Bound, is_sharded, shown_type, unsharded_class
 from loka.dispatch.bind.built_in import below, built_in_problems, in_wrapper, lost_parameters
 from loka.dispatch.bind.wrappers import ClosedWrapperError, find_module
 from loka.errors import InputError
@@ -45,7 +45,7 @@ def match_modules(root: nn.Module, bindings: Sequence[Binding], mode: str) -> tu
     names: list[str] = []
     taken = _inlined_already(root)
     for binding in bindings:
-        generated = binding.generated(mode)
+        generated = binding.train if mode == "train" else binding.infer
         if generated is None:
             continue
         for name, sites in zip(binding.modules, binding.sites, strict=True):
@@ -114,7 +114,7 @@ def child_problems(module: nn.Module, inlined: Sequence[str]) -> Iterator[str]:
             yield f"its child {name!r} is an FSDP unit of its own: shard the module around it instead"
         if "forward" in vars(child):
             yield f"its child {name!r} has a forward of its own on the instance"
-        if is_bound(child):
+        if isinstance(child, Bound):
             yield f"its child {name!r} is bound already"
 
 
@@ -127,7 +127,7 @@ def changes_since(module: nn.Module, binding: Binding) -> Iterator[str]:
 
 def _problems(module: nn.Module, binding: Binding, mode: str) -> Iterator[str]:
     """Reasons why one module cannot be bound."""
-    if is_bound(module):
+    if isinstance(module, Bound):
         yield "is bound already: remove the first patch (patch.remove())"
         return
     if torch.nn.utils.parametrize.is_parametrized(module):
@@ -235,8 +235,8 @@ def library_problems(matches: Iterable[ModuleMatch], mode: str) -> list[str]:
     """
     planned: dict[str, dict[str, bool]] = {}  # kernel -> site -> True if it is on a GPU with FP8
     for match in matches:
-        for site, kernels in zip(match.sites, match.binding.planned_kernels(mode), strict=True):
-            for kernel in kernels:
+        for site, gemms in zip(match.sites, match.binding.in_mode(mode), strict=True):
+            for kernel in (name for names in gemms.values() for name in names):
                 planned.setdefault(kernel, {})[site] = _on_fp8(match.module)
     problems = []
     for kernel, sites in planned.items():

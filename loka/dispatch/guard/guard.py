@@ -6,21 +6,20 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from loka.dispatch.bind.bound import is_bound
+from loka.dispatch.bind.bound import Bound
 from loka.dispatch.bind.wrappers import ClosedWrapperError, unwrap
 from loka.dispatch.bound_state import BoundModule
 from loka.dispatch.dispatch_errors import BindError
-from loka.dispatch.guard.figures import GuardEvent, GuardReport, Norms, read
 from loka.dispatch.guard.nonfinite_layer import first_nonfinite
 from loka.dispatch.guard.runs import Fp8Run, OwnRun, undisturbed
-from loka.dispatch.guard.verdicts import Fault, Judge, promises
+from loka.dispatch.guard.verdicts import Fault, Judge, Norms, promises, read
 from loka.dispatch.patch import Patch
 from loka.errors import InputError
 
@@ -29,6 +28,58 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger("loka")
+
+
+Action = Literal["fell back", "returned", "not finite"]
+
+
+@dataclass(frozen=True, slots=True)
+class GuardEvent:
+    """One finding of a check. `str` of it is the line that is logged.
+
+    Attributes:
+        step: Calls of `Guard.step` before the one that found it.
+        action: "fell back" or "returned", of a bound module; "not finite", of any layer: FP8 is not at fault, and
+            nothing is changed.
+        module: Qualified name, "" for the model itself; "the batch" or "the loss" where no layer made the value.
+        sites: The patch's sites in the module.
+        figure: What was compared: "output", "gradient of its input", "gradient of fmb.0.weight", ...
+        value: Relative error; inf: not finite; nan: none.
+        limit: Of the relative error; nan: none.
+        reason: A sentence.
+    """
+
+    step: int
+    action: Action
+    module: str
+    sites: tuple[str, ...]
+    figure: str
+    value: float
+    limit: float
+    reason: str
+
+    def __str__(self) -> str:
+        where = f"'{self.module}'" if self.module else "the model itself"
+        sites = f" ({', '.join(self.sites)})" if self.sites and self.sites != (self.module,) else ""
+        return f"guard: step {self.step}: {where}{sites} {self.action}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class GuardReport:
+    """The figures of one check, the largest over all ranks.
+
+    Attributes:
+        step: Calls of `Guard.step` before this one.
+        loss: By the model's own GEMMs.
+        loss_fp8: As the model trains at the moment.
+        errors: For each bound module and each of its figures the norm of what FP8 changes over that of the model's own
+            tensor; inf where FP8 alone is not finite.
+    """
+
+    step: int
+    loss: float
+    loss_fp8: float
+    errors: Mapping[str, Mapping[str, float]]
 
 
 @dataclass(slots=True)
@@ -138,7 +189,9 @@ class Guard:
     @property
     def fallen(self) -> tuple[str, ...]:
         """Names of the modules that run by their own forwards at the moment."""
-        return tuple(name for name, each in self._guarded.items() if each.fallen and not is_bound(each.bound.module))
+        return tuple(
+            name for name, each in self._guarded.items() if each.fallen and not isinstance(each.bound.module, Bound)
+        )
 
     def step(self, batch: Any) -> tuple[GuardEvent, ...]:
         """Report a training step and its batch, before it; checks if it is due. Returns what was found.
@@ -208,7 +261,7 @@ class Guard:
     def _decide(self, step: int, each: _Guarded, fault: Fault | None) -> GuardEvent | None:
         """Send a module back or let it return."""
         bound = each.bound
-        each.fallen &= not is_bound(bound.module)  # it may have been restored by hand
+        each.fallen &= not isinstance(bound.module, Bound)  # it may have been restored by hand
         if each.fallen:
             each.good = 0 if fault is not None or each.judge.in_doubt else each.good + 1
             if self._return_after is None or each.falls > 1 or each.good < self._return_after:
@@ -218,7 +271,7 @@ class Guard:
             each.judge.forget()
             reason = f"{each.good} checks in a row within its limits"
             return GuardEvent(step, "returned", bound.name, bound.counters.sites, "", math.nan, math.nan, reason)
-        if fault is None or not is_bound(bound.module):  # sent back by the user
+        if fault is None or not isinstance(bound.module, Bound):  # sent back by the user
             return None
         self._patch._send_back((bound,))
         each.fallen, each.good, each.falls = True, 0, each.falls + 1

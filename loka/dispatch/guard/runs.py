@@ -23,15 +23,13 @@ from torch.utils.hooks import RemovableHandle
 
 from loka.dispatch.bind.check_model import shown
 from loka.dispatch.bound_state import BoundModule
-from loka.dispatch.guard.figures import Figure, difference
+from loka.dispatch.guard.verdicts import INPUT_GRADIENT, OUTPUT, VECTORS, Figure, difference
 from loka.errors import InputError
 
 _REENTRANT = (
     "a checkpoint with use_reentrant=True gives no gradients of single tensors: use "
     "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
 )
-
-OUTPUT, INPUT_GRADIENT, VECTORS = "output", "gradient of its input", "gradients of its vectors"
 
 Loss = Callable[[nn.Module, Any], Tensor]
 

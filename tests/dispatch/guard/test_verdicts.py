@@ -6,9 +6,7 @@ import math
 
 import pytest
 
-from loka.dispatch.guard.figures import Norms
-from loka.dispatch.guard.runs import INPUT_GRADIENT, OUTPUT
-from loka.dispatch.guard.verdicts import DRIFT, ENOUGH, Judge, Promise
+from loka.dispatch.guard.verdicts import DRIFT, ENOUGH, INPUT_GRADIENT, OUTPUT, Judge, Norms, Promise
 
 WEIGHT = "gradient of weight"
 
