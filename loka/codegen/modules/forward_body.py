@@ -181,8 +181,7 @@ class ForwardBody:
     def _mix(self, mix: FmInteraction) -> None:
         """Call an FM interaction's function at the position of its first statement."""
         shape, statements = fm_shape(mix, self._joins), self._forward.statements
-        name = f"{self._kernels.module}.{self._kernels.interactions.function(shape, self._layers)}"
-        code = call(name, map(formatted, fm_arguments(mix, self._scope)))
+        code = self._called(self._kernels.interactions.function(shape, self._layers), fm_arguments(mix, self._scope))
         made, views = [], []
         for place, view in zip(mix.made, mix.views, strict=True):
             target = self._target(statements[place].target) or "_"
@@ -202,16 +201,15 @@ class ForwardBody:
             raise LokaError(f"no kernel joins for statement {join.norm}. This is a fault in LoKA: please report it.")
         handed = self._handed if passing(join, self._mixes) is not None else {}
         arguments = concat_norm_arguments(join, self._forward, self._scope, handed)
-        name = f"{self._kernels.module}.{self._kernels.interactions.function(shape, self._layers)}"
         self._comment_notes(range(join.norm, join.norm + 1))
-        self._assign(join.norm, call(name, arguments))
+        self._assign(join.norm, self._called(self._kernels.interactions.function(shape, self._layers), arguments))
 
     def _cross(self, cross: Cross) -> None:
         biased = cross.linear in self._unbiased
         later = self._crosses[self._crosses.index(cross) + 1 :]
         shape = cross_shape(cross, later, biased)
-        name = f"{self._kernels.module}.{self._kernels.interactions.function(shape, self._layers)}"
-        code = call(name, cross_arguments(cross, biased, self._scope, self._handed_factors))
+        arguments = cross_arguments(cross, biased, self._scope, self._handed_factors)
+        code = self._called(self._kernels.interactions.function(shape, self._layers), arguments)
         self._comment_notes(range(cross.sum, cross.sum + 1))
         if not shape.passes:
             self._assign(cross.sum, code)
@@ -230,8 +228,7 @@ class ForwardBody:
             self.known |= {(number, operand): None for number in planned.sites for operand in operands(frozen)}
         of_modules = [[sites[number] for number in planned.sites] for sites in self._sites]
         function = self._kernels.chains.function(shape, layers(of_modules, self._fallback, self._sites[0]), frozen)
-        name = f"{self._kernels.module}.{function}"
-        code = call(name, map(formatted, arguments))
+        code = self._called(function, arguments)
         self._import(code)
         self._comment_notes(range(chain.first, chain.last + 1))
         self._assign_product(chain.last, code, site_call(self._forward, linears[-1]).out)
@@ -265,7 +262,7 @@ class ForwardBody:
         operands = [self._scope.read(ref.text) if ref.kind is RefKind.LOCAL else ref.text for ref in reads]
         weight = [f"self.loka_weight_{index}", f"self.loka_scale_{index}"] if frozen else []
         arguments = [*operands, *weight, f"self.loka.counter_id({index})"]
-        code = call(f"{self._kernels.module}.{name}", map(formatted, arguments))
+        code = self._called(name, arguments)
         self._comment_notes(numbers)
         self._assign(region.last, code)
 
@@ -286,7 +283,7 @@ class ForwardBody:
         name = self._kernels.linear(recipe, bias is not None, frozen)
         weight = [f"self.loka_weight_{index}", f"self.loka_scale_{index}"] if frozen else [parts.weight]
         operands = [parts.x, *weight, bias or "None", f"self.loka.counter_id({index})"]
-        code = call(f"{self._kernels.module}.{name}", map(formatted, operands))
+        code = self._called(name, operands)
         self._import(code)
         self._assign_product(position, code, parts.out)
 
@@ -333,6 +330,10 @@ class ForwardBody:
         if any(ref.kind is RefKind.LOCAL for ref in read):
             return None
         return gemm.weight.format(*(ref.text for ref in statement.operands))
+
+    def _called(self, function: str, arguments: Sequence[str]) -> str:
+        """A call of a function in kernels.py."""
+        return call(f"{self._kernels.module}.{function}", map(formatted, arguments))
 
     def _target(self, target: str) -> str | None:
         return self._scope.define(target) if target in self._used else None

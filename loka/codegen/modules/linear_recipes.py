@@ -127,9 +127,8 @@ def describe(plan: SitePlan) -> str:
 def recipe_label(gemms: Iterable[tuple[Gemm, GemmRecipe | None]]) -> str:
     groups: dict[str, list[str]] = {}
     for gemm, recipe in gemms:
-        recipe_label = "the model's dtype" if recipe is None else _recipe_said(recipe)
-        groups.setdefault(recipe_label, []).append(gemm.value)
-    return "; ".join(f"{', '.join(names)} in {recipe_label}" for recipe_label, names in groups.items())
+        groups.setdefault("the model's dtype" if recipe is None else _recipe_said(recipe), []).append(gemm.value)
+    return "; ".join(f"{', '.join(names)} in {said}" for said, names in groups.items())
 
 
 def _recipe_said(recipe: GemmRecipe) -> str:
@@ -140,13 +139,11 @@ def _recipe_said(recipe: GemmRecipe) -> str:
     if second.transposed:
         rows = GemmRecipe((first, first), recipe.accumulation)
         return f"{_recipe_said(rows)} by a transposed copy{kernel_label(recipe)}"
-    recipe_label = _operands_name(recipe).replace("_", " ").replace(" pow2", " with power-of-two scales")
+    said = _operands_name(recipe).replace("_", " ").replace(" pow2", " with power-of-two scales")
     for operand in recipe.operands:
         if operand.amax is not None:
-            recipe_label = recipe_label.replace(
-                f"amax {_number_name(_amax(operand))}", f"for |x| up to {_amax(operand)!r}"
-            )
-    return recipe_label + _run_said(recipe)
+            said = said.replace(f"amax {_number_name(_amax(operand))}", f"for |x| up to {_amax(operand)!r}")
+    return said + _run_said(recipe)
 
 
 def _run_said(recipe: GemmRecipe) -> str:
