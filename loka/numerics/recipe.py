@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from loka.numerics.enums import OPERANDS, Format, Gemm, Operand, Range, Scaling
+from loka.numerics.enums import Format, Gemm, Operand, Range, Scaling
 
 TRANSPOSED_FROM: dict[tuple[Gemm, Operand], tuple[Gemm, Operand]] = {
     (Gemm.DGRAD, Operand.WEIGHT): (Gemm.FPROP, Operand.WEIGHT),
@@ -158,16 +158,6 @@ class Recipe:
         same = transposed == weight and (self.wgrad is None or self.wgrad == (dy, x))
         static = all(_is_e4m3(operand, Scaling.TENSORWISE, Range.STATIC) for operand in (x, dy))
         return same and static and _is_e4m3(weight, Scaling.TENSORWISE, Range.DYNAMIC)
-
-    @property
-    def transposed_operands(self) -> tuple[tuple[Gemm, Operand], ...]:
-        """The operands that are transposed copies of an operand of another GEMM."""
-        return tuple(
-            (gemm, operand)
-            for gemm, operands in self.items()
-            for operand, recipe in zip(OPERANDS[gemm], operands or (), strict=False)
-            if recipe.transposed
-        )
 
     @property
     def dgrad_in_form(self) -> OperandPair | None:

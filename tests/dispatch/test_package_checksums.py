@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from generated.ranker import fused
 from loka import dispatch
 from loka.errors import InputError
 from loka.plan.planner import read_plan
@@ -45,10 +48,11 @@ def _nothing_is_excused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def package(tmp_path: Path) -> Path:
+def package(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "checked_ranker"
     shutil.copytree(RANKER, folder, ignore=shutil.ignore_patterns("__pycache__"))
-    return folder
+    yield folder
+    importlib.reload(fused)  # a copy that was imported had made the ranker's operators its own
 
 
 @pytest.fixture

@@ -339,7 +339,7 @@ SENSELESS = {
     "an error of 400 digits": (KIND + f"[64,64,64,1,0,1,0.1,1{'0' * 400}]", "too large to convert"),
     "an error of thousands of letters": (KIND + f'[64,64,64,1,0,1,"{"x" * 5000}",1]', "is no figure"),
     "no device": ('{"machine": {"device": null}}', "'date'"),
-    "an array of arrays": ("[" * 3000 + "]" * 3000, "is no row of measurements|recursion"),
+    "an array of arrays": ("[" * 3000 + "]" * 3000, "is no row of measurements|recursion|stands before"),
     "no JSON": ("[64,", "Expecting value"),
     "a number alone": ("3", "not iterable"),
 }
