@@ -39,6 +39,7 @@ class CallCounters:
         self.numbers = tuple(call_counters.new_counters(3) for _ in sites)
         self._mode = mode
         self._planned = binding.in_mode(mode)
+        self.gemms = tuple(map(tuple, self._planned))  # for each site, its FP8 GEMMs in this mode; Probe reads them
 
     def counter_id(self, index: int) -> int:
         """The counter id of the fprop of site `index`."""

@@ -205,7 +205,7 @@ class Cross(nn.Module):
 
 def quantized(model: nn.Module, x: Tensor, binding: dispatch.Binding, mode: str) -> Tensor:
     """What a generated forward gives, called on the module as it is, with counts of its own."""
-    generated = binding.generated(mode)
+    generated = binding.train if mode == "train" else binding.infer
     assert generated is not None
     model.loka = dispatch.CallCounters(binding.sites[0], binding, mode)
     if mode == "infer":
