@@ -225,6 +225,11 @@ def test_the_nearest_is_the_nearest(sizes, other, asked):
         assert math.dist(list(map(math.log, nearest)), list(map(math.log, wanted))) == pytest.approx(best)
 
 
+def test_of_two_that_are_equally_near_the_one_below_is_the_nearest():
+    below, above = (measurement(gemm(256, columns, 256), mere=columns / 1024) for columns in (128, 512))
+    assert Measurements.of([above, below], HOPPER).error(gemm(256, 256, 256)) == (0.125, 31.5)
+
+
 @pytest.mark.slow
 @given(st.permutations([*grid((64, 256, 1024)), *passes((64, 256))]))
 def test_the_order_of_measuring_changes_nothing(shuffled):
