@@ -181,29 +181,44 @@ def _folds(dropped: Mapping[str, nn.Linear], model: Adaptable, refusals: _Refusa
         return all(parameter is not None and refusals.holders(parameter) == 1 for parameter in held)
 
     folds: dict[str, str] = {}
+    followed: set[str] = set()  # paths join: what is behind a linear is walked once
     for name in dropped:
         path = [name]
-        while path[-1] in dropped and len(path) <= len(dropped):
+        while path[-1] in dropped and path[-1] not in followed:
+            followed.add(path[-1])
             end = model.into.get(path[-1])
-            if end is None or not takes(end):
-                break
-            path.append(end)
-        if path[-1] not in dropped:
+            if end is not None and takes(end):
+                path.append(end)
+        if path[-1] not in dropped or path[-1] in folds:
             folds.update(pairwise(path))
     return folds
 
 
 def _adaptations(dropped: Mapping[str, nn.Linear], folds: Mapping[str, str]) -> tuple[Adaptation, ...]:
     """Adaptations: folded linears one by one, each before the one that takes its bias; then the rest together."""
-    ordered = sorted(folds, key=lambda name: -_distance(name, folds))
+    distances = _distances(folds)
+    ordered = sorted(folds, key=lambda name: -distances[name])
     found: list[Found] = [(name, type_of(dropped[name]), (("into", folds[name]),)) for name in ordered]
     found += [(name, type_of(linear), ()) for name, linear in dropped.items() if name not in folds]
     return grouped(NAME, found)
 
 
-def _distance(name: str, folds: Mapping[str, str]) -> int:
-    """Number of linears that a bias is folded through."""
-    return 1 + _distance(folds[name], folds) if name in folds else 0
+def _distances(folds: Mapping[str, str]) -> dict[str, int]:
+    """Number of linears that each bias is folded through."""
+    distances: dict[str, int] = {}
+    for name in folds:
+        path = []
+        while name in folds and name not in distances:
+            path.append(name)
+            name = folds[name]
+        steps = distances.get(name, 0)
+        for before in reversed(path):
+            steps += 1
+            distances[before] = steps
+    return distances
+
+
+PLANNING: ModuleModPlanning = NoBiasPlanning()
 
 
 def _check_sizes(name: str, bias: Tensor, features: torch.Size) -> None:
