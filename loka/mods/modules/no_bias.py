@@ -218,4 +218,13 @@ def _distances(folds: Mapping[str, str]) -> dict[str, int]:
     return distances
 
 
+def _check_sizes(name: str, bias: Tensor, features: torch.Size) -> None:
+    """Raise InputError if a bias in a checkpoint does not fit the features of a weight that makes or reads them."""
+    if bias.shape != features:
+        raise InputError(
+            f"the checkpoint's bias of {name!r} has shape {tuple(bias.shape)}, and a weight beside it asks for "
+            f"{tuple(features)}: it is of another model"
+        )
+
+
 MOD: ModuleMod = NoBiasMod()
