@@ -42,6 +42,7 @@ _LONGEST = 300  # characters quoted of an explanation of torch's
 _SYMBOL = re.compile(r"\b[suz]f?\d+\b")
 _SIZE = re.compile(r"<([^<>]*)>")  # Dynamo's name of a size, in the text of a condition
 _TORCH = str(Path(torch.__file__).parent) + os.sep
+_DYNAMO = os.path.join("torch", "_dynamo", "")
 _NOTHING = object()  # no result was asked for
 
 
@@ -95,7 +96,7 @@ class Condition:
     """A condition on sizes of the arguments under which the graph is the forward: "x.shape[0] > 5"."""
 
     text: str
-    line: tuple[str, int] | None  # of the user's code that relies on it
+    place: str  # the user's line that relies on it, "at models.py:44 'if x.size(0) > 5:'"; "" where it is not known
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,7 +124,7 @@ class _Kept:
     module: fx.GraphModule | None = None
     sources: dict[fx.Node, str] = field(default_factory=dict)
     reads: tuple[tuple[str, str], ...] = ()
-    conditions: tuple[tuple[str, tuple[str, int] | None], ...] = ()
+    conditions: tuple[tuple[str, str], ...] = ()
 
 
 class _Read(Exception):  # noqa: N818 - ends a compilation whose result nobody needs
@@ -330,26 +331,27 @@ def _name_of(source: Any) -> str:
     return str(name() if callable(name) else name)
 
 
-def _conditions(env: Any) -> tuple[tuple[str, tuple[str, int] | None], ...]:
-    """The conditions on sizes as Python, with Dynamo's names for the sizes, and the lines that rely on them."""
+def _conditions(env: Any) -> tuple[tuple[str, str], ...]:
+    """The conditions on sizes by which Python decided, with Dynamo's names for the sizes, each with the user's line.
+
+    What torch's operations check of their operands is no such condition: a graph has the same operations.
+    """
     if env is None:
         return ()
     from torch.utils._sympy.printers import PythonPrinter  # imports sympy, which torch itself imports as late
 
     printed = PythonPrinter()
     names = {str(symbol): _name_of(sources[0]) for symbol, sources in env.var_to_sources.items() if sources}
-    found: list[tuple[str, tuple[str, int] | None]] = [
-        (f"{symbol} == {printed.doprint(to)}", None) for symbol, to in env.replacements.items()
-    ]
-    found += [(printed.doprint(guard.expr), _line_of(guard)) for guard in env.guards]
-    known = [(text, line) for text, line in found if set(_SYMBOL.findall(text)) <= names.keys()]
-    return tuple((_SYMBOL.sub(lambda found: f"<{names[found[0]]}>", text), line) for text, line in known)
+    decided = [each for each in env.guards if _DYNAMO in getattr(each.sloc.framework_loc, "filename", _DYNAMO)]
+    known = [(printed.doprint(each.expr), _place(each.sloc)) for each in decided]
+    known = [(text, place) for text, place in known if set(_SYMBOL.findall(text)) <= names.keys()]
+    return tuple((_SYMBOL.sub(lambda found: f"<{names[found[0]]}>", text), place) for text, place in known)
 
 
-def _line_of(guard: Any) -> tuple[str, int] | None:
-    stack = getattr(guard.sloc, "user_stack", None)
-    frames = [frame for frame in stack or () if not _is_of_torch(frame.filename)]
-    return (frames[-1].filename, frames[-1].lineno) if frames else None
+def _place(location: Any) -> str:
+    """The user's line in a location of torch's, "code  # file:line in function (...)", as text."""
+    code, _, rest = (location.maybe_user_loc or "").partition("  # ")
+    return f"at {os.path.basename(rest.partition(' in ')[0])} '{code.strip()}'" if rest else ""
 
 
 def _captured(module: nn.Module, bound: _Bound, kept: _Kept, leaves: _Leaves, made: Any) -> Captured:
@@ -363,12 +365,23 @@ def _captured(module: nn.Module, bound: _Bound, kept: _Kept, leaves: _Leaves, ma
             leaves.restore(graph, node)
     constants = {n.target: getattr(kept.module, n.target) for n in graph.nodes if n.op == "get_attr"}
     reads = tuple(dict.fromkeys(Read(bound.source(name), kind) for name, kind in kept.reads if name))
-    texts = ((_SIZE.sub(lambda size: bound.source(size[1]).expression, text), line) for text, line in kept.conditions)
-    conditions = tuple(Condition(text, line) for text, line in dict.fromkeys(texts))
+    texts = [(_SIZE.sub(lambda size: bound.source(size[1]).expression, text), place) for text, place in kept.conditions]
+    texts += [(text, "") for node, source in sources.items() for text in _single_sizes(node, source)]
+    conditions = tuple(Condition(text, place) for text, place in dict.fromkeys(texts))
     values: dict[int, Any] = {id(value): source for source, value in bound.tensors()}
     values |= {id(each.meta["example_value"]): each for each in outputs if isinstance(each, fx.Node)}
     result = None if made is _NOTHING else map_tree(made, lambda leaf: values.get(id(leaf), leaf))
     return Captured(graph, constants, sources, reads, conditions, result)
+
+
+def _single_sizes(node: fx.Node, source: Source) -> Iterator[str]:
+    """Conditions on sizes of 0 and 1, which are never symbols: whatever read them has a constant."""
+    value = node.meta.get("example_value")
+    if source.root in ("", "self") or not isinstance(value, torch.Tensor):
+        return
+    for dim, size in enumerate(value.shape):
+        if isinstance(size, int) and size in (0, 1):
+            yield f"{source.expression}.shape[{dim}] == {size}"
 
 
 def map_tree(value: Any, function: Callable[[Any], Any]) -> Any:
