@@ -42,6 +42,7 @@ _LONGEST = 300  # characters quoted of an explanation of torch's
 _SYMBOL = re.compile(r"\b[suz]f?\d+\b")
 _SIZE = re.compile(r"<([^<>]*)>")  # Dynamo's name of a size, in the text of a condition
 _TORCH = str(Path(torch.__file__).parent) + os.sep
+_FRAME = re.compile(r'File "(.+?)", line (\d+)')  # in the stack of a node
 _DYNAMO = os.path.join("torch", "_dynamo", "")
 _NOTHING = object()  # no result was asked for
 
@@ -596,3 +597,17 @@ def place_in(filename: str, line: int) -> str:
 
 def _is_of_torch(filename: str) -> bool:
     return filename.startswith((_TORCH, __file__)) or filename.startswith("<")
+
+
+def modules_around(node: fx.Node) -> tuple[str, ...]:
+    """Paths of the modules in whose forwards a node was made, outermost first, relative to the captured module."""
+    stack = (node.meta.get("nn_module_stack") or {}).values()
+    sources = [_parsed(str(name)) for name, _ in stack]
+    return tuple(".".join(str(key) for _, key in steps) for root, steps in sources if root == "self")
+
+
+def line_of(node: fx.Node) -> tuple[str, int] | None:
+    """File and line in the user's code of what made a node; None where torch did."""
+    found = _FRAME.findall(node.meta.get("stack_trace") or "")
+    own = [(file, int(line)) for file, line in found if not _is_of_torch(file)]
+    return own[-1] if own else None

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from loka.errors import InputError
+from loka.graph.capture import place_in
 from loka.graph.source import is_block_norm
-from loka.graph.trace.lint import place_in
 from loka.sites.build_model import BuiltModel
 from loka.sites.callables import describe_error
 from loka.sites.discover import MANY

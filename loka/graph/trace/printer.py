@@ -135,6 +135,9 @@ def public_name(function: object) -> str:
     found = _public_names().get(id(function))
     if found is not None:
         return found
+    own = str(getattr(function, "__name__", ""))
+    if getattr(function, "__module__", "") == "torch._C._nn" and hasattr(torch.nn.functional, own):
+        return f"torch.nn.functional.{own}"
     if isinstance(function, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
         parts = str(function).replace("::", ".").split(".")
         if all(is_identifier(part) for part in parts):

@@ -1,8 +1,7 @@
-"""Printing a recording as statements, and the tests that decided it as conditions."""
+"""Printing a reading as statements."""
 
 from __future__ import annotations
 
-import ast
 import inspect
 import operator
 from collections.abc import Iterator
@@ -11,12 +10,11 @@ from dataclasses import replace
 import torch
 from torch import fx, nn
 
+from loka.graph.capture import place_in
 from loka.graph.ir import CannotTraceError, Ref, RefKind, Statement, names_read
-from loka.graph.trace.call_values import VIEWS_OF_DICT, is_size
-from loka.graph.trace.fx_recording import FxRecording, Op
-from loka.graph.trace.lint import makes_its_result, place_in
-from loka.graph.trace.planned_tests import PlannedTest, operands
+from loka.graph.trace.out_of_place import makes_its_result
 from loka.graph.trace.printer import INFIX, PREFIX, Template, attribute, is_identifier, literal, public_name, variable
+from loka.graph.trace.reading import Op, Reading
 from loka.graph.trace.site_calls import site_call
 from loka.graph.trace.traced_weights import Weights
 from loka.sites.neighbours import is_idle_dropout
@@ -29,7 +27,7 @@ _OF_MATRICES = _VIEWS | {getattr(torch, name) for name in _VIEWS}
 class Printed:
     """Prints a recording as statements."""
 
-    def __init__(self, module: nn.Module, recording: FxRecording, weights: Weights) -> None:
+    def __init__(self, module: nn.Module, recording: Reading, weights: Weights) -> None:
         self.module, self.weights = module, weights
         self.refs: dict[fx.Node, Ref] = {}
         self.statements: list[Statement] = []
@@ -45,7 +43,6 @@ class Printed:
                 where = place_in(*op.line) if op.line is not None and op.node.op.startswith("call") else ""
                 raise CannotTraceError(f"{error} {where}".strip()).inside_of(op.child) from error.__cause__
         self._drop_unread()
-        self.guards = tuple(dict.fromkeys(map(self._guard, recording.tests)))
 
     def _print(self, op: Op) -> None:
         node = op.node
@@ -112,25 +109,6 @@ class Printed:
             return name, name, template.call("abs", args, op.kwargs)
         return name, self._hint(op, name), template.call(public_name(target), args, op.kwargs)
 
-    def _guard(self, test: PlannedTest) -> str:
-        """A condition on the arguments, as an expression."""
-        hidden = names_read(test.text.replace("{0}", "_"), inspect.signature(self.module.forward).parameters)
-        if hidden:
-            raise CannotTraceError(f"argument '{min(hidden)}' has a name that the generated text needs for itself")
-        expression = f"({self._expression(test.node)})"
-        return ast.unparse(ast.parse(test.text.replace("{0}", expression), mode="eval"))
-
-    def _expression(self, node: fx.Node) -> str:
-        """A value that is read from the arguments, as one expression."""
-        if node.op == "placeholder":
-            return str(node.target)
-        if node.op == "get_attr":
-            return attribute(self.module, str(node.target))
-        refs = {each: Ref(RefKind.LOCAL, f"({self._expression(each)})") for each in node.all_input_nodes}
-        template = Template(refs, {}, "")
-        _, _, text = self._call(Op(node, node.args, dict(node.kwargs), ""), template)
-        return text.format(*(ref.text for ref in template.operands))
-
     def _hint(self, op: Op, name: str) -> str:
         """A name hint: the child's name for a torch.nn child, which is one operation, otherwise the operation's."""
         if op.child and type(self.module.get_submodule(op.child)).__module__.startswith("torch.nn."):
@@ -152,31 +130,22 @@ def _last_name(path: str) -> str:
     return "_".join(parts[-2:]) if parts[-1].isdecimal() else parts[-1]
 
 
-def _without_dead(recording: FxRecording, weights: Weights) -> list[Op]:
+def _without_dead(recording: Reading, weights: Weights) -> list[Op]:
     """The operations without those that have neither a reader nor an effect: sizes, items, tests, folded transposes."""
     kept: list[Op] = []
     used: set[fx.Node] = set()
-    tested = set().union(*(_before(test.node) for test in recording.tests))
     for op in reversed(recording.ops):
         node = op.node
-        pure = node.op == "get_attr" or node.target in (getattr, operator.getitem) or all(map(is_size, operands(node)))
         pure = (
-            pure
-            or node.target in _OF_MATRICES
-            or (node.op == "call_method" and node.target in VIEWS_OF_DICT)
-            or (node in tested and node.op != "placeholder")
+            node.op == "get_attr" or node.target in (getattr, operator.getitem) or not node.meta.get("is_tensor", True)
         )
+        pure = pure or node.target in _OF_MATRICES
         named = node in weights.views or node in weights.matrices or node in weights.inline
         if (named and node.op != "get_attr") or (pure and node not in used):
             continue
         kept.append(op)
         used.update(source for each in _inputs(op) for source in weights.sources(each))
     return kept[::-1]
-
-
-def _before(node: fx.Node) -> set[fx.Node]:
-    """A node and what it is computed from."""
-    return {node}.union(*map(_before, node.all_input_nodes))
 
 
 def _inputs(op: Op) -> Iterator[fx.Node]:

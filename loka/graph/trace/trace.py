@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -29,18 +28,16 @@ from loka.graph.reads import Traced, constants_of, reads_of
 from loka.graph.source import forward_source_hash, functions_of, has_hooks, live_floats, qualified
 from loka.graph.trace.casts import telling_casts
 from loka.graph.trace.examples import Examples, missing_storage, quiet
-from loka.graph.trace.fx_recording import FxRecording, fx_record
-from loka.graph.trace.in_place import DEFAULT_WRITES, Writes
-from loka.graph.trace.lint import code_place, lint, out_of_place, unreadable
 from loka.graph.trace.observed_shapes import observed_shapes, with_even_statements
+from loka.graph.trace.out_of_place import out_of_place
 from loka.graph.trace.printer import HIDING, attribute, constant, is_identifier
+from loka.graph.trace.reading import read_forward
 from loka.graph.trace.site_calls import with_contiguous_products
 from loka.graph.trace.statements import Printed
 from loka.graph.trace.traced_weights import find_weights, unused_reason
 from loka.sites.callables import message_of
 from loka.sites.weights import SiteWeight, find_weight
 
-_DEVICE = re.compile(r"(cpu|cuda|meta)(:\d+)?")
 _WRAPPERS = {"FSDPModule", "FullyShardedDataParallel", "DistributedDataParallel", "OptimizedModule", "ScriptModule"}
 
 
@@ -74,22 +71,16 @@ def trace_forward(
         if blocked is not None:
             return Refused(owner, f"its forward cannot be checked: {blocked}")
         _check_source(module, expand)
-        forward, recording = _convert(module, owner, expand, sites, examples)
+        written, made = _convert(module, owner, expand, sites, examples)
+        forward = out_of_place(written, made)
         found = difference(module, forward, examples, copied, quick)
-        if found is not None and recording.writes_in_place:  # as under autocast, where `y += x` keeps y's dtype
-            made = forward
-            forward, _ = _convert(module, owner, expand, sites, examples, Writes(in_place=True))
-            found = difference(module, forward, examples, copied, quick)
-            for each, in_place in ((made, False), (forward, True)) if found is not None else ():
-                # As where a gradient is added up in another order or dtype: compared bit for bit as it is written.
-                written, _ = _convert(module, owner, expand, sites, examples, Writes(in_place, as_written=True))
-                if difference(module, written, examples, copied, quick) is None:
-                    forward, found = each, rounding_difference(module, each, examples, copied, quick, contiguous=True)
-                    break
+        if found is not None and forward != written and not difference(module, written, examples, copied, quick):
+            # As where a gradient is added up in another order or dtype: compared bit for bit as it is written.
+            found = rounding_difference(module, forward, examples, copied, quick, contiguous=True)
         if found is not None and (copying := with_contiguous_products(forward)) != forward:
             forward, found = copying, difference(module, copying, examples, copied, quick)
         if found is not None:
-            raise CannotTraceError(recording.of_dtype or found)
+            raise CannotTraceError(found)
     except CannotTraceError as error:
         return Refused(owner, str(error), error.inside)
     shapes = observed_shapes(forward, examples, copied)
@@ -193,48 +184,6 @@ def _forbidden(child: nn.Module, name: str) -> str | None:
         return f"the forward of {shown} was replaced on the instance"
     if type(child).__call__ is not nn.Module.__call__ or child._compiled_call_impl is not None:
         return f"{shown} has a __call__ of its own"
-    return unreadable(child)
-
-
-def _recorded(module: nn.Module, expand: frozenset[str], examples: Examples, writes: Writes) -> FxRecording:
-    """The recording of a module's forward. What its source loses in a trace is the reason rather than what follows."""
-    own = functions_of(module)[:1]
-    entered = set(map(code_place, own))
-    found = lint(module, entered)  # before it runs with traced values: its prints and host reads
-    if found is not None:
-        raise CannotTraceError(found).inside_of("")
-    flags = [(child, child.training) for child in module.modules()]
-    copied = copy_owner(module, expand)
-    failed: CannotTraceError | None = None
-    try:
-        recording = fx_record(copied, expand, examples.calls, writes, entered)
-    except CannotTraceError as error:
-        failed = error
-    finally:
-        for child, flag in flags:
-            child.training = flag
-    for name in ("", *sorted(expand)):
-        found = lint(module.get_submodule(name), entered)
-        if found is not None:
-            raise CannotTraceError(found).inside_of(name)
-    if failed is not None:
-        raise failed
-    device = _device_read(module, recording.reads)
-    if device is not None:
-        raise CannotTraceError(
-            f"the forward reads the device in '{device[1]}', which would be frozen at that of planning"
-        ).inside_of(device[0] if device[0] in expand else "")
-    return recording
-
-
-def _device_read(module: nn.Module, reads: Mapping[str, Collection[str]]) -> tuple[str, str] | None:
-    """The first attribute read that holds a device, and its module: a model is planned and trained on two machines."""
-    for path, names in sorted(reads.items()):
-        held = vars(module.get_submodule(path))
-        for name in sorted(set(names) & held.keys()):
-            value = held[name]
-            if isinstance(value, torch.device) or (isinstance(value, str) and _DEVICE.fullmatch(value)):
-                return path, ".".join(filter(None, ("self", path, name)))
     return None
 
 
@@ -271,36 +220,29 @@ def _is_stateless(module: nn.Module) -> bool:
 
 
 def _convert(
-    module: nn.Module,
-    owner: str,
-    expand: frozenset[str],
-    sites: Collection[str],
-    examples: Examples,
-    writes: Writes = DEFAULT_WRITES,
-) -> tuple[ForwardIR, FxRecording]:
-    """The printed forward, and its recording; `writes` says how a statement of the form `y += x` is recorded."""
-    recording = _recorded(module, expand, examples, writes)
-    weights = find_weights(module, recording.ops, {site: _site_weight(module, site) for site in sites})
-    printed = Printed(module, recording, weights)
+    module: nn.Module, owner: str, expand: frozenset[str], sites: Collection[str], examples: Examples
+) -> tuple[ForwardIR, Mapping[str, str]]:
+    """The printed forward, as it is written, and the children that make a new tensor, by the locals that hold it."""
+    reading = read_forward(module, expand, examples.calls)
+    weights = find_weights(module, reading.ops, {site: _site_weight(module, site) for site in sites})
+    printed = Printed(module, reading, weights)
     missing = [site for site in sites if not any(s.call and s.call.site == site for s in printed.statements)]
     if missing:
-        raise CannotTraceError(recording.of_dtype or unused_reason(missing[0], weights, recording.ops))
+        raise CannotTraceError(unused_reason(missing[0], weights, reading.ops))
     forward = ForwardIR(
         owner=owner,
         owner_type=qualified(type(module)),
         arguments=_arguments(module),
         statements=tuple(printed.statements),
         result=printed.result,
-        inlined=recording.called,
-        guards=printed.guards,
-        source_hash=_hash(module, recording.called),
+        inlined=reading.called,
+        guards=reading.conditions,
+        source_hash=_hash(module, reading.called),
     )
-    made = out_of_place(forward, printed.made, sums=not writes.as_written)
-    relied = printed.made.values() if made != out_of_place(forward) else ()
-    called = tuple(dict.fromkeys(str(op.node.target) for op in recording.ops if op.node.op == "call_module"))
-    reads = reads_of(module, Traced(recording.reads, expand, recording.called, called, frozenset(relied)))
-    found = replace(made, reads=reads, called=called, constants=constants_of(module, recording.called, reads))
-    return found, recording
+    called = tuple(dict.fromkeys(str(op.node.target) for op in reading.ops if op.node.op == "call_module"))
+    reads = reads_of(module, Traced(reading.reads, expand, reading.called, called, frozenset(printed.made.values())))
+    constants = constants_of(module, reading.called, reads)
+    return replace(forward, reads=reads, called=called, constants=constants), printed.made
 
 
 def _site_weight(module: nn.Module, site: str) -> SiteWeight:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx, nn
 
+from loka.graph.capture import place_in
 from loka.graph.guards import checked_length
-from loka.graph.trace.fx_recording import Op
-from loka.graph.trace.lint import place_in
+from loka.graph.trace.reading import Op
 from loka.sites.weights import (
     PIECES,
     Index,

@@ -1,0 +1,76 @@
+"""Sums and activations in place, printed out of place where nobody can tell."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from torch import nn
+
+from loka.graph.ir import ForwardIR, Ref, RefKind, Statement
+from loka.graph.patterns.linear_chain import readers_of
+from loka.graph.patterns.region import ACTIVATIONS, ELEMENTWISE, NORM_MODULES, NORMS
+from loka.graph.source import has_hooks
+
+SUMS = frozenset(("add_", "sub_", "mul_", "div_"))  # methods that return what they write into
+_PLAIN = {"add_": ("add", "+"), "sub_": ("sub", "-")}  # the gradients of a product would be of another dtype
+_IN_PLACE = "inplace=True"
+# Operations that return a new tensor, never a view of an operand, unless written into one (`out=`).
+_VIEWS = frozenset(
+    {"view", "view_as", "reshape", "flatten", "unflatten", "transpose", "permute", "unsqueeze", "squeeze"}
+)
+MAKING = ACTIVATIONS | ELEMENTWISE | NORMS | {"linear", "matmul", "bmm", "baddbmm", "addmm", "addcmul", "cat", "stack"}
+
+
+def makes_its_result(child: nn.Module) -> bool:
+    """True if a child always returns a new tensor."""
+    return type(child) in (nn.Linear, *NORM_MODULES) and not has_hooks(child)
+
+
+def out_of_place(forward: ForwardIR, made: Collection[str] = (), sums: bool = True) -> ForwardIR:
+    """The forward with in-place activations, and `sums`, made out of place where they alone read a new tensor.
+
+    `made` names locals returned by children that are new tensors.
+    """
+    readers = readers_of(forward)
+    statements: list[Statement] = []
+    making = set(made)  # targets that are new tensors
+    taken = {name.partition("=")[0].lstrip("*") for name in forward.arguments}
+    taken.update(step.target for step in forward.statements)
+    for step in forward.statements:
+        alone = [ref.text for ref in step.operands if ref.kind is RefKind.LOCAL and len(readers[ref.text]) == 1]
+        if step.op in ACTIVATIONS and _IN_PLACE in step.template and making.intersection(alone) and step.target != "_":
+            step = replace(step, template=step.template.replace(_IN_PLACE, "inplace=False"))
+        plain = step.op.removesuffix("_")
+        if step.op != plain and plain in ACTIVATIONS and making.intersection(alone) and step.target != "_":  # x.relu_()
+            step = replace(step, op=plain, template=step.template.replace(f"{step.op}(", f"{plain}(", 1))
+        steps = sum_out_of_place(step, making.intersection(alone), taken) if sums else (step,)
+        of_first = bool(step.operands) and step.operands[0].text in making.intersection(alone)
+        of_new = of_first and step.op in SUMS | _VIEWS
+        if (step.op in MAKING and _IN_PLACE not in step.template and "out=" not in step.template) or of_new:
+            making.add(step.target)
+        statements += steps
+    return replace(forward, statements=tuple(statements))
+
+
+def sum_out_of_place(step: Statement, new: Collection[str], taken: set[str]) -> tuple[Statement, ...]:
+    """`y.add_(x)` as a sum and a cast to y's dtype, if y is in `new`; the same for differences.
+
+    Any other statement stays alone. `new` are new tensors that this statement alone reads, `taken` the names of locals,
+    to which that of the sum is added.
+    """
+    op, sign = _PLAIN.get(step.op, ("", ""))
+    if not op or step.operands[0].text not in new or step.target == "_":
+        return (step,)
+    other = step.template.removeprefix(f"{{0}}.{step.op}(").removesuffix(")")
+    if other not in ("{0}", "{1}"):
+        return (step,)
+    name = f"{step.target}_wide"
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    cast = (Ref(RefKind.LOCAL, name), step.operands[0])
+    return (
+        replace(step, target=name, op=op, template=f"{{0}} {sign} {other}"),
+        replace(step, op="type_as", template="{0}.type_as({1})", operands=cast),
+    )
