@@ -38,6 +38,7 @@ from loka.errors import LokaError
 _STEP = re.compile(r"\.(\w+)(\(\))?|\[('(?:[^'\\]|\\.)*'|-?\d+)\]")
 _TABLES = frozenset({"_modules", "_parameters", "_buffers", "__dict__"})
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_LOGS = ("torch._dynamo", "torch.__trace", "torch.fx.experimental.symbolic_shapes")
 _LONGEST = 300  # characters quoted of an explanation of torch's
 _SYMBOL = re.compile(r"\b[suz]f?\d+\b")
 _SIZE = re.compile(r"<([^<>]*)>")  # Dynamo's name of a size, in the text of a condition
@@ -538,15 +539,16 @@ def _left_as_it_was(module: nn.Module) -> Iterator[None]:
     state, python = torch.get_rng_state(), random.getstate()
     numpy = sys.modules.get("numpy")
     drawn = numpy.random.get_state() if numpy is not None else None
-    log = logging.getLogger("torch._dynamo")
-    disabled = log.disabled
+    logs = {log: log.disabled for log in map(logging.getLogger, _LOGS)}
     try:
         with warnings.catch_warnings(), torch.compiler.set_stance("default"), _settings():
             warnings.simplefilter("ignore")
-            log.disabled = True
+            for log in logs:
+                log.disabled = True
             yield
     finally:
-        log.disabled = disabled
+        for log, disabled in logs.items():
+            log.disabled = disabled
         for child, attributes in held:
             vars(child).clear()
             vars(child).update(attributes)

@@ -33,6 +33,7 @@ from loka.graph.capture import (
 )
 from loka.graph.ir import CannotTraceError
 from loka.graph.trace.examples import ExampleCall, copy_tree
+from loka.graph.trace.fills import Fill, fills
 from loka.graph.trace.out_of_place import MAKING, makes_its_result
 from loka.graph.trace.printer import TrainingFlag, attribute, constant
 
@@ -353,15 +354,25 @@ class _Merged:
         self._child = ""
         self._line: tuple[str, int] | None = None
         first = self._captures[0]
-        for row in zip(*(_operations(each.graph) for each in self._captures), strict=True):
+        nodes = zip(*(_operations(each.graph) for each in self._captures), strict=True)
+        self._rows = {row[0]: row for row in nodes}
+        filled = list(fills(first.graph))
+        self._skipped = {node for each in filled for node in (each.tensor, *each.writes[:-1])}
+        self._filled = {each.writes[-1]: each for each in filled}
+        for row in self._rows.values():
             self._operation(row)
         self._result(first)
 
     def _operation(self, row: tuple[fx.Node, ...]) -> None:
         node = row[0]
+        if node in self._skipped:
+            return
         around = [self._reader.path_of(path) for path in modules_around(node)]
         self._child = next((path for path in reversed(around) if path in self._reader.inside), "")
         self._line = line_of(node)
+        if node in self._filled:
+            self._concatenation(self._filled[node])
+            return
         args = self._merged([each.args for each in row])
         kwargs = self._merged([dict(each.kwargs) for each in row])
         if node.target is operator.setitem:
@@ -516,6 +527,26 @@ class _Merged:
             return makes_its_result(self._reader.module.get_submodule(str(node.target)))
         name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
         return node.op.startswith("call") and name in MAKING and "out" not in node.kwargs and True not in node.args
+
+    def _concatenation(self, fill: Fill) -> None:
+        """What fills a new tensor, as one operation, with the pieces cast to its dtype as a write casts them."""
+        dtypes = self._dtypes_of(fill.tensor)
+        pieces = []
+        for each, single in zip(fill.pieces, fill.single, strict=True):
+            piece = self._of(each)
+            if self._dtypes_of(each) != dtypes:
+                wanted = dtypes[0] if len(set(dtypes)) == 1 else self._moving(dtypes)
+                piece = self._add("call_method", "to", (piece, wanted), {})
+            pieces.append(self._add("call_method", "unsqueeze", (piece, fill.dim), {}) if single else piece)
+        self._nodes[fill.tensor] = self._add("call_function", torch.cat, (pieces, fill.dim), {})
+        self._dtypes.append((self._nodes[fill.tensor], dtypes))
+
+    def _dtypes_of(self, node: fx.Node) -> tuple[torch.dtype, ...]:
+        """The dtype of a tensor in each capture."""
+        if node in self._rows:
+            return tuple(each.meta["example_value"].dtype for each in self._rows[node])
+        source = self._captures[0].sources[node]
+        return tuple(_placeholder(each, source).dtype for each in self._captures)
 
     def _assignment(self, tensor: fx.Node, index: Any, value: Any) -> None:
         """`y[:, :4] = x` as a write into a view of y."""
