@@ -11,6 +11,7 @@ inlined into it, so that their own caches, recompile limits and observed sizes s
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import inspect
@@ -35,7 +36,7 @@ from torch import fx, nn
 
 from loka.errors import LokaError
 
-_STEP = re.compile(r"\.(\w+)(\(\))?|\[('(?:[^'\\]|\\.)*'|-?\d+)\]")
+_STEP = re.compile(r"""\.(\w+)(\(\))?|\[('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|-?\d+)\]""")
 _TABLES = frozenset({"_modules", "_parameters", "_buffers", "__dict__"})
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _LOGS = ("torch._dynamo", "torch.__trace", "torch.fx.experimental.symbolic_shapes")
@@ -273,7 +274,8 @@ def _parsed(name: str) -> tuple[str, tuple[tuple[str, Any], ...]]:
 
 
 def _key(text: str) -> str | int:
-    return int(text) if not text.startswith("'") else str(text[1:-1].encode().decode("unicode_escape"))
+    key: str | int = ast.literal_eval(text)
+    return key
 
 
 def _whole(self: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -422,10 +424,13 @@ class _Leaves:
         if mode is None:
             return self.forwards[path](*args, **kwargs)
         allowed, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True
+        fast = torch.backends.mha.get_fastpath_enabled()  # type: ignore[no-untyped-call]
+        torch.backends.mha.set_fastpath_enabled(False)  # type: ignore[no-untyped-call] # fake, it returns no None
         try:
             made = self.forwards[path](*args, **kwargs)
         finally:
             mode.allow_non_fake_inputs = allowed
+            torch.backends.mha.set_fastpath_enabled(fast)  # type: ignore[no-untyped-call]
         if isinstance(made, torch.Tensor):
             return made
         flat: list[torch.Tensor] = []

@@ -24,6 +24,7 @@ from loka.graph.capture import (
     CannotCaptureError,
     Captured,
     Condition,
+    Read,
     Source,
     capture,
     line_of,
@@ -43,6 +44,7 @@ _IN_PLACE = {
     operator.iadd: operator.add, operator.isub: operator.sub, operator.imul: operator.mul,
     operator.itruediv: operator.truediv,
 }  # fmt: skip
+_PLAIN = (bool, int, float, str, type(None), dict)  # types that conditions on values tell
 _DECIDES = frozenset({"CONSTANT_MATCH", "EQUALS_MATCH", "BOOL_MATCH", "BOOL_TRUE", "BOOL_FALSE", "NONE_MATCH"})
 
 
@@ -155,7 +157,9 @@ class _Reader:
         if merged.lost:
             raise CannotTraceError(f"{merged.lost[0]} is not the same in each call")
         first = seen.captured
-        return Reading(tuple(merged.ops), self._called(first), self._reads(first), self._conditions(first, merged.live))
+        conditions = self._conditions(first, merged.live)
+        self._check_calls(conditions)
+        return Reading(tuple(merged.ops), self._called(first), self._reads(first), conditions)
 
     def _merged(self, first: _Seen, floats: Sequence[_Float]) -> _Merged | None:
         """The operations in all situations; None where they are not the same ones."""
@@ -284,27 +288,42 @@ class _Reader:
         self._check(captured.conditions)
         said = {each.expression for each in live}
         found = [each.text for each in captured.conditions]
-        given = bound_arguments(self.module, self._calls[0])
+        given = bound_arguments(self.module, self.first)
+        for name, parameter in inspect.signature(self.module.forward).parameters.items():
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                found.append(f"len({name}) == {len(given[name])}")
+            elif parameter.kind is parameter.VAR_KEYWORD:
+                found.append(f"list({name}) == {constant(list(given[name]))}")
         for read in captured.reads:
-            source = read.source
-            if source.root in given and read.kind in _DECIDES and source.expression not in said:
-                value = _followed(given[source.root], source.steps)
-                found += [_equals(source.expression, value)] if not isinstance(value, torch.Tensor) else []
-            elif source.root in given and not source.is_of_module:
-                value = _followed(given[source.root], source.steps)
-                if isinstance(value, torch.Tensor) and not source.steps and self._may_be_none(source.root):
-                    found.append(f"{source.expression} is not None")
-                elif isinstance(value, dict) and "DICT" in read.kind:
-                    found.append(f"list({source.expression}) == {constant(list(value))}")
-                elif isinstance(value, list | tuple) and read.kind == "SEQUENCE_LENGTH":
-                    found.append(f"len({source.expression}) == {len(value)}")
+            if read.source.root in given and read.source.expression not in said:
+                found += self._of_argument(read, _followed(given[read.source.root], read.source.steps))
         for source, value in self._decided(captured):
             if source.expression not in said and source.steps[-1][1] != "training":
                 found.append(_equals(self.expression(source), value))
         return tuple(dict.fromkeys(found))
 
-    def _may_be_none(self, name: str) -> bool:
-        return inspect.signature(self.module.forward).parameters[name].default is None
+    def _of_argument(self, read: Read, value: Any) -> list[str]:
+        """The conditions on one argument, or on what is in it, that a read stands for."""
+        text = read.source.expression
+        if isinstance(value, torch.Tensor):
+            return self._of_tensor(read.source)
+        if isinstance(value, dict) and "DICT" in read.kind:
+            return [f"list({text}) == {constant(list(value))}"]
+        if isinstance(value, list | tuple) and read.kind == "SEQUENCE_LENGTH":
+            return [*_type_is(text, value), f"len({text}) == {len(value)}"]
+        if read.kind == "TYPE_MATCH" and type(value) not in _PLAIN:
+            return _type_is(text, value)
+        return [_equals(text, value)] if read.kind in _DECIDES else []
+
+    def _of_tensor(self, source: Source) -> list[str]:
+        """That an argument is a tensor, where its place in the signature allows for something else."""
+        parameter = inspect.signature(self.module.forward).parameters[source.root]
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or parameter.default is None:
+            return [f"{source.expression} is not None"]
+        if source.steps or parameter.annotation in (torch.Tensor, "Tensor", "torch.Tensor"):
+            return []
+        is_open = parameter.annotation is not parameter.empty or parameter.default is not parameter.empty
+        return [f"isinstance({source.expression}, torch.Tensor)"] if is_open else []
 
     def _check(self, conditions: Sequence[Condition]) -> None:
         """Raises where a condition does not hold for as many rows as a model is trained on, as far as batches tell."""
@@ -314,14 +333,25 @@ class _Reader:
         given.append({name: _larger(value, given[1][name]) for name, value in given[0].items()})
         for condition in conditions:
             for each in given:
-                try:
-                    holds = bool(eval(condition.text, {"math": math}, {**each, "self": self.module}))  # noqa: S307 - ours
-                except (AttributeError, IndexError, KeyError, TypeError, NameError):
-                    holds = False
-                if not holds:
+                if not self._holds(condition.text, each):
                     raise CannotTraceError(
                         f"depends on the number of rows: {condition.text} {condition.place}".rstrip()
                     )
+
+    def _check_calls(self, conditions: Sequence[str]) -> None:
+        """Raises where the module is called in several ways."""
+        for call in self._calls[1:]:
+            given = bound_arguments(self.module, call)
+            other = next((each for each in conditions if not self._holds(each, given)), None)
+            if other is not None:
+                raise CannotTraceError(f"is called in several ways: {other} in one call, and not in another")
+
+    def _holds(self, condition: str, arguments: Mapping[str, Any]) -> bool:
+        scope = {"math": math, "torch": torch}
+        try:
+            return bool(eval(condition, scope, {**arguments, "self": self.module}))  # noqa: S307 - text that LoKA made
+        except (AttributeError, IndexError, KeyError, TypeError, NameError):
+            return False
 
     def expression(self, source: Source) -> str:
         """What the module holds, as Python on `self`."""
@@ -393,7 +423,8 @@ class _Merged:
         made = self._graph.create_node(kind, target, tuple(_without_flags(plain)), _without_flags(dict(kwargs)))
         self.ops.append(Op(made, args, kwargs, self._child, self._line))
         values = [each.meta.get("example_value") for each in row]
-        made.meta["is_tensor"] = not row or isinstance(values[0], torch.Tensor | tuple | list)
+        is_size = isinstance(values[0], torch.Size) if row else False
+        made.meta["is_tensor"] = not row or (isinstance(values[0], torch.Tensor | tuple | list) and not is_size)
         self._note(made, values)
         return made
 
@@ -693,6 +724,14 @@ def _without_flags(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_flags(item) for key, item in value.items()}
     return value
+
+
+def _type_is(expression: str, value: Any) -> list[str]:
+    """That a value has its class, by name: text has no other way to the classes of the user's files."""
+    kind = type(value)
+    if kind in (list, tuple):
+        return [f"type({expression}) is {kind.__name__}"]
+    return [f"type({expression}).__qualname__ == {kind.__qualname__!r}"]
 
 
 def _equals(expression: str, value: Any) -> str:
