@@ -465,6 +465,7 @@ class _Merged:
                 )
         if isinstance(values[0], torch.dtype):
             node = next((node for node, dtypes in reversed(self._dtypes) if dtypes == values), None)
+            node = node or self._argument_of(values)
             if node is not None:
                 return self._add("call_function", getattr, (node, "dtype"), {})
         if isinstance(values[0], float) and values in self._floats:
@@ -481,6 +482,15 @@ class _Merged:
         where = f" {place_in(*self._line)}" if self._line is not None else ""
         self.lost.append(f"{values[0]!r}{where}")
         return values[0]
+
+    def _argument_of(self, dtypes: tuple[torch.dtype, ...]) -> fx.Node | None:
+        """An argument with some dtypes that no operation has read so far."""
+        for node, source in self._captures[0].sources.items():
+            if source.root in self._arguments and isinstance(node.meta.get("example_value"), torch.Tensor):
+                given = [_placeholder(each, source) for each in self._captures]
+                if all(isinstance(x, torch.Tensor) and x.dtype == y for x, y in zip(given, dtypes, strict=True)):
+                    return self._of(node)
+        return None
 
     def _device(self, device: torch.device) -> fx.Node | torch.device:
         """The device of the arguments: a model is planned and trained on two machines."""
