@@ -75,8 +75,8 @@ class _Situation:
 
     training: bool
     gradients: bool
-    autocast: bool = False
-    narrow: bool = False  # floating-point arguments in bfloat16, as inside of a model under autocast
+    autocast: torch.dtype | None = None
+    narrow: bool = False  # floating-point arguments in that dtype, as inside of a model under autocast
     varied: bool = False  # floats at other values
     on: frozenset[str] | None = None  # modules in training, all others in evaluation
 
@@ -95,16 +95,17 @@ class _Seen:
 
 _SITUATIONS = (
     _Situation(training=True, gradients=True),
-    _Situation(training=False, gradients=False, varied=True),
-    _Situation(training=True, gradients=False, autocast=True, narrow=True),
-    _Situation(training=False, gradients=True, autocast=True, varied=True),
+    _Situation(training=False, gradients=False, autocast=torch.bfloat16, varied=True),
+    _Situation(training=True, gradients=False, autocast=torch.bfloat16, narrow=True),
+    _Situation(training=False, gradients=True, autocast=torch.float16, narrow=True, varied=True),
 )
-_WORDS = {
-    "training": "does other operations in training than in evaluation",
-    "gradients": "does other operations without gradients",
-    "autocast": "does other operations under autocast",
-    "narrow": "does other operations on bfloat16 arguments",
-}
+_DIFFERENCES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("in training than in evaluation", {"training": False}),
+    ("without gradients", {"gradients": False}),
+    ("under autocast", {"autocast": torch.bfloat16}),
+    ("on bfloat16 arguments", {"autocast": torch.bfloat16, "narrow": True}),
+    ("on float16 arguments", {"autocast": torch.float16, "narrow": True}),
+)
 
 
 def read_forward(module: nn.Module, expand: Collection[str], calls: Sequence[ExampleCall]) -> Reading:
@@ -162,35 +163,35 @@ class _Reader:
         return Reading(tuple(merged.ops), self._called(first), self._reads(first), conditions)
 
     def _merged(self, first: _Seen, floats: Sequence[_Float]) -> _Merged | None:
-        """The operations in all situations; None where they are not the same ones."""
-        seen = [first]
-        for situation in _SITUATIONS[1:]:
-            found = self._in_any_dtype(situation, floats)
-            if found is not None and not _alike(first.captured, found.captured):
-                return None
-            seen += [found] if found is not None else []
+        """The operations in all situations; None where they are not the same ones, but for casts that do nothing."""
+        seen = [first, *(self._in_any_dtype(situation, floats) for situation in _SITUATIONS[1:])]
+        seen.sort(key=lambda each: -len(_operations(each.captured.graph)))
+        whole = seen[0].captured
+        if any(_rows(whole, each.captured) is None for each in seen):
+            return None
         flags = self._flags(first.captured)
         for bit in range((len(flags) - 1).bit_length()):  # flags of several modules: told apart by a code for each
             on = frozenset(path for place, path in enumerate(flags) if place >> bit & 1)
-            mixed = self._seen(replace(_SITUATIONS[0], on=on))
-            if not _alike(first.captured, mixed.captured):
+            seen.append(self._seen(replace(_SITUATIONS[0], on=on)))
+            if _rows(whole, seen[-1].captured) is None:
                 raise CannotTraceError("does other operations where its modules are in different modes")
-            seen.append(mixed)
         return _Merged(self, seen, flags, floats)
 
-    def _in_any_dtype(self, situation: _Situation, floats: Sequence[_Float]) -> _Seen | None:
+    def _in_any_dtype(self, situation: _Situation, floats: Sequence[_Float]) -> _Seen:
         """A situation as it is seen, or with what the module can run: some cannot under autocast, or on bfloat16."""
-        if not situation.autocast:
-            return self._seen(situation, floats)
-        for narrow in (True, False) if situation.narrow else (False,):
+        tried = [situation] if situation.narrow else []
+        tried += [replace(situation, narrow=False)] if situation.autocast is not None else []
+        for each in tried:
             with contextlib.suppress(CannotTraceError):
-                return self._seen(replace(situation, narrow=narrow), floats)
-        return None
+                return self._seen(each, floats)
+        return self._seen(replace(situation, autocast=None, narrow=False), floats)
 
     def _is_live(self, first: _Seen, each: _Float) -> bool:
         """True for a float that a capture has as it is: others are computed with, or decide what is done."""
         other = self._seen(replace(_SITUATIONS[0], varied=True), [each])
-        return _alike(first.captured, other.captured) and not _Merged(self, [first, other], [], [each]).lost
+        if _rows(first.captured, other.captured) is None:
+            return False
+        return not _Merged(self, [first, other], [], [each]).lost
 
     def _seen(self, situation: _Situation, floats: Sequence[_Float] = ()) -> _Seen:
         given = inspect.signature(self.module.forward).bind(*copy_tree(self.first.args), **copy_tree(self.first.kwargs))
@@ -202,11 +203,12 @@ class _Reader:
                 )
         args, kwargs = given.args, given.kwargs
         if situation.narrow:
-            args, kwargs = map_tree(args, _narrowed), map_tree(kwargs, _narrowed)
+            args, kwargs = (map_tree(each, lambda x: _narrowed(x, situation.autocast)) for each in (args, kwargs))
         with contextlib.ExitStack() as stack:
             stack.enter_context(_in_mode(self.module, situation))
             stack.enter_context(torch.set_grad_enabled(situation.gradients))
-            stack.enter_context(torch.autocast("cpu", torch.bfloat16, enabled=situation.autocast))
+            if situation.autocast is not None:
+                stack.enter_context(torch.autocast("cpu", situation.autocast))
             if situation.varied:
                 stack.enter_context(_varied(self.module, floats))
             try:
@@ -243,12 +245,12 @@ class _Reader:
 
     def _difference(self, first: Captured) -> str:
         """Which part of a situation gives another graph, in words."""
-        for name, words in _WORDS.items():
-            changed: dict[str, Any] = {name: not getattr(_SITUATIONS[0], name)}
-            other = self._seen(replace(_SITUATIONS[0], **changed)).captured
-            if not _alike(first, other):
-                return f"{words} {_where(first, other)}".rstrip()
-        return "does other operations in each call"
+        seen = []
+        for words, changed in _DIFFERENCES:
+            seen.append(self._in_any_dtype(replace(_SITUATIONS[0], **changed), ()).captured)
+            if _rows(first, seen[-1]) is None and _rows(seen[-1], first) is None:
+                return f"does other operations {words} {_where(first, seen[-1])}".rstrip()
+        return f"does other operations in float16 than in bfloat16 {_where(*seen[-2:])}".rstrip()
 
     def _flags(self, captured: Captured) -> list[str]:
         """The modules whose mode is read, by path."""
@@ -363,8 +365,8 @@ class _Reader:
 class _Merged:
     """The operations of several captures that are alike: constants that move become what has their values.
 
-    `flags` are the paths of modules whose mode is read. `lost` says what moves and is nothing that could be printed,
-    `live` which floats are read in each call.
+    The first has the casts that do nothing in others. `flags` are the paths of modules whose mode is read. `lost` says
+    what moves and is nothing that could be printed, `live` which floats are read in each call.
     """
 
     def __init__(self, reader: _Reader, seen: Sequence[_Seen], flags: Sequence[str], floats: Sequence[_Float]) -> None:
@@ -384,17 +386,16 @@ class _Merged:
         self._child = ""
         self._line: tuple[str, int] | None = None
         first = self._captures[0]
-        nodes = zip(*(_operations(each.graph) for each in self._captures), strict=True)
-        self._rows = {row[0]: row for row in nodes}
+        rows = [_rows(first, each) or {} for each in self._captures]
+        self._rows = {node: tuple(row[node] for row in rows) for node in _operations(first.graph)}
         filled = list(fills(first.graph))
         self._skipped = {node for each in filled for node in (each.tensor, *each.writes[:-1])}
         self._filled = {each.writes[-1]: each for each in filled}
-        for row in self._rows.values():
-            self._operation(row)
+        for node, row in self._rows.items():
+            self._operation(node, row)
         self._result(first)
 
-    def _operation(self, row: tuple[fx.Node, ...]) -> None:
-        node = row[0]
+    def _operation(self, node: fx.Node, row: tuple[fx.Node, ...]) -> None:
         if node in self._skipped:
             return
         around = [self._reader.path_of(path) for path in modules_around(node)]
@@ -403,8 +404,9 @@ class _Merged:
         if node in self._filled:
             self._concatenation(self._filled[node])
             return
-        args = self._merged([each.args for each in row])
-        kwargs = self._merged([dict(each.kwargs) for each in row])
+        own = [each if (each.op, each.target) == (node.op, node.target) else node for each in row]
+        args = self._merged([each.args for each in own])
+        kwargs = self._merged([dict(each.kwargs) for each in own])
         if node.target is operator.setitem:
             self._assignment(*args)
             return
@@ -464,8 +466,8 @@ class _Merged:
                     Source("self", tuple((".", key) for key in f"{paths[0]}.training".lstrip(".").split(".")), "")
                 )
         if isinstance(values[0], torch.dtype):
-            node = next((node for node, dtypes in reversed(self._dtypes) if dtypes == values), None)
-            node = node or self._argument_of(values)
+            node = self._argument_of(values)
+            node = node or next((each for each, dtypes in reversed(self._dtypes) if dtypes == values), None)
             if node is not None:
                 return self._add("call_function", getattr, (node, "dtype"), {})
         if isinstance(values[0], float) and values in self._floats:
@@ -484,7 +486,7 @@ class _Merged:
         return values[0]
 
     def _argument_of(self, dtypes: tuple[torch.dtype, ...]) -> fx.Node | None:
-        """An argument with some dtypes that no operation has read so far."""
+        """The argument with some dtypes; None where there is none."""
         for node, source in self._captures[0].sources.items():
             if source.root in self._arguments and isinstance(node.meta.get("example_value"), torch.Tensor):
                 given = [_placeholder(each, source) for each in self._captures]
@@ -657,32 +659,56 @@ def _operations(graph: fx.Graph) -> list[fx.Node]:
     return [node for node in graph.nodes if node.op.startswith("call")]
 
 
-def _alike(a: Captured, b: Captured) -> bool:
-    """True if two captures have the same operations on the same operands; constants may differ."""
-    ours, theirs = _operations(a.graph), _operations(b.graph)
-    if len(ours) != len(theirs):
-        return False
-    places = [{node: place for place, node in enumerate(nodes)} for nodes in (ours, theirs)]
+def _rows(whole: Captured, other: Captured) -> dict[fx.Node, fx.Node] | None:
+    """The operation of another capture for each of one, if they are the same ones; constants may differ.
 
-    def form(value: Any, captured: Captured, place: Mapping[fx.Node, int]) -> Any:
+    A cast of the first that would do nothing in the other has its operand there.
+    """
+    theirs = iter(_operations(other.graph))
+    found: dict[fx.Node, fx.Node] = {}
+
+    def form(value: Any, sources: Mapping[fx.Node, Source]) -> Any:
+        """What tells an operand: its node in the other capture, or its source."""
         if isinstance(value, fx.Node):
-            return (
-                place[value] if value in place else captured.sources[value].text if value in captured.sources else "?"
-            )
+            value, sources = (found[value], other.sources) if value in found else (value, sources)
+            return sources[value].text if value in sources else value
         if isinstance(value, tuple | list):
-            return [form(item, captured, place) for item in value]
+            return [form(item, sources) for item in value]
         if isinstance(value, dict):
-            return [(key, form(item, captured, place)) for key, item in value.items()]
+            return [(key, form(item, sources)) for key, item in value.items()]
         if isinstance(value, slice):
-            return [form(each, captured, place) for each in (value.start, value.stop, value.step)]
+            return [form(each, sources) for each in (value.start, value.stop, value.step)]
         return type(value).__name__
 
-    for x, y in zip(ours, theirs, strict=True):
-        if (x.op, x.target) != (y.op, y.target):
-            return False
-        if form((x.args, x.kwargs), a, places[0]) != form((y.args, y.kwargs), b, places[1]):
-            return False
-    return True
+    met = next(theirs, None)
+    for node in _operations(whole.graph):
+        alike = met is not None and (node.op, node.target) == (met.op, met.target)
+        ours = form((node.args, node.kwargs), whole.sources)
+        if alike and met is not None and ours == form((met.args, met.kwargs), other.sources):
+            found[node], met = met, next(theirs, None)
+        elif (same := _uncast(node, found, whole, other)) is not None:
+            found[node] = same
+        else:
+            return None
+    return found if met is None else None
+
+
+_CASTS = frozenset({"to", "float", "double", "half", "bfloat16", "type_as"})
+
+
+def _uncast(cast: fx.Node, found: Mapping[fx.Node, fx.Node], whole: Captured, other: Captured) -> fx.Node | None:
+    """What a cast reads, in another capture where it has the dtype already; None for any other operation."""
+    if cast.op != "call_method" or cast.target not in _CASTS or not isinstance(cast.args[0], fx.Node):
+        return None
+    source, made = cast.args[0], cast.meta.get("example_value")
+    if source in whole.sources:
+        same = next((n for n, each in other.sources.items() if each.text == whole.sources[source].text), None)
+    else:
+        same = found.get(source)
+    value = same.meta.get("example_value") if same is not None else None
+    if not isinstance(value, torch.Tensor) or not isinstance(made, torch.Tensor):
+        return None
+    return same if (value.dtype, value.device) == (made.dtype, made.device) else None
 
 
 def _where(a: Captured, b: Captured) -> str:
@@ -777,8 +803,8 @@ def _larger(a: Any, b: Any) -> Any:
     return a
 
 
-def _narrowed(value: Any) -> Any:
-    return value.bfloat16() if isinstance(value, torch.Tensor) and value.dtype == torch.float32 else value
+def _narrowed(value: Any, dtype: torch.dtype | None) -> Any:
+    return value.to(dtype) if isinstance(value, torch.Tensor) and value.dtype == torch.float32 else value
 
 
 def _is_of_torch(module: nn.Module) -> bool:

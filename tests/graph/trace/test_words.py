@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from loka.graph.trace.fx_recording import fx_record, reason_of
 from torch import Tensor, nn
 
 from loka.graph.ir import CannotTraceError, ForwardIR, Refused
 from loka.graph.trace.examples import ExampleCall, Examples, ModelInputs, capture_examples
-from loka.graph.trace.fx_recording import fx_record, reason_of
 from loka.graph.trace.trace import trace_forward
 
 NUMBER = "Python needs a plain number where a traced value stands (compute this number in __init__, or by torch)"
