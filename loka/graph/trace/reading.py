@@ -148,6 +148,7 @@ class _Reader:
     def reading(self) -> Reading:
         """The merged captures."""
         seen = self._seen(_SITUATIONS[0])
+        _check_opaque(seen.captured)
         floats = tuple(self._floats(seen.captured))
         merged = self._merged(seen, floats)
         if floats and (merged is None or merged.lost):
@@ -655,6 +656,16 @@ def _put(value: Any, steps: Sequence[tuple[str, Any]], other: Any) -> Any:
     return items if isinstance(value, list) else tuple(items)
 
 
+def _check_opaque(captured: Captured) -> None:
+    """Raises for operations with graphs of their own: checkpoints, gradients of the user's own, branches on data."""
+    for node in captured.graph.nodes:
+        if node.op == "get_attr" and isinstance(captured.constants[node.target], nn.Module):
+            user = next(iter(node.users))
+            line = line_of(user)
+            where = f" {place_in(*line)}" if line is not None else ""
+            raise CannotTraceError(f"calls {user.target}, which has a graph of its own{where}")
+
+
 def _operations(graph: fx.Graph) -> list[fx.Node]:
     return [node for node in graph.nodes if node.op.startswith("call")]
 
@@ -671,6 +682,8 @@ def _rows(whole: Captured, other: Captured) -> dict[fx.Node, fx.Node] | None:
         """What tells an operand: its node in the other capture, or its source."""
         if isinstance(value, fx.Node):
             value, sources = (found[value], other.sources) if value in found else (value, sources)
+            if value.op == "get_attr":
+                return value.target
             return sources[value].text if value in sources else value
         if isinstance(value, tuple | list):
             return [form(item, sources) for item in value]
