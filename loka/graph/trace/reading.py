@@ -290,8 +290,8 @@ class _Reader:
         """What has to hold in a call, as Python: sizes and plain arguments, and attributes that are not read live."""
         self._check(captured.conditions)
         said = {each.expression for each in live}
-        found = [each.text for each in captured.conditions]
         given = bound_arguments(self.module, self.first)
+        found = [*_ranks(captured.conditions, given), *(each.text for each in captured.conditions)]
         for name, parameter in inspect.signature(self.module.forward).parameters.items():
             if parameter.kind is parameter.VAR_POSITIONAL:
                 found.append(f"len({name}) == {len(given[name])}")
@@ -773,6 +773,15 @@ def _without_flags(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_flags(item) for key, item in value.items()}
     return value
+
+
+def _ranks(conditions: Sequence[Condition], given: Mapping[str, Any]) -> Iterator[str]:
+    """The ranks of the arguments whose sizes conditions look at."""
+    for name, value in given.items():
+        for source, leaf in _leaves_in(value, Source(name, (), "")):
+            sizes = re.compile(rf"(?<![\w.\]]){re.escape(source.expression)}\.shape\[")
+            if isinstance(leaf, torch.Tensor) and any(sizes.search(each.text) for each in conditions):
+                yield f"{source.expression}.dim() == {leaf.dim()}"
 
 
 def _type_is(expression: str, value: Any) -> list[str]:

@@ -131,7 +131,7 @@ def test_a_test_of_an_argument_is_a_guard(
 def test_sizes_that_do_not_depend_on_the_batch_are_guards() -> None:
     answer = trace(Sizes(), *two())
     assert isinstance(answer, ForwardIR), answer
-    assert answer.guards == ("x.shape[1] == 3", "(x.shape[2] % 8) == 0", "x.dim() == 3")
+    assert answer.guards == ("x.dim() == 3", "x.shape[1] == 3", "(x.shape[2] % 8) == 0")
     module, x = Sizes(), torch.randn(9, 3, WIDTH)
     bound = with_forward(copy.deepcopy(module), answer)
     assert torch.equal(bound(x), module(x))
@@ -169,7 +169,8 @@ def test_sizes_that_depend_on_the_batch_may_be_compared_with_one_another() -> No
     calls = [((torch.randn(batch, WIDTH), torch.randn(batch, WIDTH)), {}) for batch in (4, 7)]
     answer = trace(SameSizes(), *calls)
     assert isinstance(answer, ForwardIR), answer
-    assert answer.guards[0] == "x.shape[0] == y.shape[0] and x.shape[1] == y.shape[1]"
+    sizes = "x.shape[0] == y.shape[0] and x.shape[1] == y.shape[1]"
+    assert answer.guards == ("x.dim() == 2", "y.dim() == 2", sizes)
     assert [step.op for step in answer.statements] == ["add", "matmul"]
 
 
