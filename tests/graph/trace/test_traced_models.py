@@ -17,7 +17,7 @@ from tests.support.models import ir_models as zoo
 
 WUKONG_LAYER = """\
 def forward(self, x):
-    if self.n != 8 or self.d != 16{others}:
+    if self.n != 8 or self.d != 16:
         raise dispatch.InputError('other arguments')
     transpose = x.transpose(1, 2)
     matmul = torch.matmul(transpose, self.rank)
