@@ -44,6 +44,7 @@ _IN_PLACE = {
     operator.iadd: operator.add, operator.isub: operator.sub, operator.imul: operator.mul,
     operator.itruediv: operator.truediv,
 }  # fmt: skip
+_KEPT = frozenset({"forward", "__closure__", "__defaults__", "__kwdefaults__"})  # of a leaf's stub; of functions, fixed
 _PLAIN = (bool, int, float, str, type(None), dict)  # types that conditions on values tell
 _DECIDES = frozenset({"CONSTANT_MATCH", "EQUALS_MATCH", "BOOL_MATCH", "BOOL_TRUE", "BOOL_FALSE", "NONE_MATCH"})
 
@@ -221,8 +222,12 @@ class _Reader:
         """The plain values of the user's own modules and objects that are read, with their sources."""
         for read in dict.fromkeys(captured.reads):
             source = read.source
-            if not source.is_of_module or read.kind not in _DECIDES or any(key == "forward" for _, key in source.steps):
-                continue  # the last is of a leaf's stub
+            if (
+                not source.is_of_module
+                or read.kind not in _DECIDES
+                or _KEPT.intersection(key for _, key in source.steps)
+            ):
+                continue
             holder, value = self._holder(source)
             if not _is_of_torch(holder) and type(value) in (bool, int, float, str, type(None)):
                 yield source, value
@@ -300,6 +305,8 @@ class _Reader:
         for read in captured.reads:
             if read.source.root in given and read.source.expression not in said:
                 found += self._of_argument(read, _followed(given[read.source.root], read.source.steps))
+            elif read.source.root in given and not self._is_annotated(read.source.root, "float"):
+                found.append(f"not isinstance({read.source.expression}, torch.Tensor)")
         for source, value in self._decided(captured):
             if source.expression not in said and source.steps[-1][1] != "training":
                 found.append(_equals(self.expression(source), value))
@@ -318,12 +325,17 @@ class _Reader:
             return _type_is(text, value)
         return [_equals(text, value)] if read.kind in _DECIDES else []
 
+    def _is_annotated(self, name: str, *kinds: str) -> bool:
+        """True for an argument that is annotated with one of some classes alone."""
+        annotation = inspect.signature(self.module.forward).parameters[name].annotation
+        return (annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")) in kinds
+
     def _of_tensor(self, source: Source) -> list[str]:
         """That an argument is a tensor, where its place in the signature allows for something else."""
         parameter = inspect.signature(self.module.forward).parameters[source.root]
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or parameter.default is None:
             return [f"{source.expression} is not None"]
-        if source.steps or parameter.annotation in (torch.Tensor, "Tensor", "torch.Tensor"):
+        if source.steps or self._is_annotated(source.root, "Tensor", "torch.Tensor"):
             return []
         is_open = parameter.annotation is not parameter.empty or parameter.default is not parameter.empty
         return [f"isinstance({source.expression}, torch.Tensor)"] if is_open else []
