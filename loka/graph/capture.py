@@ -424,13 +424,13 @@ class _Leaves:
         if mode is None:
             return self.forwards[path](*args, **kwargs)
         allowed, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True
-        fast = torch.backends.mha.get_fastpath_enabled()  # type: ignore[no-untyped-call]
-        torch.backends.mha.set_fastpath_enabled(False)  # type: ignore[no-untyped-call] # fake, it returns no None
+        fast = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)  # fake, it returns no None
         try:
             made = self.forwards[path](*args, **kwargs)
         finally:
             mode.allow_non_fake_inputs = allowed
-            torch.backends.mha.set_fastpath_enabled(fast)  # type: ignore[no-untyped-call]
+            torch.backends.mha.set_fastpath_enabled(fast)
         if isinstance(made, torch.Tensor):
             return made
         flat: list[torch.Tensor] = []
