@@ -354,7 +354,11 @@ class _Reader:
                     )
 
     def _check_calls(self, conditions: Sequence[str]) -> None:
-        """Raises where the module is called in several ways."""
+        """Raises where an argument hides a function of a condition, or the module is called in several ways."""
+        called = {name for each in conditions for name in re.findall(r"\b(\w+)\(", each)}
+        hidden = next((name for name in bound_arguments(self.module, self.first) if name in called), None)
+        if hidden is not None:
+            raise CannotTraceError(f"argument '{hidden}' has a name that the generated text needs for itself")
         for call in self._calls[1:]:
             given = bound_arguments(self.module, call)
             other = next((each for each in conditions if not self._holds(each, given)), None)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -230,7 +229,6 @@ def _convert(
     """The printed forward, as it is written, and the children that make a new tensor, by the locals that hold it."""
     arguments = _arguments(module)
     reading = read_forward(module, expand, examples.calls)
-    _check_names(arguments, reading.conditions)
     weights = find_weights(module, reading.ops, {site: _site_weight(module, site) for site in sites})
     printed = Printed(module, reading, weights)
     missing = [site for site in sites if not any(s.call and s.call.site == site for s in printed.statements)]
@@ -250,15 +248,6 @@ def _convert(
     reads = reads_of(module, Traced(reading.reads, expand, reading.called, called, frozenset(printed.made.values())))
     constants = constants_of(module, reading.called, reads)
     return replace(forward, reads=reads, called=called, constants=constants), printed.made
-
-
-def _check_names(arguments: Collection[str], conditions: Collection[str]) -> None:
-    """Raises where an argument hides a function that a condition calls."""
-    names = {argument.lstrip("*").partition("=")[0] for argument in arguments}
-    called = {name for each in conditions for name in re.findall(r"\b(\w+)\(", each)}
-    hidden = next(iter(sorted(names & called)), None)
-    if hidden is not None:
-        raise CannotTraceError(f"argument '{hidden}' has a name that the generated text needs for itself")
 
 
 def _site_weight(module: nn.Module, site: str) -> SiteWeight:

@@ -413,14 +413,14 @@ class Named(Weighted):
         return x @ self.w
 
 
-class Tested(Weighted):
+class OfTypes(Weighted):
     def forward(self, x: Any, isinstance: Any = None) -> Tensor:
         return only_tensors(x) @ self.w
 
 
 def test_an_argument_with_the_name_of_a_function_that_a_condition_needs_is_refused() -> None:
     assert isinstance(trace(Named(), *two()), ForwardIR)
-    answer = trace(Tested(), *two())
+    answer = trace(OfTypes(), *two())
     assert isinstance(answer, Refused)
     assert "argument 'isinstance' has a name that the generated text needs for itself" in answer.reason
 
