@@ -355,9 +355,9 @@ def test_forms_of_weights_are_printed_where_they_are_read_and_no_part_of_the_gem
     as_written = as_traced(answer, frozenset())
     assert [step.text() for step in as_written.statements if step.call is not None] == [
         "linear = torch.nn.functional.linear(x, self.w.to(x.dtype), self.shift.to(x.dtype))",
-        "bmm = torch.bmm(add, self.rank.unsqueeze(0).expand(add.size(0), -1, -1))",
+        "bmm = torch.bmm(add, self.rank.unsqueeze(0).expand(size, -1, -1))",
         "matmul = add @ self.rank.type_as(add)",
-        "bmm_1 = torch.bmm(self.w[None].expand(add.shape[0], 8, 8).mT, mt)",
+        "bmm_1 = torch.bmm(self.w[None].expand(size, 8, 8).mT, mt)",
     ]
     assert "add = linear + self.biases[1]" in [step.text() for step in as_written.statements]
     calls = [step.call for step in as_written.statements if step.call is not None]
