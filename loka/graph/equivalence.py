@@ -75,7 +75,8 @@ def rounding_difference(
 ) -> str | None:
     """The first difference beyond rounding between a rewritten forward and the module's own, in words, or None.
 
-    Compares outputs, gradients (not if `quick`) and the random state, in training and evaluation, without autocast.
+    Compares outputs, gradients (not if `quick`) and the random state, in training and evaluation, without autocast; under
+    autocast the dtypes of outputs.
     With `contiguous`, outputs must be so where the module's own are.
     """
     flags = [(child, child.training) for child in module.modules()]
@@ -163,8 +164,17 @@ def _up_to_rounding(
         a, b = (_run(m, call, autocast=False, backward=backward) for m in (ours, theirs))
         found = _compare(a, b, rounding=max(_ROUNDING, 8 * coarsest))
         found = scattered(a.outputs, b.outputs) if found is None and contiguous else found
+        found = found or _other_dtypes(*(_run(m, call, autocast=True, backward=Backward.NONE) for m in (ours, theirs)))
         if found is not None:
             return found, call
+    return None
+
+
+def _other_dtypes(a: _Outcome, b: _Outcome) -> str | None:
+    """Says that outputs under autocast are of other dtypes: a cast that tells only there was lost."""
+    kinds = [[x.dtype if isinstance(x, torch.Tensor) else None for x in each.outputs] for each in (a, b)]
+    if a.error is None and b.error is None and kinds[0] != kinds[1]:
+        return f"gives other dtypes under bfloat16 autocast ({kinds[1]} instead of {kinds[0]})"
     return None
 
 
