@@ -41,6 +41,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 _LOGS = ("torch._dynamo", "torch.__trace", "torch.fx.experimental.symbolic_shapes")
 _LONGEST = 300  # characters quoted of an explanation of torch's
 _SYMBOL = re.compile(r"\b[suz]f?\d+\b")
+_NUMBER_FIRST = re.compile(r"(-?\d+) == (.+)")  # as sympy prints an equation
 _SIZE = re.compile(r"<([^<>]*)>")  # Dynamo's name of a size, in the text of a condition
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _FRAME = re.compile(r'File "(.+?)", line (\d+)')  # in the stack of a node
@@ -346,6 +347,7 @@ def _conditions(env: Any) -> tuple[tuple[str, str], ...]:
     names = {str(symbol): _name_of(sources[0]) for symbol, sources in env.var_to_sources.items() if sources}
     decided = [each for each in env.guards if _DYNAMO in getattr(each.sloc.framework_loc, "filename", _DYNAMO)]
     known = [(printed.doprint(each.expr), _place(each.sloc)) for each in decided]
+    known = [(_NUMBER_FIRST.sub(r"\2 == \1", text), place) for text, place in known]
     known = [(text, place) for text, place in known if set(_SYMBOL.findall(text)) <= names.keys()]
     return tuple((_SYMBOL.sub(lambda found: f"<{names[found[0]]}>", text), place) for text, place in known)
 

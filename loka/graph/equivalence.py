@@ -75,9 +75,8 @@ def rounding_difference(
 ) -> str | None:
     """The first difference beyond rounding between a rewritten forward and the module's own, in words, or None.
 
-    Compares outputs, gradients (not if `quick`) and the random state, in training and evaluation, without autocast; under
-    autocast the dtypes of outputs.
-    With `contiguous`, outputs must be so where the module's own are.
+    Compares outputs, gradients (not if `quick`) and the random state, in training and evaluation, without autocast, and
+    the dtypes of outputs under it. With `contiguous`, outputs must be so where the module's own are.
     """
     flags = [(child, child.training) for child in module.modules()]
     try:

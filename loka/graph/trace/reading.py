@@ -76,6 +76,7 @@ class _Situation:
     autocast: bool = False
     narrow: bool = False  # floating-point arguments in bfloat16, as inside of a model under autocast
     varied: bool = False  # floats at other values
+    higher: bool = False  # floating-point arguments with one dimension more
     on: frozenset[str] | None = None  # modules in training, all others in evaluation
 
     def mode(self, path: str) -> bool:
@@ -155,7 +156,8 @@ class _Reader:
         if merged.lost:
             raise CannotTraceError(f"{merged.lost[0]} is not the same in each call")
         first = seen.captured
-        return Reading(tuple(merged.ops), self._called(first), self._reads(first), self._conditions(first, merged.live))
+        conditions = dict.fromkeys((*self._conditions(first, merged.live), *self._ranks(seen)))
+        return Reading(tuple(merged.ops), self._called(first), self._reads(first), tuple(conditions))
 
     def _merged(self, first: _Seen, floats: Sequence[_Float]) -> _Merged | None:
         """The operations in all situations; None where they are not the same ones."""
@@ -197,8 +199,9 @@ class _Reader:
                     given.arguments[each.source.root], each.source.steps, each.other
                 )
         args, kwargs = given.args, given.kwargs
-        if situation.narrow:
-            args, kwargs = map_tree(args, _narrowed), map_tree(kwargs, _narrowed)
+        change = _narrowed if situation.narrow else _of_higher_rank if situation.higher else None
+        if change is not None:
+            args, kwargs = map_tree(args, change), map_tree(kwargs, change)
         with contextlib.ExitStack() as stack:
             stack.enter_context(_in_mode(self.module, situation))
             stack.enter_context(torch.set_grad_enabled(situation.gradients))
@@ -229,11 +232,14 @@ class _Reader:
             holder = value if isinstance(value, nn.Module) else holder
         return holder, value
 
+    def _given(self) -> list[tuple[Source, Any]]:
+        """What the arguments hold, with its sources."""
+        arguments = bound_arguments(self.module, self.first).items()
+        return [each for name, value in arguments for each in _leaves_in(value, Source(name, (), ""))]
+
     def _floats(self, captured: Captured) -> Iterator[_Float]:
-        arguments = bound_arguments(self.module, self.first)
-        given = [each for name, value in arguments.items() for each in _leaves_in(value, Source(name, (), ""))]
         held = (each for each in self._decided(captured) if not _EPS.fullmatch(str(each[0].steps[-1][1])))
-        for place, (source, value) in enumerate((*given, *held)):
+        for place, (source, value) in enumerate((*self._given(), *held)):
             if type(value) is float:
                 yield _Float(source, value, value * (1 - (place + 1) / 1024) if value else (place + 1) / 1024)
 
@@ -302,6 +308,18 @@ class _Reader:
             if source.expression not in said and source.steps[-1][1] != "training":
                 found.append(_equals(self.expression(source), value))
         return tuple(dict.fromkeys(found))
+
+    def _ranks(self, first: _Seen) -> list[str]:
+        """Conditions on the ranks of arguments, where the forward does something else at others."""
+        try:
+            other = self._seen(replace(_SITUATIONS[0], higher=True))
+        except CannotTraceError:
+            return []  # as the module itself does
+        if _alike(first.captured, other.captured) and not _Merged(self, [first, other], [], []).lost:
+            return []
+        leaves = self._given()
+        floats = [(s, v) for s, v in leaves if isinstance(v, torch.Tensor) and v.is_floating_point()]
+        return [f"{source.expression}.dim() == {value.dim()}" for source, value in floats]
 
     def _may_be_none(self, name: str) -> bool:
         return inspect.signature(self.module.forward).parameters[name].default is None
@@ -730,6 +748,10 @@ def _larger(a: Any, b: Any) -> Any:
 
 def _narrowed(value: Any) -> Any:
     return value.bfloat16() if isinstance(value, torch.Tensor) and value.dtype == torch.float32 else value
+
+
+def _of_higher_rank(value: Any) -> Any:
+    return value.unsqueeze(0) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
 def _is_of_torch(module: nn.Module) -> bool:
