@@ -390,6 +390,8 @@ def _single_sizes(node: fx.Node, source: Source) -> Iterator[str]:
 
 def map_tree(value: Any, function: Callable[[Any], Any]) -> Any:
     """A value with each leaf of its dicts, lists, tuples and dataclasses replaced."""
+    if isinstance(value, Source):
+        return function(value)
     if isinstance(value, dict):
         return type(value)((key, map_tree(item, function)) for key, item in value.items())
     if isinstance(value, tuple) and hasattr(value, "_fields"):

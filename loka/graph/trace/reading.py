@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.utils._pytree import tree_leaves
 
 from loka.graph.capture import (
     CannotCaptureError,
@@ -43,6 +44,9 @@ _IN_PLACE = {
     operator.iadd: operator.add, operator.isub: operator.sub, operator.imul: operator.mul,
     operator.itruediv: operator.truediv,
 }  # fmt: skip
+_CONTEXTS = frozenset(
+    {torch._C._set_grad_enabled, torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast}
+)
 _DECIDES = frozenset({"CONSTANT_MATCH", "EQUALS_MATCH", "BOOL_MATCH", "BOOL_TRUE", "BOOL_FALSE", "NONE_MATCH"})
 
 
@@ -162,7 +166,7 @@ class _Reader:
     def _merged(self, first: _Seen, floats: Sequence[_Float]) -> _Merged | None:
         """The operations in all situations; None where they are not the same ones."""
         seen = [first]
-        for situation in _SITUATIONS[1:]:
+        for situation in self._situations(first.captured, floats):
             found = self._in_any_dtype(situation, floats)
             if found is not None and not _alike(first.captured, found.captured):
                 return None
@@ -175,6 +179,16 @@ class _Reader:
                 raise CannotTraceError("does other operations where its modules are in different modes")
             seen.append(mixed)
         return _Merged(self, seen, flags, floats)
+
+    def _situations(self, first: Captured, floats: Sequence[_Float]) -> list[_Situation]:
+        """Those in which constants of a capture may move. That nothing else does is seen where both forwards run."""
+        constants: list[Any] = []
+        for node in _operations(first.graph):
+            map_tree((node.args, dict(node.kwargs)), constants.append)
+        limits = {getattr(torch.finfo(each), name) for each in _FLOATS for name in _LIMITS}
+        typed = any(isinstance(each, torch.dtype) or (type(each) is float and each in limits) for each in constants)
+        moded = bool(floats) or (bool(self._flags(first)) and any(type(each) is bool for each in constants))
+        return [each for each in _SITUATIONS[1:] if (typed if each.autocast else moded)]
 
     def _in_any_dtype(self, situation: _Situation, floats: Sequence[_Float]) -> _Seen | None:
         """A situation as it is seen, or with what the module can run: some cannot under autocast, or on bfloat16."""
@@ -217,8 +231,8 @@ class _Reader:
         """The plain values of the user's own modules and objects that are read, with their sources."""
         for read in dict.fromkeys(captured.reads):
             source = read.source
-            if not source.is_of_module or read.kind not in _DECIDES or any(key == "forward" for _, key in source.steps):
-                continue  # the last is of a leaf's stub
+            if not source.is_of_module or read.kind not in _DECIDES or any(map(_is_hidden, source.steps)):
+                continue
             holder, value = self._holder(source)
             if not _is_of_torch(holder) and type(value) in (bool, int, float, str, type(None)):
                 yield source, value
@@ -256,7 +270,7 @@ class _Reader:
         """The modules whose mode is read, by path."""
         sources = [read.source for read in captured.reads if read.source.is_of_module]
         paths = [each.path for each in sources if each.path is not None and each.steps[-1:] == ((".", "training"),)]
-        return list(dict.fromkeys(path.rpartition(".")[0] for path in paths))
+        return list(dict.fromkeys(self.path_of(path.rpartition(".")[0]) for path in paths))
 
     def _called(self, captured: Captured) -> tuple[str, ...]:
         """The inlined children in the order of their first calls."""
@@ -276,7 +290,7 @@ class _Reader:
         for read in captured.reads:
             path, here = "", self.module
             for kind, key in read.source.steps if read.source.is_of_module else ():
-                if kind != "." or key == "forward":
+                if kind != "." or _is_hidden((kind, key)):
                     break
                 found.setdefault(path, set()).add(str(key))
                 value = getattr(here, str(key), None)
@@ -401,6 +415,11 @@ class _Merged:
             kind, target = (
                 ("call_function", _IN_PLACE[target]) if self._is_new(row) else ("call_method", _METHODS[target])
             )
+        args, kwargs = _named(target, args, kwargs)
+        if target in _CONTEXTS:
+            raise CannotTraceError(
+                f"enters a context {place_in(*self._line) if self._line is not None else ''}".rstrip()
+            )
         made = self._add(kind, target, args, kwargs, row)
         self._nodes[node] = made
 
@@ -411,7 +430,7 @@ class _Merged:
         made = self._graph.create_node(kind, target, tuple(_without_flags(plain)), _without_flags(dict(kwargs)))
         self.ops.append(Op(made, args, kwargs, self._child, self._line))
         values = [each.meta.get("example_value") for each in row]
-        made.meta["is_tensor"] = not row or isinstance(values[0], torch.Tensor | tuple | list)
+        made.meta["is_tensor"] = not row or any(isinstance(each, torch.Tensor) for each in tree_leaves(values[0]))
         self._note(made, values)
         return made
 
@@ -596,6 +615,7 @@ class _Merged:
 _METHODS = {operator.iadd: "add_", operator.isub: "sub_", operator.imul: "mul_", operator.itruediv: "div_"}
 
 
+_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _LIMITS = ("min", "max", "eps", "tiny")
 
 
@@ -752,6 +772,20 @@ def _narrowed(value: Any) -> Any:
 
 def _of_higher_rank(value: Any) -> Any:
     return value.unsqueeze(0) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+def _named(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of a function of torch.nn.functional with names for the plain values at their end: `inplace=False`."""
+    if getattr(target, "__module__", "") != torch.nn.functional.__name__ or not inspect.isfunction(target):
+        return args, kwargs
+    last = max((place for place, each in enumerate(args) if isinstance(each, fx.Node | tuple | list)), default=0)
+    names = list(inspect.signature(target).parameters)
+    return args[: last + 1], {**dict(zip(names[last + 1 :], args[last + 1 :], strict=False)), **kwargs}
+
+
+def _is_hidden(step: tuple[str, Any]) -> bool:
+    """True for a step into a function: a leaf's stub, or what a function of the user's holds."""
+    return step == (".", "forward") or str(step[1]).startswith("__")
 
 
 def _is_of_torch(module: nn.Module) -> bool:

@@ -18,7 +18,7 @@ from torch import nn
 from loka.errors import InputError
 from loka.graph.canonical.forwards import canonical_forward, is_canonical, with_traced_relus
 from loka.graph.canonical.recording import recorded
-from loka.graph.equivalence import difference, rounding_difference
+from loka.graph.equivalence import difference, keeps_dtypes, rounding_difference
 from loka.graph.ir import CannotTraceError, ForwardIR, Refused, Shape
 from loka.graph.patterns.concat_norm import find_concat_norms
 from loka.graph.patterns.cross import find_crosses
@@ -26,7 +26,7 @@ from loka.graph.patterns.fm_interaction import find_fm_interactions
 from loka.graph.patterns.near_interactions import find_near_misses
 from loka.graph.reads import Traced, constants_of, reads_of
 from loka.graph.source import forward_source_hash, functions_of, has_hooks, live_floats, qualified
-from loka.graph.trace.casts import telling_casts
+from loka.graph.trace.casts import CASTS, telling_casts
 from loka.graph.trace.examples import Examples, missing_storage, quiet
 from loka.graph.trace.observed_shapes import observed_shapes, with_even_statements
 from loka.graph.trace.out_of_place import out_of_place
@@ -108,6 +108,8 @@ def _canonical(
     runs = recorded(forward, examples, copied, casts, _live_floats(module, forward.inlined))
     found, all_shapes = canonical_forward(forward, shapes, runs, _tensor_names(module), casts)
     if not is_canonical(found):
+        return forward, shapes
+    if any(step.op in CASTS for step in forward.statements) and not keeps_dtypes(found, examples, copied):
         return forward, shapes
     relus_as_traced = with_traced_relus(found)  # any subgradient at 0 is as good
     if rounding_difference(module, relus_as_traced, examples, copied, quick, contiguous=True):
