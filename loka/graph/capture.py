@@ -32,6 +32,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.utils._pytree import tree_leaves
 
 from loka.errors import LokaError
 
@@ -140,6 +141,7 @@ def capture(
     kwargs: Mapping[str, Any] | None = None,
     *,
     leaves: Collection[str] = (),
+    observed: Mapping[str, tuple[Any, Any]] | None = None,
     symbolic: bool = True,
     hooks: bool = False,
     result: bool = False,
@@ -151,6 +153,8 @@ def capture(
         args: Positional arguments of the forward. Tensors may be fake.
         kwargs: Keyword arguments.
         leaves: Paths of children whose calls stay one node each.
+        observed: What leaves returned in two calls with other numbers of rows, the first with these arguments; for
+            leaves that fake tensors cannot run, as they read values.
         symbolic: Sizes of the arguments' tensors are symbols wherever the forward allows. Otherwise those dimensions
             are that `torch._dynamo.mark_dynamic` has marked.
         hooks: Read the module's own hooks, too.
@@ -161,7 +165,7 @@ def capture(
     """
     kept = _Kept()
     bound = _bound(module, args, dict(kwargs or {}))
-    with _left_as_it_was(module), _leaves_of(module, leaves) as stubs:
+    with _left_as_it_was(module), _leaves_of(module, leaves, observed or {}) as stubs:
         while True:
             stubs.install()
             try:
@@ -418,6 +422,7 @@ class _Leaves:
 
     modules: dict[str, nn.Module]
     forwards: dict[str, Callable[..., Any]]
+    observed: Mapping[str, tuple[Any, Any]]
     forms: dict[str, Any] = field(default_factory=dict)
 
     def run(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -426,8 +431,14 @@ class _Leaves:
         if mode is None:
             return self.forwards[path](*args, **kwargs)
         allowed, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True
+        unknown = mode.shape_env.ignore_fresh_unbacked_symbols() if mode.shape_env else contextlib.nullcontext()
         try:
-            made = self.forwards[path](*args, **kwargs)
+            with unknown:  # numbers that the leaf reads of fake tensors are its own
+                made = self.forwards[path](*args, **kwargs)
+        except Exception:
+            if path not in self.observed:
+                raise
+            made = _as_observed(*self.observed[path], list(tree_leaves((args, kwargs))))
         finally:
             mode.allow_non_fake_inputs = allowed
         if isinstance(made, torch.Tensor):
@@ -467,6 +478,23 @@ class _Leaves:
                 for each, name in way:
                     of = graph.call_function(operator.getitem if each == "[]" else getattr, (of, name))
             item.target, item.args = operator.getitem if kind == "[]" else getattr, (of, key)
+
+
+def _as_observed(a: Any, b: Any, given: Sequence[Any]) -> Any:
+    """A result as it was observed, with the sizes that differ between two calls as symbols of what is given now."""
+    if isinstance(a, torch.Tensor):
+        shapes: list[Any] = [size for each in given if isinstance(each, torch.Tensor) for size in each.shape]
+        symbols = [size for size in shapes if isinstance(size, torch.SymInt)]
+        sizes = [
+            m if m == n else next(size for size in symbols if size.node.hint == m)
+            for m, n in zip(a.shape, b.shape, strict=True)
+        ]
+        return torch.empty(sizes, dtype=a.dtype, device=a.device)
+    if isinstance(a, dict):
+        return {key: _as_observed(item, b[key], given) for key, item in a.items()}
+    if isinstance(a, list | tuple):
+        return type(a)(_as_observed(x, y, given) for x, y in zip(a, b, strict=True))
+    return a
 
 
 @dataclass(frozen=True, slots=True)
@@ -524,11 +552,11 @@ def _call_leaf(path: str, *args: Any, **kwargs: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _leaves_of(module: nn.Module, paths: Collection[str]) -> Iterator[_Leaves]:
+def _leaves_of(module: nn.Module, paths: Collection[str], observed: Mapping[str, tuple[Any, Any]]) -> Iterator[_Leaves]:
     modules = {path: module.get_submodule(path) for path in paths}
     if modules:
         torch.compiler.allow_in_graph(_call_leaf)  # type: ignore[no-untyped-call]
-    leaves = _Leaves(modules, {path: child.forward for path, child in modules.items()})
+    leaves = _Leaves(modules, {path: child.forward for path, child in modules.items()}, observed)
     token = _LEAVES.set(leaves)
     try:
         yield leaves

@@ -13,7 +13,7 @@ import inspect
 import math
 import operator
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,6 +37,7 @@ from loka.graph.trace.examples import ExampleCall, copy_tree
 from loka.graph.trace.fills import Fill, fills
 from loka.graph.trace.out_of_place import MAKING, makes_its_result
 from loka.graph.trace.printer import TrainingFlag, attribute, constant
+from loka.sites.callables import message_of
 
 _EPS = re.compile(r"(\w*_)?eps(ilon)?\d*")  # names of floats that norms are recognised by: conditions, not read live
 _MANY = 4093  # times the difference between two example batches: as many rows as a model is trained on
@@ -136,6 +137,7 @@ class _Reader:
         for name, child in module.named_modules():
             self.names.setdefault(id(child), name)
         self.inside = {"", *(self.names[id(module.get_submodule(path))] for path in expand)}
+        self._observed: dict[str, tuple[Any, Any]] = {}
         self._leaves = tuple(dict.fromkeys(self._leaves_below("", module)))
 
     def _leaves_below(self, path: str, module: nn.Module) -> Iterator[str]:
@@ -149,7 +151,11 @@ class _Reader:
 
     def reading(self) -> Reading:
         """The merged captures."""
-        seen = self._seen(_SITUATIONS[0])
+        try:
+            seen = self._seen(_SITUATIONS[0])
+        except CannotTraceError:
+            self._observe()
+            seen = self._seen(_SITUATIONS[0])
         floats = tuple(self._floats(seen.captured))
         merged = self._merged(seen, floats)
         if floats and (merged is None or merged.lost):
@@ -223,9 +229,31 @@ class _Reader:
             if situation.varied:
                 stack.enter_context(_varied(self.module, floats))
             try:
-                return _Seen(situation, capture(self.module, args, kwargs, leaves=self._leaves, result=True))
+                return _Seen(situation, self._capture(args, kwargs))
             except CannotCaptureError as error:
                 raise CannotTraceError(str(error)) from error
+
+    def _capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
+        return capture(self.module, args, kwargs, leaves=self._leaves, observed=self._observed, result=True)
+
+    def _observe(self) -> None:
+        """Runs the module at two batches, and keeps what its leaves return."""
+        second = next((call for call in self._calls if call.batch != self.first.batch), self.first)
+        made: dict[str, list[Any]] = {path: [] for path in self._leaves}
+        buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers()]
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            for call in (self.first, second):
+                hooks = [self.module.get_submodule(path).register_forward_hook(_keeping(made[path])) for path in made]
+                try:
+                    self.module(*copy_tree(call.args), **copy_tree(call.kwargs))
+                except Exception as error:
+                    raise CannotTraceError(f"it cannot be run on its examples ({message_of(error)})") from error
+                finally:
+                    for hook in hooks:
+                        hook.remove()
+                    for buffer, value in buffers:
+                        buffer.copy_(value)
+        self._observed = {path: (results[0], results[-1]) for path, results in made.items() if len(results) == 2}
 
     def _decided(self, captured: Captured) -> Iterator[tuple[Source, Any]]:
         """The plain values of the user's own modules and objects that are read, with their sources."""
@@ -781,6 +809,10 @@ def _named(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
     last = max((place for place, each in enumerate(args) if isinstance(each, fx.Node | tuple | list)), default=0)
     names = list(inspect.signature(target).parameters)
     return args[: last + 1], {**dict(zip(names[last + 1 :], args[last + 1 :], strict=False)), **kwargs}
+
+
+def _keeping(made: list[Any]) -> Callable[..., None]:
+    return lambda module, args, result: made.append(result)
 
 
 def _is_hidden(step: tuple[str, Any]) -> bool:
