@@ -29,7 +29,6 @@ from loka.dispatch.runtime import (
     without_elements,
 )
 from loka.dispatch.static_scales import Overflow, StaticScale
-from loka.graph.guards import checked_branch, checked_keys, checked_length
 from loka.graph.reads import Reads
 from loka.kernels.gemm.m_buckets import mm_by_k_bucket, mm_by_m_bucket
 from loka.kernels.gemm.scaled_mm import scaled_mm
@@ -57,9 +56,6 @@ __all__ = [
     "adapt",
     "apply",
     "check_stamps",
-    "checked_branch",
-    "checked_keys",
-    "checked_length",
     "convert",
     "is_empty",
     "joined_dtype",

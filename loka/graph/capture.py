@@ -11,6 +11,7 @@ inlined into it, so that their own caches, recompile limits and observed sizes s
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import inspect
@@ -36,7 +37,7 @@ from torch.utils._pytree import tree_leaves
 
 from loka.errors import LokaError
 
-_STEP = re.compile(r"\.(\w+)(\(\))?|\[('(?:[^'\\]|\\.)*'|-?\d+)\]")
+_STEP = re.compile(r"""\.(\w+)(\(\))?|\[('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|-?\d+)\]""")
 _TABLES = frozenset({"_modules", "_parameters", "_buffers", "__dict__"})
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _LOGS = ("torch._dynamo", "torch.__trace", "torch.fx.experimental.symbolic_shapes")
@@ -278,7 +279,8 @@ def _parsed(name: str) -> tuple[str, tuple[tuple[str, Any], ...]]:
 
 
 def _key(text: str) -> str | int:
-    return int(text) if not text.startswith("'") else str(text[1:-1].encode().decode("unicode_escape"))
+    key: str | int = ast.literal_eval(text)
+    return key
 
 
 def _whole(self: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -432,6 +434,8 @@ class _Leaves:
             return self.forwards[path](*args, **kwargs)
         allowed, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True
         unknown = mode.shape_env.ignore_fresh_unbacked_symbols() if mode.shape_env else contextlib.nullcontext()
+        fast = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)  # fake, it returns no None
         try:
             with unknown:  # numbers that the leaf reads of fake tensors are its own
                 made = self.forwards[path](*args, **kwargs)
@@ -441,6 +445,7 @@ class _Leaves:
             made = _as_observed(*self.observed[path], list(tree_leaves((args, kwargs))))
         finally:
             mode.allow_non_fake_inputs = allowed
+            torch.backends.mha.set_fastpath_enabled(fast)
         if isinstance(made, torch.Tensor):
             return made
         flat: list[torch.Tensor] = []

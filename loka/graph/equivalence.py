@@ -26,11 +26,12 @@ import torch
 from torch import nn
 
 from loka.errors import InputError
-from loka.graph.guards import any_fails, checked_branch, checked_keys, checked_length
+from loka.graph.guards import any_fails
 from loka.graph.ir import CannotTraceError, ForwardIR, Statement
 from loka.graph.trace.examples import ExampleCall, Examples, copy_tree, quiet
 from loka.sites.callables import message_of
 
+_OTHER_ARGUMENTS = "InputError: other arguments"  # of a guard that fails
 _ROUNDING = 1e-4  # relative to the largest value, for a GEMM summed in another order; larger for Parameters in bfloat16
 
 
@@ -106,6 +107,19 @@ def keeps_dtypes(forward: ForwardIR, examples: Examples, copied: Callable[[], nn
     return True
 
 
+@quiet()
+def outputs_differ(ours: nn.Module, theirs: nn.Module, call: ExampleCall) -> str | None:
+    """The first difference beyond rounding between what two modules return in a call, in words; None without one.
+
+    A call that both refuse, or that the second refuses for a guard, is no difference. Random states are restored.
+    """
+    with torch.random.fork_rng(devices=[]), _python_random():
+        a, b = (_run(each, call, autocast=False, backward=Backward.NONE) for each in (ours, theirs))
+    if b.error is not None and (a.error is not None or b.error == _OTHER_ARGUMENTS):
+        return None
+    return _compare(a, b, rounding=_ROUNDING)
+
+
 def source(forward: ForwardIR, rewritten: bool = False) -> str:
     """Python source of the forward; `rewritten`: each site's call is a torch.nn.functional.linear between its views.
 
@@ -135,8 +149,7 @@ def linear_text(statement: Statement, function: str = "torch.nn.functional.linea
 
 def with_forward(module: nn.Module, forward: ForwardIR, rewritten: bool = False) -> nn.Module:
     """The module with its class changed to one whose forward is the printed text."""
-    guards = {each.__name__: each for each in (checked_length, checked_keys, checked_branch, InputError)}
-    scope: dict[str, Any] = {"torch": torch, "dispatch": SimpleNamespace(**guards)}
+    scope: dict[str, Any] = {"torch": torch, "dispatch": SimpleNamespace(InputError=InputError)}
     exec(compile(source(forward, rewritten), f"<forward of {forward.owner!r}>", "exec"), scope)  # noqa: S102 - own text
     kind = type(module)
     module.__class__ = type(kind.__name__, (kind,), {"forward": scope["forward"]})

@@ -31,7 +31,6 @@ from loka.graph.canonical.operations import SIZED, Operations
 from loka.graph.canonical.products import Products, Unsupported
 from loka.graph.canonical.recording import AtenCall, Run, tensors_in
 from loka.graph.ir import Ref, RefKind, Statement
-from loka.graph.patterns.fm_interaction import GUARDS
 from loka.sites.neighbours import BOUNDARIES
 
 
@@ -238,7 +237,7 @@ class _Lowering:
             self._found.fixed[step.target] = made
 
     def _has_effects(self, step: Statement, calls: Sequence[tuple[AtenCall, ...]]) -> bool:
-        if step.op == "module" or step.op in GUARDS or (step.target == "_" and not calls):
+        if step.op == "module" or (step.target == "_" and not calls):
             return True
         if step.op in BOUNDARIES and self._scalars.read(step) is Kind.LIVE:
             return True  # a dropout that draws nothing yet

@@ -30,15 +30,9 @@ def find_fm_interactions(forward: ForwardIR, shapes: Mapping[str, Shape]) -> tup
     return tuple(_Finder(forward, shapes).found())
 
 
-GUARDS = ("checked_branch", "checked_keys", "checked_length")  # of loops and tests: they change nothing
-
-
 def changes_in_place(statements: Sequence[Statement]) -> bool:
     """True if a statement may change a tensor that another one reads."""
-    return any(
-        _writes(step) or (step.target == "_" and step.op not in GUARDS and not only_moves_axes(step))
-        for step in statements
-    )
+    return any(_writes(step) or (step.target == "_" and not only_moves_axes(step)) for step in statements)
 
 
 def in_place_reason(statements: Sequence[Statement]) -> str | None:

@@ -77,7 +77,7 @@ class _Call:
         dtypes: Mapping[str, torch.dtype],
         linears: frozenset[str],
     ) -> None:
-        self._casts, self._dtypes, self._linears = casts, dtypes, linears
+        self._casts, self._dtypes, self._linears = casts, dict(dtypes), linears
         self._made = {step.target: step for step in forward.statements}
         self._returned = names_read(forward.result, dtypes)
         self._readers: dict[str, list[Statement]] = defaultdict(list)
@@ -86,13 +86,15 @@ class _Call:
                 self._readers[name].append(step)
 
     def telling(self) -> Iterator[str]:
-        """The casts that tell."""
+        """The casts that tell. One that does not is left out, which the next may make up for."""
         for name, step in self._casts.items():
             source = self._dtypes.get(step.operands[0].text)
             if source is None or self._is_of_bias(step):
                 continue
             if self._tells(name, source) or (step.operands[0].text not in self._made and self._feeds_a_gemm(name)):
                 yield name
+            else:
+                self._dtypes[name] = source
 
     def _feeds_a_gemm(self, name: str) -> bool:
         """True if a GEMM reads a tensor, or a view of it. The cast of an argument may make that call possible."""

@@ -17,7 +17,6 @@ from functools import lru_cache
 import torch
 from torch import fx, nn
 
-from loka.graph import guards
 from loka.graph.ir import CannotTraceError, Ref, RefKind
 
 RESERVED = frozenset(
@@ -129,9 +128,6 @@ def _public_names() -> dict[int, str]:
 
 def public_name(function: object) -> str:
     """ "torch.nn.functional.layer_norm" for a function of torch; raises CannotTraceError for any other."""
-    guard = next((name for each, name in guards.NAMES.items() if each is function), None)
-    if guard is not None:
-        return guard
     found = _public_names().get(id(function))
     if found is not None:
         return found

@@ -25,6 +25,7 @@ from loka.graph.capture import (
     CannotCaptureError,
     Captured,
     Condition,
+    Read,
     Source,
     capture,
     line_of,
@@ -48,6 +49,7 @@ _IN_PLACE = {
 _CONTEXTS = frozenset(
     {torch._C._set_grad_enabled, torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast}
 )
+_PLAIN = (bool, int, float, str, type(None), dict)  # types that conditions on values tell
 _DECIDES = frozenset({"CONSTANT_MATCH", "EQUALS_MATCH", "BOOL_MATCH", "BOOL_TRUE", "BOOL_FALSE", "NONE_MATCH"})
 
 
@@ -78,10 +80,9 @@ class _Situation:
 
     training: bool
     gradients: bool
-    autocast: bool = False
-    narrow: bool = False  # floating-point arguments in bfloat16, as inside of a model under autocast
+    autocast: torch.dtype | None = None
+    narrow: bool = False  # floating-point arguments in that dtype, as inside of a model under autocast
     varied: bool = False  # floats at other values
-    higher: bool = False  # floating-point arguments with one dimension more
     on: frozenset[str] | None = None  # modules in training, all others in evaluation
 
     def mode(self, path: str) -> bool:
@@ -99,16 +100,17 @@ class _Seen:
 
 _SITUATIONS = (
     _Situation(training=True, gradients=True),
-    _Situation(training=False, gradients=False, varied=True),
-    _Situation(training=True, gradients=False, autocast=True, narrow=True),
-    _Situation(training=False, gradients=True, autocast=True, varied=True),
+    _Situation(training=False, gradients=False, autocast=torch.bfloat16, varied=True),
+    _Situation(training=True, gradients=False, autocast=torch.bfloat16, narrow=True),
+    _Situation(training=False, gradients=True, autocast=torch.float16, narrow=True, varied=True),
 )
-_WORDS = {
-    "training": "does other operations in training than in evaluation",
-    "gradients": "does other operations without gradients",
-    "autocast": "does other operations under autocast",
-    "narrow": "does other operations on bfloat16 arguments",
-}
+_DIFFERENCES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("in training than in evaluation", {"training": False}),
+    ("without gradients", {"gradients": False}),
+    ("under autocast", {"autocast": torch.bfloat16}),
+    ("on bfloat16 arguments", {"autocast": torch.bfloat16, "narrow": True}),
+    ("on float16 arguments", {"autocast": torch.float16, "narrow": True}),
+)
 
 
 def read_forward(module: nn.Module, expand: Collection[str], calls: Sequence[ExampleCall]) -> Reading:
@@ -156,6 +158,7 @@ class _Reader:
         except CannotTraceError:
             self._observe()
             seen = self._seen(_SITUATIONS[0])
+        _check_opaque(seen.captured)
         floats = tuple(self._floats(seen.captured))
         merged = self._merged(seen, floats)
         if floats and (merged is None or merged.lost):
@@ -166,49 +169,51 @@ class _Reader:
         if merged.lost:
             raise CannotTraceError(f"{merged.lost[0]} is not the same in each call")
         first = seen.captured
-        conditions = dict.fromkeys((*self._conditions(first, merged.live), *self._ranks(seen)))
-        return Reading(tuple(merged.ops), self._called(first), self._reads(first), tuple(conditions))
+        conditions = self._conditions(first, merged.live)
+        self._check_calls(conditions)
+        return Reading(tuple(merged.ops), self._called(first), self._reads(first), conditions)
 
     def _merged(self, first: _Seen, floats: Sequence[_Float]) -> _Merged | None:
-        """The operations in all situations; None where they are not the same ones."""
-        seen = [first]
-        for situation in self._situations(first.captured, floats):
-            found = self._in_any_dtype(situation, floats)
-            if found is not None and not _alike(first.captured, found.captured):
-                return None
-            seen += [found] if found is not None else []
+        """The operations in all situations; None where they are not the same ones, but for casts that do nothing."""
+        seen = [first, *(self._in_any_dtype(each, floats) for each in self._situations(first.captured, floats))]
+        seen.sort(key=lambda each: -len(_operations(each.captured.graph)))
+        whole = seen[0].captured
+        if any(_rows(whole, each.captured) is None for each in seen):
+            return None
         flags = self._flags(first.captured)
         for bit in range((len(flags) - 1).bit_length()):  # flags of several modules: told apart by a code for each
             on = frozenset(path for place, path in enumerate(flags) if place >> bit & 1)
-            mixed = self._seen(replace(_SITUATIONS[0], on=on))
-            if not _alike(first.captured, mixed.captured):
+            seen.append(self._seen(replace(_SITUATIONS[0], on=on)))
+            if _rows(whole, seen[-1].captured) is None:
                 raise CannotTraceError("does other operations where its modules are in different modes")
-            seen.append(mixed)
         return _Merged(self, seen, flags, floats)
 
-    def _situations(self, first: Captured, floats: Sequence[_Float]) -> list[_Situation]:
+    def _situations(self, first: Captured, floats: Sequence[_Float]) -> tuple[_Situation, ...]:
         """Those in which constants of a capture may move. That nothing else does is seen where both forwards run."""
         constants: list[Any] = []
         for node in _operations(first.graph):
             map_tree((node.args, dict(node.kwargs)), constants.append)
         limits = {getattr(torch.finfo(each), name) for each in _FLOATS for name in _LIMITS}
-        typed = any(isinstance(each, torch.dtype) or (type(each) is float and each in limits) for each in constants)
-        moded = bool(floats) or (bool(self._flags(first)) and any(type(each) is bool for each in constants))
-        return [each for each in _SITUATIONS[1:] if (typed if each.autocast else moded)]
+        if any(isinstance(each, torch.dtype) or (type(each) is float and each in limits) for each in constants):
+            return _SITUATIONS[1:]
+        moded = self._flags(first) and any(type(each) is bool for each in constants)
+        return (replace(_SITUATIONS[0], training=False, varied=True),) if floats or moded else ()
 
-    def _in_any_dtype(self, situation: _Situation, floats: Sequence[_Float]) -> _Seen | None:
+    def _in_any_dtype(self, situation: _Situation, floats: Sequence[_Float]) -> _Seen:
         """A situation as it is seen, or with what the module can run: some cannot under autocast, or on bfloat16."""
-        if not situation.autocast:
-            return self._seen(situation, floats)
-        for narrow in (True, False) if situation.narrow else (False,):
+        tried = [situation] if situation.narrow else []
+        tried += [replace(situation, narrow=False)] if situation.autocast is not None else []
+        for each in tried:
             with contextlib.suppress(CannotTraceError):
-                return self._seen(replace(situation, narrow=narrow), floats)
-        return None
+                return self._seen(each, floats)
+        return self._seen(replace(situation, autocast=None, narrow=False), floats)
 
     def _is_live(self, first: _Seen, each: _Float) -> bool:
         """True for a float that a capture has as it is: others are computed with, or decide what is done."""
         other = self._seen(replace(_SITUATIONS[0], varied=True), [each])
-        return _alike(first.captured, other.captured) and not _Merged(self, [first, other], [], [each]).lost
+        if _rows(first.captured, other.captured) is None:
+            return False
+        return not _Merged(self, [first, other], [], [each]).lost
 
     def _seen(self, situation: _Situation, floats: Sequence[_Float] = ()) -> _Seen:
         given = inspect.signature(self.module.forward).bind(*copy_tree(self.first.args), **copy_tree(self.first.kwargs))
@@ -219,13 +224,13 @@ class _Reader:
                     given.arguments[each.source.root], each.source.steps, each.other
                 )
         args, kwargs = given.args, given.kwargs
-        change = _narrowed if situation.narrow else _of_higher_rank if situation.higher else None
-        if change is not None:
-            args, kwargs = map_tree(args, change), map_tree(kwargs, change)
+        if situation.narrow:
+            args, kwargs = (map_tree(each, lambda x: _narrowed(x, situation.autocast)) for each in (args, kwargs))
         with contextlib.ExitStack() as stack:
             stack.enter_context(_in_mode(self.module, situation))
             stack.enter_context(torch.set_grad_enabled(situation.gradients))
-            stack.enter_context(torch.autocast("cpu", torch.bfloat16, enabled=situation.autocast))
+            if situation.autocast is not None:
+                stack.enter_context(torch.autocast("cpu", situation.autocast))
             if situation.varied:
                 stack.enter_context(_varied(self.module, floats))
             try:
@@ -287,12 +292,12 @@ class _Reader:
 
     def _difference(self, first: Captured) -> str:
         """Which part of a situation gives another graph, in words."""
-        for name, words in _WORDS.items():
-            changed: dict[str, Any] = {name: not getattr(_SITUATIONS[0], name)}
-            other = self._seen(replace(_SITUATIONS[0], **changed)).captured
-            if not _alike(first, other):
-                return f"{words} {_where(first, other)}".rstrip()
-        return "does other operations in each call"
+        seen = []
+        for words, changed in _DIFFERENCES:
+            seen.append(self._in_any_dtype(replace(_SITUATIONS[0], **changed), ()).captured)
+            if _rows(first, seen[-1]) is None and _rows(seen[-1], first) is None:
+                return f"does other operations {words} {_where(first, seen[-1])}".rstrip()
+        return f"does other operations in float16 than in bfloat16 {_where(*seen[-2:])}".rstrip()
 
     def _flags(self, captured: Captured) -> list[str]:
         """The modules whose mode is read, by path."""
@@ -331,40 +336,43 @@ class _Reader:
         """What has to hold in a call, as Python: sizes and plain arguments, and attributes that are not read live."""
         self._check(captured.conditions)
         said = {each.expression for each in live}
-        found = [each.text for each in captured.conditions]
-        given = bound_arguments(self.module, self._calls[0])
+        given = bound_arguments(self.module, self.first)
+        found = [*_ranks(captured.conditions, given), *(each.text for each in captured.conditions)]
+        for name, parameter in inspect.signature(self.module.forward).parameters.items():
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                found.append(f"len({name}) == {len(given[name])}")
+            elif parameter.kind is parameter.VAR_KEYWORD:
+                found.append(f"list({name}) == {constant(list(given[name]))}")
         for read in captured.reads:
-            source = read.source
-            if source.root in given and read.kind in _DECIDES and source.expression not in said:
-                value = _followed(given[source.root], source.steps)
-                found += [_equals(source.expression, value)] if not isinstance(value, torch.Tensor) else []
-            elif source.root in given and not source.is_of_module:
-                value = _followed(given[source.root], source.steps)
-                if isinstance(value, torch.Tensor) and not source.steps and self._may_be_none(source.root):
-                    found.append(f"{source.expression} is not None")
-                elif isinstance(value, dict) and "DICT" in read.kind:
-                    found.append(f"list({source.expression}) == {constant(list(value))}")
-                elif isinstance(value, list | tuple) and read.kind == "SEQUENCE_LENGTH":
-                    found.append(f"len({source.expression}) == {len(value)}")
+            if read.source.root in given and read.source.expression not in said:
+                found += self._of_argument(read, _followed(given[read.source.root], read.source.steps))
         for source, value in self._decided(captured):
             if source.expression not in said and source.steps[-1][1] != "training":
                 found.append(_equals(self.expression(source), value))
         return tuple(dict.fromkeys(found))
 
-    def _ranks(self, first: _Seen) -> list[str]:
-        """Conditions on the ranks of arguments, where the forward does something else at others."""
-        try:
-            other = self._seen(replace(_SITUATIONS[0], higher=True))
-        except CannotTraceError:
-            return []  # as the module itself does
-        if _alike(first.captured, other.captured) and not _Merged(self, [first, other], [], []).lost:
-            return []
-        leaves = self._given()
-        floats = [(s, v) for s, v in leaves if isinstance(v, torch.Tensor) and v.is_floating_point()]
-        return [f"{source.expression}.dim() == {value.dim()}" for source, value in floats]
+    def _of_argument(self, read: Read, value: Any) -> list[str]:
+        """The conditions on one argument, or on what is in it, that a read stands for."""
+        text = read.source.expression
+        if isinstance(value, torch.Tensor):
+            return self._of_tensor(read.source)
+        if isinstance(value, dict) and "DICT" in read.kind:
+            return [f"list({text}) == {constant(list(value))}"]
+        if isinstance(value, list | tuple) and read.kind == "SEQUENCE_LENGTH":
+            return [*_type_is(text, value), f"len({text}) == {len(value)}"]
+        if read.kind == "TYPE_MATCH" and type(value) not in _PLAIN:
+            return _type_is(text, value)
+        return [_equals(text, value)] if read.kind in _DECIDES else []
 
-    def _may_be_none(self, name: str) -> bool:
-        return inspect.signature(self.module.forward).parameters[name].default is None
+    def _of_tensor(self, source: Source) -> list[str]:
+        """That an argument is a tensor, where its place in the signature allows for something else."""
+        parameter = inspect.signature(self.module.forward).parameters[source.root]
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or parameter.default is None:
+            return [f"{source.expression} is not None"]
+        if source.steps or parameter.annotation in (torch.Tensor, "Tensor", "torch.Tensor"):
+            return []
+        is_open = parameter.annotation is not parameter.empty or parameter.default is not parameter.empty
+        return [f"isinstance({source.expression}, torch.Tensor)"] if is_open else []
 
     def _check(self, conditions: Sequence[Condition]) -> None:
         """Raises where a condition does not hold for as many rows as a model is trained on, as far as batches tell."""
@@ -374,14 +382,25 @@ class _Reader:
         given.append({name: _larger(value, given[1][name]) for name, value in given[0].items()})
         for condition in conditions:
             for each in given:
-                try:
-                    holds = bool(eval(condition.text, {"math": math}, {**each, "self": self.module}))  # noqa: S307 - ours
-                except (AttributeError, IndexError, KeyError, TypeError, NameError):
-                    holds = False
-                if not holds:
+                if not self._holds(condition.text, each):
                     raise CannotTraceError(
                         f"depends on the number of rows: {condition.text} {condition.place}".rstrip()
                     )
+
+    def _check_calls(self, conditions: Sequence[str]) -> None:
+        """Raises where the module is called in several ways."""
+        for call in self._calls[1:]:
+            given = bound_arguments(self.module, call)
+            other = next((each for each in conditions if not self._holds(each, given)), None)
+            if other is not None:
+                raise CannotTraceError(f"is called in several ways: {other} in one call, and not in another")
+
+    def _holds(self, condition: str, arguments: Mapping[str, Any]) -> bool:
+        scope = {"math": math, "torch": torch}
+        try:
+            return bool(eval(condition, scope, {**arguments, "self": self.module}))  # noqa: S307 - text that LoKA made
+        except (AttributeError, IndexError, KeyError, TypeError, NameError):
+            return False
 
     def expression(self, source: Source) -> str:
         """What the module holds, as Python on `self`."""
@@ -393,8 +412,8 @@ class _Reader:
 class _Merged:
     """The operations of several captures that are alike: constants that move become what has their values.
 
-    `flags` are the paths of modules whose mode is read. `lost` says what moves and is nothing that could be printed,
-    `live` which floats are read in each call.
+    The first has the casts that do nothing in others. `flags` are the paths of modules whose mode is read. `lost` says
+    what moves and is nothing that could be printed, `live` which floats are read in each call.
     """
 
     def __init__(self, reader: _Reader, seen: Sequence[_Seen], flags: Sequence[str], floats: Sequence[_Float]) -> None:
@@ -414,17 +433,16 @@ class _Merged:
         self._child = ""
         self._line: tuple[str, int] | None = None
         first = self._captures[0]
-        nodes = zip(*(_operations(each.graph) for each in self._captures), strict=True)
-        self._rows = {row[0]: row for row in nodes}
+        rows = [_rows(first, each) or {} for each in self._captures]
+        self._rows = {node: tuple(row[node] for row in rows) for node in _operations(first.graph)}
         filled = list(fills(first.graph))
         self._skipped = {node for each in filled for node in (each.tensor, *each.writes[:-1])}
         self._filled = {each.writes[-1]: each for each in filled}
-        for row in self._rows.values():
-            self._operation(row)
+        for node, row in self._rows.items():
+            self._operation(node, row)
         self._result(first)
 
-    def _operation(self, row: tuple[fx.Node, ...]) -> None:
-        node = row[0]
+    def _operation(self, node: fx.Node, row: tuple[fx.Node, ...]) -> None:
         if node in self._skipped:
             return
         around = [self._reader.path_of(path) for path in modules_around(node)]
@@ -433,8 +451,9 @@ class _Merged:
         if node in self._filled:
             self._concatenation(self._filled[node])
             return
-        args = self._merged([each.args for each in row])
-        kwargs = self._merged([dict(each.kwargs) for each in row])
+        own = [each if (each.op, each.target) == (node.op, node.target) else node for each in row]
+        args = self._merged([each.args for each in own])
+        kwargs = self._merged([dict(each.kwargs) for each in own])
         if node.target is operator.setitem:
             self._assignment(*args)
             return
@@ -498,7 +517,8 @@ class _Merged:
                     Source("self", tuple((".", key) for key in f"{paths[0]}.training".lstrip(".").split(".")), "")
                 )
         if isinstance(values[0], torch.dtype):
-            node = next((node for node, dtypes in reversed(self._dtypes) if dtypes == values), None)
+            node = self._argument_of(values)
+            node = node or next((each for each, dtypes in reversed(self._dtypes) if dtypes == values), None)
             if node is not None:
                 return self._add("call_function", getattr, (node, "dtype"), {})
         if isinstance(values[0], float) and values in self._floats:
@@ -515,6 +535,15 @@ class _Merged:
         where = f" {place_in(*self._line)}" if self._line is not None else ""
         self.lost.append(f"{values[0]!r}{where}")
         return values[0]
+
+    def _argument_of(self, dtypes: tuple[torch.dtype, ...]) -> fx.Node | None:
+        """The argument with some dtypes; None where there is none."""
+        for node, source in self._captures[0].sources.items():
+            if source.root in self._arguments and isinstance(node.meta.get("example_value"), torch.Tensor):
+                given = [_placeholder(each, source) for each in self._captures]
+                if all(isinstance(x, torch.Tensor) and x.dtype == y for x, y in zip(given, dtypes, strict=True)):
+                    return self._of(node)
+        return None
 
     def _device(self, device: torch.device) -> fx.Node | torch.device:
         """The device of the arguments: a model is planned and trained on two machines."""
@@ -678,36 +707,72 @@ def _put(value: Any, steps: Sequence[tuple[str, Any]], other: Any) -> Any:
     return items if isinstance(value, list) else tuple(items)
 
 
+def _check_opaque(captured: Captured) -> None:
+    """Raises for operations with graphs of their own: checkpoints, gradients of the user's own, branches on data."""
+    for node in captured.graph.nodes:
+        if node.op == "get_attr" and isinstance(captured.constants[node.target], nn.Module):
+            user = next(iter(node.users))
+            line = line_of(user)
+            where = f" {place_in(*line)}" if line is not None else ""
+            raise CannotTraceError(f"calls {user.target}, which has a graph of its own{where}")
+
+
 def _operations(graph: fx.Graph) -> list[fx.Node]:
     return [node for node in graph.nodes if node.op.startswith("call")]
 
 
-def _alike(a: Captured, b: Captured) -> bool:
-    """True if two captures have the same operations on the same operands; constants may differ."""
-    ours, theirs = _operations(a.graph), _operations(b.graph)
-    if len(ours) != len(theirs):
-        return False
-    places = [{node: place for place, node in enumerate(nodes)} for nodes in (ours, theirs)]
+def _rows(whole: Captured, other: Captured) -> dict[fx.Node, fx.Node] | None:
+    """The operation of another capture for each of one, if they are the same ones; constants may differ.
 
-    def form(value: Any, captured: Captured, place: Mapping[fx.Node, int]) -> Any:
+    A cast of the first that would do nothing in the other has its operand there.
+    """
+    theirs = iter(_operations(other.graph))
+    found: dict[fx.Node, fx.Node] = {}
+
+    def form(value: Any, sources: Mapping[fx.Node, Source]) -> Any:
+        """What tells an operand: its node in the other capture, or its source."""
         if isinstance(value, fx.Node):
-            return (
-                place[value] if value in place else captured.sources[value].text if value in captured.sources else "?"
-            )
+            value, sources = (found[value], other.sources) if value in found else (value, sources)
+            if value.op == "get_attr":
+                return value.target
+            return sources[value].text if value in sources else value
         if isinstance(value, tuple | list):
-            return [form(item, captured, place) for item in value]
+            return [form(item, sources) for item in value]
         if isinstance(value, dict):
-            return [(key, form(item, captured, place)) for key, item in value.items()]
+            return [(key, form(item, sources)) for key, item in value.items()]
         if isinstance(value, slice):
-            return [form(each, captured, place) for each in (value.start, value.stop, value.step)]
+            return [form(each, sources) for each in (value.start, value.stop, value.step)]
         return type(value).__name__
 
-    for x, y in zip(ours, theirs, strict=True):
-        if (x.op, x.target) != (y.op, y.target):
-            return False
-        if form((x.args, x.kwargs), a, places[0]) != form((y.args, y.kwargs), b, places[1]):
-            return False
-    return True
+    met = next(theirs, None)
+    for node in _operations(whole.graph):
+        alike = met is not None and (node.op, node.target) == (met.op, met.target)
+        ours = form((node.args, node.kwargs), whole.sources)
+        if alike and met is not None and ours == form((met.args, met.kwargs), other.sources):
+            found[node], met = met, next(theirs, None)
+        elif (same := _uncast(node, found, whole, other)) is not None:
+            found[node] = same
+        else:
+            return None
+    return found if met is None else None
+
+
+_CASTS = frozenset({"to", "float", "double", "half", "bfloat16", "type_as"})
+
+
+def _uncast(cast: fx.Node, found: Mapping[fx.Node, fx.Node], whole: Captured, other: Captured) -> fx.Node | None:
+    """What a cast reads, in another capture where it has the dtype already; None for any other operation."""
+    if cast.op != "call_method" or cast.target not in _CASTS or not isinstance(cast.args[0], fx.Node):
+        return None
+    source, made = cast.args[0], cast.meta.get("example_value")
+    if source in whole.sources:
+        same = next((n for n, each in other.sources.items() if each.text == whole.sources[source].text), None)
+    else:
+        same = found.get(source)
+    value = same.meta.get("example_value") if same is not None else None
+    if not isinstance(value, torch.Tensor) or not isinstance(made, torch.Tensor):
+        return None
+    return same if (value.dtype, value.device) == (made.dtype, made.device) else None
 
 
 def _where(a: Captured, b: Captured) -> str:
@@ -761,6 +826,23 @@ def _without_flags(value: Any) -> Any:
     return value
 
 
+def _ranks(conditions: Sequence[Condition], given: Mapping[str, Any]) -> Iterator[str]:
+    """The ranks of the arguments whose sizes conditions look at."""
+    for name, value in given.items():
+        for source, leaf in _leaves_in(value, Source(name, (), "")):
+            sizes = re.compile(rf"(?<![\w.\]]){re.escape(source.expression)}\.shape\[")
+            if isinstance(leaf, torch.Tensor) and any(sizes.search(each.text) for each in conditions):
+                yield f"{source.expression}.dim() == {leaf.dim()}"
+
+
+def _type_is(expression: str, value: Any) -> list[str]:
+    """That a value has its class, by name: text has no other way to the classes of the user's files."""
+    kind = type(value)
+    if kind in (list, tuple):
+        return [f"type({expression}) is {kind.__name__}"]
+    return [f"type({expression}).__qualname__ == {kind.__qualname__!r}"]
+
+
 def _equals(expression: str, value: Any) -> str:
     if value is None or isinstance(value, bool):
         return f"{expression} is {value}"
@@ -794,12 +876,8 @@ def _larger(a: Any, b: Any) -> Any:
     return a
 
 
-def _narrowed(value: Any) -> Any:
-    return value.bfloat16() if isinstance(value, torch.Tensor) and value.dtype == torch.float32 else value
-
-
-def _of_higher_rank(value: Any) -> Any:
-    return value.unsqueeze(0) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+def _narrowed(value: Any, dtype: torch.dtype | None) -> Any:
+    return value.to(dtype) if isinstance(value, torch.Tensor) and value.dtype == torch.float32 else value
 
 
 def _named(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

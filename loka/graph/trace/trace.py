@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -29,6 +30,7 @@ from loka.graph.source import forward_source_hash, functions_of, has_hooks, live
 from loka.graph.trace.casts import CASTS, telling_casts
 from loka.graph.trace.examples import Examples, missing_storage, quiet
 from loka.graph.trace.observed_shapes import observed_shapes, with_even_statements
+from loka.graph.trace.other_calls import other_conditions
 from loka.graph.trace.out_of_place import out_of_place
 from loka.graph.trace.printer import HIDING, attribute, constant, is_identifier
 from loka.graph.trace.reading import read_forward
@@ -81,6 +83,9 @@ def trace_forward(
             forward, found = copying, difference(module, copying, examples, copied, quick)
         if found is not None:
             raise CannotTraceError(found)
+        if not quick:
+            others = other_conditions(module, forward, examples, copied)
+            forward = replace(forward, guards=tuple(dict.fromkeys((*forward.guards, *others))))
     except CannotTraceError as error:
         return Refused(owner, str(error), error.inside)
     shapes = observed_shapes(forward, examples, copied)
@@ -225,7 +230,9 @@ def _convert(
     module: nn.Module, owner: str, expand: frozenset[str], sites: Collection[str], examples: Examples
 ) -> tuple[ForwardIR, Mapping[str, str]]:
     """The printed forward, as it is written, and the children that make a new tensor, by the locals that hold it."""
+    arguments = _arguments(module)
     reading = read_forward(module, expand, examples.calls)
+    _check_names(arguments, reading.conditions)
     weights = find_weights(module, reading.ops, {site: _site_weight(module, site) for site in sites})
     printed = Printed(module, reading, weights)
     missing = [site for site in sites if not any(s.call and s.call.site == site for s in printed.statements)]
@@ -234,7 +241,7 @@ def _convert(
     forward = ForwardIR(
         owner=owner,
         owner_type=qualified(type(module)),
-        arguments=_arguments(module),
+        arguments=arguments,
         statements=tuple(printed.statements),
         result=printed.result,
         inlined=reading.called,
@@ -245,6 +252,15 @@ def _convert(
     reads = reads_of(module, Traced(reading.reads, expand, reading.called, called, frozenset(printed.made.values())))
     constants = constants_of(module, reading.called, reads)
     return replace(forward, reads=reads, called=called, constants=constants), printed.made
+
+
+def _check_names(arguments: Collection[str], conditions: Collection[str]) -> None:
+    """Raises where an argument hides a function that a condition calls."""
+    names = {argument.lstrip("*").partition("=")[0] for argument in arguments}
+    called = {name for each in conditions for name in re.findall(r"\b(\w+)\(", each)}
+    hidden = next(iter(sorted(names & called)), None)
+    if hidden is not None:
+        raise CannotTraceError(f"argument '{hidden}' has a name that the generated text needs for itself")
 
 
 def _site_weight(module: nn.Module, site: str) -> SiteWeight:

@@ -10,7 +10,6 @@ import torch
 from torch import fx, nn
 
 from loka.graph.capture import place_in
-from loka.graph.guards import checked_length
 from loka.graph.trace.reading import Op
 from loka.sites.weights import (
     PIECES,
@@ -119,10 +118,8 @@ class _Finder:
             return
         if source in self._nodes and source not in self._shapes and _is_transpose(op):
             self._views[op.node] = source
-        elif source in self._parts and (op.node.target is checked_length or _name(op) in PIECES):
+        elif source in self._parts and _name(op) in PIECES:
             self._take_pieces(op, source)
-        elif source in self._pieces and op.node.target is checked_length:  # a loop over W.unbind()
-            self._whole[op.node], self._pieces[op.node] = self._whole[source], self._pieces[source]
         elif source in self._parts or source in self._pieces:
             self._part(op, source)
         if op.node not in self._views and len(op.node.users) == 1 and (form := self._form(op, source)) is not None:
@@ -184,17 +181,14 @@ class _Finder:
             self._columns.add(op.node)
 
     def _take_pieces(self, op: Op, source: fx.Node) -> None:
-        """W.chunk(2), W.unbind(), or a loop over W."""
+        """W.chunk(2), W.unbind()."""
         _, before, parameter = self._parts[source]
         name, kwargs = _name(op), {key: value for key, value in op.kwargs.items() if key != "input"}
         part = torch.empty(shape_at(parameter.shape, before), device="meta")
-        if op.node.target is checked_length:
-            name, args, made = "unbind", (), part.unbind()
-        else:
-            args = op.args[1:]
-            if any(isinstance(each, fx.Node) for each in op.node.all_input_nodes[1:]):
-                return
-            made = getattr(torch, name)(part, *args, **kwargs)
+        args = op.args[1:]
+        if any(isinstance(each, fx.Node) for each in op.node.all_input_nodes[1:]):
+            return
+        made = getattr(torch, name)(part, *args, **kwargs)
         self._whole[op.node] = source
         self._pieces[op.node] = pieces_of(name, args, kwargs, made, parameter.shape, before)
 

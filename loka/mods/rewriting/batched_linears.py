@@ -193,8 +193,6 @@ def _slice(forward: ForwardIR, x: str, k: int, shapes: Mapping[str, Shape]) -> _
     index = _index(step.template)
     if isinstance(index, int):
         parts = steps.get(source)
-        if parts is not None and parts.op == "checked_length":
-            parts = steps.get(parts.operands[0].text)
         return _part(parts, index, k, shapes)
     shape = shapes.get(source, ())
     if len(shape) == 3 and isinstance(index, tuple) and shape[1] is not None and isinstance(index[0], int):

@@ -14,7 +14,7 @@ from loka.graph.patterns.linear_chain import readers_of
 from loka.graph.patterns.region import ACTIVATIONS, ELEMENTWISE, NORMS
 from loka.graph.trace.printer import literal, variable
 
-VIEWS = frozenset({"getitem", "unbind", "chunk", "split", "checked_length"})
+VIEWS = frozenset({"getitem", "unbind", "chunk", "split"})
 PURE = (
     VIEWS | ACTIVATIONS | ELEMENTWISE | NORMS
     | {"transpose", "permute", "view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from loka.errors import InputError
 from loka.graph.canonical.forwards import is_canonical
 from loka.graph.equivalence import with_forward
 from loka.graph.ir import ForwardIR
@@ -21,6 +22,7 @@ from loka.graph.trace.trace import trace_forward
 
 WIDTH = 6
 MODEL = """\
+import math
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -49,7 +51,7 @@ class Case:
 CASES = [
     Case("F.silu(h * self.f)", f=(1.0, 0.5)),
     Case("F.silu(h + self.f)", f=(0.0, 0.5)),
-    Case("F.silu(h * (self.f * 2))", f=(0.5, 0.7)),
+    Case("F.silu(F.layer_norm(h, self.norm.weight.shape, self.norm.weight, self.norm.bias))"),
     Case("self.norm(h + self.f * x)", f=(1.0, 0.5)),
     Case("torch.add(h, x, alpha=self.f)", f=(1.0, 0.3)),
     Case("torch.addcmul(x, x, h, value=self.f)", f=(1.0, 0.5)),
@@ -74,9 +76,13 @@ CASES = [
     Case("F.silu(self.norm(h).squeeze(0))", batch=1),
     Case("F.silu(self.norm(h).squeeze((0,)))", batch=1),
 ]
+COMPUTED = [  # what is computed with a float in Python is a condition of the call
+    Case("F.silu(h * (self.f * 2))", f=(0.5, 0.7)),
+    Case("h * math.exp(self.f)", f=(0.5, 0.7)),
+    Case("h * max(self.f, k)", f=(0.5, 0.7), k=(0.1, 0.9)),
+]
 FIXED = [  # numbers of the model alone, and sizes of views
     Case("F.silu(h / h.size(-1) * h.shape[1])"),
-    Case("F.silu(F.layer_norm(h, self.norm.weight.shape, self.norm.weight, self.norm.bias))"),
     Case("torch.baddbmm(h[:, None], x[:, None], self.linear.weight.expand(x.size(0), 6, 6)).view(-1, 6).relu()"),
     Case("F.silu(h * (x.numel() // x.size(0)) / 6)"),
     Case("F.relu(h.view(x.size(0), -1)).reshape(x.shape[0] * 2, -1)"),
@@ -118,6 +124,17 @@ def test_a_later_call_has_its_own_numbers(model_of: Callable[[Case], nn.Module],
     forward = traced(model, case)
     model.__dict__["f"] = case.f[1]
     torch.testing.assert_close(run(with_forward(copy.deepcopy(model), forward), case), run(model, case))
+
+
+@pytest.mark.parametrize("case", COMPUTED, ids=lambda case: case.body)
+def test_a_number_that_is_computed_with_is_a_condition(model_of: Callable[[Case], nn.Module], case: Case) -> None:
+    model = model_of(case)
+    forward = traced(model, case)
+    bound, planned = with_forward(copy.deepcopy(model), forward), replace(case, k=(case.k[0], case.k[0]))
+    torch.testing.assert_close(run(bound, planned), run(model, planned))
+    bound.__dict__["f"] = case.f[1]
+    with pytest.raises(InputError):
+        run(bound, case)
 
 
 @pytest.mark.parametrize("case", FIXED, ids=lambda case: case.body)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -18,43 +19,36 @@ from loka.graph.trace.examples import ExampleCall, Examples
 from loka.graph.trace.trace import trace_forward
 from tests.support.models import ir_models as zoo
 
+_LINE = r" at ir_models.py:\d+ "
 REFUSED = {
-    zoo.NoGrad: r"block under 'torch.no_grad\(\)' at ir_models.py:\d+ 'with torch.no_grad\(\)'",
-    zoo.Autocast: r"block under 'torch.autocast\('cpu', torch.bfloat16\)' at ir_models.py:\d+ ",
-    zoo.Checkpointed: r"activation checkpointing at ir_models.py:\d+ 'return checkpoint\(",
-    zoo.TrainingBranch: r"other operations in training than in evaluation at ir_models.py:\d+ 'if self.training'",
-    zoo.FloatInMath: r"math.log of a traced value \(compute this number in .*\) at .*math.log\(self.scale\)'",
-    zoo.FloatInConfig: r"float attribute 'self.config.scale' would be frozen at ir_models.py:\d+ ",
-    zoo.FloatsInList: r"the floats in 'self.scales' would be frozen at ir_models.py:\d+ ",
-    zoo.Item: r"a tensor is read on the host \(.item\) at ir_models.py:\d+ ",
-    zoo.DeviceAttribute: r"the forward reads the device in 'self.device', which would be frozen at that of planning",
-    zoo.FromAList: r"makes a constant tensor, which would be frozen",
-    zoo.BufferAssigned: r"attribute 'self.seen' is written at ir_models.py:\d+ 'self.seen = self.seen \* 0.9'",
-    zoo.Counter: r"attribute 'self.calls' is written at ir_models.py:\d+ 'self.calls \+= 1'",
-    zoo.NamedThis: r"attribute 'this.calls' is written at ir_models.py:\d+ 'this.calls \+= 1'",
-    zoo.Cache: r"attribute 'self.cache' is changed at ir_models.py:\d+ 'self.cache.append\(1\)'",
-    zoo.Length: r"loop over a range of .*\(4 and 7 in two calls\) at ir_models.py:\d+ 'return torch.stack",
-    zoo.Iterates: r"loop over argument 'x', which is no list or tensor of one length in all calls at ir_models",
-    zoo.SetItem: r"assignment into a tensor at ir_models.py:\d+ 'y\[:, 0\] = 0'",
-    zoo.DataBranch: r"branch on a tensor's value at ir_models.py:\d+ 'if x.sum\(\) > 0'",
-    zoo.LayoutBranch: r"branch on a tensor's layout at ir_models.py:\d+ 'if not x.is_contiguous\(\)'",
-    zoo.SizeBranch: r"branch on tensor size \(4 and 7 in two calls\) at ir_models.py:\d+ 'if x.size\(0\) > 1024'",
-    zoo.LayerDrop: r"'random' gives other values in each call at ir_models.py:\d+ ",
-    zoo.Decorated: r"decorator 'torch.no_grad\(\)' at ir_models.py:\d+ '@torch.no_grad\(\)'",
-    zoo.AsksForGrad: r"the forward asks 'torch.is_grad_enabled' at ir_models.py:\d+ ",
-    zoo.HelperWithBlock: r"block under 'torch.no_grad\(\)' at ir_models.py:\d+ ",
-    zoo.BlockInABranchTaken: r"block under 'torch.no_grad\(\)' at ir_models.py:\d+ ",
-    zoo.FunctionWithBlock: r"block under 'torch.no_grad\(\)' at ir_models.py:\d+ ",
-    zoo.Tries: r"try block at ir_models.py:\d+ 'try'",
+    zoo.NoGrad: rf"does other operations without gradients{_LINE}'gate = torch.sigmoid\(x\)'",
+    zoo.Autocast: r"traced, it gives other outputs \(float32 of",
+    zoo.Checkpointed: rf"calls tag_activation_checkpoint, which has a graph of its own{_LINE}",
+    zoo.TrainingBranch: rf"does other operations in training than in evaluation{_LINE}'x = x \* 2'",
+    zoo.BufferAssigned: r"changes self in each call, and a graph keeps no Python state",
+    zoo.Counter: r"changes self in each call, and a graph keeps no Python state",
+    zoo.NamedThis: r"changes self in each call, and a graph keeps no Python state",
+    zoo.Cache: r"changes self.cache in each call, and a graph keeps no Python state",
+    zoo.Length: rf"depends on the number of rows: x.shape\[0\] == 4{_LINE}'return torch.stack",
+    zoo.Iterates: rf"depends on the number of rows: x.shape\[0\] == 4{_LINE}'return torch.stack",
+    zoo.DataBranch: rf"ata-dependent branching.*{_LINE}'if x.sum\(\) > 0:'",
+    zoo.SizeBranch: rf"depends on the number of rows: x.shape\[0\] <= 1024{_LINE}'if x.size\(0\) > 1024:'",
+    zoo.LayerDrop: rf"Random.random.*{_LINE}'return x if random.random",
+    zoo.Decorated: rf"does other operations without gradients{_LINE}",
+    zoo.AsksForGrad: rf"does other operations without gradients{_LINE}",
+    zoo.HelperWithBlock: rf"does other operations without gradients{_LINE}",
+    zoo.BlockInABranchTaken: rf"does other operations without gradients{_LINE}",
+    zoo.FunctionWithBlock: rf"does other operations without gradients{_LINE}",
     zoo.Uncovered: r"'w' goes into 'abs' before any GEMM, and only transposes are followed at ir_models",
-    zoo.OwnGradient: r"traced, it gives another gradient for input 0 \(largest difference .* in training at batch 4",
+    zoo.OwnGradient: r"gradient|graph of its own",
     zoo.Cubic: r"'w' has 3 dimensions, not 2",
 }
 EQUAL = (
     zoo.Plain, zoo.FunctionalDropout, zoo.FloatAttribute, zoo.LiveNoise, zoo.BufferInPlace, zoo.Keywords,
     zoo.IteratesParts, zoo.IteratesBesideModules, zoo.Roots, zoo.TypeTest, zoo.OptionalMask, zoo.FlagBranch,
     zoo.RandomConstant, zoo.Arange, zoo.BlockInAMethodNotCalled,
-    zoo.BlockInABranchNotTaken, zoo.Variadic,
+    zoo.BlockInABranchNotTaken, zoo.Variadic, zoo.FloatInMath, zoo.FloatInConfig, zoo.FloatsInList, zoo.Item,
+    zoo.DeviceAttribute, zoo.FromAList, zoo.SetItem, zoo.LayoutBranch, zoo.Tries,
 )  # fmt: skip
 
 
@@ -88,11 +82,12 @@ def test_what_can_be_traced_is_the_same_function_at_sizes_that_the_gate_has_not_
     module = kind()
     answer = trace(module)
     assert isinstance(answer, ForwardIR), answer
-    x = torch.randn(5, 8)
-    for mode in (True, False):
-        bound = with_forward(copy.deepcopy(module), answer).train(mode)
-        for a, b in zip(run(copy.deepcopy(module).train(mode), x), run(bound, x), strict=True):
-            assert torch.equal(a, b)
+    for rows in (1, 2, 7, 300):
+        x = torch.randn(rows, 8)
+        for mode in (True, False):
+            bound = with_forward(copy.deepcopy(module), answer).train(mode)
+            for a, b in zip(run(copy.deepcopy(module).train(mode), x), run(bound, x), strict=True):
+                assert torch.equal(a, b)
 
 
 class OverAList(nn.Module):
@@ -115,11 +110,12 @@ def test_a_loop_over_a_list_is_unrolled_where_it_is_always_as_long() -> None:
     assert sum(step.call is not None for step in answer.statements) == 3
     bound = with_forward(OverAList(), answer)
     assert bound(three).shape == (9, zoo.WIDTH)
-    with pytest.raises(InputError, match="planned over 3 items and meets 4: run loka generate again"):
-        bound([*three, three[0]])
+    for other in ([*three, three[0]], tuple(three)):
+        with pytest.raises(InputError):
+            bound(other)
     answer = trace_forward(OverAList(), "trap", called_with(two, three[:2]), sites=("w",))
     assert isinstance(answer, Refused)
-    assert "loop over argument 'features', which is no list or tensor of one length in all calls at " in answer.reason
+    assert answer.reason == "is called in several ways: len(features) == 3 in one call, and not in another"
 
 
 class OverADictionary(OverAList):
@@ -149,23 +145,21 @@ def test_a_loop_over_a_dictionary_is_unrolled_where_its_keys_are_always_the_same
     module = kind()
     answer = trace_forward(module, "trap", called_with_names("a", "b"), sites=("w",))
     assert isinstance(answer, ForwardIR), answer
-    assert [step.op for step in answer.statements].count("checked_keys") == 1
+    assert answer.guards == ("list(features) == ['a', 'b']",)
     bound = with_forward(kind(), answer)
     bound.load_state_dict(module.state_dict())
     features = {name: torch.randn(4, zoo.WIDTH) for name in "ab"}
     assert torch.equal(bound(features), module(features))
-    with pytest.raises(InputError, match="over the keys 'a', 'b' and meets 'b', 'a': run loka generate again"):
-        bound(dict(reversed(features.items())))
+    for other in (dict(reversed(features.items())), {"a": features["a"]}, {**features, "c": features["a"]}):
+        with pytest.raises(InputError):
+            bound(other)
 
 
-@pytest.mark.parametrize(("kind", "what"), [(OverADictionary, "the items of argument 'features'")])
-def test_a_loop_over_a_dictionary_of_other_keys_in_each_call_is_refused_for_that(
-    kind: type[OverAList], what: str
-) -> None:
+def test_a_loop_over_a_dictionary_of_other_keys_in_each_call_is_refused_for_that() -> None:
     calls = (called_with_names(names).calls[0] for names in "ab")
-    answer = trace_forward(kind(), "trap", Examples("trap", tuple(calls)), sites=("w",))
+    answer = trace_forward(OverADictionary(), "trap", Examples("trap", tuple(calls)), sites=("w",))
     assert isinstance(answer, Refused)
-    assert f"loop over {what}, which is no dict of the same keys in all calls at " in answer.reason
+    assert answer.reason == "is called in several ways: list(features) == ['a'] in one call, and not in another"
 
 
 class KeepsAFunction(nn.Module):
@@ -181,16 +175,32 @@ class KeepsAFunction(nn.Module):
         return out
 
 
-def test_a_lambda_that_reads_the_module_is_refused_and_one_that_does_not_is_traced() -> None:
+@pytest.mark.parametrize("act", [None, torch.relu, lambda x: torch.relu(x) * 2])
+def test_a_function_that_the_module_keeps_is_read(act: Callable[[Tensor], Tensor] | None) -> None:
     module = KeepsAFunction()
+    module.act = act or module.act
     calls = Examples("trap", tuple(ExampleCall(n, (torch.randn(n, zoo.WIDTH),), {}) for n in (2, 3)))
     answer = trace_forward(module, "trap", calls, sites=("w",))
-    assert isinstance(answer, Refused)
-    assert re.match("'<lambda>' reads the module 'self' of the function around it at test_refusals.py", answer.reason)
-    module.act = lambda x: torch.relu(x)
-    answer = trace_forward(module, "trap", calls, sites=("w",))
     assert isinstance(answer, ForwardIR), answer
-    assert [step.op for step in answer.statements] == ["matmul", "relu"]
+    bound, x = with_forward(copy.copy(module), answer), torch.randn(7, zoo.WIDTH)
+    assert torch.equal(bound(x), module(x))
+
+
+class Sides(nn.Module):
+    """Something else for arguments that lie otherwise in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = zoo.weight()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.w if x.is_contiguous() else x
+
+
+def test_a_forward_that_asks_for_the_layout_is_refused() -> None:
+    answer = trace(Sides())
+    assert isinstance(answer, Refused)
+    assert answer.reason == "depends on the layout of its arguments in memory"
 
 
 @pytest.mark.slow

@@ -17,6 +17,8 @@ from tests.support.models import ir_models as zoo
 
 WUKONG_LAYER = """\
 def forward(self, x):
+    if self.n != 8 or self.d != 16{others}:
+        raise dispatch.InputError('other arguments')
     transpose = x.transpose(1, 2)
     matmul = torch.matmul(transpose, self.rank)
     matmul_1 = torch.matmul(x, matmul)

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from loka import dispatch
 from loka.codegen.modules.binding_text import binding_text
+from loka.errors import InputError
 from loka.graph.equivalence import source
-from loka.graph.guards import checked_length
 from loka.graph.ir import ForwardIR
 from loka.graph.trace.examples import ModelInputs, capture_examples
 from loka.graph.trace.trace import trace_forward
@@ -309,7 +309,7 @@ def binding_of(
     forward = trace_forward(model, "", capture_examples(model, [""], batches)[""], inline=inline)
     assert isinstance(forward, ForwardIR), forward
     (planned,) = bind((), {"": forward}, model)
-    scope = {"torch": torch, "dispatch": SimpleNamespace(checked_length=checked_length)}
+    scope = {"torch": torch, "dispatch": SimpleNamespace(InputError=InputError)}
     exec(source(forward), scope)  # noqa: S102 - text that LoKA made
     generated = type("Generated", (dispatch.Bound,), {"forward": scope["forward"], "__module__": __name__})
     text = "\n".join(binding_text(SimpleNamespace(binding=planned, train=NAMED, infer=None, gemms=(), kernels=())))

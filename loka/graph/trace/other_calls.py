@@ -1,0 +1,162 @@
+"""Calls unlike the examples: a forward whose text computes something else there has a condition, or is refused.
+
+A capture is told neither that a forward asked for a tensor's rank or layout, nor what it asked of sizes that an
+operation made: `y[:4].shape[0] == 4`. So the printed forward and the module's own are run on such calls, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from loka.graph.capture import map_tree
+from loka.graph.equivalence import outputs_differ, with_forward
+from loka.graph.ir import CannotTraceError, ForwardIR
+from loka.graph.trace.examples import ExampleCall, Examples
+from loka.graph.trace.reading import bound_arguments
+
+_ROWS = (2, 7, 300)  # samples, beside the examples' own
+
+
+@dataclass(frozen=True, slots=True)
+class _Variant:
+    """A change of a tensor that leaves its values, as far as the new rank has them."""
+
+    is_possible: Callable[[Tensor], bool]
+    change: Callable[[Tensor], Tensor]
+
+
+_RANKS = (
+    _Variant(lambda x: True, lambda x: x.unsqueeze(0)),
+    _Variant(lambda x: x.dim() > 0, lambda x: x.unsqueeze(1)),
+    _Variant(lambda x: x.dim() > 0, lambda x: x[0]),
+    _Variant(lambda x: x.dim() > 1, lambda x: x[:, 0]),
+)
+
+
+def other_conditions(
+    module: nn.Module, forward: ForwardIR, examples: Examples, copied: Callable[[], nn.Module]
+) -> tuple[str, ...]:
+    """Conditions on arguments under which a printed forward is the module's own in calls unlike the examples, too.
+
+    Compared are outputs, in evaluation and without gradients. Raises CannotTraceError for a forward that depends on the
+    number of rows, or on the layout of its arguments.
+    """
+    return _Others(module, forward, examples, copied).conditions()
+
+
+class _Others:
+    def __init__(
+        self, module: nn.Module, forward: ForwardIR, examples: Examples, copied: Callable[[], nn.Module]
+    ) -> None:
+        self._module, self._calls = module, examples.calls
+        self._ours, self._theirs = copied(), with_forward(copied(), forward)
+        self._ours.eval()
+        self._theirs.eval()
+
+    def conditions(self) -> tuple[str, ...]:
+        for rows in _ROWS:
+            found = self._difference(self._of_rows(rows))
+            if found is not None:
+                raise CannotTraceError(f"depends on the number of rows: at batch {rows}, traced, it {found}")
+        if self._difference(self._with(_STRIDED, self._tensors())) is not None:
+            raise CannotTraceError("depends on the layout of its arguments in memory")
+        return (*self._of_one_row(), *self._of_ranks())
+
+    def _of_one_row(self) -> Iterator[str]:
+        """Where a forward does something else with one row: one that squeezes, and asks for the rank of the result."""
+        if self._difference(self._of_rows(1)) is None:
+            return
+        first, second = (bound_arguments(self._module, call) for call in self._two())
+        for name, value in first.items():
+            other = second[name]
+            if isinstance(value, Tensor) and isinstance(other, Tensor) and value.dim() == other.dim():
+                yield from (f"{name}.shape[{d}] != 1" for d, size in enumerate(value.shape) if size != other.shape[d])
+
+    def _of_ranks(self) -> Iterator[str]:
+        names = self._tensors()
+        for name in names:
+            groups = [{name: names[name]}, *([names] if len(names) > 1 else [])]
+            if any(self._difference(self._with(each, group)) for group in groups for each in _RANKS):
+                yield f"{name}.dim() == {names[name].dim()}"
+
+    def _difference(self, call: ExampleCall | None) -> str | None:
+        return None if call is None else outputs_differ(self._ours, self._theirs, call)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """The arguments that are tensors."""
+        given = bound_arguments(self._module, self._calls[0])
+        return {name: value for name, value in given.items() if isinstance(value, Tensor)}
+
+    def _with(self, variant: _Variant, tensors: Mapping[str, Tensor]) -> ExampleCall | None:
+        """The first call with some tensors changed; None where one cannot be."""
+        if not all(map(variant.is_possible, tensors.values())):
+            return None
+        changed = {id(value): variant.change(value) for value in tensors.values()}
+        call = self._calls[0]
+        args, kwargs = (map_tree(each, lambda x: changed.get(id(x), x)) for each in (call.args, call.kwargs))
+        return ExampleCall(call.batch, args, kwargs)
+
+    def _two(self) -> tuple[ExampleCall, ExampleCall]:
+        first = self._calls[0]
+        return first, next((call for call in self._calls if call.batch != first.batch), first)
+
+    def _of_rows(self, rows: int) -> ExampleCall | None:
+        """A call with another number of samples; None where the examples do not tell what it would be."""
+        first, second = self._two()
+        if first.batch == second.batch:
+            return None
+        with suppress(_UnknownError):
+            share = (rows - first.batch) / (second.batch - first.batch)
+            args, kwargs = (
+                _resized(a, b, share) for a, b in ((first.args, second.args), (first.kwargs, second.kwargs))
+            )
+            return ExampleCall(rows, args, kwargs)
+        return None
+
+
+class _UnknownError(Exception):
+    """Two examples do not tell what another call would be."""
+
+
+def _resized(a: Any, b: Any, share: float) -> Any:
+    """Arguments with sizes on the line through those of two examples, with their values."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor) and a.dim() == b.dim():
+        made = max(a, b, key=Tensor.numel)
+        for dim, (m, n) in enumerate(zip(a.shape, b.shape, strict=True)):
+            if m != n:
+                made = made.index_select(dim, torch.arange(_on_line(m, n, share)) % made.shape[dim])
+        return made
+    if type(a) in (tuple, list) and type(a) is type(b) and len(a) == len(b):
+        return type(a)(_resized(x, y, share) for x, y in zip(a, b, strict=True))
+    if type(a) is dict and type(b) is dict and list(a) == list(b):
+        return {key: _resized(item, b[key], share) for key, item in a.items()}
+    if type(a) is int and type(b) is int and a != b:
+        return _on_line(a, b, share)
+    if type(a) is type(b) and type(a) in (bool, int, float, str, type(None)):
+        return a
+    raise _UnknownError
+
+
+def _on_line(m: int, n: int, share: float) -> int:
+    size = m + share * (n - m)
+    if size < 0 or not math.isclose(size, round(size)):
+        raise _UnknownError
+    return round(size)
+
+
+def _scattered(x: Tensor) -> Tensor:
+    """The same values with the dimensions in the opposite order in memory; of a vector, with gaps between them."""
+    if x.dim() == 1:
+        return x.repeat_interleave(2)[::2]
+    order = tuple(reversed(range(x.dim())))
+    return x.permute(order).contiguous().permute(order)
+
+
+_STRIDED = _Variant(lambda x: x.layout == torch.strided, _scattered)
