@@ -19,7 +19,6 @@ from tests.support.kernels.quantized_cases import CAST_TRANSPOSES, modes
 from tests.support.kernels.rendered_cases import write_package
 from tests.support.pairwise import fields_of, pairwise
 
-
 COMPILED = pairwise(
     itertools.product(CAST_TRANSPOSES, ("bf16", "fp32")), lambda case: {**fields_of(case[0].how), "element": case[1]}
 )

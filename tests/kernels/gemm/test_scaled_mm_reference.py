@@ -52,7 +52,7 @@ def test_autocast_does_not_lower_the_reference(make_recipe, make_product, number
         assert torch.equal(product.run(torch.float32, counter_id=numbers), expected)
 
 
-@pytest.mark.parametrize("scalings", zip(Scaling, Scaling), ids=lambda pair: pair[0].value)
+@pytest.mark.parametrize("scalings", zip(Scaling, Scaling, strict=True), ids=lambda pair: pair[0].value)
 @pytest.mark.parametrize("sizes", [(0, 24, 13), (3, 0, 13), (3, 24, 0), (0, 0, 0)])
 def test_empty_operands_give_zeros_of_the_right_shape(
     sizes, scalings, make_recipe, quantize_product, numbers: int
