@@ -41,7 +41,7 @@ POLICIES = {
     "keep": "{compute: keep, fuse: always}",
 }
 MODULE = "random_model_"
-REPEATS = 2  # of a model that differs, with other inputs: a ReLU at its corner may turn by rounding, once
+REPEATS = 2  # with other inputs, of a model with another gradient: a ReLU at its corner may turn by rounding, once
 AFTER_CHANGE = 3  # each of so many cases is run after a change
 
 
@@ -142,6 +142,8 @@ class Workplace:
                 words = self._difference(name, package, model, model.seed + 1000 * repeat)
                 if words is None:
                     return Judgement(Verdict.EQUAL, modules=modules)
+                if "another gradient" not in words:
+                    break
             return Judgement(Verdict.SILENT, words or "", modules)
         except LokaError as error:
             return Judgement(Verdict.REFUSED, str(error), modules)

@@ -75,8 +75,7 @@ PYTHON = {
                                 "self.p$k = nn.ParameterList(torch.randn(16, 16) / 4 for _ in range(2))"),
     "while": Lines("i$k, $y = 0, $x\nwhile i$k < 2:\n    $y = $act($a($y))\n    i$k += 1"),
     "try": Lines("try:\n    $y = $a($x) @ self.absent$k\nexcept AttributeError:\n    $y = $f"),
-    "f-string": Lines('$y = getattr(self, f"layer{$k}_{1 + 1}")($x)',
-                      'self.add_module("layer${k}_2", nn.Linear(16, 16))'),
+    "f-string": Lines('$y = getattr(self, f"a#{$k + 1}")($x)', 'self.add_module(f"a#{$k + 1}", nn.Linear(16, 16))'),
     "walrus": Lines("$y = $b(h$k) * torch.sigmoid(h$k) if (h$k := $a($x)) is not None else $x"),
     "args and kwargs": Lines("$y = self.mix$k($x, $a($x), scale=$c)", methods="""
         def mix$k(self, *parts, **options):
@@ -100,7 +99,7 @@ PYTHON = {
 }  # fmt: skip
 
 OBJECTS = {
-    "random.Random": Lines("$y = $x if self.rng$k.random() < 0.1 else $x + $f", "self.rng$k = random.Random($k)"),
+    "random.Random": Lines("$y = $x if self.rng$k.random() < 0.03 else $x + $f", "self.rng$k = random.Random($k)"),
     "random module": Lines("$y = $x + $f * random.random()"),
     "numpy generator": Lines("$y = $f * float(self.rng$k.uniform(0.5, 1))", "self.rng$k = np.random.default_rng($k)"),
     "torch.rand": Lines("$y = $f + torch.rand(1) * 0.5"),
