@@ -51,6 +51,7 @@ class Verdict(StrEnum):
     INVALID = "invalid"  # the unbound model does not run: a fault of the generator
     REFUSED = "refused"  # nothing is bound, or a LokaError
     EQUAL = "equal"
+    VERIFY = "verify"  # another result or an exception after a change, which `Patch.verify` names
     TRACEBACK = "traceback"  # an exception that is no LokaError, while the unbound model runs
     SILENT = "silent"  # another result
 
@@ -66,6 +67,10 @@ class Judgement:
     reason: str = ""
     modules: tuple[str, ...] = ()
     seconds: float = 0.0
+
+
+class NamedByVerifyError(Exception):
+    """What `Patch.verify` says of a model that was changed after `apply`."""
 
 
 class Workplace:
@@ -145,6 +150,8 @@ class Workplace:
                 if "another gradient" not in words:
                     break
             return Judgement(Verdict.SILENT, words or "", modules)
+        except NamedByVerifyError as error:
+            return Judgement(Verdict.VERIFY, str(error), modules)
         except LokaError as error:
             return Judgement(Verdict.REFUSED, str(error), modules)
         except Exception as error:  # noqa: BLE001 - that is what a traceback is
@@ -174,14 +181,15 @@ class Workplace:
             if early:
                 module.change(own)
                 bound_module.change(bound)
-            package.apply(bound)
+            patch = package.apply(bound)
             words = _compared(own, module, bound, bound_module, before)
             if words or not after:
                 return words
-            if not early:
-                module.change(own)
-                bound_module.change(bound)
-            return _compared(own, module, bound, bound_module, after)
+            if early:
+                return _compared(own, module, bound, bound_module, after)
+            module.change(own)
+            bound_module.change(bound)
+            return _changed(own, module, bound, bound_module, after, patch)
         finally:
             module.restore()
 
@@ -195,6 +203,29 @@ def _compared(own: nn.Module, module: ModuleType, bound: nn.Module, bound_module
         if words:
             return f"{case}: {words}"
     return None
+
+
+def _changed(
+    own: nn.Module, module: ModuleType, bound: nn.Module, bound_module: ModuleType, drawn: Any, patch: Any
+) -> str | None:
+    """As `_compared`, of a model that was changed after `apply`. Raises NamedByVerifyError where `verify` says so."""
+    try:
+        words = _compared(own, module, bound, bound_module, drawn)
+    except LokaError:
+        raise
+    except Exception:
+        _verify(patch)
+        raise
+    if words:
+        _verify(patch)
+    return words
+
+
+def _verify(patch: Any) -> None:
+    try:
+        patch.verify(backward=False)
+    except LokaError as error:
+        raise NamedByVerifyError(str(error)) from error
 
 
 @contextmanager

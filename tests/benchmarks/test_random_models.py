@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,12 @@ class FaultyPackage:
     def __init__(self, package: Any, fault: Callable[..., Any]) -> None:
         self.package, self.fault = package, fault
 
-    def apply(self, model: nn.Module) -> None:
-        self.package.apply(model)
-        forward = model.forward
-        model.forward = lambda x, ids: self.fault(model, forward, x, ids)
+    def apply(self, model: nn.Module) -> Any:
+        patch, bound = self.package.apply(model), type(model)
+        right = bound.__dict__.get("right_forward", bound.forward)
+        bound.right_forward = right
+        bound.forward = lambda model, x, ids: self.fault(model, partial(right, model), x, ids)
+        return patch
 
 
 class Faulty(Workplace):
@@ -112,6 +115,13 @@ def test_an_attribute_that_is_frozen_is_silent(workplace: Faulty) -> None:
     found = judged(workplace, BLOCK, Step("values", "buffer", 0, 2))
     assert found.verdict is Verdict.SILENT
     assert "after the change" in found.reason
+
+
+def test_a_change_after_apply_that_verify_names_is_told_apart(workplace: Faulty) -> None:
+    step = Step("sharing", "module replaced", 0, 1)
+    found = judged(workplace, step)
+    assert found.verdict is Verdict.VERIFY, found
+    assert "a1" in found.reason
 
 
 def test_what_a_bound_model_alone_raises_is_a_traceback_or_a_refusal(workplace: Faulty) -> None:
@@ -200,7 +210,7 @@ def test_the_table_counts_verdicts_by_kind() -> None:
     ]
     text = table(rows)
     assert text.splitlines()[-1] == "silent: rows: zeros: seeds 2, 3"
-    assert [line.split()[1:] for line in text.splitlines() if line.startswith(("all", "rows"))] == 2 * [list("00102")]
+    assert [line.split()[1:] for line in text.splitlines() if line.startswith(("all", "rows"))] == 2 * [list("001002")]
 
 
 @pytest.mark.slow
