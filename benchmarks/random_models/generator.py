@@ -61,8 +61,8 @@ INPUTS = {
 }  # fmt: skip
 OUTPUTS = {
     "tensor": "x",
-    "score": "x.sum(-1)",
-    "loss": "x.mean()",
+    "score": "x.abs().sum(-1)",  # what adds up to nearly nothing is mostly rounding
+    "loss": "x.square().mean()",
     "tuple": "x, first",
     "list": "[x, None]",
     "dict": "{'x': x, 'first': first}",
