@@ -20,7 +20,7 @@ ROWS = (1, 2, 3, 7, 64, 128, 300)
 MODES = ("training", "evaluation", "training, some children in evaluation", "evaluation, some children in training")
 TOLERANCE = 1e-3  # of root mean squares
 COARSE_TOLERANCE = 0.3  # under bfloat16 autocast, which rounds; of gradients three times that
-FLOOR, COARSE_FLOOR = 1e-2, 0.3  # of the largest root mean square of its kind, below which values are noise
+FLOOR, COARSE_FLOOR = 0.1, 0.3  # of the largest root mean square of its kind, below which values are noise
 _PLAIN = (int, float, bool, str, torch.Size, torch.dtype)
 
 
