@@ -34,7 +34,7 @@ def test_an_unchanged_model_is_bound_and_computes_the_same(shape, inline):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("before", [True, False])
-@hypothesis_settings(max_examples=300)
+@hypothesis_settings(max_examples=120)
 @given(st.data(), st.sampled_from(WAYS))
 def test_what_changed(before, data, which):
     """Before apply, which refuses it, or after, which verify finds; otherwise the two compute the same."""
@@ -50,7 +50,7 @@ def test_what_changed(before, data, which):
 
 
 @pytest.mark.slow
-@hypothesis_settings(max_examples=200)
+@hypothesis_settings(max_examples=80)
 @given(st.data(), st.sampled_from(WAYS), st.booleans())
 def test_what_changed_inside_a_child_that_is_called(data, which, before):
     binding, forward = bound_as(*which)
