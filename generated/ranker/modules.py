@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "09a6edbc41d8a4a3fd15c962af5063905930aff9f7128675c44327ddde3026ca"
+STAMP = "a322b38ef4db8a1ece3825ad1f821ccf832200c54195e656d223e9cba7e0fa10"
 
 
 class EmbedDense(dispatch.Bound):

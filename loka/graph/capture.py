@@ -524,15 +524,17 @@ def _left_as_it_was(module: nn.Module) -> Iterator[None]:
     state, python = torch.get_rng_state(), random.getstate()
     numpy = sys.modules.get("numpy")
     drawn = numpy.random.get_state() if numpy is not None else None
-    log = logging.getLogger("torch._dynamo")
-    disabled = log.disabled
+    logs = [logging.getLogger(name) for name in ("torch._dynamo", "torch._subclasses.fake_tensor")]
+    disabled = [log.disabled for log in logs]
     try:
         with warnings.catch_warnings(), torch.compiler.set_stance("default"), _settings():
             warnings.simplefilter("ignore")
-            log.disabled = True
+            for log in logs:
+                log.disabled = True
             yield
     finally:
-        log.disabled = disabled
+        for log, flag in zip(logs, disabled, strict=True):
+            log.disabled = flag
         for child, attributes in held:
             vars(child).clear()
             vars(child).update(attributes)

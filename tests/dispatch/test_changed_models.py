@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from hypothesis import assume, given, reject
 from hypothesis import settings as hypothesis_settings
@@ -19,7 +17,7 @@ WAYS = [(name, inline) for name, shape in SHAPES.items() for inline in shape.inl
 
 def bind(model, shape, inline):
     """By the record of what was read alone: the hash of the source refuses more, without a name."""
-    binding = dataclasses.replace(bound_as(shape, inline)[0], source_hash="")
+    binding = bound_as(shape, inline)[0]
     return dispatch.apply(model, "p", (binding,), target="reference")
 
 

@@ -20,9 +20,8 @@ from torch import nn
 from loka.graph.ir import ForwardIR, RefKind, Statement
 from loka.graph.patterns.linear_chain import readers_of
 from loka.graph.patterns.region import ACTIVATIONS, ELEMENTWISE, NORM_MODULES, NORMS
-from loka.graph.source import built_in_floats, definition, functions_of, has_hooks, live_floats
+from loka.graph.source import built_in_floats, closure_of, definition, functions_of, has_hooks, live_floats
 from loka.graph.trace.in_place import SUMS, sum_out_of_place
-from loka.graph.value_text import closure_of
 
 _LABELS = {"record_function", "range", "annotate"}  # with-blocks that only label a profile
 _DECORATORS = {"override", "staticmethod", "classmethod", "property", "cached_property", "abstractmethod", "final"}

@@ -19,14 +19,15 @@ from torch import nn
 from loka.errors import InputError
 from loka.graph.canonical.forwards import canonical_forward, is_canonical, with_traced_relus
 from loka.graph.canonical.recording import recorded
-from loka.graph.equivalence import difference, rounding_difference
+from loka.graph.capture import CannotCaptureError
+from loka.graph.equivalence import difference, rounding_difference, source
+from loka.graph.fingerprint import fingerprint
 from loka.graph.ir import CannotTraceError, ForwardIR, Refused, Shape
 from loka.graph.patterns.concat_norm import find_concat_norms
 from loka.graph.patterns.cross import find_crosses
 from loka.graph.patterns.fm_interaction import find_fm_interactions
 from loka.graph.patterns.near_interactions import find_near_misses
-from loka.graph.reads import Traced, constants_of, reads_of
-from loka.graph.source import forward_source_hash, functions_of, has_hooks, live_floats, qualified
+from loka.graph.source import functions_of, has_hooks, live_floats, qualified
 from loka.graph.trace.casts import telling_casts
 from loka.graph.trace.examples import Examples, missing_storage, quiet
 from loka.graph.trace.fx_recording import FxRecording, fx_record
@@ -90,6 +91,8 @@ def trace_forward(
             forward, found = copying, difference(module, copying, examples, copied, quick)
         if found is not None:
             raise CannotTraceError(recording.of_dtype or found)
+        if not quick:
+            forward = _with_fingerprint(module, forward, examples)
     except CannotTraceError as error:
         return Refused(owner, str(error), error.inside)
     shapes = observed_shapes(forward, examples, copied)
@@ -98,6 +101,20 @@ def trace_forward(
     if whole is not None:
         return Refused(owner, f"'{whole}' goes into a product with a sum that cannot be told from it")
     return with_findings(canonical, all_shapes)
+
+
+def _with_fingerprint(module: nn.Module, forward: ForwardIR, examples: Examples) -> ForwardIR:
+    """The forward with the fingerprint of the module's own. Raises CannotTraceError where torch cannot read that."""
+    first = examples.calls[0].batch
+    calls = [(each.args, each.kwargs) for each in examples.calls if each.batch == first]
+    others = [(each.args, each.kwargs) for each in examples.calls if each.batch != first]
+    text = source(forward)
+    floats = _live_floats(module, forward.inlined)
+    live = [path for path, shown in floats.items() if re.search(rf"{re.escape(shown)}(?![\w.\[(])", text)]
+    try:
+        return replace(forward, fingerprint=fingerprint(module, forward.inlined, calls, others, live))
+    except CannotCaptureError as error:
+        raise CannotTraceError(f"torch cannot read its forward, to compare it with a live model's: {error}") from error
 
 
 def _canonical(
@@ -114,7 +131,7 @@ def _canonical(
     is as good, and outputs with the ReLUs themselves.
     """
     casts = telling_casts(forward, examples, copied)
-    runs = recorded(forward, examples, copied, casts, _live_floats(module, forward.inlined))
+    runs = recorded(forward, examples, copied, casts, frozenset(_live_floats(module, forward.inlined).values()))
     found, all_shapes = canonical_forward(forward, shapes, runs, _tensor_names(module), casts)
     if not is_canonical(found):
         return forward, shapes
@@ -135,15 +152,15 @@ def _tensor_names(module: nn.Module) -> dict[str, str]:
     return found
 
 
-def _live_floats(module: nn.Module, inlined: Collection[str]) -> frozenset[str]:
-    """The expressions of float attributes that each call reads anew."""
+def _live_floats(module: nn.Module, inlined: Collection[str]) -> dict[str, str]:
+    """The float attributes that each call reads anew, by path, with their expressions."""
     children = {path: module.get_submodule(path) for path in ("", *inlined)}
     names = (
         f"{path}.{name}".lstrip(".")
         for path, child in children.items()
         for name in live_floats(child, functions_of(child))
     )
-    return frozenset(attribute(module, name) for name in names)
+    return {name: attribute(module, name) for name in names}
 
 
 def with_findings(forward: ForwardIR, shapes: Mapping[str, Shape]) -> ForwardIR:
@@ -293,14 +310,8 @@ def _convert(
         result=printed.result,
         inlined=recording.called,
         guards=printed.guards,
-        source_hash=_hash(module, recording.called),
     )
-    made = out_of_place(forward, printed.made, sums=not writes.as_written)
-    relied = printed.made.values() if made != out_of_place(forward) else ()
-    called = tuple(dict.fromkeys(str(op.node.target) for op in recording.ops if op.node.op == "call_module"))
-    reads = reads_of(module, Traced(recording.reads, expand, recording.called, called, frozenset(relied)))
-    found = replace(made, reads=reads, called=called, constants=constants_of(module, recording.called, reads))
-    return found, recording
+    return out_of_place(forward, printed.made, sums=not writes.as_written), recording
 
 
 def _site_weight(module: nn.Module, site: str) -> SiteWeight:
@@ -310,13 +321,6 @@ def _site_weight(module: nn.Module, site: str) -> SiteWeight:
     if len(weight.shape) < 2:
         raise CannotTraceError(f"'{site}' has {len(weight.shape)} dimensions, not 2")
     return weight
-
-
-def _hash(module: nn.Module, inlined: tuple[str, ...]) -> str:
-    try:
-        return forward_source_hash(module, inlined)
-    except OSError as error:
-        raise CannotTraceError("the source of the forward cannot be read") from error
 
 
 def _arguments(module: nn.Module) -> tuple[str, ...]:

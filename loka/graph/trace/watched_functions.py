@@ -18,7 +18,6 @@ from typing import Any, Protocol
 import torch
 from torch import fx, nn
 
-from loka.graph.reads import NAMESPACE
 from loka.graph.source import definition
 
 _NAME = "loka_tests"  # under which a watched function finds the tracer, in its globals
@@ -241,6 +240,6 @@ class ReadLog:
         path = self._paths.get(id(module))
         if path is None:
             return
-        if name == NAMESPACE and sys._getframe(2).f_globals.get("__name__") == nn.Module.__module__:
+        if name == "__dict__" and sys._getframe(2).f_globals.get("__name__") == nn.Module.__module__:
             return  # torch's own look-up of a child, Parameter or buffer, which is recorded under its own name
         self.names.setdefault(path, set()).add(name)

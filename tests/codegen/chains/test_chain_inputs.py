@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from loka.dispatch import NonFiniteError, patch_of
 from loka.graph.ir import ForwardIR, SiteCall, Statement
-from loka.graph.source import forward_source_hash
 from loka.kernels.fused.norm import norm_reference
 from loka.plan.plan import BindingKind, Plan, PlannedBinding
 from tests.support.codegen import chain_plans as chains
@@ -205,16 +204,14 @@ def compress_plan() -> Plan:
         Statement("product", "matmul", "{0} @ {1}", (plans.attribute("self.left"), plans.local("x")), call),
         Statement("normed", "layer_norm", "torch.nn.functional.layer_norm({0}, (16,))", (plans.local("product"),)),
     )
-    forward = ForwardIR(
-        "body", "sample.Compress", ("x",), statements, "normed", (), forward_source_hash(Compress(), ())
-    )
+    forward = ForwardIR("body", "sample.Compress", ("x",), statements, "normed", ())
     kind = f"{Compress.__module__}.{Compress.__qualname__}"
     binding = PlannedBinding("", BindingKind.FORWARD, ("body",), kind, (("left",),), (("left", (6, 48)),), forward)
     return plans.make_plan([plans.site_plan("left", k=48, n=6, **chains.CHAIN)], [binding])  # type: ignore[arg-type]
 
 
 def cross_plan() -> Plan:
-    forward = replace(plans.cross_forward(), owner="body", source_hash=forward_source_hash(Cross(), ()))
+    forward = replace(plans.cross_forward(), owner="body")
     kind = f"{Cross.__module__}.{Cross.__qualname__}"
     shapes = (("v.0", (48, 16)), ("w.0", (48, 16)))
     sites = ("cross.v.0", "cross.w.0")
