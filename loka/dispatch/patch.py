@@ -14,7 +14,7 @@ from torch import nn
 
 from loka.dispatch.bind.bind_warnings import warn_without_fp8
 from loka.dispatch.bind.bound import Bound, derived_class, is_frozen_class, unbound_class
-from loka.dispatch.bind.check_model import ForwardCheck, changes_since, shown
+from loka.dispatch.bind.check_model import BACK, ForwardCheck, changes_since, shown
 from loka.dispatch.bind.wrappers import find_module, unwrap
 from loka.dispatch.bound_state import BoundModule, KeptModule, bind, frozen_weights, refresh_module, stale_sites, unbind
 from loka.dispatch.dispatch_errors import BindError, LokaWarning, VerifyError
@@ -66,7 +66,7 @@ class Patch:
         are static scales.
         """
         self._require_bound("verify")
-        check = ForwardCheck()
+        check = ForwardCheck(BACK)
         changes = [change for bound in self._modules for change in self._changes(bound, check)]
         idle: list[str] = []
         missing = total = 0

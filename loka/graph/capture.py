@@ -292,6 +292,8 @@ def _compile(module: nn.Module, bound: _Bound, kept: _Kept, symbolic: bool, hook
         values = tuple(each.meta["example_value"] if isinstance(each, fx.Node) else each for each in outputs)
         return lambda *_: values
 
+    if torch._dynamo.config.disable:
+        raise CannotCaptureError("torch's Dynamo is off (TORCHDYNAMO_DISABLE, or torch._dynamo.config.disable)")
     entry = _whole if hooks else _forward
     # A copy of the code, so that one capture knows nothing of another.
     own = FunctionType(entry.__code__.replace(), globals(), entry.__name__)
@@ -305,8 +307,6 @@ def _compile(module: nn.Module, bound: _Bound, kept: _Kept, symbolic: bool, hook
         if _cause(error, _Read) is not None:
             return _NOTHING
         raise CannotCaptureError(_explanation(error)) from error
-    if kept.module is None and torch._dynamo.config.disable:
-        raise CannotCaptureError("torch's Dynamo is off (TORCHDYNAMO_DISABLE, or torch._dynamo.config.disable)")
     return made
 
 
@@ -526,6 +526,8 @@ def _left_as_it_was(module: nn.Module) -> Iterator[None]:
     drawn = numpy.random.get_state() if numpy is not None else None
     logs = [logging.getLogger(name) for name in ("torch._dynamo", "torch._subclasses.fake_tensor")]
     disabled = [log.disabled for log in logs]
+    counters = torch._dynamo.utils.counters
+    counted = {name: counter.copy() for name, counter in counters.items()}
     try:
         with warnings.catch_warnings(), torch.compiler.set_stance("default"), _settings():
             warnings.simplefilter("ignore")
@@ -535,6 +537,8 @@ def _left_as_it_was(module: nn.Module) -> Iterator[None]:
     finally:
         for log, flag in zip(logs, disabled, strict=True):
             log.disabled = flag
+        counters.clear()
+        counters.update(counted)
         for child, attributes in held:
             vars(child).clear()
             vars(child).update(attributes)

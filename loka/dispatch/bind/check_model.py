@@ -12,6 +12,7 @@ from torch import nn
 from loka.dispatch.bind.bound import Binding, Bound, is_flat, is_sharded, shown_type
 from loka.dispatch.bind.wrappers import ClosedWrapperError, find_module
 from loka.errors import InputError
+from loka.graph.capture import CannotCaptureError
 from loka.graph.fake_module import likeness
 from loka.graph.fingerprint import changed_forward
 from loka.graph.source import in_script, same_type
@@ -46,10 +47,11 @@ class ModuleMatch:
 class ForwardCheck:
     """Compares live modules' own forwards with the planned ones; modules that are alike once."""
 
+    advice: str  # what to do about a difference
     _known: dict[object, str | None] = field(default_factory=dict)
 
     def problem(self, module: nn.Module, binding: Binding) -> str | None:
-        """The first difference, in words; None without any, and for a forward that was not traced."""
+        """The first difference, with the advice; None without any, and for a forward that was not traced."""
         shapes = dict(binding.shapes)
         pieces = any(is_flat(parameter) and name not in shapes for name, parameter in module.named_parameters())
         if binding.fingerprint is None or pieces:  # of what is called: compared before it was taken to pieces
@@ -57,7 +59,11 @@ class ForwardCheck:
         alike = likeness(module)
         key = None if alike is None else (id(binding), alike)
         if key is None or key not in self._known:
-            self._known[key] = changed_forward(module, binding.inlined, binding.fingerprint, shapes)
+            try:
+                found = changed_forward(module, binding.inlined, binding.fingerprint, shapes)
+                self._known[key] = None if found is None else f"{found}: {self.advice}"
+            except CannotCaptureError as error:
+                self._known[key] = f"its own forward cannot be compared with the planned one: {error}"
         return self._known[key]
 
 
@@ -67,7 +73,7 @@ def match_modules(root: nn.Module, bindings: Sequence[Binding], mode: str) -> tu
     problems: list[str] = []
     seen: dict[int, str] = {}
     names: list[str] = []
-    taken, check = _inlined_already(root), ForwardCheck()
+    taken, check = _inlined_already(root), ForwardCheck(AGAIN)
     for binding in bindings:
         generated = binding.train if mode == "train" else binding.infer
         if generated is None:
@@ -146,7 +152,7 @@ def changes_since(module: nn.Module, binding: Binding, check: ForwardCheck) -> I
     """Changes in a module since it was bound that its generated forward does not reflect."""
     found = [*lost_parameters(module, binding), *child_problems(module, binding.inlined)]
     if not found and (problem := check.problem(module, binding)):
-        found.append(f"{problem}: {BACK}")
+        found.append(problem)
     yield from found
 
 
@@ -205,7 +211,7 @@ def _problems(module: nn.Module, binding: Binding, mode: str, check: ForwardChec
         return
     found = list(child_problems(module, binding.inlined))
     if not found and (problem := check.problem(module, binding)):
-        found.append(f"{problem}: {AGAIN}")
+        found.append(problem)
     yield from found
     yield from _shape_problems(module, binding, mode)
     yield from _unplanned(module, binding) if binding.fingerprint is None else ()
