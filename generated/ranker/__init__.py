@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "a322b38ef4db8a1ece3825ad1f821ccf832200c54195e656d223e9cba7e0fa10"
+STAMP = "c0743913b10dfb6097e1548094eddbf907b673af830ba109764fb9d0656e59c1"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

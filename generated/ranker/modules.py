@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "a322b38ef4db8a1ece3825ad1f821ccf832200c54195e656d223e9cba7e0fa10"
+STAMP = "c0743913b10dfb6097e1548094eddbf907b673af830ba109764fb9d0656e59c1"
 
 
 class EmbedDense(dispatch.Bound):
