@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from loka.graph.source import has_hooks, is_simple
+from loka.graph.source import is_simple
 from loka.graph.wrappers import inside, own_class
 
 _INTERNAL = frozenset(vars(nn.Module()))
@@ -131,13 +131,13 @@ def likeness(module: nn.Module) -> object | None:
     """Key that is equal for modules with the same forward; None where that cannot be decided.
 
     It has the type and the plain attributes of every module, shapes and dtypes of Parameters and buffers, and what is
-    shared. A module with hooks, or with attributes that are no plain data, has none.
+    shared, but no hooks. A module with attributes that are no plain data has none.
     """
     parts = []
     for name, child in module.named_modules():
         child = _unwrapped(child)
         attributes = {k: v for k, v in vars(child).items() if k not in _INTERNAL and not k.startswith(_ADDED)}
-        if has_hooks(child) or not all(map(is_simple, attributes.values())):
+        if not all(map(is_simple, attributes.values())):
             return None
         texts = tuple(sorted((key, repr(value)) for key, value in attributes.items()))
         parts.append((name, own_class(type(child)), child.training, texts, _forms(child)))

@@ -165,16 +165,16 @@ def _both_modes(
             owner, _, name = path.rpartition(".")
             vars(fake.get_submodule(owner))[name] = value
         args, kwargs = inputs_of(inputs, fakes)
-        with _plain_state(device):
-            leaves = list(_leaves(fake, inlined))
-            found = capture(fake, args, kwargs, leaves=leaves, symbolic=False, result=True)
+        leaves = list(_leaves(fake, inlined))
+        found = capture(fake, args, kwargs, leaves=leaves, symbolic=False, result=True)
         known = {name for name, _ in fake.named_parameters(remove_duplicate=False)}
         own = {name for name in known if name.rpartition(".")[0] in ("", *inlined)}
         asks = any(read.source.text.endswith((".training", "['training']")) for read in found.reads)
         return _Text(found, fake, own).lines(), asks
 
-    training, asks = lines(training=True)
-    return training, lines(training=False)[0] if asks else training
+    with _plain_state(device):
+        training, asks = lines(training=True)
+        return training, lines(training=False)[0] if asks else training
 
 
 @contextlib.contextmanager

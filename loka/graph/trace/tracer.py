@@ -12,6 +12,7 @@ from loka.errors import InputError, LokaError
 from loka.graph.fake_module import likeness
 from loka.graph.ir import ForwardIR, Refused
 from loka.graph.patterns.owners import RegionScope
+from loka.graph.source import has_hooks
 from loka.graph.trace.examples import Examples, ModelInputs, capture_examples, form_of
 from loka.graph.trace.trace import trace_forward
 from loka.sites.callables import describe_error
@@ -72,7 +73,7 @@ class Tracer:
 def _key(module: nn.Module, scope: RegionScope, examples: Examples) -> object | None:
     """Key that is equal for modules with the same forward, calls and scope; None where that cannot be decided."""
     alike = likeness(module)
-    if alike is None:
+    if alike is None or any(map(has_hooks, module.modules())):
         return None
     calls = tuple(repr((call.batch, form_of(call.args), form_of(call.kwargs))) for call in examples.calls)
     return alike, calls, scope.inline, scope.sites
