@@ -6,14 +6,17 @@ Tensors, plain values, tuples, lists, dicts and dataclasses are known; anything 
 from __future__ import annotations
 
 import ast
+import contextlib
+import copy
 import dataclasses
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from loka.graph.capture import CannotCaptureError
 from loka.graph.fake_module import FakeModules
@@ -60,6 +63,72 @@ def _form(one: Any, other: Any, name: str) -> Any:
         held = tuple((each, _form(getattr(one, each), getattr(other, each), name)) for each in names)
         return "dataclass", qualified(kind), held
     raise CannotCaptureError(f"among its {name} is a {qualified(kind)}, which a package cannot describe")
+
+
+def described_results(
+    module: nn.Module, children: Collection[str], one: Arguments, other: Arguments
+) -> tuple[tuple[str, str], ...]:
+    """What children return while the module runs on two calls, each as a literal; only what has one is there.
+
+    Buffers and random states are restored. Exceptions of the module are CannotCaptureErrors.
+    """
+    runs: list[dict[str, Any]] = []
+    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    for args, kwargs in (one, other):
+        found: dict[str, Any] = {}
+        hooks = [module.get_submodule(path).register_forward_hook(_keeping(found, path)) for path in children]
+        try:
+            with torch.random.fork_rng(devices=[]), torch.no_grad():
+                module.forward(*copy.deepcopy(args), **copy.deepcopy(dict(kwargs)))
+        except Exception as error:
+            raise CannotCaptureError(f"running it raised {type(error).__name__}: {error}") from error
+        finally:
+            for hook in hooks:
+                hook.remove()
+            for buffer, value in buffers:
+                buffer.copy_(value)
+        runs.append(found)
+    described_: list[tuple[str, str]] = []
+    for path in runs[0].keys() & runs[1].keys():
+        with contextlib.suppress(CannotCaptureError):
+            described_.append((path, repr(_form(runs[0][path], runs[1][path], "results"))))
+    return tuple(sorted(described_))
+
+
+def _keeping(found: dict[str, Any], path: str) -> Callable[..., None]:
+    def keep(_module: nn.Module, _args: tuple[Any, ...], made: Any) -> None:
+        found.setdefault(path, made)
+
+    return keep
+
+
+def result_like(text: str, *args: Any, **kwargs: Any) -> Any:
+    """A child's result by its literal, on fake tensors like those of its arguments; symbols come from their sizes."""
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    sizes: list[Any] = [size for each in tensors for size in each.shape]
+    symbols = {size.node.hint: size for size in sizes if isinstance(size, torch.SymInt)}
+
+    def sized(size: int | tuple[int, int]) -> Any:
+        if isinstance(size, int):
+            return size
+        times = [symbol * (size[0] // hint) for hint, symbol in symbols.items() if size[0] % hint == 0]
+        if not times:
+            raise CannotCaptureError("a size of its child's result follows from none of its arguments")
+        return times[0]
+
+    def made(form: Any) -> Any:
+        if not isinstance(form, tuple):
+            return form
+        kind, *held = form
+        if kind == "tensor":
+            return tensors[0].new_empty(tuple(map(sized, held[1])), dtype=getattr(torch, held[0]))
+        if kind == "dict":
+            return {key: made(item) for key, item in held[0]}
+        if kind in ("tuple", "list"):
+            return tuple(map(made, held[0])) if kind == "tuple" else list(map(made, held[0]))
+        raise CannotCaptureError("its child returns more than tensors in tuples, lists and dicts")
+
+    return made(ast.literal_eval(text))
 
 
 def inputs_of(text: str, fakes: FakeModules) -> tuple[tuple[Any, ...], dict[str, Any]]:

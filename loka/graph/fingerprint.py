@@ -9,6 +9,7 @@ of torch. Imports only torch and the standard library beside LoKA's errors.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from loka.graph.call_inputs import described, inputs_of
+from loka.graph.call_inputs import described, described_results, inputs_of, result_like
 from loka.graph.capture import CannotCaptureError, Captured, capture, place_in
 from loka.graph.fake_module import FakeModules, device_of, floating_dtype
 
@@ -38,6 +39,7 @@ class PlannedCall:
     inputs: str  # a literal: the arguments by `described`
     training: tuple[str, ...]
     evaluation: tuple[str, ...] = ()  # () if the same
+    results: tuple[tuple[str, str], ...] = ()  # of called children that run on no fake tensors: literals, as `inputs`
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +48,9 @@ class Fingerprint:
 
     calls: tuple[PlannedCall, ...]
     dtype: str = ""  # of all floating-point tensors of the module: "float32"; "" if they have several
-    # Float attributes that the generated forward reads in each call, with their values as planned: a live module is
-    # compared with these values, and once more with its own.
-    live: tuple[tuple[str, str], ...] = ()
+    # Float attributes that the generated forward reads in each call, with their values as planned; True for those on
+    # which it has a guard. A live module is compared with these values, and once more with its own of the others.
+    live: tuple[tuple[str, str, bool], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ def fingerprint(
     inlined: Collection[str],
     calls: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]],
     others: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]],
-    live: Collection[str] = (),
+    live: Mapping[str, bool] | None = None,
 ) -> Fingerprint:
     """The fingerprint of a module.
 
@@ -74,19 +76,27 @@ def fingerprint(
         inlined: Children whose forwards are part of the generated one, relative to the module.
         calls: The arguments of its calls at one batch size.
         others: The same at another batch size; sizes that differ are symbols.
-        live: Paths of float attributes that the generated forward reads in each call.
+        live: Float attributes that the generated forward reads in each call, by path; True for those in its guards.
 
     Raises:
         CannotCaptureError: torch cannot read the forward, or an argument cannot be described.
     """
     dtype = floating_dtype(module)
-    values = tuple((path, repr(_attribute(module, path))) for path in sorted(live))
-    inputs = dict.fromkeys(described(one, other) for one, other in zip(calls, others, strict=False))
-    made = []
-    for text in inputs:
-        training, evaluation = (tuple(map(str, lines)) for lines in _both_modes(module, inlined, text, dtype))
-        made.append(PlannedCall(text, training, evaluation if evaluation != training else ()))
-    return Fingerprint(tuple(made), str(dtype).removeprefix("torch.") if dtype else "", values)
+    values = tuple((path, repr(_attribute(module, path)), guarded) for path, guarded in sorted((live or {}).items()))
+    made: dict[str, PlannedCall] = {}
+    for one, other in zip(calls, others, strict=False):
+        text = described(one, other)
+        if text in made:
+            continue
+        results: tuple[tuple[str, str], ...] = ()
+        try:
+            modes = _both_modes(module, inlined, PlannedCall(text, ()), dtype)
+        except CannotCaptureError:  # of a called child, perhaps, which may do anything
+            results = described_results(module, list(_leaves(module, inlined)), one, other)
+            modes = _both_modes(module, inlined, PlannedCall(text, (), results=results), dtype)
+        training, evaluation = (tuple(map(str, lines)) for lines in modes)
+        made[text] = PlannedCall(text, training, evaluation if evaluation != training else (), results)
+    return Fingerprint(tuple(made.values()), str(dtype).removeprefix("torch.") if dtype else "", values)
 
 
 def changed_forward(
@@ -103,17 +113,19 @@ def changed_forward(
     Raises:
         CannotCaptureError: torch cannot read its forward, or not here.
     """
-    given = {path: float(value) for path, value in planned.live}
-    for path in given:
-        if type(found := _attribute(module, path)) not in (float, int):
-            return f"{path} is {found!r}, planned was a float, which is read in each call"
-    own = {path: float(_attribute(module, path)) for path in given}
+    given = {path: float(value) for path, value, _ in planned.live}
+    own = dict(given)
+    for path, _, guarded in planned.live:
+        value = _attribute(module, path)
+        if type(value) not in (float, int):
+            return f"{path} is {value!r}, planned was a float, which is read in each call"
+        own[path] = given[path] if guarded else float(value)
     dtype = getattr(torch, planned.dtype) if planned.dtype else None
     for call in planned.calls:
         texts = (call.training, call.evaluation or call.training)
-        found = _difference(_both_modes(module, inlined, call.inputs, dtype, given, shapes), texts)
+        found = _difference(_both_modes(module, inlined, call, dtype, given, shapes), texts)
         if found is None and own != given:
-            lines = _both_modes(module, inlined, call.inputs, dtype, own, shapes)
+            lines = _both_modes(module, inlined, call, dtype, own, shapes)
             found = _difference(lines, texts, without_numbers=True)
         if found is not None:
             return found
@@ -148,7 +160,7 @@ def _attribute(module: nn.Module, path: str) -> Any:
 def _both_modes(
     module: nn.Module,
     inlined: Collection[str],
-    inputs: str,
+    call: PlannedCall,
     dtype: torch.dtype | None,
     floats: Mapping[str, float] | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
@@ -159,13 +171,16 @@ def _both_modes(
     def lines(training: bool) -> tuple[list[_Line], bool]:
         fakes = FakeModules(device, dtype, shapes)
         fake = fakes.module(module)
+        leaves = list(_leaves(fake, inlined))
         for child in fake.modules():
             child.training = training
         for path, value in (floats or {}).items():
             owner, _, name = path.rpartition(".")
             vars(fake.get_submodule(owner))[name] = value
-        args, kwargs = inputs_of(inputs, fakes)
-        leaves = list(_leaves(fake, inlined))
+        args, kwargs = inputs_of(call.inputs, fakes)
+        for path, text in call.results:
+            if path in leaves:
+                vars(fake.get_submodule(path))["forward"] = functools.partial(result_like, text)
         found = capture(fake, args, kwargs, leaves=leaves, symbolic=False, result=True)
         known = {name for name, _ in fake.named_parameters(remove_duplicate=False)}
         own = {name for name in known if name.rpartition(".")[0] in ("", *inlined)}

@@ -68,7 +68,7 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
 
 def taken(module: nn.Module, *inlined: str, size: tuple[int, ...] = (4,), live: tuple[str, ...] = ()) -> Fingerprint:
     calls = [[((torch.randn(rows, *size),), dict[str, Any]())] for rows in (5, 8)]
-    return fingerprint(module, inlined, *calls, live)
+    return fingerprint(module, inlined, *calls, dict.fromkeys(live, False))
 
 
 def difference(module: nn.Module, planned: Fingerprint, *inlined: str) -> str | None:
@@ -222,3 +222,32 @@ class Branches(nn.Module):
 def test_a_condition_on_sizes_is_part_of_it() -> None:
     planned = taken(Branches())
     assert planned.calls[0].training == ("return x", "if x.shape[0] <= 6")
+
+
+class Around(nn.Module):
+    """Calls a child that branches on data, which no fake tensor has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.branch = nn.Linear(4, 4), Signed()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.branch(self.linear(x)) + 1
+
+
+class Signed(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.sum() > 0 else -x
+
+
+def test_a_called_child_may_do_what_torch_cannot_read() -> None:
+    module = Around()
+    planned = taken(module, "linear")
+    (call,) = planned.calls
+    assert call.results == (("branch", "('tensor', 'float32', ((5, 8), 4))"),)
+    assert "v1 = self.branch(v0) -> [?, 4]" in call.training
+    assert difference(module, planned, "linear") is None
+    module.branch = nn.Tanh()
+    assert difference(module, planned, "linear") is None
+    module.linear.bias = None
+    assert "v0 = linear(x, self.linear.weight, None), planned was" in str(difference(module, planned, "linear"))

@@ -40,7 +40,9 @@ def _fingerprint_text(planned: Fingerprint) -> str:
     calls = []
     for each in planned.calls:
         texts = [literal(each.inputs), literal(each.training)]
-        calls.append(call("dispatch.PlannedCall", texts + ([literal(each.evaluation)] if each.evaluation else [])))
+        texts += [literal(each.evaluation)] if each.evaluation else []
+        texts += [f"results={literal(each.results)}"] if each.results else []
+        calls.append(call("dispatch.PlannedCall", texts))
     items = [tuple_of(calls), literal(planned.dtype)]
     return call("dispatch.Fingerprint", items + ([literal(planned.live)] if planned.live else []))
 

@@ -108,9 +108,11 @@ def _with_fingerprint(module: nn.Module, forward: ForwardIR, examples: Examples)
     first = examples.calls[0].batch
     calls = [(each.args, each.kwargs) for each in examples.calls if each.batch == first]
     others = [(each.args, each.kwargs) for each in examples.calls if each.batch != first]
-    text = source(forward)
-    floats = _live_floats(module, forward.inlined)
-    live = [path for path, shown in floats.items() if re.search(rf"{re.escape(shown)}(?![\w.\[(])", text)]
+    live = {}
+    for path, shown in _live_floats(module, forward.inlined).items():
+        read = re.compile(rf"{re.escape(shown)}(?![\w.\[(])")
+        if read.search(source(forward)):
+            live[path] = any(map(read.search, forward.guards))
     try:
         return replace(forward, fingerprint=fingerprint(module, forward.inlined, calls, others, live))
     except CannotCaptureError as error:

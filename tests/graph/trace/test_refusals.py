@@ -275,7 +275,7 @@ def test_the_eps_of_a_norm_alone_is_built_in() -> None:
     assert not any("self.norm._eps" in text for text in texts)
     module.norm.steps, module.epsilon = 1.5, 0.1
     assert answer.fingerprint is not None
-    assert answer.fingerprint.live == (("epsilon", "0.5"), ("norm.steps", "2.5"))
+    assert answer.fingerprint.live == (("epsilon", "0.5", False), ("norm.steps", "2.5", False))
     assert changed_forward(module, ("norm",), answer.fingerprint, {}) is None
     module.norm._eps = 2.0
     assert changed_forward(module, ("norm",), answer.fingerprint, {}) is not None
