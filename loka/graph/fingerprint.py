@@ -12,6 +12,7 @@ import contextlib
 import functools
 import hashlib
 import re
+from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,12 @@ _NUMBER = re.compile(r"-?\b\d+(\.\d+)?(e[-+]?\d+)?\b|-?\binf\b|\bnan\b")
 _FOREIGN = (str(torch.__file__).rpartition("__init__")[0], capture.__code__.co_filename, "<")
 _SAME_NAMES = {"truediv": "div", "imul": "mul_", "iadd": "add_", "isub": "sub_", "itruediv": "div_"}
 _NO_WRITES = frozenset({"and_", "or_", "not_", "is_", "requires_grad_"})
+_GLOBAL_HOOKS = (
+    "_global_forward_hooks",
+    "_global_forward_pre_hooks",
+    "_global_backward_hooks",
+    "_global_backward_pre_hooks",
+)
 _LONGEST = 160  # characters of a line in a message
 
 
@@ -194,8 +201,14 @@ def _both_modes(
 
 @contextlib.contextmanager
 def _plain_state(device: torch.device) -> Iterator[None]:
-    """With gradients and without autocast, whatever the caller has."""
+    """With gradients, and without autocast, modes that watch operations and hooks of all modules."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_disable_current_modes())
+        for name in _GLOBAL_HOOKS:
+            stack.callback(setattr, nn.modules.module, name, getattr(nn.modules.module, name))
+            setattr(nn.modules.module, name, OrderedDict())
         for kind in {"cpu", device.type}:
             stack.enter_context(torch.autocast(kind, enabled=False))
         stack.enter_context(torch.inference_mode(False))

@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from generated import ranker as package
 from loka import dispatch
@@ -212,6 +214,13 @@ def test_a_bound_model_is_not_compiled_again_for_verify() -> None:
     assert backend.count == count
 
 
+class Passing(TorchDispatchMode):
+    """Watches operations."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
 def state() -> list[object]:
     config = torch._dynamo.config.get_config_copy()
     counters = {name: dict(counter) for name, counter in torch._dynamo.utils.counters.items()}
@@ -221,8 +230,12 @@ def state() -> list[object]:
 
 
 @pytest.mark.parametrize(
-    "within", [contextlib.nullcontext, torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu")]
-)
+    "within",
+    [
+        contextlib.nullcontext, torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu"), Passing,
+        lambda: FlopCounterMode(display=False), lambda: torch.device("meta"),
+    ],
+)  # fmt: skip
 def test_nothing_is_left_behind(within: Callable[[], Any]) -> None:
     model = ranker().eval()
     model.head.train()
