@@ -250,6 +250,17 @@ def test_nothing_is_left_behind(within: Callable[[], Any]) -> None:
     assert {name: {k: id(v) for k, v in vars(child).items()} for name, child in model.named_modules()} == held
 
 
+def test_hooks_that_look_are_no_difference() -> None:
+    model, seen = Asking(lambda: False), []
+    apply = bind(model)
+    model.register_forward_hook(lambda *_: seen.append("after"))
+    model.register_forward_pre_hook(lambda *_: seen.append("before"))
+    patch = apply(model)
+    model(torch.randn(3, 4))
+    patch.verify()
+    assert seen == ["before", "after"]
+
+
 def test_where_dynamo_is_off_apply_says_so_and_binds_nothing() -> None:
     model = ranker()
     with (
