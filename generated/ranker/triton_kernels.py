@@ -15,7 +15,7 @@ import triton.language as tl
 from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import fm_reference
 
-STAMP = "09a6edbc41d8a4a3fd15c962af5063905930aff9f7128675c44327ddde3026ca"
+STAMP = "c0743913b10dfb6097e1548094eddbf907b673af830ba109764fb9d0656e59c1"
 
 
 @triton.jit

@@ -40,7 +40,7 @@ from loka.errors import LokaError
 _STEP = re.compile(r"""\.(\w+)(\(\))?|\[('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|-?\d+)\]""")
 _TABLES = frozenset({"_modules", "_parameters", "_buffers", "__dict__"})
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_LOGS = ("torch._dynamo", "torch.__trace", "torch.fx.experimental.symbolic_shapes")
+_LOGS = ("torch._dynamo", "torch._subclasses.fake_tensor", "torch.__trace", "torch.fx.experimental.symbolic_shapes")
 _LONGEST = 300  # characters quoted of an explanation of torch's
 _SYMBOL = re.compile(r"\b[suz]f?\d+\b")
 _NUMBER_FIRST = re.compile(r"(-?\d+) == (.+)")  # as sympy prints an equation
@@ -302,6 +302,8 @@ def _compile(module: nn.Module, bound: _Bound, kept: _Kept, symbolic: bool, hook
         values = tuple(each.meta["example_value"] if isinstance(each, fx.Node) else each for each in outputs)
         return lambda *_: values
 
+    if torch._dynamo.config.disable:
+        raise CannotCaptureError("torch's Dynamo is off (TORCHDYNAMO_DISABLE, or torch._dynamo.config.disable)")
     entry = _whole if hooks else _forward
     # A copy of the code, so that one capture knows nothing of another.
     own = FunctionType(entry.__code__.replace(), globals(), entry.__name__)
@@ -315,8 +317,6 @@ def _compile(module: nn.Module, bound: _Bound, kept: _Kept, symbolic: bool, hook
         if _cause(error, _Read) is not None:
             return _NOTHING
         raise CannotCaptureError(_explanation(error)) from error
-    if kept.module is None and torch._dynamo.config.disable:
-        raise CannotCaptureError("torch's Dynamo is off (TORCHDYNAMO_DISABLE, or torch._dynamo.config.disable)")
     return made
 
 
@@ -576,6 +576,8 @@ def _left_as_it_was(module: nn.Module) -> Iterator[None]:
     state, python = torch.get_rng_state(), random.getstate()
     numpy = sys.modules.get("numpy")
     drawn = numpy.random.get_state() if numpy is not None else None
+    counters = torch._dynamo.utils.counters
+    counted = {name: counter.copy() for name, counter in counters.items()}
     logs = {log: log.disabled for log in map(logging.getLogger, _LOGS)}
     try:
         with warnings.catch_warnings(), torch.compiler.set_stance("default"), _settings():
@@ -586,6 +588,8 @@ def _left_as_it_was(module: nn.Module) -> Iterator[None]:
     finally:
         for log, disabled in logs.items():
             log.disabled = disabled
+        counters.clear()
+        counters.update(counted)
         for child, attributes in held:
             vars(child).clear()
             vars(child).update(attributes)

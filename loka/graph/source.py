@@ -1,6 +1,6 @@
-"""The Python source of a module's forward: the functions it calls, and a hash that detects changes.
+"""What the code of a module's forward looks like: the functions it may call, and the names in them.
 
-Imports only torch and the standard library, so that a training machine can compute the same hash.
+Imports only torch and the standard library.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import ast
 import copy
 import dis
 import functools
-import hashlib
 import inspect
 import os
 import re
@@ -21,7 +20,6 @@ from types import CodeType, FunctionType, ModuleType
 import torch
 from torch import nn
 
-_INTERNAL = frozenset(vars(nn.Module()))  # attributes of every module
 _EPS = re.compile(r"(\w*_)?eps(ilon)?\d*")  # names: "eps", "_eps", "variance_epsilon"
 _MEANS = frozenset({"mean", "var", "var_mean", "std", "layer_norm", "rms_norm"})
 _STATISTICS = _MEANS | {"sum", "std_mean", "vector_norm", "rsqrt"}  # of which a norm may be made
@@ -53,16 +51,6 @@ def definition(function: FunctionType) -> ast.FunctionDef | ast.Lambda | None:
         return None
     ast.increment_lineno(tree, function.__code__.co_firstlineno - (2 if inside else 1))
     return next((node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)), None)
-
-
-def source_text(function: FunctionType) -> str:
-    """The source of a function; of a lambda, which may be a part of a line, of it alone. Raises OSError."""
-    if function.__code__.co_name != _LAMBDA:
-        return inspect.getsource(function)
-    found = _lambda_in_file(function.__code__)
-    if found is None:
-        raise OSError("could not get source code")
-    return found[1]
 
 
 @functools.lru_cache(maxsize=256)
@@ -107,20 +95,6 @@ def functions_of(module: nn.Module) -> tuple[FunctionType, ...]:
     return tuple(found)
 
 
-def functions_named(module: nn.Module, name: str) -> tuple[FunctionType, ...]:
-    """The same for one method or property of the module; () where it has none of that name, or torch's own."""
-    found: dict[FunctionType, None] = {}
-    for function in _named(module, name, everywhere=False):
-        _follow(function, module, found)
-    return tuple(found)
-
-
-def operators_of(module: nn.Module) -> tuple[str, ...]:
-    """Names of the class's special methods, such as __getitem__, except __init__ and __repr__."""
-    names = dict.fromkeys(name for base in type(module).__mro__ for name in vars(base) if name.startswith("__"))
-    return tuple(name for name in names if name not in ("__init__", "__repr__") and functions_named(module, name))
-
-
 def names_in(function: FunctionType) -> frozenset[str]:
     """All global and attribute names in a function's code, including inner functions."""
     return frozenset(_code_names(function.__code__))
@@ -134,7 +108,7 @@ def live_floats(module: nn.Module, functions: Iterable[FunctionType]) -> tuple[s
 
 
 def built_in_floats(module: nn.Module) -> frozenset[str]:
-    """Names of float attributes that are built into the text of a norm, and part of its hash, as with torch's own."""
+    """Names of float attributes that are built into the text of a norm, as with torch's own."""
     names = frozenset[str]().union(*map(names_in, functions_of(module)))
     if not ((_has_vectors(module) and _STATISTICS & names) or is_block_norm(module)):
         return frozenset()
@@ -177,7 +151,7 @@ def is_block_norm(module: nn.Module) -> bool:
     """True if a module looks like a hand-written RMSNorm over blocks.
 
     It has no Parameters or buffers, and its forward calls `rms_norm`, or its only child is an nn.RMSNorm. As in torch's
-    own norms, its `eps` is built into the traced text and part of the hash.
+    own norms, its `eps` is built into the traced text.
     """
     if any(True for _ in module.parameters()) or any(True for _ in module.buffers()):
         return False
@@ -210,48 +184,6 @@ def _leaves(module: nn.Module) -> Iterator[nn.Module]:
             yield child
 
 
-def forward_source_hash(module: nn.Module, inlined: tuple[str, ...] = (), script: str = "") -> str:
-    """sha256 of the sources of a straight-line forward.
-
-    Covers the source of the module's forward and of the functions it calls, the same for every inlined child
-    (`inlined`: names relative to the module), and the plain attributes (int, bool, str, tuples of them) that were built
-    into the text. A torch.nn child counts as its qualified type and its plain attributes. Floats of other modules are
-    read live and excluded. `script` is the name of the script that runs, if the hash should be that of its module
-    imported. Raises OSError where a source cannot be read, AttributeError where a child is missing.
-    """
-    digest = hashlib.sha256()
-    for name in ("", *inlined):
-        child = module.get_submodule(name)
-        digest.update("\n".join([name, *_parts(child, script)]).encode())
-        digest.update(b"\0")
-    return digest.hexdigest()
-
-
-def _parts(module: nn.Module, script: str) -> Iterator[str]:
-    yield qualified(type(module), script)
-    functions = functions_of(module)
-    if not functions:  # torch's own forward
-        for name in sorted(vars(module).keys() - _INTERNAL):
-            yield from _constant(name, vars(module)[name], script)
-        return
-    names = sorted({name for function in functions for name in names_in(function)})
-    for function in functions:
-        yield f"{qualified(function, script)}\n{source_text(function)}"
-        for name in sorted(names_in(function) & function.__globals__.keys()):
-            yield from _constant(f"global {name}", function.__globals__[name], script)
-    live = live_floats(module, functions)
-    for name in names:
-        if name not in live and name != "training":
-            yield from _constant(name, inspect.getattr_static(module, name, inspect.Parameter.empty), script)
-
-
-def _constant(name: str, value: object, script: str) -> Iterator[str]:
-    if is_simple(value):
-        yield f"{name} = {value!r}"
-    elif callable(value) and not isinstance(value, nn.Module | type) and hasattr(value, "__name__"):
-        yield f"{name} = {qualified(value, script)}"
-
-
 def same_type(cls: type, planned: str) -> bool:
     """True if a class is the one of a plan's qualified name, which knows a class of `__main__` by its file's name."""
     return qualified(cls) == planned or (in_script(cls.__module__) and qualified(cls, script_in((planned,))) == planned)
@@ -273,6 +205,18 @@ def qualified(thing: object, script: str = "") -> str:
 def module_name(name: str | None, script: str) -> str | None:
     """A module's name; `script`, unless it is "", for the script that runs."""
     return script if script and in_script(name) else name
+
+
+def closure_of(function: FunctionType) -> dict[str, object]:
+    """Values of a function's closure variables, by name."""
+    found = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        if name != "__class__":
+            try:
+                found[name] = cell.cell_contents
+            except ValueError:  # the cell is still empty
+                continue
+    return found
 
 
 def _follow(function: FunctionType, module: nn.Module, found: dict[FunctionType, None]) -> None:

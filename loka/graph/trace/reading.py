@@ -70,7 +70,7 @@ class Reading:
 
     ops: tuple[Op, ...]
     called: tuple[str, ...]
-    reads: Mapping[str, Collection[str]]  # attributes read from each module, by its path
+    floats: Mapping[str, bool]  # float attributes that it reads, by path; True for those that are in conditions
     conditions: tuple[str, ...]  # on the arguments and attributes, as Python, under which these are the operations
 
 
@@ -171,7 +171,7 @@ class _Reader:
         first = seen.captured
         conditions = self._conditions(first, merged.live)
         self._check_calls(conditions)
-        return Reading(tuple(merged.ops), self._called(first), self._reads(first), conditions)
+        return Reading(tuple(merged.ops), self._called(first), self._float_paths(first, merged.live), conditions)
 
     def _merged(self, first: _Seen, floats: Sequence[_Float]) -> _Merged | None:
         """The operations in all situations; None where they are not the same ones, but for casts that do nothing."""
@@ -317,20 +317,11 @@ class _Reader:
         except AttributeError:
             return path
 
-    def _reads(self, captured: Captured) -> dict[str, set[str]]:
-        """The attributes read from each module."""
-        found: dict[str, set[str]] = {}
-        for read in captured.reads:
-            path, here = "", self.module
-            for kind, key in read.source.steps if read.source.is_of_module else ():
-                if kind != "." or _is_hidden((kind, key)):
-                    break
-                found.setdefault(path, set()).add(str(key))
-                value = getattr(here, str(key), None)
-                if not isinstance(value, nn.Module):
-                    break
-                path, here = self.path_of(f"{path}.{key}".lstrip(".")), value
-        return found
+    def _float_paths(self, captured: Captured, live: Collection[Source]) -> dict[str, bool]:
+        """The float attributes that are read, by path, and whether they are conditions instead of read in each call."""
+        read = {each.expression for each in live}
+        floats = (source for source, value in self._decided(captured) if type(value) is float)
+        return {source.path: source.expression not in read for source in floats if source.path is not None}
 
     def _conditions(self, captured: Captured, live: Collection[Source]) -> tuple[str, ...]:
         """What has to hold in a call, as Python: sizes and plain arguments, and attributes that are not read live."""
