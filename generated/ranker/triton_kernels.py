@@ -15,7 +15,7 @@ import triton.language as tl
 from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import fm_reference
 
-STAMP = "c0743913b10dfb6097e1548094eddbf907b673af830ba109764fb9d0656e59c1"
+STAMP = "f7e8493a61f7c80106f954831a4d67fc0eed0dbe926e41b0fb954513c1c30a62"
 
 
 @triton.jit

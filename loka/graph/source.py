@@ -5,13 +5,10 @@ Imports only torch and the standard library.
 
 from __future__ import annotations
 
-import ast
-import copy
 import dis
 import functools
 import inspect
 import os
-import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -20,9 +17,7 @@ from types import CodeType, FunctionType, ModuleType
 import torch
 from torch import nn
 
-_EPS = re.compile(r"(\w*_)?eps(ilon)?\d*")  # names: "eps", "_eps", "variance_epsilon"
 _MEANS = frozenset({"mean", "var", "var_mean", "std", "layer_norm", "rms_norm"})
-_STATISTICS = _MEANS | {"sum", "std_mean", "vector_norm", "rsqrt"}  # of which a norm may be made
 _PARTS = _MEANS | {
     "relu", "silu", "gelu", "sigmoid", "tanh", "hardswish", "threshold", "exp", "erf", "softplus", "leaky_relu",
     "where", "maximum", "max", "clamp", "clamp_min", "clip",
@@ -34,49 +29,7 @@ _ARITHMETIC = frozenset(
 _SIMPLE = (int, str, bool, float, complex, type(None), torch.dtype, torch.device)
 
 
-def definition(function: FunctionType) -> ast.FunctionDef | ast.Lambda | None:
-    """The definition of a function, with the line numbers of its file; None where the source cannot be read.
-
-    A new tree each time: it may be changed.
-    """
-    if function.__code__.co_name == _LAMBDA:
-        found = _lambda_in_file(function.__code__)
-        return None if found is None else copy.deepcopy(found[0])
-    try:
-        source = inspect.getsource(function)
-        # A method is parsed as it is indented: a comment at the left margin would defeat `textwrap.dedent`.
-        inside = source[:1].isspace()
-        tree = ast.parse(f"if True:\n{source}" if inside else source)
-    except (OSError, SyntaxError, TypeError):
-        return None
-    ast.increment_lineno(tree, function.__code__.co_firstlineno - (2 if inside else 1))
-    return next((node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)), None)
-
-
 @functools.lru_cache(maxsize=256)
-def _lambda_in_file(code: CodeType) -> tuple[ast.Lambda, str] | None:
-    """A lambda and its text: the innermost in its file around all of its instructions."""
-    try:
-        text = "".join(inspect.findsource(code)[0])
-        tree = ast.parse(text)
-    except (OSError, SyntaxError, TypeError):
-        return None
-    places = [(a, b, c, d) for a, c, b, d in code.co_positions() if None not in (a, b, c, d)]
-    spans = [((a, b), (c, d)) for a, b, c, d in places if (a, b) < (c, d)]  # empty: of the call, not of the body
-    if not spans:
-        return None
-    first, last = min(start for start, _ in spans), max(end for _, end in spans)
-    around = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Lambda)
-        and (node.body.lineno, node.body.col_offset) <= first
-        and last <= (node.body.end_lineno or 0, node.body.end_col_offset or 0)
-    ]
-    made = max(around, key=lambda node: (node.lineno, node.col_offset), default=None)
-    return None if made is None else (made, ast.get_source_segment(text, made) or "")
-
-
 def has_hooks(module: nn.Module) -> bool:
     """True if calling the module runs hooks besides its forward."""
     kinds = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
@@ -98,21 +51,6 @@ def functions_of(module: nn.Module) -> tuple[FunctionType, ...]:
 def names_in(function: FunctionType) -> frozenset[str]:
     """All global and attribute names in a function's code, including inner functions."""
     return frozenset(_code_names(function.__code__))
-
-
-def live_floats(module: nn.Module, functions: Iterable[FunctionType]) -> tuple[str, ...]:
-    """Float attributes of the module that the functions name: read in each forward, never built into the text."""
-    names = {name for function in functions for name in names_in(function)}
-    names -= built_in_floats(module)
-    return tuple(name for name in sorted(names) if isinstance(inspect.getattr_static(module, name, None), float))
-
-
-def built_in_floats(module: nn.Module) -> frozenset[str]:
-    """Names of float attributes that are built into the text of a norm, as with torch's own."""
-    names = frozenset[str]().union(*map(names_in, functions_of(module)))
-    if not ((_has_vectors(module) and _STATISTICS & names) or is_block_norm(module)):
-        return frozenset()
-    return frozenset(name for name in names if _EPS.fullmatch(name))
 
 
 def is_own_function(module: nn.Module) -> bool:
@@ -205,18 +143,6 @@ def qualified(thing: object, script: str = "") -> str:
 def module_name(name: str | None, script: str) -> str | None:
     """A module's name; `script`, unless it is "", for the script that runs."""
     return script if script and in_script(name) else name
-
-
-def closure_of(function: FunctionType) -> dict[str, object]:
-    """Values of a function's closure variables, by name."""
-    found = {}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        if name != "__class__":
-            try:
-                found[name] = cell.cell_contents
-            except ValueError:  # the cell is still empty
-                continue
-    return found
 
 
 def _follow(function: FunctionType, module: nn.Module, found: dict[FunctionType, None]) -> None:
