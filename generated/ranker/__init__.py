@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "f7e8493a61f7c80106f954831a4d67fc0eed0dbe926e41b0fb954513c1c30a62"
+STAMP = "f8725b087458686ab833a8d8feb7ae4f30b5763aa3ff472bcc633874919e59f7"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing
@@ -49,7 +49,7 @@ BINDINGS = (
         train=modules.Layers,
         infer=modules.LayersFrozen,
         replaces="loka.zoo.wukong.WukongLayer",
-        inlined=("fmb_norm", "fmb", "fmb.0", "fmb.1", "fmb.3", "fmb.4", "fmb.6", "norm", "fmb.2", "fmb.5"),
+        inlined=("fmb_norm", "fmb", "fmb.0", "fmb.1", "fmb.2", "fmb.3", "fmb.4", "fmb.5", "fmb.6", "norm"),
         modules=("layers.0", "layers.1", "layers.2"),
         sites=(
             ("layers.0.rank", "layers.0.fmb.0", "layers.0.fmb.3", "layers.0.fmb.6", "layers.0.compress"),
@@ -108,7 +108,7 @@ BINDINGS = (
         train=modules.Head,
         infer=modules.HeadFrozen,
         replaces="torch.nn.modules.container.Sequential",
-        inlined=("mlp", "mlp.0", "mlp.1", "mlp.3", "mlp.4", "mlp.6", "norm", "mlp.2", "mlp.5", "silu"),
+        inlined=("mlp", "mlp.0", "mlp.1", "mlp.2", "mlp.3", "mlp.4", "mlp.5", "mlp.6", "norm", "silu"),
         modules=("head",),
         sites=(("head.mlp.0", "head.mlp.3", "head.mlp.6"),),
         gemms=(("fprop", "dgrad", "wgrad"), ("fprop", "dgrad", "wgrad"), ("fprop", "dgrad", "wgrad")),

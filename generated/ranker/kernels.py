@@ -27,7 +27,7 @@ from loka.dispatch import Quantized
 
 from . import fused
 
-STAMP = "f7e8493a61f7c80106f954831a4d67fc0eed0dbe926e41b0fb954513c1c30a62"
+STAMP = "f8725b087458686ab833a8d8feb7ae4f30b5763aa3ff472bcc633874919e59f7"
 
 # Scalings of both operands of a GEMM.
 ROWWISE = ("rowwise", "rowwise")

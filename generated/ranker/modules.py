@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "f7e8493a61f7c80106f954831a4d67fc0eed0dbe926e41b0fb954513c1c30a62"
+STAMP = "f8725b087458686ab833a8d8feb7ae4f30b5763aa3ff472bcc633874919e59f7"
 
 
 class EmbedDense(dispatch.Bound):
@@ -54,7 +54,7 @@ class EmbedDenseFrozen(dispatch.Bound):
 class Layers(dispatch.Bound):
     """layers.0, layers.1, layers.2: loka.zoo.wukong.WukongLayer.
 
-    With the forward of fmb_norm, fmb, fmb.0, fmb.1, fmb.3, fmb.4, fmb.6, norm, ... (10 in all).
+    With the forward of fmb_norm, fmb, fmb.0, fmb.1, fmb.2, fmb.3, fmb.4, fmb.5, ... (10 in all).
 
     layers.0.rank: M = 131072 (32B), K = 16, N = 8; fprop, dgrad, wgrad in the model's dtype.
     layers.0.fmb.0: M = 4096 (B), K = 128, N = 256; fprop in e4m3 rowwise with power-of-two scales; dgrad in e4m3
@@ -67,7 +67,7 @@ class Layers(dispatch.Bound):
     """
 
     def forward(self, x: Tensor) -> Any:
-        # Other arguments than planned: the module's own forward.
+        # Not as planned: the module's own forward.
         if self.made != 8 or self.dim != 32:
             return super().forward(x)
         matmul_1, matmul_2, x_passed = kernels.layers_fm_interaction(x, self.rank, self.compress)
@@ -99,7 +99,7 @@ class Layers(dispatch.Bound):
 class LayersFrozen(dispatch.Bound):
     """layers.0, layers.1, layers.2: loka.zoo.wukong.WukongLayer, its weights frozen.
 
-    With the forward of fmb_norm, fmb, fmb.0, fmb.1, fmb.3, fmb.4, fmb.6, norm, ... (10 in all).
+    With the forward of fmb_norm, fmb, fmb.0, fmb.1, fmb.2, fmb.3, fmb.4, fmb.5, ... (10 in all).
 
     layers.0.rank: M = 131072 (32B), K = 16, N = 8; fprop in the model's dtype.
     layers.0.fmb.0: M = 4096 (B), K = 128, N = 256; fprop in e4m3 rowwise with power-of-two scales.
@@ -119,7 +119,7 @@ class LayersFrozen(dispatch.Bound):
         )
 
     def forward(self, x: Tensor) -> Any:
-        # Other arguments than planned: the module's own forward.
+        # Not as planned: the module's own forward.
         if self.made != 8 or self.dim != 32:
             return super().forward(x)
         matmul_1, matmul_2, x_passed = kernels.layers_fm_interaction(x, self.rank, self.compress)
@@ -154,7 +154,7 @@ class LayersFrozen(dispatch.Bound):
 class Head(dispatch.Bound):
     """head: torch.nn.modules.container.Sequential.
 
-    With the forward of mlp, mlp.0, mlp.1, mlp.3, mlp.4, mlp.6, norm, mlp.2, ... (10 in all).
+    With the forward of mlp, mlp.0, mlp.1, mlp.2, mlp.3, mlp.4, mlp.5, mlp.6, ... (10 in all).
 
     head.mlp.0: M = 4096 (B), K = 512, N = 256; fprop in e4m3 rowwise with power-of-two scales; dgrad in e4m3 rowwise
         with power-of-two scales by a transposed copy; wgrad in transposed copies, tensorwise.
@@ -190,7 +190,7 @@ class Head(dispatch.Bound):
 class HeadFrozen(dispatch.Bound):
     """head: torch.nn.modules.container.Sequential, its weights frozen.
 
-    With the forward of mlp, mlp.0, mlp.1, mlp.3, mlp.4, mlp.6, norm, mlp.2, ... (10 in all).
+    With the forward of mlp, mlp.0, mlp.1, mlp.2, mlp.3, mlp.4, mlp.5, mlp.6, ... (10 in all).
 
     head.mlp.0: M = 4096 (B), K = 512, N = 256; fprop in e4m3 rowwise with power-of-two scales.
     head.mlp.3: M = 4096 (B), K = 256, N = 256; fprop in e4m3 rowwise with power-of-two scales.

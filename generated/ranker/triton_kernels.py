@@ -15,7 +15,7 @@ import triton.language as tl
 from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import fm_reference
 
-STAMP = "f7e8493a61f7c80106f954831a4d67fc0eed0dbe926e41b0fb954513c1c30a62"
+STAMP = "f8725b087458686ab833a8d8feb7ae4f30b5763aa3ff472bcc633874919e59f7"
 
 
 @triton.jit

@@ -66,7 +66,7 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The operations of a whole forward. `called` are the inlined children, in the order of their first calls."""
+    """The operations of a whole forward. `called` are the inlined children."""
 
     ops: tuple[Op, ...]
     called: tuple[str, ...]
@@ -306,9 +306,9 @@ class _Reader:
         return list(dict.fromkeys(self.path_of(path.rpartition(".")[0]) for path in paths))
 
     def _called(self, captured: Captured) -> tuple[str, ...]:
-        """The inlined children in the order of their first calls."""
-        found = (self.path_of(path) for node in captured.graph.nodes for path in modules_around(node))
-        return tuple(dict.fromkeys(path for path in found if path and path in self.inside))
+        """The inlined children that the forward calls, in the order of the modules."""
+        found = {self.path_of(path) for node in captured.graph.nodes for path in modules_around(node)}
+        return tuple(path for path in self.names.values() if path and path in found and path in self.inside)
 
     def path_of(self, path: str) -> str:
         """The first name of the module of a path."""
