@@ -9,43 +9,46 @@ import torch
 
 from loka import dispatch
 
-STAMP = "09a6edbc41d8a4a3fd15c962af5063905930aff9f7128675c44327ddde3026ca"
+STAMP = "f8725b087458686ab833a8d8feb7ae4f30b5763aa3ff472bcc633874919e59f7"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing
 
 dispatch.check_stamps(__name__, STAMP, fused.STAMP, kernels.STAMP, modules.STAMP)
 
-# The modules of each class. `sites` are names for reports; `gemms` are the FP8 GEMMs of each site. `shapes`, `reads`
-# and `constants` are built into the forward: `apply` and `verify` compare them with the model.
+# The modules of each class. `sites` are names for reports; `gemms` are the FP8 GEMMs of each site. `shapes` and
+# `fingerprint`, the operations of the modules' own forward as planned, are compared with the model by `apply` and
+# `verify`.
 BINDINGS = (
     dispatch.Binding(
         train=modules.EmbedDense,
         infer=modules.EmbedDenseFrozen,
         replaces="torch.nn.modules.container.Sequential",
-        source_hash="ec3ef193e570810b683b08e6649a6e45d359284f36aeeb8f41dc427ca8b285f4",
         inlined=("0", "1", "2"),
         modules=("embed.dense",),
         sites=(("embed.dense.0",),),
         gemms=((),),
         shapes=(("0.weight", (64, 13)), ("0.bias", (64,)), ("1.weight", (64,)), ("1.bias", (64,))),
-        reads=(
-            dispatch.Reads(("",), "torch.nn.modules.container.Sequential", holds=4),
-            dispatch.Reads(("0",), "torch.nn.modules.linear.Linear"),
-            dispatch.Reads(
-                ("1",),
-                "torch.nn.modules.normalization.LayerNorm",
-                values=(("eps", "1e-05"), ("normalized_shape", "(64,)")),
+        fingerprint=dispatch.Fingerprint(
+            (
+                dispatch.PlannedCall(
+                    "(('tuple', (('tensor', 'float32', ((5, 8), 13)),)), ('dict', ()))",
+                    (
+                        "v0 = linear(input, self.0.weight, self.0.bias)",
+                        "v1 = layer_norm(v0, [64], self.1.weight, self.1.bias, 1e-05)",
+                        "v2 = silu(v1, inplace=False)",
+                        "v3 = self.3(v2) -> [?, 32]",
+                        "return v3",
+                    ),
+                ),
             ),
-            dispatch.Reads(("2",), "torch.nn.modules.activation.SiLU", values=(("inplace", "False"),)),
+            "float32",
         ),
-        called=("3",),
     ),
     dispatch.Binding(
         train=modules.Layers,
         infer=modules.LayersFrozen,
         replaces="loka.zoo.wukong.WukongLayer",
-        source_hash="fb70cadda4e5ce2b86e262a13b2d8f4669510416bde2f32588f9aef891a04485",
         inlined=("fmb_norm", "fmb", "fmb.0", "fmb.1", "fmb.2", "fmb.3", "fmb.4", "fmb.5", "fmb.6", "norm"),
         modules=("layers.0", "layers.1", "layers.2"),
         sites=(
@@ -72,33 +75,39 @@ BINDINGS = (
             ("norm.weight", (32,)),
             ("norm.bias", (32,)),
         ),
-        reads=(
-            dispatch.Reads(("",), "loka.zoo.wukong.WukongLayer", values=(("dim", "32"), ("made", "8"))),
-            dispatch.Reads(
-                ("fmb_norm",),
-                "torch.nn.modules.normalization.LayerNorm",
-                values=(("eps", "1e-05"), ("normalized_shape", "(128,)")),
+        fingerprint=dispatch.Fingerprint(
+            (
+                dispatch.PlannedCall(
+                    "(('tuple', (('tensor', 'float32', ((5, 8), 16, 32)),)), ('dict', ()))",
+                    (
+                        "v0 = transpose(x, 1, 2)",
+                        "v1 = matmul(v0, self.rank)",
+                        "v2 = matmul(x, v1)",
+                        "v3 = flatten(v2, 1)",
+                        "v4 = layer_norm(v3, [128], self.fmb_norm.weight, self.fmb_norm.bias, 1e-05)",
+                        "v5 = linear(v4, self.fmb.0.weight, self.fmb.0.bias)",
+                        "v6 = layer_norm(v5, [256], self.fmb.1.weight, self.fmb.1.bias, 1e-05)",
+                        "v7 = silu(v6, inplace=False)",
+                        "v8 = linear(v7, self.fmb.3.weight, self.fmb.3.bias)",
+                        "v9 = layer_norm(v8, [256], self.fmb.4.weight, self.fmb.4.bias, 1e-05)",
+                        "v10 = silu(v9, inplace=False)",
+                        "v11 = linear(v10, self.fmb.6.weight, self.fmb.6.bias)",
+                        "v12 = view(v11, -1, 8, 32)",
+                        "v13 = matmul(self.compress, x)",
+                        "v14 = cat([v12, v13], 1)",
+                        "v15 = add(v14, x)",
+                        "v16 = layer_norm(v15, [32], self.norm.weight, self.norm.bias, 1e-05)",
+                        "return v16",
+                    ),
+                ),
             ),
-            dispatch.Reads(("fmb",), "torch.nn.modules.container.Sequential", holds=7),
-            dispatch.Reads(("fmb.0", "fmb.3", "fmb.6"), "torch.nn.modules.linear.Linear"),
-            dispatch.Reads(
-                ("fmb.1", "fmb.4"),
-                "torch.nn.modules.normalization.LayerNorm",
-                values=(("eps", "1e-05"), ("normalized_shape", "(256,)")),
-            ),
-            dispatch.Reads(("fmb.2", "fmb.5"), "torch.nn.modules.activation.SiLU", values=(("inplace", "False"),)),
-            dispatch.Reads(
-                ("norm",),
-                "torch.nn.modules.normalization.LayerNorm",
-                values=(("eps", "1e-05"), ("normalized_shape", "(32,)")),
-            ),
+            "float32",
         ),
     ),
     dispatch.Binding(
         train=modules.Head,
         infer=modules.HeadFrozen,
         replaces="torch.nn.modules.container.Sequential",
-        source_hash="353b3bd59de784cd78e5e926d0cf40fe87030670d114e648257ff87e762b8643",
         inlined=("mlp", "mlp.0", "mlp.1", "mlp.2", "mlp.3", "mlp.4", "mlp.5", "mlp.6", "norm", "silu"),
         modules=("head",),
         sites=(("head.mlp.0", "head.mlp.3", "head.mlp.6"),),
@@ -117,20 +126,27 @@ BINDINGS = (
             ("norm.weight", (256,)),
             ("norm.bias", (256,)),
         ),
-        reads=(
-            dispatch.Reads(("",), "torch.nn.modules.container.Sequential", holds=("mlp", "norm", "silu", "out")),
-            dispatch.Reads(("mlp",), "torch.nn.modules.container.Sequential", holds=7),
-            dispatch.Reads(("mlp.0", "mlp.3", "mlp.6"), "torch.nn.modules.linear.Linear"),
-            dispatch.Reads(
-                ("mlp.1", "mlp.4", "norm"),
-                "torch.nn.modules.normalization.LayerNorm",
-                values=(("eps", "1e-05"), ("normalized_shape", "(256,)")),
+        fingerprint=dispatch.Fingerprint(
+            (
+                dispatch.PlannedCall(
+                    "(('tuple', (('tensor', 'float32', ((5, 8), 512)),)), ('dict', ()))",
+                    (
+                        "v0 = linear(input, self.mlp.0.weight, self.mlp.0.bias)",
+                        "v1 = layer_norm(v0, [256], self.mlp.1.weight, self.mlp.1.bias, 1e-05)",
+                        "v2 = silu(v1, inplace=False)",
+                        "v3 = linear(v2, self.mlp.3.weight, self.mlp.3.bias)",
+                        "v4 = layer_norm(v3, [256], self.mlp.4.weight, self.mlp.4.bias, 1e-05)",
+                        "v5 = silu(v4, inplace=False)",
+                        "v6 = linear(v5, self.mlp.6.weight, self.mlp.6.bias)",
+                        "v7 = layer_norm(v6, [256], self.norm.weight, self.norm.bias, 1e-05)",
+                        "v8 = silu(v7, inplace=False)",
+                        "v9 = self.out(v8) -> [?, 1]",
+                        "return v9",
+                    ),
+                ),
             ),
-            dispatch.Reads(
-                ("mlp.2", "mlp.5", "silu"), "torch.nn.modules.activation.SiLU", values=(("inplace", "False"),)
-            ),
+            "float32",
         ),
-        called=("out",),
     ),
 )
 

@@ -27,7 +27,7 @@ from loka.dispatch import Quantized
 
 from . import fused
 
-STAMP = "09a6edbc41d8a4a3fd15c962af5063905930aff9f7128675c44327ddde3026ca"
+STAMP = "f8725b087458686ab833a8d8feb7ae4f30b5763aa3ff472bcc633874919e59f7"
 
 # Scalings of both operands of a GEMM.
 ROWWISE = ("rowwise", "rowwise")

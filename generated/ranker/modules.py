@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "09a6edbc41d8a4a3fd15c962af5063905930aff9f7128675c44327ddde3026ca"
+STAMP = "f8725b087458686ab833a8d8feb7ae4f30b5763aa3ff472bcc633874919e59f7"
 
 
 class EmbedDense(dispatch.Bound):
@@ -66,7 +66,10 @@ class Layers(dispatch.Bound):
     layers.0.compress: M = 131072 (32B), K = 16, N = 8; fprop, dgrad, wgrad in the model's dtype.
     """
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
+        # Not as planned: the module's own forward.
+        if self.made != 8 or self.dim != 32:
+            return super().forward(x)
         matmul_1, matmul_2, x_passed = kernels.layers_fm_interaction(x, self.rank, self.compress)
         flatten = matmul_1.flatten(1)
         # from fmb_norm, fmb.0, fmb.1, fmb.2, fmb.3, fmb.4, fmb.5, fmb.6
@@ -115,7 +118,10 @@ class LayersFrozen(dispatch.Bound):
             None,
         )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
+        # Not as planned: the module's own forward.
+        if self.made != 8 or self.dim != 32:
+            return super().forward(x)
         matmul_1, matmul_2, x_passed = kernels.layers_fm_interaction(x, self.rank, self.compress)
         flatten = matmul_1.flatten(1)
         # from fmb_norm, fmb.0, fmb.1, fmb.2, fmb.3, fmb.4, fmb.5, fmb.6

@@ -32,9 +32,6 @@ _results: ContextVar[TextIO | None] = ContextVar("_results", default=None)  # wh
 PIPED_WIDTH = 400  # columns of a table that goes to a file or a pipe, so that nothing is cut
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-Cached = Annotated[
-    bool, typer.Option("--cache/--no-cache", help="Take a plan that was made before, if nothing of it has changed.")
-]
 PolicyPath = Annotated[str, typer.Argument(metavar="POLICY", help="The policy, a YAML file.", show_default=False)]
 
 

@@ -15,7 +15,6 @@ from loka.errors import CheckFailedError, InputError
 from loka.paths import path_argument
 from loka.plan.evidence import OutdatedProfileError
 from loka.plan.plan import Plan
-from loka.plan.plan_cache import PlanCache
 from loka.plan.planner import planned
 from loka.policy.policy import Policy
 
@@ -132,18 +131,6 @@ def generate(
         CheckFailedError: with `check`, if a file is missing, stale, edited or not LoKA's, a line for each; or if the
             model has changed since it was profiled.
     """
-    return generate_with(None, policy, out, force=force, check=check)
-
-
-def generate_with(
-    cache: PlanCache | None,
-    policy: str | os.PathLike[str] | Policy,
-    out: str | os.PathLike[str] | None,
-    *,
-    force: bool,
-    check: bool,
-) -> GeneratedPackage:
-    """`generate`, from a plan of a cache if it has one. Raises as that does."""
     for name, value in (("force", force), ("check", check)):
         if not isinstance(value, bool):
             raise InputError(f"generate: {name} must be True or False, not {value!r}")
@@ -152,7 +139,7 @@ def generate_with(
     if out is not None:
         _check_out(out)
     try:
-        plan = planned(policy, cache=cache).plan
+        plan = planned(policy).plan
     except OutdatedProfileError as error:
         if check:  # the model changed, and so would the package
             raise CheckFailedError(str(error)) from error

@@ -29,7 +29,7 @@ from loka.dispatch.runtime import (
     without_elements,
 )
 from loka.dispatch.static_scales import Overflow, StaticScale
-from loka.graph.reads import Reads
+from loka.graph.fingerprint import Fingerprint, PlannedCall
 from loka.kernels.gemm.m_buckets import mm_by_k_bucket, mm_by_m_bucket
 from loka.kernels.gemm.scaled_mm import scaled_mm
 from loka.mods.adapt import ConvertError, convert
@@ -43,14 +43,15 @@ __all__ = [
     "CallCounters",
     "ConvertError",
     "DtypeError",
+    "Fingerprint",
     "FrozenWeightError",
     "LokaWarning",
     "NewModelWarning",
     "NonFiniteError",
     "Overflow",
     "Patch",
+    "PlannedCall",
     "Quantized",
-    "Reads",
     "StaticScale",
     "VerifyError",
     "adapt",

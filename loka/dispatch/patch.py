@@ -14,7 +14,7 @@ from torch import nn
 
 from loka.dispatch.bind.bind_warnings import warn_without_fp8
 from loka.dispatch.bind.bound import Bound, derived_class, is_frozen_class, unbound_class
-from loka.dispatch.bind.check_model import changes_since, shown
+from loka.dispatch.bind.check_model import BACK, ForwardCheck, changes_since, shown
 from loka.dispatch.bind.wrappers import find_module, unwrap
 from loka.dispatch.bound_state import BoundModule, KeptModule, bind, frozen_weights, refresh_module, stale_sites, unbind
 from loka.dispatch.dispatch_errors import BindError, LokaWarning, VerifyError
@@ -57,8 +57,8 @@ class Patch:
     def verify(self, backward: bool = True) -> None:
         """Raise VerifyError unless each planned FP8 GEMM ran on its planned kernel since `apply` or the last `reset`.
 
-        Also raises if the model no longer matches its generated forwards: children, their order, types and constants,
-        shapes of parameters. Children that a generated forward calls may change.
+        Also raises if a module's own forward is no longer the planned one: it is captured again as in `apply`.
+        Children that a generated forward calls may change.
         `backward=False` checks only forward GEMMs. A GEMM counts when its kernel is launched: a CUDA graph counts when
         it is captured, not when it is replayed. Raises too if a frozen weight has changed since it was quantized; a
         weight that FSDP has split since `apply` is not compared. Warns (LokaWarning) about `overflows`, and if the
@@ -66,7 +66,8 @@ class Patch:
         are static scales.
         """
         self._require_bound("verify")
-        changes = [change for bound in self._modules for change in self._changes(bound)]
+        check = ForwardCheck(BACK)
+        changes = [change for bound in self._modules for change in self._changes(bound, check)]
         idle: list[str] = []
         missing = total = 0
         for bound in self._modules:
@@ -310,7 +311,7 @@ class Patch:
         before = self._since.get(number, {})
         return tuple(kernel for kernel, count in call_counters.counts(number).items() if count > before.get(kernel, 0))
 
-    def _changes(self, bound: BoundModule) -> Iterator[str]:
+    def _changes(self, bound: BoundModule, check: ForwardCheck) -> Iterator[str]:
         """Changes to a bound module that invalidate its counts."""
         name, module = bound.name, bound.module
         if not isinstance(module, Bound) or "forward" in vars(module) or module.loka is not bound.counters:
@@ -318,7 +319,7 @@ class Patch:
             return
         if find_module(self._root, name) is not module:
             yield f"{shown(name)}: was replaced in the model since apply"
-        found = list(changes_since(module, bound.counters.binding))
+        found = list(changes_since(module, bound.counters.binding, check))
         yield from (f"{shown(name)}: {problem}" for problem in found)
         # What is not there any more cannot be quantized to compare with it.
         if not found and (stale := stale_sites(module)):

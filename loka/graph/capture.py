@@ -33,15 +33,17 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.utils._pytree import tree_leaves
 
 from loka.errors import LokaError
 
 _STEP = re.compile(r"""\.(\w+)(\(\))?|\[('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|-?\d+)\]""")
 _TABLES = frozenset({"_modules", "_parameters", "_buffers", "__dict__"})
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_LOGS = ("torch._dynamo", "torch.__trace", "torch.fx.experimental.symbolic_shapes")
+_LOGS = ("torch._dynamo", "torch._subclasses.fake_tensor", "torch.__trace", "torch.fx.experimental.symbolic_shapes")
 _LONGEST = 300  # characters quoted of an explanation of torch's
 _SYMBOL = re.compile(r"\b[suz]f?\d+\b")
+_NUMBER_FIRST = re.compile(r"(-?\d+) == (.+)")  # as sympy prints an equation
 _SIZE = re.compile(r"<([^<>]*)>")  # Dynamo's name of a size, in the text of a condition
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _FRAME = re.compile(r'File "(.+?)", line (\d+)')  # in the stack of a node
@@ -140,6 +142,7 @@ def capture(
     kwargs: Mapping[str, Any] | None = None,
     *,
     leaves: Collection[str] = (),
+    observed: Mapping[str, tuple[Any, Any]] | None = None,
     symbolic: bool = True,
     hooks: bool = False,
     result: bool = False,
@@ -151,6 +154,8 @@ def capture(
         args: Positional arguments of the forward. Tensors may be fake.
         kwargs: Keyword arguments.
         leaves: Paths of children whose calls stay one node each.
+        observed: What leaves returned in two calls with other numbers of rows, the first with these arguments; for
+            leaves that fake tensors cannot run, as they read values.
         symbolic: Sizes of the arguments' tensors are symbols wherever the forward allows. Otherwise those dimensions
             are that `torch._dynamo.mark_dynamic` has marked.
         hooks: Read the module's own hooks, too.
@@ -161,7 +166,7 @@ def capture(
     """
     kept = _Kept()
     bound = _bound(module, args, dict(kwargs or {}))
-    with _left_as_it_was(module), _leaves_of(module, leaves) as stubs:
+    with _left_as_it_was(module), _leaves_of(module, leaves, observed or {}) as stubs:
         while True:
             stubs.install()
             try:
@@ -297,6 +302,8 @@ def _compile(module: nn.Module, bound: _Bound, kept: _Kept, symbolic: bool, hook
         values = tuple(each.meta["example_value"] if isinstance(each, fx.Node) else each for each in outputs)
         return lambda *_: values
 
+    if torch._dynamo.config.disable:
+        raise CannotCaptureError("torch's Dynamo is off (TORCHDYNAMO_DISABLE, or torch._dynamo.config.disable)")
     entry = _whole if hooks else _forward
     # A copy of the code, so that one capture knows nothing of another.
     own = FunctionType(entry.__code__.replace(), globals(), entry.__name__)
@@ -310,8 +317,6 @@ def _compile(module: nn.Module, bound: _Bound, kept: _Kept, symbolic: bool, hook
         if _cause(error, _Read) is not None:
             return _NOTHING
         raise CannotCaptureError(_explanation(error)) from error
-    if kept.module is None and torch._dynamo.config.disable:
-        raise CannotCaptureError("torch's Dynamo is off (TORCHDYNAMO_DISABLE, or torch._dynamo.config.disable)")
     return made
 
 
@@ -348,6 +353,7 @@ def _conditions(env: Any) -> tuple[tuple[str, str], ...]:
     names = {str(symbol): _name_of(sources[0]) for symbol, sources in env.var_to_sources.items() if sources}
     decided = [each for each in env.guards if _DYNAMO in getattr(each.sloc.framework_loc, "filename", _DYNAMO)]
     known = [(printed.doprint(each.expr), _place(each.sloc)) for each in decided]
+    known = [(_NUMBER_FIRST.sub(r"\2 == \1", text), place) for text, place in known]
     known = [(text, place) for text, place in known if set(_SYMBOL.findall(text)) <= names.keys()]
     return tuple((_SYMBOL.sub(lambda found: f"<{names[found[0]]}>", text), place) for text, place in known)
 
@@ -390,6 +396,8 @@ def _single_sizes(node: fx.Node, source: Source) -> Iterator[str]:
 
 def map_tree(value: Any, function: Callable[[Any], Any]) -> Any:
     """A value with each leaf of its dicts, lists, tuples and dataclasses replaced."""
+    if isinstance(value, Source):
+        return function(value)
     if isinstance(value, dict):
         return type(value)((key, map_tree(item, function)) for key, item in value.items())
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -416,6 +424,7 @@ class _Leaves:
 
     modules: dict[str, nn.Module]
     forwards: dict[str, Callable[..., Any]]
+    observed: Mapping[str, tuple[Any, Any]]
     forms: dict[str, Any] = field(default_factory=dict)
 
     def run(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -424,10 +433,16 @@ class _Leaves:
         if mode is None:
             return self.forwards[path](*args, **kwargs)
         allowed, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True
+        unknown = mode.shape_env.ignore_fresh_unbacked_symbols() if mode.shape_env else contextlib.nullcontext()
         fast = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)  # fake, it returns no None
         try:
-            made = self.forwards[path](*args, **kwargs)
+            with unknown:  # numbers that the leaf reads of fake tensors are its own
+                made = self.forwards[path](*args, **kwargs)
+        except Exception:
+            if path not in self.observed:
+                raise
+            made = _as_observed(*self.observed[path], list(tree_leaves((args, kwargs))))
         finally:
             mode.allow_non_fake_inputs = allowed
             torch.backends.mha.set_fastpath_enabled(fast)
@@ -468,6 +483,23 @@ class _Leaves:
                 for each, name in way:
                     of = graph.call_function(operator.getitem if each == "[]" else getattr, (of, name))
             item.target, item.args = operator.getitem if kind == "[]" else getattr, (of, key)
+
+
+def _as_observed(a: Any, b: Any, given: Sequence[Any]) -> Any:
+    """A result as it was observed, with the sizes that differ between two calls as symbols of what is given now."""
+    if isinstance(a, torch.Tensor):
+        shapes: list[Any] = [size for each in given if isinstance(each, torch.Tensor) for size in each.shape]
+        symbols = [size for size in shapes if isinstance(size, torch.SymInt)]
+        sizes = [
+            m if m == n else next(size for size in symbols if size.node.hint == m)
+            for m, n in zip(a.shape, b.shape, strict=True)
+        ]
+        return torch.empty(sizes, dtype=a.dtype, device=a.device)
+    if isinstance(a, dict):
+        return {key: _as_observed(item, b[key], given) for key, item in a.items()}
+    if isinstance(a, list | tuple):
+        return type(a)(_as_observed(x, y, given) for x, y in zip(a, b, strict=True))
+    return a
 
 
 @dataclass(frozen=True, slots=True)
@@ -525,11 +557,11 @@ def _call_leaf(path: str, *args: Any, **kwargs: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _leaves_of(module: nn.Module, paths: Collection[str]) -> Iterator[_Leaves]:
+def _leaves_of(module: nn.Module, paths: Collection[str], observed: Mapping[str, tuple[Any, Any]]) -> Iterator[_Leaves]:
     modules = {path: module.get_submodule(path) for path in paths}
     if modules:
         torch.compiler.allow_in_graph(_call_leaf)  # type: ignore[no-untyped-call]
-    leaves = _Leaves(modules, {path: child.forward for path, child in modules.items()})
+    leaves = _Leaves(modules, {path: child.forward for path, child in modules.items()}, observed)
     token = _LEAVES.set(leaves)
     try:
         yield leaves
@@ -544,6 +576,8 @@ def _left_as_it_was(module: nn.Module) -> Iterator[None]:
     state, python = torch.get_rng_state(), random.getstate()
     numpy = sys.modules.get("numpy")
     drawn = numpy.random.get_state() if numpy is not None else None
+    counters = torch._dynamo.utils.counters
+    counted = {name: counter.copy() for name, counter in counters.items()}
     logs = {log: log.disabled for log in map(logging.getLogger, _LOGS)}
     try:
         with warnings.catch_warnings(), torch.compiler.set_stance("default"), _settings():
@@ -554,6 +588,8 @@ def _left_as_it_was(module: nn.Module) -> Iterator[None]:
     finally:
         for log, disabled in logs.items():
             log.disabled = disabled
+        counters.clear()
+        counters.update(counted)
         for child, attributes in held:
             vars(child).clear()
             vars(child).update(attributes)

@@ -6,8 +6,9 @@ place, buffers, Parameters, the random state, and Python attributes. With each s
 its views, the result must be the same up to rounding, and contiguous where it was.
 
 Gradients of Parameters are as large as the model, and take most of the time: they are compared for the first batch size
-alone, bit for bit in training and up to rounding in evaluation; those of inputs always. A quick check compares outputs
-and state, without gradients and autocast: for a forward whose only use is the time that it would take.
+alone, bit for bit in training and up to rounding in evaluation; those of inputs always. Outputs are also compared
+without gradients. A quick check compares outputs and state, without gradients and autocast: for a forward whose only
+use is the time that it would take.
 """
 
 from __future__ import annotations
@@ -95,6 +96,17 @@ def rounding_difference(
             child.training = flag
 
 
+def keeps_dtypes(forward: ForwardIR, examples: Examples, copied: Callable[[], nn.Module]) -> bool:
+    """True if a forward's outputs have the dtypes of the module's own under autocast, too."""
+    ours, theirs = copied(), with_forward(copied(), forward)
+    for call in examples.calls:
+        a, b = (_run(m, call, autocast=True, backward=Backward.NONE) for m in (ours, theirs))
+        kinds = [[x.dtype if isinstance(x, torch.Tensor) else None for x in each.outputs] for each in (a, b)]
+        if a.error is None and b.error is None and kinds[0] != kinds[1]:
+            return False
+    return True
+
+
 @quiet()
 def outputs_differ(ours: nn.Module, theirs: nn.Module, call: ExampleCall) -> str | None:
     """The first difference beyond rounding between what two modules return in a call, in words; None without one.
@@ -160,6 +172,10 @@ def _compare_all(forward: ForwardIR, examples: Examples, copied: Callable[[], nn
                     return f"traced, it {found} {_when(training, autocast, call)}"
                 del a, b  # not kept beside those of the next call
     # They are equal and in evaluation: no other copies are needed.
+    a, b = (_run(m, examples.calls[0], False, Backward.NONE, gradients=False) for m in (ours, theirs))
+    found = _compare(a, b)
+    if found is not None:
+        return f"traced, it {found} {_when(False, False, examples.calls[0])} without gradients"
     different = _up_to_rounding(ours, with_forward(theirs, forward, rewritten=True), examples, quick, True)
     if different is not None:
         return f"with its GEMMs written as linears, it {different[0]} {_when(False, False, different[1])}"
@@ -195,7 +211,7 @@ class _Outcome:
     error: str | None = None
 
 
-def _run(module: nn.Module, call: ExampleCall, autocast: bool, backward: Backward) -> _Outcome:
+def _run(module: nn.Module, call: ExampleCall, autocast: bool, backward: Backward, gradients: bool = True) -> _Outcome:
     torch.manual_seed(0)
     random.seed(0)
     leaves: list[torch.Tensor] = []
@@ -205,16 +221,16 @@ def _run(module: nn.Module, call: ExampleCall, autocast: bool, backward: Backwar
         named += [(f"'{name}'", p) for name, p in module.named_parameters() if p.requires_grad]
     context = torch.autocast("cpu", torch.bfloat16) if autocast else contextlib.nullcontext()
     try:
-        with torch.enable_grad():
+        with torch.set_grad_enabled(gradients):
             with context:
                 output = module(*args, **kwargs)
             state = torch.get_rng_state(), random.getstate()
             outputs = tuple(_leaves(output))
-            gradients = _gradients(outputs, [tensor for _, tensor in named])
+            made = _gradients(outputs, [tensor for _, tensor in named])
     except Exception as error:  # noqa: BLE001 - a forward can raise anything; both sides must raise the same
         return _Outcome(error=f"{type(error).__name__}: {message_of(error)}")
     names = [name for name, _ in named]
-    return _Outcome(outputs, tuple(_leaves((args, kwargs))), tuple(zip(names, gradients, strict=True)), state)
+    return _Outcome(outputs, tuple(_leaves((args, kwargs))), tuple(zip(names, made, strict=True)), state)
 
 
 def _with_leaves(value: Any, leaves: list[torch.Tensor]) -> Any:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from loka.errors import LokaError
-from loka.graph.reads import Reads
+from loka.graph.fingerprint import Fingerprint
 
 
 class RefKind(StrEnum):
@@ -191,18 +191,13 @@ class ForwardIR:
     statements: tuple[Statement, ...]
     result: str  # expression of the return value
     inlined: tuple[str, ...]  # names of the inlined children, relative to the owner
-    source_hash: str  # over the source of the owner's forward and of every inlined child's
     regions: tuple[Region, ...] = ()
     mixes: tuple[FmInteraction, ...] = ()
     joins: tuple[ConcatNorm, ...] = ()
     crosses: tuple[Cross, ...] = ()
     near: tuple[NearMiss, ...] = ()  # of interactions; () in plans, which have the reasons
     rewritten: tuple[str, ...] = ()  # mods that rewrote it, to the same function; then it is used whatever runs in FP8
-    # Values built into the text, checked against the model on binding. Plans written before they existed have none of
-    # these three.
-    reads: tuple[Reads, ...] = ()  # attributes read from the owner and the modules below it
-    called: tuple[str, ...] = ()  # children, relative to the owner, that the forward calls as modules
-    constants: tuple[tuple[str, str], ...] = ()  # global variables, closures and defaults, each with its value as text
+    fingerprint: Fingerprint | None = None  # of the owner's own forward; None after a quick check, which only times
     # Conditions on the arguments, such as "mask is None", under which the statements are the forward. A call that meets
     # one of them otherwise runs the module's own forward.
     guards: tuple[str, ...] = ()

@@ -1,18 +1,14 @@
-"""The Python source of a module's forward: the functions it calls, and a hash that detects changes.
+"""What the code of a module's forward looks like: the functions it may call, and the names in them.
 
-Imports only torch and the standard library, so that a training machine can compute the same hash.
+Imports only torch and the standard library.
 """
 
 from __future__ import annotations
 
-import ast
-import copy
 import dis
 import functools
-import hashlib
 import inspect
 import os
-import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -21,10 +17,7 @@ from types import CodeType, FunctionType, ModuleType
 import torch
 from torch import nn
 
-_INTERNAL = frozenset(vars(nn.Module()))  # attributes of every module
-_EPS = re.compile(r"(\w*_)?eps(ilon)?\d*")  # names: "eps", "_eps", "variance_epsilon"
 _MEANS = frozenset({"mean", "var", "var_mean", "std", "layer_norm", "rms_norm"})
-_STATISTICS = _MEANS | {"sum", "std_mean", "vector_norm", "rsqrt"}  # of which a norm may be made
 _PARTS = _MEANS | {
     "relu", "silu", "gelu", "sigmoid", "tanh", "hardswish", "threshold", "exp", "erf", "softplus", "leaky_relu",
     "where", "maximum", "max", "clamp", "clamp_min", "clip",
@@ -36,59 +29,7 @@ _ARITHMETIC = frozenset(
 _SIMPLE = (int, str, bool, float, complex, type(None), torch.dtype, torch.device)
 
 
-def definition(function: FunctionType) -> ast.FunctionDef | ast.Lambda | None:
-    """The definition of a function, with the line numbers of its file; None where the source cannot be read.
-
-    A new tree each time: it may be changed.
-    """
-    if function.__code__.co_name == _LAMBDA:
-        found = _lambda_in_file(function.__code__)
-        return None if found is None else copy.deepcopy(found[0])
-    try:
-        source = inspect.getsource(function)
-        # A method is parsed as it is indented: a comment at the left margin would defeat `textwrap.dedent`.
-        inside = source[:1].isspace()
-        tree = ast.parse(f"if True:\n{source}" if inside else source)
-    except (OSError, SyntaxError, TypeError):
-        return None
-    ast.increment_lineno(tree, function.__code__.co_firstlineno - (2 if inside else 1))
-    return next((node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)), None)
-
-
-def source_text(function: FunctionType) -> str:
-    """The source of a function; of a lambda, which may be a part of a line, of it alone. Raises OSError."""
-    if function.__code__.co_name != _LAMBDA:
-        return inspect.getsource(function)
-    found = _lambda_in_file(function.__code__)
-    if found is None:
-        raise OSError("could not get source code")
-    return found[1]
-
-
 @functools.lru_cache(maxsize=256)
-def _lambda_in_file(code: CodeType) -> tuple[ast.Lambda, str] | None:
-    """A lambda and its text: the innermost in its file around all of its instructions."""
-    try:
-        text = "".join(inspect.findsource(code)[0])
-        tree = ast.parse(text)
-    except (OSError, SyntaxError, TypeError):
-        return None
-    places = [(a, b, c, d) for a, c, b, d in code.co_positions() if None not in (a, b, c, d)]
-    spans = [((a, b), (c, d)) for a, b, c, d in places if (a, b) < (c, d)]  # empty: of the call, not of the body
-    if not spans:
-        return None
-    first, last = min(start for start, _ in spans), max(end for _, end in spans)
-    around = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Lambda)
-        and (node.body.lineno, node.body.col_offset) <= first
-        and last <= (node.body.end_lineno or 0, node.body.end_col_offset or 0)
-    ]
-    made = max(around, key=lambda node: (node.lineno, node.col_offset), default=None)
-    return None if made is None else (made, ast.get_source_segment(text, made) or "")
-
-
 def has_hooks(module: nn.Module) -> bool:
     """True if calling the module runs hooks besides its forward."""
     kinds = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
@@ -107,38 +48,9 @@ def functions_of(module: nn.Module) -> tuple[FunctionType, ...]:
     return tuple(found)
 
 
-def functions_named(module: nn.Module, name: str) -> tuple[FunctionType, ...]:
-    """The same for one method or property of the module; () where it has none of that name, or torch's own."""
-    found: dict[FunctionType, None] = {}
-    for function in _named(module, name, everywhere=False):
-        _follow(function, module, found)
-    return tuple(found)
-
-
-def operators_of(module: nn.Module) -> tuple[str, ...]:
-    """Names of the class's special methods, such as __getitem__, except __init__ and __repr__."""
-    names = dict.fromkeys(name for base in type(module).__mro__ for name in vars(base) if name.startswith("__"))
-    return tuple(name for name in names if name not in ("__init__", "__repr__") and functions_named(module, name))
-
-
 def names_in(function: FunctionType) -> frozenset[str]:
     """All global and attribute names in a function's code, including inner functions."""
     return frozenset(_code_names(function.__code__))
-
-
-def live_floats(module: nn.Module, functions: Iterable[FunctionType]) -> tuple[str, ...]:
-    """Float attributes of the module that the functions name: read in each forward, never built into the text."""
-    names = {name for function in functions for name in names_in(function)}
-    names -= built_in_floats(module)
-    return tuple(name for name in sorted(names) if isinstance(inspect.getattr_static(module, name, None), float))
-
-
-def built_in_floats(module: nn.Module) -> frozenset[str]:
-    """Names of float attributes that are built into the text of a norm, and part of its hash, as with torch's own."""
-    names = frozenset[str]().union(*map(names_in, functions_of(module)))
-    if not ((_has_vectors(module) and _STATISTICS & names) or is_block_norm(module)):
-        return frozenset()
-    return frozenset(name for name in names if _EPS.fullmatch(name))
 
 
 def is_own_function(module: nn.Module) -> bool:
@@ -177,7 +89,7 @@ def is_block_norm(module: nn.Module) -> bool:
     """True if a module looks like a hand-written RMSNorm over blocks.
 
     It has no Parameters or buffers, and its forward calls `rms_norm`, or its only child is an nn.RMSNorm. As in torch's
-    own norms, its `eps` is built into the traced text and part of the hash.
+    own norms, its `eps` is built into the traced text.
     """
     if any(True for _ in module.parameters()) or any(True for _ in module.buffers()):
         return False
@@ -208,48 +120,6 @@ def _leaves(module: nn.Module) -> Iterator[nn.Module]:
             yield from _leaves(child)
         else:
             yield child
-
-
-def forward_source_hash(module: nn.Module, inlined: tuple[str, ...] = (), script: str = "") -> str:
-    """sha256 of the sources of a straight-line forward.
-
-    Covers the source of the module's forward and of the functions it calls, the same for every inlined child
-    (`inlined`: names relative to the module), and the plain attributes (int, bool, str, tuples of them) that were built
-    into the text. A torch.nn child counts as its qualified type and its plain attributes. Floats of other modules are
-    read live and excluded. `script` is the name of the script that runs, if the hash should be that of its module
-    imported. Raises OSError where a source cannot be read, AttributeError where a child is missing.
-    """
-    digest = hashlib.sha256()
-    for name in ("", *inlined):
-        child = module.get_submodule(name)
-        digest.update("\n".join([name, *_parts(child, script)]).encode())
-        digest.update(b"\0")
-    return digest.hexdigest()
-
-
-def _parts(module: nn.Module, script: str) -> Iterator[str]:
-    yield qualified(type(module), script)
-    functions = functions_of(module)
-    if not functions:  # torch's own forward
-        for name in sorted(vars(module).keys() - _INTERNAL):
-            yield from _constant(name, vars(module)[name], script)
-        return
-    names = sorted({name for function in functions for name in names_in(function)})
-    for function in functions:
-        yield f"{qualified(function, script)}\n{source_text(function)}"
-        for name in sorted(names_in(function) & function.__globals__.keys()):
-            yield from _constant(f"global {name}", function.__globals__[name], script)
-    live = live_floats(module, functions)
-    for name in names:
-        if name not in live and name != "training":
-            yield from _constant(name, inspect.getattr_static(module, name, inspect.Parameter.empty), script)
-
-
-def _constant(name: str, value: object, script: str) -> Iterator[str]:
-    if is_simple(value):
-        yield f"{name} = {value!r}"
-    elif callable(value) and not isinstance(value, nn.Module | type) and hasattr(value, "__name__"):
-        yield f"{name} = {qualified(value, script)}"
 
 
 def same_type(cls: type, planned: str) -> bool:

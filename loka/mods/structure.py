@@ -10,42 +10,16 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
 from loka.graph.source import qualified, same_type
+from loka.graph.wrappers import ADDED_NAMES, own_class
 from loka.mods.adaptation import Adaptation, Setting
 
 Found = tuple[str, str, tuple[tuple[str, Setting], ...]]  # a module to change: name, type, settings of the change
 _INTERNAL = frozenset(vars(nn.Module()))
-# Wrapper class -> attribute with the wrapped module. By name: importing any of them is slow, or needs its library.
-_INSIDE = {
-    "torch._dynamo.eval_frame.OptimizedModule": "_orig_mod",
-    "torch.nn.parallel.distributed.DistributedDataParallel": "module",
-    "torch.nn.parallel.data_parallel.DataParallel": "module",
-    "torch.optim.swa_utils.AveragedModel": "module",
-    "torch.distributed.algorithms._checkpoint.checkpoint_wrapper.ActivationWrapper": "_checkpoint_wrapped_module",
-    "torchrec.distributed.model_parallel.DistributedModelParallel": "_dmp_wrapped_module",  # DDP inside, by default
-    "lightning.fabric.wrappers._FabricModule": "_forward_module",  # what its strategy made: DDP, a compiled module
-    "lightning_fabric.wrappers._FabricModule": "_forward_module",
-}
-_ADDED = frozenset(_INSIDE.values()) - {"module"}  # a model may have a child of that name itself
 
 
 def type_of(module: nn.Module) -> str:
     """The module's original class as an `Adaptation` names it: "torch.nn.modules.linear.Linear"."""
-    return qualified(_own_class(type(module)))
-
-
-def _own_class(kind: type) -> type:
-    """The class that the module was created with, before binding kernels and FSDP2 replaced it.
-
-    The replacement classes derive from their own class and, last, from the original one.
-    """
-    while "loka_original" in vars(kind) or any(_is_fsdp(base) for base in kind.__bases__):
-        kind = kind.__bases__[-1]
-    return kind
-
-
-def _is_fsdp(kind: type) -> bool:
-    # By name: importing torch.distributed.fsdp is slow, and users of it have imported it.
-    return kind.__name__ == "FSDPModule" and kind.__module__.startswith("torch.distributed")
+    return qualified(own_class(type(module)))
 
 
 def short(module: nn.Module) -> str:
@@ -113,7 +87,7 @@ def unsupported_exchange(module: nn.Module, held: Mapping[int, str]) -> str | No
 
 def why_another(module: nn.Module, replaces: str) -> str | None:
     """Reason why a live module is not the planned one, to follow its name; None where it is."""
-    if not same_type(_own_class(type(module)), replaces):
+    if not same_type(own_class(type(module)), replaces):
         return f"is a {type_of(module)}, not a {replaces}"
     reason = unsupported_exchange(module, {})
     return None if reason is None else f"cannot be exchanged: {reason}"
@@ -132,20 +106,9 @@ def grouped(mod: str, found: Iterable[Found]) -> tuple[Adaptation, ...]:
     return tuple(Adaptation(mod, tuple(names), kind, settings) for (kind, settings), names in groups.items())
 
 
-def class_names(module: nn.Module) -> list[str]:
-    """Qualified names of a module's class and its bases."""
-    return [f"{base.__module__}.{base.__qualname__}" for base in type(module).__mro__]
-
-
-def inside(module: nn.Module) -> nn.Module | None:
-    """The module in a wrapper that training puts around a model (DDP, torch.compile, ...); None in any other module."""
-    attribute = next((_INSIDE[name] for name in class_names(module) if name in _INSIDE), None)
-    return None if attribute is None else getattr(module, attribute)
-
-
 def plain_name(name: str) -> str:
     """A qualified name without the parts added by wrappers."""
-    return ".".join(part for part in name.split(".") if part not in _ADDED)
+    return ".".join(part for part in name.split(".") if part not in ADDED_NAMES)
 
 
 @contextmanager

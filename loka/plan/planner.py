@@ -5,22 +5,16 @@ from __future__ import annotations
 import os
 import warnings
 from dataclasses import dataclass, replace
-from pathlib import Path
-
-from torch import nn
 
 from loka.errors import IgnoredWarning
 from loka.gc import deferred_gc
-from loka.graph.trace.tracer import BATCHES
 from loka.kernels.measurements.lookup import Measurements
 from loka.mods.adaptation import mod_fingerprints
 from loka.mods.modded_model import model_without_mods
 from loka.mods.policy_loader import policy_argument
 from loka.plan.evidence import ProfiledSites, open_measurements, open_profile
-from loka.plan.examine import Examined, assumed_safe, examine, inputs_of, placed, tracer_of
-from loka.plan.model_state import model_state
+from loka.plan.examine import Examined, assumed_safe, examine, placed, tracer_of
 from loka.plan.plan import Plan
-from loka.plan.plan_cache import KnownPlan, PlanCache, key_of
 from loka.plan.plan_of import decided, kernels_for, plan_of
 from loka.plan.prospect import Prospect, prospect_of, with_gains
 from loka.plan.serialize import read_plan_file
@@ -68,15 +62,12 @@ def planned(
     policy: str | os.PathLike[str] | Policy,
     gains: bool = False,
     prospects: bool = False,
-    cache: PlanCache | None = None,
 ) -> Planned:
     """The plan of a policy, as from `make_plan`, with the profile and the measurements.
 
     With `gains`, the plan includes the measured gain of each mod, which takes another planning for each of them: of a
     copy of the same model, and with a quick check of its forwards, as only times are read from it. With `prospects`, a
     plan without FP8 comes with what it would bring.
-
-    With a `cache`, a plan that it has is not made again; for processes that import the model's code after LoKA.
     """
     with deferred_gc():  # ten thousand sites make a million objects and hardly any garbage
         loaded = policy_argument(policy, "policy")
@@ -87,10 +78,6 @@ def planned(
 
         with placed(loaded):
             module = build_module(loaded.model.factory)
-        key = None if cache is None else _key(loaded, known, measurements, tuned, module)
-        if cache is not None and key is not None and (found := cache.find(key, gains, prospects)) is not None:
-            _warn(found.ignored)
-            return Planned(found.plan, known, measurements, found.notes, found.prospect, found.ignored)
         with placed(loaded):
             built = model_without_mods(loaded, module)
         compared = gains and measurements is not None and bool(loaded.mods)
@@ -122,10 +109,6 @@ def planned(
             made = with_gains(made, loaded, without)
         prospects = prospects and made.tuned is None  # a measured step knows better
         prospect = prospect_of(at, made, examined.settings) if prospects else None
-        if cache is not None and key is not None:
-            with_gain = compared or not loaded.mods or measurements is None  # or there can be none
-            prospected = prospects or made.share_fp8 > 0 or measurements is None or made.tuned is not None
-            cache.keep(key, KnownPlan(made, examined.notes, prospect, with_gain, prospected, ignored))
         return Planned(made, known, measurements, examined.notes, prospect, ignored)
 
 
@@ -138,30 +121,6 @@ def _at_batch_size(examined: Examined, batch_size: int) -> Examined:
     """The same model at another batch size: its sites know their rows for each."""
     model = replace(examined.policy.model, batch_size=batch_size)
     return replace(examined, policy=replace(examined.policy, model=model))
-
-
-def _key(
-    policy: Policy,
-    known: ProfiledSites | None,
-    measurements: Measurements | None,
-    tuned: TunedFile,
-    module: nn.Module,
-) -> str | None:
-    """The key of a policy's plan in a cache; None where its model or its inputs cannot be described."""
-    try:
-        with current_directory_importable():
-            inputs = inputs_of(policy, BuiltModel(module, (), {}, policy.model.batch_size))
-            state = model_state(module, inputs, BATCHES)
-        texts = [Path(name).read_bytes().decode() for name in policy.named]
-    except Exception:  # noqa: BLE001 - of the model's own code: planning says what is wrong
-        return None
-    if state is None:
-        return None
-    evidence = None if known is None else (known.name, known.sha256)
-    times = None if measurements is None else (measurements.name, measurements.sha256)
-    measured = (None if tuned.record is None else tuned.record.sha256, tuned.others)
-    inputs_ = {"profile": evidence, "measurements": times, "tuned": measured}
-    return key_of({"policy": repr(policy), "texts": texts, "model": state, **inputs_})
 
 
 def _copy(built: BuiltModel | None) -> BuiltModel | None:

@@ -27,7 +27,7 @@ from loka.plan.plan import MODEL, GemmPlan, Plan, PlanHead, SitePlan, SiteTiming
 from loka.policy.settings import Assignment
 from loka.sites.site import Site
 
-VERSION: Literal[11] = 11
+VERSION: Literal[12] = 12
 _MANIFEST, _PACKAGE_FORMAT = "manifest.json", "loka.package"
 _BUDGET = ("budget.mere", "budget.sqnr_db", "budget.min_speedup")
 
@@ -52,7 +52,7 @@ class _PlanFile(PlanHead):
     """The layout of plan.json."""
 
     format: Literal["loka.plan"]
-    version: Literal[11]
+    version: Literal[12]
     histories: tuple[dict[str, tuple[Assignment, ...]], ...]
     decisions: tuple[GemmPlan, ...]
     timings: tuple[SiteTiming, ...] = ()

@@ -74,3 +74,22 @@ def plan_without_sites():
     from loka.plan.plan import Plan
 
     return Plan(name="empty", target=TargetDevice.H100, batch_size=64, policy_files=(), bindings=(), sites=())
+
+
+SETTINGS = 'import json\nfrom pathlib import Path\n\nSCALE = json.loads(Path("settings.json").read_text())["scale"]\n'
+
+
+@pytest.mark.slow
+def test_a_setting_that_a_forward_reads_is_seen_and_no_plan_is_kept(shop, loka, tmp_path, monkeypatch):
+    monkeypatch.setenv("LOKA_CACHE", str(tmp_path / "cache"))  # of earlier versions
+    model, settings = shop.folder / "shopmodel.py", shop.folder / "settings.json"
+    model.write_text(SETTINGS + model.read_text().replace("return self.norm(", "return SCALE * self.norm("))
+    for scale in ("2.0", "3.0"):
+        settings.write_text(f'{{"scale": {scale}}}')
+        sys.modules.pop("shopmodel", None)
+        assert loka("generate", "--check", shop.policy).status == 1
+        assert loka("generate", shop.policy).status == 0
+        assert loka("generate", "--check", shop.policy).status == 0
+        text = (shop.folder / "generated/shop/__init__.py").read_text()
+        assert f"= mul(v2, {scale})" in text or f"= mul({scale}, v2)" in text
+    assert not (tmp_path / "cache").exists()

@@ -13,14 +13,23 @@ from tests.support.codegen.modded_models import Workplace
 from tests.support.codegen.policy_packages import Make, policy_packages
 
 
+@pytest.fixture(scope="module")
+def shared_workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
+    """The workplace of a file's tests: what one has made the others get."""
+    folder = tmp_path_factory.mktemp("workplace")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        made = Workplace(folder)
+        yield made
+        made.forget()
+
+
 @pytest.fixture
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workplace]:
+def workplace(shared_workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> Workplace:
     """Makes packages of small models, in a folder that is then the current one."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    made = Workplace(tmp_path)
-    yield made
-    made.forget()
+    monkeypatch.chdir(shared_workplace.folder)
+    shared_workplace.models.SIZES.clear()
+    return shared_workplace
 
 
 @pytest.fixture

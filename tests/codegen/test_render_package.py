@@ -11,19 +11,15 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loka import dispatch
 from loka.codegen import render_package, write_package
-from loka.codegen.modules.binding_text import binding_text
-from loka.codegen.modules.module_classes import BoundView
 from loka.errors import InputError, LokaError
+from loka.graph.fingerprint import Fingerprint, PlannedCall
 from loka.graph.ir import ForwardIR, Region, SiteCall, Statement
-from loka.graph.reads import Reads
 from loka.plan.plan import BindingKind, Plan, PlannedBinding
 from loka.templating.wrap import WIDTH
 from tests.support.codegen import codegen_plans as plans
@@ -89,21 +85,14 @@ def no_region_plan() -> Plan:
 
 
 def read_plan() -> Plan:
-    """A forward with all that it may have read: long lists, ranges of paths, keys that are no identifiers."""
+    """A forward with a fingerprint: two calls, long names, quotes, live floats."""
     plan = plans.forward_plan()
-    layers = tuple(f"layers.{i}.{name}" for i in range(20) for name in ("norm", "fc"))
-    reads = (
-        Reads(("",), "sample.Tower", values=(("scale", "float"), ("sizes", "(1, 2)"))),
-        Reads(("layers",), "torch.nn.modules.container.ModuleList", 20),
-        Reads(("towers",), "torch.nn.modules.container.ModuleDict", ("user id", "it's", LONG)),
-        Reads(layers, "sample.Layer", values=((LONG, "None"), ("eps", "1e-05"))),
-        Reads(("ws",), "sample.Weights", 24, tuple((str(i), "a tensor (96, 96)") for i in sorted(range(24), key=str))),
-        Reads((*(f"a.{i}.b.{j}" for i in range(3) for j in range(4)), "c"), LONG),
+    calls = (
+        PlannedCall("(('tuple', ('it\\'s', None)), ('dict', ()))", ("v0 = relu(x)", "return v0"), ("return x",)),
+        PlannedCall("((), ())", (f"v0 = linear(x, self.{LONG}.weight)", "return {'a': v0, \"b\": x}")),
     )
-    called = tuple(f"layers.{i}.attend" for i in range(20))
-    forward = replace(
-        plans.tower_forward(), reads=reads, called=called, constants=((f"sample.{LONG}", "0.5"), ("sample.B", "2"))
-    )
+    planned = Fingerprint(calls, "float32", (("scale", "0.5", False), (LONG, "inf", True)))
+    forward = replace(plans.tower_forward(), fingerprint=planned)
     return replace(plan, bindings=(replace(plan.bindings[0], forward=forward), *plan.bindings[1:]))
 
 
@@ -147,33 +136,7 @@ def test_all_shapes_import(packages: Path) -> None:
             assert (binding.modules, binding.sites) == (planned.modules, planned.sites)
             assert (binding.shapes, binding.replaces) == (planned.shapes, planned.module_type)
             if planned.forward is not None:
-                assert_read(binding, planned.forward)
-
-
-def assert_read(binding: dispatch.Binding, forward: ForwardIR) -> None:
-    """That a package has what its plan has been told of a forward, paths in any order."""
-    assert binding.constants == forward.constants
-    assert sorted(binding.called) == sorted(forward.called)
-    for found, planned in zip(binding.reads, forward.reads, strict=True):
-        assert sorted(found.modules) == sorted(planned.modules)
-        assert (found.type, found.holds, sorted(found.values)) == (planned.type, planned.holds, sorted(planned.values))
-
-
-NAMES = st.sampled_from(["a", "layers", "ü", "{0}", 'it"s', "00", *map(str, range(12))])
-PATHS = st.lists(st.lists(NAMES, max_size=4).map(".".join), min_size=1, max_size=30, unique=True).map(tuple)
-VALUES = st.dictionaries(NAMES, st.sampled_from(["1", "x"]), max_size=12).map(lambda found: tuple(found.items()))
-
-
-@pytest.mark.slow
-@given(st.lists(st.tuples(PATHS, st.none() | st.integers(0, 9) | PATHS, VALUES), max_size=3), PATHS)
-def test_what_was_read_comes_back_from_the_text(records: list[tuple], called: tuple[str, ...]) -> None:
-    reads = tuple(Reads(paths, "T", holds, values) for paths, holds, values in records)
-    forward = replace(plans.tower_forward(), reads=reads, called=called)
-    planned = PlannedBinding("", BindingKind.FORWARD, ("",), "sample.Tower", (("fc",),), (), forward)
-    class_ = SimpleNamespace(name="Tower")
-    fields = binding_text(BoundView(planned, class_, None, (("fprop",),)))
-    names = {"dispatch": dispatch, "modules": SimpleNamespace(Tower=dispatch.Bound)}
-    assert_read(eval("dispatch.Binding(\n" + "\n".join(fields) + "\n)", names), forward)  # noqa: S307 - our own text
+                assert binding.fingerprint == planned.forward.fingerprint
 
 
 def test_files_of_two_generations_do_not_import(tmp_path: Path) -> None:
@@ -271,14 +234,12 @@ def test_names_never_become_code(first: str, second: str, third: str) -> None:
         plans.linear_binding((f"a.{first}", f"a.{second}"), hint=third, module_type=third),
         shapes=((first, (32, 48)), ("bias", (32,))),
     )
-    forward = replace(plans.tower_forward(f"t.{third}"), inlined=(first,), source_hash=second, owner_type=first)
+    forward = replace(plans.tower_forward(f"t.{third}"), inlined=(first,), owner_type=first)
     forward = replace(
         forward,
         statements=tuple(replace(statement, note=first, op=second) for statement in forward.statements),
         regions=tuple(Region(region.site, region.first, region.last, (first, second)) for region in forward.regions),
-        reads=(Reads((first,), second, (third, first), ((first, second), (second, third))),),
-        called=(first, third),
-        constants=((second, first),),
+        fingerprint=Fingerprint((PlannedCall(first, (second, third), (third,)),), second, ((third, first, True),)),
     )
     tower = PlannedBinding(
         first, BindingKind.FORWARD, (f"t.{second}",), first, ((f"t.{third}",),), ((third, (48, 48)),), forward

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from loka import dispatch
-from loka.graph.source import forward_source_hash
 from tests.support import dispatch_sample as sample
 from tests.support.models import dispatch_models as models
 
@@ -102,7 +101,7 @@ def test_a_failure_half_way_leaves_nothing_bound(monkeypatch):
 def without_source(model):
     """A forward whose text is in no file."""
     scope = {"torch": torch}
-    text = "def forward(self, x):\n    return x"
+    text = "def forward(self, x):\n    return x + 0"
     exec(compile(text, "<no file>", "exec"), scope)  # noqa: S102 - of "<string>", Python 3.13 may find another source
     own = type("Block", (models.Block,), {"forward": scope["forward"], "__module__": models.__name__})
     model.layers[0].__class__ = own
@@ -131,12 +130,6 @@ REFUSED = {
     "attribute": (models.mlp, lambda model: setattr(model[0], "loka", 1), sample.MLP, "attribute 'loka'"),
     "lazy": (models.mlp, lazy, (LAZY,), r"'4': weight has no shape yet \(a lazy module\): run the model once before"),
     "sparse": (models.mlp, sparse, sample.MLP, r"'4': weight is torch.sparse_coo, and kernels read dense weights"),
-    "no source": (
-        models.Blocks,
-        without_source,
-        (sample.blocks("layers.0", source_hash="0"),),
-        r"'layers.0': the source of its forward cannot be read",
-    ),
     "inlined": (models.Blocks, nn.Module.train, (BLOCK, UP), r"'layers.0.up.0': is inlined into 'layers.0'"),
     "inlined, after": (models.Blocks, nn.Module.train, (UP, BLOCK), r"'layers.0.up.0': is inlined into 'layers.0'"),
     **{
@@ -276,13 +269,24 @@ def test_a_model_without_values_is_bound_with_a_warning(target):
 
 def test_source_of_an_owners_forward_is_compared(monkeypatch):
     model = models.Blocks()
-    planned = forward_source_hash(model.layers[0], ("up", "up.0"))
-    bindings = (sample.blocks("layers.0", "layers.1", source_hash=planned),)
+    bindings = (sample.blocks("layers.0", "layers.1", planned=sample.block_fingerprint()),)
     sample.apply(model, bindings).remove()
 
     def forward(self, x):
         return self.up(x) @ self.down - x
 
     monkeypatch.setattr(models.Block, "forward", forward)
-    with pytest.raises(dispatch.BindError, match=r"'layers.0': the source of its forward, or .* has changed since"):
+    changed = (
+        r"'layers.0': its own forward is another at test_bind.py:\d+ 'return self.up\(x\) @ self.down - x': v3 = sub"
+    )
+    with pytest.raises(dispatch.BindError, match=changed + r"\(v2, x\), planned was v3 = add\(v2, x\)"):
         sample.apply(model, bindings)
+
+
+def test_a_forward_whose_text_is_in_no_file_is_compared_too():
+    model = models.Blocks()
+    without_source(model)
+    with pytest.raises(
+        dispatch.BindError, match=r"'layers.0': its own forward is another: v0 = add\(x, 0\), planned was v0 ="
+    ):
+        sample.apply(model, (sample.blocks("layers.0", planned=sample.block_fingerprint()),))

@@ -9,7 +9,6 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.optim.swa_utils import AveragedModel
 
 from loka import dispatch
-from loka.graph.source import forward_source_hash
 from tests.support import dispatch_sample as sample
 from tests.support.models import dispatch_models as models
 
@@ -98,17 +97,12 @@ def test_an_inlined_child_may_be_compiled_in_place(before):
     model = models.Blocks()
     if before:
         model.layers[0].up[0].compile(backend="eager")
-    planned = (sample.blocks("layers.0", source_hash=sample_hash()),)
+    planned = (sample.blocks("layers.0", planned=sample.block_fingerprint()),)
     patch = sample.apply(model, planned)
     if not before:
         model.layers[0].up[0].compile(backend="eager")
     models.step(model)
     patch.verify()
-
-
-def sample_hash():
-    """The hash of what `BLOCKS` binds."""
-    return forward_source_hash(models.Blocks().layers[0], ("up", "up.0"))
 
 
 @pytest.mark.parametrize(
@@ -142,6 +136,6 @@ def test_a_forward_on_the_instance_is_refused_once():
     block = model.layers[0]
     block.forward = block.forward
     with pytest.raises(dispatch.BindError) as error:
-        sample.apply(model, (sample.blocks("layers.0", source_hash=sample_hash()),))
+        sample.apply(model, (sample.blocks("layers.0", planned=sample.block_fingerprint()),))
     (problem,) = error.value.problems
     assert "apply before it is set (Accelerate's prepare sets one for mixed precision), or remove it first" in problem

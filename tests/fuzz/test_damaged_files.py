@@ -298,7 +298,6 @@ def test_any_change_of_a_file_is_taken_or_refused(name: str, tmp_path: Path) -> 
 
         @seed(number)
         @settings(
-            max_examples=3 * settings().max_examples,
             deadline=None,
             database=None,
             phases=(Phase.generate, Phase.shrink),

@@ -17,7 +17,6 @@ from loka.errors import CheckFailedError, IgnoredWarning, InputError
 from loka.mods.policy_loader import load_policy
 from loka.plan.format import describe_tuned
 from loka.plan.plan import Plan
-from loka.plan.plan_cache import PlanCache
 from loka.plan.planner import make_plan, planned
 from loka.plan.tuning.candidates import NATIVE_TITLE, STANDING_TITLE
 from loka.plan.tuning.record import TunedKey, TunedRecord, read_records
@@ -204,20 +203,6 @@ def test_another_profile_and_another_loka_end_a_record(tuned: Tuned) -> None:
     path = tuned.folder / tuned.policy.default_profile
     save(path, replace(load(path), created="2026-02-02T00:00:00Z"))  # type: ignore[type-var]
     assert "the profile has changed" in tuned.ignored()[1]
-
-
-def test_a_kept_plan_says_it_again_and_is_not_that_of_another_record(tuned: Tuned, tmp_path: Path) -> None:
-    cache = PlanCache(tmp_path / "cache")
-    plain = planned(tuned.policy, cache=cache).plan
-    assert plain.tuned is None
-    record = tuned.tune(FASTER)
-    confirmed = planned(tuned.policy, cache=cache).plan
-    assert confirmed.tuned is not None
-    assert planned(tuned.policy, cache=cache).plan == confirmed
-    keep(tuned.policy, replace(record, inputs=replace(record.inputs, loka="0.0.1")))
-    for _ in range(2):
-        with pytest.warns(IgnoredWarning, match="LoKA 0.0.1"):
-            assert planned(tuned.policy, cache=cache).plan == plain
 
 
 def test_a_file_has_a_record_for_each_batch_size(tuned: Tuned) -> None:

@@ -77,7 +77,7 @@ def test_any_text_in_the_letters_of_yaml(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.slow
-@quiet
+@settings(quiet, max_examples=60)
 @given(data=st.data())
 def test_any_small_change_of_a_policy(tmp_path: Path, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(FULL)))
@@ -89,7 +89,7 @@ def test_any_small_change_of_a_policy(tmp_path: Path, data: st.DataObject) -> No
 
 
 @pytest.mark.slow
-@quiet
+@settings(quiet, max_examples=60)
 @given(policy=policies)
 def test_any_values_for_the_keys_of_the_language(tmp_path: Path, policy: dict[str, object]) -> None:
     survives(tmp_path, json.dumps(policy, ensure_ascii=False).encode("utf-8", "surrogatepass"))

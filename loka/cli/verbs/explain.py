@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from loka.cli.output import Cached, Json, PolicyPath, announce_plan, print_json
+from loka.cli.output import Json, PolicyPath, announce_plan, print_json
 
 NAME = "explain"
 
@@ -14,17 +14,15 @@ NAME = "explain"
 def command(
     policy: PolicyPath,
     site: Annotated[str, typer.Argument(metavar="SITE", help="A site's name, as `loka plan` prints it.")],
-    cached: Cached = True,
     as_json: Json = False,
 ) -> None:
     """Explain one site: what it is, what runs and why, the rule that set each field, and its profile."""
     announce_plan(policy)
     from loka.cli.tables.explain_tables import show_site
-    from loka.plan.plan_cache import PlanCache
     from loka.plan.planner import planned
     from loka.plan.view.explain import explain
 
-    made = planned(policy, cache=PlanCache.default(cached))
+    made = planned(policy)
     explained = explain(made.plan, site, made.known)
     if as_json:
         print_json(explained.json())

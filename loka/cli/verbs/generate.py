@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loka.cli.output import Cached, Json, PolicyPath, announce_plan, print_json, print_line
+from loka.cli.output import Json, PolicyPath, announce_plan, print_json, print_line
 from loka.errors import CheckFailedError, InputError
 
 if TYPE_CHECKING:
@@ -28,21 +28,19 @@ def command(
             "-o", "--out", metavar="DIR", help="The package's folder. Default: generated/NAME.", show_default=False
         ),
     ] = None,
-    cached: Cached = True,
     as_json: Json = False,
 ) -> None:
     """Generate the package for a policy."""
     announce_plan(policy)
     from loka.cli.output import note
     from loka.cli.tables.plan_table import show_skipped, summary_line
-    from loka.codegen.generation import generate_with
+    from loka.codegen.generation import generate
     from loka.plan.evidence import over_budget_message
-    from loka.plan.plan_cache import PlanCache
 
     if out is not None and not out.strip():
         raise InputError("--out is empty; name a folder, or leave the option out for generated/NAME")
     try:
-        made = generate_with(PlanCache.default(cached), policy, out, force=force, check=check)
+        made = generate(policy, out, force=force, check=check)
     except CheckFailedError as error:
         if as_json:
             print_json({"fresh": False, "differences": str(error).splitlines()})

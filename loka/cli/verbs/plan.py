@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loka.cli.output import Cached, Json, PolicyPath, announce_plan, note, print_json, print_line
+from loka.cli.output import Json, PolicyPath, announce_plan, note, print_json, print_line
 
 if TYPE_CHECKING:
     from loka.plan.plan import Plan
@@ -22,7 +22,6 @@ def command(
     gains: Annotated[
         bool, typer.Option("--gains/--no-gains", help="Plan once more for each mod that changed something, without it.")
     ] = True,
-    cached: Cached = True,
     as_json: Json = False,
 ) -> None:
     """Show what each GEMM will run in, and why."""
@@ -31,12 +30,11 @@ def command(
     from loka.errors import CheckFailedError
     from loka.mods.policy_loader import load_policy
     from loka.plan.evidence import over_budget_message
-    from loka.plan.plan_cache import PlanCache
     from loka.plan.planner import planned
     from loka.plan.serialize import to_json
 
     loaded = load_policy(policy)
-    found = planned(loaded, gains=gains, prospects=True, cache=PlanCache.default(cached))
+    found = planned(loaded, gains=gains, prospects=True)
     plan, prospect = found.plan, found.prospect
     synthetic = found.known is not None and found.known.profile.synthetic
     if as_json:

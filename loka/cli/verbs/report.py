@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loka.cli.output import Cached, Json, PolicyPath, announce_plan, check_not_own, note, print_json, write_file
+from loka.cli.output import Json, PolicyPath, announce_plan, check_not_own, note, print_json, write_file
 from loka.errors import InputError
 from loka.paths import check_replaceable
 
@@ -36,7 +36,6 @@ def command(
             metavar="FILE", help="Of an HTML page: steps measured by loka bench model, its JSON.", show_default=False
         ),
     ] = None,
-    cached: Cached = True,
     as_json: Json = False,
 ) -> None:
     """Write a page of measurements and decisions: plan, times, errors, quality, mods, findings, and what falls short.
@@ -47,7 +46,6 @@ def command(
     from loka.bench.report.markdown_page import is_markdown_report, to_markdown
     from loka.bench.report.page import is_html_report
     from loka.mods.policy_loader import load_policy
-    from loka.plan.plan_cache import PlanCache
     from loka.plan.planner import planned
 
     if out is not None:
@@ -58,7 +56,7 @@ def command(
     suffix = MARKDOWN if out is None else _suffix(out)
     if measured is not None and suffix != HTML:
         raise InputError("--measured: measured steps are shown by an HTML page only; name one: -o FILE.html")
-    made = planned(policy, gains=True, cache=PlanCache.default(cached))
+    made = planned(policy, gains=True)
     page = to_markdown(made, policy) if suffix == MARKDOWN else _html(made, policy, measured)
     if out is not None:
         write_file(Path(out), page)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from loka.cli.output import Cached, Json, PolicyPath, announce_plan, note, print_json, print_line
+from loka.cli.output import Json, PolicyPath, announce_plan, note, print_json, print_line
 
 NAME = "validate"
 
@@ -16,7 +16,6 @@ def command(
     no_model: Annotated[
         bool, typer.Option("--no-model", help="The language alone: build no model, call nothing.")
     ] = False,
-    cached: Cached = True,
     as_json: Json = False,
 ) -> None:
     """Check a policy: its language, its callables, and that every pattern matches a site."""
@@ -34,10 +33,9 @@ def command(
     if not no_model:
         from loka.bench.quality.training_job import job_of
         from loka.plan.evidence import over_budget_message
-        from loka.plan.plan_cache import PlanCache
         from loka.plan.planner import planned
 
-        plan = planned(policy, cache=PlanCache.default(cached)).plan
+        plan = planned(policy).plan
         if loaded.train is not None:
             job_of(loaded, None, "cpu", tested=loaded.train.test is not None)
         sites = len(plan.called)

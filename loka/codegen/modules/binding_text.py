@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from loka.codegen.layout import call, literal, quoted, tuple_of
 from loka.codegen.modules.module_classes import BoundView
-from loka.graph.reads import Reads
+from loka.graph.fingerprint import Fingerprint
 from loka.mods.adaptation import Adaptation
 from loka.templating.wrap import WIDTH
 
@@ -23,7 +23,6 @@ def binding_text(view: BoundView) -> tuple[str, ...]:
         f"        train=modules.{view.train.name},",
         f"        infer=modules.{view.infer.name}," if view.infer is not None else "        infer=None,",
         field_text("replaces", binding.module_type),
-        field_text("source_hash", forward.source_hash if forward is not None else ""),
         field_text("inlined", forward.inlined if forward is not None else ()),
         _ranged_field("modules", tuple((name,) for name in binding.modules), binding.modules),
         _ranged_field("sites", binding.sites, binding.sites),
@@ -31,60 +30,21 @@ def binding_text(view: BoundView) -> tuple[str, ...]:
         field_text("shapes", binding.shapes),
     ]
     fields += [field_text("kernels", view.kernels)] if view.kernels else []
-    if forward is not None and forward.reads:
-        fields.append(f"        reads={tuple_of(list(map(_reads_text, forward.reads)))},")
-    if forward is not None and forward.called:
-        fields.append(f"        called={_paths_text(forward.called)},")
-    if forward is not None and forward.constants:
-        fields.append(field_text("constants", forward.constants))
+    if forward is not None and forward.fingerprint is not None:
+        fields.append(f"        fingerprint={_fingerprint_text(forward.fingerprint)},")
     return tuple(fields)
 
 
-def _reads_text(reads: Reads) -> str:
-    """`dispatch.Reads(("fmb",), "torch.nn.modules.container.Sequential", holds=7)`."""
-    items = [_paths_text(reads.modules), literal(reads.type)]
-    items += [f"holds={literal(reads.holds)}"] if reads.holds is not None else []
-    items += [f"values={_values_text(reads.values)}"] if reads.values else []
-    return call("dispatch.Reads", items)
-
-
-def _values_text(values: tuple[tuple[str, str], ...]) -> str:
-    """Attributes and their values; many equal items become `tuple((f"{i}", "...") for i in range(24))`."""
-    names, texts = [name for name, _ in values], {text for _, text in values}
-    ranged = numbered([(name,) for name in sorted(names, key=int)]) if all(map(str.isdecimal, names)) else None
-    if len(values) < _FEWEST or len(texts) > 1 or ranged is None:
-        return literal(values)
-    return f"tuple(({ranged[0][0]}, {literal(texts.pop())}) for i in {ranged[1]})"
-
-
-def _paths_text(paths: Sequence[str]) -> str:
-    """A tuple of paths; many that differ only in a number become `*(f"layers.{i}.norm" for i in range(24))`."""
-    if len(paths) < _FEWEST:
-        return literal(tuple(paths))
-    patterns = min((_by_number(paths, place) for place in range(max(path.count(".") for path in paths) + 1)), key=len)
-    items: list[str] = []
-    for alike in patterns:
-        ranged = numbered([(path,) for path in alike]) if len(alike) >= 3 else None
-        if ranged is None:
-            items += [literal(path) for path in alike]
-        else:
-            ((template,), numbers) = ranged
-            items.append(f"*({template} for i in {numbers})")
-    return f"tuple{items[0][1:]}" if len(items) == 1 and items[0].startswith("*(") else tuple_of(items)
-
-
-def _by_number(paths: Sequence[str], place: int) -> list[list[str]]:
-    """Groups of paths that differ only in the number at one position, sorted by that number."""
-    found: dict[tuple[str | None, ...], list[str]] = {}
-    for path in paths:
-        parts: list[str | None] = [*path.split(".")]
-        if place < len(parts) and path.split(".")[place].isdecimal():
-            parts[place] = None
-        found.setdefault(tuple(parts), []).append(path)
-    return [
-        sorted(each, key=lambda path: int(path.split(".")[place])) if key[place : place + 1] == (None,) else each
-        for key, each in found.items()
-    ]
+def _fingerprint_text(planned: Fingerprint) -> str:
+    """`dispatch.Fingerprint((dispatch.PlannedCall("...", ("v0 = ...", "return v0")),), "float32")`."""
+    calls = []
+    for each in planned.calls:
+        texts = [literal(each.inputs), literal(each.training)]
+        texts += [literal(each.evaluation)] if each.evaluation else []
+        texts += [f"results={literal(each.results)}"] if each.results else []
+        calls.append(call("dispatch.PlannedCall", texts))
+    items = [tuple_of(calls), literal(planned.dtype)]
+    return call("dispatch.Fingerprint", items + ([literal(planned.live)] if planned.live else []))
 
 
 def field_text(name: str, value: object) -> str:

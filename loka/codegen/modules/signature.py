@@ -93,7 +93,7 @@ def own_forward_lines(guards: Sequence[str], arguments: Sequence[Argument], inde
     if len(condition[0]) > WIDTH:
         condition = [f"{margin}if (", *_one_a_line(checks, f"{margin}    "), f"{margin}):"]
     product = call("super().forward", _passed(arguments))
-    said = f"{margin}# Other arguments than planned: the module's own forward."
+    said = f"{margin}# Not as planned: the module's own forward."
     return [said, *condition, f"{margin}    return {product}"]
 
 

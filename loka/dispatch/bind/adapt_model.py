@@ -9,9 +9,10 @@ from contextlib import contextmanager
 
 from torch import nn
 
-from loka.dispatch.bind.bound import Bound, unsharded_class
+from loka.dispatch.bind.bound import Bound
 from loka.dispatch.bind.wrappers import ClosedWrapperError, unwrap
 from loka.dispatch.dispatch_errors import BindError, NewModelWarning
+from loka.graph.wrappers import unsharded_class
 from loka.mods.adapt import AdaptError, is_adapted, undone_on_error
 from loka.mods.adapt import adapt as carry_out
 from loka.mods.adaptation import Adaptation

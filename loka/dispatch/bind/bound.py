@@ -17,8 +17,9 @@ from torch.utils._pytree import tree_leaves
 
 from loka.dispatch.dispatch_errors import BindError, FrozenWeightError
 from loka.dispatch.static_scales import StaticScale, drop_static_scales, renew_overflow_stats, set_static_scales
-from loka.graph.reads import Reads
-from loka.graph.source import in_script, script_file, script_in
+from loka.graph.fingerprint import Fingerprint
+from loka.graph.source import in_script, script_file
+from loka.graph.wrappers import unsharded_class
 from loka.kernels import call_counters
 from loka.kernels.gemm.scaled_mm import KERNEL
 
@@ -182,25 +183,6 @@ def unbound_class(cls: type) -> type:
     return type(cls)(cls.__name__, bases, namespace)
 
 
-def unsharded_class(cls: type) -> type:
-    """The user's class behind the one that FSDP2's `fully_shard`, or `replicate`, adds; `cls` if there is none."""
-    for index, base in enumerate(cls.__mro__):
-        # By name: importing torch.distributed.fsdp is slow.
-        if base.__name__ in ("FSDPModule", "DDP") and base.__module__.startswith("torch.distributed"):
-            return cls.__mro__[index + 1]
-    return cls
-
-
-def plain_class(cls: type) -> type:
-    """The user's class behind those added by binding and `fully_shard`."""
-    while True:
-        below = unsharded_class(cls)
-        below = derived_class(below).loka_original if issubclass(below, Bound) else below
-        if below is cls:
-            return cls
-        cls = below
-
-
 def type_name(cls: type) -> str:
     """Qualified name of a class: `package.module.Class`."""
     return f"{cls.__module__}.{cls.__qualname__}"
@@ -318,7 +300,6 @@ class Binding:
     train: type[Bound]
     infer: type[Bound] | None  # None: the modules stay unchanged for inference
     replaces: str  # type of the modules: "torch.nn.modules.linear.Linear"
-    source_hash: str  # of the traced forwards; "" for a plain nn.Linear
     inlined: tuple[str, ...]  # children, relative to each module, whose forward is part of the generated one
     modules: tuple[str, ...]  # qualified names; "" is the model itself
     sites: tuple[tuple[str, ...], ...]  # names of the sites of each module
@@ -326,14 +307,7 @@ class Binding:
     shapes: tuple[tuple[str, tuple[int, ...]], ...]  # parameters, relative to each module, and their shapes
     # For each site of a module and each of its `gemms`, the permitted kernels; () if all are torch.scaled_mm.
     kernels: tuple[tuple[tuple[str, ...], ...], ...] = ()
-    # Values built into a traced forward.
-    reads: tuple[Reads, ...] = ()  # of the modules around those it calls
-    called: tuple[str, ...] = ()  # children, relative to each module, that it calls unchanged
-    constants: tuple[tuple[str, str], ...] = ()  # globals and the like, each with its value as text
-
-    def script(self) -> str:
-        """The name under which the plan knows the script that runs, whose classes are those of `__main__`."""
-        return script_in((self.replaces, *(read.type for read in self.reads), *(name for name, _ in self.constants)))
+    fingerprint: Fingerprint | None = None  # of the module's own forward; None for a plain nn.Linear
 
     def in_mode(self, mode: str) -> tuple[dict[str, tuple[str, ...]], ...]:
         """For each site of a module: FP8 GEMM in this mode -> planned kernels."""

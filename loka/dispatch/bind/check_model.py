@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
-from loka.dispatch.bind.bound import Binding, Bound, is_sharded, shown_type, unsharded_class
-from loka.dispatch.bind.built_in import below, built_in_problems, in_wrapper, lost_parameters
+from loka.dispatch.bind.bound import Binding, Bound, is_flat, is_sharded, shown_type
 from loka.dispatch.bind.wrappers import ClosedWrapperError, find_module
 from loka.errors import InputError
-from loka.graph.source import forward_source_hash, in_script, same_type
+from loka.graph.capture import CannotCaptureError
+from loka.graph.fake_module import likeness
+from loka.graph.fingerprint import changed_forward
+from loka.graph.source import in_script, same_type
+from loka.graph.wrappers import inside, unsharded_class
 from loka.kernels.gemm.catalogue import kernel_named
 from loka.kernels.gemm.library import has_fp8
-from loka.mods.structure import inside, plain_name
+from loka.mods.structure import plain_name
+
+AGAIN = "run loka generate again"
+BACK = "change it back, or remove the patch and run loka generate again"
 
 _HOOKS = {
     "_forward_hooks": "forward hooks",
@@ -37,13 +43,37 @@ class ModuleMatch:
     generated: type[Bound]
 
 
+@dataclass(slots=True)
+class ForwardCheck:
+    """Compares live modules' own forwards with the planned ones; modules that are alike once."""
+
+    advice: str  # what to do about a difference
+    _known: dict[object, str | None] = field(default_factory=dict)
+
+    def problem(self, module: nn.Module, binding: Binding) -> str | None:
+        """The first difference, with the advice; None without any, and for a forward that was not traced."""
+        shapes = dict(binding.shapes)
+        pieces = any(is_flat(parameter) and name not in shapes for name, parameter in module.named_parameters())
+        if binding.fingerprint is None or pieces:  # of what is called: compared before it was taken to pieces
+            return None
+        alike = likeness(module)
+        key = None if alike is None else (id(binding), alike)
+        if key is None or key not in self._known:
+            try:
+                found = changed_forward(module, binding.inlined, binding.fingerprint, shapes)
+                self._known[key] = None if found is None else f"{found}: {self.advice}"
+            except CannotCaptureError as error:
+                self._known[key] = f"its own forward cannot be compared with the planned one: {error}"
+        return self._known[key]
+
+
 def match_modules(root: nn.Module, bindings: Sequence[Binding], mode: str) -> tuple[list[ModuleMatch], list[str]]:
     """The modules named in the bindings, and all reasons why some cannot be bound; `root` is unchanged."""
     matches: list[ModuleMatch] = []
     problems: list[str] = []
     seen: dict[int, str] = {}
     names: list[str] = []
-    taken = _inlined_already(root)
+    taken, check = _inlined_already(root), ForwardCheck(AGAIN)
     for binding in bindings:
         generated = binding.train if mode == "train" else binding.infer
         if generated is None:
@@ -68,7 +98,7 @@ def match_modules(root: nn.Module, bindings: Sequence[Binding], mode: str) -> tu
                     "first patch (patch.remove())"
                 )
                 continue
-            found = list(_problems(module, binding, mode))
+            found = list(_problems(module, binding, mode, check))
             problems += [f"{shown(name)}: {problem}" for problem in found]
             if not found:
                 matches.append(ModuleMatch(name, module, binding, sites, generated))
@@ -118,14 +148,49 @@ def child_problems(module: nn.Module, inlined: Sequence[str]) -> Iterator[str]:
             yield f"its child {name!r} is bound already"
 
 
-def changes_since(module: nn.Module, binding: Binding) -> Iterator[str]:
+def changes_since(module: nn.Module, binding: Binding, check: ForwardCheck) -> Iterator[str]:
     """Changes in a module since it was bound that its generated forward does not reflect."""
-    yield from built_in_problems(module, binding, after=True)
-    yield from lost_parameters(module, binding)
-    yield from child_problems(module, binding.inlined)
+    found = [*lost_parameters(module, binding), *child_problems(module, binding.inlined)]
+    if not found and (problem := check.problem(module, binding)):
+        found.append(problem)
+    yield from found
 
 
-def _problems(module: nn.Module, binding: Binding, mode: str) -> Iterator[str]:
+def lost_parameters(module: nn.Module, binding: Binding) -> Iterator[str]:
+    """Planned parameters that a bound module no longer has, or has with another shape."""
+    children: dict[str, nn.Module | None] = {}
+    for name, shape in binding.shapes:
+        path, _, own = name.rpartition(".")
+        child = children[path] if path in children else children.setdefault(path, below(module, path))
+        if child is None:
+            continue  # reported by `child_problems`
+        found = child._parameters.get(own)
+        if found is None:  # a parametrised parameter is computed, also in the generated forward
+            found = getattr(child, own, None)
+        if not isinstance(found, torch.Tensor):
+            yield f"has no parameter {name!r}, planned with shape {shape}: {BACK}"
+        elif tuple(found.shape) != shape and not is_flat(found):
+            yield f"{name} has shape {tuple(found.shape)}, planned was {shape}: {BACK}"
+    if binding.fingerprint is None and "bias" not in dict(binding.shapes) and getattr(module, "bias", None) is not None:
+        yield f"has a bias that the generated forward does not add: {BACK}"
+
+
+def below(module: nn.Module, path: str) -> nn.Module | None:
+    """The child at a dotted path, the module itself for ""; None if there is none."""
+    found: nn.Module | None = module
+    for part in path.split(".") if path else ():
+        found = found._modules.get(part) if found is not None else None
+    return found
+
+
+def in_wrapper(module: nn.Module, path: str) -> bool:
+    """True if the child at a dotted path, or a module on the way to it, is in a wrapper, such as torch.compile's."""
+    parts = path.split(".")
+    on_the_way = (below(module, ".".join(parts[: end + 1])) for end in range(len(parts)))
+    return any(child is not None and inside(child) is not None for child in on_the_way)
+
+
+def _problems(module: nn.Module, binding: Binding, mode: str, check: ForwardCheck) -> Iterator[str]:
     """Reasons why one module cannot be bound."""
     if isinstance(module, Bound):
         yield "is bound already: remove the first patch (patch.remove())"
@@ -144,12 +209,12 @@ def _problems(module: nn.Module, binding: Binding, mode: str) -> Iterator[str]:
             "(Accelerate's prepare sets one for mixed precision), or remove it first"
         )
         return
-    found = [*built_in_problems(module, binding), *child_problems(module, binding.inlined)]
+    found = list(child_problems(module, binding.inlined))
+    if not found and (problem := check.problem(module, binding)):
+        found.append(problem)
     yield from found
     yield from _shape_problems(module, binding, mode)
-    yield from _unplanned(module, binding)
-    if binding.source_hash and not found:
-        yield from source_problems(module, binding)
+    yield from _unplanned(module, binding) if binding.fingerprint is None else ()
     if hasattr(module, "loka"):
         yield "has an attribute 'loka', which a bound module needs for itself"
 
@@ -196,33 +261,6 @@ def shown(name: str) -> str:
 def _nearest(name: str, names: Sequence[str]) -> str:
     close = difflib.get_close_matches(name, names, n=2)
     return f" (nearest: {', '.join(close)})" if close else ""
-
-
-# Attributes that data parallelism and Module.compile() add to modules. The hash covers a module's plain attributes.
-_ADDED = ("_fsdp", "_is_fsdp", "_ddp", "_compiled_call_impl")
-
-
-def source_problems(module: nn.Module, binding: Binding) -> Iterator[str]:
-    """Reasons why the forward of `module`, with its inlined children, does not match the hash of the plan."""
-    view = _as_planned(module)
-    try:
-        found = forward_source_hash(view, binding.inlined, binding.script())
-    except OSError as error:
-        yield f"the source of its forward cannot be read, so that it cannot be compared with the plan: {error}"
-        return
-    if found != binding.source_hash:
-        what = "the source of its forward, or of an inlined child's, or an int, bool or str attribute that it may read,"
-        yield f"{what} has changed since: run loka generate again"
-
-
-def _as_planned(module: nn.Module) -> nn.Module:
-    """A view of a module and its children without the classes and attributes of DDP, FSDP2 and Module.compile()."""
-    view: nn.Module = object.__new__(unsharded_class(type(module)))
-    view.__dict__ = {name: value for name, value in vars(module).items() if not name.startswith(_ADDED)}
-    view.__dict__["_modules"] = {
-        name: None if child is None else _as_planned(child) for name, child in module._modules.items()
-    }
-    return view
 
 
 SHOWN = 3  # most sites named for a kernel

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from loka.dispatch.bind.bound import Binding, plain_class
+from loka.dispatch.bind.bound import Binding
 from loka.graph.source import same_type
-from loka.mods.structure import class_names, inside
+from loka.graph.wrappers import class_names, inside, own_class
 
 # These flatten or move the parameters of the wrapped module.
 _CLOSED = {
@@ -69,4 +69,4 @@ def _is_there(root: nn.Module, name: str, replaces: str) -> bool:
         module = find_module(root, name)
     except ClosedWrapperError:
         return False
-    return module is not None and same_type(plain_class(type(module)), replaces)
+    return module is not None and same_type(own_class(type(module)), replaces)

@@ -17,7 +17,7 @@ from loka.graph.trace.observed_shapes import observed_values
 from loka.graph.trace.printer import attribute
 
 _DEVICE = re.compile(r"['\"]|\bdevice\b")  # in the text of a call of `to`
-_CASTS = frozenset({"to", "type_as", "float", "double", "half", "bfloat16"})
+CASTS = frozenset({"to", "type_as", "float", "double", "half", "bfloat16"})
 _OWN_DTYPE = frozenset({"layer_norm"})  # under autocast float32, whatever it reads
 _PAIRS = frozenset({"add", "sub", "mul", "div", "truediv", "addcmul", "cat", "concat", "concatenate", "stack"})
 _KEEPING = frozenset(
@@ -36,7 +36,7 @@ def telling_casts(forward: ForwardIR, examples: Examples, copied: Callable[[], n
     A GEMM and a norm compute in a dtype of their own, and in a sum or a product the wider dtype wins. The forward must
     have passed the equivalence check; `copied` makes a copy of the owner.
     """
-    casts = {step.target: step for step in forward.statements if step.op in _CASTS and step.operands}
+    casts = {step.target: step for step in forward.statements if step.op in CASTS and step.operands}
     names = [step.target for step in forward.statements if step.target != "_"] if casts else []
     telling = {step.target for step in forward.statements if _moves(step)}
     linears = _calls_of_linears(copied()) if casts else frozenset()

@@ -13,12 +13,13 @@ import inspect
 import math
 import operator
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.utils._pytree import tree_leaves
 
 from loka.graph.capture import (
     CannotCaptureError,
@@ -37,6 +38,7 @@ from loka.graph.trace.examples import ExampleCall, copy_tree
 from loka.graph.trace.fills import Fill, fills
 from loka.graph.trace.out_of_place import MAKING, makes_its_result
 from loka.graph.trace.printer import TrainingFlag, attribute, constant
+from loka.sites.callables import message_of
 
 _EPS = re.compile(r"(\w*_)?eps(ilon)?\d*")  # names of floats that norms are recognised by: conditions, not read live
 _MANY = 4093  # times the difference between two example batches: as many rows as a model is trained on
@@ -44,7 +46,9 @@ _IN_PLACE = {
     operator.iadd: operator.add, operator.isub: operator.sub, operator.imul: operator.mul,
     operator.itruediv: operator.truediv,
 }  # fmt: skip
-_KEPT = frozenset({"forward", "__closure__", "__defaults__", "__kwdefaults__"})  # of a leaf's stub; of functions, fixed
+_CONTEXTS = frozenset(
+    {torch._C._set_grad_enabled, torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast}
+)
 _PLAIN = (bool, int, float, str, type(None), dict)  # types that conditions on values tell
 _DECIDES = frozenset({"CONSTANT_MATCH", "EQUALS_MATCH", "BOOL_MATCH", "BOOL_TRUE", "BOOL_FALSE", "NONE_MATCH"})
 
@@ -62,11 +66,11 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The operations of a whole forward. `called` are the inlined children, in the order of their first calls."""
+    """The operations of a whole forward. `called` are the inlined children."""
 
     ops: tuple[Op, ...]
     called: tuple[str, ...]
-    reads: Mapping[str, Collection[str]]  # attributes read from each module, by its path
+    floats: Mapping[str, bool]  # float attributes that it reads, by path; True for those that are in conditions
     conditions: tuple[str, ...]  # on the arguments and attributes, as Python, under which these are the operations
 
 
@@ -135,6 +139,7 @@ class _Reader:
         for name, child in module.named_modules():
             self.names.setdefault(id(child), name)
         self.inside = {"", *(self.names[id(module.get_submodule(path))] for path in expand)}
+        self._observed: dict[str, tuple[Any, Any]] = {}
         self._leaves = tuple(dict.fromkeys(self._leaves_below("", module)))
 
     def _leaves_below(self, path: str, module: nn.Module) -> Iterator[str]:
@@ -148,7 +153,11 @@ class _Reader:
 
     def reading(self) -> Reading:
         """The merged captures."""
-        seen = self._seen(_SITUATIONS[0])
+        try:
+            seen = self._seen(_SITUATIONS[0])
+        except CannotTraceError:
+            self._observe()
+            seen = self._seen(_SITUATIONS[0])
         _check_opaque(seen.captured)
         floats = tuple(self._floats(seen.captured))
         merged = self._merged(seen, floats)
@@ -162,11 +171,11 @@ class _Reader:
         first = seen.captured
         conditions = self._conditions(first, merged.live)
         self._check_calls(conditions)
-        return Reading(tuple(merged.ops), self._called(first), self._reads(first), conditions)
+        return Reading(tuple(merged.ops), self._called(first), self._float_paths(first, merged.live), conditions)
 
     def _merged(self, first: _Seen, floats: Sequence[_Float]) -> _Merged | None:
         """The operations in all situations; None where they are not the same ones, but for casts that do nothing."""
-        seen = [first, *(self._in_any_dtype(situation, floats) for situation in _SITUATIONS[1:])]
+        seen = [first, *(self._in_any_dtype(each, floats) for each in self._situations(first.captured, floats))]
         seen.sort(key=lambda each: -len(_operations(each.captured.graph)))
         whole = seen[0].captured
         if any(_rows(whole, each.captured) is None for each in seen):
@@ -178,6 +187,17 @@ class _Reader:
             if _rows(whole, seen[-1].captured) is None:
                 raise CannotTraceError("does other operations where its modules are in different modes")
         return _Merged(self, seen, flags, floats)
+
+    def _situations(self, first: Captured, floats: Sequence[_Float]) -> tuple[_Situation, ...]:
+        """Those in which constants of a capture may move. That nothing else does is seen where both forwards run."""
+        constants: list[Any] = []
+        for node in _operations(first.graph):
+            map_tree((node.args, dict(node.kwargs)), constants.append)
+        limits = {getattr(torch.finfo(each), name) for each in _FLOATS for name in _LIMITS}
+        if any(isinstance(each, torch.dtype) or (type(each) is float and each in limits) for each in constants):
+            return _SITUATIONS[1:]
+        moded = self._flags(first) and any(type(each) is bool for each in constants)
+        return (replace(_SITUATIONS[0], training=False, varied=True),) if floats or moded else ()
 
     def _in_any_dtype(self, situation: _Situation, floats: Sequence[_Float]) -> _Seen:
         """A situation as it is seen, or with what the module can run: some cannot under autocast, or on bfloat16."""
@@ -214,19 +234,37 @@ class _Reader:
             if situation.varied:
                 stack.enter_context(_varied(self.module, floats))
             try:
-                return _Seen(situation, capture(self.module, args, kwargs, leaves=self._leaves, result=True))
+                return _Seen(situation, self._capture(args, kwargs))
             except CannotCaptureError as error:
                 raise CannotTraceError(str(error)) from error
+
+    def _capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
+        return capture(self.module, args, kwargs, leaves=self._leaves, observed=self._observed, result=True)
+
+    def _observe(self) -> None:
+        """Runs the module at two batches, and keeps what its leaves return."""
+        second = next((call for call in self._calls if call.batch != self.first.batch), self.first)
+        made: dict[str, list[Any]] = {path: [] for path in self._leaves}
+        buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers()]
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            for call in (self.first, second):
+                hooks = [self.module.get_submodule(path).register_forward_hook(_keeping(made[path])) for path in made]
+                try:
+                    self.module(*copy_tree(call.args), **copy_tree(call.kwargs))
+                except Exception as error:
+                    raise CannotTraceError(f"it cannot be run on its examples ({message_of(error)})") from error
+                finally:
+                    for hook in hooks:
+                        hook.remove()
+                    for buffer, value in buffers:
+                        buffer.copy_(value)
+        self._observed = {path: (results[0], results[-1]) for path, results in made.items() if len(results) == 2}
 
     def _decided(self, captured: Captured) -> Iterator[tuple[Source, Any]]:
         """The plain values of the user's own modules and objects that are read, with their sources."""
         for read in dict.fromkeys(captured.reads):
             source = read.source
-            if (
-                not source.is_of_module
-                or read.kind not in _DECIDES
-                or _KEPT.intersection(key for _, key in source.steps)
-            ):
+            if not source.is_of_module or read.kind not in _DECIDES or any(map(_is_hidden, source.steps)):
                 continue
             holder, value = self._holder(source)
             if not _is_of_torch(holder) and type(value) in (bool, int, float, str, type(None)):
@@ -241,11 +279,14 @@ class _Reader:
             holder = value if isinstance(value, nn.Module) else holder
         return holder, value
 
+    def _given(self) -> list[tuple[Source, Any]]:
+        """What the arguments hold, with its sources."""
+        arguments = bound_arguments(self.module, self.first).items()
+        return [each for name, value in arguments for each in _leaves_in(value, Source(name, (), ""))]
+
     def _floats(self, captured: Captured) -> Iterator[_Float]:
-        arguments = bound_arguments(self.module, self.first)
-        given = [each for name, value in arguments.items() for each in _leaves_in(value, Source(name, (), ""))]
         held = (each for each in self._decided(captured) if not _EPS.fullmatch(str(each[0].steps[-1][1])))
-        for place, (source, value) in enumerate((*given, *held)):
+        for place, (source, value) in enumerate((*self._given(), *held)):
             if type(value) is float:
                 yield _Float(source, value, value * (1 - (place + 1) / 1024) if value else (place + 1) / 1024)
 
@@ -262,12 +303,12 @@ class _Reader:
         """The modules whose mode is read, by path."""
         sources = [read.source for read in captured.reads if read.source.is_of_module]
         paths = [each.path for each in sources if each.path is not None and each.steps[-1:] == ((".", "training"),)]
-        return list(dict.fromkeys(path.rpartition(".")[0] for path in paths))
+        return list(dict.fromkeys(self.path_of(path.rpartition(".")[0]) for path in paths))
 
     def _called(self, captured: Captured) -> tuple[str, ...]:
-        """The inlined children in the order of their first calls."""
-        found = (self.path_of(path) for node in captured.graph.nodes for path in modules_around(node))
-        return tuple(dict.fromkeys(path for path in found if path and path in self.inside))
+        """The inlined children that the forward calls, in the order of the modules."""
+        found = {self.path_of(path) for node in captured.graph.nodes for path in modules_around(node)}
+        return tuple(path for path in self.names.values() if path and path in found and path in self.inside)
 
     def path_of(self, path: str) -> str:
         """The first name of the module of a path."""
@@ -276,20 +317,11 @@ class _Reader:
         except AttributeError:
             return path
 
-    def _reads(self, captured: Captured) -> dict[str, set[str]]:
-        """The attributes read from each module."""
-        found: dict[str, set[str]] = {}
-        for read in captured.reads:
-            path, here = "", self.module
-            for kind, key in read.source.steps if read.source.is_of_module else ():
-                if kind != "." or key == "forward":
-                    break
-                found.setdefault(path, set()).add(str(key))
-                value = getattr(here, str(key), None)
-                if not isinstance(value, nn.Module):
-                    break
-                path, here = self.path_of(f"{path}.{key}".lstrip(".")), value
-        return found
+    def _float_paths(self, captured: Captured, live: Collection[Source]) -> dict[str, bool]:
+        """The float attributes that are read, by path, and whether they are conditions instead of read in each call."""
+        read = {each.expression for each in live}
+        floats = (source for source, value in self._decided(captured) if type(value) is float)
+        return {source.path: source.expression not in read for source in floats if source.path is not None}
 
     def _conditions(self, captured: Captured, live: Collection[Source]) -> tuple[str, ...]:
         """What has to hold in a call, as Python: sizes and plain arguments, and attributes that are not read live."""
@@ -432,6 +464,11 @@ class _Merged:
             kind, target = (
                 ("call_function", _IN_PLACE[target]) if self._is_new(row) else ("call_method", _METHODS[target])
             )
+        args, kwargs = _named(target, args, kwargs)
+        if target in _CONTEXTS:
+            raise CannotTraceError(
+                f"enters a context {place_in(*self._line) if self._line is not None else ''}".rstrip()
+            )
         made = self._add(kind, target, args, kwargs, row)
         self._nodes[node] = made
 
@@ -442,8 +479,7 @@ class _Merged:
         made = self._graph.create_node(kind, target, tuple(_without_flags(plain)), _without_flags(dict(kwargs)))
         self.ops.append(Op(made, args, kwargs, self._child, self._line))
         values = [each.meta.get("example_value") for each in row]
-        is_size = isinstance(values[0], torch.Size) if row else False
-        made.meta["is_tensor"] = not row or (isinstance(values[0], torch.Tensor | tuple | list) and not is_size)
+        made.meta["is_tensor"] = not row or any(isinstance(each, torch.Tensor) for each in tree_leaves(values[0]))
         self._note(made, values)
         return made
 
@@ -638,6 +674,7 @@ class _Merged:
 _METHODS = {operator.iadd: "add_", operator.isub: "sub_", operator.imul: "mul_", operator.itruediv: "div_"}
 
 
+_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _LIMITS = ("min", "max", "eps", "tiny")
 
 
@@ -843,6 +880,24 @@ def _larger(a: Any, b: Any) -> Any:
 
 def _narrowed(value: Any, dtype: torch.dtype | None) -> Any:
     return value.to(dtype) if isinstance(value, torch.Tensor) and value.dtype == torch.float32 else value
+
+
+def _named(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of a function of torch.nn.functional with names for the plain values at their end: `inplace=False`."""
+    if getattr(target, "__module__", "") != torch.nn.functional.__name__ or not inspect.isfunction(target):
+        return args, kwargs
+    last = max((place for place, each in enumerate(args) if isinstance(each, fx.Node | tuple | list)), default=0)
+    names = list(inspect.signature(target).parameters)
+    return args[: last + 1], {**dict(zip(names[last + 1 :], args[last + 1 :], strict=False)), **kwargs}
+
+
+def _keeping(made: list[Any]) -> Callable[..., None]:
+    return lambda module, args, result: made.append(result)
+
+
+def _is_hidden(step: tuple[str, Any]) -> bool:
+    """True for a step into a function: a leaf's stub, or what a function of the user's holds."""
+    return step == (".", "forward") or str(step[1]).startswith("__")
 
 
 def _is_of_torch(module: nn.Module) -> bool:

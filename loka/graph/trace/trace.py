@@ -18,15 +18,16 @@ from torch import nn
 from loka.errors import InputError
 from loka.graph.canonical.forwards import canonical_forward, is_canonical, with_traced_relus
 from loka.graph.canonical.recording import recorded
-from loka.graph.equivalence import difference, rounding_difference
+from loka.graph.capture import CannotCaptureError
+from loka.graph.equivalence import difference, keeps_dtypes, rounding_difference
+from loka.graph.fingerprint import Fingerprint, fingerprint
 from loka.graph.ir import CannotTraceError, ForwardIR, Refused, Shape
 from loka.graph.patterns.concat_norm import find_concat_norms
 from loka.graph.patterns.cross import find_crosses
 from loka.graph.patterns.fm_interaction import find_fm_interactions
 from loka.graph.patterns.near_interactions import find_near_misses
-from loka.graph.reads import Traced, constants_of, reads_of
-from loka.graph.source import forward_source_hash, functions_of, has_hooks, live_floats, qualified
-from loka.graph.trace.casts import telling_casts
+from loka.graph.source import has_hooks, qualified
+from loka.graph.trace.casts import CASTS, telling_casts
 from loka.graph.trace.examples import Examples, missing_storage, quiet
 from loka.graph.trace.observed_shapes import observed_shapes, with_even_statements
 from loka.graph.trace.other_calls import other_conditions
@@ -72,7 +73,7 @@ def trace_forward(
         if blocked is not None:
             return Refused(owner, f"its forward cannot be checked: {blocked}")
         _check_source(module, expand)
-        written, made = _convert(module, owner, expand, sites, examples)
+        written, made, floats = _convert(module, owner, expand, sites, examples)
         forward = out_of_place(written, made)
         found = difference(module, forward, examples, copied, quick)
         if found is not None and forward != written and not difference(module, written, examples, copied, quick):
@@ -85,14 +86,29 @@ def trace_forward(
         if not quick:
             others = other_conditions(module, forward, examples, copied)
             forward = replace(forward, guards=tuple(dict.fromkeys((*forward.guards, *others))))
+            forward = replace(forward, fingerprint=_fingerprint(module, forward.inlined, examples, floats))
     except CannotTraceError as error:
         return Refused(owner, str(error), error.inside)
     shapes = observed_shapes(forward, examples, copied)
-    canonical, all_shapes = _canonical(module, forward, shapes, examples, copied, quick)
+    live = frozenset(attribute(module, path) for path, is_condition in floats.items() if not is_condition)
+    canonical, all_shapes = _canonical(module, forward, shapes, examples, copied, quick, live)
     whole = next((step.call.site for step in canonical.statements if step.call and step.call.plus), None)
     if whole is not None:
         return Refused(owner, f"'{whole}' goes into a product with a sum that cannot be told from it")
     return with_findings(canonical, all_shapes)
+
+
+def _fingerprint(
+    module: nn.Module, inlined: Collection[str], examples: Examples, floats: Mapping[str, bool]
+) -> Fingerprint:
+    """The fingerprint of the module's own forward. Raises CannotTraceError where torch cannot read that."""
+    first = examples.calls[0].batch
+    calls = [(each.args, each.kwargs) for each in examples.calls if each.batch == first]
+    others = [(each.args, each.kwargs) for each in examples.calls if each.batch != first]
+    try:
+        return fingerprint(module, inlined, calls, others, floats)
+    except CannotCaptureError as error:
+        raise CannotTraceError(f"torch cannot read its forward, to compare it with a live model's: {error}") from error
 
 
 def _canonical(
@@ -102,6 +118,7 @@ def _canonical(
     examples: Examples,
     copied: Callable[[], nn.Module],
     quick: bool,
+    live: frozenset[str],
 ) -> tuple[ForwardIR, Mapping[str, Shape]]:
     """The forward in canonical form, if that computes the same up to rounding, else as traced; and its shapes.
 
@@ -109,9 +126,11 @@ def _canonical(
     is as good, and outputs with the ReLUs themselves.
     """
     casts = telling_casts(forward, examples, copied)
-    runs = recorded(forward, examples, copied, casts, _live_floats(module, forward.inlined))
+    runs = recorded(forward, examples, copied, casts, live)
     found, all_shapes = canonical_forward(forward, shapes, runs, _tensor_names(module), casts)
     if not is_canonical(found):
+        return forward, shapes
+    if any(step.op in CASTS for step in forward.statements) and not keeps_dtypes(found, examples, copied):
         return forward, shapes
     relus_as_traced = with_traced_relus(found)  # any subgradient at 0 is as good
     if rounding_difference(module, relus_as_traced, examples, copied, quick, contiguous=True):
@@ -128,17 +147,6 @@ def _tensor_names(module: nn.Module) -> dict[str, str]:
         with suppress(CannotTraceError):
             found[name] = attribute(module, name)
     return found
-
-
-def _live_floats(module: nn.Module, inlined: Collection[str]) -> frozenset[str]:
-    """The expressions of float attributes that each call reads anew."""
-    children = {path: module.get_submodule(path) for path in ("", *inlined)}
-    names = (
-        f"{path}.{name}".lstrip(".")
-        for path, child in children.items()
-        for name in live_floats(child, functions_of(child))
-    )
-    return frozenset(attribute(module, name) for name in names)
 
 
 def with_findings(forward: ForwardIR, shapes: Mapping[str, Shape]) -> ForwardIR:
@@ -225,7 +233,7 @@ def _is_stateless(module: nn.Module) -> bool:
 
 def _convert(
     module: nn.Module, owner: str, expand: frozenset[str], sites: Collection[str], examples: Examples
-) -> tuple[ForwardIR, Mapping[str, str]]:
+) -> tuple[ForwardIR, Mapping[str, str], Mapping[str, bool]]:
     """The printed forward, as it is written, and the children that make a new tensor, by the locals that hold it."""
     arguments = _arguments(module)
     reading = read_forward(module, expand, examples.calls)
@@ -242,12 +250,8 @@ def _convert(
         result=printed.result,
         inlined=reading.called,
         guards=reading.conditions,
-        source_hash=_hash(module, reading.called),
     )
-    called = tuple(dict.fromkeys(str(op.node.target) for op in reading.ops if op.node.op == "call_module"))
-    reads = reads_of(module, Traced(reading.reads, expand, reading.called, called, frozenset(printed.made.values())))
-    constants = constants_of(module, reading.called, reads)
-    return replace(forward, reads=reads, called=called, constants=constants), printed.made
+    return forward, printed.made, reading.floats
 
 
 def _site_weight(module: nn.Module, site: str) -> SiteWeight:
@@ -257,13 +261,6 @@ def _site_weight(module: nn.Module, site: str) -> SiteWeight:
     if len(weight.shape) < 2:
         raise CannotTraceError(f"'{site}' has {len(weight.shape)} dimensions, not 2")
     return weight
-
-
-def _hash(module: nn.Module, inlined: tuple[str, ...]) -> str:
-    try:
-        return forward_source_hash(module, inlined)
-    except OSError as error:
-        raise CannotTraceError("the source of the forward cannot be read") from error
 
 
 def _arguments(module: nn.Module) -> tuple[str, ...]:

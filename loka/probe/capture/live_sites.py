@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from loka.errors import InputError
+from loka.graph.wrappers import class_names, inside
 from loka.mods.adapt import AdaptError, is_adapted
 from loka.mods.adaptation import Adaptation
-from loka.mods.structure import class_names, inside, unwrapped
+from loka.mods.structure import unwrapped
 from loka.probe.capture.operand_views import OperandProduct, find_product
 from loka.sites.callables import is_library_file
 from loka.sites.site import GemmKind, Site

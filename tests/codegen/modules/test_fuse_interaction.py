@@ -10,9 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from loka.codegen import render_package
 from loka.errors import InputError
-from loka.plan.serialize import from_json, to_json
 from tests.support.codegen import chain_plans as chains
 from tests.support.codegen.modded_models import Workplace, equal_but_for_rounding
 
@@ -39,12 +37,6 @@ def test_cross_layers_of_a_model_that_is_kept_are_fused_and_exact(workplace: Wor
     for batch in (33, 1):
         equal_but_for_rounding(model, package, torch.randn(batch, 6, 16))
     assert type(model).__name__ == "DCNv2"
-
-
-def test_what_a_plan_file_has_renders_the_same(workplace: Workplace) -> None:
-    plan, files, _ = workplace.make("dcnv2")
-    assert '"crosses"' in to_json(plan)
-    assert render_package(from_json(to_json(plan))) == files
 
 
 def test_one_layer_of_those_that_match(workplace: Workplace) -> None:

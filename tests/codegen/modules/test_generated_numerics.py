@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -256,11 +255,3 @@ def test_compiles_as_one_graph(forwards: ModuleType) -> None:
     (found,) = torch.autograd.grad(compiled(x).square().sum(), x)
     torch.testing.assert_close(found, expected)
     torch._dynamo.reset()
-
-
-def test_the_package_imports_nothing_else(tmp_path: Path) -> None:
-    files = render_package(plans.forward_plan())
-    imported = {
-        line.split()[1] for text in files.values() for line in text.split("\n") if line.startswith(("import ", "from "))
-    }
-    assert imported == {"__future__", "typing", "torch", "torch.autograd.function", "loka", "."}

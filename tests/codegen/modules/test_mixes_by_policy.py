@@ -8,8 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from loka.codegen import render_package
-from loka.plan.serialize import from_json, to_json
 from loka.zoo.wukong import Wukong, WukongSizes
 from tests.support.codegen.policy_packages import Make
 
@@ -94,14 +92,3 @@ def test_without_the_mod_they_stay_as_they_are(make: Make, fuse: str) -> None:
     _, files, _ = make("gen_unmixed", f"compute: fp8, scaling: rowwise, fuse: {fuse}", "")
     assert "fm_interaction" not in files["modules.py"]
     assert "concat_norm" not in files["modules.py"]
-
-
-@pytest.mark.slow
-def test_a_plan_keeps_them_in_its_file(make: Make) -> None:
-    plan, files, _ = make("gen_mixed_again", "compute: keep, fuse: always")
-    again = from_json(to_json(plan))
-    forward = next(
-        binding.forward for binding in again.bindings if binding.forward is not None and binding.forward.mixes
-    )
-    assert (len(forward.mixes), len(forward.joins)) == (1, 1)
-    assert render_package(again)["modules.py"] == files["modules.py"]

@@ -66,12 +66,12 @@ def test_without_a_fault_nothing_happens(model, patch):
 
 @pytest.mark.parametrize(
     ("site", "fault"),
-    # The input of the first layer needs no gradient: it has no dgrad.
+    # Each fault at two of the sites, of other owners. The input of the first needs no gradient: it has no dgrad.
     [
-        (site, fault)
-        for site in SITES
-        for fault in planted_faults.FAULTS
-        if (site, fault) != (SITES[0], "dgrad is wrong")
+        (SITES[place % 5], fault)
+        for first, fault in enumerate(planted_faults.FAULTS)
+        for place in (first, first + 2)
+        if (SITES[place % 5], fault) != (SITES[0], "dgrad is wrong")
     ],
 )
 def test_a_fault_is_found_at_its_module_which_falls_back(site, fault, model, patch, monkeypatch):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from loka.errors import InputError
 from loka.graph.equivalence import with_forward
+from loka.graph.fingerprint import changed_forward
 from loka.graph.ir import ForwardIR, Refused
 from loka.graph.trace.examples import ExampleCall, Examples
 from loka.graph.trace.trace import trace_forward
@@ -207,7 +208,12 @@ def test_what_the_module_holds_is_a_constant_but_for_its_floats() -> None:
     assert isinstance(answer, ForwardIR), answer
     assert answer.guards == ("self.scale == 1.0",)
     assert [step.op for step in answer.statements] == ["matmul"]
-    assert ("names", "['a', 'b']") in dict.fromkeys(pair for reads in answer.reads for pair in reads.values)
+    assert answer.fingerprint is not None
+    assert answer.fingerprint.live == (("scale", "1.0", True),)
+    module.scale = 2.0
+    assert changed_forward(module, (), answer.fingerprint, {}) is None
+    module.names = print  # type: ignore[assignment]
+    assert changed_forward(module, (), answer.fingerprint, {}) is not None
 
 
 class Attends(Weighted):

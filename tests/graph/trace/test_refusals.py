@@ -13,8 +13,8 @@ from torch.distributed.fsdp import FSDPModule
 
 from loka.errors import InputError
 from loka.graph.equivalence import with_forward
+from loka.graph.fingerprint import changed_forward
 from loka.graph.ir import ForwardIR, Refused
-from loka.graph.source import forward_source_hash
 from loka.graph.trace.examples import ExampleCall, Examples
 from loka.graph.trace.trace import trace_forward
 from tests.support.models import ir_models as zoo
@@ -237,7 +237,7 @@ def test_a_float_of_an_inlined_child_is_read_anew() -> None:
     assert torch.equal(bound(x), module(x))
 
 
-def test_the_eps_of_an_own_norm_is_built_in_and_part_of_the_hash() -> None:
+def test_the_eps_of_an_own_norm_is_built_in_and_part_of_the_fingerprint() -> None:
     module = zoo.WithNorm()
     answer = trace(module, inline=("norm",))
     assert isinstance(answer, ForwardIR)
@@ -245,7 +245,10 @@ def test_the_eps_of_an_own_norm_is_built_in_and_part_of_the_hash() -> None:
     assert any("+ 0.001" in text for text in texts), texts
     assert not any("self.norm.eps" in text for text in texts)
     module.norm.eps = 2.0
-    assert forward_source_hash(module, ("norm",)) != answer.source_hash
+    assert answer.fingerprint is not None
+    found = changed_forward(module, ("norm",), answer.fingerprint, {})
+    assert found is not None
+    assert "add(v3, 2.0), planned was add(v3, 0.001)" in found.replace("v4 = ", "")
 
 
 class Sums(nn.Module):
@@ -281,9 +284,11 @@ def test_the_eps_of_a_norm_alone_is_built_in() -> None:
     assert set(answer.guards) == {"self.epsilon == 0.5", "self.norm._eps == 0.001"}  # the one is computed with
     assert not any("self.norm._eps" in text or "self.epsilon" in text for text in texts)
     module.norm.steps, module.epsilon = 1.5, 0.1
-    assert forward_source_hash(module, ("norm",)) == answer.source_hash
+    assert answer.fingerprint is not None
+    assert answer.fingerprint.live == (("epsilon", "0.5", False), ("norm.steps", "2.5", False))
+    assert changed_forward(module, ("norm",), answer.fingerprint, {}) is None
     module.norm._eps = 2.0
-    assert forward_source_hash(module, ("norm",)) != answer.source_hash
+    assert changed_forward(module, ("norm",), answer.fingerprint, {}) is not None
 
 
 def test_the_mode_of_dropout_is_read_anew() -> None:

@@ -83,7 +83,7 @@ def test_a_bound_wukong_layer_is_the_same_module() -> None:
 def test_layers_of_one_kind_have_one_text() -> None:
     model = zoo.Wukong()
     a, b = (traced(model, f"layers.{i}", (), ("rank", "compress"), 8, 16) for i in (0, 1))
-    assert (a.statements, a.source_hash, a.arguments) == (b.statements, b.source_hash, b.arguments)
+    assert (a.statements, a.fingerprint, a.arguments) == (b.statements, b.fingerprint, b.arguments)
 
 
 def test_a_bound_layer_compiles_whole_and_survives_checkpointing() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import pytest
@@ -16,6 +17,11 @@ from loka.numerics.quantize import quantize
 from tests.support.kernels.ptx_registers import unset_halves
 from tests.support.kernels.quantized_cases import CAST_TRANSPOSES, modes
 from tests.support.kernels.rendered_cases import write_package
+from tests.support.pairwise import fields_of, pairwise
+
+COMPILED = pairwise(
+    itertools.product(CAST_TRANSPOSES, ("bf16", "fp32")), lambda case: {**fields_of(case[0].how), "element": case[1]}
+)
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +68,7 @@ def test_no_matrix_is_refused(package):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spec", CAST_TRANSPOSES, ids=lambda spec: spec.function)
-@pytest.mark.parametrize("element", ["bf16", "fp32"])
+@pytest.mark.parametrize(("spec", "element"), COMPILED, ids=str)
 @pytest.mark.usefixtures("triton_cache")
 def test_it_compiles_for_hopper(package, spec, element, tmp_path):
     from tests.support.kernels.sm90 import SHARED, compiled, spilled

@@ -1,4 +1,4 @@
-"""All kernels in Triton's interpreter, a family in a process of its own: the interpreter is chosen at import."""
+"""All kernels in Triton's interpreter, which is chosen when Triton is imported: in another process."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ LEAST_COMPARED = {  # results, at least
     "cross": 10,
     "interaction": 30,
     "product": 100,
-    "quantized": 2000,
-    "recorded": 80,
-    "rendered": 900,
+    "quantized": 600,
+    "recorded": 100,
+    "rendered": 400,
     "weights": 30,
-    "wide": 120,
+    "wide": 70,
 }
 
 
-@pytest.mark.parametrize("family", LEAST_COMPARED)
-def test_kernels_read_and_write_what_they_should(family: str, tmp_path: Path) -> None:
-    assert run_interpreted(f"{family}_interpreted", tmp_path) >= LEAST_COMPARED[family]
+def test_kernels_read_and_write_what_they_should(tmp_path: Path) -> None:
+    compared = run_interpreted(list(LEAST_COMPARED), tmp_path)
+    assert compared.keys() == LEAST_COMPARED.keys()
+    assert [family for family, least in LEAST_COMPARED.items() if compared[family] < least] == []

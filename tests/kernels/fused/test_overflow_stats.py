@@ -28,6 +28,7 @@ from tests.support.kernels.recorded_cases import (
     unrecorded,
 )
 from tests.support.kernels.rendered_cases import arguments_of, random_inputs, write_package
+from tests.support.pairwise import fields_of, pairwise
 
 WIDTHS = (13, 512)
 
@@ -150,13 +151,15 @@ def test_transposed_copies_are_copies(package, shape):
 
 
 COMPILED = [
-    *(spec for spec in recorded(2048) if spec.how == HOWS[0]),
+    *pairwise(spec for spec in recorded(2048) if spec.how == HOWS[0]),
     *recorded(479)[:2],
     *CAST_TRANSPOSES[:2],
     *TRANSPOSES,
 ]
-COMPILED += [spec for width in (2048, 479) for spec in fused_cast_transposes(width)[::2] if spec.spec.how == HOWS[0]]
-COMPILED += [spec for spec in fused_cast_transposes(2048)[1::2] if spec.spec.how == HOWS[0]]
+COMPILED += pairwise(
+    (each for width in (2048, 479) for each in fused_cast_transposes(width) if each.spec.how == HOWS[0]),
+    lambda each: fields_of(each.spec),
+)
 
 
 @pytest.mark.slow

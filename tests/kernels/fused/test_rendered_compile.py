@@ -12,6 +12,7 @@ from tests.support.kernels.aligned_cases import ALIGNED
 from tests.support.kernels.ptx_registers import unset_halves
 from tests.support.kernels.rendered_cases import PARTS, norm_specs, write_package
 from tests.support.kernels.sm90 import SHARED, compiled, kernel_of, spilled
+from tests.support.pairwise import pairwise
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("triton_cache")]
 
@@ -20,7 +21,7 @@ WIDTHS = (13, 24, 479, 512, 1024, 2048, 3456, 4096, 8192, 8256)
 WIDEST = ("layer_norm", True, True, "silu", True)
 SPECS = [
     *[spec for width in WIDTHS for spec in norm_specs(width, [WIDEST])[:2]],
-    *[spec for spec in norm_specs(512, PARTS) if spec.quantize and not isinstance(spec, NormBackward)],
+    *pairwise(spec for spec in norm_specs(512, PARTS) if spec.quantize and not isinstance(spec, NormBackward)),
     *map(RequantizeTranspose, (1, 3)),
     *map(Reduce, (1, 6)),
     *ALIGNED[::2],

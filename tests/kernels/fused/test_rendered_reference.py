@@ -121,19 +121,6 @@ def test_closed_forms():
     assert slope.add.tolist() == slope.x.tolist()
 
 
-@pytest.mark.parametrize("heavy", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_plain_quantization_is_the_quantizer(package, dtype, heavy):
-    x = random_inputs(64, 512, dtype, heavy=heavy).tensors["x"]
-    x[3], x[4, 5], x[6, 7], x[8, 9] = 0.0, float("nan"), float("inf"), -float("inf")
-    spec = NormForward(512, None, False, False, 0.0, None, False, True, True)
-    got = package.run(spec, x)
-    expected = quantize(x, format=Format.E4M3, scaling=Scaling.ROWWISE, power_of_two=True)
-    assert torch.equal(got["values"].view(torch.uint8), expected.values.view(torch.uint8))
-    assert torch.equal(got["scale"], expected.scale)
-    assert got["scale"][3].item() == 2.0**-108
-
-
 def test_non_finite_values_stay_in_their_rows(package):
     inputs = random_inputs(17, 479, torch.float32)
     clean = inputs.tensors["x"].clone()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from loka.codegen import render_package
-from loka.graph.reads import Reads
+from loka.graph.fingerprint import Fingerprint, PlannedCall
 from loka.mods.adaptation import Adaptation
 from loka.numerics.enums import Gemm
 from loka.plan.plan import BindingKind, ModPlan, Plan, PlannedBinding
@@ -40,27 +40,25 @@ mods: [{use: block_norm, optional: true}, {use: fuse_interaction}]
 
 
 def linears() -> Plan:
-    """Linears of all recipes and on several kernels, regions, GEMMs on Parameters, values that were read, mods."""
+    """Linears of all recipes and on several kernels, regions, GEMMs on Parameters, a fingerprint, mods."""
     mixed, forwards = plans.mixed_plan(), plans.forward_plan()
     many = plans.linear_plan([f"layers.{number}.fmb.0" for number in range(12)])
     on_kernels = plans.planned_on(
         plans.linear_plan(("a",)), {Gemm.FPROP: "fbgemm.rowwise", Gemm.DGRAD: "mslk.rowwise"}, {Gemm.WGRAD: _TABLE}
     )
     by_rows = plans.planned_on(plans.linear_plan(("b",)), {}, {Gemm.FPROP: _TABLE})
-    reads = (
-        Reads(("",), "sample.Tower", values=(("scale", "float"), ("sizes", "(1, 2)"))),
-        Reads(("layers",), "torch.nn.modules.container.ModuleList", 20),
-        Reads(("towers",), "torch.nn.modules.container.ModuleDict", ("user id", "it's")),
-        Reads(tuple(f"layers.{i}.{name}" for i in range(20) for name in ("norm", "fc")), "sample.Layer"),
-        Reads(("ws",), "sample.Weights", 24, tuple((f"{i}", "a tensor (96, 96)") for i in range(24))),
+    calls = (
+        PlannedCall(
+            "(('tuple', (('tensor', 'float32', ((5, 8), 48)),)), ('dict', (('mask', None),)))",
+            ("v0 = linear(x, self.inner.fc.weight, None)", "v1 = dropout(v0, 0.1, True, False)", "return v1"),
+            ("v0 = linear(x, self.inner.fc.weight, None)", "v1 = dropout(v0, 0.1, False, False)", "return v1"),
+        ),
     )
     forward = replace(
         plans.tower_forward("deep.fc", "self.inner."),
         arguments=("x", "*", "mask=None"),
         guards=("mask is None",),
-        reads=reads,
-        called=tuple(f"layers.{i}.attend" for i in range(20)),
-        constants=(("sample.B", "2"),),
+        fingerprint=Fingerprint(calls, "float32", (("scale", "0.5", False),)),
         rewritten=("merge_siblings",),
     )
     deep = PlannedBinding(

@@ -166,10 +166,11 @@ def sized_inputs(batch):
 
 
 class Workplace:
-    """Makes packages of the models above, and forgets them."""
+    """Makes packages of the models above, each once, and forgets them."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._names = folder, [MODULE]
+        self.folder, self._names = folder, [MODULE]
+        self._made: dict[tuple[object, ...], tuple[Plan, dict[str, str], ModuleType]] = {}
         (folder / f"{MODULE}.py").write_text(MODELS)
         self.models = importlib.import_module(MODULE)
 
@@ -181,14 +182,18 @@ class Workplace:
         inputs: str = "inputs",
         rules: str = "",
     ) -> tuple[Plan, dict[str, str], ModuleType]:
-        (self._folder / "policy.yaml").write_text(
+        key = (factory, defaults, mods, inputs, rules, *self.models.SIZES.items())
+        if key in self._made:
+            return self._made[key]
+        (self.folder / "policy.yaml").write_text(
             f'version: 1\nname: crossing\nmodel: {{factory: "{MODULE}:{factory}", inputs: "{MODULE}:{inputs}", '
             f"batch_size: 32}}\ndefaults: {{{defaults}}}\nmods: [{mods}]\nrules: [{rules}]\n"
         )
         plan = make_plan("policy.yaml")
         files = render_package(plan)
         self._names.append(f"gen_modded_{next(_NUMBERS)}")
-        return plan, files, plans.import_package(files, self._folder, self._names[-1])
+        self._made[key] = plan, files, plans.import_package(files, self.folder, self._names[-1])
+        return self._made[key]
 
     def forget(self) -> None:
         for name in self._names:

@@ -3,9 +3,12 @@ code generation. Sizes: every linear is 32 wide, the head 1."""
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
 from loka import dispatch
+from loka.graph.fingerprint import fingerprint
+from tests.support.models import dispatch_models
 
 from . import kernels, modules
 
@@ -22,7 +25,6 @@ def linears(*names, shape=(32, 32), gemms=ALL, bias=True, replaces=nn.Linear):
         train=modules.Linear,
         infer=modules.LinearFrozen,
         replaces=f"{replaces.__module__}.{replaces.__qualname__}",
-        source_hash="",
         inlined=(),
         modules=names,
         sites=tuple((name,) for name in names),
@@ -31,13 +33,13 @@ def linears(*names, shape=(32, 32), gemms=ALL, bias=True, replaces=nn.Linear):
     )
 
 
-def blocks(*names, source_hash=""):
-    """A binding of owners whose forward is generated."""
+def blocks(*names, planned=None):
+    """A binding of owners whose forward is generated; `planned`: with the fingerprint of their own."""
     return dispatch.Binding(
         train=modules.Block,
         infer=modules.BlockFrozen,
         replaces="tests.support.models.dispatch_models.Block",
-        source_hash=source_hash,
+        fingerprint=planned,
         inlined=("up", "up.0"),
         modules=names,
         sites=tuple((f"{name}.up.0", f"{name}.down") for name in names),
@@ -52,13 +54,18 @@ def around(train, sites=("",), gemms=(("fprop",),)):
         train=train,
         infer=None,
         replaces="torch.nn.modules.container.Sequential",
-        source_hash="",
         inlined=(),
         modules=("",),
         sites=(sites,),
         gemms=gemms,
         shapes=(),
     )
+
+
+def block_fingerprint():
+    """That of the owners that `blocks` binds."""
+    calls = [[((torch.randn(rows, 32),), {})] for rows in (5, 8)]
+    return fingerprint(dispatch_models.Block(), ("up", "up.0"), *calls)
 
 
 BLOCKS = (blocks("layers.0", "layers.1"), linears("head", shape=(1, 32)))

@@ -1,4 +1,4 @@
-"""Run by test_interpreted.py in a process of its own, with TRITON_INTERPRET=1: what is read, written and left out."""
+"""Run by test_interpreted.py: what is read, written and left out."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import torch
 import torch.nn.functional as F
 
 from loka.kernels.fused.norm import norm_reference
-from tests.support.interpreted.faster_interpreter import run_program
 from tests.support.interpreted.rendered_interpreted import exact_rows, results
 from tests.support.kernels.aligned_cases import ALIGNED, ROWS
 from tests.support.kernels.rendered_cases import write_package
 
 
-def main(folder: Path) -> None:
-    """Rows of every case, whole and cut from wider ones, against the reference; prints how many were compared."""
+def main(folder: Path) -> int:
+    """Rows of every case, whole and cut from wider ones, against the reference; returns how many were compared."""
     package = write_package(folder / "interpreted", ALIGNED)
     compared = 0
     for spec in ALIGNED:
@@ -28,8 +27,4 @@ def main(folder: Path) -> None:
                 assert torch.equal(got["values"].float(), values.float()), (spec, rows)
                 assert torch.equal(got["scale"], scale), (spec, rows)
                 compared += 1
-    print(compared)
-
-
-if __name__ == "__main__":
-    run_program(main)
+    return compared

@@ -1,4 +1,4 @@
-"""Run by test_interpreted.py in a process of its own, with TRITON_INTERPRET=1: indexing and masks, on float32."""
+"""Run by test_interpreted.py: indexing and masks, on float32."""
 
 from __future__ import annotations
 
@@ -6,23 +6,18 @@ from pathlib import Path
 
 import torch
 
-from tests.support.interpreted.faster_interpreter import run_program
 from tests.support.kernels.cross_cases import SPECS, check, inputs_of
 from tests.support.kernels.rendered_cases import write_package
 
 ROWS = (1, 45)  # less than a block, and more than three programs take at a step
 
 
-def main(folder: Path) -> None:
-    """All checks; prints how many there were."""
+def main(folder: Path) -> int:
+    """All checks; returns how many there were."""
     package = write_package(folder / "crossed", SPECS)
     for spec in SPECS:
         for rows in ROWS:
             inputs = inputs_of(spec, rows, torch.float32)
             got = package.launch(spec, *(inputs[name] for name in spec.parameters))
             check(spec, got, inputs, 1e-5)
-    print(len(SPECS) * len(ROWS))
-
-
-if __name__ == "__main__":
-    run_program(main)
+    return len(SPECS) * len(ROWS)

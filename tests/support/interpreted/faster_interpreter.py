@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,8 +26,8 @@ from tests.support.kernels.poison import poisoned
 PROGRAMS = 3
 
 
-def run_program(main: Callable[[Path], None]) -> None:
-    """Run a program of this package on the folder that it is given, as if on a GPU of three multiprocessors.
+def as_on_a_gpu() -> None:
+    """For this process: kernels are interpreted, as if on a GPU of three multiprocessors.
 
     What a kernel leaves unwritten is NaN.
     """
@@ -37,7 +35,6 @@ def run_program(main: Callable[[Path], None]) -> None:
     operators.programs = lambda x, rows, per_multiprocessor: PROGRAMS
     operators.programs_for = lambda m, device, rows, per_multiprocessor: PROGRAMS
     Tensor.new_empty = poisoned(Tensor.new_empty)  # type: ignore[method-assign]
-    main(Path(sys.argv[1]))
 
 
 class PatchOnce:

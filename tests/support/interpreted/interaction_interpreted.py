@@ -1,4 +1,4 @@
-"""Run by test_interpreted.py with TRITON_INTERPRET=1: indexing and masks, on float16 and float32.
+"""Run by test_interpreted.py: indexing and masks, on float16 and float32.
 
 The interpreter is right about float16, which FM interactions take as it takes bfloat16.
 """
@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.support.interpreted.faster_interpreter import run_program
 from tests.support.kernels.interaction_cases import (
     CONCAT_NORMS,
     SIZES,
@@ -42,8 +41,8 @@ def compare(spec: Any, got: dict[str, Tensor], exact: dict[str, Tensor], limit: 
     return len(got)
 
 
-def main(folder: Path) -> None:
-    """All checks; prints how many results of both were compared."""
+def main(folder: Path) -> int:
+    """All checks; returns how many results of both were compared."""
     specs: list[Any] = [spec for sizes in SIZES for spec in fm_specs(sizes)]
     package = write_package(
         folder / "interpreted", [*specs, *(s for case in CONCAT_NORMS for s in concat_norm_specs(case))]
@@ -66,8 +65,4 @@ def main(folder: Path) -> None:
         compare(forward, {name: known[name] for name in forward.results}, exact, 1e-5)
         compare(backward, run(package, backward, *(known[p] for p in backward.parameters)), exact, 1e-5)
         compared += 1
-    print(compared)
-
-
-if __name__ == "__main__":
-    run_program(main)
+    return compared

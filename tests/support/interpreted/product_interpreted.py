@@ -1,4 +1,4 @@
-"""Run by test_interpreted.py in a process of its own, with TRITON_INTERPRET=1: indexing and masks, in float32."""
+"""Run by test_interpreted.py: indexing and masks, in float32."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from loka.kernels.fused import operators
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
-from tests.support.interpreted.faster_interpreter import PROGRAMS, run_program
+from tests.support.interpreted.faster_interpreter import PROGRAMS
 from tests.support.interpreted.rendered_interpreted import near, results
 from tests.support.kernels.product_cases import (
     arguments,
@@ -54,12 +54,8 @@ def check_products(package: Package, width: int, rows: int) -> int:
     return len(products(width))
 
 
-def main(folder: Path) -> None:
+def main(folder: Path) -> int:
     package = write_package(folder / "interpreted", [*NORMS, *(spec for width in WIDTHS for spec in products(width))])
     operators.programs = lambda x, rows, per_multiprocessor: PROGRAMS if x.shape[0] else 1
     compared = sum(check_norms(package, NORMS, rows) for rows in (1, 5, 0))
-    print(compared + sum(check_products(package, width, rows) for width in WIDTHS for rows in (1, 5, 0)))
-
-
-if __name__ == "__main__":
-    run_program(main)
+    return compared + sum(check_products(package, width, rows) for width in WIDTHS for rows in (1, 5, 0))

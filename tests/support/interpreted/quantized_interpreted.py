@@ -1,4 +1,4 @@
-"""Run by test_interpreted.py in a process of its own, with TRITON_INTERPRET=1: indexing and masks of modes.
+"""Run by test_interpreted.py: indexing and masks of modes.
 
 The interpreter rounds to FP8 wrongly, so values are compared where they are FP8 already: scales that are powers of two,
 elements of one bit of mantissa. Scales, maxima and counts are float32 and integers, and compared everywhere.
@@ -13,13 +13,15 @@ from torch import Tensor
 
 from loka.kernels.fused import operators
 from loka.kernels.fused.matrix_kernels import CastTranspose
-from tests.support.interpreted.faster_interpreter import PROGRAMS, run_program
+from tests.support.interpreted.faster_interpreter import PROGRAMS
 from tests.support.interpreted.rendered_interpreted import results
 from tests.support.kernels.quantized_cases import CAST_TRANSPOSES, specs
 from tests.support.kernels.rendered_cases import Package, arguments_of, random_inputs, write_package
+from tests.support.pairwise import pairwise
 
 TILES = 6  # of 128 x 128, no fewer than the matrices have
 WIDTHS = (13, 200, 256, 624)  # of several rows at a step or one; blocks that are filled or not
+SPECS = pairwise(spec for width in WIDTHS for spec in specs(width))
 ROWS = (1, 17)
 
 
@@ -71,29 +73,18 @@ def check_transposed(package: Package, spec: CastTranspose, x: Tensor) -> int:
     return 4
 
 
-def main(folder: Path) -> None:
-    """All checks; prints how many results were compared."""
-    every = [spec for width in WIDTHS for spec in specs(width)]
-    package = write_package(folder / "modes_interpreted", [*every, *CAST_TRANSPOSES])
+def main(folder: Path) -> int:
+    """All checks; returns how many results were compared."""
+    package = write_package(folder / "modes_interpreted", [*SPECS, *CAST_TRANSPOSES])
     operators.tiles = lambda x, side: TILES
     compared = 0
-    for width in WIDTHS:
-        bare = [spec for spec in specs(width) if spec.norm is None and spec.activation is None]
+    for spec in SPECS:
+        bare = spec.norm is None and spec.activation is None
         for rows in ROWS:
-            x = coarse(rows, width)
-            for spec in bare:
-                compared += check(package, spec, [x, *last_arguments(spec, x)], spec.how.power_of_two)
-            inputs = random_inputs(rows, width, torch.float32)
-            for spec in specs(width):
-                if spec.norm is None and spec.activation is None:
-                    continue
-                given = [*arguments_of(spec, inputs), *last_arguments(spec, x)]
-                compared += check(package, spec, given, exact=False)
+            x = coarse(rows, spec.width)
+            given = [x] if bare else arguments_of(spec, random_inputs(rows, spec.width, torch.float32))
+            compared += check(package, spec, [*given, *last_arguments(spec, x)], bare and spec.how.power_of_two)
     for spec in CAST_TRANSPOSES:
         for shape in ((1, 13), (130, 200), (257, 128)):
             compared += check_transposed(package, spec, coarse(*shape))
-    print(compared)
-
-
-if __name__ == "__main__":
-    run_program(main)
+    return compared

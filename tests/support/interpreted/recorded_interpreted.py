@@ -1,4 +1,4 @@
-"""Run by test_interpreted.py with TRITON_INTERPRET=1: what is recorded, and the tiles of transpositions.
+"""Run by test_interpreted.py: what is recorded, and the tiles of transpositions.
 
 The interpreter rounds to FP8 wrongly, so values are compared where they are FP8 already.
 """
@@ -11,7 +11,6 @@ import torch
 
 from loka.kernels.fused import operators
 from loka.kernels.fused.norm.fused_cast_transpose import FusedCastTranspose
-from tests.support.interpreted.faster_interpreter import run_program
 from tests.support.interpreted.quantized_interpreted import TILES, coarse
 from tests.support.interpreted.rendered_interpreted import near, results
 from tests.support.kernels.recorded_cases import (
@@ -23,6 +22,7 @@ from tests.support.kernels.recorded_cases import (
     recorded,
 )
 from tests.support.kernels.rendered_cases import Package, arguments_of, random_inputs, write_package
+from tests.support.pairwise import fields_of, pairwise
 
 
 def same_record(package: Package, spec, arguments: list[torch.Tensor]) -> None:
@@ -63,11 +63,12 @@ def check_norm(package: Package, spec, rows: int) -> None:
     same_record(package, spec, [*tensors, scale])
 
 
-def main(folder: Path) -> None:
-    """All checks; prints how many kernels were compared."""
+def main(folder: Path) -> int:
+    """All checks; returns how many kernels were compared."""
     widths = (13, 200, 256, 624)
-    norms = [spec for width in widths for spec in recorded(width)]
-    local = [both for width in (13, 200, 512) for both in fused_cast_transposes(width)]
+    norms = pairwise(spec for width in widths for spec in recorded(width))
+    fused = [both for width in (13, 200, 512) for both in fused_cast_transposes(width)]
+    local = pairwise(fused, lambda both: fields_of(both.spec))
     package = write_package(folder / "recorded_interpreted", [*norms, *CAST_TRANSPOSES, *TRANSPOSES, *local])
     operators.tiles = lambda x, side: TILES
     compared = 0
@@ -92,8 +93,4 @@ def main(folder: Path) -> None:
         for ours, values in zip(got, matrices, strict=False):
             assert torch.equal(ours.view(torch.uint8), values.view(torch.uint8).t())
         compared += 1
-    print(compared)
-
-
-if __name__ == "__main__":
-    run_program(main)
+    return compared

@@ -1,4 +1,4 @@
-"""Run by test_interpreted.py in a process of its own, with TRITON_INTERPRET=1: indexing and masks.
+"""Run by test_interpreted.py: indexing and masks.
 
 The interpreter converts float32 to FP8 and bfloat16 wrongly, but not what these hold exactly. So plain kernels are
 compared in float32, and quantizing ones on values that are e4m3 under their row's scale.
@@ -7,6 +7,7 @@ compared in float32, and quantizing ones on values that are e4m3 under their row
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from loka.kernels.fused.matrix_kernels import Reduce, RequantizeTranspose
 from loka.kernels.fused.norm import norm_reference
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.numerics.quantize import Quantized, requantize_transpose
-from tests.support.interpreted.faster_interpreter import PROGRAMS, run_program
+from tests.support.interpreted.faster_interpreter import PROGRAMS
 from tests.support.kernels.rendered_cases import (
     BLOCK_PARTS,
     PARTS,
@@ -27,6 +28,9 @@ from tests.support.kernels.rendered_cases import (
     random_inputs,
     write_package,
 )
+from tests.support.pairwise import pairwise
+
+Norm = NormForward | NormBackward
 
 # By the width's configuration: several rows at a step or one; a power of two or a padded width.
 WIDTHS = (13, 16, 24, 256, 479, 512, 600, 768)
@@ -36,6 +40,12 @@ ROWS = (1, 17, 5)
 def parts_of(width: int) -> list[tuple[str | None, bool, bool, str | None, bool]]:
     """All norms that a kernel of that width can have."""
     return PARTS if width % 256 else BLOCK_PARTS + PARTS[-2:] if width in (256, 768) else PARTS + BLOCK_PARTS
+
+
+def chosen(specs: Iterable[Norm]) -> list[Norm]:
+    """Each pair of parameters, among the kernels that quantize as among those that do not."""
+    every = list(specs)
+    return [spec for quantize in (False, True) for spec in pairwise(s for s in every if s.quantize is quantize)]
 
 
 def moved(code: str, constraints: str, operands: list[Any], **options: object) -> Any:
@@ -57,20 +67,18 @@ def near(actual: Tensor, expected: Tensor) -> bool:
     return actual.shape == expected.shape and bool(((actual - expected).abs() <= 1e-5 * size).all())
 
 
-def check_norms(package: Package, width: int) -> int:
-    """Every part in float32, forward and backward; how many were compared."""
+def check_norms(package: Package, specs: Sequence[Norm]) -> int:
+    """Each kernel that quantizes nothing, in float32; how many results were compared."""
     compared = 0
-    for rows in ROWS:
-        inputs = random_inputs(rows, width, torch.float32)
-        for spec in norm_specs(width, parts_of(width)):
-            if spec.quantize:
-                continue
+    for spec in specs:
+        for rows in ROWS if not spec.quantize else ():
+            inputs = random_inputs(rows, spec.width, torch.float32)
             arguments = arguments_of(spec, inputs)
             got, expected = results(package, spec, *arguments), package.run(spec, *arguments)
             for name in spec.results:
                 result = got[name]
                 if name in ("dweight", "dbias", "dadd"):
-                    assert result.shape == (PROGRAMS, width)
+                    assert result.shape == (PROGRAMS, spec.width)
                     result = result.sum(0, keepdim=True)
                 assert near(result, expected[name]), (spec, rows, name)
                 compared += 1
@@ -86,30 +94,36 @@ def exact_rows(rows: int, width: int) -> Tensor:
     return codes.view(torch.float8_e4m3fn).float() * signs * 2.0 ** (torch.arange(rows) % 5)[:, None]
 
 
+def quantizers(width: int) -> tuple[NormForward, NormBackward]:
+    """Kernels that quantize what they are given, and do nothing else."""
+    parts = (width, None, False, False, 0.0, None)
+    return NormForward(*parts, False, True, True), NormBackward(*parts, True, True)
+
+
 def check_quantizers(package: Package, width: int) -> None:
+    spec, backward = quantizers(width)
     for rows in ROWS:
         x = exact_rows(rows, width)
-        spec = NormForward(width, None, False, False, 0.0, None, False, True, True)
         got, (values, scale, _) = results(package, spec, x), norm_reference.quantize_rows(x)
         assert torch.equal(got["values"].float(), values.float())
         assert torch.equal(got["scale"], scale)
         assert got["scale_max"].shape == (PROGRAMS,)
         assert got["scale_max"].max() == scale.max()
-        backward = NormBackward(width, None, False, False, 0.0, None, True, True)
         got = results(package, backward, x)
         assert torch.equal(got["values"].float(), values.float())
         assert near(got["dadd"].sum(0), x.sum(0))
 
 
-def check_scales(package: Package, width: int) -> None:
+def check_scales(package: Package, specs: Sequence[Norm]) -> None:
     """Scales where the padding of a row, or a row beyond the last, would be larger than all that counts."""
-    inputs = random_inputs(5, width, torch.float32)
-    low = {name: tensor - 8.0 for name, tensor in inputs.tensors.items()} | {"weight": torch.ones(width)}
-    shifted = dataclasses.replace(inputs, tensors=low, grad=inputs.grad.sign() * torch.rand_like(inputs.grad) + 100.0)
-    cancelled = {**low, "x": (inputs.tensors["x"] * 1e-3 - low["add"])}
-    for spec in norm_specs(width, parts_of(width)):
+    for spec in specs:
         if not spec.quantize:
             continue
+        inputs = random_inputs(5, spec.width, torch.float32)
+        low = {name: tensor - 8.0 for name, tensor in inputs.tensors.items()} | {"weight": torch.ones(spec.width)}
+        grad = inputs.grad.sign() * torch.rand_like(inputs.grad) + 100.0
+        shifted = dataclasses.replace(inputs, tensors=low, grad=grad)
+        cancelled = {**low, "x": (inputs.tensors["x"] * 1e-3 - low["add"])}
         if isinstance(spec, NormForward):
             tensors = cancelled if spec.norm is None and spec.add else low
             arguments = [tensors[name] for name in spec.parameters]
@@ -163,19 +177,19 @@ def check_without_rows(package: Package) -> None:
     assert got["scale_t"].flatten().tolist() == [2.0**-108] * 24
 
 
-def main(folder: Path) -> None:
-    """All checks; prints how many results of norms were compared."""
-    specs = [spec for width in WIDTHS for spec in norm_specs(width, parts_of(width))]
+def main(folder: Path) -> int:
+    """All checks; returns how many results of norms were compared."""
+    specs = chosen(spec for width in WIDTHS for spec in norm_specs(width, parts_of(width)))
+    bare = [spec for width in WIDTHS for spec in quantizers(width)]
+    without = norm_specs(24, PARTS)
     package = write_package(
-        folder / "interpreted", [*specs, *map(RequantizeTranspose, (1, 2, 3)), *map(Reduce, (1, 2, 3))]
+        folder / "interpreted",
+        dict.fromkeys([*specs, *bare, *without, *map(RequantizeTranspose, (1, 2, 3)), *map(Reduce, (1, 2, 3))]),
     )
-    print(sum(check_norms(package, width) for width in WIDTHS))
+    compared = check_norms(package, specs)
+    check_scales(package, specs)
     for width in WIDTHS:
         check_quantizers(package, width)
-        check_scales(package, width)
     check_requantize_transpose_and_reduce(package)
     check_without_rows(package)
-
-
-if __name__ == "__main__":
-    run_program(main)
+    return compared

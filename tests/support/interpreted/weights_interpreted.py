@@ -1,4 +1,4 @@
-"""Run by test_interpreted.py in a process of its own, with TRITON_INTERPRET=1: what is read and written."""
+"""Run by test_interpreted.py: what is read and written."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 
 from loka.kernels.fused.norm import norm_reference
-from tests.support.interpreted.faster_interpreter import PROGRAMS, run_program
+from tests.support.interpreted.faster_interpreter import PROGRAMS
 from tests.support.interpreted.rendered_interpreted import exact_rows, results
 from tests.support.kernels.rendered_cases import write_package
 from tests.support.kernels.weight_cases import ROWS, WEIGHTS
 
 
-def main(folder: Path) -> None:
-    """Weights of every case, whole and cut from wider ones, against the reference; prints how many were compared."""
+def main(folder: Path) -> int:
+    """Weights of every case, whole and cut from wider ones, against the reference; returns how many were compared."""
     package = write_package(folder / "interpreted", WEIGHTS)
     compared = 0
     for spec in WEIGHTS:
@@ -32,8 +32,4 @@ def main(folder: Path) -> None:
                 assert largest.shape == (PROGRAMS,)
                 assert largest.max() == (scale.max() if rows[index] else 0.0), (spec, index, rows)
                 compared += 1
-    print(compared)
-
-
-if __name__ == "__main__":
-    run_program(main)
+    return compared

@@ -32,9 +32,9 @@ class Experts(nn.Module):
 
 
 class Features(nn.Module):
-    """A small projection for each of 26 features, and a head."""
+    """A small projection for each of ten features, and a head."""
 
-    def __init__(self, features: int = 26, width: int = 16) -> None:
+    def __init__(self, features: int = 10, width: int = 16) -> None:
         super().__init__()
         self.projections = nn.ModuleList([nn.Linear(width, 24) for _ in range(features)])
         self.head = nn.Linear(features * 24, 32)
@@ -180,8 +180,8 @@ towers, towers_inputs = Towers, rows(32)
 hidden, hidden_inputs = Hidden, rows(8)
 branching, branching_inputs = Branching, rows(8)
 experts, experts_inputs = Experts, rows(48)
-features, features_inputs = Features, rows(26, 16)
-looped, looped_inputs = Looped, rows(26, 16)
+features, features_inputs = Features, rows(10, 16)
+looped, looped_inputs = Looped, rows(10, 16)
 attention, attention_inputs = Attention, rows(6, 16)
 bottom, bottom_inputs = Bottom, rows(13)
 both, both_inputs = Both, rows(45)

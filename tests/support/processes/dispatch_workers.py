@@ -22,7 +22,6 @@ from torch.utils.checkpoint import checkpoint
 
 from loka import dispatch
 from loka.errors import InputError
-from loka.graph.source import forward_source_hash
 from tests.support import dispatch_sample as sample
 from tests.support.models import dispatch_models as models
 from tests.support.processes.guard_workers import guard_ddp, guard_fsdp  # noqa: F401 - found by name
@@ -109,8 +108,7 @@ def ddp_loops(rank):
     model = models.Blocks()
     block = model.layers[0]
     replicate(block)  # changes the class of the module
-    planned = forward_source_hash(models.Blocks().layers[0], ("up", "up.0"))
-    patch = sample.apply(model, (sample.blocks("layers.0", source_hash=planned),))
+    patch = sample.apply(model, (sample.blocks("layers.0", planned=sample.block_fingerprint()),))
     block(batch(rank).requires_grad_()).square().mean().backward()
     patch.verify()
     results["replicated"] = full_gradients(block)
@@ -187,8 +185,7 @@ def fsdp_blocks(rank):
     """Owners with inlined children, sharded as one unit each; a child that is a unit of its own is refused."""
     mesh = init_device_mesh("cpu", (WORLD,))
     model = models.Blocks()
-    planned = forward_source_hash(model.layers[0], ("up", "up.0"))
-    bindings = (sample.blocks("layers.0", "layers.1", source_hash=planned),)
+    bindings = (sample.blocks("layers.0", "layers.1", planned=sample.block_fingerprint()),)
     for layer in model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
@@ -16,13 +17,13 @@ def environment(**changes: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, **changes}
 
 
-def run_interpreted(program: str, folder: Path) -> int:
-    """Run a program of `tests.support.interpreted` in Triton's interpreter; how many results it compared."""
+def run_interpreted(families: Sequence[str], folder: Path) -> dict[str, int]:
+    """Run programs of `tests.support.interpreted` in Triton's interpreter; how many results each compared."""
     done = subprocess.run(
-        [sys.executable, "-m", f"tests.support.interpreted.{program}", str(folder)],
+        [sys.executable, "-m", "tests.support.interpreted", str(folder), *families],
         env=environment(TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES=""),
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    return int(done.stdout)
+    return {family: int(count) for family, count in (line.split() for line in done.stdout.splitlines())}

@@ -1,0 +1,184 @@
+"""The arguments of a call as a literal, from which fake ones like them are made where nothing but torch is there.
+
+Tensors, plain values, tuples, lists, dicts and dataclasses are known; anything else is refused.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import copy
+import dataclasses
+import math
+import sys
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from loka.graph.capture import CannotCaptureError
+from loka.graph.fake_module import FakeModules
+from loka.graph.source import in_script, qualified
+
+_PLAIN = (bool, int, str, bytes, type(None))
+Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
+
+
+def described(one: Arguments, other: Arguments) -> str:
+    """The arguments of a call and of the same call at another batch size, as one literal.
+
+    A tensor is ("tensor", "float32", ((5, 8), 16)): its dtype, and its sizes, two where they differ. Raises
+    CannotCaptureError for what has no literal.
+    """
+    return repr((_form(one[0], other[0], "arguments"), _form(dict(one[1]), dict(other[1]), "arguments")))
+
+
+def _form(one: Any, other: Any, name: str) -> Any:
+    if type(one) in _PLAIN:
+        return one
+    if type(one) is float:
+        return one if math.isfinite(one) else ("float", repr(one))
+    if isinstance(one, Tensor):
+        if not isinstance(other, Tensor) or one.ndim != other.ndim or one.layout is not torch.strided:
+            raise CannotCaptureError(f"its {name} differ in kind from one batch size to another")
+        sizes = tuple(a if a == b else (a, b) for a, b in zip(one.shape, other.shape, strict=True))
+        return "tensor", str(one.dtype).removeprefix("torch."), sizes
+    if isinstance(one, torch.dtype):
+        return "dtype", str(one).removeprefix("torch.")
+    if type(one) is not type(other):
+        raise CannotCaptureError(f"its {name} differ in type from one batch size to another")
+    kind = type(one)
+    if kind is dict and all(type(key) in _PLAIN for key in one) and list(one) == list(other):
+        return "dict", tuple((key, _form(one[key], other[key], name)) for key in one)
+    if isinstance(one, list | tuple) and len(one) == len(other):
+        items = tuple(_form(a, b, name) for a, b in zip(one, other, strict=True))
+        if kind in (tuple, list):
+            return kind.__name__, items
+        if hasattr(one, "_fields"):
+            return "named", qualified(kind), items
+    if dataclasses.is_dataclass(one):
+        names = [each.name for each in dataclasses.fields(one)]
+        held = tuple((each, _form(getattr(one, each), getattr(other, each), name)) for each in names)
+        return "dataclass", qualified(kind), held
+    raise CannotCaptureError(f"among its {name} is a {qualified(kind)}, which a package cannot describe")
+
+
+def described_results(
+    module: nn.Module, children: Collection[str], one: Arguments, other: Arguments
+) -> tuple[tuple[str, str], ...]:
+    """What children return while the module runs on two calls, each as a literal; only what has one is there.
+
+    Buffers and random states are restored. Exceptions of the module are CannotCaptureErrors.
+    """
+    runs: list[dict[str, Any]] = []
+    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    for args, kwargs in (one, other):
+        found: dict[str, Any] = {}
+        hooks = [module.get_submodule(path).register_forward_hook(_keeping(found, path)) for path in children]
+        try:
+            with torch.random.fork_rng(devices=[]), torch.no_grad():
+                module.forward(*copy.deepcopy(args), **copy.deepcopy(dict(kwargs)))
+        except Exception as error:
+            raise CannotCaptureError(f"running it raised {type(error).__name__}: {error}") from error
+        finally:
+            for hook in hooks:
+                hook.remove()
+            for buffer, value in buffers:
+                buffer.copy_(value)
+        runs.append(found)
+    described_: list[tuple[str, str]] = []
+    for path in runs[0].keys() & runs[1].keys():
+        with contextlib.suppress(CannotCaptureError):
+            described_.append((path, repr(_form(runs[0][path], runs[1][path], "results"))))
+    return tuple(sorted(described_))
+
+
+def _keeping(found: dict[str, Any], path: str) -> Callable[..., None]:
+    def keep(_module: nn.Module, _args: tuple[Any, ...], made: Any) -> None:
+        found.setdefault(path, made)
+
+    return keep
+
+
+def result_like(text: str, *args: Any, **kwargs: Any) -> Any:
+    """A child's result by its literal, on fake tensors like those of its arguments; symbols come from their sizes."""
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    sizes: list[Any] = [size for each in tensors for size in each.shape]
+    symbols = {size.node.hint: size for size in sizes if isinstance(size, torch.SymInt)}
+
+    def sized(size: int | tuple[int, int]) -> Any:
+        if isinstance(size, int):
+            return size
+        times = [symbol * (size[0] // hint) for hint, symbol in symbols.items() if size[0] % hint == 0]
+        if not times:
+            raise CannotCaptureError("a size of its child's result follows from none of its arguments")
+        return times[0]
+
+    def made(form: Any) -> Any:
+        if not isinstance(form, tuple):
+            return form
+        kind, *held = form
+        if kind == "tensor":
+            return tensors[0].new_empty(tuple(map(sized, held[1])), dtype=getattr(torch, held[0]))
+        if kind == "dict":
+            return {key: made(item) for key, item in held[0]}
+        if kind in ("tuple", "list"):
+            return tuple(map(made, held[0])) if kind == "tuple" else list(map(made, held[0]))
+        raise CannotCaptureError("its child returns more than tensors in tuples, lists and dicts")
+
+    return made(ast.literal_eval(text))
+
+
+def inputs_of(text: str, fakes: FakeModules) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Fake arguments by a text of `described`; sizes that differ between batch sizes may become symbols.
+
+    Raises CannotCaptureError for a class that this process has not loaded.
+    """
+    args, kwargs = (_made(form, fakes) for form in ast.literal_eval(text))
+    return args, kwargs
+
+
+def _made(form: Any, fakes: FakeModules) -> Any:
+    if not isinstance(form, tuple):
+        return form
+    kind, *held = form
+    if kind == "tensor":
+        dtype, sizes = held
+        made = fakes.tensor(
+            tuple(size[0] if isinstance(size, tuple) else size for size in sizes), getattr(torch, dtype)
+        )
+        for dimension, size in enumerate(sizes):
+            if isinstance(size, tuple):
+                torch._dynamo.maybe_mark_dynamic(made, dimension)
+        return made
+    if kind == "float":
+        return float(held[0])
+    if kind == "dtype":
+        return getattr(torch, held[0])
+    if kind == "dict":
+        return {key: _made(item, fakes) for key, item in held[0]}
+    if kind == "dataclass":
+        cls = _class(held[0])
+        made = object.__new__(cls)
+        for name, item in held[1]:
+            object.__setattr__(made, name, _made(item, fakes))
+        return made
+    items = [_made(item, fakes) for item in held[-1]]
+    return _class(held[0])(*items) if kind == "named" else (tuple(items) if kind == "tuple" else items)
+
+
+def _class(name: str) -> Any:
+    """A class by its qualified name, which `described` found."""
+    parts = name.split(".")
+    for end in range(len(parts) - 1, 0, -1):
+        homes = [sys.modules.get(".".join(parts[:end]))]
+        homes += [module for key, module in list(sys.modules.items()) if in_script(key)]
+        for home in homes:
+            found: Any = home
+            for part in parts[end:]:
+                found = getattr(found, part, None)
+            if isinstance(found, type) and (dataclasses.is_dataclass(found) or hasattr(found, "_fields")):
+                return found
+    raise CannotCaptureError(f"its arguments hold a {name}, which is not imported here")
