@@ -196,7 +196,7 @@ class _Reader:
         limits = {getattr(torch.finfo(each), name) for each in _FLOATS for name in _LIMITS}
         if any(isinstance(each, torch.dtype) or (type(each) is float and each in limits) for each in constants):
             return _SITUATIONS[1:]
-        moded = self._flags(first) and any(type(each) is bool for each in constants)
+        moded = self._flags(first) and any(each is True for each in constants)  # all modules are in training there
         return (replace(_SITUATIONS[0], training=False, varied=True),) if floats or moded else ()
 
     def _in_any_dtype(self, situation: _Situation, floats: Sequence[_Float]) -> _Seen:
