@@ -52,7 +52,7 @@ def long_forward() -> ForwardIR:
         ),
     )
     return ForwardIR(
-        "", "sample.Deep", ("X", "/", "l", "*", "kernels=torch.float32"), statements, "(linear, kernels)", (), "00" * 32
+        "", "sample.Deep", ("X", "/", "l", "*", "kernels=torch.float32"), statements, "(linear, kernels)", ()
     )
 
 
