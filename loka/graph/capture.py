@@ -12,6 +12,7 @@ inlined into it, so that their own caches, recompile limits and observed sizes s
 from __future__ import annotations
 
 import ast
+import builtins
 import contextlib
 import dataclasses
 import inspect
@@ -305,9 +306,11 @@ def _compile(module: nn.Module, bound: _Bound, kept: _Kept, symbolic: bool, hook
     if torch._dynamo.config.disable:
         raise CannotCaptureError("torch's Dynamo is off (TORCHDYNAMO_DISABLE, or torch._dynamo.config.disable)")
     entry = _whole if hooks else _forward
-    # A copy of the code, so that one capture knows nothing of another.
-    own = FunctionType(entry.__code__.replace(), globals(), entry.__name__)
-    compiled = torch.compile(own, backend=keep, fullgraph=True, dynamic=True if symbolic else None)
+    # A copy of the code with globals of its own, in which Dynamo keeps what it imports: one capture knows nothing of
+    # another.
+    own = FunctionType(entry.__code__.replace(), {"__name__": __name__, "__builtins__": builtins}, entry.__name__)
+    # What torch.compile calls, which users replace to keep their model from being compiled.
+    compiled = torch._dynamo.optimize(keep, nopython=True, dynamic=True if symbolic else None)(own)
     try:
         made = compiled(module, bound.args, bound.kwargs)
     except Exception as error:  # Dynamo and the user's code can raise anything
