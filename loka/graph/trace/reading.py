@@ -181,7 +181,9 @@ class _Reader:
         if any(_rows(whole, each.captured) is None for each in seen):
             return None
         flags = self._flags(first.captured)
-        for bit in range(max(len(flags) - 1, 0).bit_length()):  # flags of several modules: told apart by a code for each
+        for bit in range(
+            max(len(flags) - 1, 0).bit_length()
+        ):  # flags of several modules: told apart by a code for each
             on = frozenset(path for place, path in enumerate(flags) if place >> bit & 1)
             seen.append(self._seen(replace(_SITUATIONS[0], on=on)))
             if _rows(whole, seen[-1].captured) is None:
