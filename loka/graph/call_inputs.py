@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from loka.graph.capture import CannotCaptureError
+from loka.graph.capture.captured import CannotCaptureError
 from loka.graph.fake_module import FakeModules
 from loka.graph.source import in_script, qualified
 

@@ -15,19 +15,21 @@ import re
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from loka.graph.call_inputs import described, described_results, inputs_of, result_like
-from loka.graph.capture import CannotCaptureError, Captured, capture, place_in
+from loka.graph.capture.captured import CannotCaptureError, Captured, place_in
+from loka.graph.capture.dynamo import capture
 from loka.graph.fake_module import FakeModules, device_of, floating_dtype
 
 _SYMBOL = re.compile(r"\b[suz]f?\d+\b")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _NUMBER = re.compile(r"-?\b\d+(\.\d+)?(e[-+]?\d+)?\b|-?\binf\b|\bnan\b")
-_FOREIGN = (str(torch.__file__).rpartition("__init__")[0], capture.__code__.co_filename, "<")
+_FOREIGN = (str(torch.__file__).rpartition("__init__")[0], str(Path(__file__).parent), "<")
 _SAME_NAMES = {"truediv": "div", "imul": "mul_", "iadd": "add_", "isub": "sub_", "itruediv": "div_"}
 _NO_WRITES = frozenset({"and_", "or_", "not_", "is_", "requires_grad_"})
 _GLOBAL_HOOKS = (

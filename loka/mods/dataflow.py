@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from loka.errors import InputError
-from loka.graph.capture import place_in
+from loka.graph.capture.captured import place_in
 from loka.graph.source import is_block_norm
 from loka.sites.build_model import BuiltModel
 from loka.sites.callables import describe_error

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from loka.graph.capture import CannotCaptureError
+from loka.graph.capture.captured import CannotCaptureError
 from loka.graph.fingerprint import Fingerprint, changed_forward, fingerprint
 from tests.support.models import ir_models as zoo
 

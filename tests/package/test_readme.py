@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from loka.cli import main
 from loka.dispatch import NewModelWarning
+from loka.kernels.fused import operators
 from loka.zoo import ranker
 from tests.support import markdown
 
@@ -49,6 +50,8 @@ def test_the_example_of_mods_works(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "ranker_mods.yaml").write_text(policy + "\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(importlib.import_module("generated"), "__path__", [str(tmp_path / "generated")])
+    # Its launches are those of this test alone: the package is gone afterwards.
+    monkeypatch.setattr(operators, "_cuda", dict(operators._cuda))
     assert CliRunner().invoke(main.app, ["generate", "ranker_mods.yaml"]).exit_code == 0
     model = ranker()
     for name, parameter in model.named_parameters():

@@ -12,7 +12,7 @@ from torch import nn
 from loka.dispatch.bind.bound import Binding, Bound, is_flat, is_sharded, shown_type
 from loka.dispatch.bind.wrappers import ClosedWrapperError, find_module
 from loka.errors import InputError
-from loka.graph.capture import CannotCaptureError
+from loka.graph.capture.captured import CannotCaptureError
 from loka.graph.fake_module import likeness
 from loka.graph.fingerprint import changed_forward
 from loka.graph.source import in_script, same_type

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from loka.graph.capture import map_tree
+from loka.graph.capture.captured import map_tree
 from loka.graph.equivalence import outputs_differ, with_forward
 from loka.graph.ir import CannotTraceError, ForwardIR
 from loka.graph.trace.examples import ExampleCall, Examples

@@ -21,18 +21,18 @@ import torch
 from torch import fx, nn
 from torch.utils._pytree import tree_leaves
 
-from loka.graph.capture import (
+from loka.graph.capture.captured import (
     CannotCaptureError,
     Captured,
     Condition,
     Read,
-    Source,
-    capture,
     line_of,
     map_tree,
     modules_around,
     place_in,
 )
+from loka.graph.capture.dynamo import capture
+from loka.graph.capture.sources import Source
 from loka.graph.ir import CannotTraceError
 from loka.graph.trace.examples import ExampleCall, copy_tree
 from loka.graph.trace.fills import Fill, fills

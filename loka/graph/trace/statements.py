@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import fx, nn
 
-from loka.graph.capture import place_in
+from loka.graph.capture.captured import place_in
 from loka.graph.ir import CannotTraceError, Ref, RefKind, Statement, names_read
 from loka.graph.trace.out_of_place import makes_its_result
 from loka.graph.trace.printer import INFIX, PREFIX, Template, attribute, is_identifier, literal, public_name, variable

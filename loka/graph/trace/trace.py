@@ -18,7 +18,7 @@ from torch import nn
 from loka.errors import InputError
 from loka.graph.canonical.forwards import canonical_forward, is_canonical, with_traced_relus
 from loka.graph.canonical.recording import recorded
-from loka.graph.capture import CannotCaptureError
+from loka.graph.capture.captured import CannotCaptureError
 from loka.graph.equivalence import difference, keeps_dtypes, rounding_difference
 from loka.graph.fingerprint import Fingerprint, fingerprint
 from loka.graph.ir import CannotTraceError, ForwardIR, Refused, Shape

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx, nn
 
-from loka.graph.capture import place_in
+from loka.graph.capture.captured import place_in
 from loka.graph.trace.reading import Op
 from loka.sites.weights import (
     PIECES,

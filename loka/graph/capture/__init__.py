@@ -1,0 +1,1 @@
+"""Torch's own capture of forwards: `dynamo.capture` gives a forward as one graph."""

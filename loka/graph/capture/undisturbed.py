@@ -1,0 +1,59 @@
+"""What a capture could change outside of it, and puts back."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+_LOGS = ("torch._dynamo", "torch._subclasses.fake_tensor", "torch.__trace", "torch.fx.experimental.symbolic_shapes")
+
+
+@contextlib.contextmanager
+def left_as_it_was(module: nn.Module) -> Iterator[None]:
+    """Everything that a capture could change outside of it, restored: attributes, random states, settings, warnings."""
+    held = [(child, dict(vars(child))) for child in module.modules()]
+    state, python = torch.get_rng_state(), random.getstate()
+    numpy = sys.modules.get("numpy")
+    drawn = numpy.random.get_state() if numpy is not None else None
+    counters = torch._dynamo.utils.counters
+    counted = {name: counter.copy() for name, counter in counters.items()}
+    logs = {log: log.disabled for log in map(logging.getLogger, _LOGS)}
+    try:
+        with warnings.catch_warnings(), torch.compiler.set_stance("default"), _settings():
+            warnings.simplefilter("ignore")
+            for log in logs:
+                log.disabled = True
+            yield
+    finally:
+        for log, disabled in logs.items():
+            log.disabled = disabled
+        counters.clear()
+        counters.update(counted)
+        for child, attributes in held:
+            vars(child).clear()
+            vars(child).update(attributes)
+        torch.set_rng_state(state)
+        random.setstate(python)
+        if numpy is not None:
+            numpy.random.set_state(drawn)
+
+
+def _settings() -> contextlib.AbstractContextManager[Any]:
+    """Dynamo's settings during a capture: no sizes are remembered, and equal ones are not taken for one."""
+    stack = contextlib.ExitStack()
+    wanted: dict[str, Any] = {
+        "automatic_dynamic_shapes": False, "assume_static_by_default": True, "specialize_float": True,
+        "allow_rnn": True, "suppress_errors": False, "side_effect_replay_policy": "error",
+    }  # fmt: skip
+    known = {name: value for name, value in wanted.items() if hasattr(torch._dynamo.config, name)}
+    stack.enter_context(torch._dynamo.config.patch(**known))
+    stack.enter_context(torch.fx.experimental._config.patch(use_duck_shape=False))  # type: ignore[attr-defined]
+    return stack
