@@ -46,9 +46,11 @@ _IN_PLACE = {
     operator.iadd: operator.add, operator.isub: operator.sub, operator.imul: operator.mul,
     operator.itruediv: operator.truediv,
 }  # fmt: skip
-_CONTEXTS = frozenset(
-    {torch._C._set_grad_enabled, torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast}
-)
+_CONTEXTS: dict[Any, str] = {
+    torch._C._set_grad_enabled: "with torch.enable_grad()",
+    torch.amp.autocast_mode._enter_autocast: "with torch.autocast(...)",
+    torch.amp.autocast_mode._exit_autocast: "with torch.autocast(...)",
+}
 _PLAIN = (bool, int, float, str, type(None), dict)  # types that conditions on values tell
 _DECIDES = frozenset({"CONSTANT_MATCH", "EQUALS_MATCH", "BOOL_MATCH", "BOOL_TRUE", "BOOL_FALSE", "NONE_MATCH"})
 
@@ -468,9 +470,9 @@ class _Merged:
             )
         args, kwargs = _named(target, args, kwargs)
         if target in _CONTEXTS:
-            raise CannotTraceError(
-                f"enters a context {place_in(*self._line) if self._line is not None else ''}".rstrip()
-            )
+            inside = next((line for each in _after(node) if (line := line_of(each)) is not None), None)
+            words = "with torch.no_grad()" if args == (False,) else _CONTEXTS[target]
+            raise CannotTraceError(f"enters '{words}' {place_in(*inside) if inside is not None else ''}".rstrip())
         made = self._add(kind, target, args, kwargs, row)
         self._nodes[node] = made
 
@@ -895,6 +897,12 @@ def _named(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
 
 def _keeping(made: list[Any]) -> Callable[..., None]:
     return lambda module, args, result: made.append(result)
+
+
+def _after(node: fx.Node) -> Iterator[fx.Node]:
+    while node.next.op != "root":
+        node = node.next
+        yield node
 
 
 def _is_hidden(step: tuple[str, Any]) -> bool:
