@@ -6,6 +6,7 @@ import collections
 import contextlib
 import copy
 import dataclasses
+import gc
 import random
 import re
 import subprocess
@@ -263,6 +264,18 @@ def test_nothing_is_left_behind(function: Any, result: bool) -> None:
     assert state(model) == before
     assert (model.calls, list(model.kept)) == (0, kept)
     assert all(torch.equal(value, values[name]) for name, value in model.state_dict().items())
+
+
+def test_no_graph_is_kept_by_anybody() -> None:
+    def graphs() -> int:
+        gc.collect()
+        return sum(isinstance(each, fx.GraphModule) for each in gc.get_objects())
+
+    model, found = Parent(Child()), []
+    for _ in range(3):
+        capture(model, (x(),), leaves=["child"], result=True)
+        found.append(graphs())
+    assert found[2] == found[0]
 
 
 def test_importing_it_imports_no_dynamo() -> None:

@@ -15,6 +15,7 @@ import builtins
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
@@ -48,6 +49,7 @@ _NOTHING = object()  # no result was asked for
 class _Kept:
     """What the backend keeps of one compilation."""
 
+    has_result: bool  # the forward's result is asked for
     module: fx.GraphModule | None = None
     sources: dict[fx.Node, str] = field(default_factory=dict)
     reads: tuple[tuple[str, str], ...] = ()
@@ -86,13 +88,13 @@ def capture(
     Raises:
         CannotCaptureError: torch cannot read the forward as one graph, or Dynamo is off.
     """
-    kept = _Kept()
+    kept = _Kept(result)
     bound = bound_arguments(module, args, dict(kwargs or {}))
     with left_as_it_was(module), leaves_of(module, leaves, observed or {}) as stubs:
         while True:
             stubs.install()
             try:
-                made = _compile(module, bound, kept, symbolic, hooks, result)
+                made = _compile(module, bound, kept, symbolic, hooks)
                 break
             except FormNeededError as needed:
                 stubs.forms[needed.path] = needed.form
@@ -107,17 +109,31 @@ def _forward(self: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return self.forward(*args, **kwargs)
 
 
-def _compile(module: nn.Module, bound: Arguments, kept: _Kept, symbolic: bool, hooks: bool, result: bool) -> Any:
+_KEPT: ContextVar[_Kept] = ContextVar("kept")
+
+
+def _keep(graph: fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+    """The backend: keeps a graph, and what Dynamo knows during the compilation alone.
+
+    One function for all captures, as Dynamo remembers each backend that it has met, and whatever that holds.
+    """
+    kept, context = _KEPT.get(), torch._guards.TracingContext.get()
+    kept.module = graph
+    for node in graph.graph.nodes:
+        if node.op == "placeholder":
+            source = getattr(node.meta.get("grapharg"), "source", None)
+            kept.sources[node] = _name_of(source)
+    kept.reads = tuple((each.name, each.create_fn_name()) for each in context.guards_context.dynamo_guards)
+    kept.conditions = _conditions(context.fake_mode.shape_env) if context.fake_mode is not None else ()
+    if not kept.has_result:
+        raise _Read
+    outputs = next(node for node in graph.graph.nodes if node.op == "output").args[0]
+    values = tuple(each.meta["example_value"] if isinstance(each, fx.Node) else each for each in outputs)
+    return lambda *_: values
+
+
+def _compile(module: nn.Module, bound: Arguments, kept: _Kept, symbolic: bool, hooks: bool) -> Any:
     """Runs Dynamo; the forward's result with fake tensors, `_NOTHING` where it is not asked for."""
-
-    def keep(graph: fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
-        _keep(kept, graph)
-        if not result:
-            raise _Read
-        outputs = next(node for node in graph.graph.nodes if node.op == "output").args[0]
-        values = tuple(each.meta["example_value"] if isinstance(each, fx.Node) else each for each in outputs)
-        return lambda *_: values
-
     if torch._dynamo.config.disable:
         raise CannotCaptureError("torch's Dynamo is off (TORCHDYNAMO_DISABLE, or torch._dynamo.config.disable)")
     entry = _whole if hooks else _forward
@@ -125,7 +141,8 @@ def _compile(module: nn.Module, bound: Arguments, kept: _Kept, symbolic: bool, h
     # another.
     own = FunctionType(entry.__code__.replace(), {"__name__": __name__, "__builtins__": builtins}, entry.__name__)
     # What torch.compile calls, which users replace to keep their model from being compiled.
-    compiled = torch._dynamo.optimize(keep, nopython=True, dynamic=True if symbolic else None)(own)
+    compiled = torch._dynamo.optimize(_keep, nopython=True, dynamic=True if symbolic else None)(own)
+    token = _KEPT.set(kept)
     try:
         made = compiled(module, bound.args, bound.kwargs)
     except Exception as error:  # Dynamo and the user's code can raise anything
@@ -135,19 +152,9 @@ def _compile(module: nn.Module, bound: Arguments, kept: _Kept, symbolic: bool, h
         if _cause(error, _Read) is not None:
             return _NOTHING
         raise CannotCaptureError(_explanation(error)) from error
+    finally:
+        _KEPT.reset(token)
     return made
-
-
-def _keep(kept: _Kept, graph: fx.GraphModule) -> None:
-    """Keeps what Dynamo knows during the compilation alone."""
-    context = torch._guards.TracingContext.get()
-    kept.module = graph
-    for node in graph.graph.nodes:
-        if node.op == "placeholder":
-            source = getattr(node.meta.get("grapharg"), "source", None)
-            kept.sources[node] = _name_of(source)
-    kept.reads = tuple((each.name, each.create_fn_name()) for each in context.guards_context.dynamo_guards)
-    kept.conditions = _conditions(context.fake_mode.shape_env) if context.fake_mode is not None else ()
 
 
 def _name_of(source: Any) -> str:
