@@ -118,6 +118,17 @@ def test_conditions_are_those_by_which_python_decided() -> None:
     assert [each.text for each in single] == ["x.shape[0] == 1"]  # whatever read it has a constant
 
 
+class Normed(Block):
+    """torch's own rms_norm asks whether there are elements."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x.unflatten(-1, (-1, 4)), (4,)).flatten(-2)
+
+
+def test_what_an_operation_asks_is_no_condition() -> None:
+    assert not capture(Normed(), (x(),)).conditions
+
+
 class Child(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -176,11 +176,17 @@ def _conditions(env: Any) -> tuple[tuple[str, str], ...]:
 
     printed = PythonPrinter()
     names = {str(symbol): _name_of(sources[0]) for symbol, sources in env.var_to_sources.items() if sources}
-    decided = [each for each in env.guards if _DYNAMO in getattr(each.sloc.framework_loc, "filename", _DYNAMO)]
+    decided = [each for each in env.guards if _is_of_python(each.sloc.framework_loc)]
     known = [(printed.doprint(each.expr), _place(each.sloc)) for each in decided]
     known = [(_NUMBER_FIRST.sub(r"\2 == \1", text), place) for text, place in known]
     known = [(text, place) for text, place in known if set(_SYMBOL.findall(text)) <= names.keys()]
     return tuple((_SYMBOL.sub(lambda found: f"<{names[found[0]]}>", text), place) for text, place in known)
+
+
+def _is_of_python(frame: Any) -> bool:
+    """True where Dynamo asked for a size to go on in Python; in `run_node` an operation of torch's did."""
+    file, function = getattr(frame, "filename", _DYNAMO), getattr(frame, "name", "")
+    return _DYNAMO in file and function != "run_node"
 
 
 def _place(location: Any) -> str:
