@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from loka.graph.capture.captured import map_tree
 from loka.graph.equivalence import outputs_differ, with_forward
 from loka.graph.ir import CannotTraceError, ForwardIR
+from loka.graph.trace.conditions import bound_arguments
 from loka.graph.trace.examples import ExampleCall, Examples
-from loka.graph.trace.reading import bound_arguments
 
 _ROWS = (2, 7, 300)  # samples, beside the examples' own
 
