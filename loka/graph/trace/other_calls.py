@@ -7,7 +7,7 @@ operation made: `y[:4].shape[0] == 4`. So the printed forward and the module's o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,7 @@ from loka.graph.equivalence import outputs_differ, with_forward
 from loka.graph.ir import CannotTraceError, ForwardIR
 from loka.graph.trace.conditions import bound_arguments
 from loka.graph.trace.examples import ExampleCall, Examples
+from loka.graph.trace.printer import attribute
 
 _ROWS = (2, 7, 300)  # samples, beside the examples' own
 
@@ -41,21 +42,31 @@ _RANKS = (
 
 
 def other_conditions(
-    module: nn.Module, forward: ForwardIR, examples: Examples, copied: Callable[[], nn.Module]
+    module: nn.Module,
+    forward: ForwardIR,
+    examples: Examples,
+    copied: Callable[[], nn.Module],
+    flags: Collection[str],
 ) -> tuple[str, ...]:
-    """Conditions on arguments under which a printed forward is the module's own in calls unlike the examples, too.
+    """Conditions under which a printed forward is the module's own in calls unlike the examples, too.
 
-    Compared are outputs, in evaluation and without gradients. Raises CannotTraceError for a forward that depends on the
-    number of rows, or on the layout of its arguments.
+    Compared are outputs and random states, in evaluation, and with the modules of `flags`, whose modes the forward
+    reads, in different ones. Raises CannotTraceError for a forward that depends on the number of rows, or on the layout
+    of its arguments.
     """
-    return _Others(module, forward, examples, copied).conditions()
+    return _Others(module, forward, examples, copied, flags).conditions()
 
 
 class _Others:
     def __init__(
-        self, module: nn.Module, forward: ForwardIR, examples: Examples, copied: Callable[[], nn.Module]
+        self,
+        module: nn.Module,
+        forward: ForwardIR,
+        examples: Examples,
+        copied: Callable[[], nn.Module],
+        flags: Collection[str],
     ) -> None:
-        self._module, self._calls = module, examples.calls
+        self._module, self._calls, self._flags = module, examples.calls, flags
         self._ours, self._theirs = copied(), with_forward(copied(), forward)
         self._ours.eval()
         self._theirs.eval()
@@ -67,7 +78,7 @@ class _Others:
                 raise CannotTraceError(f"depends on the number of rows: at batch {rows}, traced, it {found}")
         if self._difference(self._with(_STRIDED, self._tensors())) is not None:
             raise CannotTraceError("depends on the layout of its arguments in memory")
-        return (*self._of_one_row(), *self._of_ranks())
+        return (*self._of_one_row(), *self._of_ranks(), *self._of_modes())
 
     def _of_one_row(self) -> Iterator[str]:
         """Where a forward does something else with one row: one that squeezes, and asks for the rank of the result."""
@@ -86,8 +97,31 @@ class _Others:
             if any(self._difference(self._with(each, group)) for group in groups for each in _RANKS):
                 yield f"{name}.dim() == {names[name].dim()}"
 
-    def _difference(self, call: ExampleCall | None) -> str | None:
-        return None if call is None else outputs_differ(self._ours, self._theirs, call)
+    def _of_modes(self) -> Iterator[str]:
+        """That all modules are in one mode, where a forward does something else if they are not."""
+        paths = sorted({"", *self._flags})
+        patterns = [
+            [bool(place >> bit & 1) is one for place in range(len(paths))]
+            for bit in range((len(paths) - 1).bit_length())
+            for one in (True, False)
+        ]
+        differs = any(self._differs_in(dict(zip(paths, pattern, strict=True))) for pattern in patterns)
+        self._set_modes(dict.fromkeys(paths, False))
+        if differs:
+            yield from (f"{attribute(self._module, path)}.training == self.training" for path in paths if path)
+
+    def _differs_in(self, modes: Mapping[str, bool]) -> bool:
+        """True where the two forwards differ with modules in these modes, with or without gradients."""
+        self._set_modes(modes)
+        return any(self._difference(self._calls[0], gradients) is not None for gradients in (True, False))
+
+    def _set_modes(self, modes: Mapping[str, bool]) -> None:
+        for path, training in modes.items():
+            for each in (self._ours, self._theirs):
+                each.get_submodule(path).training = training
+
+    def _difference(self, call: ExampleCall | None, gradients: bool = True) -> str | None:
+        return None if call is None else outputs_differ(self._ours, self._theirs, call, gradients)
 
     def _tensors(self) -> dict[str, Tensor]:
         """The arguments that are tensors."""

@@ -45,6 +45,7 @@ class Reading:
     ops: tuple[Op, ...]
     called: tuple[str, ...]
     floats: Mapping[str, bool]  # float attributes that it reads, by path; True for those that are in conditions
+    flags: tuple[str, ...]  # the modules whose mode is read, by path
     conditions: tuple[str, ...]  # on the arguments and attributes, as Python, under which these are the operations
 
 
@@ -96,7 +97,7 @@ class _Reader:
         conditions = self._conditions.of(first, merged.live)
         self._conditions.check_calls(conditions)
         floats_read = self._conditions.float_paths(first, merged.live)
-        return Reading(tuple(merged.ops), self._called(first), floats_read, conditions)
+        return Reading(tuple(merged.ops), self._called(first), floats_read, self._flags(first), conditions)
 
     def _merged(self, first: Seen, floats: Sequence[FloatRead]) -> Merged | None:
         """The operations in all situations; None where they are not the same ones, but for casts that do nothing."""
@@ -111,7 +112,7 @@ class _Reader:
             on = frozenset(path for place, path in enumerate(flags) if place >> bit & 1)
             seen.append(self._seen(replace(SITUATIONS[0], on=on)))
             if aligned(whole, seen[-1].captured) is None:
-                raise CannotTraceError("does other operations where its modules are in different modes")
+                seen.pop()  # `other_conditions` meets the difference, too: such calls run the module's own forward
         return Merged(self._paths, self._first, seen, flags, floats)
 
     def _situations(self, first: Captured, floats: Sequence[FloatRead]) -> tuple[Situation, ...]:
@@ -197,11 +198,11 @@ class _Reader:
                 return f"does other operations {words} {place_of_difference(first, seen[-1])}".rstrip()
         return f"does other operations in float16 than in bfloat16 {place_of_difference(*seen[-2:])}".rstrip()
 
-    def _flags(self, captured: Captured) -> list[str]:
+    def _flags(self, captured: Captured) -> tuple[str, ...]:
         """The modules whose mode is read, by path."""
         sources = [read.source for read in captured.reads if read.source.is_of_module]
         paths = [each.path for each in sources if each.path is not None and each.steps[-1:] == ((".", "training"),)]
-        return list(dict.fromkeys(self._paths.path_of(path.rpartition(".")[0]) for path in paths))
+        return tuple(dict.fromkeys(self._paths.path_of(path.rpartition(".")[0]) for path in paths))
 
     def _called(self, captured: Captured) -> tuple[str, ...]:
         """The inlined children that the forward calls, in the order of the modules."""
