@@ -123,6 +123,14 @@ def read_forward(module: nn.Module, expand: Collection[str], calls: Sequence[Exa
     return _Reader(module, expand, calls).reading()
 
 
+def other_situation(module: nn.Module, expand: Collection[str], calls: Sequence[ExampleCall]) -> str | None:
+    """The mode or dtype in which a forward does other operations, in words, with the line; None where it does not."""
+    reader = _Reader(module, expand, calls)
+    with contextlib.suppress(CannotTraceError):
+        return reader.difference(reader.first_seen().captured)
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class _Float:
     """A float attribute that is read, with the value that it has where floats are varied."""
@@ -155,11 +163,7 @@ class _Reader:
 
     def reading(self) -> Reading:
         """The merged captures."""
-        try:
-            seen = self._seen(_SITUATIONS[0])
-        except CannotTraceError:
-            self._observe()
-            seen = self._seen(_SITUATIONS[0])
+        seen = self.first_seen()
         _check_opaque(seen.captured)
         floats = tuple(self._floats(seen.captured))
         merged = self._merged(seen, floats)
@@ -167,13 +171,21 @@ class _Reader:
             floats = tuple(each for each in floats if self._is_live(seen, each))
             merged = self._merged(seen, floats)
         if merged is None:
-            raise CannotTraceError(self._difference(seen.captured))
+            raise CannotTraceError(self.difference(seen.captured) or "does other operations in another mode or dtype")
         if merged.lost:
             raise CannotTraceError(f"{merged.lost[0]} is not the same in each call")
         first = seen.captured
         conditions = self._conditions(first, merged.live)
         self._check_calls(conditions)
         return Reading(tuple(merged.ops), self._called(first), self._float_paths(first, merged.live), conditions)
+
+    def first_seen(self) -> _Seen:
+        """The capture in training, with gradients."""
+        try:
+            return self._seen(_SITUATIONS[0])
+        except CannotTraceError:
+            self._observe()
+            return self._seen(_SITUATIONS[0])
 
     def _merged(self, first: _Seen, floats: Sequence[_Float]) -> _Merged | None:
         """The operations in all situations; None where they are not the same ones, but for casts that do nothing."""
@@ -195,8 +207,11 @@ class _Reader:
     def _situations(self, first: Captured, floats: Sequence[_Float]) -> tuple[_Situation, ...]:
         """Those in which constants of a capture may move. That nothing else does is seen where both forwards run."""
         constants: list[Any] = []
-        for node in _operations(first.graph):
+        operations = _operations(first.graph)
+        for node in operations:
             map_tree((node.args, dict(node.kwargs)), constants.append)
+        if any(node.target in _IN_PLACE or node.target is operator.setitem for node in operations):
+            return _SITUATIONS[1:]  # what is written into keeps its dtype, which others may not have
         limits = {getattr(torch.finfo(each), name) for each in _FLOATS for name in _LIMITS}
         if any(isinstance(each, torch.dtype) or (type(each) is float and each in limits) for each in constants):
             return _SITUATIONS[1:]
@@ -294,14 +309,17 @@ class _Reader:
             if type(value) is float:
                 yield _Float(source, value, value * (1 - (place + 1) / 1024) if value else (place + 1) / 1024)
 
-    def _difference(self, first: Captured) -> str:
-        """Which part of a situation gives another graph, in words."""
+    def difference(self, first: Captured) -> str | None:
+        """Which part of a situation gives another graph, in words; None where none does."""
         seen = []
         for words, changed in _DIFFERENCES:
             seen.append(self._in_any_dtype(replace(_SITUATIONS[0], **changed), ()).captured)
             if _rows(first, seen[-1]) is None and _rows(seen[-1], first) is None:
                 return f"does other operations {words} {_where(first, seen[-1])}".rstrip()
-        return f"does other operations in float16 than in bfloat16 {_where(*seen[-2:])}".rstrip()
+        one, other = seen[-2:]
+        if _rows(one, other) is None and _rows(other, one) is None:
+            return f"does other operations in float16 than in bfloat16 {_where(one, other)}".rstrip()
+        return None
 
     def _flags(self, captured: Captured) -> list[str]:
         """The modules whose mode is read, by path."""

@@ -33,7 +33,7 @@ from loka.graph.trace.observed_shapes import observed_shapes, with_even_statemen
 from loka.graph.trace.other_calls import other_conditions
 from loka.graph.trace.out_of_place import out_of_place
 from loka.graph.trace.printer import HIDING, attribute, constant, is_identifier
-from loka.graph.trace.reading import read_forward
+from loka.graph.trace.reading import other_situation, read_forward
 from loka.graph.trace.site_calls import with_contiguous_products
 from loka.graph.trace.statements import Printed
 from loka.graph.trace.traced_weights import find_weights, unused_reason
@@ -82,7 +82,7 @@ def trace_forward(
         if found is not None and (copying := with_contiguous_products(forward)) != forward:
             forward, found = copying, difference(module, copying, examples, copied, quick)
         if found is not None:
-            raise CannotTraceError(found)
+            raise CannotTraceError(other_situation(module, expand, examples.calls) or found)
         if not quick:
             others = other_conditions(module, forward, examples, copied)
             forward = replace(forward, guards=tuple(dict.fromkeys((*forward.guards, *others))))
