@@ -828,6 +828,7 @@ def _dotted(steps: Sequence[tuple[str, Any]]) -> list[str]:
 
 
 def _outside(text: str) -> str:
+    text = re.sub(r"G\['__import_\w+'\]\.", "the global ", text)  # of another file
     return re.sub(r"G\['(\w+)'\]", r"the global \1", text)
 
 
