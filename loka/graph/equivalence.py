@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from loka.errors import InputError
@@ -125,11 +126,20 @@ def float64_difference(forward: ForwardIR, examples: Examples, copied: Callable[
         return None
 
 
+class _NormsInFloat32(TorchFunctionMode):
+    """Layer norms return float32, as under autocast on cuda; on the CPU they keep the dtype of what they read."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        return made.float() if func is nn.functional.layer_norm else made
+
+
 def keeps_dtypes(forward: ForwardIR, examples: Examples, copied: Callable[[], nn.Module]) -> bool:
     """True if a forward's outputs have the dtypes of the module's own under autocast, too."""
     ours, theirs = copied(), with_forward(copied(), forward)
     for call in examples.calls:
-        a, b = (_run(m, call, autocast=True, backward=Backward.NONE) for m in (ours, theirs))
+        with _NormsInFloat32():
+            a, b = (_run(m, call, autocast=True, backward=Backward.NONE) for m in (ours, theirs))
         kinds = [[x.dtype if isinstance(x, torch.Tensor) else None for x in each.outputs] for each in (a, b)]
         if a.error is None and b.error is None and kinds[0] != kinds[1]:
             return False
@@ -137,16 +147,21 @@ def keeps_dtypes(forward: ForwardIR, examples: Examples, copied: Callable[[], nn
 
 
 @quiet()
-def outputs_differ(ours: nn.Module, theirs: nn.Module, call: ExampleCall, gradients: bool = True) -> str | None:
+def outputs_differ(
+    ours: nn.Module, theirs: nn.Module, call: ExampleCall, autocast: bool = False, gradients: bool = True
+) -> str | None:
     """The first difference beyond rounding between what two modules return in a call, in words; None without one.
 
-    A call that both refuse, or that the second refuses for a guard, is no difference. Random states are restored.
+    A call that both refuse, or that the second refuses for a guard, is no difference; under autocast to bfloat16, nor
+    is one that the first refuses. Random states are restored.
     """
     with torch.random.fork_rng(devices=[]), _python_random():
-        a, b = (_run(each, call, False, Backward.NONE, gradients) for each in (ours, theirs))
+        a, b = (_run(each, call, autocast, Backward.NONE, gradients) for each in (ours, theirs))
     if b.error is not None and (a.error is not None or b.error == _OTHER_ARGUMENTS):
         return None
-    return _compare(a, b, rounding=_ROUNDING)
+    if autocast and a.error is not None:
+        return None
+    return _compare(a, b, rounding=8 * torch.finfo(torch.bfloat16).eps if autocast else _ROUNDING)
 
 
 def source(forward: ForwardIR, rewritten: bool = False) -> str:

@@ -24,7 +24,7 @@ from loka.graph.trace.out_of_place import MAKING, makes_its_result
 from loka.graph.trace.printer import TrainingFlag, constant
 from loka.graph.trace.situations import FloatRead, Seen
 
-_IN_PLACE = {
+IN_PLACE = {
     operator.iadd: operator.add, operator.isub: operator.sub, operator.imul: operator.mul,
     operator.itruediv: operator.truediv,
 }  # fmt: skip
@@ -123,9 +123,9 @@ class Merged:
             self._assignment(*args)
             return
         kind, target = node.op, node.target
-        if target in _IN_PLACE:
+        if target in IN_PLACE:
             kind, target = (
-                ("call_function", _IN_PLACE[target]) if self._is_new(row) else ("call_method", _METHODS[target])
+                ("call_function", IN_PLACE[target]) if self._is_new(row) else ("call_method", _METHODS[target])
             )
         args, kwargs = _named(target, args, kwargs)
         if target in _CONTEXTS:
@@ -347,6 +347,7 @@ def _value(operand: Any) -> Any:
 
 
 def _outside(text: str) -> str:
+    text = re.sub(r"G\['__import_\w+'\]\.", "the global ", text)  # of another file
     return re.sub(r"G\['(\w+)'\]", r"the global \1", text)
 
 

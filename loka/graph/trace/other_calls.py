@@ -1,13 +1,13 @@
 """Calls unlike the examples: a forward whose text computes something else there has a condition, or is refused.
 
-A capture is told neither that a forward asked for a tensor's rank or layout, nor what it asked of sizes that an
+A capture is told neither that a forward asked for a tensor's rank, layout or dtype, nor what it asked of sizes that an
 operation made: `y[:4].shape[0] == 4`. So the printed forward and the module's own are run on such calls, too.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +21,7 @@ from loka.graph.ir import CannotTraceError, ForwardIR
 from loka.graph.trace.conditions import bound_arguments
 from loka.graph.trace.examples import ExampleCall, Examples
 from loka.graph.trace.printer import attribute
+from loka.graph.trace.reading import other_situation
 
 _ROWS = (2, 7, 300)  # samples, beside the examples' own
 
@@ -52,9 +53,14 @@ def other_conditions(
 
     Compared are outputs and random states, in evaluation, and with the modules of `flags`, whose modes the forward
     reads, in different ones. Raises CannotTraceError for a forward that depends on the number of rows, or on the layout
-    of its arguments.
+    or dtype of its arguments. The module is left as it was.
     """
-    return _Others(module, forward, examples, copied, flags).conditions()
+    modes = [(child, child.training) for child in module.modules()]
+    try:
+        return _Others(module, forward, examples, copied, flags).conditions()
+    finally:
+        for child, training in modes:  # copies share children
+            child.training = training
 
 
 class _Others:
@@ -66,7 +72,8 @@ class _Others:
         copied: Callable[[], nn.Module],
         flags: Collection[str],
     ) -> None:
-        self._module, self._calls, self._flags = module, examples.calls, flags
+        self._module, self._inlined, self._flags = module, forward.inlined, flags
+        self._calls = examples.calls
         self._ours, self._theirs = copied(), with_forward(copied(), forward)
         self._ours.eval()
         self._theirs.eval()
@@ -76,8 +83,11 @@ class _Others:
             found = self._difference(self._of_rows(rows))
             if found is not None:
                 raise CannotTraceError(f"depends on the number of rows: at batch {rows}, traced, it {found}")
-        if self._difference(self._with(_STRIDED, self._tensors())) is not None:
+        if self._difference(self._with(_STRIDED, self._all_tensors())) is not None:
             raise CannotTraceError("depends on the layout of its arguments in memory")
+        if self._difference(self._with(_NARROW, self._all_tensors()), autocast=True) is not None:
+            reason = other_situation(self._module, self._inlined, self._calls)
+            raise CannotTraceError(reason or "computes something else on bfloat16 arguments")
         return (*self._of_one_row(), *self._of_ranks(), *self._of_modes())
 
     def _of_one_row(self) -> Iterator[str]:
@@ -94,7 +104,7 @@ class _Others:
         names = self._tensors()
         for name in names:
             groups = [{name: names[name]}, *([names] if len(names) > 1 else [])]
-            if any(self._difference(self._with(each, group)) for group in groups for each in _RANKS):
+            if any(self._difference(self._with(each, list(group.values()))) for group in groups for each in _RANKS):
                 yield f"{name}.dim() == {names[name].dim()}"
 
     def _of_modes(self) -> Iterator[str]:
@@ -113,26 +123,32 @@ class _Others:
     def _differs_in(self, modes: Mapping[str, bool]) -> bool:
         """True where the two forwards differ with modules in these modes, with or without gradients."""
         self._set_modes(modes)
-        return any(self._difference(self._calls[0], gradients) is not None for gradients in (True, False))
+        return any(self._difference(self._calls[0], gradients=gradients) is not None for gradients in (True, False))
 
     def _set_modes(self, modes: Mapping[str, bool]) -> None:
         for path, training in modes.items():
             for each in (self._ours, self._theirs):
                 each.get_submodule(path).training = training
 
-    def _difference(self, call: ExampleCall | None, gradients: bool = True) -> str | None:
-        return None if call is None else outputs_differ(self._ours, self._theirs, call, gradients)
+    def _difference(self, call: ExampleCall | None, autocast: bool = False, gradients: bool = True) -> str | None:
+        return None if call is None else outputs_differ(self._ours, self._theirs, call, autocast, gradients)
 
     def _tensors(self) -> dict[str, Tensor]:
         """The arguments that are tensors."""
         given = bound_arguments(self._module, self._calls[0])
         return {name: value for name, value in given.items() if isinstance(value, Tensor)}
 
-    def _with(self, variant: _Variant, tensors: Mapping[str, Tensor]) -> ExampleCall | None:
+    def _all_tensors(self) -> list[Tensor]:
+        """The tensors in the arguments of the first call, in whatever holds them."""
+        found: list[Any] = []
+        map_tree((self._calls[0].args, self._calls[0].kwargs), found.append)
+        return [value for value in found if isinstance(value, Tensor)]
+
+    def _with(self, variant: _Variant, tensors: Sequence[Tensor]) -> ExampleCall | None:
         """The first call with some tensors changed; None where one cannot be."""
-        if not all(map(variant.is_possible, tensors.values())):
+        if not all(map(variant.is_possible, tensors)):
             return None
-        changed = {id(value): variant.change(value) for value in tensors.values()}
+        changed = {id(value): variant.change(value) for value in tensors}
         call = self._calls[0]
         args, kwargs = (map_tree(each, lambda x: changed.get(id(x), x)) for each in (call.args, call.kwargs))
         return ExampleCall(call.batch, args, kwargs)
@@ -194,3 +210,4 @@ def _scattered(x: Tensor) -> Tensor:
 
 
 _STRIDED = _Variant(lambda x: x.layout == torch.strided, _scattered)
+_NARROW = _Variant(lambda x: True, lambda x: x.bfloat16() if x.dtype == torch.float32 else x)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,7 +24,7 @@ from loka.graph.ir import CannotTraceError
 from loka.graph.trace.alignment import aligned, operations, place_of_difference
 from loka.graph.trace.conditions import Conditions
 from loka.graph.trace.examples import ExampleCall, copy_tree
-from loka.graph.trace.merging import FLOATS, LIMITS, Merged, Op, OwnerPaths
+from loka.graph.trace.merging import FLOATS, IN_PLACE, LIMITS, Merged, Op, OwnerPaths
 from loka.graph.trace.situations import (
     DIFFERENCES,
     SITUATIONS,
@@ -57,6 +58,14 @@ def read_forward(module: nn.Module, expand: Collection[str], calls: Sequence[Exa
     return _Reader(module, expand, calls).reading()
 
 
+def other_situation(module: nn.Module, expand: Collection[str], calls: Sequence[ExampleCall]) -> str | None:
+    """The mode or dtype in which a forward does other operations, in words, with the line; None where it does not."""
+    reader = _Reader(module, expand, calls)
+    with contextlib.suppress(CannotTraceError):
+        return reader.difference(reader.first_seen().captured)
+    return None
+
+
 class _Reader:
     """Captures one module, and finds what is read of it."""
 
@@ -78,11 +87,7 @@ class _Reader:
 
     def reading(self) -> Reading:
         """The merged captures."""
-        try:
-            seen = self._seen(SITUATIONS[0])
-        except CannotTraceError:
-            self._observe()
-            seen = self._seen(SITUATIONS[0])
+        seen = self.first_seen()
         _check_opaque(seen.captured)
         floats = tuple(self._conditions.floats(seen.captured))
         merged = self._merged(seen, floats)
@@ -90,7 +95,7 @@ class _Reader:
             floats = tuple(each for each in floats if self._is_live(seen, each))
             merged = self._merged(seen, floats)
         if merged is None:
-            raise CannotTraceError(self._difference(seen.captured))
+            raise CannotTraceError(self.difference(seen.captured) or "does other operations in another mode or dtype")
         if merged.lost:
             raise CannotTraceError(f"{merged.lost[0]} is not the same in each call")
         first = seen.captured
@@ -98,6 +103,14 @@ class _Reader:
         self._conditions.check_calls(conditions)
         floats_read = self._conditions.float_paths(first, merged.live)
         return Reading(tuple(merged.ops), self._called(first), floats_read, self._flags(first), conditions)
+
+    def first_seen(self) -> Seen:
+        """The capture in training, with gradients."""
+        try:
+            return self._seen(SITUATIONS[0])
+        except CannotTraceError:
+            self._observe()
+            return self._seen(SITUATIONS[0])
 
     def _merged(self, first: Seen, floats: Sequence[FloatRead]) -> Merged | None:
         """The operations in all situations; None where they are not the same ones, but for casts that do nothing."""
@@ -118,8 +131,11 @@ class _Reader:
     def _situations(self, first: Captured, floats: Sequence[FloatRead]) -> tuple[Situation, ...]:
         """Those in which constants of a capture may move. That nothing else does is seen where both forwards run."""
         constants: list[Any] = []
-        for node in operations(first.graph):
+        done = operations(first.graph)
+        for node in done:
             map_tree((node.args, dict(node.kwargs)), constants.append)
+        if any(node.target in IN_PLACE or node.target is operator.setitem for node in done):
+            return SITUATIONS[1:]  # what is written into keeps its dtype, which others may not have
         limits = {getattr(torch.finfo(each), name) for each in FLOATS for name in LIMITS}
         if any(isinstance(each, torch.dtype) or (type(each) is float and each in limits) for each in constants):
             return SITUATIONS[1:]
@@ -189,14 +205,17 @@ class _Reader:
                         buffer.copy_(value)
         self._observed = {path: (results[0], results[-1]) for path, results in made.items() if len(results) == 2}
 
-    def _difference(self, first: Captured) -> str:
-        """Which part of a situation gives another graph, in words."""
+    def difference(self, first: Captured) -> str | None:
+        """Which part of a situation gives another graph, in words; None where none does."""
         seen = []
         for words, changed in DIFFERENCES:
             seen.append(self._in_any_dtype(replace(SITUATIONS[0], **changed), ()).captured)
             if aligned(first, seen[-1]) is None and aligned(seen[-1], first) is None:
                 return f"does other operations {words} {place_of_difference(first, seen[-1])}".rstrip()
-        return f"does other operations in float16 than in bfloat16 {place_of_difference(*seen[-2:])}".rstrip()
+        one, other = seen[-2:]
+        if aligned(one, other) is None and aligned(other, one) is None:
+            return f"does other operations in float16 than in bfloat16 {place_of_difference(one, other)}".rstrip()
+        return None
 
     def _flags(self, captured: Captured) -> tuple[str, ...]:
         """The modules whose mode is read, by path."""

@@ -33,7 +33,7 @@ from loka.graph.trace.observed_shapes import observed_shapes, with_even_statemen
 from loka.graph.trace.other_calls import other_conditions
 from loka.graph.trace.out_of_place import out_of_place
 from loka.graph.trace.printer import HIDING, attribute, constant, is_identifier
-from loka.graph.trace.reading import Reading, read_forward
+from loka.graph.trace.reading import Reading, other_situation, read_forward
 from loka.graph.trace.site_calls import with_contiguous_products
 from loka.graph.trace.statements import Printed
 from loka.graph.trace.traced_weights import find_weights, unused_reason
@@ -73,8 +73,9 @@ def trace_forward(
         if blocked is not None:
             return Refused(owner, f"its forward cannot be checked: {blocked}")
         _check_source(module, expand)
+        arguments = _arguments(module)
         reading = read_forward(module, expand, examples.calls)
-        written, made = _printed(module, owner, reading, sites)
+        written, made = _printed(module, owner, arguments, reading, sites)
         forward = out_of_place(written, made)
         found = difference(module, forward, examples, copied, quick)
         if found is not None and forward != written and not difference(module, written, examples, copied, quick):
@@ -83,7 +84,7 @@ def trace_forward(
         if found is not None and (copying := with_contiguous_products(forward)) != forward:
             forward, found = copying, difference(module, copying, examples, copied, quick)
         if found is not None:
-            raise CannotTraceError(found)
+            raise CannotTraceError(other_situation(module, expand, examples.calls) or found)
         if not quick:
             others = other_conditions(module, forward, examples, copied, reading.flags)
             forward = replace(forward, guards=tuple(dict.fromkeys((*forward.guards, *others))))
@@ -236,10 +237,9 @@ def _is_stateless(module: nn.Module) -> bool:
 
 
 def _printed(
-    module: nn.Module, owner: str, reading: Reading, sites: Collection[str]
+    module: nn.Module, owner: str, arguments: tuple[str, ...], reading: Reading, sites: Collection[str]
 ) -> tuple[ForwardIR, Mapping[str, str]]:
     """The printed forward, as it is written, and the children that make a new tensor, by the locals that hold it."""
-    arguments = _arguments(module)
     weights = find_weights(module, reading.ops, {site: _site_weight(module, site) for site in sites})
     printed = Printed(module, reading, weights)
     missing = [site for site in sites if not any(s.call and s.call.site == site for s in printed.statements)]
