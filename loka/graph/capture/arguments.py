@@ -45,7 +45,8 @@ class Arguments:
 
     def _by_path(self, steps: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Any], ...]:
         """Steps through the path of the last module on the way, which a list or another name may have led to."""
-        found, value = steps, self.module
+        found = steps
+        value: Any = self.module
         for place, (kind, key) in enumerate(steps, 1):
             try:
                 value = getattr(value, str(key)) if kind == "." else value[key]

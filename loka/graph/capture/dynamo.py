@@ -39,7 +39,7 @@ from loka.graph.capture.undisturbed import left_as_it_was
 
 _LONGEST = 300  # characters quoted of an explanation of torch's
 _SYMBOL = re.compile(r"\b[suz]f?\d+\b")
-_NUMBER_FIRST = re.compile(r"(-?\d+) == (.+)")  # as sympy prints an equation
+_NUMBER_FIRST = re.compile(r"^(-?\d+) == ([^=<>]+)$")  # as sympy prints an equation
 _SIZE = re.compile(r"<([^<>]*)>")  # Dynamo's name of a size, in the text of a condition
 _DYNAMO = os.path.join("torch", "_dynamo", "")
 _NOTHING = object()  # no result was asked for
@@ -176,17 +176,20 @@ def _conditions(env: Any) -> tuple[tuple[str, str], ...]:
 
     printed = PythonPrinter()
     names = {str(symbol): _name_of(sources[0]) for symbol, sources in env.var_to_sources.items() if sources}
-    decided = [each for each in env.guards if _is_of_python(each.sloc.framework_loc)]
+    decided = [each for each in env.guards if _is_of_python(each.sloc.framework_loc, each.expr)]
     known = [(printed.doprint(each.expr), _place(each.sloc)) for each in decided]
     known = [(_NUMBER_FIRST.sub(r"\2 == \1", text), place) for text, place in known]
     known = [(text, place) for text, place in known if set(_SYMBOL.findall(text)) <= names.keys()]
     return tuple((_SYMBOL.sub(lambda found: f"<{names[found[0]]}>", text), place) for text, place in known)
 
 
-def _is_of_python(frame: Any) -> bool:
-    """True where Dynamo asked for a size to go on in Python; in `run_node` an operation of torch's did."""
+def _is_of_python(frame: Any, condition: Any) -> bool:
+    """True where Dynamo asked for a size to go on in Python.
+
+    In `run_node` Python's operators ask whether shapes are equal, torch's operations whether sizes are large enough.
+    """
     file, function = getattr(frame, "filename", _DYNAMO), getattr(frame, "name", "")
-    return _DYNAMO in file and function != "run_node"
+    return _DYNAMO in file and (function != "run_node" or getattr(condition, "rel_op", "==") == "==")
 
 
 def _place(location: Any) -> str:
