@@ -64,16 +64,19 @@ class Conditions:
                 raise CannotTraceError(f"is called in several ways: {other} in one call, and not in another")
 
     def floats(self, captured: Captured) -> Iterator[FloatRead]:
-        held = (each for each in self._decided(captured) if not _EPS.fullmatch(str(each[0].steps[-1][1])))
+        held = (each for each in self._decided(captured) if not _is_eps(each[0]))
         for place, (source, value) in enumerate((*self._given(), *held)):
             if type(value) is float:
                 yield FloatRead(source, value, value * (1 - (place + 1) / 1024) if value else (place + 1) / 1024)
 
     def float_paths(self, captured: Captured, live: Collection[Source]) -> dict[str, bool]:
-        """The float attributes that are read in each call, by path; those in conditions are as planned."""
+        """The float attributes that are read, by path, and whether they are conditions instead of read in each call.
+
+        Without those that norms are recognised by, which stay as planned.
+        """
         read = {each.expression for each in live}
-        floats = [source for source, value in self._decided(captured) if type(value) is float]
-        return {each.path: False for each in floats if each.path is not None and each.expression in read}
+        floats = (source for source, value in self._decided(captured) if type(value) is float and not _is_eps(source))
+        return {source.path: source.expression not in read for source in floats if source.path is not None}
 
     def _decided(self, captured: Captured) -> Iterator[tuple[Source, Any]]:
         """The plain values of the user's own modules and objects that are read, with their sources."""
@@ -152,6 +155,10 @@ class Conditions:
         names = dotted(source.steps)
         text, rest = attribute(self._module, ".".join(names)), source.steps[len(names) :]
         return text + "".join(f".{key}" if kind == "." else f"[{key!r}]" for kind, key in rest)
+
+
+def _is_eps(source: Source) -> bool:
+    return _EPS.fullmatch(str(source.steps[-1][1])) is not None
 
 
 def _ranks(conditions: Sequence[Condition], given: Mapping[str, Any]) -> Iterator[str]:
