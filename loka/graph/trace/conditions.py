@@ -64,19 +64,22 @@ class Conditions:
                 raise CannotTraceError(f"is called in several ways: {other} in one call, and not in another")
 
     def floats(self, captured: Captured) -> Iterator[FloatRead]:
-        held = (each for each in self._decided(captured) if not _is_eps(each[0]))
+        """The floats that a forward may read in each call: arguments, and attributes of modules."""
+        held = (each for each in self._decided(captured) if self._may_change(each[0]))
         for place, (source, value) in enumerate((*self._given(), *held)):
             if type(value) is float:
                 yield FloatRead(source, value, value * (1 - (place + 1) / 1024) if value else (place + 1) / 1024)
 
     def float_paths(self, captured: Captured, live: Collection[Source]) -> dict[str, bool]:
-        """The float attributes that are read, by path, and whether they are conditions instead of read in each call.
-
-        Without those that norms are recognised by, which stay as planned.
-        """
+        """The float attributes that are read, by path, and whether they are conditions instead of read in each call."""
         read = {each.expression for each in live}
-        floats = (source for source, value in self._decided(captured) if type(value) is float and not _is_eps(source))
-        return {source.path: source.expression not in read for source in floats if source.path is not None}
+        floats = (source for source, value in self._decided(captured) if type(value) is float)
+        return {str(each.path): each.expression not in read for each in floats if self._may_change(each)}
+
+    def _may_change(self, source: Source) -> bool:
+        """True for an attribute of a module that is no norm's eps; what an object, a list or a dict holds is none."""
+        *way, (kind, name) = source.steps
+        return kind == "." and not _EPS.fullmatch(str(name)) and isinstance(followed(self._module, way), nn.Module)
 
     def _decided(self, captured: Captured) -> Iterator[tuple[Source, Any]]:
         """The plain values of the user's own modules and objects that are read, with their sources."""
@@ -155,10 +158,6 @@ class Conditions:
         names = dotted(source.steps)
         text, rest = attribute(self._module, ".".join(names)), source.steps[len(names) :]
         return text + "".join(f".{key}" if kind == "." else f"[{key!r}]" for kind, key in rest)
-
-
-def _is_eps(source: Source) -> bool:
-    return _EPS.fullmatch(str(source.steps[-1][1])) is not None
 
 
 def _ranks(conditions: Sequence[Condition], given: Mapping[str, Any]) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import operator
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +58,19 @@ class OwnerPaths:
         for name, child in module.named_modules():
             self.names.setdefault(id(child), name)
         self.inside = {"", *(self.names[id(module.get_submodule(path))] for path in expand)}
+
+    def child_at(self, lines: Sequence[tuple[str, int]]) -> str | None:
+        """The first of the inlined children of the class in whose forward the innermost of some lines stands."""
+        for line in reversed(lines):
+            for path in sorted(self.inside):
+                if _is_in(line, type(self.module.get_submodule(path)).forward):
+                    return path
+        return None
+
+
+def _is_in(line: tuple[str, int], function: Callable[..., Any]) -> bool:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return code is not None and line in {(code.co_filename, number) for *_, number in code.co_lines()}
 
 
 class Merged:

@@ -181,7 +181,9 @@ class _Reader:
             try:
                 return Seen(situation, self._capture(args, kwargs))
             except CannotCaptureError as error:
-                raise CannotTraceError(str(error)) from error
+                cannot = CannotTraceError(str(error))
+                cannot.inside = self._paths.child_at(error.lines)
+                raise cannot from error
 
     def _capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
         return capture(self._module, args, kwargs, leaves=self._leaves, observed=self._observed, result=True)
