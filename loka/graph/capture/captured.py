@@ -25,6 +25,8 @@ _FRAME = re.compile(r'File "(.+?)", line (\d+)')  # in the stack of a node
 class CannotCaptureError(LokaError):
     """A forward that torch cannot read as one graph; the message is torch's explanation, with the line."""
 
+    lines: tuple[tuple[str, int], ...] = ()  # file and line of each of the user's functions on the way, innermost last
+
 
 @dataclass(frozen=True, slots=True)
 class Read:

@@ -151,7 +151,9 @@ def _compile(module: nn.Module, bound: Arguments, kept: _Kept, symbolic: bool, h
             raise needed from None
         if _cause(error, _Read) is not None:
             return _NOTHING
-        raise CannotCaptureError(_explanation(error)) from error
+        cannot = CannotCaptureError(_explanation(error))
+        cannot.lines = _lines(error)
+        raise cannot from error
     finally:
         _KEPT.reset(token)
     return made
@@ -246,5 +248,10 @@ def _explanation(error: BaseException) -> str:
     why = next((line.removeprefix("Explanation:").strip() for line in lines if line.startswith("Explanation:")), "")
     text = ": ".join(filter(None, (lines[0], why)))
     text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
-    frames = [frame for frame in getattr(error, "real_stack", None) or () if not is_of_torch(frame.filename)]
-    return f"{text} {place_in(frames[-1].filename, frames[-1].lineno)}" if frames else text
+    places = _lines(error)
+    return f"{text} {place_in(*places[-1])}" if places else text
+
+
+def _lines(error: BaseException) -> tuple[tuple[str, int], ...]:
+    stack = getattr(error, "real_stack", None) or ()
+    return tuple((frame.filename, frame.lineno) for frame in stack if not is_of_torch(frame.filename))

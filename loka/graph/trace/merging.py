@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import operator
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,12 +59,18 @@ class OwnerPaths:
             self.names.setdefault(id(child), name)
         self.inside = {"", *(self.names[id(module.get_submodule(path))] for path in expand)}
 
-    def path_of(self, path: str) -> str:
-        """The first name of the module of a path."""
-        try:
-            return self.names.get(id(self.module.get_submodule(path)), path)
-        except AttributeError:
-            return path
+    def child_at(self, lines: Sequence[tuple[str, int]]) -> str | None:
+        """The first of the inlined children of the class in whose forward the innermost of some lines stands."""
+        for line in reversed(lines):
+            for path in sorted(self.inside):
+                if _is_in(line, type(self.module.get_submodule(path)).forward):
+                    return path
+        return None
+
+
+def _is_in(line: tuple[str, int], function: Callable[..., Any]) -> bool:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return code is not None and line in {(code.co_filename, number) for *_, number in code.co_lines()}
 
 
 class Merged:
@@ -110,8 +116,7 @@ class Merged:
     def _operation(self, node: fx.Node, row: tuple[fx.Node, ...]) -> None:
         if node in self._skipped:
             return
-        around = [self._paths.path_of(path) for path in modules_around(node)]
-        self._child = next((path for path in reversed(around) if path in self._paths.inside), "")
+        self._child = next((path for path in reversed(modules_around(node)) if path in self._paths.inside), "")
         self._line = line_of(node)
         if node in self._filled:
             self._concatenation(self._filled[node])
@@ -240,15 +245,11 @@ class Merged:
 
     def _attribute(self, source: Source) -> fx.Node:
         names = dotted(source.steps)
-        path = self._first_name(names)
+        path = ".".join(names)
         if path not in self._held:
             self._held[path] = self._graph.get_attr(path)
             self.ops.append(Op(self._held[path], (), {}, self._child))
         return self._way(self._held[path], source.steps[len(names) :], ("self", path))
-
-    def _first_name(self, dotted: Sequence[str]) -> str:
-        holder = self._paths.path_of(".".join(dotted[:-1]))
-        return ".".join(filter(None, (holder, dotted[-1])))
 
     def _argument(self, source: Source) -> fx.Node:
         return self._way(self._arguments[source.root], source.steps, (source.root,))

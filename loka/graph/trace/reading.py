@@ -181,7 +181,9 @@ class _Reader:
             try:
                 return Seen(situation, self._capture(args, kwargs))
             except CannotCaptureError as error:
-                raise CannotTraceError(str(error)) from error
+                cannot = CannotTraceError(str(error))
+                cannot.inside = self._paths.child_at(error.lines)
+                raise cannot from error
 
     def _capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
         return capture(self._module, args, kwargs, leaves=self._leaves, observed=self._observed, result=True)
@@ -221,7 +223,7 @@ class _Reader:
         """The modules whose mode is read, by path."""
         sources = [read.source for read in captured.reads if read.source.is_of_module]
         paths = [each.path for each in sources if each.path is not None and each.steps[-1:] == ((".", "training"),)]
-        return tuple(dict.fromkeys(self._paths.path_of(path.rpartition(".")[0]) for path in paths))
+        return tuple(dict.fromkeys(path.rpartition(".")[0] for path in paths))
 
     def _called(self, captured: Captured) -> tuple[str, ...]:
         """The inlined children that the forward calls, in the order of the modules; some leave no operation."""
