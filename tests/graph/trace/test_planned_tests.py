@@ -169,8 +169,8 @@ def test_sizes_that_depend_on_the_batch_may_be_compared_with_one_another() -> No
     calls = [((torch.randn(batch, WIDTH), torch.randn(batch, WIDTH)), {}) for batch in (4, 7)]
     answer = trace(SameSizes(), *calls)
     assert isinstance(answer, ForwardIR), answer
-    sizes = "x.shape[0] == y.shape[0] and x.shape[1] == y.shape[1]"
-    assert answer.guards == ("x.dim() == 2", "y.dim() == 2", sizes)
+    sizes = ("x.shape[0] == y.shape[0]", "x.shape[1] == y.shape[1]")
+    assert answer.guards == ("x.dim() == 2", "y.dim() == 2", *sizes)
     assert [step.op for step in answer.statements] == ["add", "matmul"]
 
 
