@@ -14,6 +14,7 @@ use is the time that it would take.
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import random
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 from loka.errors import InputError
 from loka.graph.guards import any_fails
@@ -33,6 +35,7 @@ from loka.graph.trace.examples import ExampleCall, Examples, copy_tree, quiet
 from loka.sites.callables import message_of
 
 _OTHER_ARGUMENTS = "InputError: other arguments"  # of a guard that fails
+_ROUNDING_OF_FLOAT64 = 1e-9  # relative to the largest value
 _ROUNDING = 1e-4  # relative to the largest value, for a GEMM summed in another order; larger for Parameters in bfloat16
 
 
@@ -97,6 +100,32 @@ def rounding_difference(
             child.training = flag
 
 
+@quiet()
+def float64_difference(forward: ForwardIR, examples: Examples, copied: Callable[[], nn.Module]) -> str | None:
+    """The first difference between outputs in float64: what rounding of float32 hides, as another eps of a norm.
+
+    None for a module that does not run in float64. Neither may cast on the way. Random states are restored.
+    """
+    ours, theirs = (_in_float64(copied()) for _ in range(2))
+    if ours is None or theirs is None:
+        return None
+    with_forward(theirs, forward)
+    with torch.random.fork_rng(devices=[]), _python_random():
+        for training in (True, False):
+            ours.train(training)
+            theirs.train(training)
+            for call in examples.calls:
+                wide = ExampleCall(call.batch, *(tree_map(_widened, each) for each in (call.args, call.kwargs)))
+                a, b = (_run(each, wide, autocast=False, backward=Backward.NONE) for each in (ours, theirs))
+                kinds = {x.dtype for x in a.outputs if isinstance(x, torch.Tensor) and x.is_floating_point()}
+                if a.error is not None or kinds != {torch.float64}:
+                    return None
+                found = _compare(a, b, rounding=_ROUNDING_OF_FLOAT64)
+                if found is not None:
+                    return f"in float64, it {found} {_when(training, False, call)}"
+        return None
+
+
 class _NormsInFloat32(TorchFunctionMode):
     """Layer norms return float32, as under autocast on cuda; on the CPU they keep the dtype of what they read."""
 
@@ -118,14 +147,16 @@ def keeps_dtypes(forward: ForwardIR, examples: Examples, copied: Callable[[], nn
 
 
 @quiet()
-def outputs_differ(ours: nn.Module, theirs: nn.Module, call: ExampleCall, autocast: bool = False) -> str | None:
+def outputs_differ(
+    ours: nn.Module, theirs: nn.Module, call: ExampleCall, autocast: bool = False, gradients: bool = True
+) -> str | None:
     """The first difference beyond rounding between what two modules return in a call, in words; None without one.
 
     A call that both refuse, or that the second refuses for a guard, is no difference; under autocast to bfloat16, nor
     is one that the first refuses. Random states are restored.
     """
     with torch.random.fork_rng(devices=[]), _python_random():
-        a, b = (_run(each, call, autocast, Backward.NONE) for each in (ours, theirs))
+        a, b = (_run(each, call, autocast, Backward.NONE, gradients) for each in (ours, theirs))
     if b.error is not None and (a.error is not None or b.error == _OTHER_ARGUMENTS):
         return None
     if autocast and a.error is not None:
@@ -193,6 +224,22 @@ def _compare_all(forward: ForwardIR, examples: Examples, copied: Callable[[], nn
     if different is not None:
         return f"with its GEMMs written as linears, it {different[0]} {_when(False, False, different[1])}"
     return None
+
+
+def _in_float64(module: nn.Module) -> nn.Module | None:
+    """A module of float32 as one of float64, with tensors of its own; None for one that has other dtypes, or cannot."""
+    held = (*module.parameters(), *module.buffers())
+    if any(x.dtype != torch.float32 for x in held if x.is_floating_point()):
+        return None
+    try:
+        return copy.deepcopy(module).double()
+    except Exception:  # noqa: BLE001 - the user's `__deepcopy__` or `_apply` can raise anything
+        return None
+
+
+def _widened(value: Any) -> Any:
+    is_wide = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.double() if is_wide else value
 
 
 def _up_to_rounding(

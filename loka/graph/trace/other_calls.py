@@ -7,7 +7,7 @@ operation made: `y[:4].shape[0] == 4`. So the printed forward and the module's o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +18,10 @@ from torch import Tensor, nn
 from loka.graph.capture.captured import map_tree
 from loka.graph.equivalence import outputs_differ, with_forward
 from loka.graph.ir import CannotTraceError, ForwardIR
+from loka.graph.trace.conditions import bound_arguments
 from loka.graph.trace.examples import ExampleCall, Examples
-from loka.graph.trace.reading import bound_arguments, other_situation
+from loka.graph.trace.printer import attribute
+from loka.graph.trace.reading import other_situation
 
 _ROWS = (2, 7, 300)  # samples, beside the examples' own
 
@@ -41,26 +43,37 @@ _RANKS = (
 
 
 def other_conditions(
-    module: nn.Module, forward: ForwardIR, examples: Examples, copied: Callable[[], nn.Module]
+    module: nn.Module,
+    forward: ForwardIR,
+    examples: Examples,
+    copied: Callable[[], nn.Module],
+    flags: Collection[str],
 ) -> tuple[str, ...]:
-    """Conditions on arguments under which a printed forward is the module's own in calls unlike the examples, too.
+    """Conditions under which a printed forward is the module's own in calls unlike the examples, too.
 
-    Compared are outputs, in evaluation and without gradients. Raises CannotTraceError for a forward that depends on the
-    number of rows, or on the layout or dtype of its arguments. The module is left as it was.
+    Compared are outputs and random states, in evaluation, and with the modules of `flags`, whose modes the forward
+    reads, in different ones. Raises CannotTraceError for a forward that depends on the number of rows, or on the layout
+    or dtype of its arguments. The module is left as it was.
     """
-    flags = [(child, child.training) for child in module.modules()]
+    modes = [(child, child.training) for child in module.modules()]
     try:
-        return _Others(module, forward, examples, copied).conditions()
+        return _Others(module, forward, examples, copied, flags).conditions()
     finally:
-        for child, flag in flags:  # copies share children
-            child.training = flag
+        for child, training in modes:  # copies share children
+            child.training = training
 
 
 class _Others:
     def __init__(
-        self, module: nn.Module, forward: ForwardIR, examples: Examples, copied: Callable[[], nn.Module]
+        self,
+        module: nn.Module,
+        forward: ForwardIR,
+        examples: Examples,
+        copied: Callable[[], nn.Module],
+        flags: Collection[str],
     ) -> None:
-        self._module, self._inlined, self._calls = module, forward.inlined, examples.calls
+        self._module, self._inlined, self._flags = module, forward.inlined, flags
+        self._calls = examples.calls
         self._ours, self._theirs = copied(), with_forward(copied(), forward)
         self._ours.eval()
         self._theirs.eval()
@@ -75,7 +88,7 @@ class _Others:
         if self._difference(self._with(_NARROW, self._all_tensors()), autocast=True) is not None:
             reason = other_situation(self._module, self._inlined, self._calls)
             raise CannotTraceError(reason or "computes something else on bfloat16 arguments")
-        return (*self._of_one_row(), *self._of_ranks())
+        return (*self._of_one_row(), *self._of_ranks(), *self._of_modes())
 
     def _of_one_row(self) -> Iterator[str]:
         """Where a forward does something else with one row: one that squeezes, and asks for the rank of the result."""
@@ -94,8 +107,31 @@ class _Others:
             if any(self._difference(self._with(each, list(group.values()))) for group in groups for each in _RANKS):
                 yield f"{name}.dim() == {names[name].dim()}"
 
-    def _difference(self, call: ExampleCall | None, autocast: bool = False) -> str | None:
-        return None if call is None else outputs_differ(self._ours, self._theirs, call, autocast)
+    def _of_modes(self) -> Iterator[str]:
+        """That all modules are in one mode, where a forward does something else if they are not."""
+        paths = sorted({"", *self._flags})
+        patterns = [
+            [bool(place >> bit & 1) is one for place in range(len(paths))]
+            for bit in range((len(paths) - 1).bit_length())
+            for one in (True, False)
+        ]
+        differs = any(self._differs_in(dict(zip(paths, pattern, strict=True))) for pattern in patterns)
+        self._set_modes(dict.fromkeys(paths, False))
+        if differs:
+            yield from (f"{attribute(self._module, path)}.training == self.training" for path in paths if path)
+
+    def _differs_in(self, modes: Mapping[str, bool]) -> bool:
+        """True where the two forwards differ with modules in these modes, with or without gradients."""
+        self._set_modes(modes)
+        return any(self._difference(self._calls[0], gradients=gradients) is not None for gradients in (True, False))
+
+    def _set_modes(self, modes: Mapping[str, bool]) -> None:
+        for path, training in modes.items():
+            for each in (self._ours, self._theirs):
+                each.get_submodule(path).training = training
+
+    def _difference(self, call: ExampleCall | None, autocast: bool = False, gradients: bool = True) -> str | None:
+        return None if call is None else outputs_differ(self._ours, self._theirs, call, autocast, gradients)
 
     def _tensors(self) -> dict[str, Tensor]:
         """The arguments that are tensors."""

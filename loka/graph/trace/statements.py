@@ -12,9 +12,10 @@ from torch import fx, nn
 
 from loka.graph.capture.captured import place_in
 from loka.graph.ir import CannotTraceError, Ref, RefKind, Statement, names_read
+from loka.graph.trace.merging import Op
 from loka.graph.trace.out_of_place import makes_its_result
 from loka.graph.trace.printer import INFIX, PREFIX, Template, attribute, is_identifier, literal, public_name, variable
-from loka.graph.trace.reading import Op, Reading
+from loka.graph.trace.reading import Reading
 from loka.graph.trace.site_calls import site_call
 from loka.graph.trace.traced_weights import Weights
 from loka.sites.neighbours import is_idle_dropout

@@ -10,7 +10,7 @@ import torch
 from torch import fx, nn
 
 from loka.graph.capture.captured import place_in
-from loka.graph.trace.reading import Op
+from loka.graph.trace.merging import Op
 from loka.sites.weights import (
     PIECES,
     Index,

@@ -1,0 +1,131 @@
+"""The situations in which a forward is captured: modes, gradients, autocast, dtypes of arguments, values of floats."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from loka.graph.capture.captured import Captured
+from loka.graph.capture.sources import Source
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What is varied in one capture. No two columns of `SITUATIONS` are alike, so that each is told by its pattern."""
+
+    training: bool
+    gradients: bool
+    autocast: torch.dtype | None = None
+    narrow: bool = False  # floating-point arguments in that dtype, as inside of a model under autocast
+    varied: bool = False  # floats at other values
+    on: frozenset[str] | None = None  # modules in training, all others in evaluation
+
+    def mode(self, path: str) -> bool:
+        """Whether a module is in training."""
+        return self.training if self.on is None else path in self.on
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A capture in a situation."""
+
+    situation: Situation
+    captured: Captured
+
+
+SITUATIONS = (
+    Situation(training=True, gradients=True),
+    Situation(training=False, gradients=False, autocast=torch.bfloat16, varied=True),
+    Situation(training=True, gradients=False, autocast=torch.bfloat16, narrow=True),
+    Situation(training=False, gradients=True, autocast=torch.float16, narrow=True, varied=True),
+)
+DIFFERENCES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("in training than in evaluation", {"training": False}),
+    ("without gradients", {"gradients": False}),
+    ("under autocast", {"autocast": torch.bfloat16}),
+    ("on bfloat16 arguments", {"autocast": torch.bfloat16, "narrow": True}),
+    ("on float16 arguments", {"autocast": torch.float16, "narrow": True}),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FloatRead:
+    """A float attribute that is read, with the value that it has where floats are varied."""
+
+    source: Source
+    value: float
+    other: float
+
+
+@contextlib.contextmanager
+def in_mode(module: nn.Module, situation: Situation) -> Iterator[None]:
+    """The modules in training or in evaluation, as a situation says."""
+    flags = [(child, child.training) for child in module.modules()]
+    try:
+        for name, child in module.named_modules():
+            child.training = situation.mode(name)
+        yield
+    finally:
+        for child, flag in flags:
+            child.training = flag
+
+
+@contextlib.contextmanager
+def varied_floats(module: nn.Module, floats: Sequence[FloatRead]) -> Iterator[None]:
+    """Float attributes at their other values."""
+    held = [each for each in floats if each.source.is_of_module]
+    try:
+        for each in held:
+            _set(module, each.source.steps, each.other)
+        yield
+    finally:
+        for each in held:
+            _set(module, each.source.steps, each.value)
+
+
+def _set(module: nn.Module, steps: Sequence[tuple[str, Any]], value: float) -> None:
+    holder, (kind, key) = followed(module, steps[:-1]), steps[-1]
+    with contextlib.suppress(AttributeError, TypeError):  # one that cannot be set is not varied
+        if kind == ".":
+            setattr(holder, key, value)
+        else:
+            holder[key] = value
+
+
+def followed(value: Any, steps: Sequence[tuple[str, Any]]) -> Any:
+    for kind, key in steps:
+        value = getattr(value, key) if kind == "." else value[key]
+    return value
+
+
+def leaves_in(value: Any, source: Source) -> Iterator[tuple[Source, Any]]:
+    """The leaves of an argument's dicts, lists and tuples."""
+    if isinstance(value, dict):
+        parts = list(value.items())
+    elif isinstance(value, list | tuple):
+        parts = list(enumerate(value))
+    else:
+        yield source, value
+        return
+    for key, item in parts:
+        yield from leaves_in(item, Source(source.root, (*source.steps, ("[]", key)), ""))
+
+
+def with_leaf(value: Any, steps: Sequence[tuple[str, Any]], other: Any) -> Any:
+    """An argument with another leaf."""
+    if not steps:
+        return other
+    (_, key), *rest = steps
+    if isinstance(value, dict):
+        return {**value, key: with_leaf(value[key], rest, other)}
+    items = [with_leaf(item, rest, other) if place == key else item for place, item in enumerate(value)]
+    return items if isinstance(value, list) else tuple(items)
+
+
+def narrowed(value: Any, dtype: torch.dtype | None) -> Any:
+    return value.to(dtype) if isinstance(value, torch.Tensor) and value.dtype == torch.float32 else value
