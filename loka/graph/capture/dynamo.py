@@ -179,7 +179,7 @@ def _conditions(env: Any) -> tuple[tuple[str, str], ...]:
     printed = PythonPrinter()
     names = {str(symbol): _name_of(sources[0]) for symbol, sources in env.var_to_sources.items() if sources}
     decided = [each for each in env.guards if _is_of_python(each.sloc.framework_loc, each.expr)]
-    parts = [(part, each.sloc) for each in decided for part in And.make_args(each.expr)]
+    parts = [(part, each.sloc) for each in decided for part in sorted(And.make_args(each.expr), key=str)]
     known = [(printed.doprint(part), _place(location)) for part, location in parts]
     known = [(_NUMBER_FIRST.sub(r"\2 == \1", text), place) for text, place in known]
     known = [(text, place) for text, place in known if set(_SYMBOL.findall(text)) <= names.keys()]

@@ -162,7 +162,7 @@ def test_a_list_is_repeated_as_often_as_a_number_says_that_is_the_same_in_all_ca
     for args, kwargs in calls:
         torch.testing.assert_close(bound(*args, **kwargs), module(*args, **kwargs))
     refused = trace(RepeatsByTheBatch(), *calls)
-    assert "depends on the number of rows: x.shape[0] == 4 at test_planned_tests.py:" in str(refused)
+    assert "depends on the number of rows: x.shape[0] == 4 at test_conditions.py:" in str(refused)
 
 
 def test_sizes_that_depend_on_the_batch_may_be_compared_with_one_another() -> None:
@@ -385,9 +385,9 @@ class Mask(Weighted):
 REFUSED = [
     (Optional(), [two()[0], two(mask=torch.rand(WIDTH))[1]], r"called in several ways: mask is None in one call, and"),
     (Flags(), [two()[0], two(keep=False)[1]], r"called in several ways: keep is True in one call, and not in another"),
-    (OnADtype(), two(), r"other operations on bfloat16 arguments at test_planned_tests.py:\d+ 'return x @ self.w if"),
+    (OnADtype(), two(), r"other operations on bfloat16 arguments at test_conditions.py:\d+ 'return x @ self.w if"),
     (OfOwn(), two(key=Own()), r"among its arguments is a .*\.Own, which a package cannot describe"),
-    (Mask(), two(mask=torch.ones(1)), r"ata-dependent branching.* at test_planned_tests.py:\d+ 'return x @ self.w if"),
+    (Mask(), two(mask=torch.ones(1)), r"ata-dependent branching.* at test_conditions.py:\d+ 'return x @ self.w if"),
 ]
 
 
