@@ -59,13 +59,6 @@ class Flags(Weighted):
         return y
 
 
-class InADictionary(Weighted):
-    def forward(self, x: dict[str, Tensor]) -> Tensor:
-        mask = x.get("mask")
-        y = x["items"] @ self.w
-        return y * mask if mask is not None else y
-
-
 class Types(Weighted):
     def forward(self, x: Any, extra: Any = ()) -> Tensor:
         if isinstance(x, (list, tuple)) or type(x) == list or not torch.is_tensor(x):  # noqa: E721
@@ -172,17 +165,6 @@ def test_sizes_that_depend_on_the_batch_may_be_compared_with_one_another() -> No
     sizes = ("x.shape[0] == y.shape[0]", "x.shape[1] == y.shape[1]")
     assert answer.guards == ("x.dim() == 2", "y.dim() == 2", *sizes)
     assert [step.op for step in answer.statements] == ["add", "matmul"]
-
-
-def test_the_keys_of_an_argument_are_a_condition() -> None:
-    calls = [(({"items": torch.randn(batch, WIDTH)},), {}) for batch in (4, 7)]
-    answer = trace(InADictionary(), *calls)
-    assert isinstance(answer, ForwardIR), answer
-    assert answer.guards == ("list(x) == ['items']",)
-    assert [step.op for step in answer.statements] == ["getitem", "matmul"]
-    (x,), _ = calls[0]
-    with pytest.raises(InputError):
-        with_forward(InADictionary(), answer)({**x, "mask": torch.ones(WIDTH)})
 
 
 class OfTheModule(Weighted):
@@ -452,8 +434,14 @@ def test_a_layer_with_optional_arguments_is_one_forward() -> None:
     }
 
 
-def test_methods_that_the_forward_never_enters_are_not_looked_at() -> None:
+def test_a_model_over_lists_of_features_is_one_forward() -> None:
+    model = models.ClickModel()
     calls = [((models.click_inputs(batch),), {}) for batch in (4, 7)]
-    answer = trace(models.ClickModel(), *calls, sites=("tower.0", "tower.2"))
+    answer = trace(model, *calls, sites=("tower.0", "tower.2"))
     assert isinstance(answer, ForwardIR), answer
     assert {"list(x) == ['item', 'user', 'age']", "compile is False"} <= set(answer.guards)
+    bound, x = with_forward(copy.deepcopy(model), answer), models.click_inputs(9)
+    assert torch.equal(bound(x), model(x))
+    for other in ((x, True), ({**x, "weight": torch.ones(9)},)):
+        with pytest.raises(InputError):
+            bound(*other)
