@@ -208,6 +208,8 @@ def _captured(module: nn.Module, bound: Arguments, kept: _Kept, leaves: Leaves, 
     sources = {node: bound.source(name) for node, name in kept.sources.items()}
     outputs = next(node for node in graph.nodes if node.op == "output").args[0]
     for node in list(graph.nodes):
+        around = (key.partition("@")[0] for key in node.meta.get("nn_module_stack") or ())  # "@1": its second call
+        node.meta["modules"] = tuple(bound.paths[each] for each in around if each in bound.paths)
         if is_call(node):
             leaves.restore(graph, node)
         if node.op == "call_method" and node.target == "__abs__":  # of the builtin, before torch 2.12

@@ -101,7 +101,7 @@ class Merged:
         rows = [aligned(first, each) or {} for each in self._captures]
         self._rows = {node: tuple(row[node] for row in rows) for node in operations(first.graph)}
         filled = list(fills(first.graph))
-        self._skipped = {node for each in filled for node in (each.tensor, *each.writes[:-1])}
+        self._skipped = {node for each in filled for node in each.inside}
         self._filled = {each.writes[-1]: each for each in filled}
         for node, row in self._rows.items():
             self._operation(node, row)
@@ -288,16 +288,22 @@ class Merged:
         return node.op.startswith("call") and name in MAKING and "out" not in node.kwargs and True not in node.args
 
     def _concatenation(self, fill: Fill) -> None:
-        """What fills a new tensor, as one operation, with the pieces cast to its dtype as a write casts them."""
+        """What fills a new tensor, as one operation, in its dtype, as a write casts what it writes."""
         dtypes = self._dtypes_of(fill.tensor)
         pieces = []
         for each, single in zip(fill.pieces, fill.single, strict=True):
             piece = self._of(each)
-            if self._dtypes_of(each) != dtypes:
+            if self._dtypes_of(each) != dtypes and not fill.sums:
                 wanted = dtypes[0] if len(set(dtypes)) == 1 else self._moving(dtypes)
                 piece = self._add("call_method", "to", (piece, wanted), {})
             pieces.append(self._add("call_method", "unsqueeze", (piece, fill.dim), {}) if single else piece)
-        self._nodes[fill.tensor] = self._add("call_function", torch.cat, (pieces, fill.dim), {})
+        whole = self._add("call_function", torch.cat, (pieces, fill.dim), {})
+        if fill.sums:
+            tensor = self._of(fill.tensor)
+            whole = self._add("call_function", operator.add, (tensor, whole), {})
+            if any(self._dtypes_of(each) != dtypes for each in fill.pieces):
+                whole = self._add("call_method", "type_as", (whole, tensor), {})
+        self._nodes[fill.tensor] = whole
         self._dtypes.append((self._nodes[fill.tensor], dtypes))
 
     def _dtypes_of(self, node: fx.Node) -> tuple[torch.dtype, ...]:

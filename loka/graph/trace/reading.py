@@ -22,7 +22,7 @@ from loka.graph.capture.captured import CannotCaptureError, Captured, line_of, m
 from loka.graph.capture.dynamo import capture
 from loka.graph.ir import CannotTraceError
 from loka.graph.trace.alignment import aligned, operations, place_of_difference
-from loka.graph.trace.conditions import Conditions
+from loka.graph.trace.conditions import Conditions, dotted
 from loka.graph.trace.examples import ExampleCall, copy_tree
 from loka.graph.trace.merging import FLOATS, IN_PLACE, LIMITS, Merged, Op, OwnerPaths
 from loka.graph.trace.situations import (
@@ -224,11 +224,13 @@ class _Reader:
         return tuple(dict.fromkeys(self._paths.path_of(path.rpartition(".")[0]) for path in paths))
 
     def _called(self, captured: Captured) -> tuple[str, ...]:
-        """The inlined children that the forward calls, in the order of the modules."""
-        found = {self._paths.path_of(path) for node in captured.graph.nodes for path in modules_around(node)}
-        return tuple(
-            path for path in self._paths.names.values() if path and path in found and path in self._paths.inside
-        )
+        """The inlined children that the forward calls, in the order of the modules; some leave no operation."""
+        found = {path for node in captured.graph.nodes for path in modules_around(node)}
+        ways = [read.source.steps for read in captured.reads if read.source.is_of_module]
+        found |= {".".join(dotted(way[:-1])) for way in ways if way[-1:] == ((".", "_forward_hooks"),)}
+        inlined = found & self._paths.inside
+        known = (path for path in self._paths.names.values() if path and path in inlined)
+        return tuple(path for path in known if type(self._module.get_submodule(path)).forward is not nn.Module.forward)
 
 
 def _check_opaque(captured: Captured) -> None:
