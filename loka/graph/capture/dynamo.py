@@ -12,6 +12,7 @@ inlined into it, so that their own caches, recompile limits and observed sizes s
 from __future__ import annotations
 
 import builtins
+import operator
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -174,12 +175,14 @@ def _conditions(env: Any) -> tuple[tuple[str, str], ...]:
     """
     if env is None:
         return ()
-    from torch.utils._sympy.printers import PythonPrinter  # imports sympy, which torch itself imports as late
+    from sympy import And  # type: ignore[import-untyped]  # which torch itself imports as late
+    from torch.utils._sympy.printers import PythonPrinter
 
     printed = PythonPrinter()
     names = {str(symbol): _name_of(sources[0]) for symbol, sources in env.var_to_sources.items() if sources}
     decided = [each for each in env.guards if _is_of_python(each.sloc.framework_loc, each.expr)]
-    known = [(printed.doprint(each.expr), _place(each.sloc)) for each in decided]
+    parts = [(part, each.sloc) for each in decided for part in sorted(And.make_args(each.expr), key=str)]
+    known = [(printed.doprint(part), _place(location)) for part, location in parts]
     known = [(_NUMBER_FIRST.sub(r"\2 == \1", text), place) for text, place in known]
     known = [(text, place) for text, place in known if set(_SYMBOL.findall(text)) <= names.keys()]
     return tuple((_SYMBOL.sub(lambda found: f"<{names[found[0]]}>", text), place) for text, place in known)
@@ -211,6 +214,8 @@ def _captured(module: nn.Module, bound: Arguments, kept: _Kept, leaves: Leaves, 
         node.meta["modules"] = tuple(bound.paths[each] for each in around if each in bound.paths)
         if is_call(node):
             leaves.restore(graph, node)
+        if node.op == "call_method" and node.target == "__abs__":  # of the builtin, before torch 2.12
+            node.op, node.target = "call_function", operator.abs
     constants = {n.target: getattr(kept.module, n.target) for n in graph.nodes if n.op == "get_attr"}
     reads = tuple(dict.fromkeys(Read(bound.source(name), kind) for name, kind in kept.reads if name))
     texts = [(_SIZE.sub(lambda size: bound.source(size[1]).expression, text), place) for text, place in kept.conditions]

@@ -110,6 +110,8 @@ class Conditions:
         text = read.source.expression
         if isinstance(value, torch.Tensor):
             return self._of_tensor(read.source)
+        if isinstance(value, torch.Size):
+            return [f"{text.removesuffix('.shape')}.dim() == {len(value)}"] if text.endswith(".shape") else []
         if isinstance(value, dict) and "DICT" in read.kind:
             return [f"list({text}) == {constant(list(value))}"]
         if isinstance(value, list | tuple) and read.kind == "SEQUENCE_LENGTH":
