@@ -18,6 +18,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -180,7 +181,7 @@ def _conditions(env: Any) -> tuple[tuple[str, str], ...]:
 
     printed = PythonPrinter()
     names = {str(symbol): _name_of(sources[0]) for symbol, sources in env.var_to_sources.items() if sources}
-    decided = [each for each in env.guards if _is_of_python(each.sloc.framework_loc, each.expr)]
+    decided = [each for each in env.guards if _is_of_python(each)]
     parts = [(part, each.sloc) for each in decided for part in sorted(And.make_args(each.expr), key=str)]
     known = [(printed.doprint(part), _place(location)) for part, location in parts]
     known = [(_NUMBER_FIRST.sub(r"\2 == \1", text), place) for text, place in known]
@@ -188,13 +189,23 @@ def _conditions(env: Any) -> tuple[tuple[str, str], ...]:
     return tuple((_SYMBOL.sub(lambda found: f"<{names[found[0]]}>", text), place) for text, place in known)
 
 
-def _is_of_python(frame: Any, condition: Any) -> bool:
+def _is_of_python(guard: Any) -> bool:
     """True where Dynamo asked for a size to go on in Python.
 
-    In `run_node` Python's operators ask whether shapes are equal, torch's operations whether sizes are large enough.
+    In `run_node` Python's operators ask whether shapes are equal, torch's operations whether sizes are large enough,
+    and what torch's own functions call, whether they fit.
     """
+    frame = guard.sloc.framework_loc
     file, function = getattr(frame, "filename", _DYNAMO), getattr(frame, "name", "")
-    return _DYNAMO in file and (function != "run_node" or getattr(condition, "rel_op", "==") == "==")
+    is_of_operator = getattr(guard.expr, "rel_op", "==") == "==" and not _is_in_torch(guard.sloc)
+    return _DYNAMO in file and (function != "run_node" or is_of_operator)
+
+
+def _is_in_torch(location: Any) -> bool:
+    """True if a line is one of torch's own files, named from torch's folder on; those of Dynamo's stand for Python."""
+    _, _, rest = (location.maybe_user_loc or "").partition("  # ")
+    file = rest.partition(":")[0]
+    return bool(file) and not file.startswith("_dynamo") and (Path(torch.__file__).parent / file).is_file()
 
 
 def _place(location: Any) -> str:

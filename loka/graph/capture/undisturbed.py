@@ -26,6 +26,9 @@ def left_as_it_was(module: nn.Module) -> Iterator[None]:
     counters = torch._dynamo.utils.counters
     counted = {name: counter.copy() for name, counter in counters.items()}
     logs = {log: log.disabled for log in map(logging.getLogger, _LOGS)}
+    imported = getattr(torch._dynamo.symbolic_convert, "_import_module", None)
+    if imported is not None:
+        imported.cache_clear()  # by name: a file that is imported again is another module
     try:
         with warnings.catch_warnings(), torch.compiler.set_stance("default"), _settings():
             warnings.simplefilter("ignore")
