@@ -50,7 +50,7 @@ def left_as_it_was(module: nn.Module) -> Iterator[None]:
 
 
 def _settings() -> contextlib.AbstractContextManager[Any]:
-    """Dynamo's settings during a capture: no sizes are remembered, and equal ones are not taken for one."""
+    """Dynamo's settings during a capture: no sizes are remembered, equal ones are not taken for one."""
     stack = contextlib.ExitStack()
     wanted: dict[str, Any] = {
         "automatic_dynamic_shapes": False, "assume_static_by_default": True, "specialize_float": True,
@@ -58,5 +58,7 @@ def _settings() -> contextlib.AbstractContextManager[Any]:
     }  # fmt: skip
     known = {name: value for name, value in wanted.items() if hasattr(torch._dynamo.config, name)}
     stack.enter_context(torch._dynamo.config.patch(**known))
+    if torch.backends.opt_einsum.enabled:
+        stack.enter_context(torch.backends.opt_einsum.flags(enabled=False))  # an einsum is one operation
     stack.enter_context(torch.fx.experimental._config.patch(use_duck_shape=False))  # type: ignore[attr-defined]
     return stack

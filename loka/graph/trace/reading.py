@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import operator
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch import nn
 
 from loka.graph.capture.captured import CannotCaptureError, Captured, line_of, map_tree, modules_around, place_in
 from loka.graph.capture.dynamo import capture
+from loka.graph.fingerprint import called_children
 from loka.graph.ir import CannotTraceError
 from loka.graph.trace.alignment import aligned, operations, place_of_difference
 from loka.graph.trace.conditions import Conditions, dotted
@@ -74,16 +75,7 @@ class _Reader:
         self._paths = OwnerPaths(module, expand)
         self._conditions = Conditions(module, calls)
         self._observed: dict[str, tuple[Any, Any]] = {}
-        self._leaves = tuple(dict.fromkeys(self._leaves_below("", module)))
-
-    def _leaves_below(self, path: str, module: nn.Module) -> Iterator[str]:
-        """The children that stay calls; lists of modules are looked into."""
-        for name, child in module.named_children():
-            below, own = f"{path}.{name}".lstrip("."), self._paths.names[id(child)]
-            if own in self._paths.inside or isinstance(child, nn.ModuleList | nn.ModuleDict):
-                yield from self._leaves_below(below, child)
-            else:
-                yield own
+        self._leaves = tuple(called_children(module, self._paths.inside - {""}))
 
     def reading(self) -> Reading:
         """The merged captures."""
