@@ -47,17 +47,17 @@ def other_conditions(
     forward: ForwardIR,
     examples: Examples,
     copied: Callable[[], nn.Module],
-    flags: Collection[str],
+    moded: Collection[str],
 ) -> tuple[str, ...]:
     """Conditions under which a printed forward is the module's own in calls unlike the examples, too.
 
-    Compared are outputs and random states, in evaluation, and with the modules of `flags`, whose modes the forward
-    reads, in different ones. Raises CannotTraceError for a forward that depends on the number of rows, or on the layout
-    or dtype of its arguments. The module is left as it was.
+    Compared are outputs and random states, in evaluation, and with the modules of `moded` in different modes. Raises
+    CannotTraceError for a forward that depends on the number of rows, or on the layout or dtype of its arguments. The
+    module is left as it was.
     """
     modes = [(child, child.training) for child in module.modules()]
     try:
-        return _Others(module, forward, examples, copied, flags).conditions()
+        return _Others(module, forward, examples, copied, moded).conditions()
     finally:
         for child, training in modes:  # copies share children
             child.training = training
@@ -70,9 +70,9 @@ class _Others:
         forward: ForwardIR,
         examples: Examples,
         copied: Callable[[], nn.Module],
-        flags: Collection[str],
+        moded: Collection[str],
     ) -> None:
-        self._module, self._inlined, self._flags = module, forward.inlined, flags
+        self._module, self._inlined, self._moded = module, forward.inlined, moded
         self._calls = examples.calls
         self._ours, self._theirs = copied(), with_forward(copied(), forward)
         self._ours.eval()
@@ -109,7 +109,7 @@ class _Others:
 
     def _of_modes(self) -> Iterator[str]:
         """That all modules are in one mode, where a forward does something else if they are not."""
-        paths = sorted({"", *self._flags})
+        paths = sorted({"", *self._moded})
         patterns = [
             [bool(place >> bit & 1) is one for place in range(len(paths))]
             for bit in range((len(paths) - 1).bit_length())
@@ -128,7 +128,9 @@ class _Others:
     def _set_modes(self, modes: Mapping[str, bool]) -> None:
         for path, training in modes.items():
             for each in (self._ours, self._theirs):
-                each.get_submodule(path).training = training
+                child = each.get_submodule(path)
+                for module in (child,) if path in ("", *self._inlined) else child.modules():
+                    module.training = training
 
     def _difference(self, call: ExampleCall | None, autocast: bool = False, gradients: bool = True) -> str | None:
         return None if call is None else outputs_differ(self._ours, self._theirs, call, autocast, gradients)

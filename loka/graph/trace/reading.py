@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from loka.graph.trace.alignment import aligned, operations, place_of_difference
 from loka.graph.trace.conditions import Conditions, dotted
 from loka.graph.trace.examples import ExampleCall, copy_tree
 from loka.graph.trace.merging import FLOATS, IN_PLACE, LIMITS, Merged, Op, OwnerPaths
+from loka.graph.trace.out_of_place import makes_its_result
 from loka.graph.trace.situations import (
     DIFFERENCES,
     SITUATIONS,
@@ -47,7 +48,7 @@ class Reading:
     ops: tuple[Op, ...]
     called: tuple[str, ...]
     floats: Mapping[str, bool]  # float attributes that it reads, by path; True for those that are in conditions
-    flags: tuple[str, ...]  # the modules whose mode is read, by path
+    moded: tuple[str, ...]  # the modules whose mode is read, and the called children that may have one, by path
     conditions: tuple[str, ...]  # on the arguments and attributes, as Python, under which these are the operations
 
 
@@ -94,7 +95,8 @@ class _Reader:
         conditions = self._conditions.of(first, merged.live)
         self._conditions.check_calls(conditions)
         floats_read = self._conditions.float_paths(first, merged.live)
-        return Reading(tuple(merged.ops), self._called(first), floats_read, self._flags(first), conditions)
+        moded = (*self._flags(first), *self._moded_children(first))
+        return Reading(tuple(merged.ops), self._called(first), floats_read, moded, conditions)
 
     def first_seen(self) -> Seen:
         """The capture in training, with gradients."""
@@ -216,6 +218,12 @@ class _Reader:
         sources = [read.source for read in captured.reads if read.source.is_of_module]
         paths = [each.path for each in sources if each.path is not None and each.steps[-1:] == ((".", "training"),)]
         return tuple(dict.fromkeys(path.rpartition(".")[0] for path in paths))
+
+    def _moded_children(self, captured: Captured) -> Iterator[str]:
+        """The called children that may do something else in another mode."""
+        for path in dict.fromkeys(str(node.target) for node in captured.graph.nodes if node.op == "call_module"):
+            if not makes_its_result(self._module.get_submodule(path)):
+                yield path
 
     def _called(self, captured: Captured) -> tuple[str, ...]:
         """The inlined children that the forward calls, in the order of the modules; some leave no operation."""
