@@ -445,3 +445,14 @@ def test_a_model_over_lists_of_features_is_one_forward() -> None:
     for other in ((x, True), ({**x, "weight": torch.ones(9)},)):
         with pytest.raises(InputError):
             bound(*other)
+
+
+def test_a_layer_that_takes_a_fast_path_by_its_own_mode_alone_has_one_mode_of_all_as_a_condition() -> None:
+    layer = nn.TransformerEncoderLayer(WIDTH, 2, 16, batch_first=True)
+    answer = trace(layer, *two(), sites=("linear1",), inline=("norm1", "norm2"))
+    assert isinstance(answer, ForwardIR), answer
+    assert {"self.dropout.training == self.training", "self.self_attn.training == self.training"} < set(answer.guards)
+    bound = with_forward(copy.deepcopy(layer), answer).eval()
+    bound.dropout.train()
+    with pytest.raises(InputError), torch.no_grad():
+        bound(torch.randn(4, 3, WIDTH))
