@@ -36,6 +36,9 @@ def left_as_it_was(module: nn.Module) -> Iterator[None]:
                 log.disabled = True
             yield
     finally:
+        for cached in vars(torch.fx.experimental.symbolic_shapes.ShapeEnv).values():
+            if hasattr(cached, "cache_clear"):  # of the process, and would keep a capture's symbols
+                cached.cache_clear()
         for log, disabled in logs.items():
             log.disabled = disabled
         counters.clear()
@@ -55,6 +58,7 @@ def _settings() -> contextlib.AbstractContextManager[Any]:
     wanted: dict[str, Any] = {
         "automatic_dynamic_shapes": False, "assume_static_by_default": True, "specialize_float": True,
         "allow_rnn": True, "suppress_errors": False, "side_effect_replay_policy": "error",
+        "fake_tensor_cache_enabled": False,  # it is the process's, and would keep each capture's symbols
     }  # fmt: skip
     known = {name: value for name, value in wanted.items() if hasattr(torch._dynamo.config, name)}
     stack.enter_context(torch._dynamo.config.patch(**known))
