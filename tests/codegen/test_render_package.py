@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import ast
+import gc
 import hashlib
 import json
 import shutil
