@@ -64,6 +64,8 @@ def test_what_changed_inside_a_child_that_is_called(data, which, before):
     assume(
         not isinstance(outcome(copy.deepcopy(twin), inputs(which[0]), training=True), str)
     )  # a child that cannot run is refused
+    # A copy of torch's Softmax has the `dim` again that the child itself has lost.
+    assume(not isinstance(outcome(twin, inputs(which[0]), training=False), str))
     patch = patch or bind(model, *which)
     patch.verify()
     assert agree(model, twin, inputs(which[0]))
