@@ -47,17 +47,17 @@ def other_conditions(
     forward: ForwardIR,
     examples: Examples,
     copied: Callable[[], nn.Module],
-    moded: Collection[str],
+    mode_dependent: Collection[str],
 ) -> tuple[str, ...]:
     """Conditions under which a printed forward is the module's own in calls unlike the examples, too.
 
-    Compared are outputs and random states, in evaluation, and with the modules of `moded` in different modes. Raises
-    CannotTraceError for a forward that depends on the number of rows, or on the layout or dtype of its arguments. The
-    module is left as it was.
+    Compared are outputs and random states, in evaluation, and with the modules of these paths in different modes.
+    Raises CannotTraceError for a forward that depends on the number of rows, or on the layout or dtype of its
+    arguments. The module is left as it was.
     """
     modes = [(child, child.training) for child in module.modules()]
     try:
-        return _Others(module, forward, examples, copied, moded).conditions()
+        return _Others(module, forward, examples, copied, mode_dependent).conditions()
     finally:
         for child, training in modes:  # copies share children
             child.training = training
@@ -70,9 +70,9 @@ class _Others:
         forward: ForwardIR,
         examples: Examples,
         copied: Callable[[], nn.Module],
-        moded: Collection[str],
+        mode_dependent: Collection[str],
     ) -> None:
-        self._module, self._inlined, self._moded = module, forward.inlined, moded
+        self._module, self._inlined, self._mode_dependent = module, forward.inlined, mode_dependent
         self._calls = examples.calls
         self._ours, self._theirs = copied(), with_forward(copied(), forward)
         self._ours.eval()
@@ -109,7 +109,7 @@ class _Others:
 
     def _of_modes(self) -> Iterator[str]:
         """That all modules are in one mode, where a forward does something else if they are not."""
-        paths = sorted({"", *self._moded})
+        paths = sorted({"", *self._mode_dependent})
         patterns = [
             [bool(place >> bit & 1) is one for place in range(len(paths))]
             for bit in range((len(paths) - 1).bit_length())

@@ -48,7 +48,7 @@ class Reading:
     ops: tuple[Op, ...]
     called: tuple[str, ...]
     floats: Mapping[str, bool]  # float attributes that it reads, by path; True for those that are in conditions
-    moded: tuple[str, ...]  # the modules whose mode is read, and the called children that may have one, by path
+    mode_dependent: tuple[str, ...]  # paths of modules whose mode is read, and of called children that may read theirs
     conditions: tuple[str, ...]  # on the arguments and attributes, as Python, under which these are the operations
 
 
@@ -95,8 +95,8 @@ class _Reader:
         conditions = self._conditions.of(first, merged.live)
         self._conditions.check_calls(conditions)
         floats_read = self._conditions.float_paths(first, merged.live)
-        moded = (*self._flags(first), *self._moded_children(first))
-        return Reading(tuple(merged.ops), self._called(first), floats_read, moded, conditions)
+        mode_dependent = (*self._flags(first), *self._mode_dependent_children(first))
+        return Reading(tuple(merged.ops), self._called(first), floats_read, mode_dependent, conditions)
 
     def first_seen(self) -> Seen:
         """The capture in training, with gradients."""
@@ -133,8 +133,8 @@ class _Reader:
         limits = {getattr(torch.finfo(each), name) for each in FLOATS for name in LIMITS}
         if any(isinstance(each, torch.dtype) or (type(each) is float and each in limits) for each in constants):
             return SITUATIONS[1:]
-        moded = self._flags(first) and any(each is True for each in constants)  # all modules are in training there
-        return (replace(SITUATIONS[0], training=False, varied=True),) if floats or moded else ()
+        has_flag = self._flags(first) and any(each is True for each in constants)  # all modules are in training there
+        return (replace(SITUATIONS[0], training=False, varied=True),) if floats or has_flag else ()
 
     def _in_any_dtype(self, situation: Situation, floats: Sequence[FloatRead]) -> Seen:
         """A situation as it is seen, or with what the module can run: some cannot under autocast, or on bfloat16."""
@@ -219,7 +219,7 @@ class _Reader:
         paths = [each.path for each in sources if each.path is not None and each.steps[-1:] == ((".", "training"),)]
         return tuple(dict.fromkeys(path.rpartition(".")[0] for path in paths))
 
-    def _moded_children(self, captured: Captured) -> Iterator[str]:
+    def _mode_dependent_children(self, captured: Captured) -> Iterator[str]:
         """The called children that may do something else in another mode."""
         for path in dict.fromkeys(str(node.target) for node in captured.graph.nodes if node.op == "call_module"):
             if not makes_its_result(self._module.get_submodule(path)):

@@ -86,7 +86,7 @@ def trace_forward(
         if found is not None:
             raise CannotTraceError(other_situation(module, expand, examples.calls) or found)
         if not quick:
-            others = other_conditions(module, forward, examples, copied, reading.moded)
+            others = other_conditions(module, forward, examples, copied, reading.mode_dependent)
             forward = replace(forward, guards=tuple(dict.fromkeys((*forward.guards, *others))))
             forward = replace(forward, fingerprint=_fingerprint(module, forward.inlined, examples, reading.floats))
     except CannotTraceError as error:
