@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "f8725b087458686ab833a8d8feb7ae4f30b5763aa3ff472bcc633874919e59f7"
+STAMP = "73904f0483d503ac605a1a6c00a3d506c8822746a30f28d38b4522125d6db8c3"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

@@ -27,7 +27,7 @@ from loka.dispatch import Quantized
 
 from . import fused
 
-STAMP = "f8725b087458686ab833a8d8feb7ae4f30b5763aa3ff472bcc633874919e59f7"
+STAMP = "73904f0483d503ac605a1a6c00a3d506c8822746a30f28d38b4522125d6db8c3"
 
 # Scalings of both operands of a GEMM.
 ROWWISE = ("rowwise", "rowwise")

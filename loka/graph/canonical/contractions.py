@@ -115,7 +115,7 @@ class _Known:
     def _gemm(self, statement: Statement) -> Value | None:
         """The product of a site, written in a way of its own."""
         call = statement.call
-        if call is None or call.bias is not None or call.plus is not None:
+        if call is None or call.bias is not None:
             return None
         names = [f"operand_{number}" for number in range(len(statement.operands))]
         linear = f"torch.nn.functional.linear({call.x.format(*names)}, {call.weight.format(*names)})"

@@ -36,6 +36,7 @@ from loka.graph.canonical.nodes import (
     Value,
     is_weight,
 )
+from loka.graph.canonical.site_calls import product_layout
 from loka.graph.canonical.texts import CannotEmitError, weight_text
 from loka.graph.ir import WEIGHTED, Ref, RefKind, SiteCall, Statement
 
@@ -171,13 +172,6 @@ class _Emission(Locals):
     def _rows(self, node: Linear, value: Value) -> Value:
         """The layout of a product: rows of all columns, with the dimensions that the forward has where that fits."""
 
-        def fits(each: Value) -> bool:
-            n = node.shape[-1]
-            if not all(each.dims[:-1]):  # of one element, or broadcast
-                return False
-            last = each.dims[-1:] == (merged([Piece(n, (1,) * len(n))]),) and each.shape[-1:] == (n,)
-            return last and regrouped([p for d in rows_of(node.shape) for p in d], each.shape) == each.dims
-
         shown = [self._graph.made[place] for place in self._graph.holders.get(node, [])]
         candidates = [value, *(each for each in shown if each is not None)]
         straight = self._straight.get(node.x)
@@ -185,7 +179,7 @@ class _Emission(Locals):
             shape = (straight.shape[0], straight.shape[2], node.shape[-1])
             dims = regrouped([piece for dim in rows_of(node.shape) for piece in dim], shape)
             candidates += [] if dims is None else [Value(node, dims, shape)]
-        return next((each for each in candidates if fits(each)), Value(node, rows_of(node.shape), node.shape))
+        return product_layout(node, candidates)
 
     def _total(self, pieces: Sequence[Piece]) -> Size:
         return size_of(tuple(pieces), len(pieces[0].size))

@@ -360,7 +360,7 @@ def _is_canonical(traced: Statement, ours: Statement) -> bool:
         return traced.template == ours.template
     if ours.call is not None:
         call = traced.call
-        plain = call is not None and call.x == "{0}" and call.out == "{0}" and call.plus is None
+        plain = call is not None and call.x == "{0}" and call.out == "{0}"
         return (
             plain and ours.op != REASSOCIATED and call is not None and (call.bias is None) == (ours.call.bias is None)
         )

@@ -10,7 +10,7 @@ from contextlib import suppress
 import torch
 from torch import nn
 
-from loka.graph.ir import CannotTraceError, ForwardIR, RefKind, Statement, names_read
+from loka.graph.ir import GEMMS, CannotTraceError, ForwardIR, RefKind, Statement, names_read
 from loka.graph.source import has_hooks
 from loka.graph.trace.examples import Examples
 from loka.graph.trace.observed_shapes import observed_values
@@ -99,7 +99,7 @@ class _Call:
     def _feeds_a_gemm(self, name: str) -> bool:
         """True if a GEMM reads a tensor, or a view of it. The cast of an argument may make that call possible."""
         for step in self._readers[name]:
-            if step.call is not None or step.template in self._linears:
+            if step.op in GEMMS or step.template in self._linears:
                 return True
             if (step.op in _KEEPING or step.target in self._casts) and self._feeds_a_gemm(step.target):
                 return True
@@ -112,7 +112,7 @@ class _Call:
             return False
         product = self._made.get(step.operands[1].text)
         kinds = {ref.kind for ref in total.operands}
-        of_product = step.operands[1] in total.operands and product is not None and product.call is not None
+        of_product = step.operands[1] in total.operands and product is not None and product.op in GEMMS
         return of_product and kinds == {RefKind.LOCAL, RefKind.ATTRIBUTE}
 
     def _tells(self, name: str, dtype: torch.dtype) -> bool:
@@ -122,7 +122,7 @@ class _Call:
         return name in self._returned or any(self._reader_tells(step, name, dtype) for step in self._readers[name])
 
     def _reader_tells(self, step: Statement, name: str, dtype: torch.dtype) -> bool:
-        if step.call is not None or step.op in _OWN_DTYPE or step.op == "dtype" or step.template in self._linears:
+        if step.op in GEMMS or step.op in _OWN_DTYPE or step.op == "dtype" or step.template in self._linears:
             return False
         if step.target in self._casts:
             return step.operands[0].text == name and self._tells(step.target, dtype)

@@ -61,13 +61,6 @@ class RankInBetween(Gram):
         return torch.einsum("bnd,mk,bmd->bnk", x, self.rank, x)
 
 
-class OneEinsumOfAList(Gram):
-    shape = (RANK, N)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.einsum("km,bnd,bmd->bkn", [self.rank, x, x])
-
-
 class Through(Gram):
     """Operations that stand between these products, and read neither."""
 
@@ -165,10 +158,6 @@ def test_without_a_kernel_it_is_what_was_traced(kind: type[Gram]) -> None:
     ("kind", "missing"),
     [
         (ReadTwice, "x @ x^T of its mixing layer is read by something else as well"),
-        (
-            OneEinsumOfAList,
-            "an einsum multiplies all three operands of its mixing layer: write two products, x @ (x^T @ rank)",
-        ),
         (MoreWork, LESS),
         (MoreWorkInOneEinsum, LESS),
         (OfTwo, None),

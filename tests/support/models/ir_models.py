@@ -411,12 +411,3 @@ class WithNorm(Plain):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(x @ self.w)
-
-
-class Cubic(Plain):
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.randn(2, WIDTH, WIDTH))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.matmul(x, self.w).sum(0)
