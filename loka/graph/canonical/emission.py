@@ -41,7 +41,6 @@ from loka.graph.canonical.texts import CannotEmitError, weight_text
 from loka.graph.ir import WEIGHTED, Ref, RefKind, SiteCall, Statement
 
 _NAME = re.compile(r"\b[A-Za-z_]\w*\b")
-_PRODUCTS = frozenset({"torch.matmul({0}, {1})", "{0} @ {1}"})
 _F = "torch.nn.functional"
 
 
@@ -107,8 +106,6 @@ class _Emission(Locals):
             return self._whole(value)
         if node.bias is not None and node.unbiased in self._shared:
             return self._sum_with_bias(node, value)
-        if self._stands(node, value):
-            return self._whole(value)
         made = self._rows(node, value)
         lead = translated(made.dims[:-1], node.rows)
         if lead is None:
@@ -139,15 +136,6 @@ class _Emission(Locals):
         """True for a product of the embeddings of a mixing layer, along these."""
         straight = self._straight.get(node.x)
         return straight is not None and merged(node.k) == straight.dims[1]
-
-    def _stands(self, node: Linear, value: Value) -> bool:
-        """True for weighted sums W @ x of the embeddings of a mixing layer, where they are traced in this layout."""
-        place, straight = self._holder(value), self._straight.get(node.x)
-        if place is None or place in self._graph.opaque or straight is None or node.kind != "linear":
-            return False
-        step, read = self._statements[place], self._graph.read[place]
-        sites = step.call is not None and step.call.site == node.site and step.template in _PRODUCTS
-        return sites and node.bias is None and list(read.values()) == [straight]
 
     def _input(self, node: Linear, wanted: Value) -> str:
         """What a product multiplies; for a mixing layer, a view of (samples, embeddings, dimension)."""
