@@ -149,7 +149,7 @@ def float64_difference(forward: ForwardIR, examples: Examples, copied: Callable[
         return None
 
 
-class _NormsInFloat32(TorchFunctionMode):
+class NormsInFloat32(TorchFunctionMode):
     """Layer norms return float32, as under autocast on cuda; on the CPU they keep the dtype of what they read."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -161,7 +161,7 @@ def keeps_dtypes(forward: ForwardIR, examples: Examples, copied: Callable[[], nn
     """True if a forward's outputs have the dtypes of the module's own under autocast, too."""
     ours, theirs = copied(), with_forward(copied(), forward)
     for call in examples.calls:
-        with _NormsInFloat32():
+        with NormsInFloat32():
             a, b = (_run(m, call, autocast=True, backward=Backward.NONE) for m in (ours, theirs))
         kinds = [[x.dtype if isinstance(x, torch.Tensor) else None for x in each.outputs] for each in (a, b)]
         if a.error is None and b.error is None and kinds[0] != kinds[1]:

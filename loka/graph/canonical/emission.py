@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 from loka.graph.canonical.layout import (
     Piece,
-    Size,
     is_fixed,
     is_within,
     merged,
@@ -20,6 +19,7 @@ from loka.graph.canonical.layout import (
     rows_of,
     size_of,
     steps_along,
+    total,
     translated,
 )
 from loka.graph.canonical.locals import PLAIN, Emitted, Locals
@@ -111,7 +111,7 @@ class _Emission(Locals):
         if lead is None:
             raise CannotEmitError
         k = merged(node.k)
-        k_size = self._total(node.k)
+        k_size = size_of(node.k, len(node.shape[0]))
         x = self._input(node, Value(node.x, (*lead, k), (*made.shape[:-1], k_size)))
         n_size = made.shape[-1]
         weight = weight_text(Value(node.weight, (merged(node.weight_n), merged(node.weight_k)), (n_size, k_size)))
@@ -169,9 +169,6 @@ class _Emission(Locals):
             candidates += [] if dims is None else [Value(node, dims, shape)]
         return product_layout(node, candidates)
 
-    def _total(self, pieces: Sequence[Piece]) -> Size:
-        return size_of(tuple(pieces), len(pieces[0].size))
-
     def _product(self, value: Value) -> tuple[str, Value]:
         node = value.node
         if not isinstance(node, Product):
@@ -184,7 +181,7 @@ class _Emission(Locals):
         of_right = (translated((made.dims[0],), node.batch[1]), translated((made.dims[2],), node.columns))
         if None in of_left or None in of_right:
             raise CannotEmitError
-        k = self._total(node.k[0])
+        k = size_of(node.k[0], len(node.shape[0]))
         batch, rows, columns = node.shape
         left_dims = (*(of_left[0] or ()), *(of_left[1] or ()), merged(node.k[0]))
         right_dims = (*(of_right[0] or ()), merged(node.k[1]), *(of_right[1] or ()))
@@ -285,7 +282,7 @@ class _Emission(Locals):
 
     def _normed(self, node: Norm, value: Value) -> Value:
         """The layout of a norm: what it is over is the last dimension."""
-        along = merged(node.over)
+        along, runs = merged(node.over), len(node.shape[0])
         x = node.x
         joined = isinstance(x, Concatenation) or (
             isinstance(x, Pair) and any(isinstance(each.node, Concatenation) for each in x.operands)
@@ -302,12 +299,12 @@ class _Emission(Locals):
             pairs = list(zip(each.dims, each.shape, strict=True))
             lead = [pair for pair in pairs if pair[0] and not is_within(pair[0], along)]
             inside = [pair[0] for pair in pairs if pair[0] and pair not in lead]
-            if self._total([piece for dim in inside for piece in dim] or along) != self._total(along) or not inside:
+            if not inside or total((piece.size for dim in inside for piece in dim), runs) != size_of(along, runs):
                 continue
             # The samples come first, then what is outer in the value.
             lead.sort(key=lambda pair: (not is_fixed(pair[1]), pair[0][0].stride), reverse=True)
             dims, shape = tuple(pair[0] for pair in lead), tuple(pair[1] for pair in lead)
-            return Value(node, (*dims, along), (*shape, self._total(node.over)))
+            return Value(node, (*dims, along), (*shape, size_of(along, runs)))
         raise CannotEmitError
 
     def _blocks(self, node: Norm) -> Value | None:

@@ -56,8 +56,9 @@ class Products:
         self, a: Factor, b: Factor, out: Sequence[str], sizes: Mapping[str, Size], site: str | None, place: int
     ) -> Value:
         """The product of two factors, summed over the labels that are not in `out`; a label of `out` is a dimension."""
-        summed = [label for label in sizes if label not in out and sizes[label] != (1,) * self.runs]
-        if not summed or any(label not in a.labels or label not in b.labels for label in summed):
+        inner = [label for label in sizes if label not in out]
+        summed = [label for label in inner if sizes[label] != (1,) * self.runs]
+        if not inner or any(label not in a.labels or label not in b.labels for label in summed):
             raise Unsupported
         if is_weight(a.value.node):
             a, b = b, a

@@ -6,15 +6,17 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 
 import torch
 from torch import nn
 
-from loka.graph.ir import GEMMS, CannotTraceError, ForwardIR, RefKind, Statement, names_read
+from loka.graph.equivalence import NormsInFloat32
+from loka.graph.ir import GEMMS, CannotTraceError, ForwardIR, Ref, RefKind, Statement, names_read
 from loka.graph.source import has_hooks
 from loka.graph.trace.examples import Examples
 from loka.graph.trace.observed_shapes import observed_values
-from loka.graph.trace.printer import attribute
+from loka.graph.trace.printer import attribute, variable
 
 _DEVICE = re.compile(r"['\"]|\bdevice\b")  # in the text of a call of `to`
 CASTS = frozenset({"to", "type_as", "float", "double", "half", "bfloat16"})
@@ -51,6 +53,40 @@ def telling_casts(forward: ForwardIR, examples: Examples, copied: Callable[[], n
                 raise
             # As the module itself does: the equivalence check has compared the errors.
     return frozenset(telling)
+
+
+def with_wide_results(
+    forward: ForwardIR,
+    traced: ForwardIR,
+    examples: Examples,
+    copied: Callable[[], nn.Module],
+    parameters: Mapping[torch.dtype, str],
+) -> ForwardIR:
+    """The canonical form of a traced forward whose results have the same dtypes under autocast to bfloat16.
+
+    `x @ weight + bias` has the dtype of the bias there, and a linear, in which both are one, does not: such a result is
+    cast. `parameters` has the expression of one Parameter of each dtype. A call that raises in one form is left out.
+    """
+    names = sorted(names_read(forward.result, {step.target for step in forward.statements}))
+    dtypes: list[dict[str, torch.dtype]] = []
+    for each in (traced, forward):
+        try:
+            with NormsInFloat32():
+                values = next(observed_values(each, names, examples, copied, autocast=True))
+        except (RuntimeError, TypeError, ValueError):
+            return forward
+        dtypes.append({name: x.dtype for name in names if isinstance(x := values.get(name), torch.Tensor)})
+    statements, result = list(forward.statements), forward.result
+    taken = {*names, *(step.target for step in (*traced.statements, *statements))}
+    for name, dtype in dtypes[0].items():
+        now = dtypes[1].get(name, dtype)
+        if now == dtype or torch.promote_types(now, dtype) != dtype or dtype not in parameters:
+            continue
+        wide = variable(f"{name}_wide", taken)
+        operands = Ref(RefKind.LOCAL, name), Ref(RefKind.ATTRIBUTE, parameters[dtype])
+        statements.append(Statement(wide, "to", "{0}.to(torch.promote_types({0}.dtype, {1}.dtype))", operands))
+        result = re.sub(rf"\b{name}\b", wide, result)
+    return replace(forward, statements=tuple(statements), result=result)
 
 
 def _moves(step: Statement) -> bool:

@@ -35,7 +35,7 @@ from loka.graph.patterns.cross import find_crosses
 from loka.graph.patterns.fm_interaction import find_fm_interactions
 from loka.graph.patterns.near_interactions import find_near_misses
 from loka.graph.source import has_hooks, qualified
-from loka.graph.trace.casts import CASTS, telling_casts
+from loka.graph.trace.casts import CASTS, telling_casts, with_wide_results
 from loka.graph.trace.examples import Examples, missing_storage, quiet
 from loka.graph.trace.observed_shapes import observed_shapes, with_even_statements
 from loka.graph.trace.other_calls import other_conditions
@@ -148,8 +148,11 @@ def _with_calls(
         raise CannotTraceError(different)
     found = called.forward, shapes
     if out_of_place_runs(forward, runs):
-        canonical = canonical_forward(called.forward, shapes, runs, names, sites, casts)
-        found = canonical if is_canonical(canonical[0]) and _is_same(traced, canonical[0]) else found
+        canonical, all_shapes = canonical_forward(called.forward, shapes, runs, names, sites, casts)
+        if is_canonical(canonical):
+            of_dtype = {parameter.dtype: names[name] for name, parameter in module.named_parameters() if name in names}
+            canonical = with_wide_results(canonical, called.forward, examples, copied, of_dtype)
+            found = (canonical, all_shapes) if _is_same(traced, canonical) else found
     problem = called.problem(found[0])
     if problem is not None:
         reason, target = problem
@@ -178,10 +181,11 @@ def _is_same(traced: _Traced, canonical: ForwardIR) -> bool:
     is as good, and outputs with the ReLUs themselves.
     """
     module, examples, copied, quick = traced.module, traced.examples, traced.copied, traced.quick
-    if any(step.op in CASTS for step in traced.forward.statements):
-        if not keeps_dtypes(canonical, examples, copied):
-            return False
-    elif not quick and float64_difference(canonical, examples, copied):
+    if not keeps_dtypes(canonical, examples, copied):
+        return False
+    casts = (step for step in traced.forward.statements if step.op in CASTS)
+    to_one_dtype = any(len(step.operands) == 1 for step in casts)  # others follow that of a tensor
+    if not to_one_dtype and not quick and float64_difference(canonical, examples, copied):
         return False
     relus_as_traced = with_traced_relus(canonical)  # any subgradient at 0 is as good
     if rounding_difference(module, relus_as_traced, examples, copied, quick, contiguous=True):
