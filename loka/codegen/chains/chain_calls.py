@@ -42,7 +42,6 @@ def planned_chains(forward: ForwardIR, index: Mapping[int, int], plans: Sequence
     """
     around = {place: region for region in forward.regions for place in range(region.first, region.last + 1)}
     kinds: dict[str, str] = {}
-    sizes: dict[str, tuple[int, int]] = {}
     regions: list[Region] = []
     for place, number in sorted(index.items()):
         recipe, site = chain_recipe(plans[number]), site_call(forward, place).site
@@ -51,14 +50,13 @@ def planned_chains(forward: ForwardIR, index: Mapping[int, int], plans: Sequence
         kind = "known" if form.is_static else "fp8" if form.is_chain or form.keeps_wgrad else kind
         if kind and fits(plans[number]):
             kinds[site] = kind
-            sizes[site] = (plans[number].site.k, plans[number].site.n)
             regions.append(around.get(place, Region(site, place, place, ("linear",))))
 
     def same(site: str, other: str) -> bool:
         return kinds[site] == kinds[other]
 
     while True:
-        chains = find_chains(forward, regions, KNOWN, same, lambda site: kinds[site] != "plain", sizes)
+        chains = find_chains(forward, regions, KNOWN, same, lambda site: kinds[site] != "plain")
         made = [_planned(forward, chain, index, plans) for chain in chains]
         lacking = {site for planned in made for site in _without_operands(planned)}
         if not lacking:
