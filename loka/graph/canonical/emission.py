@@ -233,7 +233,7 @@ class _Emission(Locals):
                 operands[number] = Ref(RefKind.LOCAL, self._tensor(given, any_strides=True))
         if node.cast is not None and operands[1 - node.cast].kind is RefKind.LOCAL:
             cast, other = operands[node.cast], operands[1 - node.cast]
-            name = self._fresh(f"{cast.text}_cast")
+            name = self._fresh("_".join((*re.findall(r"\w+", cast.text.removeprefix("self.")), "cast")))
             self._add(Statement(name, "to", "{0}.to({1}.dtype)", (cast, other)), made)
             operands[node.cast] = Ref(RefKind.LOCAL, name)
         return self._emit(node.op, PLAIN[node.op], (operands[0], operands[1]), made)

@@ -214,7 +214,7 @@ class Operations:
         a, b, c = ("tmk", "tkn", "tmn") if call.name == "baddbmm" else ("mk", "kn", "mn")
         product = self.product(call.args[1], call.args[2], a, b, c, step, place)
         added = self.value(call.args[0])
-        return self._sums.pair("add", product, added, shape, place, cast=None if is_weight(added.node) else 1)
+        return self._sums.pair("add", product, added, shape, place, cast=1)
 
     def product(self, a: Tensor, b: Tensor, left: str, right: str, out: str, step: Statement, place: int) -> Value:
         """A product of two tensors whose dimensions have these letters."""

@@ -167,7 +167,8 @@ class _Finder:
         refs = (ref for place in span for ref in self._statements[place].operands if ref.kind is RefKind.LOCAL)
         reads = [ref.text for ref in refs if ref.text in inside]
         target = self._statements[last].target
-        return reads == [target] and self._readers.get(target, set()) <= set(span)
+        once = reads == [target] or (end > last + 1 and set(reads) == {target})  # a gate multiplies it, too
+        return once and self._readers.get(target, set()) <= set(span)
 
     def _takes(self, run: NormRun) -> bool:
         """True if a kernel supports a norm, and nothing else reads inside it."""
