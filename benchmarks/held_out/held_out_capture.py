@@ -17,8 +17,8 @@ from torch.overrides import TorchFunctionMode
 
 from loka.bench.quality.training_calls import Inputs, call
 from loka.errors import InputError
+from loka.graph.sites.site import Site
 from loka.numerics.enums import Gemm
-from loka.sites.site import Site
 
 _LINEAR = (F.linear, torch._C._nn.linear)
 _MATMUL = (torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__)

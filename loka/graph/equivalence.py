@@ -28,7 +28,7 @@ from loka.errors import InputError
 from loka.graph.guards import any_fails, checked_branch, checked_keys, checked_length
 from loka.graph.ir import CannotTraceError, ForwardIR, Statement
 from loka.graph.trace.examples import ExampleCall, Examples, copy_tree, quiet
-from loka.sites.callables import message_of
+from loka.model.callables import message_of
 
 _ROUNDING = 1e-4  # relative to the largest value, for a GEMM summed in another order; larger for Parameters in bfloat16
 

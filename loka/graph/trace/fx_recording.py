@@ -35,7 +35,7 @@ from loka.graph.trace.lint import place_in, training_reads
 from loka.graph.trace.planned_tests import PlannedTest, PlannedTests, described
 from loka.graph.trace.printer import TrainingFlag, is_identifier
 from loka.graph.trace.watched_functions import ReadLog, traced_limits, watched
-from loka.sites.callables import message_of
+from loka.model.callables import message_of
 
 _BY_TORCH: dict[object, Callable[..., Any]] = {math.sqrt: torch.sym_sqrt}  # of sizes that may be symbolic
 _VIEWS = frozenset({"T", "mT", "H", "mH", "real", "imag"})  # attributes that autograd sees

@@ -12,6 +12,8 @@ import torch
 from torch import fx, nn
 
 from loka.graph.ir import CannotTraceError, Ref, RefKind, Statement, names_read
+from loka.graph.sites.op_names import is_idle_dropout
+from loka.graph.sites.weights import PIECES, index_text
 from loka.graph.trace.call_values import VIEWS_OF_DICT, is_size
 from loka.graph.trace.fx_recording import FxRecording, Op
 from loka.graph.trace.lint import makes_its_result, place_in
@@ -19,8 +21,6 @@ from loka.graph.trace.planned_tests import PlannedTest, operands
 from loka.graph.trace.printer import INFIX, PREFIX, Template, attribute, is_identifier, literal, public_name, variable
 from loka.graph.trace.site_calls import site_call
 from loka.graph.trace.traced_weights import Weights
-from loka.sites.neighbours import is_idle_dropout
-from loka.sites.weights import PIECES, index_text
 
 _VIEWS = {"select", "narrow", *PIECES}  # without effects
 _OF_MATRICES = _VIEWS | {getattr(torch, name) for name in _VIEWS}

@@ -10,9 +10,7 @@ import torch
 from torch import fx, nn
 
 from loka.graph.guards import checked_length
-from loka.graph.trace.fx_recording import Op
-from loka.graph.trace.lint import place_in
-from loka.sites.weights import (
+from loka.graph.sites.weights import (
     PIECES,
     Index,
     SiteWeight,
@@ -23,6 +21,8 @@ from loka.sites.weights import (
     swaps_columns,
     taken_index,
 )
+from loka.graph.trace.fx_recording import Op
+from loka.graph.trace.lint import place_in
 
 _TRANSPOSES = ((0, 1), (1, 0), (-1, -2), (-2, -1))
 

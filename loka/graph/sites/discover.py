@@ -1,0 +1,249 @@
+"""Discovers every GEMM of a model, in whatever form, in the graphs of a training and an evaluation forward.
+
+The forwards run on fake tensors at two batch sizes. If they read values, which fake tensors do not have, a copy is run
+on a few real samples instead.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeGuard
+
+from torch import nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
+
+from loka.errors import InputError
+from loka.graph.sites.flow import Flow, flow_of
+from loka.graph.sites.forward import Forward
+from loka.graph.sites.merge_calls import (
+    MeasuredCall,
+    Run,
+    by_site,
+    check_alike,
+    flops_of,
+    in_model_order,
+    measure,
+    never_called,
+    siblings,
+    to_sites,
+    total_flops,
+)
+from loka.graph.sites.operations import TRANSFORMED, Operations, operations_of
+from loka.graph.sites.recording import record_fake, record_real, undisturbed
+from loka.graph.sites.site import Site
+from loka.graph.sites.train_eval_diff import depends_on_mode, fused_in_evaluation
+from loka.model.build_model import BuiltModel
+from loka.model.callables import describe_error, place_of
+from loka.model.inputs import tensors_in
+
+SAMPLES = 64  # in the largest run on real samples
+MANY = 1000  # modules above which the evaluation forward is skipped if nothing depends on the mode
+FIXED = "the batch size is written into the forward: rows follow it only as far as one size shows"
+NUMBERS = "the forward reads values: it was run on a few real samples, and other values may call other GEMMs"
+
+
+@dataclass(frozen=True)
+class SiteMap:
+    """All GEMMs of a model in model order: by the position of the owning module, then by the order of the calls.
+
+    Recurrent layers, and convolutions of a kernel size above 1, are not included; `notes` names them.
+    """
+
+    sites: tuple[Site, ...]
+    notes: tuple[str, ...]
+    siblings: tuple[tuple[str, ...], ...] = ()  # names of sites that seem to read one tensor
+    flow: Flow = field(default_factory=Flow)  # what products become
+
+    def __getitem__(self, name: str) -> Site:
+        return next(site for site in self.sites if site.name == name)
+
+
+@dataclass(frozen=True, slots=True)
+class Forwards:
+    """What a model does in training and in evaluation, at one or more batch sizes."""
+
+    training: tuple[Run, ...]
+    evaluation: tuple[Run, ...]  # () if it was not run: it is taken to do what training does
+    from_data: bool
+    notes: tuple[str, ...] = ()
+
+    @property
+    def modes(self) -> tuple[Operations, ...]:
+        """What is done in training, and in evaluation if that was run."""
+        return tuple(runs[0][1] for runs in (self.training, self.evaluation) if runs)
+
+    @property
+    def called(self) -> frozenset[str]:
+        """Modules whose forward runs, in either mode."""
+        return frozenset().union(*(mode.called for mode in self.modes))
+
+
+def find_sites(built: BuiltModel) -> SiteMap:
+    """Find every GEMM of a model. The model, its buffers, its hooks and the random state are unchanged.
+
+    Raises:
+        InputError: The forward raises, or depends on its inputs' values and cannot be run on a few real samples.
+    """
+    return sites_in(built, forwards_of(built))
+
+
+def forwards_of(built: BuiltModel, sizes: bool = True) -> Forwards:
+    """The forwards of a model, from the first attempt to see them that works; one of them a mode without `sizes`.
+
+    The model, its buffers, its hooks and the random state are unchanged. Raises InputError where no attempt works.
+    """
+    usual = _unusual_batch(built)
+    few = tuple(sorted({2, 3, min(built.batch_size, SAMPLES)}))
+    attempts: tuple[tuple[_Record, tuple[int, ...], str], ...] = (
+        (record_fake, (usual, 2 * usual), ""),
+        (record_fake, (built.batch_size,), FIXED),
+        (record_real, few, NUMBERS),
+        (record_real, (2, 3), NUMBERS),
+        (record_real, (built.batch_size,), NUMBERS),
+    )
+    modules = dict(built.module.named_modules())
+    modes = [True, False] if len(modules) <= MANY or depends_on_mode(modules) is not None else [True]
+    first: Exception | None = None
+    last: Exception | None = None
+    for record, batches, note in attempts:
+        if _needs_numbers(first) and record is record_fake:
+            continue
+        try:
+            with undisturbed():
+                runs = [(size, record(built, size, modes)) for size in (batches if sizes else batches[:1])]
+                return _forwards(runs, modules, record is record_real, (note,) if note else ())
+        except Exception as error:  # noqa: BLE001 - a forward can raise anything; the next attempt may work
+            if first is None or (_needs_numbers(error) and not _needs_numbers(first)):
+                first = error
+            last = error
+    raise _refusal(built, first, last) from (last or first)
+
+
+_Record = Callable[[BuiltModel, int, Iterable[bool]], list[Forward]]
+
+
+def _forwards(
+    runs: Sequence[tuple[int, Sequence[Forward]]],
+    modules: dict[str, nn.Module],
+    from_data: bool,
+    notes: tuple[str, ...],
+) -> Forwards:
+    """The operations of forwards in one or two modes, at each batch size. Raises UnlikeRunsError."""
+    training, *evaluation = (
+        tuple((size, operations_of(forward, modules)) for (size, _), forward in zip(runs, forwards, strict=True))
+        for forwards in zip(*(forwards for _, forwards in runs), strict=True)
+    )
+    for mode in (training, *evaluation):
+        check_alike(mode)
+    return Forwards(training, evaluation[0] if evaluation else (), from_data, notes)
+
+
+def sites_in(built: BuiltModel, forwards: Forwards) -> SiteMap:
+    """The GEMMs in the forwards of a model. Raises InputError for one that has nothing to multiply."""
+    modules = dict(built.module.named_modules())
+    order = {name: place for place, name in enumerate(modules)}
+    notes: list[str] = []
+    training, row_notes = measure(forwards.training, built.batch_size, forwards.from_data)
+    evaluation = None
+    if forwards.evaluation:
+        evaluation, _ = measure(forwards.evaluation, built.batch_size, forwards.from_data)
+    else:
+        notes.append(
+            f"evaluation was taken to call what training calls: none of the {len(modules)} modules asks for the mode"
+        )
+    sites, merge_notes = to_sites(training, evaluation, order, built.batch_size)
+    sites, fused_notes = _without_fused(sites, fused_in_evaluation(modules))
+    sites = in_model_order((*sites, *never_called(built.module, forwards.called, sites)), order)
+    empty = next((site for site in sites if not site.k or not site.n), None)
+    if empty is not None:
+        raise InputError(
+            f"model: the weight of {empty.name!r} has {empty.k} inputs and {empty.n} outputs: there is nothing to "
+            f"multiply; give both a size, or take it out of the model"
+        )
+    others = _other_notes(forwards.training, training, built.batch_size)
+    return SiteMap(
+        sites=sites,
+        notes=(*notes, *row_notes, *forwards.notes, *merge_notes, *fused_notes, *others),
+        siblings=siblings(training, order),
+        flow=flow_of(by_site(training, order)),
+    )
+
+
+def _unusual_batch(built: BuiltModel) -> int:
+    """A size at or just above the batch size that no parameter and no other dimension of the inputs has.
+
+    So the batch cannot be confused with another size that it happens to equal.
+    """
+    taken = {0, 1}
+    for tensor in (*built.module.parameters(), *built.module.buffers()):
+        taken.update(tensor.shape)
+    for tensor in tensors_in((built.args, built.kwargs)):
+        taken.update(tensor.shape[1:])
+    size = built.batch_size
+    while size in taken:
+        size += 1
+    return size
+
+
+def _needs_numbers(error: Exception | None) -> TypeGuard[Exception]:
+    """True if a forward failed for want of values, which fake tensors do not have."""
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode  # takes a quarter of a second
+
+    kinds = DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException
+    return isinstance(error, (*kinds, GuardOnDataDependentSymNode))
+
+
+def _refusal(built: BuiltModel, first: Exception | None, last: Exception | None) -> InputError:
+    kind = type(built.module).__name__
+    if _needs_numbers(first):
+        where = f" at {place}" if (place := place_of(first)) else ""
+        return InputError(
+            f"model: the forward of {kind} reads the value of a tensor{where}, which hides its GEMMs, "
+            f"and running it on real samples failed too ({describe_error(last or first)}); take that branch "
+            f"out of the forward, or decide it in the factory"
+        )
+    error = last or first
+    return InputError(
+        f"model: the forward of {kind} raised {describe_error(error) if error else 'an error'}; make "
+        f"model(*inputs({built.batch_size})) work first"
+    )
+
+
+def _without_fused(sites: tuple[Site, ...], fused: tuple[str, ...]) -> tuple[tuple[Site, ...], tuple[str, ...]]:
+    """Remove the evaluation calls of nn.Linears that torch's fused encoder layers bypass."""
+    bypassed = {f"{name}.{linear}" if name else linear for name in fused for linear in ("linear1", "linear2")}
+    kept = tuple(replace(site, calls_eval=0) if site.name in bypassed else site for site in sites)
+    if not any(site.name in bypassed for site in sites):
+        return sites, ()
+    names = ", ".join(repr(name) for name in fused[:3]) + (", ..." if len(fused) > 3 else "")
+    return kept, (
+        f"nn.TransformerEncoderLayer {names}: in evaluation without gradients torch runs it as one fused kernel, which "
+        f"reads linear1 and linear2 without calling them: they are called in training alone",
+    )
+
+
+def _other_notes(runs: Sequence[Run], calls: list[MeasuredCall], batch: int) -> tuple[str, ...]:
+    """Notes on products that are no sites: convolutions and recurrent layers with their share, and what is not seen."""
+    flops: Counter[str] = Counter()
+    count: Counter[str] = Counter()
+    others = runs[0][1].others
+    for other in others:
+        count[other.op] += 1
+        flops[other.op] += flops_of(runs, batch, other)
+    total = total_flops(calls) + sum(flops.values())
+    notes = [
+        f"{count[op]} x {op}: not replaced, and not among the sites: {100 * flops[op] / total:.3g} % of the FLOPs of a "
+        "forward"
+        for op in flops
+        if flops[op]
+    ]
+    owners = sorted({other.owner for other in others if other.op == TRANSFORMED})
+    names = ", ".join(repr(name) for name in owners[:3]) + (", ..." if len(owners) > 3 else "")
+    unseen = f"{TRANSFORMED} in {names}: not seen, neither among the sites nor in their shares"
+    return (*notes, unseen) if owners else tuple(notes)
