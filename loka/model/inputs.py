@@ -31,18 +31,20 @@ def batch_shape(tensor: Tensor, batch: int, size: int) -> Shape:
     return shape
 
 
-def resized_inputs(value: Any, batch: int, size: int, make: Callable[[Tensor, Shape], Tensor]) -> Any:
+def resized_inputs(
+    value: Any, batch: int, size: int, make: Callable[[Tensor, Shape], Tensor], stride: bool = True
+) -> Any:
     """Copy a structure of inputs; `make(tensor, shape)` replaces each tensor, with the batch changed to `size`.
 
     Tuples, lists, dictionaries, dataclasses and plain objects are traversed; torchrec's KeyedJaggedTensor is rebuilt
-    with `size` as its stride, so that its sizes still depend on the batch.
+    with `size` as its stride, so that its sizes still depend on the batch, or without one, so that it asks its lengths.
     """
 
     def visit(part: Any) -> Any:
         if isinstance(part, Tensor):
             return make(part, batch_shape(part, batch, size))
         if type(part).__name__ == "KeyedJaggedTensor" and not part.variable_stride_per_key() and part.stride() == batch:
-            return _fake_jagged(part, size, make)
+            return _fake_jagged(part, size, make, stride)
         return rebuild(part, visit)
 
     return visit(value)
@@ -121,7 +123,7 @@ def _tensor_inside(value: Any) -> bool:
     return any(isinstance(part, Tensor) for part in parts)
 
 
-def _fake_jagged(jagged: Any, size: int, make: Callable[[Tensor, Shape], Tensor]) -> Any:
+def _fake_jagged(jagged: Any, size: int, make: Callable[[Tensor, Shape], Tensor], stride: bool) -> Any:
     keys = jagged.keys()
     weights = jagged.weights_or_none()
     return type(jagged)(
@@ -129,7 +131,7 @@ def _fake_jagged(jagged: Any, size: int, make: Callable[[Tensor, Shape], Tensor]
         values=make(jagged.values(), tuple(jagged.values().shape)),
         weights=None if weights is None else make(weights, tuple(weights.shape)),
         lengths=make(jagged.lengths(), (len(keys) * size,)),
-        stride=size,
+        stride=size if stride else None,
         length_per_key=list(jagged.length_per_key()),
         offset_per_key=list(jagged.offset_per_key()),
     )

@@ -1,7 +1,7 @@
 """Discovers every GEMM of a model, in whatever form, in the graphs of a training and an evaluation forward.
 
-The forwards run on fake tensors at two batch sizes. If they read values, which fake tensors do not have, a copy is run
-on a few real samples instead.
+torch reads them, with a symbol for the batch. Where it cannot, and where the modules are so many that it would take
+minutes, the forwards run on fake tensors at two batch sizes, or on a few real samples if they ask for values.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from torch._subclasses.fake_tensor import (
 )
 
 from loka.errors import InputError
+from loka.graph.capture import CannotCaptureError
+from loka.graph.sites.captured_forward import NotAtAnyBatchError, captured_forwards
 from loka.graph.sites.flow import Flow, flow_of
 from loka.graph.sites.forward import Forward
 from loka.graph.sites.merge_calls import (
@@ -43,6 +45,7 @@ from loka.model.callables import describe_error, place_of
 from loka.model.inputs import tensors_in
 
 SAMPLES = 64  # in the largest run on real samples
+READ = 500  # modules above which torch would read for many seconds: the forward is run instead
 MANY = 1000  # modules above which the evaluation forward is skipped if nothing depends on the mode
 FIXED = "the batch size is written into the forward: rows follow it only as far as one size shows"
 NUMBERS = "the forward reads values: it was run on a few real samples, and other values may call other GEMMs"
@@ -98,31 +101,50 @@ def forwards_of(built: BuiltModel, sizes: bool = True) -> Forwards:
 
     The model, its buffers, its hooks and the random state are unchanged. Raises InputError where no attempt works.
     """
-    usual = _unusual_batch(built)
-    few = tuple(sorted({2, 3, min(built.batch_size, SAMPLES)}))
-    attempts: tuple[tuple[_Record, tuple[int, ...], str], ...] = (
-        (record_fake, (usual, 2 * usual), ""),
-        (record_fake, (built.batch_size,), FIXED),
-        (record_real, few, NUMBERS),
-        (record_real, (2, 3), NUMBERS),
-        (record_real, (built.batch_size,), NUMBERS),
-    )
     modules = dict(built.module.named_modules())
     modes = [True, False] if len(modules) <= MANY or depends_on_mode(modules) is not None else [True]
+    note = ""
+    if len(modules) <= READ:
+        try:
+            with undisturbed():
+                read = captured_forwards(built, _unusual_batch(built, built.batch_size + 1), modes)
+            return _read_once(read, modules, built.batch_size)
+        except NotAtAnyBatchError:
+            pass
+        except CannotCaptureError as error:
+            note = (
+                f"torch cannot read the forward of {type(built.module).__name__} as one graph, so it was run: {error}"
+            )
+    usual = _unusual_batch(built, built.batch_size)
+    few = tuple(sorted({2, 3, min(built.batch_size, SAMPLES)}))
+    attempts: tuple[tuple[_Record, tuple[int, ...], tuple[str, ...]], ...] = (
+        (record_fake, (usual, 2 * usual), (note,)),
+        (record_fake, (built.batch_size,), (FIXED,)),
+        (record_real, few, (note, NUMBERS)),
+        (record_real, (2, 3), (note, NUMBERS)),
+        (record_real, (built.batch_size,), (note, NUMBERS)),
+    )
     first: Exception | None = None
     last: Exception | None = None
-    for record, batches, note in attempts:
+    for record, batches, notes in attempts:
         if _needs_numbers(first) and record is record_fake:
             continue
         try:
             with undisturbed():
                 runs = [(size, record(built, size, modes)) for size in (batches if sizes else batches[:1])]
-                return _forwards(runs, modules, record is record_real, (note,) if note else ())
+                return _forwards(runs, modules, record is record_real, tuple(filter(None, notes)))
         except Exception as error:  # noqa: BLE001 - a forward can raise anything; the next attempt may work
             if first is None or (_needs_numbers(error) and not _needs_numbers(first)):
                 first = error
             last = error
     raise _refusal(built, first, last) from (last or first)
+
+
+def _read_once(read: Sequence[Forward], modules: dict[str, nn.Module], batch: int) -> Forwards:
+    """Forwards with symbols as sizes, which are the same at any batch size."""
+    modes = [operations_of(forward, modules) for forward in read]
+    training, *evaluation = (tuple((times * batch, mode) for times in (1, 2, 3)) for mode in modes)
+    return Forwards(training, evaluation[0] if evaluation else (), from_data=False)
 
 
 _Record = Callable[[BuiltModel, int, Iterable[bool]], list[Forward]]
@@ -175,8 +197,8 @@ def sites_in(built: BuiltModel, forwards: Forwards) -> SiteMap:
     )
 
 
-def _unusual_batch(built: BuiltModel) -> int:
-    """A size at or just above the batch size that no parameter and no other dimension of the inputs has.
+def _unusual_batch(built: BuiltModel, size: int) -> int:
+    """A size at or just above another that no parameter and no other dimension of the inputs has.
 
     So the batch cannot be confused with another size that it happens to equal.
     """
@@ -185,7 +207,6 @@ def _unusual_batch(built: BuiltModel) -> int:
         taken.update(tensor.shape)
     for tensor in tensors_in((built.args, built.kwargs)):
         taken.update(tensor.shape[1:])
-    size = built.batch_size
     while size in taken:
         size += 1
     return size

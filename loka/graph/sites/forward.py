@@ -1,14 +1,15 @@
 """A forward of a model as a graph of torch's functions, whether torch has read it or a run has written it.
 
 Nodes have in `meta`: `example_value`, fake or real; of placeholders `origin`; of others `owner`, the qualified name of
-the module whose forward calls it, and where it is asked for `place`, and `transformed` if a transform of torch.func is
-active.
+the module whose forward calls it, of products, norms and activations `place`, and `transformed` if a transform of
+torch.func is active. A tensor that is changed in place stays the same value.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, fx, nn
 
@@ -38,7 +39,7 @@ class Forward:
     """A forward in one mode."""
 
     graph: fx.Graph
-    outputs: tuple[fx.Node, ...]
+    outputs: tuple[Any, ...]  # tensors that it returns, as nodes have them
     called: frozenset[str]  # modules whose forward runs
     symbols: Symbols  # of sizes; {} where these are numbers
 
@@ -49,3 +50,13 @@ def names_of(model: nn.Module) -> Iterator[tuple[Tensor, Origin]]:
         yield parameter, Origin(parameter=name)
     for name, buffer in model.named_buffers():
         yield buffer, Origin(buffer=name)
+
+
+def called(node: fx.Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """The function that a node calls, and its arguments."""
+    args, kwargs = tuple(node.args), dict(node.kwargs)
+    if node.op == "call_method":
+        return getattr(Tensor, str(node.target), node.target), args, kwargs
+    if node.target is getattr:
+        return getattr(Tensor, str(args[1])).__get__, args[:1], {}
+    return node.target, args, kwargs

@@ -30,6 +30,7 @@ _SAME: dict[str, str] = {
     "idiv": "div",
     "itruediv": "div",
     "rmatmul": "matmul",
+    "get_data_attr": "data",
 }
 VIEWS = frozenset(
     (

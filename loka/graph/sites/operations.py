@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from loka.graph.sites.forward import Forward, Origin, Place, names_of
+from loka.graph.sites.forward import Forward, Origin, Place, called, names_of
 from loka.graph.sites.op_names import (
     FUNCTIONS,
     LIKE_ANOTHER,
@@ -132,14 +132,12 @@ class Operations:
 def operations_of(forward: Forward, modules: Mapping[str, nn.Module]) -> Operations:
     """The operations of a forward of the model that has these modules."""
     reader = _Reader(modules)
-    for node in forward.graph.nodes:
-        reader.read(node)
-    outputs = tuple(found for node in forward.outputs if (found := reader.operations.get(node)) is not None)
+    reader.read(forward.graph)
     return Operations(
         tuple(reader.calls),
         tuple(reader.others),
         tuple(reader.functions),
-        outputs,
+        tuple(reader.made[id(value)] for value in forward.outputs if id(value) in reader.made),
         reader.parameters,
         forward.called,
         forward.symbols,
@@ -150,7 +148,8 @@ class _Reader:
     """Goes through the nodes of a graph."""
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
-        self.operations: dict[fx.Node, Operation] = {}
+        self.made: dict[int, Operation] = {}  # by the id of a value: the last operation that wrote it
+        self._kept: list[Tensor] = []
         self.parameters: dict[str, Operation] = {}
         self.calls: list[Call] = []
         self.others: list[OtherProduct] = []
@@ -160,21 +159,46 @@ class _Reader:
         self._plain = {name: (linear, first[id(linear.weight)]) for name, linear in linears.items()}
         self._of_torch = {name for name, m in modules.items() if type(m).__module__.startswith("torch.nn.modules.")}
 
-    def read(self, node: fx.Node) -> None:
-        """Adds the operation of a node."""
-        value = node.meta.get("example_value")
-        if node.op in ("placeholder", "get_attr"):
-            held = self._held(node.meta.get("origin"))
-            if held is not None and isinstance(value, Tensor):
-                self.operations[node] = held
-            return
-        if node.op == "output" or not isinstance(value, Tensor | tuple | list):
-            return
+    def read(self, graph: fx.Graph) -> None:
+        """Adds the operations of a graph."""
+        for node in graph.nodes:
+            value = node.meta.get("example_value")
+            if node.op == "placeholder":
+                held = self._held(node.meta.get("origin", Origin()))
+                if held is not None and isinstance(value, Tensor):
+                    self.made[id(value)] = held
+            elif node.op == "get_attr" and isinstance(value, Tensor):
+                self.made[id(value)] = Operation("constant", constant=True)
+            elif node.op.startswith("call"):
+                self._read(node, value)
+
+    def _read(self, node: fx.Node, value: Any) -> None:
         first = node.args[0] if node.args else None
-        if node.target is operator.getitem and isinstance(first, fx.Node) and not _is_tensor(first):
-            self._take(node, first)
-        else:
+        if isinstance(first, fx.Node) and "body" in first.meta:
+            self._look_into(node, first.meta["body"])
+        elif node.target is operator.getitem and isinstance(first, fx.Node) and not _is_tensor(first):
+            self._take(first, node.args[1], value)
+        elif node.target is operator.setitem and isinstance(first, fx.Node):
+            self._call(node, first.meta["example_value"])
+        elif isinstance(value, Tensor | tuple | list):
             self._call(node, value)
+
+    def _look_into(self, node: fx.Node, body: fx.Graph) -> None:
+        """Reads the body of a checkpoint or of an autograd function, which is an argument of its call."""
+        given = [each for each in node.args if not (isinstance(each, fx.Node) and "body" in each.meta)]
+        for inner, outer in zip(body.find_nodes(op="placeholder"), given, strict=False):
+            made = self.made.get(id(_values(outer)))
+            if made is not None:
+                self.made[id(inner.meta.get("example_value"))] = made
+        self.read(body)
+        made_inside = next(iter(body.find_nodes(op="output"))).args[0]
+        if made_inside and isinstance(made_inside[0], tuple | list):  # of an autograd function, before what it saves
+            made_inside = made_inside[0]
+        value = node.meta.get("example_value")
+        for outer, inner in zip(value if isinstance(value, tuple | list) else (value,), made_inside, strict=False):
+            made = self.made.get(id(_values(inner)))
+            if made is not None:
+                self.made[id(outer)] = made
 
     def _held(self, origin: Origin | None) -> Operation | None:
         if origin is None:
@@ -186,72 +210,57 @@ class _Reader:
             return Operation("buffer", constant=True, buffer=origin.buffer)
         return Operation("input") if origin.is_input else None
 
-    def _take(self, node: fx.Node, of: fx.Node) -> None:
+    def _take(self, of: fx.Node, place: Any, value: Any) -> None:
         """A tensor of several that an operation returns: its result, too; or a matrix in a Parameter."""
-        operation = self.operations.get(of)
+        together = of.meta.get("example_value")
+        operation = self.made.get(id(together))
+        if operation is None and isinstance(together, tuple | list) and type(place) is int:
+            operation = self.made.get(id(together[place]))  # of a body
         if operation is None:
             return
         parent = operation.parents[0] if len(operation.parents) == 1 else None
-        if operation.op in PIECES and parent is not None and parent.parameter is not None:
+        if operation.op in PIECES and parent is not None and parent.whole is not None and together:
             parameter, shape, before = parent.whole
-            pieces = of.meta["example_value"]
-            indices = pieces_of(operation.op, _values(of.args)[1:], _values(of.kwargs), pieces, shape, before)
-            piece = Operation(operation.op, (parent,), True)
-            parent.children.append(piece)
-            operation, index = piece, indices[node.args[1]]  # type: ignore[index]
-            _name(operation, parameter, shape, index)
-        self.operations[node] = operation
+            indices = pieces_of(operation.op, _values(of.args)[1:], _values(of.kwargs), together, shape, before)
+            operation = Operation(operation.op, (parent,), True)
+            parent.children.append(operation)
+            _name(operation, parameter, shape, indices[place])
+        self.made[id(value)] = operation
 
     def _call(self, node: fx.Node, value: Any) -> None:
-        func, args, kwargs = _called(node)
+        func, args, kwargs = called(node)
         values, named = _values(args), _values(kwargs)
-        operands = list(_nodes(args)) + list(_nodes(kwargs))
-        made_by = {id(each.meta["example_value"]): self.operations.get(each) for each in operands}
-
-        def origin(tensor: Tensor) -> TensorOrigin:
-            return _origin(made_by.get(id(tensor)), tensor)
-
         if node.meta.get("transformed"):  # a tensor stands for many there
             if func in PRODUCTS:
                 self.others.append(OtherProduct(TRANSFORMED, node.meta["owner"], ()))
             return
-        if (parts := with_one_matrix(func, values, origin)) is not None:
-            before, last = parts
+        if (parts := with_one_matrix(func, values, self._origin)) is not None:
+            before, (equation, matrix) = parts
             x = torch.einsum(*before)
-            made = self._add(node, func, before, {}, x, made_by)
-            if made is not None:
-                made_by[id(x)] = made
-            self._add(node, func, (last[0], x, last[1]), {}, value, made_by)
-            return
-        self._add(node, func, values, named, value, made_by)
+            self._kept.append(x)  # as its id is its name
+            self._add(node, func, before, {}, x)
+            values = (equation, x, matrix)
+        self._add(node, func, values, named, value)
 
-    def _add(
-        self,
-        node: fx.Node,
-        func: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        value: Any,
-        made_by: Mapping[int, Operation | None],
-    ) -> Operation | None:
+    def _add(self, node: fx.Node, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any) -> None:
         """Adds an operation, and what it is: a product, a norm, a matrix of a Parameter."""
-        first = made_by.get(id(args[0])) if args else None
+        first = self.made.get(id(args[0])) if args else None
         if first is not None and value is args[0] and first.parameter is not None:
-            self.operations[node] = first  # a cast that changes nothing, of a matrix in a Parameter
-            return None
+            return  # a cast that changes nothing, of a matrix in a Parameter
         describe = PRODUCTS.get(func)
-        product = describe(args, kwargs, lambda x: _origin(made_by.get(id(x)), x)) if describe else None
-        called = op_name(func)
-        name = "mul" if is_elementwise(func, args) else called
+        product = describe(args, kwargs, self._origin) if describe else None
+        own_name = op_name(func)
+        name = "mul" if is_elementwise(func, args) else own_name
         name = simpler_name("alias" if is_idle(func, args, kwargs, value) else name, args, kwargs, value)
         name = "relu" if is_clamp_at_zero(name, args[1:], kwargs) else name
-        read = _tensors(args[:1] if called in LIKE_ANOTHER else (args, kwargs))
-        parents = tuple(each for tensor in read if (each := made_by.get(id(tensor))) is not None)
+        read = _tensors(args[:1] if own_name in LIKE_ANOTHER else (args, kwargs))
+        parents = tuple(each for tensor in read if (each := self.made.get(id(tensor))) is not None)
         constant = all(parent.constant for parent in parents)
         result = Operation(name, parents, constant, product is not None, owner=node.meta["owner"])
         for parent in parents:
             parent.children.append(result)
-        self.operations[node] = result
+        self.made[id(value)] = result
+        self.made.update((id(tensor), result) for tensor in (() if isinstance(value, Tensor) else _tensors(value)))
         result.rows = keeps_rows(name, args, value)
         if constant and parents:
             if name in _TAKES_MATRICES and first is not None and first.parameter is not None:
@@ -267,17 +276,14 @@ class _Reader:
             self.functions.append(FunctionCall(name, result.owner, file, line, result))
         if product is not None:
             result.folded = product.folded
-            bias = None if product.bias is None else _origin(made_by.get(id(product.bias)), product.bias).parameter
-            source = None if product.x is None else made_by.get(id(product.x))
-            self._add_product(product, result, source, bias, place)
+            self._add_product(product, result, place)
         elif terms := other_terms(name, args, value):
             self.others.append(OtherProduct(name, result.owner, terms))
-        return result
 
-    def _add_product(
-        self, product: MatrixProduct, result: Operation, source: Operation | None, bias: str | None, place: Place
-    ) -> None:
+    def _add_product(self, product: MatrixProduct, result: Operation, place: Place) -> None:
         """Adds a call of a GEMM: of a module where one stands for it, otherwise of a function at its line."""
+        bias = None if product.bias is None else self._origin(product.bias).parameter
+        source = None if product.x is None else self.made.get(id(product.x))
         owner, module, kind, weight = result.owner, None, product.kind, product.weight
         blocked = product.blocked or place.opaque
         linear, own_weight = self._plain.get(owner, (None, None))
@@ -311,6 +317,19 @@ class _Reader:
             )
         )
 
+    def _origin(self, tensor: Tensor) -> TensorOrigin:
+        """Origin of an operand of a product."""
+        operation = self.made.get(id(tensor))
+        if operation is None:
+            return TensorOrigin(None, "a tensor that is neither Parameter nor input")
+        step, dimensions = operation, tensor.dim()
+        while step.copies or step.op in _TRANSPOSES or (step.op in _SWAPS and dimensions == 2):
+            dimensions = 2 if step.copies else dimensions
+            step = step.parents[0]
+        if step.parameter is not None:
+            return TensorOrigin(step.parameter, copied=operation.copies)
+        return TensorOrigin(None, _history(operation) if operation.constant else "")
+
 
 def is_plain_linear(module: nn.Module) -> bool:
     """True if a module is exactly an nn.Linear whose weight is a Parameter that it holds itself."""
@@ -335,16 +354,6 @@ def _weight_name(module: str) -> str:
     return f"{module}.weight".lstrip(".")
 
 
-def _called(node: fx.Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """The function that a node calls, and its arguments."""
-    args, kwargs = tuple(node.args), dict(node.kwargs)
-    if node.op == "call_method":
-        return getattr(Tensor, str(node.target), node.target), args, kwargs
-    if node.target is getattr:
-        return getattr(Tensor, str(args[1])).__get__, args[:1], {}
-    return node.target, args, kwargs
-
-
 def _is_tensor(node: fx.Node) -> bool:
     return isinstance(node.meta.get("example_value"), Tensor)
 
@@ -360,33 +369,12 @@ def _values(value: Any) -> Any:
     return {key: _values(each) for key, each in value.items()} if isinstance(value, dict) else value
 
 
-def _nodes(value: Any) -> Iterator[fx.Node]:
-    if isinstance(value, fx.Node):
-        yield value
-    elif isinstance(value, tuple | list | dict):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _nodes(each)
-
-
 def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, tuple | list | dict):
         for each in value.values() if isinstance(value, dict) else value:
             yield from _tensors(each)
-
-
-def _origin(operation: Operation | None, tensor: Tensor) -> TensorOrigin:
-    """Origin of an operand of a product."""
-    if operation is None:
-        return TensorOrigin(None, "a tensor that is neither Parameter nor input")
-    step, dimensions = operation, tensor.dim()
-    while step.copies or step.op in _TRANSPOSES or (step.op in _SWAPS and dimensions == 2):
-        dimensions = 2 if step.copies else dimensions
-        step = step.parents[0]
-    if step.parameter is not None:
-        return TensorOrigin(step.parameter, copied=operation.copies)
-    return TensorOrigin(None, _history(operation) if operation.constant else "")
 
 
 def _history(constant: Operation) -> str:

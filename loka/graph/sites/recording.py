@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import torch.utils.checkpoint
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
@@ -22,8 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from loka.gc import deferred_gc
 from loka.graph.sites.forward import Forward, Origin, Place, names_of
-from loka.graph.sites.op_names import FUNCTIONS, op_name
-from loka.graph.sites.products.catalogue import PRODUCTS
+from loka.graph.sites.products.catalogue import has_place
 from loka.model.build_model import BuiltModel
 from loka.model.callables import place_in_model
 from loka.model.copying import copy_model
@@ -168,6 +168,7 @@ class _Recorder(TorchFunctionMode):
         super().__init__()
         self.graph = fx.Graph()
         self.called: set[str] = set()
+        self._linears = _Linears()
         self._stack: list[str] = []
         self._nodes: dict[int, fx.Node] = {}  # by the id of a tensor, which its node keeps alive
         for tensor, origin in names_of(model):
@@ -178,8 +179,7 @@ class _Recorder(TorchFunctionMode):
 
     def forward(self, outputs: Iterable[Tensor]) -> Forward:
         """What was recorded, of a forward that returned these tensors."""
-        nodes = tuple(self._nodes[id(tensor)] for tensor in outputs if id(tensor) in self._nodes)
-        return Forward(self.graph, nodes, frozenset(self.called), {})
+        return Forward(self.graph, tuple(outputs), frozenset(self.called), {})
 
     @contextmanager
     def watching(self, modules: Mapping[str, nn.Module]) -> Iterator[None]:
@@ -205,7 +205,7 @@ class _Recorder(TorchFunctionMode):
     ) -> Any:
         """Run a torch function, and write a node."""
         named = dict(kwargs or {})
-        out = func(*args, **named)
+        out = self._linears(args, named) if func is F.linear else func(*args, **named)
         value = args[0] if out is None and args else out  # x[...] = y
         if isinstance(value, Tensor):
             if id(value) not in self._fixed:  # a cast that changes nothing returns the Parameter itself
@@ -224,7 +224,7 @@ class _Recorder(TorchFunctionMode):
         node.meta.update(example_value=value, owner=self._stack[-1] if self._stack else "")
         if torch._C._are_functorch_transforms_active():
             node.meta["transformed"] = True
-        if func in PRODUCTS or op_name(func) in FUNCTIONS:
+        if has_place(func):
             node.meta["place"] = Place(*place_in_model(sys._getframe(2), _run.__code__))
         return node
 
@@ -253,6 +253,43 @@ class _Recorder(TorchFunctionMode):
 
         forward.__wrapped__ = original  # type: ignore[attr-defined]  # what inspect.signature follows
         return forward
+
+
+class _Linears:
+    """Calls of F.linear; on fake tensors, alike ones are computed once: a fake result takes half a millisecond."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], Tensor] = {}  # results, on meta
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """What F.linear returns."""
+        x, operands = args[0], [*args, *kwargs.values()]
+        usual = type(x) is FakeTensor and all(each is None or isinstance(each, Tensor) for each in operands)
+        if not usual or torch.is_autocast_enabled(x.device.type):
+            return F.linear(*args, **kwargs)
+        key = tuple(each if each is None else (each.shape, each.stride(), each.dtype, each.device) for each in operands)
+        if key not in self._known:
+            made = F.linear(*args, **kwargs)
+            if made.is_contiguous():
+                with unset_fake_temporarily():
+                    self._known[key] = torch.empty(made.shape, dtype=made.dtype, device="meta")
+            return made
+        made_of = next((each for each in operands if each is not None and each.requires_grad), None)
+        known = self._known[key]
+        if made_of is None or not torch.is_grad_enabled():
+            return FakeTensor(x.fake_mode, known, x.device)
+        result: Tensor = _Made.apply(  # type: ignore[no-untyped-call]
+            lambda: FakeTensor(x.fake_mode, known, x.device), made_of
+        )
+        return result
+
+
+class _Made(torch.autograd.Function):
+    """Adds a fake tensor to the autograd graph, so that it needs a gradient as its source does and is not a leaf."""
+
+    @staticmethod
+    def forward(ctx: Any, make: Callable[[], Tensor], source: Tensor) -> Tensor:
+        return make()
 
 
 def _real_copy(tensor: Tensor) -> Tensor:

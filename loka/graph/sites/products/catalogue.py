@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from loka.graph.sites.op_names import FUNCTIONS, op_name
 from loka.graph.sites.products.einsum import describe_einsum
 from loka.graph.sites.products.layers import describe_attention, describe_convolution, describe_multi_head
 from loka.graph.sites.products.matrix_product import (
@@ -181,3 +182,8 @@ _FAMILIES: tuple[tuple[Describe, tuple[Callable[..., Any], ...]], ...] = (
     (describe_convolution, (F.conv1d, F.conv2d, F.conv3d)),
 )
 PRODUCTS: dict[Callable[..., Any], Describe] = {f: describe for describe, functions in _FAMILIES for f in functions}
+
+
+def has_place(func: Any) -> bool:
+    """True for what is told with the line that calls it: products, and functions that mods may replace."""
+    return func in PRODUCTS or (callable(func) and op_name(func) in FUNCTIONS)
