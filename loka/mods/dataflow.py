@@ -134,8 +134,8 @@ def _linear_of(call: Call, modules: Mapping[str, nn.Module]) -> str | None:
     """The nn.Linear whose own product a call is, including subclasses with torch's forward."""
     if call.module is not None:
         return call.module if isinstance(modules.get(call.module), nn.Linear) else None
-    owner = modules.get(call.owner)
-    return call.owner if isinstance(owner, nn.Linear) else None
+    own = call.result.op == "linear" and isinstance(modules.get(call.owner), nn.Linear)
+    return call.owner if own else None
 
 
 def _products_before(outputs: Iterable[Operation]) -> Iterator[Operation]:

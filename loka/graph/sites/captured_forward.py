@@ -18,6 +18,7 @@ from loka.graph.sites.products.catalogue import has_place
 from loka.graph.sites.recording import empty_like, fake_copy
 from loka.graph.sites.site import RowCount
 from loka.graph.sites.sizes import Symbols
+from loka.graph.sites.train_eval_diff import depends_on_mode
 from loka.model.build_model import BuiltModel
 from loka.model.callables import is_library_file
 from loka.model.copying import copy_model
@@ -32,25 +33,36 @@ class NotAtAnyBatchError(ValueError):
     """The graph of a forward does not tell its sizes at any batch size, or what it returns."""
 
 
-def captured_forwards(built: BuiltModel, batch: int, modes: Iterable[bool]) -> list[Forward]:
-    """The forwards with a symbol for the batch, which is `batch` in the example; `modes` are True for training.
+def captured_forwards(built: BuiltModel, batch: int) -> tuple[Forward, Forward]:
+    """The forwards in training and evaluation with a symbol for the batch, which is `batch` in the example.
 
-    Raises CannotCaptureError where torch cannot read one, and NotAtAnyBatchError.
+    Evaluation is not read apart where nothing but torch's own modules asks which of the two it is: these never add or
+    drop a product. Raises CannotCaptureError where torch cannot read a forward, and NotAtAnyBatchError.
     """
     on_meta = any(t.is_meta for t in (*built.module.parameters(), *built.module.buffers()))
     fakes = FakeTensorMode(allow_non_fake_inputs=True) if on_meta else None
     modules = copy_model(built.module, lambda tensor: tensor) if fakes is None else fake_copy(built, fakes)
-    model = modules[""]
     args, kwargs = _marked_inputs(built, batch, fakes)
-    found = []
-    for training in modes:
-        model.train(training)
+
+    def read_in(training: bool) -> tuple[Captured, Forward]:
+        modules[""].train(training)
         with torch.set_grad_enabled(training):
-            read = capture(model, args, kwargs, symbolic=False, hooks=True)
+            read = capture(modules[""], args, kwargs, symbolic=False, hooks=True)
         if any(_FIXED.fullmatch(condition.text) for condition in read.conditions):
             raise NotAtAnyBatchError(f"the forward fixes its batch size: {read.conditions[0].text}")
-        found.append(_forward(read, model, modules, batch))
-    return found
+        return read, _forward(read, modules, batch)
+
+    read, training = read_in(True)
+    asks = depends_on_mode(modules) is not None or any(_asks_for_mode(each.source, modules[""]) for each in read.reads)
+    return training, read_in(False)[1] if asks else training
+
+
+def _asks_for_mode(source: Source, model: nn.Module) -> bool:
+    """True for the `training` of a module that is not torch's own."""
+    if source.steps[-1:] != ((".", "training"),):
+        return False
+    owner = _held_at(model, source.steps[:-1]) if source.is_of_module else None
+    return not type(owner).__module__.startswith("torch.nn.")
 
 
 def _marked_inputs(built: BuiltModel, batch: int, fakes: FakeTensorMode | None) -> tuple[Any, Any]:
@@ -70,12 +82,12 @@ def _marked_inputs(built: BuiltModel, batch: int, fakes: FakeTensorMode | None) 
     return args, kwargs
 
 
-def _forward(read: Captured, model: nn.Module, modules: Mapping[str, nn.Module], batch: int) -> Forward:
+def _forward(read: Captured, modules: Mapping[str, nn.Module], batch: int) -> Forward:
     names: dict[int, Origin] = {}
-    for tensor, origin in names_of(model):
+    for tensor, origin in names_of(modules[""]):
         names.setdefault(id(tensor), origin)
     for node, source in read.sources.items():
-        node.meta["origin"] = _origin(source, model, names)
+        node.meta["origin"] = _origin(source, modules[""], names)
     ids = {str(id(module)): name for name, module in modules.items()}
     ran: set[str] = set()
     _describe(read.graph, read.constants, ids, ran, opaque=None)
@@ -89,13 +101,18 @@ def _forward(read: Captured, model: nn.Module, modules: Mapping[str, nn.Module],
 def _origin(source: Source, model: nn.Module, names: Mapping[int, Origin]) -> Origin:
     if not source.is_of_module:
         return Origin(is_input=bool(source.root))
+    return names.get(id(_held_at(model, source.steps)), Origin())
+
+
+def _held_at(model: nn.Module, steps: Iterable[tuple[str, Any]]) -> Any:
+    """What some steps lead to from a model; None where there is nothing."""
     held: Any = model
     try:
-        for kind, key in source.steps:
+        for kind, key in steps:
             held = getattr(held, key) if kind == "." else held[key]
     except (AttributeError, KeyError, IndexError, TypeError):
-        return Origin()
-    return names.get(id(held), Origin())
+        return None
+    return held
 
 
 def _describe(graph: fx.Graph, held: Mapping[str, Any], ids: Mapping[str, str], ran: set[str], opaque: Any) -> None:
@@ -111,7 +128,7 @@ def _describe(graph: fx.Graph, held: Mapping[str, Any], ids: Mapping[str, str], 
             continue
         stack = [ids[key] for each in node.meta.get("nn_module_stack", ()) if (key := each.partition("@")[0]) in ids]
         ran.update(stack)
-        node.meta["owner"] = stack[-1] if stack else ""
+        node.meta["caller"], node.meta["owner"] = ["", "", *stack][-2:]
         func = called(node)[0]
         name = op_name(func) if callable(func) else ""
         transforms += name.endswith("increment_nesting") - name.endswith("decrement_nesting")

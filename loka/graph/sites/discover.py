@@ -45,7 +45,7 @@ from loka.model.callables import describe_error, place_of
 from loka.model.inputs import tensors_in
 
 SAMPLES = 64  # in the largest run on real samples
-READ = 500  # modules above which torch would read for many seconds: the forward is run instead
+READ = 200  # modules above which torch would read for many seconds: the forward is run instead
 MANY = 1000  # modules above which the evaluation forward is skipped if nothing depends on the mode
 FIXED = "the batch size is written into the forward: rows follow it only as far as one size shows"
 NUMBERS = "the forward reads values: it was run on a few real samples, and other values may call other GEMMs"
@@ -102,19 +102,18 @@ def forwards_of(built: BuiltModel, sizes: bool = True) -> Forwards:
     The model, its buffers, its hooks and the random state are unchanged. Raises InputError where no attempt works.
     """
     modules = dict(built.module.named_modules())
-    modes = [True, False] if len(modules) <= MANY or depends_on_mode(modules) is not None else [True]
     note = ""
     if len(modules) <= READ:
         try:
             with undisturbed():
-                read = captured_forwards(built, _unusual_batch(built, built.batch_size + 1), modes)
-            return _read_once(read, modules, built.batch_size)
+                read = captured_forwards(built, _unusual_batch(built, built.batch_size + 1))
+                return _read_once(read, modules, built.batch_size)
         except NotAtAnyBatchError:
             pass
         except CannotCaptureError as error:
-            note = (
-                f"torch cannot read the forward of {type(built.module).__name__} as one graph, so it was run: {error}"
-            )
+            kind = type(built.module).__name__
+            note = f"torch cannot read the forward of {kind} as one graph, so it was run: {error}"
+    modes = [True, False] if len(modules) <= MANY or depends_on_mode(modules) is not None else [True]
     usual = _unusual_batch(built, built.batch_size)
     few = tuple(sorted({2, 3, min(built.batch_size, SAMPLES)}))
     attempts: tuple[tuple[_Record, tuple[int, ...], tuple[str, ...]], ...] = (
@@ -140,11 +139,12 @@ def forwards_of(built: BuiltModel, sizes: bool = True) -> Forwards:
     raise _refusal(built, first, last) from (last or first)
 
 
-def _read_once(read: Sequence[Forward], modules: dict[str, nn.Module], batch: int) -> Forwards:
+def _read_once(read: tuple[Forward, Forward], modules: dict[str, nn.Module], batch: int) -> Forwards:
     """Forwards with symbols as sizes, which are the same at any batch size."""
-    modes = [operations_of(forward, modules) for forward in read]
-    training, *evaluation = (tuple((times * batch, mode) for times in (1, 2, 3)) for mode in modes)
-    return Forwards(training, evaluation[0] if evaluation else (), from_data=False)
+    training = operations_of(read[0], modules)
+    evaluation = training if read[1] is read[0] else operations_of(read[1], modules)
+    sizes = (batch, 2 * batch, 3 * batch)
+    return Forwards(tuple((n, training) for n in sizes), tuple((n, evaluation) for n in sizes), from_data=False)
 
 
 _Record = Callable[[BuiltModel, int, Iterable[bool]], list[Forward]]

@@ -1,8 +1,8 @@
 """A forward of a model as a graph of torch's functions, whether torch has read it or a run has written it.
 
-Nodes have in `meta`: `example_value`, fake or real; of placeholders `origin`; of others `owner`, the qualified name of
-the module whose forward calls it, of products, norms and activations `place`, and `transformed` if a transform of
-torch.func is active. A tensor that is changed in place stays the same value.
+Nodes have in `meta`: `example_value`, fake or real; of placeholders `origin`; of others `owner` and `caller`, the
+qualified names of the module whose forward calls it and of the one that called that; of products, norms and activations
+`place`; and `transformed` if a transform of torch.func is active. A tensor that is changed in place stays one value.
 """
 
 from __future__ import annotations

@@ -208,11 +208,11 @@ def measure(runs: Sequence[Run], batch: int, from_data: bool) -> tuple[list[Meas
     Sizes are on the line through all runs. Where there is none, and the inputs are real samples (`from_data`), they are
     the mean a sample; otherwise those of the first run, and one run is taken as proportional to the batch if it can be.
     """
-    sizes = _Sizes(runs, batch)
+    sizes = _Sizes(runs, batch, from_data)
     notes: list[str] = []
     measured = []
     for calls in zip(*(run.calls for _, run in runs), strict=True):
-        rows, told = sizes.rows([call.m for call in calls], from_data)
+        rows, told = sizes.rows([call.m for call in calls])
         if told:
             notes.append(f"{calls[0].title}: {told}")
         k, n = sizes.at_batch([call.k for call in calls]), sizes.at_batch([call.n for call in calls])
@@ -223,18 +223,18 @@ def measure(runs: Sequence[Run], batch: int, from_data: bool) -> tuple[list[Meas
 
 def flops_of(runs: Sequence[Run], batch: int, other: OtherProduct) -> int:
     """The FLOPs of a product of the first run that is no site, at the example's batch size."""
-    return _Sizes(runs[:1], batch).flops([other.terms])
+    return _Sizes(runs[:1], batch, False).flops([other.terms])
 
 
 class _Sizes:
     """Sizes at the batch sizes of some runs."""
 
-    def __init__(self, runs: Sequence[Run], batch: int) -> None:
-        self.batch, self.known = batch, dict[tuple[Any, int], int]()
+    def __init__(self, runs: Sequence[Run], batch: int, from_data: bool) -> None:
+        self.batch, self.from_data, self.known = batch, from_data, dict[tuple[Any, int], int]()
         self.samples = [size for size, _ in runs]
         self.symbols = [run.symbols for _, run in runs]
 
-    def rows(self, sizes: Sequence[Size], from_data: bool) -> tuple[RowCount, str]:
+    def rows(self, sizes: Sequence[Size]) -> tuple[RowCount, str]:
         """Rows as a function of the batch, and what is to be said of those that are none."""
         rows = self._values(sizes)
         if len(rows) == 1:
@@ -242,7 +242,7 @@ class _Sizes:
         line = line_through(list(zip(self.samples, rows, strict=True)))
         if line is not None:
             return line, ""
-        if not from_data:
+        if not self.from_data:
             shown = ", ".join(f"{size} at {samples}" for samples, size in zip(self.samples, rows, strict=True))
             return self._proportional(rows[0], self.samples[0]), f"its rows are no line in the batch size ({shown})"
         means = [size / samples for samples, size in zip(self.samples, rows, strict=True)]
@@ -261,7 +261,7 @@ class _Sizes:
         )
 
     def _at(self, values: Sequence[int]) -> int:
-        if self.batch in self.samples:
+        if self.batch in self.samples and not self.from_data:
             return values[self.samples.index(self.batch)]
         line = line_through(list(zip(self.samples, values, strict=True))) if len(values) > 1 else None
         return self._mean(values) if line is None else line.at(self.batch)

@@ -276,11 +276,11 @@ class _Reader:
             self.functions.append(FunctionCall(name, result.owner, file, line, result))
         if product is not None:
             result.folded = product.folded
-            self._add_product(product, result, place)
+            self._add_product(product, result, place, node.meta["caller"])
         elif terms := other_terms(name, args, value):
             self.others.append(OtherProduct(name, result.owner, terms))
 
-    def _add_product(self, product: MatrixProduct, result: Operation, place: Place) -> None:
+    def _add_product(self, product: MatrixProduct, result: Operation, place: Place, caller: str) -> None:
         """Adds a call of a GEMM: of a module where one stands for it, otherwise of a function at its line."""
         bias = None if product.bias is None else self._origin(product.bias).parameter
         source = None if product.x is None else self.made.get(id(product.x))
@@ -290,13 +290,13 @@ class _Reader:
         if linear is not None and weight is not None and weight == own_weight:
             kind, module = GemmKind.LINEAR, owner
             weight, bias = _weight_name(owner), None if linear.bias is None else f"{owner}.bias".lstrip(".")
-            owner = owner.rpartition(".")[0]
+            owner = caller  # the call of the module is its caller's
         elif _is_of_module(product, result.op, owner):
             module = owner
         elif linear is None and product.bias is not None and bias is None and kind is GemmKind.FUNCTIONAL_LINEAR:
             blocked = blocked or "its bias is computed, not a Parameter"
         of_torch = module is not None and kind is GemmKind.LINEAR
-        of_torch |= kind is GemmKind.CONVOLUTION and weight == _weight_name(owner)
+        of_torch |= module is None and kind is GemmKind.CONVOLUTION and weight == _weight_name(owner)
         self.calls.append(
             Call(
                 kind=kind,

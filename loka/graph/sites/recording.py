@@ -221,7 +221,8 @@ class _Recorder(TorchFunctionMode):
 
     def _add(self, func: Callable[..., Any], args: Any, kwargs: Any, value: Any) -> fx.Node:
         node = self.graph.call_function(func, self._mapped(args), self._mapped(kwargs))
-        node.meta.update(example_value=value, owner=self._stack[-1] if self._stack else "")
+        caller, owner = ["", "", *self._stack[-2:]][-2:]
+        node.meta.update(example_value=value, owner=owner, caller=caller)
         if torch._C._are_functorch_transforms_active():
             node.meta["transformed"] = True
         if has_place(func):
