@@ -1,7 +1,7 @@
 """Capture of the operands of every site in one forward and backward, as matrices; the weights do not change.
 
 For y = x @ weight.T: the input x (M, K), the weight (N, K) and the output gradient dy (M, N), float32. A product with
-the Parameter first, P @ x, is read as (x^T @ P^T)^T, as in `loka.sites`.
+the Parameter first, P @ x, is read as (x^T @ P^T)^T, as in `loka.graph.sites`.
 """
 
 from __future__ import annotations
