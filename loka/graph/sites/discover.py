@@ -99,7 +99,8 @@ def find_sites(built: BuiltModel) -> SiteMap:
 def forwards_of(built: BuiltModel, sizes: bool = True) -> Forwards:
     """The forwards of a model, from the first attempt to see them that works.
 
-    Without `sizes` at other batches they are run at once, which takes a tenth of the time of reading them. The model, its buffers, its hooks and the random state are unchanged. Raises InputError where no attempt works.
+    Without `sizes` at other batches they are run at once, which takes a tenth of the time of reading them. The model,
+    its buffers, its hooks and the random state are unchanged. Raises InputError where no attempt works.
     """
     modules = dict(built.module.named_modules())
     note = ""
