@@ -67,18 +67,25 @@ def _asks_for_mode(source: Source, model: nn.Module) -> bool:
 
 def _marked_inputs(built: BuiltModel, batch: int, fakes: FakeTensorMode | None) -> tuple[Any, Any]:
     """Inputs without values, whose dimensions that follow the batch torch takes for symbols."""
+    given, others = (built.args, built.kwargs), list[Shape]()
+
+    def note(tensor: Tensor, shape: Shape) -> Tensor:
+        others.append(shape)
+        return tensor
 
     def example(tensor: Tensor, shape: Shape) -> Tensor:
+        other = others.pop(0)
         if tensor.layout != torch.strided:
             return tensor
         with fakes or nullcontext():
             made = empty_like(tensor, shape)
-        for dimension, (size, there) in enumerate(zip(tensor.shape, shape, strict=True)):
+        for dimension, (size, there) in enumerate(zip(shape, other, strict=True)):
             if size != there:
                 torch._dynamo.mark_dynamic(made, dimension)
         return made
 
-    args, kwargs = resized_inputs((built.args, built.kwargs), built.batch_size, batch, example, stride=False)
+    resized_inputs(given, built.batch_size, batch + 1, note)
+    args, kwargs = resized_inputs(given, built.batch_size, batch, example, stride=False)
     return args, kwargs
 
 

@@ -103,19 +103,17 @@ def forwards_of(built: BuiltModel, sizes: bool = True) -> Forwards:
     its buffers, its hooks and the random state are unchanged. Raises InputError where no attempt works.
     """
     modules = dict(built.module.named_modules())
-    note = ""
+    usual, note = _unusual_batch(built), ""
     if sizes and len(modules) <= READ:
         try:
             with undisturbed():
-                read = captured_forwards(built, _unusual_batch(built, built.batch_size + 1))
-                return _read_once(read, modules, built.batch_size)
+                return _read_once(captured_forwards(built, usual), modules, built.batch_size, usual)
         except NotAtAnyBatchError:
             pass
         except CannotCaptureError as error:
             kind = type(built.module).__name__
             note = f"torch cannot read the forward of {kind} as one graph, so it was run: {error}"
     modes = [True, False] if len(modules) <= MANY or depends_on_mode(modules) is not None else [True]
-    usual = _unusual_batch(built, built.batch_size)
     few = tuple(sorted({2, 3, min(built.batch_size, SAMPLES)}))
     attempts: tuple[tuple[_Record, tuple[int, ...], tuple[str, ...]], ...] = (
         (record_fake, (usual, 2 * usual), (note,)),
@@ -140,10 +138,12 @@ def forwards_of(built: BuiltModel, sizes: bool = True) -> Forwards:
     raise _refusal(built, first, last) from (last or first)
 
 
-def _read_once(read: tuple[Forward, Forward], modules: dict[str, nn.Module], batch: int) -> Forwards:
+def _read_once(read: tuple[Forward, Forward], modules: dict[str, nn.Module], batch: int, usual: int) -> Forwards:
     """Forwards with symbols as sizes, which are the same at any batch size."""
     training = operations_of(read[0], modules)
     evaluation = training if read[1] is read[0] else operations_of(read[1], modules)
+    if any(type(size) is int and size % usual == 0 for call in training.calls for size in (call.m, call.k, call.n)):
+        raise NotAtAnyBatchError("the batch has become a number, perhaps in numpy, which sets no condition")
     sizes = (batch, 2 * batch, 3 * batch)
     return Forwards(tuple((n, training) for n in sizes), tuple((n, evaluation) for n in sizes), from_data=False)
 
@@ -198,8 +198,8 @@ def sites_in(built: BuiltModel, forwards: Forwards) -> SiteMap:
     )
 
 
-def _unusual_batch(built: BuiltModel, size: int) -> int:
-    """A size at or just above another that no parameter and no other dimension of the inputs has.
+def _unusual_batch(built: BuiltModel) -> int:
+    """A size at or just above the batch size that no parameter and no other dimension of the inputs has.
 
     So the batch cannot be confused with another size that it happens to equal.
     """
@@ -208,6 +208,7 @@ def _unusual_batch(built: BuiltModel, size: int) -> int:
         taken.update(tensor.shape)
     for tensor in tensors_in((built.args, built.kwargs)):
         taken.update(tensor.shape[1:])
+    size = built.batch_size
     while size in taken:
         size += 1
     return size
