@@ -31,21 +31,8 @@ _ACTIVATIONS = frozenset(
 _OTHERS = frozenset(
     (
         *("add", "sub", "mul", "div", "addcmul", "addcdiv", "neg", "reciprocal", "sqrt", "getitem"),
-        *(
-            "gt",
-            "ge",
-            "zeros_like",
-            "zeros",
-            "new_zeros",
-            "alias",
-            "contiguous",
-            "clone",
-            "unsqueeze",
-            "squeeze",
-            "t",
-            "T",
-        ),
-        *("to", "type_as", "float", "half", "bfloat16"),
+        *("gt", "ge", "zeros_like", "zeros", "new_zeros", "alias", "contiguous", "clone"),
+        *("unsqueeze", "squeeze", "t", "T", "to", "type_as", "float", "half", "bfloat16"),
     )
 )
 _MOVED = frozenset(
