@@ -17,6 +17,7 @@ from pydantic_core import PydanticCustomError
 
 from loka.devices.targets import DEFAULT_TARGET
 from loka.errors import InputError
+from loka.gc import deferred_gc
 from loka.graph.sites.discover import Forwards, SiteMap, forwards_of, sites_in
 from loka.graph.sites.site import GemmKind, Site
 from loka.model.build_model import BuiltModel, build_model
@@ -77,7 +78,7 @@ def drafted_from(factory: str, inputs: str | None, batch_size: int, batches: str
 
     Raises InputError as `build_model` and `find_sites` do.
     """
-    with current_directory_importable():
+    with deferred_gc(), current_directory_importable():
         built = build_model(factory, inputs, batch_size, batches=batches)
         forwards = forwards_of(built)
         found = sites_in(built, forwards)

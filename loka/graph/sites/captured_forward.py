@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
@@ -42,6 +43,8 @@ def captured_forwards(built: BuiltModel, batch: int) -> tuple[Forward, Forward]:
     on_meta = any(t.is_meta for t in (*built.module.parameters(), *built.module.buffers()))
     fakes = FakeTensorMode(allow_non_fake_inputs=True) if on_meta else None
     modules = copy_model(built.module, lambda tensor: tensor) if fakes is None else fake_copy(built, fakes)
+    if inspect.isgeneratorfunction(modules[""].forward) or inspect.iscoroutinefunction(modules[""].forward):
+        raise NotAtAnyBatchError("it computes nothing until what it returns is run")
     args, kwargs = _marked_inputs(built, batch, fakes)
 
     def read_in(training: bool) -> tuple[Captured, Forward]:

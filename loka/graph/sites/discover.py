@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from loka.errors import InputError
+from loka.gc import deferred_gc
 from loka.graph.capture import CannotCaptureError
 from loka.graph.sites.captured_forward import NotAtAnyBatchError, captured_forwards
 from loka.graph.sites.flow import Flow, flow_of
@@ -93,7 +94,8 @@ def find_sites(built: BuiltModel) -> SiteMap:
     Raises:
         InputError: The forward raises, or depends on its inputs' values and cannot be run on a few real samples.
     """
-    return sites_in(built, forwards_of(built))
+    with deferred_gc():  # graphs are many small objects, none of them garbage yet
+        return sites_in(built, forwards_of(built))
 
 
 def forwards_of(built: BuiltModel, sizes: bool = True) -> Forwards:

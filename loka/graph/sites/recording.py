@@ -15,13 +15,11 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 import torch.utils.checkpoint
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.overrides import TorchFunctionMode
 
-from loka.gc import deferred_gc
 from loka.graph.sites.forward import Forward, Origin, Place, names_of
 from loka.graph.sites.products.catalogue import has_place
 from loka.model.build_model import BuiltModel
@@ -93,14 +91,10 @@ def empty_like(tensor: Tensor, shape: Shape) -> Tensor:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Restore the random state, the mode of torch.compile and of checkpointing, and the warnings afterwards.
-
-    Garbage collection is deferred: the copy and its graph are many small objects, none of them garbage yet.
-    """
+    """Restore the random state, the mode of torch.compile and of checkpointing, and the warnings afterwards."""
     reentrant = torch.utils.checkpoint.CheckpointFunction
     apply = reentrant.__dict__.get("apply")
     with ExitStack() as stack:
-        stack.enter_context(deferred_gc())
         stack.enter_context(random_state_kept())
         if "torch._dynamo" in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -168,7 +162,7 @@ class _Recorder(TorchFunctionMode):
         super().__init__()
         self.graph = fx.Graph()
         self.called: set[str] = set()
-        self._linears = _Linears()
+        self._call = _Alike()
         self._stack: list[str] = []
         self._nodes: dict[int, fx.Node] = {}  # by the id of a tensor, which its node keeps alive
         for tensor, origin in names_of(model):
@@ -205,7 +199,7 @@ class _Recorder(TorchFunctionMode):
     ) -> Any:
         """Run a torch function, and write a node."""
         named = dict(kwargs or {})
-        out = self._linears(args, named) if func is F.linear else func(*args, **named)
+        out = self._call(func, args, named)
         value = args[0] if out is None and args else out  # x[...] = y
         if isinstance(value, Tensor):
             if id(value) not in self._fixed:  # a cast that changes nothing returns the Parameter itself
@@ -256,33 +250,56 @@ class _Recorder(TorchFunctionMode):
         return forward
 
 
-class _Linears:
-    """Calls of F.linear; on fake tensors, alike ones are computed once: a fake result takes half a millisecond."""
+class _Alike:
+    """Calls functions; on fake tensors alike calls are computed once, as each takes up to half a millisecond."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Any, ...], Tensor] = {}  # results, on meta
+        self._known: dict[
+            Any, tuple[Tensor, torch.device, bool]
+        ] = {}  # on meta; where it is; whether it needs a gradient
 
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        """What F.linear returns."""
-        x, operands = args[0], [*args, *kwargs.values()]
-        usual = type(x) is FakeTensor and all(each is None or isinstance(each, Tensor) for each in operands)
-        if not usual or torch.is_autocast_enabled(x.device.type):
-            return F.linear(*args, **kwargs)
-        key = tuple(each if each is None else (each.shape, each.stride(), each.dtype, each.device) for each in operands)
-        if key not in self._known:
-            made = F.linear(*args, **kwargs)
-            if made.is_contiguous():
+    def __call__(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the function returns."""
+        tensors = tensors_in((args, kwargs))
+        source = next((each for each in tensors if type(each) is FakeTensor), None)
+        if source is None or torch.is_autocast_enabled(source.device.type):
+            return func(*args, **kwargs)
+        key = func, torch.is_grad_enabled(), _spec(args), _spec(kwargs)
+        try:
+            known = self._known.get(key)
+        except TypeError:  # an argument that cannot be a key
+            return func(*args, **kwargs)
+        if known is None:
+            made = func(*args, **kwargs)
+            if type(made) is FakeTensor and _is_new(made, tensors):
                 with unset_fake_temporarily():
-                    self._known[key] = torch.empty(made.shape, dtype=made.dtype, device="meta")
+                    meta = torch.empty(made.shape, dtype=made.dtype, device="meta")
+                self._known[key] = meta, made.device, made.requires_grad
             return made
-        made_of = next((each for each in operands if each is not None and each.requires_grad), None)
-        known = self._known[key]
-        if made_of is None or not torch.is_grad_enabled():
-            return FakeTensor(x.fake_mode, known, x.device)
-        result: Tensor = _Made.apply(  # type: ignore[no-untyped-call]
-            lambda: FakeTensor(x.fake_mode, known, x.device), made_of
-        )
-        return result
+        meta, device, needs_grad = known
+        if not needs_grad:
+            return FakeTensor(source.fake_mode, meta, device)
+        needing = next(each for each in tensors if each.requires_grad)
+        return _Made.apply(lambda: FakeTensor(source.fake_mode, meta, device), needing)  # type: ignore[no-untyped-call]
+
+
+def _spec(value: Any) -> Any:
+    """Arguments as a key, with what fake results depend on for tensors."""
+    if isinstance(value, Tensor):
+        return value.shape, value.stride(), value.dtype, value.device, value.layout, value.requires_grad
+    if isinstance(value, tuple | list):
+        return type(value), *map(_spec, value)
+    if isinstance(value, slice):
+        return slice, value.start, value.stop, value.step
+    if isinstance(value, dict):
+        return tuple((key, _spec(each)) for key, each in value.items())
+    return type(value), value
+
+
+def _is_new(made: Tensor, given: Iterable[Tensor]) -> bool:
+    """True for a plain tensor that is neither an argument nor a view of one."""
+    plain = made.layout == torch.strided and made.is_contiguous() and not made._is_view()
+    return plain and not any(made is each for each in given)
 
 
 class _Made(torch.autograd.Function):
