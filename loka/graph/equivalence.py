@@ -29,7 +29,7 @@ from loka.errors import InputError
 from loka.graph.guards import any_fails
 from loka.graph.ir import CannotTraceError, ForwardIR, Statement
 from loka.graph.trace.examples import ExampleCall, Examples, copy_tree, quiet
-from loka.sites.callables import message_of
+from loka.model.callables import message_of
 
 _OTHER_ARGUMENTS = "InputError: other arguments"  # of a guard that fails
 _ROUNDING = 1e-4  # relative to the largest value, for a GEMM summed in another order; larger for Parameters in bfloat16

@@ -31,7 +31,7 @@ from loka.graph.canonical.operations import SIZED, Operations
 from loka.graph.canonical.products import Products, Unsupported
 from loka.graph.canonical.recording import AtenCall, Run, tensors_in
 from loka.graph.ir import Ref, RefKind, Statement
-from loka.sites.neighbours import BOUNDARIES
+from loka.graph.sites.op_names import BOUNDARIES
 
 
 class Kind(IntEnum):

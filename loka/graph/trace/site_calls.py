@@ -10,10 +10,10 @@ import torch
 from torch import fx
 
 from loka.graph.ir import CannotTraceError, ForwardIR, SiteCall
+from loka.graph.sites.products.einsum import matrix_letters, split_equation
 from loka.graph.trace.merging import Op
 from loka.graph.trace.printer import Template
 from loka.graph.trace.traced_weights import Weights, is_single
-from loka.sites.products.einsum import matrix_letters, split_equation
 
 _MATMULS = {operator.matmul, torch.matmul, torch.mm, torch.bmm}
 _ADDED = {torch.addmm, torch.baddbmm}

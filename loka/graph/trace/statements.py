@@ -12,14 +12,14 @@ from torch import fx, nn
 
 from loka.graph.capture.captured import place_in
 from loka.graph.ir import CannotTraceError, Ref, RefKind, Statement, names_read
+from loka.graph.sites.op_names import is_idle_dropout
+from loka.graph.sites.weights import PIECES, index_text
 from loka.graph.trace.merging import Op
 from loka.graph.trace.out_of_place import makes_its_result
 from loka.graph.trace.printer import INFIX, PREFIX, Template, attribute, is_identifier, literal, public_name, variable
 from loka.graph.trace.reading import Reading
 from loka.graph.trace.site_calls import site_call
 from loka.graph.trace.traced_weights import Weights
-from loka.sites.neighbours import is_idle_dropout
-from loka.sites.weights import PIECES, index_text
 
 _VIEWS = {"select", "narrow", *PIECES}  # without effects
 _OF_MATRICES = _VIEWS | {getattr(torch, name) for name in _VIEWS}

@@ -26,6 +26,7 @@ from loka.graph.patterns.concat_norm import find_concat_norms
 from loka.graph.patterns.cross import find_crosses
 from loka.graph.patterns.fm_interaction import find_fm_interactions
 from loka.graph.patterns.near_interactions import find_near_misses
+from loka.graph.sites.weights import SiteWeight, find_weight
 from loka.graph.source import has_hooks, qualified
 from loka.graph.trace.casts import CASTS, telling_casts
 from loka.graph.trace.examples import Examples, missing_storage, quiet
@@ -37,8 +38,7 @@ from loka.graph.trace.reading import read_forward
 from loka.graph.trace.site_calls import with_contiguous_products
 from loka.graph.trace.statements import Printed
 from loka.graph.trace.traced_weights import find_weights, unused_reason
-from loka.sites.callables import message_of
-from loka.sites.weights import SiteWeight, find_weight
+from loka.model.callables import message_of
 
 _WRAPPERS = {"FSDPModule", "FullyShardedDataParallel", "DistributedDataParallel", "OptimizedModule", "ScriptModule"}
 

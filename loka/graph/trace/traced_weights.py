@@ -10,8 +10,7 @@ import torch
 from torch import fx, nn
 
 from loka.graph.capture.captured import place_in
-from loka.graph.trace.merging import Op
-from loka.sites.weights import (
+from loka.graph.sites.weights import (
     PIECES,
     Index,
     SiteWeight,
@@ -22,6 +21,7 @@ from loka.sites.weights import (
     swaps_columns,
     taken_index,
 )
+from loka.graph.trace.merging import Op
 
 _TRANSPOSES = ((0, 1), (1, 0), (-1, -2), (-2, -1))
 

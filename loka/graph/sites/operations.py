@@ -1,0 +1,410 @@
+"""The operations of a forward: its products, norms and activations, each with what it reads and what reads it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from loka.graph.sites.forward import Forward, Origin, Place, called, names_of
+from loka.graph.sites.op_names import (
+    FUNCTIONS,
+    LIKE_ANOTHER,
+    VIEWS,
+    is_clamp_at_zero,
+    is_idle,
+    keeps_rows,
+    op_name,
+    simpler_name,
+)
+from loka.graph.sites.products.catalogue import PRODUCTS
+from loka.graph.sites.products.einsum import is_elementwise, with_one_matrix
+from loka.graph.sites.products.layers import other_terms
+from loka.graph.sites.products.matrix_product import MatrixProduct, TensorOrigin, unpatchable
+from loka.graph.sites.site import GemmKind
+from loka.graph.sites.sizes import Size, Symbols
+from loka.graph.sites.weights import (
+    PIECES,
+    Index,
+    copies_matrix,
+    matrix_name,
+    pieces_of,
+    shape_at,
+    swaps_columns,
+    taken_index,
+)
+
+TRANSFORMED = "products under torch.vmap or another transform of torch.func"
+_TRANSPOSES = frozenset(("t", "T", "mT"))
+_SWAPS = frozenset(("transpose", "permute", "swapaxes"))
+_TAKES_MATRICES = frozenset(("getitem", "select", "narrow"))
+
+
+@dataclass(slots=True, eq=False)
+class Operation:
+    """One result of one operation."""
+
+    op: str  # "silu", "cat", "input", "parameter", ...
+    parents: tuple[Operation, ...] = ()
+    constant: bool = False  # depends only on parameters, buffers and constants
+    gemm: bool = False
+    parameter: str | None = None  # the qualified name, if this is a Parameter or a part of one
+    whole: Any = None  # of such: the name and the shape of the Parameter, and the Index of the part
+    copies: bool = False  # the matrix of its one parent, perhaps transposed, for each sample
+    rows: bool = False  # a view with the rows of its parent, in their order
+    folded: bool = False  # a product's rows as several dimensions, by a Parameter of more than two
+    buffer: str | None = None
+    children: list[Operation] = field(default_factory=list)
+    owner: str = ""  # qualified name of the module whose forward computes it
+
+    @property
+    def view(self) -> bool:
+        """True if it has the same values in another shape or dtype."""
+        return self.op in VIEWS
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a GEMM. `module` is set for a plain nn.Linear and for attention: it names the site."""
+
+    kind: GemmKind
+    module: str | None
+    owner: str
+    weight: str | None
+    bias: str | None
+    m: Size
+    k: Size
+    n: Size
+    terms: tuple[tuple[Size, Size, Size], ...]
+    input_grad: bool
+    source: Operation | None  # that makes the input
+    result: Operation
+    file: str
+    line: int
+    blocked: str | None
+
+    @property
+    def title(self) -> str:
+        """What notes call it."""
+        return self.module or self.weight or self.owner or "the model"
+
+
+@dataclass(frozen=True, slots=True)
+class OtherProduct:
+    """A convolution or recurrent layer, which costs FLOPs and is not a site; or products that cannot be seen.
+
+    `terms` are (M, K, N) of its products, () where these are not known.
+    """
+
+    op: str
+    owner: str
+    terms: tuple[tuple[Size, Size, Size], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionCall:
+    """A call of a norm or an activation, with its owner and position; torch's own modules have no position."""
+
+    op: str  # one of FUNCTIONS
+    owner: str
+    file: str
+    line: int
+    result: Operation
+
+
+@dataclass(frozen=True, slots=True)
+class Operations:
+    """What one forward does, in its order."""
+
+    calls: tuple[Call, ...]
+    others: tuple[OtherProduct, ...]
+    functions: tuple[FunctionCall, ...]
+    outputs: tuple[Operation, ...]  # results of the model
+    parameters: Mapping[str, Operation]
+    called: frozenset[str]  # modules whose forward runs
+    symbols: Symbols
+
+
+def operations_of(forward: Forward, modules: Mapping[str, nn.Module]) -> Operations:
+    """The operations of a forward of the model that has these modules."""
+    reader = _Reader(modules)
+    reader.read(forward.graph)
+    return Operations(
+        tuple(reader.calls),
+        tuple(reader.others),
+        tuple(reader.functions),
+        tuple(reader.made[id(value)] for value in forward.outputs if id(value) in reader.made),
+        reader.parameters,
+        forward.called,
+        forward.symbols,
+    )
+
+
+class _Reader:
+    """Goes through the nodes of a graph."""
+
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        self.made: dict[int, Operation] = {}  # by the id of a value: the last operation that wrote it
+        self._kept: list[Tensor] = []
+        self.parameters: dict[str, Operation] = {}
+        self.calls: list[Call] = []
+        self.others: list[OtherProduct] = []
+        self.functions: list[FunctionCall] = []
+        first = {id(held): origin.parameter for held, origin in reversed(list(names_of(modules[""])))}
+        linears = {name: m for name, m in modules.items() if isinstance(m, nn.Linear) and is_plain_linear(m)}
+        self._plain = {name: (linear, first[id(linear.weight)]) for name, linear in linears.items()}
+        self._of_torch = {name for name, m in modules.items() if type(m).__module__.startswith("torch.nn.modules.")}
+
+    def read(self, graph: fx.Graph) -> None:
+        """Adds the operations of a graph."""
+        for node in graph.nodes:
+            value = node.meta.get("example_value")
+            if node.op == "placeholder":
+                held = self._held(node.meta.get("origin", Origin()))
+                if held is not None and isinstance(value, Tensor):
+                    self.made[id(value)] = held
+            elif node.op == "get_attr" and isinstance(value, Tensor):
+                self.made[id(value)] = Operation("constant", constant=True)
+            elif node.op.startswith("call"):
+                self._read(node, value)
+
+    def _read(self, node: fx.Node, value: Any) -> None:
+        first = node.args[0] if node.args else None
+        if isinstance(first, fx.Node) and "body" in first.meta:
+            self._look_into(node, first.meta["body"])
+        elif node.target is operator.getitem and isinstance(first, fx.Node) and not _is_tensor(first):
+            self._take(first, node.args[1], value)
+        elif node.target is operator.setitem and isinstance(first, fx.Node):
+            self._call(node, first.meta["example_value"])
+        elif isinstance(value, Tensor | tuple | list):
+            self._call(node, value)
+
+    def _look_into(self, node: fx.Node, body: fx.Graph) -> None:
+        """Reads the body of a checkpoint or of an autograd function, which is an argument of its call."""
+        given = [each for each in node.args if not (isinstance(each, fx.Node) and "body" in each.meta)]
+        for inner, outer in zip(body.find_nodes(op="placeholder"), given, strict=False):
+            made = self.made.get(id(_values(outer)))
+            if made is not None:
+                self.made[id(inner.meta.get("example_value"))] = made
+        self.read(body)
+        made_inside = next(iter(body.find_nodes(op="output"))).args[0]
+        if made_inside and isinstance(made_inside[0], tuple | list):  # of an autograd function, before what it saves
+            made_inside = made_inside[0]
+        value = node.meta.get("example_value")
+        for outer, inner in zip(value if isinstance(value, tuple | list) else (value,), made_inside, strict=False):
+            made = self.made.get(id(_values(inner)))
+            if made is not None:
+                self.made[id(outer)] = made
+
+    def _held(self, origin: Origin | None) -> Operation | None:
+        if origin is None:
+            return Operation("constant", constant=True)
+        if origin.parameter is not None:
+            made = Operation("parameter", constant=True, parameter=origin.parameter)
+            return self.parameters.setdefault(origin.parameter, made)
+        if origin.buffer is not None:
+            return Operation("buffer", constant=True, buffer=origin.buffer)
+        return Operation("input") if origin.is_input else None
+
+    def _take(self, of: fx.Node, place: Any, value: Any) -> None:
+        """A tensor of several that an operation returns: its result, too; or a matrix in a Parameter."""
+        together = of.meta.get("example_value")
+        operation = self.made.get(id(together))
+        if operation is None and isinstance(together, tuple | list) and type(place) is int:
+            operation = self.made.get(id(together[place]))  # of a body
+        if operation is None:
+            return
+        parent = operation.parents[0] if len(operation.parents) == 1 else None
+        if operation.op in PIECES and parent is not None and parent.whole is not None and together:
+            parameter, shape, before = parent.whole
+            indices = pieces_of(operation.op, _values(of.args)[1:], _values(of.kwargs), together, shape, before)
+            operation = Operation(operation.op, (parent,), True)
+            parent.children.append(operation)
+            _name(operation, parameter, shape, indices[place])
+        self.made[id(value)] = operation
+
+    def _call(self, node: fx.Node, value: Any) -> None:
+        func, args, kwargs = called(node)
+        values, named = _values(args), _values(kwargs)
+        if node.meta.get("transformed"):  # a tensor stands for many there
+            if func in PRODUCTS:
+                self.others.append(OtherProduct(TRANSFORMED, node.meta["owner"], ()))
+            return
+        if (parts := with_one_matrix(func, values, self._origin)) is not None:
+            before, (equation, matrix) = parts
+            x = torch.einsum(*before)
+            self._kept.append(x)  # as its id is its name
+            self._add(node, func, before, {}, x)
+            values = (equation, x, matrix)
+        self._add(node, func, values, named, value)
+
+    def _add(self, node: fx.Node, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any) -> None:
+        """Adds an operation, and what it is: a product, a norm, a matrix of a Parameter."""
+        first = self.made.get(id(args[0])) if args else None
+        if first is not None and value is args[0] and first.parameter is not None:
+            return  # a cast that changes nothing, of a matrix in a Parameter
+        describe = PRODUCTS.get(func)
+        product = describe(args, kwargs, self._origin) if describe else None
+        own_name = op_name(func)
+        name = "mul" if is_elementwise(func, args) else own_name
+        name = simpler_name("alias" if is_idle(func, args, kwargs, value) else name, args, kwargs, value)
+        name = "relu" if is_clamp_at_zero(name, args[1:], kwargs) else name
+        read = _tensors(args[:1] if own_name in LIKE_ANOTHER else (args, kwargs))
+        parents = tuple(each for tensor in read if (each := self.made.get(id(tensor))) is not None)
+        constant = all(parent.constant for parent in parents)
+        result = Operation(name, parents, constant, product is not None, owner=node.meta["owner"])
+        for parent in parents:
+            parent.children.append(result)
+        self.made[id(value)] = result
+        self.made.update((id(tensor), result) for tensor in (() if isinstance(value, Tensor) else _tensors(value)))
+        result.rows = keeps_rows(name, args, value)
+        if constant and parents:
+            if name in _TAKES_MATRICES and first is not None and first.parameter is not None:
+                _name(result, *_whole(first, args[0])[:2], _taken(name, first, args, kwargs))
+            elif name in PIECES and first is not None and first.parameter is not None:
+                _whole(first, args[0])
+            if not kwargs and isinstance(args[0], Tensor):
+                swapped = parents[0].copies and swaps_columns(name, args[1:])
+                result.copies = swapped or copies_matrix(name, args[1:], args[0].shape)
+        place = node.meta.get("place", Place())
+        if name in FUNCTIONS:
+            file, line = ("", 0) if result.owner in self._of_torch else (place.file, place.line)
+            self.functions.append(FunctionCall(name, result.owner, file, line, result))
+        if product is not None:
+            result.folded = product.folded
+            self._add_product(product, result, place, node.meta["caller"])
+        elif terms := other_terms(name, args, value):
+            self.others.append(OtherProduct(name, result.owner, terms))
+
+    def _add_product(self, product: MatrixProduct, result: Operation, place: Place, caller: str) -> None:
+        """Adds a call of a GEMM: of a module where one stands for it, otherwise of a function at its line."""
+        bias = None if product.bias is None else self._origin(product.bias).parameter
+        source = None if product.x is None else self.made.get(id(product.x))
+        owner, module, kind, weight = result.owner, None, product.kind, product.weight
+        blocked = product.blocked or place.opaque
+        linear, own_weight = self._plain.get(owner, (None, None))
+        if linear is not None and weight is not None and weight == own_weight:
+            kind, module = GemmKind.LINEAR, owner
+            weight, bias = _weight_name(owner), None if linear.bias is None else f"{owner}.bias".lstrip(".")
+            owner = caller  # the call of the module is its caller's
+        elif _is_of_module(product, result.op, owner):
+            module = owner
+        elif linear is None and product.bias is not None and bias is None and kind is GemmKind.FUNCTIONAL_LINEAR:
+            blocked = blocked or "its bias is computed, not a Parameter"
+        of_torch = module is not None and kind is GemmKind.LINEAR
+        of_torch |= module is None and kind is GemmKind.CONVOLUTION and weight == _weight_name(owner)
+        self.calls.append(
+            Call(
+                kind=kind,
+                module=module,
+                owner=owner,
+                weight=weight,
+                bias=bias,
+                m=product.m,
+                k=product.k,
+                n=product.n,
+                terms=product.terms,
+                input_grad=product.x is not None and product.x.requires_grad,
+                source=source,
+                result=result,
+                file="" if of_torch else place.file,
+                line=0 if of_torch else place.line,
+                blocked=blocked,
+            )
+        )
+
+    def _origin(self, tensor: Tensor) -> TensorOrigin:
+        """Origin of an operand of a product."""
+        operation = self.made.get(id(tensor))
+        if operation is None:
+            return TensorOrigin(None, "a tensor that is neither Parameter nor input")
+        step, dimensions = operation, tensor.dim()
+        while step.copies or step.op in _TRANSPOSES or (step.op in _SWAPS and dimensions == 2):
+            dimensions = 2 if step.copies else dimensions
+            step = step.parents[0]
+        if step.parameter is not None:
+            return TensorOrigin(step.parameter, copied=operation.copies)
+        return TensorOrigin(None, _history(operation) if operation.constant else "")
+
+
+def is_plain_linear(module: nn.Module) -> bool:
+    """True if a module is exactly an nn.Linear whose weight is a Parameter that it holds itself."""
+    weight = module._parameters.get("weight")
+    return (
+        type(module) is nn.Linear
+        and "forward" not in module.__dict__
+        and weight is not None
+        and unpatchable(weight) is None
+        and (module._parameters.get("bias") is not None or module.__dict__.get("bias", None) is None)
+    )
+
+
+def _is_of_module(product: MatrixProduct, op: str, owner: str) -> bool:
+    """True for the product of an nn.MultiheadAttention or an nn.Conv2d, which are called as one."""
+    attends = product.kind is GemmKind.ATTENTION and "multi_head" in op
+    convolves = product.kind is GemmKind.CONVOLUTION and product.blocked is not None
+    return attends or (convolves and product.weight == _weight_name(owner))
+
+
+def _weight_name(module: str) -> str:
+    return f"{module}.weight".lstrip(".")
+
+
+def _is_tensor(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("example_value"), Tensor)
+
+
+def _values(value: Any) -> Any:
+    """Arguments with values for nodes."""
+    if isinstance(value, fx.Node):
+        return value.meta.get("example_value")
+    if isinstance(value, tuple | list):
+        return tuple(map(_values, value)) if isinstance(value, tuple) else list(map(_values, value))
+    if isinstance(value, slice):
+        return slice(_values(value.start), _values(value.stop), _values(value.step))
+    return {key: _values(each) for key, each in value.items()} if isinstance(value, dict) else value
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list | dict):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(each)
+
+
+def _history(constant: Operation) -> str:
+    """History of a computed constant: `the Parameter 'w' by getitem`."""
+    if constant.buffer is not None:
+        return f"the buffer '{constant.buffer}', which is no Parameter"
+    ops: list[str] = []
+    step = constant
+    while step.parents:
+        ops.append(step.op)
+        step = next((p for p in step.parents if p.parameter), step.parents[0])
+    if step.parameter:
+        return f"the Parameter '{step.parameter}' by {', '.join(reversed(ops[:3]))}"
+    return f"the buffer '{step.buffer}'" if step.buffer else f"constants by {constant.op}"
+
+
+def _whole(held: Operation, tensor: Tensor) -> tuple[str, tuple[Any, ...], Index]:
+    """The Parameter that something is a part of, with its shape, and the index of the part."""
+    if held.whole is None:
+        held.whole = held.parameter, tuple(tensor.shape), ()
+    found: tuple[str, tuple[Any, ...], Index] = held.whole
+    return found
+
+
+def _taken(op: str, held: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Index | None:
+    _, shape, before = _whole(held, args[0])
+    return taken_index(op, args[1:], kwargs, shape, before)
+
+
+def _name(operation: Operation, parameter: str, shape: tuple[Any, ...], index: Index | None) -> None:
+    """Name a vector or matrix in a Parameter of this shape: `W[2]` is "w.2", `W[0:32]` is "w.0:32"."""
+    if index is not None and shape_at(shape, index):
+        operation.parameter, operation.whole = matrix_name(parameter, index), (parameter, shape, index)
