@@ -31,20 +31,18 @@ def batch_shape(tensor: Tensor, batch: int, size: int) -> Shape:
     return shape
 
 
-def resized_inputs(
-    value: Any, batch: int, size: int, make: Callable[[Tensor, Shape], Tensor], stride: bool = True
-) -> Any:
+def resized_inputs(value: Any, batch: int, size: int, make: Callable[[Tensor, Shape], Tensor]) -> Any:
     """Copy a structure of inputs; `make(tensor, shape)` replaces each tensor, with the batch changed to `size`.
 
     Tuples, lists, dictionaries, dataclasses and plain objects are traversed; torchrec's KeyedJaggedTensor is rebuilt
-    with `size` as its stride, so that its sizes still depend on the batch, or without one, so that it asks its lengths.
+    without a stride, so that it asks its lengths.
     """
 
     def visit(part: Any) -> Any:
         if isinstance(part, Tensor):
             return make(part, batch_shape(part, batch, size))
         if type(part).__name__ == "KeyedJaggedTensor" and not part.variable_stride_per_key() and part.stride() == batch:
-            return _fake_jagged(part, size, make, stride)
+            return _fake_jagged(part, size, make)
         return rebuild(part, visit)
 
     return visit(value)
@@ -92,6 +90,16 @@ def rebuild(value: Any, visit: Callable[[Any], Any]) -> Any:
     return value
 
 
+def empty_like(tensor: Tensor, shape: Shape) -> Tensor:
+    """A tensor without values, of another shape, with the order of strides of `tensor`."""
+    strides = tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda d: (-strides[d], d))
+    made = torch.empty([shape[d] for d in order], dtype=tensor.dtype, device=tensor.device)
+    if order != list(range(tensor.dim())):
+        made = made.permute([order.index(d) for d in range(tensor.dim())])
+    return made.requires_grad_(tensor.requires_grad)
+
+
 def tensors_in(value: Any) -> list[Tensor]:
     """Every tensor of a structure of inputs."""
     found: list[Tensor] = []
@@ -123,7 +131,7 @@ def _tensor_inside(value: Any) -> bool:
     return any(isinstance(part, Tensor) for part in parts)
 
 
-def _fake_jagged(jagged: Any, size: int, make: Callable[[Tensor, Shape], Tensor], stride: bool) -> Any:
+def _fake_jagged(jagged: Any, size: int, make: Callable[[Tensor, Shape], Tensor]) -> Any:
     keys = jagged.keys()
     weights = jagged.weights_or_none()
     return type(jagged)(
@@ -131,7 +139,6 @@ def _fake_jagged(jagged: Any, size: int, make: Callable[[Tensor, Shape], Tensor]
         values=make(jagged.values(), tuple(jagged.values().shape)),
         weights=None if weights is None else make(weights, tuple(weights.shape)),
         lengths=make(jagged.lengths(), (len(keys) * size,)),
-        stride=size if stride else None,
         length_per_key=list(jagged.length_per_key()),
         offset_per_key=list(jagged.offset_per_key()),
     )

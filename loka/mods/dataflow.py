@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from loka.graph.capture.captured import place_in
-from loka.graph.sites.discover import Forwards, forwards_of
+from loka.graph.sites.forwards import Forwards, forwards_of
 from loka.graph.sites.operations import Call, FunctionCall, Operation, Operations
 from loka.graph.source import is_block_norm
 from loka.model.build_model import BuiltModel
@@ -80,7 +80,7 @@ def analyse_dataflow(built: BuiltModel, forwards: Forwards | None = None) -> Ada
     inputs, both as fake tensors and as real samples.
     """
     modules = dict(built.module.named_modules())
-    forwards = forwards_of(built, sizes=False) if forwards is None else forwards
+    forwards = forwards_of(built) if forwards is None else forwards
     linears = [_Linears(mode, modules) for mode in forwards.modes]
     final = frozenset(name for found in linears for name in found.final())
     per_mode = [found.into() for found in linears]
@@ -125,7 +125,7 @@ class _Linears:
             to = None if other is None else _linear_of(other, self._modules)
             if other is None or to is None or len(self._calls[to]) != 1 or outputs & seen or other.source not in seen:
                 continue
-            if isinstance(calls[0].n, int) and calls[0].n == other.k:
+            if calls[0].n == other.k:
                 found[name] = to
         return found
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from loka.errors import InputError
-from loka.graph.sites.discover import forwards_of
+from loka.graph.sites.forwards import forwards_of
 from loka.graph.sites.operations import Operation, Operations
 from loka.model.build_model import BuiltModel
 from loka.mods.dataflow import analyse_dataflow
@@ -35,7 +35,7 @@ def suggestible_mods(built: BuiltModel) -> dict[str, Suggestions]:
     registry is used.
     """
     try:
-        forwards = forwards_of(built, sizes=False)
+        forwards = forwards_of(built)
     except InputError:
         return {}
     model = analyse_dataflow(built, forwards)

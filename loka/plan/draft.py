@@ -18,7 +18,8 @@ from pydantic_core import PydanticCustomError
 from loka.devices.targets import DEFAULT_TARGET
 from loka.errors import InputError
 from loka.gc import deferred_gc
-from loka.graph.sites.discover import Forwards, SiteMap, forwards_of, sites_in
+from loka.graph.sites.discover import SiteMap, sites_in
+from loka.graph.sites.forwards import Forwards, forwards_of
 from loka.graph.sites.site import GemmKind, Site
 from loka.model.build_model import BuiltModel, build_model
 from loka.model.callables import current_directory_importable

@@ -2,39 +2,32 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import nn
 
 from loka.graph.sites.neighbours import boundaries, fed_by, followed_by
-from loka.graph.sites.operations import Call, Operations, OtherProduct
+from loka.graph.sites.operations import Call, OtherProduct
 from loka.graph.sites.site import GemmKind, RowCount, Site
-from loka.graph.sites.sizes import Size, line_through, value_at
+from loka.graph.sites.sizes import Sizes, line_through
 
-Terms = Sequence[tuple[Size, Size, Size]]
 _Key = tuple[str | None, str, str, int, int, int]
 
 
 def to_sites(
-    training: list[MeasuredCall], evaluation: list[MeasuredCall] | None, order: dict[str, int], batch: int
+    training: list[MeasuredCall], evaluation: list[MeasuredCall], order: dict[str, int], batch: int
 ) -> tuple[tuple[Site, ...], tuple[str, ...]]:
     """Group calls into sites, in the order of the calls.
 
-    `evaluation` is None if it was not run: it is then assumed to make the calls of training. `order` is each module's
-    position. Returns the sites, and notes on details that a site cannot represent.
+    `order` is each module's position. Returns the sites, and notes on details that a site cannot represent.
     """
     groups: dict[_Key, tuple[list[MeasuredCall], list[MeasuredCall]]] = {}
-    for calls, which in ((training, 0), (evaluation or [], 1)):
+    for calls, which in ((training, 0), (evaluation, 1)):
         for measured in calls:
             groups.setdefault(_key(measured), ([], []))[which].append(measured)
-    if evaluation is None:
-        for in_training, in_evaluation in groups.values():
-            in_evaluation.extend(in_training)
     total = total_flops(training)
     sites, notes = [], []
     for name, (in_training, in_evaluation) in zip(_names(groups, order), groups.values(), strict=True):
@@ -171,10 +164,6 @@ def _site(
     return site, note
 
 
-class UnlikeRunsError(ValueError):
-    """The forwards at different batch sizes call different GEMMs."""
-
-
 @dataclass(frozen=True, slots=True)
 class MeasuredCall:
     """A call with its rows, and its forward FLOPs at the example's batch size."""
@@ -191,100 +180,55 @@ def total_flops(calls: list[MeasuredCall]) -> int:
     return sum(measured.flops for measured in calls)
 
 
-Run = tuple[int, Operations]  # a forward at a batch size
+def measure(
+    calls: Sequence[Call], samples: Sequence[int], batch: int, from_data: bool
+) -> tuple[list[MeasuredCall], tuple[str, ...]]:
+    """The calls of one forward, whose sizes are those of runs of some numbers of samples, at a batch size; and notes.
 
-
-def check_alike(runs: Sequence[Run]) -> None:
-    """Raise UnlikeRunsError where a forward calls different GEMMs at different batch sizes."""
-    called = [[_identity(call) for call in run.calls] for _, run in runs]
-    if any(each != called[0] for each in called):
-        shown = " and ".join(str(size) for size, _ in runs)
-        raise UnlikeRunsError(f"the forward calls other GEMMs at batch sizes of {shown}")
-
-
-def measure(runs: Sequence[Run], batch: int, from_data: bool) -> tuple[list[MeasuredCall], tuple[str, ...]]:
-    """The calls of one forward at one or more batch sizes, as functions of the batch, and notes.
-
-    Sizes are on the line through all runs. Where there is none, and the inputs are real samples (`from_data`), they are
-    the mean a sample; otherwise those of the first run, and one run is taken as proportional to the batch if it can be.
+    Rows are on the line through all runs. Where there is none, and the inputs are real samples (`from_data`), they are
+    the mean a sample; otherwise those of the first run. One run is taken as proportional to the batch if it can be.
     """
-    sizes = _Sizes(runs, batch, from_data)
-    notes: list[str] = []
+    notes: dict[str, None] = {}
     measured = []
-    for calls in zip(*(run.calls for _, run in runs), strict=True):
-        rows, told = sizes.rows([call.m for call in calls])
+    for call in calls:
+        rows, told = _rows(call.m, samples, batch, from_data)
         if told:
-            notes.append(f"{calls[0].title}: {told}")
-        k, n = sizes.at_batch([call.k for call in calls]), sizes.at_batch([call.n for call in calls])
-        flops = sizes.flops([call.terms for call in calls])
-        measured.append(MeasuredCall(calls[0], rows, k, n, flops))
-    return measured, tuple(dict.fromkeys(notes))
+            notes[f"{call.title}: {told}"] = None
+        k, n, flops = (_at_batch(sizes, samples, batch, from_data) for sizes in (call.k, call.n, call.flops))
+        measured.append(MeasuredCall(call, rows, k, n, flops))
+    return measured, tuple(notes)
 
 
-def flops_of(runs: Sequence[Run], batch: int, other: OtherProduct) -> int:
-    """The FLOPs of a product of the first run that is no site, at the example's batch size."""
-    return _Sizes(runs[:1], batch, False).flops([other.terms])
+def flops_of(other: OtherProduct, samples: Sequence[int], batch: int) -> int:
+    """The FLOPs of a product that is no site, at a batch size."""
+    return _at_batch(other.flops, samples, batch, False)
 
 
-class _Sizes:
-    """Sizes at the batch sizes of some runs."""
-
-    def __init__(self, runs: Sequence[Run], batch: int, from_data: bool) -> None:
-        self.batch, self.from_data, self.known = batch, from_data, dict[tuple[Any, int], int]()
-        self.samples = [size for size, _ in runs]
-        self.symbols = [run.symbols for _, run in runs]
-
-    def rows(self, sizes: Sequence[Size]) -> tuple[RowCount, str]:
-        """Rows as a function of the batch, and what is to be said of those that are none."""
-        rows = self._values(sizes)
-        if len(rows) == 1:
-            return self._proportional(rows[0], self.samples[0]), ""
-        line = line_through(list(zip(self.samples, rows, strict=True)))
-        if line is not None:
-            return line, ""
-        if not self.from_data:
-            shown = ", ".join(f"{size} at {samples}" for samples, size in zip(self.samples, rows, strict=True))
-            return self._proportional(rows[0], self.samples[0]), f"its rows are no line in the batch size ({shown})"
-        means = [size / samples for samples, size in zip(self.samples, rows, strict=True)]
-        low, high = round(min(means) * self.batch), round(max(means) * self.batch)
-        told = f"its rows come from data: {low} to {high} at a batch size of {self.batch}, by the example inputs"
-        return RowCount(0, self._mean(rows)), f"{told}; M is their mean"
-
-    def at_batch(self, sizes: Sequence[Size]) -> int:
-        """A size at the example's batch size: on the line through those of all runs, otherwise by their mean."""
-        return sizes[0] if isinstance(sizes[0], int) and len(set(sizes)) == 1 else self._at(self._values(sizes))
-
-    def flops(self, terms: Sequence[Terms]) -> int:
-        """FLOPs of the products (M, K, N) of a call, of each run."""
-        return self._at(
-            [sum(2 * math.prod(self._value(s, run) for s in mkn) for mkn in each) for run, each in enumerate(terms)]
-        )
-
-    def _at(self, values: Sequence[int]) -> int:
-        if self.batch in self.samples and not self.from_data:
-            return values[self.samples.index(self.batch)]
-        line = line_through(list(zip(self.samples, values, strict=True))) if len(values) > 1 else None
-        return self._mean(values) if line is None else line.at(self.batch)
-
-    def _mean(self, values: Sequence[int]) -> int:
-        return round(sum(values) / sum(self.samples) * self.batch)
-
-    def _values(self, sizes: Sequence[Size]) -> list[int]:
-        return [self._value(size, run) for run, size in enumerate(sizes)]
-
-    def _value(self, size: Size, run: int) -> int:
-        if isinstance(size, int):
-            return size
-        key = size.node.expr, run
-        if key not in self.known:
-            self.known[key] = value_at(size, self.samples[run], self.symbols[run])
-        return self.known[key]
-
-    @staticmethod
-    def _proportional(rows: int, batch: int) -> RowCount:
-        per_sample, rest = divmod(rows, batch)
-        return RowCount(per_sample) if per_sample and not rest else RowCount(0, rows)
+def _rows(rows: Sizes, samples: Sequence[int], batch: int, from_data: bool) -> tuple[RowCount, str]:
+    """Rows as a function of the batch, and what is to be said of those that are none."""
+    line = line_through(list(zip(samples, rows, strict=True))) if len(rows) > 1 else None
+    if line is not None:
+        return line, ""
+    if len(rows) == 1 or not from_data:
+        per_sample, rest = divmod(rows[0], samples[0])
+        shown = ", ".join(f"{size} at {count}" for count, size in zip(samples, rows, strict=True))
+        told = f"its rows are no line in the batch size ({shown})" if len(rows) > 1 else ""
+        return RowCount(per_sample) if per_sample and not rest else RowCount(0, rows[0]), told
+    means = [size / count for count, size in zip(samples, rows, strict=True)]
+    low, high = round(min(means) * batch), round(max(means) * batch)
+    told = f"its rows come from data: {low} to {high} at a batch size of {batch}, by the example inputs"
+    return RowCount(0, _mean(rows, samples, batch)), f"{told}; M is their mean"
 
 
-def _identity(call: Call) -> tuple[object, ...]:
-    return (call.kind, call.module, call.owner, call.weight, call.file, call.line)
+def _at_batch(sizes: Sizes, samples: Sequence[int], batch: int, from_data: bool) -> int:
+    """A size at a batch size: on the line through those of all runs, otherwise by their mean."""
+    if len(set(sizes)) == 1 and len(sizes) > 1:
+        return sizes[0]
+    if batch in samples and not from_data:
+        return sizes[samples.index(batch)]
+    line = line_through(list(zip(samples, sizes, strict=True))) if len(sizes) > 1 else None
+    return _mean(sizes, samples, batch) if line is None else line.at(batch)
+
+
+def _mean(sizes: Sizes, samples: Sequence[int], batch: int) -> int:
+    return round(sum(sizes) / sum(samples) * batch)

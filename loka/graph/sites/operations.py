@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
-from loka.graph.sites.forward import Forward, Origin, Place, called, names_of
+from loka.graph.sites.captured_forward import CapturedForward, Place, called
 from loka.graph.sites.op_names import (
     FUNCTIONS,
     LIKE_ANOTHER,
@@ -26,7 +26,7 @@ from loka.graph.sites.products.einsum import is_elementwise, with_one_matrix
 from loka.graph.sites.products.layers import other_terms
 from loka.graph.sites.products.matrix_product import MatrixProduct, TensorOrigin, unpatchable
 from loka.graph.sites.site import GemmKind
-from loka.graph.sites.sizes import Size, Symbols
+from loka.graph.sites.sizes import Size, Sizes, Symbols, sizes_at
 from loka.graph.sites.weights import (
     PIECES,
     Index,
@@ -76,10 +76,10 @@ class Call:
     owner: str
     weight: str | None
     bias: str | None
-    m: Size
-    k: Size
-    n: Size
-    terms: tuple[tuple[Size, Size, Size], ...]
+    m: Sizes
+    k: Sizes
+    n: Sizes
+    flops: Sizes
     input_grad: bool
     source: Operation | None  # that makes the input
     result: Operation
@@ -97,12 +97,12 @@ class Call:
 class OtherProduct:
     """A convolution or recurrent layer, which costs FLOPs and is not a site; or products that cannot be seen.
 
-    `terms` are (M, K, N) of its products, () where these are not known.
+    `flops` are () where these are not known.
     """
 
     op: str
     owner: str
-    terms: tuple[tuple[Size, Size, Size], ...]
+    flops: Sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,48 +126,76 @@ class Operations:
     outputs: tuple[Operation, ...]  # results of the model
     parameters: Mapping[str, Operation]
     called: frozenset[str]  # modules whose forward runs
-    symbols: Symbols
 
 
-def operations_of(forward: Forward, modules: Mapping[str, nn.Module]) -> Operations:
-    """The operations of a forward of the model that has these modules."""
-    reader = _Reader(modules)
-    reader.read(forward.graph)
-    return Operations(
-        tuple(reader.calls),
-        tuple(reader.others),
-        tuple(reader.functions),
-        tuple(reader.made[id(value)] for value in forward.outputs if id(value) in reader.made),
-        reader.parameters,
-        forward.called,
-        forward.symbols,
-    )
+class Reader:
+    """Goes through the graphs of a model's forward, in the order of the calls. `runs` are those that sizes are of."""
 
-
-class _Reader:
-    """Goes through the nodes of a graph."""
-
-    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
-        self.made: dict[int, Operation] = {}  # by the id of a value: the last operation that wrote it
-        self._kept: list[Tensor] = []
+    def __init__(self, modules: Mapping[str, nn.Module], runs: int) -> None:
+        self.made: dict[int, Operation] = {}  # by the id of a value in a graph: the last operation that wrote it
+        self._kept: list[Any] = []  # whose ids are names
+        self._runs, self._sizes = runs, dict[Any, Sizes]()
+        self._symbols: Symbols = {}
+        self._module, self._caller = "", ""
         self.parameters: dict[str, Operation] = {}
         self.calls: list[Call] = []
         self.others: list[OtherProduct] = []
         self.functions: list[FunctionCall] = []
-        first = {id(held): origin.parameter for held, origin in reversed(list(names_of(modules[""])))}
+        self.called: set[str] = set()
+        model = modules[""]
+        names = {id(module): name for name, module in modules.items()}
+        self._canonical = {name: names[id(module)] for name, module in model.named_modules(remove_duplicate=False)}
+        first = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._parameter_of = first
+        self._buffer_of = {id(buffer): name for name, buffer in model.named_buffers()}
         linears = {name: m for name, m in modules.items() if isinstance(m, nn.Linear) and is_plain_linear(m)}
         self._plain = {name: (linear, first[id(linear.weight)]) for name, linear in linears.items()}
         self._of_torch = {name for name, m in modules.items() if type(m).__module__.startswith("torch.nn.modules.")}
 
-    def read(self, graph: fx.Graph) -> None:
-        """Adds the operations of a graph."""
+    def operations(self, outputs: Sequence[Operation]) -> Operations:
+        """All that was read, of a model with these results."""
+        return Operations(
+            tuple(self.calls),
+            tuple(self.others),
+            tuple(self.functions),
+            tuple(outputs),
+            self.parameters,
+            frozenset(self.called),
+        )
+
+    def read(
+        self, forward: CapturedForward, name: str, given: Callable[[fx.Node], Operation | None]
+    ) -> tuple[Operation | None, ...]:
+        """Adds the operations of a module's forward; those that made its outputs. `given` is what placeholders are."""
+        self._kept.append(forward)
+        self.made.clear()
+        self._symbols, self._sizes = forward.symbols, {}
+        self._module, self._caller = name, self._named(name.rpartition(".")[0])
+        for node in forward.read.graph.find_nodes(op="placeholder"):
+            value, held = node.meta.get("example_value"), given(node)
+            if held is not None and isinstance(value, Tensor):
+                self.made[id(value)] = held
+        self._read_graph(forward.read.graph)
+        self.called.update(map(self._named, forward.called))
+        return tuple(self.made.get(id(value)) for value in forward.outputs)
+
+    def held(self, tensor: object) -> Operation | None:
+        """A Parameter or a buffer of the model, by the first of its names; None for anything else."""
+        if (parameter := self._parameter_of.get(id(tensor))) is not None:
+            made = Operation("parameter", constant=True, parameter=parameter)
+            return self.parameters.setdefault(parameter, made)
+        buffer = self._buffer_of.get(id(tensor))
+        return None if buffer is None else Operation("buffer", constant=True, buffer=buffer)
+
+    def _named(self, inside: str) -> str:
+        """The qualified name of a module by that in the captured one."""
+        name = ".".join(filter(None, (self._module, inside)))
+        return self._canonical.get(name, name)
+
+    def _read_graph(self, graph: fx.Graph) -> None:
         for node in graph.nodes:
             value = node.meta.get("example_value")
-            if node.op == "placeholder":
-                held = self._held(node.meta.get("origin", Origin()))
-                if held is not None and isinstance(value, Tensor):
-                    self.made[id(value)] = held
-            elif node.op == "get_attr" and isinstance(value, Tensor):
+            if node.op == "get_attr" and isinstance(value, Tensor):
                 self.made[id(value)] = Operation("constant", constant=True)
             elif node.op.startswith("call"):
                 self._read(node, value)
@@ -190,7 +218,7 @@ class _Reader:
             made = self.made.get(id(_values(outer)))
             if made is not None:
                 self.made[id(inner.meta.get("example_value"))] = made
-        self.read(body)
+        self._read_graph(body)
         made_inside = next(iter(body.find_nodes(op="output"))).args[0]
         if made_inside and isinstance(made_inside[0], tuple | list):  # of an autograd function, before what it saves
             made_inside = made_inside[0]
@@ -199,16 +227,6 @@ class _Reader:
             made = self.made.get(id(_values(inner)))
             if made is not None:
                 self.made[id(outer)] = made
-
-    def _held(self, origin: Origin | None) -> Operation | None:
-        if origin is None:
-            return Operation("constant", constant=True)
-        if origin.parameter is not None:
-            made = Operation("parameter", constant=True, parameter=origin.parameter)
-            return self.parameters.setdefault(origin.parameter, made)
-        if origin.buffer is not None:
-            return Operation("buffer", constant=True, buffer=origin.buffer)
-        return Operation("input") if origin.is_input else None
 
     def _take(self, of: fx.Node, place: Any, value: Any) -> None:
         """A tensor of several that an operation returns: its result, too; or a matrix in a Parameter."""
@@ -232,7 +250,7 @@ class _Reader:
         values, named = _values(args), _values(kwargs)
         if node.meta.get("transformed"):  # a tensor stands for many there
             if func in PRODUCTS:
-                self.others.append(OtherProduct(TRANSFORMED, node.meta["owner"], ()))
+                self.others.append(OtherProduct(TRANSFORMED, self._owners(node)[1], ()))
             return
         if (parts := with_one_matrix(func, values, self._origin)) is not None:
             before, (equation, matrix) = parts
@@ -256,7 +274,7 @@ class _Reader:
         read = _tensors(args[:1] if own_name in LIKE_ANOTHER else (args, kwargs))
         parents = tuple(each for tensor in read if (each := self.made.get(id(tensor))) is not None)
         constant = all(parent.constant for parent in parents)
-        result = Operation(name, parents, constant, product is not None, owner=node.meta["owner"])
+        result = Operation(name, parents, constant, product is not None, owner=self._owners(node)[1])
         for parent in parents:
             parent.children.append(result)
         self.made[id(value)] = result
@@ -276,9 +294,9 @@ class _Reader:
             self.functions.append(FunctionCall(name, result.owner, file, line, result))
         if product is not None:
             result.folded = product.folded
-            self._add_product(product, result, place, node.meta["caller"])
+            self._add_product(product, result, place, self._owners(node)[0])
         elif terms := other_terms(name, args, value):
-            self.others.append(OtherProduct(name, result.owner, terms))
+            self.others.append(OtherProduct(name, result.owner, self._flops(terms)))
 
     def _add_product(self, product: MatrixProduct, result: Operation, place: Place, caller: str) -> None:
         """Adds a call of a GEMM: of a module where one stands for it, otherwise of a function at its line."""
@@ -304,10 +322,10 @@ class _Reader:
                 owner=owner,
                 weight=weight,
                 bias=bias,
-                m=product.m,
-                k=product.k,
-                n=product.n,
-                terms=product.terms,
+                m=self._at(product.m),
+                k=self._at(product.k),
+                n=self._at(product.n),
+                flops=self._flops(product.terms),
                 input_grad=product.x is not None and product.x.requires_grad,
                 source=source,
                 result=result,
@@ -316,6 +334,24 @@ class _Reader:
                 blocked=blocked,
             )
         )
+
+    def _owners(self, node: fx.Node) -> tuple[str, str]:
+        """The module whose forward calls the one that a node is in, and that one."""
+        stack = [self._caller, self._caller, *map(self._named, node.meta["stack"])]
+        return stack[-2], stack[-1]
+
+    def _at(self, size: Size) -> Sizes:
+        if isinstance(size, int):
+            return (size,) * self._runs
+        key = size.node.expr
+        if key not in self._sizes:
+            self._sizes[key] = sizes_at(size, self._symbols, self._runs)
+        return self._sizes[key]
+
+    def _flops(self, terms: Sequence[tuple[Size, Size, Size]]) -> Sizes:
+        """FLOPs of products (M, K, N) in each run."""
+        each = [tuple(map(self._at, mkn)) for mkn in terms]
+        return tuple(sum(2 * m[run] * k[run] * n[run] for m, k, n in each) for run in range(self._runs))
 
     def _origin(self, tensor: Tensor) -> TensorOrigin:
         """Origin of an operand of a product."""

@@ -1,4 +1,4 @@
-"""Sizes that may depend on the batch, and the rows of a product as a function of it."""
+"""Sizes of products, which may depend on the batch, and their values in each of several runs."""
 
 from __future__ import annotations
 
@@ -10,15 +10,23 @@ import torch
 from loka.graph.sites.site import RowCount
 
 Size = int | torch.SymInt
-Symbols = Mapping[Any, RowCount]  # the symbols of a graph's sizes, as functions of the batch
+Sizes = tuple[int, ...]  # one size, in each run
+Symbols = Mapping[Any, Sizes]  # what the symbols of a graph's sizes are
 
 
-def value_at(size: Size, batch: int, symbols: Symbols) -> int:
-    """The size at a batch size. Installs no guards."""
+class UnknownSizeError(ValueError):
+    """A size comes from values, which are not known."""
+
+
+def sizes_at(size: Size, symbols: Symbols, runs: int) -> Sizes:
+    """A size in each run. Installs no guards. Raises UnknownSizeError."""
     if isinstance(size, int):
-        return size
+        return (size,) * runs
     expression = size.node.expr
-    return int(expression.subs({each: symbols[each].at(batch) for each in expression.free_symbols}))
+    used = expression.free_symbols
+    if not used <= symbols.keys():
+        raise UnknownSizeError(f"the size {expression} comes from values")
+    return tuple(int(expression.subs({each: symbols[each][run] for each in used})) for run in range(runs))
 
 
 def line_through(points: Sequence[tuple[int, int]]) -> RowCount | None:

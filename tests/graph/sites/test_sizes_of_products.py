@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from loka.graph.sites.discover import find_sites, forwards_of
+from loka.graph.sites.discover import find_sites
+from loka.graph.sites.forwards import forwards_of
 from loka.graph.sites.merge_calls import flops_of, measure, total_flops
 from loka.graph.sites.site import GemmKind, Site
 from loka.model.build_model import BuiltModel
@@ -29,8 +30,8 @@ def counted(model: nn.Module, x: Tensor) -> tuple[int, int]:
     """FLOPs of a forward: those of all recorded calls, and torch's own count."""
     built = BuiltModel(model, (x,), {}, x.shape[0])
     forwards = forwards_of(built)
-    calls, _ = measure(forwards.training, x.shape[0], forwards.from_data)
-    others = (flops_of(forwards.training, x.shape[0], other) for other in forwards.modes[0].others)
+    calls, _ = measure(forwards.training.calls, forwards.samples, x.shape[0], forwards.from_data)
+    others = (flops_of(other, forwards.samples, x.shape[0]) for other in forwards.training.others)
     with FlopCounterMode(display=False) as counter:
         model(x)
     return total_flops(calls) + sum(others), counter.get_total_flops()
