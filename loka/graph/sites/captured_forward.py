@@ -8,7 +8,7 @@ changed in place stays one value.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +23,7 @@ from loka.graph.capture.dynamo import capture
 from loka.graph.capture.sources import Source
 from loka.graph.sites.op_names import op_name
 from loka.graph.sites.products.catalogue import has_place
-from loka.graph.sites.sizes import Sizes, Symbols
+from loka.graph.sites.sizes import Size, Sizes, Symbols
 from loka.model.callables import is_library_file
 from loka.model.inputs import empty_like, rebuild, tensors_in
 
@@ -127,7 +127,7 @@ def held_at(held: Any, steps: Iterable[tuple[str, Any]]) -> Any:
 def with_values(forward: CapturedForward, module: nn.Module, calls: Sequence[ModuleCall]) -> CapturedForward:
     """The forward with the sizes that come from values, which are seen where its graph runs on real samples."""
     values = (node.meta.get("example_value") for node in forward.read.graph.nodes)
-    sizes = (size for value in values if isinstance(value, Tensor) for size in value.shape)
+    sizes: Iterator[Size] = (size for value in values if isinstance(value, Tensor) for size in value.shape)
     if all(isinstance(size, int) or size.node.expr.free_symbols <= forward.symbols.keys() for size in sizes):
         return forward
     seen: list[dict[Any, int]] = []

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from loka.graph.sites.captured_forward import ModuleCall, description
+from loka.graph.sites.captured_forward import ModuleCall
 from loka.model.build_model import BuiltModel
 from loka.model.copying import copy_model
 from loka.model.example_inputs import random_state_kept
@@ -36,11 +36,16 @@ class ModuleRun:
 
 
 def run_module(
-    modules: Mapping[str, nn.Module], call: ModuleCall, mode: FakeTensorMode | None, known: dict[Any, Tensor]
+    modules: Mapping[str, nn.Module],
+    call: ModuleCall,
+    mode: FakeTensorMode | None,
+    known: dict[Any, Tensor],
+    described: Callable[[str], Any],
 ) -> ModuleRun:
     """Runs a module of a copied model as a call of it did. Raises what the forward raises.
 
-    In the mode of fake tensors, children are not run again where `known` has what an alike call returned.
+    In the mode of fake tensors, children are not run again where `known` has what an alike call returned; `described`
+    gives what is equal for alike modules.
     """
     below = f"{call.name}." if call.name else ""
     own, calls, inside = _OwnFunctions(), list[ModuleCall](), list[int]()
@@ -52,7 +57,7 @@ def run_module(
                 return original(*args, **kwargs)
             own.active, before = False, counter.get_total_flops()
             given = ModuleCall(name, args, kwargs, torch.is_grad_enabled())
-            key = None if mode is None else (description(modules[name]), given.description)
+            key = None if mode is None else (described(name), given.description)
             try:
                 made = known[key].clone() if key in known else original(*args, **kwargs)
             finally:

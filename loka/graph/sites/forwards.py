@@ -146,6 +146,7 @@ class _Reading:
         self.asks_for_mode = False
         self.unread: dict[str, str] = {}  # modules whose children are read, with the reason
         self._made: dict[int, Operation] = {}  # of tensors in the first run
+        self._descriptions: dict[str, Any] = {}
         self._kept: list[ModuleRun] = []  # whose tensors' ids are names
         self._mode: FakeTensorMode | None = None
         self._running: dict[str, nn.Module] | None = None
@@ -205,7 +206,7 @@ class _Reading:
     def _read_whole(self, name: str, module: nn.Module, calls: Sequence[ModuleCall]) -> tuple[Operation | None, ...]:
         key = None
         if self._running is not None:
-            key = description(module), *(each.description for each in calls)
+            key = self._described(name), *(each.description for each in calls)
         forward = self.model.known.get(key)
         if forward is None:
             forward = captured_forward(module, calls, len(calls) - 1 if self.real else 0, self.model.fakes)
@@ -230,13 +231,18 @@ class _Reading:
             raise _FixedBatchError("the batch has become a number, perhaps in numpy, which sets no condition")
         return made
 
+    def _described(self, name: str) -> Any:
+        if name not in self._descriptions:
+            self._descriptions[name] = description(self.model.modules[name])
+        return self._descriptions[name]
+
     def _is_frozen(self, rows: Sizes) -> bool:
         return not self.real and len(set(rows)) == 1 and rows[0] % self.samples[0] == 0
 
     def _read_children(
         self, name: str, calls: Sequence[ModuleCall], running: Mapping[str, nn.Module]
     ) -> tuple[Operation | None, ...]:
-        runs = [run_module(running, call, self._mode, self.model.results) for call in calls]
+        runs = [run_module(running, call, self._mode, self.model.results, self._described) for call in calls]
         self._kept += runs
         if self.training and not name and not tensors_in(runs[0].result):
             raise TypeError(
