@@ -7,6 +7,7 @@ changed in place stays one value.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -99,6 +100,8 @@ def captured_forward(
     Sizes that differ between runs are symbols. `fakes` is the mode of a fake module's tensors. Raises
     CannotCaptureError.
     """
+    if inspect.isgeneratorfunction(module.forward) or inspect.iscoroutinefunction(module.forward):
+        raise CannotCaptureError("it computes nothing until what it returns is run")
     args, kwargs, marked = _example(calls, example, fakes)
     with torch.set_grad_enabled(calls[0].gradients):
         read = capture(module, args, kwargs, symbolic=False, hooks=True)

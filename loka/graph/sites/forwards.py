@@ -168,7 +168,7 @@ class _Reading:
         for tensor in tensors_in((calls[0].args, dict(calls[0].kwargs))):
             self._made.setdefault(id(tensor), Operation("input"))
         with undisturbed():
-            outputs = self._read("", calls)
+            outputs = self._read("", "", calls)
         return self.reader.operations([each for each in outputs if each is not None])
 
     def _of_model(self, size: int) -> ModuleCall:
@@ -188,14 +188,14 @@ class _Reading:
         with mode:
             return empty_like(tensor, shape)
 
-    def _read(self, name: str, calls: Sequence[ModuleCall]) -> tuple[Operation | None, ...]:
+    def _read(self, name: str, caller: str, calls: Sequence[ModuleCall]) -> tuple[Operation | None, ...]:
         """Reads a module, or else its children; what made the tensors that it returns."""
         module, unread, key = self.model.modules[name], self.model.unread, (name, len(calls))
         if key not in unread and sum(1 for _ in module.modules()) > READ:
             unread[key] = CannotCaptureError(f"it has more than {READ} modules")
         if key not in unread:
             try:
-                return self._read_whole(name, module, calls)
+                return self._read_whole(name, caller, module, calls)
             except CannotCaptureError as error:
                 unread[key] = error
         if self._running is None:
@@ -203,7 +203,9 @@ class _Reading:
         self.unread[name] = str(unread[key])
         return self._read_children(name, calls, self._running)
 
-    def _read_whole(self, name: str, module: nn.Module, calls: Sequence[ModuleCall]) -> tuple[Operation | None, ...]:
+    def _read_whole(
+        self, name: str, caller: str, module: nn.Module, calls: Sequence[ModuleCall]
+    ) -> tuple[Operation | None, ...]:
         key = None
         if self._running is not None:
             key = self._described(name), *(each.description for each in calls)
@@ -226,7 +228,7 @@ class _Reading:
                 return None
             return self._made.get(id(calls[0].at(source, module))) or Operation("input")
 
-        made = self.reader.read(forward, name, given)
+        made = self.reader.read(forward, name, caller, given)
         if not name and len(calls) > 1 and any(self._is_frozen(call.m) for call in self.reader.calls):
             raise _FixedBatchError("the batch has become a number, perhaps in numpy, which sets no condition")
         return made
@@ -252,7 +254,7 @@ class _Reading:
             raise _UnlikeRunsError(f"the forward calls other modules at batch sizes of {self.samples}")
         self.reader.called.add(name)
         for each in zip(*(run.calls for run in runs), strict=True):
-            outputs = self._read(each[0].name, each)
+            outputs = self._read(each[0].name, name, each)
             results = tensors_in(each[0].result)
             if len(results) != len(outputs):
                 outputs = (Operation("forward"),) * len(results)

@@ -164,13 +164,16 @@ class Reader:
         )
 
     def read(
-        self, forward: CapturedForward, name: str, given: Callable[[fx.Node], Operation | None]
+        self, forward: CapturedForward, name: str, caller: str, given: Callable[[fx.Node], Operation | None]
     ) -> tuple[Operation | None, ...]:
-        """Adds the operations of a module's forward; those that made its outputs. `given` is what placeholders are."""
+        """Adds the operations of a module's forward; those that made its outputs.
+
+        `caller` is the module whose forward calls it, `given` is what placeholders are.
+        """
         self._kept.append(forward)
         self.made.clear()
         self._symbols, self._sizes = forward.symbols, {}
-        self._module, self._caller = name, self._named(name.rpartition(".")[0])
+        self._module, self._caller = name, caller
         for node in forward.read.graph.find_nodes(op="placeholder"):
             value, held = node.meta.get("example_value"), given(node)
             if held is not None and isinstance(value, Tensor):

@@ -85,10 +85,9 @@ def test_nothing_changes_where_real_samples_are_run():
     assert [(site.name, site.rows, site.k, site.n) for site in found.sites] == [("fc", RowCount(1), 8, 4)]
     assert any("real samples" in note for note in found.notes)
     assert any("the forward of ReadsValues is not read, but those of its children are" in note for note in found.notes)
-    own = 100 * 4 * 6 / (4 * 6 + 8 * 4)  # of `x @ self.weight`
-    assert f"1 x forward of ReadsValues: not replaced, and not among the sites: {own:.3g} % of the FLOPs of a forward" in (
-        found.notes
-    )
+    share = 100 * 4 * 6 / (4 * 6 + 8 * 4)  # of `x @ self.weight`
+    told = f"not replaced, and not among the sites: {share:.3g} % of the FLOPs of a forward"
+    assert f"1 x forward of ReadsValues: {told}" in found.notes
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
 
 
