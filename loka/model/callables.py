@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import CodeType, FrameType, ModuleType
+from types import ModuleType
 
 import torch
 
@@ -29,7 +29,6 @@ _LOKA = str(Path(__file__).parents[1]) + os.sep
 _STANDARD_LIBRARY = str(Path(os.__file__).parent) + os.sep
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
 _LONGEST = 400  # characters of an error's own message
-_AUTOGRAD_FUNCTION = os.path.join("torch", "autograd", "function.py")
 
 
 @contextmanager
@@ -163,16 +162,3 @@ def _advice(error: BaseException, module_name: str) -> str:
     if not (absent or refused):
         return ""
     return f"import the generated package in the function that trains, not at the top of {module_name}"
-
-
-def place_in_model(frame: FrameType | None, stop: CodeType) -> tuple[str, int, str | None]:
-    """File and line of the innermost frame in the model's code, and the reason if no call in it can be patched."""
-    file, line, opaque = "", 0, None
-    while frame is not None and frame.f_code is not stop:
-        name = frame.f_code.co_filename
-        if not file and not is_library_file(name):
-            file, line = name, frame.f_lineno
-        if name.endswith(_AUTOGRAD_FUNCTION):
-            opaque = "it is inside a torch.autograd.Function, whose backward is its own"
-        frame = frame.f_back
-    return file, line, opaque

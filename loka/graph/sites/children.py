@@ -60,11 +60,11 @@ def run_module(
             key = None if mode is None else (described(name), given.description)
             try:
                 made = known[key].clone() if key in known else original(*args, **kwargs)
+                if key is not None and key not in known and _is_new(made, given):
+                    known[key] = made
             finally:
                 own.active = True
                 inside.append(counter.get_total_flops() - before)
-            if key is not None and _is_new(made, given):
-                known[key] = made
             calls.append(replace(given, result=made))
             return made
 
