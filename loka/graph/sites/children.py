@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
-from torch.overrides import TorchFunctionMode
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from loka.graph.sites.captured_forward import ModuleCall
 from loka.model.build_model import BuiltModel
@@ -31,7 +31,7 @@ class ModuleRun:
 
     calls: tuple[ModuleCall, ...]
     result: Any
-    reads: frozenset[int]  # ids of the tensors that its own functions are given
+    reads: frozenset[int]  # ids of the tensors that its own operations are given
     flops: int  # of its own products
 
 
@@ -48,14 +48,13 @@ def run_module(
     gives what is equal for alike modules.
     """
     below = f"{call.name}." if call.name else ""
-    own, calls, inside = _OwnFunctions(), list[ModuleCall](), list[int]()
-    counter = FlopCounterMode(display=False)
+    own, calls = _OwnOperations(), list[ModuleCall]()
 
     def keeping(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
             if not own.active:
                 return original(*args, **kwargs)
-            own.active, before = False, counter.get_total_flops()
+            own.active = False
             given = ModuleCall(name, args, kwargs, torch.is_grad_enabled())
             key = None if mode is None else (described(name), given.description)
             try:
@@ -64,7 +63,6 @@ def run_module(
                     known[key] = made
             finally:
                 own.active = True
-                inside.append(counter.get_total_flops() - before)
             calls.append(replace(given, result=made))
             return made
 
@@ -79,7 +77,7 @@ def run_module(
     args, kwargs = _fresh((call.args, dict(call.kwargs)))
     try:
         with ExitStack() as stack:
-            for each in (torch.set_grad_enabled(call.gradients), mode, counter, own):
+            for each in (torch.set_grad_enabled(call.gradients), mode, own):
                 if each is not None:
                     stack.enter_context(each)
             made = modules[call.name](*args, **kwargs)
@@ -90,7 +88,7 @@ def run_module(
             vars(modules[name]).pop("forward")
             if own_forward is not None:
                 vars(modules[name])["forward"] = own_forward
-    return ModuleRun(tuple(calls), made, frozenset(own.read), counter.get_total_flops() - sum(inside))
+    return ModuleRun(tuple(calls), made, frozenset(own.read), own.flops)
 
 
 def _is_new(made: Any, given: ModuleCall) -> bool:
@@ -98,20 +96,23 @@ def _is_new(made: Any, given: ModuleCall) -> bool:
     return isinstance(made, Tensor) and not made._is_view() and all(made is not each for each in tensors_in(given.args))
 
 
-class _OwnFunctions(TorchFunctionMode):
-    """Keeps what functions of torch are given while `active`: in the forward itself, not in a child's."""
+class _OwnOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Keeps what operations are given while `active`, in the forward itself, not in a child's; and their FLOPs."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.active = True
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.active, self.flops = True, 0
         self.read: set[int] = set()
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if self.active and getattr(func, "__name__", "") != "__get__":  # a shape, a dtype
+        made = func(*args, **(kwargs or {}))
+        if self.active:
             self.read.update(map(id, tensors_in((args, kwargs or {}))))
-        return func(*args, **(kwargs or {}))
+            count = flop_registry.get(getattr(func, "_overloadpacket", None))
+            self.flops += 0 if count is None else count(*args, **(kwargs or {}), out_val=made)
+        return made
 
 
 def _fresh(value: Any) -> Any:
