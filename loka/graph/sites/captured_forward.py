@@ -190,6 +190,7 @@ def _example(
             return part
         with nullcontext() if fakes is None else fakes:
             made = empty_like(part, tuple(part.shape))
+            made = made if part.grad_fn is None else made.clone()  # a leaf may not be changed in place
         for dimension, at in enumerate(zip(*sizes, strict=True)):
             if len(set(at)) > 1:
                 torch._dynamo.mark_dynamic(made, dimension)
