@@ -91,6 +91,30 @@ def test_nothing_changes_where_real_samples_are_run():
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
 
 
+def test_children_of_a_forward_that_is_not_read_are_read_alone(find):
+    class Routed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.SiLU()) for _ in range(2))
+            self.last = nn.Linear(8, 8)
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = block(x)
+            if x.sum() == 7:
+                raise ValueError("no such sum")
+            return self.last(x) * 2
+
+    sites = find(Routed(), torch.randn(5, 8)).sites
+    assert [(site.name, site.owner, site.rows, site.input_grad) for site in sites] == [
+        ("blocks.0.0", "blocks.0", RowCount(1), False),
+        ("blocks.1.0", "blocks.1", RowCount(1), True),
+        ("last", "", RowCount(1), True),
+    ]
+    assert [site.fed_by for site in sites] == [(), ("silu", "linear"), ("silu", "linear")]
+    assert [site.followed_by for site in sites] == [("silu", "linear"), ("silu", "forward", "linear"), ("forward",)]
+
+
 def test_a_branch_on_values_over_a_table_without_memory_is_refused_with_its_line():
     model = models.ReadsValues()
     model.table = nn.Embedding(10, 8, device="meta")
