@@ -29,7 +29,7 @@ from loka.model.callables import is_library_file
 from loka.model.inputs import empty_like, rebuild, tensors_in
 
 _FRAME = re.compile(r'File "(.*?)", line (\d+), in ')
-_FIXED = re.compile(r"\S+ == \d+")  # a condition that leaves one size of an input
+_FIXED = re.compile(r"\S+ == (\d+)")  # a condition that leaves one size of an input
 _PLAIN = (bool, int, float, complex, str, bytes, type, type(None), torch.dtype, torch.device, torch.Size)
 _OWN_BACKWARD = "it is inside a torch.autograd.Function, whose backward is its own"
 
@@ -105,8 +105,9 @@ def captured_forward(
     args, kwargs, marked = _example(calls, example, fakes)
     with torch.set_grad_enabled(calls[0].gradients):
         read = capture(module, args, kwargs, symbolic=False, hooks=True)
-    fixed = [condition.text for condition in read.conditions if _FIXED.fullmatch(condition.text)]
-    if marked and fixed:
+    found = (_FIXED.fullmatch(condition.text) for condition in read.conditions)
+    fixed = [each[0] for each in found if each is not None and int(each[1]) in marked]
+    if fixed:
         raise CannotCaptureError(f"the forward fixes its batch size: {fixed[0]}")
     ids = {str(id(child)): name for name, child in module.named_modules()}
     called = set[str]()
