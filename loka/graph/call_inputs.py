@@ -50,9 +50,11 @@ def _form(one: Any, other: Any, name: str) -> Any:
     if type(one) is not type(other):
         raise CannotCaptureError(f"its {name} differ in type from one batch size to another")
     kind = type(one)
-    if kind is dict and all(type(key) in _PLAIN for key in one) and list(one) == list(other):
+    if isinstance(one, dict | list | tuple) and (len(one) != len(other) or (kind is dict and [*one] != [*other])):
+        raise CannotCaptureError(f"its {name} differ in number or names from one batch size to another")
+    if kind is dict and all(type(key) in _PLAIN for key in one):
         return "dict", tuple((key, _form(one[key], other[key], name)) for key in one)
-    if isinstance(one, list | tuple) and len(one) == len(other):
+    if isinstance(one, list | tuple):
         items = tuple(_form(a, b, name) for a, b in zip(one, other, strict=True))
         if kind in (tuple, list):
             return kind.__name__, items

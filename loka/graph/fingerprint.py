@@ -101,7 +101,7 @@ def fingerprint(
         try:
             modes = _both_modes(module, inlined, PlannedCall(text, ()), dtype)
         except CannotCaptureError:  # of a called child, perhaps, which may do anything
-            results = described_results(module, list(_leaves(module, inlined)), one, other)
+            results = described_results(module, list(called_children(module, inlined)), one, other)
             modes = _both_modes(module, inlined, PlannedCall(text, (), results=results), dtype)
         training, evaluation = (tuple(map(str, lines)) for lines in modes)
         made[text] = PlannedCall(text, training, evaluation if evaluation != training else (), results)
@@ -180,7 +180,7 @@ def _both_modes(
     def lines(training: bool) -> tuple[list[_Line], bool]:
         fakes = FakeModules(device, dtype, shapes)
         fake = fakes.module(module)
-        leaves = list(_leaves(fake, inlined))
+        leaves = list(called_children(fake, inlined))
         for child in fake.modules():
             child.training = training
         for path, value in (floats or {}).items():
@@ -218,7 +218,7 @@ def _plain_state(device: torch.device) -> Iterator[None]:
         yield
 
 
-def _leaves(module: nn.Module, inlined: Collection[str]) -> Iterator[str]:
+def called_children(module: nn.Module, inlined: Collection[str]) -> Iterator[str]:
     """Paths of the children that the generated forward calls: those that are not inlined, nor hold one that is."""
     inside = {id(module.get_submodule(path)) for path in inlined if _is_there(module, path)}
     around = {path.rpartition(".")[0] for path in inlined}

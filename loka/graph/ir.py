@@ -213,8 +213,8 @@ def names_read(expression: str, names: Iterable[str]) -> set[str]:
 class Refused:
     """A module whose forward was not rewritten, with the reason.
 
-    `reason` names the line of the user's code where there is one: "branch on tensor size at models.py:44 'if x.size(0)
-    > 1024'".
+    `reason` names the line of the user's code where there is one: "depends on the number of rows: x.shape[0] <= 1024 at
+    models.py:44 'if x.size(0) > 1024'".
     """
 
     owner: str  # qualified name; "" is the model

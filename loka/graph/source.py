@@ -6,7 +6,6 @@ Imports only torch and the standard library.
 from __future__ import annotations
 
 import dis
-import functools
 import inspect
 import os
 import sys
@@ -29,7 +28,6 @@ _ARITHMETIC = frozenset(
 _SIMPLE = (int, str, bool, float, complex, type(None), torch.dtype, torch.device)
 
 
-@functools.lru_cache(maxsize=256)
 def has_hooks(module: nn.Module) -> bool:
     """True if calling the module runs hooks besides its forward."""
     kinds = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from itertools import takewhile
 from typing import TypeVar
 
 from loka.kernels.gemm.catalogue import PREFERRED
@@ -178,9 +179,12 @@ def pattern_of(name: str) -> str:
 
 
 def common_pattern(names: Sequence[str]) -> str:
-    """The names' common glob: parts that differ become a star. All names have the same number of parts."""
-    parts = zip(*(_PARTS.split(name) for name in names), strict=True)
-    return "".join(part[0] if len(set(part)) == 1 else "*" for part in parts)
+    """The names' common glob: parts that differ become a star, as does all that follows what names have in common."""
+    split = [_PARTS.split(name) for name in names]
+    if len({len(parts) for parts in split}) > 1:
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(min(names), max(names), strict=False))
+        return "".join(one for one, _ in same) + "*"
+    return "".join(part[0] if len(set(part)) == 1 else "*" for part in zip(*split, strict=True))
 
 
 def describe_tuned(tuned: TunedStep) -> str:

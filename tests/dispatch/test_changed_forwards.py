@@ -185,12 +185,10 @@ def test_what_is_shared_stays_shared():
         patch = bind()
         if change == "a module":
             model.two = copy.deepcopy(model.one)
-            says = (
-                "linear(x, self.one.weight, self.one.bias), planned was v0 = linear(x, self.two.weight, self.two.bias)"
-            )
+            says = "v1 = self.two(v0) -> [?, 6], planned was v1 = linear(v0, self.one.weight, self.one.bias)"
         else:
             model.other.weight = nn.Parameter(torch.eye(6))
-            says = "self.steps[0].bias), planned was v2 = linear(v1, self.two.weight, self.steps[0].bias)"
+            says = "self.other.weight, self.other.bias), planned was v2 = linear(v1, self.one.weight, self.other.bias)"
         with pytest.raises(dispatch.VerifyError) as error:
             patch.verify()
         assert says in error.value.problems[0]

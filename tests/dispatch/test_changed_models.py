@@ -33,7 +33,7 @@ def test_an_unchanged_model_is_bound_and_computes_the_same(shape, inline):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("before", [True, False])
-@hypothesis_settings(max_examples=50)
+@hypothesis_settings(max_examples=12)
 @given(st.data(), st.sampled_from(WAYS))
 def test_what_changed(before, data, which):
     """Before apply, which refuses it, or after, which verify finds; otherwise the two compute the same."""
@@ -49,7 +49,7 @@ def test_what_changed(before, data, which):
 
 
 @pytest.mark.slow
-@hypothesis_settings(max_examples=30)
+@hypothesis_settings(max_examples=10)
 @given(st.data(), st.sampled_from(WAYS), st.booleans())
 def test_what_changed_inside_a_child_that_is_called(data, which, before):
     binding, _ = bound_as(*which)
@@ -64,6 +64,8 @@ def test_what_changed_inside_a_child_that_is_called(data, which, before):
     assume(
         not isinstance(outcome(copy.deepcopy(twin), inputs(which[0]), training=True), str)
     )  # a child that cannot run is refused
+    # A copy of torch's Softmax has the `dim` again that the child itself has lost.
+    assume(not isinstance(outcome(twin, inputs(which[0]), training=False), str))
     patch = patch or bind(model, *which)
     patch.verify()
     assert agree(model, twin, inputs(which[0]))

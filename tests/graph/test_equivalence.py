@@ -144,3 +144,24 @@ def test_nan_equals_nan_and_nothing_else() -> None:
 
     assert said(PRODUCT, step('{0} * float("nan")', Y), module=Nan) is None
     assert "largest difference inf" in str(said(PRODUCT, module=Nan))
+
+
+class Normed(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.layer_norm(x, (8,), eps=1e-5)
+
+
+def test_what_rounding_of_float32_hides_is_seen_in_float64() -> None:
+    module, calls = Normed(), tuple(ExampleCall(batch, (torch.randn(batch, 8),), {}) for batch in (4, 7))
+
+    def found(eps: str) -> tuple[str | None, ...]:
+        norm = Statement("y", "layer_norm", f"torch.nn.functional.layer_norm({{0}}, (8,), eps={eps})", (X,))
+        forward, examples = ForwardIR("m", "M", ("x",), (norm,), "y", (), ""), Examples("m", calls)
+        rounded = equivalence.rounding_difference(module, forward, examples, lambda: copy.deepcopy(module))
+        return rounded, equivalence.float64_difference(forward, examples, lambda: copy.deepcopy(module))
+
+    assert found("1e-5") == (None, None)
+    in_float32, in_float64 = found("2e-5")
+    assert in_float32 is None
+    assert in_float64 is not None
+    assert "in float64" in in_float64

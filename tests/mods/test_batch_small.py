@@ -49,7 +49,7 @@ def forward(self, x):
     weights = torch.stack([self.projections[0].weight, self.projections[1].weight, self.projections[2].weight])
     biases = torch.stack([self.projections[0].bias, self.projections[1].bias, self.projections[2].bias])
     products = torch.baddbmm(biases.unsqueeze(1), x.transpose(0, 1), weights.transpose(1, 2))
-    products_relu = torch.nn.functional.relu(products, inplace=False)
+    products_relu = torch.nn.functional.relu(products)
     transpose = products_relu.transpose(0, 1)
     stack = transpose.contiguous()
     return stack

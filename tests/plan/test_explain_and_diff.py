@@ -7,7 +7,7 @@ import pytest
 from loka.errors import InputError
 from loka.numerics.enums import Accumulation, Compute, Format, Gemm, Range, Scaling
 from loka.numerics.recipe import OperandRecipe
-from loka.plan.format import format_gemm, pattern_of
+from loka.plan.format import common_pattern, format_gemm, pattern_of
 from loka.plan.view.diff import diff
 from loka.plan.view.explain import explain
 from loka.plan.view.table import group_sites
@@ -90,3 +90,8 @@ def test_a_group_names_what_its_members_share(make_plan, make_site):
 
 def test_only_whole_parts_of_a_name_count_as_numbers():
     assert pattern_of("layers.12.fc1.0") == "layers.*.fc1.*"
+
+
+def test_names_of_one_pattern() -> None:
+    assert common_pattern(["layers.0.up", "layers.3.up"]) == "layers.*.up"
+    assert common_pattern(["block1.a", "block1.a#3", "block2.b"]) == "block*"

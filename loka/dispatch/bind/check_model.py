@@ -233,8 +233,6 @@ def _shape_problems(module: nn.Module, binding: Binding, mode: str) -> Iterator[
             yield f"{name} is {parameter.layout}, and kernels read dense weights: make it dense"
         if tuple(parameter.shape) != shape:
             yield f"{name} has shape {tuple(parameter.shape)}, planned was {shape}: run loka generate again"
-        if not parameter.dtype.is_floating_point:
-            yield f"{name} is {parameter.dtype}, which is no floating-point type"
         if mode == "infer" and is_sharded(parameter):
             yield f"{name} is sharded: apply mode='infer' to the whole model, before fully_shard"
 

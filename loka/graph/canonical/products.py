@@ -158,8 +158,8 @@ class Products:
         ]
         counts = [total((piece.size for piece in pieces), self.runs) for pieces in own]
         of_b, of_a = _placed(own[1], (1,) * self.runs), _placed(own[0], counts[1])
-        of_batch = _placed([Piece(step.size, step.stride) for step in batch], times(counts[0], counts[1]))
-        right = tuple(Step(mine.size, mine.stride, step.other) for mine, step in zip(of_batch, batch, strict=True))
+        inner = times(counts[0], counts[1])
+        of_batch, right = (_placed([Piece(step.size, to) for step, to in each], inner) for each in _both(batch))
         size = total((step.size for step in batch), self.runs)
         left_k, right_k = (tuple(Piece(step.size, stride) for step, stride in each) for each in _both(ks))
         made = Product(

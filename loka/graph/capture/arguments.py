@@ -25,12 +25,14 @@ class Arguments:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     known: frozenset[str]  # names of its keyword arguments
+    module: nn.Module
+    paths: dict[str, str]  # of the modules in it, the first of several, by id as text: Dynamo's key
 
     def source(self, name: str) -> Source:
         """A source of Dynamo's, as one of the forward's own arguments."""
         root, steps = parsed(name)
         if root == "self":
-            return Source("self", steps, name)
+            return Source("self", self._by_path(steps), name)
         if root == "args" and steps and isinstance(steps[0][1], int):
             place = steps[0][1]
             if place < len(self.names):
@@ -40,6 +42,19 @@ class Arguments:
             own = str(steps[0][1])
             return Source(own, steps[1:], name) if own in self.known else Source(self.keywords, steps, name)
         return Source("", (), name)
+
+    def _by_path(self, steps: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Any], ...]:
+        """Steps through the path of the last module on the way, which a list or another name may have led to."""
+        value: Any = self.module
+        found = steps
+        for place, (kind, key) in enumerate(steps, 1):
+            try:
+                value = getattr(value, str(key)) if kind == "." else value[key]
+            except (AttributeError, LookupError, TypeError):  # of what a function holds
+                break
+            if isinstance(value, nn.Module) and (path := self.paths.get(str(id(value)))) is not None:
+                found = (*((".", name) for name in path.split(".") if name), *steps[place:])
+        return found
 
     def tensors(self) -> Iterator[tuple[Source, torch.Tensor]]:
         """The tensors among the arguments, each with its source."""
@@ -80,4 +95,5 @@ def bound_arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
     rest = next((p.name for p in parameters if p.kind is kinds.VAR_POSITIONAL), "")
     keywords = next((p.name for p in parameters if p.kind is kinds.VAR_KEYWORD), "")
     own = frozenset(p.name for p in parameters if p.kind is kinds.KEYWORD_ONLY)
-    return Arguments(names, rest, keywords, given.args, given.kwargs, own)
+    paths = {str(id(child)): path for path, child in module.named_modules()}
+    return Arguments(names, rest, keywords, given.args, given.kwargs, own, module, paths)

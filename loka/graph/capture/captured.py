@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from loka.errors import LokaError
-from loka.graph.capture.sources import Source, parsed
+from loka.graph.capture.sources import Source
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _HERE = str(Path(__file__).parent) + os.sep
@@ -24,6 +24,8 @@ _FRAME = re.compile(r'File "(.+?)", line (\d+)')  # in the stack of a node
 
 class CannotCaptureError(LokaError):
     """A forward that torch cannot read as one graph; the message is torch's explanation, with the line."""
+
+    lines: tuple[tuple[str, int], ...] = ()  # file and line of each of the user's functions on the way, innermost last
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class Captured:
     """A forward as torch has read it.
 
     The graph's placeholders are Parameters, buffers, other tensors, and sizes; `sources` says what each is. Nodes have
-    fake values (`example_value`), the stack of modules (`nn_module_stack`) and the user's line (`stack_trace`) in
+    fake values (`example_value`), the stack of modules (`modules_around`) and the user's line (`stack_trace`) in
     `meta`. A call of a leaf is a `call_module` node with the leaf's path as its target. `result` is what the forward
     returns, with nodes in the place of tensors and of sizes; None where it was not asked for.
     """
@@ -78,9 +80,8 @@ def map_tree(value: Any, function: Callable[[Any], Any]) -> Any:
 
 def modules_around(node: fx.Node) -> tuple[str, ...]:
     """Paths of the modules in whose forwards a node was made, outermost first, relative to the captured module."""
-    stack = (node.meta.get("nn_module_stack") or {}).values()
-    sources = [parsed(str(name)) for name, _ in stack]
-    return tuple(".".join(str(key) for _, key in steps) for root, steps in sources if root == "self")
+    modules: tuple[str, ...] = node.meta["modules"]
+    return modules
 
 
 def line_of(node: fx.Node) -> tuple[str, int] | None:

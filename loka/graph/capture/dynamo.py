@@ -12,11 +12,13 @@ inlined into it, so that their own caches, recompile limits and observed sizes s
 from __future__ import annotations
 
 import builtins
+import operator
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -39,7 +41,7 @@ from loka.graph.capture.undisturbed import left_as_it_was
 
 _LONGEST = 300  # characters quoted of an explanation of torch's
 _SYMBOL = re.compile(r"\b[suz]f?\d+\b")
-_NUMBER_FIRST = re.compile(r"(-?\d+) == (.+)")  # as sympy prints an equation
+_NUMBER_FIRST = re.compile(r"^(-?\d+) == ([^=<>]+)$")  # as sympy prints an equation
 _SIZE = re.compile(r"<([^<>]*)>")  # Dynamo's name of a size, in the text of a condition
 _DYNAMO = os.path.join("torch", "_dynamo", "")
 _NOTHING = object()  # no result was asked for
@@ -151,7 +153,9 @@ def _compile(module: nn.Module, bound: Arguments, kept: _Kept, symbolic: bool, h
             raise needed from None
         if _cause(error, _Read) is not None:
             return _NOTHING
-        raise CannotCaptureError(_explanation(error)) from error
+        cannot = CannotCaptureError(_explanation(error))
+        cannot.lines = _lines(error)
+        raise cannot from error
     finally:
         _KEPT.reset(token)
     return made
@@ -172,21 +176,36 @@ def _conditions(env: Any) -> tuple[tuple[str, str], ...]:
     """
     if env is None:
         return ()
-    from torch.utils._sympy.printers import PythonPrinter  # imports sympy, which torch itself imports as late
+    from sympy import And  # type: ignore[import-untyped]  # which torch itself imports as late
+    from torch.utils._sympy.printers import PythonPrinter
 
     printed = PythonPrinter()
     names = {str(symbol): _name_of(sources[0]) for symbol, sources in env.var_to_sources.items() if sources}
-    decided = [each for each in env.guards if _is_of_python(each.sloc.framework_loc)]
-    known = [(printed.doprint(each.expr), _place(each.sloc)) for each in decided]
+    decided = [each for each in env.guards if _is_of_python(each)]
+    parts = [(part, each.sloc) for each in decided for part in sorted(And.make_args(each.expr), key=str)]
+    known = [(printed.doprint(part), _place(location)) for part, location in parts]
     known = [(_NUMBER_FIRST.sub(r"\2 == \1", text), place) for text, place in known]
     known = [(text, place) for text, place in known if set(_SYMBOL.findall(text)) <= names.keys()]
     return tuple((_SYMBOL.sub(lambda found: f"<{names[found[0]]}>", text), place) for text, place in known)
 
 
-def _is_of_python(frame: Any) -> bool:
-    """True where Dynamo asked for a size to go on in Python; in `run_node` an operation of torch's did."""
+def _is_of_python(guard: Any) -> bool:
+    """True where Dynamo asked for a size to go on in Python.
+
+    In `run_node` Python's operators ask whether shapes are equal, torch's operations whether sizes are large enough,
+    and what torch's own functions call, whether they fit.
+    """
+    frame = guard.sloc.framework_loc
     file, function = getattr(frame, "filename", _DYNAMO), getattr(frame, "name", "")
-    return _DYNAMO in file and function != "run_node"
+    is_of_operator = getattr(guard.expr, "rel_op", "==") == "==" and not _is_in_torch(guard.sloc)
+    return _DYNAMO in file and (function != "run_node" or is_of_operator)
+
+
+def _is_in_torch(location: Any) -> bool:
+    """True if a line is one of torch's own files, named from torch's folder on; those of Dynamo's stand for Python."""
+    _, _, rest = (location.maybe_user_loc or "").partition("  # ")
+    file = rest.partition(":")[0]
+    return bool(file) and not file.startswith("_dynamo") and (Path(torch.__file__).parent / file).is_file()
 
 
 def _place(location: Any) -> str:
@@ -202,8 +221,12 @@ def _captured(module: nn.Module, bound: Arguments, kept: _Kept, leaves: Leaves, 
     sources = {node: bound.source(name) for node, name in kept.sources.items()}
     outputs = next(node for node in graph.nodes if node.op == "output").args[0]
     for node in list(graph.nodes):
+        around = (key.partition("@")[0] for key in node.meta.get("nn_module_stack") or ())  # "@1": its second call
+        node.meta["modules"] = tuple(bound.paths[each] for each in around if each in bound.paths)
         if is_call(node):
             leaves.restore(graph, node)
+        if node.op == "call_method" and node.target == "__abs__":  # of the builtin, before torch 2.12
+            node.op, node.target = "call_function", operator.abs
     constants = {n.target: getattr(kept.module, n.target) for n in graph.nodes if n.op == "get_attr"}
     reads = tuple(dict.fromkeys(Read(bound.source(name), kind) for name, kind in kept.reads if name))
     texts = [(_SIZE.sub(lambda size: bound.source(size[1]).expression, text), place) for text, place in kept.conditions]
@@ -241,5 +264,10 @@ def _explanation(error: BaseException) -> str:
     why = next((line.removeprefix("Explanation:").strip() for line in lines if line.startswith("Explanation:")), "")
     text = ": ".join(filter(None, (lines[0], why)))
     text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
-    frames = [frame for frame in getattr(error, "real_stack", None) or () if not is_of_torch(frame.filename)]
-    return f"{text} {place_in(frames[-1].filename, frames[-1].lineno)}" if frames else text
+    places = _lines(error)
+    return f"{text} {place_in(*places[-1])}" if places else text
+
+
+def _lines(error: BaseException) -> tuple[tuple[str, int], ...]:
+    stack = getattr(error, "real_stack", None) or ()
+    return tuple((frame.filename, frame.lineno) for frame in stack if not is_of_torch(frame.filename))

@@ -26,6 +26,9 @@ def left_as_it_was(module: nn.Module) -> Iterator[None]:
     counters = torch._dynamo.utils.counters
     counted = {name: counter.copy() for name, counter in counters.items()}
     logs = {log: log.disabled for log in map(logging.getLogger, _LOGS)}
+    imported = getattr(torch._dynamo.symbolic_convert, "_import_module", None)
+    if imported is not None:
+        imported.cache_clear()  # by name: a file that is imported again is another module
     try:
         with warnings.catch_warnings(), torch.compiler.set_stance("default"), _settings():
             warnings.simplefilter("ignore")
@@ -33,6 +36,9 @@ def left_as_it_was(module: nn.Module) -> Iterator[None]:
                 log.disabled = True
             yield
     finally:
+        for cached in vars(torch.fx.experimental.symbolic_shapes.ShapeEnv).values():
+            if hasattr(cached, "cache_clear"):  # of the process, and would keep a capture's symbols
+                cached.cache_clear()
         for log, disabled in logs.items():
             log.disabled = disabled
         counters.clear()
@@ -47,13 +53,16 @@ def left_as_it_was(module: nn.Module) -> Iterator[None]:
 
 
 def _settings() -> contextlib.AbstractContextManager[Any]:
-    """Dynamo's settings during a capture: no sizes are remembered, and equal ones are not taken for one."""
+    """Dynamo's settings during a capture: no sizes are remembered, equal ones are not taken for one."""
     stack = contextlib.ExitStack()
     wanted: dict[str, Any] = {
         "automatic_dynamic_shapes": False, "assume_static_by_default": True, "specialize_float": True,
         "allow_rnn": True, "suppress_errors": False, "side_effect_replay_policy": "error",
+        "fake_tensor_cache_enabled": False,  # it is the process's, and would keep each capture's symbols
     }  # fmt: skip
     known = {name: value for name, value in wanted.items() if hasattr(torch._dynamo.config, name)}
     stack.enter_context(torch._dynamo.config.patch(**known))
+    if torch.backends.opt_einsum.enabled:
+        stack.enter_context(torch.backends.opt_einsum.flags(enabled=False))  # an einsum is one operation
     stack.enter_context(torch.fx.experimental._config.patch(use_duck_shape=False))  # type: ignore[attr-defined]
     return stack

@@ -64,7 +64,8 @@ class Conditions:
                 raise CannotTraceError(f"is called in several ways: {other} in one call, and not in another")
 
     def floats(self, captured: Captured) -> Iterator[FloatRead]:
-        held = (each for each in self._decided(captured) if not _EPS.fullmatch(str(each[0].steps[-1][1])))
+        """The floats that a forward may read in each call: arguments, and attributes of modules."""
+        held = (each for each in self._decided(captured) if self._may_change(each[0]))
         for place, (source, value) in enumerate((*self._given(), *held)):
             if type(value) is float:
                 yield FloatRead(source, value, value * (1 - (place + 1) / 1024) if value else (place + 1) / 1024)
@@ -73,7 +74,12 @@ class Conditions:
         """The float attributes that are read, by path, and whether they are conditions instead of read in each call."""
         read = {each.expression for each in live}
         floats = (source for source, value in self._decided(captured) if type(value) is float)
-        return {source.path: source.expression not in read for source in floats if source.path is not None}
+        return {str(each.path): each.expression not in read for each in floats if self._may_change(each)}
+
+    def _may_change(self, source: Source) -> bool:
+        """True for an attribute of a module that is no norm's eps; what an object, a list or a dict holds is none."""
+        *way, (kind, name) = source.steps
+        return kind == "." and not _EPS.fullmatch(str(name)) and isinstance(followed(self._module, way), nn.Module)
 
     def _decided(self, captured: Captured) -> Iterator[tuple[Source, Any]]:
         """The plain values of the user's own modules and objects that are read, with their sources."""
@@ -104,6 +110,8 @@ class Conditions:
         text = read.source.expression
         if isinstance(value, torch.Tensor):
             return self._of_tensor(read.source)
+        if isinstance(value, torch.Size):
+            return [f"{text.removesuffix('.shape')}.dim() == {len(value)}"] if text.endswith(".shape") else []
         if isinstance(value, dict) and "DICT" in read.kind:
             return [f"list({text}) == {constant(list(value))}"]
         if isinstance(value, list | tuple) and read.kind == "SEQUENCE_LENGTH":

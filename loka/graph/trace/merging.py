@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import operator
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from loka.graph.trace.out_of_place import MAKING, makes_its_result
 from loka.graph.trace.printer import TrainingFlag, constant
 from loka.graph.trace.situations import FloatRead, Seen
 
-_IN_PLACE = {
+IN_PLACE = {
     operator.iadd: operator.add, operator.isub: operator.sub, operator.imul: operator.mul,
     operator.itruediv: operator.truediv,
 }  # fmt: skip
@@ -59,12 +59,18 @@ class OwnerPaths:
             self.names.setdefault(id(child), name)
         self.inside = {"", *(self.names[id(module.get_submodule(path))] for path in expand)}
 
-    def path_of(self, path: str) -> str:
-        """The first name of the module of a path."""
-        try:
-            return self.names.get(id(self.module.get_submodule(path)), path)
-        except AttributeError:
-            return path
+    def child_at(self, lines: Sequence[tuple[str, int]]) -> str | None:
+        """The first of the inlined children of the class in whose forward the innermost of some lines stands."""
+        for line in reversed(lines):
+            for path in sorted(self.inside):
+                if _is_in(line, type(self.module.get_submodule(path)).forward):
+                    return path
+        return None
+
+
+def _is_in(line: tuple[str, int], function: Callable[..., Any]) -> bool:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return code is not None and line in {(code.co_filename, number) for *_, number in code.co_lines()}
 
 
 class Merged:
@@ -101,7 +107,7 @@ class Merged:
         rows = [aligned(first, each) or {} for each in self._captures]
         self._rows = {node: tuple(row[node] for row in rows) for node in operations(first.graph)}
         filled = list(fills(first.graph))
-        self._skipped = {node for each in filled for node in (each.tensor, *each.writes[:-1])}
+        self._skipped = {node for each in filled for node in each.inside}
         self._filled = {each.writes[-1]: each for each in filled}
         for node, row in self._rows.items():
             self._operation(node, row)
@@ -110,8 +116,7 @@ class Merged:
     def _operation(self, node: fx.Node, row: tuple[fx.Node, ...]) -> None:
         if node in self._skipped:
             return
-        around = [self._paths.path_of(path) for path in modules_around(node)]
-        self._child = next((path for path in reversed(around) if path in self._paths.inside), "")
+        self._child = next((path for path in reversed(modules_around(node)) if path in self._paths.inside), "")
         self._line = line_of(node)
         if node in self._filled:
             self._concatenation(self._filled[node])
@@ -123,9 +128,9 @@ class Merged:
             self._assignment(*args)
             return
         kind, target = node.op, node.target
-        if target in _IN_PLACE:
+        if target in IN_PLACE:
             kind, target = (
-                ("call_function", _IN_PLACE[target]) if self._is_new(row) else ("call_method", _METHODS[target])
+                ("call_function", IN_PLACE[target]) if self._is_new(row) else ("call_method", _METHODS[target])
             )
         args, kwargs = _named(target, args, kwargs)
         if target in _CONTEXTS:
@@ -240,15 +245,11 @@ class Merged:
 
     def _attribute(self, source: Source) -> fx.Node:
         names = dotted(source.steps)
-        path = self._first_name(names)
+        path = ".".join(names)
         if path not in self._held:
             self._held[path] = self._graph.get_attr(path)
             self.ops.append(Op(self._held[path], (), {}, self._child))
         return self._way(self._held[path], source.steps[len(names) :], ("self", path))
-
-    def _first_name(self, dotted: Sequence[str]) -> str:
-        holder = self._paths.path_of(".".join(dotted[:-1]))
-        return ".".join(filter(None, (holder, dotted[-1])))
 
     def _argument(self, source: Source) -> fx.Node:
         return self._way(self._arguments[source.root], source.steps, (source.root,))
@@ -288,16 +289,22 @@ class Merged:
         return node.op.startswith("call") and name in MAKING and "out" not in node.kwargs and True not in node.args
 
     def _concatenation(self, fill: Fill) -> None:
-        """What fills a new tensor, as one operation, with the pieces cast to its dtype as a write casts them."""
+        """What fills a new tensor, as one operation, in its dtype, as a write casts what it writes."""
         dtypes = self._dtypes_of(fill.tensor)
         pieces = []
         for each, single in zip(fill.pieces, fill.single, strict=True):
             piece = self._of(each)
-            if self._dtypes_of(each) != dtypes:
+            if self._dtypes_of(each) != dtypes and not fill.sums:
                 wanted = dtypes[0] if len(set(dtypes)) == 1 else self._moving(dtypes)
                 piece = self._add("call_method", "to", (piece, wanted), {})
             pieces.append(self._add("call_method", "unsqueeze", (piece, fill.dim), {}) if single else piece)
-        self._nodes[fill.tensor] = self._add("call_function", torch.cat, (pieces, fill.dim), {})
+        whole = self._add("call_function", torch.cat, (pieces, fill.dim), {})
+        if fill.sums:
+            tensor = self._of(fill.tensor)
+            whole = self._add("call_function", operator.add, (tensor, whole), {})
+            if any(self._dtypes_of(each) != dtypes for each in fill.pieces):
+                whole = self._add("call_method", "type_as", (whole, tensor), {})
+        self._nodes[fill.tensor] = whole
         self._dtypes.append((self._nodes[fill.tensor], dtypes))
 
     def _dtypes_of(self, node: fx.Node) -> tuple[torch.dtype, ...]:
@@ -347,6 +354,7 @@ def _value(operand: Any) -> Any:
 
 
 def _outside(text: str) -> str:
+    text = re.sub(r"G\['__import_\w+'\]\.", "the global ", text)  # of another file
     return re.sub(r"G\['(\w+)'\]", r"the global \1", text)
 
 

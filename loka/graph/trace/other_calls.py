@@ -1,13 +1,13 @@
 """Calls unlike the examples: a forward whose text computes something else there has a condition, or is refused.
 
-A capture is told neither that a forward asked for a tensor's rank or layout, nor what it asked of sizes that an
+A capture is told neither that a forward asked for a tensor's rank, layout or dtype, nor what it asked of sizes that an
 operation made: `y[:4].shape[0] == 4`. So the printed forward and the module's own are run on such calls, too.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,8 @@ from loka.graph.equivalence import outputs_differ, with_forward
 from loka.graph.ir import CannotTraceError, ForwardIR
 from loka.graph.trace.conditions import bound_arguments
 from loka.graph.trace.examples import ExampleCall, Examples
+from loka.graph.trace.printer import attribute
+from loka.graph.trace.reading import other_situation
 
 _ROWS = (2, 7, 300)  # samples, beside the examples' own
 
@@ -41,21 +43,37 @@ _RANKS = (
 
 
 def other_conditions(
-    module: nn.Module, forward: ForwardIR, examples: Examples, copied: Callable[[], nn.Module]
+    module: nn.Module,
+    forward: ForwardIR,
+    examples: Examples,
+    copied: Callable[[], nn.Module],
+    mode_dependent: Collection[str],
 ) -> tuple[str, ...]:
-    """Conditions on arguments under which a printed forward is the module's own in calls unlike the examples, too.
+    """Conditions under which a printed forward is the module's own in calls unlike the examples, too.
 
-    Compared are outputs, in evaluation and without gradients. Raises CannotTraceError for a forward that depends on the
-    number of rows, or on the layout of its arguments.
+    Compared are outputs and random states, in evaluation, and with the modules of these paths in different modes.
+    Raises CannotTraceError for a forward that depends on the number of rows, or on the layout or dtype of its
+    arguments. The module is left as it was.
     """
-    return _Others(module, forward, examples, copied).conditions()
+    modes = [(child, child.training) for child in module.modules()]
+    try:
+        return _Others(module, forward, examples, copied, mode_dependent).conditions()
+    finally:
+        for child, training in modes:  # copies share children
+            child.training = training
 
 
 class _Others:
     def __init__(
-        self, module: nn.Module, forward: ForwardIR, examples: Examples, copied: Callable[[], nn.Module]
+        self,
+        module: nn.Module,
+        forward: ForwardIR,
+        examples: Examples,
+        copied: Callable[[], nn.Module],
+        mode_dependent: Collection[str],
     ) -> None:
-        self._module, self._calls = module, examples.calls
+        self._module, self._inlined, self._mode_dependent = module, forward.inlined, mode_dependent
+        self._calls = examples.calls
         self._ours, self._theirs = copied(), with_forward(copied(), forward)
         self._ours.eval()
         self._theirs.eval()
@@ -65,9 +83,12 @@ class _Others:
             found = self._difference(self._of_rows(rows))
             if found is not None:
                 raise CannotTraceError(f"depends on the number of rows: at batch {rows}, traced, it {found}")
-        if self._difference(self._with(_STRIDED, self._tensors())) is not None:
+        if self._difference(self._with(_STRIDED, self._all_tensors())) is not None:
             raise CannotTraceError("depends on the layout of its arguments in memory")
-        return (*self._of_one_row(), *self._of_ranks())
+        if self._difference(self._with(_NARROW, self._all_tensors()), autocast=True) is not None:
+            reason = other_situation(self._module, self._inlined, self._calls)
+            raise CannotTraceError(reason or "computes something else on bfloat16 arguments")
+        return (*self._of_one_row(), *self._of_ranks(), *self._of_modes())
 
     def _of_one_row(self) -> Iterator[str]:
         """Where a forward does something else with one row: one that squeezes, and asks for the rank of the result."""
@@ -83,22 +104,53 @@ class _Others:
         names = self._tensors()
         for name in names:
             groups = [{name: names[name]}, *([names] if len(names) > 1 else [])]
-            if any(self._difference(self._with(each, group)) for group in groups for each in _RANKS):
+            if any(self._difference(self._with(each, list(group.values()))) for group in groups for each in _RANKS):
                 yield f"{name}.dim() == {names[name].dim()}"
 
-    def _difference(self, call: ExampleCall | None) -> str | None:
-        return None if call is None else outputs_differ(self._ours, self._theirs, call)
+    def _of_modes(self) -> Iterator[str]:
+        """That all modules are in one mode, where a forward does something else if they are not."""
+        paths = sorted({"", *self._mode_dependent})
+        patterns = [
+            [bool(place >> bit & 1) is one for place in range(len(paths))]
+            for bit in range((len(paths) - 1).bit_length())
+            for one in (True, False)
+        ]
+        differs = any(self._differs_in(dict(zip(paths, pattern, strict=True))) for pattern in patterns)
+        self._set_modes(dict.fromkeys(paths, False))
+        if differs:
+            yield from (f"{attribute(self._module, path)}.training == self.training" for path in paths if path)
+
+    def _differs_in(self, modes: Mapping[str, bool]) -> bool:
+        """True where the two forwards differ with modules in these modes, with or without gradients."""
+        self._set_modes(modes)
+        return any(self._difference(self._calls[0], gradients=gradients) is not None for gradients in (True, False))
+
+    def _set_modes(self, modes: Mapping[str, bool]) -> None:
+        for path, training in modes.items():
+            for each in (self._ours, self._theirs):
+                child = each.get_submodule(path)
+                for module in (child,) if path in ("", *self._inlined) else child.modules():
+                    module.training = training
+
+    def _difference(self, call: ExampleCall | None, autocast: bool = False, gradients: bool = True) -> str | None:
+        return None if call is None else outputs_differ(self._ours, self._theirs, call, autocast, gradients)
 
     def _tensors(self) -> dict[str, Tensor]:
         """The arguments that are tensors."""
         given = bound_arguments(self._module, self._calls[0])
         return {name: value for name, value in given.items() if isinstance(value, Tensor)}
 
-    def _with(self, variant: _Variant, tensors: Mapping[str, Tensor]) -> ExampleCall | None:
+    def _all_tensors(self) -> list[Tensor]:
+        """The tensors in the arguments of the first call, in whatever holds them."""
+        found: list[Any] = []
+        map_tree((self._calls[0].args, self._calls[0].kwargs), found.append)
+        return [value for value in found if isinstance(value, Tensor)]
+
+    def _with(self, variant: _Variant, tensors: Sequence[Tensor]) -> ExampleCall | None:
         """The first call with some tensors changed; None where one cannot be."""
-        if not all(map(variant.is_possible, tensors.values())):
+        if not all(map(variant.is_possible, tensors)):
             return None
-        changed = {id(value): variant.change(value) for value in tensors.values()}
+        changed = {id(value): variant.change(value) for value in tensors}
         call = self._calls[0]
         args, kwargs = (map_tree(each, lambda x: changed.get(id(x), x)) for each in (call.args, call.kwargs))
         return ExampleCall(call.batch, args, kwargs)
@@ -160,3 +212,4 @@ def _scattered(x: Tensor) -> Tensor:
 
 
 _STRIDED = _Variant(lambda x: x.layout == torch.strided, _scattered)
+_NARROW = _Variant(lambda x: True, lambda x: x.bfloat16() if x.dtype == torch.float32 else x)

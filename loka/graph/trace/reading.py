@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,11 +20,13 @@ from torch import nn
 
 from loka.graph.capture.captured import CannotCaptureError, Captured, line_of, map_tree, modules_around, place_in
 from loka.graph.capture.dynamo import capture
+from loka.graph.fingerprint import called_children
 from loka.graph.ir import CannotTraceError
 from loka.graph.trace.alignment import aligned, operations, place_of_difference
-from loka.graph.trace.conditions import Conditions
+from loka.graph.trace.conditions import Conditions, dotted
 from loka.graph.trace.examples import ExampleCall, copy_tree
-from loka.graph.trace.merging import FLOATS, LIMITS, Merged, Op, OwnerPaths
+from loka.graph.trace.merging import FLOATS, IN_PLACE, LIMITS, Merged, Op, OwnerPaths
+from loka.graph.trace.out_of_place import makes_its_result
 from loka.graph.trace.situations import (
     DIFFERENCES,
     SITUATIONS,
@@ -45,6 +48,7 @@ class Reading:
     ops: tuple[Op, ...]
     called: tuple[str, ...]
     floats: Mapping[str, bool]  # float attributes that it reads, by path; True for those that are in conditions
+    mode_dependent: tuple[str, ...]  # paths of modules whose mode is read, and of called children that may read theirs
     conditions: tuple[str, ...]  # on the arguments and attributes, as Python, under which these are the operations
 
 
@@ -56,6 +60,14 @@ def read_forward(module: nn.Module, expand: Collection[str], calls: Sequence[Exa
     return _Reader(module, expand, calls).reading()
 
 
+def other_situation(module: nn.Module, expand: Collection[str], calls: Sequence[ExampleCall]) -> str | None:
+    """The mode or dtype in which a forward does other operations, in words, with the line; None where it does not."""
+    reader = _Reader(module, expand, calls)
+    with contextlib.suppress(CannotTraceError):
+        return reader.difference(reader.first_seen().captured)
+    return None
+
+
 class _Reader:
     """Captures one module, and finds what is read of it."""
 
@@ -64,24 +76,11 @@ class _Reader:
         self._paths = OwnerPaths(module, expand)
         self._conditions = Conditions(module, calls)
         self._observed: dict[str, tuple[Any, Any]] = {}
-        self._leaves = tuple(dict.fromkeys(self._leaves_below("", module)))
-
-    def _leaves_below(self, path: str, module: nn.Module) -> Iterator[str]:
-        """The children that stay calls; lists of modules are looked into."""
-        for name, child in module.named_children():
-            below, own = f"{path}.{name}".lstrip("."), self._paths.names[id(child)]
-            if own in self._paths.inside or isinstance(child, nn.ModuleList | nn.ModuleDict):
-                yield from self._leaves_below(below, child)
-            else:
-                yield own
+        self._leaves = tuple(called_children(module, self._paths.inside - {""}))
 
     def reading(self) -> Reading:
         """The merged captures."""
-        try:
-            seen = self._seen(SITUATIONS[0])
-        except CannotTraceError:
-            self._observe()
-            seen = self._seen(SITUATIONS[0])
+        seen = self.first_seen()
         _check_opaque(seen.captured)
         floats = tuple(self._conditions.floats(seen.captured))
         merged = self._merged(seen, floats)
@@ -89,14 +88,23 @@ class _Reader:
             floats = tuple(each for each in floats if self._is_live(seen, each))
             merged = self._merged(seen, floats)
         if merged is None:
-            raise CannotTraceError(self._difference(seen.captured))
+            raise CannotTraceError(self.difference(seen.captured) or "does other operations in another mode or dtype")
         if merged.lost:
             raise CannotTraceError(f"{merged.lost[0]} is not the same in each call")
         first = seen.captured
         conditions = self._conditions.of(first, merged.live)
         self._conditions.check_calls(conditions)
         floats_read = self._conditions.float_paths(first, merged.live)
-        return Reading(tuple(merged.ops), self._called(first), floats_read, conditions)
+        mode_dependent = (*self._flags(first), *self._mode_dependent_children(first))
+        return Reading(tuple(merged.ops), self._called(first), floats_read, mode_dependent, conditions)
+
+    def first_seen(self) -> Seen:
+        """The capture in training, with gradients."""
+        try:
+            return self._seen(SITUATIONS[0])
+        except CannotTraceError:
+            self._observe()
+            return self._seen(SITUATIONS[0])
 
     def _merged(self, first: Seen, floats: Sequence[FloatRead]) -> Merged | None:
         """The operations in all situations; None where they are not the same ones, but for casts that do nothing."""
@@ -111,19 +119,22 @@ class _Reader:
             on = frozenset(path for place, path in enumerate(flags) if place >> bit & 1)
             seen.append(self._seen(replace(SITUATIONS[0], on=on)))
             if aligned(whole, seen[-1].captured) is None:
-                raise CannotTraceError("does other operations where its modules are in different modes")
+                seen.pop()  # `other_conditions` meets the difference, too: such calls run the module's own forward
         return Merged(self._paths, self._first, seen, flags, floats)
 
     def _situations(self, first: Captured, floats: Sequence[FloatRead]) -> tuple[Situation, ...]:
         """Those in which constants of a capture may move. That nothing else does is seen where both forwards run."""
         constants: list[Any] = []
-        for node in operations(first.graph):
+        done = operations(first.graph)
+        for node in done:
             map_tree((node.args, dict(node.kwargs)), constants.append)
+        if any(node.target in IN_PLACE or node.target is operator.setitem for node in done):
+            return SITUATIONS[1:]  # what is written into keeps its dtype, which others may not have
         limits = {getattr(torch.finfo(each), name) for each in FLOATS for name in LIMITS}
         if any(isinstance(each, torch.dtype) or (type(each) is float and each in limits) for each in constants):
             return SITUATIONS[1:]
-        moded = self._flags(first) and any(each is True for each in constants)  # all modules are in training there
-        return (replace(SITUATIONS[0], training=False, varied=True),) if floats or moded else ()
+        has_flag = self._flags(first) and any(each is True for each in constants)  # all modules are in training there
+        return (replace(SITUATIONS[0], training=False, varied=True),) if floats or has_flag else ()
 
     def _in_any_dtype(self, situation: Situation, floats: Sequence[FloatRead]) -> Seen:
         """A situation as it is seen, or with what the module can run: some cannot under autocast, or on bfloat16."""
@@ -164,7 +175,9 @@ class _Reader:
             try:
                 return Seen(situation, self._capture(args, kwargs))
             except CannotCaptureError as error:
-                raise CannotTraceError(str(error)) from error
+                cannot = CannotTraceError(str(error))
+                cannot.inside = self._paths.child_at(error.lines)
+                raise cannot from error
 
     def _capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
         return capture(self._module, args, kwargs, leaves=self._leaves, observed=self._observed, result=True)
@@ -188,27 +201,38 @@ class _Reader:
                         buffer.copy_(value)
         self._observed = {path: (results[0], results[-1]) for path, results in made.items() if len(results) == 2}
 
-    def _difference(self, first: Captured) -> str:
-        """Which part of a situation gives another graph, in words."""
+    def difference(self, first: Captured) -> str | None:
+        """Which part of a situation gives another graph, in words; None where none does."""
         seen = []
         for words, changed in DIFFERENCES:
             seen.append(self._in_any_dtype(replace(SITUATIONS[0], **changed), ()).captured)
             if aligned(first, seen[-1]) is None and aligned(seen[-1], first) is None:
                 return f"does other operations {words} {place_of_difference(first, seen[-1])}".rstrip()
-        return f"does other operations in float16 than in bfloat16 {place_of_difference(*seen[-2:])}".rstrip()
+        one, other = seen[-2:]
+        if aligned(one, other) is None and aligned(other, one) is None:
+            return f"does other operations in float16 than in bfloat16 {place_of_difference(one, other)}".rstrip()
+        return None
 
-    def _flags(self, captured: Captured) -> list[str]:
+    def _flags(self, captured: Captured) -> tuple[str, ...]:
         """The modules whose mode is read, by path."""
         sources = [read.source for read in captured.reads if read.source.is_of_module]
         paths = [each.path for each in sources if each.path is not None and each.steps[-1:] == ((".", "training"),)]
-        return list(dict.fromkeys(self._paths.path_of(path.rpartition(".")[0]) for path in paths))
+        return tuple(dict.fromkeys(path.rpartition(".")[0] for path in paths))
+
+    def _mode_dependent_children(self, captured: Captured) -> Iterator[str]:
+        """The called children that may do something else in another mode."""
+        for path in dict.fromkeys(str(node.target) for node in captured.graph.nodes if node.op == "call_module"):
+            if not makes_its_result(self._module.get_submodule(path)):
+                yield path
 
     def _called(self, captured: Captured) -> tuple[str, ...]:
-        """The inlined children that the forward calls, in the order of the modules."""
-        found = {self._paths.path_of(path) for node in captured.graph.nodes for path in modules_around(node)}
-        return tuple(
-            path for path in self._paths.names.values() if path and path in found and path in self._paths.inside
-        )
+        """The inlined children that the forward calls, in the order of the modules; some leave no operation."""
+        found = {path for node in captured.graph.nodes for path in modules_around(node)}
+        ways = [read.source.steps for read in captured.reads if read.source.is_of_module]
+        found |= {".".join(dotted(way[:-1])) for way in ways if way[-1:] == ((".", "_forward_hooks"),)}
+        inlined = found & self._paths.inside
+        known = (path for path in self._paths.names.values() if path and path in inlined)
+        return tuple(path for path in known if type(self._module.get_submodule(path)).forward is not nn.Module.forward)
 
 
 def _check_opaque(captured: Captured) -> None:

@@ -19,7 +19,7 @@ from loka.errors import InputError
 from loka.graph.canonical.forwards import canonical_forward, is_canonical, with_traced_relus
 from loka.graph.canonical.recording import recorded
 from loka.graph.capture.captured import CannotCaptureError
-from loka.graph.equivalence import difference, keeps_dtypes, rounding_difference
+from loka.graph.equivalence import difference, float64_difference, keeps_dtypes, rounding_difference
 from loka.graph.fingerprint import Fingerprint, fingerprint
 from loka.graph.ir import CannotTraceError, ForwardIR, Refused, Shape
 from loka.graph.patterns.concat_norm import find_concat_norms
@@ -34,7 +34,7 @@ from loka.graph.trace.observed_shapes import observed_shapes, with_even_statemen
 from loka.graph.trace.other_calls import other_conditions
 from loka.graph.trace.out_of_place import out_of_place
 from loka.graph.trace.printer import HIDING, attribute, constant, is_identifier
-from loka.graph.trace.reading import read_forward
+from loka.graph.trace.reading import Reading, other_situation, read_forward
 from loka.graph.trace.site_calls import with_contiguous_products
 from loka.graph.trace.statements import Printed
 from loka.graph.trace.traced_weights import find_weights, unused_reason
@@ -73,7 +73,9 @@ def trace_forward(
         if blocked is not None:
             return Refused(owner, f"its forward cannot be checked: {blocked}")
         _check_source(module, expand)
-        written, made, floats = _convert(module, owner, expand, sites, examples)
+        arguments = _arguments(module)
+        reading = read_forward(module, expand, examples.calls)
+        written, made = _printed(module, owner, arguments, reading, sites)
         forward = out_of_place(written, made)
         found = difference(module, forward, examples, copied, quick)
         if found is not None and forward != written and not difference(module, written, examples, copied, quick):
@@ -82,15 +84,15 @@ def trace_forward(
         if found is not None and (copying := with_contiguous_products(forward)) != forward:
             forward, found = copying, difference(module, copying, examples, copied, quick)
         if found is not None:
-            raise CannotTraceError(found)
+            raise CannotTraceError(other_situation(module, expand, examples.calls) or found)
         if not quick:
-            others = other_conditions(module, forward, examples, copied)
+            others = other_conditions(module, forward, examples, copied, reading.mode_dependent)
             forward = replace(forward, guards=tuple(dict.fromkeys((*forward.guards, *others))))
-            forward = replace(forward, fingerprint=_fingerprint(module, forward.inlined, examples, floats))
+            forward = replace(forward, fingerprint=_fingerprint(module, forward.inlined, examples, reading.floats))
     except CannotTraceError as error:
         return Refused(owner, str(error), error.inside)
     shapes = observed_shapes(forward, examples, copied)
-    live = frozenset(attribute(module, path) for path, is_condition in floats.items() if not is_condition)
+    live = frozenset(attribute(module, path) for path, is_condition in reading.floats.items() if not is_condition)
     canonical, all_shapes = _canonical(module, forward, shapes, examples, copied, quick, live)
     whole = next((step.call.site for step in canonical.statements if step.call and step.call.plus), None)
     if whole is not None:
@@ -130,7 +132,10 @@ def _canonical(
     found, all_shapes = canonical_forward(forward, shapes, runs, _tensor_names(module), casts)
     if not is_canonical(found):
         return forward, shapes
-    if any(step.op in CASTS for step in forward.statements) and not keeps_dtypes(found, examples, copied):
+    if any(step.op in CASTS for step in forward.statements):
+        if not keeps_dtypes(found, examples, copied):
+            return forward, shapes
+    elif not quick and float64_difference(found, examples, copied):
         return forward, shapes
     relus_as_traced = with_traced_relus(found)  # any subgradient at 0 is as good
     if rounding_difference(module, relus_as_traced, examples, copied, quick, contiguous=True):
@@ -231,12 +236,10 @@ def _is_stateless(module: nn.Module) -> bool:
     return plain and not has_hooks(module) and not module._buffers and getattr(module, "max_norm", None) is None
 
 
-def _convert(
-    module: nn.Module, owner: str, expand: frozenset[str], sites: Collection[str], examples: Examples
-) -> tuple[ForwardIR, Mapping[str, str], Mapping[str, bool]]:
+def _printed(
+    module: nn.Module, owner: str, arguments: tuple[str, ...], reading: Reading, sites: Collection[str]
+) -> tuple[ForwardIR, Mapping[str, str]]:
     """The printed forward, as it is written, and the children that make a new tensor, by the locals that hold it."""
-    arguments = _arguments(module)
-    reading = read_forward(module, expand, examples.calls)
     weights = find_weights(module, reading.ops, {site: _site_weight(module, site) for site in sites})
     printed = Printed(module, reading, weights)
     missing = [site for site in sites if not any(s.call and s.call.site == site for s in printed.statements)]
@@ -251,7 +254,7 @@ def _convert(
         inlined=reading.called,
         guards=reading.conditions,
     )
-    return forward, printed.made, reading.floats
+    return forward, printed.made
 
 
 def _site_weight(module: nn.Module, site: str) -> SiteWeight:

@@ -128,3 +128,27 @@ def test_gemms_of_transposed_inputs_are_linears() -> None:
         "matmul = self.first.weight @ t",
         "t_1 = matmul.t()",
     ]
+
+
+class FoldedHeads(nn.Module):
+    """Attention of the first token over all, with heads folded into the batch: one step of it in the keys is two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def fold(self, x: Tensor) -> Tensor:
+        return x.reshape(len(x), -1, 4, 4).transpose(1, 2).reshape(len(x) * 4, -1, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k = self.fold(self.first(x[:, :1])), self.fold(self.second(x))
+        return (q @ k.transpose(1, 2)).reshape(len(x), -1)
+
+
+def test_a_batch_that_is_one_step_in_one_operand_and_two_in_the_other() -> None:
+    inputs = {batch: ModelInputs((torch.randn(batch, 3, 16),), {}) for batch in (5, 8)}
+    module = FoldedHeads()
+    answer = trace_forward(module, "", capture_examples(module, [""], inputs)[""], ("first", "second"), ("first",))
+    assert isinstance(answer, ForwardIR), answer
+    x = torch.randn(7, 3, 16)
+    torch.testing.assert_close(with_forward(copy.deepcopy(module), answer)(x), module(x))

@@ -151,6 +151,18 @@ def test_constants_and_results_survive(kind: type[zoo.Plain]) -> None:
     assert not any(statement.target == "_" for statement in answer.statements)  # sizes that nobody reads are gone
 
 
+class CallsAPrivateFunction(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch._C._nn.hardsigmoid(x)
+
+
+def test_a_private_name_of_a_public_function_is_printed_as_that() -> None:
+    calls = tuple(ExampleCall(rows, (torch.randn(rows, 4),), {}) for rows in (2, 3))
+    forward = trace_forward(CallsAPrivateFunction(), "", Examples("", calls))
+    assert isinstance(forward, ForwardIR), forward
+    assert [step.text() for step in forward.statements] == ["hardsigmoid = torch.nn.functional.hardsigmoid(x)"]
+
+
 class Shadows(zoo.Plain):
     def forward(self, torch: Tensor) -> Tensor:
         return torch @ self.w

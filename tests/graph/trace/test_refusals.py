@@ -1,10 +1,11 @@
-"""What torch.fx gets silently wrong: each of these modules is traced right, or refused with the reason."""
+"""Forwards that are hard to read: each is the same function afterwards, or is refused with the reason and the line."""
 
 from __future__ import annotations
 
 import copy
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -15,14 +16,14 @@ from loka.errors import InputError
 from loka.graph.equivalence import with_forward
 from loka.graph.fingerprint import changed_forward
 from loka.graph.ir import ForwardIR, Refused
-from loka.graph.trace.examples import ExampleCall, Examples
+from loka.graph.trace.examples import ExampleCall, Examples, ModelInputs, capture_examples
 from loka.graph.trace.trace import trace_forward
 from tests.support.models import ir_models as zoo
 
 _LINE = r" at ir_models.py:\d+ "
 REFUSED = {
-    zoo.NoGrad: rf"does other operations without gradients{_LINE}'gate = torch.sigmoid\(x\)'",
-    zoo.Autocast: r"traced, it gives other outputs \(float32 of",
+    zoo.NoGrad: rf"enters 'with torch.no_grad\(\)'{_LINE}'gate = torch.sigmoid\(x\)'",
+    zoo.Autocast: rf"enters 'with torch.autocast\(...\)'{_LINE}'return x @ self.w'",
     zoo.Checkpointed: rf"calls tag_activation_checkpoint, which has a graph of its own{_LINE}",
     zoo.TrainingBranch: rf"does other operations in training than in evaluation{_LINE}'x = x \* 2'",
     zoo.BufferAssigned: r"changes self in each call, and a graph keeps no Python state",
@@ -34,11 +35,11 @@ REFUSED = {
     zoo.DataBranch: rf"ata-dependent branching.*{_LINE}'if x.sum\(\) > 0:'",
     zoo.SizeBranch: rf"depends on the number of rows: x.shape\[0\] <= 1024{_LINE}'if x.size\(0\) > 1024:'",
     zoo.LayerDrop: rf"Random.random.*{_LINE}'return x if random.random",
-    zoo.Decorated: rf"does other operations without gradients{_LINE}",
+    zoo.Decorated: rf"enters 'with torch.no_grad\(\)'{_LINE}'return ",
     zoo.AsksForGrad: rf"does other operations without gradients{_LINE}",
-    zoo.HelperWithBlock: rf"does other operations without gradients{_LINE}",
-    zoo.BlockInABranchTaken: rf"does other operations without gradients{_LINE}",
-    zoo.FunctionWithBlock: rf"does other operations without gradients{_LINE}",
+    zoo.HelperWithBlock: rf"enters 'with torch.no_grad\(\)'{_LINE}'return ",
+    zoo.BlockInABranchTaken: rf"enters 'with torch.no_grad\(\)'{_LINE}'return ",
+    zoo.FunctionWithBlock: rf"enters 'with torch.no_grad\(\)'{_LINE}'return ",
     zoo.Uncovered: r"'w' goes into 'abs' before any GEMM, and only transposes are followed at ir_models",
     zoo.OwnGradient: r"gradient|graph of its own",
     zoo.Cubic: r"'w' has 3 dimensions, not 2",
@@ -237,20 +238,6 @@ def test_a_float_of_an_inlined_child_is_read_anew() -> None:
     assert torch.equal(bound(x), module(x))
 
 
-def test_the_eps_of_an_own_norm_is_built_in_and_part_of_the_fingerprint() -> None:
-    module = zoo.WithNorm()
-    answer = trace(module, inline=("norm",))
-    assert isinstance(answer, ForwardIR)
-    texts = [statement.text() for statement in answer.statements]
-    assert any("+ 0.001" in text for text in texts), texts
-    assert not any("self.norm.eps" in text for text in texts)
-    module.norm.eps = 2.0
-    assert answer.fingerprint is not None
-    found = changed_forward(module, ("norm",), answer.fingerprint, {})
-    assert found is not None
-    assert "add(v3, 2.0), planned was add(v3, 0.001)" in found.replace("v4 = ", "")
-
-
 class Sums(nn.Module):
     """A norm by sums, and a float that is no eps."""
 
@@ -263,7 +250,7 @@ class Sums(nn.Module):
 
 
 class Explores(nn.Module):
-    """Its epsilon is no norm's, and follows a schedule."""
+    """Its epsilon is no norm's."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -275,35 +262,34 @@ class Explores(nn.Module):
         return made
 
 
-def test_the_eps_of_a_norm_alone_is_built_in() -> None:
+def test_a_float_that_decides_or_is_computed_with_is_a_condition_and_others_are_read_anew() -> None:
     module = Explores()
     answer = trace(module, inline=("norm",))
     assert isinstance(answer, ForwardIR)
+    assert answer.fingerprint is not None
     texts = [statement.text() for statement in answer.statements]
     assert any("self.norm.steps" in text for text in texts), texts
-    assert set(answer.guards) == {"self.epsilon == 0.5", "self.norm._eps == 0.001"}  # the one is computed with
+    assert any("rms_norm(matmul, (8,), None, 0.001)" in text for text in texts), texts
     assert not any("self.norm._eps" in text or "self.epsilon" in text for text in texts)
-    module.norm.steps, module.epsilon = 1.5, 0.1
-    assert answer.fingerprint is not None
-    assert answer.fingerprint.live == (("epsilon", "0.5", False), ("norm.steps", "2.5", False))
-    assert changed_forward(module, ("norm",), answer.fingerprint, {}) is None
-    module.norm._eps = 2.0
-    assert changed_forward(module, ("norm",), answer.fingerprint, {}) is not None
-
-
-def test_the_mode_of_dropout_is_read_anew() -> None:
-    answer = trace(zoo.FunctionalDropout())
-    assert isinstance(answer, ForwardIR)
-    assert any("self.training" in statement.text() for statement in answer.statements)
-
-
-def test_a_buffer_is_updated_in_every_call() -> None:
-    answer = trace(zoo.BufferInPlace())
-    assert isinstance(answer, ForwardIR)
-    bound = with_forward(zoo.BufferInPlace(), answer)
-    bound(torch.randn(2, 8))
-    bound(torch.randn(2, 8))
-    assert bound.seen == 2
+    assert set(answer.guards) == {"self.epsilon == 0.5", "self.norm._eps == 0.001"}
+    assert answer.fingerprint.live == (("norm.steps", "2.5", False),)
+    bound, x = with_forward(copy.deepcopy(module), answer), torch.randn(3, 8)
+    module.norm.steps = bound.norm.steps = 1.5
+    torch.testing.assert_close(bound(x), module(x))
+    for changed, planned in (
+        ((module.norm, "_eps", 2.0), (module.norm, "_eps", 0.001)),
+        ((module, "epsilon", 0.1), (module, "epsilon", 0.5)),
+    ):
+        setattr(*changed)
+        assert "its own forward is another" in str(changed_forward(module, ("norm",), answer.fingerprint, {}))
+        setattr(*planned)
+        assert changed_forward(module, ("norm",), answer.fingerprint, {}) is None
+    for holder, name in ((bound.norm, "_eps"), (bound, "epsilon")):
+        before = getattr(holder, name)
+        setattr(holder, name, 0.25)
+        with pytest.raises(InputError):
+            bound(x)
+        setattr(holder, name, before)
 
 
 def test_signature_and_defaults_are_kept() -> None:
@@ -385,9 +371,68 @@ def test_a_module_without_storage_is_refused() -> None:
     )
 
 
-def test_a_module_without_source_is_refused() -> None:
+def test_a_class_without_source_is_read() -> None:
     scope: dict[str, object] = {"Plain": zoo.Plain, "__name__": "nowhere"}
-    exec("class Made(Plain):\n    def forward(self, x):\n        return x @ self.w\n", scope)  # noqa: S102
-    answer = trace(scope["Made"]())  # type: ignore[operator]
-    assert isinstance(answer, Refused)
-    assert "source" in answer.reason
+    exec("class Made(Plain):\n    def forward(self, x):\n        return x @ self.w * 3\n", scope)  # noqa: S102
+    module = scope["Made"]()  # type: ignore[operator]
+    answer = trace(module)
+    assert isinstance(answer, ForwardIR), answer
+    x = torch.randn(3, zoo.WIDTH)
+    assert torch.equal(with_forward(copy.deepcopy(module), answer)(x), module(x))
+
+
+class Runs(nn.Module):
+    """One function of its input."""
+
+    def __init__(self, run: Callable[[nn.Module, Any], object]) -> None:
+        super().__init__()
+        self.w, self.run = zoo.weight(), run
+
+    def forward(self, x: Tensor) -> object:
+        return self.run(self, x @ self.w)
+
+
+def outside(_: Any, x: Tensor) -> Tensor:
+    return x + OUTSIDE
+
+
+OUTSIDE = torch.ones(zoo.WIDTH)
+
+
+@pytest.mark.parametrize(
+    ("run", "reason"),
+    [
+        (lambda m, x: [x + place for place in range(x.size(0))], "depends on the number of rows: x.shape[0] == 4 at"),
+        (lambda m, x: x * [1, 2, 3, 4, 5][x.size(0)], "depends on the number of rows: x.shape[0] == 4 at"),
+        (lambda m, x: x * {4: 2, 7: 3}[x.size(0)], "depends on the number of rows: x.shape[0] == 4 at"),
+        (lambda m, x: m.missing, "'Runs' object has no attribute 'missing'"),
+        (outside, "reads the global OUTSIDE, which is neither an argument nor of the module"),
+    ],
+)
+def test_the_reason_says_why(run: Callable[[nn.Module, Any], object], reason: str) -> None:
+    refused = trace(Runs(run))
+    assert isinstance(refused, Refused), refused
+    assert reason in refused.reason
+
+
+def test_torch_warns_of_nothing_on_a_trial_batch(recwarn: pytest.WarningsRecorder) -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.RMSNorm(4))
+    batches = {rows: ModelInputs((torch.randn(rows, 4),)) for rows in (2, 3)}
+    (found,) = capture_examples(module, [""], batches).values()
+    assert isinstance(trace_forward(module, "", found, inline=["0", "1"], sites=["0"]), ForwardIR)
+    assert not recwarn.list
+
+
+class AsksWhetherItIsTraced(zoo.Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        torch.fx._symbolic_trace.is_fx_tracing()
+        return x @ self.w
+
+
+def test_torch_logs_nothing_of_a_model_that_asks_whether_it_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    log = torch.fx._symbolic_trace.log
+    monkeypatch.setattr(log, "handle", lambda record: None if log.disabled else said.append(record.getMessage()))
+    log.warning("heard")
+    trace(AsksWhetherItIsTraced())
+    assert said == ["heard"]
