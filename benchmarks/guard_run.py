@@ -29,9 +29,9 @@ from loka.bench.packages import Workshop
 from loka.dispatch.guard.guard import Guard
 from loka.dispatch.patch import Patch
 from loka.errors import InputError
+from loka.model.callables import current_directory_importable, find_callable
 from loka.mods.policy_loader import load_policy
 from loka.plan.planner import make_plan
-from loka.sites.callables import current_directory_importable, find_callable
 
 TIMED = 20  # steps, and checks, that are timed
 MOST_CHECKS = 100  # for a planted fault

@@ -28,8 +28,8 @@ from torch import nn
 
 from benchmarks.study import run_study
 from loka.errors import InputError, LokaError
+from loka.model.callables import current_directory_importable, find_callable
 from loka.probe.probe import Probe
-from loka.sites.callables import current_directory_importable, find_callable
 
 SAVE_EVERY = 10_000  # steps, the default of Probe
 PATIENCE = 300  # seconds for a save

@@ -31,13 +31,13 @@ from loka.bench.timing import Timing, summarise, time_replays
 from loka.dispatch import LokaWarning, Patch
 from loka.dispatch.bind.bind_warnings import fp8_not_expected
 from loka.errors import CheckFailedError
+from loka.model.callables import current_directory_importable
 from loka.mods.adapt import adapt
 from loka.mods.adaptation import Adaptation
 from loka.mods.modded_model import built_model
 from loka.mods.policy_loader import load_policy
 from loka.plan.planner import make_plan
 from loka.policy.policy import Policy
-from loka.sites.callables import current_directory_importable
 
 MEASURED_MS = 800  # of replays
 RUNS_ON_CPU = 5

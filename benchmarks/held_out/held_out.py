@@ -41,6 +41,9 @@ from loka.bench.quality.training import build
 from loka.bench.quality.training_calls import call
 from loka.bench.quality.training_job import TrainingJob
 from loka.errors import CheckFailedError, InputError
+from loka.graph.sites.discover import find_sites
+from loka.graph.sites.site import Site
+from loka.model.build_model import build_model
 from loka.mods.policy_loader import load_policy
 from loka.numerics.enums import Format, Gemm, Scaling
 from loka.numerics.metrics import mere, sqnr
@@ -50,9 +53,6 @@ from loka.probe.estimate import errors
 from loka.probe.probe import Probe
 from loka.probe.samplers import CopulaSampler, Sampler
 from loka.probe.stats.site_stats import SiteStats
-from loka.sites.build_model import build_model
-from loka.sites.discover import find_sites
-from loka.sites.site import Site
 
 Say = Callable[[str], None]
 Errors = tuple[float, float]  # MERE, SQNR in dB

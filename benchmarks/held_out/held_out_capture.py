@@ -1,7 +1,7 @@
 """Capture of the operands of every site in one forward and backward, as matrices; the weights do not change.
 
 For y = x @ weight.T: the input x (M, K), the weight (N, K) and the output gradient dy (M, N), float32. A product with
-the Parameter first, P @ x, is read as (x^T @ P^T)^T, as in `loka.sites`.
+the Parameter first, P @ x, is read as (x^T @ P^T)^T, as in `loka.graph.sites`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch.overrides import TorchFunctionMode
 
 from loka.bench.quality.training_calls import Inputs, call
 from loka.errors import InputError
+from loka.graph.sites.site import Site
 from loka.numerics.enums import Gemm
-from loka.sites.site import Site
 
 _LINEAR = (F.linear, torch._C._nn.linear)
 _MATMUL = (torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__)

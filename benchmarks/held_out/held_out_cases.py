@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from loka.bench.quality.training_job import Batches, TrainingJob
 from loka.errors import InputError
-from loka.sites.callables import find_callable
+from loka.model.callables import find_callable
 
 POLICY = """\
 version: 1

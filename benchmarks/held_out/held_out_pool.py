@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.held_out.held_out_capture import CapturedOperands
-from loka.sites.site import Site
+from loka.graph.sites.site import Site
 
 KEPT = 256  # most rows kept of a call
 

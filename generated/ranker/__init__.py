@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "73904f0483d503ac605a1a6c00a3d506c8822746a30f28d38b4522125d6db8c3"
+STAMP = "e787b7b355cb66e304adfe6e34e93d49780fc9f468321ef25ea1009480dabb69"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

@@ -18,7 +18,7 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import concat_norm_reference, fm_reference
 from loka.kernels.fused.norm import norm_reference
 
-STAMP = "73904f0483d503ac605a1a6c00a3d506c8822746a30f28d38b4522125d6db8c3"
+STAMP = "e787b7b355cb66e304adfe6e34e93d49780fc9f468321ef25ea1009480dabb69"
 
 
 def _add_backward_e4m3_outputs(grad: Tensor) -> tuple[Tensor, ...]:

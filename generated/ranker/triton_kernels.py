@@ -15,7 +15,7 @@ import triton.language as tl
 from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import fm_reference
 
-STAMP = "73904f0483d503ac605a1a6c00a3d506c8822746a30f28d38b4522125d6db8c3"
+STAMP = "e787b7b355cb66e304adfe6e34e93d49780fc9f468321ef25ea1009480dabb69"
 
 
 @triton.jit

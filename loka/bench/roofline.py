@@ -21,8 +21,8 @@ from itertools import takewhile
 from loka.bench.model.model_variants import ModelVariant
 from loka.bench.peers import takes_fp8
 from loka.devices.targets import DEVICES
+from loka.graph.sites.site import GemmKind, Site
 from loka.plan.plan import Plan
-from loka.sites.site import GemmKind, Site
 
 PRODUCTS = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum")  # as Site.fed_by names them
 LINEARS = (GemmKind.LINEAR, GemmKind.FUNCTIONAL_LINEAR)

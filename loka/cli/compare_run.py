@@ -39,13 +39,13 @@ from loka.cli.train_and_compare import (
     verify,
 )
 from loka.errors import CheckFailedError, InputError, LokaError
+from loka.model.callables import current_directory_importable
 from loka.mods.adapt import adapt
 from loka.mods.policy_loader import load_policy
 from loka.plan.plan import Plan
 from loka.plan.planner import make_plan
 from loka.plan.serialize import from_json, plan_sha256, to_json
 from loka.policy.policy import Policy
-from loka.sites.callables import current_directory_importable
 from loka.version import __version__
 
 if TYPE_CHECKING:

@@ -76,7 +76,7 @@ class Verbs(TyperGroup):
 
 def _authors_fault(error: BaseException) -> str | None:
     """Message for an exception of the model's own code; None, with a note, for one of LoKA's."""
-    from loka.sites.callables import authors_frame, describe_error, lokas_place
+    from loka.model.callables import authors_frame, describe_error, lokas_place
 
     frame = authors_frame(error)
     if frame is None:

@@ -73,9 +73,9 @@ def record(
     from loka.bench.quality.training_job import adapted_job, synthetic_job
     from loka.cli.output import Shown
     from loka.cli.train_and_compare import choose_device, make_job, training_of
+    from loka.model.callables import current_directory_importable
     from loka.probe.finding_evidence import read_biases, track_biases
     from loka.probe.probe import Probe
-    from loka.sites.callables import current_directory_importable
 
     policy = examined.policy
     _check_watchable(examined)
@@ -154,8 +154,8 @@ class _Judged:
         Raises Interrupted with the record.
         """
         from loka.cli.output import Shown
+        from loka.model.callables import current_directory_importable
         from loka.probe.learn import with_ne
-        from loka.sites.callables import current_directory_importable
 
         try:
             with current_directory_importable(), Shown("sites") as shown:
@@ -183,7 +183,7 @@ class _Judged:
 
 
 def _note_without_ne(error: Exception) -> None:
-    from loka.sites.callables import describe_error
+    from loka.model.callables import describe_error
 
     note(f"note: the profile has no changes of NE: {describe_error(error)}")
 

@@ -15,10 +15,10 @@ from loka.paths import resolved_path
 
 if TYPE_CHECKING:
     from loka.cli.probe_run import Learned
+    from loka.graph.sites.site import Site
     from loka.plan.examine import Examined
     from loka.policy.policy import Policy
     from loka.probe.profile.profile import Profile
-    from loka.sites.site import Site
 
 SUFFIX = ".safetensors"
 

@@ -46,7 +46,7 @@ def training_of(policy: Policy) -> Iterator[None]:
     An exception from LoKA or a generated package, by the innermost frame outside torch, is raised unchanged.
     """
     from loka.bench.quality.training_calls import TrainingCallError
-    from loka.sites.callables import describe_error, place_of
+    from loka.model.callables import describe_error, place_of
 
     try:
         yield
@@ -109,7 +109,7 @@ def load_package(name: str) -> ModuleType:
     """
     from loka.codegen import default_folder
     from loka.codegen.generation import ROOT
-    from loka.sites.callables import current_directory_importable
+    from loka.model.callables import current_directory_importable
 
     folder = default_folder(name).resolve()
     root, full = ROOT.name, f"{ROOT.name}.{name}"

@@ -9,7 +9,7 @@ from torch import nn
 
 from loka.dispatch.bind.wrappers import find_module
 from loka.dispatch.static_scales import Overflow
-from loka.sites.train_eval_diff import is_fused
+from loka.graph.sites.train_eval_diff import is_fused
 
 _NO_FORWARD = (
     "the module's forward did not run: the model was not called, took another branch, was called with other arguments "

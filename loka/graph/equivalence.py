@@ -32,7 +32,7 @@ from loka.graph.differences import compare_leaves, compare_state, largest_magnit
 from loka.graph.guards import any_fails
 from loka.graph.ir import CannotTraceError, ForwardIR, Statement
 from loka.graph.trace.examples import ExampleCall, Examples, copy_tree, quiet
-from loka.sites.callables import message_of
+from loka.model.callables import message_of
 
 _OTHER_ARGUMENTS = "InputError: other arguments"  # of a guard that fails
 _ROUNDING_OF_FLOAT64 = 1e-9  # relative to the largest value

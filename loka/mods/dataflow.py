@@ -1,4 +1,4 @@
-"""Data flow of a model that mods need, recorded while a copy of it runs on fake tensors: `Adaptable`."""
+"""Data flow of a model that mods need, from the graphs of its forwards: `Adaptable`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,11 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from loka.errors import InputError
 from loka.graph.capture.captured import place_in
+from loka.graph.sites.forwards import Forwards, forwards_of
+from loka.graph.sites.operations import Call, FunctionCall, Operation, Operations
 from loka.graph.source import is_block_norm
-from loka.sites.build_model import BuiltModel
-from loka.sites.callables import describe_error
-from loka.sites.discover import MANY
-from loka.sites.neighbours import Call, Function, Node
-from loka.sites.train_eval_diff import depends_on_mode
-from loka.sites.watched_forward import Watched, undisturbed, watch_fake, watch_real
+from loka.model.build_model import BuiltModel
 
 # Views that keep every row of a matrix, if its width is the same before and after.
 _KEEPS_ROWS = frozenset(
@@ -25,7 +21,6 @@ _BLOCKS = frozenset(("unflatten", "view", "reshape"))  # operations that split a
 _OF_TORCH = (nn.LayerNorm, nn.RMSNorm, nn.SiLU)
 _NORMS = frozenset(("layer_norm", "rms_norm"))
 _DEPTH = 6  # results of a norm of blocks and its views, and one more
-_FEW = 2  # samples for running a copy whose forward reads values
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +39,7 @@ PLACES = 5  # of one function in one forward, listed in a reason
 class Adaptable:
     """A model to adapt. It may be on the meta device, as only its structure is read.
 
-    All fields but `module` were recorded while a copy ran on example inputs (`analyse_dataflow`). Names stay valid
+    All fields but `module` are of its forwards on example inputs (`analyse_dataflow`). Names stay valid
     while mods change modules of the model, so that a mod can find work in the result of another.
     """
 
@@ -78,52 +73,30 @@ def _listed(places: Sequence[str]) -> str:
     return ", ".join(lines[:PLACES]) + (f" and {len(lines) - PLACES} more" if len(lines) > PLACES else "")
 
 
-def analyse_dataflow(built: BuiltModel, watched: Watched | None = None) -> Adaptable:
-    """Records the data flow of a model. The model, its buffers, its hooks and the random state are unchanged.
+def analyse_dataflow(built: BuiltModel, forwards: Forwards | None = None) -> Adaptable:
+    """The data flow of a model. The model, its buffers, its hooks and the random state are unchanged.
 
-    `watched` are forwards that were recorded already (`find_sites_watched`). Raises InputError where the forward raises
-    on the example inputs, both as fake tensors and as real samples.
+    `forwards` are those of the model, where they are known. Raises InputError where the forward raises on the example
+    inputs, both as fake tensors and as real samples.
     """
     modules = dict(built.module.named_modules())
-    if watched is None:
-        with undisturbed():
-            watched = _watched(built, len(modules) <= MANY or depends_on_mode(modules) is not None)
-    runs = [watched.training] if watched.evaluation is None else [watched.training, watched.evaluation]
-    linears = [_Linears(calls, watched.outputs, modules) for calls in runs]
+    forwards = forwards_of(built) if forwards is None else forwards
+    linears = [_Linears(mode, modules) for mode in forwards.modes]
     final = frozenset(name for found in linears for name in found.final())
-    per_run = [found.into() for found in linears]
-    into = {name: to for name, to in per_run[0].items() if all(found.get(name) == to for found in per_run)}
-    swishes, written = _functions(watched, modules)
-    return Adaptable(built.module, final, into, watched.called, _read(watched, modules), swishes, written)
-
-
-def _watched(built: BuiltModel, evaluate: bool) -> Watched:
-    """Records a run on fake tensors, on a few real samples, or on all of them: the first that works."""
-    attempts: tuple[Callable[[], Watched], ...] = (
-        lambda: watch_fake(built, built.batch_size, evaluate),
-        lambda: watch_real(built, min(_FEW, built.batch_size), evaluate),
-        lambda: watch_real(built, built.batch_size, evaluate),
-    )
-    errors: list[BaseException] = []
-    for attempt in attempts:
-        try:
-            return attempt()
-        except Exception as error:  # noqa: BLE001 - a forward can raise anything; the next attempt may work
-            errors.append(error)
-    raise InputError(
-        f"model: the forward of {type(built.module).__name__} raised {describe_error(errors[-1])}; make "
-        f"model(*inputs({built.batch_size})) work first"
-    ) from errors[0]
+    per_mode = [found.into() for found in linears]
+    into = {name: to for name, to in per_mode[0].items() if all(found.get(name) == to for found in per_mode)}
+    swishes, written = _functions(forwards.modes[0], modules)
+    return Adaptable(built.module, final, into, forwards.called, _read(forwards.modes, modules), swishes, written)
 
 
 class _Linears:
     """The linears of one run, by name, with the graph around them."""
 
-    def __init__(self, calls: Sequence[Call], outputs: Sequence[Node], modules: Mapping[str, nn.Module]) -> None:
-        self._modules, self._outputs = modules, outputs
+    def __init__(self, mode: Operations, modules: Mapping[str, nn.Module]) -> None:
+        self._modules, self._outputs = modules, mode.outputs
         self._calls: dict[str, list[Call]] = {}
-        self._of: dict[Node, Call] = {}
-        for call in calls:
+        self._of: dict[Operation, Call] = {}
+        for call in mode.calls:
             name = _linear_of(call, modules)
             if name is not None:
                 self._calls.setdefault(name, []).append(call)
@@ -152,7 +125,7 @@ class _Linears:
             to = None if other is None else _linear_of(other, self._modules)
             if other is None or to is None or len(self._calls[to]) != 1 or outputs & seen or other.source not in seen:
                 continue
-            if isinstance(calls[0].n, int) and calls[0].n == other.k:
+            if calls[0].n == other.k:
                 found[name] = to
         return found
 
@@ -161,13 +134,13 @@ def _linear_of(call: Call, modules: Mapping[str, nn.Module]) -> str | None:
     """The nn.Linear whose own product a call is, including subclasses with torch's forward."""
     if call.module is not None:
         return call.module if isinstance(modules.get(call.module), nn.Linear) else None
-    owner = modules.get(call.owner)
-    return call.owner if isinstance(owner, nn.Linear) else None
+    own = call.result.op == "linear" and isinstance(modules.get(call.owner), nn.Linear)
+    return call.owner if own else None
 
 
-def _products_before(outputs: Iterable[Node]) -> Iterator[Node]:
+def _products_before(outputs: Iterable[Operation]) -> Iterator[Operation]:
     """The products that results come from, without another product in between."""
-    seen: set[Node] = set()
+    seen: set[Operation] = set()
     waiting = list(outputs)
     while waiting:
         node = waiting.pop()
@@ -180,16 +153,16 @@ def _products_before(outputs: Iterable[Node]) -> Iterator[Node]:
             waiting.extend(node.parents)
 
 
-def _multiplied(results: Iterable[Node]) -> set[Node]:
+def _multiplied(results: Iterable[Operation]) -> set[Operation]:
     """Those of the results, and of everything computed from them, that go into a product, at any distance."""
-    seen: set[Node] = set()
+    seen: set[Operation] = set()
     waiting = list(results)
     while waiting:
         node = waiting.pop()
         if node not in seen:
             seen.add(node)
             waiting.extend(node.children)
-    found: set[Node] = set()
+    found: set[Operation] = set()
     waiting = [parent for node in seen if _is_product(node) for parent in node.parents]
     while waiting:
         node = waiting.pop()
@@ -199,13 +172,13 @@ def _multiplied(results: Iterable[Node]) -> set[Node]:
     return found
 
 
-def _is_product(node: Node) -> bool:
+def _is_product(node: Operation) -> bool:
     return node.gemm or node.op.startswith("conv")
 
 
-def _read_as_rows(result: Node) -> tuple[set[Node], list[Node]]:
+def _read_as_rows(result: Operation) -> tuple[set[Operation], list[Operation]]:
     """A product with its views, and their readers; a view that may mix rows counts as a reader."""
-    seen, readers = {result}, dict[Node, None]()
+    seen, readers = {result}, dict[Operation, None]()
     waiting = [result]
     while waiting:
         for child in waiting.pop().children:
@@ -218,41 +191,40 @@ def _read_as_rows(result: Node) -> tuple[set[Node], list[Node]]:
     return seen, list(readers)
 
 
-def _read(watched: Watched, modules: Mapping[str, nn.Module]) -> dict[str, str]:
+def _read(modes: Iterable[Operations], modules: Mapping[str, nn.Module]) -> dict[str, str]:
     """For each Parameter of an nn.Linear with a reader other than the linear's own product, this reader's operation."""
-    own: dict[Node, str | None] = {}
-    for call in (*watched.training, *(watched.evaluation or ())):
-        own[call.result] = _linear_of(call, modules)
-    found = {}
-    for name, node in watched.parameters.items():
-        owner = name.rpartition(".")[0]
-        if isinstance(modules.get(owner), nn.Linear):
-            other = next((child for child in node.children if own.get(child) != owner), None)
-            if other is not None:
-                found[name] = other.op
+    found: dict[str, str] = {}
+    for mode in modes:
+        own = {call.result: _linear_of(call, modules) for call in mode.calls}
+        for name, parameter in mode.parameters.items():
+            owner = name.rpartition(".")[0]
+            if isinstance(modules.get(owner), nn.Linear):
+                other = next((child for child in parameter.children if own.get(child) != owner), None)
+                if other is not None:
+                    found.setdefault(name, other.op)
     return found
 
 
 def _functions(
-    watched: Watched, modules: Mapping[str, nn.Module]
+    training: Operations, modules: Mapping[str, nn.Module]
 ) -> tuple[frozenset[str], tuple[WrittenFunction, ...]]:
     """The nn.Sigmoids that are part of a Swish, and the functions without a module."""
     kinds: dict[str, set[bool]] = {}
     written: dict[WrittenFunction, None] = {}
-    for call in watched.functions:
+    for call in training.functions:
         swish = call.op == "sigmoid" and _is_swish(call.result)
         module = modules.get(call.owner)
         if type(module) is nn.Sigmoid:
             kinds.setdefault(call.owner, set()).add(swish)
         elif not _has_module(call, module) and (call.op != "sigmoid" or swish):
             written[WrittenFunction(call.op, call.owner, _place(call))] = None
-    for product in watched.training:
+    for product in training.calls:
         if product.bias is not None and _linear_of(product, modules) is None:
             written[WrittenFunction("linear", product.owner, _place(product))] = None
     return frozenset(name for name, swish in kinds.items() if swish == {True}), tuple(written)
 
 
-def _has_module(call: Function, module: nn.Module | None) -> bool:
+def _has_module(call: FunctionCall, module: nn.Module | None) -> bool:
     """True if a norm or activation is a module of torch, or a subclass, or a norm of blocks already."""
     if module is None or isinstance(module, _OF_TORCH):
         return module is not None
@@ -260,11 +232,11 @@ def _has_module(call: Function, module: nn.Module | None) -> bool:
     return of_blocks and is_block_norm(module)
 
 
-def _place(call: Function | Call) -> str:
+def _place(call: FunctionCall | Call) -> str:
     return place_in(call.file, call.line).removeprefix("at ") if call.file else ""
 
 
-def _is_swish(sigmoid: Node) -> bool:
+def _is_swish(sigmoid: Operation) -> bool:
     """True if the only reader of a sigmoid multiplies it by the sigmoid's input or its norm's input."""
     (product, *others) = sigmoid.children or (None,)
     if product is None or others or product.op != "mul" or len(product.parents) != 2:
@@ -273,7 +245,7 @@ def _is_swish(sigmoid: Node) -> bool:
     return gated is not None and gated in _taken(sigmoid)
 
 
-def _taken(sigmoid: Node) -> Iterator[Node]:
+def _taken(sigmoid: Operation) -> Iterator[Operation]:
     """The inputs of a sigmoid and of its norm: the results before it, through norms and views."""
     node = sigmoid
     for _ in range(_DEPTH):

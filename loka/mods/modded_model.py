@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from loka.model.build_model import BuiltModel, build_model
 from loka.mods import mod_settings
 from loka.mods.adaptation import Adaptation, Unchanged
 from loka.mods.dataflow import Adaptable, analyse_dataflow
@@ -19,7 +20,6 @@ from loka.policy.cascade import hint
 from loka.policy.mod_schema import own_parameters
 from loka.policy.policy import ModRule, Pattern, Policy
 from loka.policy.problems import PolicyError, Problem
-from loka.sites.build_model import BuiltModel, build_model
 
 THINGS = "module that it could change"
 _SHOWN = 3  # reasons in one message, and names for one reason

@@ -16,11 +16,11 @@ from loka.mods.adaptation import Adaptation, Setting, Unchanged
 
 if TYPE_CHECKING:
     from loka.graph.ir import ForwardIR
+    from loka.graph.sites.site import Site
     from loka.mods.dataflow import Adaptable
     from loka.mods.rewriting.rewriting_tracer import OwnerScope, RewrittenOwner
     from loka.mods.rewriting.site_rewriting import ModelInChange, SiteOutcome
     from loka.policy.policy import ModRule
-    from loka.sites.site import Site
 
 
 @dataclass(frozen=True, slots=True)

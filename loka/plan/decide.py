@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from loka.devices.targets import TargetDevice
+from loka.graph.sites.site import Site
 from loka.kernels.gemm.catalogue import GEMM_KERNELS, PREFERRED, GemmRequest, Kernel, kernel_named
 from loka.kernels.measurements.parts import PartCosts
 from loka.numerics.enums import Accumulation, Compute, Gemm
@@ -20,7 +21,6 @@ from loka.plan.select.workload import SiteSizes, gemm_part
 from loka.policy.policy import ExecutionSpec
 from loka.policy.settings import ANY_KERNEL, Assignment, GemmSettings, SiteSettings
 from loka.probe.profile.profile import Verdict, with_ranges
-from loka.sites.site import Site
 
 NO_NE_EVIDENCE = "no evidence for the change of NE"
 # Kernels that can run a GEMM, each with the form of its operands; and rejected ones.

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from loka.devices.targets import DEVICES
+from loka.graph.sites.site import Site
 from loka.numerics.enums import Compute, Fuse
 from loka.plan.decide import Decider, Situation, site_gemms
 from loka.plan.plan import GemmPlan, SiteTiming, StepTime
@@ -15,7 +16,6 @@ from loka.plan.select.select import SelectionProblem, TimedDecision, problem_of,
 from loka.plan.select.workload import Surroundings, TracedNeighbours, surroundings_of
 from loka.policy.settings import SiteSettings
 from loka.probe.profile.profile import Verdict
-from loka.sites.site import Site
 
 HOST_WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # shares of the host's time in what is minimised for a site
 

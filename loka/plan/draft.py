@@ -17,6 +17,12 @@ from pydantic_core import PydanticCustomError
 
 from loka.devices.targets import DEFAULT_TARGET
 from loka.errors import InputError
+from loka.gc import deferred_gc
+from loka.graph.sites.discover import SiteMap, sites_in
+from loka.graph.sites.forwards import Forwards, forwards_of
+from loka.graph.sites.site import GemmKind, Site
+from loka.model.build_model import BuiltModel, build_model
+from loka.model.callables import current_directory_importable
 from loka.mods.dataflow import analyse_dataflow
 from loka.mods.modded_model import selected_for_all
 from loka.mods.protocols import UnplannedModel
@@ -27,11 +33,6 @@ from loka.plan.mod_words import describe_adaptations, describe_changes
 from loka.plan.plan import Plan
 from loka.plan.planner import make_plan
 from loka.policy.checks import package_name
-from loka.sites.build_model import BuiltModel, build_model
-from loka.sites.callables import current_directory_importable
-from loka.sites.discover import SiteMap, find_sites_watched
-from loka.sites.site import GemmKind, Site
-from loka.sites.watched_forward import Watched
 
 HEAD = 16  # output features up to which a GEMM is kept: a head's few outputs cost little and carry the prediction
 NARROW = 16  # input features up to which a GEMM is kept
@@ -78,15 +79,16 @@ def drafted_from(factory: str, inputs: str | None, batch_size: int, batches: str
 
     Raises InputError as `build_model` and `find_sites` do.
     """
-    with current_directory_importable():
+    with deferred_gc(), current_directory_importable():
         built = build_model(factory, inputs, batch_size, batches=batches)
-        found, watched = find_sites_watched(built)
+        forwards = forwards_of(built)
+        found = sites_in(built, forwards)
         own = type(built.module)
         name = "" if own.__module__.partition(".")[0] == "torch" else own.__name__
-        return Drafted(found.sites, tuple(_proposals(built, found, watched)), name)
+        return Drafted(found.sites, tuple(_proposals(built, found, forwards)), name)
 
 
-def _proposals(built: BuiltModel, found: SiteMap, watched: Watched) -> Iterator[Proposal]:
+def _proposals(built: BuiltModel, found: SiteMap, forwards: Forwards) -> Iterator[Proposal]:
     """Proposed mods, those that keep the function first. Nothing is traced: `checked` plans them."""
     model = UnplannedModel(built.module, found.sites, found.siblings)
     for kind in (ModKind.INTERACTIONS, ModKind.SITES, ModKind.OWNERS):
@@ -95,7 +97,7 @@ def _proposals(built: BuiltModel, found: SiteMap, watched: Watched) -> Iterator[
             what = mod.proposal(model)
             if what is not None:
                 yield Proposal(name, what, mod.exact)
-    dataflow = analyse_dataflow(built, watched)
+    dataflow = analyse_dataflow(built, forwards)
     for name in names_of(ModKind.MODULES):
         change = module_mod(name)
         adaptations = change.find(dataflow, selected_for_all(name)).adaptations

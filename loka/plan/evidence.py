@@ -15,6 +15,7 @@ from pathlib import Path, PurePath
 
 from loka.devices.targets import TargetDevice
 from loka.errors import InputError
+from loka.graph.sites.site import Site
 from loka.kernels.measurements.lookup import Measurements
 from loka.mods.adaptation import Adaptation, mismatch_reason, mod_fingerprints
 from loka.numerics.enums import OPERANDS, Gemm, Operand, Scaling
@@ -34,7 +35,6 @@ from loka.probe.profile.profile import (
     Verdict,
     sum_of_changes,
 )
-from loka.sites.site import Site
 
 NO_EVIDENCE = "no evidence: run loka probe"
 NEVER_RAN = "never ran while probing"

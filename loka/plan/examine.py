@@ -7,7 +7,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from loka.errors import InputError
+from loka.graph.sites.discover import find_sites
+from loka.graph.sites.flow import Flow
+from loka.graph.sites.site import Site
 from loka.graph.trace.tracer import Tracer
+from loka.model.build_model import BuiltModel
+from loka.model.callables import current_directory_importable, find_callable
+from loka.model.example_inputs import ExampleInputs, example_inputs
 from loka.mods.adaptation import mod_fingerprints
 from loka.mods.modded_model import Adapted, adapted, model_without_mods
 from loka.plan.evidence import ProfiledSites
@@ -15,12 +21,6 @@ from loka.policy.cascade import resolve_settings
 from loka.policy.policy import Policy
 from loka.policy.settings import SiteFacts, SiteSettings
 from loka.probe.profile.profile import Estimate, Interval, Profile, SiteProfile
-from loka.sites.build_model import BuiltModel
-from loka.sites.callables import current_directory_importable, find_callable
-from loka.sites.discover import find_sites
-from loka.sites.example_inputs import ExampleInputs, example_inputs
-from loka.sites.flow import Flow
-from loka.sites.site import Site
 from loka.version import __version__
 
 _FIELDS = ("model.factory", "model.inputs", "model.batch_size", "model", "train.batches")

@@ -11,6 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from loka.devices.targets import TargetDevice
 from loka.graph.ir import ForwardIR
+from loka.graph.sites.site import Site
 from loka.kernels.measurements.parts import PartKind, TimeSource
 from loka.mods.adaptation import Adaptation, RewriteResult, Setting, Unchanged
 from loka.numerics.enums import Accumulation, Gemm
@@ -19,7 +20,6 @@ from loka.policy.policy import ExecutionSpec
 from loka.policy.settings import Assignment
 from loka.probe.profile.profile import Interval, Verdict
 from loka.probe.stats.site_stats import Finite
-from loka.sites.site import Site
 
 NATIVE = "as-is"  # the kernel of a GEMM in the model's own dtype
 NOTHING_AROUND = "no norm, activation or residual around it can be taken along"  # a region_note that is not a problem

@@ -12,6 +12,7 @@ from loka.devices.targets import DEVICES, TargetDevice
 from loka.graph.trace.tracer import Tracer
 from loka.kernels.gemm.catalogue import GEMM_KERNELS, Kernel
 from loka.kernels.measurements.parts import PartCosts
+from loka.model.callables import current_directory_importable
 from loka.mods.modded_model import Adapted
 from loka.mods.registry import mod_of
 from loka.mods.rewriting.fuse_interaction import reserved
@@ -36,7 +37,6 @@ from loka.plan.select.workload import TracedNeighbours
 from loka.plan.tuning.choices import AS_IT_STANDS, Choice, chosen_settings
 from loka.policy.policy import Policy
 from loka.policy.settings import Assignment, SiteSettings
-from loka.sites.callables import current_directory_importable
 from loka.version import __version__
 
 LEFT_BY_MEASUREMENT = "left to torch.compile by a measured step"

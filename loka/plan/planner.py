@@ -8,7 +8,11 @@ from dataclasses import dataclass, replace
 
 from loka.errors import IgnoredWarning
 from loka.gc import deferred_gc
+from loka.graph.sites.discover import find_sites
+from loka.graph.sites.site import Site
 from loka.kernels.measurements.lookup import Measurements
+from loka.model.build_model import BuiltModel, build_module, light, light_copy
+from loka.model.callables import current_directory_importable
 from loka.mods.adaptation import mod_fingerprints
 from loka.mods.modded_model import model_without_mods
 from loka.mods.policy_loader import policy_argument
@@ -21,10 +25,6 @@ from loka.plan.serialize import read_plan_file
 from loka.plan.tuning.choices import AS_IT_STANDS, Choice
 from loka.plan.tuning.record import TunedFile, confirmed_plan, tuned_inputs
 from loka.policy.policy import Policy
-from loka.sites.build_model import BuiltModel, build_module, light, light_copy
-from loka.sites.callables import current_directory_importable
-from loka.sites.discover import find_sites
-from loka.sites.site import Site
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from loka.devices.targets import DEVICES
 from loka.errors import InputError
+from loka.graph.sites.site import Site
 from loka.kernels.gemm.catalogue import kernel_named
 from loka.numerics.enums import Compute, Fuse, Gemm
 from loka.plan.decide import Decider, Situation, pinned_reason
@@ -20,7 +21,6 @@ from loka.plan.plan import GemmPlan, SitePlan
 from loka.plan.select.perf_model import PerfModel
 from loka.plan.select.workload import TracedNeighbours
 from loka.policy.settings import ANY_KERNEL, Assignment, SiteSettings
-from loka.sites.site import Site
 
 
 class ImpossibleRuleError(InputError):

@@ -21,11 +21,11 @@ from pydantic import NonNegativeInt, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from loka.errors import InputError
+from loka.graph.sites.site import Site
 from loka.paths import open_plain
 from loka.plan.json_file import JsonFormat, dump
 from loka.plan.plan import MODEL, GemmPlan, Plan, PlanHead, SitePlan, SiteTiming
 from loka.policy.settings import Assignment
-from loka.sites.site import Site
 
 VERSION: Literal[12] = 12
 _MANIFEST, _PACKAGE_FORMAT = "manifest.json", "loka.package"

@@ -52,7 +52,7 @@ class SiteScaling(StrEnum):
 
 
 class SiteKind(StrEnum):
-    """The kinds of sites, for `match: {kind: ...}`; the same words as `loka.sites.site.GemmKind`."""
+    """The kinds of sites, for `match: {kind: ...}`; the same words as `loka.graph.sites.site.GemmKind`."""
 
     LINEAR = "linear"
     FUNCTIONAL_LINEAR = "functional_linear"

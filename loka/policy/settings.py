@@ -70,7 +70,7 @@ class SiteSettings:
 
 @dataclass(frozen=True, slots=True)
 class SiteFacts:
-    """Properties of a site that a rule's `match` can test. `loka.sites.Site` provides them.
+    """Properties of a site that a rule's `match` can test. `loka.graph.sites.site.Site` provides them.
 
     Shapes are those of y = x @ weight.T: x is M x K, weight is N x K; `m` is at the policy's batch size.
     """

@@ -10,6 +10,7 @@ from enum import StrEnum
 import torch
 from torch import Tensor, nn
 
+from loka.graph.sites.site import Site
 from loka.mods.protocols import Concern
 from loka.mods.suggestions import Suggestions
 from loka.numerics.enums import OPERANDS, Compute, Gemm, Operand
@@ -17,7 +18,6 @@ from loka.numerics.recipe import OperandRecipe
 from loka.policy.settings import SiteSettings
 from loka.probe.profile.profile import Finding, SiteProfile
 from loka.probe.stats.site_stats import OperandStats, SiteStats
-from loka.sites.site import Site
 
 
 class FindingKind(StrEnum):

@@ -16,6 +16,7 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
+from loka.graph.sites.site import Site
 from loka.mods.protocols import Concern
 from loka.mods.suggestions import Suggestions
 from loka.numerics.enums import OPERANDS, Format, Gemm, Operand, Range, Scaling
@@ -26,7 +27,6 @@ from loka.probe.finding_evidence import BiasTrack, FindingEvidence, FindingKind
 from loka.probe.profile.profile import Estimate, Finding, OperandSummary, SiteProfile, Verdict
 from loka.probe.stats.moments import covariance
 from loka.probe.stats.site_stats import SPREAD_STEPS, HistogramView, LowRank, Moments, SiteStats, WeightStats
-from loka.sites.site import Site
 
 Rule = Callable[[FindingEvidence], Iterator[Finding]]
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 
 from loka.errors import InputError
+from loka.graph.sites.site import Site
 from loka.mods.suggestions import Suggestions
 from loka.numerics.enums import OPERANDS, Compute, Gemm, Operand
 from loka.numerics.recipe import OperandPair
@@ -23,7 +24,6 @@ from loka.probe.profile.profile import Estimate, Finding, RecordedStats, SitePro
 from loka.probe.profile.summarise import summarise
 from loka.probe.sensitivity import HeldOut, OnSite, measure_ne
 from loka.probe.stats.site_stats import SiteStats
-from loka.sites.site import Site
 
 LIMIT = 16  # sampled pairs of operands for each GEMM, at most
 MOST_WORKERS = 8  # sites at a time: each holds its drawn operands

@@ -16,6 +16,8 @@ import torch
 from torch import nn
 
 from loka.errors import InputError, LokaError
+from loka.graph.sites.discover import find_sites
+from loka.model.callables import current_directory_importable
 from loka.mods.adaptation import mod_fingerprints
 from loka.mods.modded_model import built_model
 from loka.mods.policy_loader import policy_argument
@@ -31,8 +33,6 @@ from loka.probe.stats.graph_replay import Replays
 from loka.probe.stats.merge import merge_across
 from loka.probe.stats.site_stats import SiteStats
 from loka.probe.stats.site_trackers import SiteSnapshot, Trackers, read
-from loka.sites.callables import current_directory_importable
-from loka.sites.discover import find_sites
 from loka.version import __version__
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from loka.bench.roofline import (
     product_us,
     torchao_sites,
 )
-from loka.sites.site import GemmKind, RowCount, Site
+from loka.graph.sites.site import GemmKind, RowCount, Site
 
 ROUND = Peaks(bandwidth=1e12, flops={GemmMath.BF16: 1e14, GemmMath.FP8: 2e14, GemmMath.FP8_FAST: 4e14})
 H100 = Peaks(2.43e12, {GemmMath.BF16: 732e12, GemmMath.FP8: 1277e12, GemmMath.FP8_FAST: 1352e12})

@@ -22,9 +22,9 @@ from loka.bench.model.whole_step import (
 )
 from loka.bench.quality.training_calls import tensors_of
 from loka.errors import InputError
+from loka.model.build_model import BuiltModel, build_model
 from loka.mods.policy_loader import load_policy
 from loka.policy.policy import Policy
-from loka.sites.build_model import BuiltModel, build_model
 
 TRAINING = StepSettings(training=True, dtype=torch.float32, autocast=False, marks=False, device="cpu")
 SETTINGS = [TRAINING, replace(TRAINING, autocast=True), replace(TRAINING, dtype=torch.bfloat16)]

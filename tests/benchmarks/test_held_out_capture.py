@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from benchmarks.held_out.held_out_capture import CapturedOperands, capture
 from loka import zoo
 from loka.errors import InputError
+from loka.graph.sites.discover import find_sites
+from loka.graph.sites.site import Site
+from loka.model.build_model import BuiltModel
 from loka.numerics.enums import Gemm
-from loka.sites.build_model import BuiltModel
-from loka.sites.discover import find_sites
-from loka.sites.site import Site
 
 B, C, K, N = 5, 3, 4, 2
 

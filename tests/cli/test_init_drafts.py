@@ -105,7 +105,7 @@ def test_names_are_made_from_anything():
 
 
 def test_ten_thousand_layers_make_no_longer_a_draft(shop, loka):
-    from loka.sites.site import GemmKind, RowCount, Site
+    from loka.graph.sites.site import GemmKind, RowCount, Site
 
     def site(name: str, n: int) -> Site:
         return Site(name, GemmKind.LINEAR, "", f"{name}.weight", None, RowCount(1), 64, n, 1, 1, 1e-4, True, (), (), "")

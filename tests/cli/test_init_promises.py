@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from loka.graph.sites.site import GemmKind, RowCount, Site
 from loka.mods.policy_loader import load_policy
 from loka.plan.draft import Drafted, DraftOptions, Proposal, checked
-from loka.sites.site import GemmKind, RowCount, Site
 
 pytestmark = pytest.mark.slow
 

@@ -15,14 +15,14 @@ from loka.graph.ir import Refused
 from loka.graph.patterns.linear_chain import StaticOperands, find_chains
 from loka.graph.patterns.owners import inline_for
 from loka.graph.patterns.region import find_regions
+from loka.graph.sites.discover import find_sites
+from loka.graph.sites.site import GemmKind
 from loka.graph.trace.examples import ModelInputs, capture_examples
 from loka.graph.trace.trace import trace_forward
 from loka.kernels.fused.norm.norm_spec import ACTIVATIONS
 from loka.kernels.fused.norm.norms import NORMS
+from loka.model.build_model import BuiltModel
 from loka.mods.adapt import adapt, convert, is_adapted
-from loka.sites.build_model import BuiltModel
-from loka.sites.discover import find_sites
-from loka.sites.site import GemmKind
 from loka.zoo.dlrm import DLRM
 from loka.zoo.wukong import Wukong, WukongSizes
 from tests.support.codegen import chain_plans as chains

@@ -6,10 +6,10 @@ import torch
 from torch import nn
 
 from loka.cli.tables.probe_tables import group_findings, show_findings
+from loka.model.build_model import BuiltModel, build_model
 from loka.mods.protocols import Concern
 from loka.mods.suggestions import Suggestion, Suggestions, suggestible_mods
 from loka.probe.profile.profile import Finding
-from loka.sites.build_model import BuiltModel, build_model
 
 
 class Tower(nn.Module):

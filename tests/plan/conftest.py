@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from loka.devices.targets import TargetDevice
+from loka.graph.sites.site import GemmKind, RowCount, Site
 from loka.numerics.enums import Compute, Format, Fuse, Gemm, Operand
 from loka.numerics.recipe import OperandRecipe
 from loka.plan.decide import Situation
@@ -28,7 +29,6 @@ from loka.probe.profile.profile import (
     SiteProfile,
 )
 from loka.probe.stats.site_stats import LOWEST, MAGNITUDE_BINS, HistogramView
-from loka.sites.site import GemmKind, RowCount, Site
 from tests.support.plan.plan_costs import CHAIN
 
 MakeSite = Callable[..., Site]

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loka.devices.targets import TargetDevice
+from loka.graph.sites.site import GemmKind, RowCount, Site
 from loka.kernels.measurements.parts import Part
 from loka.numerics.enums import Accumulation, Compute, Fuse, Gemm
 from loka.numerics.recipe import OperandRecipe, Recipe, transposed_form
@@ -22,7 +23,6 @@ from loka.plan.select.perf_model import PerfModel
 from loka.plan.select.workload import SiteSizes, Surroundings, TracedNeighbours, gemm_part, surroundings_of, workload_of
 from loka.policy.settings import Budget, GemmSettings, SiteSettings
 from loka.probe.profile.profile import Estimate, Interval, Profile, SiteProfile
-from loka.sites.site import GemmKind, RowCount, Site
 from tests.support.plan.plan_costs import CHAIN, SCALED_MM, AnyGemm, MadeUp
 
 OTHERS = (AnyGemm("a.first"), AnyGemm("b.second"))

@@ -10,6 +10,7 @@ import pytest
 
 from loka.codegen.modules.linear_recipes import site_recipe
 from loka.devices.targets import TargetDevice
+from loka.graph.sites.site import RowCount
 from loka.kernels.gemm.catalogue import GEMM_KERNELS as KERNELS_OF_CATALOGUE
 from loka.kernels.gemm.catalogue import SCALED_MM as CUBLASLT
 from loka.kernels.measurements.parts import Part, PartKind, TimeSource
@@ -22,7 +23,6 @@ from loka.plan.resolve import resolve
 from loka.plan.select.workload import Surroundings, TracedNeighbours
 from loka.policy.settings import SiteSettings
 from loka.probe.profile.profile import Interval
-from loka.sites.site import RowCount
 from tests.support.plan.plan_costs import CHAIN, SAFE_CHAIN, SCALED_MM, AnyGemm, MadeUp
 
 NAME = "layers.0.fmb.0"

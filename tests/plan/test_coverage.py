@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from loka.devices.targets import DEVICES
+from loka.graph.sites.site import GemmKind
 from loka.kernels.fused.kernel_values import LARGEST_WIDTH
 from loka.kernels.measurements.part_bounds import bound_us
 from loka.kernels.measurements.parts import PartKind, TimeSource
@@ -19,7 +20,6 @@ from loka.plan.view.coverage import (
     in_fused_region,
 )
 from loka.policy.settings import Assignment
-from loka.sites.site import GemmKind
 
 CHAIN = OperandRecipe(power_of_two=True)
 TRANSPOSED = replace(CHAIN, transposed=True)

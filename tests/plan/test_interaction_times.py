@@ -16,6 +16,7 @@ from loka.cli.tables.explain_tables import show_site
 from loka.cli.tables.plan_table import show_plan
 from loka.cli.verbs.diff import show as show_diff
 from loka.errors import InputError
+from loka.graph.sites.site import GemmKind, RowCount, Site
 from loka.kernels.measurements.interaction_forms import (
     ConcatNormForm,
     CrossForm,
@@ -39,7 +40,6 @@ from loka.plan.totals import format_total, total_time
 from loka.plan.view.diff import diff
 from loka.plan.view.explain import explain
 from loka.plan.view.table import group_sites, interaction_rows
-from loka.sites.site import GemmKind, RowCount, Site
 from tests.support.plan.plan_costs import HOPPER, MadeUp
 
 pytestmark = pytest.mark.slow

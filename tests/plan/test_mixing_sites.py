@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from loka.graph.sites.site import GemmKind, RowCount, Site
 from loka.mods.rewriting.fuse_interaction import mixing_sites
 from loka.mods.rewriting.fused_interactions import Interacting
-from loka.sites.site import GemmKind, RowCount, Site
 
 
 def site(name: str, rows: int, k: int, n: int, owner: str = "layer", kind: GemmKind = GemmKind.MATMUL) -> Site:

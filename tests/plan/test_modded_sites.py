@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from loka.graph.sites.site import GemmKind, RowCount, Site
 from loka.mods.rewriting.batch_small import batched_site
 from loka.mods.rewriting.merge_siblings import merged_site
 from loka.mods.rewriting.pad_alignment import Pad, padded_site
@@ -13,7 +14,6 @@ from loka.numerics.enums import Gemm, Operand, Scaling
 from loka.numerics.recipe import OperandRecipe
 from loka.plan.evidence import ProfiledSites, with_merged_sites
 from loka.probe.profile.profile import Estimate, Interval, OperandSummary, Profile, SiteProfile
-from loka.sites.site import GemmKind, RowCount, Site
 
 ROWS, TENSOR = OperandRecipe(), OperandRecipe(scaling=Scaling.TENSORWISE)
 TRANSPOSED = OperandRecipe(power_of_two=True, transposed=True)

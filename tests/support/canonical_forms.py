@@ -12,8 +12,8 @@ from loka.graph.canonical.recording import out_of_place, recorded
 from loka.graph.canonical.site_calls import with_site_calls
 from loka.graph.equivalence import with_forward
 from loka.graph.ir import ForwardIR, Ref, RefKind, Statement
+from loka.graph.sites.weights import Index
 from loka.graph.trace.examples import ExampleCall, Examples
-from loka.sites.weights import Index
 
 Sizes = Mapping[str, tuple[int, ...]]
 

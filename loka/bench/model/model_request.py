@@ -24,9 +24,9 @@ from loka.bench.options import check_least, check_seconds
 from loka.bench.packages import Workshop
 from loka.bench.results import usable_folder, utc_minute
 from loka.bench.timing import ROUNDS, Progress
+from loka.model.callables import current_directory_importable
 from loka.mods.policy_loader import load_policy
 from loka.policy.policy import Policy
-from loka.sites.callables import current_directory_importable
 
 
 @dataclass(frozen=True, slots=True)

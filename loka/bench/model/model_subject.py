@@ -20,6 +20,7 @@ from loka.bench.peers import torchao_inference, torchao_training
 from loka.bench.roofline import ModelBound, Peaks
 from loka.dispatch import LokaWarning, Patch
 from loka.errors import LokaError
+from loka.graph.sites.site import Site
 from loka.kernels import call_counters
 from loka.mods.adapt import adapt
 from loka.mods.modded_model import built_model, model_without_mods
@@ -27,7 +28,6 @@ from loka.mods.policy_loader import load_policy
 from loka.plan.plan import Plan
 from loka.plan.planner import make_plan, sites_without_mods
 from loka.policy.policy import Policy
-from loka.sites.site import Site
 
 
 class ModelSubject:

@@ -26,9 +26,9 @@ from loka.bench.timing import SEED
 from loka.dispatch import Patch
 from loka.dispatch.bind.bind_warnings import fp8_not_expected
 from loka.errors import InputError
+from loka.model.build_model import BuiltModel
+from loka.model.callables import call, current_directory_importable, find_callable
 from loka.policy.policy import Policy
-from loka.sites.build_model import BuiltModel
-from loka.sites.callables import call, current_directory_importable, find_callable
 
 SYNTHETIC_RATE = 1e-4  # learning rate for a loss that means nothing
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from loka.bench.quality.training_calls import LOSS, TEST, Inputs, TrainingCallError, called, forward, pairs, to_device
 from loka.bench.quality.training_job import TrainingJob
 from loka.errors import InputError
+from loka.graph.sites.site import Site
 from loka.probe.capture.live_sites import find_live
 from loka.probe.sensitivity import HeldOut
-from loka.sites.site import Site
 
 ROWS = 1024  # of a batch: the change of NE is an average over rows
 LEAST = 2  # batches, for an interval

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from loka.errors import InputError
-from loka.sites.callables import authors_frame, describe_error, message_of, place_of
+from loka.model.callables import authors_frame, describe_error, message_of, place_of
 
 BATCHES, TEST, LOSS = "train.batches", "train.test", "train.loss"
 _ARGUMENTS = {

@@ -14,12 +14,12 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from loka.bench.quality.training_calls import Inputs, tensors_of
 from loka.errors import InputError
+from loka.model.callables import current_directory_importable, find_callable
 from loka.mods.adapt import adapt
 from loka.mods.adaptation import Adaptation
 from loka.numerics.enums import Autocast
 from loka.plan.examine import Examined, inputs_of
 from loka.policy.policy import Policy
-from loka.sites.callables import current_directory_importable, find_callable
 
 Batches = Callable[[int, int], Iterable[tuple[Inputs, Tensor]]]  # (batch_size, seed) -> (inputs, target) ...
 Progress = Callable[[int, int | None], None]  # (samples done, samples in all or None if unknown)

@@ -28,9 +28,9 @@ from loka.bench.packages import Workshop
 from loka.bench.timing import Progress
 from loka.bench.tune.warming import Warmer, Warming
 from loka.devices.spec import Execution
+from loka.model.callables import current_directory_importable
 from loka.plan.tuning.candidates import Candidate
 from loka.policy.policy import Policy
-from loka.sites.callables import current_directory_importable
 
 COUNTERS = 100_000  # ids of counters between those of two candidates: more than a model's GEMMs
 

@@ -25,9 +25,9 @@ from loka.bench.model.model_subject import ModelSubject
 from loka.bench.model.model_variants import ModelVariant, StepBlock
 from loka.bench.packages import Workshop
 from loka.bench.timing import Progress
+from loka.model.callables import current_directory_importable
 from loka.plan.plan import Plan
 from loka.policy.policy import Policy
-from loka.sites.callables import current_directory_importable
 
 CONTEXT_MIB = 600  # of the device's memory, for a process' CUDA context and loaded kernels
 MARGIN = 1.3  # of a BF16 step's peak: plans keep quantized copies, and compilers try kernels out

@@ -18,10 +18,10 @@ from loka.probe.profile.profile import Estimate, Finding, Interval, NeEstimate, 
 if TYPE_CHECKING:
     from loka.cli.probe_run import Learned
     from loka.cli.profile_paths import Places
+    from loka.graph.sites.site import Site
     from loka.plan.examine import Examined
     from loka.policy.settings import SiteSettings
     from loka.probe.drift import SiteDrift
-    from loka.sites.site import Site
 
 COLUMNS = ("site", "count", "M", "K", "N", "GEMM", "recipe", "MERE", "95 %", "SQNR, dB", "95 % ", "NE", "verdict")
 _NE = COLUMNS.index("NE")

@@ -101,7 +101,7 @@ def command(
 def _check_training(batches: str | None, loss: str | None) -> None:
     """Raise InputError if only one of the training functions is named, or one cannot be found."""
     from loka.errors import InputError
-    from loka.sites.callables import current_directory_importable, find_callable
+    from loka.model.callables import current_directory_importable, find_callable
 
     if (batches is None) != (loss is None):
         there, lacking = ("--batches", "--loss") if loss is None else ("--loss", "--batches")

@@ -40,9 +40,9 @@ def command(
     from loka.cli.compare_run import train_file
     from loka.cli.output import Shown
     from loka.cli.train_and_compare import fresh_package, make_job, patcher, training_of, verify
+    from loka.model.callables import current_directory_importable
     from loka.mods.policy_loader import load_policy
     from loka.plan.planner import make_plan
-    from loka.sites.callables import current_directory_importable
 
     loaded = load_policy(policy)
     job = make_job(loaded, steps, device)

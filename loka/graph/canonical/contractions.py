@@ -19,7 +19,7 @@ from string import ascii_letters
 
 from loka.graph.ir import WEIGHTED, Ref, RefKind, Shape, Statement
 from loka.graph.patterns.norm import literal, operand
-from loka.sites.products.einsum import without_dots
+from loka.graph.sites.products.einsum import without_dots
 
 _MATMULS = ("matmul", "bmm", "mm")
 

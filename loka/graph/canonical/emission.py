@@ -42,6 +42,7 @@ from loka.graph.ir import WEIGHTED, Ref, RefKind, SiteCall, Statement
 
 _NAME = re.compile(r"\b[A-Za-z_]\w*\b")
 _F = "torch.nn.functional"
+_OF_TORCH = frozenset({"sigmoid", "tanh"})  # those of torch.nn.functional are deprecated
 
 
 def emitted(
@@ -249,7 +250,8 @@ class _Emission(Locals):
             fixed = self._preferred(Value(node.x.x, (), ())) if blocks else self._normed(node.x, of)
         made = Value(node, fixed.dims, fixed.shape)
         x = self._tensor(Value(node.x, made.dims, made.shape), any_strides=True)
-        return self._emit(node.name, f"{_F}.{node.name}({{0}})", (Ref(RefKind.LOCAL, x),), made)
+        of_torch = "torch" if node.name in _OF_TORCH else _F
+        return self._emit(node.name, f"{of_torch}.{node.name}({{0}})", (Ref(RefKind.LOCAL, x),), made)
 
     def _norm(self, value: Value) -> tuple[str, Value]:
         node = value.node

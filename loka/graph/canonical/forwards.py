@@ -25,7 +25,7 @@ from loka.graph.ir import (
     names_read,
 )
 from loka.graph.patterns.fm_interaction import find_fm_interactions
-from loka.sites.weights import Index
+from loka.graph.sites.weights import Index
 
 
 def canonical_forward(

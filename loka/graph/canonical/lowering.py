@@ -32,8 +32,8 @@ from loka.graph.canonical.operations import SIZED, Operations
 from loka.graph.canonical.products import Products, Unsupported, part_of
 from loka.graph.canonical.recording import AtenCall, Run, tensors_in
 from loka.graph.ir import Ref, RefKind, Statement
-from loka.sites.neighbours import BOUNDARIES
-from loka.sites.weights import Index, Span
+from loka.graph.sites.op_names import BOUNDARIES
+from loka.graph.sites.weights import Index, Span
 
 
 class Kind(IntEnum):

@@ -11,7 +11,7 @@ from loka.graph.canonical.nodes import Linear, Parameter, Value
 from loka.graph.canonical.recording import Run
 from loka.graph.canonical.texts import CannotEmitError, viewed_text, weight_text
 from loka.graph.ir import GEMMS, ForwardIR, Ref, RefKind, SiteCall, Statement
-from loka.sites.weights import Index
+from loka.graph.sites.weights import Index
 
 
 @dataclass(frozen=True, slots=True)

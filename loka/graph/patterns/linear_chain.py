@@ -331,8 +331,8 @@ def _placeholder(template: str) -> int | None:
 
 def _is_plain_activation(statement: Statement) -> bool:
     """True for an activation of its operand, by torch's function of that name."""
-    name = f"torch.nn.functional.{statement.op}"
-    return statement.template in (f"{name}({{0}})", f"{name}({{0}}, inplace=False)")
+    function = statement.template.removeprefix("torch.").removeprefix("nn.functional.")
+    return function in (f"{statement.op}({{0}})", f"{statement.op}({{0}}, inplace=False)")
 
 
 def readers_of(forward: ForwardIR) -> dict[str, set[int]]:

@@ -9,6 +9,9 @@ from itertools import takewhile
 from torch import nn
 
 from loka.graph.patterns.region import ACTIVATIONS, ELEMENTWISE, NORM_MODULES, NORMS
+from loka.graph.sites.flow import NORM_OPERATIONS, Flow, common_module
+from loka.graph.sites.op_names import CLAMPS
+from loka.graph.sites.site import GemmKind, Site
 from loka.graph.source import (
     functions_of,
     has_hooks,
@@ -19,9 +22,6 @@ from loka.graph.source import (
     is_swish_norm,
 )
 from loka.graph.source import names_in as names_in_code
-from loka.sites.flow import NORM_OPERATIONS, Flow, common_module
-from loka.sites.neighbours import CLAMPS
-from loka.sites.site import GemmKind, Site
 
 _NAMES = NORMS | ACTIVATIONS | ELEMENTWISE | CLAMPS  # in code: a clamp may be a ReLU
 _INLINABLE = (

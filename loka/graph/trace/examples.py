@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from loka.graph.ir import Refused
-from loka.sites.fake_outputs import LARGE, without_numbers
+from loka.model.large_tensors import LARGE, without_numbers
 
 MOST_CALLS = 4  # kept per module and batch size; they differ in shape or arguments
 

@@ -38,7 +38,7 @@ from loka.graph.trace.situations import (
     varied_floats,
     with_leaf,
 )
-from loka.sites.callables import message_of
+from loka.model.callables import message_of
 
 
 @dataclass(frozen=True, slots=True)

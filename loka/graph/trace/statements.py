@@ -11,11 +11,11 @@ from torch import fx, nn
 
 from loka.graph.capture.captured import place_in
 from loka.graph.ir import CannotTraceError, Ref, RefKind, Statement, names_read
+from loka.graph.sites.op_names import is_idle_dropout
 from loka.graph.trace.merging import Op
 from loka.graph.trace.out_of_place import makes_its_result
 from loka.graph.trace.printer import INFIX, PREFIX, Template, attribute, is_identifier, literal, public_name, variable
 from loka.graph.trace.reading import Reading
-from loka.sites.neighbours import is_idle_dropout
 
 
 class Printed:

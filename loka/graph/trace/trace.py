@@ -34,6 +34,7 @@ from loka.graph.patterns.concat_norm import find_concat_norms
 from loka.graph.patterns.cross import find_crosses
 from loka.graph.patterns.fm_interaction import find_fm_interactions
 from loka.graph.patterns.near_interactions import find_near_misses
+from loka.graph.sites.weights import SiteWeight, find_weight
 from loka.graph.source import has_hooks, qualified
 from loka.graph.trace.casts import CASTS, telling_casts, with_wide_results
 from loka.graph.trace.examples import Examples, missing_storage, quiet
@@ -43,8 +44,7 @@ from loka.graph.trace.out_of_place import out_of_place
 from loka.graph.trace.printer import HIDING, attribute, constant, is_identifier
 from loka.graph.trace.reading import other_situation, read_forward
 from loka.graph.trace.statements import Printed
-from loka.sites.callables import message_of
-from loka.sites.weights import SiteWeight, find_weight
+from loka.model.callables import message_of
 
 _WRAPPERS = {"FSDPModule", "FullyShardedDataParallel", "DistributedDataParallel", "OptimizedModule", "ScriptModule"}
 

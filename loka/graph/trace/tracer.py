@@ -15,7 +15,7 @@ from loka.graph.patterns.owners import RegionScope
 from loka.graph.source import has_hooks
 from loka.graph.trace.examples import Examples, ModelInputs, capture_examples, form_of
 from loka.graph.trace.trace import trace_forward
-from loka.sites.callables import describe_error
+from loka.model.callables import describe_error
 
 BATCHES = (5, 8)  # samples in the two runs that capture examples: small, different, and more than one
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from loka.graph.sites.site import GemmKind, Site
 from loka.mods.protocols import SiteMod, UnplannedModel
 from loka.mods.rewriting.batched_linears import FEW, FEWEST, NAME, find
 from loka.mods.rewriting.site_rewriting import ModelInChange, SiteOutcome, joined_site
 from loka.numerics.enums import Compute
 from loka.policy.policy import ModRule
 from loka.policy.settings import SiteSettings
-from loka.sites.site import GemmKind, Site
 
 BATCHED = "batch_small: it is one batched product with others, which stays in the model's dtype"
 _NAMED = "a rule asks for it in FP8 by its name, and a batched product stays in the model's dtype"

@@ -23,10 +23,10 @@ from torch import nn
 
 from loka.graph.patterns.owners import may_join, parents
 from loka.graph.patterns.region import NORMS
+from loka.graph.sites.flow import Flow, common_module
+from loka.graph.sites.site import GemmKind, Site
 from loka.mods.protocols import ForwardMod, UnplannedModel
 from loka.mods.rewriting.fused_interactions import NAME, Interacting, Reserved
-from loka.sites.flow import Flow, common_module
-from loka.sites.site import GemmKind, Site
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 

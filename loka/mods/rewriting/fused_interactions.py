@@ -9,12 +9,12 @@ from loka.graph.ir import WEIGHTED, ConcatNorm, Cross, FmInteraction, ForwardIR,
 from loka.graph.patterns.concat_norm import concatenated_norm
 from loka.graph.patterns.fm_interaction import in_place_reason, without_sums
 from loka.graph.patterns.linear_chain import LinearChain
+from loka.graph.sites.site import Site
 from loka.kernels.fused.cross.cross_kernel import unsupported_reason as why_not_crossed
 from loka.kernels.fused.interaction.concat_norm import unsupported_reason as why_not_joined
 from loka.kernels.fused.interaction.fm import unsupported_reason as why_not_mixed
 from loka.kernels.measurements.interaction_forms import ConcatNormForm, CrossForm, FmForm, Form
 from loka.mods.rewriting.rewriting_tracer import writer_of
-from loka.sites.site import Site
 
 
 @dataclass(frozen=True, slots=True)

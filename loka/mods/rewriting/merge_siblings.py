@@ -20,6 +20,7 @@ from typing import ClassVar
 
 from loka.errors import LokaError
 from loka.graph.ir import ForwardIR, Ref, RefKind, SiteCall, Statement
+from loka.graph.sites.site import GemmKind, Site
 from loka.mods.adaptation import Unchanged
 from loka.mods.protocols import SiteMod, UnplannedModel
 from loka.mods.rewriting import rewriting_tools
@@ -28,7 +29,6 @@ from loka.mods.rewriting.rewriting_tracer import JoinedSites
 from loka.mods.rewriting.site_rewriting import ModelInChange, SiteOutcome, joined_site
 from loka.policy.policy import ModRule
 from loka.policy.settings import SiteSettings
-from loka.sites.site import GemmKind, Site
 
 NAME = "merge_siblings"
 ALONE = "no other linear that the mod is for reads its input"

@@ -21,6 +21,7 @@ from typing import ClassVar
 
 from loka.errors import LokaError
 from loka.graph.ir import ForwardIR, SiteCall, Statement, padded
+from loka.graph.sites.site import GemmKind, Site
 from loka.mods.protocols import SiteMod, UnplannedModel
 from loka.mods.rewriting import rewriting_tools
 from loka.mods.rewriting.rewriting_tools import Size
@@ -28,7 +29,6 @@ from loka.mods.rewriting.rewriting_tracer import OwnedChange, SiteChange
 from loka.mods.rewriting.site_rewriting import ModelInChange, SiteOutcome
 from loka.numerics.enums import Compute
 from loka.policy.policy import ModRule
-from loka.sites.site import GemmKind, Site
 
 NAME = "pad_alignment"
 ALIGNED = "K and N are such multiples already"

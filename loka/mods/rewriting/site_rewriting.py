@@ -10,6 +10,9 @@ from torch import nn
 
 from loka.graph.ir import ForwardIR, Refused, Shape
 from loka.graph.patterns.owners import RegionScope, relative, scope_of
+from loka.graph.sites.flow import common_module
+from loka.graph.sites.site import Site
+from loka.graph.sites.weights import find_weight
 from loka.graph.trace.tracer import Tracer
 from loka.mods.adaptation import RewriteResult, Unchanged
 from loka.mods.rewriting.fused_interactions import Reserved
@@ -17,9 +20,6 @@ from loka.mods.rewriting.rewriting_tools import Size
 from loka.mods.rewriting.rewriting_tracer import JoinedSites, OwnedChange, RewritingTracer
 from loka.policy.policy import ModRule
 from loka.policy.settings import SiteSettings
-from loka.sites.flow import common_module
-from loka.sites.site import Site
-from loka.sites.weights import find_weight
 
 _SEVERAL = "its Parameter is used at several places, which cannot be told apart"
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from loka.graph.ir import ForwardIR
+from loka.graph.sites.site import GemmKind
 from loka.plan.format import common_pattern
 from loka.plan.plan import BindingKind, PlannedBinding, SitePlan
-from loka.sites.site import GemmKind
 
 _WORD = re.compile(r"[A-Za-z0-9]+")
 _LONGEST = 60  # characters of a class name

@@ -10,6 +10,9 @@ from torch import nn
 
 from loka.graph.ir import Refused
 from loka.graph.patterns.owners import Barriers, RegionScope, inline_for, parents
+from loka.graph.sites.flow import Flow
+from loka.graph.sites.site import GemmKind, Site
+from loka.graph.sites.weights import find_weight
 from loka.graph.source import functions_of
 from loka.mods.rewriting.fused_interactions import Interacting
 from loka.mods.rewriting.rewriting_tracer import OwnerScope
@@ -17,9 +20,6 @@ from loka.numerics.enums import Compute, Fuse
 from loka.plan.plan import SitePlan
 from loka.plan.rewrite.site_mods import called_by_owner, weight_of
 from loka.policy.settings import SiteSettings
-from loka.sites.flow import Flow
-from loka.sites.site import GemmKind, Site
-from loka.sites.weights import find_weight
 
 
 @dataclass(frozen=True, slots=True)

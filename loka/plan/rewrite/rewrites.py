@@ -16,6 +16,7 @@ from loka.graph.ir import PART, REASSOCIATED, ForwardIR, NearKind, Refused, Regi
 from loka.graph.patterns.linear_chain import ChainStage, LinearChain, StaticOperands, find_chains
 from loka.graph.patterns.owners import RegionScope, wants_owner
 from loka.graph.patterns.region import find_regions
+from loka.graph.sites.site import Site
 from loka.kernels.fused.kernel_values import LARGEST_HELD
 from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, GATES
 from loka.kernels.fused.norm.norms import NORMS
@@ -32,7 +33,6 @@ from loka.plan.rewrite.rewrite_request import (
 )
 from loka.plan.rewrite.site_mods import called_by_owner, named_as_in_model, weight_of
 from loka.plan.select.workload import Surroundings, TracedNeighbours
-from loka.sites.site import Site
 
 OUTSIDE = "its Parameter belongs to a module outside of the one that multiplies by it"
 SEVERAL = "it stands for several calls of one Parameter, which cannot be told apart"

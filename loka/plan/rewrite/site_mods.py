@@ -16,6 +16,8 @@ from operator import attrgetter
 from torch import nn
 
 from loka.graph.ir import ForwardIR, Statement
+from loka.graph.sites.flow import Flow
+from loka.graph.sites.site import Site
 from loka.graph.trace.tracer import Tracer
 from loka.mods.adaptation import RewriteResult, Unchanged
 from loka.mods.modded_model import conflicts, idle_problems, named_problems, unmatched_problems
@@ -30,8 +32,6 @@ from loka.plan.rewrite.owner_mods import ModOutcome, check_apart, owner_problems
 from loka.policy.policy import ModRule
 from loka.policy.problems import PolicyError, Problem
 from loka.policy.settings import SiteSettings
-from loka.sites.flow import Flow
-from loka.sites.site import Site
 
 FASTER = "faster"  # value of `where`: interactions in the modules where they are
 

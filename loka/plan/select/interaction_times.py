@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from loka.devices.spec import DeviceSpec
 from loka.devices.targets import DEFAULT
+from loka.graph.sites.site import GemmKind, Site
 from loka.kernels.fused.interaction.interaction_specs import specs_of
 from loka.kernels.measurements.interaction_forms import CrossForm, FmForm, Form, form_of, parts_of
 from loka.kernels.measurements.part_bounds import added_us
@@ -14,7 +15,6 @@ from loka.kernels.measurements.parts import COMPILED, RENDERED, PartCosts, PartK
 from loka.mods.rewriting.fused_interactions import Fused
 from loka.plan.plan import InteractionPlan, Plan, SitePlan, StepTime
 from loka.plan.select.perf_model import Latency, PerfModel, call_time
-from loka.sites.site import GemmKind, Site
 
 
 def interaction_plans(

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field, replace
 from itertools import dropwhile, takewhile
 
 from loka.graph.patterns.region import ELEMENTWISE
+from loka.graph.sites.site import Site
 from loka.kernels.fused.kernel_values import LARGEST_WIDTH
 from loka.kernels.fused.norm.norm_spec import ACTIVATIONS
 from loka.kernels.fused.norm.norms import NORMS
@@ -36,7 +37,6 @@ from loka.kernels.measurements.parts import Part, PartKind
 from loka.numerics.enums import Accumulation, Format, Gemm, Scaling
 from loka.numerics.recipe import OperandPair, OperandRecipe, Recipe
 from loka.plan.plan import NATIVE
-from loka.sites.site import Site
 
 RENDERED = "rendered"
 COMPILED = "compiled"  # by torch.compile; not measured, derived from rendered kernels

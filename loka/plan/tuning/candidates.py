@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from loka.errors import InputError
 from loka.gc import deferred_gc
+from loka.graph.sites.site import Site
 from loka.graph.trace.tracer import Tracer
 from loka.numerics.enums import Fuse
 from loka.plan.evidence import ProfiledSites, open_measurements, open_profile
@@ -28,7 +29,6 @@ from loka.plan.tuning.fingerprints import decisions_sha256
 from loka.plan.tuning.record import TunedInputs, tuned_inputs
 from loka.policy.policy import Policy
 from loka.policy.settings import SiteSettings
-from loka.sites.site import Site
 
 NATIVE_TITLE = "BF16 by the compiler"
 STANDING_TITLE = "as planned by predicted times"

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from loka.graph.sites.site import Site
 from loka.numerics.enums import Compute, Fuse, Gemm
 from loka.policy.settings import Assignment, GemmSettings, SiteSettings
-from loka.sites.site import Site
 
 MEASURED = "a measured step"  # source of what a choice decides, in the history of a field
 

@@ -9,11 +9,11 @@ from dataclasses import asdict, replace
 
 from torch import nn
 
+from loka.graph.sites.site import Site
 from loka.plan.plan import GemmPlan, Plan, SitePlan
 from loka.plan.serialize import to_json
 from loka.policy.policy import Policy
 from loka.policy.settings import SiteSettings
-from loka.sites.site import Site
 
 
 def decisions_sha256(plan: Plan) -> str:

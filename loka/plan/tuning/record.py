@@ -20,7 +20,9 @@ from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from loka.devices.spec import Execution
+from loka.graph.sites.site import Site
 from loka.kernels.measurements.versions import Versions
+from loka.model.build_model import BuiltModel
 from loka.paths import shown
 from loka.plan.evidence import ProfiledSites
 from loka.plan.json_file import JsonFormat
@@ -30,8 +32,6 @@ from loka.plan.tuning.fingerprints import decisions_sha256, model_sha256, settin
 from loka.policy.policy import Policy
 from loka.policy.settings import SiteSettings
 from loka.probe.stats.site_stats import Finite
-from loka.sites.build_model import BuiltModel
-from loka.sites.site import Site
 from loka.version import __version__
 
 VERSION: Literal[1] = 1

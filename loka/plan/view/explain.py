@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from loka.errors import InputError
+from loka.graph.sites.op_names import BOUNDARIES
+from loka.graph.sites.site import Site
 from loka.numerics.enums import OPERANDS, Gemm
 from loka.plan.evidence import NEVER_RAN, ProfiledSites, evidence_of, ran
 from loka.plan.format import format_gemm, format_operands, format_place, format_speedup
@@ -17,8 +19,6 @@ from loka.plan.select.interaction_times import interaction_by_site, kernel_names
 from loka.plan.view.table import budget_of
 from loka.policy.settings import Assignment, Budget
 from loka.probe.profile.profile import Estimate, Finding, Interval, NeEstimate, OperandSummary, SiteProfile, Verdict
-from loka.sites.neighbours import BOUNDARIES
-from loka.sites.site import Site
 
 NOT_JUDGED = "not judged: no measurement decides here, nor does min_speedup"
 _LISTED = 8  # names of sites in a message

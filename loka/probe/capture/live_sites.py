@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from loka.errors import InputError
+from loka.graph.sites.site import GemmKind, Site
+from loka.graph.sites.weights import SiteWeight, in_range
 from loka.graph.wrappers import class_names, inside
+from loka.model.callables import is_library_file
 from loka.mods.adapt import AdaptError, is_adapted
 from loka.mods.adaptation import Adaptation
 from loka.mods.structure import unwrapped
 from loka.probe.capture.operand_views import OperandProduct, find_product
-from loka.sites.callables import is_library_file
-from loka.sites.site import GemmKind, Site
-from loka.sites.weights import SiteWeight, in_range
 
 PROBED = frozenset((GemmKind.LINEAR, GemmKind.FUNCTIONAL_LINEAR, GemmKind.MATMUL, GemmKind.ADDMM, GemmKind.EINSUM))
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from loka.sites.products.einsum import matrix_letters, split_equation
+from loka.graph.sites.products.einsum import matrix_letters, split_equation
 
 IsWeight = Callable[[Any], bool]  # True if an argument is a site's Parameter or its transpose
 View = Callable[[Tensor], Tensor]

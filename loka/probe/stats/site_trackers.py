@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from loka.errors import InputError
+from loka.graph.sites.site import GemmKind
 from loka.numerics.enums import Operand
 from loka.probe.capture.live_sites import LiveSite
 from loka.probe.capture.operand_views import column_amax, rows_of, take_rows
@@ -20,7 +21,6 @@ from loka.probe.stats.moments import JointTracker, Snapshot, joint_stats
 from loka.probe.stats.operand_tracker import OperandTracker, operand_stats
 from loka.probe.stats.site_stats import SiteStats
 from loka.probe.stats.weight_tracker import WeightTracker, weight_stats
-from loka.sites.site import GemmKind
 
 
 @contextmanager

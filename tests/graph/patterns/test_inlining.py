@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from loka.graph.patterns.owners import Barriers, RegionScope, inline_for
-from loka.sites.flow import Flow
-from loka.sites.site import GemmKind, RowCount, Site
+from loka.graph.sites.flow import Flow
+from loka.graph.sites.site import GemmKind, RowCount, Site
 
 
 class Pair(nn.Module):

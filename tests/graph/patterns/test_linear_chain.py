@@ -13,9 +13,9 @@ from loka.graph.ir import ForwardIR, Ref, RefKind, Region, SiteCall, Statement
 from loka.graph.patterns.linear_chain import LinearChain, StaticOperands, find_chains
 from loka.graph.patterns.owners import RegionScope, inline_for
 from loka.graph.patterns.region import find_regions
+from loka.graph.sites.site import GemmKind, RowCount, Site
 from loka.graph.trace.examples import ModelInputs, capture_examples
 from loka.graph.trace.trace import trace_forward
-from loka.sites.site import GemmKind, RowCount, Site
 from loka.zoo.wukong import Wukong, WukongSizes
 from tests.support.models import ir_models as models
 

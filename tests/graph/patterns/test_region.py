@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from loka.graph.ir import ForwardIR, Ref, RefKind, SiteCall, Statement
 from loka.graph.patterns.owners import Barriers, RegionScope, inline_for
 from loka.graph.patterns.region import find_regions
-from loka.sites.flow import Flow
-from loka.sites.site import GemmKind, RowCount, Site
+from loka.graph.sites.flow import Flow
+from loka.graph.sites.site import GemmKind, RowCount, Site
 from tests.support.models import ir_models as zoo
 
 

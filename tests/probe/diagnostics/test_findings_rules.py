@@ -8,6 +8,7 @@ import pytest
 import torch
 import yaml
 
+from loka.graph.sites.site import GemmKind, RowCount, Site
 from loka.mods.mod_settings import MOD_SCHEMAS
 from loka.mods.protocols import Concern
 from loka.mods.suggestions import Suggestion
@@ -20,7 +21,6 @@ from loka.probe.findings import DOMINANT_OCTAVES, MEAN_SHARE, find, gaussian_spr
 from loka.probe.profile.profile import Estimate, Interval
 from loka.probe.profile.summarise import summarise
 from loka.probe.stats.site_stats import SiteStats
-from loka.sites.site import GemmKind, RowCount, Site
 from tests.support.learned_stats import operand_of, seeded, weight_of
 
 K, N, ROWS = 64, 32, 512

@@ -8,6 +8,7 @@ import pytest
 import torch
 import yaml
 
+from loka.graph.sites.site import GemmKind, RowCount, Site
 from loka.numerics.enums import Compute, Gemm, Operand, Scaling
 from loka.numerics.recipe import OperandPair, OperandRecipe
 from loka.policy.settings import Budget, GemmSettings, SiteSettings
@@ -17,7 +18,6 @@ from loka.probe.findings import find, gradient_underflows, underflow
 from loka.probe.profile.profile import Estimate, Interval
 from loka.probe.profile.summarise import summarise
 from loka.probe.stats.site_stats import SiteStats
-from loka.sites.site import GemmKind, RowCount, Site
 from tests.support.learned_stats import operand_of, seeded
 
 K, N, ROWS = 64, 32, 512

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from loka.graph.ir import ForwardIR, Ref, RefKind, SiteCall, Statement
+from loka.graph.sites.site import GemmKind
 from loka.mods.protocols import SiteMod, UnplannedModel
 from loka.mods.rewriting.rewriting_tools import (
     OperandTexts,
@@ -21,7 +22,6 @@ from loka.mods.rewriting.rewriting_tools import (
 from loka.mods.rewriting.rewriting_tracer import OwnedChange, SiteChange
 from loka.mods.rewriting.site_rewriting import ModelInChange, SiteOutcome
 from loka.policy.policy import ModRule
-from loka.sites.site import GemmKind
 
 NAME = "late_bias"
 

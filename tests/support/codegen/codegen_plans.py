@@ -11,10 +11,10 @@ from types import ModuleType
 from loka.codegen import render_package
 from loka.devices.targets import TargetDevice
 from loka.graph.ir import ForwardIR, Ref, RefKind, Region, SiteCall, Statement
+from loka.graph.sites.site import GemmKind, RowCount, Site
 from loka.numerics.enums import Accumulation, Format, Gemm, Range, Scaling
 from loka.numerics.recipe import OperandRecipe
 from loka.plan.plan import BindingKind, GemmPlan, Plan, PlannedBinding, SitePlan
-from loka.sites.site import GemmKind, RowCount, Site
 from tests.support.importing import import_folder
 
 ROWWISE = OperandRecipe()

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from loka.model.build_model import BuiltModel
 from loka.mods.adaptation import Adaptation, Setting
 from loka.mods.dataflow import Adaptable, analyse_dataflow
 from loka.mods.protocols import ModMatch, ModRequest
 from loka.mods.registry import module_mod
-from loka.sites.build_model import BuiltModel
 
 DEFAULTS: dict[str, dict[str, Setting]] = {"no_bias": {"final": "keep"}, "block_norm": {"block": 256}}
 

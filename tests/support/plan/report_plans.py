@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from loka.devices.targets import TargetDevice
+from loka.graph.sites.site import GemmKind, RowCount, Site
 from loka.kernels.measurements.parts import PartKind, TimeSource
 from loka.numerics.enums import Accumulation, Format, Gemm
 from loka.numerics.recipe import OperandRecipe
 from loka.plan.plan import NATIVE, Evidence, GemmPlan, InteractionPlan, Plan, SitePlan, SiteTiming, StepTime
 from loka.policy.settings import Assignment
 from loka.probe.profile.profile import Interval, Verdict
-from loka.sites.site import GemmKind, RowCount, Site
 
 E4M3, E5M2 = OperandRecipe(), OperandRecipe(format=Format.E5M2)
 

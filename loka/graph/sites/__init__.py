@@ -1,0 +1,1 @@
+"""The GEMMs of a model, as queries on the graphs of its forwards."""

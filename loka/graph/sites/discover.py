@@ -1,0 +1,112 @@
+"""Discovers every GEMM of a model, in whatever form, in the graphs of a training and an evaluation forward."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+from loka.errors import InputError
+from loka.gc import deferred_gc
+from loka.graph.sites.flow import Flow, flow_of
+from loka.graph.sites.forwards import Forwards, forwards_of
+from loka.graph.sites.merge_calls import (
+    MeasuredCall,
+    by_site,
+    flops_of,
+    in_model_order,
+    measure,
+    never_called,
+    siblings,
+    to_sites,
+    total_flops,
+)
+from loka.graph.sites.operations import TRANSFORMED
+from loka.graph.sites.site import Site
+from loka.graph.sites.train_eval_diff import fused_in_evaluation
+from loka.model.build_model import BuiltModel
+
+
+@dataclass(frozen=True)
+class SiteMap:
+    """All GEMMs of a model in model order: by the position of the owning module, then by the order of the calls.
+
+    Recurrent layers, and convolutions of a kernel size above 1, are not included; `notes` names them.
+    """
+
+    sites: tuple[Site, ...]
+    notes: tuple[str, ...]
+    siblings: tuple[tuple[str, ...], ...] = ()  # names of sites that seem to read one tensor
+    flow: Flow = field(default_factory=Flow)  # what products become
+
+    def __getitem__(self, name: str) -> Site:
+        return next(site for site in self.sites if site.name == name)
+
+
+def find_sites(built: BuiltModel) -> SiteMap:
+    """Find every GEMM of a model. The model, its buffers, its hooks and the random state are unchanged.
+
+    Raises:
+        InputError: The forward raises, or depends on its inputs' values and cannot be run on a few real samples.
+    """
+    with deferred_gc():  # graphs are many small objects, none of them garbage yet
+        return sites_in(built, forwards_of(built))
+
+
+def sites_in(built: BuiltModel, forwards: Forwards) -> SiteMap:
+    """The GEMMs in the forwards of a model. Raises InputError for one that has nothing to multiply."""
+    modules = dict(built.module.named_modules())
+    order = {name: place for place, name in enumerate(modules)}
+    training, row_notes = measure(forwards.training.calls, forwards.samples, built.batch_size, forwards.from_data)
+    evaluation = training
+    if forwards.evaluation is not forwards.training:
+        evaluation, _ = measure(forwards.evaluation.calls, forwards.samples, built.batch_size, forwards.from_data)
+    sites, merge_notes = to_sites(training, evaluation, order, built.batch_size)
+    sites, fused_notes = _without_fused(sites, fused_in_evaluation(modules))
+    sites = in_model_order((*sites, *never_called(built.module, forwards.called, sites)), order)
+    empty = next((site for site in sites if not site.k or not site.n), None)
+    if empty is not None:
+        raise InputError(
+            f"model: the weight of {empty.name!r} has {empty.k} inputs and {empty.n} outputs: there is nothing to "
+            f"multiply; give both a size, or take it out of the model"
+        )
+    others = _other_notes(forwards, training, built.batch_size)
+    return SiteMap(
+        sites=sites,
+        notes=(*row_notes, *forwards.notes, *merge_notes, *fused_notes, *others),
+        siblings=siblings(training, order),
+        flow=flow_of(by_site(training, order)),
+    )
+
+
+def _without_fused(sites: tuple[Site, ...], fused: tuple[str, ...]) -> tuple[tuple[Site, ...], tuple[str, ...]]:
+    """Remove the evaluation calls of nn.Linears that torch's fused encoder layers bypass."""
+    bypassed = {f"{name}.{linear}" if name else linear for name in fused for linear in ("linear1", "linear2")}
+    kept = tuple(replace(site, calls_eval=0) if site.name in bypassed else site for site in sites)
+    if not any(site.name in bypassed for site in sites):
+        return sites, ()
+    names = ", ".join(repr(name) for name in fused[:3]) + (", ..." if len(fused) > 3 else "")
+    return kept, (
+        f"nn.TransformerEncoderLayer {names}: in evaluation without gradients torch runs it as one fused kernel, which "
+        f"reads linear1 and linear2 without calling them: they are called in training alone",
+    )
+
+
+def _other_notes(forwards: Forwards, calls: list[MeasuredCall], batch: int) -> tuple[str, ...]:
+    """Notes on products that are no sites: convolutions and recurrent layers with their share, and what is not seen."""
+    flops: Counter[str] = Counter()
+    count: Counter[str] = Counter()
+    others = forwards.training.others
+    for other in others:
+        count[other.op] += 1
+        flops[other.op] += flops_of(other, forwards.samples, batch) if other.flops else 0
+    total = total_flops(calls) + sum(flops.values())
+    notes = [
+        f"{count[op]} x {op}: not replaced, and not among the sites: {100 * flops[op] / total:.3g} % of the FLOPs of a "
+        "forward"
+        for op in flops
+        if flops[op]
+    ]
+    owners = sorted({other.owner for other in others if other.op == TRANSFORMED})
+    names = ", ".join(repr(name) for name in owners[:3]) + (", ..." if len(owners) > 3 else "")
+    unseen = f"{TRANSFORMED} in {names}: not seen, neither among the sites nor in their shares"
+    return (*notes, unseen) if owners else tuple(notes)

@@ -1,0 +1,261 @@
+"""What the products of sites become: which go into which, and the modules that hold what stands around each.
+
+Only operations that kernels may fuse count: of norms, activations, gates and sums, however a model writes them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+from loka.graph.sites.merge_calls import MeasuredCall
+from loka.graph.sites.operations import Call, Operation
+from loka.graph.sites.site import GemmKind
+
+# None of these mixes rows.
+NORM_OPERATIONS = frozenset(
+    (
+        *("layer_norm", "rms_norm", "group_norm", "mean", "var", "var_mean", "std", "std_mean", "pow", "square"),
+        *("rsqrt", "norm", "linalg_vector_norm", "linalg_norm"),
+    )
+)
+_ACTIVATIONS = frozenset(
+    (
+        *("relu", "relu6", "silu", "gelu", "sigmoid", "tanh", "hardswish", "hardsigmoid", "hardtanh", "leaky_relu"),
+        *("elu", "selu", "celu", "softplus", "softsign", "logsigmoid", "mish", "erf", "exp"),
+        *("threshold", "where", "maximum", "max"),
+    )
+)
+_OTHERS = frozenset(
+    (
+        *("add", "sub", "mul", "div", "addcmul", "addcdiv", "neg", "reciprocal", "sqrt", "getitem"),
+        *("gt", "ge", "zeros_like", "zeros", "new_zeros", "alias", "contiguous", "clone"),
+        *("unsqueeze", "squeeze", "t", "T", "to", "type_as", "float", "half", "bfloat16"),
+    )
+)
+_MOVED = frozenset(
+    (
+        *("transpose", "t", "T", "mT", "permute", "movedim", "moveaxis", "swapaxes", "swapdims", "einsum"),
+        *("alias", "contiguous", "clone"),
+    )
+)
+_PARTS = frozenset(("split", "split_with_sizes", "tensor_split", "chunk", "getitem", "narrow", "slice"))
+_LIFTS = frozenset(("unsqueeze", "expand", "alias"))
+_FLAT = frozenset(("flatten", "view", "reshape", "unflatten"))
+_FUSED = NORM_OPERATIONS | _ACTIVATIONS | _OTHERS
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Sites, by name, that are called once in a training forward."""
+
+    into: tuple[tuple[str, str], ...] = ()  # pairs: only the second multiplies what the first's product becomes
+    around: Mapping[str, str] = field(default_factory=dict)  # smallest module with the norm and activation around each
+    beside: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # those that compute what follows it alone
+    # The module that joins it, the one that holds this and the norm after it, and the others that take part in that.
+    joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    mixing: tuple[
+        tuple[str, ...], ...
+    ] = ()  # of each mixing layer: x^T @ rank, x @ that, and what may be weighted sums
+
+
+def flow_of(sites: Mapping[str, Sequence[MeasuredCall]]) -> Flow:
+    """The flow between sites, from the calls of each in a training forward."""
+    readers: dict[int, list[str]] = defaultdict(list)
+    for name, calls in sites.items():
+        for measured in calls:
+            readers[id(_ends(measured.call).source)].append(name)
+    once = {name: calls[0].call for name, calls in sites.items() if len(calls) == 1}
+    pairs = ((name, readers[id_]) for name, call in once.items() for id_ in _reached(_ends(call).product, readers))
+    into = tuple((name, names[0]) for name, names in pairs if len(names) == 1 and names[0] in once)
+    around, beside = {}, {}
+    for name, call in once.items():
+        ends = _ends(call)
+        near = [] if ends.source is None else _before(ends.source, ends.reader)
+        after = _after(ends.product)
+        owners = _owners((*near, *after))
+        if owners:
+            around[name] = common_module((call.module or call.owner, *owners))
+            beside[name] = _owners(_following(ends.product, after))
+    joined = {name: found for name, call in once.items() if (found := _joined(call.result)) is not None}
+    single = {name: calls[0] for name, calls in sites.items() if len(calls) == 1}
+    products = [(name, each.call) for name, calls in sites.items() for each in calls if each.call.weight is None]
+    return Flow(into, around, beside, joined, tuple(_mixing(single, products)))
+
+
+def _owners(nodes: Iterable[Operation]) -> tuple[str, ...]:
+    """The modules that compute the norms and activations among some operations."""
+    return tuple(sorted({node.owner for node in nodes if node.op in NORM_OPERATIONS | _ACTIVATIONS}))
+
+
+def _following(product: Operation, alone: Collection[Operation]) -> set[Operation]:
+    """Of the operations that read nothing but a product, those before something else reads on, as a residual does."""
+    found: set[Operation] = set()
+    waiting = [product]
+    while waiting:
+        here = waiting.pop()
+        if all(child in alone for child in here.children):
+            waiting += [child for child in here.children if child not in found]
+            found.update(here.children)
+    return found
+
+
+def _joined(product: Operation) -> tuple[str, ...] | None:
+    """The module that concatenates a product, or adds to it; the one around it and the norm after it; those between."""
+    node, joins = product, list[Operation]()
+    while node.children:
+        norm = next((child for child in node.children if child.op in NORM_OPERATIONS), None)
+        if norm is not None and joins:
+            owners = tuple(dict.fromkeys(each.owner for each in (*joins, norm)))
+            return joins[0].owner, common_module(owners), *owners[1:]
+        filled = [child for child in node.children if child.op == "setitem"] if node.op == "setitem" else []
+        if len(filled or node.children) > 1:
+            return None
+        (node,) = filled or node.children  # a tensor with another slice assigned
+        if (
+            len(node.parents) > 1
+            and node.op in ("cat", "hstack", "add", "setitem")
+            and not any(each.constant for each in node.parents)
+        ):
+            joins.append(node)
+        elif not node.view and node.op != "add":
+            return None
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """A GEMM without the views that its form asks for.
+
+    These are the transposes of `(W @ x.t()).t()`, or of a convolution of size 1, and x.unsqueeze(0) of a bmm.
+    """
+
+    source: Operation | None  # of the input
+    reader: Operation  # what reads that: the GEMM or the transpose before it
+    product: Operation
+
+
+def _ends(call: Call) -> _Ends:
+    source, reader, product = call.source, call.result, call.result
+    while (
+        call.weight and source is not None and source.op in _LIFTS and len(source.parents) == len(source.children) == 1
+    ):
+        source, reader = source.parents[0], source
+    parents = call.result.parents
+    from_the_left = (len(parents) == 2 and parents[0].constant) or call.kind is GemmKind.CONVOLUTION
+    if call.weight is None or not from_the_left or source is None:
+        return _Ends(source, reader, product)
+    if source.op in _MOVED and len(source.parents) == 1:
+        source, reader = source.parents[0], source
+    if len(product.children) == 1 and product.children[0].op in _MOVED:
+        product = product.children[0]
+    return _Ends(source, reader, product)
+
+
+def _mixing(sites: Mapping[str, MeasuredCall], products: Iterable[tuple[str, Call]]) -> Iterator[tuple[str, ...]]:
+    """The sites of mixing layers, wherever they are written: x^T @ rank, x @ that, and products alike the first.
+
+    `products` are calls without weights: those of several layers in a loop have one name.
+
+    The latter multiply as many rows of x as long by another weight: among them are the weighted sums of x. Of
+    (x @ x^T) @ rank, these are the second product, the first, and others of x of the same K.
+    """
+    weighted = {name: each for name, each in sites.items() if each.call.weight is not None and each.call.source}
+    made = {each.call.result: name for name, each in weighted.items()}
+    read = {name: _unmoved(each.call.source) for name, each in weighted.items() if each.call.source is not None}
+    for name, product in products:
+        parts = [_unmoved(part) for part in product.result.parents]
+        if len(parts) != 2:
+            continue
+        if parts[0] is parts[1]:
+            for last in (other for other in weighted if read[other] is product.result):
+                alike = (other for other, found in weighted.items() if found.k == weighted[last].k)
+                yield last, name, *(other for other in alike if read[other] is parts[0])
+            continue
+        for x, inner in (parts, parts[::-1]):
+            rank = made.get(_unmoved(inner, _MOVED | _PARTS))  # or a part of a product with both matrices
+            if rank is not None and read[rank] is x:
+                sizes = weighted[rank].rows, weighted[rank].k
+                alike = (other for other, found in weighted.items() if (found.rows, found.k) == sizes)
+                yield rank, name, *(other for other in alike if other != rank and read[other] is x)
+
+
+def _unmoved(node: Operation, moved: Collection[str] = _MOVED) -> Operation:
+    """The tensor whose axes a view moves; with other operations in `moved`, that these take a part of."""
+    while node.op in moved and len(node.parents) == 1 and not node.gemm:
+        node = node.parents[0]
+    return node
+
+
+def _reached(product: Operation, sources: Collection[int]) -> tuple[int, ...]:
+    """Ids of the first nodes that GEMMs read on the way from a product; `sources` are all such.
+
+    The way is through what reads nothing but the product, or through sums and products with others alone. It ends where
+    something else reads on, as a residual stream does: its blocks stay apart, so that each can be a unit of FSDP.
+    """
+    found: dict[int, None] = {}
+    fuses = _is_fused_or_flat if product.folded else _is_fused
+    alone = _after(product, fuses)
+    mixed = {product}  # sums and products of it
+    seen, waiting = {product}, [product]
+    while waiting:
+        here = waiting.pop()
+        if id(here) in sources:
+            found[id(here)] = None
+            continue
+        if len(here.children) > 1 and not all(child in alone for child in here.children):
+            continue
+        fused = [child for child in here.children if fuses(child)]
+        mixed.update(child for child in fused if here in mixed and child.op in _OTHERS | _FLAT)
+        ahead = [child for child in fused if child not in seen and (child in alone or child in mixed)]
+        seen.update(ahead)
+        waiting += ahead
+    return tuple(found)
+
+
+def _before(source: Operation, gemm: Operation) -> set[Operation]:
+    """The operations before a GEMM whose results nothing else reads."""
+    inside: set[Operation] = set()
+    waiting = [source]
+    while waiting:
+        here = waiting.pop()
+        if here not in inside and _is_fused(here) and all(child is gemm or child in inside for child in here.children):
+            inside.add(here)
+        else:
+            continue
+        waiting += here.parents
+    return inside
+
+
+def _after(product: Operation, fuses: Callable[[Operation], bool] | None = None) -> set[Operation]:
+    """The operations after a GEMM that read nothing but its product, and constants."""
+    inside, fuses = {product}, fuses or _is_fused
+    waiting = list(product.children)
+    while waiting:
+        here = waiting.pop(0)
+        own = [parent for parent in here.parents if not parent.constant]
+        if here not in inside and fuses(here) and all(parent in inside for parent in own):
+            inside.add(here)
+            waiting += here.children
+    return inside - {product}
+
+
+def _is_fused(node: Operation) -> bool:
+    return (node.op in _FUSED or node.rows) and not node.gemm and not node.constant
+
+
+def _is_fused_or_flat(node: Operation) -> bool:
+    """After a product whose columns are several dimensions, what makes rows of them changes nothing."""
+    return _is_fused(node) or (node.op in _FLAT and not node.constant)
+
+
+def common_module(names: Iterable[str]) -> str:
+    """The innermost module around all of these."""
+    parts = zip(*(name.split(".") for name in names), strict=False)
+    return ".".join(_first(parts))
+
+
+def _first(parts: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    yield from (same[0] for same in takewhile(lambda each: len(set(each)) == 1, parts))

@@ -1,0 +1,1 @@
+"""Models as policies name them: built, with example inputs, and copied."""

@@ -1,0 +1,140 @@
+"""Example inputs of a policy's model: from a function of the author's, or the first batch of training."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from loka.errors import InputError
+from loka.model.callables import call, find_callable
+
+_NAME, INPUTS, BATCHES = "example_inputs", "model.inputs", "train.batches"
+_SEEDS = 2**32  # all that numpy takes
+
+
+@dataclass(frozen=True, slots=True)
+class ExampleInputs:
+    """The positional and keyword arguments of a model's forward, for a number of samples, drawn by a seed."""
+
+    make: Callable[[int, int], object]
+    spec: str  # "clicks:inputs", as messages name it
+    field: str  # of the policy: "model.inputs"
+
+    def __call__(self, batch: int, seed: int = 0) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Make them. Raises InputError for what the author's function raises, and for a wrong type."""
+        with seeded(seed):
+            made = self.make(batch, seed)
+        if isinstance(made, Tensor):
+            return (made,), {}
+        if isinstance(made, tuple):
+            return tuple(made), {}
+        if isinstance(made, dict):
+            wrong = [key for key in made if not isinstance(key, str)]
+            if wrong:
+                raise InputError(
+                    f"{self.field}: {self.spec} returned a dict with the key {wrong[0]!r}; its keys name arguments of "
+                    "forward"
+                )
+            return (), dict(made)
+        raise InputError(
+            f"{self.field}: {self.spec} returned {kind_of(made)}; return a tuple of positional arguments, one tensor, "
+            "or a dict of keyword arguments"
+        )
+
+
+def example_inputs(
+    module: nn.Module, home: ModuleType, factory: str, inputs: str | None, batches: str | None
+) -> ExampleInputs:
+    """What makes the inputs of `module`, which `factory` of the Python module `home` has made.
+
+    The first that there is: `inputs`; the model's method `example_inputs`; the function of that name in `home`; the
+    first of `batches`. Raises InputError where there is none, or a named one is not found.
+    """
+    if inputs is not None:
+        return _of_size(find_callable(inputs, INPUTS)[0], inputs)
+    for holder, spec in ((module, f"{type(module).__name__}.{_NAME}"), (home, f"{home.__name__}:{_NAME}")):
+        found = getattr(holder, _NAME, None)
+        if callable(found):
+            return _of_size(found, spec)
+    if batches is not None:
+        return _of_first_batch(find_callable(batches, BATCHES)[0], batches)
+    raise InputError(
+        f"{INPUTS}: no example inputs for {factory}: neither {type(module).__name__} has a method {_NAME}(batch_size) "
+        f"nor {home.__name__} a function of that name; write one, or name a function in {INPUTS}, or the batches of "
+        f"training in {BATCHES}"
+    )
+
+
+def kind_of(value: object) -> str:
+    """`None`, or `a list`."""
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def _of_size(function: Callable[..., object], spec: str) -> ExampleInputs:
+    def make(batch: int, seed: int) -> object:
+        return call(function, (batch,), spec, INPUTS)
+
+    return ExampleInputs(make, spec, INPUTS)
+
+
+def _of_first_batch(function: Callable[..., object], spec: str) -> ExampleInputs:
+    def first(batch: int, seed: int) -> object:
+        found: Any = function(batch, seed)
+        batches: Iterator[object] = iter(found)
+        for each in batches:
+            return each
+        raise InputError("there is no batch in what it returned; yield (inputs, target)")
+
+    def make(batch: int, seed: int) -> object:
+        pair = call(first, (batch, seed % _SEEDS), spec, BATCHES)
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise InputError(
+                f"{BATCHES}: the first batch of {spec} is {kind_of(pair)}; each has to be (inputs, target)"
+            )
+        inputs, target = pair
+        if isinstance(target, Tensor) and batch not in target.shape:
+            raise InputError(
+                f"{BATCHES}: {spec}, asked for batches of {batch}, begins with a target of shape "
+                f"{tuple(target.shape)}; yield as many samples as are asked for, or name a function that makes example "
+                f"inputs of any batch size in {INPUTS}"
+            )
+        return tuple(inputs) if isinstance(inputs, list) else inputs
+
+    return ExampleInputs(make, spec, BATCHES)
+
+
+_SEED = 0
+
+
+@contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Restore the random state after the block: of Python, of torch on the CPU, and of numpy if it is imported."""
+    python, numbers = random.getstate(), torch.get_rng_state()
+    numpy = sys.modules.get("numpy")
+    numpy_state = numpy.random.get_state() if numpy else None
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        torch.set_rng_state(numbers)
+        if numpy:
+            numpy.random.set_state(numpy_state)
+
+
+@contextmanager
+def seeded(seed: int = _SEED) -> Iterator[None]:
+    """As `random_state_kept`, with the same seed each time, so that inputs that are drawn give the same plan."""
+    with random_state_kept():
+        random.seed(seed)
+        torch.default_generator.manual_seed(seed)
+        if numpy := sys.modules.get("numpy"):
+            numpy.random.seed(seed % 2**32)  # all that numpy takes
+        yield

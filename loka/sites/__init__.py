@@ -1,1 +1,0 @@
-"""Discovery of every GEMM of a model without running it on data."""

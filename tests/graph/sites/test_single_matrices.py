@@ -1,0 +1,46 @@
+"""A Parameter (1, K, N) is one matrix: a site of its own, whose products flow on through views."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from loka.graph.sites.discover import find_sites
+from loka.model.build_model import BuiltModel
+
+WIDTH, LOW = 16, 4
+
+
+class Expert(nn.Module):
+    def __init__(self, experts: int) -> None:
+        super().__init__()
+        self.down = nn.Parameter(torch.randn(experts, WIDTH, LOW))
+        self.up = nn.Parameter(torch.randn(experts, LOW, WIDTH))
+        self.bias = nn.Parameter(torch.zeros(experts, 1, WIDTH))
+
+    def forward(self, x0: Tensor, x: Tensor) -> Tensor:
+        low = torch.bmm(x.unsqueeze(0).expand(len(self.down), -1, -1), self.down)
+        return torch.addcmul(x, x0, torch.baddbmm(self.bias, low, self.up).sum(0))
+
+
+class Experts(nn.Module):
+    def __init__(self, experts: int) -> None:
+        super().__init__()
+        self.one, self.two = Expert(experts), Expert(experts)
+
+    def forward(self, x0: Tensor) -> Tensor:
+        y: Tensor = self.two(x0, self.one(x0, x0))
+        return y
+
+
+@pytest.mark.parametrize(("experts", "blocked"), [(1, False), (2, True)])
+def test_one_matrix_is_planned_and_several_are_grouped(experts: int, blocked: bool) -> None:
+    found = find_sites(BuiltModel(Experts(experts), (torch.randn(6, WIDTH),), {}, 6)).sites
+    assert [site.blocked is not None for site in found] == [blocked] * 4
+    assert [(site.k, site.n) for site in found] == [(WIDTH, LOW), (LOW, WIDTH)] * 2
+
+
+def test_products_flow_from_one_expert_to_the_next() -> None:
+    flow = find_sites(BuiltModel(Experts(1), (torch.randn(6, WIDTH),), {}, 6)).flow
+    assert flow.into == (("one.down", "one.up"), ("one.up", "two.down"), ("two.down", "two.up"))
