@@ -246,10 +246,18 @@ def columns_of(value: Value, dim: int, start: int, length: int, products: Produc
 
 
 def part_of(value: Value, dim: int, start: int, length: int, selected: bool, graph: Graph, place: int) -> Value:
-    """A slice of a tensor."""
+    """A slice of a tensor; of a slice, as one of what that is of, by the order of its dimensions."""
     runs = len(value.shape[dim])
     if not selected and value.shape[dim] == (length,) * runs:
         return value
+    inner = value.node
+    if isinstance(inner, Part) and all(_in_order(each) for each in (value, inner.of)):
+        if inner.dim == dim and not inner.selected:
+            return part_of(inner.of, dim, inner.start + start, length, selected, graph, place)
+        outer = dim + (inner.selected and inner.dim <= dim)
+        if outer < inner.dim:
+            first = part_of(inner.of, outer, start, length, selected, graph, place)
+            return part_of(first, inner.dim - selected, inner.start, inner.length, inner.selected, graph, place)
     size = (length,) * runs
     shape = tuple(size if at == dim else each for at, each in enumerate(value.shape) if at != dim or not selected)
     key = (value.node, value.dims, dim, start, length, selected)
@@ -257,6 +265,11 @@ def part_of(value: Value, dim: int, start: int, length: int, selected: bool, gra
         key, Part(shape=shape, place=place, of=value, dim=dim, start=start, length=length, selected=selected)
     )
     return Value(node, rows_of(shape), shape)
+
+
+def _in_order(value: Value) -> bool:
+    """True for a tensor whose elements are those of its node in order."""
+    return value.shape == value.node.shape and value.dims == rows_of(value.shape)
 
 
 def multiplied(value: Value) -> tuple[Factor, Factor, dict[str, Size]] | None:

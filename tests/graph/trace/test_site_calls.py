@@ -325,6 +325,23 @@ def test_matrices_of_parameters_are_weights_by_their_place() -> None:
     assert all("tanh" in text for text in others[2:])
 
 
+class PartsOfParts(nn.Module):
+    """The same matrix, taken step by step in any order of dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(4, 8, 12))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.w[1:3][1].narrow(1, 2, 8) + torch.tanh(x) @ self.w[:, :, 1:11][:, :, 1:9][2]
+
+
+def test_a_part_of_a_part_is_one_of_the_parameter() -> None:
+    answer = canonical(PartsOfParts(), "w.2.:.2:10")
+    assert isinstance(answer, ForwardIR), answer
+    assert weights_of(answer) == ["self.w[2][:, 2:10].t()"] * 2
+
+
 class Unbound(nn.Module):
     def __init__(self) -> None:
         super().__init__()
