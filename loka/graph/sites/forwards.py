@@ -8,7 +8,8 @@ own products only the FLOPs are known. Alike children are read once.
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isqrt
 from typing import Any, TypeGuard
@@ -29,12 +30,13 @@ from loka.graph.sites.captured_forward import (
     ModuleCall,
     captured_forward,
     description,
+    descriptions,
     held_at,
     with_values,
 )
 from loka.graph.sites.children import ModuleRun, fake_copy, real_copy, run_module, undisturbed
 from loka.graph.sites.operations import Operation, Operations, OtherProduct, Reader
-from loka.graph.sites.sizes import Sizes, UnknownSizeError
+from loka.graph.sites.sizes import Sizes, Symbols, UnknownSizeError
 from loka.graph.sites.train_eval_diff import depends_on_mode
 from loka.model.build_model import BuiltModel
 from loka.model.callables import describe_error, place_of
@@ -42,6 +44,7 @@ from loka.model.copying import copy_model
 from loka.model.inputs import cut_inputs, empty_like, resized_inputs, tensors_in
 
 SAMPLES = 64  # in the largest run on real samples
+LOOP = 8  # calls of one module in a forward that reads values, above which it is a loop
 READ = 1000  # modules above which a forward is not read: each takes up to ten milliseconds
 FIXED = "the batch size is written into the forward: rows follow it only as far as one size shows"
 NUMBERS = "the forward reads values: it was run on a few real samples, and other values may call other GEMMs"
@@ -122,10 +125,13 @@ class _Model:
         # Modules whose forwards cannot be read, in some number of runs, with the reason.
         self.unread: dict[tuple[str, int], CannotCaptureError] = {}
         self.known: dict[Any, CapturedForward] = {}
+        self.by_sizes: set[Any] = set()  # keys in `known` that have to be of exact sizes
         self.results: dict[Any, Tensor] = {}  # of alike calls of children on fake tensors
 
     def forwards(self, runs_on: str, samples: tuple[int, ...], notes: tuple[str, ...]) -> Forwards:
         """The forwards on runs of some numbers of samples, on no, "fake" or "real" tensors."""
+        if not runs_on and len(self.modules) > READ:
+            raise CannotCaptureError(f"it has more than {READ} modules")
         readings = [_Reading(self, runs_on, samples, training=True)]
         made = [readings[0].operations()]
         if readings[0].asks_for_mode or depends_on_mode(self.modules) is not None:
@@ -206,16 +212,11 @@ class _Reading:
     def _read_whole(
         self, name: str, caller: str, module: nn.Module, calls: Sequence[ModuleCall]
     ) -> tuple[Operation | None, ...]:
-        key = None
-        if self._running is not None:
-            key = self._described(name), *(each.description for each in calls)
-        forward = self.model.known.get(key)
-        if forward is None:
-            forward = captured_forward(module, calls, len(calls) - 1 if self.real else 0, self.model.fakes)
-            if key is not None:
-                self.model.known[key] = forward
+        forward = self._captured(name, module, calls)
+        held = [call.arguments(module) for call in calls]
+        symbols: Symbols = forward.symbols(held)
         if self.real and self._running is not None:
-            forward = with_values(forward, self._running[name], calls)
+            symbols = with_values(forward, symbols, self._running[name], held)
         self.asks_for_mode |= forward.asks_for_mode
         if not forward.outputs and not name:
             raise CannotCaptureError("it returns no tensor")
@@ -226,12 +227,36 @@ class _Reading:
                 return self.reader.held(held_at(module, source.steps))
             if not source.root:
                 return None
-            return self._made.get(id(calls[0].at(source, module))) or Operation("input")
+            return self._made.get(id(held_at(held[0].get(source.root), source.steps))) or Operation("input")
 
-        made = self.reader.read(forward, name, caller, given)
+        made = self.reader.read(forward, symbols, name, caller, given)
         if not name and len(calls) > 1 and any(self._is_frozen(call.m) for call in self.reader.calls):
             raise _FixedBatchError("the batch has become a number, perhaps in numpy, which sets no condition")
         return made
+
+    def _captured(self, name: str, module: nn.Module, calls: Sequence[ModuleCall]) -> CapturedForward:
+        """The forward of a module; of alike children one is read, where sizes decide what it does one for the same."""
+        known, example = self.model.known, len(calls) - 1 if self.real else 0
+        if self._running is None:
+            return captured_forward(module, calls, example, self.model.fakes)
+        key = self._described(name), descriptions(calls, exact=False)
+        if key in self.model.by_sizes:
+            key = self._described(name), descriptions(calls, exact=True)
+        if key not in known:
+            forward = captured_forward(module, calls, example, self.model.fakes)
+            if forward.asks_for_sizes:
+                self.model.by_sizes.add(key)
+                key = self._described(name), descriptions(calls, exact=True)
+            known[key] = forward
+        return known[key]
+
+    def _leave_loops(self, counts: Counter[str], called: Iterable[str]) -> None:
+        """Children with a loop over values, of which torch reads each step, for seconds, are not read as a whole."""
+        for name in called:
+            inside = [count for module, count in counts.items() if module.startswith(f"{name}.")]
+            if max(inside, default=0) > LOOP * counts[name]:
+                why = CannotCaptureError("it has a loop over values")
+                self.model.unread |= {(name, runs): why for runs in (1, 2, 3)}
 
     def _described(self, name: str) -> Any:
         if name not in self._descriptions:
@@ -250,6 +275,8 @@ class _Reading:
             raise TypeError(
                 f"it returned {reprlib.repr(runs[0].result)}, from which nothing can be trained; return tensors"
             )
+        if self.real:
+            self._leave_loops(runs[-1].counts, {call.name for call in runs[-1].calls})
         if len({tuple(call.name for call in run.calls) for run in runs}) > 1:
             raise _UnlikeRunsError(f"the forward calls other modules at batch sizes of {self.samples}")
         self.reader.called.add(name)

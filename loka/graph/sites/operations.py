@@ -164,15 +164,20 @@ class Reader:
         )
 
     def read(
-        self, forward: CapturedForward, name: str, caller: str, given: Callable[[fx.Node], Operation | None]
+        self,
+        forward: CapturedForward,
+        symbols: Symbols,
+        name: str,
+        caller: str,
+        given: Callable[[fx.Node], Operation | None],
     ) -> tuple[Operation | None, ...]:
         """Adds the operations of a module's forward; those that made its outputs.
 
-        `caller` is the module whose forward calls it, `given` is what placeholders are.
+        `symbols` are those of its sizes, `caller` is the module whose forward calls it, `given` what placeholders are.
         """
         self._kept.append(forward)
         self.made.clear()
-        self._symbols, self._sizes = forward.symbols, {}
+        self._symbols, self._sizes = symbols, {}
         self._module, self._caller = name, caller
         for node in forward.read.graph.find_nodes(op="placeholder"):
             value, held = node.meta.get("example_value"), given(node)
