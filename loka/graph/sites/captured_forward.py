@@ -25,7 +25,7 @@ from loka.graph.capture.dynamo import capture
 from loka.graph.capture.sources import Source
 from loka.graph.sites.op_names import op_name
 from loka.graph.sites.products.catalogue import has_place
-from loka.graph.sites.sizes import Size, Sizes, Symbols
+from loka.graph.sites.sizes import Sizes, Symbols
 from loka.model.callables import is_library_file
 from loka.model.inputs import empty_like, order_of_strides, rebuild, tensors_in
 
@@ -109,6 +109,14 @@ class CapturedForward:
     asks_for_mode: bool
     asks_for_sizes: bool  # of its arguments, so that it may be another at other ones
 
+    @property
+    def symbolic_sizes(self) -> Iterator[Any]:
+        """The sizes of all its tensors that are no numbers."""
+        for node in self.read.graph.nodes:
+            value = node.meta.get("example_value")
+            if isinstance(value, Tensor):
+                yield from (size for size in value.shape if not isinstance(size, int))
+
     def symbols(self, held: Sequence[Mapping[str, Any]]) -> dict[Any, Sizes]:
         """What the symbols of its arguments' sizes are in each run, whose arguments are `held`."""
         found = dict[Any, Sizes]()
@@ -123,18 +131,22 @@ class CapturedForward:
 
 
 def captured_forward(
-    module: nn.Module, calls: Sequence[ModuleCall], example: int, fakes: FakeTensorMode | None
+    module: nn.Module,
+    calls: Sequence[ModuleCall],
+    example: int,
+    fakes: FakeTensorMode | None,
+    leaves: Mapping[str, tuple[Any, Any]] = MappingProxyType({}),
 ) -> CapturedForward:
     """The forward in a module's mode, for a call in each run, of which one is the example.
 
-    Sizes that differ between runs are symbols. `fakes` is the mode of a fake module's tensors. Raises
-    CannotCaptureError.
+    Sizes that differ between runs are symbols. `fakes` is the mode of a fake module's tensors, `leaves` are children
+    that are not read, each with what it returned in the example's and in another run. Raises CannotCaptureError.
     """
     if inspect.isgeneratorfunction(module.forward) or inspect.iscoroutinefunction(module.forward):
         raise CannotCaptureError("it computes nothing until what it returns is run")
     args, kwargs, marked = _example(calls, example, fakes)
     with torch.set_grad_enabled(calls[0].gradients):
-        read = capture(module, args, kwargs, symbolic=False, hooks=True)
+        read = capture(module, args, kwargs, leaves=leaves, observed=leaves, symbolic=False, hooks=True)
     found = (_FIXED.fullmatch(condition.text) for condition in read.conditions)
     fixed = [each[0] for each in found if each is not None and int(each[1]) in marked]
     if fixed:
@@ -163,9 +175,7 @@ def with_values(
     forward: CapturedForward, symbols: Symbols, module: nn.Module, held: Sequence[Mapping[str, Any]]
 ) -> Symbols:
     """Also the symbols of sizes that come from values, which are seen where its graph runs on real samples."""
-    values = (node.meta.get("example_value") for node in forward.read.graph.nodes)
-    sizes: Iterator[Size] = (size for value in values if isinstance(value, Tensor) for size in value.shape)
-    if all(isinstance(size, int) or size.node.expr.free_symbols <= symbols.keys() for size in sizes):
+    if all(size.node.expr.free_symbols <= symbols.keys() for size in forward.symbolic_sizes):
         return symbols
     seen: list[dict[Any, int]] = []
     for each in held:

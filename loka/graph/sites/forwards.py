@@ -35,7 +35,7 @@ from loka.graph.sites.captured_forward import (
     with_values,
 )
 from loka.graph.sites.children import ModuleRun, fake_copy, real_copy, run_module, undisturbed
-from loka.graph.sites.operations import Operation, Operations, OtherProduct, Reader
+from loka.graph.sites.operations import Leaf, Operation, Operations, OtherProduct, Reader
 from loka.graph.sites.sizes import Sizes, Symbols, UnknownSizeError
 from loka.graph.sites.train_eval_diff import depends_on_mode
 from loka.model.build_model import BuiltModel
@@ -196,30 +196,43 @@ class _Reading:
 
     def _read(self, name: str, caller: str, calls: Sequence[ModuleCall]) -> tuple[Operation | None, ...]:
         """Reads a module, or else its children; what made the tensors that it returns."""
+        forward = self._forward(name, calls)
+        if forward is not None:
+            return self._read_whole(forward, name, caller, calls)
+        if self._running is None:
+            raise self.model.unread[name, len(calls)]
+        return self._read_children(name, caller, calls, self._running)
+
+    def _forward(self, name: str, calls: Sequence[ModuleCall]) -> CapturedForward | None:
+        """The forward of a module; None where it is not read."""
         module, unread, key = self.model.modules[name], self.model.unread, (name, len(calls))
         if key not in unread and sum(1 for _ in module.modules()) > READ:
             unread[key] = CannotCaptureError(f"it has more than {READ} modules")
-        if key not in unread:
-            try:
-                return self._read_whole(name, caller, module, calls)
-            except CannotCaptureError as error:
-                unread[key] = error
-        if self._running is None:
-            raise unread[key]
-        self.unread[name] = str(unread[key])
-        return self._read_children(name, calls, self._running)
+        if key in unread:
+            return None
+        try:
+            forward = self._captured(name, module, calls)
+            if name or forward.outputs:
+                return forward
+            unread[key] = CannotCaptureError("it returns no tensor")
+        except CannotCaptureError as error:
+            unread[key] = error
+        return None
 
     def _read_whole(
-        self, name: str, caller: str, module: nn.Module, calls: Sequence[ModuleCall]
+        self,
+        forward: CapturedForward,
+        name: str,
+        caller: str,
+        calls: Sequence[ModuleCall],
+        leaf: Leaf | None = None,
     ) -> tuple[Operation | None, ...]:
-        forward = self._captured(name, module, calls)
+        module = self.model.modules[name]
         held = [call.arguments(module) for call in calls]
         symbols: Symbols = forward.symbols(held)
-        if self.real and self._running is not None:
+        if self.real and self._running is not None and leaf is None:
             symbols = with_values(forward, symbols, self._running[name], held)
         self.asks_for_mode |= forward.asks_for_mode
-        if not forward.outputs and not name:
-            raise CannotCaptureError("it returns no tensor")
 
         def given(node: fx.Node) -> Operation | None:
             source = forward.read.sources[node]
@@ -229,10 +242,41 @@ class _Reading:
                 return None
             return self._made.get(id(held_at(held[0].get(source.root), source.steps))) or Operation("input")
 
-        made = self.reader.read(forward, symbols, name, caller, given)
+        made = self.reader.read(forward, symbols, name, caller, given, leaf)
         if not name and len(calls) > 1 and any(self._is_frozen(call.m) for call in self.reader.calls):
             raise _FixedBatchError("the batch has become a number, perhaps in numpy, which sets no condition")
         return made
+
+    def _read_around(
+        self, name: str, caller: str, calls: Sequence[ModuleCall], called: Sequence[tuple[ModuleCall, ...]]
+    ) -> tuple[Operation | None, ...] | None:
+        """Reads a module with the children that are not read as leaves; None where that is not why it is not read."""
+        if len(called) > READ:
+            return None
+        unread = [each for each in called if self._forward(each[0].name, each) is None]
+        below = f"{name}." if name else ""
+        leaves = {each[0].name.removeprefix(below): each for each in unread}
+        if not leaves or len(leaves) < len(unread):  # what a leaf returns is known for one call
+            return None
+        example, other = (len(calls) - 1, 0) if self.real else (0, -1)
+        observed = {path: (each[example].result, each[other].result) for path, each in leaves.items()}
+        try:
+            forward = captured_forward(self.model.modules[name], calls, example, self.model.fakes, observed)
+        except CannotCaptureError:
+            return None
+
+        def leaf(path: str, given: Sequence[Operation | None]) -> tuple[Operation | None, ...]:
+            tensors = tensors_in((leaves[path][0].args, dict(leaves[path][0].kwargs)))
+            if len(tensors) == len(given):
+                self._made |= {id(t): made for t, made in zip(tensors, given, strict=True) if made is not None}
+            return self._read(leaves[path][0].name, name, leaves[path])
+
+        return self._read_whole(forward, name, caller, calls, leaf) if self._knows_sizes(forward, calls, name) else None
+
+    def _knows_sizes(self, forward: CapturedForward, calls: Sequence[ModuleCall], name: str) -> bool:
+        """False where a size comes from values."""
+        symbols = forward.symbols([call.arguments(self.model.modules[name]) for call in calls])
+        return all(size.node.expr.free_symbols <= symbols.keys() for size in forward.symbolic_sizes)
 
     def _captured(self, name: str, module: nn.Module, calls: Sequence[ModuleCall]) -> CapturedForward:
         """The forward of a module; of alike children one is read, where sizes decide what it does one for the same."""
@@ -267,7 +311,7 @@ class _Reading:
         return not self.real and len(set(rows)) == 1 and rows[0] % self.samples[0] == 0
 
     def _read_children(
-        self, name: str, calls: Sequence[ModuleCall], running: Mapping[str, nn.Module]
+        self, name: str, caller: str, calls: Sequence[ModuleCall], running: Mapping[str, nn.Module]
     ) -> tuple[Operation | None, ...]:
         runs = [run_module(running, call, self._mode, self.model.results, self._described) for call in calls]
         self._kept += runs
@@ -279,8 +323,13 @@ class _Reading:
             self._leave_loops(runs[-1].counts, {call.name for call in runs[-1].calls})
         if len({tuple(call.name for call in run.calls) for run in runs}) > 1:
             raise _UnlikeRunsError(f"the forward calls other modules at batch sizes of {self.samples}")
+        called = list(zip(*(run.calls for run in runs), strict=True))
+        around = self._read_around(name, caller, calls, called)
+        if around is not None:
+            return around
+        self.unread[name] = str(self.model.unread[name, len(calls)])
         self.reader.called.add(name)
-        for each in zip(*(run.calls for run in runs), strict=True):
+        for each in called:
             outputs = self._read(each[0].name, name, each)
             results = tensors_in(each[0].result)
             if len(results) != len(outputs):
