@@ -92,12 +92,17 @@ def rebuild(value: Any, visit: Callable[[Any], Any]) -> Any:
 
 def empty_like(tensor: Tensor, shape: Shape) -> Tensor:
     """A tensor without values, of another shape, with the order of strides of `tensor`."""
-    strides = tensor.stride()
-    order = sorted(range(tensor.dim()), key=lambda d: (-strides[d], d))
+    order = order_of_strides(tensor)
     made = torch.empty([shape[d] for d in order], dtype=tensor.dtype, device=tensor.device)
-    if order != list(range(tensor.dim())):
+    if order != tuple(range(tensor.dim())):
         made = made.permute([order.index(d) for d in range(tensor.dim())])
     return made.requires_grad_(tensor.requires_grad)
+
+
+def order_of_strides(tensor: Tensor) -> tuple[int, ...]:
+    """The dimensions of a tensor as they are in memory, outermost first."""
+    strides = tensor.stride()
+    return tuple(sorted(range(tensor.dim()), key=lambda d: (-strides[d], d)))
 
 
 def tensors_in(value: Any) -> list[Tensor]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from loka.errors import InputError
 from loka.graph.sites.discover import find_sites
 from loka.graph.sites.flow import Flow
-from loka.graph.sites.site import Site
+from loka.graph.sites.site import Opaque, Site
 from loka.graph.trace.tracer import Tracer
 from loka.model.build_model import BuiltModel
 from loka.model.callables import current_directory_importable, find_callable
@@ -37,6 +37,7 @@ class Examined:
     adapted: Adapted
     siblings: tuple[tuple[str, ...], ...] = ()  # names of sites that seem to read one tensor
     flow: Flow = field(default_factory=Flow)  # what products become
+    opaque: tuple[Opaque, ...] = ()  # products that are no sites
     notes: tuple[str, ...] = ()  # what the sites cannot say: layers beside them, rows that are no line in the batch
 
 
@@ -55,7 +56,7 @@ def examine(policy: Policy, built: BuiltModel | None = None) -> Examined:
         for site in sites
     ]
     wanted = resolve_settings(policy, facts)
-    return Examined(policy, built, sites, wanted, changed, found.siblings, found.flow, found.notes)
+    return Examined(policy, built, sites, wanted, changed, found.siblings, found.flow, found.opaque, found.notes)
 
 
 def tracer_of(examined: Examined, quick: bool = False) -> Tracer:

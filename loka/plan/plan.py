@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from loka.devices.targets import TargetDevice
 from loka.graph.ir import ForwardIR
-from loka.graph.sites.site import Site
+from loka.graph.sites.site import Opaque, Site
 from loka.kernels.measurements.parts import PartKind, TimeSource
 from loka.mods.adaptation import Adaptation, RewriteResult, Setting, Unchanged
 from loka.numerics.enums import Accumulation, Gemm
@@ -306,6 +306,7 @@ class PlanHead:
     execution: ExecutionSpec | None = None  # as the policy says; None: the host was not considered
     ne_budget: Finite | None = None  # the policy's budget.ne_percent, in per cent; None: no limit
     tuned: TunedStep | None = None  # the measured step that confirms it; None: predicted times decided
+    opaque: tuple[Opaque, ...] = ()  # products that are no sites, which count in all shares
 
     @property
     def adaptations(self) -> tuple[Adaptation, ...]:
@@ -327,9 +328,14 @@ class Plan(PlanHead):
     @property
     def share_fp8(self) -> float:
         """Share of the model's training GEMM FLOPs (three GEMMs, each counted where it exists) that run in FP8."""
-        total = fp8 = 0.0
+        total, fp8 = self.opaque_gemms, 0.0
         for plan in self.sites:
             for gemm in plan.gemms:
                 total += plan.site.share
                 fp8 += plan.site.share * gemm.fp8
         return fp8 / total if total else 0.0
+
+    @property
+    def opaque_gemms(self) -> float:
+        """FLOPs of opaque products in a training step, in the unit of shares: three products for each, as for sites."""
+        return 3 * sum(each.share for each in self.opaque)

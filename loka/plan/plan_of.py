@@ -188,6 +188,7 @@ def _decided_without(
         interactions=interactions,
         execution=policy.execution,
         ne_budget=policy.ne_percent,
+        opaque=examined.opaque,
     )
     return Decided(plan, traced.chains)
 

@@ -166,6 +166,9 @@ def _nonsense(file: _PlanFile) -> str:
     for each in (row.site for row in file.sites):
         if min(each.k, each.n, each.calls, each.rows.at(file.batch_size)) < 0 or not 0 <= each.share <= 1:
             return f"a size or the share of site {each.name!r} cannot be"
+    for opaque in file.opaque:
+        if min(opaque.calls, opaque.share, opaque.share_eval) < 0 or max(opaque.share, opaque.share_eval) > 1:
+            return f"the number or the share of {opaque.what!r} cannot be"
     (site, count), *_ = Counter(row.site.name for row in file.sites).most_common(1) or [("", 0)]
     if count > 1:
         return f"site {site!r} is there {count} times"

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from textwrap import dedent
 
 import pytest
 
+from loka.bench.report.markdown_page import shortfalls
+from loka.bench.report.model_tree import model_tree
 from loka.devices.targets import DEVICES
-from loka.graph.sites.site import GemmKind
+from loka.errors import InputError
+from loka.graph.sites.site import GemmKind, Opaque, RowCount
 from loka.kernels.fused.kernel_values import LARGEST_WIDTH
 from loka.kernels.measurements.part_bounds import bound_us
 from loka.kernels.measurements.parts import PartKind, TimeSource
 from loka.numerics.enums import Compute, Gemm
 from loka.numerics.recipe import OperandRecipe
 from loka.plan.plan import NATIVE, NOTHING_AROUND, InteractionPlan, KernelTime, SitePlan, SiteTiming, StepTime
+from loka.plan.planner import make_plan
 from loka.plan.select.workload import SiteSizes, native_part
+from loka.plan.serialize import from_json, to_json
 from loka.plan.view.coverage import (
+    OPAQUE,
     coverage_of,
     in_fused_region,
 )
+from loka.plan.view.explain import explain
+from loka.plan.view.table import group_sites
 from loka.policy.settings import Assignment
 
 CHAIN = OperandRecipe(power_of_two=True)
@@ -160,3 +169,68 @@ def test_rounded_times_are_no_norms(plan) -> None:
     (piece,) = coverage_of(replace(plan, sites=(timed(head, 30.002, 30.002),))).largest
     assert piece.what == "fprop, dgrad, wgrad"
     assert piece.reason == "keep by p.yaml:3"
+
+
+GRU = Opaque("gru", ("tower.gru",), 1, RowCount(1 << 20), share=0.75, share_eval=0.5)
+
+
+def test_opaque_products_count_in_the_shares_of_flops(make_plan, make_site):
+    """One site in FP8 with a quarter of the FLOPs, beside a recurrent layer."""
+    alone = make_plan(make_site("a", share=0.25), measurements=None)
+    assert alone.share_fp8 == coverage_of(alone).flops_inference == 1
+    plan = replace(alone, opaque=(GRU,))
+    assert plan.share_fp8 == coverage_of(plan).flops_training == pytest.approx(0.25)
+    assert coverage_of(plan).flops_inference == pytest.approx(0.5)
+    (piece,) = coverage_of(plan).largest
+    flops = 3 * (1 << 20) * plan.batch_size
+    own = plan.sites[0].site
+    whole = flops + 3 * own.flops_per_row * own.rows.at(plan.batch_size)
+    assert (piece.name, piece.reason, piece.share) == ("gru of tower.gru", OPAQUE, round(flops / whole, 4))
+
+
+def test_opaque_products_take_the_least_time_of_the_device(plan):
+    without, found = coverage_of(plan), coverage_of(replace(plan, opaque=(GRU,)))
+    us = 1e6 * 3 * (1 << 20) * plan.batch_size / DEVICES[plan.target].flops["bfloat16"]
+    assert found.time.us == pytest.approx(without.time.us + us, abs=0.01)
+    piece = next(each for each in found.largest if each.name == "gru of tower.gru")
+    assert (piece.us, piece.at_least) == (pytest.approx(us, abs=0.01), True)
+
+
+def test_a_plan_keeps_its_opaque_products(plan):
+    opaque = replace(plan, opaque=(GRU,))
+    assert from_json(to_json(opaque)) == opaque
+    with pytest.raises(InputError, match="the share of 'gru' cannot be"):
+        from_json(to_json(replace(plan, opaque=(replace(GRU, share=1.5),))))
+
+
+def test_a_model_that_is_a_recurrent_layer_is_not_in_fp8(write_module):
+    folder = write_module(
+        "recurrent",
+        dedent("""
+        import torch
+        from torch import nn
+
+        class Recurrent(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.gru, self.head = nn.GRU(64, 64, batch_first=True), nn.Linear(64, 16)
+
+            def forward(self, x):
+                return self.head(self.gru(x)[0][:, -1])
+
+        def example_inputs(batch_size):
+            return (torch.randn(batch_size, 20, 64),)
+        """),
+    )
+    model = '{factory: "recurrent:Recurrent", batch_size: 32}'
+    (folder / "p.yaml").write_text(f"version: 1\nname: p\nmodel: {model}\ndefaults: {{compute: fp8}}\n")
+    plan = make_plan("p.yaml")
+    assert plan.sites[0].fp8
+    assert plan.share_fp8 < 0.01
+    assert [shortfall for shortfall in shortfalls(plan, group_sites(plan, alike=True)) if "gru" in shortfall] == [
+        "not replaced: gru in 'gru', 99.8 % of the FLOPs"
+    ]
+    tree = model_tree(plan)
+    assert (tree[-1].label, tree[-1].share) == ("gru", pytest.approx(1 - plan.share_fp8, abs=0.001))
+    assert sum(node.share for node in tree) == pytest.approx(1)
+    assert explain(plan, "head").found.site.share == pytest.approx(1 - plan.opaque[0].share)

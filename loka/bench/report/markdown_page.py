@@ -76,6 +76,10 @@ def shortfalls(plan: Plan, rows: Sequence[PlanRow]) -> list[str]:
     for row in rows:
         if row.share >= SMALL and set(row.runs_in) <= {NATIVE, NOTHING}:
             lines.append(f"not in FP8: {row.pattern}, {format_share(row.share)} of the FLOPs: {row.reason}")
+    for each in plan.opaque:
+        if each.share >= SMALL:
+            where = ", ".join(repr(owner) for owner in each.owners[:3]) + (", ..." if len(each.owners) > 3 else "")
+            lines.append(f"not replaced: {each.what} in {where}, {format_share(each.share)} of the FLOPs")
     for skipped in plan.skipped:
         where = f"region {skipped.owner!r}" if skipped.owner else "the model itself"
         lines.append(f"not patched: {where}, {format_share(skipped.share)} of the FLOPs: {skipped.reason}")

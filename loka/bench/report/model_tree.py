@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import chain
 
+from loka.graph.sites.site import Opaque
 from loka.numerics.enums import Format
 from loka.plan.format import format_evidence, format_operands, format_reasons, grouped
 from loka.plan.plan import Evidence, GemmPlan, Plan, SitePlan
@@ -75,6 +76,8 @@ def precision_shares(plan: Plan) -> dict[Precision, float]:
         for gemm in site.gemms:
             precision = precision_of(gemm, site.site.name in fused)
             shares[precision] = shares.get(precision, 0.0) + site.site.share
+    if plan.opaque_gemms:
+        shares[Precision.NATIVE] = shares.get(Precision.NATIVE, 0.0) + plan.opaque_gemms
     total = sum(shares.values()) or 1.0
     return {each: shares[each] / total for each in Precision if each in shares}
 
@@ -136,7 +139,8 @@ def model_tree(plan: Plan) -> tuple[TreeNode, ...]:
             title = title + part if not title or part.startswith("#") else f"{title}.{part}"
             branch = branch.children.setdefault(part, _Branch(part, title))
         branch.site = site
-    return _Making(plan).below([root])
+    making = _Making(plan)
+    return *making.below([root]), *(making.opaque(each) for each in plan.opaque if each.calls)
 
 
 def name_parts(name: str) -> list[str]:
@@ -149,7 +153,13 @@ class _Making:
 
     def __init__(self, plan: Plan) -> None:
         self.batch, self.fused = plan.batch_size, fused_sites(plan)
-        self.total = sum(each.site.share * len(each.gemms) for each in plan.sites) or 1.0
+        self.total = sum(each.site.share * len(each.gemms) for each in plan.sites) + plan.opaque_gemms or 1.0
+
+    def opaque(self, products: Opaque) -> TreeNode:
+        """A node for products that are no sites, three in a step for each in the forward."""
+        title = f"in {', '.join(owner or 'the model' for owner in products.owners)}: LoKA does not replace it"
+        amounts = {Precision.NATIVE: 3 * products.share / self.total}
+        return TreeNode(products.what, title, products.calls, 0, amounts, None, ())
 
     def below(self, branches: Sequence[_Branch]) -> tuple[TreeNode, ...]:
         """The nodes below branches that are alike: their children are alike too, and in one order."""

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -24,14 +25,17 @@ from loka.graph.capture.dynamo import capture
 from loka.graph.capture.sources import Source
 from loka.graph.sites.op_names import op_name
 from loka.graph.sites.products.catalogue import has_place
-from loka.graph.sites.sizes import Size, Sizes, Symbols
+from loka.graph.sites.sizes import Sizes, Symbols
 from loka.model.callables import is_library_file
-from loka.model.inputs import empty_like, rebuild, tensors_in
+from loka.model.inputs import empty_like, order_of_strides, rebuild, tensors_in
 
 _FRAME = re.compile(r'File "(.*?)", line (\d+), in ')
 _FIXED = re.compile(r"\S+ == (\d+)")  # a condition that leaves one size of an input
 _PLAIN = (bool, int, float, complex, str, bytes, type, type(None), torch.dtype, torch.device, torch.Size)
 _OWN_BACKWARD = "it is inside a torch.autograd.Function, whose backward is its own"
+
+
+Shape = tuple[int | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,56 +59,94 @@ class ModuleCall:
 
     @property
     def description(self) -> Any:
-        """What is equal for calls with which torch reads the same graph of a module."""
+        """What is equal for calls of alike modules that return alike tensors."""
         return description((self.args, dict(self.kwargs))), self.gradients
 
-    def at(self, source: Source, module: nn.Module) -> Any:
-        """The part of the arguments that a source names; None where there is none."""
+    def arguments(self, module: nn.Module) -> dict[str, Any]:
+        """The arguments by the names of the forward's signature."""
         bound = bound_arguments(module, self.args, dict(self.kwargs))
         held = {**dict(zip(bound.names, bound.args, strict=False)), **bound.kwargs}
-        held |= {bound.rest: bound.args[len(bound.names) :], bound.keywords: bound.kwargs}
-        return held_at(held.get(source.root), source.steps)
+        return held | {bound.rest: bound.args[len(bound.names) :], bound.keywords: bound.kwargs}
 
 
-def description(value: Any, submodule: bool = True) -> Any:
-    """What is equal for modules, and for arguments, with which torch reads the same graph."""
+def description(value: Any, submodule: bool = True, shapes: Mapping[int, Shape] = MappingProxyType({})) -> Any:
+    """What is equal for modules, and for arguments, with which torch reads the same graph.
+
+    `shapes` are those of some tensors, by id, with None for symbols.
+    """
     if isinstance(value, Tensor):
-        return tuple(value.shape), value.stride(), value.dtype, value.device, value.requires_grad
+        layout = order_of_strides(value) if id(value) in shapes else value.stride()
+        shape = shapes.get(id(value), tuple(value.shape))
+        return shape, layout, value.dtype, value.device, value.requires_grad, value.is_leaf
     if isinstance(value, nn.Module) and submodule:
-        held = ((key, description(each, submodule=key == "_modules")) for key, each in vars(value).items())
+        held = ((key, description(each, key == "_modules", shapes)) for key, each in vars(value).items())
         return type(value), tuple(held)
     if isinstance(value, dict):
-        return type(value), tuple((key, description(each, submodule)) for key, each in value.items())
+        return type(value), tuple((key, description(each, submodule, shapes)) for key, each in value.items())
     if type(value) in (list, tuple, set):
-        return type(value), tuple(description(each, submodule) for each in value)
+        return type(value), tuple(description(each, submodule, shapes) for each in value)
     return (type(value), value) if isinstance(value, _PLAIN) else (type(value), id(value))
+
+
+def descriptions(calls: Sequence[ModuleCall], exact: bool) -> Any:
+    """The descriptions of calls, one in each run; unless `exact`, sizes that differ between runs are symbols."""
+    shapes = dict[int, Shape]()
+    tensors = () if exact else zip(*(tensors_in((call.args, dict(call.kwargs))) for call in calls), strict=False)
+    for alike in tensors:
+        sizes = zip(*(tensor.shape for tensor in alike), strict=False)
+        shape = tuple(at[0] if len(set(at)) == 1 else None for at in sizes)
+        shapes |= {id(tensor): shape for tensor in alike}
+    return exact, *((description((call.args, dict(call.kwargs)), True, shapes), call.gradients) for call in calls)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CapturedForward:
-    """The graph of a module's forward, whose sizes are known in each of several runs."""
+    """The graph of a module's forward, with symbols for the sizes that differ between runs."""
 
     read: Captured
     outputs: tuple[Any, ...]  # values that it returns, as nodes have them
-    symbols: Symbols
-    runs: int
     called: frozenset[str]  # modules whose forward runs, relative to this one
     asks_for_mode: bool
+    asks_for_sizes: bool  # of its arguments, so that it may be another at other ones
+
+    @property
+    def symbolic_sizes(self) -> Iterator[Any]:
+        """The sizes of all its tensors that are no numbers."""
+        for node in self.read.graph.nodes:
+            value = node.meta.get("example_value")
+            if isinstance(value, Tensor):
+                yield from (size for size in value.shape if not isinstance(size, int))
+
+    def symbols(self, held: Sequence[Mapping[str, Any]]) -> dict[Any, Sizes]:
+        """What the symbols of its arguments' sizes are in each run, whose arguments are `held`."""
+        found = dict[Any, Sizes]()
+        for node, source in self.read.sources.items():
+            value = node.meta.get("example_value")
+            sizes: tuple[Any, ...] = tuple(value.shape) if isinstance(value, Tensor) else (value,)
+            for dimension, size in enumerate(sizes):
+                if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol and size.node.expr not in found:
+                    given = [held_at(each.get(source.root), source.steps) for each in held]
+                    found[size.node.expr] = tuple(g.shape[dimension] if isinstance(g, Tensor) else g for g in given)
+        return found
 
 
 def captured_forward(
-    module: nn.Module, calls: Sequence[ModuleCall], example: int, fakes: FakeTensorMode | None
+    module: nn.Module,
+    calls: Sequence[ModuleCall],
+    example: int,
+    fakes: FakeTensorMode | None,
+    leaves: Mapping[str, tuple[Any, Any]] = MappingProxyType({}),
 ) -> CapturedForward:
     """The forward in a module's mode, for a call in each run, of which one is the example.
 
-    Sizes that differ between runs are symbols. `fakes` is the mode of a fake module's tensors. Raises
-    CannotCaptureError.
+    Sizes that differ between runs are symbols. `fakes` is the mode of a fake module's tensors, `leaves` are children
+    that are not read, each with what it returned in the example's and in another run. Raises CannotCaptureError.
     """
     if inspect.isgeneratorfunction(module.forward) or inspect.iscoroutinefunction(module.forward):
         raise CannotCaptureError("it computes nothing until what it returns is run")
     args, kwargs, marked = _example(calls, example, fakes)
     with torch.set_grad_enabled(calls[0].gradients):
-        read = capture(module, args, kwargs, symbolic=False, hooks=True)
+        read = capture(module, args, kwargs, leaves=leaves, observed=leaves, symbolic=False, hooks=True)
     found = (_FIXED.fullmatch(condition.text) for condition in read.conditions)
     fixed = [each[0] for each in found if each is not None and int(each[1]) in marked]
     if fixed:
@@ -115,7 +157,8 @@ def captured_forward(
     outputs = next(iter(read.graph.find_nodes(op="output"))).args[0]
     values = tuple(each.meta.get("example_value") for each in outputs if isinstance(each, fx.Node))
     asks = any(_asks_for_mode(each.source, module) for each in read.reads)
-    return CapturedForward(read, values, _symbols(read.graph, marked), len(calls), frozenset(called), asks)
+    of_sizes = any(_FIXED.fullmatch(condition.text) is None for condition in read.conditions)
+    return CapturedForward(read, values, frozenset(called), asks, of_sizes)
 
 
 def held_at(held: Any, steps: Iterable[tuple[str, Any]]) -> Any:
@@ -128,25 +171,20 @@ def held_at(held: Any, steps: Iterable[tuple[str, Any]]) -> Any:
     return held
 
 
-def with_values(forward: CapturedForward, module: nn.Module, calls: Sequence[ModuleCall]) -> CapturedForward:
-    """The forward with the sizes that come from values, which are seen where its graph runs on real samples."""
-    values = (node.meta.get("example_value") for node in forward.read.graph.nodes)
-    sizes: Iterator[Size] = (size for value in values if isinstance(value, Tensor) for size in value.shape)
-    if all(isinstance(size, int) or size.node.expr.free_symbols <= forward.symbols.keys() for size in sizes):
-        return forward
+def with_values(
+    forward: CapturedForward, symbols: Symbols, module: nn.Module, held: Sequence[Mapping[str, Any]]
+) -> Symbols:
+    """Also the symbols of sizes that come from values, which are seen where its graph runs on real samples."""
+    if all(size.node.expr.free_symbols <= symbols.keys() for size in forward.symbolic_sizes):
+        return symbols
     seen: list[dict[Any, int]] = []
-    for call in calls:
+    for each in held:
         run = _SeenSizes(fx.GraphModule(dict(forward.read.constants), forward.read.graph))
-        held = (_value(source, module, call) for source in forward.read.sources.values())
+        sources = forward.read.sources.values()
         with torch.no_grad():
-            run.run(*held)
+            run.run(*(held_at(module if s.is_of_module else each.get(s.root), s.steps) for s in sources))
         seen.append(run.seen)
-    symbols = {each: tuple(run[each] for run in seen) for each in seen[0]}
-    return CapturedForward(forward.read, forward.outputs, symbols, forward.runs, forward.called, forward.asks_for_mode)
-
-
-def _value(source: Source, module: nn.Module, call: ModuleCall) -> Any:
-    return held_at(module, source.steps) if source.is_of_module else call.at(source, module)
+    return {each: tuple(run[each] for run in seen) for each in seen[0]}
 
 
 class _SeenSizes(fx.Interpreter):
@@ -175,13 +213,13 @@ def _asks_for_mode(source: Source, module: nn.Module) -> bool:
 
 def _example(
     calls: Sequence[ModuleCall], example: int, fakes: FakeTensorMode | None
-) -> tuple[tuple[Any, ...], dict[str, Any], dict[int, Sizes]]:
-    """Arguments without values, with sizes that differ between runs marked for symbols, and these by the example's."""
+) -> tuple[tuple[Any, ...], dict[str, Any], set[int]]:
+    """Arguments without values, with sizes that differ between runs marked for symbols, and these of the example."""
     shapes = [[tensor.shape for tensor in tensors_in((call.args, call.kwargs))] for call in calls]
     forms = [tuple(map(len, each)) for each in shapes]
     if any(form != forms[0] for form in forms):
         raise CannotCaptureError("it is given other tensors at other batch sizes")
-    of_each, marked = iter(list(zip(*shapes, strict=True))), dict[int, Sizes]()
+    of_each, marked = iter(list(zip(*shapes, strict=True))), set[int]()
 
     def visit(part: Any) -> Any:
         if not isinstance(part, Tensor):
@@ -195,21 +233,11 @@ def _example(
         for dimension, at in enumerate(zip(*sizes, strict=True)):
             if len(set(at)) > 1:
                 torch._dynamo.mark_dynamic(made, dimension)
-                marked.setdefault(at[example], at)
+                marked.add(at[example])
         return made
 
     args, kwargs = visit((calls[example].args, dict(calls[example].kwargs)))
     return args, kwargs, marked
-
-
-def _symbols(graph: fx.Graph, marked: Mapping[int, Sizes]) -> Symbols:
-    found = {}
-    for node in graph.find_nodes(op="placeholder"):
-        value = node.meta.get("example_value")
-        for size in value.shape if isinstance(value, Tensor) else (value,):
-            if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol and size.node.hint in marked:
-                found[size.node.expr] = marked[size.node.hint]
-    return found
 
 
 def _describe(graph: fx.Graph, held: Mapping[str, Any], ids: Mapping[str, str], ran: set[str], opaque: Any) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections import Counter
 from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -33,6 +34,7 @@ class ModuleRun:
     result: Any
     reads: frozenset[int]  # ids of the tensors that its own operations are given
     flops: int  # of its own products
+    counts: Counter[str]  # of calls of all modules inside
 
 
 def run_module(
@@ -48,10 +50,11 @@ def run_module(
     gives what is equal for alike modules.
     """
     below = f"{call.name}." if call.name else ""
-    own, calls = _OwnOperations(), list[ModuleCall]()
+    own, calls, counts = _OwnOperations(), list[ModuleCall](), Counter[str]()
 
     def keeping(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
+            counts[name] += 1
             if not own.active:
                 return original(*args, **kwargs)
             own.active = False
@@ -88,7 +91,7 @@ def run_module(
             vars(modules[name]).pop("forward")
             if own_forward is not None:
                 vars(modules[name])["forward"] = own_forward
-    return ModuleRun(tuple(calls), made, frozenset(own.read), own.flops)
+    return ModuleRun(tuple(calls), made, frozenset(own.read), own.flops, counts)
 
 
 def _is_new(made: Any, given: ModuleCall) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from loka.errors import InputError
@@ -10,7 +10,6 @@ from loka.gc import deferred_gc
 from loka.graph.sites.flow import Flow, flow_of
 from loka.graph.sites.forwards import Forwards, forwards_of
 from loka.graph.sites.merge_calls import (
-    MeasuredCall,
     by_site,
     flops_of,
     in_model_order,
@@ -20,8 +19,8 @@ from loka.graph.sites.merge_calls import (
     to_sites,
     total_flops,
 )
-from loka.graph.sites.operations import TRANSFORMED
-from loka.graph.sites.site import Site
+from loka.graph.sites.operations import TRANSFORMED, OtherProduct
+from loka.graph.sites.site import Opaque, Site
 from loka.graph.sites.train_eval_diff import fused_in_evaluation
 from loka.model.build_model import BuiltModel
 
@@ -30,13 +29,15 @@ from loka.model.build_model import BuiltModel
 class SiteMap:
     """All GEMMs of a model in model order: by the position of the owning module, then by the order of the calls.
 
-    Recurrent layers, and convolutions of a kernel size above 1, are not included; `notes` names them.
+    Recurrent layers, and convolutions of a kernel size above 1, are not among them: they are `opaque`, and count in the
+    shares. `notes` names them.
     """
 
     sites: tuple[Site, ...]
     notes: tuple[str, ...]
     siblings: tuple[tuple[str, ...], ...] = ()  # names of sites that seem to read one tensor
     flow: Flow = field(default_factory=Flow)  # what products become
+    opaque: tuple[Opaque, ...] = ()
 
     def __getitem__(self, name: str) -> Site:
         return next(site for site in self.sites if site.name == name)
@@ -60,7 +61,9 @@ def sites_in(built: BuiltModel, forwards: Forwards) -> SiteMap:
     evaluation = training
     if forwards.evaluation is not forwards.training:
         evaluation, _ = measure(forwards.evaluation.calls, forwards.samples, built.batch_size, forwards.from_data)
-    sites, merge_notes = to_sites(training, evaluation, order, built.batch_size)
+    opaque = _opaque(forwards, total_flops(training), total_flops(evaluation), built.batch_size)
+    total = total_flops(training) + sum(each.flops.at(built.batch_size) for each in opaque)
+    sites, merge_notes = to_sites(training, evaluation, order, built.batch_size, total)
     sites, fused_notes = _without_fused(sites, fused_in_evaluation(modules))
     sites = in_model_order((*sites, *never_called(built.module, forwards.called, sites)), order)
     empty = next((site for site in sites if not site.k or not site.n), None)
@@ -69,12 +72,12 @@ def sites_in(built: BuiltModel, forwards: Forwards) -> SiteMap:
             f"model: the weight of {empty.name!r} has {empty.k} inputs and {empty.n} outputs: there is nothing to "
             f"multiply; give both a size, or take it out of the model"
         )
-    others = _other_notes(forwards, training, built.batch_size)
     return SiteMap(
         sites=sites,
-        notes=(*row_notes, *forwards.notes, *merge_notes, *fused_notes, *others),
+        notes=(*row_notes, *forwards.notes, *merge_notes, *fused_notes, *_other_notes(forwards, opaque)),
         siblings=siblings(training, order),
         flow=flow_of(by_site(training, order)),
+        opaque=opaque,
     )
 
 
@@ -91,22 +94,42 @@ def _without_fused(sites: tuple[Site, ...], fused: tuple[str, ...]) -> tuple[tup
     )
 
 
-def _other_notes(forwards: Forwards, calls: list[MeasuredCall], batch: int) -> tuple[str, ...]:
+def _opaque(forwards: Forwards, gemms: int, gemms_eval: int, batch: int) -> tuple[Opaque, ...]:
+    """The products that are no sites, by operation, beside the FLOPs of the sites in training and in evaluation."""
+    groups: dict[str, tuple[list[OtherProduct], list[OtherProduct]]] = {}
+    for which, mode in enumerate((forwards.training, forwards.evaluation)):
+        for other in mode.others:
+            if any(other.flops):
+                groups.setdefault(other.op, ([], []))[which].append(other)
+    lines = {
+        op: [flops_of(others, forwards.samples, batch, forwards.from_data) for others in both]
+        for op, both in groups.items()
+    }
+    total, total_eval = (
+        sites + sum(each[which].at(batch) for each in lines.values()) for which, sites in enumerate((gemms, gemms_eval))
+    )
+    return tuple(
+        Opaque(
+            what=op,
+            owners=tuple(dict.fromkeys(other.owner for others in groups[op] for other in others)),
+            calls=len(groups[op][0]),
+            flops=flops,
+            share=flops.at(batch) / total if total else 0.0,
+            share_eval=flops_eval.at(batch) / total_eval if total_eval else 0.0,
+        )
+        for op, (flops, flops_eval) in lines.items()
+    )
+
+
+def _other_notes(forwards: Forwards, opaque: Iterable[Opaque]) -> tuple[str, ...]:
     """Notes on products that are no sites: convolutions and recurrent layers with their share, and what is not seen."""
-    flops: Counter[str] = Counter()
-    count: Counter[str] = Counter()
-    others = forwards.training.others
-    for other in others:
-        count[other.op] += 1
-        flops[other.op] += flops_of(other, forwards.samples, batch) if other.flops else 0
-    total = total_flops(calls) + sum(flops.values())
     notes = [
-        f"{count[op]} x {op}: not replaced, and not among the sites: {100 * flops[op] / total:.3g} % of the FLOPs of a "
-        "forward"
-        for op in flops
-        if flops[op]
+        f"{each.calls} x {each.what}: not replaced, and not among the sites: {100 * each.share:.3g} % of the FLOPs of "
+        "a forward"
+        for each in opaque
+        if each.calls
     ]
-    owners = sorted({other.owner for other in others if other.op == TRANSFORMED})
+    owners = sorted({other.owner for other in forwards.training.others if other.op == TRANSFORMED})
     names = ", ".join(repr(name) for name in owners[:3]) + (", ..." if len(owners) > 3 else "")
     unseen = f"{TRANSFORMED} in {names}: not seen, neither among the sites nor in their shares"
     return (*notes, unseen) if owners else tuple(notes)

@@ -8,7 +8,8 @@ own products only the FLOPs are known. Alike children are read once.
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isqrt
 from typing import Any, TypeGuard
@@ -29,12 +30,13 @@ from loka.graph.sites.captured_forward import (
     ModuleCall,
     captured_forward,
     description,
+    descriptions,
     held_at,
     with_values,
 )
 from loka.graph.sites.children import ModuleRun, fake_copy, real_copy, run_module, undisturbed
-from loka.graph.sites.operations import Operation, Operations, OtherProduct, Reader
-from loka.graph.sites.sizes import Sizes, UnknownSizeError
+from loka.graph.sites.operations import Leaf, Operation, Operations, OtherProduct, Reader
+from loka.graph.sites.sizes import Sizes, Symbols, UnknownSizeError
 from loka.graph.sites.train_eval_diff import depends_on_mode
 from loka.model.build_model import BuiltModel
 from loka.model.callables import describe_error, place_of
@@ -42,6 +44,7 @@ from loka.model.copying import copy_model
 from loka.model.inputs import cut_inputs, empty_like, resized_inputs, tensors_in
 
 SAMPLES = 64  # in the largest run on real samples
+LOOP = 8  # calls of one module in a forward that reads values, above which it is a loop
 READ = 1000  # modules above which a forward is not read: each takes up to ten milliseconds
 FIXED = "the batch size is written into the forward: rows follow it only as far as one size shows"
 NUMBERS = "the forward reads values: it was run on a few real samples, and other values may call other GEMMs"
@@ -122,10 +125,13 @@ class _Model:
         # Modules whose forwards cannot be read, in some number of runs, with the reason.
         self.unread: dict[tuple[str, int], CannotCaptureError] = {}
         self.known: dict[Any, CapturedForward] = {}
+        self.by_sizes: set[Any] = set()  # keys in `known` that have to be of exact sizes
         self.results: dict[Any, Tensor] = {}  # of alike calls of children on fake tensors
 
     def forwards(self, runs_on: str, samples: tuple[int, ...], notes: tuple[str, ...]) -> Forwards:
         """The forwards on runs of some numbers of samples, on no, "fake" or "real" tensors."""
+        if not runs_on and len(self.modules) > READ:
+            raise CannotCaptureError(f"it has more than {READ} modules")
         readings = [_Reading(self, runs_on, samples, training=True)]
         made = [readings[0].operations()]
         if readings[0].asks_for_mode or depends_on_mode(self.modules) is not None:
@@ -190,35 +196,43 @@ class _Reading:
 
     def _read(self, name: str, caller: str, calls: Sequence[ModuleCall]) -> tuple[Operation | None, ...]:
         """Reads a module, or else its children; what made the tensors that it returns."""
+        forward = self._forward(name, calls)
+        if forward is not None:
+            return self._read_whole(forward, name, caller, calls)
+        if self._running is None:
+            raise self.model.unread[name, len(calls)]
+        return self._read_children(name, caller, calls, self._running)
+
+    def _forward(self, name: str, calls: Sequence[ModuleCall]) -> CapturedForward | None:
+        """The forward of a module; None where it is not read."""
         module, unread, key = self.model.modules[name], self.model.unread, (name, len(calls))
         if key not in unread and sum(1 for _ in module.modules()) > READ:
             unread[key] = CannotCaptureError(f"it has more than {READ} modules")
-        if key not in unread:
-            try:
-                return self._read_whole(name, caller, module, calls)
-            except CannotCaptureError as error:
-                unread[key] = error
-        if self._running is None:
-            raise unread[key]
-        self.unread[name] = str(unread[key])
-        return self._read_children(name, calls, self._running)
+        if key in unread:
+            return None
+        try:
+            forward = self._captured(name, module, calls)
+            if name or forward.outputs:
+                return forward
+            unread[key] = CannotCaptureError("it returns no tensor")
+        except CannotCaptureError as error:
+            unread[key] = error
+        return None
 
     def _read_whole(
-        self, name: str, caller: str, module: nn.Module, calls: Sequence[ModuleCall]
+        self,
+        forward: CapturedForward,
+        name: str,
+        caller: str,
+        calls: Sequence[ModuleCall],
+        leaf: Leaf | None = None,
     ) -> tuple[Operation | None, ...]:
-        key = None
-        if self._running is not None:
-            key = self._described(name), *(each.description for each in calls)
-        forward = self.model.known.get(key)
-        if forward is None:
-            forward = captured_forward(module, calls, len(calls) - 1 if self.real else 0, self.model.fakes)
-            if key is not None:
-                self.model.known[key] = forward
-        if self.real and self._running is not None:
-            forward = with_values(forward, self._running[name], calls)
+        module = self.model.modules[name]
+        held = [call.arguments(module) for call in calls]
+        symbols: Symbols = forward.symbols(held)
+        if self.real and self._running is not None and leaf is None:
+            symbols = with_values(forward, symbols, self._running[name], held)
         self.asks_for_mode |= forward.asks_for_mode
-        if not forward.outputs and not name:
-            raise CannotCaptureError("it returns no tensor")
 
         def given(node: fx.Node) -> Operation | None:
             source = forward.read.sources[node]
@@ -226,12 +240,67 @@ class _Reading:
                 return self.reader.held(held_at(module, source.steps))
             if not source.root:
                 return None
-            return self._made.get(id(calls[0].at(source, module))) or Operation("input")
+            return self._made.get(id(held_at(held[0].get(source.root), source.steps))) or Operation("input")
 
-        made = self.reader.read(forward, name, caller, given)
+        made = self.reader.read(forward, symbols, name, caller, given, leaf)
         if not name and len(calls) > 1 and any(self._is_frozen(call.m) for call in self.reader.calls):
             raise _FixedBatchError("the batch has become a number, perhaps in numpy, which sets no condition")
         return made
+
+    def _read_around(
+        self, name: str, caller: str, calls: Sequence[ModuleCall], called: Sequence[tuple[ModuleCall, ...]]
+    ) -> tuple[Operation | None, ...] | None:
+        """Reads a module with the children that are not read as leaves; None where that is not why it is not read."""
+        if len(called) > READ:
+            return None
+        unread = [each for each in called if self._forward(each[0].name, each) is None]
+        below = f"{name}." if name else ""
+        leaves = {each[0].name.removeprefix(below): each for each in unread}
+        if not leaves or len(leaves) < len(unread):  # what a leaf returns is known for one call
+            return None
+        example, other = (len(calls) - 1, 0) if self.real else (0, -1)
+        observed = {path: (each[example].result, each[other].result) for path, each in leaves.items()}
+        try:
+            forward = captured_forward(self.model.modules[name], calls, example, self.model.fakes, observed)
+        except CannotCaptureError:
+            return None
+
+        def leaf(path: str, given: Sequence[Operation | None]) -> tuple[Operation | None, ...]:
+            tensors = tensors_in((leaves[path][0].args, dict(leaves[path][0].kwargs)))
+            if len(tensors) == len(given):
+                self._made |= {id(t): made for t, made in zip(tensors, given, strict=True) if made is not None}
+            return self._read(leaves[path][0].name, name, leaves[path])
+
+        return self._read_whole(forward, name, caller, calls, leaf) if self._knows_sizes(forward, calls, name) else None
+
+    def _knows_sizes(self, forward: CapturedForward, calls: Sequence[ModuleCall], name: str) -> bool:
+        """False where a size comes from values."""
+        symbols = forward.symbols([call.arguments(self.model.modules[name]) for call in calls])
+        return all(size.node.expr.free_symbols <= symbols.keys() for size in forward.symbolic_sizes)
+
+    def _captured(self, name: str, module: nn.Module, calls: Sequence[ModuleCall]) -> CapturedForward:
+        """The forward of a module; of alike children one is read, where sizes decide what it does one for the same."""
+        known, example = self.model.known, len(calls) - 1 if self.real else 0
+        if self._running is None:
+            return captured_forward(module, calls, example, self.model.fakes)
+        key = self._described(name), descriptions(calls, exact=False)
+        if key in self.model.by_sizes:
+            key = self._described(name), descriptions(calls, exact=True)
+        if key not in known:
+            forward = captured_forward(module, calls, example, self.model.fakes)
+            if forward.asks_for_sizes:
+                self.model.by_sizes.add(key)
+                key = self._described(name), descriptions(calls, exact=True)
+            known[key] = forward
+        return known[key]
+
+    def _leave_loops(self, counts: Counter[str], called: Iterable[str]) -> None:
+        """Children with a loop over values, of which torch reads each step, for seconds, are not read as a whole."""
+        for name in called:
+            inside = [count for module, count in counts.items() if module.startswith(f"{name}.")]
+            if max(inside, default=0) > LOOP * counts[name]:
+                why = CannotCaptureError("it has a loop over values")
+                self.model.unread |= {(name, runs): why for runs in (1, 2, 3)}
 
     def _described(self, name: str) -> Any:
         if name not in self._descriptions:
@@ -242,7 +311,7 @@ class _Reading:
         return not self.real and len(set(rows)) == 1 and rows[0] % self.samples[0] == 0
 
     def _read_children(
-        self, name: str, calls: Sequence[ModuleCall], running: Mapping[str, nn.Module]
+        self, name: str, caller: str, calls: Sequence[ModuleCall], running: Mapping[str, nn.Module]
     ) -> tuple[Operation | None, ...]:
         runs = [run_module(running, call, self._mode, self.model.results, self._described) for call in calls]
         self._kept += runs
@@ -250,10 +319,17 @@ class _Reading:
             raise TypeError(
                 f"it returned {reprlib.repr(runs[0].result)}, from which nothing can be trained; return tensors"
             )
+        if self.real:
+            self._leave_loops(runs[-1].counts, {call.name for call in runs[-1].calls})
         if len({tuple(call.name for call in run.calls) for run in runs}) > 1:
             raise _UnlikeRunsError(f"the forward calls other modules at batch sizes of {self.samples}")
+        called = list(zip(*(run.calls for run in runs), strict=True))
+        around = self._read_around(name, caller, calls, called)
+        if around is not None:
+            return around
+        self.unread[name] = str(self.model.unread[name, len(calls)])
         self.reader.called.add(name)
-        for each in zip(*(run.calls for run in runs), strict=True):
+        for each in called:
             outputs = self._read(each[0].name, name, each)
             results = tensors_in(each[0].result)
             if len(results) != len(outputs):

@@ -18,17 +18,17 @@ _Key = tuple[str | None, str, str, int, int, int]
 
 
 def to_sites(
-    training: list[MeasuredCall], evaluation: list[MeasuredCall], order: dict[str, int], batch: int
+    training: list[MeasuredCall], evaluation: list[MeasuredCall], order: dict[str, int], batch: int, total: int
 ) -> tuple[tuple[Site, ...], tuple[str, ...]]:
     """Group calls into sites, in the order of the calls.
 
-    `order` is each module's position. Returns the sites, and notes on details that a site cannot represent.
+    `order` is each module's position, `total` the FLOPs that shares are of. Returns the sites, and notes on details
+    that a site cannot represent.
     """
     groups: dict[_Key, tuple[list[MeasuredCall], list[MeasuredCall]]] = {}
     for calls, which in ((training, 0), (evaluation, 1)):
         for measured in calls:
             groups.setdefault(_key(measured), ([], []))[which].append(measured)
-    total = total_flops(training)
     sites, notes = [], []
     for name, (in_training, in_evaluation) in zip(_names(groups, order), groups.values(), strict=True):
         site, note = _site(name, in_training, in_evaluation, total, batch)
@@ -199,9 +199,10 @@ def measure(
     return measured, tuple(notes)
 
 
-def flops_of(other: OtherProduct, samples: Sequence[int], batch: int) -> int:
-    """The FLOPs of a product that is no site, at a batch size."""
-    return _at_batch(other.flops, samples, batch, False)
+def flops_of(others: Iterable[OtherProduct], samples: Sequence[int], batch: int, from_data: bool) -> RowCount:
+    """The FLOPs of products that are no sites, as a function of the batch."""
+    lines = [_rows(other.flops, samples, batch, from_data)[0] for other in others]
+    return RowCount(sum(line.per_sample for line in lines), sum(line.fixed for line in lines))
 
 
 def _rows(rows: Sizes, samples: Sequence[int], batch: int, from_data: bool) -> tuple[RowCount, str]:

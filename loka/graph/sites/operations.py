@@ -128,6 +128,9 @@ class Operations:
     called: frozenset[str]  # modules whose forward runs
 
 
+Leaf = Callable[[str, Sequence[Operation | None]], tuple[Operation | None, ...]]
+
+
 class Reader:
     """Goes through the graphs of a model's forward, in the order of the calls. `runs` are those that sizes are of."""
 
@@ -137,6 +140,7 @@ class Reader:
         self._runs, self._sizes = runs, dict[Any, Sizes]()
         self._symbols: Symbols = {}
         self._module, self._caller = "", ""
+        self._leaf: Leaf | None = None
         self.parameters: dict[str, Operation] = {}
         self.calls: list[Call] = []
         self.others: list[OtherProduct] = []
@@ -164,23 +168,32 @@ class Reader:
         )
 
     def read(
-        self, forward: CapturedForward, name: str, caller: str, given: Callable[[fx.Node], Operation | None]
+        self,
+        forward: CapturedForward,
+        symbols: Symbols,
+        name: str,
+        caller: str,
+        given: Callable[[fx.Node], Operation | None],
+        leaf: Leaf | None = None,
     ) -> tuple[Operation | None, ...]:
         """Adds the operations of a module's forward; those that made its outputs.
 
-        `caller` is the module whose forward calls it, `given` is what placeholders are.
+        `symbols` are those of its sizes, `caller` is the module whose forward calls it, `given` what placeholders are.
+        `leaf` reads a child that is a leaf, from the operations that made its arguments to those that it returns.
         """
+        around = self.made, self._symbols, self._sizes, self._module, self._caller, self._leaf
         self._kept.append(forward)
-        self.made.clear()
-        self._symbols, self._sizes = forward.symbols, {}
-        self._module, self._caller = name, caller
+        self.made, self._symbols, self._sizes = {}, symbols, {}
+        self._module, self._caller, self._leaf = name, caller, leaf
         for node in forward.read.graph.find_nodes(op="placeholder"):
             value, held = node.meta.get("example_value"), given(node)
             if held is not None and isinstance(value, Tensor):
                 self.made[id(value)] = held
         self._read_graph(forward.read.graph)
         self.called.update(map(self._named, forward.called))
-        return tuple(self.made.get(id(value)) for value in forward.outputs)
+        outputs = tuple(self.made.get(id(value)) for value in forward.outputs)
+        self.made, self._symbols, self._sizes, self._module, self._caller, self._leaf = around
+        return outputs
 
     def held(self, tensor: object) -> Operation | None:
         """A Parameter or a buffer of the model, by the first of its names; None for anything else."""
@@ -205,7 +218,14 @@ class Reader:
 
     def _read(self, node: fx.Node, value: Any) -> None:
         first = node.args[0] if node.args else None
-        if isinstance(first, fx.Node) and "body" in first.meta:
+        if node.op == "call_module" and self._leaf is not None:
+            given = [self.made.get(id(tensor)) for tensor in _tensors(_values((node.args, node.kwargs)))]
+            outputs, tensors = self._leaf(str(node.target), given), list(_tensors(value))
+            if len(outputs) != len(tensors):
+                outputs = (None,) * len(tensors)
+            for tensor, made in zip(tensors, outputs, strict=True):
+                self.made[id(tensor)] = made or Operation("forward")
+        elif isinstance(first, fx.Node) and "body" in first.meta:
             self._look_into(node, first.meta["body"])
         elif node.target is operator.getitem and isinstance(first, fx.Node) and not _is_tensor(first):
             self._take(first, node.args[1], value)

@@ -72,3 +72,15 @@ class Site:
     def flops_per_row(self) -> int:
         """FLOPs of the forward per row; a multiply-add counts as two."""
         return 2 * self.k * self.n
+
+
+@dataclass(frozen=True, slots=True)
+class Opaque:
+    """Products inside operations that LoKA does not replace, alike ones together; they count in the shares of sites."""
+
+    what: str  # "gru", "conv1d", "forward of DIEN" for the products of a forward that torch does not read
+    owners: tuple[str, ...]  # qualified names of the modules whose forwards compute them
+    calls: int  # in one training forward
+    flops: RowCount  # of all calls in one training forward, as a function of the batch
+    share: float  # of the model's forward GEMM FLOPs
+    share_eval: float  # of those of an evaluation forward

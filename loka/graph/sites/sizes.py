@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -23,6 +25,8 @@ def sizes_at(size: Size, symbols: Symbols, runs: int) -> Sizes:
     if isinstance(size, int):
         return (size,) * runs
     expression = size.node.expr
+    if expression in symbols:
+        return symbols[expression]
     used = expression.free_symbols
     if not used <= symbols.keys():
         raise UnknownSizeError(f"the size {expression} comes from values")
@@ -39,10 +43,8 @@ def line_through(points: Sequence[tuple[int, int]]) -> RowCount | None:
 
 def size_of(shape: Any) -> Size:
     """The product of some dimensions."""
-    total: Size = 1
-    for dimension in shape:
-        total = total * dimension
-    return total
+    dimensions: list[Size] = list(shape)
+    return reduce(operator.mul, dimensions) if dimensions else 1
 
 
 def is_one(size: Size) -> bool:

@@ -7,7 +7,8 @@ Everything is derived from the plan alone. The GPU time is that of one training 
 - `execution.gpu_ms`, if the policy has it.
 
 Embeddings, other elementwise work, loss and optimiser are not in it unless `execution.gpu_ms` is. A site without times
-(it cannot be patched, or was never measured) counts with the least time that the device needs for its GEMMs.
+(it cannot be patched, or was never measured) counts with the least time that the device needs for its GEMMs, and so do
+opaque products, such as those of recurrent layers.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loka.devices.targets import DEVICES
+from loka.graph.sites.site import Opaque
 from loka.kernels.measurements.part_bounds import bound_us
 from loka.numerics.enums import Fuse, Gemm
 from loka.plan.format import (
@@ -35,6 +37,7 @@ from loka.plan.select.workload import SiteSizes, gemm_part, surroundings_of
 
 LARGEST = 3  # pieces of the compiler's time that are named
 BESIDE = "the rest of the step"
+OPAQUE = "LoKA does not replace it"
 ROUNDING = 0.01  # us; a plan's times are rounded to the nanosecond, each by itself
 _FIGURES = re.compile(r"\d+(\.\d+)?")
 
@@ -140,22 +143,37 @@ def coverage_of(plan: Plan) -> Coverage:
         parts = [_site_time(plan, *pair) for pair in zip(sites, [None, *sites], strict=False)]
     else:
         parts = [_site_flops(plan, site) for site in sites]
+    opaque = {each: _opaque_work(plan, each, timed) for each in plan.opaque if each.calls}
     beside_us = 1e3 * plan.execution.gpu_ms if timed and plan.execution is not None else 0.0
     interactions = sum(each.chosen.us * each.calls for each in plan.interactions if each.chosen is not None)
     time = GpuTime.of(
         fused=sum(part.fused for part in parts) + interactions,
         fp8=sum(part.fp8 for part in parts),
-        compiler=sum(part.compiler for part in parts) + beside_us,
+        compiler=sum(part.compiler for part in parts) + sum(opaque.values()) + beside_us,
         beside=beside_us,
         bounded=sum(part.bounded for part in parts),
     )
-    whole = time.us if timed else sum(part.fp8 + part.compiler for part in parts)
+    whole = time.us if timed else sum(part.fp8 + part.compiler for part in parts) + sum(opaque.values())
     pieces = [_piece(group, whole, timed) for group in _alike(parts)]
+    pieces += [_opaque_piece(each, work, whole, timed) for each, work in opaque.items()]
     if beside_us:
         reason = "execution.gpu_ms: what the policy says the GPU does besides these sites"
         pieces.append(Piece(BESIDE, 0, "", round(beside_us, 3), round(beside_us / whole, 4), False, reason))
     pieces.sort(key=lambda piece: (-piece.share, piece.name))
     return Coverage(plan.share_fp8, _inference_share(plan), time if timed else None, tuple(pieces[:LARGEST]))
+
+
+def _opaque_work(plan: Plan, opaque: Opaque, timed: bool) -> float:
+    """FLOPs of opaque products in a training step, three products for each as for sites; or the least time, in us."""
+    flops = 3.0 * opaque.flops.at(plan.batch_size)
+    return 1e6 * flops / DEVICES[plan.target].flops["bfloat16"] if timed else flops
+
+
+def _opaque_piece(opaque: Opaque, work: float, whole: float, timed: bool) -> Piece:
+    names = ", ".join(owner or "the model" for owner in opaque.owners[:LARGEST])
+    more = f" and {len(opaque.owners) - LARGEST} more" if len(opaque.owners) > LARGEST else ""
+    share = round(work / whole, 4) if whole else 0.0
+    return Piece(f"{opaque.what} of {names}{more}", 1, "", round(work, 3) if timed else None, share, timed, OPAQUE)
 
 
 def _inference_share(plan: Plan) -> float:
@@ -165,7 +183,7 @@ def _inference_share(plan: Plan) -> float:
         flops = float(each.site.flops_per_row * each.site.rows.at(plan.batch_size) * each.site.calls_eval)
         total += flops
         fp8 += flops * any(gemm.fp8 for gemm in each.gemms if gemm.gemm is Gemm.FPROP)
-    return fp8 / total if total else 0.0
+    return fp8 / total * (1 - sum(each.share_eval for each in plan.opaque)) if total else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,17 @@ from tests.support.models import product_models as models
 OPAQUE = "nn.MultiheadAttention computes its projections and scores in one opaque call"
 
 
+def test_opaque_products_count_in_every_share() -> None:
+    model = Recurrent(nn.GRU(12, 16, batch_first=True), 16)
+    found = find_sites(BuiltModel(model, (torch.randn(6, 5, 12),), {}, 6))
+    (gru,) = found.opaque
+    flops = 2 * 6 * 5 * 3 * 16 * (12 + 16)
+    assert (gru.what, gru.owners, gru.calls, gru.flops.at(6)) == ("gru", ("layer",), 1, flops)
+    assert gru.share == gru.share_eval == pytest.approx(flops / (flops + 2 * 6 * 16))
+    assert found["head"].share == pytest.approx(1 - gru.share)
+    assert gru.share > 0.99
+
+
 def found_in(model: nn.Module, x: Tensor) -> dict[str, Site]:
     return {site.name: site for site in find_sites(BuiltModel(model, (x,), {}, x.shape[0])).sites}
 
@@ -31,13 +42,42 @@ def counted(model: nn.Module, x: Tensor) -> tuple[int, int]:
     built = BuiltModel(model, (x,), {}, x.shape[0])
     forwards = forwards_of(built)
     calls, _ = measure(forwards.training.calls, forwards.samples, x.shape[0], forwards.from_data)
-    others = (flops_of(other, forwards.samples, x.shape[0]) for other in forwards.training.others)
+    others = flops_of(forwards.training.others, forwards.samples, x.shape[0], forwards.from_data).at(x.shape[0])
     with FlopCounterMode(display=False) as counter:
         model(x)
-    return total_flops(calls) + sum(others), counter.get_total_flops()
+    return total_flops(calls) + others, counter.get_total_flops()
+
+
+class Steps(nn.Module):
+    """A recurrent cell, called for each step."""
+
+    def __init__(self, cell: nn.Module) -> None:
+        super().__init__()
+        self.cell, self.head = cell, nn.Linear(16, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = None
+        for step in x.unbind(1):
+            state = self.cell(step, state)
+        return self.head(state[0] if isinstance(state, tuple) else state)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, layer: nn.Module, width: int) -> None:
+        super().__init__()
+        self.layer, self.head = layer, nn.Linear(width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(x)[0][:, -1])
 
 
 CASES = [
+    (Steps(nn.GRUCell(12, 16)), (6, 5, 12)),
+    (Steps(nn.LSTMCell(12, 16)), (6, 5, 12)),
+    (Steps(nn.RNNCell(12, 16)), (6, 5, 12)),
+    (Recurrent(nn.GRU(12, 16, 2, batch_first=True, bidirectional=True), 32), (6, 5, 12)),
+    (Recurrent(nn.LSTM(12, 16, batch_first=True, proj_size=8), 8), (6, 5, 12)),
+    (Recurrent(nn.RNN(12, 16, batch_first=True), 16), (6, 5, 12)),
     (models.ExpertCross(), (6, 48)),
     (models.MatrixCross(), (6, 24)),
     (models.RowsOfMatrices(), (6, 32)),

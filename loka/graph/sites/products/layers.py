@@ -11,6 +11,9 @@ from loka.graph.sites.products.matrix_product import Args, Kwargs, MatrixProduct
 from loka.graph.sites.site import GemmKind
 from loka.graph.sites.sizes import Size, size_of
 
+_RECURRENT = frozenset(("lstm", "gru", "rnn_tanh", "rnn_relu"))
+_CELLS = frozenset(("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"))
+
 
 def describe_attention(args: Args, kwargs: Kwargs, origins: TensorOrigins) -> MatrixProduct | None:
     """F.scaled_dot_product_attention: K is the sum of both head widths, so that 2 M K N counts both products."""
@@ -64,14 +67,22 @@ def _is_all(value: Any, wanted: int) -> bool:
 
 
 def other_terms(name: str, args: Args, out: Any) -> tuple[tuple[Size, Size, Size], ...]:
-    """(M, K, N) of convolutions and recurrent layers, which are notes and not sites. () for other calls."""
+    """(M, K, N) of products that are no sites: convolutions, recurrent layers and others. () for other calls."""
     if name.startswith("conv") and len(args) > 1 and isinstance(out, Tensor):
         weight = args[1]
         if "transpose" in name:
             return ((size_of(args[0].shape), math.prod(weight.shape[1:]), 1),)
         return ((size_of(out.shape), math.prod(weight.shape[1:]), 1),)
-    if name in ("lstm", "gru", "rnn_tanh", "rnn_relu") and isinstance(out, tuple):
+    if name in _RECURRENT and isinstance(out, tuple):  # gates x (K + H) x H for each step, layer and direction
         steps = size_of(out[0].shape[:-1])
         weights = next((a for a in args if isinstance(a, list) and a and all(isinstance(w, Tensor) for w in a)), [])
         return tuple((steps, w.shape[1], w.shape[0]) for w in weights if w.dim() == 2)
+    if name in _CELLS:
+        return tuple((size_of(args[0].shape[:-1]), w.shape[1], w.shape[0]) for w in args[2:4])
+    if name in ("grouped_mm", "scaled_mm", "scaled_grouped_mm"):
+        return ((size_of(args[0].shape[:-1]), args[0].shape[-1], args[1].shape[-1]),)
+    if name == "flex_attention":
+        q, k, v = args[:3]
+        m = size_of(q.shape[:-1])
+        return ((m, q.shape[-1], k.shape[-2]), (m, k.shape[-2], v.shape[-1]))
     return ()
