@@ -18,7 +18,7 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import concat_norm_reference, fm_reference
 from loka.kernels.fused.norm import norm_reference
 
-STAMP = "f8725b087458686ab833a8d8feb7ae4f30b5763aa3ff472bcc633874919e59f7"
+STAMP = "bfff8ddfbe0d77fee163ff44803b7e31a981e316aa2af1244ca1bd9e02330a4c"
 
 
 def _add_backward_e4m3_outputs(grad: Tensor) -> tuple[Tensor, ...]:

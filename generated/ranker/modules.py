@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "f8725b087458686ab833a8d8feb7ae4f30b5763aa3ff472bcc633874919e59f7"
+STAMP = "bfff8ddfbe0d77fee163ff44803b7e31a981e316aa2af1244ca1bd9e02330a4c"
 
 
 class EmbedDense(dispatch.Bound):
