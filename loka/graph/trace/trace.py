@@ -132,10 +132,10 @@ def _canonical(
     found, all_shapes = canonical_forward(forward, shapes, runs, _tensor_names(module), casts)
     if not is_canonical(found):
         return forward, shapes
-    if any(step.op in CASTS for step in forward.statements):
-        if not keeps_dtypes(found, examples, copied):
-            return forward, shapes
-    elif not quick and float64_difference(found, examples, copied):
+    if not keeps_dtypes(found, examples, copied):
+        return forward, shapes
+    is_cast = any(step.op in CASTS for step in forward.statements)
+    if not is_cast and not quick and float64_difference(found, examples, copied):
         return forward, shapes
     relus_as_traced = with_traced_relus(found)  # any subgradient at 0 is as good
     if rounding_difference(module, relus_as_traced, examples, copied, quick, contiguous=True):
