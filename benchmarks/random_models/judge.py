@@ -185,6 +185,8 @@ class Workplace:
             patch = package.apply(bound)
             for place, case in enumerate(drawn):
                 if place == len(before) and not early:
+                    if suspects:
+                        break
                     module.change(own)
                     bound_module.change(bound)
                 first = run(own, module, case)

@@ -45,6 +45,7 @@ _SYMBOL = re.compile(r"\b[suz]f?\d+\b")
 _NUMBER_FIRST = re.compile(r"^(-?\d+) == ([^=<>]+)$")  # as sympy prints an equation
 _SIZE = re.compile(r"<([^<>]*)>")  # Dynamo's name of a size, in the text of a condition
 _DYNAMO = os.path.join("torch", "_dynamo", "")
+_DECOMPOSITIONS = os.path.join("torch", "_decomp", "")
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")  # of a tensor
 _NOTHING = object()  # no result was asked for
 
@@ -212,10 +213,12 @@ def _is_of_python(guard: Any) -> bool:
     """True where Dynamo asked for a size to go on in Python.
 
     In `run_node` Python's operators ask whether shapes are equal, torch's operations whether sizes are large enough,
-    and what torch's own functions call, whether they fit.
+    and what torch's own functions call, whether they fit. How many pieces a split has is what Python goes on with.
     """
     frame = guard.sloc.framework_loc
     file, function = getattr(frame, "filename", _DYNAMO), getattr(frame, "name", "")
+    if function == "split" and _DECOMPOSITIONS in file:
+        return True
     is_of_operator = getattr(guard.expr, "rel_op", "==") == "==" and not _is_in_torch(guard.sloc)
     return _DYNAMO in file and (function != "run_node" or is_of_operator)
 

@@ -43,6 +43,7 @@ REFUSED = {
     zoo.Uncovered: r"'w' goes into 'abs' before any GEMM, and only transposes are followed at ir_models",
     zoo.OwnGradient: rf"calls autograd_function_apply, which has a graph of its own{_LINE}'return Clip.apply",
     zoo.ClampsAGradient: r"registers a hook on the gradient of x in each call",
+    zoo.Pieces: rf"depends on the number of rows: \(\(999 \+ x.shape\[0\]\) // 1000\) == 1{_LINE}'return torch.cat",
     zoo.AsksAnArgument: r"without gradients",
     zoo.Cubic: r"'w' has 3 dimensions, not 2",
 }

@@ -400,6 +400,11 @@ class ClampsAGradient(Plain):
         return x @ self.w
 
 
+class Pieces(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([piece @ self.w for piece in (x * 2).split(1000)])
+
+
 class AsksAnArgument(Plain):
     def forward(self, x: Tensor) -> Tensor:
         return x @ self.w if x.requires_grad else x
