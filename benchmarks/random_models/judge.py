@@ -41,7 +41,7 @@ POLICIES = {
     "keep": "{compute: keep, fuse: always}",
 }
 MODULE = "random_model_"
-KEPT = 4  # of every so many seeds, one is judged without FP8
+KEPT = 8  # of every so many seeds, one is judged without FP8
 NUDGES = 4  # runs of an unbound model with all values off by rounding
 REPEATS = 2  # with other inputs, of a model with another gradient: a ReLU at its corner may turn by rounding, once
 AFTER_CHANGE = 3  # one of so many cases is run again after a change

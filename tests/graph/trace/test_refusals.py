@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -439,3 +440,31 @@ def test_torch_logs_nothing_of_a_model_that_asks_whether_it_is_traced(monkeypatc
     log.warning("heard")
     trace(AsksWhetherItIsTraced())
     assert said == ["heard"]
+
+
+class Scores(NamedTuple):
+    y: Tensor
+    x: Tensor
+
+
+@dataclass
+class Result:
+    y: Tensor
+    x: Tensor
+
+
+class Returns(nn.Module):
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        self.w, self.kind = zoo.weight(), kind
+
+    def forward(self, x: Tensor) -> Any:
+        return {"scores": [self.kind(y=x @ self.w, x=x)]}
+
+
+@pytest.mark.parametrize("kind", [Scores, Result])
+def test_a_result_of_a_class_of_the_users_is_refused_for_that(kind: type) -> None:
+    answer = trace(Returns(kind))
+    assert isinstance(answer, Refused), answer
+    assert answer.reason.startswith(f"returns a {kind.__name__}, which generated code cannot make")
+    assert isinstance(trace(Returns(dict)), ForwardIR)
