@@ -292,7 +292,9 @@ def _run(module: nn.Module, call: ExampleCall, autocast: bool, backward: Backwar
     torch.manual_seed(0)
     random.seed(0)
     leaves: list[torch.Tensor] = []
-    args, kwargs = _with_leaves(copy_tree(call.args), leaves), _with_leaves(copy_tree(call.kwargs), leaves)
+    args, kwargs = copy_tree(call.args), copy_tree(call.kwargs)
+    if gradients:
+        args, kwargs = _with_leaves(args, leaves), _with_leaves(kwargs, leaves)
     named = [(f"input {i}", leaf) for i, leaf in enumerate(leaves)] if backward is not Backward.NONE else []
     if backward is Backward.ALL:
         named += [(f"'{name}'", p) for name, p in module.named_parameters() if p.requires_grad]

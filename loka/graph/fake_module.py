@@ -5,9 +5,12 @@ It can be captured while the module trains, sharded, on a GPU or without values,
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import functools
-from collections import OrderedDict
-from collections.abc import Mapping
+import random
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from types import MethodType
 from typing import Any
@@ -19,6 +22,7 @@ from loka.graph.source import is_simple
 from loka.graph.wrappers import innermost, own_class
 
 _INTERNAL = frozenset(vars(nn.Module()))
+_CONTAINERS = (list, dict, OrderedDict, defaultdict, Counter, deque)
 _HOOKS = tuple(name for name in _INTERNAL if "_hooks" in name)
 # Attributes that data parallelism, Module.compile() and binding add to modules.
 _ADDED = ("_fsdp", "_is_fsdp", "_ddp", "_compiled_call_impl", "loka")
@@ -91,14 +95,17 @@ class FakeModules:
             return MethodType(value.__func__, self.module(value.__self__))
         if isinstance(value, functools.partial):
             return functools.partial(self._held(value.func), *map(self._held, value.args), **self._held(value.keywords))
-        if type(value) in (list, dict):
-            made = self._remember(value, type(value)())
-            if isinstance(value, dict):
-                made.update((key, self._held(item)) for key, item in value.items())
-            else:
-                made.extend(map(self._held, value))
+        if type(value) in _CONTAINERS:
+            made = self._remember(value, copy.copy(value))
+            for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+                made[key] = self._held(item)
             return made
-        return tuple(map(self._held, value)) if type(value) is tuple else value
+        if type(value) is tuple:
+            return tuple(map(self._held, value))
+        if _changes_when_read(value):  # called children run, on fakes, and the live module's own must not move on
+            with contextlib.suppress(Exception):  # some cannot be copied
+                return self._remember(value, copy.deepcopy(value))
+        return value
 
     def _faked(self, tensor: Tensor, path: str) -> Tensor:
         if nn.parameter.is_lazy(tensor) or tensor.layout is not torch.strided:
@@ -113,6 +120,14 @@ class FakeModules:
         self._keep.append(value)
         self._made[id(value)] = made
         return made
+
+
+def _changes_when_read(value: object) -> bool:
+    """True for iterators of Python's own, and generators of random numbers."""
+    home = type(value).__module__
+    is_iterator = isinstance(value, Iterator) and home in ("builtins", "itertools")
+    is_generator = isinstance(value, random.Random | torch.Generator) or home.startswith("numpy.random")
+    return is_iterator or is_generator or type(value) in (set, bytearray)
 
 
 def device_of(module: nn.Module) -> torch.device:

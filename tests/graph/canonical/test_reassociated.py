@@ -97,7 +97,8 @@ class WithABias(Gram):
         self.bias = nn.Parameter(torch.randn(RANK))
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.nn.functional.linear(x @ x.mT, self.rank, self.bias)
+        """In float32 under autocast, too, where a sum with the bias is, and the linear itself is not."""
+        return torch.nn.functional.linear(x @ x.mT, self.rank, self.bias).float()
 
 
 BOUND = (*KINDS, WithABias)

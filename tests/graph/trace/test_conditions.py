@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -456,3 +457,22 @@ def test_a_layer_that_takes_a_fast_path_by_its_own_mode_alone_has_one_mode_of_al
     bound.dropout.train()
     with pytest.raises(InputError), torch.no_grad():
         bound(torch.randn(4, 3, WIDTH))
+
+
+@dataclass
+class Batch:
+    x: Tensor
+    ids: Tensor
+
+
+class OfManyRows(Weighted):
+    def forward(self, batch: Batch) -> Tensor:
+        y = batch.x @ self.w
+        return y if y[:100].shape[0] < 100 else y * 2
+
+
+def test_arguments_in_a_dataclass_are_tried_at_other_numbers_of_rows() -> None:
+    calls = [((Batch(torch.randn(rows, WIDTH), torch.zeros(rows)),), dict[str, Any]()) for rows in (4, 7)]
+    answer = trace(OfManyRows(), *calls)
+    assert isinstance(answer, Refused), answer
+    assert "depends on the number of rows" in answer.reason
