@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from types import MethodType
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from loka.graph.source import is_simple
-from loka.graph.wrappers import inside, own_class
+from loka.graph.wrappers import innermost, own_class
 
 _INTERNAL = frozenset(vars(nn.Module()))
 _HOOKS = tuple(name for name in _INTERNAL if "_hooks" in name)
@@ -30,15 +31,20 @@ class FakeModules:
         device: Of the tensors.
         dtype: Of all floating-point tensors; None: each keeps its own.
         shapes: Shapes of Parameters by path below the first module, for those that are in pieces.
+        mode: In which tensors are made; None: one of fake tensors.
     """
 
     def __init__(
-        self, device: torch.device, dtype: torch.dtype | None, shapes: Mapping[str, tuple[int, ...]] | None = None
+        self,
+        device: torch.device,
+        dtype: torch.dtype | None,
+        shapes: Mapping[str, tuple[int, ...]] | None = None,
+        mode: AbstractContextManager[Any] | None = None,
     ) -> None:
         from torch._subclasses.fake_tensor import FakeTensorMode  # these import slowly
         from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-        self.mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+        self.mode = mode or FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
         self._device, self._dtype, self._shapes = device, dtype, shapes or {}
         self._made: dict[int, Any] = {}
         self._keep: list[object] = []  # as ids are only good while their objects live
@@ -53,7 +59,7 @@ class FakeModules:
 
     def module(self, module: nn.Module, path: str = "") -> nn.Module:
         """A module with everything below it; a wrapped module for its wrapper. The same one each time."""
-        module = _unwrapped(module)
+        module = innermost(module)
         if id(module) in self._made or isinstance(module, torch.jit.ScriptModule):
             return self._made.get(id(module), module)  # type: ignore[no-any-return]
         made: nn.Module = object.__new__(own_class(type(module)))
@@ -109,12 +115,6 @@ class FakeModules:
         return made
 
 
-def _unwrapped(module: nn.Module) -> nn.Module:
-    while (found := inside(module)) is not None:
-        module = found
-    return module
-
-
 def device_of(module: nn.Module) -> torch.device:
     """The device for fakes of a module's tensors: that of the first, the CPU if it has no values."""
     first = next((tensor for tensor in (*module.parameters(), *module.buffers())), None)
@@ -135,7 +135,7 @@ def likeness(module: nn.Module) -> object | None:
     """
     parts = []
     for name, child in module.named_modules():
-        child = _unwrapped(child)
+        child = innermost(child)
         attributes = {k: v for k, v in vars(child).items() if k not in _INTERNAL and not k.startswith(_ADDED)}
         if not all(map(is_simple, attributes.values())):
             return None

@@ -11,6 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from loka.devices.targets import TargetDevice
 from loka.graph.ir import ForwardIR
+from loka.graph.planned_model import PlannedModel
 from loka.graph.sites.site import Opaque, Site
 from loka.kernels.measurements.parts import PartKind, TimeSource
 from loka.mods.adaptation import Adaptation, RewriteResult, Setting, Unchanged
@@ -296,6 +297,7 @@ class PlanHead:
     # (file as named, sha256 of its values but for `train`), the policy first and then its bases
     policy_files: tuple[tuple[str, str], ...]
     bindings: tuple[PlannedBinding, ...]
+    model: PlannedModel | None = None  # its parts, with which `apply` compares those of a live one
     skipped: tuple[Skipped, ...] = ()
     loka_version: str = ""
     rule_notes: tuple[tuple[str, str], ...] = ()  # ("rule 2: layers.*.mlp.*", the rule's note)

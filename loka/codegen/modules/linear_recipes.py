@@ -26,7 +26,7 @@ class QuantizerView:
     name: str
     format: str  # e4m3
     dtype: str  # torch.float8_e4m3fn
-    maximum: str  # constant with the format's largest finite value
+    maximum: str  # the format's largest finite value as a Python number
     block: Block  # elements that share a scale
     power_of_two: bool
     amax: str | None  # maximum of a static scale as a Python number; None for a dynamic scale
@@ -288,7 +288,7 @@ class Recipes:
                 name,
                 recipe.format.value,
                 _DTYPE[recipe.format],
-                f"{recipe.format.value.upper()}_MAX",
+                repr(FORMATS[recipe.format].max),
                 BLOCKS[recipe.scaling],
                 recipe.power_of_two,
                 repr(_amax(recipe)) if recipe.is_static else None,
@@ -296,11 +296,6 @@ class Recipes:
             )
             for recipe, name in self._quantizers.items()
         )
-
-    def formats(self) -> tuple[tuple[str, str], ...]:
-        """Constants of the formats in use: ("E4M3_MAX", "448.0")."""
-        used = {recipe.format for recipe in self._quantizers}
-        return tuple((f"{format.value.upper()}_MAX", repr(FORMATS[format].max)) for format in Format if format in used)
 
     def _lines(
         self, gemm: Gemm, recipe: GemmRecipe | None, result: str, dtype: str, counter_id: str, indent: int
