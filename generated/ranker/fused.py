@@ -18,7 +18,7 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import concat_norm_reference, fm_reference
 from loka.kernels.fused.norm import norm_reference
 
-STAMP = "e787b7b355cb66e304adfe6e34e93d49780fc9f468321ef25ea1009480dabb69"
+STAMP = "c0b55d5669397e76ee6300cc45058a5a2b2cd1329f20517ff0f60905db2ebade"
 
 
 def _add_backward_e4m3_outputs(grad: Tensor) -> tuple[Tensor, ...]:

@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "e787b7b355cb66e304adfe6e34e93d49780fc9f468321ef25ea1009480dabb69"
+STAMP = "c0b55d5669397e76ee6300cc45058a5a2b2cd1329f20517ff0f60905db2ebade"
 
 
 class EmbedDense(dispatch.Bound):
