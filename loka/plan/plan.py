@@ -163,7 +163,7 @@ class GemmPlan:
 
 @dataclass(frozen=True, slots=True, config=MODEL)
 class SitePlan:
-    """Decision for one site. `gemms` are fprop, dgrad (absent if the input needs no gradient) and wgrad."""
+    """Decision for one site. `gemms` are fprop, dgrad and wgrad, those that a training step needs (`Site.gemms`)."""
 
     site: Site
     # One object each for all sites that are decided alike: readers group them by identity.

@@ -98,12 +98,15 @@ class SiteRecipe:
 def site_recipe(plan: SitePlan) -> SiteRecipe:
     """The recipe of a planned site.
 
-    A site whose input needs no gradient has no dgrad in its plan and never runs one. To let it share its linear with
-    other sites, it gets the dgrad that matches fprop and wgrad; if wgrad reads transposed copies, with fprop's recipe
-    for the output gradient, and the weight transposed.
+    A site whose input or weight needs no gradient has no dgrad or wgrad in its plan and never runs one. To let it share
+    its code with other sites, it gets those that match its other GEMMs; if wgrad reads transposed copies, a dgrad with
+    fprop's recipe for the output gradient, and the weight transposed.
     """
     found = {gemm.gemm: _gemm_recipe(gemm) for gemm in plan.gemms}
     fprop, dgrad, wgrad = (found.get(gemm) for gemm in Gemm)
+    operands = plan.recipe.wgrad_in_form
+    if Gemm.WGRAD not in found and fprop is not None and operands is not None:
+        wgrad = GemmRecipe(operands, fprop.accumulation, fprop.kernel)
     operands = plan.recipe.dgrad_in_form
     if Gemm.DGRAD not in found and fprop is not None and wgrad is not None and operands is not None:
         in_chain = wgrad.operands[0].transposed or plan.recipe.is_chain
