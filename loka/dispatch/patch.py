@@ -18,6 +18,7 @@ from loka.dispatch.bind.check_model import BACK, ForwardCheck, changes_since, sh
 from loka.dispatch.bind.wrappers import find_module, unwrap
 from loka.dispatch.bound_state import BoundModule, KeptModule, bind, frozen_weights, refresh_module, stale_sites, unbind
 from loka.dispatch.dispatch_errors import BindError, LokaWarning, VerifyError
+from loka.dispatch.frozen_since import ChangedGradients, changed_gradients
 from loka.dispatch.keep_sites import chosen_modules
 from loka.dispatch.nonfinite import NonFiniteTrace
 from loka.dispatch.ranges import named_ranges
@@ -63,7 +64,8 @@ class Patch:
         Children that a generated forward calls may change.
         `backward=False` checks only forward GEMMs. A GEMM counts when its kernel is launched: a CUDA graph counts when
         it is captured, not when it is replayed. Raises too if a frozen weight has changed since it was quantized; a
-        weight that FSDP has split since `apply` is not compared. Warns (LokaWarning) about `overflows`, and if the
+        weight that FSDP has split since `apply` is not compared. Warns (LokaWarning) about `overflows`, about
+        Parameters that were frozen or thawed since planning, whose GEMMs of the backward are not asked for, and if the
         package has no FP8, so that there is nothing to verify. Synchronises with the GPU in mode "infer" and if there
         are static scales.
         """
@@ -71,7 +73,8 @@ class Patch:
         check = ForwardCheck(BACK)
         changes = [change for bound in self._modules for change in self._changes(bound, check)]
         idle: list[str] = []
-        missing = total = 0
+        gradients = changed_gradients(self._package, self._modules) if backward else ChangedGradients()
+        missing = total = excused = 0
         for bound in self._modules:
             for index, site in enumerate(bound.counters.sites):
                 planned = bound.counters.planned(index)
@@ -79,19 +82,25 @@ class Patch:
                 ran = {gemm: self._ran(bound.counters.counter_id(index), gemm) for gemm in expected}
                 absent = tuple(gemm for gemm in expected if not ran[gemm])
                 total += len(expected)
-                missing += len(absent)
-                if absent:
+                if gradients.excuses(site, planned, absent):
+                    excused += len(absent)
+                elif absent:
+                    missing += len(absent)
                     why = uncalled_reason(self._root, bound.name) if "fprop" in absent else None
                     idle.append(
                         f"{site}: {', '.join(absent)} did not run: {why or idle_reason(tuple(planned), absent)}"
                     )
                 changes += unplanned_kernels(site, planned, ran)
+        told = gradients.words(excused)
         if idle:
-            raise VerifyError(f"{self._package}: {missing} of {total} planned FP8 GEMMs did not run:", changes + idle)
+            problems = changes + told + idle
+            raise VerifyError(f"{self._package}: {missing} of {total} planned FP8 GEMMs did not run:", problems)
         if changes:
             raise VerifyError(f"{self._package}: the bound model is not as it was bound:", changes)
         everything = (*self._modules, *(kept.bound for kept in self._kept))
         warn_without_fp8(self._package, (bound.counters for bound in everything), stacklevel=2)
+        if told:
+            warnings.warn(f"{self._package}: {'; '.join(told)}", LokaWarning, stacklevel=2)
         if over := self.overflows():
             warnings.warn(overflow_advice(self._package, over), LokaWarning, stacklevel=2)
 

@@ -31,6 +31,7 @@ class PlannedModel:
     batch_size: int
     inputs: str = ""  # a literal: the arguments, by `described`; "" where they have none
     dtype: str = ""  # of all floating-point tensors of the model: "float32"; "" if they have several
+    frozen: tuple[str, ...] = ()  # the Parameters that need no gradient
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ def planned_model(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
         batch_size,
         inputs,
         str(dtype).removeprefix("torch.") if dtype else "",
+        tuple(part.name for part in parts if part.parameter is not None and not part.parameter.requires_grad),
     )
 
 

@@ -77,7 +77,7 @@ def _matrices(parts: Sequence[Part], new: Iterable[str], error: Exception) -> st
     share = sum(sizes[name] for name in found) / max(sum(sizes.values()), 1)
     return (
         f"{_counted(len(found), 'matrix', 'matrices')} not in the package, {_percent(share)} of the elements of all: "
-        f"{_few(found)}; which GEMMs they are in was not found ({why}): {AGAIN}"
+        f"{few(found)}; which GEMMs they are in was not found ({why}): {AGAIN}"
     )
 
 
@@ -93,11 +93,12 @@ def _listed(root: nn.Module, places: Iterable[str]) -> str:
         beside = [] if holder is None or kind is None else [own_class(type(innermost(m))) for m in holder.children()]
         alike = sum(each is kind for each in beside)
         of = f"{len(names)} of {alike} {kind.__name__} in {parent!r} " if parent and kind and alike > len(names) else ""
-        texts.append(f"{of}({_few(names)})" if of else _few(names))
+        texts.append(f"{of}({few(names)})" if of else few(names))
     return ", ".join(texts)
 
 
-def _few(names: Sequence[str]) -> str:
+def few(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
     shown = ", ".join(map(repr, names[:NAMED]))
     return shown if len(names) <= NAMED else f"{shown} and {len(names) - NAMED} more"
 
