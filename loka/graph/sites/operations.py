@@ -205,6 +205,7 @@ class Reader:
         outputs = tuple(self.made.get(id(value)) for value in forward.outputs)
         self._lost |= None in outputs
         self.made, self._symbols, self._sizes, self._module, self._caller, self._leaf = around
+        self.has_gaps |= None in outputs
         return outputs
 
     def held(self, tensor: object) -> Operation | None:
