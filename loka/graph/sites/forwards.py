@@ -334,8 +334,6 @@ class _Reading:
             outputs = self._read(each[0].name, name, each)
             results = tensors_in(each[0].result)
             if len(results) != len(outputs):
-                for inner in filter(None, outputs):
-                    inner.children.append(Operation("forward", (inner,), owner=name))
                 outputs = (Operation("forward"),) * len(results)
             for tensor, made in zip(results, outputs, strict=True):
                 if made is not None:

@@ -149,7 +149,7 @@ class Reader:
         self.others: list[OtherProduct] = []
         self.functions: list[FunctionCall] = []
         self._written: list[Operation] = []  # in place, so that whatever reads the same memory reads them
-        self._lost = False  # something is returned of which it is not known what made it
+        self.has_gaps = False  # a part is not read, so that it is not known what becomes of its operations
         self._bodies = 0  # around what is read at the moment
         self.called: set[str] = set()
         model = modules[""]
@@ -165,7 +165,7 @@ class Reader:
     def operations(self, outputs: Sequence[Operation]) -> Operations:
         """All that was read, of a model with these results; products that reach none of them get no gradient."""
         calls = self.calls
-        if not self._lost:
+        if not self.has_gaps:
             found = _with_gradients([each.result for each in calls], {*outputs, *self._written})
             without = (replace(each, input_grad=False, weight_grad=False) for each in calls)
             calls = [each if each.result in found else other for each, other in zip(calls, without, strict=True)]
@@ -203,7 +203,6 @@ class Reader:
         self._read_graph(forward.read.graph)
         self.called.update(map(self._named, forward.called))
         outputs = tuple(self.made.get(id(value)) for value in forward.outputs)
-        self._lost |= None in outputs
         self.made, self._symbols, self._sizes, self._module, self._caller, self._leaf = around
         self.has_gaps |= None in outputs
         return outputs
@@ -414,16 +413,13 @@ class Reader:
 
 
 def _with_gradients(results: Sequence[Operation], read: Collection[Operation]) -> set[Operation]:
-    """Those of the results of products to which gradients come, by what is `read` of a forward.
-
-    Of a module that was run, and not captured, nobody knows what becomes of its operations ("forward").
-    """
+    """Those of the results of products to which gradients come, by what is `read` of a forward."""
     around, waiting = set(results), list(results)
     while waiting:
         more = {child for child in waiting.pop().children if child not in around}
         around |= more
         waiting += more
-    found = {each for each in around if each.differentiable and (each in read or each.op == "forward")}
+    found = {each for each in around if each.differentiable and each in read}
     waiting = list(found)
     while waiting:
         more = {each for each in waiting.pop().parents if each.differentiable and each in around and each not in found}
