@@ -158,9 +158,12 @@ class Workplace:
     def _difference(self, name: str, package: Any, model: RandomModel, seed: int) -> str | None:
         """What differs: as it was planned and then changed, or changed before it is bound."""
         drawn = cases(seed)
-        changed = drawn[::AFTER_CHANGE] if model.changes else []
-        words = self._compared(name, package, drawn, changed)
+        words = self._compared(name, package, drawn, [])
         if words or not model.changes:
+            return words
+        changed = drawn[::AFTER_CHANGE]  # of another model, which has kept nothing of calls under autocast
+        words = self._compared(name, package, drawn[:1], changed)
+        if words:
             return words
         try:
             words = self._compared(name, package, [], changed, early=True)
