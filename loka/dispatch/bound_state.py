@@ -24,6 +24,7 @@ from loka.dispatch.bind.bound import (
     unbound_class,
 )
 from loka.dispatch.dispatch_errors import BindError
+from loka.dispatch.inlined_children import watch_children
 from loka.dispatch.static_scales import drop_static_scales, set_static_scales
 
 
@@ -56,6 +57,7 @@ def bind(
     """Give a module a class made by `derive`, and its state; overflow statistics are `records`, or start at zero."""
     module.__class__ = bound
     module.loka = counters
+    watch_children(module, counters.binding.inlined)
     set_static_scales(module, module.loka_known, records)
     if frozen:
         set_frozen(module, frozen)

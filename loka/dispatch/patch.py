@@ -348,7 +348,8 @@ class Patch:
         if not isinstance(module, Bound) or "forward" in vars(module) or module.loka is not bound.counters:
             yield f"{shown(name)}: lost its generated forward since apply"
             return
-        if find_module(self._root, name) is not module:
+        # A wrapper, as LoRA is, may hold it in its place.
+        if find_module(self._root, name) is not module and all(each is not module for each in self._root.modules()):
             yield f"{shown(name)}: was replaced in the model since apply"
         found = list(changes_since(module, bound.counters.binding, check))
         yield from (f"{shown(name)}: {problem}" for problem in found)

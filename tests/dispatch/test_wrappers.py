@@ -120,7 +120,10 @@ def test_an_inlined_child_in_a_wrapper_is_refused_and_found_by_verify(wrap, kind
     model = models.Blocks()
     patch = sample.apply(model, BLOCKS)
     models.step(model)
-    model.layers[0].up[0] = wrap(model.layers[0].up[0])
+    with pytest.raises(dispatch.BindError, match=f"{kind} cannot be put around '0' of a Sequential"):
+        model.layers[0].up[0] = wrap(model.layers[0].up[0])
+    patch.verify()
+    model.layers[0].up._modules["0"] = wrap(model.layers[0].up[0])
     with pytest.raises(dispatch.VerifyError) as found:
         patch.verify()
     assert found.value.problems == (problem,)
