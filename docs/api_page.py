@@ -22,8 +22,10 @@ page from the docstrings.
 TRAINING = """\
 ## In a training script
 
-A generated package has `apply(model, mode="train")`, which returns a `Patch`, and, where the
-policy's mods change modules, `adapt(model)` and `convert(state_dict)` ([mods.md](mods.md)).
+A generated package has `apply(model, mode="train", strict=False)`, which returns a `Patch`, and,
+where the policy's mods change modules, `adapt(model)` and `convert(state_dict)`
+([mods.md](mods.md)). With `strict`, GEMMs of the model that the plan does not know are a
+`BindError` instead of a warning.
 """
 ERRORS = """\
 ## Errors

@@ -203,7 +203,7 @@ def pooled_errors(
 
 def gemms_of(site: Site) -> tuple[Gemm, ...]:
     """The GEMMs that a training step runs at a site."""
-    return tuple(gemm for gemm in Gemm if gemm is not Gemm.DGRAD or site.input_grad)
+    return site.gemms
 
 
 def save(judged: Sequence[JudgedRow], sizes: StudySizes, path: Path) -> None:

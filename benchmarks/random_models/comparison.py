@@ -6,21 +6,27 @@ import dataclasses
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 ROWS = (1, 2, 3, 7, 64, 128, 300)
 MODES = ("training", "evaluation", "training, some children in evaluation", "evaluation, some children in training")
-TOLERANCE = 1e-3  # of root mean squares
+# Of root mean squares, by the narrowest dtype of the model itself.
+TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 1e-2}
 COARSE_TOLERANCE = 0.3  # under bfloat16 autocast, which rounds; of gradients three times that
 FLOOR, COARSE_FLOOR = 0.1, 0.3  # of the largest root mean square of its kind, below which values are noise
+# Of every value, a few roundings of its dtype: what a model makes of that, it makes of another order of sums.
+NUDGES = {torch.float32: 2.0**-21, torch.bfloat16: 2.0**-8}
+OF_NUDGES = 4.0  # times what nudges change, a bound model may differ
 _PLAIN = (int, float, bool, str, torch.Size, torch.dtype)
 
 
@@ -60,7 +66,43 @@ class Outcome:
     raised: Exception | None = None
 
 
-def run(model: nn.Module, module: ModuleType, case: Case) -> Outcome:
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """How far the unbound model's own tensors are off in a case where all values are off by rounding."""
+
+    dtype: torch.dtype = torch.float32  # the narrowest that the model itself rounds to
+    offs: Mapping[tuple[str, str], float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Nudge:
+    """Numbers by which values are off by a few roundings."""
+
+    numbers: torch.Generator
+    dtype: torch.dtype = torch.float32
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """A tensor with each of its values off."""
+        if not tensor.is_floating_point():
+            return tensor
+        off = torch.randn(tensor.shape, generator=self.numbers, dtype=torch.float64) * NUDGES[self.dtype]
+        return (tensor.detach().double() * (1 + off)).to(tensor.dtype)
+
+
+class Dtypes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees the dtypes of all results."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        self.seen |= {each.dtype for each in tree_leaves(made) if isinstance(each, Tensor)}
+        return made
+
+
+def run(model: nn.Module, module: ModuleType, case: Case, nudge: Nudge | None = None) -> Outcome:
     """Call a model of `module` on its own inputs, drawn by the case's seed, with a backward where it has gradients."""
     _seed(case.seed)
     children = random.Random(case.seed)
@@ -78,6 +120,8 @@ def run(model: nn.Module, module: ModuleType, case: Case) -> Outcome:
         return tensor * 1.0  # no leaf, so that a model may change it in place
 
     made = module.example_inputs(case.rows)
+    if nudge is not None:
+        made = mapped(made, nudge.of)
     given = mapped(made, differentiable)
     _seed(case.seed)
     try:
@@ -112,29 +156,42 @@ def run(model: nn.Module, module: ModuleType, case: Case) -> Outcome:
     return Outcome({name: each.detach().clone() if isinstance(each, Tensor) else each for name, each in values.items()})
 
 
-def difference(own: Outcome, bound: Outcome, case: Case) -> str | None:
+def deviations(own: Outcome, other: Outcome) -> dict[tuple[str, str], float]:
+    """The root mean square of the difference between each floating-point tensor and that of another run."""
+    found = {}
+    for key, a in own.values.items():
+        b = other.values.get(key)
+        if isinstance(a, Tensor) and isinstance(b, Tensor) and a.is_floating_point() and a.shape == b.shape:
+            found[key] = _off(a.double(), b.double())
+    return found
+
+
+def difference(own: Outcome, bound: Outcome, case: Case, noise: Noise | None = None) -> str | None:
     """The first thing that a bound model leaves otherwise than the unbound one, in words; None where there is none.
 
-    Raises the LokaError, or another exception, that the bound model alone raised.
+    `noise` is the rounding that the model itself enlarges. Raises the LokaError, or another exception, that the bound
+    model alone raised.
     """
+    noise = noise or Noise()
     if own.raised is not None:
         if bound.raised is None:
             return f"runs where the unbound model raises {type(own.raised).__name__}: {own.raised}"
         return None
     if bound.raised is not None:
         raise bound.raised
-    tolerance, floor = (COARSE_TOLERANCE, COARSE_FLOOR) if case.autocast else (TOLERANCE, FLOOR)
-    largest: dict[str, float] = {}
-    for (kind, _), value in own.values.items():
-        if isinstance(value, Tensor):
-            largest[kind] = max(largest.get(kind, 0.0), _size(value))
+    tolerance, floor = (COARSE_TOLERANCE, COARSE_FLOOR) if case.autocast else (TOLERANCES[noise.dtype], FLOOR)
     for (kind, name), value in own.values.items():
         if (kind, name) not in bound.values:
             if kind == "attribute" and not isinstance(value, Tensor | _PLAIN):
                 continue
             return f"has no {kind} {name}"
+        other = bound.values[kind, name]
+        if isinstance(value, Tensor) and isinstance(other, Tensor) and value.dtype == other.dtype:  # noqa: SIM102
+            if torch.equal(value, other):
+                continue
         allowed = tolerance * (3 if case.autocast and kind.startswith("gradient") else 1)
-        words = _differs(value, bound.values[kind, name], allowed, floor * largest.get(kind, 0.0))
+        largest = max((_size(each) for (of, _), each in own.values.items() if of == kind), default=0.0)
+        words = _differs(value, other, allowed, floor * largest, OF_NUDGES * noise.offs.get((kind, name), 0.0))
         if words:
             return f"another {kind} {name}".rstrip() + f": {words}"
     more = [name for kind, name in bound.values.keys() - own.values if kind in ("output", "input")]
@@ -173,15 +230,15 @@ def leaves_of(value: object, at: str = "") -> Iterator[tuple[str, object]]:
         yield from leaves_of(each, f"{at}[{key}]")
 
 
-def _differs(own: object, bound: object, tolerance: float, floor: float) -> str | None:
+def _differs(own: object, bound: object, tolerance: float, floor: float, noise: float) -> str | None:
     if isinstance(own, Tensor) and isinstance(bound, Tensor):
         if (own.dtype, own.shape) != (bound.dtype, bound.shape):
             return f"{bound.dtype} of {tuple(bound.shape)} instead of {own.dtype} of {tuple(own.shape)}"
         a, b = own.double(), bound.double()
         finite = a.isfinite() & b.isfinite()
         strange = ~finite & ~((a == b) | (a.isnan() & b.isnan()))
-        off = _size(torch.where(finite, a - b, 0.0))
-        limit = tolerance * max(_size(a), floor) if own.is_floating_point() else 0.0
+        off = _off(a, b)
+        limit = tolerance * max(_size(a), floor) + noise if own.is_floating_point() else 0.0
         return f"off by {off / max(_size(a), 1e-30):.3g}" if off > limit or strange.any() else None
     if isinstance(own, Tensor) or isinstance(bound, Tensor) or own is None or bound is None:
         return None if own is bound else f"{_named(bound)} instead of {_named(own)}"
@@ -190,9 +247,15 @@ def _differs(own: object, bound: object, tolerance: float, floor: float) -> str 
     return f"{_named(bound)} instead of {_named(own)}" if isinstance(own, _PLAIN) and own != bound else None
 
 
-def _size(tensor: Tensor) -> float:
-    """The root mean square of finite elements."""
-    values = tensor.detach().double()
+def _off(a: Tensor, b: Tensor) -> float:
+    return _size(torch.where(a.isfinite() & b.isfinite(), a - b, 0.0))
+
+
+def _size(value: object) -> float:
+    """The root mean square of a tensor's finite elements."""
+    if not isinstance(value, Tensor):
+        return 0.0
+    values = value.detach().double()
     values = values[values.isfinite()]
     return float(values.square().mean().sqrt()) if values.numel() else 0.0
 
@@ -204,4 +267,4 @@ def _named(value: object) -> str:
 def _seed(seed: int) -> None:
     random.seed(seed)
     torch.manual_seed(seed)
-    np.random.seed(seed)
+    np.random.seed(seed % 2**32)  # the seed of a model may be a time

@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "f8725b087458686ab833a8d8feb7ae4f30b5763aa3ff472bcc633874919e59f7"
+STAMP = "c0b55d5669397e76ee6300cc45058a5a2b2cd1329f20517ff0f60905db2ebade"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing
@@ -151,9 +151,10 @@ BINDINGS = (
 )
 
 
-def apply(model: torch.nn.Module, mode: str = "train") -> dispatch.Patch:
+def apply(model: torch.nn.Module, mode: str = "train", strict: bool = False) -> dispatch.Patch:
     """Bind the plan to a model, in place. Of the returned patch, `remove` undoes this and `verify` checks that it ran.
 
-    `mode` is "train", or "infer" for weights that are quantized once and frozen.
+    `mode` is "train", or "infer" for weights that are quantized once and frozen. GEMMs of the model that the plan does
+    not know are a warning, with `strict` a BindError.
     """
-    return dispatch.apply(model, __name__, BINDINGS, target="h100", mode=mode)
+    return dispatch.apply(model, __name__, BINDINGS, target="h100", mode=mode, strict=strict)

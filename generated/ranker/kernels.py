@@ -27,14 +27,11 @@ from loka.dispatch import Quantized
 
 from . import fused
 
-STAMP = "f8725b087458686ab833a8d8feb7ae4f30b5763aa3ff472bcc633874919e59f7"
+STAMP = "c0b55d5669397e76ee6300cc45058a5a2b2cd1329f20517ff0f60905db2ebade"
 
 # Scalings of both operands of a GEMM.
 ROWWISE = ("rowwise", "rowwise")
 TENSORWISE = ("tensorwise", "tensorwise")
-
-E4M3_MAX = 448.0  # largest finite value
-AMAX_FLOOR = 2.0**-100  # keeps the scale of a zero block positive
 
 
 def e4m3_rowwise_pow2(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -42,10 +39,10 @@ def e4m3_rowwise_pow2(x: Tensor) -> tuple[Tensor, Tensor]:
     x = x.float()
     magnitude = x.abs().nan_to_num(0.0, 0.0, 0.0)  # non-finite values are ignored
     amax = magnitude.amax(dim=1, keepdim=True)
-    scale = amax.clamp(min=AMAX_FLOOR) / E4M3_MAX
+    scale = amax.clamp(min=2.0**-100) / 448.0  # the floor keeps the scale of a zero block positive
     scale = ((scale.view(torch.int32) + 0x7FFFFF) & 0x7F800000).view(torch.float32)  # up to a power of two
     quotient = x / scale
-    values = torch.where(x.isfinite(), quotient.clamp(-E4M3_MAX, E4M3_MAX), torch.nan)
+    values = torch.where(x.isfinite(), quotient.clamp(-448.0, 448.0), torch.nan)
     return values.to(torch.float8_e4m3fn).contiguous(), scale
 
 

@@ -102,7 +102,6 @@ def _kernels(templates: Templates, kernels: PackageKernels, common: dict[str, st
             "linears": linears,
             "frozens": frozens,
             "quantizers": kernels.recipes.quantizers(),
-            "formats": kernels.recipes.formats(),
             "requantize_transpose": kernels.recipes.requantize_transpose,
             "chains": kernels.chains.views(),
             "frozen_chains": kernels.chains.frozen_views(),

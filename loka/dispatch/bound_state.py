@@ -35,6 +35,11 @@ class BoundModule:
     module: nn.Module
     counters: CallCounters
 
+    @property
+    def is_bound(self) -> bool:
+        """True unless the binding was undone; it may have been bound again since, by another patch."""
+        return vars(self.module).get("loka") is self.counters
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptModule:

@@ -18,6 +18,7 @@ from loka.dispatch.bind.check_model import BACK, ForwardCheck, changes_since, sh
 from loka.dispatch.bind.wrappers import find_module, unwrap
 from loka.dispatch.bound_state import BoundModule, KeptModule, bind, frozen_weights, refresh_module, stale_sites, unbind
 from loka.dispatch.dispatch_errors import BindError, LokaWarning, VerifyError
+from loka.dispatch.frozen_since import ChangedGradients, changed_gradients
 from loka.dispatch.keep_sites import chosen_modules
 from loka.dispatch.nonfinite import NonFiniteTrace
 from loka.dispatch.ranges import named_ranges
@@ -43,6 +44,8 @@ class Patch:
         self._all = tuple(site for bound in modules for site in bound.counters.sites)  # including those sent back
         self._since: dict[int, dict[str, int]] = {}  # counts at the last reset, by counter id and kernel
         self._removed = False
+        self._entered = 0  # contexts of it that are open
+        self._bound_classes: dict[int, type] = {}  # by the ids of modules that a trial may run by their own forwards
 
     @property
     def package(self) -> str:
@@ -51,8 +54,8 @@ class Patch:
 
     @property
     def sites(self) -> tuple[str, ...]:
-        """Names of the bound sites."""
-        return () if self._removed else tuple(site for bound in self._modules for site in bound.counters.sites)
+        """Names of the bound sites; those of modules that lost their binding since are not there."""
+        return tuple(site for bound in self._modules if bound.is_bound for site in bound.counters.sites)
 
     def verify(self, backward: bool = True) -> None:
         """Raise VerifyError unless each planned FP8 GEMM ran on its planned kernel since `apply` or the last `reset`.
@@ -61,7 +64,8 @@ class Patch:
         Children that a generated forward calls may change.
         `backward=False` checks only forward GEMMs. A GEMM counts when its kernel is launched: a CUDA graph counts when
         it is captured, not when it is replayed. Raises too if a frozen weight has changed since it was quantized; a
-        weight that FSDP has split since `apply` is not compared. Warns (LokaWarning) about `overflows`, and if the
+        weight that FSDP has split since `apply` is not compared. Warns (LokaWarning) about `overflows`, about
+        Parameters that were frozen or thawed since planning, whose GEMMs of the backward are not asked for, and if the
         package has no FP8, so that there is nothing to verify. Synchronises with the GPU in mode "infer" and if there
         are static scales.
         """
@@ -69,7 +73,8 @@ class Patch:
         check = ForwardCheck(BACK)
         changes = [change for bound in self._modules for change in self._changes(bound, check)]
         idle: list[str] = []
-        missing = total = 0
+        gradients = changed_gradients(self._package, self._modules) if backward else ChangedGradients()
+        missing = total = excused = 0
         for bound in self._modules:
             for index, site in enumerate(bound.counters.sites):
                 planned = bound.counters.planned(index)
@@ -77,19 +82,25 @@ class Patch:
                 ran = {gemm: self._ran(bound.counters.counter_id(index), gemm) for gemm in expected}
                 absent = tuple(gemm for gemm in expected if not ran[gemm])
                 total += len(expected)
-                missing += len(absent)
-                if absent:
+                if gradients.excuses(site, planned, absent):
+                    excused += len(absent)
+                elif absent:
+                    missing += len(absent)
                     why = uncalled_reason(self._root, bound.name) if "fprop" in absent else None
                     idle.append(
                         f"{site}: {', '.join(absent)} did not run: {why or idle_reason(tuple(planned), absent)}"
                     )
                 changes += unplanned_kernels(site, planned, ran)
+        told = gradients.words(excused)
         if idle:
-            raise VerifyError(f"{self._package}: {missing} of {total} planned FP8 GEMMs did not run:", changes + idle)
+            problems = changes + told + idle
+            raise VerifyError(f"{self._package}: {missing} of {total} planned FP8 GEMMs did not run:", problems)
         if changes:
             raise VerifyError(f"{self._package}: the bound model is not as it was bound:", changes)
         everything = (*self._modules, *(kept.bound for kept in self._kept))
         warn_without_fp8(self._package, (bound.counters for bound in everything), stacklevel=2)
+        if told:
+            warnings.warn(f"{self._package}: {'; '.join(told)}", LokaWarning, stacklevel=2)
         if over := self.overflows():
             warnings.warn(overflow_advice(self._package, over), LokaWarning, stacklevel=2)
 
@@ -102,17 +113,15 @@ class Patch:
         self._require_bound("ask for overflows")
         return tuple(
             found
-            for bound in self._modules
-            if isinstance(bound.module, Bound)
-            for found in overflows(bound.module, bound.module.loka_known, bound.counters.sites)
+            for bound, module in self._here()
+            for found in overflows(module, module.loka_known, bound.counters.sites)
         )
 
     def reset(self) -> None:
         """Restart counting: `verify` and `overflows` then cover what runs from now on."""
         self._require_bound("reset")
-        for bound in self._modules:
-            if isinstance(bound.module, Bound):
-                clear_overflow_stats(bound.module, bound.module.loka_known)
+        for _, module in self._here():
+            clear_overflow_stats(module, module.loka_known)
         self._since = {number: call_counters.counts(number) for number, _ in self._labels()}
 
     def refresh(self) -> None:
@@ -121,9 +130,8 @@ class Patch:
         Raises BindError if FSDP has split the weights since `apply`: load first, then apply, then shard.
         """
         self._require_bound("refresh")
-        for bound in self._modules:
-            if isinstance(bound.module, Bound):
-                refresh_module(bound.module)
+        for _, module in self._here():
+            refresh_module(module)
 
     def keep(self, *patterns: str) -> tuple[str, ...]:
         """Send sites back to the model's own forward, as `compute: keep` would, and return their names.
@@ -135,7 +143,7 @@ class Patch:
         Raises BindError, with nothing changed, if a pattern matches no site of this patch, or if sites that do not
         match share a forward with one that does.
         """
-        return self._send_back(self._chosen("keep", patterns, self._modules))
+        return self._send_back(self._chosen("keep", patterns, [bound for bound, _ in self._here()]))
 
     def restore(self, *patterns: str) -> tuple[str, ...]:
         """Run sites that `keep` sent back in FP8 again, and return their names.
@@ -174,27 +182,33 @@ class Patch:
     def trial(self, fp8: bool | None) -> Iterator[tuple[BoundModule, ...]]:
         """Context in which all modules, those kept too, run in FP8, or all by their own forwards; yields them.
 
-        None: each as it is. For comparisons of the two, eagerly. What runs inside does not count for `verify`. Raises
-        BindError if the patch was removed or is for mode "infer".
+        None: each as it is. For comparisons of the two, eagerly; one may be inside another. What runs inside does not
+        count for `verify`. Raises BindError if the patch was removed or is for mode "infer".
         """
         self._require_bound("compare")
-        here = [bound for bound in self._modules if isinstance(bound.module, Bound)]
-        if any(is_frozen_class(derived_class(type(bound.module)).loka_generated) for bound in here):
+        kept = [each for each in self._kept if each.bound.is_bound or self._is_own(each)]
+        here = self._in_order([*(each for each in self._modules if each.is_bound), *(each.bound for each in kept)])
+        entered = [(bound.module, type(bound.module)) for bound in here]
+        self._bound_classes |= {id(module): found for module, found in entered if issubclass(found, Bound)}
+        if any(is_frozen_class(derived_class(found).loka_generated) for found in self._bound_classes.values()):
             raise BindError(f"{self._package}: bound with mode='infer', without gradients: apply with mode='train'")
-        kept = tuple(kept for kept in self._kept if self._is_own(kept))
         before = {number: call_counters.counts(number) for number, _ in self._labels()}
-        classes = [(bound.module, type(bound.module)) for bound in here]
+        unbound = [each for each in kept if not each.bound.is_bound]
         try:
-            for each in kept if fp8 is True else ():
+            for bound, (module, found) in zip(here, entered, strict=True):
+                if fp8 is True and bound.is_bound:
+                    module.__class__ = self._bound_classes[id(module)]
+                elif fp8 is False and issubclass(found, Bound):
+                    module.__class__ = self._own_class(found)
+            for each in unbound if fp8 is True else ():
                 bind(each.bound.module, each.bound_class, each.bound.counters, (), each.records)
-            for module, bound_class in classes if fp8 is False else ():
-                module.__class__ = self._own_class(bound_class)
-            yield self._in_order([*here, *(each.bound for each in kept)])
+            yield here
         finally:
-            for module, bound_class in classes:
-                module.__class__ = bound_class
-            for each in kept:
+            for each in unbound:
                 unbind(each.bound.module, self._own_class(each.bound_class))
+            for bound, (module, found) in zip(here, entered, strict=True):
+                if bound.is_bound:  # unless the patch was removed inside
+                    module.__class__ = found
             self._discount(before)
 
     def compile(self, **options: Any) -> None:
@@ -211,20 +225,24 @@ class Patch:
         patch is removed. Nothing of it is kept on modules: copies, pickles and checkpoints do not change.
         """
         self._require_bound("compile")
-        for bound in self._modules:
-            _compile_functions(derived_class(type(bound.module)).loka_generated, options)
+        for _, module in self._here():
+            _compile_functions(derived_class(type(module)).loka_generated, options)
 
     def remove(self) -> None:
         """Give every module its own class and forward back; a second call does nothing.
+
+        What another patch has bound since stays as it is.
 
         The mods' changes to the model stay: the result is the adapted model with its own kernels.
 
         Classes added since by wrappers such as FSDP2's fully_shard stay too.
         """
         for bound in self._modules:
-            if isinstance(bound.module, Bound):
-                give_back_to_ddp(self._root, names_in(bound.name, bound.module.loka_known))
-            unbind(bound.module)
+            if bound.is_bound and not isinstance(bound.module, Bound):  # inside a trial
+                bound.module.__class__ = self._bound_classes[id(bound.module)]
+        for bound, module in self._here():
+            give_back_to_ddp(self._root, names_in(bound.name, module.loka_known))
+            unbind(module)
         self._removed = True
 
     @contextmanager
@@ -241,7 +259,7 @@ class Patch:
         first step. Without a profiler nothing is recorded.
         """
         self._require_bound("name ranges")
-        with named_ranges(tuple(bound for bound in self._modules if isinstance(bound.module, Bound))):
+        with named_ranges(tuple(bound for bound, _ in self._here())):
             yield
 
     @contextmanager
@@ -258,16 +276,29 @@ class Patch:
             warnings.warn("trace_nonfinite saw no FP8 GEMM of this patch", LokaWarning, stacklevel=3)
 
     def __enter__(self) -> Self:
+        """A context that removes the patch at its end; contexts of one patch nest, and the outermost removes it."""
+        self._require_bound("enter")
+        self._entered += 1
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.remove()
+        self._entered -= 1
+        if not self._entered:
+            self.remove()
 
     def __repr__(self) -> str:
-        state = "removed" if self._removed else f"{len(self.sites)} sites in {len(self._modules)} modules"
-        if not self._removed and len(self.sites) < len(self._all):
-            state += f", {len(self._all) - len(self.sites)} kept"
-        return f"<Patch {self._package}: {state}>"
+        if self._removed:
+            return f"<Patch {self._package}: removed>"
+        bound = sum(bound.is_bound for bound in self._modules)
+        kept = sum(len(kept.bound.counters.sites) for kept in self._kept)
+        lost = len(self._all) - len(self.sites) - kept
+        parts = [f"{_counted(len(self.sites), 'site')} in {_counted(bound, 'module')}"]
+        parts += [f"{count} {what}" for count, what in ((kept, "kept"), (lost, "lost since apply")) if count]
+        return f"<Patch {self._package}: {', '.join(parts)}>"
+
+    def _here(self) -> list[tuple[BoundModule, Bound]]:
+        """The modules that are as this patch has bound them."""
+        return [(each, each.module) for each in self._modules if each.is_bound and isinstance(each.module, Bound)]
 
     def _require_bound(self, verb: str) -> None:
         if self._removed:
@@ -339,8 +370,12 @@ def patch_of(model: nn.Module) -> Patch:
     )
     if not modules:
         raise BindError("no module of this model is bound")
-    package = derived_class(type(modules[0].module)).loka_generated.__module__.rpartition(".")[0]
-    return Patch(root, package, modules)
+    homes = (derived_class(type(bound.module)).loka_generated.__module__ for bound in modules)
+    return Patch(root, ", ".join(dict.fromkeys(home.rpartition(".")[0] for home in homes)), modules)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _compile_functions(generated: type[nn.Module], options: Mapping[str, Any]) -> None:

@@ -123,7 +123,9 @@ def result_like(text: str, *args: Any, **kwargs: Any) -> Any:
             return form
         kind, *held = form
         if kind == "tensor":
-            return tensors[0].new_empty(tuple(map(sized, held[1])), dtype=getattr(torch, held[0]))
+            empty = tensors[0].new_empty(tuple(map(sized, held[1])), dtype=getattr(torch, held[0]))
+            needed = torch.is_grad_enabled() and empty.is_floating_point()
+            return empty.requires_grad_(needed).clone()
         if kind == "dict":
             return {key: made(item) for key, item in held[0]}
         if kind in ("tuple", "list"):
@@ -151,6 +153,8 @@ def _made(form: Any, fakes: FakeModules) -> Any:
         made = fakes.tensor(
             tuple(size[0] if isinstance(size, tuple) else size for size in sizes), getattr(torch, dtype)
         )
+        if made.is_floating_point():  # as behind another layer: it needs a gradient, and may be changed in place
+            made = made.requires_grad_().clone()
         for dimension, size in enumerate(sizes):
             if isinstance(size, tuple):
                 torch._dynamo.maybe_mark_dynamic(made, dimension)

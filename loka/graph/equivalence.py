@@ -101,6 +101,29 @@ def rounding_difference(
 
 
 @quiet()
+def linears_difference(
+    module: nn.Module, forward: ForwardIR, examples: Examples, copied: Callable[[], nn.Module], quick: bool = False
+) -> str | None:
+    """The first difference beyond rounding in evaluation with each site's call written as a linear between its views.
+
+    The forward must have passed the equivalence check. Outputs must be contiguous where the module's own are.
+    """
+    flags = [(child, child.training) for child in module.modules()]
+    try:
+        with torch.random.fork_rng(devices=[]), _python_random():
+            ours, theirs = copied(), with_forward(copied(), forward, rewritten=True)
+            ours.train(False)
+            theirs.train(False)
+            found = _up_to_rounding(ours, theirs, examples, quick, contiguous=True)
+    finally:
+        for child, flag in flags:
+            child.training = flag
+    return (
+        None if found is None else f"with its GEMMs written as linears, it {found[0]} {_when(False, False, found[1])}"
+    )
+
+
+@quiet()
 def float64_difference(forward: ForwardIR, examples: Examples, copied: Callable[[], nn.Module]) -> str | None:
     """The first difference between outputs in float64: what rounding of float32 hides, as another eps of a norm.
 
@@ -126,7 +149,7 @@ def float64_difference(forward: ForwardIR, examples: Examples, copied: Callable[
         return None
 
 
-class _NormsInFloat32(TorchFunctionMode):
+class NormsInFloat32(TorchFunctionMode):
     """Layer norms return float32, as under autocast on cuda; on the CPU they keep the dtype of what they read."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -138,7 +161,7 @@ def keeps_dtypes(forward: ForwardIR, examples: Examples, copied: Callable[[], nn
     """True if a forward's outputs have the dtypes of the module's own under autocast, too."""
     ours, theirs = copied(), with_forward(copied(), forward)
     for call in examples.calls:
-        with _NormsInFloat32():
+        with NormsInFloat32():
             a, b = (_run(m, call, autocast=True, backward=Backward.NONE) for m in (ours, theirs))
         kinds = [[x.dtype if isinstance(x, torch.Tensor) else None for x in each.outputs] for each in (a, b)]
         if a.error is None and b.error is None and kinds[0] != kinds[1]:
@@ -187,8 +210,7 @@ def linear_text(statement: Statement, function: str = "torch.nn.functional.linea
     operands = [ref.text for ref in statement.operands]
     call = statement.call
     parts = [part.format(*operands) for part in (call.x, call.weight, call.bias) if part is not None]
-    product = call.out.format(f"{function}({', '.join(parts)})")
-    return product if call.plus is None else f"{call.plus.format(*operands)} + {product}"
+    return call.out.format(f"{function}({', '.join(parts)})")
 
 
 def with_forward(module: nn.Module, forward: ForwardIR, rewritten: bool = False) -> nn.Module:
@@ -218,12 +240,7 @@ def _compare_all(forward: ForwardIR, examples: Examples, copied: Callable[[], nn
     # They are equal and in evaluation: no other copies are needed.
     a, b = (_run(m, examples.calls[0], False, Backward.NONE, gradients=False) for m in (ours, theirs))
     found = _compare(a, b)
-    if found is not None:
-        return f"traced, it {found} {_when(False, False, examples.calls[0])} without gradients"
-    different = _up_to_rounding(ours, with_forward(theirs, forward, rewritten=True), examples, quick, True)
-    if different is not None:
-        return f"with its GEMMs written as linears, it {different[0]} {_when(False, False, different[1])}"
-    return None
+    return None if found is None else f"traced, it {found} {_when(False, False, examples.calls[0])} without gradients"
 
 
 def _in_float64(module: nn.Module) -> nn.Module | None:
@@ -275,7 +292,9 @@ def _run(module: nn.Module, call: ExampleCall, autocast: bool, backward: Backwar
     torch.manual_seed(0)
     random.seed(0)
     leaves: list[torch.Tensor] = []
-    args, kwargs = _with_leaves(copy_tree(call.args), leaves), _with_leaves(copy_tree(call.kwargs), leaves)
+    args, kwargs = copy_tree(call.args), copy_tree(call.kwargs)
+    if gradients:
+        args, kwargs = _with_leaves(args, leaves), _with_leaves(kwargs, leaves)
     named = [(f"input {i}", leaf) for i, leaf in enumerate(leaves)] if backward is not Backward.NONE else []
     if backward is Backward.ALL:
         named += [(f"'{name}'", p) for name, p in module.named_parameters() if p.requires_grad]

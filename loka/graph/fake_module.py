@@ -5,9 +5,13 @@ It can be captured while the module trains, sharded, on a GPU or without values,
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import functools
-from collections import OrderedDict
-from collections.abc import Mapping
+import random
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from types import MethodType
 from typing import Any
 
@@ -15,9 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from loka.graph.source import is_simple
-from loka.graph.wrappers import inside, own_class
+from loka.graph.wrappers import innermost, own_class
 
 _INTERNAL = frozenset(vars(nn.Module()))
+_CONTAINERS = (list, dict, OrderedDict, defaultdict, Counter, deque)
 _HOOKS = tuple(name for name in _INTERNAL if "_hooks" in name)
 # Attributes that data parallelism, Module.compile() and binding add to modules.
 _ADDED = ("_fsdp", "_is_fsdp", "_ddp", "_compiled_call_impl", "loka")
@@ -30,15 +35,20 @@ class FakeModules:
         device: Of the tensors.
         dtype: Of all floating-point tensors; None: each keeps its own.
         shapes: Shapes of Parameters by path below the first module, for those that are in pieces.
+        mode: In which tensors are made; None: one of fake tensors.
     """
 
     def __init__(
-        self, device: torch.device, dtype: torch.dtype | None, shapes: Mapping[str, tuple[int, ...]] | None = None
+        self,
+        device: torch.device,
+        dtype: torch.dtype | None,
+        shapes: Mapping[str, tuple[int, ...]] | None = None,
+        mode: AbstractContextManager[Any] | None = None,
     ) -> None:
         from torch._subclasses.fake_tensor import FakeTensorMode  # these import slowly
         from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-        self.mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+        self.mode = mode or FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
         self._device, self._dtype, self._shapes = device, dtype, shapes or {}
         self._made: dict[int, Any] = {}
         self._keep: list[object] = []  # as ids are only good while their objects live
@@ -53,7 +63,7 @@ class FakeModules:
 
     def module(self, module: nn.Module, path: str = "") -> nn.Module:
         """A module with everything below it; a wrapped module for its wrapper. The same one each time."""
-        module = _unwrapped(module)
+        module = innermost(module)
         if id(module) in self._made or isinstance(module, torch.jit.ScriptModule):
             return self._made.get(id(module), module)  # type: ignore[no-any-return]
         made: nn.Module = object.__new__(own_class(type(module)))
@@ -85,14 +95,17 @@ class FakeModules:
             return MethodType(value.__func__, self.module(value.__self__))
         if isinstance(value, functools.partial):
             return functools.partial(self._held(value.func), *map(self._held, value.args), **self._held(value.keywords))
-        if type(value) in (list, dict):
-            made = self._remember(value, type(value)())
-            if isinstance(value, dict):
-                made.update((key, self._held(item)) for key, item in value.items())
-            else:
-                made.extend(map(self._held, value))
+        if type(value) in _CONTAINERS:
+            made = self._remember(value, copy.copy(value))
+            for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+                made[key] = self._held(item)
             return made
-        return tuple(map(self._held, value)) if type(value) is tuple else value
+        if type(value) is tuple:
+            return tuple(map(self._held, value))
+        if _changes_when_read(value):  # called children run, on fakes, and the live module's own must not move on
+            with contextlib.suppress(Exception):  # some cannot be copied
+                return self._remember(value, copy.deepcopy(value))
+        return value
 
     def _faked(self, tensor: Tensor, path: str) -> Tensor:
         if nn.parameter.is_lazy(tensor) or tensor.layout is not torch.strided:
@@ -109,10 +122,12 @@ class FakeModules:
         return made
 
 
-def _unwrapped(module: nn.Module) -> nn.Module:
-    while (found := inside(module)) is not None:
-        module = found
-    return module
+def _changes_when_read(value: object) -> bool:
+    """True for iterators of Python's own, and generators of random numbers."""
+    home = type(value).__module__
+    is_iterator = isinstance(value, Iterator) and home in ("builtins", "itertools")
+    is_generator = isinstance(value, random.Random | torch.Generator) or home.startswith("numpy.random")
+    return is_iterator or is_generator or type(value) in (set, bytearray)
 
 
 def device_of(module: nn.Module) -> torch.device:
@@ -135,7 +150,7 @@ def likeness(module: nn.Module) -> object | None:
     """
     parts = []
     for name, child in module.named_modules():
-        child = _unwrapped(child)
+        child = innermost(child)
         attributes = {k: v for k, v in vars(child).items() if k not in _INTERNAL and not k.startswith(_ADDED)}
         if not all(map(is_simple, attributes.values())):
             return None

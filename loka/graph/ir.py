@@ -21,6 +21,7 @@ class RefKind(StrEnum):
 Shape = tuple[int | None, ...]  # of a tensor; None is a dimension that differs between calls, such as the batch
 
 DTYPE = "residual_dtype"  # op of a statement that computes a dtype from those of locals and other such targets
+GEMMS = frozenset({"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "tensordot", "conv1d"})
 REASSOCIATED = "reassociated"  # op of a GEMM in another order of products: only the kernel of a mixing layer takes it
 
 WEIGHTED = "weighted_sum"  # op of a product with a Parameter that is no GEMM as it is written, which they take, too
@@ -40,8 +41,7 @@ class SiteCall:
     """A statement's GEMM in the form y = linear(x, weight, bias) between two changes of view.
 
     `x`, `weight` and `bias` are templates over the statement's operands ("{0}.transpose(-1, -2)"); `out` is a template
-    over the product ("{0}.transpose(-1, -2)"). For a plain linear they are "{0}", "{1}", "{2}" and "{0}". `plus` is
-    what the result is added to, no bias, as of `torch.addmm(residual, x, weight)`; canonical statements have none.
+    over the product ("{0}.transpose(-1, -2)"). For a plain linear they are "{0}", "{1}", "{2}" and "{0}".
     """
 
     site: str
@@ -49,7 +49,6 @@ class SiteCall:
     weight: str
     bias: str | None
     out: str
-    plus: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,13 @@ def inside(module: nn.Module) -> nn.Module | None:
     return None if attribute is None else getattr(module, attribute)
 
 
+def innermost(module: nn.Module) -> nn.Module:
+    """The module in any number of such wrappers; any other module unchanged."""
+    while (found := inside(module)) is not None:
+        module = found
+    return module
+
+
 def unsharded_class(cls: type) -> type:
     """The user's class behind the one that FSDP2's `fully_shard`, or `replicate`, adds; `cls` if there is none."""
     for index, base in enumerate(cls.__mro__):

@@ -119,17 +119,19 @@ class Recipe:
     dgrad: OperandPair | None = None
     wgrad: OperandPair | None = None
     has_dgrad: bool = True  # False where the input needs no gradient
+    has_wgrad: bool = True  # False where the weight needs none
 
     @classmethod
     def of(cls, gemms: Mapping[Gemm, OperandPair | None]) -> Recipe:
-        """The recipe of a site's GEMMs, without a dgrad if `gemms` has none."""
+        """The recipe of a site's GEMMs, without a dgrad or a wgrad if `gemms` has none."""
         fprop, dgrad, wgrad = (gemms.get(gemm) for gemm in Gemm)
-        return cls(fprop, dgrad, wgrad, Gemm.DGRAD in gemms)
+        return cls(fprop, dgrad, wgrad, Gemm.DGRAD in gemms, Gemm.WGRAD in gemms)
 
     def items(self) -> tuple[tuple[Gemm, OperandPair | None], ...]:
         """The site's GEMMs and their operands, in the order fprop, dgrad, wgrad."""
         dgrad = ((Gemm.DGRAD, self.dgrad),) if self.has_dgrad else ()
-        return (Gemm.FPROP, self.fprop), *dgrad, (Gemm.WGRAD, self.wgrad)
+        wgrad = ((Gemm.WGRAD, self.wgrad),) if self.has_wgrad else ()
+        return (Gemm.FPROP, self.fprop), *dgrad, *wgrad
 
     @property
     def fp8(self) -> bool:
@@ -139,14 +141,15 @@ class Recipe:
     @property
     def is_chain(self) -> bool:
         """True if chains of fused kernels can make the operands of all three GEMMs (`loka.codegen.chains`)."""
-        if self.wgrad is None:
+        wgrad = self.wgrad_in_form
+        if wgrad is None:
             return False
-        return self.is_static or (self._has_rows and _are_transposed_e4m3(self.wgrad))
+        return self.is_static or (self._has_rows and _are_transposed_e4m3(wgrad))
 
     @property
     def keeps_wgrad(self) -> bool:
         """True if fprop and dgrad have the form of a chain and wgrad stays in the model's dtype."""
-        return self.wgrad is None and (self._has_rows or self.is_static)
+        return self.has_wgrad and self.wgrad is None and (self._has_rows or self.is_static)
 
     @property
     def is_static(self) -> bool:
@@ -173,6 +176,19 @@ class Recipe:
             return rows, replace(weight, transposed=True)
         dy = self.wgrad[0]
         return (weight, replace(dy, scaling=weight.scaling)) if dy.transposed else (dy, weight)
+
+    @property
+    def wgrad_in_form(self) -> OperandPair | None:
+        """wgrad's operands; for a site without a wgrad, those that make a chain of its other GEMMs, None if none do."""
+        if self.has_wgrad or self.fprop is None:
+            return self.wgrad
+        (x, _), dgrad = self.fprop, self.dgrad_in_form
+        if dgrad is not None and self.is_static:
+            return dgrad[0], x
+        if dgrad is None or not self._has_rows:
+            return None
+        dy, x = (replace(each, scaling=Scaling.TENSORWISE, transposed=True) for each in (dgrad[0], x))
+        return dy, x
 
     @property
     def _has_rows(self) -> bool:

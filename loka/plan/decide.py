@@ -52,11 +52,6 @@ class Situation:
         return SiteSizes(site.rows.at(self.batch_size), site.k, site.n)
 
 
-def site_gemms(site: Site) -> tuple[Gemm, ...]:
-    """The GEMMs of one training step, without dgrad if the input needs no gradient."""
-    return tuple(gemm for gemm in Gemm if gemm is not Gemm.DGRAD or site.input_grad)
-
-
 class Decider:
     """Decides the GEMMs of sites by policy and evidence; results that sites share are computed once."""
 
@@ -71,7 +66,7 @@ class Decider:
     def decide(self, site: Site, wanted: SiteSettings, obstacle: str | None) -> tuple[GemmPlan, ...]:
         """Decide fprop, then dgrad, then wgrad: transposed operands come from GEMMs decided before."""
         gemms: dict[Gemm, GemmPlan] = {}
-        for gemm in site_gemms(site):
+        for gemm in site.gemms:
             before = {each: plan.operands for each, plan in gemms.items()}
             unable = obstacle or unsupported_transpose(gemm, wanted.gemms[gemm].operands, before)
             gemms[gemm] = self._decide(site, gemm, wanted, unable)

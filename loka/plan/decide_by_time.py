@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from loka.devices.targets import DEVICES
 from loka.graph.sites.site import Site
 from loka.numerics.enums import Compute, Fuse
-from loka.plan.decide import Decider, Situation, site_gemms
+from loka.plan.decide import Decider, Situation
 from loka.plan.plan import GemmPlan, SiteTiming, StepTime
 from loka.plan.select.enumerate import SiteOptions, enumerate_options
 from loka.plan.select.perf_model import HostModel, PerfModel
@@ -95,11 +95,11 @@ class ByTime:
         if site.name in traced.around:
             around = around.in_chain(traced.around[site.name])
         fuse = Fuse.NEVER if site.name in traced.alone else wanted.fuse
-        key = (id(wanted), site.rows, site.k, site.n, site.input_grad, around, fuse)
+        key = (id(wanted), site.rows, site.k, site.n, site.gemms, around, fuse)
         if key not in self._enumerated:
             self._enumerated[key] = enumerate_options(
                 self._situation.sizes_of(site),
-                site_gemms(site),
+                site.gemms,
                 self._decider.offers(site, wanted, draft.gemms),
                 around,
                 fuse,

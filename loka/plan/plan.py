@@ -11,6 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from loka.devices.targets import TargetDevice
 from loka.graph.ir import ForwardIR
+from loka.graph.planned_model import PlannedModel
 from loka.graph.sites.site import Opaque, Site
 from loka.kernels.measurements.parts import PartKind, TimeSource
 from loka.mods.adaptation import Adaptation, RewriteResult, Setting, Unchanged
@@ -162,7 +163,7 @@ class GemmPlan:
 
 @dataclass(frozen=True, slots=True, config=MODEL)
 class SitePlan:
-    """Decision for one site. `gemms` are fprop, dgrad (absent if the input needs no gradient) and wgrad."""
+    """Decision for one site. `gemms` are fprop, dgrad and wgrad, those that a training step needs (`Site.gemms`)."""
 
     site: Site
     # One object each for all sites that are decided alike: readers group them by identity.
@@ -296,6 +297,7 @@ class PlanHead:
     # (file as named, sha256 of its values but for `train`), the policy first and then its bases
     policy_files: tuple[tuple[str, str], ...]
     bindings: tuple[PlannedBinding, ...]
+    model: PlannedModel | None = None  # its parts, with which `apply` compares those of a live one
     skipped: tuple[Skipped, ...] = ()
     loka_version: str = ""
     rule_notes: tuple[tuple[str, str], ...] = ()  # ("rule 2: layers.*.mlp.*", the rule's note)

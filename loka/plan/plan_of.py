@@ -9,6 +9,7 @@ from typing import Protocol
 from torch import nn
 
 from loka.devices.targets import DEVICES, TargetDevice
+from loka.graph.planned_model import planned_model
 from loka.graph.trace.tracer import Tracer
 from loka.kernels.gemm.catalogue import GEMM_KERNELS, Kernel
 from loka.kernels.measurements.parts import PartCosts
@@ -179,6 +180,7 @@ def _decided_without(
         policy_files=policy.files,
         sites=plans,
         bindings=bind(plans, rewrites.forwards, model),
+        model=planned_model(model, examined.built.args, examined.built.kwargs, policy.model.batch_size),
         skipped=tuple(rewrites.skipped),
         loka_version=__version__,
         rule_notes=tuple((rule.source, rule.note) for rule in policy.rules if rule.note),

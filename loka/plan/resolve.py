@@ -110,7 +110,7 @@ def _drafts(
     for site, wanted in zip(sites, settings, strict=True):
         obstacle = site.blocked or refused.get(site.name)
         evidence = (id(seen.get(site.name)), site.name in over_ne)
-        key = (id(wanted), site.rows, site.k, site.n, site.input_grad, site.blocked, obstacle, *evidence)
+        key = (id(wanted), site.rows, site.k, site.n, site.gemms, site.blocked, obstacle, *evidence)
         gemms = decided.get(key)
         if gemms is None:
             gemms = decider.decide(site, wanted, obstacle)

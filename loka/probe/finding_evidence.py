@@ -51,8 +51,7 @@ class FindingEvidence:
     @property
     def gemms(self) -> tuple[Gemm, ...]:
         """The existing GEMMs that the policy does not keep."""
-        there = (gemm for gemm in Gemm if gemm is not Gemm.DGRAD or self.site.input_grad)
-        return tuple(gemm for gemm in there if self.settings.gemms[gemm].compute is not Compute.KEEP)
+        return tuple(gemm for gemm in self.site.gemms if self.settings.gemms[gemm].compute is not Compute.KEEP)
 
     def recipe(self, gemm: Gemm, operand: Operand) -> OperandRecipe:
         """The policy's recipe for an operand of a GEMM."""

@@ -59,7 +59,7 @@ def _never_ran(evidence: FindingEvidence) -> Iterator[Finding]:
 
 def _no_gradient(evidence: FindingEvidence) -> Iterator[Finding]:
     seen = evidence.summary.operand(Operand.GRAD_OUTPUT)
-    if seen is None or seen.calls == 0:
+    if evidence.site.gemms != (Gemm.FPROP,) and (seen is None or seen.calls == 0):
         yield evidence.finding(
             FindingKind.NEVER_RAN,
             "it was called, but no gradient reached its output in any sampled step",

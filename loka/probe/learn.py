@@ -150,7 +150,7 @@ def recipes_of(site: Site, settings: SiteSettings, seen: SiteProfile) -> dict[Ge
     """
     found = {}
     for gemm, wanted in settings.gemms.items():
-        if wanted.compute is Compute.KEEP or (gemm is Gemm.DGRAD and not site.input_grad):
+        if wanted.compute is Compute.KEEP or gemm not in site.gemms:
             continue
         own, lacking = with_ranges(seen, gemm, wanted.operands)
         found[gemm] = tuple(dict.fromkeys((*((own,) if lacking is None else ()), *candidates(gemm))))

@@ -98,6 +98,23 @@ def test_a_planted_fault_is_silent(workplace: Faulty, words: str) -> None:
     assert words in found.reason
 
 
+NARROWS = Step("modes", "autocast on", 0, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("off", "verdict"), [(2.0**-23, Verdict.EQUAL), (0.1, Verdict.SILENT)])
+def test_rounding_that_the_model_enlarges_is_no_fault(workplace: Faulty, off: float, verdict: Verdict) -> None:
+    workplace.fault = lambda model, forward, x, ids: forward(x * (1 + off), ids)
+    found = judged(workplace, NARROWS, BLOCK)  # rounds to bfloat16, where a few values round the other way
+    assert found.verdict is verdict, found
+
+
+@pytest.mark.parametrize(("seed", "policy"), [(0, "fp8"), (7, "keep")])
+def test_a_seed_has_a_policy(workplace: Faulty, seed: int, policy: str) -> None:
+    workplace.fault = when(lambda model, x: True)
+    assert workplace.judge(RandomModel(seed, (BLOCK,))).reason.startswith(f"{policy}: ")
+
+
 def test_without_a_fault_a_model_is_equal(workplace: Faulty) -> None:
     found = judged(workplace, BLOCK)
     assert found.verdict is Verdict.EQUAL, found

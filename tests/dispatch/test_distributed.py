@@ -19,7 +19,7 @@ def saved(tmp_path_factory):
     """What each of two processes got from every function of dispatch_workers; starting them takes longest."""
     folder = tmp_path_factory.mktemp("ranks")
     sharded = ("fsdp", "fsdp_blocks", "fsdp_slice", "fsdp_adapted", "fsdp_frozen", "fsdp_inlined", "fsdp_loops")
-    names = ("ddp", "ddp_loops", *sharded, "guard_ddp", "guard_fsdp")
+    names = ("ddp", "ddp_loops", *sharded, "unplanned", "guard_ddp", "guard_fsdp")
     multiprocessing.spawn(workers.start, (str(folder), names), nprocs=workers.WORLD)
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(workers.WORLD)]
 
@@ -122,6 +122,13 @@ def test_frozen_weights_that_are_sharded_after_apply(run):
         for message in messages:
             assert "0: FSDP has split the weights since apply" in message
             assert "apply with mode='infer', then shard (fully_shard), in this order" in message
+
+
+def test_new_gemms_are_told_beneath_ddp_and_fsdp(run):
+    for none, told, *wrapped in run("unplanned"):
+        assert none == ""
+        assert "2 of 4 Expert in 'experts' ('experts.2', 'experts.3')" in told
+        assert wrapped == [none, told] * 2
 
 
 def test_an_inlined_child_that_was_sharded_since_is_named_by_verify_and_stops_the_step(run):

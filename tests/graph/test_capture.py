@@ -167,6 +167,12 @@ def test_the_call_of_a_leaf_is_one_node() -> None:
     assert "forward" not in vars(model.child)
 
 
+def test_every_operation_says_which_modules_it_is_of() -> None:
+    captured = capture(nn.Sequential(Parent(Child())), (x(),), leaves=["0.child"])
+    items = [node for node in captured.graph.nodes if node.name.startswith("getitem")]
+    assert {modules_around(node) for node in items} == {("0", "0.child")}
+
+
 def test_a_leaf_that_reads_values_has_its_observed_result() -> None:
     model = Parent(Branching())
     with pytest.raises(CannotCaptureError):
@@ -205,6 +211,19 @@ def remembers(self: Any, x: Tensor) -> Any:
 def test_what_a_graph_cannot_hold_is_refused_in_torchs_words(function: Any, reason: str) -> None:
     with pytest.raises(CannotCaptureError, match=reason):
         capture(body(function), (x(),), result=True)
+
+
+def hooks_its_weight(self: Any, x: Tensor) -> Any:
+    self.linear.weight.register_hook(torch.abs)
+    return self.linear(x)
+
+
+def test_hooks_on_parameters_are_refused_and_go() -> None:
+    module = body(hooks_its_weight)
+    held = module.linear.weight.register_hook(torch.neg)
+    with pytest.raises(CannotCaptureError, match=r"a hook on the gradient of self\.linear\.weight"):
+        capture(module, (x(),), result=True)
+    assert list(module.linear.weight._backward_hooks) == [held.id]
 
 
 def test_arguments_that_do_not_fit_are_refused() -> None:

@@ -41,7 +41,8 @@ def said(
     forward = ForwardIR("m", "M", ("x",), statements, result, (), "")
     made = module()
     calls = tuple(ExampleCall(batch, (torch.randn(batch, size),), {}) for batch in (4, 7))
-    return equivalence.difference(made, forward, Examples("m", calls), lambda: copy.deepcopy(made), quick)
+    given = made, forward, Examples("m", calls), lambda: copy.deepcopy(made), quick
+    return equivalence.difference(*given) or equivalence.linears_difference(*given)
 
 
 def step(template: str, *operands: Ref, target: str = "y") -> Statement:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
+import itertools
+import random
 import sys
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -252,3 +256,30 @@ def test_a_called_child_may_do_what_torch_cannot_read() -> None:
     assert difference(module, planned, "linear") is None
     module.linear.bias = None
     assert "v0 = linear(x, self.linear.weight, None), planned was" in str(difference(module, planned, "linear"))
+
+
+class Moving(nn.Module):
+    """Another number in each call, by objects of every kind that changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turns, self.drawn, self.numbers = itertools.cycle([1.0, 2.0, 3.0]), random.Random(7), iter(range(100))
+        self.last, self.seen = deque([0], maxlen=3), defaultdict[str, int](int)
+        self.rows: set[int] = set()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen["calls"] += 1
+        self.last.append(self.seen["calls"])
+        self.rows.add(self.seen["calls"])
+        return x * (next(self.turns) + next(self.numbers) + self.drawn.random() + sum(self.last) + len(self.rows))
+
+
+def test_what_a_called_child_keeps_in_python_does_not_move() -> None:
+    module = Around()
+    module.branch = Moving()
+    twin = copy.deepcopy(module)
+    planned = taken(module, "linear")
+    assert difference(module, planned, "linear") is None
+    x = torch.ones(3, 4)
+    for _ in range(3):
+        assert torch.equal(module(x), twin(x))

@@ -46,7 +46,7 @@ MERGED = """\
 def forward(self, x):
     q_k = torch.nn.functional.linear(x, torch.cat([self.q.weight, self.k.weight]), \
 torch.cat([self.q.bias, self.k.weight.new_zeros(6)]))
-    q_k_relu = torch.nn.functional.relu(q_k, inplace=False)
+    q_k_relu = torch.nn.functional.relu(q_k)
     parts = q_k_relu.split((4, 6), -1)
     act = parts[0]
     act_1 = parts[1]

@@ -63,9 +63,7 @@ def stages(model: nn.Module) -> list[list[Stage]]:
         owner = model.get_submodule(scope.owner)
         forward = trace_forward(owner, scope.owner, examples[scope.owner], inline=scope.inline, sites=scope.sites)
         assert not isinstance(forward, Refused), forward
-        weights = {name: owner.get_submodule(name).weight.shape for name in scope.sites}
-        sizes = {name: (shape[1], shape[0]) for name, shape in weights.items()}
-        for chain in find_chains(forward, find_regions(forward, scope.sites), known, sizes=sizes):
+        for chain in find_chains(forward, find_regions(forward, scope.sites), known):
             found.append(
                 [
                     (

@@ -108,6 +108,22 @@ def test_a_site_without_dgrad_has_one_in_the_form_of_the_others() -> None:
     assert [gemm for gemm, _ in CHAIN.items()] == list(Gemm)
 
 
+def test_a_site_without_wgrad_is_a_chain_where_its_other_gemms_have_the_form() -> None:
+    without = Recipe.of({Gemm.FPROP: CHAIN.fprop, Gemm.DGRAD: CHAIN.dgrad})
+    assert without == replace(CHAIN, wgrad=None, has_wgrad=False)
+    assert without.wgrad_in_form == CHAIN.wgrad
+    assert answers(without) == answers(CHAIN)
+    assert [gemm for gemm, _ in without.items()] == [Gemm.FPROP, Gemm.DGRAD]
+    alone = Recipe.of({Gemm.FPROP: CHAIN.fprop})
+    assert (alone.dgrad_in_form, alone.wgrad_in_form) == (CHAIN.dgrad, CHAIN.wgrad)
+    assert answers(alone) == answers(CHAIN)
+    static = replace(STATIC_CHAIN, wgrad=None, has_wgrad=False)
+    assert static.wgrad_in_form == STATIC_CHAIN.wgrad
+    assert answers(static) == answers(STATIC_CHAIN)
+    assert replace(without, dgrad=None).wgrad_in_form is None  # there is a dgrad, in the model's dtype
+    assert Recipe.of({Gemm.DGRAD: CHAIN.dgrad}).wgrad_in_form is None
+
+
 def test_a_recipe_is_fp8_if_one_gemm_is() -> None:
     assert CHAIN.fp8
     assert Recipe(dgrad=(ROWS, ROWS)).fp8

@@ -162,6 +162,9 @@ def models(reader: Reader) -> None:
     replaced = tower.build()
     replaced[2].forward = nn.functional.silu
     reader.does(fp8.apply, replaced)
+    grown = tower.build()
+    grown[6] = nn.Sequential(grown[6], nn.Linear(1, 1))
+    reader.does(fp8.apply, grown)
     other = tower.build()
     other[4].eps = 1e-3
     reader.does(fp8.apply, other)

@@ -57,6 +57,8 @@ EACH_OPERAND = [
     "quantize 512x4096 -> e4m3 rowwise",
 ]
 NO_DGRAD = {gemm: CHAIN[gemm] for gemm in (Gemm.FPROP, Gemm.WGRAD)}
+NO_WGRAD = {gemm: CHAIN[gemm] for gemm in (Gemm.FPROP, Gemm.DGRAD)}
+NO_BACKWARD = {Gemm.FPROP: CHAIN[Gemm.FPROP]}
 FPROP_ALONE = {**AS_IS, Gemm.FPROP: PLAIN[Gemm.FPROP]}
 WGRAD_ALONE = {**AS_IS, Gemm.WGRAD: CHAIN[Gemm.WGRAD]}
 
@@ -70,6 +72,9 @@ WGRAD_ALONE = {**AS_IS, Gemm.WGRAD: CHAIN[Gemm.WGRAD]}
         # of one linear alone, which quantizes in passes of their own
         (CHAIN, AROUND, False, [FORWARD, INPUT, WEIGHTS, FORWARD_AFTER], [BACKWARD_AFTER, GRADIENT, *TURNS, BACKWARD]),
         (NO_DGRAD, AROUND, True, CHAIN_FORWARD, CHAIN_BACKWARD[:3]),
+        (NO_WGRAD, AROUND, True, CHAIN_FORWARD, [CHAIN_BACKWARD[0], TURN_WEIGHTS, BACKWARD]),
+        (NO_BACKWARD, AROUND, True, CHAIN_FORWARD, []),
+        ({Gemm.FPROP: None}, AROUND, False, [FORWARD, FORWARD_AFTER], []),
         (PLAIN, Surroundings(), True, [INPUT, WEIGHTS], EACH_OPERAND),
         (FPROP_ALONE, Surroundings(), False, [INPUT, WEIGHTS], []),
         (WGRAD_ALONE, Surroundings(), False, [], [GRADIENT, TURN_GRADIENT, INPUT, TURN_INPUT]),

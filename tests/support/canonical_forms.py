@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from loka.graph.canonical.forwards import as_traced, canonical_forward
-from loka.graph.canonical.recording import recorded
+from loka.graph.canonical.recording import out_of_place, recorded
+from loka.graph.canonical.site_calls import with_site_calls
 from loka.graph.equivalence import with_forward
-from loka.graph.ir import ForwardIR, Ref, RefKind, SiteCall, Statement
+from loka.graph.ir import ForwardIR, Ref, RefKind, Statement
+from loka.graph.sites.weights import Index
 from loka.graph.trace.examples import ExampleCall, Examples
 
 Sizes = Mapping[str, tuple[int, ...]]
@@ -19,15 +21,14 @@ Sizes = Mapping[str, tuple[int, ...]]
 def statements(*lines: str) -> tuple[Statement, ...]:
     """Statements "y = add x z: {0} + {1}": target, op, operands, template; names with a dot are attributes of self.
 
-    A line that begins with "GEMM" is the call of the site "w", whose operands are x and the weight in this order.
+    A line that begins with "GEMM" calls the site "w", the Parameter of that name.
     """
     made = []
     for line in lines:
         head, _, template = line.removeprefix("GEMM ").partition(": ")
         target, _, op, *names = head.split()
         refs = tuple(Ref(RefKind.ATTRIBUTE if "." in name else RefKind.LOCAL, name) for name in names)
-        call = SiteCall("w", "{0}", "{1}", None, "{0}") if line.startswith("GEMM") else None
-        made.append(Statement(target, op, template, refs, call))
+        made.append(Statement(target, op, template, refs))
     return tuple(made)
 
 
@@ -52,8 +53,13 @@ def canonical(lines: Sequence[str], inputs: Sizes, parameters: Sizes, read: Sequ
 
     runs = recorded(forward, Examples("", calls), copied)
     shapes = {name: (None, *size) for name, size in inputs.items()}
-    found, _ = canonical_forward(forward, shapes, runs, {name: f"self.{name}" for name in parameters})
-    return found
+    names = {name: f"self.{name}" for name in parameters}
+    sites: dict[str, tuple[str, Index]] = {"w": ("w", ())} if any(line.startswith("GEMM") for line in lines) else {}
+    if runs:
+        forward = with_site_calls(forward, runs, names, sites).forward
+    if not out_of_place(forward, runs):
+        return forward
+    return canonical_forward(forward, shapes, runs, names, sites)[0]
 
 
 def texts(forward: ForwardIR) -> list[str]:

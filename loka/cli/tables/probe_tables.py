@@ -45,13 +45,13 @@ class ProbeRow:
     @property
     def gemms(self) -> list[Gemm]:
         """The GEMMs that the site has in training."""
-        return [gemm for gemm in Gemm if gemm is not Gemm.DGRAD or self.site.input_grad]
+        return list(self.site.gemms)
 
     @property
     def kind(self) -> tuple[object, ...]:
         """What sites that share a line have in common."""
         site, wanted = self.site, tuple((each.compute, each.operands) for each in self.settings.gemms.values())
-        sizes = (site.rows, site.k, site.n, site.calls, site.input_grad)
+        sizes = (site.rows, site.k, site.n, site.calls, site.gemms)
         return (pattern_of(site.name), *sizes, wanted, self.profile is None)
 
     def estimate(self, gemm: Gemm) -> Estimate | None:

@@ -38,11 +38,12 @@ def planned_chains(forward: ForwardIR, index: Mapping[int, int], plans: Sequence
 
     Kinds: FP8 with transposed copies (`Recipe.is_chain`; wgrad may stay native if the chain has both of its operands in
     the model's dtype), FP8 with static scales (`Recipe.is_static`), and native GEMMs in a region that the plan
-    replaces. `index`: statement of a GEMM -> number of its site.
+    replaces; each with a backward or without, as a chain's backward goes through all of its GEMMs. `index`: statement
+    of a GEMM -> number of its site.
     """
     around = {place: region for region in forward.regions for place in range(region.first, region.last + 1)}
     kinds: dict[str, str] = {}
-    sizes: dict[str, tuple[int, int]] = {}
+    trained: dict[str, bool] = {}
     regions: list[Region] = []
     for place, number in sorted(index.items()):
         recipe, site = chain_recipe(plans[number]), site_call(forward, place).site
@@ -51,14 +52,14 @@ def planned_chains(forward: ForwardIR, index: Mapping[int, int], plans: Sequence
         kind = "known" if form.is_static else "fp8" if form.is_chain or form.keeps_wgrad else kind
         if kind and fits(plans[number]):
             kinds[site] = kind
-            sizes[site] = (plans[number].site.k, plans[number].site.n)
+            trained[site] = len(plans[number].gemms) > 1
             regions.append(around.get(place, Region(site, place, place, ("linear",))))
 
     def same(site: str, other: str) -> bool:
-        return kinds[site] == kinds[other]
+        return (kinds[site], trained[site]) == (kinds[other], trained[other])
 
     while True:
-        chains = find_chains(forward, regions, KNOWN, same, lambda site: kinds[site] != "plain", sizes)
+        chains = find_chains(forward, regions, KNOWN, same, lambda site: kinds[site] != "plain")
         made = [_planned(forward, chain, index, plans) for chain in chains]
         lacking = {site for planned in made for site in _without_operands(planned)}
         if not lacking:

@@ -26,7 +26,7 @@ class QuantizerView:
     name: str
     format: str  # e4m3
     dtype: str  # torch.float8_e4m3fn
-    maximum: str  # constant with the format's largest finite value
+    maximum: str  # the format's largest finite value as a Python number
     block: Block  # elements that share a scale
     power_of_two: bool
     amax: str | None  # maximum of a static scale as a Python number; None for a dynamic scale
@@ -98,12 +98,15 @@ class SiteRecipe:
 def site_recipe(plan: SitePlan) -> SiteRecipe:
     """The recipe of a planned site.
 
-    A site whose input needs no gradient has no dgrad in its plan and never runs one. To let it share its linear with
-    other sites, it gets the dgrad that matches fprop and wgrad; if wgrad reads transposed copies, with fprop's recipe
-    for the output gradient, and the weight transposed.
+    A site whose input or weight needs no gradient has no dgrad or wgrad in its plan and never runs one. To let it share
+    its code with other sites, it gets those that match its other GEMMs; if wgrad reads transposed copies, a dgrad with
+    fprop's recipe for the output gradient, and the weight transposed.
     """
     found = {gemm.gemm: _gemm_recipe(gemm) for gemm in plan.gemms}
     fprop, dgrad, wgrad = (found.get(gemm) for gemm in Gemm)
+    operands = plan.recipe.wgrad_in_form
+    if Gemm.WGRAD not in found and fprop is not None and operands is not None:
+        wgrad = GemmRecipe(operands, fprop.accumulation, fprop.kernel)
     operands = plan.recipe.dgrad_in_form
     if Gemm.DGRAD not in found and fprop is not None and wgrad is not None and operands is not None:
         in_chain = wgrad.operands[0].transposed or plan.recipe.is_chain
@@ -288,7 +291,7 @@ class Recipes:
                 name,
                 recipe.format.value,
                 _DTYPE[recipe.format],
-                f"{recipe.format.value.upper()}_MAX",
+                repr(FORMATS[recipe.format].max),
                 BLOCKS[recipe.scaling],
                 recipe.power_of_two,
                 repr(_amax(recipe)) if recipe.is_static else None,
@@ -296,11 +299,6 @@ class Recipes:
             )
             for recipe, name in self._quantizers.items()
         )
-
-    def formats(self) -> tuple[tuple[str, str], ...]:
-        """Constants of the formats in use: ("E4M3_MAX", "448.0")."""
-        used = {recipe.format for recipe in self._quantizers}
-        return tuple((f"{format.value.upper()}_MAX", repr(FORMATS[format].max)) for format in Format if format in used)
 
     def _lines(
         self, gemm: Gemm, recipe: GemmRecipe | None, result: str, dtype: str, counter_id: str, indent: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,10 +12,11 @@ from torch import nn
 from loka.dispatch.bind.adapt_model import adapting
 from loka.dispatch.bind.bind_warnings import warn_of_devices, warn_without_fp8
 from loka.dispatch.bind.bound import Binding, CallCounters, derive
-from loka.dispatch.bind.check_model import library_problems, match_modules
+from loka.dispatch.bind.check_model import AGAIN, library_problems, match_modules
+from loka.dispatch.bind.unplanned import planned_model_of, unplanned_products
 from loka.dispatch.bind.wrappers import ClosedWrapperError, planned_inside, unwrap
 from loka.dispatch.bound_state import BoundModule, bind, frozen_weights, unbind
-from loka.dispatch.dispatch_errors import BindError
+from loka.dispatch.dispatch_errors import BindError, LokaWarning
 from loka.dispatch.patch import Patch
 from loka.dispatch.static_scales import keep_from_ddp, names_in
 from loka.mods.adaptation import Adaptation
@@ -29,6 +31,7 @@ def apply(
     target: str,
     mode: str = "train",
     adaptations: Sequence[Adaptation] = (),
+    strict: bool = False,
 ) -> Patch:
     """Give the modules named in `bindings` their generated forwards, in place.
 
@@ -36,12 +39,15 @@ def apply(
 
     `package` is the generated package's name, for messages; `target` the device of its plan ("h100", "h200",
     "reference"). Mode "train" quantizes weights in every forward; "infer" quantizes them once, into buffers that are
-    not in the state_dict. The model may be wrapped (DDP, torch.compile).
+    not in the state_dict. The model may be wrapped (DDP, torch.compile). GEMMs of modules and Parameters that the
+    package's plan.json does not know stay in the model's own dtype, with a warning that names them and their share;
+    `strict`: with a BindError.
 
     Raises BindError, with the model unchanged, with every reason why the package does not fit the model (children,
     order, types, constants or shapes differ from those it was generated from) or a planned kernel cannot run on the
     model's device (for example a missing library). Warns (LokaWarning) if the model's device has no FP8 or is not
-    `target`, if the package has no FP8 in this mode, and as `adapt` does.
+    `target`, if the package has no FP8 in this mode, if the model has GEMMs that the plan does not know, and as `adapt`
+    does.
     """
     root = _root(model, package)
     if mode not in MODES:
@@ -49,15 +55,19 @@ def apply(
         hint = f" (did you mean {close[0]!r}?)" if close else ""
         raise BindError(f"{package}: mode must be 'train' or 'infer', not {mode!r}{hint}")
     with adapting(model, package, adaptations, stacklevel=5):
-        bound = _bound(root, package, bindings, mode)
+        bound, unplanned = _bound(root, package, bindings, mode, strict)
     # The warning points to the caller of the generated package's apply.
     warn_of_devices(package, target, (part.module for part in bound), stacklevel=3)
     warn_without_fp8(package, (part.counters for part in bound), stacklevel=3)
+    if unplanned:
+        warnings.warn(f"{package}: {unplanned}", LokaWarning, stacklevel=3)
     return Patch(root, package, bound)
 
 
-def _bound(root: nn.Module, package: str, bindings: Sequence[Binding], mode: str) -> tuple[BoundModule, ...]:
-    """Bind the modules of the bindings, all or none."""
+def _bound(
+    root: nn.Module, package: str, bindings: Sequence[Binding], mode: str, strict: bool
+) -> tuple[tuple[BoundModule, ...], str]:
+    """Bind the modules of the bindings, all or none; with what the plan does not know of the model, in words."""
     matches, problems = match_modules(root, bindings, mode)
     if problems:
         if path := planned_inside(root, bindings):
@@ -70,6 +80,12 @@ def _bound(root: nn.Module, package: str, bindings: Sequence[Binding], mode: str
     problems = library_problems(matches, mode)
     if problems:
         raise BindError(f"{package} cannot run on this machine; the model is left as it was:", problems)
+    planned = planned_model_of(package)
+    if planned is None and strict:
+        raise BindError(f"{package}: strict needs a plan.json of this LoKA beside the package: {AGAIN}")
+    unplanned = unplanned_products(root, planned) if planned is not None else ""
+    if unplanned and strict:
+        raise BindError(f"{package} does not know all of this model, which is left as it was:", [unplanned])
     # Do everything that can fail before the first module changes.
     derived = [(match, derive(match.generated, type(match.module))) for match in matches]
     prepared = [(match, bound_class, frozen_weights(bound_class, match.module)) for match, bound_class in derived]
@@ -84,7 +100,7 @@ def _bound(root: nn.Module, package: str, bindings: Sequence[Binding], mode: str
             unbind(match.module)
         raise
     keep_from_ddp(root, [name for match in matches for name in names_in(match.name, match.generated.loka_known)])
-    return tuple(bound)
+    return tuple(bound), unplanned
 
 
 def _root(model: Any, package: str) -> nn.Module:

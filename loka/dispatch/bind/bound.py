@@ -38,7 +38,7 @@ class CallCounters:
         self.sites = sites
         self.binding = binding  # the conditions checked when the module was bound
         self.numbers = tuple(call_counters.new_counters(3) for _ in sites)
-        self._mode = mode
+        self.mode = mode
         self._planned = binding.in_mode(mode)
         self.gemms = tuple(map(tuple, self._planned))  # for each site, its FP8 GEMMs in this mode; Probe reads them
 
@@ -52,10 +52,10 @@ class CallCounters:
 
     def copy(self) -> CallCounters:
         """A copy with new counter ids."""
-        return CallCounters(self.sites, self.binding, self._mode)
+        return CallCounters(self.sites, self.binding, self.mode)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return CallCounters, (self.sites, self.binding, self._mode)
+        return CallCounters, (self.sites, self.binding, self.mode)
 
 
 class Bound(nn.Module):
@@ -331,11 +331,11 @@ def is_flat(tensor: torch.Tensor) -> bool:
 
 def is_split(module: Bound) -> bool:
     """Whether this process lacks numbers of a parameter that a bound module's generated forward was made for."""
-    found = [_parameter(module, name) for name, _ in module.loka.binding.shapes]
+    found = [parameter_of(module, name) for name, _ in module.loka.binding.shapes]
     return any(is_sharded(each) or is_flat(each) for each in found if each is not None)
 
 
-def _parameter(module: nn.Module, name: str) -> nn.Parameter | None:
+def parameter_of(module: nn.Module, name: str) -> nn.Parameter | None:
     """The parameter of a qualified name; None where it went, which is said elsewhere."""
     try:
         return module.get_parameter(name)

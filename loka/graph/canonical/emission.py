@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 from loka.graph.canonical.layout import (
     Piece,
-    Size,
     is_fixed,
     is_within,
     merged,
@@ -20,6 +19,7 @@ from loka.graph.canonical.layout import (
     rows_of,
     size_of,
     steps_along,
+    total,
     translated,
 )
 from loka.graph.canonical.locals import PLAIN, Emitted, Locals
@@ -36,12 +36,13 @@ from loka.graph.canonical.nodes import (
     Value,
     is_weight,
 )
+from loka.graph.canonical.site_calls import product_layout
 from loka.graph.canonical.texts import CannotEmitError, weight_text
 from loka.graph.ir import WEIGHTED, Ref, RefKind, SiteCall, Statement
 
 _NAME = re.compile(r"\b[A-Za-z_]\w*\b")
-_PRODUCTS = frozenset({"torch.matmul({0}, {1})", "{0} @ {1}"})
 _F = "torch.nn.functional"
+_OF_TORCH = frozenset({"sigmoid", "tanh"})  # those of torch.nn.functional are deprecated
 
 
 def emitted(
@@ -106,14 +107,12 @@ class _Emission(Locals):
             return self._whole(value)
         if node.bias is not None and node.unbiased in self._shared:
             return self._sum_with_bias(node, value)
-        if self._stands(node, value):
-            return self._whole(value)
         made = self._rows(node, value)
         lead = translated(made.dims[:-1], node.rows)
         if lead is None:
             raise CannotEmitError
         k = merged(node.k)
-        k_size = self._total(node.k)
+        k_size = size_of(node.k, len(node.shape[0]))
         x = self._input(node, Value(node.x, (*lead, k), (*made.shape[:-1], k_size)))
         n_size = made.shape[-1]
         weight = weight_text(Value(node.weight, (merged(node.weight_n), merged(node.weight_k)), (n_size, k_size)))
@@ -139,15 +138,6 @@ class _Emission(Locals):
         straight = self._straight.get(node.x)
         return straight is not None and merged(node.k) == straight.dims[1]
 
-    def _stands(self, node: Linear, value: Value) -> bool:
-        """True for weighted sums W @ x of the embeddings of a mixing layer, where they are traced in this layout."""
-        place, straight = self._holder(value), self._straight.get(node.x)
-        if place is None or place in self._graph.opaque or straight is None or node.kind != "linear":
-            return False
-        step, read = self._statements[place], self._graph.read[place]
-        sites = step.call is not None and step.call.site == node.site and step.template in _PRODUCTS
-        return sites and node.bias is None and list(read.values()) == [straight]
-
     def _input(self, node: Linear, wanted: Value) -> str:
         """What a product multiplies; for a mixing layer, a view of (samples, embeddings, dimension)."""
         straight = self._straight.get(node.x)
@@ -171,13 +161,6 @@ class _Emission(Locals):
     def _rows(self, node: Linear, value: Value) -> Value:
         """The layout of a product: rows of all columns, with the dimensions that the forward has where that fits."""
 
-        def fits(each: Value) -> bool:
-            n = node.shape[-1]
-            if not all(each.dims[:-1]):  # of one element, or broadcast
-                return False
-            last = each.dims[-1:] == (merged([Piece(n, (1,) * len(n))]),) and each.shape[-1:] == (n,)
-            return last and regrouped([p for d in rows_of(node.shape) for p in d], each.shape) == each.dims
-
         shown = [self._graph.made[place] for place in self._graph.holders.get(node, [])]
         candidates = [value, *(each for each in shown if each is not None)]
         straight = self._straight.get(node.x)
@@ -185,10 +168,7 @@ class _Emission(Locals):
             shape = (straight.shape[0], straight.shape[2], node.shape[-1])
             dims = regrouped([piece for dim in rows_of(node.shape) for piece in dim], shape)
             candidates += [] if dims is None else [Value(node, dims, shape)]
-        return next((each for each in candidates if fits(each)), Value(node, rows_of(node.shape), node.shape))
-
-    def _total(self, pieces: Sequence[Piece]) -> Size:
-        return size_of(tuple(pieces), len(pieces[0].size))
+        return product_layout(node, candidates)
 
     def _product(self, value: Value) -> tuple[str, Value]:
         node = value.node
@@ -202,7 +182,7 @@ class _Emission(Locals):
         of_right = (translated((made.dims[0],), node.batch[1]), translated((made.dims[2],), node.columns))
         if None in of_left or None in of_right:
             raise CannotEmitError
-        k = self._total(node.k[0])
+        k = size_of(node.k[0], len(node.shape[0]))
         batch, rows, columns = node.shape
         left_dims = (*(of_left[0] or ()), *(of_left[1] or ()), merged(node.k[0]))
         right_dims = (*(of_right[0] or ()), merged(node.k[1]), *(of_right[1] or ()))
@@ -254,7 +234,7 @@ class _Emission(Locals):
                 operands[number] = Ref(RefKind.LOCAL, self._tensor(given, any_strides=True))
         if node.cast is not None and operands[1 - node.cast].kind is RefKind.LOCAL:
             cast, other = operands[node.cast], operands[1 - node.cast]
-            name = self._fresh(f"{cast.text}_cast")
+            name = self._fresh("_".join((*re.findall(r"\w+", cast.text.removeprefix("self.")), "cast")))
             self._add(Statement(name, "to", "{0}.to({1}.dtype)", (cast, other)), made)
             operands[node.cast] = Ref(RefKind.LOCAL, name)
         return self._emit(node.op, PLAIN[node.op], (operands[0], operands[1]), made)
@@ -270,7 +250,8 @@ class _Emission(Locals):
             fixed = self._preferred(Value(node.x.x, (), ())) if blocks else self._normed(node.x, of)
         made = Value(node, fixed.dims, fixed.shape)
         x = self._tensor(Value(node.x, made.dims, made.shape), any_strides=True)
-        return self._emit(node.name, f"{_F}.{node.name}({{0}})", (Ref(RefKind.LOCAL, x),), made)
+        of_torch = "torch" if node.name in _OF_TORCH else _F
+        return self._emit(node.name, f"{of_torch}.{node.name}({{0}})", (Ref(RefKind.LOCAL, x),), made)
 
     def _norm(self, value: Value) -> tuple[str, Value]:
         node = value.node
@@ -303,7 +284,7 @@ class _Emission(Locals):
 
     def _normed(self, node: Norm, value: Value) -> Value:
         """The layout of a norm: what it is over is the last dimension."""
-        along = merged(node.over)
+        along, runs = merged(node.over), len(node.shape[0])
         x = node.x
         joined = isinstance(x, Concatenation) or (
             isinstance(x, Pair) and any(isinstance(each.node, Concatenation) for each in x.operands)
@@ -320,12 +301,12 @@ class _Emission(Locals):
             pairs = list(zip(each.dims, each.shape, strict=True))
             lead = [pair for pair in pairs if pair[0] and not is_within(pair[0], along)]
             inside = [pair[0] for pair in pairs if pair[0] and pair not in lead]
-            if self._total([piece for dim in inside for piece in dim] or along) != self._total(along) or not inside:
+            if not inside or total((piece.size for dim in inside for piece in dim), runs) != size_of(along, runs):
                 continue
             # The samples come first, then what is outer in the value.
             lead.sort(key=lambda pair: (not is_fixed(pair[1]), pair[0][0].stride), reverse=True)
             dims, shape = tuple(pair[0] for pair in lead), tuple(pair[1] for pair in lead)
-            return Value(node, (*dims, along), (*shape, self._total(node.over)))
+            return Value(node, (*dims, along), (*shape, size_of(along, runs)))
         raise CannotEmitError
 
     def _blocks(self, node: Norm) -> Value | None:

@@ -25,6 +25,7 @@ from loka.graph.ir import (
     names_read,
 )
 from loka.graph.patterns.fm_interaction import find_fm_interactions
+from loka.graph.sites.weights import Index
 
 
 def canonical_forward(
@@ -32,20 +33,22 @@ def canonical_forward(
     shapes: Mapping[str, Shape],
     runs: Sequence[Run],
     names: Mapping[str, str],
+    sites: Mapping[str, tuple[str, Index]],
     barred: frozenset[str] = frozenset(),
 ) -> tuple[ForwardIR, Mapping[str, Shape]]:
     """The forward in canonical form, and the shapes of its locals; as it was traced where it has no such form.
 
     `shapes` are those of the locals as traced, `runs` what `recorded` gives, `names` the expressions of Parameters and
-    buffers by name. `barred` are targets of statements that are taken as they are. It computes the same up to rounding.
-    A product is split where mixing layers take each part, and nothing reads it as a whole.
+    buffers by name, `sites` as in `with_site_calls`. `barred` are targets of statements that are taken as they are. It
+    computes the same up to rounding. A product is split where mixing layers take each part, and nothing reads it as a
+    whole.
     """
     targets = [step.target for step in forward.statements if step.target != "_"]
     if not runs or len(set(targets)) < len(targets):
         return forward, shapes
     for split in (True, False):
         try:
-            found = _canonical(forward, shapes, runs, names, barred, split)
+            found = _canonical(forward, shapes, runs, names, sites, barred, split)
         except CannotEmitError:
             continue
         if _splits_pay(*found):
@@ -68,10 +71,11 @@ def _canonical(
     shapes: Mapping[str, Shape],
     runs: Sequence[Run],
     names: Mapping[str, str],
+    sites: Mapping[str, tuple[str, Index]],
     barred: frozenset[str],
     split: bool,
 ) -> tuple[ForwardIR, Mapping[str, Shape]]:
-    graph = lowered(forward.statements, runs, names, barred, split)
+    graph = lowered(forward.statements, runs, names, sites, barred, split)
     by_target = {step.target: graph.made[place] for place, step in enumerate(forward.statements)}
     read = {node.id for node in ast.walk(ast.parse(forward.result, mode="eval")) if isinstance(node, ast.Name)}
     values: dict[str, Value] = {name: value for name in read if (value := by_target.get(name)) is not None}

@@ -25,9 +25,7 @@ from loka.graph.canonical.nodes import (
     Value,
 )
 from loka.graph.canonical.texts import CannotEmitError, permutation_text, reshape_text
-from loka.graph.ir import REASSOCIATED, Ref, RefKind, Shape, SiteCall, Statement
-from loka.graph.patterns.concat_norm import concatenated
-from loka.graph.patterns.norm import parse_norm
+from loka.graph.ir import Ref, RefKind, Shape, SiteCall, Statement
 
 _SIZE = re.compile(r"\{0\}(?:\[|\.shape\[|\.size\()(-?\d+)[\])]")  # x.shape[1], shape[1], x.size(1)
 _WHOLE = re.compile(r"\{0\}\.(?:shape|size\(\))")
@@ -206,41 +204,16 @@ class Locals(ABC):
             last = number == len(texts) - 1
             target = self._target(wanted, name) if last else self._fresh(f"{name}_view")
             note = self._statements[holder].note if holder is not None else ""
-            kept = self._kept_view(holder, name, first) if last and number == 0 else None
-            scattered = last and step.order is not None and step.after is None
-            if scattered and not any_strides and self._was_contiguous(wanted):
-                text, kept = f"{text}.contiguous()", None
-            elif scattered:
-                self._scattered.add(target)
-            made_by = kept or Statement(
-                target, text.partition("(")[0].removeprefix("{0}."), text, (Ref(RefKind.LOCAL, name),), note=note
-            )
-            self._made.statements.append(replace(made_by, target=target))
+            if last and step.order is not None and step.after is None:
+                if not any_strides and self._was_contiguous(wanted):
+                    text = f"{text}.contiguous()"
+                else:
+                    self._scattered.add(target)
+            op = text.partition("(")[0].removeprefix("{0}.")
+            self._made.statements.append(Statement(target, op, text, (Ref(RefKind.LOCAL, name),), note=note))
             self._made.shapes[target] = _printed(made)
             name = target
         return name
-
-    def _kept_view(self, holder: int | None, name: str, first: Value) -> Statement | None:
-        """The traced statement of a view, where it is of the tensor that is there."""
-        if holder is None:
-            return None
-        step, read = self._statements[holder], self._graph.read[holder]
-        given = [ref for ref in step.operands if ref.text in read]
-        if holder in self._graph.opaque or len(given) != 1:
-            return None
-        value = read[given[0].text]
-        if self._names.get(value) != name:
-            return None
-        if any(
-            ref.kind is RefKind.LOCAL and ref.text not in read and not self._reads_sources(holder)
-            for ref in step.operands
-        ):
-            return None
-        if step.call is not None or len(step.operands) > 1:
-            return None
-        return replace(
-            step, operands=tuple(Ref(RefKind.LOCAL, name) if ref is given[0] else ref for ref in step.operands)
-        )
 
     def _broadcast(self, first: Value, wanted: Value) -> str:
         """A tensor with dimensions of one where it is broadcast."""
@@ -308,17 +281,9 @@ class Locals(ABC):
     def _emit(
         self, op: str, text: str, operands: Sequence[Ref], value: Value, call: SiteCall | None = None
     ) -> tuple[str, Value]:
-        """A canonical statement; the one that was traced, if that is canonical, too."""
-        place = self._holder(value)
+        """A canonical statement."""
         target = self._target(value, op)
-        note = self._note(value, place)
-        step = Statement(target, op, text, tuple(operands), call, note)
-        if place is not None and place not in self._graph.opaque:
-            traced = self._statements[place]
-            same = self._same_operands(traced, place, operands)
-            if same and _is_canonical(traced, step):
-                step = replace(traced, target=target, operands=same)
-        self._add(step, value)
+        self._add(Statement(target, op, text, tuple(operands), call, self._note(value, self._holder(value))), value)
         return target, value
 
     def _note(self, value: Value, place: int | None) -> str:
@@ -326,19 +291,6 @@ class Locals(ABC):
         step = self._statements[places[0] if places else max(value.node.place, 0)]
         of_child = step.call is not None and step.call.site == step.note and isinstance(value.node, Product)
         return step.note.rpartition(".")[0] if of_child else step.note
-
-    def _same_operands(self, traced: Statement, place: int, operands: Sequence[Ref]) -> tuple[Ref, ...]:
-        """The operands of a traced statement, if it reads the same locals as ours; () where it does not."""
-        found: list[Ref] = []
-        for ref in traced.operands:
-            value = self._graph.read[place].get(ref.text) if ref.kind is RefKind.LOCAL else None
-            if value is not None:
-                name = self._names.get(value)
-                ref = Ref(RefKind.LOCAL, name) if name is not None else ref
-            found.append(ref)
-        ours = sorted(ref.text for ref in operands if ref.kind is RefKind.LOCAL)
-        theirs = sorted(ref.text for ref in found if ref.kind is RefKind.LOCAL)
-        return tuple(found) if ours == theirs else ()
 
     def _is_of_gemm(self, node: Node) -> bool:
         """True for a product with a weight, and for a sum, product, norm or activation of one."""
@@ -352,22 +304,3 @@ class Locals(ABC):
 
 def _printed(shape: Sequence[Size]) -> Shape:
     return tuple(size[0] if is_fixed(size) else None for size in shape)
-
-
-def _is_canonical(traced: Statement, ours: Statement) -> bool:
-    """True if a traced statement has the form of ours: it is what patterns match, in the model's own words."""
-    if ours.op in PLAIN:
-        return traced.template == ours.template
-    if ours.call is not None:
-        call = traced.call
-        plain = call is not None and call.x == "{0}" and call.out == "{0}" and call.plus is None
-        return (
-            plain and ours.op != REASSOCIATED and call is not None and (call.bias is None) == (ours.call.bias is None)
-        )
-    if ours.op in ("layer_norm", "rms_norm"):
-        return parse_norm(traced) is not None
-    if ours.op == "cat":
-        return bool(concatenated(traced)) and concatenated(traced) == traced.operands
-    if ours.op == "matmul":
-        return traced.call is None and traced.op in ("matmul", "bmm", "einsum")
-    return traced.op == ours.op and len(traced.operands) == 1

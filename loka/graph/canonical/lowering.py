@@ -26,12 +26,14 @@ from loka.graph.canonical.nodes import (
     Product,
     Source,
     Value,
+    is_weight,
 )
 from loka.graph.canonical.operations import SIZED, Operations
-from loka.graph.canonical.products import Products, Unsupported
+from loka.graph.canonical.products import Products, Unsupported, part_of
 from loka.graph.canonical.recording import AtenCall, Run, tensors_in
 from loka.graph.ir import Ref, RefKind, Statement
 from loka.graph.sites.op_names import BOUNDARIES
+from loka.graph.sites.weights import Index, Span
 
 
 class Kind(IntEnum):
@@ -122,17 +124,27 @@ class Lowered:
     contiguous: set[int] = field(default_factory=set)  # statements that make a contiguous tensor
     casts: dict[Node, Value] = field(default_factory=dict)  # of casts that are taken as they are, what they cast
     holders: dict[Node, list[int]] = field(default_factory=dict)  # places of statements that make a tensor of a node
+    weights: dict[Node, str] = field(default_factory=dict)  # of sites, with the sites
+    products: dict[int, Value] = field(default_factory=dict)  # by place, what a statement makes, each taken alone
 
 
 def lowered(
-    statements: Sequence[Statement], runs: Sequence[Run], names: Mapping[str, str], barred: frozenset[str], split: bool
+    statements: Sequence[Statement],
+    runs: Sequence[Run],
+    names: Mapping[str, str],
+    sites: Mapping[str, tuple[str, Index]],
+    barred: frozenset[str] = frozenset(),
+    split: bool = False,
+    alone: bool = False,
 ) -> Lowered:
     """The graph of a forward from its runs.
 
-    `names` are the expressions of Parameters and buffers by name, `barred` the targets of statements that are taken as
-    they are. `split`: parts of products with weights are products with parts of these.
+    `names` are the expressions of Parameters and buffers by name; `sites` has the Parameter of each site and the index
+    of the matrix in it. `barred` are the targets of statements that are taken as they are. `split`: parts of products
+    with weights are products with parts of these. `alone`: each statement is looked into by itself, and what it makes
+    is taken as it is, but for views of weights.
     """
-    return _Lowering(statements, runs, names, barred, split).all()
+    return _Lowering(statements, runs, names, sites, barred, split, alone).all()
 
 
 class _Lowering:
@@ -141,15 +153,20 @@ class _Lowering:
         statements: Sequence[Statement],
         runs: Sequence[Run],
         names: Mapping[str, str],
+        sites: Mapping[str, tuple[str, Index]],
         barred: frozenset[str],
         split: bool,
+        alone: bool,
     ) -> None:
-        self._statements, self._runs, self._barred = statements, runs, barred
+        self._statements, self._runs, self._barred, self._alone = statements, runs, barred, alone
+        self._sites = frozenset(sites)
         self._graph = Graph()
         self._values: dict[int, Value] = {}  # by the id of a tensor of the first run
         self._shapes: dict[int, tuple[Size, ...]] = {}
         products = Products(self._graph, len(runs), self._read_once)
-        self._operations = Operations(self._graph, products, self._values, self._shapes, len(runs), split)
+        self._operations = Operations(
+            self._graph, products, self._values, self._shapes, len(runs), split, self._site_of
+        )
         self._locals: dict[str, object] = {}
         self._scalars = Scalars(runs)
         self._calls: dict[int, AtenCall] = {}  # by the id of the tensor that a call made
@@ -160,6 +177,9 @@ class _Lowering:
             if name in names:
                 node = self._graph.one((name,), Parameter(shape=shape, place=-1, name=names[name]))
                 self._values.setdefault(id(tensor), Value(node, rows_of(shape), shape))
+        for site, (name, index) in sites.items():
+            if name in names:
+                self._found.weights.setdefault(self._part(self._values[id(runs[0].tensors[name])], index), site)
         for name in runs[0].arguments:
             given = [run.arguments.get(name) for run in runs]
             self._take(given, -1)
@@ -170,6 +190,23 @@ class _Lowering:
         for place, step in enumerate(statements):
             for ref in step.operands:
                 self._readers.setdefault(ref.text, set()).add(place)
+
+    def _part(self, value: Value, index: Index) -> Node:
+        """The node of the part of a Parameter at an index."""
+        dim = 0
+        for place in index:
+            if not isinstance(place, Span):
+                value = part_of(value, dim, place, 1, True, self._graph, -1)
+                continue
+            if place.start is not None and place.stop is not None:
+                value = part_of(value, dim, place.start, place.stop - place.start, False, self._graph, -1)
+            dim += 1
+        return value.node
+
+    def _site_of(self, weight: Node, step: Statement) -> str | None:
+        """The site of a product with a weight; linears that share a Parameter are told by the child that calls."""
+        site = self._found.weights.get(weight)
+        return step.note if site is not None and step.note in self._sites else site
 
     def _read_once(self, node: Node) -> bool:
         """True for a node that one statement reads at most."""
@@ -228,6 +265,10 @@ class _Lowering:
             value = self._values[id(result)]
         if value is not None and place not in self._found.opaque:
             value = self._recognised(result, value, place)
+        if self._alone and isinstance(result, Tensor) and value is not None and not is_weight(value.node):
+            self._found.products[place] = value
+            shape = self._shapes[id(result)]
+            value = self._values[id(result)] = Value(Source(shape=shape, place=place), rows_of(shape), shape)
         self._found.made.append(value)
         if isinstance(result, Tensor) and result.layout == torch.strided and result.is_contiguous():
             self._found.contiguous.add(place)

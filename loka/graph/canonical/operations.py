@@ -9,7 +9,7 @@ from torch import Tensor
 
 from loka.graph.canonical.concatenations import concatenated
 from loka.graph.canonical.layout import Size, is_fixed, regrouped, rows_of
-from loka.graph.canonical.nodes import Graph, Other, Value, is_weight
+from loka.graph.canonical.nodes import Graph, Node, Other, Value, is_weight
 from loka.graph.canonical.products import Products, Unsupported, columns_of, factor, multiplied, part_of
 from loka.graph.canonical.recording import AtenCall
 from loka.graph.canonical.sums import Sums
@@ -24,7 +24,7 @@ SIZED = _RESHAPES | _SAME | _MADE | {"expand", "repeat"}  # what sizes of the ba
 class Operations:
     """What operations make of the tensors so far: `values` and `shapes` are theirs, by id of a tensor.
 
-    `split`: parts of products with weights are products with parts of these.
+    `split`: parts of products with weights are products with parts of these. `site_of` gives the site of a weight.
     """
 
     def __init__(
@@ -35,8 +35,10 @@ class Operations:
         shapes: Mapping[int, tuple[Size, ...]],
         count: int,
         split: bool,
+        site_of: Callable[[Node, Statement], str | None],
     ) -> None:
         self._graph, self._products, self._count, self._split = graph, products, count, split
+        self._site_of = site_of
         self._values, self._shapes = values, shapes
         self._sums = Sums(graph, count)
 
@@ -212,13 +214,13 @@ class Operations:
         a, b, c = ("tmk", "tkn", "tmn") if call.name == "baddbmm" else ("mk", "kn", "mn")
         product = self.product(call.args[1], call.args[2], a, b, c, step, place)
         added = self.value(call.args[0])
-        return self._sums.pair("add", product, added, shape, place, cast=None if is_weight(added.node) else 1)
+        return self._sums.pair("add", product, added, shape, place, cast=1)
 
     def product(self, a: Tensor, b: Tensor, left: str, right: str, out: str, step: Statement, place: int) -> Value:
         """A product of two tensors whose dimensions have these letters."""
         x, y = self.value(a), self.value(b)
         sizes = {**dict(zip(left, x.shape, strict=True)), **dict(zip(right, y.shape, strict=True))}
-        site = None if step.call is None else step.call.site
+        site = self._site_of(y.node if is_weight(y.node) else x.node, step)
         return self._products.contraction(factor(x, left), factor(y, right), out, sizes, site, place)
 
     def convolution(self, call: AtenCall, shape: tuple[Size, ...], step: Statement, place: int) -> Value | None:
@@ -231,7 +233,7 @@ class Operations:
         matrix = reshaped(value, value.shape[:2])
         x_value = self.value(x)
         sizes = dict(zip("tkl", x_value.shape, strict=True)) | {"n": value.shape[0]}
-        site = None if step.call is None else step.call.site
+        site = self._site_of(value.node, step)
         made = self._products.contraction(factor(x_value, "tkl"), factor(matrix, "nk"), "tnl", sizes, site, place)
         if bias is None:
             return made

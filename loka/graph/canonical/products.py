@@ -56,8 +56,9 @@ class Products:
         self, a: Factor, b: Factor, out: Sequence[str], sizes: Mapping[str, Size], site: str | None, place: int
     ) -> Value:
         """The product of two factors, summed over the labels that are not in `out`; a label of `out` is a dimension."""
-        summed = [label for label in sizes if label not in out and sizes[label] != (1,) * self.runs]
-        if not summed or any(label not in a.labels or label not in b.labels for label in summed):
+        inner = [label for label in sizes if label not in out]
+        summed = [label for label in inner if sizes[label] != (1,) * self.runs]
+        if not inner or any(label not in a.labels or label not in b.labels for label in summed):
             raise Unsupported
         if is_weight(a.value.node):
             a, b = b, a
@@ -245,10 +246,18 @@ def columns_of(value: Value, dim: int, start: int, length: int, products: Produc
 
 
 def part_of(value: Value, dim: int, start: int, length: int, selected: bool, graph: Graph, place: int) -> Value:
-    """A slice of a tensor."""
+    """A slice of a tensor; of a slice, as one of what that is of, by the order of its dimensions."""
     runs = len(value.shape[dim])
     if not selected and value.shape[dim] == (length,) * runs:
         return value
+    inner = value.node
+    if isinstance(inner, Part) and all(_in_order(each) for each in (value, inner.of)):
+        if inner.dim == dim and not inner.selected:
+            return part_of(inner.of, dim, inner.start + start, length, selected, graph, place)
+        outer = dim + (inner.selected and inner.dim <= dim)
+        if outer < inner.dim:
+            first = part_of(inner.of, outer, start, length, selected, graph, place)
+            return part_of(first, inner.dim - selected, inner.start, inner.length, inner.selected, graph, place)
     size = (length,) * runs
     shape = tuple(size if at == dim else each for at, each in enumerate(value.shape) if at != dim or not selected)
     key = (value.node, value.dims, dim, start, length, selected)
@@ -256,6 +265,11 @@ def part_of(value: Value, dim: int, start: int, length: int, selected: bool, gra
         key, Part(shape=shape, place=place, of=value, dim=dim, start=start, length=length, selected=selected)
     )
     return Value(node, rows_of(shape), shape)
+
+
+def _in_order(value: Value) -> bool:
+    """True for a tensor whose elements are those of its node in order."""
+    return value.shape == value.node.shape and value.dims == rows_of(value.shape)
 
 
 def multiplied(value: Value) -> tuple[Factor, Factor, dict[str, Size]] | None:

@@ -91,6 +91,8 @@ def recorded(
 ) -> tuple[Run, ...]:
     """A run for each batch size of the examples, in training, without gradients; () where the operations differ.
 
+    Changes in place are recorded as they are: see `out_of_place`.
+
     `copied` makes a copy of the owner. The targets in `barred` are tensors of their own, whatever they are made of;
     `floats` are the expressions of float attributes that each call reads anew.
     """
@@ -98,11 +100,15 @@ def recorded(
     steps = tuple(_marked(forward.statements, barred))
     marked = replace(forward, statements=steps, guards=())
     runs = tuple(_recorded(marked, calls[batch], copied()) for batch in sorted(calls))
-    same = len(runs) > 1 and all(_names(run) == _names(runs[0]) for run in runs)
-    modules = {place for place, step in enumerate(forward.statements) if step.op == "module"}
     for run in runs:
         run.floats = frozenset(floats)
-    return runs if same and all(_out_of_place(run, modules) for run in runs) else ()
+    return runs if len(runs) > 1 and all(_names(run) == _names(runs[0]) for run in runs) else ()
+
+
+def out_of_place(forward: ForwardIR, runs: Sequence[Run]) -> bool:
+    """Makes each change in the runs of a forward out of place; False where that cannot be."""
+    modules = {place for place, step in enumerate(forward.statements) if step.op == "module"}
+    return all(_out_of_place(run, modules) for run in runs)
 
 
 def _out_of_place(run: Run, modules: Collection[int]) -> bool:

@@ -61,10 +61,10 @@ def weight_text(value: Value) -> tuple[str, bool] | None:
     if base is None:
         return None
     natural = Value(value.node, rows_of(value.node.shape), value.node.shape)
-    straight = _viewed(base, natural, value)
+    straight = viewed_text(base, natural, value)
     if len(value.dims) != 2 or (straight is not None and straight.count(".") == base.count(".")):
         return None if straight is None else (straight, False)
-    turned = _viewed(base, natural, Value(value.node, value.dims[::-1], value.shape[::-1]))
+    turned = viewed_text(base, natural, Value(value.node, value.dims[::-1], value.shape[::-1]))
     if turned is not None and (straight is None or turned.count(".") < straight.count(".")):
         return turned, True
     return None if straight is None else (straight, False)
@@ -77,7 +77,7 @@ def _base_text(node: Node) -> str | None:
         return None
     of = _base_text(node.of.node)
     natural = Value(node.of.node, rows_of(node.of.node.shape), node.of.node.shape)
-    base = None if of is None else _viewed(of, natural, node.of)
+    base = None if of is None else viewed_text(of, natural, node.of)
     if base is None:
         return None
     if node.selected and node.dim == 0:
@@ -88,7 +88,8 @@ def _base_text(node: Node) -> str | None:
     return f"{base}[{before}{node.start}:{node.start + node.length}]"
 
 
-def _viewed(text: str, first: Value, wanted: Value) -> str | None:
+def viewed_text(text: str, first: Value, wanted: Value) -> str | None:
+    """The text of a tensor, given that of one in another layout; None where that is no view or copy of it."""
     step = move(first.dims, wanted.dims, first.shape, wanted.shape)
     if step is None:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import linecache
 import os
@@ -73,8 +74,10 @@ def map_tree(value: Any, function: Callable[[Any], Any]) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(map_tree(item, function) for item in value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        changed = {each.name: map_tree(getattr(value, each.name), function) for each in dataclasses.fields(value)}
-        return dataclasses.replace(value, **changed)
+        made = copy.copy(value)
+        for each in dataclasses.fields(value):  # one may be frozen, and its class may compute in its constructor
+            object.__setattr__(made, each.name, map_tree(getattr(value, each.name), function))
+        return made
     return function(value)
 
 

@@ -12,6 +12,7 @@ inlined into it, so that their own caches, recompile limits and observed sizes s
 from __future__ import annotations
 
 import builtins
+import contextlib
 import operator
 import os
 import re
@@ -44,6 +45,8 @@ _SYMBOL = re.compile(r"\b[suz]f?\d+\b")
 _NUMBER_FIRST = re.compile(r"^(-?\d+) == ([^=<>]+)$")  # as sympy prints an equation
 _SIZE = re.compile(r"<([^<>]*)>")  # Dynamo's name of a size, in the text of a condition
 _DYNAMO = os.path.join("torch", "_dynamo", "")
+_DECOMPOSITIONS = os.path.join("torch", "_decomp", "")
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")  # of a tensor
 _NOTHING = object()  # no result was asked for
 
 
@@ -92,7 +95,7 @@ def capture(
     """
     kept = _Kept(result)
     bound = bound_arguments(module, args, dict(kwargs or {}))
-    with left_as_it_was(module), leaves_of(module, leaves, observed or {}) as stubs:
+    with left_as_it_was(module), _no_new_hooks(module, bound), leaves_of(module, leaves, observed or {}) as stubs:
         while True:
             stubs.install()
             try:
@@ -101,6 +104,23 @@ def capture(
             except FormNeededError as needed:
                 stubs.forms[needed.path] = needed.form
         return _captured(module, bound, kept, stubs, made)
+
+
+@contextlib.contextmanager
+def _no_new_hooks(module: nn.Module, bound: Arguments) -> Iterator[None]:
+    """Refuses a forward that registers hooks on Parameters and arguments: Dynamo does so itself, beside the graph."""
+    named: list[tuple[str, torch.Tensor]] = [(f"self.{name}", each) for name, each in module.named_parameters()]
+    named += [(source.expression, tensor) for source, tensor in bound.tensors()]
+    held = [(*each, kind, set(getattr(each[1], kind) or ())) for each in named for kind in _HOOKS]
+    yield
+    hooked = []
+    for name, tensor, kind, before in held:
+        hooks = getattr(tensor, kind) or {}
+        for key in hooks.keys() - before:
+            del hooks[key]
+            hooked.append(name)
+    if hooked:
+        raise CannotCaptureError(f"it registers a hook on the gradient of {hooked[0]} in each call")
 
 
 def _whole(self: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -193,10 +213,12 @@ def _is_of_python(guard: Any) -> bool:
     """True where Dynamo asked for a size to go on in Python.
 
     In `run_node` Python's operators ask whether shapes are equal, torch's operations whether sizes are large enough,
-    and what torch's own functions call, whether they fit.
+    and what torch's own functions call, whether they fit. How many pieces a split has is what Python goes on with.
     """
     frame = guard.sloc.framework_loc
     file, function = getattr(frame, "filename", _DYNAMO), getattr(frame, "name", "")
+    if function == "split" and _DECOMPOSITIONS in file:
+        return True
     is_of_operator = getattr(guard.expr, "rel_op", "==") == "==" and not _is_in_torch(guard.sloc)
     return _DYNAMO in file and (function != "run_node" or is_of_operator)
 
@@ -220,9 +242,10 @@ def _captured(module: nn.Module, bound: Arguments, kept: _Kept, leaves: Leaves, 
     graph = kept.module.graph
     sources = {node: bound.source(name) for node, name in kept.sources.items()}
     outputs = next(node for node in graph.nodes if node.op == "output").args[0]
-    for node in list(graph.nodes):
+    for node in graph.nodes:
         around = (key.partition("@")[0] for key in node.meta.get("nn_module_stack") or ())  # "@1": its second call
         node.meta["modules"] = tuple(bound.paths[each] for each in around if each in bound.paths)
+    for node in list(graph.nodes):
         if is_call(node):
             leaves.restore(graph, node)
         if node.op == "call_method" and node.target == "__abs__":  # of the builtin, before torch 2.12

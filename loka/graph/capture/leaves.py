@@ -92,6 +92,7 @@ class Leaves:
             with graph.inserting_before(item):
                 for each, name in way:
                     of = graph.call_function(operator.getitem if each == "[]" else getattr, (of, name))
+                    of.meta |= {key: item.meta[key] for key in ("modules", "stack_trace") if key in item.meta}
             item.target, item.args = operator.getitem if kind == "[]" else getattr, (of, key)
 
 
@@ -104,7 +105,8 @@ def _as_observed(a: Any, b: Any, given: Sequence[Any]) -> Any:
             m if m == n else next(size for size in symbols if size.node.hint == m)
             for m, n in zip(a.shape, b.shape, strict=True)
         ]
-        return torch.empty(sizes, dtype=a.dtype, device=a.device)
+        needed = torch.is_grad_enabled() and a.is_floating_point()  # as what reads it may have a gradient of its own
+        return torch.empty(sizes, dtype=a.dtype, device=a.device, requires_grad=needed).clone()
     if isinstance(a, dict):
         return {key: _as_observed(item, b[key], given) for key, item in a.items()}
     if isinstance(a, list | tuple):

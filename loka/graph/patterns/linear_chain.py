@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from loka.graph.ir import DTYPE, ForwardIR, Ref, RefKind, Region, SiteCall, Statement, names_read
-from loka.graph.patterns.norm import ChainNorm, NormRun, arguments, literal, norm_ending_at, norm_starting_at, operand
+from loka.graph.patterns.norm import ChainNorm, NormRun, norm_ending_at, norm_starting_at
 
 _PAIRS = {"mul": "{0} * {1}", "add": "{0} + {1}"}
 
@@ -54,7 +54,6 @@ def find_chains(
     known: StaticOperands,
     alike: Callable[[str, str], bool] = lambda site, other: True,
     sums: Callable[[str], bool] = lambda site: True,
-    sizes: Mapping[str, tuple[int, int]] | None = None,
 ) -> tuple[LinearChain, ...]:
     """The chains in a forward's regions, in the order of the statements.
 
@@ -66,10 +65,9 @@ def find_chains(
     take goes before the next region's linear, if that is its only reader. A chain ends before a linear or norm whose
     weight or bias is computed inside the chain, before a site that is not `alike` the previous one, and before one that
     reads a Parameter which the chain already reads. A linear whose operand is a view starts a chain; one whose product
-    is permuted is a chain of one. `sizes` gives K and N of a site: without it, a block_norm is taken only where its
-    statements show that the blocks divide the width.
+    is permuted is a chain of one.
     """
-    finder = _Finder(forward, regions, known, sums, sizes or {})
+    finder = _Finder(forward, regions, known, sums)
     found = [chain for region in regions if (chain := finder.stage(region)) is not None]
     return tuple(_joined(forward, found, alike))
 
@@ -83,9 +81,7 @@ class _Finder:
         regions: Sequence[Region],
         known: StaticOperands,
         sums: Callable[[str], bool],
-        sizes: Mapping[str, tuple[int, int]],
     ) -> None:
-        self._sizes = sizes
         self._statements = forward.statements
         self._readers = readers_of(forward)
         self._known, self._sums = known, sums
@@ -99,27 +95,26 @@ class _Finder:
         if not places or places[0] < self._free:
             return None
         linear = places[0]
-        k, n = self._sizes.get(region.site, (0, 0))
-        before = self._norm_before(linear, k)
+        before = self._norm_before(linear)
         first, last = before.first if before else linear, linear
         stage = ChainStage(region.site, linear, before.norm if before else None)
         call = statements[linear].call
         if call is not None and call.out == "{0}":
-            last, stage = self._follow(first, region.last, stage, n)
+            last, stage = self._follow(first, region.last, stage)
         self._free = last + 1
         return LinearChain(first, last, (stage,))
 
-    def _norm_before(self, linear: int, width: int) -> NormRun | None:
+    def _norm_before(self, linear: int) -> NormRun | None:
         """The norm just before a linear, if the linear is its only reader and kernels support it."""
         run = norm_ending_at(self._statements, linear - 1) if linear else None
-        if run is None or run.first < self._free or not self._takes(run, width):
+        if run is None or run.first < self._free or not self._takes(run):
             return None
         target = self._statements[run.last].target
         if _input(self._statements[linear]) != target or self._readers.get(target) != {linear}:
             return None
         return run
 
-    def _follow(self, first: int, end: int, stage: ChainStage, width: int) -> tuple[int, ChainStage]:
+    def _follow(self, first: int, end: int, stage: ChainStage) -> tuple[int, ChainStage]:
         """The last statement of the chain after its linear, and the stage with the operations found there."""
         last, after, activation = stage.linear, None, None
         inside = {self._statements[n].target for n in range(first, last + 1)}
@@ -133,11 +128,11 @@ class _Finder:
         run = norm_starting_at(self._statements, last + 1) if last < end else None
         if run is not None and self._reads_again(first, last, run):
             run = None
-        gate = self._gate(last, run, end, inside, width) if run is not None else None
+        gate = self._gate(last, run, end, inside) if run is not None else None
         if run is not None and gate is not None:
             gated = replace(stage, after=run.norm, activation=gate, times=found["mul"], residual=found["add"])
             return run.last + 2, gated
-        if run is not None and run.last <= end and self._takes(run, width) and self._goes_on(last, run.last, inside):
+        if run is not None and run.last <= end and self._takes(run) and self._goes_on(last, run.last, inside):
             last, after = run.last, run.norm
             inside.update(self._statements[place].target for place in range(run.first, run.last + 1))
         if last < end and self._goes_on(last, last + 1, inside):
@@ -148,12 +143,12 @@ class _Finder:
     def _reads_again(self, first: int, last: int, run: NormRun) -> bool:
         return bool(_parameters(self._statements, first, last) & _parameters(self._statements, run.first, run.last))
 
-    def _gate(self, last: int, run: NormRun, end: int, inside: Collection[str], width: int) -> str | None:
+    def _gate(self, last: int, run: NormRun, end: int, inside: Collection[str]) -> str | None:
         """ "gate_sigmoid" for y * sigmoid(norm(y)), the norm's statements and the two after it; None otherwise.
 
         Nothing else may read the intermediate values.
         """
-        if run.last + 2 > end or not self._takes(run, width) or not self._goes_on(last, run.last + 2, inside):
+        if run.last + 2 > end or not self._takes(run) or not self._goes_on(last, run.last + 2, inside):
             return None
         act, product = self._statements[run.last + 1], self._statements[run.last + 2]
         normed, taken = self._statements[run.last].target, self._statements[last].target
@@ -172,11 +167,11 @@ class _Finder:
         refs = (ref for place in span for ref in self._statements[place].operands if ref.kind is RefKind.LOCAL)
         reads = [ref.text for ref in refs if ref.text in inside]
         target = self._statements[last].target
-        once = reads == [target] or (end > last + 1 and set(reads) == {target})  # the views of a block_norm read it too
+        once = reads == [target] or (end > last + 1 and set(reads) == {target})  # a gate multiplies it, too
         return once and self._readers.get(target, set()) <= set(span)
 
-    def _takes(self, run: NormRun, width: int) -> bool:
-        """True if a kernel supports a norm over `width` elements (0: unknown), and nothing else reads inside it."""
+    def _takes(self, run: NormRun) -> bool:
+        """True if a kernel supports a norm, and nothing else reads inside it."""
         places = set(range(run.first, run.last + 1))
         within = [self._statements[place].target for place in range(run.first, run.last)]
         if run.norm.kind not in self._known.norms or not places <= self._wanted:
@@ -186,9 +181,7 @@ class _Finder:
         if run.norm.kind != "block_norm":
             return True
         block = run.norm.width
-        divides = width % block == 0 if width else run.divides
-        fits = block & (block - 1) == 0 and block <= self._known.largest_block
-        return divides and fits
+        return block & (block - 1) == 0 and block <= self._known.largest_block
 
     def _activation(self, place: int) -> str | None:
         statement = self._statements[place]
@@ -255,7 +248,7 @@ def _is_closed(statements: Sequence[Statement], readers: dict[str, set[int]], ru
     inside = {statements[n].target for n in range(run[0].first, run[-1].last + 1)}
     residuals = {place: ref for chain in run if (place := _residual_place(chain)) and (ref := chain.stages[0].residual)}
     for index, chain in enumerate(run):
-        # A chain's reads of its own values were checked when it was found: a block_norm also reads its sizes.
+        # A chain's reads of its own values were checked when it was found.
         others = inside - {statements[n].target for n in range(chain.first, chain.last + 1)}
         for place in range(chain.first, chain.last + 1):
             reads = [ref.text for ref in statements[place].operands if ref.kind is RefKind.LOCAL and ref.text in others]
@@ -337,16 +330,9 @@ def _placeholder(template: str) -> int | None:
 
 
 def _is_plain_activation(statement: Statement) -> bool:
-    """True if an activation takes only its operand; `inplace` is ignored, as nothing else reads the operand."""
-    parsed = arguments(statement)
-    if parsed is None or statement.call is not None or len(statement.operands) != 1:
-        return False
-    function, positional, named = parsed
-    if not function.startswith("torch."):  # a method: operand_0.relu()
-        return function == f"operand_0.{statement.op}" and not positional and not named
-    harmless = {"inplace": (False, True), "approximate": ("none",)}
-    plain = all(literal(value) in harmless.get(name, ()) for name, value in named.items())
-    return plain and [operand(statement, node) for node in positional] == [statement.operands[0]]
+    """True for an activation of its operand, by torch's function of that name."""
+    function = statement.template.removeprefix("torch.").removeprefix("nn.functional.")
+    return function in (f"{statement.op}({{0}})", f"{statement.op}({{0}}, inplace=False)")
 
 
 def readers_of(forward: ForwardIR) -> dict[str, set[int]]:

@@ -137,7 +137,7 @@ class _Near:
         """Why (x @ x^T) @ rank is no x @ (x^T @ rank), which kernels compute."""
         if self._is_read_twice(square):
             return "x @ x^T of its mixing layer is read by something else as well"
-        if step.call is not None and (step.call.bias is not None or step.call.plus is not None):
+        if step.call is not None and step.call.bias is not None:
             return "rank of its mixing layer, written (x @ x^T) @ rank, has a bias"
         written = "its mixing layer is written (x @ x^T) @ rank"
         if changes_in_place(self.statements):

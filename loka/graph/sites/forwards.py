@@ -313,6 +313,7 @@ class _Reading:
     def _read_children(
         self, name: str, caller: str, calls: Sequence[ModuleCall], running: Mapping[str, nn.Module]
     ) -> tuple[Operation | None, ...]:
+        self.reader.has_gaps = True
         runs = [run_module(running, call, self._mode, self.model.results, self._described) for call in calls]
         self._kept += runs
         if self.training and not name and not tensors_in(runs[0].result):

@@ -159,6 +159,7 @@ def _site(
         followed_by=followed_by(first.result),
         where=f"{os.path.basename(first.file)}:{first.line}" if first.file else "",
         blocked=next((m.call.blocked for m in all_calls if m.call.blocked), None),
+        weight_grad=any(measured.call.weight_grad for measured in in_training) or not in_training,
         boundaries=ends if any(ends := boundaries(first.source, first.result)) else (),
     )
     return site, note

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+_WRITING = frozenset(
+    (operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv, operator.imod, operator.ipow)
+)
 FUNCTIONS = frozenset(("silu", "sigmoid", "layer_norm", "rms_norm"))  # functions that mods may replace
 _SAME: dict[str, str] = {
     "concat": "cat",
@@ -59,6 +63,13 @@ def op_name(func: Callable[..., Any]) -> str:
         name = name.split(".")[0]
     name = name.strip("_")
     return _SAME.get(name, name)
+
+
+def writes_in_place(func: Any, kwargs: Mapping[str, Any]) -> bool:
+    """True for what writes into a tensor that is there: `add_`, `x[0] = y`, `x += y`, `out=`."""
+    name = getattr(func, "__name__", "")
+    method = name.endswith("_") and not name.endswith("__")
+    return method or func is operator.setitem or func in _WRITING or kwargs.get("out") is not None
 
 
 def is_idle_dropout(func: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from loka.graph.sites.op_names import (
     keeps_rows,
     op_name,
     simpler_name,
+    writes_in_place,
 )
 from loka.graph.sites.products.catalogue import PRODUCTS
 from loka.graph.sites.products.einsum import is_elementwise, with_one_matrix
@@ -60,6 +61,7 @@ class Operation:
     buffer: str | None = None
     children: list[Operation] = field(default_factory=list)
     owner: str = ""  # qualified name of the module whose forward computes it
+    differentiable: bool = True  # False if gradients do not go through it
 
     @property
     def view(self) -> bool:
@@ -81,6 +83,7 @@ class Call:
     n: Sizes
     flops: Sizes
     input_grad: bool
+    weight_grad: bool
     source: Operation | None  # that makes the input
     result: Operation
     file: str
@@ -145,6 +148,9 @@ class Reader:
         self.calls: list[Call] = []
         self.others: list[OtherProduct] = []
         self.functions: list[FunctionCall] = []
+        self._written: list[Operation] = []  # in place, so that whatever reads the same memory reads them
+        self.has_gaps = False  # a part is not read, so that it is not known what becomes of its operations
+        self._bodies = 0  # around what is read at the moment
         self.called: set[str] = set()
         model = modules[""]
         names = {id(module): name for name, module in modules.items()}
@@ -157,9 +163,14 @@ class Reader:
         self._of_torch = {name for name, m in modules.items() if type(m).__module__.startswith("torch.nn.modules.")}
 
     def operations(self, outputs: Sequence[Operation]) -> Operations:
-        """All that was read, of a model with these results."""
+        """All that was read, of a model with these results; products that reach none of them get no gradient."""
+        calls = self.calls
+        if not self.has_gaps:
+            found = _with_gradients([each.result for each in calls], {*outputs, *self._written})
+            without = (replace(each, input_grad=False, weight_grad=False) for each in calls)
+            calls = [each if each.result in found else other for each, other in zip(calls, without, strict=True)]
         return Operations(
-            tuple(self.calls),
+            tuple(calls),
             tuple(self.others),
             tuple(self.functions),
             tuple(outputs),
@@ -193,6 +204,7 @@ class Reader:
         self.called.update(map(self._named, forward.called))
         outputs = tuple(self.made.get(id(value)) for value in forward.outputs)
         self.made, self._symbols, self._sizes, self._module, self._caller, self._leaf = around
+        self.has_gaps |= None in outputs
         return outputs
 
     def held(self, tensor: object) -> Operation | None:
@@ -241,7 +253,9 @@ class Reader:
             made = self.made.get(id(_values(outer)))
             if made is not None:
                 self.made[id(inner.meta.get("example_value"))] = made
+        self._bodies += 1  # of an autograd function, inside of which nothing needs a gradient
         self._read_graph(body)
+        self._bodies -= 1
         made_inside = next(iter(body.find_nodes(op="output"))).args[0]
         if made_inside and isinstance(made_inside[0], tuple | list):  # of an autograd function, before what it saves
             made_inside = made_inside[0]
@@ -298,6 +312,9 @@ class Reader:
         parents = tuple(each for tensor in read if (each := self.made.get(id(tensor))) is not None)
         constant = all(parent.constant for parent in parents)
         result = Operation(name, parents, constant, product is not None, owner=self._owners(node)[1])
+        result.differentiable = self._bodies > 0 or any(tensor.requires_grad for tensor in _tensors(value))
+        if writes_in_place(func, kwargs):
+            self._written.append(result)
         for parent in parents:
             parent.children.append(result)
         self.made[id(value)] = result
@@ -317,11 +334,15 @@ class Reader:
             self.functions.append(FunctionCall(name, result.owner, file, line, result))
         if product is not None:
             result.folded = product.folded
-            self._add_product(product, result, place, self._owners(node)[0])
+            others = [each for each in _tensors((args, kwargs)) if each is not product.x and each is not product.bias]
+            weight_grad = place.opaque is not None or any(each.requires_grad for each in others)
+            self._add_product(product, result, place, self._owners(node)[0], weight_grad)
         elif terms := other_terms(name, args, value):
             self.others.append(OtherProduct(name, result.owner, self._flops(terms)))
 
-    def _add_product(self, product: MatrixProduct, result: Operation, place: Place, caller: str) -> None:
+    def _add_product(
+        self, product: MatrixProduct, result: Operation, place: Place, caller: str, weight_grad: bool
+    ) -> None:
         """Adds a call of a GEMM: of a module where one stands for it, otherwise of a function at its line."""
         bias = None if product.bias is None else self._origin(product.bias).parameter
         source = None if product.x is None else self.made.get(id(product.x))
@@ -350,6 +371,7 @@ class Reader:
                 n=self._at(product.n),
                 flops=self._flops(product.terms),
                 input_grad=product.x is not None and product.x.requires_grad,
+                weight_grad=weight_grad,
                 source=source,
                 result=result,
                 file="" if of_torch else place.file,
@@ -388,6 +410,22 @@ class Reader:
         if step.parameter is not None:
             return TensorOrigin(step.parameter, copied=operation.copies)
         return TensorOrigin(None, _history(operation) if operation.constant else "")
+
+
+def _with_gradients(results: Sequence[Operation], read: Collection[Operation]) -> set[Operation]:
+    """Those of the results of products to which gradients come, by what is `read` of a forward."""
+    around, waiting = set(results), list(results)
+    while waiting:
+        more = {child for child in waiting.pop().children if child not in around}
+        around |= more
+        waiting += more
+    found = {each for each in around if each.differentiable and each in read}
+    waiting = list(found)
+    while waiting:
+        more = {each for each in waiting.pop().parents if each.differentiable and each in around and each not in found}
+        found |= more
+        waiting += more
+    return found
 
 
 def is_plain_linear(module: nn.Module) -> bool:

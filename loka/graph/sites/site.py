@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from loka.numerics.enums import Gemm
+
 
 class GemmKind(StrEnum):
     """The form in which a model writes a GEMM."""
@@ -54,7 +56,7 @@ class Site:
     calls: int  # in one training forward; 0 if a module is never called
     calls_eval: int  # in one evaluation forward
     share: float  # of the model's forward GEMM FLOPs, all calls together, 0 to 1
-    input_grad: bool  # True if the input needs a gradient, so that there is a dgrad
+    input_grad: bool  # True if a gradient arrives and the input needs one, so that there is a dgrad
     fed_by: tuple[str, ...]  # operations that produce the input, nearest first: ("silu", "layer_norm")
     followed_by: tuple[str, ...]  # operations that consume the output, nearest first
     where: str  # "models.py:44", the call in the user's code; "" for a plain nn.Linear
@@ -62,11 +64,18 @@ class Site:
     # The modules whose forwards run the first BatchNorm or dropout in `fed_by`, and in `followed_by`; () without these.
     boundaries: tuple[str, ...] = ()
     members: tuple[str, ...] = ()  # the sites that a mod merged into it, by their names without the mod
+    weight_grad: bool = True  # True if a gradient arrives and the weight needs one, so that there is a wgrad
 
     @property
     def called(self) -> bool:
         """False for an nn.Linear whose forward runs in neither mode: it is no GEMM of the model."""
         return bool(self.calls or self.calls_eval)
+
+    @property
+    def gemms(self) -> tuple[Gemm, ...]:
+        """The GEMMs of one training step: those of the backward only where a gradient needs them."""
+        needed = {Gemm.FPROP: True, Gemm.DGRAD: self.input_grad, Gemm.WGRAD: self.weight_grad}
+        return tuple(gemm for gemm in Gemm if needed[gemm])
 
     @property
     def flops_per_row(self) -> int:

@@ -115,13 +115,6 @@ def matrix_name(parameter: str, index: Index) -> str:
     return ".".join((parameter, *map(str, index)))
 
 
-def index_text(index: Index) -> str:
-    """An index as Python: "[2][0]", "[0:32]", "[:, 32:64]"."""
-    if any(isinstance(place, Span) for place in index):
-        return f"[{', '.join(map(str, index))}]"
-    return "".join(f"[{place}]" for place in index)
-
-
 def taken_index(
     op: str, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Sequence[Any], before: Index = ()
 ) -> Index | None:

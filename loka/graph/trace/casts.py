@@ -6,15 +6,17 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 
 import torch
 from torch import nn
 
-from loka.graph.ir import CannotTraceError, ForwardIR, RefKind, Statement, names_read
+from loka.graph.equivalence import NormsInFloat32
+from loka.graph.ir import GEMMS, CannotTraceError, ForwardIR, Ref, RefKind, Statement, names_read
 from loka.graph.source import has_hooks
 from loka.graph.trace.examples import Examples
 from loka.graph.trace.observed_shapes import observed_values
-from loka.graph.trace.printer import attribute
+from loka.graph.trace.printer import attribute, variable
 
 _DEVICE = re.compile(r"['\"]|\bdevice\b")  # in the text of a call of `to`
 CASTS = frozenset({"to", "type_as", "float", "double", "half", "bfloat16"})
@@ -51,6 +53,40 @@ def telling_casts(forward: ForwardIR, examples: Examples, copied: Callable[[], n
                 raise
             # As the module itself does: the equivalence check has compared the errors.
     return frozenset(telling)
+
+
+def with_wide_results(
+    forward: ForwardIR,
+    traced: ForwardIR,
+    examples: Examples,
+    copied: Callable[[], nn.Module],
+    parameters: Mapping[torch.dtype, str],
+) -> ForwardIR:
+    """The canonical form of a traced forward whose results have the same dtypes under autocast to bfloat16.
+
+    `x @ weight + bias` has the dtype of the bias there, and a linear, in which both are one, does not: such a result is
+    cast. `parameters` has the expression of one Parameter of each dtype. A call that raises in one form is left out.
+    """
+    names = sorted(names_read(forward.result, {step.target for step in forward.statements}))
+    dtypes: list[dict[str, torch.dtype]] = []
+    for each in (traced, forward):
+        try:
+            with NormsInFloat32():
+                values = next(observed_values(each, names, examples, copied, autocast=True))
+        except (RuntimeError, TypeError, ValueError):
+            return forward
+        dtypes.append({name: x.dtype for name in names if isinstance(x := values.get(name), torch.Tensor)})
+    statements, result = list(forward.statements), forward.result
+    taken = {*names, *(step.target for step in (*traced.statements, *statements))}
+    for name, dtype in dtypes[0].items():
+        now = dtypes[1].get(name, dtype)
+        if now == dtype or torch.promote_types(now, dtype) != dtype or dtype not in parameters:
+            continue
+        wide = variable(f"{name}_wide", taken)
+        operands = Ref(RefKind.LOCAL, name), Ref(RefKind.ATTRIBUTE, parameters[dtype])
+        statements.append(Statement(wide, "to", "{0}.to(torch.promote_types({0}.dtype, {1}.dtype))", operands))
+        result = re.sub(rf"\b{name}\b", wide, result)
+    return replace(forward, statements=tuple(statements), result=result)
 
 
 def _moves(step: Statement) -> bool:
@@ -99,7 +135,7 @@ class _Call:
     def _feeds_a_gemm(self, name: str) -> bool:
         """True if a GEMM reads a tensor, or a view of it. The cast of an argument may make that call possible."""
         for step in self._readers[name]:
-            if step.call is not None or step.template in self._linears:
+            if step.op in GEMMS or step.template in self._linears:
                 return True
             if (step.op in _KEEPING or step.target in self._casts) and self._feeds_a_gemm(step.target):
                 return True
@@ -112,7 +148,7 @@ class _Call:
             return False
         product = self._made.get(step.operands[1].text)
         kinds = {ref.kind for ref in total.operands}
-        of_product = step.operands[1] in total.operands and product is not None and product.call is not None
+        of_product = step.operands[1] in total.operands and product is not None and product.op in GEMMS
         return of_product and kinds == {RefKind.LOCAL, RefKind.ATTRIBUTE}
 
     def _tells(self, name: str, dtype: torch.dtype) -> bool:
@@ -122,7 +158,7 @@ class _Call:
         return name in self._returned or any(self._reader_tells(step, name, dtype) for step in self._readers[name])
 
     def _reader_tells(self, step: Statement, name: str, dtype: torch.dtype) -> bool:
-        if step.call is not None or step.op in _OWN_DTYPE or step.op == "dtype" or step.template in self._linears:
+        if step.op in GEMMS or step.op in _OWN_DTYPE or step.op == "dtype" or step.template in self._linears:
             return False
         if step.target in self._casts:
             return step.operands[0].text == name and self._tells(step.target, dtype)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import inspect
 import math
 import re
@@ -198,7 +200,15 @@ def _larger(a: Any, b: Any) -> Any:
         sizes = [m + _MANY * (n - m) for m, n in zip(a.shape, b.shape, strict=True)]
         return torch.empty(sizes, dtype=a.dtype, device="meta")
     if isinstance(a, tuple | list) and isinstance(b, tuple | list) and len(a) == len(b):
-        return type(a)(_larger(x, y) for x, y in zip(a, b, strict=True)) if type(a) in (tuple, list) else a
+        items = [_larger(x, y) for x, y in zip(a, b, strict=True)]
+        if hasattr(a, "_fields"):
+            return type(a)(*items)
+        return type(a)(items) if type(a) in (tuple, list) else a
+    if dataclasses.is_dataclass(a) and type(a) is type(b):
+        made = copy.copy(a)
+        for each in dataclasses.fields(made):
+            object.__setattr__(made, each.name, _larger(getattr(a, each.name), getattr(b, each.name)))
+        return made
     if isinstance(a, dict) and isinstance(b, dict):
         return {key: _larger(item, b.get(key)) for key, item in a.items()}
     if type(a) is int and type(b) is int:

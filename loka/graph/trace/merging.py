@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import operator
 import re
@@ -335,10 +336,23 @@ class Merged:
             constant(value)  # raises for what cannot be printed
             return value
 
+        own = _class_of_users(first.result)
+        if own is not None:
+            raise CannotTraceError(f"returns a {own.__qualname__}, which generated code cannot make; a dict it can")
         made = map_tree(first.result, leaf)
         self._child, self._line = "", line_of(output)
         node = self._graph.output(None)
         self.ops.append(Op(node, (made,), {}, ""))
+
+
+def _class_of_users(result: Any) -> type | None:
+    """The class of a NamedTuple or dataclass in a result; None where there is none."""
+    if isinstance(result, Source):
+        return None
+    if dataclasses.is_dataclass(result) or hasattr(result, "_fields"):
+        return type(result)
+    inner = result.values() if isinstance(result, dict) else result if isinstance(result, list | tuple) else ()
+    return next((found for each in inner if (found := _class_of_users(each)) is not None), None)
 
 
 def _limits(name: str, dtypes: Sequence[torch.dtype]) -> tuple[float, ...] | None:

@@ -6,6 +6,8 @@ operation made: `y[:4].shape[0] == 4`. So the printed forward and the module's o
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -189,6 +191,13 @@ def _resized(a: Any, b: Any, share: float) -> Any:
         return type(a)(_resized(x, y, share) for x, y in zip(a, b, strict=True))
     if type(a) is dict and type(b) is dict and list(a) == list(b):
         return {key: _resized(item, b[key], share) for key, item in a.items()}
+    if type(a) is type(b) and hasattr(a, "_fields"):
+        return type(a)(*(_resized(x, y, share) for x, y in zip(a, b, strict=True)))
+    if type(a) is type(b) and dataclasses.is_dataclass(a):
+        other = copy.copy(a)
+        for each in dataclasses.fields(a):
+            object.__setattr__(other, each.name, _resized(getattr(a, each.name), getattr(b, each.name), share))
+        return other
     if type(a) is int and type(b) is int and a != b:
         return _on_line(a, b, share)
     if type(a) is type(b) and type(a) in (bool, int, float, str, type(None)):

@@ -160,21 +160,15 @@ class Template:
     def __init__(
         self,
         refs: Mapping[fx.Node, Ref],
-        views: Mapping[fx.Node, fx.Node],
         training: str,
-        inline: Callable[[fx.Node, Template], str | None] = lambda node, template: None,
     ) -> None:
-        """`inline` gives the text of a node that is printed where it is read; None for one that has a name."""
         self.operands: list[Ref] = []
-        self._refs, self._views, self._training, self._inline = refs, views, training, inline
+        self._refs, self._training = refs, training
 
     def arg(self, value: object) -> str:
         """An argument as template text: "{0}" for an operand, the constant otherwise, braces doubled."""
         if isinstance(value, fx.Node):
-            if value in self._views:
-                return f"{self._operand(self._refs[self._views[value]])}.t()"
-            text = self._inline(value, self)
-            return self._operand(self._refs[value]) if text is None else text
+            return self._operand(self._refs[value])
         if isinstance(value, TrainingFlag):
             return self._operand(Ref(RefKind.ATTRIBUTE, self._training))
         if isinstance(value, tuple | list):

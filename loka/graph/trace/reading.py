@@ -33,6 +33,7 @@ from loka.graph.trace.situations import (
     FloatRead,
     Seen,
     Situation,
+    differentiable,
     in_mode,
     narrowed,
     varied_floats,
@@ -168,6 +169,8 @@ class _Reader:
         with contextlib.ExitStack() as stack:
             stack.enter_context(in_mode(self._module, situation))
             stack.enter_context(torch.set_grad_enabled(situation.gradients))
+            if situation.gradients:  # without, torch reads through a function whose backward is the user's own
+                args, kwargs = (map_tree(each, differentiable) for each in (args, kwargs))
             if situation.autocast is not None:
                 stack.enter_context(torch.autocast("cpu", situation.autocast))
             if situation.varied:

@@ -127,5 +127,11 @@ def with_leaf(value: Any, steps: Sequence[tuple[str, Any]], other: Any) -> Any:
     return items if isinstance(value, list) else tuple(items)
 
 
+def differentiable(value: Any) -> Any:
+    """A floating-point tensor as another layer returns it: it needs a gradient, and may be changed in place."""
+    is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.detach().requires_grad_().clone() if is_float else value
+
+
 def narrowed(value: Any, dtype: torch.dtype | None) -> Any:
     return value.to(dtype) if isinstance(value, torch.Tensor) and value.dtype == torch.float32 else value

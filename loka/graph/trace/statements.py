@@ -7,34 +7,28 @@ import operator
 from collections.abc import Iterator
 from dataclasses import replace
 
-import torch
 from torch import fx, nn
 
 from loka.graph.capture.captured import place_in
 from loka.graph.ir import CannotTraceError, Ref, RefKind, Statement, names_read
 from loka.graph.sites.op_names import is_idle_dropout
-from loka.graph.sites.weights import PIECES, index_text
 from loka.graph.trace.merging import Op
 from loka.graph.trace.out_of_place import makes_its_result
 from loka.graph.trace.printer import INFIX, PREFIX, Template, attribute, is_identifier, literal, public_name, variable
 from loka.graph.trace.reading import Reading
-from loka.graph.trace.site_calls import site_call
-from loka.graph.trace.traced_weights import Weights
-
-_VIEWS = {"select", "narrow", *PIECES}  # without effects
-_OF_MATRICES = _VIEWS | {getattr(torch, name) for name in _VIEWS}
 
 
 class Printed:
     """Prints a recording as statements."""
 
-    def __init__(self, module: nn.Module, recording: Reading, weights: Weights) -> None:
-        self.module, self.weights = module, weights
+    def __init__(self, module: nn.Module, recording: Reading) -> None:
+        self.module = module
         self.refs: dict[fx.Node, Ref] = {}
         self.statements: list[Statement] = []
         self.made: dict[str, str] = {}  # locals returned by children that are new tensors, with these children
+        self.lines: dict[str, tuple[str, int]] = {}  # of the targets, in the user's code
         self.result = "None"
-        ops = _without_dead(recording, weights)
+        ops = _without_dead(recording)
         self.used = {node for op in ops for node in _inputs(op)}
         self.taken = set(inspect.signature(module.forward).parameters)
         for op in ops:
@@ -50,11 +44,7 @@ class Printed:
         if node.op == "placeholder":
             self.refs[node] = Ref(RefKind.LOCAL, str(node.target))
         elif node.op == "get_attr":
-            text = attribute(self.module, str(node.target))
-            self.refs[node] = Ref(RefKind.ATTRIBUTE, text)
-            for matrix, (source, index) in self.weights.matrices.items():
-                if source is node:
-                    self.refs[matrix] = Ref(RefKind.ATTRIBUTE, text + index_text(index))
+            self.refs[node] = Ref(RefKind.ATTRIBUTE, attribute(self.module, str(node.target)))
         elif node.op == "output":
             template = self._template(op)
             text = template.arg(op.args[0])
@@ -66,21 +56,18 @@ class Printed:
 
     def _template(self, op: Op) -> Template:
         training = attribute(self.module, op.child) + ".training"
-        return Template(self.refs, self.weights.views, training, self._inline)
-
-    def _inline(self, node: fx.Node, template: Template) -> str | None:
-        op = self.weights.inline.get(node)
-        return None if op is None else self._call(op, template)[2]
+        return Template(self.refs, training)
 
     def _statement(self, op: Op) -> None:
         template = self._template(op)
         name, hint, text = self._call(op, template)
-        call = site_call(op, self.weights, template)
         target = variable(hint, self.taken) if op.node in self.used else "_"
         self.refs[op.node] = Ref(RefKind.LOCAL, target)
         if op.node.op == "call_module" and makes_its_result(self.module.get_submodule(str(op.node.target))):
             self.made[target] = str(op.node.target)
-        self.statements.append(Statement(target, name, text, tuple(template.operands), call, op.child))
+        if op.line is not None:
+            self.lines[target] = op.line
+        self.statements.append(Statement(target, name, text, tuple(template.operands), note=op.child))
 
     def _call(self, op: Op, template: Template) -> tuple[str, str, str]:
         """The operation's name, a hint for its target's name, and its template."""
@@ -131,8 +118,8 @@ def _last_name(path: str) -> str:
     return "_".join(parts[-2:]) if parts[-1].isdecimal() else parts[-1]
 
 
-def _without_dead(recording: Reading, weights: Weights) -> list[Op]:
-    """The operations without those that have neither a reader nor an effect: sizes, items, tests, folded transposes."""
+def _without_dead(recording: Reading) -> list[Op]:
+    """The operations without those that have neither a reader nor an effect: sizes, items, tests."""
     kept: list[Op] = []
     used: set[fx.Node] = set()
     for op in reversed(recording.ops):
@@ -140,12 +127,10 @@ def _without_dead(recording: Reading, weights: Weights) -> list[Op]:
         pure = (
             node.op == "get_attr" or node.target in (getattr, operator.getitem) or not node.meta.get("is_tensor", True)
         )
-        pure = pure or node.target in _OF_MATRICES
-        named = node in weights.views or node in weights.matrices or node in weights.inline
-        if (named and node.op != "get_attr") or (pure and node not in used):
+        if pure and node not in used:
             continue
         kept.append(op)
-        used.update(source for each in _inputs(op) for source in weights.sources(each))
+        used.update(_inputs(op))
     return kept[::-1]
 
 

@@ -10,16 +10,24 @@ import copy
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from loka.errors import InputError
 from loka.graph.canonical.forwards import canonical_forward, is_canonical, with_traced_relus
+from loka.graph.canonical.recording import out_of_place as out_of_place_runs
 from loka.graph.canonical.recording import recorded
-from loka.graph.capture.captured import CannotCaptureError
-from loka.graph.equivalence import difference, float64_difference, keeps_dtypes, rounding_difference
+from loka.graph.canonical.site_calls import with_site_calls
+from loka.graph.capture.captured import CannotCaptureError, place_in
+from loka.graph.equivalence import (
+    difference,
+    float64_difference,
+    keeps_dtypes,
+    linears_difference,
+    rounding_difference,
+)
 from loka.graph.fingerprint import Fingerprint, fingerprint
 from loka.graph.ir import CannotTraceError, ForwardIR, Refused, Shape
 from loka.graph.patterns.concat_norm import find_concat_norms
@@ -28,16 +36,14 @@ from loka.graph.patterns.fm_interaction import find_fm_interactions
 from loka.graph.patterns.near_interactions import find_near_misses
 from loka.graph.sites.weights import SiteWeight, find_weight
 from loka.graph.source import has_hooks, qualified
-from loka.graph.trace.casts import CASTS, telling_casts
+from loka.graph.trace.casts import CASTS, telling_casts, with_wide_results
 from loka.graph.trace.examples import Examples, missing_storage, quiet
 from loka.graph.trace.observed_shapes import observed_shapes, with_even_statements
 from loka.graph.trace.other_calls import other_conditions
 from loka.graph.trace.out_of_place import out_of_place
 from loka.graph.trace.printer import HIDING, attribute, constant, is_identifier
-from loka.graph.trace.reading import Reading, other_situation, read_forward
-from loka.graph.trace.site_calls import with_contiguous_products
+from loka.graph.trace.reading import other_situation, read_forward
 from loka.graph.trace.statements import Printed
-from loka.graph.trace.traced_weights import find_weights, unused_reason
 from loka.model.callables import message_of
 
 _WRAPPERS = {"FSDPModule", "FullyShardedDataParallel", "DistributedDataParallel", "OptimizedModule", "ScriptModule"}
@@ -75,29 +81,84 @@ def trace_forward(
         _check_source(module, expand)
         arguments = _arguments(module)
         reading = read_forward(module, expand, examples.calls)
-        written, made = _printed(module, owner, arguments, reading, sites)
-        forward = out_of_place(written, made)
+        weights = {site: _site_weight(module, site) for site in sites}
+        printed = Printed(module, reading)
+        written = ForwardIR(
+            owner=owner,
+            owner_type=qualified(type(module)),
+            arguments=arguments,
+            statements=tuple(printed.statements),
+            result=printed.result,
+            inlined=reading.called,
+            guards=reading.conditions,
+        )
+        forward = out_of_place(written, printed.made)
         found = difference(module, forward, examples, copied, quick)
         if found is not None and forward != written and not difference(module, written, examples, copied, quick):
             # As where a gradient is added up in another order or dtype: compared bit for bit as it is written.
             found = rounding_difference(module, forward, examples, copied, quick, contiguous=True)
-        if found is not None and (copying := with_contiguous_products(forward)) != forward:
-            forward, found = copying, difference(module, copying, examples, copied, quick)
         if found is not None:
             raise CannotTraceError(other_situation(module, expand, examples.calls) or found)
         if not quick:
             others = other_conditions(module, forward, examples, copied, reading.mode_dependent)
             forward = replace(forward, guards=tuple(dict.fromkeys((*forward.guards, *others))))
             forward = replace(forward, fingerprint=_fingerprint(module, forward.inlined, examples, reading.floats))
+        live = frozenset(attribute(module, path) for path, is_condition in reading.floats.items() if not is_condition)
+        canonical = _with_calls(_Traced(module, forward, examples, copied, quick, live), weights, printed.lines)
     except CannotTraceError as error:
         return Refused(owner, str(error), error.inside)
+    return with_findings(*canonical)
+
+
+@dataclass(frozen=True, slots=True)
+class _Traced:
+    """A forward that passed the equivalence check; `live` are the expressions of floats that each call reads."""
+
+    module: nn.Module
+    forward: ForwardIR
+    examples: Examples
+    copied: Callable[[], nn.Module]
+    quick: bool
+    live: frozenset[str]
+
+
+def _with_calls(
+    traced: _Traced, weights: Mapping[str, SiteWeight], lines: Mapping[str, tuple[str, int]]
+) -> tuple[ForwardIR, Mapping[str, Shape]]:
+    """The forward with the calls of its sites, in canonical form where it has one, and the shapes of its locals.
+
+    `weights` has the weight of each site, `lines` the user's line of each target. Raises CannotTraceError for a site
+    without a call.
+    """
+    module, forward, examples, copied = traced.module, traced.forward, traced.examples, traced.copied
+    casts = telling_casts(forward, examples, copied)
+    runs = recorded(forward, examples, copied, casts, traced.live)
     shapes = observed_shapes(forward, examples, copied)
-    live = frozenset(attribute(module, path) for path, is_condition in reading.floats.items() if not is_condition)
-    canonical, all_shapes = _canonical(module, forward, shapes, examples, copied, quick, live)
-    whole = next((step.call.site for step in canonical.statements if step.call and step.call.plus), None)
-    if whole is not None:
-        return Refused(owner, f"'{whole}' goes into a product with a sum that cannot be told from it")
-    return with_findings(canonical, all_shapes)
+    if not runs:
+        if weights:
+            raise CannotTraceError(
+                f"'{next(iter(weights))}' is in a forward with other operations at another batch size"
+            )
+        return forward, shapes
+    names, paths = _tensor_names(module), {id(parameter): name for name, parameter in module.named_parameters()}
+    sites = {site: (paths[id(weight.parameter)], weight.index) for site, weight in weights.items()}
+    called = with_site_calls(forward, runs, names, sites)
+    different = linears_difference(module, called.forward, examples, copied, traced.quick)
+    if different is not None:
+        raise CannotTraceError(different)
+    found = called.forward, shapes
+    if out_of_place_runs(forward, runs):
+        canonical, all_shapes = canonical_forward(called.forward, shapes, runs, names, sites, casts)
+        if is_canonical(canonical):
+            of_dtype = {parameter.dtype: names[name] for name, parameter in module.named_parameters() if name in names}
+            canonical = with_wide_results(canonical, called.forward, examples, copied, of_dtype)
+            found = (canonical, all_shapes) if _is_same(traced, canonical) else found
+    problem = called.problem(found[0])
+    if problem is not None:
+        reason, target = problem
+        where = f" {place_in(*lines[target])}" if target is not None and target in lines else ""
+        raise CannotTraceError(reason + where)
+    return found
 
 
 def _fingerprint(
@@ -113,36 +174,25 @@ def _fingerprint(
         raise CannotTraceError(f"torch cannot read its forward, to compare it with a live model's: {error}") from error
 
 
-def _canonical(
-    module: nn.Module,
-    forward: ForwardIR,
-    shapes: Mapping[str, Shape],
-    examples: Examples,
-    copied: Callable[[], nn.Module],
-    quick: bool,
-    live: frozenset[str],
-) -> tuple[ForwardIR, Mapping[str, Shape]]:
-    """The forward in canonical form, if that computes the same up to rounding, else as traced; and its shapes.
+def _is_same(traced: _Traced, canonical: ForwardIR) -> bool:
+    """True if a canonical form computes the same up to rounding.
 
     Casts that tell under autocast stay. Gradients are compared with ReLUs as they were traced, as any subgradient at 0
     is as good, and outputs with the ReLUs themselves.
     """
-    casts = telling_casts(forward, examples, copied)
-    runs = recorded(forward, examples, copied, casts, live)
-    found, all_shapes = canonical_forward(forward, shapes, runs, _tensor_names(module), casts)
-    if not is_canonical(found):
-        return forward, shapes
-    if any(step.op in CASTS for step in forward.statements):
-        if not keeps_dtypes(found, examples, copied):
-            return forward, shapes
-    elif not quick and float64_difference(found, examples, copied):
-        return forward, shapes
-    relus_as_traced = with_traced_relus(found)  # any subgradient at 0 is as good
+    module, examples, copied, quick = traced.module, traced.examples, traced.copied, traced.quick
+    if not keeps_dtypes(canonical, examples, copied):
+        return False
+    casts = (step for step in traced.forward.statements if step.op in CASTS)
+    to_one_dtype = any(len(step.operands) == 1 for step in casts)  # others follow that of a tensor
+    if not to_one_dtype and not quick and float64_difference(canonical, examples, copied):
+        return False
+    relus_as_traced = with_traced_relus(canonical)  # any subgradient at 0 is as good
     if rounding_difference(module, relus_as_traced, examples, copied, quick, contiguous=True):
-        return forward, shapes
-    if relus_as_traced != found and rounding_difference(module, found, examples, copied, quick=True, contiguous=True):
-        return forward, shapes
-    return found, all_shapes
+        return False
+    return relus_as_traced == canonical or not rounding_difference(
+        module, canonical, examples, copied, quick=True, contiguous=True
+    )
 
 
 def _tensor_names(module: nn.Module) -> dict[str, str]:
@@ -234,27 +284,6 @@ def _shareable(module: nn.Module, path: str, expand: frozenset[str]) -> Iterator
 def _is_stateless(module: nn.Module) -> bool:
     plain = type(module).__module__.startswith("torch.nn.modules.") and not isinstance(module, nn.RNNBase)
     return plain and not has_hooks(module) and not module._buffers and getattr(module, "max_norm", None) is None
-
-
-def _printed(
-    module: nn.Module, owner: str, arguments: tuple[str, ...], reading: Reading, sites: Collection[str]
-) -> tuple[ForwardIR, Mapping[str, str]]:
-    """The printed forward, as it is written, and the children that make a new tensor, by the locals that hold it."""
-    weights = find_weights(module, reading.ops, {site: _site_weight(module, site) for site in sites})
-    printed = Printed(module, reading, weights)
-    missing = [site for site in sites if not any(s.call and s.call.site == site for s in printed.statements)]
-    if missing:
-        raise CannotTraceError(unused_reason(missing[0], weights, reading.ops))
-    forward = ForwardIR(
-        owner=owner,
-        owner_type=qualified(type(module)),
-        arguments=arguments,
-        statements=tuple(printed.statements),
-        result=printed.result,
-        inlined=reading.called,
-        guards=reading.conditions,
-    )
-    return forward, printed.made
 
 
 def _site_weight(module: nn.Module, site: str) -> SiteWeight:

@@ -213,6 +213,7 @@ def joined_site(name: str, owner: str, members: Sequence[Site], **changes: Any) 
         bias=None,
         share=sum(site.share for site in members),
         input_grad=any(site.input_grad for site in members),
+        weight_grad=any(site.weight_grad for site in members),
         members=tuple(site.name for site in members),
         **changes,
     )

@@ -231,10 +231,9 @@ def _replaced(forward: ForwardIR, chains: Sequence[LinearChain], sites: Containe
 
 def _chained(request: RewriteRequest, forward: ForwardIR) -> tuple[tuple[LinearChain, ...], tuple[LinearChain, ...]]:
     """The chains of FP8 linears, and those of native ones."""
-    sizes = {site.name: (site.k, site.n) for site in request.sites}
     fp8 = [region for region in forward.regions if region.site in request.chained]
     kept = _wanted(forward, request.kept)
-    fp8_chains, kept_chains = (find_chains(forward, regions, _STATIC_OPERANDS, sizes=sizes) for regions in (fp8, kept))
+    fp8_chains, kept_chains = (find_chains(forward, regions, _STATIC_OPERANDS) for regions in (fp8, kept))
     return fp8_chains, kept_chains
 
 

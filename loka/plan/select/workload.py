@@ -190,7 +190,10 @@ def _chained(sizes: SiteSizes, recipe: Recipe, around: Surroundings, fused: bool
     else:
         backward += _native(PartKind.BACKWARD, m, n, around.after)
         backward.append(_part(PartKind.QUANTIZE, m, n, rows))
-    backward += [_transposed(m, n), _transposed(m, k)]
+    if not recipe.has_dgrad and not recipe.has_wgrad:
+        return Workload(tuple(forward), ())
+    if recipe.has_wgrad:
+        backward += [_transposed(m, n), _transposed(m, k)]
     if recipe.has_dgrad:
         backward.append(_transposed(n, k))
         backward += _native(PartKind.BACKWARD, m, k, around.before, around.first)
@@ -212,6 +215,8 @@ def _plain(sizes: SiteSizes, recipe: Recipe, around: Surroundings) -> Workload:
     if wgrad is not None:
         backward += [*_across(wgrad[0], m, n), *_across(wgrad[1], m, k)]
     forward += _native(PartKind.FORWARD, m, n, around.after, around.last)
+    if not recipe.has_dgrad and not recipe.has_wgrad:
+        return Workload(tuple(forward), ())
     if recipe.has_dgrad:
         backward += _native(PartKind.BACKWARD, m, k, around.before, around.first)
     return Workload(tuple(forward), tuple(backward))

@@ -257,7 +257,7 @@ def _members(site: Site) -> tuple[str, ...]:
 
 
 def _likeness(site: Site, wanted: dict[str, SiteSettings]) -> tuple[object, ...]:
-    around = (site.fed_by, site.followed_by, site.input_grad)
+    around = (site.fed_by, site.followed_by, site.gemms)
     asked = tuple(id(wanted.get(name)) for name in _members(site))
     return (site.kind, site.rows, site.k, site.n, site.calls, around, asked)
 

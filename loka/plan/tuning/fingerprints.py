@@ -56,9 +56,7 @@ def model_sha256(factory: str, model: nn.Module, sites: Sequence[Site]) -> str:
     ]
     for name, value in (*model.named_parameters(), *model.named_buffers()):
         lines.append((name, list(value.shape), str(value.dtype), value.requires_grad))
-    lines += [
-        (site.name, site.kind.value, asdict(site.rows), site.k, site.n, site.calls, site.input_grad) for site in sites
-    ]
+    lines += [(site.name, site.kind.value, asdict(site.rows), site.k, site.n, site.calls, site.gemms) for site in sites]
     return _digest(lines)
 
 

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from loka.graph.sites.products.einsum import matrix_letters, split_equation
-from loka.graph.trace.site_calls import einsum_views, tensordot_views
 
 IsWeight = Callable[[Any], bool]  # True if an argument is a site's Parameter or its transpose
 View = Callable[[Tensor], Tensor]
@@ -232,3 +231,62 @@ _PARSERS: dict[Callable[..., Any], Callable[[tuple[Any, ...], dict[str, Any], Is
     torch.einsum: _einsum,
     torch.tensordot: _tensordot,
 }
+
+
+def einsum_views(x: str, p: str, out: str) -> tuple[str, bool, str] | None:
+    """An einsum "x,p->out" as a linear: the view of x, True if the Parameter is transposed, the product's view.
+
+    >>> einsum_views("bnd", "nk", "bkd")
+    ('.permute(0, 2, 1)', True, '.permute(0, 2, 1)')
+    """
+    dots = x.startswith("...") and out.startswith("...")
+    x_names, out_names = (x[3:], out[3:]) if dots else (x, out)
+    if "." in x_names + out_names + p or len(set(p)) != 2 or len(p) != 2:
+        return None
+    contracted = [name for name in p if name in x_names and name not in out_names]
+    kept = [name for name in p if name not in x_names and name in out_names]
+    if len(contracted) != 1 or len(kept) != 1 or len(set(x_names)) != len(x_names):
+        return None
+    rest = [name for name in x_names if name != contracted[0]]
+    if sorted([*rest, *kept]) != sorted(out_names):
+        return None
+    product = [*rest, kept[0]]
+    if dots:  # leading dimensions stay; only one of the others may move
+        if [name for name in out_names if name != kept[0]] != rest:
+            return None
+        views = (
+            _move(x_names.index(contracted[0]) - len(x_names), True),
+            _move(out_names.index(kept[0]) - len(out_names), False),
+        )
+    else:
+        views = (
+            _permute([x_names.index(name) for name in [*rest, contracted[0]]]),
+            _permute([product.index(name) for name in out_names]),
+        )
+    return views[0], p[1] == kept[0], views[1]
+
+
+def tensordot_views(dims: object, left: bool) -> tuple[str, bool, str] | None:
+    """A tensordot with a Parameter of two dimensions as a linear, as `einsum_views`; `left`: the Parameter is first.
+
+    >>> tensordot_views(([1], [0]), left=False)
+    ('.movedim(1, -1)', True, '')
+    """
+    over = ((-1,), (0,)) if dims == 1 else dims
+    if not isinstance(over, tuple | list) or len(over) != 2:
+        return None
+    of_a, of_b = ([each] if isinstance(each, int) else each for each in over)
+    if not all(isinstance(each, tuple | list) and len(each) == 1 and type(each[0]) is int for each in (of_a, of_b)):
+        return None
+    (of_x,), (of_weight,) = (of_b, of_a) if left else (of_a, of_b)
+    return _move(of_x, True), of_weight in (0, -2), ".movedim(-1, 0)" if left else ""
+
+
+def _permute(order: list[int]) -> str:
+    return "" if order == sorted(order) else f".permute({', '.join(map(str, order))})"
+
+
+def _move(place: int, to_last: bool) -> str:
+    if place == -1:
+        return ""
+    return f".movedim({place}, -1)" if to_last else f".movedim(-1, {place})"

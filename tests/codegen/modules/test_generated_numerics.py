@@ -255,3 +255,24 @@ def test_compiles_as_one_graph(forwards: ModuleType) -> None:
     (found,) = torch.autograd.grad(compiled(x).square().sum(), x)
     torch.testing.assert_close(found, expected)
     torch._dynamo.reset()
+
+
+@pytest.mark.slow
+def test_products_in_a_row_compile_with_symbols_for_sizes(mixed: ModuleType) -> None:
+    torch.manual_seed(0)
+    layers = [nn.Linear(48, 32, bias=binding.shapes[-1][0] == "bias") for binding in mixed.BINDINGS]
+
+    def both(x: Tensor) -> Tensor:
+        return torch.cat([layer(x) * layer(x + 1) for layer in layers], 1)
+
+    compiled = torch.compile(both, fullgraph=True, backend="aot_eager", dynamic=True)
+    try:
+        with mixed.apply(Model(layers)):
+            for rows in (8, 3, 300):
+                x = torch.randn(rows, 48, requires_grad=True)
+                found, expected = compiled(x), both(x)
+                torch.testing.assert_close(found, expected)
+                (dx,), (exact,) = torch.autograd.grad(found.sum(), x), torch.autograd.grad(expected.sum(), x)
+                torch.testing.assert_close(dx, exact)
+    finally:
+        torch._dynamo.reset()

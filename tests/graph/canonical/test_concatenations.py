@@ -43,7 +43,7 @@ WHOLES = {
 
 @pytest.mark.parametrize("lines", WHOLES.values(), ids=WHOLES)
 def test_all_parts_of_a_tensor_in_order_are_that_tensor(lines: tuple[str, ...]) -> None:
-    assert texts(made((*lines, "y = relu c: torch.relu({0})"), X)) == ["y = torch.relu(x)"]
+    assert texts(made((*lines, "y = relu c: torch.relu({0})"), X)) == ["y = torch.nn.functional.relu(x)"]
 
 
 def test_parts_side_by_side_along_another_dimension_are_a_view() -> None:

@@ -104,7 +104,7 @@ def test_a_forward_without_sites_is_canonical_too() -> None:
 
 
 class Turned(nn.Module):
-    """GEMMs of transposed inputs; the second and the third read views that nothing else needs."""
+    """GEMMs, the first of a transposed input; it reads views that nothing else needs."""
 
     def __init__(self) -> None:
         super().__init__()

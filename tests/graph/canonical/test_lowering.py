@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from loka.graph.canonical.forwards import as_traced, is_canonical
-from loka.graph.canonical.recording import recorded
+from loka.graph.canonical.recording import out_of_place, recorded
 from loka.graph.equivalence import with_forward
 from loka.graph.ir import ForwardIR
 from loka.graph.trace.examples import ExampleCall, Examples, ModelInputs, capture_examples
@@ -25,7 +25,8 @@ def runs_of(*lines: str) -> int:
     """The number of runs that are recorded of a forward of x and z, 0 where it has no canonical form."""
     forward = ForwardIR("", "", ("x", "z"), statements(*lines), "y", (), "")
     calls = tuple(ExampleCall(batch, (torch.randn(batch, 6), torch.randn(batch, 6)), {}) for batch in (3, 5))
-    return len(recorded(forward, Examples("", calls), nn.Module))
+    runs = recorded(forward, Examples("", calls), nn.Module)
+    return len(runs) if out_of_place(forward, runs) else 0
 
 
 VIEWS = {

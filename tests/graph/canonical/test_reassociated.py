@@ -61,13 +61,6 @@ class RankInBetween(Gram):
         return torch.einsum("bnd,mk,bmd->bnk", x, self.rank, x)
 
 
-class OneEinsumOfAList(Gram):
-    shape = (RANK, N)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.einsum("km,bnd,bmd->bkn", [self.rank, x, x])
-
-
 class Through(Gram):
     """Operations that stand between these products, and read neither."""
 
@@ -104,7 +97,8 @@ class WithABias(Gram):
         self.bias = nn.Parameter(torch.randn(RANK))
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.nn.functional.linear(x @ x.mT, self.rank, self.bias)
+        """In float32 under autocast, too, where a sum with the bias is, and the linear itself is not."""
+        return torch.nn.functional.linear(x @ x.mT, self.rank, self.bias).float()
 
 
 BOUND = (*KINDS, WithABias)
@@ -165,10 +159,6 @@ def test_without_a_kernel_it_is_what_was_traced(kind: type[Gram]) -> None:
     ("kind", "missing"),
     [
         (ReadTwice, "x @ x^T of its mixing layer is read by something else as well"),
-        (
-            OneEinsumOfAList,
-            "an einsum multiplies all three operands of its mixing layer: write two products, x @ (x^T @ rank)",
-        ),
         (MoreWork, LESS),
         (MoreWorkInOneEinsum, LESS),
         (OfTwo, None),

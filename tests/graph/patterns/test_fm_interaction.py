@@ -61,13 +61,6 @@ class Channels(Mixing):
         return x @ (x.mT @ self.rank)
 
 
-class NamedOperands(Mixing):
-    """Operands by name, in any order, are not taken apart."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.matmul(other=x.mT @ self.rank, input=x)
-
-
 class OtherOperand(Mixing):
     def forward(self, x: Tensor) -> Tensor:
         return torch.matmul(x + 1.0, torch.matmul(x.transpose(1, 2), self.rank))
@@ -111,7 +104,6 @@ def test_products_alone_are_one_too() -> None:
     [
         (InnerReadTwice, ("rank",)),
         (ProjectedAgain, ("rank",)),
-        (NamedOperands, ("rank",)),
         (Computed, ()),
         (OtherOperand, ("rank",)),
         (InPlace, ("rank",)),

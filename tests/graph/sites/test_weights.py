@@ -10,7 +10,6 @@ from loka.graph.sites.weights import (
     copies_matrix,
     find_weight,
     in_range,
-    index_text,
     matrix_name,
     part_at,
     pieces_of,
@@ -80,7 +79,6 @@ def test_parts_of_parts_are_parts_of_the_parameter() -> None:
     assert ".".join(map(str, index)) == "2.3:5.0:2"
     assert torch.equal(part_at(weight, index), weight[1:3][1].narrow(0, 2, 4)[1:3, :2])
     assert shape_at(weight.shape, index) == (2, 2)
-    assert index_text(index) == "[2, 3:5, 0:2]"
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from loka.graph.canonical.forwards import as_traced
+from loka.graph.equivalence import with_forward
 from loka.graph.ir import ForwardIR
 from loka.graph.trace.casts import telling_casts
 from loka.graph.trace.examples import ModelInputs, capture_examples
@@ -116,3 +117,31 @@ def test_casts_that_tell(kind: type[Body], telling: int) -> None:
     assert sum(step.op in ("type_as", "to") for step in forward.statements) == telling
     back = as_traced(forward, frozenset())
     assert len(telling_casts(back, examples, kind)) == telling
+
+
+class AddsItsBias(Body):
+    """Under autocast a sum with a Parameter is float32, where a linear with that bias is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(8, 8)), nn.Parameter(torch.randn(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight + self.bias
+
+
+class AddsItsBiasInside(AddsItsBias):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * super().forward(x)
+
+
+@pytest.mark.parametrize("kind", [AddsItsBias, AddsItsBiasInside])
+def test_a_folded_bias_gives_no_result_another_dtype(kind: type[Body]) -> None:
+    module = kind()
+    batches = {batch: ModelInputs((torch.randn(batch, 8),)) for batch in (3, 5)}
+    forward = trace_forward(module, "", capture_examples(module, [""], batches)[""], sites=["weight"])
+    assert isinstance(forward, ForwardIR), forward
+    (call,) = (step.call for step in forward.statements if step.call is not None)
+    assert call.bias is not None
+    with torch.autocast("cpu", torch.bfloat16):
+        assert with_forward(module, forward)(torch.randn(4, 8)).dtype == torch.float32

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -164,7 +165,7 @@ def test_sizes_that_depend_on_the_batch_may_be_compared_with_one_another() -> No
     assert isinstance(answer, ForwardIR), answer
     sizes = ("x.shape[0] == y.shape[0]", "x.shape[1] == y.shape[1]")
     assert answer.guards == ("x.dim() == 2", "y.dim() == 2", *sizes)
-    assert [step.op for step in answer.statements] == ["add", "matmul"]
+    assert [step.op for step in answer.statements] == ["add", "linear"]
 
 
 class OfTheModule(Weighted):
@@ -188,7 +189,7 @@ def test_what_the_module_holds_is_a_constant_but_for_its_floats() -> None:
     answer = trace(module, *two())
     assert isinstance(answer, ForwardIR), answer
     assert answer.guards == ("self.scale == 1.0",)
-    assert [step.op for step in answer.statements] == ["matmul"]
+    assert [step.op for step in answer.statements] == ["linear"]
     assert answer.fingerprint is not None
     assert answer.fingerprint.live == (("scale", "1.0", True),)
     module.scale = 2.0
@@ -211,7 +212,7 @@ def test_one_of_several_results_of_torch_may_be_none() -> None:
     answer = trace(Attends(), *two())
     assert isinstance(answer, ForwardIR), answer
     assert answer.guards == ()
-    assert answer.statements[-1].op == "matmul"
+    assert answer.statements[-1].op == "linear"
 
 
 class Inside(Weighted):
@@ -297,7 +298,7 @@ class Raises(Weighted):
 def test_checks_of_shapes_however_they_are_written() -> None:
     answer = trace(Raises(), *two())
     assert isinstance(answer, ForwardIR), answer
-    assert [step.op for step in answer.statements] == ["matmul"]
+    assert [step.op for step in answer.statements] == ["linear"]
     assert set(answer.guards) == {"x.shape[1] == 3", "x.shape[2] == 8", "x.dim() == 3"}
 
 
@@ -456,3 +457,22 @@ def test_a_layer_that_takes_a_fast_path_by_its_own_mode_alone_has_one_mode_of_al
     bound.dropout.train()
     with pytest.raises(InputError), torch.no_grad():
         bound(torch.randn(4, 3, WIDTH))
+
+
+@dataclass
+class Batch:
+    x: Tensor
+    ids: Tensor
+
+
+class OfManyRows(Weighted):
+    def forward(self, batch: Batch) -> Tensor:
+        y = batch.x @ self.w
+        return y if y[:100].shape[0] < 100 else y * 2
+
+
+def test_arguments_in_a_dataclass_are_tried_at_other_numbers_of_rows() -> None:
+    calls = [((Batch(torch.randn(rows, WIDTH), torch.zeros(rows)),), dict[str, Any]()) for rows in (4, 7)]
+    answer = trace(OfManyRows(), *calls)
+    assert isinstance(answer, Refused), answer
+    assert "depends on the number of rows" in answer.reason

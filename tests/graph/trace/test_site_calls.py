@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from loka.errors import InputError
 from loka.graph.canonical.forwards import as_traced
 from loka.graph.equivalence import source
-from loka.graph.ir import ForwardIR, Ref, RefKind, Refused, SiteCall
+from loka.graph.ir import ForwardIR, Refused
 from loka.graph.trace.examples import ExampleCall, Examples
-from loka.graph.trace.site_calls import einsum_views, tensordot_views
 from loka.graph.trace.trace import trace_forward
+from loka.probe.capture.operand_views import einsum_views, tensordot_views
 from tests.support.models import ir_models as zoo
 
 
@@ -153,23 +153,21 @@ class ConvolutionInSteps(Convolution):
         return F.conv1d(x, self.p, stride=2)
 
 
-FLIPPED = "{0}.transpose(-1, -2)"
-CALLS = {
-    Linear: SiteCall("p", "{0}", "{1}", None, "{0}"),
-    LinearOfTranspose: SiteCall("p", "{0}", "{1}.t()", "{2}", "{0}"),
-    Operator: SiteCall("p", "{0}", "{1}.t()", None, "{0}"),
-    OperatorOfT: SiteCall("p", "{0}", "{1}", None, "{0}"),
-    Method: SiteCall("p", "{0}", "{1}.t()", None, "{0}"),
-    Keyword: SiteCall("p", "{0}", "{1}.t()", None, "{0}"),
-    FromTheLeft: SiteCall("p", "{1}.transpose(-1, -2)", "{0}.t()", None, f"{FLIPPED}.contiguous()"),
-    Addmm: SiteCall("p", "{1}", "{2}.t()", "{0}", "{0}"),
-    Einsum: SiteCall("p", "{0}", "{1}.t()", None, "{0}.permute(0, 2, 1)"),
-    Tensordot: SiteCall("p", "{0}.movedim(2, -1)", "{1}.t()", None, "{0}"),
-    TensordotFirst: SiteCall("p", "{1}.movedim(1, -1)", "{0}.t()", None, "{0}.movedim(-1, 0).contiguous()"),
-    TensordotByNumber: SiteCall("p", "{0}", "{1}.t()", None, "{0}"),
-    Convolution: SiteCall("p", "{0}.transpose(-1, -2)", "{1}.flatten(1)", "{2}", f"{FLIPPED}.contiguous()"),
-    EinsumOfThree: SiteCall("p", "torch.einsum('bnd,bmd->bnmd', {0}, {2})", "{1}.t()", None, "{0}.permute(3, 0, 1, 2)"),
-    EinsumFirst: SiteCall("p", "{1}", "{0}.t()", None, "{0}"),
+CALLS = {  # the weight and the bias of the linear that each is
+    Linear: ("self.p", None),
+    LinearOfTranspose: ("self.p.t()", "self.b"),
+    Operator: ("self.p.t()", None),
+    OperatorOfT: ("self.p", None),
+    Method: ("self.p.t()", None),
+    Keyword: ("self.p.t()", None),
+    FromTheLeft: ("self.p.t()", None),
+    Addmm: ("self.p.t()", "self.b"),
+    Einsum: ("self.p.t()", None),
+    Tensordot: ("self.p.t()", None),
+    TensordotFirst: ("self.p.t()", None),
+    TensordotByNumber: ("self.p.t()", None),
+    Convolution: ("self.p.flatten(-2)", "self.b"),
+    EinsumFirst: ("self.p.t()", None),
 }
 
 
@@ -183,17 +181,34 @@ def traced(module: nn.Module, *sites: str, shape: tuple[int, ...] = (3, 8)) -> F
     return as_traced(found, frozenset()) if isinstance(found, ForwardIR) else found
 
 
+def weights_of(forward: ForwardIR) -> list[str]:
+    """The weight of each call, as an expression."""
+    return [s.call.weight.format(*(ref.text for ref in s.operands)) for s in forward.statements if s.call is not None]
+
+
+@pytest.mark.parametrize("form", [canonical, traced])
 @pytest.mark.parametrize("kind", CALLS, ids=lambda kind: kind.__name__)
-def test_a_gemm_on_a_parameter_becomes_a_linear(kind: Callable[[], nn.Module]) -> None:
-    answer = traced(kind(), "p")
+def test_a_gemm_on_a_parameter_becomes_a_linear(kind: Callable[[], nn.Module], form: Callable[..., object]) -> None:
+    answer = form(kind(), "p")
     assert isinstance(answer, ForwardIR), answer
-    assert [statement.call for statement in answer.statements if statement.call] == [CALLS[kind]]
-    assert not any(statement.op in ("t", "T") for statement in answer.statements)  # folded into the operand
+    (step,) = [step for step in answer.statements if step.call is not None]
+    operands = [ref.text for ref in step.operands]
+    assert step.call is not None
+    weight, bias = step.call.weight.format(*operands), step.call.bias and step.call.bias.format(*operands)
+    assert (weight, bias) == CALLS[kind]
 
 
 @pytest.mark.parametrize(
     "kind",
-    [AddmmScaled, EinsumShared, EinsumOfOne, EinsumOfThreeOverNothing, ConvolutionInGroups, ConvolutionInSteps],
+    [
+        AddmmScaled,
+        EinsumOfThree,
+        EinsumShared,
+        EinsumOfOne,
+        EinsumOfThreeOverNothing,
+        ConvolutionInGroups,
+        ConvolutionInSteps,
+    ],
     ids=lambda kind: kind.__name__,
 )
 def test_a_gemm_that_is_no_linear_is_refused_by_name(kind: Callable[[], nn.Module]) -> None:
@@ -203,12 +218,10 @@ def test_a_gemm_that_is_no_linear_is_refused_by_name(kind: Callable[[], nn.Modul
     assert " in a form that is not y = x @ weight.T at test_site_calls.py:" in answer.reason
 
 
-def test_a_part_of_what_is_multiplied_by_as_a_whole_is_refused_with_the_reason() -> None:
+def test_a_part_of_what_is_multiplied_by_as_a_whole_is_a_weight_of_its_own() -> None:
     answer = traced(PartAndWhole(), "p", "p.0:2")
-    assert isinstance(answer, Refused)
-    assert answer.reason == (
-        "'p.0:2' is a part of 'p', which the forward multiplies by as a whole, too: only that is followed"
-    )
+    assert isinstance(answer, ForwardIR)
+    assert [step.call.site for step in answer.statements if step.call is not None] == ["p", "p.0:2"]
 
 
 @pytest.mark.parametrize(
@@ -261,7 +274,7 @@ class Twice(One):
 def test_a_parameter_that_is_used_twice_has_two_calls() -> None:
     answer = traced(Twice(), "p")
     assert isinstance(answer, ForwardIR)
-    assert [s.call.weight for s in answer.statements if s.call] == ["{1}.t()", "{1}"]
+    assert weights_of(answer) == ["self.p.t()", "self.p"]
 
 
 class Tied(nn.Module):
@@ -302,17 +315,31 @@ MATRICES = {
 
 
 def test_matrices_of_parameters_are_weights_by_their_place() -> None:
-    answer = traced(Matrices(), *MATRICES)
+    answer = canonical(Matrices(), *MATRICES)
     assert isinstance(answer, ForwardIR), answer
-    steps = [step for step in answer.statements if step.call is not None]
-    read = [(step.call.site, step.operands[1].text) for step in steps if step.call is not None]
-    assert read == [*MATRICES.items(), ("deep.0.1.0", "self.deep[0][1][0]")]
-    assert steps[0].call == SiteCall("w.0", "{0}", "{1}", None, "{0}")
-    assert {ref.kind for step in steps for ref in step.operands[1:]} == {RefKind.ATTRIBUTE}
+    sites = [step.call.site for step in answer.statements if step.call is not None]
+    weights = [weight.removesuffix(".t()") for weight in weights_of(answer)]
+    assert list(zip(sites, weights, strict=True)) == [*MATRICES.items(), ("deep.0.1.0", "self.deep[0][1][0]")]
     others = [step.text() for step in answer.statements if step.call is None]
-    assert others[0] == "item = self.w[2]"
-    assert others[1] == "matmul_3 = matmul_2 @ item"
-    assert others[2:] == ["tanh = torch.tanh(linear)", "tanh_1 = torch.tanh(linear_1)"]
+    assert others[:2] == ["item_2 = self.w[2]", "matmul_3 = matmul_2 @ item_2"]
+    assert all("tanh" in text for text in others[2:])
+
+
+class PartsOfParts(nn.Module):
+    """The same matrix, taken step by step in any order of dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(4, 8, 12))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.w[1:3][1].narrow(1, 2, 8) + torch.tanh(x) @ self.w[:, :, 1:11][:, :, 1:9][2]
+
+
+def test_a_part_of_a_part_is_one_of_the_parameter() -> None:
+    answer = canonical(PartsOfParts(), "w.2.:.2:10")
+    assert isinstance(answer, ForwardIR), answer
+    assert weights_of(answer) == ["self.w[2][:, 2:10].t()"] * 2
 
 
 class Unbound(nn.Module):
@@ -349,29 +376,17 @@ class Forms(nn.Module):
         return (mixed + torch.bmm(self.w[None].expand(x.shape[0], 8, 8).mT, x.mT).mT[..., :4]).view(x.size(0), -1)
 
 
-def test_forms_of_weights_are_printed_where_they_are_read_and_no_part_of_the_gemm() -> None:
+def test_forms_of_weights_are_no_part_of_the_gemm() -> None:
     answer = canonical(Forms(), "w", "rank")
     assert isinstance(answer, ForwardIR), answer
     as_written = as_traced(answer, frozenset())
-    assert [step.text() for step in as_written.statements if step.call is not None] == [
-        "linear = torch.nn.functional.linear(x, self.w.to(x.dtype), self.shift.to(x.dtype))",
-        "bmm = torch.bmm(add, self.rank.unsqueeze(0).expand(size, -1, -1))",
-        "matmul = add @ self.rank.type_as(add)",
-        "bmm_1 = torch.bmm(self.w[None].expand(size, 8, 8).mT, mt)",
+    assert weights_of(as_written) == ["self.w", "self.rank.t()", "self.rank.t()", "self.w.t()"]
+    biases = [
+        step.call.bias.format(*(ref.text for ref in step.operands))
+        for step in answer.statements
+        if step.call is not None and step.call.bias is not None
     ]
-    assert "add = linear + self.biases[1]" in [step.text() for step in as_written.statements]
-    calls = [step.call for step in as_written.statements if step.call is not None]
-    assert [(call.weight, call.bias) for call in calls] == [
-        ("{1}", "{2}"),
-        ("{1}.t()", None),
-        ("{1}.t()", None),
-        ("{0}.t()", None),
-    ]
-    (linear,) = [step for step in answer.statements if step.call is not None and step.call.bias is not None]
-    assert linear.operands[1:] == (
-        Ref(RefKind.ATTRIBUTE, "self.w"),
-        Ref(RefKind.ATTRIBUTE, "self.shift"),
-    )
+    assert biases == ["self.shift"]
 
 
 class Alone(nn.Module):
@@ -393,10 +408,8 @@ class Alone(nn.Module):
 def test_a_matrix_of_each_sample_that_is_one_matrix() -> None:
     answer = canonical(Alone(), "rank", "out", "both")
     assert isinstance(answer, ForwardIR), answer
-    calls = [step for step in answer.statements if step.call is not None]
-    weights = [step.call.weight.format(*(ref.text for ref in step.operands)) for step in calls if step.call]
-    assert weights == [
-        "self.rank[0].t()",
+    assert weights_of(answer) == [
+        "self.rank.squeeze(0).t()",
         "self.out.squeeze(0).t()",
         "self.both.squeeze(0)",
         "self.both.squeeze(0).t()",
@@ -439,10 +452,7 @@ def test_a_sum_in_one_call_with_its_product_is_a_statement_of_its_own() -> None:
     assert f"addmm = {product} + item_cast" in texts
     assert "x_cast = x.to(linear_rows.dtype)" in texts
     assert "baddbmm = linear_rows + x_cast" in texts
-    assert all(step.call is None or step.call.plus is None for step in answer.statements)
-    assert "addmm = torch.addmm(item, item_1, self.w.t())" in [
-        step.text() for step in as_traced(answer, frozenset()).statements
-    ]
+    assert "addmm = torch.addmm(item, item_1, t)" in [step.text() for step in as_traced(answer, frozenset()).statements]
 
 
 @pytest.mark.parametrize("site", ["w", "w.4", "w.0.0"])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from loka.graph.canonical.forwards import as_traced
 from loka.graph.equivalence import source, with_forward
 from loka.graph.ir import ForwardIR, Refused
 from loka.graph.patterns.region import find_regions
@@ -37,12 +39,17 @@ def forward(self, x):
 """
 
 
-def traced(model: nn.Module, owner: str, inline: tuple[str, ...], sites: tuple[str, ...], *shape: int) -> ForwardIR:
+def canonical(model: nn.Module, owner: str, inline: tuple[str, ...], sites: tuple[str, ...], *shape: int) -> ForwardIR:
     batches = {batch: ModelInputs((torch.randn(batch, *shape),)) for batch in (4, 7)}
     captured = capture_examples(model, [owner], batches)
     answer = trace_forward(model.get_submodule(owner), owner, captured[owner], inline, sites)
     assert isinstance(answer, ForwardIR), answer
     return answer
+
+
+def traced(*given: Any) -> ForwardIR:
+    """The forward as it is written."""
+    return as_traced(canonical(*given), frozenset())
 
 
 def same(original: nn.Module, bound: nn.Module, *shape: int) -> None:
@@ -118,11 +125,11 @@ class TestTorchrec:
             16, 3, 4
         )
         sites = tuple(f"{kind}_kernels.{i}" for i in range(3) for kind in "VW")
-        forward = traced(crossnet, "", (), sites, 16)
+        forward = canonical(crossnet, "", (), sites, 16)
         assert tuple(s.call.site for s in forward.statements if s.call) == sites
         regions = find_regions(forward, set(sites))
         assert [region.ops for region in regions] == [("linear",), ("linear", "mul", "add")] * 3  # with its bias
-        same(crossnet, with_forward(copy.deepcopy(crossnet), forward), 16)
+        same(crossnet, with_forward(copy.deepcopy(crossnet), as_traced(forward, frozenset())), 16)
 
     def test_perceptrons_are_inlined_into_the_over_arch(self) -> None:
         over = pytest.importorskip("torchrec.models.dlrm", reason="torchrec is an extra").OverArch(16, [8, 4, 1])

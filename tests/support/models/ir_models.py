@@ -377,7 +377,7 @@ class Uncovered(Plain):
 
 
 class Clip(torch.autograd.Function):
-    """A gradient of its own: one that tracing through its forward would lose."""
+    """A gradient of its own, which tracing through its forward would lose, and examples are too small to show."""
 
     @staticmethod
     def forward(ctx: object, x: Tensor) -> Tensor:
@@ -385,12 +385,29 @@ class Clip(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: object, grad: Tensor) -> Tensor:  # type: ignore[override]
-        return grad.clamp(-1, 1)
+        return grad.clamp(-1e6, 1e6)
 
 
 class OwnGradient(Plain):
     def forward(self, x: Tensor) -> Tensor:
         return Clip.apply(x) @ self.w
+
+
+class ClampsAGradient(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.requires_grad:
+            x.register_hook(lambda grad: grad.clamp(-1e6, 1e6))
+        return x @ self.w
+
+
+class Pieces(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([piece @ self.w for piece in (x * 2).split(1000)])
+
+
+class AsksAnArgument(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.w if x.requires_grad else x
 
 
 class Scaled(nn.Module):
@@ -411,12 +428,3 @@ class WithNorm(Plain):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(x @ self.w)
-
-
-class Cubic(Plain):
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.randn(2, WIDTH, WIDTH))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.matmul(x, self.w).sum(0)

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed._composable import replicate
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
@@ -21,9 +22,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from loka import dispatch
+from loka.dispatch.bind.unplanned import unplanned_products
+from loka.dispatch.bind.wrappers import unwrap
 from loka.errors import InputError
+from loka.graph.planned_model import planned_model
 from tests.support import dispatch_sample as sample
 from tests.support.models import dispatch_models as models
+from tests.support.models.growing_models import Experts, inputs
 from tests.support.processes.guard_workers import guard_ddp, guard_fsdp  # noqa: F401 - found by name
 
 WORLD = 2
@@ -260,6 +265,24 @@ def fsdp_frozen(rank):
         messages.append(str(error.value))
     patch.remove()
     return torch.equal(before, after), kept, messages
+
+
+def unplanned(rank):
+    """What is told of new experts in DDP, and in units of FSDP2 beside a checkpointed one; nothing of old ones."""
+    mesh = init_device_mesh("cpu", (WORLD,))
+    planned = planned_model(Experts(), inputs(8), {}, 8)
+
+    def sharded(model):
+        for expert in model.experts[::2]:
+            fully_shard(expert, mesh=mesh)
+        model.experts[1] = checkpoint_wrapper(model.experts[1])
+        return fully_shard(model, mesh=mesh)
+
+    return [
+        unplanned_products(unwrap(wrap(Experts(count))), planned)
+        for wrap in (nn.Identity(), sharded, DistributedDataParallel)
+        for count in (2, 4)
+    ]
 
 
 def fsdp_inlined(rank):
