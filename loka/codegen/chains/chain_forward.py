@@ -188,5 +188,6 @@ def _torch_norm(norm: NormShape, width: int, x: str, result: str, name: str, suf
         "weight": f"{name}_weight{suffix}" if norm.weight else None,
         "bias": f"{name}_bias{suffix}" if norm.bias else None,
         "eps": norm.eps,
+        **TORCH_NORMS[norm.kind].fixed,
     }
     yield TorchStep(result, tuple(given[name] for name in TORCH_NORMS[norm.kind].arguments), function=norm.kind)

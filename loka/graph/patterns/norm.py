@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from types import MappingProxyType
 
@@ -13,20 +13,40 @@ from torch import nn
 
 from loka.graph.ir import Ref, Statement
 
+_VECTOR = r"None|\{\d+\}|\{\d+\}\.to\(torch\.promote_types\(\{\d+\}\.dtype, torch\.float32\)\)"  # as kernels compute
+_WIDTH, _WEIGHT, _BIAS = r"\((?P<width>\d+),\)", f"(?P<weight>{_VECTOR})", f"(?P<bias>{_VECTOR})"
+_EPS = r"(?:eps=)?(?P<eps>[\d.e-]+)"
+
 
 @dataclass(frozen=True, slots=True)
 class TorchNorm:
-    """A torch norm over the last dimension, as in canonical statements and in generated code."""
+    """A torch norm over the last dimension, as in canonical statements and in generated code.
 
-    arguments: tuple[str, ...]  # of `torch.nn.functional.NAME`, in order
-    module: type[nn.Module]  # torch's module; its forward is inlined where kernels may fuse it
+    `arguments` are those of `torch.nn.functional.NAME`, in order. Five of them have the meaning of layer_norm's: input,
+    normalized_shape, weight, bias, eps; any other is in `fixed`. `text` matches what follows the input in a statement,
+    with the groups width, weight, bias and eps where the norm has these.
+    """
+
+    arguments: tuple[str, ...]
+    text: str
+    module: type[nn.Module] | None = None  # torch's module; its forward is inlined where kernels may fuse it
+    eps: float = 0.0  # where a statement has none
+    fixed: Mapping[str, object] = field(default_factory=dict)  # values of further arguments
 
 
 # By the function's name, which is also that of the norm in kernels (`loka.kernels.fused.norm.norms`).
 TORCH_NORMS: Mapping[str, TorchNorm] = MappingProxyType(
     {
-        "layer_norm": TorchNorm(("input", "normalized_shape", "weight", "bias", "eps"), nn.LayerNorm),
-        "rms_norm": TorchNorm(("input", "normalized_shape", "weight", "eps"), nn.RMSNorm),
+        "layer_norm": TorchNorm(
+            ("input", "normalized_shape", "weight", "bias", "eps"),
+            f", {_WIDTH}, {_WEIGHT}, {_BIAS}, {_EPS}",
+            nn.LayerNorm,
+        ),
+        "rms_norm": TorchNorm(
+            ("input", "normalized_shape", "weight", "eps"),
+            f", {_WIDTH}, {_WEIGHT}, {_EPS}",
+            nn.RMSNorm,
+        ),
     }
 )
 
@@ -36,7 +56,7 @@ class ChainNorm:
     """A norm over the last dimension, of `width` elements; a block_norm is over blocks of `width` neighbours in it."""
 
     kind: str  # "block_norm", or one of TORCH_NORMS
-    width: int
+    width: int  # 0 if torch's function does not have it
     eps: float
     weight: Ref | None
     bias: Ref | None
@@ -52,11 +72,6 @@ class NormRun:
     norm: ChainNorm
 
 
-_VECTOR = r"None|\{\d+\}|\{\d+\}\.to\(torch\.promote_types\(\{\d+\}\.dtype, torch\.float32\)\)"  # as kernels compute
-_NORM = re.compile(
-    rf"torch\.nn\.functional\.(layer_norm|rms_norm)\(\{{0\}}, \((\d+),\), ({_VECTOR})(?:, ({_VECTOR}))?, "
-    r"(?:eps=)?([\d.e-]+)\)"
-)
 _TO_BLOCKS = re.compile(r"\{0\}\.unflatten\(-1, \(\d+, (\d+)\)\)")
 _FROM_BLOCKS = "{0}.flatten(-2)"
 
@@ -94,11 +109,13 @@ def norm_ending_at(statements: Sequence[Statement], last: int) -> NormRun | None
 
 def _norm(statement: Statement) -> ChainNorm | None:
     """The norm over the last dimension that a statement computes; None for another operation."""
-    found = _NORM.fullmatch(statement.template)
-    if found is None:
-        return None
-    kind, width, weight, bias, eps = found.groups()
-    return ChainNorm(kind, int(width), float(eps), _vector(statement, weight), _vector(statement, bias))
+    for kind, norm in TORCH_NORMS.items():
+        found = re.fullmatch(rf"torch\.nn\.functional\.{kind}\(\{{0\}}{norm.text}\)", statement.template)
+        if found is not None:
+            given = found.groupdict()
+            weight, bias = (_vector(statement, given.get(name)) for name in ("weight", "bias"))
+            return ChainNorm(kind, int(given.get("width") or 0), float(given.get("eps") or norm.eps), weight, bias)
+    return None
 
 
 def _vector(statement: Statement, text: str | None) -> Ref | None:

@@ -9,7 +9,7 @@ from loka.graph.patterns.linear_chain import readers_of
 from loka.graph.patterns.norm import TORCH_NORMS, norm_ending_at, norm_starting_at, over_other_dimensions
 
 NORMS = frozenset(TORCH_NORMS)  # over the last dimension
-NORM_MODULES = tuple(norm.module for norm in TORCH_NORMS.values())
+NORM_MODULES = tuple(norm.module for norm in TORCH_NORMS.values() if norm.module is not None)
 ACTIVATIONS = frozenset(
     {
         "relu", "relu6", "silu", "gelu", "sigmoid", "tanh", "hardswish", "hardsigmoid", "hardtanh", "leaky_relu", "elu",

@@ -23,10 +23,11 @@ EDITS = (
     Edit(
         "loka/graph/patterns/norm.py",
         '        "rms_norm": TorchNorm(\n',
-        """\
+        r"""
         "normalize": TorchNorm(
             ("input", "p", "dim", "eps", "out"),
-            defaults={"p": 2.0, "dim": 1, "eps": 1e-12, "out": None},
+            r"(?:, p=2\.0)?, dim=-1(?:, eps=(?P<eps>[\d.e-]+))?",
+            eps=1e-12,
             fixed={"p": 2.0, "dim": -1, "out": None},
         ),
 """,
