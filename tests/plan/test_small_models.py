@@ -15,6 +15,7 @@ from loka.graph.canonical.forwards import canonical_forward, is_canonical
 from loka.graph.ir import ForwardIR, Shape
 from loka.plan.plan import NOTHING_AROUND, Plan, SitePlan
 from loka.plan.planner import make_plan
+from loka.plan.rewrite.rewrites import OF_SEVERAL
 from loka.plan.view.explain import explain
 from tests.support.models import forward_mods as zoo
 
@@ -204,6 +205,26 @@ def test_a_region_is_what_kernels_take(model: str, regions: dict[str, tuple[str,
     assert {name: site(plan, name).region for name in regions} == regions
     if model == "Scaled":
         assert site(plan, "first").region_note == NOTHING_AROUND
+
+
+class OneEinsum(nn.Module):
+    """A mixing layer in one call: without its kernel nothing multiplies by `rank` alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rank = nn.Parameter(torch.randn(16, 8) / 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.einsum("bnd,bmd,mk->bnk", x, x, self.rank)
+
+
+def test_a_weight_in_a_call_of_several_tensors_is_refused_not_forgotten(plan_for: PlanFor) -> None:
+    plan = plan_for("OneEinsum", "embeddings", module=__name__)
+    rank = site(plan, "rank")
+    assert not rank.fp8
+    assert OF_SEVERAL in {gemm.reason for gemm in rank.gemms}
+    fused = plan_for("OneEinsum", "embeddings", INTERACTIONS, KEPT, 256, __name__)
+    assert [each.what for each in fused.interactions] == [MIXING]
 
 
 @pytest.mark.parametrize("wrong", ["relu({0} * 1.5)", "gelu({0})"])

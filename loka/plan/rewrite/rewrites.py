@@ -36,6 +36,7 @@ from loka.plan.select.workload import Surroundings, TracedNeighbours
 
 OUTSIDE = "its Parameter belongs to a module outside of the one that multiplies by it"
 SEVERAL = "it stands for several calls of one Parameter, which cannot be told apart"
+OF_SEVERAL = "one call multiplies it and several tensors, which only a mixing layer takes apart: write two products"
 FLOAT64 = "its Parameters are float64, and fused kernels compute in float32"
 
 _STATIC_OPERANDS = StaticOperands(frozenset(NORMS), frozenset(ACTIVATIONS + GATES), LARGEST_HELD)
@@ -196,13 +197,16 @@ def _take(request: RewriteRequest, scope: RegionScope, traced: ForwardIR, made: 
     made.notes.update(
         (name, "" if name in in_chains else made.notes.get(name) or NOTHING_AROUND) for name in fused - around
     )
-    if around or chosen.any or forward.rewritten or any(site not in lost for site in request.needed):
-        patterns = replace(
-            forward, regions=regions, near=(), mixes=chosen.mixes, joins=chosen.joins, crosses=chosen.crosses
-        )
-        made.forwards[scope.owner] = as_traced(
-            patterns, _replaced(patterns, chains, {site.name for site in request.needed})
-        )
+    patterns = replace(
+        forward, regions=regions, near=(), mixes=chosen.mixes, joins=chosen.joins, crosses=chosen.crosses
+    )
+    written = as_traced(patterns, _replaced(patterns, chains, {site.name for site in request.needed}))
+    called = {step.call.site for step in written.statements if step.call is not None}
+    made.refused.update(
+        (site.name, OF_SEVERAL) for site in request.needed if site not in lost and site.name not in called
+    )
+    if around or chosen.any or forward.rewritten or any(site.name in called for site in request.needed):
+        made.forwards[scope.owner] = written
 
 
 def _taken_of(region: Region, chains: Sequence[LinearChain]) -> tuple[str, ...]:
