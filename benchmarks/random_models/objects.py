@@ -91,7 +91,8 @@ PYTHON = {
                    "self.kind$k = 'sum'",
                    change="self.kind$k = 'product'"),
     "optional module": Lines("$y = $x if self.l$k is None else self.l$k($x)", "self.l$k = None",
-                             change="self.l$k = nn.Linear(16, 16, bias=False)\nnn.init.constant_(self.l$k.weight, 0.1)"),
+                             change="self.l$k = nn.Linear(16, 16, bias=False)\n"
+                             "nn.init.constant_(self.l$k.weight, 0.1)"),
     "context manager": Lines("with scoped$k() as c$k:\n    $y = $f * c$k",
                              top="@contextlib.contextmanager\ndef scoped$k():\n    yield $c"),
     "module made in forward": Lines("$y = nn.Softmax(dim=-1)($x @ $w) * $f"),
