@@ -135,10 +135,15 @@ def test_an_attribute_that_is_frozen_is_silent(workplace: Faulty) -> None:
 
 
 def test_a_change_after_apply_that_verify_names_is_told_apart(workplace: Faulty) -> None:
-    step = Step("sharing", "module replaced", 0, 1)
-    found = judged(workplace, step)
+    found = judged(workplace, BLOCK, Step("hooks", "hook added later", 0, 2))
     assert found.verdict is Verdict.VERIFY, found
-    assert "a1" in found.reason
+    assert "has forward hooks" in found.reason
+
+
+def test_a_change_after_apply_that_a_bound_model_refuses_is_refused(workplace: Faulty) -> None:
+    found = judged(workplace, Step("sharing", "module replaced", 0, 1))
+    assert found.verdict is Verdict.REFUSED, found
+    assert "cannot be put around 'a1'" in found.reason
 
 
 def test_what_a_bound_model_alone_raises_is_a_traceback_or_a_refusal(workplace: Faulty) -> None:
