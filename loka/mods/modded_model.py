@@ -84,7 +84,7 @@ def adapted(
     seen: Adaptable | None = first
     for rule in entries:
         mod = mods[rule.use]
-        seen = look(built) if seen is None else seen
+        seen = analyse_dataflow(built) if seen is None else seen
         found = mod.find(seen, selected(rule))
         named = named_problems(rule, found.unchanged)
         problems += named

@@ -7,14 +7,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from loka.errors import InputError
-from loka.graph.sites.discover import find_sites
+from loka.graph.sites.discover import find_sites, sites_in
 from loka.graph.sites.flow import Flow
+from loka.graph.sites.forwards import Forwards
 from loka.graph.sites.site import Opaque, Site
 from loka.graph.trace.tracer import Tracer
 from loka.model.build_model import BuiltModel
 from loka.model.callables import current_directory_importable, find_callable
 from loka.model.example_inputs import ExampleInputs, example_inputs
 from loka.mods.adaptation import mod_fingerprints
+from loka.mods.dataflow import analyse_dataflow
 from loka.mods.modded_model import Adapted, adapted, model_without_mods
 from loka.plan.evidence import ProfiledSites
 from loka.policy.cascade import resolve_settings
@@ -41,15 +43,16 @@ class Examined:
     notes: tuple[str, ...] = ()  # what the sites cannot say: layers beside them, rows that are no line in the batch
 
 
-def examine(policy: Policy, built: BuiltModel | None = None) -> Examined:
+def examine(policy: Policy, built: BuiltModel | None = None, forwards: Forwards | None = None) -> Examined:
     """Build a policy's model, apply the policy's mods, find its sites, and apply the rules to them.
 
-    `built` is the model without mods, where it was built before; it is changed.
+    `built` is the model without mods, where it was built before; it is changed. `forwards` are those of that model,
+    where they are known.
     """
     with placed(policy), current_directory_importable():
         built = model_without_mods(policy) if built is None else built
-        changed = adapted(built, policy.mods)
-        found = find_sites(built)
+        changed = adapted(built, policy.mods, lambda model: analyse_dataflow(model, forwards))
+        found = find_sites(built) if changed.adaptations or forwards is None else sites_in(built, forwards)
     sites = found.sites
     facts = [
         SiteFacts(site.name, site.kind.value, site.rows.at(built.batch_size), site.k, site.n, site.share)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from loka.errors import IgnoredWarning
 from loka.gc import deferred_gc
 from loka.graph.sites.discover import find_sites
+from loka.graph.sites.forwards import forwards_of
 from loka.graph.sites.site import Site
 from loka.kernels.measurements.lookup import Measurements
 from loka.model.build_model import BuiltModel, build_module, light, light_copy
@@ -82,8 +83,12 @@ def planned(
             built = model_without_mods(loaded, module)
         compared = gains and measurements is not None and bool(loaded.mods)
         original = _copy(built) if compared else None
+        forwards = None
+        if compared:  # read once for the plan, and for those without a mod
+            with placed(loaded), current_directory_importable():
+                forwards = forwards_of(built)
 
-        examined = examine(loaded, built)
+        examined = examine(loaded, built, forwards)
         examined = replace(examined, built=light(built))
         del built  # and its inputs
         tracer = tracer_of(examined)
@@ -100,7 +105,7 @@ def planned(
         _warn(ignored)
 
         def without(fewer: Policy) -> Plan:
-            smaller = examine(fewer, _copy(original))
+            smaller = examine(fewer, _copy(original), forwards)
             tracer = tracer_of(smaller, quick=True)
             choice = tuned.choice if made.tuned is not None else AS_IT_STANDS
             return decided(smaller, _standing_in(known, smaller), measurements, kernels, tracer, choice).plan

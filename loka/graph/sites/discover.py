@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from loka.errors import InputError
-from loka.gc import deferred_gc
 from loka.graph.sites.flow import Flow, flow_of
 from loka.graph.sites.forwards import Forwards, forwards_of
 from loka.graph.sites.merge_calls import (
@@ -49,8 +48,7 @@ def find_sites(built: BuiltModel) -> SiteMap:
     Raises:
         InputError: The forward raises, or depends on its inputs' values and cannot be run on a few real samples.
     """
-    with deferred_gc():  # graphs are many small objects, none of them garbage yet
-        return sites_in(built, forwards_of(built))
+    return sites_in(built, forwards_of(built))
 
 
 def sites_in(built: BuiltModel, forwards: Forwards) -> SiteMap:

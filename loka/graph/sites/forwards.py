@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from loka.errors import InputError
+from loka.gc import deferred_gc
 from loka.graph.capture.captured import CannotCaptureError
 from loka.graph.sites.captured_forward import (
     CapturedForward,
@@ -102,7 +103,8 @@ def forwards_of(built: BuiltModel) -> Forwards:
         if runs_on == "fake" and _needs_values(first):
             continue
         try:
-            return model.forwards(runs_on, samples, notes)
+            with deferred_gc():  # graphs are many small objects, none of them garbage yet
+                return model.forwards(runs_on, samples, notes)
         except CannotCaptureError:
             continue  # its children are read next
         except Exception as error:  # noqa: BLE001 - a forward can raise anything; the next attempt may work
