@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -206,6 +206,17 @@ def names_read(expression: str, names: Iterable[str]) -> set[str]:
     """The subset of `names` that an expression in a statement's text reads."""
     read = {node.id for node in ast.walk(ast.parse(expression, mode="eval")) if isinstance(node, ast.Name)}
     return read & set(names)
+
+
+def renamed(expression: str, names: Mapping[str, str]) -> str:
+    """An expression in a statement's text with other names for some locals; strings in it stay."""
+    if not names:
+        return expression
+    tree = ast.parse(expression, mode="eval")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            node.id = names.get(node.id, node.id)
+    return ast.unparse(tree)
 
 
 @dataclass(frozen=True, slots=True)

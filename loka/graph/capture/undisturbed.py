@@ -59,6 +59,7 @@ def _settings() -> contextlib.AbstractContextManager[Any]:
         "automatic_dynamic_shapes": False, "assume_static_by_default": True, "specialize_float": True,
         "allow_rnn": True, "suppress_errors": False, "side_effect_replay_policy": "error",
         "fake_tensor_cache_enabled": False,  # it is the process's, and would keep each capture's symbols
+        "run_gc_after_compile": False,  # up to 50 ms each, and Python collects by itself
     }  # fmt: skip
     known = {name: value for name, value in wanted.items() if hasattr(torch._dynamo.config, name)}
     stack.enter_context(torch._dynamo.config.patch(**known))

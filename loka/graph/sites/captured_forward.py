@@ -1,4 +1,4 @@
-"""A module's forward as torch reads it, with what `operations_of` needs to know about each node.
+"""A module's forward as torch reads it, with what `Reader` needs to know about each node.
 
 Nodes have in `meta`: `example_value`; `stack`, the modules whose forwards they are in, relative to the captured one; of
 products, norms and activations `place`; and `transformed` if a transform of torch.func is active. A tensor that is

@@ -36,7 +36,8 @@ from loka.graph.sites.captured_forward import (
     with_values,
 )
 from loka.graph.sites.children import ModuleRun, fake_copy, real_copy, run_module, undisturbed
-from loka.graph.sites.operations import Leaf, Operation, Operations, OtherProduct, Reader
+from loka.graph.sites.operations import Operation, Operations, OtherProduct
+from loka.graph.sites.reader import Leaf, Reader
 from loka.graph.sites.sizes import Sizes, Symbols, UnknownSizeError
 from loka.graph.sites.train_eval_diff import depends_on_mode
 from loka.model.build_model import BuiltModel
@@ -155,6 +156,7 @@ class _Reading:
         self.unread: dict[str, str] = {}  # modules whose children are read, with the reason
         self._made: dict[int, Operation] = {}  # of tensors in the first run
         self._descriptions: dict[str, Any] = {}
+        self._found: dict[tuple[int, ...], CapturedForward | None] = {}  # by the ids of calls, which are kept
         self._kept: list[ModuleRun] = []  # whose tensors' ids are names
         self._mode: FakeTensorMode | None = None
         self._running: dict[str, nn.Module] | None = None
@@ -206,7 +208,13 @@ class _Reading:
         return self._read_children(name, caller, calls, self._running)
 
     def _forward(self, name: str, calls: Sequence[ModuleCall]) -> CapturedForward | None:
-        """The forward of a module; None where it is not read."""
+        """The forward of a module; None where it is not read. Calls are kept as long as this reading."""
+        key = tuple(map(id, calls))
+        if key not in self._found:
+            self._found[key] = self._look_up(name, calls)
+        return self._found[key]
+
+    def _look_up(self, name: str, calls: Sequence[ModuleCall]) -> CapturedForward | None:
         module, unread, key = self.model.modules[name], self.model.unread, (name, len(calls))
         if key not in unread and sum(1 for _ in module.modules()) > READ:
             unread[key] = CannotCaptureError(f"it has more than {READ} modules")

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from loka.graph.equivalence import NormsInFloat32
-from loka.graph.ir import GEMMS, CannotTraceError, ForwardIR, Ref, RefKind, Statement, names_read
+from loka.graph.ir import GEMMS, CannotTraceError, ForwardIR, Ref, RefKind, Statement, names_read, renamed
 from loka.graph.source import has_hooks
 from loka.graph.trace.examples import Examples
 from loka.graph.trace.observed_shapes import observed_values
@@ -76,7 +76,7 @@ def with_wide_results(
         except (RuntimeError, TypeError, ValueError):
             return forward
         dtypes.append({name: x.dtype for name in names if isinstance(x := values.get(name), torch.Tensor)})
-    statements, result = list(forward.statements), forward.result
+    statements, wider = list(forward.statements), dict[str, str]()
     taken = {*names, *(step.target for step in (*traced.statements, *statements))}
     for name, dtype in dtypes[0].items():
         now = dtypes[1].get(name, dtype)
@@ -85,8 +85,8 @@ def with_wide_results(
         wide = variable(f"{name}_wide", taken)
         operands = Ref(RefKind.LOCAL, name), Ref(RefKind.ATTRIBUTE, parameters[dtype])
         statements.append(Statement(wide, "to", "{0}.to(torch.promote_types({0}.dtype, {1}.dtype))", operands))
-        result = re.sub(rf"\b{name}\b", wide, result)
-    return replace(forward, statements=tuple(statements), result=result)
+        wider[name] = wide
+    return replace(forward, statements=tuple(statements), result=renamed(forward.result, wider))
 
 
 def _moves(step: Statement) -> bool:

@@ -135,6 +135,25 @@ class AddsItsBiasInside(AddsItsBias):
         return x * super().forward(x)
 
 
+class NamesItsSum(AddsItsBias):
+    """The key of the result is the name of the local."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        add = x @ self.weight + self.bias
+        return {"add": add}
+
+
+def test_a_cast_of_a_result_leaves_the_keys_of_a_dictionary() -> None:
+    module = NamesItsSum()
+    batches = {batch: ModelInputs((torch.randn(batch, 8),)) for batch in (3, 5)}
+    forward = trace_forward(module, "", capture_examples(module, [""], batches)[""], sites=["weight"])
+    assert isinstance(forward, ForwardIR), forward
+    (call,) = (step.call for step in forward.statements if step.call is not None)
+    assert call.bias is not None
+    with torch.autocast("cpu", torch.bfloat16):
+        assert with_forward(module, forward)(torch.randn(4, 8))["add"].dtype == torch.float32
+
+
 @pytest.mark.parametrize("kind", [AddsItsBias, AddsItsBiasInside])
 def test_a_folded_bias_gives_no_result_another_dtype(kind: type[Body]) -> None:
     module = kind()
