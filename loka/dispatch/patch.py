@@ -13,10 +13,19 @@ import torch
 from torch import nn
 
 from loka.dispatch.bind.bind_warnings import warn_without_fp8
-from loka.dispatch.bind.bound import Bound, derived_class, is_frozen_class, unbound_class
+from loka.dispatch.bind.bound import (
+    Bound,
+    derived_class,
+    frozen,
+    is_frozen_class,
+    refresh,
+    stale_sites,
+    unbound_class,
+)
 from loka.dispatch.bind.check_model import BACK, ForwardCheck, changes_since, shown
+from loka.dispatch.bind.frozen import is_replaced
 from loka.dispatch.bind.wrappers import find_module, unwrap
-from loka.dispatch.bound_state import BoundModule, KeptModule, bind, frozen_weights, refresh_module, stale_sites, unbind
+from loka.dispatch.bound_state import BoundModule, KeptModule, bind, unbind
 from loka.dispatch.dispatch_errors import BindError, LokaWarning, VerifyError
 from loka.dispatch.frozen_since import ChangedGradients, changed_gradients
 from loka.dispatch.keep_sites import chosen_modules
@@ -125,13 +134,16 @@ class Patch:
         self._since = {number: call_counters.counts(number) for number, _ in self._labels()}
 
     def refresh(self) -> None:
-        """Quantize frozen weights again, in place; no effect in mode "train". load_state_dict does it automatically.
+        """Quantize frozen weights again, in place; no effect in mode "train".
+
+        load_state_dict and eager calls after a change do so by themselves. Needed after writes through `.data`, and
+        where weights were changed in place under torch.compile or a CUDA graph.
 
         Raises BindError if FSDP has split the weights since `apply`: load first, then apply, then shard.
         """
         self._require_bound("refresh")
         for _, module in self._here():
-            refresh_module(module)
+            refresh(module)
 
     def keep(self, *patterns: str) -> tuple[str, ...]:
         """Send sites back to the model's own forward, as `compute: keep` would, and return their names.
@@ -171,8 +183,8 @@ class Patch:
         back = [kept for kept in self._kept if kept.bound in chosen]
         if lost := [shown(kept.bound.name) for kept in back if not self._is_own(kept)]:
             raise BindError(f"{self._package}: cannot restore {', '.join(lost)}: replaced or bound anew since `keep`")
-        frozen = [frozen_weights(kept.bound_class, kept.bound.module) for kept in back]
-        for kept, weights in zip(back, frozen, strict=True):
+        quantized = [frozen(kept.bound_class, kept.bound.module) for kept in back]
+        for kept, weights in zip(back, quantized, strict=True):
             bind(kept.bound.module, kept.bound_class, kept.bound.counters, weights, kept.records)
         self._kept = tuple(kept for kept in self._kept if kept not in back)
         self._modules = self._in_order([*self._modules, *(kept.bound for kept in back)])
@@ -201,7 +213,7 @@ class Patch:
                 elif fp8 is False and issubclass(found, Bound):
                     module.__class__ = self._own_class(found)
             for each in unbound if fp8 is True else ():
-                bind(each.bound.module, each.bound_class, each.bound.counters, (), each.records)
+                bind(each.bound.module, each.bound_class, each.bound.counters, None, each.records)
             yield here
         finally:
             for each in unbound:
@@ -353,8 +365,8 @@ class Patch:
             yield f"{shown(name)}: was replaced in the model since apply"
         found = list(changes_since(module, bound.counters.binding, check))
         yield from (f"{shown(name)}: {problem}" for problem in found)
-        # What is not there any more cannot be quantized to compare with it.
-        if not found and (stale := stale_sites(module)):
+        # What is not there any more cannot be quantized to compare with it; the next call sees what was replaced.
+        if not found and not is_replaced(module) and (stale := stale_sites(module)):
             yield f"{', '.join(stale)}: the weight changed since it was frozen: call patch.refresh()"
 
 

@@ -11,11 +11,11 @@ from torch import nn
 
 from loka.dispatch.bind.adapt_model import adapting
 from loka.dispatch.bind.bind_warnings import warn_of_devices, warn_without_fp8
-from loka.dispatch.bind.bound import Binding, CallCounters, derive
+from loka.dispatch.bind.bound import Binding, CallCounters, derive, frozen
 from loka.dispatch.bind.check_model import AGAIN, library_problems, match_modules
 from loka.dispatch.bind.unplanned import planned_model_of, unplanned_products
 from loka.dispatch.bind.wrappers import ClosedWrapperError, planned_inside, unwrap
-from loka.dispatch.bound_state import BoundModule, bind, frozen_weights, unbind
+from loka.dispatch.bound_state import BoundModule, bind, unbind
 from loka.dispatch.dispatch_errors import BindError, LokaWarning
 from loka.dispatch.patch import Patch
 from loka.dispatch.static_scales import keep_from_ddp, names_in
@@ -88,12 +88,12 @@ def _bound(
         raise BindError(f"{package} does not know all of this model, which is left as it was:", [unplanned])
     # Do everything that can fail before the first module changes.
     derived = [(match, derive(match.generated, type(match.module))) for match in matches]
-    prepared = [(match, bound_class, frozen_weights(bound_class, match.module)) for match, bound_class in derived]
+    prepared = [(match, bound_class, frozen(bound_class, match.module)) for match, bound_class in derived]
     bound = []
     try:
-        for match, bound_class, frozen in prepared:
+        for match, bound_class, quantized in prepared:
             counters = CallCounters(match.sites, match.binding, mode)
-            bind(match.module, bound_class, counters, frozen)
+            bind(match.module, bound_class, counters, quantized)
             bound.append(BoundModule(match.name, match.module, counters))
     except BaseException:  # including an interrupt: never leave the model half bound
         for match in matches:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import copyreg
 import functools
+import inspect
 import types
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -15,6 +17,20 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from loka.dispatch.bind.frozen import (
+    Frozen,
+    FrozenSource,
+    Mark,
+    drop_frozen,
+    frozen_module,
+    frozen_names,
+    has_changed,
+    quantize,
+    same_kind,
+    set_frozen,
+    set_sources,
+    without_frozen,
+)
 from loka.dispatch.dispatch_errors import BindError, FrozenWeightError
 from loka.dispatch.static_scales import StaticScale, drop_static_scales, renew_overflow_stats, set_static_scales
 from loka.graph.fingerprint import Fingerprint
@@ -22,9 +38,6 @@ from loka.graph.source import in_script, script_file
 from loka.graph.wrappers import unsharded_class
 from loka.kernels import call_counters
 from loka.kernels.gemm.scaled_mm import KERNEL
-
-# Result of a generated class's `quantize`: for each site the FP8 weight and its scales, or None.
-Frozen = tuple[tuple[torch.Tensor, torch.Tensor] | None, ...]
 
 
 class CallCounters:
@@ -41,6 +54,10 @@ class CallCounters:
         self.mode = mode
         self._planned = binding.in_mode(mode)
         self.gemms = tuple(map(tuple, self._planned))  # for each site, its FP8 GEMMs in this mode; Probe reads them
+        # The Parameters that frozen weights were quantized from; what a call compares; and what compiled code has.
+        self.frozen_from: tuple[FrozenSource, ...] = ()
+        self.frozen_marks: tuple[Mark, ...] = ()
+        self.frozen_paths: tuple[tuple[str, ...], ...] = ()
 
     def counter_id(self, index: int) -> int:
         """The counter id of the fprop of site `index`."""
@@ -95,14 +112,14 @@ class Bound(nn.Module):
                 f"{type_name(derived.loka_original)} pickles in a way of its own (__reduce__), which a bound module "
                 "cannot follow: remove the patch before copying or saving the whole model, or save its state_dict"
             )
-        state = _without_frozen(reduced[2]) if is_frozen_class(derived.loka_generated) else reduced[2]
+        state = without_frozen(reduced[2]) if is_frozen_class(derived.loka_generated) else reduced[2]
         return _rebuild, (derived.loka_generated, derived.loka_original), state, *reduced[3:]
 
     def __setstate__(self, state: Any) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         generated = derived_class(type(self)).loka_generated
         if is_frozen_class(generated):
-            set_frozen(self, quantize(generated, self))
+            freeze(self)
         renew_overflow_stats(self, generated.loka_known)
 
     def __copy__(self) -> Self:
@@ -112,8 +129,11 @@ class Bound(nn.Module):
         else:
             rebuild, arguments, state = self.__reduce_ex__(2)[:3]
             copied = rebuild(*arguments)
-            copied.__setstate__(state)
-        copied.loka = self.loka.copy()
+            copied.__setstate__({**state, "loka": self.loka.copy()})
+        if copied.loka is self.loka:
+            copied.loka = self.loka.copy()
+            if is_frozen_class(derived_class(type(self)).loka_generated):
+                freeze(copied)
         return copied  # type: ignore[no-any-return]
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
@@ -134,7 +154,7 @@ class Bound(nn.Module):
                 for name, buffer in frozen.items():
                     self.register_buffer(name, buffer.to(device), persistent=False)
             elif is_frozen_class(generated):
-                set_frozen(self, quantize(generated, self))
+                freeze(self)
             set_static_scales(self, generated.loka_known, records)
 
     def extra_repr(self) -> str:
@@ -158,7 +178,8 @@ def derive(generated: type[Bound], original: type[nn.Module]) -> type[Bound]:
     forward = own_function(generated.forward)
     if is_frozen_class(generated):
         namespace["loka_forward"] = forward
-        forward = own_function(_forward_without_gradients)
+        forward = own_function(_frozen_forward)
+        forward.__signature__ = inspect.signature(generated.forward)
         if hasattr(original, "quantize"):  # keep the user's method of that name
             namespace["quantize"] = original.quantize
     namespace["forward"] = forward
@@ -200,56 +221,51 @@ def is_frozen_class(generated: type[Bound]) -> bool:
     return hasattr(generated, "quantize")
 
 
-def quantize(generated: type[Bound], module: nn.Module) -> Frozen:
-    """Quantize the weights of `module` by a generated class's `quantize`, without storing them."""
-    with torch.inference_mode(False), torch.no_grad():
-        frozen: Frozen = generated.quantize(module)  # type: ignore[attr-defined]
-    return frozen
+def frozen(bound: type, module: nn.Module) -> Frozen | None:
+    """The weights of a module, quantized as the class made by `derive` keeps them; None in mode "train"."""
+    generated = derived_class(bound).loka_generated
+    return quantize(generated.quantize, module) if is_frozen_class(generated) else None  # type: ignore[attr-defined]
 
 
-def frozen_names(index: int) -> tuple[str, str]:
-    """Names of the buffers of site `index`: FP8 weight and scales."""
-    return f"loka_weight_{index}", f"loka_scale_{index}"
+def freeze(module: Bound) -> None:
+    """Quantize the weights of a module, and keep them."""
+    made = frozen(type(module), module)
+    if made is not None:
+        set_frozen(module, made)
 
 
-def set_frozen(module: nn.Module, frozen: Frozen) -> None:
-    """Store frozen weights as non-persistent buffers, in existing ones if possible, since CUDA graphs read them."""
-    for index, pair in enumerate(frozen):
-        if pair is None:
-            continue
-        for name, value in zip(frozen_names(index), pair, strict=True):
-            buffer = module._buffers.get(name)
-            if buffer is not None and same_kind(buffer, value):
-                with torch.inference_mode(False), torch.no_grad():
-                    buffer.copy_(value)
-            else:
-                module.register_buffer(name, value, persistent=False)
+def refresh(module: Bound) -> None:
+    """Quantize one module's frozen weights again. Raises BindError if this process has only a part of them."""
+    if is_frozen_class(derived_class(type(module)).loka_generated):
+        if is_split(module):
+            raise BindError(
+                f"{', '.join(module.loka.sites)}: FSDP has split the weights since apply, so that they "
+                "cannot be quantized again, and the frozen ones stay as they are: load the weights, apply with "
+                "mode='infer', then shard (fully_shard), in this order"
+            )
+        freeze(module)
 
 
-def same_kind(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """True if two tensors agree in shape, dtype and device."""
-    return (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
+def stale_sites(module: Bound) -> tuple[str, ...]:
+    """The sites of a module whose frozen weight no longer equals the quantized parameter.
+
+    () if FSDP has split the parameters: to compare, all processes would have to gather them. Waits for the device.
+    """
+    made = None if is_split(module) else frozen(type(module), module)
+    stale = []
+    for index, pair in enumerate(made.pairs if made is not None else ()):
+        kept = tuple(module._buffers[name] for name in frozen_names(index)) if pair is not None else ()
+        if not all(_same_bits(now, then) for now, then in zip(pair or (), kept, strict=True)):
+            stale.append(module.loka.sites[index])
+    return tuple(stale)
 
 
-def drop_frozen(module: Bound) -> dict[str, torch.Tensor]:
-    """Remove the buffers of `set_frozen`; returns them."""
-    frozen = {}
-    for index in range(len(module.loka.sites)):
-        for name in frozen_names(index):
-            buffer = module._buffers.pop(name, None)
-            module._non_persistent_buffers_set.discard(name)
-            if buffer is not None:
-                frozen[name] = buffer
-    return frozen
-
-
-def _without_frozen(state: Any) -> Any:
-    """A module's state without frozen weights: pickle cannot load FP8, and they are derived from the rest."""
-    if not isinstance(state, dict) or "_buffers" not in state:
-        return state
-    names = {name for index in range(len(state["loka"].sites)) for name in frozen_names(index)}
-    buffers = {name: buffer for name, buffer in state["_buffers"].items() if name not in names}
-    return {**state, "_buffers": buffers, "_non_persistent_buffers_set": state["_non_persistent_buffers_set"] - names}
+def _same_bits(now: torch.Tensor, then: torch.Tensor | None) -> bool:
+    if then is None or not same_kind(now, then):
+        return False
+    if now.device.type == "meta":
+        return True
+    return torch.equal(now.contiguous().view(torch.uint8), then.contiguous().view(torch.uint8))
 
 
 def own_function(function: Any) -> Any:
@@ -267,11 +283,73 @@ def own_function(function: Any) -> Any:
     return copied
 
 
-def _forward_without_gradients(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Forward of a frozen module: the generated one. Raises FrozenWeightError if a gradient would be lost."""
+def _frozen_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Forward of a frozen module: the generated one, with weights that are not stale.
+
+    A changed Parameter is quantized anew; where the call is compiled, it raises, and so it does where a gradient would
+    be lost (FrozenWeightError). An exported program has the weights that there were.
+    """
     if torch.is_grad_enabled():
         _refuse_gradients(self, args, kwargs)
+    if not torch.compiler.is_compiling():
+        if torch._C._are_functorch_transforms_active():
+            raise FrozenWeightError(
+                f"{', '.join(self.loka.sites)}: frozen FP8 weights have no rules for torch.func (vmap, grad, jvp): "
+                "call the model outside, or apply the package with mode='train'"
+            )
+        # Calls nothing written in Python: of a frame that Dynamo skips it compiles those.
+        for parameters, name, address, version in self.loka.frozen_marks:
+            now = parameters.get(name)
+            if now is None or now.data_ptr() != address or (version is not None and now._version != version):
+                torch.compiler.disable(_refresh_if_changed)(self)  # type: ignore[no-untyped-call]
+                break
+    elif self.loka.frozen_paths and not torch.compiler.is_exporting():
+        weights = [_at(self, path) for path in self.loka.frozen_paths]
+        torch.ops.loka_frozen.check(weights, self.loka.counter_id(0))
     return self.loka_forward(*args, **kwargs)
+
+
+def _refresh_if_changed(module: Bound) -> None:
+    if has_changed(module):
+        refresh(module)
+    else:  # FSDP gathered it somewhere else
+        set_sources(module, module.loka.frozen_from)
+
+
+def _check(weights: Sequence[torch.Tensor], number: int) -> None:
+    """The operator `loka_frozen::check`, in a compiled forward: raises FrozenWeightError for stale weights.
+
+    `weights` are the Parameters that the graph is given. Those that torch does not know to be unchanged, as after FSDP
+    gathered them, are compared, once, which waits for the device.
+    """
+    module = frozen_module(number)
+    known = module.loka.frozen_from if isinstance(module, Bound) else ()
+    if all(source.is_of(weight) for source, weight in zip(known, weights, strict=False)):
+        return
+    if not isinstance(module, Bound) or is_split(module):
+        return
+    here = quantize(derived_class(type(module)).loka_generated.quantize, module)  # type: ignore[attr-defined]
+    others = any(not source.is_at(weight) for source, weight in zip(here.sources, weights, strict=True))
+    if stale := module.loka.sites if others else stale_sites(module):
+        raise FrozenWeightError(
+            f"{', '.join(stale)}: the weight is not the one that was frozen: call patch.refresh() after changing "
+            "weights; for calls with other weights (functional_call), apply the package with mode='train'"
+        )
+    set_sources(module, here.sources)
+
+
+_library = torch.library.Library("loka_frozen", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define("check(Tensor[] weights, SymInt number) -> ()", tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
+_library.impl("check", _check, "CPU")  # type: ignore[no-untyped-call]
+_library.impl("check", _check, "CUDA")  # type: ignore[no-untyped-call]
+torch.library.register_fake("loka_frozen::check", lambda weights, number: None, lib=_library)
+torch.fx.node.has_side_effect(torch.ops.loka_frozen.check.default)
+
+
+def _at(module: Any, path: tuple[str, ...]) -> Any:
+    for name in path:
+        module = getattr(module, name)
+    return module
 
 
 def _refuse_gradients(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
