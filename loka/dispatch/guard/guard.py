@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from loka.dispatch.bind.bound import Bound
+from loka.dispatch.bind.check_model import shown
 from loka.dispatch.bind.wrappers import ClosedWrapperError, unwrap
 from loka.dispatch.bound_state import BoundModule
 from loka.dispatch.dispatch_errors import BindError
 from loka.dispatch.guard.nonfinite_layer import first_nonfinite
+from loka.dispatch.guard.ranks import Ranks
 from loka.dispatch.guard.runs import Fp8Run, OwnRun, undisturbed
-from loka.dispatch.guard.verdicts import Fault, Judge, Norms, promises, read
+from loka.dispatch.guard.saved_state import OTHER_STATE, SavedModule, read_state
+from loka.dispatch.guard.verdicts import Fault, Judge, Norms, Past, promises, read
 from loka.dispatch.patch import Patch
 from loka.errors import InputError
 
@@ -92,6 +94,11 @@ class _Guarded:
     falls: int = 0
     good: int = 0  # checks within limits since it fell back
 
+    @property
+    def is_fallen(self) -> bool:
+        """True if it runs by its own forward because of the guard; it may have been restored by hand."""
+        return self.fallen and not isinstance(self.bound.module, Bound)
+
 
 class Guard:
     """Compares FP8 with the model's own GEMMs while it trains, and sends modules back where they part too far.
@@ -126,6 +133,9 @@ class Guard:
     With DDP and FSDP2 all ranks have to call `step` alike; they check the same steps, on batches of their own, and
     decide together. Call `step` between optimizer steps, not amid an accumulation under FSDP2.
 
+    `state_dict` and `load_state_dict` let a resumed job go on where the last one was: save it with the optimizer's, and
+    load it into a guard of the same package. It is plain data, and the same on all ranks.
+
     Args:
         model: The model that is trained, as the loop has it: compiled, in DDP, sharded.
         patch: What `apply` returned for it, in mode "train".
@@ -138,9 +148,12 @@ class Guard:
         margin: Limit of a figure, in multiples of what the plan promises.
         return_after: Good checks in a row after which a fallen module returns; None: it stays.
         group: Ranks that check together; None: all.
+        hooks: Run hooks on modules and parameters in a check too; needed where the loss or the model works by one, as
+            by an output that a hook changes or keeps. False: a check runs torch's own alone, as those of FSDP2, so that
+            a hook which counts or logs runs once a step.
 
     Attributes:
-        events: All findings so far.
+        events: All findings of this guard so far.
         report: The figures of the last check; None before the first.
 
     Raises:
@@ -159,6 +172,7 @@ class Guard:
         margin: float = 3.0,
         return_after: int | None = 20,
         group: ProcessGroup | None = None,
+        hooks: bool = False,
     ) -> None:
         if not isinstance(patch, Patch):
             raise InputError(f"guard: patch must be what apply returned, not a {type(patch).__name__}")
@@ -176,6 +190,7 @@ class Guard:
         self._rows = rows
         self._return_after = return_after
         self._ranks = Ranks(group)
+        self._hooks = hooks
         self._step = 0
         self._next = every - 1
         self.events: tuple[GuardEvent, ...] = ()
@@ -189,9 +204,7 @@ class Guard:
     @property
     def fallen(self) -> tuple[str, ...]:
         """Names of the modules that run by their own forwards at the moment."""
-        return tuple(
-            name for name, each in self._guarded.items() if each.fallen and not isinstance(each.bound.module, Bound)
-        )
+        return tuple(name for name, each in self._guarded.items() if each.is_fallen)
 
     def step(self, batch: Any) -> tuple[GuardEvent, ...]:
         """Report a training step and its batch, before it; checks if it is due. Returns what was found.
@@ -203,9 +216,59 @@ class Guard:
         if step < self._next:
             return ()
         events = self._check(step, batch)
-        in_doubt = any(each.judge.in_doubt for each in self._guarded.values() if not each.fallen)
-        self._next = self._step if in_doubt else self._step + (self._every - 1 - self._step) % self._every
+        self._next = self._due()
         return events
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the guard knows: steps, the modules that fell back, and past figures; not its `events`.
+
+        Plain data: torch.save writes it, torch.load reads it with weights_only=True, and JSON holds it.
+        """
+        modules = [
+            {
+                "name": name,
+                "sites": list(each.bound.counters.sites),
+                "fallen": each.is_fallen,
+                "falls": each.falls,
+                "good": each.good,
+                "judge": each.judge.state(),
+            }
+            for name, each in self._guarded.items()
+        ]
+        return {"package": self._patch.package, "step": self._step, "modules": modules}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state_dict`: what had fallen back falls back at once, and steps are counted on.
+
+        Modules that the user keeps stay kept, and modules that the state does not know start without a past. With
+        several ranks give all of them the same state. Raises InputError, with nothing changed, for the state of another
+        package, one with sites that this patch does not have, and what is no state; BindError if the patch was removed.
+        """
+        step, saved = read_state(state, self._patch.package)
+        for name, module in saved.items():
+            sites = self._guarded[name].bound.counters.sites if name in self._guarded else ()
+            if sites != module.sites:
+                raise InputError(
+                    f"guard: the state has {shown(name)} with {', '.join(module.sites) or 'no site'}, where this patch "
+                    f"of {self._patch.package} has {', '.join(sites) or 'none'}: {OTHER_STATE}"
+                )
+        with self._patch.trial(None):
+            self._step = step  # raises if it was removed
+        for name, each in self._guarded.items():
+            module = saved.get(name, SavedModule((), False, 0, 0, Past({}, False)))
+            kept = not each.is_fallen and not isinstance(each.bound.module, Bound)  # by the user
+            if module.fallen and isinstance(each.bound.module, Bound):
+                self._patch._send_back((each.bound,))
+            elif each.is_fallen and not module.fallen:
+                self._patch._bring_back((each.bound,))
+            each.fallen, each.falls, each.good = module.fallen and not kept, module.falls, module.good
+            each.judge.go_on(module.past)
+        self._next = self._due()
+
+    def _due(self) -> int:
+        """The next step that is checked."""
+        in_doubt = any(each.judge.in_doubt for each in self._guarded.values() if not each.fallen)
+        return self._step if in_doubt else self._step + (self._every - 1 - self._step) % self._every
 
     def _check(self, step: int, batch: Any) -> tuple[GuardEvent, ...]:
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
@@ -229,18 +292,18 @@ class Guard:
 
     def _compare(self, batch: Any) -> tuple[dict[str, dict[str, Norms]], float, float]:
         """Norms of each module that ran, and the loss without and with FP8; the same on all ranks."""
-        with undisturbed(self._model), self._patch.trial(fp8=False) as bound:
+        with undisturbed(self._model, self._hooks), self._patch.trial(fp8=False) as bound:
             own = OwnRun(bound)
             with own.watching():
                 loss = self._loss_of(batch)
                 if not any(run.calls for run in own.modules.values()) and self._guarded:
                     raise InputError("guard: loss ran none of the bound modules: call the model that it is given")
                 own.backward(loss)
-        with undisturbed(self._model), self._patch.trial(fp8=True) as bound:
+        with undisturbed(self._model, self._hooks), self._patch.trial(fp8=True) as bound:
             run = Fp8Run(bound, own)
             with run.watching():
                 run.backward(self._loss_of(batch))
-        with undisturbed(self._model), self._patch.trial(None), torch.no_grad():
+        with undisturbed(self._model, self._hooks), self._patch.trial(None), torch.no_grad():
             loss_fp8 = self._loss(self._model, batch)
         norms = read({name: each.figures for name, each in run.modules.items() if each.calls})
         flat = [value for each in norms.values() for pair in each.values() for value in (pair.apart, pair.own)]
@@ -261,7 +324,7 @@ class Guard:
     def _decide(self, step: int, each: _Guarded, fault: Fault | None) -> GuardEvent | None:
         """Send a module back or let it return."""
         bound = each.bound
-        each.fallen &= not isinstance(bound.module, Bound)  # it may have been restored by hand
+        each.fallen = each.is_fallen
         if each.fallen:
             each.good = 0 if fault is not None or each.judge.in_doubt else each.good + 1
             if self._return_after is None or each.falls > 1 or each.good < self._return_after:
@@ -290,7 +353,7 @@ class Guard:
         without = all(map(math.isfinite, [report.loss, *own]))
         if without and math.isfinite(report.loss_fp8):
             return None
-        with undisturbed(self._model), self._patch.trial(None if without else False) as bound:
+        with undisturbed(self._model, self._hooks), self._patch.trial(None if without else False) as bound:
             found = first_nonfinite(self._model, bound, self._loss, batch, tensors_in(batch))
         name, what = self._ranks.first(found) or ("the loss", "the output of each layer is finite")
         how = "only with FP8 before it" if without else "without FP8 too"
@@ -334,32 +397,3 @@ def first_rows(batch: Any, rows: int) -> Any:
             "and cut the batch in `loss`, or give `step` tuples, lists or dicts of tensors with a row for each sample"
         )
     return tree_map(lambda leaf: leaf[:rows] if isinstance(leaf, Tensor) and leaf.dim() else leaf, batch)
-
-
-class Ranks:
-    """The ranks that check together: those of `group`, or all where torch.distributed is initialised."""
-
-    def __init__(self, group: ProcessGroup | None) -> None:
-        self._group = group
-
-    def first(self, found: tuple[str, str] | None) -> tuple[str, str] | None:
-        """What the first rank that found something found; collective."""
-        if not self._several():
-            return found
-        everyone: list[tuple[str, str] | None] = [None] * dist.get_world_size(self._group)
-        dist.all_gather_object(everyone, found, group=self._group)
-        return next((each for each in everyone if each is not None), None)
-
-    def _several(self) -> bool:
-        return dist.is_available() and dist.is_initialized()
-
-    def largest(self, values: Sequence[float]) -> list[float]:
-        """The largest of each value over the ranks, inf where it is not finite on one; collective."""
-        finite = [value if math.isfinite(value) else math.inf for value in values]
-        if not values or not self._several():
-            return finite
-        nccl = "nccl" in dist.get_backend(self._group)
-        device = torch.device("cuda", torch.cuda.current_device()) if nccl else None
-        packed = torch.tensor(finite, dtype=torch.float64, device=device)
-        dist.all_reduce(packed, dist.ReduceOp.MAX, group=self._group)
-        return packed.tolist()

@@ -12,11 +12,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn.modules import module as torch_modules
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from torch.utils.hooks import RemovableHandle
@@ -29,6 +31,11 @@ from loka.errors import InputError
 _REENTRANT = (
     "a checkpoint with use_reentrant=True gives no gradients of single tensors: use "
     "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
+)
+
+_OLD_GRAPH = (
+    "the loss reads a tensor of the last training step, as one that a hook keeps: hooks do not run in a check, unless "
+    "the guard is made with hooks=True"
 )
 
 Loss = Callable[[nn.Module, Any], Tensor]
@@ -212,9 +219,11 @@ def gradients(loss: Tensor, wanted: Sequence[Any]) -> Iterator[Tensor | None]:
     try:
         found = iter(torch.autograd.grad(loss, tensors, allow_unused=True) if tensors else ())
     except RuntimeError as error:
-        if "use_reentrant" not in str(error):
-            raise
-        raise InputError(f"guard: {_REENTRANT}") from error
+        if "use_reentrant" in str(error):
+            raise InputError(f"guard: {_REENTRANT}") from error
+        if "a second time" in str(error):
+            raise InputError(f"guard: {_OLD_GRAPH}") from error
+        raise
     return iter([next(found) if isinstance(each, GradientEdge) or each.requires_grad else None for each in wanted])
 
 
@@ -244,10 +253,11 @@ def _parameters(bound: BoundModule) -> Iterator[tuple[str, Tensor]]:
 
 
 @contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
+def undisturbed(model: nn.Module, hooks: bool = False) -> Iterator[None]:
     """Context in which a model may run: eagerly, with gradients; buffers and random numbers are as before after it.
 
-    Each such context starts from the same random numbers, so that dropout is equal in all of them.
+    Each such context starts from the same random numbers, so that dropout is equal in all of them. `hooks`: run the
+    user's hooks too.
     """
     buffers = [
         (module, name, buffer, buffer.detach().clone())
@@ -261,6 +271,8 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         stack.enter_context(torch.random.fork_rng([device for device in devices if device.index is not None]))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(torch.compiler.set_stance("force_eager"))
+        if not hooks:
+            stack.enter_context(_without_hooks(model))
         for module in model.modules():
             if isinstance(module, DistributedDataParallel):  # around a part of the model
                 stack.enter_context(module.no_sync())
@@ -273,3 +285,37 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
                 for module, name, buffer, value in buffers:
                     module._buffers[name] = buffer
                     buffer.copy_(value)
+
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
+@contextmanager
+def _without_hooks(model: nn.Module) -> Iterator[None]:
+    """Context without the user's hooks of modules, parameters, and all modules of the process.
+
+    They come back in their dictionaries, which handles and compiled code know, and in their order.
+    """
+    places = [getattr(module, name) for module in model.modules() for name in _HOOKS]
+    places += [getattr(torch_modules, f"_global{name}") for name in _HOOKS]
+    taken = [(place, {key for key, hook in place.items() if not _is_torchs(hook)}) for place in places]
+    taken += [(each._backward_hooks, set(each._backward_hooks)) for each in model.parameters() if each._backward_hooks]
+    before = [dict(place) for place, _ in taken]
+    try:
+        for place, users in taken:
+            for key in users:
+                del place[key]
+        yield
+    finally:
+        for (place, users), hooks in zip(taken, before, strict=True):
+            if users:
+                left = dict(place)
+                place.clear()
+                place.update({key: hook for key, hook in hooks.items() if key in users or key in left} | left)
+
+
+def _is_torchs(hook: Any) -> bool:
+    """True for a hook that torch has put there: FSDP2 gathers weights in one, `prune` computes them."""
+    while isinstance(hook, partial):
+        hook = hook.func
+    return str(getattr(hook, "__module__", None)).partition(".")[0] == "torch"

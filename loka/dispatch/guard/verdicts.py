@@ -171,6 +171,19 @@ class _Track:
             self.past.append(oldest)
         self.recent.append((relative, absolute))
 
+    def state(self) -> list[Any]:
+        """The fields in order, as plain data."""
+        return [list(self.norms), [list(pair) for pair in self.recent], [list(pair) for pair in self.past], self.over]
+
+    @classmethod
+    def of(cls, norms: Any, recent: Any, past: Any, over: Any) -> _Track:
+        """A track of what `state` gave."""
+        track = cls(over=int(over))
+        track.norms.extend(map(float, norms))
+        track.recent.extend((float(relative), float(absolute)) for relative, absolute in recent)
+        track.past.extend((float(relative), float(absolute)) for relative, absolute in past)
+        return track
+
     def drift(self, promise: float) -> tuple[float, float] | None:
         """The relative error lately and before, if both it and the absolute one have drifted."""
         if len(self.recent) < RECENT:
@@ -183,6 +196,20 @@ class _Track:
             return False
         usual, usual_absolute = (_usual(each) for each in zip(*self.past, strict=True))
         return relative > max(DRIFT * usual, promise) and absolute > DRIFT * usual_absolute
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What `Judge.state` gave, read again."""
+
+    tracks: dict[str, _Track]
+    in_doubt: bool
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> Past:
+        """Raises LookupError, TypeError or ValueError for what is no such state."""
+        tracks = {str(name): _Track.of(*fields) for name, *fields in state["figures"]}
+        return cls(tracks, bool(state["in_doubt"]))
 
 
 def _usual(values: Iterable[float]) -> float:
@@ -217,6 +244,14 @@ class Judge:
         for track in self._tracks.values():
             track.recent.clear()
             track.over = 0
+
+    def state(self) -> dict[str, Any]:
+        """The past of all figures, as plain data."""
+        return {"in_doubt": self.in_doubt, "figures": [[name, *each.state()] for name, each in self._tracks.items()]}
+
+    def go_on(self, past: Past) -> None:
+        """Take on the past of another judge."""
+        self._tracks, self.in_doubt = past.tracks, past.in_doubt
 
     def _one(self, figure: str, norms: Norms, promise: float) -> Fault | None:
         expected = promise if figure in (OUTPUT, INPUT_GRADIENT) else SUMS * promise

@@ -54,6 +54,8 @@ def _guarded(rank, wrapped):
             planted_faults.plant(faults, number, "wgrad is infinite")
         guard.step(_rows(rank, 0))
         found["fallen"].append(guard.fallen)
+    found["state"] = guard.state_dict()
+    found["resumed"] = _resumed(rank, wrapped, found["state"])
     for step in range(4):
         guard.step(_rows(rank, step))
     found["fallen"].append(guard.fallen)
@@ -65,7 +67,7 @@ def _guarded(rank, wrapped):
     rows = _rows(rank, 1)
     if rank == 1:
         guard._model.head.register_forward_hook(lambda module, args, out: out * torch.nan)
-    (event,) = guard.step(rows)
+    (event,) = loka.Guard(guard._model, patch, loss=_loss, every=1, hooks=True).step(rows)
     found["nan"] = (event.action, event.module, event.step)
     layer, classes = guard._model.layers[0], []
     for _ in range(2):
@@ -75,6 +77,24 @@ def _guarded(rank, wrapped):
         classes.append(type(layer))
     found["classes"] = len(set(classes))
     return found
+
+
+def _resumed(rank, wrapped, state):
+    """What had fallen in a new job, before and after its steps; its events; the runs of a hook of the user."""
+    model = models.Blocks()
+    patch = sample.apply(model, sample.BLOCKS)
+    parallel, _ = wrapped(model)
+    counted = []
+    for module in (model.head, model.layers[0]):
+        module.register_forward_hook(lambda module, args, out: counted.append(module))
+        module.register_full_backward_hook(lambda module, grads, out: counted.append(module))
+    guard = loka.Guard(parallel, patch, loss=_loss, every=1, return_after=4)
+    guard.load_state_dict(state)
+    fallen = [guard.fallen]
+    for step in range(4):
+        guard.step(_rows(rank, step))
+    fallen.append(guard.fallen)
+    return fallen, [(event.action, event.module, event.step) for event in guard.events], len(counted)
 
 
 def _trained(rank, wrapped, guarded):
