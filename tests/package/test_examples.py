@@ -41,11 +41,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ranks(folder: Path) -> Path:
-    """The folder after both scripts for several processes ran in it."""
-    with socket.socket() as one, socket.socket() as other:
-        for free in (one, other):
+    """The folder after the scripts for several processes ran in it."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in workers.SCRIPTS]
+        for free in sockets:
             free.bind(("localhost", 0))
-        ports = (one.getsockname()[1], other.getsockname()[1])
+        ports = tuple(free.getsockname()[1] for free in sockets)
     processes = multiprocessing.spawn(workers.start, (str(folder), ports), nprocs=workers.WORLD, join=False)
     assert processes is not None
     try:
@@ -95,6 +96,22 @@ def test_two_processes(ranks: Path, name: str) -> None:
     first, second = (markdown.read(ranks / f"{name}.{rank}.txt") for rank in range(workers.WORLD))
     check(first, [0.71], ranks / f"{name}.pt")
     assert second == ""
+
+
+def test_two_processes_with_a_guard_that_go_on_from_a_checkpoint(ranks: Path) -> None:
+    first, resumed = (torch.load(ranks / f"guarded_{kind}.pt", weights_only=True) for kind in ("ddp", "fsdp"))
+    assert (first["step"], resumed["step"]) == (2, 4)
+    assert (first["guard"]["step"], resumed["guard"]["step"]) == (2, 4)
+    for before, after in zip(first["guard"]["modules"], resumed["guard"]["modules"], strict=True):
+        assert not after["fallen"]
+        for (name, norms, *_), (same, more, *_) in zip(
+            before["judge"]["figures"], after["judge"]["figures"], strict=True
+        ):
+            assert (name, norms) == (same, more[:2])
+            assert len(more) == 4
+    assert all(torch.isfinite(value).all() for value in resumed["model"].values())
+    runpy.run_path(str(EXAMPLES / "ranker.py"))["build"]().load_state_dict(resumed["model"])
+    assert re.fullmatch(r"step   0: loss 0\.\d+\n", markdown.read(ranks / "guarded_ddp.0.txt"))
 
 
 def test_the_page_names_every_file_and_each_script_says_how_it_is_run() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import runpy
+import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,6 +16,12 @@ import pytest
 import torch
 
 WORLD = 2
+SCRIPTS = {  # of several processes: the file, its checkpoint, its options; the last goes on from the one before
+    "train_ddp": ("train_ddp.py", "ranker.pt"),
+    "train_fsdp": ("train_fsdp.py", "ranker.pt"),
+    "guarded_ddp": ("train_guarded.py", "guarded.pt", "--every", "1"),
+    "guarded_fsdp": ("train_guarded.py", "guarded.pt", "--every", "1", "--fsdp", "--resume"),
+}
 _NAMES = ("ranker", "generated")  # modules that the examples import; other tests have their own of these names
 
 
@@ -33,7 +40,7 @@ def own_modules() -> Iterator[None]:
         sys.modules.update(others)
 
 
-def run(folder: Path, script: str, steps: int, compiler: Callable[..., object]) -> None:
+def run(folder: Path, script: str, steps: int, compiler: Callable[..., object], *options: str) -> None:
     """Run a script in a folder for some steps, with `compiler` as torch.compile.
 
     Inductor would take most of a minute for its C++.
@@ -42,21 +49,21 @@ def run(folder: Path, script: str, steps: int, compiler: Callable[..., object]) 
         warnings.simplefilter("ignore")
         patch.chdir(folder)
         patch.syspath_prepend(str(folder))
-        patch.setattr(sys, "argv", [script, "--steps", str(steps)])
+        patch.setattr(sys, "argv", [script, "--steps", str(steps), *options])
         patch.setattr(torch, "compile", compiler)
         runpy.run_path(script, run_name="__main__")
 
 
 def start(rank: int, folder: str, ports: tuple[int, ...]) -> None:
-    """One of torchrun's processes: runs both scripts; the output and the checkpoint of each stay in files.
+    """One of torchrun's processes: runs `SCRIPTS`; the output and the checkpoint of each stay in files.
 
     Each script has a port of its own: a rank that is early would otherwise join the group of the script before.
     """
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "localhost", "WORLD_SIZE": str(WORLD), "RANK": str(rank), "LOCAL_RANK": str(rank)}
-    for name, port in zip(("train_ddp", "train_fsdp"), ports, strict=True):
+    for (name, (script, checkpoint, *options)), port in zip(SCRIPTS.items(), ports, strict=True):
         os.environ["MASTER_PORT"] = str(port)
         with open(Path(folder, f"{name}.{rank}.txt"), "w", encoding="utf-8") as sys.stdout:
-            run(Path(folder), f"{name}.py", 2, lambda function, **_: function)
+            run(Path(folder), script, 2, lambda function, **_: function, *options)
         if rank == 0:
-            Path(folder, "ranker.pt").rename(Path(folder, f"{name}.pt"))
+            shutil.copy(Path(folder, checkpoint), Path(folder, f"{name}.pt"))
