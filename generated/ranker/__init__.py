@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "c0b55d5669397e76ee6300cc45058a5a2b2cd1329f20517ff0f60905db2ebade"
+STAMP = "9e400f8410c50516289052d7e643e93604d56edd53f2c910948612660d4f330c"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

@@ -18,7 +18,7 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import concat_norm_reference, fm_reference
 from loka.kernels.fused.norm import norm_reference
 
-STAMP = "c0b55d5669397e76ee6300cc45058a5a2b2cd1329f20517ff0f60905db2ebade"
+STAMP = "9e400f8410c50516289052d7e643e93604d56edd53f2c910948612660d4f330c"
 
 
 def _add_backward_e4m3_outputs(grad: Tensor) -> tuple[Tensor, ...]:
@@ -271,7 +271,7 @@ def _fm_interaction_16x32_to_8_8_outputs(x: Tensor, rank: Tensor, compress: Tens
     return products, compressed
 
 
-@operators.kernel(__package__, "a8ded287", _fm_interaction_16x32_to_8_8_outputs)
+@operators.kernel(__package__, "663b3131", _fm_interaction_16x32_to_8_8_outputs, flops=24576)
 def fm_interaction_16x32_to_8_8(x: Tensor, rank: Tensor, compress: Tensor) -> tuple[Tensor, Tensor]:
     """Pairwise products at rank 8 and 8 weighted sums.
 
@@ -291,7 +291,7 @@ def _fm_interaction_backward_16x32_to_8_8_passed_outputs(
     return dx, drank, dcompress
 
 
-@operators.kernel(__package__, "7bd4ab27", _fm_interaction_backward_16x32_to_8_8_passed_outputs)
+@operators.kernel(__package__, "eb4cba9e", _fm_interaction_backward_16x32_to_8_8_passed_outputs, flops=49152)
 def fm_interaction_backward_16x32_to_8_8_passed(
     dproducts: Tensor, dcompressed: Tensor, x: Tensor, rank: Tensor, compress: Tensor, passed: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -19,6 +19,7 @@ from loka.dispatch.bound_state import BoundModule, bind, unbind
 from loka.dispatch.dispatch_errors import BindError, LokaWarning
 from loka.dispatch.patch import Patch
 from loka.dispatch.static_scales import keep_from_ddp, names_in
+from loka.kernels.flop_formulas import register_flop_formulas
 from loka.mods.adaptation import Adaptation
 
 MODES = ("train", "infer")
@@ -99,6 +100,7 @@ def _bound(
         for match in matches:
             unbind(match.module)
         raise
+    register_flop_formulas()
     keep_from_ddp(root, [name for match in matches for name in names_in(match.name, match.generated.loka_known)])
     return tuple(bound), unplanned
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache, wraps
 from typing import Any
 
@@ -28,15 +28,26 @@ _library = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyp
 _PLAIN = frozenset({Tensor, torch.nn.Parameter, torch.dtype, int, float, bool, type(None)})
 _cuda: dict[str, Callable[..., Any]] = {}  # GPU implementation of each operator, by name
 _references: dict[str, Callable[..., Any]] = {}  # by name, too
+_flops: dict[str, int] = {}  # of those with products, for each row of the first argument
 
 
 def kernel(
-    package: str, digest: str, outputs: Callable[..., Any], changes: tuple[str, ...] = (), opaque: bool = False
+    package: str,
+    digest: str,
+    outputs: Callable[..., Any],
+    changes: tuple[str, ...] = (),
+    opaque: bool = False,
+    flops: int = 0,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator: makes the reference NAME of a kernel in `package` the operator NAME_DIGEST (`define`)."""
+    """A decorator: makes the reference NAME of a kernel in `package` the operator NAME_DIGEST (`define`).
+
+    `flops`: of its products, for each row of the first argument.
+    """
 
     def decorate(reference: Callable[..., Any]) -> Callable[..., Any]:
         name = reference.__name__
+        if flops:
+            _flops[f"{name}_{digest}"] = flops
         return define(f"{name}_{digest}", outputs, deferred(package, name), reference, changes, opaque)
 
     return decorate
@@ -88,6 +99,12 @@ def define(
 def reference_of(operator: torch._ops.OpOverload) -> Callable[..., Any]:
     """The reference of an operator from `define`."""
     return _references[operator._schema.name.partition("::")[2]]
+
+
+def flop_formulas() -> Iterator[tuple[torch._ops.OpOverloadPacket, Callable[..., int]]]:
+    """The operators with products, each with its FLOPs by the shapes of its arguments."""
+    for name, of_row in _flops.items():
+        yield getattr(torch.ops.loka_generated, name), lambda first, *_, of_row=of_row, **__: of_row * first[0]
 
 
 def _register(

@@ -16,7 +16,7 @@ per call, compared with 13 us with torch.library.custom_op (torch 2.13, one CPU 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -79,6 +79,12 @@ def function_of(operator: torch._ops.OpOverload, device: str) -> GemmFunction:
 def reference_of(operator: torch._ops.OpOverload) -> Callable[..., Tensor]:
     """What runs on the CPU for an operator of the namespace `loka`, with its arguments."""
     return _references[operator._schema.name.partition("::")[2]]
+
+
+def flop_formulas() -> Iterator[tuple[torch._ops.OpOverloadPacket, Callable[..., int]]]:
+    """Every operator of the namespace, with its FLOPs by the shapes of its arguments."""
+    for name in _references:
+        yield getattr(torch.ops.loka, name), lambda a, scale_a, b, *_, **__: 2 * a[0] * a[1] * b[0]
 
 
 def decompose(name: str, function: Callable[..., Tensor], visible: Callable[..., bool]) -> None:
