@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "9e400f8410c50516289052d7e643e93604d56edd53f2c910948612660d4f330c"
+STAMP = "59750c8cfcdd2ea3e48a9e7c4e19fa6f9bdf3f7bac8efe231a332b4a52524a7b"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

@@ -18,7 +18,7 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import concat_norm_reference, fm_reference
 from loka.kernels.fused.norm import norm_reference
 
-STAMP = "9e400f8410c50516289052d7e643e93604d56edd53f2c910948612660d4f330c"
+STAMP = "59750c8cfcdd2ea3e48a9e7c4e19fa6f9bdf3f7bac8efe231a332b4a52524a7b"
 
 
 def _add_backward_e4m3_outputs(grad: Tensor) -> tuple[Tensor, ...]:

@@ -27,7 +27,7 @@ from loka.dispatch import Quantized
 
 from . import fused
 
-STAMP = "9e400f8410c50516289052d7e643e93604d56edd53f2c910948612660d4f330c"
+STAMP = "59750c8cfcdd2ea3e48a9e7c4e19fa6f9bdf3f7bac8efe231a332b4a52524a7b"
 
 # Scalings of both operands of a GEMM.
 ROWWISE = ("rowwise", "rowwise")
@@ -157,6 +157,7 @@ class LayersFmbFunction(torch.autograd.Function):
             (x_fp8_0, weight_fp8_0, y_0, bias_0, norm_weight_0, norm_bias_0, mean_0, rstd_0),
             (x_fp8_1, weight_fp8_1, y_1, bias_1, norm_weight_1, norm_bias_1, mean_1, rstd_1),
             (x_fp8_2, weight_fp8_2, bias_2),
+            unchanged=(weight_0, weight_1, weight_2),
         )
         ctx.dtypes = (dtype, weight_0.dtype, weight_1.dtype, weight_2.dtype)
         ctx.counter_ids = (counter_id_0, counter_id_1, counter_id_2)
@@ -350,6 +351,7 @@ class HeadMlpFunction(torch.autograd.Function):
             (x_fp8_0, weight_fp8_0, y_0, bias_0, norm_weight_0, norm_bias_0, mean_0, rstd_0),
             (x_fp8_1, weight_fp8_1, y_1, bias_1, norm_weight_1, norm_bias_1, mean_1, rstd_1),
             (x_fp8_2, weight_fp8_2, y_2, bias_2, norm_weight_2, norm_bias_2, mean_2, rstd_2),
+            unchanged=(weight_0, weight_1, weight_2),
         )
         ctx.dtypes = (dtype, x.dtype, weight_0.dtype, weight_1.dtype, weight_2.dtype)
         ctx.counter_ids = (counter_id_0, counter_id_1, counter_id_2)

@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "9e400f8410c50516289052d7e643e93604d56edd53f2c910948612660d4f330c"
+STAMP = "59750c8cfcdd2ea3e48a9e7c4e19fa6f9bdf3f7bac8efe231a332b4a52524a7b"
 
 
 class EmbedDense(dispatch.Bound):

@@ -157,11 +157,14 @@ class Quantized(NamedTuple):
         return [cls(*results[first : first + 3]) for first in range(0, len(results), 3)]
 
 
-def save_for_backward(ctx: Any, *items: Any) -> None:
-    """`ctx.save_for_backward` of tensors, operands and tuples of these."""
+def save_for_backward(ctx: Any, *items: Any, unchanged: Sequence[Tensor] = ()) -> None:
+    """`ctx.save_for_backward` of tensors, operands and tuples of these.
+
+    `unchanged` are weights of which copies are saved: torch raises in backward where one was changed in place since.
+    """
     tensors: list[Tensor] = []
     ctx.saved_form = _flattened(items, tensors)
-    ctx.save_for_backward(*tensors)
+    ctx.save_for_backward(*tensors, *unchanged)
 
 
 def saved(ctx: Any) -> tuple[Any, ...]:

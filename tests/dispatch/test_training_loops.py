@@ -134,3 +134,14 @@ def test_a_moving_average_of_a_bound_model(bound, batch):
         served(*batch)
     frozen.verify()
     average.update_parameters(model)
+
+
+@pytest.mark.parametrize("weight", ["layers.0.fmb.3.weight", "head.mlp.0.weight", "layers.1.rank"])
+def test_a_weight_changed_between_forward_and_backward_raises_as_in_torch(weight: str) -> None:
+    model = ranker()
+    package.apply(model)
+    out = model(*ranker_inputs(8)).sum()
+    with torch.no_grad():
+        model.get_parameter(weight).mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.backward()

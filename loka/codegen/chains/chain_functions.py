@@ -80,6 +80,7 @@ class Chains:
             applied=_applied(names),
             saved=names.saved_groups(),
             saves_operands=names.saves_operands(),
+            copied_weights=names.copied_weights(),
             dtypes=names.dtypes(),
             overflow_stats=tuple(names.overflow_stats()),
             optional=backward.optional(),

@@ -165,6 +165,11 @@ class ChainNames:
         stages = range(len(self._shape.stages)) if self._shape.fp8 else ()
         return any(self._has_copy("weight", index, frozen=False) for index in stages)
 
+    def copied_weights(self) -> tuple[str, ...]:
+        """The weights of which FP8 copies are saved in their place."""
+        saved, suffixes = set(self.saved()), map(self.suffix, range(len(self._shape.stages)))
+        return tuple(f"weight{s}" for s in suffixes if saved & {f"weight_fp8{s}", f"weight_fp8_t{s}"})
+
     def _saved_before(self) -> list[str]:
         """What backward needs for the norm before the first linear."""
         if self._shape.stages[0].before is None:

@@ -166,6 +166,7 @@ class ChainView(FrozenChainView):
     applied: tuple[tuple[str, ...], ...]  # the wrapper's arguments for them: first, of each stage, and last
     saved: tuple[tuple[str, ...], ...]  # for the norm before the first linear, and for each stage
     saves_operands: bool  # some of them are `Quantized`
+    copied_weights: tuple[str, ...]  # of which FP8 copies are saved in their place
     dtypes: dict[str, str]  # not available from saved tensors: name in backward -> expression in forward
     overflow_stats: tuple[str, ...]
     optional: tuple[str, ...]  # gradients that are computed only if needed
