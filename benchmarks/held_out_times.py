@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from benchmarks.study import run_study
-from loka.bench.results import markdown_table
+from loka.bench.markdown import markdown_table
 from loka.devices.targets import DEFAULT_TARGET, GPU_TARGETS
 from loka.kernels.measurements.lookup import Measurements
 from loka.kernels.measurements.measurement import Measurement, PartSeries

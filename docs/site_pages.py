@@ -17,6 +17,7 @@ PAGES = {
     "README.md": "index.md",
     "examples/README.md": "examples.md",
     "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
     "CHANGELOG.md": "changelog.md",
 }
 _LINK = re.compile(

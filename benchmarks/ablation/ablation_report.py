@@ -10,7 +10,8 @@ from benchmarks.ablation.ablation_targets import FACTORY, JudgedTarget, judged
 from benchmarks.ablation.ablation_unit import Mode, UnitOutcome
 from benchmarks.ablation.rows_columns import NONE, AblationRow, Column
 from loka.bench.machine import Environment
-from loka.bench.results import NOTHING, Table, markdown_table, plain_head, stem_of, without_empty, write_report
+from loka.bench.markdown import Table, markdown_table
+from loka.bench.results import NOTHING, plain_head, stem_of, without_empty, write_report
 
 MODES = {"train": "one training step", "infer": "one inference"}
 ON_GPU = (

@@ -18,9 +18,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from loka.bench.markdown import Table, markdown_table
 from loka.bench.record.gemm_parts import NATIVE, SCALED_MM
 from loka.bench.record.grid import POWERS
-from loka.bench.results import NOTHING, Table, markdown_table
+from loka.bench.results import NOTHING
 from loka.kernels.measurements.parts import Part, PartCosts, PartKind, PartTime, TimeSource
 
 SIZES = POWERS  # of M, K and N

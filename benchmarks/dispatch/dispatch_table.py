@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from benchmarks.dispatch.dispatch_cases import COMPILED, DISPATCH, FUSED, SHAPES, SINGLES, TORCHAO
 from benchmarks.dispatch.dispatch_run import Line
 from benchmarks.region.region import Shape
-from loka.bench.results import NOTHING, Table, markdown_table
+from loka.bench.markdown import Table, markdown_table
+from loka.bench.results import NOTHING
 
 USUAL = (COMPILED, FUSED, *SINGLES, DISPATCH)  # measured by default
 VARIANTS = (COMPILED, *TORCHAO, FUSED, *SINGLES, DISPATCH)

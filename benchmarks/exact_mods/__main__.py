@@ -10,7 +10,7 @@ from benchmarks.exact_mods.exact_cases import CASES, named
 from benchmarks.exact_mods.exact_mods import run
 from benchmarks.study import run_study
 from loka.bench.machine import environment, require_gpu
-from loka.bench.results import markdown_table
+from loka.bench.markdown import markdown_table
 
 
 def measure(names: Sequence[str]) -> str:

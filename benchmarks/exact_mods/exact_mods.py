@@ -18,7 +18,8 @@ from benchmarks.steps import make_work, measure
 from benchmarks.study import tell
 from benchmarks.variants import Variant
 from loka.bench.device import describe
-from loka.bench.results import NOTHING, Table
+from loka.bench.markdown import Table
+from loka.bench.results import NOTHING
 from loka.bench.roofline import GemmMath
 from loka.bench.timing import MEASURED_MS, SEED
 from loka.errors import LokaError

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from benchmarks.crossover.crossover import measured, total
-from loka.bench.results import Table
+from loka.bench.markdown import Table
 from loka.errors import InputError
 from loka.kernels.measurements.parts import Part, PartCosts, PartKind, PartTime
 

@@ -15,11 +15,10 @@ from pathlib import Path
 
 from loka.bench.cells import Cell
 from loka.bench.machine import Environment
+from loka.bench.markdown import Table, code, escaped, markdown_table
 from loka.errors import InputError
 from loka.paths import resolved_path
-from loka.policy.problems import printable
 
-Table = tuple[tuple[str, ...], list[tuple[str, ...]]]  # columns and rows
 NOTHING = "-"
 METHOD = (
     "Microseconds: the median, 10th and 90th percentile of CUDA-graph replays. Ratios are the baseline's time over the "
@@ -160,22 +159,15 @@ def percent(share: float | None) -> str:
     return NOTHING if share is None else f"{100 * share:.0f} %"
 
 
-def markdown_table(table: Table) -> str:
-    """A table in Markdown; bars and unprintable characters in cells are escaped."""
-    columns, rows = table
-    lines = [columns, tuple("---" for _ in columns), *rows]
-    return "\n".join("| " + " | ".join(printable(text).replace("|", "\\|") for text in line) + " |" for line in lines)
-
-
 def to_markdown(report: BenchReport) -> str:
     """The report as a Markdown page."""
     parts = [
         f"# {report.program}, {report.date}",
-        f"`{report.command}`",
-        f"{report.environment}.",
+        code(report.command),
+        escaped(f"{report.environment}."),
     ]
     for section in report.sections:
-        parts.append(f"## {section.title}")
+        parts.append(f"## {escaped(section.title)}")
         if len(variants_of(section)) > 1:
             parts.append(markdown_table(side_by_side(section)))
         parts.append(markdown_table(details(section)))

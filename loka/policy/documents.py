@@ -9,9 +9,10 @@ import copy
 import os
 import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
+from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
@@ -68,8 +69,8 @@ class Documents:
     bases: tuple[Node, ...]  # what each base says by itself, the nearest first
 
 
-def read_documents(path: str) -> Documents:
-    """Reads a policy and its bases. Problems are collected, not raised."""
+def read_documents(path: str, keys: Collection[str]) -> Documents:
+    """Reads a policy and its bases. Problems are collected, not raised. `keys`: those at the top of a policy."""
     directory, relative = os.path.split(path)
     trees: list[Node] = []
     files: list[tuple[str, str]] = []
@@ -84,7 +85,14 @@ def read_documents(path: str) -> Documents:
         try:
             tree, found = compose(read_text(path, name), name)
         except PolicyError as error:
-            problems += [_blame(each, named_at) for each in error.problems]
+            told = [_blame(each, named_at) for each in error.problems]
+            foreign = named_at is not None and _is_foreign(path, directory)
+            problems += [_unread(each, "no YAML of a policy") for each in told] if foreign else told
+            break
+        entries = tree.value if isinstance(tree.value, Mapping) else {}
+        unknown = [node for key, node in entries.items() if key not in keys]
+        if named_at is not None and unknown and _is_foreign(path, directory):
+            problems.append(_unread(Problem(unknown[0].key, ""), "a key that no policy has"))
             break
         trees.append(tree)
         files.append((relative, content_hash(tree)))
@@ -120,6 +128,20 @@ def _base(node: Node, directory: str, relative: str, seen: list[str]) -> str:
     if len(seen) == MAX_CHAIN:
         _stop(node.place, f"extends: more than {MAX_CHAIN} files in a chain; merge some of them")
     return base
+
+
+def _is_foreign(path: str, directory: str) -> bool:
+    """True for a file that is neither below the policy's folder nor below the current one, behind all links."""
+    file = os.path.realpath(path)
+    return not any(Path(file).is_relative_to(os.path.realpath(folder or os.curdir)) for folder in (directory, ""))
+
+
+def _unread(found: Problem, what: str) -> Problem:
+    """The problem of a file outside of the project that is no policy: nothing of its text is repeated."""
+    if not found.place.line:
+        return found
+    advice = "name a policy, or run this in a folder that holds the file, to be shown its text"
+    return Problem(found.place, f"extends: {what}; {advice}")
 
 
 def _blame(found: Problem, named_at: Place | None) -> Problem:

@@ -48,7 +48,7 @@ def read_policy(path: Path | str, mods: ModSchemas) -> Policy:
         PolicyError: With all problems, each with its `file:line:column`; also if the file, or one that it extends,
             cannot be read.
     """
-    documents = read_documents(os.fspath(path))
+    documents = read_documents(os.fspath(path), policy_schema.policy_setting(mods).model_fields)
     problems = list(documents.problems)
     setting = None
     if documents.tree is not None:

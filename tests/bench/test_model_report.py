@@ -104,7 +104,7 @@ def test_columns_without_figures_are_left_out() -> None:
 def test_the_page_says_what_was_measured_and_what_was_not() -> None:
     page = to_markdown(REPORT)
     assert heading(MODEL) in page
-    assert "`shop:build` at batch size 4096; loka- variants have the mods no_bias; a training step has" in page
+    assert "shop:build at batch size 4096; loka- variants have the mods no_bias; a training step has" in page
     assert "| loka-fp8 | 5.00 (2.00) | - | failed |" in page
     assert "CaptureError: it \\| waits" in page
     assert notes(REPORT)[-1] == "Not measured: ranker: train autocast reduce-overhead."

@@ -10,12 +10,12 @@ import pytest
 
 from loka.bench.cells import Cell, Errors
 from loka.bench.machine import Environment
+from loka.bench.markdown import markdown_table
 from loka.bench.results import (
     BenchReport,
     Section,
     details,
     geometric_mean,
-    markdown_table,
     ratio,
     side_by_side,
     to_markdown,

@@ -67,7 +67,8 @@ def test_every_page_of_docs_is_in_the_navigation_of_the_site() -> None:
 
     docs = markdown.REPOSITORY / "docs"
     pages = [page.relative_to(docs).as_posix() for page in docs.rglob("*.md")]
-    assert sorted(listed(site["nav"])) == sorted([*pages, "index.md", "examples.md", "contributing.md", "changelog.md"])
+    beside = ("index.md", "examples.md", "contributing.md", "security.md", "changelog.md")
+    assert sorted(listed(site["nav"])) == sorted([*pages, *beside])
 
 
 @pytest.mark.slow

@@ -311,7 +311,7 @@ def test_everything_is_shown(write: Write, plans: dict[str, Plan], capsys: pytes
     assert "3.00x" in out
     assert out.splitlines()[-1].startswith("GEMMs with their norms and interactions: ")
     what = "a mixing layer of 16 embeddings of 32, rank 8, 8 weighted sums"
-    assert f"| {what} | layers.* | 3 | {BATCH} | " in to_markdown(Planned(plan, None), "a.yaml")
+    assert f"| {what} | layers.\\* | 3 | {BATCH} | " in to_markdown(Planned(plan, None), "a.yaml")
     show_site(explain(plan, "layers.1.rank"))
     out = capsys.readouterr().out
     assert "computed in a mixing layer" in out

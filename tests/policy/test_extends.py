@@ -195,3 +195,55 @@ def test_a_wrong_value_of_a_base_is_reported_once(load: Callable[..., Policy]) -
         load({"ranker.yaml": "extends: base.yaml\n", "base.yaml": HEAD + "target: h10\nrules: [{compute: fp4}]\n"})
     places = [(each.place.line, each.place.column) for each in caught.value.problems]
     assert len(places) == len(set(places)) == 3
+
+
+FOREIGN = {
+    "its keys": ("a: 1\n§hunter2: x\nversion: y\n", "a key that no policy has", (1, 1)),
+    "one key": ("version: 1\n§hunter2: x\n", "a key that no policy has", (2, 1)),
+    "values beside a foreign key": ("hunter2: 1\nname: !hunter2 x\n", "a key that no policy has", (1, 1)),
+    "an alias": ("a:\n  b: §*hunter2\n", "no YAML of a policy", (2, 6)),
+    "a tag's handle": ("a: !hunter2!x 1\n", "no YAML of a policy", (1, 4)),
+    "a text": ("hunter2 x\n", "no YAML of a policy", (1, 1)),
+    "a list": ("[hunter2]\n", "no YAML of a policy", (1, 1)),
+    "lines of passwd": ("root:x:0:0:hunter2\nx: y: hunter2\n", "no YAML of a policy", (2, 2)),
+}
+
+
+@pytest.mark.parametrize("link", [False, True])
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_a_file_outside_of_the_project_that_is_no_policy_is_not_read_aloud(
+    kind: str, link: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, what, (line, column) = FOREIGN[kind]
+    (tmp_path / "secret.yaml").write_text(text.replace("§", ""))
+    project = tmp_path / "project"
+    (project / "policies").mkdir(parents=True)
+    named = "../../secret.yaml"
+    if link:
+        (project / "policies" / "base.yaml").symlink_to(tmp_path / "secret.yaml")
+        named = "base.yaml"
+    (project / "policies" / "ranker.yaml").write_text(HEAD + f"extends: {named}\n")
+    monkeypatch.chdir(project)
+    with pytest.raises(PolicyError) as error:
+        load_policy("policies/ranker.yaml")
+    (problem,) = error.value.problems
+    assert "hunter2" not in str(error.value)
+    assert (problem.place.line, problem.place.column) == (line, column)
+    assert problem.message == (
+        f"extends: {what}; name a policy, or run this in a folder that holds the file, to be shown its text"
+    )
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PolicyError) as error:
+        load_policy("project/policies/ranker.yaml")
+    assert "no policy has" not in str(error.value)
+
+
+def test_a_policy_outside_of_the_project_is_a_base_as_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "base.yaml").write_text(HEAD + "target: h10\n")
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "ranker.yaml").write_text("extends: ../base.yaml\n")
+    monkeypatch.chdir(tmp_path / "project")
+    with pytest.raises(PolicyError, match="h10"):
+        load_policy("ranker.yaml")
+    (tmp_path / "base.yaml").write_text(HEAD)
+    assert load_policy("ranker.yaml").name == "ranker"

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from loka.bench.device import KernelSum
 from loka.bench.machine import Environment
+from loka.bench.markdown import Table, code, escaped, markdown_table
 from loka.bench.model.model_variants import MODEL_BASELINE, Casting, StepBlock
-from loka.bench.results import NOTHING, Table, markdown_table, percent, plain_head, stem_of, without_empty, write_report
+from loka.bench.results import NOTHING, percent, plain_head, stem_of, without_empty, write_report
 from loka.bench.timing import RoundTiming
 
 TEXTS = ("variant", "launch", "why")  # columns of text; the others hold numbers
@@ -201,7 +202,7 @@ def _ms(value: float) -> str:
 
 def heading(model: MeasuredModel) -> str:
     """The model in words."""
-    text = f"`{model.factory}` at batch size {model.batch}"
+    text = f"{model.factory} at batch size {model.batch}"
     text += f"; loka- variants have the mods {', '.join(model.mods)}" if model.mods else ""
     text += f"; a training step has {model.step}" if model.step else ""
     return f"{text}." + (f" Nothing was measured: {model.failure}" if model.failure else "")
@@ -220,9 +221,9 @@ def notes(report: ModelReport) -> list[str]:
 
 def to_markdown(report: ModelReport) -> str:
     """The report as a Markdown page."""
-    parts = [f"# loka bench model, {report.date}", f"`{report.command}`", f"{report.environment}."]
+    parts = [f"# loka bench model, {report.date}", code(report.command), escaped(f"{report.environment}.")]
     for model in report.models:
-        parts += [f"## {model.name}", heading(model)]
+        parts += [f"## {escaped(model.name)}", escaped(heading(model))]
         for title, tables in sections(report, model):
             parts += [f"### {title[0].upper()}{title[1:]}", *map(markdown_table, tables)]
     return "\n\n".join([*parts, *notes(report)]) + "\n"

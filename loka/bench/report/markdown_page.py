@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loka.bench.results import Table, markdown_table
+from loka.bench.markdown import Table, code, escaped, listed, markdown_table, nested
 from loka.plan.evidence import ProfiledSites, over_budget
 from loka.plan.format import describe_tuned, format_share, format_speedup, grouped, pattern_of
 from loka.plan.mod_words import describe_mod, describe_unchanged
@@ -24,7 +24,6 @@ from loka.plan.view.table import (
     group_sites,
     interaction_rows,
 )
-from loka.policy.problems import printable
 from loka.probe.profile.profile import Finding
 
 TITLE = ": what was measured and decided"  # ends the first line of every page
@@ -35,25 +34,25 @@ def to_markdown(planned: Planned, policy: str) -> str:
     """The page of a policy, titled with the user's name for it. Deterministic for a plan and a profile."""
     plan, known = planned.plan, planned.known
     rows = group_sites(plan, alike=True)
-    parts = [f"# {plan.name}{TITLE}", _summary(plan, known, policy)]
+    parts = [f"# {escaped(plan.name)}{TITLE}", _summary(plan, known, policy)]
     parts += ["## Decisions", markdown_table(decisions(rows))]
-    parts += [_listed(planned.notes)] if planned.notes else []
+    parts += [listed(planned.notes)] if planned.notes else []
     if any(site.site.calls for site in plan.sites):
         parts += ["## Coverage", *_coverage(coverage_of(plan))]
     if plan.mods:
         parts += ["## Mods", _mods(plan)]
     if known is not None:
-        budgets = [f"{line[:1].upper()}{line[1:]}." for line in budget_lines(plan)]
+        budgets = [escaped(f"{line[:1].upper()}{line[1:]}.") for line in budget_lines(plan)]
         parts += ["## Evidence", "\n".join(budgets), markdown_table(evidence(rows))]
         if known.profile.findings:
             parts += ["## Findings", markdown_table(finding_rows(known.profile.findings))]
     if sentences := total_sentences(plan):
         timed = [row for row in rows if row.us != NOTHING]
         columns = ("site", "count", *TIMES)
-        parts += ["## Times", " ".join(sentences), markdown_table((columns, cells_of(timed, columns)))]
+        parts += ["## Times", escaped(" ".join(sentences)), markdown_table((columns, cells_of(timed, columns)))]
         parts += [markdown_table((INTERACTIONS, interaction_rows(plan)))] if plan.interactions else []
     short = shortfalls(plan, rows)
-    parts += ["## What falls short", _listed(short) if short else "Nothing that the plan knows of."]
+    parts += ["## What falls short", listed(short) if short else "Nothing that the plan knows of."]
     return "\n\n".join(parts) + "\n"
 
 
@@ -89,7 +88,7 @@ def shortfalls(plan: Plan, rows: Sequence[PlanRow]) -> list[str]:
 def _summary(plan: Plan, known: ProfiledSites | None, policy: str) -> str:
     fp8 = sum(site.fp8 for site in plan.sites)
     lines = [
-        f"Policy `{policy}`, for {plan.target.value} at batch size {plan.batch_size}, by LoKA {plan.loka_version}.",
+        f"Policy {code(policy)}, for {plan.target.value} at batch size {plan.batch_size}, by LoKA {plan.loka_version}.",
         f"{format_share(plan.share_fp8)} of the training GEMM FLOPs run in FP8: {fp8} of {len(plan.called)} sites, "
         f"{len(plan.bindings)} generated classes.",
     ]
@@ -98,13 +97,13 @@ def _summary(plan: Plan, known: ProfiledSites | None, policy: str) -> str:
     else:
         profile = known.profile
         lines.append(
-            f"Evidence: `{known.name}`, {profile.samples} samples in {profile.steps} steps of {profile.batch_size}, "
-            f"{profile.created}."
+            f"Evidence: {code(known.name)}, {profile.samples} samples in {profile.steps} steps of "
+            f"{profile.batch_size}, {escaped(profile.created)}."
         )
     if plan.measurements is not None:
-        lines.append(f"Times: {plan.measurements[0]}.")
+        lines.append(escaped(f"Times: {plan.measurements[0]}."))
     if plan.tuned is not None:
-        lines.append(f"{plan.tuned.choice}: {describe_tuned(plan.tuned)} (`{plan.tuned.file}`).")
+        lines.append(f"{escaped(f'{plan.tuned.choice}: {describe_tuned(plan.tuned)}')} ({code(plan.tuned.file)}).")
     return "\n".join(lines)
 
 
@@ -142,17 +141,11 @@ def finding_rows(findings: Sequence[Finding]) -> Table:
 def _coverage(coverage: Coverage) -> list[str]:
     table = markdown_table((("", "share", "us")[: len(coverage.rows[0])], coverage.rows))
     pieces = [piece.words for piece in coverage.largest]
-    largest = ["The largest pieces that stay the compiler's:", _listed(pieces)] if pieces else []
-    return [table, coverage.step_words, *largest]
+    largest = ["The largest pieces that stay the compiler's:", listed(pieces)] if pieces else []
+    return [table, escaped(coverage.step_words), *largest]
 
 
 def _mods(plan: Plan) -> str:
-    lines = []
-    for mod in plan.mods:
-        lines.append(f"- {describe_mod(plan, mod)}")
-        lines += [f"  - left {line}" for line in describe_unchanged(mod.unchanged)]
-    return "\n".join(map(printable, lines))
-
-
-def _listed(lines: Sequence[str]) -> str:
-    return "\n".join(f"- {printable(line)}" for line in lines)
+    return nested(
+        (describe_mod(plan, mod), [f"left {line}" for line in describe_unchanged(mod.unchanged)]) for mod in plan.mods
+    )

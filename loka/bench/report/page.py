@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from loka.bench.markdown import Table
 from loka.bench.report.geometry import label, percent
 from loka.bench.report.loss_curves import KeptRuns, RunChart
 from loka.bench.report.markdown_page import decisions, evidence, finding_rows, shortfalls, total_sentences
@@ -22,7 +23,6 @@ from loka.bench.report.model_tree import (
     recipe_of,
 )
 from loka.bench.report.site_charts import Distributions, DotChart, TimeChart, distributions, dot_chart, time_chart
-from loka.bench.results import Table
 from loka.devices.targets import DEVICES, TargetDevice
 from loka.plan.format import describe_tuned, format_figure, format_share, format_speedup
 from loka.plan.mod_words import describe_changes, describe_gain, describe_unchanged

@@ -13,8 +13,9 @@ from loka.cli.output import Json, note, print_json, print_table
 from loka.devices.targets import DEFAULT_TARGET
 
 if TYPE_CHECKING:
+    from loka.bench.markdown import Table
     from loka.bench.model.model_request import ModelRequest
-    from loka.bench.results import BenchReport, Table
+    from loka.bench.results import BenchReport
 
 NAME = "bench"
 

@@ -1,0 +1,49 @@
+"""Markdown of reports: names of a model and texts of files stand in it as text, whatever characters they have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from loka.policy.problems import printable
+
+Table = tuple[tuple[str, ...], list[tuple[str, ...]]]  # columns and rows
+
+_MEANS = re.compile(r"[\\`*\[\]<&|~$]|(?<![^\W_])_|_(?![^\W_])")  # an underscore inside of a word means nothing
+_BEGINS = re.compile(r"^(\d*)([#>+=.)-])")  # a heading, a quote or a list, where a line begins so
+_RUNS = re.compile("`+")
+
+
+def escaped(text: str) -> str:
+    """The text on one line, without anything that Markdown or HTML would take for its own."""
+    return _MEANS.sub(r"\\\g<0>", printable(text))
+
+
+def code(text: str) -> str:
+    """The text as code, on one line; for use outside of tables, where a bar would end the cell."""
+    line = printable(text)
+    fence = "`" * (1 + max(map(len, _RUNS.findall(line)), default=0))
+    pad = " " if line.startswith("`") or line.endswith("`") else ""
+    return f"{fence}{pad}{line}{pad}{fence}"
+
+
+def markdown_table(table: Table) -> str:
+    """A table, with its cells escaped."""
+    columns, rows = table
+    cells = [tuple(map(escaped, line)) for line in (columns, *rows)]
+    lines = [cells[0], tuple("---" for _ in columns), *cells[1:]]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def listed(lines: Iterable[str]) -> str:
+    """A list with an item a line, escaped."""
+    return "\n".join(f"- {_item(line)}" for line in lines)
+
+
+def nested(items: Iterable[tuple[str, Sequence[str]]]) -> str:
+    """A list with a list below each item, escaped."""
+    return "\n".join(listed([item]) + "".join(f"\n  - {_item(line)}" for line in below) for item, below in items)
+
+
+def _item(text: str) -> str:
+    return _BEGINS.sub(r"\1\\\2", escaped(text))
