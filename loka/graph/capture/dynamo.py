@@ -149,6 +149,10 @@ def _keep(graph: fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., An
     kept.conditions = _conditions(context.fake_mode.shape_env) if context.fake_mode is not None else ()
     if not kept.has_result:
         raise _Read
+    # What was compiled runs once: nothing has to be guarded, and building, checking and timing guards takes as long as
+    # reading a small forward.
+    context.guards_context.dynamo_guards.inner.clear()
+    torch._dynamo.symbolic_convert.InstructionTranslator.current_tx().output.skip_guards_check = True
     outputs = next(node for node in graph.graph.nodes if node.op == "output").args[0]
     values = tuple(each.meta["example_value"] if isinstance(each, fx.Node) else each for each in outputs)
     return lambda *_: values
