@@ -21,9 +21,9 @@ from benchmarks.variants import Variant, prepare
 from loka.bench.cells import Errors, MeasuredStep, decibels
 from loka.bench.device import WARM_UPS, BenchDevice, float32_products
 from loka.bench.model.whole_step import Example
-from loka.bench.quality.training_calls import tensors_of
 from loka.bench.timing import SEED, time_step
 from loka.errors import InputError
+from loka.model.inputs import tensors_in
 from loka.probe.probe import Probe
 from loka.probe.profile.profile import Profile
 
@@ -114,7 +114,7 @@ def user_step(called: Callable[..., object], example: Example, training: bool, o
     """
 
     def outputs() -> list[Tensor]:
-        return tensors_of(called(*example.args, **example.kwargs))
+        return tensors_in(called(*example.args, **example.kwargs))
 
     if not training:
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from benchmarks.long_runs.long_models import LongModel, batch_on
 from loka.bench.quality.evaluation import normalised_entropy, predict, seeded
+from loka.bench.quality.heads import ONLY
 from loka.bench.quality.training_state import WeightAverage
 from loka.zoo import click_loss
 from loka.zoo.clicks import ClickStream
@@ -149,7 +150,7 @@ def _disturbed(dense: Tensor, outlier: bool, nan: bool) -> Tensor:
 def _evaluated(model: nn.Module, key: RunKey, device: str) -> float:
     """NE of the test rows, under autocast as in training."""
     with torch.autocast(torch.device(device).type, torch.bfloat16):
-        logits, target = predict(model, ClickStream("test", key.test_rows, 4096, key.seed), device)
+        logits, target = predict(model, ClickStream("test", key.test_rows, 4096, key.seed), device)[ONLY]
     return normalised_entropy(logits, target) if bool(logits.isfinite().all()) else float("nan")
 
 

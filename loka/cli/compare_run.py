@@ -17,14 +17,15 @@ from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from loka.bench.quality.batch_checksums import BatchChecksums
 from loka.bench.quality.pair_file import COMPARE_FOLDER, TRAIN_FOLDER, PairFile, RunFacts
 from loka.bench.quality.training import PairResult, build, train_pair
-from loka.bench.quality.training_calls import BATCHES, TEST, called, pairs
+from loka.bench.quality.training_calls import BATCHES, TEST, at, called, pairs
 from loka.bench.quality.training_job import TrainingJob, adapted_job
 from loka.cli.train_and_compare import (
     AGAINST,
@@ -47,9 +48,6 @@ from loka.plan.planner import make_plan
 from loka.plan.serialize import from_json, plan_sha256, to_json
 from loka.policy.policy import Policy
 from loka.version import __version__
-
-if TYPE_CHECKING:
-    from torch.utils._pytree import PyTree
 
 Told = Callable[[int, str, int, int | None], None]  # seed, "as it is" or "patched", samples done, samples in all
 
@@ -91,12 +89,14 @@ class Opened:
         hashed.update(
             json.dumps([__version__, torch.__version__, self.labels.first, to_json(self.plan), settings]).encode()
         )
-        with current_directory_importable(), training_of(self.policy):
-            for _, value in sorted(build(self.job, seed).state_dict().items()):
-                _add(hashed, value)
+        checksums = BatchChecksums()
+        with current_directory_importable(), training_of(self.policy), at(f"seed {seed}"):
+            checksums.add(sorted(build(self.job, seed).state_dict().items()))
             for field, function in ((BATCHES, self.job.batches), (TEST, self.job.test_batches)):
                 for batch in islice(pairs(field, called(field, function, self.job.batch_size, seed)), 1):
-                    _add(hashed, batch)
+                    checksums.add(batch)
+        checksums.read()
+        hashed.update(checksums.digest.encode())
         return hashed.hexdigest()
 
 
@@ -251,12 +251,3 @@ def _result(future: Future[PairResult]) -> PairResult:
         raise InputError(
             "compare: a training process was killed, probably for memory: use fewer --jobs; finished pairs are kept"
         ) from error
-
-
-def _add(hashed: hashlib._Hash, value: PyTree) -> None:
-    """Add the Tensors of nested values to a hash."""
-    from torch.utils._pytree import tree_leaves
-
-    for leaf in tree_leaves(value):
-        if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
-            hashed.update(leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())

@@ -69,7 +69,7 @@ def record(
     step was sampled.
     """
     from loka.bench.quality.training import build, train_watched
-    from loka.bench.quality.training_calls import BATCHES, called
+    from loka.bench.quality.training_calls import BATCHES, at, called
     from loka.bench.quality.training_job import adapted_job, synthetic_job
     from loka.cli.output import Shown
     from loka.cli.train_and_compare import choose_device, make_job, training_of
@@ -87,7 +87,7 @@ def record(
         plain = make_job(policy, steps, device, tested=tested)
     job = adapted_job(plain, examined.adapted.adaptations)
     start = time.perf_counter()
-    with current_directory_importable(), training_of(policy), Shown("steps") as shown:
+    with current_directory_importable(), training_of(policy), at(f"seed {seed}"), Shown("steps") as shown:
         batches = called(BATCHES, job.batches, job.batch_size, seed)
         total = len(batches) if isinstance(batches, Sized) else None
         most = SYNTHETIC if synthetic else STEPS
@@ -119,7 +119,7 @@ def record(
         raise InputError(
             f"no step was sampled: training had {done} steps and one in {one_in} is sampled; lower --every"
         )
-    if done < wanted and steps is not None:
+    if done < wanted and plain.steps is not None:
         note(f"note: the batches ended after {done} of {wanted} steps")
     seconds = {"training": time.perf_counter() - start}
     if judged is not None:

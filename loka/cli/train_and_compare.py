@@ -45,7 +45,7 @@ def training_of(policy: Policy) -> Iterator[None]:
 
     An exception from LoKA or a generated package, by the innermost frame outside torch, is raised unchanged.
     """
-    from loka.bench.quality.training_calls import TrainingCallError
+    from loka.bench.quality.training_calls import TrainingCallError, place_in_run
     from loka.model.callables import describe_error, place_of
 
     try:
@@ -59,7 +59,8 @@ def training_of(policy: Policy) -> Iterator[None]:
         if not place or place.startswith((_LOKA, os.path.abspath("generated") + os.sep)):
             raise
         where = policy.where("train")
-        raise InputError(f"{where}: train: training raised {describe_error(error)}; correct it there") from error
+        raised = f"{place_in_run(error)}training raised {describe_error(error)}"
+        raise InputError(f"{where}: train: {raised}; correct it there") from error
 
 
 def choose_device(wanted: str) -> str:

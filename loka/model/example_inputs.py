@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from loka.errors import InputError
 from loka.model.callables import call, find_callable
+from loka.model.inputs import arguments, tensors_in
 
 _NAME, INPUTS, BATCHES = "example_inputs", "model.inputs", "train.batches"
 _SEEDS = 2**32  # all that numpy takes
@@ -24,6 +25,7 @@ _SEEDS = 2**32  # all that numpy takes
 class ExampleInputs:
     """The positional and keyword arguments of a model's forward, for a number of samples, drawn by a seed."""
 
+    module: nn.Module
     make: Callable[[int, int], object]
     spec: str  # "clicks:inputs", as messages name it
     field: str  # of the policy: "model.inputs"
@@ -32,18 +34,14 @@ class ExampleInputs:
         """Make them. Raises InputError for what the author's function raises, and for a wrong type."""
         with seeded(seed):
             made = self.make(batch, seed)
-        if isinstance(made, Tensor):
-            return (made,), {}
-        if isinstance(made, tuple):
-            return tuple(made), {}
-        if isinstance(made, dict):
-            wrong = [key for key in made if not isinstance(key, str)]
-            if wrong:
+        if isinstance(made, Tensor | tuple | Mapping):
+            args, kwargs = arguments(self.module, made)
+            if wrong := [key for key in kwargs if not isinstance(key, str)]:
                 raise InputError(
                     f"{self.field}: {self.spec} returned a dict with the key {wrong[0]!r}; its keys name arguments of "
                     "forward"
                 )
-            return (), dict(made)
+            return args, kwargs
         raise InputError(
             f"{self.field}: {self.spec} returned {kind_of(made)}; return a tuple of positional arguments, one tensor, "
             "or a dict of keyword arguments"
@@ -59,13 +57,13 @@ def example_inputs(
     first of `batches`. Raises InputError where there is none, or a named one is not found.
     """
     if inputs is not None:
-        return _of_size(find_callable(inputs, INPUTS)[0], inputs)
+        return _of_size(module, find_callable(inputs, INPUTS)[0], inputs)
     for holder, spec in ((module, f"{type(module).__name__}.{_NAME}"), (home, f"{home.__name__}:{_NAME}")):
         found = getattr(holder, _NAME, None)
         if callable(found):
-            return _of_size(found, spec)
+            return _of_size(module, found, spec)
     if batches is not None:
-        return _of_first_batch(find_callable(batches, BATCHES)[0], batches)
+        return _of_first_batch(module, find_callable(batches, BATCHES)[0], batches)
     raise InputError(
         f"{INPUTS}: no example inputs for {factory}: neither {type(module).__name__} has a method {_NAME}(batch_size) "
         f"nor {home.__name__} a function of that name; write one, or name a function in {INPUTS}, or the batches of "
@@ -78,14 +76,14 @@ def kind_of(value: object) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 
 
-def _of_size(function: Callable[..., object], spec: str) -> ExampleInputs:
+def _of_size(module: nn.Module, function: Callable[..., object], spec: str) -> ExampleInputs:
     def make(batch: int, seed: int) -> object:
         return call(function, (batch,), spec, INPUTS)
 
-    return ExampleInputs(make, spec, INPUTS)
+    return ExampleInputs(module, make, spec, INPUTS)
 
 
-def _of_first_batch(function: Callable[..., object], spec: str) -> ExampleInputs:
+def _of_first_batch(module: nn.Module, function: Callable[..., object], spec: str) -> ExampleInputs:
     def first(batch: int, seed: int) -> object:
         found: Any = function(batch, seed)
         batches: Iterator[object] = iter(found)
@@ -100,15 +98,16 @@ def _of_first_batch(function: Callable[..., object], spec: str) -> ExampleInputs
                 f"{BATCHES}: the first batch of {spec} is {kind_of(pair)}; each has to be (inputs, target)"
             )
         inputs, target = pair
-        if isinstance(target, Tensor) and batch not in target.shape:
+        shapes = [tuple(tensor.shape) for tensor in tensors_in(target)]
+        if shapes and all(batch not in shape for shape in shapes):
             raise InputError(
                 f"{BATCHES}: {spec}, asked for batches of {batch}, begins with a target of shape "
-                f"{tuple(target.shape)}; yield as many samples as are asked for, or name a function that makes example "
-                f"inputs of any batch size in {INPUTS}"
+                f"{' and '.join(map(str, shapes))}; yield as many samples as are asked for, or name a function that "
+                f"makes example inputs of any batch size in {INPUTS}"
             )
         return tuple(inputs) if isinstance(inputs, list) else inputs
 
-    return ExampleInputs(make, spec, BATCHES)
+    return ExampleInputs(module, make, spec, BATCHES)
 
 
 _SEED = 0

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class NotCuttableError(ValueError):
@@ -84,10 +85,42 @@ def rebuild(value: Any, visit: Callable[[Any], Any]) -> Any:
         return fresh
     if _holds_tensors(value):
         fresh = copy.copy(value)
-        for key, part in vars(value).items():
+        for key, part in _attributes(value).items():
             object.__setattr__(fresh, key, visit(part))
         return fresh
     return value
+
+
+def mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
+    """A copy of a structure with `change(tensor)` in the place of each tensor."""
+    return change(value) if isinstance(value, Tensor) else rebuild(value, lambda part: mapped(part, change))
+
+
+def to_device(value: Any, device: str) -> Any:
+    """A copy of a structure with each tensor on the device, and each other value that has a method `to`."""
+    return value.to(device) if hasattr(value, "to") else rebuild(value, lambda part: to_device(part, device))
+
+
+def arguments(module: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The positional and keyword arguments of a module's forward for the inputs of a batch.
+
+    A tuple or list has positional arguments. A mapping has keywords; where forward does not take these, it is the one
+    argument, as anything else is.
+    """
+    if isinstance(inputs, tuple | list):
+        return tuple(inputs), {}
+    if isinstance(inputs, Mapping) and (_takes(module, (), inputs) or not _takes(module, (inputs,), {})):
+        return (), dict(inputs)
+    return (inputs,), {}
+
+
+def _takes(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """True if forward can be called with these arguments."""
+    try:
+        inspect.signature(module.forward).bind(*args, **kwargs)
+    except (TypeError, ValueError):  # ValueError: nothing to read a signature from
+        return False
+    return True
 
 
 def empty_like(tensor: Tensor, shape: Shape) -> Tensor:
@@ -120,14 +153,21 @@ def _collect(part: Any, found: list[Tensor]) -> Any:
     return rebuild(part, lambda inner: _collect(inner, found))
 
 
+def _attributes(value: Any) -> dict[str, Any]:
+    """The attributes of an object, those of a dataclass with slots too."""
+    held = getattr(value, "__dict__", None)
+    if isinstance(held, dict) or not dataclasses.is_dataclass(value):
+        return held if isinstance(held, dict) else {}
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+
+
 def _holds_tensors(value: Any) -> bool:
     """True if an object is a plain container of tensors, directly or nested; such objects are traversed."""
-    held = getattr(value, "__dict__", None)
-    if not isinstance(held, dict) or isinstance(value, type | torch.nn.Module) or callable(value):
+    if isinstance(value, type | nn.Module) or callable(value):
         return False
     return dataclasses.is_dataclass(value) or any(
         isinstance(part, Tensor) or (isinstance(part, list | tuple | dict) and _tensor_inside(part))
-        for part in held.values()
+        for part in _attributes(value).values()
     )
 
 

@@ -71,6 +71,20 @@ def seed_range(value: str) -> str:
     return value
 
 
+def head(value: object) -> object:
+    """A head of a model: a key or an attribute, or a place."""
+    if (isinstance(value, str) and value) or (type(value) is int and value >= 0):
+        return value
+    raise refuse(f"{value!r} names no head; write a key of the model's output, or its place, counted from 0")
+
+
+def distinct(values: list[str | int]) -> list[str | int]:
+    """Values of different names."""
+    if twice := [value for place, value in enumerate(values) if str(value) in map(str, values[:place])]:
+        raise refuse(f"{twice[0]!r} is there twice; name each once")
+    return values
+
+
 def power_of_two(value: int) -> int:
     """A size that is a power of two."""
     if value not in POWERS_OF_TWO:

@@ -81,6 +81,7 @@ _Kernel = Annotated[
 _SeedRange = Annotated[
     str, AfterValidator(checks.seed_range), Field(json_schema_extra={"pattern": checks.SEEDS_PATTERN})
 ]
+_Head = Annotated[str | int, BeforeValidator(checks.head)]
 _Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 _Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Milliseconds = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
@@ -299,7 +300,12 @@ class TrainSetting(SchemaModel):
     test: _Callable | None = doc(
         "Test batches",
         '"package.module:name" of a function like batches, for what the model has not seen in training. In evaluation '
-        "mode the model's output has to be one logit, and the target one label, for each sample.",
+        "mode the model's output has to be one logit, and the target one label, for each sample, or for each of heads.",
+    )
+    heads: Annotated[list[_Head], Field(min_length=1), AfterValidator(checks.distinct)] | None = doc(
+        "Heads",
+        "The heads of a model that has several, each judged by itself: the keys of output and target where these are "
+        "dicts, attributes, places in a tuple or columns of a Tensor.",
     )
     steps: Size | None = doc("Steps", "Training steps; left out, the verb decides.")
     shared_steps: Size | None = doc(

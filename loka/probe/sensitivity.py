@@ -36,6 +36,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from loka.model.inputs import mapped, tensors_in
 from loka.numerics.enums import Gemm
 from loka.numerics.recipe import OperandPair
 from loka.probe.capture.live_sites import LiveModel
@@ -73,20 +74,25 @@ class ForwardSensitivity:
     """Runs the model with the error of single forward GEMMs. The outputs without errors are kept."""
 
     held_out: HeldOut
-    _outputs: list[Tensor] = field(default_factory=list)
+    _outputs: list[Any] = field(default_factory=list)
 
     @torch.no_grad()
     def changes(self, rounding: Rounding, site: str) -> tuple[list[LossChange], VaryingError]:
-        """The change of the loss on each batch by a site's rounding, and the error of its output."""
+        """The change of the loss on each batch by a site's rounding, and the error of its output.
+
+        Of several heads the one whose loss may grow most.
+        """
         given, varying = self.held_out, VaryingError()
         if not self._outputs:
             self._outputs.extend(given.run(inputs) for inputs, _ in given.batches)
-        found = []
+        losses = given.head_losses or (given.loss,)
+        found: list[list[LossChange]] = [[] for _ in losses]
         for (inputs, target), output in zip(given.batches, self._outputs, strict=True):
             with GemmErrors(given.live, {site: {Gemm.FPROP: rounding}}, varying.add):
                 with_error = given.run(inputs)
-            found.append(loss_change(given.loss, output, with_error, target))
-        return found, varying
+            for changes, loss in zip(found, losses, strict=True):
+                changes.append(loss_change(loss, output, with_error, target))
+        return max(found, key=lambda changes: ne_change(changes)[0].high), varying
 
     def estimate(self, site: str, pair: OperandPair) -> NeEstimate:
         """The change by the forward GEMM with one recipe."""
@@ -164,9 +170,10 @@ class HeldOut:
     """Held-out batches of a live model, how to call it, and its loss."""
 
     live: LiveModel
-    batches: Sequence[tuple[Any, Tensor]]  # of inputs and a target; at least two
-    run: Callable[[Any], Tensor]  # inputs -> output (samples, ...)
+    batches: Sequence[tuple[Any, Any]]  # of inputs and a target; at least two
+    run: Callable[[Any], Any]  # inputs -> output: a Tensor (samples, ...), or what holds some
     loss: LossFunction
+    head_losses: tuple[LossFunction, ...] = ()  # of heads to judge alone; empty: `loss` is judged
 
     @torch.no_grad()
     def mean_loss(self) -> float:
@@ -188,7 +195,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         model.train(was_training)
 
 
-LossFunction = Callable[[Tensor, Tensor], Tensor]  # (output, target) -> scalar
+LossFunction = Callable[[Any, Any], Tensor]  # (output, target) -> scalar
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,18 +208,28 @@ class LossChange:
 
 
 @torch.no_grad()
-def loss_change(loss: LossFunction, output: Tensor, with_error: Tensor, target: Tensor) -> LossChange:
-    """The change of `loss` from `output` to `with_error`, both (samples, ...), as they came out of the model."""
-    z = output.float()
-    error = with_error.float() - z
+def loss_change(loss: LossFunction, output: Any, with_error: Any, target: Any) -> LossChange:
+    """The change of `loss` from `output` to `with_error`, as they came out of the model.
+
+    Both are a Tensor (samples, ...), or hold alike ones; those of whole numbers stay.
+    """
+    z, erroneous = (
+        [tensor.float() for tensor in tensors_in(value) if tensor.is_floating_point()] for value in (output, with_error)
+    )
+    errors = [after - before for before, after in zip(z, erroneous, strict=True)]
     before = float(loss(output, target))
 
-    def parts(error: Tensor) -> tuple[float, float]:
-        up, down = (float(loss(each.to(output.dtype), target)) for each in (z + error, z - error))
+    def moved(errors: Sequence[Tensor], sign: int) -> float:
+        values = iter([value + sign * error for value, error in zip(z, errors, strict=True)])
+        shifted = mapped(output, lambda each: next(values).to(each.dtype) if each.is_floating_point() else each)
+        return float(loss(shifted, target))
+
+    def parts(errors: Sequence[Tensor]) -> tuple[float, float]:
+        up, down = moved(errors, 1), moved(errors, -1)
         return 100 * ((up + down) / 2 - before) / before, 100 * (up - down) / 2 / before
 
-    varying, _ = parts(error - error.mean(0, keepdim=True))
-    return LossChange(varying, *parts(error))
+    varying, _ = parts([error - error.mean(0, keepdim=True) for error in errors])
+    return LossChange(varying, *parts(errors))
 
 
 LOST = 0.15  # share of the gain that a small misalignment loses, for each 1 of it

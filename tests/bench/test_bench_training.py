@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from loka.bench.quality.evaluation import predict
+from loka.bench.quality.heads import ONLY
 from loka.bench.quality.training import NonFiniteLossError, build, train, train_pair
 from loka.bench.quality.training_job import TrainingJob
 from loka.bench.quality.training_state import WeightAverage
@@ -144,7 +145,7 @@ def test_shared_steps_leave_something_to_train(job: TrainingJob) -> None:
     with pytest.raises(InputError, match="there are 5 steps, and both runs share the first 5"):
         replace(job, steps=5, shared_steps=5)
     with pytest.raises(
-        InputError, match=r"train.batches: the training batches end after 16 steps, and both .* 16: yield"
+        InputError, match=r"train.batches: seed 0: the training batches end after 16 steps, and both .* 16: yield"
     ):
         train_pair(replace(job, shared_steps=16), lambda model: None, 0)
 
@@ -196,7 +197,7 @@ def test_decay_zero_evaluates_the_last_weights(job: TrainingJob) -> None:
     job = replace(job, ema=0)
     model = build(job, 0)
     result = train(model, job, 0)
-    logits, target = predict(model, job.test_batches(100, 0), "cpu")
+    logits, target = predict(model, job.test_batches(100, 0), "cpu")[ONLY]
     loss = float(nn.functional.binary_cross_entropy_with_logits(logits.double(), target.double()))
     assert result.log_loss == pytest.approx(loss, rel=1e-6)
 
@@ -204,8 +205,8 @@ def test_decay_zero_evaluates_the_last_weights(job: TrainingJob) -> None:
 def test_prediction_does_not_depend_on_the_batch_size_nor_change_the_mode(job: TrainingJob) -> None:
     model = build(job, 0)
     assert model.training
-    whole, _ = predict(model, job.test_batches(1000, 0), "cpu")
-    odd, _ = predict(model, job.test_batches(7, 0), "cpu")
+    whole, _ = predict(model, job.test_batches(1000, 0), "cpu")[ONLY]
+    odd, _ = predict(model, job.test_batches(7, 0), "cpu")[ONLY]
     torch.testing.assert_close(odd, whole)
     assert model.training
 
@@ -260,7 +261,7 @@ def test_a_model_of_two_heads_is_refused_before_any_step(job: TrainingJob) -> No
     job = replace(job, factory=lambda: TwoHeads(False), loss=lambda output, target: trained.append(output))
     with pytest.raises(InputError, match=r"a tuple of \(1000,\) and \(1000,\) for a target of \(1000,\)"):
         train(build(job, 0), job, 0)
-    with pytest.raises(InputError, match=r"where self.training is False, and train.loss reads the others"):
+    with pytest.raises(InputError, match=r"name the heads of .*, or return the one .* where self.training is False"):
         train_pair(job, lambda model: trained.append(model), 0)
     assert trained == []
 
@@ -276,15 +277,13 @@ def test_a_model_of_two_heads_trains_where_it_evaluates_one(job: TrainingJob) ->
     assert train_pair(made, lambda model: None, 0).as_is.ne < 0.95
 
 
-@pytest.mark.parametrize("tested", [False, True])
-def test_labels_in_several_tensors_are_refused_before_any_step(job: TrainingJob, tested: bool) -> None:
+def test_labels_of_several_heads_are_refused_before_any_step_where_none_is_named(job: TrainingJob) -> None:
     def several(size: int, seed: int):  # type: ignore[no-untyped-def]
         return ((inputs, {"click": click, "buy": click}) for inputs, click in job.batches(size, seed))
 
     trained: list[object] = []
-    changed = {"test_batches" if tested else "batches": several}
-    made = replace(job, loss=lambda output, target: trained.append(output), **changed)
-    with pytest.raises(InputError, match=r"not a dict of click: \(\d+,\), buy: \(\d+,\): "):
+    made = replace(job, loss=lambda output, target: trained.append(output), test_batches=several)
+    with pytest.raises(InputError, match=r"for a target of a dict of click: \(\d+,\), buy: \(\d+,\): name the heads"):
         train(build(made, 0), made, 0)
     assert trained == []
 

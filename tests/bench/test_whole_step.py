@@ -20,9 +20,9 @@ from loka.bench.model.whole_step import (
     sample_of,
     synthetic_loss,
 )
-from loka.bench.quality.training_calls import tensors_of
 from loka.errors import InputError
 from loka.model.build_model import BuiltModel, build_model
+from loka.model.inputs import tensors_in
 from loka.mods.policy_loader import load_policy
 from loka.policy.policy import Policy
 
@@ -178,4 +178,4 @@ def test_inputs_are_copied_in_the_dtype_and_ask_for_a_gradient_where_the_origina
 def test_tensors_are_found_in_order_wherever_they_are() -> None:
     values = [torch.tensor(float(index)) for index in range(4)]
     nested = {"a": values[0], "b": (values[1], [values[2], None]), "c": values[3], "d": 5}
-    assert [float(value) for value in tensors_of(nested)] == [0.0, 1.0, 2.0, 3.0]
+    assert [float(value) for value in tensors_in(nested)] == [0.0, 1.0, 2.0, 3.0]

@@ -8,33 +8,33 @@ pytestmark = pytest.mark.slow
 
 HEAD = "import torch\n\n\n"
 BATCHES = {
-    "def batches(batch_size):\n    return []\n": "it is called with the batch size and a seed: batches() takes 1",
-    "def batches(batch_size, seed):\n    return None\n": "it returned None, which is no iterable; yield",
-    "def batches(batch_size, seed):\n    return [1]\n": "a batch is 1; each has to be (inputs, target)",
-    "def batches(batch_size, seed):\n    return [(1, 2, 3)]\n": "a batch is a tuple of 3; each has to be",
-    "def batches(batch_size, seed):\n    yield from ()\n": "the training batches are empty",
-    "def batches(batch_size, seed):\n    raise StopIteration\n    yield\n": "its generator raised StopIteration, at",
+    "def batches(batch_size):\n    return []\n": "seed 0: it is called with the batch size and a seed: batches() takes 1",
+    "def batches(batch_size, seed):\n    return None\n": "seed 0: it returned None, which is no iterable; yield",
+    "def batches(batch_size, seed):\n    return [1]\n": "seed 0, step 1: a batch is 1; each has to be (inputs, target)",
+    "def batches(batch_size, seed):\n    return [(1, 2, 3)]\n": "seed 0, step 1: a batch is a tuple of 3; each has to be",
+    "def batches(batch_size, seed):\n    yield from ()\n": "seed 0: the training batches are empty",
+    "def batches(batch_size, seed):\n    raise StopIteration\n    yield\n": "seed 0, step 1: its generator raised StopIteration, at",
     "class batches:\n    def __init__(self, batch_size, seed): pass\n    def __iter__(self): return 3\n": (
-        "it returned a batches, which is no iterable; yield (inputs, target)"
+        "seed 0: it returned a batches, which is no iterable; yield (inputs, target)"
     ),
-    "def batches(batch_size, seed):\n    return [({'y': torch.ones(batch_size, 13)}, torch.ones(batch_size))]\n": (
-        "forward does not take a batch's inputs: Shop.forward() got an unexpected keyword argument 'y'"
+    "def batches(batch_size, seed):\n    return [((torch.ones(batch_size, 13), 3), torch.ones(batch_size))]\n": (
+        "seed 0, step 1: forward does not take a batch's inputs: Shop.forward() takes 2 positional arguments but 3 were"
     ),
     "def batches(n, seed):\n    return [((torch.ones(n, 13, device='meta'),), torch.ones(n))]\n": (
-        "the inputs cannot be moved to cpu: NotImplementedError: Cannot copy out of meta tensor"
+        "seed 0, step 1: the inputs cannot be moved to cpu: NotImplementedError: Cannot copy out of meta tensor"
     ),
 }
 LOSSES = {
-    "def loss(output):\n    return output.sum()\n": "it is called with the output and the target: loss() takes 1",
-    "def loss(output, target):\n    return None\n": "it returned None; return a Tensor of one number",
-    "def loss(output, target):\n    return output\n": "it returned a Tensor of shape (64,); return a Tensor of one",
+    "def loss(output):\n    return output.sum()\n": "seed 0, step 1: it is called with the output and the target: loss() takes 1",
+    "def loss(output, target):\n    return None\n": "seed 0, step 1: it returned None; return a Tensor of one number",
+    "def loss(output, target):\n    return output\n": "seed 0, step 1: it returned a Tensor of shape (64,); return a Tensor of one",
     "def loss(output, target):\n    return output.sum().to(torch.complex64)\n": (
-        "it returned a Tensor of torch.complex64; return a real number"
+        "seed 0, step 1: it returned a Tensor of torch.complex64; return a real number"
     ),
     "def loss(output, target):\n    found = output.square().sum()\n    found.backward()\n    return found\n": (
-        "the graph of its result has been used up; return the loss without calling backward in it"
+        "seed 0, step 1: the graph of its result has been used up; return the loss without calling backward in it"
     ),
-    "def loss(output, target):\n    return output.sum().detach()\n": "its result has no gradient; compute it from",
+    "def loss(output, target):\n    return output.sum().detach()\n": "seed 0, step 1: its result has no gradient; compute it from",
 }
 
 
@@ -84,7 +84,7 @@ def test_a_loss_of_one_number_may_have_a_dimension(loka, clumsy):
 def test_a_target_that_is_none(loka, refuse, clumsy):
     policy, line = clumsy("batches", "def batches(n, seed):\n    return [((torch.ones(n, 13),), None)]\n")
     assert loka("generate", policy).status == 0
-    for verb, says in (("probe", "a target is None; each has to be a Tensor"), ("train", "not NoneType: in")):
+    for verb, says in (("probe", "a target is None; each has to be a Tensor, or hold some"), ("train", "not NoneType: in")):
         err = refuse(verb, policy)
         assert err.startswith(f"{policy}:{line}:12: train.batches: ")
         assert says in err
@@ -95,7 +95,7 @@ def test_batches_of_another_width_are_the_authors(refuse, clumsy):
     code = "def batches(batch_size, seed):\n    return [((torch.ones(batch_size, 12),), torch.ones(batch_size))]\n"
     policy, _ = clumsy("batches", code)
     err = refuse("probe", policy)
-    assert "train: training raised RuntimeError: mat1 and mat2" in err
+    assert "train: seed 0, step 1: training raised RuntimeError: mat1 and mat2" in err
     assert "shopmodel.py:" in err
 
 
@@ -113,6 +113,15 @@ def test_batches_of_another_width_are_the_authors(refuse, clumsy):
 )
 def test_options_that_cannot_be_used(arguments, start, shop, refuse):
     assert refuse(*(part.format(policy=shop.policy) for part in arguments)).startswith(start)
+
+
+def test_a_dict_that_a_forward_of_one_argument_cannot_use_is_the_authors(refuse, clumsy):
+    """It is taken as that argument."""
+    code = "def batches(batch_size, seed):\n    return [({'y': torch.ones(batch_size, 13)}, torch.ones(batch_size))]\n"
+    policy, _ = clumsy("batches", code)
+    err = refuse("probe", policy)
+    assert "train: seed 0, step 1: training raised TypeError: linear(): argument 'input'" in err
+    assert "must be Tensor, not dict, at " in err
 
 
 def test_a_learning_rate_that_float32_does_not_hold(shop, refuse, policy_text):

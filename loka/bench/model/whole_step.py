@@ -15,11 +15,10 @@ from loka.bench.quality.training_calls import (
     LOSS,
     TrainingCallError,
     called,
-    mapped,
     movable,
     pairs,
+    samples_in,
     scalar,
-    tensors_of,
 )
 from loka.bench.quality.training_job import job_of
 from loka.bench.timing import SEED
@@ -28,6 +27,7 @@ from loka.dispatch.bind.bind_warnings import fp8_not_expected
 from loka.errors import InputError
 from loka.model.build_model import BuiltModel
 from loka.model.callables import call, current_directory_importable, find_callable
+from loka.model.inputs import arguments, mapped, rebuild, tensors_in, to_device
 from loka.policy.policy import Policy
 
 SYNTHETIC_RATE = 1e-4  # learning rate for a loss that means nothing
@@ -50,18 +50,18 @@ class Example:
 
         def moved(value: Any) -> Any:
             if not isinstance(value, Tensor):
-                return value.to(device) if hasattr(value, "to") else value
+                return value.to(device) if hasattr(value, "to") else rebuild(value, moved)
             if not value.is_floating_point():
                 return value.detach().to(device)
             made = value.detach().to(device, dtype, copy=True)
             return made.requires_grad_(training and value.requires_grad)
 
-        return Example(mapped(self.args, moved), mapped(self.kwargs, moved))
+        return Example(moved(self.args), moved(self.kwargs))
 
     @property
     def leaves(self) -> list[Tensor]:
         """The tensors that require gradients."""
-        return [value for value in tensors_of((self.args, self.kwargs)) if value.requires_grad]
+        return [value for value in tensors_in((self.args, self.kwargs)) if value.requires_grad]
 
 
 def real_model(policy: Policy, device: str) -> nn.Module:
@@ -82,8 +82,8 @@ class StepSample:
 
     example: Example
     samples: int
-    target: Tensor | None = None
-    policy_loss: Callable[[Any, Tensor], Tensor] | None = None  # None: synthetic
+    target: Any = None
+    policy_loss: Callable[[Any, Any], Tensor] | None = None  # None: synthetic
     optimizer: str = "adam"
     learning_rate: float = SYNTHETIC_RATE
 
@@ -96,9 +96,9 @@ class StepSample:
     def loss_on(self, device: str) -> StepLoss:
         """The loss of outputs on a device. Raises the errors of training for a loss that is no scalar."""
         policy_loss = self.policy_loss
-        if policy_loss is None or self.target is None:
+        if policy_loss is None:
             return synthetic_loss
-        target = self.target.to(device)
+        target = to_device(self.target, device)
         return lambda outputs: scalar(called(LOSS, policy_loss, outputs, target))
 
 
@@ -107,7 +107,7 @@ def synthetic_loss(outputs: Any) -> Tensor:
 
     Raises InputError if there are none.
     """
-    found = [value.float().square().mean() for value in tensors_of(outputs) if value.requires_grad]
+    found = [value.float().square().mean() for value in tensors_in(outputs) if value.requires_grad]
     if not found:
         raise InputError("no output of the model depends on its parameters; there is no training step to measure")
     return torch.stack(found).sum()
@@ -127,18 +127,11 @@ def sample_of(policy: Policy, built: BuiltModel, training: bool) -> StepSample:
     if found is None:
         raise TrainingCallError(BATCHES, "the training batches are empty")
     inputs, target = found[0], movable(found[1])
-    if isinstance(target, Tensor) and target.dim() and target.shape[0] != batch:
-        raise TrainingCallError(
-            BATCHES, f"a batch of {batch} has {target.shape[0]} rows; measure at that size: --batch {target.shape[0]}"
-        )
-    return StepSample(_example(inputs), batch, target, job.loss, job.optimizer, job.learning_rate)
-
-
-def _example(inputs: Any) -> Example:
-    """The inputs of a training batch: positional arguments, keywords, or one tensor."""
-    if isinstance(inputs, dict):
-        return Example((), inputs)
-    return Example(tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), {})
+    rows = samples_in(target)
+    if rows is not None and rows != batch:
+        raise TrainingCallError(BATCHES, f"a batch of {batch} has {rows} rows; measure at that size: --batch {rows}")
+    example = Example(*arguments(built.module, inputs))
+    return StepSample(example, batch, target, job.loss, job.optimizer, job.learning_rate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +184,7 @@ class WholeStep:
     @torch.no_grad()
     def _infer(self) -> list[Tensor]:
         with self._casting():
-            return tensors_of(self._called(*self._example.args, **self._example.kwargs))
+            return tensors_in(self._called(*self._example.args, **self._example.kwargs))
 
     def _train(self) -> Tensor:
         for optimizer in self._optimizers or ():
@@ -240,6 +233,4 @@ def _dense_optimizer(parameters: Iterable[nn.Parameter], sample: StepSample, dev
 
 def in_float32(outputs: Any) -> Any:
     """Nested outputs with floating-point tensors in float32, as losses want them of a model in bfloat16."""
-    return mapped(
-        outputs, lambda value: value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
-    )
+    return mapped(outputs, lambda tensor: tensor.float() if tensor.is_floating_point() else tensor)

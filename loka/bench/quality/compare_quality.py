@@ -8,6 +8,8 @@ The test is sequential: two one-sided t tests over the seeds' differences, "pari
 the budget, "lost" that it is at or below it. The data are looked at up to three times, at a quarter and a half of the
 planned number of pairs and at the end. Each look may err by a part of the 5 %, and the parts add up to it: by the union
 bound each wrong verdict has a probability of at most 5 %, whatever the looks have in common.
+
+Of several heads each is tested by itself: "parity" is that of all heads, "lost" that of any, with its part of the 5 %.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from enum import StrEnum
 from itertools import groupby
 from statistics import fmean, stdev, variance
 
+from loka.bench.quality.heads import ONLY
 from loka.bench.quality.training import PairResult
 from loka.probe.estimate import t_quantile
 
@@ -48,15 +51,17 @@ def looks(planned: int) -> tuple[tuple[int, float], ...]:
     return (*kept, (planned, ERROR_RATE - sum(part for _, part in kept)))
 
 
-def judge(differences: Sequence[float], budget: float, planned: int) -> QualityVerdict:
-    """The verdict of the first look that decides, of those that `differences` (in order) are enough for."""
+def judge(differences: Sequence[float], budget: float, planned: int, heads: int = 1) -> QualityVerdict:
+    """The verdict of the first look that decides, of those that `differences` (in order) are enough for.
+
+    They are of one of several `heads`: each may find a loss where there is none with its part of the error rate alone.
+    """
     for pairs, error in looks(planned):
         if pairs > len(differences):
             break
-        low, high = bounds(differences[:pairs], error)
-        if high < budget:
+        if bounds(differences[:pairs], error)[1] < budget:
             return QualityVerdict.PARITY
-        if low > budget:
+        if bounds(differences[:pairs], error / heads)[0] > budget:
             return QualityVerdict.LOST
     return QualityVerdict.UNDECIDED
 
@@ -70,18 +75,19 @@ def bounds(differences: Sequence[float], error: float) -> tuple[float, float]:
     return mean - half, mean + half
 
 
-def pairs_needed(differences: Sequence[float], budget: float) -> int | None:
-    """How many pairs would decide, if their mean and spread stay as they are in `differences`.
+def pairs_needed(differences: Sequence[float], budget: float, heads: int = 1) -> int | None:
+    """How many pairs would decide (see `judge`), if their mean and spread stay as they are in `differences`.
 
     None if that cannot be told from fewer than two, or would be over MOST_PAIRS.
     """
     if len(differences) < 2:
         return None
     margin, spread = abs(budget - fmean(differences)), stdev(differences)
+    shared_by = heads if fmean(differences) > budget else 1
     pairs = 2
     while pairs <= MOST_PAIRS:
         _, last = looks(pairs)[-1]
-        half = t_quantile(1 - last, pairs - 1) * spread / math.sqrt(pairs)
+        half = t_quantile(1 - last / shared_by, pairs - 1) * spread / math.sqrt(pairs)
         if half < margin:
             return pairs
         # The quantile hardly changes with the number: go straight to where the bound would hold with this one.
@@ -91,15 +97,17 @@ def pairs_needed(differences: Sequence[float], budget: float) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """What the pairs say, those of one seed side by side, all draws of it there.
+    """What the pairs say about one head, those of one seed side by side, all draws of it there.
 
     Differences are relative NE in percent, patched minus unpatched: positive is worse. `planned`: the number of seeds
-    that the test was planned for; it may decide with fewer.
+    that the test was planned for; it may decide with fewer. `head`: its name; `heads`: how many are judged.
     """
 
     pairs: tuple[PairResult, ...]
     planned: int
     budget_percent: float = BUDGET_PERCENT
+    head: str = ONLY
+    heads: int = 1
 
     @property
     def seeds(self) -> tuple[tuple[PairResult, ...], ...]:
@@ -137,12 +145,12 @@ class Quality:
     @property
     def verdict(self) -> QualityVerdict:
         """The verdict of `judge`."""
-        return judge(self.differences, self.budget_percent, self.planned)
+        return judge(self.differences, self.budget_percent, self.planned, self.heads)
 
     @property
     def seeds_needed(self) -> int | None:
         """See `pairs_needed`."""
-        return pairs_needed(self.differences, self.budget_percent)
+        return pairs_needed(self.differences, self.budget_percent, self.heads)
 
     @property
     def draw_spread(self) -> tuple[float, float] | None:
@@ -158,13 +166,58 @@ class Quality:
         return math.sqrt(as_is), math.sqrt(patched)
 
 
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What the pairs say about each head that is judged, in the order of the policy."""
+
+    pairs: tuple[PairResult, ...]
+    heads: tuple[Quality, ...]
+
+    @classmethod
+    def of(cls, pairs: tuple[PairResult, ...], planned: int, budget_percent: float = BUDGET_PERCENT) -> Judgement:
+        """That of `pairs`, which are at least one."""
+        names = pairs[0].heads
+        heads = (
+            Quality(tuple(pair.of_head(name) for pair in pairs), planned, budget_percent, name, len(names))
+            for name in names
+        )
+        return cls(pairs, tuple(heads))
+
+    @property
+    def worst(self) -> Quality:
+        """The head that loses most."""
+        return max(self.heads, key=lambda head: head.mean)
+
+    @property
+    def verdict(self) -> QualityVerdict:
+        """Parity if each head keeps the budget, lost if any does not."""
+        verdicts = {head.verdict for head in self.heads}
+        for verdict in (QualityVerdict.LOST, QualityVerdict.UNDECIDED):
+            if verdict in verdicts:
+                return verdict
+        return QualityVerdict.PARITY
+
+    @property
+    def seeds_needed(self) -> int | None:
+        """How many seeds would decide, by one head that loses or by all that do not; None as in `pairs_needed`."""
+        needed = [head.seeds_needed for head in self.heads]
+        losing = [
+            found
+            for found, head in zip(needed, self.heads, strict=True)
+            if found is not None and head.mean > head.budget_percent
+        ]
+        if losing:
+            return min(losing)
+        return None if None in needed else max(found for found in needed if found is not None)
+
+
 def compare(
     pairs: Iterable[PairResult],
     planned: int,
     draws: int = 1,
     budget_percent: float = BUDGET_PERCENT,
     early: bool = True,
-) -> Iterator[Quality]:
+) -> Iterator[Judgement]:
     """Yield what is known after each seed, from its pairs in order, until the test decides or the pairs end.
 
     `pairs` has all draws of a seed one after the other. Without `early`, all are taken.
@@ -174,9 +227,9 @@ def compare(
         done.append(pair)
         if len(done) % draws:
             continue
-        quality = Quality(tuple(done), planned, budget_percent)
-        yield quality
-        if early and quality.verdict is not QualityVerdict.UNDECIDED:
+        judgement = Judgement.of(tuple(done), planned, budget_percent)
+        yield judgement
+        if early and judgement.verdict is not QualityVerdict.UNDECIDED:
             return
 
 

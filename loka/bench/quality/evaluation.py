@@ -3,29 +3,45 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
 
-from loka.bench.quality.training_calls import LOSS, TEST, Inputs, TrainingCallError, called, forward, pairs, to_device
+from loka.bench.quality.heads import Head, by_head
+from loka.bench.quality.training_calls import (
+    LOSS,
+    TEST,
+    Inputs,
+    TrainingCallError,
+    at,
+    called,
+    forward,
+    moved,
+    pairs,
+    place_of_batch,
+    samples_in,
+)
 from loka.bench.quality.training_job import TrainingJob
 from loka.errors import InputError
 from loka.graph.sites.site import Site
 from loka.probe.capture.live_sites import find_live
-from loka.probe.sensitivity import HeldOut
+from loka.probe.sensitivity import HeldOut, LossFunction
 
 ROWS = 1024  # of a batch: the change of NE is an average over rows
 LEAST = 2  # batches, for an interval
+MOST_ROWS = 1 << 24  # of test batches without a length: more are taken for endless
 
 
 def log_loss(logits: Tensor, target: Tensor) -> float:
     """Mean binary cross-entropy in nats of logits (R,) against clicks in {0, 1} (R,), in float64."""
     logits, target = _pair(logits, target)
-    return float(torch.nn.functional.binary_cross_entropy_with_logits(logits, target))
+    return float(binary_cross_entropy_with_logits(logits, target))
 
 
 def base_entropy(target: Tensor) -> float:
@@ -81,92 +97,102 @@ def _pair(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 def check_output(model: nn.Module, job: TrainingJob, seed: int) -> None:
     """Predict the first test batch, so that a wrong output fails before training. Raises the errors of `predict`."""
     with seeded(seed, job.device), job.precision():
-        predict(model, islice(evaluation_batches(job, seed), 1), job.device)
+        predict(model, islice(evaluation_batches(job, seed), 1), job.device, job.heads)
 
 
-def evaluation_batches(job: TrainingJob, seed: int) -> Iterator[tuple[Inputs, Tensor]]:
-    """The job's test batches."""
-    return pairs(TEST, called(TEST, job.test_batches, job.test_batch_size, seed))
+def evaluation_batches(job: TrainingJob, seed: int) -> Iterator[tuple[Inputs, Any]]:
+    """The job's test batches. Raises TrainingCallError where they have no length, and do not end after MOST_ROWS."""
+    found = called(TEST, job.test_batches, job.test_batch_size, seed)
+    rows = 0
+    for number, (inputs, target) in enumerate(pairs(TEST, found)):
+        if rows >= MOST_ROWS and not isinstance(found, Sized):
+            raise TrainingCallError(
+                TEST,
+                f"the test batches have not ended after {number} with {rows} rows: end them, as with "
+                "itertools.islice, or return something that has a length, which is believed",
+            )
+        yield inputs, target
+        rows += samples_in(target) or 0
 
 
 @torch.no_grad()
-def predict(model: nn.Module, batches: Iterable[tuple[Inputs, Tensor]], device: str) -> tuple[Tensor, Tensor]:
-    """Logits and targets (R,) of all rows on the CPU, float32, in evaluation mode; the model's mode is restored.
+def predict(
+    model: nn.Module, batches: Iterable[tuple[Inputs, Any]], device: str, heads: Sequence[Head] = ()
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Logits and targets (R,) of all rows of each head, by name, on the CPU, float32, in evaluation mode.
 
-    Raises InputError if there is no batch, or an output is not one logit for each sample.
+    The model's mode is restored. Raises TrainingCallError if there is no batch, and as `by_head`.
     """
     was_training = model.training
     model.eval()
-    logits: list[Tensor] = []
-    targets: list[Tensor] = []
+    found: dict[str, tuple[list[Tensor], list[Tensor]]] = {}
     try:
-        for inputs, target in batches:
-            output = forward(TEST, model, inputs, device)
-            _check_one_logit(output, target)
-            logits.append(output.float().flatten().cpu())
-            targets.append(target.float().flatten().cpu())
+        for number, (inputs, target) in enumerate(batches, 1):
+            with at(place_of_batch(TEST, number)):
+                output = forward(TEST, model, moved(TEST, inputs, device))
+                for head, both in by_head(output, target, heads).items():
+                    for parts, tensor in zip(found.setdefault(head, ([], [])), both, strict=True):
+                        parts.append(tensor.float().flatten().cpu())
     finally:
         model.train(was_training)
-    if not logits:
+    if not found:
         raise TrainingCallError(TEST, "the test batches are empty")
-    return torch.cat(logits), torch.cat(targets)
+    return {head: (torch.cat(logits), torch.cat(targets)) for head, (logits, targets) in found.items()}
 
 
-def _check_one_logit(output: object, target: object) -> None:
-    """Raise InputError unless there is one logit for each sample; only evaluation requires it, the loss does not."""
-    if not isinstance(target, Tensor):
-        raise InputError(
-            f"the test batches must yield (inputs, target) with one Tensor of labels, (R,) or (R, 1), not "
-            f"{form_of(target)}: NE and AUC are of one label for each sample; in train.test, yield that label alone"
-        )
-    if not isinstance(output, Tensor) or output.numel() != target.numel():
-        raise InputError(
-            "in evaluation mode the model must return one logit for each sample, (R,) or (R, 1), not "
-            f"{form_of(output)} for a target of {form_of(target)}: NE and AUC are of one logit; a model of several "
-            "heads returns the one to compare where self.training is False, and train.loss reads the others while it "
-            "trains"
-        )
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """How well logits of the test rows predict their labels."""
+
+    ne: float
+    auc: float
+    log_loss: float  # nats
+
+
+def evaluate(model: nn.Module, job: TrainingJob, seed: int) -> dict[str, Metrics]:
+    """The metrics of each head on the job's test batches. Raises TrainingCallError as `predict`, and without clicks."""
+    with job.precision():
+        predicted = predict(model, evaluation_batches(job, seed), job.device, job.heads)
+    found = {}
+    for head, (logits, target) in predicted.items():
+        try:
+            found[head] = Metrics(normalised_entropy(logits, target), auc(logits, target), log_loss(logits, target))
+        except InputError as error:
+            raise TrainingCallError(TEST, f"head {head}: {error}" if head else str(error)) from error
+    return found
 
 
 def held_out_of(job: TrainingJob, model: nn.Module, sites: tuple[Site, ...], seed: int, count: int) -> HeldOut:
     """The first `count` test batches of the job for its model, which is on the job's device.
 
-    Raises TrainingCallError where there are fewer than LEAST, where the model's output in evaluation mode is no Tensor,
-    or where the loss of it has not one number.
+    Raises TrainingCallError where there are fewer than LEAST, or where the loss has not one number.
     """
     rows = min(job.test_batch_size, ROWS)
     with seeded(seed, job.device):
         found = list(islice(pairs(TEST, called(TEST, job.test_batches, rows, seed)), count))
     if len(found) < LEAST:
         raise TrainingCallError(TEST, f"{len(found)} test batches of {rows} rows are there, and {LEAST} are needed")
-    batches = [(inputs, to_device(target, job.device)) for inputs, target in found]
+    batches = [(inputs, moved(TEST, target, job.device)) for inputs, target in found]
 
-    def run(inputs: Any) -> Tensor:
+    def run(inputs: Any) -> Any:
         with seeded(seed, job.device), job.precision():
-            output = forward(TEST, model, inputs, job.device)
-        if not isinstance(output, Tensor):
-            raise TrainingCallError(TEST, f"the model returns a {type(output).__name__} in evaluation, and no Tensor")
-        return output
+            return forward(TEST, model, moved(TEST, inputs, job.device))
 
-    def loss(output: Tensor, target: Tensor) -> Tensor:
+    def loss(output: Any, target: Any) -> Tensor:
         with job.precision():
             value = called(LOSS, job.loss, output, target)
         if not isinstance(value, Tensor) or value.numel() != 1:
             raise TrainingCallError(LOSS, "it returned no Tensor of one number")
         return value
 
-    return HeldOut(find_live(model, sites), batches, run, loss)
+    def loss_of(head: Head) -> LossFunction:
+        def of_head(output: Any, target: Any) -> Tensor:
+            ((logits, labels),) = by_head(output, target, (head,)).values()
+            return binary_cross_entropy_with_logits(logits.float().flatten(), labels.float().flatten())
 
+        return of_head
 
-def form_of(value: object) -> str:
-    """A value as shown in a message: the shape of a Tensor, or a container of shapes."""
-    if isinstance(value, Tensor):
-        return str(tuple(value.shape))
-    if isinstance(value, Mapping):
-        return f"a {type(value).__name__} of {', '.join(f'{name}: {form_of(each)}' for name, each in value.items())}"
-    if isinstance(value, tuple | list):
-        return f"a {type(value).__name__} of {' and '.join(map(form_of, value))}"
-    return type(value).__name__
+    return HeldOut(find_live(model, sites), batches, run, loss, tuple(map(loss_of, job.heads)))
 
 
 @contextmanager

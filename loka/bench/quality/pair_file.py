@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from loka.bench.quality.training import PairResult
 from loka.errors import InputError
 
-FORMAT: Literal[2] = 2
+FORMAT: Literal[3] = 3
 TRAIN_FOLDER = Path("build/train")  # below the current directory, as the next one
 COMPARE_FOLDER = Path("build/compare")
 
@@ -35,7 +35,7 @@ class RunFacts:
 class _Head:
     """The first line."""
 
-    loka_compare: Literal[2]
+    loka_compare: Literal[3]
     comparison: str
     about: RunFacts
 
@@ -67,7 +67,7 @@ class PairFile:
             raise InputError(f"{path}: cannot be used for pairs ({reason}); name another file") from error
         if lines:
             head = _head_of(lines[0])
-            if head is None and '"loka_compare": 1' in lines[0]:
+            if head is None and any(f'"loka_compare": {earlier},' in lines[0] for earlier in range(1, FORMAT)):
                 raise InputError(
                     f"{path}: holds pairs of an earlier LoKA, which are not read any more; delete it, and run loka "
                     "compare again"
@@ -87,7 +87,16 @@ class PairFile:
         return self._pairs.get((seed, draw))
 
     def add(self, pair: PairResult) -> None:
-        """Append a pair, on the disk before this returns. Raises InputError if it cannot be written."""
+        """Append a pair, on the disk before this returns.
+
+        Raises InputError if it cannot be written, or saw other batches than another draw of its seed.
+        """
+        others = [each for each in self._pairs.values() if (each.seed, each.draw) != (pair.seed, pair.draw)]
+        if other := next((each for each in others if each.seed == pair.seed and each.batches != pair.batches), None):
+            raise InputError(
+                f"train.batches: seed {pair.seed}: draw {pair.draw} saw other batches than draw {other.draw}, which "
+                f"{self.path} has: the data changed in between; delete that file, and run again"
+            )
         self._pairs[pair.seed, pair.draw] = pair
         try:
             if self._written:

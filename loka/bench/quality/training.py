@@ -4,33 +4,33 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
+from statistics import fmean
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from loka.bench.quality.evaluation import (
-    auc,
-    check_output,
-    evaluation_batches,
-    form_of,
-    log_loss,
-    normalised_entropy,
-    predict,
-    seeded,
-)
+from loka.bench.quality.batch_checksums import BatchChecksums
+from loka.bench.quality.evaluation import Metrics, check_output, evaluate, seeded
+from loka.bench.quality.heads import ONLY
 from loka.bench.quality.training_calls import (
     BATCHES,
     LOSS,
     Inputs,
     TrainingCallError,
+    at,
     backward,
     called,
+    form_of,
     forward,
     movable,
+    moved,
     pairs,
+    place_in_run,
+    place_of_batch,
+    samples_in,
     scalar,
 )
 from loka.bench.quality.training_job import Progress, TrainingJob
@@ -47,15 +47,19 @@ class NonFiniteLossError(CheckFailedError):
 
     def __init__(self, step: int, value: float) -> None:
         super().__init__(
-            f"training: the loss is {value} at step {step}, the first that is not finite: lower the learning rate, "
+            f"the loss is {value} at step {step}, the first that is not finite: lower the learning rate, "
             "or look for the first site that made it with patch.trace_nonfinite"
         )
         self.step = step
 
+    def __str__(self) -> str:
+        return f"training: {place_in_run(self)}{super().__str__()}"
+
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """Result of one training run. NE, AUC and log loss: of the averaged weights, on the test rows."""
+    """Result of one training run. NE, AUC and log loss: of the averaged weights, on the test rows, and where the policy
+    names heads the means over these."""
 
     ne: float
     auc: float
@@ -65,6 +69,14 @@ class TrainResult:
     samples: int
     seconds: float  # of training
     train_loss: tuple[float, ...]  # mean over each tenth of the steps, in order; fewer where there are fewer steps
+    heads: dict[str, Metrics] = field(default_factory=dict)  # of each that the policy names
+
+    def of_head(self, head: str) -> TrainResult:
+        """The result with the metrics of one head; of ONLY, as it is."""
+        if head == ONLY:
+            return self
+        found = self.heads[head]
+        return replace(self, ne=found.ne, auc=found.auc, log_loss=found.log_loss, heads={})
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +86,17 @@ class PairResult:
     seed: int
     as_is: TrainResult
     patched: TrainResult
+    batches: str  # checksum of the batches that both saw
     draw: int = 0
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The heads that are judged: ONLY, or those that the policy names."""
+        return tuple(self.as_is.heads) or (ONLY,)
+
+    def of_head(self, head: str) -> PairResult:
+        """The pair with the metrics of one head."""
+        return replace(self, as_is=self.as_is.of_head(head), patched=self.patched.of_head(head))
 
     @property
     def ne_difference_percent(self) -> float:
@@ -89,6 +111,7 @@ def train(
     progress: Progress | None = None,
     start: SharedStart | None = None,
     keep: Callable[[SharedStart], None] | None = None,
+    checksums: BatchChecksums | None = None,
 ) -> TrainResult:
     """Train `model`, in place, on the batches of `seed` and evaluate the averaged weights on the test batches.
 
@@ -96,12 +119,13 @@ def train(
     is that of the steps after it.
 
     The model moves to `job.device` and keeps its own last weights. `seed` sets the random numbers of training
-    (dropout); the caller's generators are unchanged. Raises NonFiniteLossError, and InputError if there are no batches
-    or the output is not one logit for each sample, which is checked on the first test batch before the first step.
+    (dropout); the caller's generators are unchanged. Raises NonFiniteLossError, and InputError if there are no batches,
+    fewer than `job.steps`, or others than `checksums` expects, or the output is not one logit for each sample, which is
+    checked on the first test batch before the first step.
     """
     model.to(job.device)
     check_output(model, job, seed)
-    loop, average = _Loop(model, job), WeightAverage(model, job.ema)
+    loop, average = _Loop(model, job, checksums), WeightAverage(model, job.ema)
     samples = shared = 0  # those of a shared start are not timed
     with seeded(seed, job.device):
         batches = called(BATCHES, job.batches, job.batch_size, seed)
@@ -113,10 +137,10 @@ def train(
         _wait(job.device)
         began = time.perf_counter()
         for inputs, target in islice(pairs(BATCHES, batches), loop.steps, job.steps):
-            _check_labels(target)
+            rows = _rows(target, loop.steps + 1)
             loop.step(inputs, target)
             average.update()
-            samples += target.shape[0]
+            samples += rows
             if keep is not None and loop.steps == job.shared_steps:
                 loop.read()
                 keep(SharedStart.of(model, loop.optimizer, average, loop.losses, samples))
@@ -134,17 +158,24 @@ def train(
             f"the training batches end after {loop.steps} steps, and both runs share the first {job.shared_steps}: "
             "yield more, or share fewer (train.shared_steps)",
         )
-    with average.applied(), job.precision():
-        logits, target = predict(model, evaluation_batches(job, seed), job.device)
+    if job.steps is not None and loop.steps < job.steps:
+        raise TrainingCallError(
+            BATCHES,
+            f"the training batches end after {loop.steps} steps, and {job.steps} are asked for: yield more, or ask for "
+            "fewer (train.steps, --steps)",
+        )
+    with average.applied():
+        found = evaluate(model, job, seed)
     return TrainResult(
-        ne=normalised_entropy(logits, target),
-        auc=auc(logits, target),
-        log_loss=log_loss(logits, target),
+        ne=fmean(each.ne for each in found.values()),
+        auc=fmean(each.auc for each in found.values()),
+        log_loss=fmean(each.log_loss for each in found.values()),
         samples_per_second=(samples - shared) / seconds,
         steps=loop.steps,
         samples=samples,
         seconds=seconds,
         train_loss=_curve(loop.losses),
+        heads={head: each for head, each in found.items() if head != ONLY},
     )
 
 
@@ -165,24 +196,29 @@ def train_pair(
 
     `patch(model)` changes the model in place; its result is passed to `check` after the patched model is trained and
     evaluated (for example to call `loka.dispatch.Patch.verify`). The first argument of `progress` is "as it is" or
-    "patched". Raises the errors of `train`, and InputError if two calls of the factory differ in their parameters.
+    "patched". Raises the errors of `train`, and InputError if two calls of the factory differ in their parameters, or
+    the two runs saw different batches.
     """
     model = build(job, seed)
     _jitter(model, draw)
     initial = {name: value.detach().clone() for name, value in model.state_dict().items()}
     kept: list[SharedStart] = []
     keep = kept.append if job.shared_steps else None
-    as_is = train(model, job, seed, _labelled(progress, "as it is"), keep=keep)
+    seen = BatchChecksums()
+    with at(f"seed {seed}"):
+        as_is = train(model, job, seed, _labelled(progress, "as it is"), keep=keep, checksums=seen)
     model = build(job, seed)
     try:
         model.load_state_dict(initial)
     except RuntimeError as error:
         raise InputError(f"model: two calls of the factory give different parameters: {error}") from error
     handle = patch(model)
-    patched = train(model, job, seed, _labelled(progress, "patched"), start=kept[0] if kept else None)
+    start, again = kept[0] if kept else None, BatchChecksums(seen.seen, job.shared_steps)
+    with at(f"seed {seed}, patched"):
+        patched = train(model, job, seed, _labelled(progress, "patched"), start, checksums=again)
     if check is not None:
         check(handle)
-    return PairResult(seed, as_is, patched, draw)
+    return PairResult(seed, as_is, patched, seen.digest, draw)
 
 
 def train_watched(
@@ -229,48 +265,66 @@ def _jitter(model: nn.Module, draw: int) -> None:
             parameter.mul_((1 + size * noise).to(parameter.dtype))
 
 
-def _check_labels(target: object) -> None:
-    """Raise InputError unless the target of a training batch is a Tensor with a row for each sample."""
-    if not isinstance(target, Tensor) or target.dim() == 0:
-        raise TrainingCallError(
-            BATCHES,
-            f"the training batches must yield (inputs, target) with one Tensor of a row for each sample, not "
-            f"{form_of(target)}: in train.batches, give the labels of several heads as columns, torch.stack(labels, 1)",
-        )
+def _rows(target: object, step: int) -> int:
+    """The samples of a training batch. Raises TrainingCallError unless its target has a row for each."""
+    with at(place_of_batch(BATCHES, step)):
+        rows = samples_in(target)
+        if rows is None:
+            raise TrainingCallError(
+                BATCHES,
+                "the training batches must yield (inputs, target) with a row for each sample in the target, not "
+                f"{form_of(target)}: in train.batches, yield a Tensor of labels, or what holds one for each head",
+            )
+        return rows
 
 
 class _Loop:
     """The steps of a run. Losses are read from the device every CHECK_EVERY steps."""
 
-    def __init__(self, model: nn.Module, job: TrainingJob) -> None:
+    def __init__(self, model: nn.Module, job: TrainingJob, checksums: BatchChecksums | None = None) -> None:
         self.optimizer = job.make_optimizer(model)
         self.losses: list[float] = []
         self._unread: list[Tensor] = []
         self._model = model
         self._job = job
+        self._checksums = checksums
 
     @property
     def steps(self) -> int:
         """How many were done."""
         return len(self.losses) + len(self._unread)
 
-    def step(self, inputs: Inputs, target: Tensor) -> None:
+    def step(self, inputs: Inputs, target: Any) -> None:
         """Train on a batch. Raises the errors of `read`."""
-        job = self._job
-        for group in self.optimizer.param_groups:
-            group["lr"] = job.rate(self.steps + 1)
-        self.optimizer.zero_grad(set_to_none=True)
-        with job.precision():
-            output = forward(BATCHES, self._model, inputs, job.device)
-            loss = scalar(called(LOSS, job.loss, output, target.to(job.device)))
-        backward(loss)
-        self.optimizer.step()
+        with at(place_of_batch(BATCHES, self.steps + 1)):
+            loss = self._step(inputs, target)
         self._unread.append(loss.detach())
         if len(self._unread) == CHECK_EVERY:
             self.read()
 
+    def _step(self, inputs: Inputs, target: Any) -> Tensor:
+        job = self._job
+        for group in self.optimizer.param_groups:
+            group["lr"] = job.rate(self.steps + 1)
+        self.optimizer.zero_grad(set_to_none=True)
+        inputs, target = moved(BATCHES, inputs, job.device), moved(BATCHES, target, job.device)
+        if self._checksums is not None:
+            self._checksums.add((inputs, target))  # before a forward could change them
+        with job.precision():
+            output = forward(BATCHES, self._model, inputs)
+            loss = scalar(called(LOSS, job.loss, output, target))
+        backward(loss)
+        self.optimizer.step()
+        return loss
+
     def read(self) -> None:
-        """Move losses to the host. Raises NonFiniteLossError at the first that is not finite."""
+        """Move losses and checksums to the host.
+
+        Raises TrainingCallError at the first batch that is not the expected one, and NonFiniteLossError at the first
+        loss that is not finite.
+        """
+        if self._checksums is not None:
+            self._checksums.read()
         if not self._unread:
             return
         values = torch.stack(self._unread).float().cpu()
@@ -282,8 +336,10 @@ class _Loop:
         self._unread.clear()
 
     def end(self) -> None:
-        """Read the last losses. Raises TrainingCallError if there were no batches."""
+        """Read the last losses. Raises TrainingCallError if there were no batches, or fewer than expected."""
         self.read()
+        if self._checksums is not None:
+            self._checksums.end()
         if not self.losses:
             raise TrainingCallError(BATCHES, "the training batches are empty")
 

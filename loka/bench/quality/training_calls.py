@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import count
 from typing import Any, TypeVar
 
-from torch import Tensor, nn
+from torch import OutOfMemoryError, Tensor, nn
 
 from loka.errors import InputError
-from loka.model.callables import authors_frame, describe_error, message_of, place_of
+from loka.model.callables import describe_error, message_of, place_of
+from loka.model.inputs import arguments, tensors_in, to_device
 
 BATCHES, TEST, LOSS = "train.batches", "train.test", "train.loss"
 _ARGUMENTS = {
@@ -26,18 +29,43 @@ class TrainingCallError(InputError):
     """A function of `train` that cannot be used as it is; `field` is the policy's, "train.batches"."""
 
     def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
         self.field = field
-        super().__init__(f"{field}: {message}")
+
+    def __str__(self) -> str:
+        return f"{self.field}: {place_in_run(self)}{super().__str__()}"
 
 
-def called(field: str, function: Callable[..., Result], *arguments: Any) -> Result:
-    """The function's result. Raises TrainingCallError where it does not take these arguments; its own errors stay."""
+@contextmanager
+def at(place: str) -> Iterator[None]:
+    """Context of a part of a run: "seed 3", "step 7". An exception that leaves it notes the place."""
     try:
-        return function(*arguments)
-    except TypeError as error:
-        if _is_inner(error):
+        yield
+    except Exception as error:
+        error.add_note(place)
+        raise
+
+
+def place_in_run(error: BaseException) -> str:
+    """The places of `at` that an exception has left, the widest first: "seed 3, step 7: ", or ""."""
+    notes: list[str] = getattr(error, "__notes__", [])
+    return f"{', '.join(reversed(notes))}: " if notes else ""
+
+
+def called(field: str, function: Callable[..., Result], *given: Any) -> Result:
+    """The function's result. Raises TrainingCallError where it does not take what is given.
+
+    Errors of the author's own code stay.
+    """
+    try:
+        return function(*given)
+    except Exception as error:
+        if isinstance(error, TypeError) and not _is_inner(error):
+            raise TrainingCallError(field, f"it is called with {_ARGUMENTS[field]}: {error}; correct it") from error
+        if not _from_torch(error):
             raise
-        raise TrainingCallError(field, f"it is called with {_ARGUMENTS[field]}: {error}; correct it") from error
+        forms = " and ".join(map(form_of, given))
+        raise TrainingCallError(field, f"it does not take {forms}: {message_of(error)}") from error
 
 
 def pairs(field: str, batches: Any) -> Iterator[tuple[Any, Any]]:
@@ -50,12 +78,30 @@ def pairs(field: str, batches: Any) -> Iterator[tuple[Any, Any]]:
         raise TrainingCallError(
             field, f"it returned {_shown(batches)}, which is no iterable; yield (inputs, target), batch by batch"
         ) from error
-    for batch in _each(field, iterator):
-        try:
-            inputs, target = batch
-        except (TypeError, ValueError):
-            raise TrainingCallError(field, f"a batch is {_shown(batch)}; each has to be (inputs, target)") from None
+    for number in count(1):
+        with at(place_of_batch(field, number)):
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                return
+            except RuntimeError as error:  # of a generator that calls `next` at its end
+                if not isinstance(error.__cause__, StopIteration):
+                    raise
+                where = place_of(error.__cause__)
+                where = f", at {where}" if where else ""
+                raise TrainingCallError(
+                    field, f"its generator raised StopIteration{where}; end it with return"
+                ) from error
+            try:
+                inputs, target = batch
+            except (TypeError, ValueError):
+                raise TrainingCallError(field, f"a batch is {_shown(batch)}; each has to be (inputs, target)") from None
         yield inputs, target
+
+
+def place_of_batch(field: str, number: int) -> str:
+    """The place of a batch, counted from 1, as `at` takes it: a step of training, or a test batch."""
+    return f"{'step' if field == BATCHES else 'batch'} {number}"
 
 
 def _is_inner(error: Exception) -> bool:
@@ -63,35 +109,34 @@ def _is_inner(error: Exception) -> bool:
     return error.__traceback__ is not None and error.__traceback__.tb_next is not None
 
 
-def _each(field: str, iterator: Iterator[Any]) -> Iterator[Any]:
-    """Each batch. Raises TrainingCallError for a generator that raises StopIteration: a bare `next` at its end."""
+def _from_torch(error: Exception) -> bool:
+    """True if torch raised an error in what is called from here, without code of the author's or of LoKA's between."""
+    return place_of(error).startswith(f"{__file__}:") and not isinstance(error, OutOfMemoryError)
+
+
+def moved(field: str, value: Any, device: str) -> Any:
+    """The inputs or the target of one of the field's batches on the device. Raises TrainingCallError if they cannot."""
     try:
-        yield from iterator
-    except RuntimeError as error:
-        if not isinstance(error.__cause__, StopIteration):
-            raise
-        where = place_of(error.__cause__)
-        at = f", at {where}" if where else ""
-        raise TrainingCallError(field, f"its generator raised StopIteration{at}; end it with return") from error
-
-
-def forward(field: str, model: nn.Module, inputs: Inputs, device: str) -> Any:
-    """The model's output for the inputs of one of the field's batches, moved to the device.
-
-    Raises TrainingCallError where they cannot be moved, or forward does not take them; its own errors stay.
-    """
-    try:
-        moved = to_device(inputs, device)
+        return to_device(value, device)
     except (RuntimeError, NotImplementedError) as error:
         raise TrainingCallError(
             field, f"the inputs cannot be moved to {device}: {describe_error(error)}; yield Tensors with values"
         ) from error
+
+
+def forward(field: str, model: nn.Module, inputs: Inputs) -> Any:
+    """The model's output for the inputs of one of the field's batches, which are on its device.
+
+    Raises TrainingCallError where forward does not take them; errors of the author's own code stay.
+    """
     try:
-        return call(model, moved)
-    except TypeError as error:
-        if authors_frame(error) or "forward()" not in message_of(error):
+        return call(model, inputs)
+    except Exception as error:
+        if not _from_torch(error):
             raise
-        raise TrainingCallError(field, f"forward does not take a batch's inputs: {message_of(error)}") from error
+        raise TrainingCallError(
+            field, f"forward does not take a batch's inputs: {message_of(error)}; they are {form_of(inputs)}"
+        ) from error
 
 
 def backward(loss: Tensor) -> None:
@@ -107,32 +152,20 @@ def backward(loss: Tensor) -> None:
 
 
 def call(model: nn.Module, inputs: Inputs) -> Any:
-    """Call the model with a tuple or list of positional arguments, a dict of keywords, or one Tensor."""
-    if isinstance(inputs, Mapping):
-        return model(**inputs)
-    if isinstance(inputs, tuple | list):
-        return model(*inputs)
-    return model(inputs)
+    """Call the model with the inputs of a batch, as `arguments` takes them."""
+    args, kwargs = arguments(model, inputs)
+    return model(*args, **kwargs)
 
 
-def to_device(inputs: Inputs, device: str) -> Inputs:
-    """The inputs with every Tensor in them on the device."""
-    return mapped(inputs, lambda value: value.to(device) if hasattr(value, "to") else value)
-
-
-def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Nested mappings, tuples and lists, as dicts and tuples, with what `function` makes of everything else in them."""
-    if isinstance(value, Mapping):
-        return {name: mapped(item, function) for name, item in value.items()}
-    if isinstance(value, tuple | list):
-        return tuple(mapped(item, function) for item in value)
-    return function(value)
+def samples_in(target: Any) -> int | None:
+    """The samples of a target: the rows of its first tensor; None where it has no tensor with dimensions."""
+    return next((tensor.shape[0] for tensor in tensors_in(target) if tensor.dim()), None)
 
 
 def movable(target: Any) -> Any:
     """The target of a training batch. Raises TrainingCallError where it is nothing that moves to a device."""
-    if not hasattr(target, "to"):
-        raise TrainingCallError(BATCHES, f"a target is {_shown(target)}; each has to be a Tensor")
+    if not hasattr(target, "to") and not tensors_in(target):
+        raise TrainingCallError(BATCHES, f"a target is {_shown(target)}; each has to be a Tensor, or hold some")
     return target
 
 
@@ -155,12 +188,12 @@ def _shown(value: object) -> str:
     return reprlib.repr(value) if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
 
 
-def tensors_of(value: object) -> list[Tensor]:
-    """The tensors in nested tuples, lists and mappings, in order."""
+def form_of(value: object) -> str:
+    """A value as shown in a message: the shape of a Tensor, or a container of shapes."""
     if isinstance(value, Tensor):
-        return [value]
+        return str(tuple(value.shape))
     if isinstance(value, Mapping):
-        return [found for item in value.values() for found in tensors_of(item)]
+        return f"a {type(value).__name__} of {', '.join(f'{name}: {form_of(each)}' for name, each in value.items())}"
     if isinstance(value, tuple | list):
-        return [found for item in value for found in tensors_of(item)]
-    return []
+        return f"a {type(value).__name__} of {' and '.join(map(form_of, value))}"
+    return type(value).__name__

@@ -12,16 +12,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from loka.bench.quality.training_calls import Inputs, tensors_of
+from loka.bench.quality.heads import Head
+from loka.bench.quality.training_calls import Inputs
 from loka.errors import InputError
 from loka.model.callables import current_directory_importable, find_callable
+from loka.model.inputs import tensors_in
 from loka.mods.adapt import adapt
 from loka.mods.adaptation import Adaptation
 from loka.numerics.enums import Autocast
 from loka.plan.examine import Examined, inputs_of
 from loka.policy.policy import Policy
 
-Batches = Callable[[int, int], Iterable[tuple[Inputs, Tensor]]]  # (batch_size, seed) -> (inputs, target) ...
+Batches = Callable[[int, int], Iterable[tuple[Inputs, Any]]]  # (batch_size, seed) -> (inputs, target) ...
 Progress = Callable[[int, int | None], None]  # (samples done, samples in all or None if unknown)
 
 SYNTHETIC_BATCH = 1024  # samples in a step, at most: more show no more of a distribution, and take longer
@@ -37,7 +39,7 @@ class TrainingJob:
     factory: Callable[[], nn.Module]
     batches: Batches
     test_batches: Batches  # must share no row with `batches`
-    loss: Callable[[Tensor, Tensor], Tensor]  # (output, target) -> scalar
+    loss: Callable[[Any, Any], Tensor]  # (output, target) -> scalar
     batch_size: int
     optimizer: str = "adam"
     learning_rate: float = 2e-3
@@ -46,6 +48,7 @@ class TrainingJob:
     steps: int | None = None  # None: one pass over the batches
     shared_steps: int = 0  # the first steps of a pair, unpatched: both runs go on from where they end
     test_batch_size: int = 4096
+    heads: tuple[Head, ...] = ()  # of the output and the target that are judged; none: both are one Tensor
     device: str = "cpu"
     autocast: bool = False  # forward, loss and evaluation under torch.autocast to bfloat16
 
@@ -116,6 +119,7 @@ def job_of(policy: Policy, steps: int | None, device: str, tested: bool = True) 
             learning_rate=spec.learning_rate or DEFAULT_LEARNING_RATE,
             ema=spec.ema or 0.0,
             autocast=spec.autocast is Autocast.BFLOAT16,
+            heads=tuple(spec.heads or ()),
             steps=steps if steps is not None else spec.steps,
             shared_steps=(spec.shared_steps or 0) if tested else 0,  # of a pair; without test rows none is trained
             device=device,
@@ -177,7 +181,7 @@ def random_label_loss(output: Any, seed: Tensor) -> Tensor:
     """Binary cross-entropy of every element of every floating-point tensor in `output`, each as a logit, with labels of
     0 and 1 drawn by `seed`: a scalar of float32. Raises InputError where there is no such tensor.
     """
-    logits = [each for each in tensors_of(output) if each.is_floating_point() and each.requires_grad]
+    logits = [each for each in tensors_in(output) if each.is_floating_point() and each.requires_grad]
     if not logits:
         raise InputError("the model's output has no floating-point tensor with a gradient: there is nothing to train")
     generator = torch.Generator().manual_seed(int(seed))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 
-from loka.bench.quality.compare_quality import Quality
+from loka.bench.quality.compare_quality import Judgement, Quality
 from loka.bench.quality.pair_file import COMPARE_FOLDER, TRAIN_FOLDER, KeptPairs, read_pairs
 from loka.bench.quality.training import PairResult
 from loka.bench.report.geometry import BOX, Axis, axis_of, band, line
@@ -45,6 +45,7 @@ class CurveChart:
 class SeedChart:
     """The difference of NE of each seed on one axis, their mean with its interval, and the budget; in per cent."""
 
+    of: str  # " of head click", or "" where the policy names no heads
     axis: Axis
     differences: tuple[float, ...]
     mean: float
@@ -73,7 +74,7 @@ class RunChart:
     shared_steps: int  # see RunFacts
     loss: CurveChart
     difference: CurveChart
-    ne: SeedChart
+    ne: tuple[SeedChart, ...]  # of each head
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ def run_chart(verb: str, kept: KeptPairs) -> RunChart | None:
     if not pairs:
         return None
     first, second = ("original", "with mods") if facts.against == "original" else ("without FP8", "with FP8")
-    quality = Quality(pairs, len({pair.seed for pair in pairs}), facts.budget_percent or 0.0)
+    heads = Judgement.of(pairs, len({pair.seed for pair in pairs}), facts.budget_percent or 0.0).heads
     return RunChart(
         verb=verb,
         file=kept.path.as_posix(),
@@ -113,12 +114,12 @@ def run_chart(verb: str, kept: KeptPairs) -> RunChart | None:
         second=second,
         device=facts.device,
         pairs=len(pairs),
-        seeds=len(quality.seeds),
+        seeds=len(heads[0].seeds),
         samples=pairs[0].as_is.samples,
         shared_steps=facts.shared_steps,
         loss=_loss(pairs, first, second),
         difference=_difference(pairs, first, second),
-        ne=_seeds(quality, facts.budget_percent),
+        ne=tuple(_seeds(head, facts.budget_percent) for head in heads),
     )
 
 
@@ -190,4 +191,5 @@ def _seeds(quality: Quality, budget: float | None) -> SeedChart:
     differences, interval = tuple(quality.differences), quality.interval
     ends = [*differences, 0.0, *(interval or ()), *((budget,) if budget is not None else ())]
     margin = 0.08 * ((max(ends) - min(ends)) or 1.0)
-    return SeedChart(axis_of(min(ends) - margin, max(ends) + margin), differences, quality.mean, interval, budget)
+    of, axis = f" of head {quality.head}" if quality.head else "", axis_of(min(ends) - margin, max(ends) + margin)
+    return SeedChart(of, axis, differences, quality.mean, interval, budget)

@@ -10,11 +10,11 @@ import typer
 
 from loka.cli.output import Json, PolicyPath, note, print_json, print_line, print_table
 from loka.cli.train_and_compare import AGAINST, ORIGINAL, ComparisonLabels
-from loka.cli.verbs.train import SEEDS, Device, Steps, shared_line
+from loka.cli.verbs.train import SEEDS, Device, Steps, run_json, shared_line
 from loka.errors import InputError
 
 if TYPE_CHECKING:
-    from loka.bench.quality.compare_quality import Quality
+    from loka.bench.quality.compare_quality import Judgement, Quality
     from loka.cli.compare_run import Opened
     from loka.policy.policy import Policy
 
@@ -72,7 +72,7 @@ def command(
     file = pair_file(opened, first_seed, runs, None if original else budget_percent)
     if len(file):
         note(f"note: {len(file)} finished pairs are taken from {file.path}; delete it to train them again")
-    quality, interrupted = None, False
+    judgement, interrupted = None, False
     with Shown("samples") as shown:
         pairs = trained_pairs(
             comparison, opened, order, file, jobs,
@@ -80,42 +80,44 @@ def command(
         )  # fmt: skip
         left = TimeLeft(order, file)
         try:
-            for quality in compare(pairs, seeds, draws, budget_percent, early=not original):
-                note(_progress(quality, labels, str(left)))
+            for judgement in compare(pairs, seeds, draws, budget_percent, early=not original):
+                note(_progress(judgement, labels, str(left)))
         except KeyboardInterrupt:
-            if quality is None:
+            if judgement is None:
                 raise
             interrupted = True
         finally:
             pairs.close()
-    if quality is None:  # `seeds` is at least 2
+    if judgement is None:  # `seeds` is at least 2
         raise InputError("compare: no pair was trained")
     if as_json:
-        print_json(_result(quality, opened, interrupted))
+        print_json(_result(judgement, opened, interrupted))
     else:
-        show(quality, labels)
+        show(judgement, labels)
         if opened.job.shared_steps:
             print_line(shared_line(opened.job.shared_steps))
         if not original:
             print()
-            show_speed(opened.plan, opened.job.device, quality.pairs, labels)
+            show_speed(opened.plan, opened.job.device, judgement.pairs, labels)
     if interrupted:
         note(f"the same command goes on from {file.path}")
         raise KeyboardInterrupt
-    if not original and quality.verdict is not QualityVerdict.PARITY:
-        note(_advice(quality, labels))
-        raise typer.Exit(1 if quality.verdict is QualityVerdict.LOST else UNDECIDED)
+    if not original and judgement.verdict is not QualityVerdict.PARITY:
+        note(_advice(judgement, labels))
+        raise typer.Exit(1 if judgement.verdict is QualityVerdict.LOST else UNDECIDED)
 
 
-def show(quality: Quality, labels: ComparisonLabels) -> None:
-    """Print each pair, the mean with its interval, and the verdict (none against the original model)."""
+def show(judgement: Judgement, labels: ComparisonLabels) -> None:
+    """Print each pair by head, each head's mean with its interval, and the verdict (none against the original)."""
     ne, auc = ([f"{figure} {label}" for label in (labels.first, labels.second)] for figure in ("NE", "AUC"))
-    several = quality.draw_spread is not None
-    columns = ("seed", *(("draw",) if several else ()), *ne, "difference", *auc)
+    worst, named = judgement.worst, bool(judgement.worst.head)
+    several = worst.draw_spread is not None
+    columns = (*(("head",) if named else ()), "seed", *(("draw",) if several else ()), *ne, "difference", *auc)
     print_table(
         columns,
         [
             (
+                *((quality.head,) if named else ()),
                 str(pair.seed),
                 *((str(pair.draw),) if several else ()),
                 f"{pair.as_is.ne:.5f}",
@@ -124,18 +126,28 @@ def show(quality: Quality, labels: ComparisonLabels) -> None:
                 f"{pair.as_is.auc:.5f}",
                 f"{pair.patched.auc:.5f}",
             )
+            for quality in judgement.heads
             for pair in quality.pairs
         ],
-        numbers=columns,
+        numbers=columns[named:],
     )
+    for quality in judgement.heads:
+        _show_head(quality, labels)
+    if len(judgement.heads) > 1 and labels is not ORIGINAL:
+        print_line(f"All {len(judgement.heads)} heads: {judgement.verdict.value}")
+
+
+def _show_head(quality: Quality, labels: ComparisonLabels) -> None:
+    """Print what the draws, the mean and the verdict of a head are."""
+    of = _of(quality)
     if quality.draw_spread is not None:
         as_is, patched = quality.draw_spread
         print_line(
-            f"Started 1e-6 apart, NE of one seed spreads by {as_is:.4f} % {labels.first} and by {patched:.4f} % "
+            f"Started 1e-6 apart, NE{of} of one seed spreads by {as_is:.4f} % {labels.first} and by {patched:.4f} % "
             f"{labels.running} (standard deviation)."
         )
     second = "the model with its mods" if labels is ORIGINAL else "FP8"
-    line = f"NE of {second} against {labels.of}, {len(quality.seeds)} seeds: {quality.mean:+.4f} %"
+    line = f"NE{of} of {second} against {labels.of}, {len(quality.seeds)} seeds: {quality.mean:+.4f} %"
     if quality.interval is not None and quality.standard_error is not None:
         low, high = quality.interval
         line += f", standard error {quality.standard_error:.4f} %, 95 % interval {low:+.4f} % to {high:+.4f} %"
@@ -143,6 +155,10 @@ def show(quality: Quality, labels: ComparisonLabels) -> None:
         print_line(f"{line}; it is another model, so that the seeds are hardly pairs")
     else:
         print_line(f"{line}; budget {quality.budget_percent:g} %: {quality.verdict.value}")
+
+
+def _of(quality: Quality) -> str:
+    return f" of head {quality.head}" if quality.head else ""
 
 
 def _check_not_tuned(policy: Policy, first: int, seeds: int) -> None:
@@ -157,25 +173,29 @@ def _check_not_tuned(policy: Policy, first: int, seeds: int) -> None:
             )
 
 
-def _progress(quality: Quality, labels: ComparisonLabels, left: str) -> str:
-    """A line after each seed."""
+def _progress(judgement: Judgement, labels: ComparisonLabels, left: str) -> str:
+    """A line after each seed, of the head that loses most."""
+    quality = judgement.worst
     *_, pair = quality.pairs
-    text = f"seed {pair.seed}: NE {pair.as_is.ne:.5f} {labels.first}, {pair.patched.ne:.5f} {labels.running}"
+    text = (
+        f"seed {pair.seed}: NE{_of(quality)} {pair.as_is.ne:.5f} {labels.first}, {pair.patched.ne:.5f} {labels.running}"
+    )
     if quality.standard_error is not None:
         text += f"; mean of {len(quality.seeds)} seeds {quality.mean:+.4f} +- {quality.standard_error:.4f} %"
     return text + left
 
 
-def _advice(quality: Quality, labels: ComparisonLabels) -> str:
+def _advice(judgement: Judgement, labels: ComparisonLabels) -> str:
     """What a verdict other than parity means, and what to do."""
     from loka.bench.quality.compare_quality import QualityVerdict
 
-    if quality.verdict is QualityVerdict.LOST:
+    quality = judgement.worst
+    if judgement.verdict is QualityVerdict.LOST:
         return (
-            f"quality is lost: FP8 is worse than {labels.of} by more than the budget of {quality.budget_percent:g} %; "
-            "keep the sites that lose most (loka explain shows their errors)"
+            f"quality{_of(quality)} is lost: FP8 is worse than {labels.of} by more than the budget of "
+            f"{quality.budget_percent:g} %; keep the sites that lose most (loka explain shows their errors)"
         )
-    needed = quality.seeds_needed
+    needed = judgement.seeds_needed
     if needed is None:
         return (
             f"undecided: the mean is too near to the budget of {quality.budget_percent:g} % for any number of pairs; "
@@ -187,25 +207,25 @@ def _advice(quality: Quality, labels: ComparisonLabels) -> str:
     )
 
 
-def _result(quality: Quality, opened: Opened, interrupted: bool) -> dict[str, object]:
-    """The JSON of a comparison: runs are `as_is` and `fp8`, or `with_mods` if the first is the original."""
+def _result(judgement: Judgement, opened: Opened, interrupted: bool) -> dict[str, object]:
+    """The JSON of a comparison: runs are `as_is` and `fp8`, or `with_mods` if the first is the original.
+
+    Where the policy names heads, figures are of the one that loses most, `heads` has those of each, and the NE of a
+    pair is the mean over them.
+    """
     from loka.plan.totals import total_time
 
-    labels = opened.labels
-    original = labels is ORIGINAL
-    spread = quality.draw_spread
-    return {
-        "against": labels.first,
-        "verdict": None if original else quality.verdict.value,
+    original = opened.labels is ORIGINAL
+    worst, spread = judgement.worst, judgement.worst.draw_spread
+    result: dict[str, object] = {
+        "against": opened.labels.first,
+        "verdict": None if original else judgement.verdict.value,
         "interrupted": interrupted,
-        "budget_percent": None if original else quality.budget_percent,
-        "mean_percent": quality.mean,
-        "standard_error_percent": quality.standard_error,
-        "interval_percent": quality.interval,
-        "upper_bound_percent": quality.upper_bound,
-        "seeds": len(quality.seeds),
-        "seeds_planned": quality.planned,
-        "seeds_needed": None if original else quality.seeds_needed,
+        "budget_percent": None if original else worst.budget_percent,
+        **_figures(worst),
+        "seeds": len(worst.seeds),
+        "seeds_planned": worst.planned,
+        "seeds_needed": None if original else judgement.seeds_needed,
         "shared_steps": opened.job.shared_steps,
         "time": None if original else total_time(opened.plan),
         "spread_of_draws_percent": None if spread is None else {"as_is": spread[0], "fp8": spread[1]},
@@ -213,10 +233,25 @@ def _result(quality: Quality, opened: Opened, interrupted: bool) -> dict[str, ob
             {
                 "seed": pair.seed,
                 "draw": pair.draw,
-                "as_is": pair.as_is,
-                "with_mods" if original else "fp8": pair.patched,
+                "as_is": run_json(pair.as_is),
+                "with_mods" if original else "fp8": run_json(pair.patched),
                 "ne_difference_percent": pair.ne_difference_percent,
             }
-            for pair in quality.pairs
+            for pair in judgement.pairs
         ],
+    }
+    if worst.head:
+        result["heads"] = {
+            head.head: {"verdict": None if original else head.verdict.value, **_figures(head)}
+            for head in judgement.heads
+        }
+    return result
+
+
+def _figures(quality: Quality) -> dict[str, object]:
+    return {
+        "mean_percent": quality.mean,
+        "standard_error_percent": quality.standard_error,
+        "interval_percent": quality.interval,
+        "upper_bound_percent": quality.upper_bound,
     }

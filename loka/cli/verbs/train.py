@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,7 +14,7 @@ from loka.cli.train_and_compare import ComparisonLabels, comparison_labels
 from loka.errors import InputError
 
 if TYPE_CHECKING:
-    from loka.bench.quality.training import PairResult
+    from loka.bench.quality.training import PairResult, TrainResult
     from loka.bench.quality.training_job import TrainingJob
     from loka.plan.plan import Plan
 
@@ -79,12 +81,11 @@ def show(pair: PairResult, plan: Plan, device: str, labels: ComparisonLabels, sh
     columns = (*SIZES, *RECIPES)
     print_table(columns, cells_of(group_sites(plan, alike=True), columns), numbers=SIZES[1:])
     print()
-    as_is, fp8 = pair.as_is, pair.patched
+    as_is = pair.as_is
     print_table(
         ("", labels.first, labels.second, "difference"),
         [
-            ("NE", f"{as_is.ne:.5f}", f"{fp8.ne:.5f}", f"{pair.ne_difference_percent:+.3f} %"),
-            ("AUC", f"{as_is.auc:.5f}", f"{fp8.auc:.5f}", f"{fp8.auc - as_is.auc:+.5f}"),
+            *(row for head in pair.heads for row in _metrics(pair.of_head(head), head)),
             ("training GEMM FLOPs in FP8", format_share(0.0), format_share(plan.share_fp8), ""),
         ],
         numbers=(labels.first, labels.second, "difference"),
@@ -99,6 +100,19 @@ def show(pair: PairResult, plan: Plan, device: str, labels: ComparisonLabels, sh
     show_speed(plan, device, (pair,), labels)
 
 
+def _metrics(pair: PairResult, head: str) -> Iterator[tuple[str, ...]]:
+    """The rows of a head."""
+    as_is, fp8 = pair.as_is, pair.patched
+    of = f" {head}" if head else ""
+    yield (f"NE{of}", f"{as_is.ne:.5f}", f"{fp8.ne:.5f}", f"{pair.ne_difference_percent:+.3f} %")
+    yield (f"AUC{of}", f"{as_is.auc:.5f}", f"{fp8.auc:.5f}", f"{fp8.auc - as_is.auc:+.5f}")
+
+
+def run_json(run: TrainResult) -> dict[str, object]:
+    """A run for `--json`; `heads` where the policy names some."""
+    return {key: value for key, value in asdict(run).items() if key != "heads" or value}
+
+
 def _result(pair: PairResult, plan: Plan, job: TrainingJob) -> dict[str, object]:
     from loka.plan.totals import total_time
     from loka.plan.view.table import group_sites
@@ -107,8 +121,8 @@ def _result(pair: PairResult, plan: Plan, job: TrainingJob) -> dict[str, object]
         "name": plan.name,
         "device": job.device,
         "seed": pair.seed,
-        "as_is": pair.as_is,
-        "fp8": pair.patched,
+        "as_is": run_json(pair.as_is),
+        "fp8": run_json(pair.patched),
         "ne_difference_percent": pair.ne_difference_percent,
         "shared_steps": job.shared_steps,
         "share_fp8": plan.share_fp8,

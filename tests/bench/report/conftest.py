@@ -40,7 +40,7 @@ def _runs(text: str) -> KeptRuns:
         return TrainResult(ne, 0.75, 0.5, 1.0, 10, 81920, 1.0, losses)
 
     pairs = tuple(
-        PairResult(seed, run(0.8, 0.7, 0.65, 0.6), run(0.8 + seed / 1e4, 0.7, 0.651, 0.6 + seed / 1e3))
+        PairResult(seed, run(0.8, 0.7, 0.65, 0.6), run(0.8 + seed / 1e4, 0.7, 0.651, 0.6 + seed / 1e3), "")
         for seed in range(4)
     )
     facts = RunFacts("", text, "model", 0.02)

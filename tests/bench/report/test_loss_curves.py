@@ -24,7 +24,7 @@ def run(ne: float, *losses: float) -> TrainResult:
 
 
 def pair(seed: int, ne_percent: float = 0.0, draw: int = 0, first: float = 0.7) -> PairResult:
-    return PairResult(seed, run(0.8, first, 0.6), run(0.8 * (1 + ne_percent / 100), first, 0.606), draw)
+    return PairResult(seed, run(0.8, first, 0.6), run(0.8 * (1 + ne_percent / 100), first, 0.606), "", draw)
 
 
 def kept(*pairs: PairResult) -> KeptPairs:
@@ -34,24 +34,24 @@ def kept(*pairs: PairResult) -> KeptPairs:
 def test_draws_of_a_seed_are_one_seed() -> None:
     chart = run_chart("compare", kept(pair(0, 0.01), pair(0, 0.03, draw=1)))
     assert chart is not None
-    assert (chart.pairs, chart.seeds, len(chart.ne.differences)) == (2, 1, 1)
+    assert (chart.pairs, chart.seeds, len(chart.ne[0].differences)) == (2, 1, 1)
 
 
 def test_pairs_that_cannot_be_put_together_are_left_out() -> None:
-    shorter = PairResult(8, run(0.8, 0.7), run(0.8, 0.7))
-    lost = PairResult(9, run(0.8, 0.7, math.inf), run(0.8, 0.7, 0.6))
+    shorter = PairResult(8, run(0.8, 0.7), run(0.8, 0.7), "")
+    lost = PairResult(9, run(0.8, 0.7, math.inf), run(0.8, 0.7, 0.6), "")
     chart = run_chart("compare", kept(pair(0), pair(1), shorter, lost))
     assert chart is not None
     assert chart.pairs == 2
     assert run_chart("compare", kept(lost)) is None
-    assert run_chart("compare", kept(PairResult(0, run(0.8), run(0.8)))) is None
+    assert run_chart("compare", kept(PairResult(0, run(0.8), run(0.8), ""))) is None
     assert run_chart("compare", kept()) is None
 
 
 def test_against_the_original_both_are_without_fp8() -> None:
     chart = run_chart("compare", replace(kept(pair(0)), facts=replace(FACTS, against="original", budget_percent=None)))
     assert chart is not None
-    assert (chart.first, chart.second, chart.ne.budget) == ("original", "with mods", None)
+    assert (chart.first, chart.second, chart.ne[0].budget) == ("original", "with mods", None)
 
 
 def test_runs_of_the_plan_are_found_and_those_of_others_are_named(tmp_path: Path) -> None:
