@@ -163,7 +163,9 @@ def test_an_error_in_a_process_keeps_its_message_and_can_be_pickled(package, lok
     assert loka("generate", package.policy).status == 0
     comparison = compare_run.Comparison(package.policy, 2, "cpu", "model")
     plan = to_json(make_plan(package.policy))
-    with pytest.raises(InputError, match=r"shop.yaml:\d+:\d+: train.loss: seed 1000, step 1: it is called with the output and") as caught:
+    with pytest.raises(
+        InputError, match=r"shop.yaml:\d+:\d+: train.loss: seed 1000, step 1: it is called with the output and"
+    ) as caught:
         compare_run._train(comparison, plan, 1, 1000, 0)
     assert type(pickle.loads(pickle.dumps(caught.value))) is InputError  # noqa: S301 - our own
     compare_run._opened_here.cache_clear()

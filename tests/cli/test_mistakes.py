@@ -117,7 +117,7 @@ def test_training_callables_that_raise_are_told_without_a_traceback(field, line,
     assert loka("generate", policy).status == 0
     for verb in ("train", "compare", "probe"):
         err = refuse(verb, policy)
-        assert re.match(rf"{policy}:\d+:\d+: train: training raised {kind}: ", err.splitlines()[-1])
+        assert re.match(rf"{policy}:\d+:\d+: train: seed \d+, step 1: training raised {kind}: ", err.splitlines()[-1])
         assert f"late.py:{line}; correct it there" in err
 
 

@@ -8,12 +8,14 @@ pytestmark = pytest.mark.slow
 
 HEAD = "import torch\n\n\n"
 BATCHES = {
-    "def batches(batch_size):\n    return []\n": "seed 0: it is called with the batch size and a seed: batches() takes 1",
+    "def batches(batch_size):\n    return []\n": "seed 0: it is called with the batch size and a seed: batches()",
     "def batches(batch_size, seed):\n    return None\n": "seed 0: it returned None, which is no iterable; yield",
     "def batches(batch_size, seed):\n    return [1]\n": "seed 0, step 1: a batch is 1; each has to be (inputs, target)",
-    "def batches(batch_size, seed):\n    return [(1, 2, 3)]\n": "seed 0, step 1: a batch is a tuple of 3; each has to be",
+    "def batches(batch_size, seed):\n    return [(1, 2, 3)]\n": "seed 0, step 1: a batch is a tuple of 3; each has to",
     "def batches(batch_size, seed):\n    yield from ()\n": "seed 0: the training batches are empty",
-    "def batches(batch_size, seed):\n    raise StopIteration\n    yield\n": "seed 0, step 1: its generator raised StopIteration, at",
+    "def batches(batch_size, seed):\n    raise StopIteration\n    yield\n": (
+        "seed 0, step 1: its generator raised StopIteration, at"
+    ),
     "class batches:\n    def __init__(self, batch_size, seed): pass\n    def __iter__(self): return 3\n": (
         "seed 0: it returned a batches, which is no iterable; yield (inputs, target)"
     ),
@@ -25,16 +27,22 @@ BATCHES = {
     ),
 }
 LOSSES = {
-    "def loss(output):\n    return output.sum()\n": "seed 0, step 1: it is called with the output and the target: loss() takes 1",
+    "def loss(output):\n    return output.sum()\n": (
+        "seed 0, step 1: it is called with the output and the target: loss() takes 1"
+    ),
     "def loss(output, target):\n    return None\n": "seed 0, step 1: it returned None; return a Tensor of one number",
-    "def loss(output, target):\n    return output\n": "seed 0, step 1: it returned a Tensor of shape (64,); return a Tensor of one",
+    "def loss(output, target):\n    return output\n": (
+        "seed 0, step 1: it returned a Tensor of shape (64,); return a Tensor of one"
+    ),
     "def loss(output, target):\n    return output.sum().to(torch.complex64)\n": (
         "seed 0, step 1: it returned a Tensor of torch.complex64; return a real number"
     ),
     "def loss(output, target):\n    found = output.square().sum()\n    found.backward()\n    return found\n": (
         "seed 0, step 1: the graph of its result has been used up; return the loss without calling backward in it"
     ),
-    "def loss(output, target):\n    return output.sum().detach()\n": "seed 0, step 1: its result has no gradient; compute it from",
+    "def loss(output, target):\n    return output.sum().detach()\n": (
+        "seed 0, step 1: its result has no gradient; compute it from"
+    ),
 }
 
 
@@ -84,7 +92,10 @@ def test_a_loss_of_one_number_may_have_a_dimension(loka, clumsy):
 def test_a_target_that_is_none(loka, refuse, clumsy):
     policy, line = clumsy("batches", "def batches(n, seed):\n    return [((torch.ones(n, 13),), None)]\n")
     assert loka("generate", policy).status == 0
-    for verb, says in (("probe", "a target is None; each has to be a Tensor, or hold some"), ("train", "not NoneType: in")):
+    for verb, says in (
+        ("probe", "a target is None; each has to be a Tensor, or hold some"),
+        ("train", "not NoneType: in"),
+    ):
         err = refuse(verb, policy)
         assert err.startswith(f"{policy}:{line}:12: train.batches: ")
         assert says in err

@@ -150,7 +150,6 @@ def test_a_script_that_imports_a_package_whose_files_were_changed(write, tmp_pat
     [
         ("return [torch.ones(2)]", r"returned a list; return a tuple"),
         ("return None", r"returned None; return a tuple"),
-        ("return {1: torch.ones(2)}", r"a dict with the key 1"),
         (
             "return {'x': [torch.ones(2, device='meta')]}",
             r"returned is on the meta device, without numbers; make it on",
@@ -162,6 +161,16 @@ def test_inputs_of_a_wrong_kind(write, body, says):
     name = write(GOOD + f"\ndef wrong(b):\n    {body}\n")
     with pytest.raises(InputError, match=r"^model\.inputs: .*" + says.format(name=name)):
         build_model(f"{name}:build", f"{name}:wrong", 5)
+
+
+def test_a_dict_is_the_one_argument_of_a_forward_that_takes_one_and_names_those_of_another(write):
+    text = GOOD + "\ndef keyed(b):\n    return {1: torch.ones(b, 8)}\n"
+    name = write(text)
+    built = build_model(f"{name}:build", f"{name}:keyed", 5)
+    assert ([*built.args[0]], built.kwargs) == ([1], {})
+    name = write(text.replace("def build", "    def forward(self, x, y):\n        return x\n\ndef build"))
+    with pytest.raises(InputError, match=r"^model\.inputs: .* a dict with the key 1; its keys name arguments"):
+        build_model(f"{name}:build", f"{name}:keyed", 5)
 
 
 def test_no_inputs_at_all(write):

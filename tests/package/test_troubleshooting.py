@@ -44,6 +44,40 @@ def build_branching():
     return Branching(*build())
 """
 
+FAULTY = """
+import itertools
+
+import torch
+import tower
+
+
+def drawn(batch_size, seed):
+    while True:
+        x = torch.randn(batch_size, 32, generator=GENERATOR)
+        yield (x,), (x[:, :1] > 0).float()
+
+
+GENERATOR = torch.Generator().manual_seed(0)
+
+
+def wide(batch_size, seed):
+    for number, ((x,), target) in enumerate(tower.batches(batch_size, seed)):
+        yield (torch.cat([x, x], 1) if number else x,), target
+
+
+def few(batch_size, seed):
+    return itertools.islice(tower.batches(batch_size, seed), 2)
+
+
+def broken(batch_size, seed):
+    for number, ((x,), target) in enumerate(tower.batches(batch_size, seed)):
+        yield (x / 0 if number else x,), target
+
+
+def several(batch_size, seed):
+    return ((inputs, (target, target)) for inputs, target in tower.test_batches(batch_size, seed))
+"""
+
 
 @dataclass(slots=True)
 class Reader:
@@ -197,7 +231,12 @@ def models(reader: Reader) -> None:
 
 
 def comparisons(reader: Reader) -> None:
-    """Comparisons without test data, on seeds that something was tuned on, and of too few pairs; times of a CPU."""
+    """Comparisons without test data, on seeds that something was tuned on, and of too few pairs; batches that are no
+    pair's, or end, or are too wide; times of a CPU.
+    """
+    for batches in ("drawn", "wide", "few", "broken"):
+        reader.tries("train", '"tower:batches"', f'"faulty:{batches}"', "--steps 3")
+    reader.tries("train", '"tower:test_batches"', '"faulty:several"', "--steps 3")
     reader.tries("compare", ', test: "tower:test_batches"', "")
     reader.tries("compare", "train: {", "train: {tuned_seeds: [0-13], ", "--first-seed 3")
     reader.loka("compare policies/tower.yaml --seeds 2 --draws 1 --steps 20")
@@ -209,6 +248,7 @@ def _heard(folder: Path) -> str:
     guide_pages.tower_in(folder)
     tower = (folder / "tower.py").read_text(encoding="utf-8")
     (folder / "tower.py").write_text(tower + BRANCHES, encoding="utf-8")
+    (folder / "faulty.py").write_text(FAULTY, encoding="utf-8")
     (folder / "bare.py").write_text(tower.replace("example_inputs", "other_inputs"), encoding="utf-8")
     (folder / "script.py").write_text(f"from generated import script\n{tower}", encoding="utf-8")
     reader = Reader(folder, (folder / "policies" / "tower.yaml").read_text(encoding="utf-8"))
