@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from loka.errors import CheckFailedError, InputError
 
-SHOWN = 20  # most problems printed in one message; the rest are counted
+SHOWN = 20  # most reasons printed in one message; the rest are counted
+NAMED = 3  # most names printed for a reason
 
 
 class LokaWarning(UserWarning):
@@ -56,8 +57,17 @@ class NonFiniteError(CheckFailedError):
 
 
 def listed(headline: str, problems: Sequence[str]) -> str:
-    """The headline followed by at most `SHOWN` problems."""
-    lines = [headline, *(f"  {problem}" for problem in problems[:SHOWN])]
-    if len(problems) > SHOWN:
-        lines.append(f"  ... and {len(problems) - SHOWN} more (the exception's `problems` has them all)")
-    return "\n".join(lines)
+    """The headline, and at most `SHOWN` lines: one for each reason, with the names of the first that it is of."""
+    names: dict[str, list[str]] = {}  # by what follows them: all of a problem where no name is before it
+    for problem in problems:
+        name, colon, reason = problem.partition(": ")
+        names.setdefault(colon + reason if colon else problem, []).append(name if colon else "")
+    lines = [f"  {_named(each)}{reason}" for reason, each in names.items()]
+    more = sum(map(len, list(names.values())[SHOWN:]))
+    rest = [f"  ... and {more} more (the exception's `problems` has them all)"] if more else []
+    return "\n".join([headline, *lines[:SHOWN], *rest])
+
+
+def _named(names: Sequence[str]) -> str:
+    first = ", ".join(names[:NAMED])
+    return first if len(names) <= NAMED else f"{first} and {len(names) - NAMED} more"

@@ -19,15 +19,42 @@ def test_nothing_ran(model):
     with pytest.raises(dispatch.VerifyError) as error:
         patch.verify()
     assert "9 of 9 planned FP8 GEMMs did not run" in str(error.value)
-    assert "2: fprop, dgrad, wgrad did not run: the module's forward did not run" in str(error.value)
+    _, *lines = str(error.value).splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("  0, 2, 4: fprop, dgrad, wgrad did not run: the module's forward did not run")
     assert len(error.value.problems) == 3
+
+
+def test_a_reason_is_told_once_with_some_names():
+    model = nn.Sequential(*(nn.Linear(32, 32) for _ in range(30)))
+    patch = sample.apply(model, (sample.linears(*map(str, range(30))),))
+    with pytest.raises(dispatch.VerifyError) as error:
+        patch.verify()
+    headline, line = str(error.value).splitlines()
+    assert "90 of 90 planned FP8 GEMMs did not run" in headline
+    assert line.startswith("  0, 1, 2 and 27 more: fprop, dgrad, wgrad did not run: the module's forward did not run: ")
+    assert [problem.partition(":")[0] for problem in error.value.problems] == [str(each) for each in range(30)]
+    with pytest.raises(dispatch.BindError) as error:
+        sample.apply(model, (sample.linears(*map(str, range(30))),))
+    _, line = str(error.value).splitlines()
+    assert line == "  '0', '1', '2' and 27 more: is bound already: remove the first patch (patch.remove())"
+    assert len(error.value.problems) == 30
+
+
+def test_many_reasons_are_cut_and_counted():
+    problems = [f"{name}: reason {name // 2}" for name in range(60)] + ["no name", "no name either"]
+    text = str(dispatch.VerifyError("headline:", problems))
+    lines = text.splitlines()
+    assert lines[:2] == ["headline:", "  0, 1: reason 0"]
+    assert lines[20:] == ["  38, 39: reason 19", "  ... and 22 more (the exception's `problems` has them all)"]
+    assert str(dispatch.VerifyError("headline:", problems[-2:])) == "headline:\n  no name\n  no name either"
 
 
 def test_forward_alone(model):
     patch = sample.apply(model)
     model(torch.randn(2, 32))
     patch.verify(backward=False)
-    with pytest.raises(dispatch.VerifyError, match="2: dgrad, wgrad did not run: no backward reached it"):
+    with pytest.raises(dispatch.VerifyError, match="0, 2, 4: dgrad, wgrad did not run: no backward reached it"):
         patch.verify()
 
 
@@ -159,7 +186,9 @@ def test_a_fused_encoder_layer_is_named_with_what_to_do(encoder):
 def test_an_encoder_layer_without_the_fused_path_runs_its_patched_linears(encoder, no_fast_path):
     model, patch = encoder
     model.eval()
-    with pytest.raises(dispatch.VerifyError, match="linear1: fprop did not run: the module's forward did not run"):
+    with pytest.raises(
+        dispatch.VerifyError, match="layer.linear1, layer.linear2: fprop did not run: the module's forward did not run"
+    ):
         patch.verify(backward=False)
     with torch.no_grad():
         model(torch.randn(2, 5, 32))
@@ -167,7 +196,10 @@ def test_an_encoder_layer_without_the_fused_path_runs_its_patched_linears(encode
 
 
 def test_an_encoder_layer_in_training_is_not_blamed(encoder):
-    with pytest.raises(dispatch.VerifyError, match="linear1: fprop, dgrad, wgrad did not run: the module's forward"):
+    with pytest.raises(
+        dispatch.VerifyError,
+        match="layer.linear1, layer.linear2: fprop, dgrad, wgrad did not run: the module's forward",
+    ):
         encoder[1].verify()
 
 

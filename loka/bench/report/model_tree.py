@@ -19,7 +19,7 @@ from loka.plan.plan import Evidence, GemmPlan, Plan, SitePlan
 from loka.plan.select.interaction_times import interaction_by_site
 
 WIDEST = 100  # children of a node; those with fewer FLOPs are summed up
-_NAMED_PARTS = re.compile(r"[^.#]+|#[^.#]*")
+_NAMED_PARTS = re.compile(r"#\d+\Z|[^.]+?(?=#\d+\Z|\.|\Z)")
 
 
 class Precision(StrEnum):

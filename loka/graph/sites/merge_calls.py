@@ -121,6 +121,8 @@ def _names(groups: dict[_Key, tuple[list[MeasuredCall], list[MeasuredCall]]], or
     names = []
     for call, name in zip(firsts, wanted, strict=True):
         if name is None or uses[name] > 1 or (call.module is None and name in taken):
+            while f"{call.owner}#{numbers[call.owner]}" in taken:  # a module may have such a name
+                numbers[call.owner] += 1
             name = f"{call.owner}#{numbers[call.owner]}"
             numbers[call.owner] += 1
         names.append(name)

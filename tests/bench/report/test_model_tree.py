@@ -76,6 +76,9 @@ def test_names_of_any_form_are_taken_apart() -> None:
     assert name_parts("#0") == ["#0"]
     assert name_parts("<script>") == ["<script>"]
     assert name_parts("") == [""]
+    assert name_parts("a#b.x#0.up") == ["a#b", "x#0", "up"]
+    assert name_parts("a#b#12") == ["a#b", "#12"]
+    assert name_parts("#.##") == ["#", "##"]
 
 
 def test_of_many_children_those_with_fewest_flops_are_one() -> None:

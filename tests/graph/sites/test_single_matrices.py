@@ -44,3 +44,34 @@ def test_one_matrix_is_planned_and_several_are_grouped(experts: int, blocked: bo
 def test_products_flow_from_one_expert_to_the_next() -> None:
     flow = find_sites(BuiltModel(Experts(1), (torch.randn(6, WIDTH),), {}, 6)).flow
     assert flow.into == (("one.down", "one.up"), ("one.up", "two.down"), ("two.down", "two.up"))
+
+
+class Twice(nn.Module):
+    """A Parameter in two products, neither of which has its name for itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(x @ self.w)
+        return x @ self.w
+
+
+class Numbered(nn.Module):
+    """Modules with the names that LoKA makes for products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.t = Twice()
+        self.add_module("t#0", nn.Linear(WIDTH, WIDTH))
+        self.add_module("t#1", Twice())
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = getattr(self, "t#1")(getattr(self, "t#0")(self.t(x)))
+        return y
+
+
+def test_every_product_has_a_name_of_its_own_beside_modules_with_such_names() -> None:
+    found = find_sites(BuiltModel(Numbered(), (torch.randn(6, WIDTH),), {}, 6)).sites
+    assert [site.name for site in found] == ["t#2", "t#3", "t#0", "t#1#0", "t#1#1"]
