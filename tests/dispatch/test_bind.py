@@ -276,7 +276,8 @@ def test_source_of_an_owners_forward_is_compared(monkeypatch):
         return self.up(x) @ self.down - x
 
     monkeypatch.setattr(models.Block, "forward", forward)
-    changed = r"'layers.0', 'layers.1': its own forward is another at test_bind.py:\d+ 'return self.up\(x\) @ self.down - x': v3 = sub"
+    place = r"test_bind.py:\d+ 'return self.up\(x\) @ self.down - x'"
+    changed = rf"'layers.0', 'layers.1': its own forward is another at {place}: v3 = sub"
     with pytest.raises(dispatch.BindError, match=changed + r"\(v2, x\), planned was v3 = add\(v2, x\)"):
         sample.apply(model, bindings)
 

@@ -187,7 +187,7 @@ def test_an_encoder_layer_without_the_fused_path_runs_its_patched_linears(encode
     model, patch = encoder
     model.eval()
     with pytest.raises(
-        dispatch.VerifyError, match="layer.linear1, layer.linear2: fprop did not run: the module's forward did not run"
+        dispatch.VerifyError, match=r"layer\.linear1, layer\.linear2: fprop did not run: the module's forward"
     ):
         patch.verify(backward=False)
     with torch.no_grad():
@@ -198,7 +198,7 @@ def test_an_encoder_layer_without_the_fused_path_runs_its_patched_linears(encode
 def test_an_encoder_layer_in_training_is_not_blamed(encoder):
     with pytest.raises(
         dispatch.VerifyError,
-        match="layer.linear1, layer.linear2: fprop, dgrad, wgrad did not run: the module's forward",
+        match=r"layer\.linear1, layer\.linear2: fprop, dgrad, wgrad did not run: the module's forward",
     ):
         encoder[1].verify()
 
