@@ -303,9 +303,9 @@ def _frozen_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
             if now is None or now.data_ptr() != address or (version is not None and now._version != version):
                 torch.compiler.disable(_refresh_if_changed)(self)  # type: ignore[no-untyped-call]
                 break
-    elif self.loka.frozen_paths and not torch.compiler.is_exporting():
+    elif self.loka.frozen_paths and not torch.compiler._is_exporting_flag:  # is_exporting() is always true in 2.11
         weights = [_at(self, path) for path in self.loka.frozen_paths]
-        torch.ops.loka_frozen.check(weights, self.loka.counter_id(0))
+        torch.ops.loka_frozen.check.default(weights, self.loka.counter_id(0))
     return self.loka_forward(*args, **kwargs)
 
 
