@@ -92,6 +92,7 @@ class Opened:
         checksums = BatchChecksums()
         with current_directory_importable(), training_of(self.policy), at(f"seed {seed}"):
             checksums.add(sorted(build(self.job, seed).state_dict().items()))
+            checksums.read()  # what follows is on another device
             for field, function in ((BATCHES, self.job.batches), (TEST, self.job.test_batches)):
                 for batch in islice(pairs(field, called(field, function, self.job.batch_size, seed)), 1):
                     checksums.add(batch)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from loka.bench.quality import evaluation
+from loka.bench.quality import batch_checksums, evaluation
 from loka.bench.quality.batch_checksums import BatchChecksums
 from loka.bench.quality.pair_file import PairFile, RunFacts
 from loka.bench.quality.training import NonFiniteLossError, PairResult, build, train_pair, train_watched
@@ -63,7 +63,7 @@ def test_the_first_step_with_other_batches_is_named(job: TrainingJob, change: st
 
 def test_a_generator_that_goes_on_where_it_was_is_no_pair(job: TrainingJob) -> None:
     stream = iter(job.batches(job.batch_size, 3))
-    with pytest.raises(InputError, match=r"seed 3, patched: .* second run of this pair end after 0 steps, .* after 16"):
+    with pytest.raises(InputError, match=r"train.batches: seed 3, patched: .* saw different batches, at step 1 first"):
         pair_of(replace(job, batches=lambda size, seed: stream))
     longer = [3, 16]
     with pytest.raises(InputError, match=r"saw different batches, at step 4 first"):
@@ -188,3 +188,17 @@ def test_test_batches_without_an_end_are_refused(job: TrainingJob, monkeypatch: 
 
     four = replace(job, test_batches=lambda size, seed: Long(itertools.islice(endless(size, seed), 4)), steps=1)
     assert pair_of(four).as_is.steps == 1
+
+
+def test_a_long_tensor_is_summed_in_pieces_and_a_change_in_any_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_checksums, "_PIECE", 1 << 14)
+    x = torch.arange(20_000)
+    checksums = BatchChecksums()
+    checksums.add(x)
+    for place in (0, 9_999, 19_999):
+        other = x.clone()
+        other[place] += 1
+        checksums.add(other)
+    checksums.add(x.roll(2048))  # whole pieces change places
+    checksums.read()
+    assert len(set(checksums.seen)) == 5

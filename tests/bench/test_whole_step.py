@@ -179,3 +179,45 @@ def test_tensors_are_found_in_order_wherever_they_are() -> None:
     values = [torch.tensor(float(index)) for index in range(4)]
     nested = {"a": values[0], "b": (values[1], [values[2], None]), "c": values[3], "d": 5}
     assert [float(value) for value in tensors_in(nested)] == [0.0, 1.0, 2.0, 3.0]
+
+
+DICTS = """\
+import torch
+
+
+class Two(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.heads = torch.nn.Linear(4, 2)
+
+    def forward(self, batch):
+        click, buy = self.heads(batch["x"]).unbind(1)
+        return {"click": click, "buy": buy}
+
+
+def batches(batch_size, seed):
+    yield {"x": torch.ones(batch_size, 4)}, {"click": torch.ones(batch_size), "buy": torch.zeros(batch_size)}
+
+
+def loss(output, target):
+    return sum((output[head] - target[head]).square().mean() for head in target)
+"""
+
+
+def test_a_batch_may_be_the_dict_that_forward_takes_and_its_target_hold_several(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "whole_step_dicts.py").write_text(DICTS)
+    monkeypatch.chdir(tmp_path)
+    named = 'model: {factory: "whole_step_dicts:Two", batch_size: 8}\n'
+    train = 'train: {batches: "whole_step_dicts:batches", loss: "whole_step_dicts:loss"}\n'
+    policy = policy_of(tmp_path, f"version: 1\nname: two\n{named}{train}")
+    built = build_model("whole_step_dicts:Two", None, 8, batches="whole_step_dicts:batches")
+    sample = sample_of(policy, built, training=True)
+    (batch,) = sample.example.args
+    assert (list(batch), sample.example.kwargs, list(sample.target)) == (["x"], {}, ["click", "buy"])
+    with torch.no_grad():
+        click, buy = built.module(batch).values()
+        expected = float((click - 1).square().mean() + buy.square().mean())
+    (loss,) = WholeStep(built.module, built.module, sample, TRAINING)()
+    assert float(loss) == pytest.approx(expected)

@@ -58,8 +58,9 @@ class NonFiniteLossError(CheckFailedError):
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """Result of one training run. NE, AUC and log loss: of the averaged weights, on the test rows, and where the policy
-    names heads the means over these."""
+    """Result of one training run. NE, AUC and log loss: of the averaged weights, on the test rows; means over `heads`
+    where the policy names some.
+    """
 
     ne: float
     auc: float
