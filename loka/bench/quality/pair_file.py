@@ -91,8 +91,8 @@ class PairFile:
 
         Raises InputError if it cannot be written, or saw other batches than another draw of its seed.
         """
-        others = [each for each in self._pairs.values() if (each.seed, each.draw) != (pair.seed, pair.draw)]
-        if other := next((each for each in others if each.seed == pair.seed and each.batches != pair.batches), None):
+        draws = [each for each in self._pairs.values() if each.seed == pair.seed and each.draw != pair.draw]
+        if other := next((each for each in draws if each.batches != pair.batches), None):
             raise InputError(
                 f"train.batches: seed {pair.seed}: draw {pair.draw} saw other batches than draw {other.draw}, which "
                 f"{self.path} has: the data changed in between; delete that file, and run again"

@@ -23,7 +23,6 @@ from loka.bench.quality.training_calls import (
     at,
     backward,
     called,
-    form_of,
     forward,
     movable,
     moved,
@@ -138,10 +137,8 @@ def train(
         _wait(job.device)
         began = time.perf_counter()
         for inputs, target in islice(pairs(BATCHES, batches), loop.steps, job.steps):
-            rows = _rows(target, loop.steps + 1)
-            loop.step(inputs, target)
+            samples += loop.step(inputs, target)
             average.update()
-            samples += rows
             if keep is not None and loop.steps == job.shared_steps:
                 loop.read()
                 keep(SharedStart.of(model, loop.optimizer, average, loop.losses, samples))
@@ -239,7 +236,7 @@ def train_watched(
     model.train()
     with seeded(seed, job.device):
         for inputs, target in islice(pairs(BATCHES, batches), job.steps):
-            loop.step(inputs, movable(target))
+            loop.step(inputs, target)
             stepped()
             if progress is not None:
                 progress(loop.steps)
@@ -266,19 +263,6 @@ def _jitter(model: nn.Module, draw: int) -> None:
             parameter.mul_((1 + size * noise).to(parameter.dtype))
 
 
-def _rows(target: object, step: int) -> int:
-    """The samples of a training batch. Raises TrainingCallError unless its target has a row for each."""
-    with at(place_of_batch(BATCHES, step)):
-        rows = samples_in(target)
-        if rows is None:
-            raise TrainingCallError(
-                BATCHES,
-                "the training batches must yield (inputs, target) with a row for each sample in the target, not "
-                f"{form_of(target)}: in train.batches, yield a Tensor of labels, or what holds one for each head",
-            )
-        return rows
-
-
 class _Loop:
     """The steps of a run. Losses are read from the device every CHECK_EVERY steps."""
 
@@ -295,20 +279,22 @@ class _Loop:
         """How many were done."""
         return len(self.losses) + len(self._unread)
 
-    def step(self, inputs: Inputs, target: Any) -> None:
-        """Train on a batch. Raises the errors of `read`."""
+    def step(self, inputs: Inputs, target: Any) -> int:
+        """Train on a batch; gives the number of its samples. Raises the errors of `read`."""
         with at(place_of_batch(BATCHES, self.steps + 1)):
             loss = self._step(inputs, target)
         self._unread.append(loss.detach())
         if len(self._unread) == CHECK_EVERY:
             self.read()
+        rows = samples_in(target)
+        return self._job.batch_size if rows is None else rows
 
     def _step(self, inputs: Inputs, target: Any) -> Tensor:
         job = self._job
         for group in self.optimizer.param_groups:
             group["lr"] = job.rate(self.steps + 1)
         self.optimizer.zero_grad(set_to_none=True)
-        inputs, target = moved(BATCHES, inputs, job.device), moved(BATCHES, target, job.device)
+        inputs, target = moved(BATCHES, inputs, job.device), moved(BATCHES, movable(target), job.device)
         if self._checksums is not None:
             self._checksums.add((inputs, target))  # before a forward could change them
         with job.precision():
