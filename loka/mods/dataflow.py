@@ -10,7 +10,6 @@ from torch import nn
 from loka.graph.capture.captured import place_in
 from loka.graph.sites.forwards import Forwards, forwards_of
 from loka.graph.sites.operations import Call, FunctionCall, Operation, Operations
-from loka.graph.source import is_block_norm
 from loka.model.build_model import BuiltModel
 
 # Views that keep every row of a matrix, if its width is the same before and after.
@@ -229,7 +228,7 @@ def _has_module(call: FunctionCall, module: nn.Module | None) -> bool:
     if module is None or isinstance(module, _OF_TORCH):
         return module is not None
     of_blocks = call.op == "rms_norm" and bool(call.result.parents) and call.result.parents[0].op in _BLOCKS
-    return of_blocks and is_block_norm(module)
+    return of_blocks and not any(True for _ in (*module.parameters(), *module.buffers()))
 
 
 def _place(call: FunctionCall | Call) -> str:

@@ -16,6 +16,7 @@ from loka.mods.adaptation import Adaptation, Setting, Unchanged
 
 if TYPE_CHECKING:
     from loka.graph.ir import ForwardIR
+    from loka.graph.sites.flow import Flow
     from loka.graph.sites.site import Site
     from loka.mods.dataflow import Adaptable
     from loka.mods.rewriting.rewriting_tracer import OwnerScope, RewrittenOwner
@@ -167,8 +168,8 @@ class OwnerMod(ForwardMod, Protocol):
         """Reason for a forward without anything to rewrite."""
         ...
 
-    def scopes(self, model: nn.Module, wants: Callable[[str], bool]) -> tuple[OwnerScope, ...]:
-        """The wanted modules whose forwards are to be traced. Only the structure is read."""
+    def scopes(self, model: nn.Module, wants: Callable[[str], bool], flow: Flow) -> tuple[OwnerScope, ...]:
+        """The wanted modules whose forwards are to be traced; `flow` has the operations of each."""
         ...
 
     def inner(self, scope: OwnerScope, model: nn.Module) -> tuple[OwnerScope, ...]:

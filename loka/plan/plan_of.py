@@ -141,7 +141,7 @@ def _decided_without(
         interacting = requested_interactions(policy.mods, sites, model, examined.flow, slower)
         modded = with_site_mods(policy.mods, sites, settings, examined.siblings, tracer, reserved(interacting))
     sites, settings = modded.sites, modded.settings
-    trace = OwnerTracer(modded.trace, requested_owners(policy.mods, model))
+    trace = OwnerTracer(modded.trace, requested_owners(policy.mods, model, examined.flow))
     evidence = with_merged_sites(known, sites)
     situation = Situation(
         TargetDevice(policy.target),

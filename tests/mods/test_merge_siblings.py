@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -10,6 +12,7 @@ from loka.errors import LokaError
 from loka.graph.equivalence import source
 from loka.mods.rewriting import merge_siblings, rewriting_tools
 from loka.mods.rewriting.merge_siblings import ALONE, Siblings
+from loka.plan.planner import make_plan
 from tests.support.models import forward_mods as zoo
 
 
@@ -112,3 +115,32 @@ def test_siblings_that_are_not_there_are_a_fault_of_ours() -> None:
     forward, _, _ = zoo.traced(Two(), inputs)
     with pytest.raises(LokaError, match="'q\\+z' does not stand in its forward"):
         Siblings("q+z", ("q", "z"), (4, 6), 8).rewritten(forward)
+
+
+class Branching(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if x.sum() > 1e9 else x * 1.0
+
+
+class Beside(nn.Module):
+    """Two projections, and a module that torch cannot read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.gate = nn.Linear(8, 4), nn.Linear(8, 4), Branching()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gate(self.q(x).relu() * self.k(x))
+
+    def example_inputs(self, batch: int) -> tuple[Tensor, ...]:
+        return inputs(batch)
+
+
+def test_a_module_that_cannot_be_read_stays_a_call_beside_what_is_merged(tmp_path: Path) -> None:
+    policy = tmp_path / "p.yaml"
+    model = f'{{factory: "{__name__}:Beside", batch_size: 32}}'
+    policy.write_text(
+        f"version: 1\nname: p\nmodel: {model}\ndefaults: {{compute: keep}}\nmods: [{{use: merge_siblings}}]\n"
+    )
+    (mod,) = make_plan(policy).mods
+    assert [result.site for result in mod.rewritten] == ["q+k"]

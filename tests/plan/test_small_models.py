@@ -271,9 +271,7 @@ def test_what_a_join_reads_is_computed_with_it(plan_for: PlanFor) -> None:
 
 def test_regions_inside_a_refused_module_are_fused_as_if_it_were_not_there(plan_for):
     plan = plan_for("BranchingModel")
-    assert [(skipped.owner, skipped.reason.split(":")[0]) for skipped in plan.skipped] == [
-        ("", "Data-dependent branching")
-    ]
+    assert plan.skipped == ()  # that the model's forward is not read is a note on its sites
     (tower, _) = plan.bindings
     assert (tower.modules, tower.sites) == (("tower",), (("tower.0", "tower.3"),))
     assert site(plan, "tower.0").region == ("linear", "layer_norm", "silu")

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from loka.graph.ir import PART, ForwardIR, RefKind, Region, Statement
 from loka.graph.patterns.linear_chain import readers_of
 from loka.graph.patterns.norm import TORCH_NORMS, norm_ending_at, norm_starting_at, over_other_dimensions
+from loka.graph.sites.flow import ELEMENTWISE
 
 NORMS = frozenset(TORCH_NORMS)  # over the last dimension
 NORM_MODULES = tuple(norm.module for norm in TORCH_NORMS.values() if norm.module is not None)
@@ -16,7 +17,6 @@ ACTIVATIONS = frozenset(
         "selu", "celu", "softplus", "softsign", "logsigmoid", "mish",
     }
 )  # fmt: skip
-ELEMENTWISE = frozenset({"add", "sub", "mul"})
 
 
 def find_regions(forward: ForwardIR, wanted: Collection[str]) -> tuple[Region, ...]:

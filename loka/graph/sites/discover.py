@@ -74,7 +74,7 @@ def sites_in(built: BuiltModel, forwards: Forwards) -> SiteMap:
         sites=sites,
         notes=(*row_notes, *forwards.notes, *merge_notes, *fused_notes, *_other_notes(forwards, opaque)),
         siblings=siblings(training, order),
-        flow=flow_of(by_site(training, order)),
+        flow=flow_of(by_site(training, order), forwards.training.outputs),
         opaque=opaque,
     )
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 from loka.graph.sites.merge_calls import MeasuredCall
+from loka.graph.sites.neighbours import next_to
 from loka.graph.sites.operations import Call, Operation
 from loka.graph.sites.site import GemmKind
 
@@ -44,25 +45,43 @@ _MOVED = frozenset(
 _PARTS = frozenset(("split", "split_with_sizes", "tensor_split", "chunk", "getitem", "narrow", "slice"))
 _LIFTS = frozenset(("unsqueeze", "expand", "alias"))
 _FLAT = frozenset(("flatten", "view", "reshape", "unflatten"))
+ELEMENTWISE = frozenset(("add", "sub", "mul"))
 _FUSED = NORM_OPERATIONS | _ACTIVATIONS | _OTHERS
 
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """Sites, by name, that are called once in a training forward."""
+    """What stands around the sites of a model, by their names."""
 
-    into: tuple[tuple[str, str], ...] = ()  # pairs: only the second multiplies what the first's product becomes
-    around: Mapping[str, str] = field(default_factory=dict)  # smallest module with the norm and activation around each
+    # Pairs of sites that are called once: only the second multiplies what the first's product becomes.
+    into: tuple[tuple[str, str], ...] = ()
+    between: tuple[tuple[str, str], ...] = ()  # pairs: the norm before the second reads the first's product alone
+    # The modules that hold each with parts of the norm before it, and with norms and activations after it.
+    before: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    after: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     beside: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # those that compute what follows it alone
+    # The modules that compute the norm right before each, and the norm, activation, sum or product right after it.
+    near: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # The module that joins it, the one that holds this and the norm after it, and the others that take part in that.
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    mixing: tuple[
-        tuple[str, ...], ...
-    ] = ()  # of each mixing layer: x^T @ rank, x @ that, and what may be weighted sums
+    # Of each mixing layer: x^T @ rank, x @ that, and what may be weighted sums.
+    mixing: tuple[tuple[str, ...], ...] = ()
+    operations: Mapping[str, frozenset[str]] = field(default_factory=dict)  # by module whose own forward has them
+
+    def around(self, fused: Collection[str]) -> Flow:
+        """The flow in which these sites alone have neighbours; a norm between two of them is of the first."""
+        second = {after for name, after in self.between if name in fused}
+        return replace(
+            self,
+            before={name: self.before[name] for name in self.before if name in fused and name not in second},
+            after={name: self.after[name] for name in self.after if name in fused},
+            beside={name: self.beside[name] for name in self.beside if name in fused},
+            near={name: self.near[name] for name in self.near if name in fused},
+        )
 
 
-def flow_of(sites: Mapping[str, Sequence[MeasuredCall]]) -> Flow:
-    """The flow between sites, from the calls of each in a training forward."""
+def flow_of(sites: Mapping[str, Sequence[MeasuredCall]], outputs: Iterable[Operation] = ()) -> Flow:
+    """The flow between sites, from the calls of each in a training forward, and the results of that."""
     readers: dict[int, list[str]] = defaultdict(list)
     for name, calls in sites.items():
         for measured in calls:
@@ -70,19 +89,66 @@ def flow_of(sites: Mapping[str, Sequence[MeasuredCall]]) -> Flow:
     once = {name: calls[0].call for name, calls in sites.items() if len(calls) == 1}
     pairs = ((name, readers[id_]) for name, call in once.items() for id_ in _reached(_ends(call).product, readers))
     into = tuple((name, names[0]) for name, names in pairs if len(names) == 1 and names[0] in once)
-    around, beside = {}, {}
-    for name, call in once.items():
+    follows: dict[Operation, str] = {}  # the site that each operation follows
+    between: list[tuple[str, str]] = []
+    before: dict[str, tuple[str, ...]] = {}
+    after: dict[str, tuple[str, ...]] = {}
+    beside: dict[str, tuple[str, ...]] = {}
+    near: dict[str, tuple[str, ...]] = {}
+    named = [(name, each.call) for name, found in sites.items() for each in found]
+    for name, call in named:
+        ends, inside = _ends(call), call.module or call.owner
+        following = _after(ends.product)
+        follows.update(dict.fromkeys(following, name))
+        if holders := _holders(inside, following):
+            after[name] = (*after.get(name, ()), *holders)
+            beside[name] = (*beside.get(name, ()), *_owners(_following(ends.product, following)))
+        first, last = next_to(ends.source, ends.product)
+        if first is not None and first.op in NORM_OPERATIONS and len(first.children) == 1:
+            near[name] = (*near.get(name, ()), first.owner)
+        if last is not None and last.op in NORM_OPERATIONS | _ACTIVATIONS | ELEMENTWISE:
+            near[name] = (*near.get(name, ()), last.owner)
+    for name, call in named:
         ends = _ends(call)
-        near = [] if ends.source is None else _before(ends.source, ends.reader)
-        after = _after(ends.product)
-        owners = _owners((*near, *after))
-        if owners:
-            around[name] = common_module((call.module or call.owner, *owners))
-            beside[name] = _owners(_following(ends.product, after))
+        normed = set[Operation]() if ends.source is None else _before(ends.source, ends.reader)
+        if holders := _holders(call.module or call.owner, normed):
+            before[name] = (*before.get(name, ()), *holders)
+            norms = (each for each in normed if each.op in NORM_OPERATIONS and each in follows)
+            between += [(first, name) for first in sorted({follows[each] for each in norms})]
     joined = {name: found for name, call in once.items() if (found := _joined(call.result)) is not None}
     single = {name: calls[0] for name, calls in sites.items() if len(calls) == 1}
     products = [(name, each.call) for name, calls in sites.items() for each in calls if each.call.weight is None]
-    return Flow(into, around, beside, joined, tuple(_mixing(single, products)))
+    results = (*outputs, *(each.call.result for calls in sites.values() for each in calls))
+    return Flow(
+        into=into,
+        between=tuple(between),
+        before=before,
+        after=after,
+        beside=beside,
+        near=near,
+        joined=joined,
+        mixing=tuple(_mixing(single, products)),
+        operations=_by_owner(results),
+    )
+
+
+def _by_owner(results: Iterable[Operation]) -> dict[str, frozenset[str]]:
+    """The names of the operations that lead to results, by the module whose own forward has them."""
+    found: dict[str, set[str]] = defaultdict(set)
+    waiting = list(results)
+    seen = set(waiting)
+    while waiting:
+        here = waiting.pop()
+        found[here.owner].add(here.op)
+        new = [parent for parent in here.parents if not parent.constant and parent not in seen]
+        seen.update(new)
+        waiting += new
+    return {owner: frozenset(names) for owner, names in found.items()}
+
+
+def _holders(inside: str, nodes: Iterable[Operation]) -> tuple[str, ...]:
+    """The smallest modules that hold one and each of the norms and activations among some operations."""
+    return tuple(dict.fromkeys(common_module((inside, each)) for each in _owners(nodes)))
 
 
 def _owners(nodes: Iterable[Operation]) -> tuple[str, ...]:
@@ -216,16 +282,16 @@ def _reached(product: Operation, sources: Collection[int]) -> tuple[int, ...]:
 
 
 def _before(source: Operation, gemm: Operation) -> set[Operation]:
-    """The operations before a GEMM whose results nothing else reads."""
+    """The operations of a norm before a GEMM whose results nothing else reads, up to an activation or a residual."""
     inside: set[Operation] = set()
     waiting = [source]
     while waiting:
         here = waiting.pop()
-        if here not in inside and _is_fused(here) and all(child is gemm or child in inside for child in here.children):
+        alone = all(child is gemm or child in inside for child in here.children)
+        residual = here.op == "add" and sum(not parent.constant for parent in here.parents) > 1
+        if here not in inside and alone and _is_fused(here) and here.op not in _ACTIVATIONS and not residual:
             inside.add(here)
-        else:
-            continue
-        waiting += here.parents
+            waiting += here.parents
     return inside
 
 

@@ -18,6 +18,11 @@ def followed_by(node: Operation | None) -> tuple[str, ...]:
     return tuple(each.op for each in _after(node))
 
 
+def next_to(source: Operation | None, result: Operation | None) -> tuple[Operation | None, Operation | None]:
+    """The operation right before a GEMM, and the first one after it; views are looked through."""
+    return next(iter(_before(source)), None), next(iter(_after(result)), None)
+
+
 def boundaries(source: Operation | None, result: Operation | None) -> tuple[str, str]:
     """The modules that run the first of BOUNDARIES in `fed_by` and in `followed_by`; "" where there is none."""
     sides = ((each.owner for each in nodes if each.op in BOUNDARIES) for nodes in (_before(source), _after(result)))

@@ -21,7 +21,7 @@ from itertools import groupby, takewhile
 
 from torch import nn
 
-from loka.graph.patterns.owners import may_join, parents
+from loka.graph.patterns.owners import parents
 from loka.graph.patterns.region import NORMS
 from loka.graph.sites.flow import Flow, common_module
 from loka.graph.sites.site import GemmKind, Site
@@ -60,9 +60,6 @@ def interacting(sites: Sequence[Site], model: nn.Module, wants: Callable[[str], 
     likely: set[str] = set()
     for site in sites:
         owner = _writer(site, modules)
-        if _joins(site) and (joiner := _joiner(owner, modules)) and wants(joiner):
-            owners[joiner] = None
-            likely.add(joiner)
         mixes = site.name in spread
         if not wants(owner) or not (mixes or _is_parameter(site) or _joins(site) or _crosses(site)):
             continue
@@ -151,12 +148,6 @@ def _writer(site: Site, modules: Mapping[str, nn.Module]) -> str:
     if site.kind is not GemmKind.LINEAR or site.name not in modules:
         return site.owner
     return next((name for name in parents(site.name) if not isinstance(modules[name], _CONTAINERS)), "")
-
-
-def _joiner(owner: str, modules: Mapping[str, nn.Module]) -> str:
-    """The module around an owner, outside of it, whose forward may join its result with others; "" where none does."""
-    around = (name for name in parents(owner) if not isinstance(modules[name], _CONTAINERS))
-    return next((name for name in around if may_join(modules[name])), "")
 
 
 def _together(sites: Iterable[Site], modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, str]]:

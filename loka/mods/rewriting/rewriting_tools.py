@@ -11,7 +11,8 @@ from loka.graph.canonical.forwards import as_traced
 from loka.graph.ir import ForwardIR, Ref, RefKind, SiteCall, Statement
 from loka.graph.patterns import fm_interaction
 from loka.graph.patterns.linear_chain import readers_of
-from loka.graph.patterns.region import ACTIVATIONS, ELEMENTWISE, NORMS
+from loka.graph.patterns.region import ACTIVATIONS, NORMS
+from loka.graph.sites.flow import ELEMENTWISE
 from loka.graph.trace.printer import literal, variable
 
 VIEWS = frozenset({"getitem", "unbind", "chunk", "split"})

@@ -13,7 +13,7 @@ from torch import nn
 from loka.graph.canonical.forwards import settled
 from loka.graph.equivalence import rounding_difference
 from loka.graph.ir import CannotTraceError, ForwardIR, Refused, Shape
-from loka.graph.patterns.owners import RegionScope, relative, scope_of
+from loka.graph.patterns.owners import RegionScope, functions_beside, relative
 from loka.graph.trace.observed_shapes import observed_shapes
 from loka.graph.trace.trace import copy_owner, expanded, with_findings
 from loka.graph.trace.tracer import Tracer
@@ -111,8 +111,7 @@ class RewritingTracer:
         """
         names = [f"{scope.owner}.{name}".lstrip(".") for name in sites]
         self._modules = self._modules or dict(self.tracer.model.named_modules())
-        beside = scope_of(scope.owner, names, self._modules)
-        inline = tuple(sorted({*scope.inline, *beside.inline}))
+        inline = tuple(sorted({*scope.inline, *functions_beside(scope.owner, names, self._modules)}))
         return replace(scope, inline=inline, sites=tuple(dict.fromkeys((*scope.sites, *sites))))
 
     def shapes(self, scope: RegionScope, forward: ForwardIR) -> dict[str, Shape]:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from loka.graph.ir import ForwardIR, Refused, Shape
-from loka.graph.patterns.owners import RegionScope, relative, scope_of
+from loka.graph.patterns.owners import RegionScope, functions_beside, relative, scope_of
 from loka.graph.sites.flow import common_module
 from loka.graph.sites.site import Site
 from loka.graph.sites.weights import find_weight
@@ -49,6 +49,7 @@ class ModelInChange:
         self.modules = dict(tracer.model.named_modules())
         self.model = tracer.model
         self.trace = RewritingTracer(tracer)
+        self._plain: set[str] = set()  # owners that are read only without the modules of the user's own in them
 
     def capture(self, owners: Collection[str]) -> None:
         """Run the model once to capture the calls of some modules."""
@@ -58,11 +59,18 @@ class ModelInChange:
         """The forward of a module with the changes so far, and the shapes of its locals; or the reason why not."""
         scope = self._scope(owner, names)
         found = self.trace(scope)
+        if isinstance(found, Refused) and owner not in self._plain:
+            self._plain.add(owner)
+            scope = self._scope(owner, names)
+            found = self.trace(scope)
+            if isinstance(found, Refused):
+                self._plain.remove(owner)
         return found if isinstance(found, Refused) else (found, self.trace.shapes(scope, found))
 
     def _scope(self, owner: str, names: Sequence[str]) -> RegionScope:
         read = [member for name in names for member in self.sites[name].members or (self._weight_name(name, owner),)]
-        return scope_of(owner, read, self.modules)
+        scope = scope_of(owner, read, self.modules)
+        return replace(scope, inline=functions_beside(owner, read, self.modules)) if owner in self._plain else scope
 
     def _weight_name(self, name: str, owner: str) -> str:
         return name if name in self.modules and name != owner else self.sites[name].weight or name

@@ -9,6 +9,7 @@ from torch import nn
 
 from loka.graph.ir import ForwardIR, Refused
 from loka.graph.patterns.owners import RegionScope, relative
+from loka.graph.sites.flow import Flow
 from loka.mods.adaptation import RewriteResult, Setting, Unchanged
 from loka.mods.modded_model import conflicts, idle_problems, named_problems, unmatched_problems
 from loka.mods.protocols import OwnerMod
@@ -39,12 +40,12 @@ class OwnerRequest:
         return any(is_under(writer, scope.owner) for scope in self.scopes)
 
 
-def requested_owners(rules: Sequence[ModRule], model: nn.Module) -> tuple[OwnerRequest, ...]:
+def requested_owners(rules: Sequence[ModRule], model: nn.Module, flow: Flow) -> tuple[OwnerRequest, ...]:
     """The requests of entries. Raises PolicyError if two of one mod match one module, naming both."""
     requests: list[OwnerRequest] = []
     for name in names_of(ModKind.OWNERS):
         mod = owner_mod(name)
-        found = [OwnerRequest(rule, mod, mod.scopes(model, rule.wants)) for rule in rules if rule.use == name]
+        found = [OwnerRequest(rule, mod, mod.scopes(model, rule.wants, flow)) for rule in rules if rule.use == name]
         writers = [[name for scope in each.scopes for name in scope.writers if each.means(name)] for each in found]
         check_apart([(each.rule, names) for each, names in zip(found, writers, strict=True)])
         requests += found

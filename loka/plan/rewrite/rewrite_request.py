@@ -13,7 +13,7 @@ from loka.graph.patterns.owners import Barriers, RegionScope, inline_for, parent
 from loka.graph.sites.flow import Flow
 from loka.graph.sites.site import GemmKind, Site
 from loka.graph.sites.weights import find_weight
-from loka.graph.source import functions_of
+from loka.graph.source import has_own_forward
 from loka.mods.rewriting.fused_interactions import Interacting
 from loka.mods.rewriting.rewriting_tracer import OwnerScope
 from loka.numerics.enums import Compute, Fuse
@@ -68,6 +68,11 @@ class RewriteRequest:
         own = self.only({site.name for site in self.sites if names & {site.name, site.weight, *site.members}})
         scopes = tuple(each for each in self.scopes if each.owner in inside)
         return replace(own, owners=self.owners & inside, scopes=scopes)
+
+    @property
+    def around(self) -> Flow:
+        """The flow around the sites that are to be fused, and the linears of cross layers."""
+        return self.flow.around({name for site in (*self.fused, *self.crossed) for name in (site.name, *site.members)})
 
     @property
     def needed(self) -> tuple[Site, ...]:
@@ -150,7 +155,7 @@ def scopes_of(request: RewriteRequest, model: nn.Module) -> tuple[RegionScope, .
     for each in request.scopes:
         also[each.owner] = (*also.get(each.owner, ()), *each.inline)
     return inline_for(
-        model, request.sites, request.chained, request.flow, dict(request.together), also, request.barriers
+        model, request.sites, request.chained, request.around, dict(request.together), also, request.barriers
     )
 
 
@@ -189,10 +194,10 @@ def to_close(request: RewriteRequest, scope: RegionScope, refused: Refused, mode
         return frozenset()
     if refused.inside is not None:
         kind = type(owner.get_submodule(refused.inside))
-        found = [path for path, module in modules.items() if type(module) is kind and functions_of(module)]
+        found = [path for path, module in modules.items() if type(module) is kind and has_own_forward(module)]
         found.append(refused.inside)
     else:
-        own = [path for path, module in modules.items() if functions_of(module)]
+        own = [path for path, module in modules.items() if has_own_forward(module)]
         around = {each for name in scope.sites for each in (name, *parents(name))}
         found = [path for path in own if path not in around] or own
         if not found and any(only_owner(site, model) == scope.owner for site in request.needed):

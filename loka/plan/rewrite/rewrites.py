@@ -148,7 +148,7 @@ def _retry(
         stuck = {site.name for site in request.sites if only_owner(site, model) == owner}
         made.interactions.refuse(request.owners & request.likely & {owner}, reason)
         made.interactions.untraced.update(dict.fromkeys(request.owners & {owner} - request.likely, reason))
-        wanted = wants_owner(model, request.sites, owner, request.barriers)
+        wanted = wants_owner(model, request.sites, owner, request.around, request.barriers)
         if stuck or wanted:  # not for a longer chain alone
             fused = tuple(site for site in request.fused if site.name in wanted)
             _refuse(replace(request.only(stuck), fused=fused), owner, reason, made)

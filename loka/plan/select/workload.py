@@ -27,7 +27,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import dropwhile, takewhile
 
-from loka.graph.patterns.region import ELEMENTWISE
+from loka.graph.sites.flow import ELEMENTWISE
 from loka.graph.sites.site import Site
 from loka.kernels.fused.kernel_values import LARGEST_WIDTH
 from loka.kernels.fused.norm.norm_spec import ACTIVATIONS

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from loka.codegen import render_package
 from loka.codegen.chains import chain_shapes
 from loka.graph.patterns.linear_chain import StaticOperands, find_chains
-from loka.graph.source import is_swish_norm
 from loka.kernels.fused.norm.norm_spec import BLOCK
 from loka.mods.norms import BlockNorm
 from tests.support.codegen import chain_plans as chains
@@ -117,14 +116,6 @@ def test_swish_norms_are_of_the_chain(kind, gate, form):
 def test_what_is_no_swish_norm_ends_the_chain(form):
     assert all(activation is None for chain in swish_stages_of(swish_body(form=form)) for _, activation in chain)
     assert len(swish_stages_of(swish_body(form=form))) == 3
-
-
-def test_what_looks_like_a_swish_norm():
-    assert is_swish_norm(SwishNorm(nn.LayerNorm(8), nn.Sigmoid()))
-    assert is_swish_norm(Apart(BlockNorm(16), nn.Hardsigmoid()))
-    assert not is_swish_norm(SwishNorm(nn.LayerNorm(8), nn.Tanh()))
-    assert not is_swish_norm(nn.Sequential(nn.LayerNorm(8), nn.Sigmoid()))
-    assert not is_swish_norm(SwishNorm(nn.Linear(8, 8), nn.Sigmoid()))
 
 
 def test_a_block_norm_before_the_first_linear():

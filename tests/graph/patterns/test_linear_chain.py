@@ -13,9 +13,10 @@ from loka.graph.ir import ForwardIR, Ref, RefKind, Region, SiteCall, Statement
 from loka.graph.patterns.linear_chain import LinearChain, StaticOperands, find_chains
 from loka.graph.patterns.owners import RegionScope, inline_for
 from loka.graph.patterns.region import find_regions
-from loka.graph.sites.site import GemmKind, RowCount, Site
+from loka.graph.sites.discover import find_sites
 from loka.graph.trace.examples import ModelInputs, capture_examples
 from loka.graph.trace.trace import trace_forward
+from loka.model.build_model import BuiltModel
 from loka.zoo.wukong import Wukong, WukongSizes
 from tests.support.models import ir_models as models
 
@@ -209,24 +210,13 @@ def traced(model: nn.Module, owner: str, scope: RegionScope, inputs: Collection[
     return found
 
 
-def site(name: str, fed_by: tuple[str, ...], followed_by: tuple[str, ...]) -> Site:
-    return Site(
-        name=name, kind=GemmKind.LINEAR, owner=name.rpartition(".")[0], weight=f"{name}.weight", bias=None,
-        rows=RowCount(1),
-        k=8, n=8, calls=1, calls_eval=1, share=0.1, input_grad=True, fed_by=fed_by, followed_by=followed_by, where="",
-    )  # fmt: skip
-
-
 def test_the_whole_mlp_of_a_wukong_layer_is_one_chain() -> None:
     model = Wukong(WukongSizes(embeddings=8, dim=16, layers=1, rank=4, hidden=24))
-    wanted = [
-        site("layers.0.fmb.0", ("layer_norm", "flatten"), ("layer_norm", "silu")),
-        site("layers.0.fmb.3", ("silu", "layer_norm"), ("layer_norm", "silu")),
-        site("layers.0.fmb.6", ("silu", "layer_norm"), ("view",)),
-    ]
-    (scope,) = inline_for(model, wanted, chained={"layers.0.fmb.6"})
+    sites = find_sites(BuiltModel(model, (torch.randn(8, 8, 16),), {}, 8))
+    wanted = [sites[f"layers.0.fmb.{place}"] for place in (0, 3, 6)]
+    (scope,) = inline_for(model, wanted, {site.name for site in wanted}, sites.flow)
     assert (scope.owner, scope.sites) == ("layers.0", ("fmb.0", "fmb.3", "fmb.6"))
-    assert inline_for(model, wanted)[0].sites == ("fmb.0", "fmb.3")
+    assert inline_for(model, wanted, flow=sites.flow)[0].sites == ("fmb.0", "fmb.3")
     found = traced(model, "layers.0", scope, [torch.randn(8, 8, 16)])
     (chain,) = chains(found)
     steps = [

@@ -39,9 +39,11 @@ class Outer(nn.Module):
 def test_products_flow_through_what_kernels_fuse() -> None:
     flow = find_sites(BuiltModel(Outer(), (torch.randn(6, 16),), {}, 6)).flow
     assert flow.into == (("one.fc.weight", "two.fc.weight"),)  # not through a concatenation, and not into two sites
-    assert flow.around["one.fc.weight"] == ""
-    assert flow.around["two.fc.weight"] == ""
-    assert flow.around["head"] == ""
+    assert flow.before == {"one.fc.weight": ("",), "two.fc.weight": ("",)}
+    assert flow.after == {"one.fc.weight": ("",), "head": ("",)}
+    assert {name: flow.near[name] for name in ("one.fc.weight", "queries", "keys")} == {
+        "one.fc.weight": ("norm", "one"), "queries": ("",), "keys": ("",)
+    }  # fmt: skip
 
 
 class ByHand(Outer):
@@ -58,7 +60,9 @@ class ByHand(Outer):
 def test_products_flow_through_norms_of_sums() -> None:
     flow = find_sites(BuiltModel(ByHand(), (torch.randn(6, 16),), {}, 6)).flow
     assert flow.into == (("one.fc.weight", "two.fc.weight"),)
-    assert flow.around == {"one.fc.weight": "", "two.fc.weight": ""}
+    assert flow.before == {"one.fc.weight": ("",), "two.fc.weight": ("",)}
+    assert flow.around({"one.fc.weight"}).before == {"one.fc.weight": ("",)}
+    assert set(flow.around({"one.fc.weight", "two.fc.weight"}).before) == {"one.fc.weight"}
 
 
 class Residual(nn.Module):
@@ -91,8 +95,8 @@ class Stem(Residual):
 
 def test_what_follows_a_product_alone_is_beside_it() -> None:
     flow = find_sites(BuiltModel(Stem(), (torch.randn(6, 16),), {}, 6)).flow
-    assert flow.around["one.fc.weight"] == ""
-    assert flow.beside == {"one.fc.weight": (), "two.fc.weight": ("",), "out": ()}
+    assert flow.after["one.fc.weight"] == ("",)
+    assert flow.beside == {"one.fc.weight": (), "two.fc.weight": ("",)}
 
 
 def test_a_module_that_holds_all_around_a_site() -> None:
@@ -100,8 +104,16 @@ def test_a_module_that_holds_all_around_a_site() -> None:
         nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.SiLU(), nn.Linear(16, 16)), nn.Linear(16, 4)
     )
     flow = find_sites(BuiltModel(model, (torch.randn(6, 16),), {}, 6)).flow
-    beside = {"0.0": ("0.1", "0.2"), "0.3": ()}
-    assert flow == Flow((("0.0", "0.3"), ("0.3", "1")), {"0.0": "0", "0.3": "0"}, beside)
+    assert flow == Flow(
+        (("0.0", "0.3"), ("0.3", "1")),
+        after={"0.0": ("0",)},
+        beside={"0.0": ("0.1", "0.2")},
+        near={"0.0": ("0.1",)},
+        operations={
+            **{name: frozenset(["linear"]) for name in ("0.0", "0.3", "1")},
+            **{"": frozenset(["input"]), "0.1": frozenset(["layer_norm"]), "0.2": frozenset(["silu"])},
+        },
+    )
 
 
 def test_the_innermost_common_module() -> None:

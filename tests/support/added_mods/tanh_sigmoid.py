@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from loka.graph.ir import ForwardIR
-from loka.graph.source import functions_of, names_in
+from loka.graph.sites.flow import Flow
+from loka.graph.source import has_own_forward
 from loka.mods.adaptation import Setting
 from loka.mods.protocols import OwnerMod, UnplannedModel
 from loka.mods.rewriting.rewriting_tools import with_statements
@@ -33,17 +34,17 @@ def without_sigmoids(forward: ForwardIR, means: Callable[[str], bool]) -> Rewrit
 
 @dataclass(frozen=True, slots=True)
 class TanhSigmoidMod:
-    """Rewrites each module that names a sigmoid by itself."""
+    """Rewrites each module whose own forward has a sigmoid."""
 
     name: str = NAME
     exact: bool = True
     description: str = "one hyperbolic tangent for an exponential and a division"
     nothing: str = NO_SIGMOID
 
-    def scopes(self, model: nn.Module, wants: Callable[[str], bool]) -> tuple[OwnerScope, ...]:
-        """The wanted modules that name a sigmoid, without what is in them."""
-        wanted = {name: module for name, module in model.named_modules() if wants(name)}
-        names = [name for name, module in wanted.items() if _names_sigmoid(module)]
+    def scopes(self, model: nn.Module, wants: Callable[[str], bool], flow: Flow) -> tuple[OwnerScope, ...]:
+        """The wanted modules with a sigmoid, without what is in them."""
+        own = [name for name, module in model.named_modules() if wants(name) and has_own_forward(module)]
+        names = [name for name in own if "sigmoid" in flow.operations.get(name, ())]
         return tuple(OwnerScope(NAME, name, (name,), ()) for name in names)
 
     def inner(self, scope: OwnerScope, model: nn.Module) -> tuple[OwnerScope, ...]:
@@ -63,11 +64,6 @@ class TanhSigmoidMod:
     def proposal(self, model: UnplannedModel) -> str | None:
         """None: nothing that can be seen without a forward."""
         return None
-
-
-def _names_sigmoid(module: nn.Module) -> bool:
-    own = not type(module).__module__.startswith("torch.")
-    return own and any("sigmoid" in names_in(function) for function in functions_of(module))
 
 
 MOD: OwnerMod = TanhSigmoidMod()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from loka.dispatch import Patch
 from loka.graph.ir import ForwardIR
 from loka.graph.patterns.region import find_regions
-from loka.graph.source import is_block_norm
+from loka.graph.source import has_own_forward
 from loka.graph.trace.examples import ModelInputs, capture_examples
 from loka.graph.trace.trace import trace_forward
 from loka.kernels import call_counters
@@ -107,7 +107,7 @@ def traced(body: nn.Module, inputs: Callable[[int], Tensor]) -> ForwardIR:
     inline = [
         name
         for name, child in body.named_modules()
-        if name and (isinstance(child, known) or is_block_norm(child) or len(list(child.children())))
+        if name and (isinstance(child, known) or has_own_forward(child) or len(list(child.children())))
     ]
     found = trace_forward(body, "body", examples, inline=inline, sites=sites)
     assert isinstance(found, ForwardIR), found
