@@ -9,8 +9,9 @@ from loka.policy.problems import printable
 
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]  # columns and rows
 
-_MEANS = re.compile(r"[\\`*\[\]<&|~$]|(?<![^\W_])_|_(?![^\W_])")  # an underscore inside of a word means nothing
-_BEGINS = re.compile(r"^(\d*)([#>+=.)-])")  # a heading, a quote or a list, where a line begins so
+# An underscore inside of a word means nothing, nor do brackets without a link's parenthesis after them.
+_MEANS = re.compile(r"[\\`*<&|~$]|\](?=\()|(?<![^\W_])_|_(?![^\W_])")
+_BEGINS = re.compile(r"^(\d*)([#>+=.)\[-])")  # a heading, a quote, a list or a link's address, where a line begins so
 _RUNS = re.compile("`+")
 
 
