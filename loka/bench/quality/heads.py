@@ -38,7 +38,9 @@ def _part_of(value: Any, head: Head, what: str) -> Any:
     except (LookupError, AttributeError, TypeError):
         pass
     raise TrainingCallError(
-        TEST, f"train.heads names {head!r}, and the {what} has no such head: it is {form_of(value)}"
+        TEST,
+        f"train.heads names {head!r}, and the {what} has no such head: it is {form_of(value)}; name a key, an "
+        "attribute, a place in a tuple, or a column",
     )
 
 

@@ -323,10 +323,15 @@ def _check(weights: Sequence[torch.Tensor], number: int) -> None:
     gathered them, are compared, once, which waits for the device.
     """
     module = frozen_module(number)
-    known = module.loka.frozen_from if isinstance(module, Bound) else ()
-    if all(source.is_of(weight) for source, weight in zip(known, weights, strict=False)):
+    if not isinstance(module, Bound):
         return
-    if not isinstance(module, Bound) or is_split(module):
+    for (_, _, address, version), weight in zip(module.loka.frozen_marks, weights, strict=True):
+        if weight.data_ptr() != address or (version is not None and weight._version != version):
+            break
+    else:
+        return
+    known = module.loka.frozen_from
+    if is_split(module) or all(source.is_of(weight) for source, weight in zip(known, weights, strict=True)):
         return
     here = quantize(derived_class(type(module)).loka_generated.quantize, module)  # type: ignore[attr-defined]
     others = any(not source.is_at(weight) for source, weight in zip(here.sources, weights, strict=True))
