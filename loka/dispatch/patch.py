@@ -136,8 +136,8 @@ class Patch:
     def refresh(self) -> None:
         """Quantize frozen weights again, in place; no effect in mode "train".
 
-        load_state_dict and eager calls after a change do so by themselves. Needed after writes through `.data`, and
-        where weights were changed in place under torch.compile or a CUDA graph.
+        Calls after a change, and load_state_dict, do so by themselves. Needed after writes through `.data`, and before
+        the replay of a CUDA graph that was captured by hand.
 
         Raises BindError if FSDP has split the weights since `apply`: load first, then apply, then shard.
         """

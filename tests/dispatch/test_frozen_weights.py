@@ -145,7 +145,7 @@ def test_a_changed_weight_is_used_in_the_next_call(change: Callable[[nn.Module],
 
 @pytest.mark.slow
 @pytest.mark.parametrize("change", NOTICED)
-def test_compiled_it_is_used_or_the_call_raises(change: Callable[[nn.Module], None], x: Tensor) -> None:
+def test_compiled_it_is_used_in_the_next_call(change: Callable[[nn.Module], None], x: Tensor) -> None:
     plain = models.Blocks()
     model, patch = frozen(plain)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
@@ -154,13 +154,20 @@ def test_compiled_it_is_used_or_the_call_raises(change: Callable[[nn.Module], No
         change(plain)
         change(model)
         expected, _ = frozen(plain)
-        try:
-            made = compiled(x)
-        except dispatch.FrozenWeightError:
-            patch.refresh()
-            made = compiled(x)
-        assert torch.equal(made, expected(x))
+        assert torch.equal(compiled(x), expected(x))
     patch.verify()
+
+
+@pytest.mark.slow
+def test_changes_in_place_compile_nothing_again(x: Tensor) -> None:
+    model, _ = frozen()
+    compilations = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, backend=compilations, fullgraph=True)
+    with torch.no_grad():
+        for _ in range(12):
+            in_place(model)
+            assert torch.equal(compiled(x), model(x))
+    assert compilations.frame_count == 1
 
 
 def test_calls_with_other_weights_use_them_and_then_the_own_ones_again(x: Tensor) -> None:
@@ -178,15 +185,38 @@ def test_calls_with_other_weights_use_them_and_then_the_own_ones_again(x: Tensor
 
 
 @pytest.mark.slow
-def test_compiled_calls_with_other_weights_raise(x: Tensor) -> None:
-    model, _ = frozen()
-    weights = others(model)
+@pytest.mark.parametrize("kind", [nn.Parameter, torch.clone])
+def test_other_weights_inside_of_compiled_code_raise(kind: Callable[[Tensor], Tensor], x: Tensor) -> None:
+    model, patch = frozen()
+    weights = {name: kind(value) for name, value in others(model).items()}
     compiled = torch.compile(lambda given, x: torch.func.functional_call(model, given, (x,)), backend="aot_eager")
-    own = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    own = dict(model.named_parameters())
     with torch.no_grad():
         assert torch.equal(compiled(own, x), model(x))
-        with pytest.raises(dispatch.FrozenWeightError, match=r"functional_call.*mode='train'"):
+        with pytest.raises(Exception, match=r"compiled code calls the module with other weights \(functional_call\)"):
             compiled(weights, x)
+    patch.verify()
+
+
+@pytest.mark.slow
+def test_other_weights_around_compiled_code_are_used(x: Tensor) -> None:
+    plain = models.Blocks()
+    model, _ = frozen(plain)
+    other, _ = frozen(plain)
+    in_place(other)
+    model.compile(backend="aot_eager")
+    with torch.no_grad():
+        own = model(x)
+        assert torch.equal(torch.func.functional_call(model, others(plain), (x,)), other(x))
+        assert torch.equal(model(x), own)
+
+
+@pytest.mark.slow
+def test_tied_weights_are_no_other_weights(x: Tensor) -> None:
+    model = models.Shared()
+    sample.apply(model, (sample.linears("one"),), mode="infer")
+    with torch.no_grad():
+        assert torch.equal(torch.compile(model, backend="aot_eager", fullgraph=True)(x), model(x))
 
 
 def test_writes_through_data_are_found_by_verify_and_used_after_refresh(x: Tensor) -> None:

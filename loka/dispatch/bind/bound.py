@@ -9,7 +9,6 @@ import copyreg
 import functools
 import inspect
 import types
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -286,8 +285,8 @@ def own_function(function: Any) -> Any:
 def _frozen_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
     """Forward of a frozen module: the generated one, with weights that are not stale.
 
-    A changed Parameter is quantized anew; where the call is compiled, it raises, and so it does where a gradient would
-    be lost (FrozenWeightError). An exported program has the weights that there were.
+    A changed Parameter is quantized anew, in a compiled call by a guard. Raises FrozenWeightError where a gradient
+    would be lost. An exported program has the weights that there were.
     """
     if torch.is_grad_enabled():
         _refuse_gradients(self, args, kwargs)
@@ -304,51 +303,77 @@ def _frozen_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
                 torch.compiler.disable(_refresh_if_changed)(self)  # type: ignore[no-untyped-call]
                 break
     elif self.loka.frozen_paths and not torch.compiler._is_exporting_flag:  # is_exporting() is always true in 2.11
-        weights = [_at(self, path) for path in self.loka.frozen_paths]
-        torch.ops.loka_frozen.check.default(weights, self.loka.counter_id(0))
+        from torch._dynamo.comptime import comptime  # takes half a second to import
+
+        weights = [_at(self, path) for path in self.loka.frozen_paths]  # noqa: F841 - `_keep_fresh` reads it
+        comptime(_keep_fresh)
     return self.loka_forward(*args, **kwargs)
 
 
 def _refresh_if_changed(module: Bound) -> None:
+    """Quantize a module's weights anew if a Parameter has changed, as far as torch knows."""
+    if all(
+        (now := parameters.get(name)) is not None
+        and now.data_ptr() == address
+        and (version is None or now._version == version)
+        for parameters, name, address, version in module.loka.frozen_marks
+    ):
+        return
     if has_changed(module):
         refresh(module)
     else:  # FSDP gathered it somewhere else
         set_sources(module, module.loka.frozen_from)
 
 
-def _check(weights: Sequence[torch.Tensor], number: int) -> None:
-    """The operator `loka_frozen::check`, in a compiled forward: raises FrozenWeightError for stale weights.
+def _keep_fresh(trace: Any) -> None:
+    """Runs while Dynamo traces `_frozen_forward`: adds a guard that quantizes changed weights anew.
 
-    `weights` are the Parameters that the graph is given. Those that torch does not know to be unchanged, as after FSDP
-    gathered them, are compared, once, which waits for the device.
+    Guards run on the host before each call of what is compiled, also where that replays a CUDA graph, which reads the
+    buffers that are written here. Raises FrozenWeightError if the traced code has put other weights into the module.
     """
-    module = frozen_module(number)
-    if not isinstance(module, Bound):
-        return
-    for (_, _, address, version), weight in zip(module.loka.frozen_marks, weights, strict=True):
-        if weight.data_ptr() != address or (version is not None and weight._version != version):
-            break
-    else:
-        return
-    known = module.loka.frozen_from
-    if is_split(module) or all(source.is_of(weight) for source, weight in zip(known, weights, strict=True)):
-        return
-    here = quantize(derived_class(type(module)).loka_generated.quantize, module)  # type: ignore[attr-defined]
-    others = any(not source.is_at(weight) for source, weight in zip(here.sources, weights, strict=True))
-    if stale := module.loka.sites if others else stale_sites(module):
-        raise FrozenWeightError(
-            f"{', '.join(stale)}: the weight is not the one that was frozen: call patch.refresh() after changing "
-            "weights; for calls with other weights (functional_call), apply the package with mode='train'"
-        )
-    set_sources(module, here.sources)
+    from torch._dynamo.guards import install_guard
+
+    module, weights = (
+        trace.get_local(name)._i_will_not_complain_if_bc_breaks_VariableTracker() for name in ("self", "weights")
+    )
+    bound: Bound = module.value
+    own = _source_name(module)
+    output = trace._i_will_not_complain_if_bc_breaks_InstructionTranslator().output
+    scope = {"L": output.local_scope, "G": output.global_scope}
+    for path, weight in zip(bound.loka.frozen_paths, weights.items, strict=True):
+        name = _source_name(weight)
+        # A Parameter that modules share has the name by which Dynamo met it first.
+        if not name.startswith(own) and _evaluated(name, scope) is not _at(bound, path):
+            raise FrozenWeightError(
+                f"{', '.join(bound.loka.sites)}: compiled code calls the module with other weights (functional_call) "
+                "than were frozen: call it so outside of the compiled code, or apply the package with mode='train'"
+            )
+    install_guard(module.source.make_guard(functools.partial(_fresh_guard, bound.loka.counter_id(0))))
 
 
-_library = torch.library.Library("loka_frozen", "FRAGMENT")  # type: ignore[no-untyped-call]
-_library.define("check(Tensor[] weights, SymInt number) -> ()", tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
-_library.impl("check", _check, "CPU")  # type: ignore[no-untyped-call]
-_library.impl("check", _check, "CUDA")  # type: ignore[no-untyped-call]
-torch.library.register_fake("loka_frozen::check", lambda weights, number: None, lib=_library)
-torch.fx.node.has_side_effect(torch.ops.loka_frozen.check.default)
+def _source_name(variable: Any) -> str:
+    name = variable.source.name
+    return str(name() if callable(name) else name)  # a method before torch 2.12
+
+
+def _evaluated(name: str, scope: dict[str, Any]) -> Any:
+    """What a source of Dynamo's stands for; None where that takes more than arguments and globals."""
+    try:
+        return eval(name, scope)  # noqa: S307 - Dynamo's own text, which it evaluates in its guards
+    except Exception:  # noqa: BLE001
+        return None
+
+
+def _fresh_guard(number: int, builder: Any, guard: Any) -> None:
+    """A guard that always holds, for the module with frozen weights of this number."""
+
+    def is_fresh(scope: Any) -> bool:
+        module = frozen_module(number)
+        if isinstance(module, Bound) and not is_split(module):
+            _refresh_if_changed(module)
+        return True
+
+    builder.guard_manager.root.add_epilogue_lambda_guard(is_fresh, ["frozen weights are fresh"], None)
 
 
 def _at(module: Any, path: tuple[str, ...]) -> Any:

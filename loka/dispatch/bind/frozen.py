@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ Pairs = tuple[tuple[Tensor, Tensor] | None, ...]
 # What an eager call compares for one Parameter, in a microsecond for three: where it is, its address and its version.
 Mark = tuple[dict[str, nn.Parameter | None], str, int, int | None]
 
-# The modules with frozen weights by the first counter id of each: an operator's arguments are tensors and numbers.
+# The modules with frozen weights by the first counter id of each, which guards of compiled code know them by.
 _MODULES: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
@@ -30,7 +30,7 @@ class FrozenSource:
 
     path: tuple[str, ...]  # from the bound module: ("fmb", "0", "weight")
     holder: nn.Module
-    storage: torch.UntypedStorage  # held, so that no other one gets its address
+    storage: torch.UntypedStorage = field(repr=False)  # held, so that no other one gets its address
     offset: int | torch.SymInt
     version: int | None  # None for an inference tensor
 
@@ -65,7 +65,8 @@ class Frozen:
 def quantize(method: Callable[[nn.Module], Pairs], module: nn.Module) -> Frozen:
     """Quantize the weights of `module` by a generated class's `quantize`, without storing them."""
     seen = _ParametersRead(module)
-    with torch.inference_mode(False), torch.no_grad(), seen:
+    # In guards, where compiled calls quantize anew, Dynamo has switched torch functions off.
+    with torch._C._EnableTorchFunction(), torch.inference_mode(False), torch.no_grad(), seen:
         pairs = method(module)
     return Frozen(pairs, tuple(seen.sources()))
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
+from loka.graph.patterns.norm import TORCH_NORMS
 from loka.graph.sites.merge_calls import MeasuredCall
 from loka.graph.sites.neighbours import next_to
 from loka.graph.sites.operations import Call, Operation
@@ -18,7 +19,7 @@ from loka.graph.sites.site import GemmKind
 # None of these mixes rows.
 NORM_OPERATIONS = frozenset(
     (
-        *("layer_norm", "rms_norm", "group_norm", "mean", "var", "var_mean", "std", "std_mean", "pow", "square"),
+        *(*TORCH_NORMS, "group_norm", "mean", "var", "var_mean", "std", "std_mean", "pow", "square"),
         *("rsqrt", "norm", "linalg_vector_norm", "linalg_norm"),
     )
 )
