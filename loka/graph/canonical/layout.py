@@ -222,8 +222,8 @@ class Move:
 def move(dims: Dims, to: Dims, shape: Sequence[Size], to_shape: Sequence[Size]) -> Move | None:
     """How a tensor with these dimensions, none of them broadcast, becomes one with others; None if it cannot."""
     runs = len((*shape, *to_shape)[0]) if (shape or to_shape) else 1
-    wanted = [piece for dim in to for piece in dim]
-    given = [piece for dim in dims for piece in dim]
+    # Neighbours that are one piece are so whatever cuts them: blocks of 16 in rows of 3 are a view, too.
+    given, wanted = (merged(piece for dim in each for piece in dim) for each in (dims, to))
     atoms = _atoms(given, wanted)
     if atoms is None:
         return None
