@@ -312,13 +312,6 @@ def _frozen_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _refresh_if_changed(module: Bound) -> None:
     """Quantize a module's weights anew if a Parameter has changed, as far as torch knows."""
-    if all(
-        (now := parameters.get(name)) is not None
-        and now.data_ptr() == address
-        and (version is None or now._version == version)
-        for parameters, name, address, version in module.loka.frozen_marks
-    ):
-        return
     if has_changed(module):
         refresh(module)
     else:  # FSDP gathered it somewhere else
@@ -369,8 +362,13 @@ def _fresh_guard(number: int, builder: Any, guard: Any) -> None:
 
     def is_fresh(scope: Any) -> bool:
         module = frozen_module(number)
-        if isinstance(module, Bound) and not is_split(module):
-            _refresh_if_changed(module)
+        if isinstance(module, Bound):
+            for parameters, name, address, version in module.loka.frozen_marks:
+                now = parameters.get(name)
+                if now is None or now.data_ptr() != address or (version is not None and now._version != version):
+                    if not is_split(module):
+                        _refresh_if_changed(module)
+                    break
         return True
 
     builder.guard_manager.root.add_epilogue_lambda_guard(is_fresh, ["frozen weights are fresh"], None)
