@@ -195,6 +195,12 @@ def test_other_weights_inside_of_compiled_code_raise(kind: Callable[[Tensor], Te
         assert torch.equal(compiled(own, x), model(x))
         with pytest.raises(Exception, match=r"compiled code calls the module with other weights \(functional_call\)"):
             compiled(weights, x)
+        computed = torch.compile(
+            lambda x: torch.func.functional_call(model, {name: 2 * value for name, value in own.items()}, (x,)),
+            backend="aot_eager",
+        )
+        with pytest.raises(Exception, match=r"compiled code calls the module with other weights \(functional_call\)"):
+            computed(x)
     patch.verify()
 
 

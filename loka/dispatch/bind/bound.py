@@ -336,7 +336,7 @@ def _keep_fresh(trace: Any) -> None:
     for path, weight in zip(bound.loka.frozen_paths, weights.items, strict=True):
         name = _source_name(weight)
         # A Parameter that modules share has the name by which Dynamo met it first.
-        if not name.startswith(own) and _evaluated(name, scope) is not _at(bound, path):
+        if not name.startswith((f"{own}.", f"{own}[")) and _evaluated(name, scope) is not _at(bound, path):
             raise FrozenWeightError(
                 f"{', '.join(bound.loka.sites)}: compiled code calls the module with other weights (functional_call) "
                 "than were frozen: call it so outside of the compiled code, or apply the package with mode='train'"
@@ -345,7 +345,8 @@ def _keep_fresh(trace: Any) -> None:
 
 
 def _source_name(variable: Any) -> str:
-    name = variable.source.name
+    """Dynamo's name of where a value comes from; "" for what the traced code has computed."""
+    name = getattr(variable.source, "name", "")
     return str(name() if callable(name) else name)  # a method before torch 2.12
 
 
