@@ -217,12 +217,28 @@ def test_other_weights_around_compiled_code_are_used(x: Tensor) -> None:
         assert torch.equal(model(x), own)
 
 
+class Tied(nn.Module):
+    """Two linears with one weight, of which Dynamo meets the first one's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(32, 32), nn.Linear(32, 32)
+        self.two.weight = self.one.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(self.one(x))
+
+
+tied = Tied()
+
+
 @pytest.mark.slow
 def test_tied_weights_are_no_other_weights(x: Tensor) -> None:
-    model = models.Shared()
-    sample.apply(model, (sample.linears("one"),), mode="infer")
+    sample.apply(tied, (sample.linears("one", "two"),), mode="infer")
     with torch.no_grad():
-        assert torch.equal(torch.compile(model, backend="aot_eager", fullgraph=True)(x), model(x))
+        assert torch.equal(torch.compile(tied, backend="aot_eager", fullgraph=True)(x), tied(x))
+        of_a_global = torch.compile(lambda x: tied(x), backend="aot_eager", fullgraph=True)
+        assert torch.equal(of_a_global(x), tied(x))
 
 
 def test_writes_through_data_are_found_by_verify_and_used_after_refresh(x: Tensor) -> None:

@@ -32,6 +32,7 @@ from loka.dispatch.bind.frozen import (
 )
 from loka.dispatch.dispatch_errors import BindError, FrozenWeightError
 from loka.dispatch.static_scales import StaticScale, drop_static_scales, renew_overflow_stats, set_static_scales
+from loka.graph.capture.sources import parsed
 from loka.graph.fingerprint import Fingerprint
 from loka.graph.source import in_script, script_file
 from loka.graph.wrappers import unsharded_class
@@ -332,11 +333,10 @@ def _keep_fresh(trace: Any) -> None:
     bound: Bound = module.value
     own = _source_name(module)
     output = trace._i_will_not_complain_if_bc_breaks_InstructionTranslator().output
-    scope = {"L": output.local_scope, "G": output.global_scope}
     for path, weight in zip(bound.loka.frozen_paths, weights.items, strict=True):
         name = _source_name(weight)
         # A Parameter that modules share has the name by which Dynamo met it first.
-        if not name.startswith((f"{own}.", f"{own}[")) and _evaluated(name, scope) is not _at(bound, path):
+        if not name.startswith((f"{own}.", f"{own}[")) and _named(name, output) is not _at(bound, path):
             raise FrozenWeightError(
                 f"{', '.join(bound.loka.sites)}: compiled code calls the module with other weights (functional_call) "
                 "than were frozen: call it so outside of the compiled code, or apply the package with mode='train'"
@@ -350,12 +350,17 @@ def _source_name(variable: Any) -> str:
     return str(name() if callable(name) else name)  # a method before torch 2.12
 
 
-def _evaluated(name: str, scope: dict[str, Any]) -> Any:
-    """What a source of Dynamo's stands for; None where that takes more than arguments and globals."""
+def _named(name: str, output: Any) -> Any:
+    """What a source of Dynamo's stands for among the arguments or globals of a compilation; None where it is not."""
+    held: Any = output.global_scope if name.startswith("G[") else output.local_scope
+    root, steps = parsed(f"L{name[1:]}")
     try:
-        return eval(name, scope)  # noqa: S307 - Dynamo's own text, which it evaluates in its guards
-    except Exception:  # noqa: BLE001
+        held = held[root]
+        for kind, key in steps:
+            held = getattr(held, str(key)) if kind == "." else held[key]
+    except (AttributeError, LookupError, TypeError):
         return None
+    return held
 
 
 def _fresh_guard(number: int, builder: Any, guard: Any) -> None:
