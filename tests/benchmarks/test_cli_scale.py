@@ -74,9 +74,12 @@ def test_ten_thousand_layers_are_drafted_in_fifteen_seconds(model: str, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.timing
-@pytest.mark.xfail(reason="missed on slower cores: 4.5 to 5.5 s, half of it imports of torch and its capture")
 def test_a_thousand_biases_are_folded_in_five_seconds(tmp_path: Path) -> None:
-    assert processor_seconds(no_bias_arguments(tmp_path), tmp_path, NO_BIAS_SECONDS) < NO_BIAS_SECONDS
+    """5 s is missed on slower cores, where 5.5 were seen, half of it imports of torch and its capture."""
+    seconds = processor_seconds(no_bias_arguments(tmp_path), tmp_path, NO_BIAS_SECONDS)
+    assert seconds < 1.5 * NO_BIAS_SECONDS
+    if seconds >= NO_BIAS_SECONDS:
+        pytest.xfail(f"missed: {seconds:.2f} s of CPU, {NO_BIAS_SECONDS:.0f} wanted")
 
 
 def test_a_process_is_timed_and_its_memory_seen(tmp_path: Path) -> None:

@@ -251,7 +251,9 @@ def test_writes_through_data_are_found_by_verify_and_used_after_refresh(x: Tenso
         model(x)
         with pytest.raises(dispatch.VerifyError, match=r"the weight changed since .* call patch.refresh"):
             patch.verify()
+        address = model.layers[0].loka_weight_0.data_ptr()
         patch.refresh()
+        assert model.layers[0].loka_weight_0.data_ptr() == address  # which CUDA graphs read
         assert torch.equal(model(x), frozen(plain)[0](x))
     patch.verify()
 

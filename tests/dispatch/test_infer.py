@@ -27,37 +27,6 @@ def test_frozen_gives_what_training_gives(x):
     assert infer.layers[0].loka_weight_1.shape == (32, 64)
 
 
-def test_a_weight_written_since_is_found_and_refreshed(x):
-    model = models.mlp()
-    patch = sample.apply(model, mode="infer")
-    with torch.no_grad():
-        before = model(x)
-        patch.verify()
-        model[2].weight.data.mul_(-1)
-        with pytest.raises(dispatch.VerifyError, match=r"2: the weight changed since .* call patch.refresh"):
-            patch.verify()
-        address = model[2].loka_weight_0.data_ptr()
-        patch.refresh()
-        patch.verify()
-        assert model[2].loka_weight_0.data_ptr() == address
-        assert not torch.equal(model(x), before)
-
-
-@pytest.mark.parametrize("assign", [False, True])
-def test_load_state_dict_refreshes(x, assign):
-    model, other = models.Blocks(), models.Blocks()
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.mul_(1.5)
-    bindings = (sample.blocks("layers.0", "layers.1"),)
-    patch = sample.apply(model, bindings, mode="infer")
-    model.load_state_dict(other.state_dict(), assign=assign)
-    sample.apply(other, bindings, mode="infer")
-    with torch.no_grad():
-        assert torch.equal(model(x), other(x))
-    patch.verify()
-
-
 def test_casts_and_moves_quantize_anew(x):
     model = models.mlp()
     patch = sample.apply(model, mode="infer")

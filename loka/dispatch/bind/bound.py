@@ -21,7 +21,6 @@ from loka.dispatch.bind.frozen import (
     FrozenSource,
     Mark,
     drop_frozen,
-    frozen_module,
     frozen_names,
     has_changed,
     quantize,
@@ -30,9 +29,9 @@ from loka.dispatch.bind.frozen import (
     set_sources,
     without_frozen,
 )
+from loka.dispatch.bind.frozen_guard import guard_weights, parameter_at
 from loka.dispatch.dispatch_errors import BindError, FrozenWeightError
 from loka.dispatch.static_scales import StaticScale, drop_static_scales, renew_overflow_stats, set_static_scales
-from loka.graph.capture.sources import parsed
 from loka.graph.fingerprint import Fingerprint
 from loka.graph.source import in_script, script_file
 from loka.graph.wrappers import unsharded_class
@@ -306,7 +305,7 @@ def _frozen_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
     elif self.loka.frozen_paths and not torch.compiler._is_exporting_flag:  # is_exporting() is always true in 2.11
         from torch._dynamo.comptime import comptime  # takes half a second to import
 
-        weights = [_at(self, path) for path in self.loka.frozen_paths]  # noqa: F841 - `_keep_fresh` reads it
+        weights = [parameter_at(self, path) for path in self.loka.frozen_paths]  # noqa: F841 - `_keep_fresh` reads it
         comptime(_keep_fresh)
     return self.loka_forward(*args, **kwargs)
 
@@ -320,70 +319,13 @@ def _refresh_if_changed(module: Bound) -> None:
 
 
 def _keep_fresh(trace: Any) -> None:
-    """Runs while Dynamo traces `_frozen_forward`: adds a guard that quantizes changed weights anew.
+    """Runs while Dynamo traces `_frozen_forward`: adds a guard that quantizes changed weights anew."""
 
-    Guards run on the host before each call of what is compiled, also where that replays a CUDA graph, which reads the
-    buffers that are written here. Raises FrozenWeightError if the traced code has put other weights into the module.
-    """
-    from torch._dynamo.guards import install_guard
+    def refresh_here(module: Bound) -> None:
+        if not is_split(module):
+            _refresh_if_changed(module)
 
-    module, weights = (
-        trace.get_local(name)._i_will_not_complain_if_bc_breaks_VariableTracker() for name in ("self", "weights")
-    )
-    bound: Bound = module.value
-    own = _source_name(module)
-    output = trace._i_will_not_complain_if_bc_breaks_InstructionTranslator().output
-    for path, weight in zip(bound.loka.frozen_paths, weights.items, strict=True):
-        name = _source_name(weight)
-        # A Parameter that modules share has the name by which Dynamo met it first.
-        if not name.startswith((f"{own}.", f"{own}[")) and _named(name, output) is not _at(bound, path):
-            raise FrozenWeightError(
-                f"{', '.join(bound.loka.sites)}: compiled code calls the module with other weights (functional_call) "
-                "than were frozen: call it so outside of the compiled code, or apply the package with mode='train'"
-            )
-    install_guard(module.source.make_guard(functools.partial(_fresh_guard, bound.loka.counter_id(0))))
-
-
-def _source_name(variable: Any) -> str:
-    """Dynamo's name of where a value comes from; "" for what the traced code has computed."""
-    name = getattr(variable.source, "name", "")
-    return str(name() if callable(name) else name)  # a method before torch 2.12
-
-
-def _named(name: str, output: Any) -> Any:
-    """What a source of Dynamo's stands for among the arguments or globals of a compilation; None where it is not."""
-    held: Any = output.global_scope if name.startswith("G[") else output.local_scope
-    root, steps = parsed(f"L{name[1:]}")
-    try:
-        held = held[root]
-        for kind, key in steps:
-            held = getattr(held, str(key)) if kind == "." else held[key]
-    except (AttributeError, LookupError, TypeError):
-        return None
-    return held
-
-
-def _fresh_guard(number: int, builder: Any, guard: Any) -> None:
-    """A guard that always holds, for the module with frozen weights of this number."""
-
-    def is_fresh(scope: Any) -> bool:
-        module = frozen_module(number)
-        if isinstance(module, Bound):
-            for parameters, name, address, version in module.loka.frozen_marks:
-                now = parameters.get(name)
-                if now is None or now.data_ptr() != address or (version is not None and now._version != version):
-                    if not is_split(module):
-                        _refresh_if_changed(module)
-                    break
-        return True
-
-    builder.guard_manager.root.add_epilogue_lambda_guard(is_fresh, ["frozen weights are fresh"], None)
-
-
-def _at(module: Any, path: tuple[str, ...]) -> Any:
-    for name in path:
-        module = getattr(module, name)
-    return module
+    guard_weights(trace, refresh_here)
 
 
 def _refuse_gradients(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

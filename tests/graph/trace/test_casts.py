@@ -143,24 +143,24 @@ class NamesItsSum(AddsItsBias):
         return {"add": add}
 
 
-def test_a_cast_of_a_result_leaves_the_keys_of_a_dictionary() -> None:
-    module = NamesItsSum()
+def with_folded_bias(module: nn.Module) -> nn.Module:
+    """The module with its traced forward, whose GEMM takes the bias along."""
     batches = {batch: ModelInputs((torch.randn(batch, 8),)) for batch in (3, 5)}
     forward = trace_forward(module, "", capture_examples(module, [""], batches)[""], sites=["weight"])
     assert isinstance(forward, ForwardIR), forward
     (call,) = (step.call for step in forward.statements if step.call is not None)
     assert call.bias is not None
+    return with_forward(module, forward)
+
+
+def test_a_cast_of_a_result_leaves_the_keys_of_a_dictionary() -> None:
+    module = with_folded_bias(NamesItsSum())
     with torch.autocast("cpu", torch.bfloat16):
-        assert with_forward(module, forward)(torch.randn(4, 8))["add"].dtype == torch.float32
+        assert module(torch.randn(4, 8))["add"].dtype == torch.float32
 
 
 @pytest.mark.parametrize("kind", [AddsItsBias, AddsItsBiasInside])
 def test_a_folded_bias_gives_no_result_another_dtype(kind: type[Body]) -> None:
-    module = kind()
-    batches = {batch: ModelInputs((torch.randn(batch, 8),)) for batch in (3, 5)}
-    forward = trace_forward(module, "", capture_examples(module, [""], batches)[""], sites=["weight"])
-    assert isinstance(forward, ForwardIR), forward
-    (call,) = (step.call for step in forward.statements if step.call is not None)
-    assert call.bias is not None
+    module = with_folded_bias(kind())
     with torch.autocast("cpu", torch.bfloat16):
-        assert with_forward(module, forward)(torch.randn(4, 8)).dtype == torch.float32
+        assert module(torch.randn(4, 8)).dtype == torch.float32
