@@ -23,7 +23,7 @@ def test_weights_changed_in_place_are_used(mode: str, tmp_path: Path, monkeypatc
     model = block_tower().cuda().bfloat16().eval()
     x = torch.randn(256, WIDTH, device="cuda", dtype=torch.bfloat16)
     with policy_packages(tmp_path) as make, torch.no_grad():
-        package = make("gen_frozen", POLICY)[2]
+        package = make(f"gen_frozen_{mode.replace('-', '_')}", POLICY)[2]
         own = copy.deepcopy(model)
         with package.apply(model, mode="infer") as patch:
             compiled = torch.compile(model, mode=mode)

@@ -20,8 +20,7 @@ Pairs = tuple[tuple[Tensor, Tensor] | None, ...]
 # What an eager call compares for one Parameter, in a microsecond for three: where it is, its address and its version.
 Mark = tuple[dict[str, nn.Parameter | None], str, int, int | None]
 
-# The modules with frozen weights by the first counter id of each, which guards of compiled code know them by.
-_MODULES: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_MODULES: weakref.WeakSet[Any] = weakref.WeakSet()  # those with frozen weights
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,7 +117,7 @@ def set_frozen(module: Any, frozen: Frozen) -> None:
             else:
                 module.register_buffer(name, value, persistent=False)
     set_sources(module, frozen.sources)
-    _MODULES[module.loka.counter_id(0)] = module
+    _MODULES.add(module)
 
 
 def set_sources(module: Any, sources: tuple[FrozenSource, ...]) -> None:
@@ -164,12 +163,6 @@ def is_replaced(module: Any) -> bool:
     return not all(source.is_at(source.now) for source in module.loka.frozen_from)
 
 
-def frozen_module(number: int) -> nn.Module | None:
-    """The module with frozen weights whose first counter id is `number`."""
-    return _MODULES.get(number)
-
-
 def owners_of(holder: nn.Module) -> list[Any]:
     """The modules with frozen weights that are this one, or were quantized from its Parameters."""
-    found = list(_MODULES.values())
-    return [each for each in found if each is holder or any(s.holder is holder for s in each.loka.frozen_from)]
+    return [each for each in _MODULES if each is holder or any(s.holder is holder for s in each.loka.frozen_from)]

@@ -7,10 +7,10 @@ buffers that are written then. This one always holds, so that nothing is compile
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
-from loka.dispatch.bind.frozen import frozen_module
 from loka.dispatch.dispatch_errors import FrozenWeightError
 from loka.graph.capture.sources import parsed
 
@@ -36,17 +36,22 @@ def guard_weights(trace: Any, refresh: Callable[[Any], None]) -> None:
                 f"{', '.join(bound.loka.sites)}: compiled code calls the module with other weights (functional_call) "
                 "than were frozen: call it so outside of the compiled code, or apply the package with mode='train'"
             )
-    install_guard(module.source.make_guard(functools.partial(_add, bound.loka.counter_id(0), refresh)))
+    guarded = next((each.create_fn for each in output.guards if getattr(each.create_fn, "func", None) is _add), None)
+    if guarded is None:  # one for all modules: calling it takes longer than comparing
+        guarded = functools.partial(_add, [], refresh)
+        install_guard(module.source.make_guard(guarded))
+    guarded.args[0].append(weakref.ref(bound))
 
 
-def _add(number: int, refresh: Callable[[Any], None], builder: Any, guard: Any) -> None:
+def _add(modules: list[weakref.ref[Any]], refresh: Callable[[Any], None], builder: Any, guard: Any) -> None:
     def is_fresh(scope: Any) -> bool:
-        module: Any = frozen_module(number)
-        for parameters, name, address, version in () if module is None else module.loka.frozen_marks:
-            now = parameters.get(name)
-            if now is None or now.data_ptr() != address or (version is not None and now._version != version):
-                refresh(module)
-                break
+        for each in modules:
+            module: Any = each()
+            for parameters, name, address, version in () if module is None else module.loka.frozen_marks:
+                now = parameters.get(name)
+                if now is None or now.data_ptr() != address or (version is not None and now._version != version):
+                    refresh(module)
+                    break
         return True
 
     builder.guard_manager.root.add_epilogue_lambda_guard(is_fresh, ["frozen weights are fresh"], None)
