@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
+
+from loka.codegen import generation
+from loka.plan import planner
+from loka.plan.planner import Planned
 
 MODEL = """\
 import torch
@@ -167,9 +173,32 @@ class Shop:
         }
 
 
+PLANNED: dict[object, Planned] = {}  # by everything that a plan of a shop is made from
+
+
 @pytest.fixture
-def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
-    """A fresh folder with shopmodel.py and policies/shop.yaml."""
+def plans_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy is planned once for all tests whose folders hold the same files, but for what LoKA wrote there."""
+    plan = planner.planned
+
+    def once(policy: Any, gains: bool = False, prospects: bool = False) -> Planned:
+        files = Shop(tmp_path).files().items()
+        made_from = tuple(each for each in files if not each[0].startswith(("build/", "generated/")))
+        key = (str(getattr(policy, "path", policy)), os.path.relpath(os.curdir, tmp_path), gains, prospects, made_from)
+        if key not in PLANNED:
+            made = plan(policy, gains, prospects)
+            if made.ignored:  # which warns
+                return made
+            PLANNED[key] = made
+        return PLANNED[key]
+
+    for module in (planner, generation):
+        monkeypatch.setattr(module, "planned", once)
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plans_once: None) -> Iterator[Shop]:
+    """A fresh folder with shopmodel.py and policies/shop.yaml, whose policies are planned once."""
     (tmp_path / "shopmodel.py").write_text(MODEL, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)

@@ -91,8 +91,6 @@ MODELS = {
     "two_tower": ("ownmodels:two_tower", ()),
     "mlp": ("ownmodels:mlp", ("--inputs", "ownmodels:mlp_inputs")),
     "branches": ("ownmodels:branches", ()),
-    "ranker": ("loka.zoo:ranker", ("--inputs", "loka.zoo:ranker_inputs")),
-    "dcnv2": ("loka.zoo:dcnv2", ("--inputs", "loka.zoo:dcnv2_inputs")),
     "movietweetings_ranker": ("loka.zoo:movietweetings_ranker", ("--inputs", "loka.zoo:movietweetings_inputs")),
 }
 

@@ -207,10 +207,10 @@ def test_a_fault_of_the_program_is_told_with_its_place_and_keeps_its_traceback(s
 
     told: list[str] = []
     monkeypatch.setattr("loka.cli.main.note", told.append)
-    monkeypatch.setattr(planner, "policy_argument", None)
+    monkeypatch.setattr(planner, "planned", None)
     with pytest.raises(TypeError, match="not callable"):
         loka("plan", shop.policy)
-    assert re.fullmatch(r"an error of LoKA's own, at .*planner\.py:\d+: report it with the traceback.*", *told)
+    assert re.fullmatch(r"an error of LoKA's own, at .*verbs/plan\.py:\d+: report it with the traceback.*", *told)
 
 
 def test_an_interrupt_leaves_with_130(shop, loka, monkeypatch):

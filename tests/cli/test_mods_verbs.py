@@ -109,22 +109,14 @@ def test_compare_against_the_original_needs_another_model(shop, loka):
     assert "--budget is what FP8 may lose" in ran.err
 
 
-def test_probe_learns_the_adapted_model(modded, loka):
-    ran = loka("probe", modded.policy, "--steps", "2", "--every", "1", "--device", "cpu")
-    assert ran.status == 0, ran.err
-    path = modded.folder / modded.policy
-    path.write_text(path.read_text() + "profile: profiles/shop.safetensors\n")
-    assert loka("plan", modded.policy).status in (0, 1)
-    assert loka("probe", modded.policy, "--check", "--device", "cpu").status in (0, 1)
-
-
 NAMED = "profile: profiles/shop.safetensors\n"
 
 
 def test_a_profile_is_evidence_for_the_mods_that_it_was_learned_with_alone(modded, loka):
     path = modded.folder / modded.policy
     path.write_text(NAMED + path.read_text())
-    assert loka("probe", modded.policy).status == 0
+    assert loka("probe", modded.policy, "--steps", "4", "--draws", "2", "--ne-batches", "0").status == 0
+    assert loka("probe", modded.policy, "--check").status in (0, 1)
     learned = load_profile(modded.folder / "policies/profiles/shop.safetensors")
     assert [(each.mod, each.text) for each in learned.mods] == [
         ("block_norm", "2 modules, layers.0.norm to layers.1.norm, block 16, eps 1e-05, width 32"),

@@ -77,7 +77,7 @@ def test_a_profile_that_the_base_names_lies_beside_the_base(out, shop, loka, pol
 
 @pytest.mark.parametrize(
     "recipe",
-    ["scaling: tensorwise", "range: static", "power_of_two: true", "power_of_two: true\n  requantize_transpose: true"],
+    ["scaling: tensorwise", "range: static", "power_of_two: true\n  requantize_transpose: true"],
 )
 def test_each_remedy_that_is_a_rule_can_be_pasted_into_the_policy(recipe, shop, loka, policy_text):
     """Also beside settings of the policy that the remedy has to undo: what comes of it is a recipe that is safe."""

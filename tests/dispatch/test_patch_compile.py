@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -25,12 +24,18 @@ pytestmark = [
 FUNCTIONS = 2  # of a block, and of the last norm and linear
 
 
-@pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    monkeypatch.chdir(tmp_path)
-    torch.compiler.reset()
-    with policy_packages(tmp_path) as make:
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
+    folder = tmp_path_factory.mktemp("patch_compile")
+    with pytest.MonkeyPatch.context() as patch, policy_packages(folder) as make:
+        patch.chdir(folder)
         yield make("gen_patch_compile", POLICY)[2]
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
     torch.compiler.reset()
 
 

@@ -21,12 +21,20 @@ pytestmark = [
 ROWS = 32
 
 
-@pytest.fixture
-def bound():
-    """The ranker with its FP8 forwards, the same each time, and its patch."""
+@pytest.fixture(scope="module")
+def original():
+    """The ranker with its FP8 forwards, of which each test has a copy."""
     torch.manual_seed(0)
     model = ranker()
-    return model, package.apply(model)
+    package.apply(model)
+    return model
+
+
+@pytest.fixture
+def bound(original):
+    """A bound ranker, the same each time, and its patch."""
+    model = copy.deepcopy(original)
+    return model, dispatch.patch_of(model)
 
 
 @pytest.fixture(scope="module")
@@ -35,13 +43,11 @@ def batch():
 
 
 @pytest.fixture(scope="module")
-def expected(batch):
+def expected(original, batch):
     """The gradients of a step with nothing around the model but autocast to a dtype, or None."""
     found = {}
     for dtype in (None, torch.bfloat16):
-        torch.manual_seed(0)
-        model = ranker()
-        package.apply(model)
+        model = copy.deepcopy(original)
         with torch.autocast("cpu", dtype, enabled=dtype is not None):
             y = model(*batch)
         loss(y).backward()
@@ -137,9 +143,8 @@ def test_a_moving_average_of_a_bound_model(bound, batch):
 
 
 @pytest.mark.parametrize("weight", ["layers.0.fmb.3.weight", "head.mlp.0.weight", "layers.1.rank"])
-def test_a_weight_changed_between_forward_and_backward_raises_as_in_torch(weight: str) -> None:
-    model = ranker()
-    package.apply(model)
+def test_a_weight_changed_between_forward_and_backward_raises_as_in_torch(bound, weight):
+    model, _ = bound
     out = model(*ranker_inputs(8)).sum()
     with torch.no_grad():
         model.get_parameter(weight).mul_(2)

@@ -15,13 +15,14 @@ import pytest
 
 from loka.codegen.package_text import render_package
 from loka.devices.targets import TargetDevice
+from loka.graph.trace.tracer import Tracer
 from loka.kernels.measurements.parts import Part, PartKind
 from loka.mods.policy_loader import load_policy
 from loka.numerics.enums import Fuse, Gemm
 from loka.plan import planner
 from loka.plan.decide import Situation
 from loka.plan.evidence import ProfiledSites
-from loka.plan.examine import examine
+from loka.plan.examine import Examined, examine, tracer_of
 from loka.plan.plan import Plan, SitePlan
 from loka.plan.plan_of import plan_of
 from loka.plan.planner import make_plan
@@ -89,13 +90,21 @@ def folder(write_module) -> Path:
     return write_module("timedmodel", MODEL)
 
 
+EXAMINED: dict[str, tuple[Examined, Tracer]] = {}  # by the policy's text
+
+
 @pytest.fixture
 def plan_for(folder: Path) -> PlanFor:
-    """The plan of the tower by made-up costs."""
+    """The plan of the tower by made-up costs; it is examined and traced once for a policy."""
 
     def make(costs: MadeUp | None, fuse: str = "always", rules: str = "") -> Plan:
-        (folder / "p.yaml").write_text(POLICY.replace("FUSE", fuse) + rules)
-        return plan_of(examine(load_policy("p.yaml")), None, costs)
+        text = POLICY.replace("FUSE", fuse) + rules
+        (folder / "p.yaml").write_text(text)
+        if text not in EXAMINED:
+            found = examine(load_policy("p.yaml"))
+            EXAMINED[text] = found, tracer_of(found)
+        found, tracer = EXAMINED[text]
+        return plan_of(found, None, costs, tracer=tracer)
 
     return make
 
