@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from loka.errors import LokaError
+from loka.graph.expression import PRODUCT, Arg, Call, Constant, Ref, function, mapped, refs_in, text_of
 from loka.graph.fingerprint import Fingerprint
-
-
-class RefKind(StrEnum):
-    """Kind of a statement's operand."""
-
-    LOCAL = "local"  # a variable of the forward: an argument or an earlier target
-    ATTRIBUTE = "attribute"  # an expression on self: "self.fmb[0].weight"
-
 
 Shape = tuple[int | None, ...]  # of a tensor; None is a dimension that differs between calls, such as the batch
 
@@ -29,45 +21,55 @@ PART = "part_of_product"  # op of a product with a part of a site's matrix, whic
 
 
 @dataclass(frozen=True, slots=True)
-class Ref:
-    """One operand of a statement. `text` is a Python expression built by LoKA, never copied from a model."""
-
-    kind: RefKind
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class SiteCall:
     """A statement's GEMM in the form y = linear(x, weight, bias) between two changes of view.
 
-    `x`, `weight` and `bias` are templates over the statement's operands ("{0}.transpose(-1, -2)"); `out` is a template
-    over the product ("{0}.transpose(-1, -2)"). For a plain linear they are "{0}", "{1}", "{2}" and "{0}".
+    `out` is an expression over `PRODUCT`: "product.transpose(-1, -2)". For a plain linear it is `PRODUCT` alone, and x,
+    weight and bias are names.
     """
 
     site: str
-    x: str
-    weight: str
-    bias: str | None
-    out: str
+    x: Arg
+    weight: Arg
+    bias: Arg = None
+    out: Arg = PRODUCT
+
+    def linear(self, x: Arg, weight: Arg, bias: Arg) -> Arg:
+        """The call as torch.nn.functional.linear of these, with the view of its product."""
+        product = function("linear", x, weight) if bias is None else function("linear", x, weight, bias)
+        return mapped(self.out, lambda ref: product if ref == PRODUCT else ref)
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """`target = template.format(*operands)`."""
+    """`target = value`."""
 
     target: str  # identifier
     op: str  # "linear", "layer_norm", "silu", "add", "cat", ...: the torch function's own name
-    template: str  # "torch.nn.functional.layer_norm({0}, (2048,), {1}, {2}, 1e-05)"
-    operands: tuple[Ref, ...]
+    value: Arg
     call: SiteCall | None = None
     note: str = ""  # the inlined child it came from: "fmb.1"
     even: bool = False  # True for a sum or product of two locals that both have the result's shape
     written: tuple[Statement, ...] = ()  # as traced, if this begins their canonical form; never in a plan
     group: int | None = None  # statements of that form, this one included; never in a plan
 
+    @property
+    def operands(self) -> tuple[Ref, ...]:
+        """What it reads, each once, in order; also what its call reads, which may name weights in another way."""
+        call = self.call
+        return refs_in(self.value) if call is None else refs_in(self.value, call.x, call.weight, call.bias)
+
     def text(self) -> str:
         """The statement as Python code, without replacing its GEMM."""
-        return f"{self.target} = {self.template.format(*(ref.text for ref in self.operands))}"
+        return f"{self.target} = {text_of(self.value)}"
+
+    def reads(self, change: Callable[[Ref], Arg]) -> Statement:
+        """The statement with something else for each name that it reads."""
+        call = self.call
+        if call is not None:
+            x, weight, bias = (mapped(each, change) for each in (call.x, call.weight, call.bias))
+            call = replace(call, x=x, weight=weight, bias=bias)
+        return replace(self, value=mapped(self.value, change), call=call)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ class FmInteraction:
     rank: str  # expression of the matrix (n, r)
     weights: str | None  # expression of the matrix (c, n)
     sizes: tuple[int, int, int, int]  # embeddings, dimension, rank, weighted sums (0 without `compress`)
-    views: tuple[str, ...]  # of what the kernel writes, a template for each of `made`: "{0}", "{0}.transpose(1, 2)"
+    views: tuple[Arg, ...]  # of what the kernel writes, for each of `made`: expressions over `PRODUCT`
 
     @property
     def made(self) -> tuple[int, ...]:
@@ -188,7 +190,7 @@ class ForwardIR:
     owner_type: str  # "package.module.Class" of the module
     arguments: tuple[str, ...]  # arguments of forward without self, with their printed defaults
     statements: tuple[Statement, ...]
-    result: str  # expression of the return value
+    result: Arg  # what it returns
     inlined: tuple[str, ...]  # names of the inlined children, relative to the owner
     regions: tuple[Region, ...] = ()
     mixes: tuple[FmInteraction, ...] = ()
@@ -200,23 +202,6 @@ class ForwardIR:
     # Conditions on the arguments, such as "mask is None", under which the statements are the forward. A call that meets
     # one of them otherwise runs the module's own forward.
     guards: tuple[str, ...] = ()
-
-
-def names_read(expression: str, names: Iterable[str]) -> set[str]:
-    """The subset of `names` that an expression in a statement's text reads."""
-    read = {node.id for node in ast.walk(ast.parse(expression, mode="eval")) if isinstance(node, ast.Name)}
-    return read & set(names)
-
-
-def renamed(expression: str, names: Mapping[str, str]) -> str:
-    """An expression in a statement's text with other names for some locals; strings in it stay."""
-    if not names:
-        return expression
-    tree = ast.parse(expression, mode="eval")
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name):
-            node.id = names.get(node.id, node.id)
-    return ast.unparse(tree)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,41 +233,42 @@ class CannotTraceError(LokaError):
         return self
 
 
-_PAD = "torch.nn.functional.pad("
-
-
 def padded(call: SiteCall, columns: int, rows: int, n: int) -> SiteCall:
     """The call with `columns` zero columns appended to x and weight, and `rows` zero rows to weight and bias.
 
     If `rows` is not 0, the product is sliced to its first `n` columns.
     """
-    below = f", 0, {rows}" if rows else ""
-    x = f"{_PAD}{call.x}, (0, {columns}))" if columns else call.x
-    weight = f"{_PAD}{call.weight}, (0, {columns}{below}))"
-    bias, out = call.bias, call.out
-    if rows:
-        out = out.replace("{0}", f"{{0}}[..., :{n}]")
-        bias = None if bias is None else f"{_PAD}{bias}, (0, {rows}))"
-    return SiteCall(call.site, x, weight, bias, out)
+    x = function("pad", call.x, (0, columns)) if columns else call.x
+    weight = function("pad", call.weight, (0, columns, 0, rows) if rows else (0, columns))
+    if not rows:
+        return replace(call, x=x, weight=weight)
+    first = Call("operator.getitem", (PRODUCT, (Constant("..."), Call("slice", (None, n, None)))))
+    bias = None if call.bias is None else function("pad", call.bias, (0, rows))
+    return SiteCall(call.site, x, weight, bias, mapped(call.out, lambda ref: first if ref == PRODUCT else ref))
 
 
 @dataclass(frozen=True, slots=True)
 class Unpadded:
     """A padded linear whose zero columns are left to the kernels that write its operands."""
 
-    x: str  # template, as in `SiteCall`
-    weight: str  # template; its rows may still be padded
+    x: Arg
+    weight: Arg  # its rows may still be padded
     columns: int  # zero columns missing at the end of both
 
 
 def unpadded(call: SiteCall) -> Unpadded | None:
     """The call without the zero columns added by `padded`; None where there are none."""
-    x, _, columns = call.x.rpartition(", (0, ")
-    weight, _, pads = call.weight.rpartition(", (0, ")
-    if not (x.startswith(_PAD) and weight.startswith(_PAD) and columns.removesuffix("))").isdecimal()):
+    x, weight = _padding(call.x), _padding(call.weight)
+    if x is None or weight is None or x[1] != weight[1][:2] or x[1][0] != 0:
         return None
-    added, _, rows = pads.removesuffix("))").partition(", 0, ")
-    if added != columns.removesuffix("))"):
+    bare, (_, columns, *rows) = weight
+    return Unpadded(x[0], function("pad", bare, (0, 0, *rows)) if rows else bare, columns)
+
+
+def _padding(value: Arg) -> tuple[Arg, tuple[int, ...]] | None:
+    """What `padded` has padded, and by how much; None for another expression."""
+    if not isinstance(value, Call) or value.target != "torch.nn.functional.pad" or len(value.args) != 2:
         return None
-    bare = weight.removeprefix(_PAD)
-    return Unpadded(x.removeprefix(_PAD), f"{_PAD}{bare}, (0, 0, 0, {rows}))" if rows else bare, int(added))
+    inner, sizes = value.args
+    is_plain = isinstance(sizes, tuple) and all(type(each) is int for each in sizes)
+    return (inner, tuple(each for each in sizes if type(each) is int)) if is_plain and isinstance(sizes, tuple) else None
