@@ -29,8 +29,9 @@ from torch.utils._pytree import tree_map
 
 from loka.errors import InputError
 from loka.graph.differences import compare_leaves, compare_state, largest_magnitude, scattered
+from loka.graph.expression import text_of
 from loka.graph.guards import any_fails
-from loka.graph.ir import CannotTraceError, ForwardIR, Statement
+from loka.graph.ir import CannotTraceError, ForwardIR
 from loka.graph.trace.examples import ExampleCall, Examples, copy_tree, quiet
 from loka.model.callables import message_of
 
@@ -196,21 +197,10 @@ def source(forward: ForwardIR, rewritten: bool = False) -> str:
     if forward.guards:
         lines += [f"    if {any_fails(forward.guards)}:", "        raise dispatch.InputError('other arguments')"]
     for statement in forward.statements:
-        text = statement.text()
-        if rewritten and statement.call is not None:
-            text = f"{statement.target} = {linear_text(statement)}"
-        lines.append(f"    {text}")
-    return "\n".join([*lines, f"    return {forward.result}", ""])
-
-
-def linear_text(statement: Statement, function: str = "torch.nn.functional.linear") -> str:
-    """A site's call as `function(x, weight, bias)` with its changes of view. Raises ValueError for others."""
-    if statement.call is None:
-        raise ValueError(f"{statement.target} is no site's call")
-    operands = [ref.text for ref in statement.operands]
-    call = statement.call
-    parts = [part.format(*operands) for part in (call.x, call.weight, call.bias) if part is not None]
-    return call.out.format(f"{function}({', '.join(parts)})")
+        call = statement.call if rewritten else None
+        value = statement.value if call is None else call.linear(call.x, call.weight, call.bias)
+        lines.append(f"    {statement.target} = {text_of(value)}")
+    return "\n".join([*lines, f"    return {text_of(forward.result)}", ""])
 
 
 def with_forward(module: nn.Module, forward: ForwardIR, rewritten: bool = False) -> nn.Module:

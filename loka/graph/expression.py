@@ -50,7 +50,7 @@ class Call:
     kwargs: tuple[tuple[str, Arg], ...] = ()
 
 
-Arg = TypeAliasType("Arg", Union[None, bool, int, float, str, Ref, Constant, Call, "tuple[Arg, ...]"])  # noqa: UP007
+Arg = TypeAliasType("Arg", Union[None, bool, int, float, str, Ref, Constant, Call, "tuple[Arg, ...]"])
 
 PRODUCT = Ref(RefKind.PRODUCT, "product")
 
@@ -111,9 +111,23 @@ def mapped(value: Arg, change: Callable[[Ref], Arg]) -> Arg:
     return value
 
 
+def items_of(value: Arg) -> tuple[Arg, ...]:
+    """The items of a tuple or list; of anything else, itself."""
+    if isinstance(value, Call) and value.target == "list":
+        return value.args
+    return value if isinstance(value, tuple) else (value,)
+
+
 def of_product(view: Arg, product: Arg) -> Arg:
     """A view of a product, for a product that is computed so."""
     return mapped(view, lambda ref: product if ref == PRODUCT else ref)
+
+
+def writes(value: Arg) -> bool:
+    """True for a call that is asked to write into a tensor: `inplace=True`, `out=y`."""
+    return isinstance(value, Call) and any(
+        name == "out" or (name, each) == ("inplace", True) for name, each in value.kwargs
+    )
 
 
 def text_of(value: Arg, name: Callable[[Ref], str] = lambda ref: ref.text) -> str:

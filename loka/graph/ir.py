@@ -271,4 +271,6 @@ def _padding(value: Arg) -> tuple[Arg, tuple[int, ...]] | None:
         return None
     inner, sizes = value.args
     is_plain = isinstance(sizes, tuple) and all(type(each) is int for each in sizes)
-    return (inner, tuple(each for each in sizes if type(each) is int)) if is_plain and isinstance(sizes, tuple) else None
+    return (
+        (inner, tuple(each for each in sizes if type(each) is int)) if is_plain and isinstance(sizes, tuple) else None
+    )

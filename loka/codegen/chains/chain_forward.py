@@ -13,7 +13,7 @@ from loka.codegen.chains.static_operands import both_copies, input_kernel, maxim
 from loka.codegen.modules.gemm_calls import GemmView, gemm_view
 from loka.codegen.modules.linear_recipes import SiteRecipe
 from loka.errors import LokaError
-from loka.graph.patterns.norm import TORCH_NORMS
+from loka.graph.patterns.norm import TORCH_NORMS, norm_signature
 from loka.kernels.fused.norm.norm_spec import GATES, NormForward
 from loka.kernels.fused.quantize_weights import QuantizeWeights, grouped
 from loka.kernels.fused.rendering import AnySpec
@@ -190,4 +190,4 @@ def _torch_norm(norm: NormShape, width: int, x: str, result: str, name: str, suf
         "eps": norm.eps,
         **TORCH_NORMS[norm.kind].fixed,
     }
-    yield TorchStep(result, tuple(given[name] for name in TORCH_NORMS[norm.kind].arguments), function=norm.kind)
+    yield TorchStep(result, tuple(given[name] for name in norm_signature(norm.kind).parameters), function=norm.kind)

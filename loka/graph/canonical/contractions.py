@@ -8,13 +8,13 @@ nothing else reads: such values are what a forward goes on with.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from string import ascii_letters
 
-from loka.graph.ir import WEIGHTED, Ref, RefKind, Shape, Statement
+from loka.graph.expression import Arg, Call, Ref, RefKind
+from loka.graph.ir import WEIGHTED, Shape, Statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,24 +79,30 @@ class _Known:
     def _view(self, statement: Statement) -> Value | None:
         """A local with its axes in another order."""
         of = self._of(statement.operands[0]) if len(statement.operands) == 1 else None
-        order = None if of is None else _order(statement.template, len(of.axes))
+        order = None if of is None else _order(statement.value, len(of.axes))
         return None if of is None or order is None else Value(of.node, tuple(of.axes[axis] for axis in order))
 
     def _gemm(self, statement: Statement) -> Value | None:
         """The product of a local with a Parameter, without a bias."""
-        found = _LINEAR.fullmatch(statement.template)
-        if found is None or (statement.call is None and statement.op != WEIGHTED) or len(statement.operands) != 2:
+        value = statement.value
+        if not isinstance(value, Call) or value.target != "torch.nn.functional.linear" or len(value.args) != 2:
             return None
-        x = self._of(statement.operands[0])
-        if x is None or statement.operands[1].kind is not RefKind.ATTRIBUTE:
+        of, weight = value.args
+        flipped = isinstance(weight, Call) and weight.target == ".t"
+        weight = weight.args[0] if isinstance(weight, Call) and flipped else weight
+        x = self._of(of) if isinstance(of, Ref) else None
+        if x is None or not isinstance(weight, Ref) or weight.kind is not RefKind.ATTRIBUTE:
+            return None
+        if statement.call is None and statement.op != WEIGHTED:
             return None
         lead = ascii_letters[: len(x.axes) - 1]
-        weight = Value(Source(statement.operands[1]), (0, 1))
-        return _contracted(x, weight, (f"{lead}Y", "YZ" if found[1] else "ZY", f"{lead}Z"))
+        matrix = Value(Source(weight), (0, 1))
+        return _contracted(x, matrix, (f"{lead}Y", "YZ" if flipped else "ZY", f"{lead}Z"))
 
     def _product(self, statement: Statement) -> Value | None:
         """The product of two locals, each perhaps a view."""
-        if statement.template != "torch.matmul({0}, {1})":
+        value = statement.value
+        if not isinstance(value, Call) or value.target != "torch.matmul" or value.args != statement.operands:
             return None
         a, b = map(self._of, statement.operands)
         shapes = [self._shapes[ref.text][:-2] for ref in statement.operands if a is not None and b is not None]
@@ -122,8 +128,6 @@ class _Known:
         return node.ref.kind is RefKind.LOCAL and len(self._readers.get(node.ref.text, ())) < 2
 
 
-_LINEAR = re.compile(r"torch\.nn\.functional\.linear\(\{0\}, \{1\}(\.t\(\))?\)")
-_MOVE = re.compile(r"\{0\}(?:\.(transpose|permute|t)\(([\d, ]*)\))?(?:\.contiguous\(\))?")
 _MOVES = frozenset(
     ("transpose", "permute", "t", "T", "mT", "movedim", "moveaxis", "swapaxes", "swapdims", "contiguous")
 )
@@ -134,17 +138,22 @@ def only_moves_axes(statement: Statement) -> bool:
     return statement.op in _MOVES and len(statement.operands) == 1
 
 
-def _order(template: str, dimensions: int) -> tuple[int, ...] | None:
+def _order(value: Arg, dimensions: int) -> tuple[int, ...] | None:
     """For each axis of a view that moves axes, the axis of the tensor; None for another operation."""
-    found = _MOVE.fullmatch(template)
-    if found is None or template == "{0}":
+    order = list(range(dimensions))
+    if isinstance(value, Call) and value.target == ".contiguous":
+        value = value.args[0]
+        if isinstance(value, Ref):
+            return tuple(order)
+    if not isinstance(value, Call) or not isinstance(value.args[0], Ref):
         return None
-    order, given = list(range(dimensions)), [int(number) for number in re.findall(r"\d+", found[2] or "")]
-    if found[1] == "permute":
+    given = [each for each in value.args[1:] if type(each) is int]
+    if value.target == ".permute":
         return tuple(given) if sorted(given) == order else None
-    if found[1] is not None:
-        a, b = given or (0, 1)
-        order[a], order[b] = order[b], order[a]
+    if value.target not in (".transpose", ".t"):
+        return None
+    a, b = given or (0, 1)
+    order[a], order[b] = order[b], order[a]
     return tuple(order)
 
 

@@ -22,7 +22,7 @@ from loka.graph.canonical.layout import (
     total,
     translated,
 )
-from loka.graph.canonical.locals import PLAIN, Emitted, Locals
+from loka.graph.canonical.locals import Emitted, Locals, paired
 from loka.graph.canonical.lowering import Lowered, shared_products
 from loka.graph.canonical.nodes import (
     Activation,
@@ -37,31 +37,30 @@ from loka.graph.canonical.nodes import (
     is_weight,
 )
 from loka.graph.canonical.site_calls import product_layout
-from loka.graph.canonical.texts import CannotEmitError, weight_text
-from loka.graph.ir import WEIGHTED, Ref, RefKind, SiteCall, Statement
+from loka.graph.canonical.views import CannotEmitError, weight_ref
+from loka.graph.expression import Arg, Call, Ref, RefKind, function, local, locals_in, method
+from loka.graph.ir import WEIGHTED, SiteCall, Statement
 
-_NAME = re.compile(r"\b[A-Za-z_]\w*\b")
-_F = "torch.nn.functional"
 _OF_TORCH = frozenset({"sigmoid", "tanh"})  # those of torch.nn.functional are deprecated
 
 
 def emitted(
     statements: Sequence[Statement],
-    result: str,
+    result: Arg,
     arguments: Sequence[str],
     graph: Lowered,
     result_values: Mapping[str, Value],
 ) -> Emitted:
     """The canonical statements of a forward. Raises CannotEmitError.
 
-    `arguments` are the names of its arguments, `result` the text of what it returns, and `result_values` the tensors of
-    the locals in that text.
+    `arguments` are the names of its arguments, `result` is what it returns, and `result_values` the tensors of the
+    locals in that.
     """
     return _Emission(statements, arguments, graph).all(result, result_values)
 
 
 class _Emission(Locals):
-    def all(self, result: str, values: Mapping[str, Value]) -> Emitted:
+    def all(self, result: Arg, values: Mapping[str, Value]) -> Emitted:
         """All statements that the result and the effects need."""
         roots = sorted(self._graph.effects)
         self._shared = shared_products(self._graph, roots, [value.node for value in values.values()])
@@ -69,7 +68,7 @@ class _Emission(Locals):
         self._returned = {value: name for name, value in returned.items()}
         for place in roots:
             self._as_traced(place)
-        for name in dict.fromkeys(_NAME.findall(result)):
+        for name in locals_in(result):
             if name in values:
                 self._result(name, values[name])
             elif name in self._places:
@@ -82,7 +81,7 @@ class _Emission(Locals):
         if made == name:
             return
         if name in self._graph.changed or name in self._made.shapes:
-            self._add(Statement(name, "alias", "{0}", (Ref(RefKind.LOCAL, made),)), value)
+            self._add(Statement(name, "alias", local(made)), value)
         else:
             self._as_traced(self._places[name])  # a cast or a copy
 
@@ -115,23 +114,14 @@ class _Emission(Locals):
         k_size = size_of(node.k, len(node.shape[0]))
         x = self._input(node, Value(node.x, (*lead, k), (*made.shape[:-1], k_size)))
         n_size = made.shape[-1]
-        weight = weight_text(Value(node.weight, (merged(node.weight_n), merged(node.weight_k)), (n_size, k_size)))
-        if weight is None:
+        found = weight_ref(Value(node.weight, (merged(node.weight_n), merged(node.weight_k)), (n_size, k_size)))
+        bias = None if node.bias is None else weight_ref(node.bias)
+        if found is None or (bias is None and node.bias is not None):
             raise CannotEmitError
-        text, flipped = weight
-        of_weight = "{1}.t()" if flipped else "{1}"
-        operands = [Ref(RefKind.LOCAL, x), Ref(RefKind.ATTRIBUTE, text)]
-        bias = None
-        if node.bias is not None:
-            vector = weight_text(node.bias)
-            if vector is None:
-                raise CannotEmitError
-            operands.append(Ref(RefKind.ATTRIBUTE, vector[0]))
-            bias = "{2}"
-        call = None if node.site is None else SiteCall(node.site, "{0}", of_weight, bias, "{0}")
-        parts = ", ".join(filter(None, ("{0}", of_weight, bias)))
-        op = WEIGHTED if call is None else node.kind
-        return self._emit(op, f"{_F}.linear({parts})", operands, made, call)
+        weight = _straight(*found)
+        given = (local(x), weight) if bias is None else (local(x), weight, bias[0])
+        call = None if node.site is None else SiteCall(node.site, *given)
+        return self._emit(WEIGHTED if call is None else node.kind, function("linear", *given), made, call)
 
     def _is_mixed(self, node: Linear) -> bool:
         """True for a product of the embeddings of a mixing layer, along these."""
@@ -151,12 +141,11 @@ class _Emission(Locals):
     def _sum_with_bias(self, node: Linear, value: Value) -> tuple[str, Value]:
         """A product that something else reads, too, and the sum with its bias."""
         made = self._rows(node, value)
-        bias = None if node.bias is None else weight_text(node.bias)
+        bias = None if node.bias is None else weight_ref(node.bias)
         if node.unbiased is None or bias is None:
             raise CannotEmitError
         product = self._tensor(Value(node.unbiased, made.dims, made.shape), any_strides=True)
-        operands = (Ref(RefKind.LOCAL, product), Ref(RefKind.ATTRIBUTE, bias[0]))
-        return self._emit("add", PLAIN["add"], operands, made)
+        return self._emit("add", paired("add", local(product), bias[0]), made)
 
     def _rows(self, node: Linear, value: Value) -> Value:
         """The layout of a product: rows of all columns, with the dimensions that the forward has where that fits."""
@@ -188,8 +177,7 @@ class _Emission(Locals):
         right_dims = (*(of_right[0] or ()), merged(node.k[1]), *(of_right[1] or ()))
         left = self._tensor(Value(node.left, left_dims, (batch, rows, k)), any_strides=True)
         right = self._tensor(Value(node.right, right_dims, (batch, k, columns)), any_strides=True)
-        operands = (Ref(RefKind.LOCAL, left), Ref(RefKind.LOCAL, right))
-        return self._emit("matmul", "torch.matmul({0}, {1})", operands, made)
+        return self._emit("matmul", Call("torch.matmul", (local(left), local(right))), made)
 
     def _preferred(self, value: Value) -> Value:
         """The layout of a sum or product: the wanted one, if the product with a weight in it can have that."""
@@ -226,18 +214,18 @@ class _Emission(Locals):
             shape = tuple(size if dim else one for dim, size in zip(dims, made.shape, strict=True))
             given = _without_leading_ones(Value(operand.node, dims, shape))
             if is_weight(operand.node):
-                text = weight_text(given)
-                if text is None:
+                weight = weight_ref(given)
+                if weight is None:
                     return self._whole(value)
-                operands[number] = Ref(RefKind.ATTRIBUTE, f"{text[0]}.t()" if text[1] else text[0])
+                operands[number] = Ref(RefKind.ATTRIBUTE, f"{weight[0].text}.t()") if weight[1] else weight[0]
             else:
-                operands[number] = Ref(RefKind.LOCAL, self._tensor(given, any_strides=True))
+                operands[number] = local(self._tensor(given, any_strides=True))
         if node.cast is not None and operands[1 - node.cast].kind is RefKind.LOCAL:
             cast, other = operands[node.cast], operands[1 - node.cast]
             name = self._fresh("_".join((*re.findall(r"\w+", cast.text.removeprefix("self.")), "cast")))
-            self._add(Statement(name, "to", "{0}.to({1}.dtype)", (cast, other)), made)
-            operands[node.cast] = Ref(RefKind.LOCAL, name)
-        return self._emit(node.op, PLAIN[node.op], (operands[0], operands[1]), made)
+            self._add(Statement(name, "to", method(cast, "to", Call("getattr", (other, "dtype")))), made)
+            operands[node.cast] = local(name)
+        return self._emit(node.op, paired(node.op, operands[0], operands[1]), made)
 
     def _activation(self, value: Value) -> tuple[str, Value]:
         node, made = value.node, self._preferred(value)
@@ -250,8 +238,8 @@ class _Emission(Locals):
             fixed = self._preferred(Value(node.x.x, (), ())) if blocks else self._normed(node.x, of)
         made = Value(node, fixed.dims, fixed.shape)
         x = self._tensor(Value(node.x, made.dims, made.shape), any_strides=True)
-        of_torch = "torch" if node.name in _OF_TORCH else _F
-        return self._emit(node.name, f"{of_torch}.{node.name}({{0}})", (Ref(RefKind.LOCAL, x),), made)
+        called = Call(f"torch.{node.name}", (local(x),)) if node.name in _OF_TORCH else function(node.name, local(x))
+        return self._emit(node.name, called, made)
 
     def _norm(self, value: Value) -> tuple[str, Value]:
         node = value.node
@@ -261,19 +249,13 @@ class _Emission(Locals):
         if self._blocks(node) is not None:  # rows first, of which blocks are a view
             self._tensor(self._preferred(Value(node.x, (), ())), any_strides=True)
         x = self._tensor(self._without_cast(Value(node.x, made.dims, made.shape)), any_strides=True)
-        operands = [Ref(RefKind.LOCAL, x)]
-        texts: list[str] = []
-        for vector in (node.weight, node.bias):
-            text = None if vector is None else weight_text(vector)
-            if vector is not None and text is None:
+        vectors: list[Arg] = []
+        for vector in (node.weight, node.bias) if node.kind == "layer_norm" else (node.weight,):
+            found = None if vector is None else weight_ref(vector)
+            if vector is not None and found is None:
                 raise CannotEmitError
-            if text is not None:
-                operands.append(Ref(RefKind.ATTRIBUTE, text[0]))
-            texts.append("None" if text is None else f"{{{len(operands) - 1}}}")
-        given = texts if node.kind == "layer_norm" else texts[:1]
-        width = made.shape[-1][0]
-        text_of = f"{_F}.{node.kind}({{0}}, ({width},), {', '.join(given)}, {node.eps!r})"
-        return self._emit(node.kind, text_of, operands, made)
+            vectors.append(None if found is None else found[0])
+        return self._emit(node.kind, function(node.kind, local(x), made.shape[-1][:1], *vectors, node.eps), made)
 
     def _without_cast(self, value: Value) -> Value:
         """What a norm reads before it is cast: it computes in float32, whatever that is."""
@@ -344,13 +326,13 @@ class _Emission(Locals):
     ) -> tuple[str, Value] | None:
         """The concatenation of parts whose dimensions are in this order."""
         order = range(len(made.dims)) if order is None else order
-        names: list[Ref] = []
+        names: list[Arg] = []
         for part in node.parts:
             if is_weight(part.node):
                 return None
             dims, shape = tuple(part.dims[each] for each in order), tuple(part.shape[each] for each in order)
             ordered = Value(part.node, dims, shape)
-            names.append(Ref(RefKind.LOCAL, self._tensor(ordered, any_strides=True)))
+            names.append(local(self._tensor(ordered, any_strides=True)))
         return self._joined(names, list(order).index(node.dim), made)
 
     def _in_rows(self, node: Concatenation, value: Value) -> tuple[str, Value] | None:
@@ -359,19 +341,22 @@ class _Emission(Locals):
             return None
         if regrouped([piece for dim in rows_of(node.shape) for piece in dim], value.shape) != value.dims:
             return None
-        names: list[Ref] = []
+        names: list[Arg] = []
         for part in node.parts:
             rows = over(part.shape[1], value.shape[2])
             shape = None if rows is None else (part.shape[0], rows, value.shape[2])
             dims = None if shape is None else regrouped([piece for dim in part.dims for piece in dim], shape)
             if shape is None or dims is None or is_weight(part.node):
                 return None
-            names.append(Ref(RefKind.LOCAL, self._tensor(Value(part.node, dims, shape), any_strides=True)))
+            names.append(local(self._tensor(Value(part.node, dims, shape), any_strides=True)))
         return self._joined(names, 1, value)
 
-    def _joined(self, names: Sequence[Ref], dim: int, made: Value) -> tuple[str, Value]:
-        inside = ", ".join(f"{{{place}}}" for place in range(len(names)))
-        return self._emit("cat", f"torch.cat([{inside}], {dim})", names, made)
+    def _joined(self, names: Sequence[Arg], dim: int, made: Value) -> tuple[str, Value]:
+        return self._emit("cat", Call("torch.cat", (Call("list", tuple(names)), dim)), made)
+
+
+def _straight(weight: Ref, flipped: bool) -> Arg:
+    return method(weight, "t") if flipped else weight
 
 
 def _without_leading_ones(value: Value) -> Value:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -11,18 +10,17 @@ from loka.graph.canonical.emission import emitted
 from loka.graph.canonical.lowering import lowered
 from loka.graph.canonical.nodes import Value
 from loka.graph.canonical.recording import Run
-from loka.graph.canonical.texts import CannotEmitError
+from loka.graph.canonical.views import CannotEmitError
+from loka.graph.expression import Arg, RefKind, locals_in, text_of
 from loka.graph.ir import (
     PART,
     ConcatNorm,
     Cross,
     FmInteraction,
     ForwardIR,
-    RefKind,
     Region,
     Shape,
     Statement,
-    names_read,
 )
 from loka.graph.patterns.fm_interaction import find_fm_interactions
 from loka.graph.sites.weights import Index
@@ -77,7 +75,7 @@ def _canonical(
 ) -> tuple[ForwardIR, Mapping[str, Shape]]:
     graph = lowered(forward.statements, runs, names, sites, barred, split)
     by_target = {step.target: graph.made[place] for place, step in enumerate(forward.statements)}
-    read = {node.id for node in ast.walk(ast.parse(forward.result, mode="eval")) if isinstance(node, ast.Name)}
+    read = locals_in(forward.result)
     values: dict[str, Value] = {name: value for name in read if (value := by_target.get(name)) is not None}
     made = emitted(forward.statements, forward.result, list(runs[0].arguments), graph, values)
     statements = in_groups(forward.statements, made.statements, forward.result)
@@ -148,7 +146,7 @@ def _moved(forward: ForwardIR, to: Callable[[int], int]) -> ForwardIR:
     )
 
 
-def in_groups(traced: Sequence[Statement], canonical: Sequence[Statement], result: str) -> tuple[Statement, ...]:
+def in_groups(traced: Sequence[Statement], canonical: Sequence[Statement], result: Arg) -> tuple[Statement, ...]:
     """The canonical statements, each first one of a group with what the group stands for in `written`.
 
     A group is as short as possible: what is before and after it reads the same locals, whichever of the two forms is
@@ -165,7 +163,7 @@ def in_groups(traced: Sequence[Statement], canonical: Sequence[Statement], resul
     return tuple(made)
 
 
-def _cuts(traced: Sequence[Statement], canonical: Sequence[Statement], result: str) -> list[tuple[int, int]]:
+def _cuts(traced: Sequence[Statement], canonical: Sequence[Statement], result: Arg) -> list[tuple[int, int]]:
     """Where both forms can be cut, from the first such place to the ends."""
     names = [{step.target for step in steps} for steps in (traced, canonical)]
     old_needs, new_needs = (_needs(s, result, n) for s, n in zip((traced, canonical), names, strict=True))
@@ -187,15 +185,20 @@ def _cuts(traced: Sequence[Statement], canonical: Sequence[Statement], result: s
 def _same_effects(traced: Sequence[Statement], canonical: Sequence[Statement], old: int, new: int) -> bool:
     """True if the same statements without a target are before a cut in both forms, but for those left out in one."""
     before, ours = (
-        [step.template for step in steps if step.target == "_"] for steps in (traced[:old], canonical[:new])
+        [_without_names(step) for step in steps if step.target == "_"] for steps in (traced[:old], canonical[:new])
     )
-    every = Counter(step.template for step in canonical if step.target == "_")
+    every = Counter(_without_names(step) for step in canonical if step.target == "_")
     return Counter(ours) == Counter(before) & every
 
 
-def _needs(steps: Sequence[Statement], result: str, names: set[str]) -> list[set[str]]:
+def _without_names(step: Statement) -> str:
+    """What a statement does, whatever its operands are called in its form."""
+    return text_of(step.value, lambda ref: ref.kind)
+
+
+def _needs(steps: Sequence[Statement], result: Arg, names: set[str]) -> list[set[str]]:
     """For each place, the locals of the forward that it and the statements after it read, and do not set."""
-    read = names_read(result, names)
+    read = set(locals_in(result)) & names
     found = [set(read)]
     for step in reversed(steps):
         read = (read - {step.target}) | {

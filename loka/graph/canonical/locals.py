@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from loka.graph.canonical.layout import (
@@ -24,12 +23,14 @@ from loka.graph.canonical.nodes import (
     Source,
     Value,
 )
-from loka.graph.canonical.texts import CannotEmitError, permutation_text, reshape_text
-from loka.graph.ir import Ref, RefKind, Shape, SiteCall, Statement
+from loka.graph.canonical.views import CannotEmitError, permuted, reshaped
+from loka.graph.expression import Arg, Call, Ref, RefKind, local, method
+from loka.graph.ir import Shape, SiteCall, Statement
 
-_SIZE = re.compile(r"\{0\}(?:\[|\.shape\[|\.size\()(-?\d+)[\])]")  # x.shape[1], shape[1], x.size(1)
-_WHOLE = re.compile(r"\{0\}\.(?:shape|size\(\))")
-PLAIN: Mapping[str, str] = {"add": "{0} + {1}", "mul": "{0} * {1}"}
+
+def paired(op: str, left: Arg, right: Arg) -> Call:
+    """A sum ("add") or a product ("mul") of two tensors."""
+    return Call(f"operator.{op}", (left, right))
 
 
 @dataclass(slots=True)
@@ -67,40 +68,38 @@ class Locals(ABC):
         if place in self._traced:
             return self._traced[place]
         step = self._statements[place]
-        operands = self._before_change(tuple(self._operand(ref, place) for ref in step.operands), place)
+        read = {ref: self._before_change(ref, self._operand(ref, place), place) for ref in step.operands}
         value = self._graph.made[place]
         name = step.target
         if name == "_" and value is not None and place not in self._graph.effects:  # others read it: what it changes
             name = self._fresh(step.op.strip("_"))
         elif name != "_" and name in self._graph.changed:
             name = self._fresh(name)
-        self._add(replace(step, target=name, operands=operands), value)
+        self._add(replace(step.reads(read.__getitem__), target=name), value)
         self._traced[place] = name
         if value is not None:
             self._names.setdefault(value, name)
             self._first.setdefault(value.node, value)
         return name
 
-    def _before_change(self, operands: tuple[Ref, ...], place: int) -> tuple[Ref, ...]:
-        """The operands of a statement, with a copy of the one that it changes where others read that as it was."""
+    def _before_change(self, old: Ref, ref: Ref, place: int) -> Ref:
+        """An operand of a statement; a copy of the one that it changes where others read that as it was."""
         node, reads = self._graph.changes.get(place), enumerate(self._graph.read)
+        value = self._graph.read[place].get(old.text) if old.kind is RefKind.LOCAL else None
+        if node is None or value is None or value.node is not node:
+            return ref
         others = (read for other, read in reads if other != place and self._graph.made[other] is not None)
-        if node is None or not any(value.node is node for read in others for value in read.values()):
-            return operands
-        made: list[Ref] = []
-        for ref, old in zip(operands, self._statements[place].operands, strict=True):
-            value = self._graph.read[place].get(old.text) if old.kind is RefKind.LOCAL else None
-            if value is not None and value.node is node:
-                ref = Ref(RefKind.LOCAL, self._fresh(f"{ref.text}_copy"))
-                self._add(Statement(ref.text, "clone", "{0}.clone()", (self._operand(old, place),)), value)
-            made.append(ref)
-        return tuple(made)
+        if not any(each.node is node for read in others for each in read.values()):
+            return ref
+        copied = self._fresh(f"{ref.text}_copy")
+        self._add(Statement(copied, "clone", method(ref, "clone")), value)
+        return local(copied)
 
     def _operand(self, ref: Ref, place: int) -> Ref:
         if ref.kind is not RefKind.LOCAL:
             return ref
         value = self._graph.read[place].get(ref.text)
-        return Ref(RefKind.LOCAL, self._value(ref.text) if value is None else self._tensor(value))
+        return local(self._value(ref.text) if value is None else self._tensor(value))
 
     def _value(self, name: str) -> str:
         """A local that is no tensor: an argument, a size, a tuple of tensors."""
@@ -113,20 +112,19 @@ class Locals(ABC):
         given = self._graph.fixed.get(name)
         sizes = given if isinstance(given, list) and all(type(each) is int for each in given) else None
         if sizes is not None and not self._reads_sources(place) and self._is_size_of_gemm(place):
-            text, operands = self._size_text(tuple(sizes))
-            self._made.statements.append(Statement(name, "size", text, operands, note=step.note))
+            self._made.statements.append(Statement(name, "size", self._size(tuple(sizes)), note=step.note))
             self._plain[name] = name
         else:
             self._plain[name] = self._as_traced(place)
         return self._plain[name]
 
-    def _size_text(self, sizes: Size) -> tuple[str, tuple[Ref, ...]]:
+    def _size(self, sizes: Size) -> Arg:
         """A size of a tensor that is made here, as a number or as a size of an argument."""
         if is_fixed(sizes):
-            return str(sizes[0]), ()
+            return sizes[0]
         for node, name in self._sources.items():
             if sizes in node.shape:
-                return f"{{0}}.size({node.shape.index(sizes)})", (Ref(RefKind.LOCAL, name),)
+                return method(local(name), "size", node.shape.index(sizes))
         raise CannotEmitError
 
     def _reads_sources(self, place: int) -> bool:
@@ -145,17 +143,16 @@ class Locals(ABC):
     def _is_size_of_gemm(self, place: int) -> bool:
         """True for a size of what GEMMs make: their columns are those of weights, their rows those of arguments."""
         step = self._statements[place]
-        found = _SIZE.fullmatch(step.template)
-        if found is None or len(step.operands) != 1:
+        of, dim = _size_of(step.value)
+        if not isinstance(of, Ref) or type(dim) is not int:
             return False
-        name = step.operands[0].text
+        name = of.text
         if name in self._places and name not in self._graph.read[place]:  # of a shape
-            whole = self._statements[self._places[name]]
-            if not _WHOLE.fullmatch(whole.template):
+            of = _shape_of(self._statements[self._places[name]].value)
+            if not isinstance(of, Ref):
                 return False
-            place, name = self._places[name], whole.operands[0].text
+            place, name = self._places[name], of.text
         value = self._graph.read[place].get(name)
-        dim = int(found[1])
         known = value is not None and -len(value.shape) <= dim < len(value.shape) and self._is_of_gemm(value.node)
         return known and value is not None and bool(value.dims[dim])
 
@@ -172,8 +169,7 @@ class Locals(ABC):
         if any_strides or name not in self._scattered or not self._was_contiguous(value):
             return name
         self._names[value] = self._fresh(name)
-        copied = Statement(self._names[value], "contiguous", "{0}.contiguous()", (Ref(RefKind.LOCAL, name),))
-        self._add(copied, value)
+        self._add(Statement(self._names[value], "contiguous", method(local(name), "contiguous")), value)
         return self._names[value]
 
     def _was_contiguous(self, value: Value) -> bool:
@@ -190,27 +186,28 @@ class Locals(ABC):
             raise CannotEmitError
         name, shape = self._names[first], first.shape
         holder = self._holder(wanted)
-        texts: list[tuple[str, tuple[Size, ...]]] = []
+        tensor = local(name)
+        views: list[tuple[Call, tuple[Size, ...]]] = []
         if step.before is not None:
-            texts.append((reshape_text(shape, step.before), step.before))
+            views.append((reshaped(tensor, shape, step.before), step.before))
             shape = step.before
         if step.order is not None:
             moved = tuple(shape[place] for place in step.order)
-            texts.append((permutation_text(step.order), moved))
+            views.append((permuted(tensor, step.order), moved))
             shape = moved
         if step.after is not None:
-            texts.append((reshape_text(shape, step.after), step.after))
-        for number, (text, made) in enumerate(texts):
-            last = number == len(texts) - 1
+            views.append((reshaped(tensor, shape, step.after), step.after))
+        for number, (view, made) in enumerate(views):
+            last = number == len(views) - 1
+            shown = replace(view, args=(local(name), *view.args[1:]))
             target = self._target(wanted, name) if last else self._fresh(f"{name}_view")
             note = self._statements[holder].note if holder is not None else ""
             if last and step.order is not None and step.after is None:
                 if not any_strides and self._was_contiguous(wanted):
-                    text = f"{text}.contiguous()"
+                    shown = method(shown, "contiguous")
                 else:
                     self._scattered.add(target)
-            op = text.partition("(")[0].removeprefix("{0}.")
-            self._made.statements.append(Statement(target, op, text, (Ref(RefKind.LOCAL, name),), note=note))
+            self._made.statements.append(Statement(target, view.target.removeprefix("."), shown, note=note))
             self._made.shapes[target] = _printed(made)
             name = target
         return name
@@ -278,12 +275,10 @@ class Locals(ABC):
         if value is not None and step.target != "_":
             self._made.shapes[step.target] = _printed(value.shape)
 
-    def _emit(
-        self, op: str, text: str, operands: Sequence[Ref], value: Value, call: SiteCall | None = None
-    ) -> tuple[str, Value]:
+    def _emit(self, op: str, called: Call, value: Value, call: SiteCall | None = None) -> tuple[str, Value]:
         """A canonical statement."""
         target = self._target(value, op)
-        self._add(Statement(target, op, text, tuple(operands), call, self._note(value, self._holder(value))), value)
+        self._add(Statement(target, op, called, call, self._note(value, self._holder(value))), value)
         return target, value
 
     def _note(self, value: Value, place: int | None) -> str:
@@ -300,6 +295,23 @@ class Locals(ABC):
             of_pair = any(self._is_of_gemm(each.node) for each in inner)
             self._of_gemm[node] = isinstance(node, Linear) or of_x or of_pair
         return self._of_gemm[node]
+
+
+def _size_of(value: Arg) -> tuple[Arg, Arg]:
+    """What a size is of, and its dimension, for x.shape[1], shape[1] and x.size(1); (None, None) for others."""
+    if not isinstance(value, Call) or len(value.args) != 2 or value.target not in ("operator.getitem", ".size"):
+        return None, None
+    of, dim = value.args
+    whole = _shape_of(of) if value.target == "operator.getitem" else None
+    return (of if whole is None else whole), dim
+
+
+def _shape_of(value: Arg) -> Arg:
+    """The tensor of x.shape and of x.size(); None for others."""
+    if not isinstance(value, Call) or value.target not in ("getattr", ".size"):
+        return None
+    is_whole = value.args[1:] == (("shape",) if value.target == "getattr" else ())
+    return value.args[0] if is_whole else None
 
 
 def _printed(shape: Sequence[Size]) -> Shape:

@@ -31,7 +31,8 @@ from loka.graph.canonical.nodes import (
 from loka.graph.canonical.operations import SIZED, Operations
 from loka.graph.canonical.products import Products, Unsupported, part_of
 from loka.graph.canonical.recording import AtenCall, Run, tensors_in
-from loka.graph.ir import Ref, RefKind, Statement
+from loka.graph.expression import Ref, RefKind
+from loka.graph.ir import Statement
 from loka.graph.sites.op_names import BOUNDARIES
 from loka.graph.sites.weights import Index, Span
 

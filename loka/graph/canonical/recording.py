@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from loka.graph.equivalence import with_forward
-from loka.graph.ir import ForwardIR, Ref, RefKind, Statement
+from loka.graph.expression import Call, local, method
+from loka.graph.ir import ForwardIR, Statement
 from loka.graph.trace.examples import ExampleCall, Examples, copy_tree
 
 _RECORDER = "loka_recorder"
@@ -204,12 +205,12 @@ def _recorded(forward: ForwardIR, call: ExampleCall, owner: nn.Module) -> Run:
 def _marked(statements: Sequence[Statement], barred: Collection[str]) -> Iterator[Statement]:
     """The statements, each between two calls of the recorder."""
     for place, step in enumerate(statements):
-        yield Statement("_", "mark", f"{_RECORDER}.begin({place})", ())
+        yield Statement("_", "mark", Call(f"{_RECORDER}.begin", (place,)))
         target = "loka_unread" if step.target == "_" else step.target
-        template = f"({step.template}).clone()" if target in barred else step.template
-        template = f"{_RECORDER}.own({template})" if step.op == "module" else template
-        yield replace(step, target=target, template=template)
-        yield Statement("_", "mark", f"{_RECORDER}.end({place}, {{0}})", (Ref(RefKind.LOCAL, target),))
+        value = method(step.value, "clone") if target in barred else step.value
+        value = Call(f"{_RECORDER}.own", (value,)) if step.op == "module" else value
+        yield replace(step, target=target, value=value)
+        yield Statement("_", "mark", Call(f"{_RECORDER}.end", (place, local(target))))
 
 
 class _ParametersLast(TorchFunctionMode):

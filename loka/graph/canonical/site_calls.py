@@ -9,8 +9,9 @@ from loka.graph.canonical.layout import Size, is_fixed, merged, regrouped, rows_
 from loka.graph.canonical.lowering import Lowered, lowered
 from loka.graph.canonical.nodes import Linear, Parameter, Value
 from loka.graph.canonical.recording import Run
-from loka.graph.canonical.texts import CannotEmitError, viewed_text, weight_text
-from loka.graph.ir import GEMMS, ForwardIR, Ref, RefKind, SiteCall, Statement
+from loka.graph.canonical.views import CannotEmitError, viewed, weight_ref
+from loka.graph.expression import PRODUCT, Arg, Call, RefKind, local, method
+from loka.graph.ir import GEMMS, ForwardIR, SiteCall, Statement
 from loka.graph.sites.weights import Index
 
 
@@ -28,11 +29,11 @@ class Called:
         With it, the target of the traced statement that shows it.
         """
         called = {step.call.site for step in forward.statements if step.call is not None}
-        left = {(step.target, step.template) for step in forward.statements if step.call is None}
+        left = {(step.target, step.op) for step in forward.statements if step.call is None}
         readers = [(step, self._read(place, step)) for place, step in enumerate(self.forward.statements)]
         for site in self.sites:
             steps = [step for step, read in readers if site in read]
-            others = [step for step in steps if step.op in GEMMS and (step.target, step.template) in left]
+            others = [step for step in steps if step.op in GEMMS and (step.target, step.op) in left]
             if site not in called or others:
                 step = next(iter((*others, *steps)), None)
                 return self._reason(site, step), None if step is None else step.target
@@ -87,34 +88,25 @@ def _with_call(step: Statement, place: int, graph: Lowered) -> Statement:
     taken = Value(node.x, (*lead, k), (*made.shape[:-1], k_size))
     matrix = Value(node.weight, (merged(node.weight_n), merged(node.weight_k)), (made.shape[-1], k_size))
     try:
-        weight = weight_text(matrix)
-        bias = None if node.bias is None else weight_text(node.bias)
-        of_x, out = _view(x[1], taken), _view(made, value)
+        weight = weight_ref(matrix)
+        bias = None if node.bias is None else weight_ref(node.bias)
+        of_x, out = _view(local(x[0]), x[1], taken), _view(PRODUCT, made, value)
     except CannotEmitError:
         return step
     if weight is None or of_x is None or out is None or (node.bias is not None and bias is None):
         return step
-    operands = list(step.operands)
-
-    def field(ref: Ref) -> str:
-        if ref not in operands:
-            operands.append(ref)
-        return f"{{{operands.index(ref)}}}"
-
-    of_weight = field(Ref(RefKind.ATTRIBUTE, weight[0])) + (".t()" if weight[1] else "")
-    of_bias = None if bias is None else field(Ref(RefKind.ATTRIBUTE, bias[0]))
-    of_x, out = field(Ref(RefKind.LOCAL, x[0])) + of_x, "{0}" + out
-    if "(" in out and place in graph.contiguous:  # as torch's own result is: a view may read it
-        out += ".contiguous()"
-    return replace(step, operands=tuple(operands), call=SiteCall(site, of_x, of_weight, of_bias, out))
+    if isinstance(out, Call) and place in graph.contiguous:  # as torch's own result is: a view may read it
+        out = method(out, "contiguous")
+    of_weight: Arg = method(weight[0], "t") if weight[1] else weight[0]
+    return replace(step, call=SiteCall(site, of_x, of_weight, None if bias is None else bias[0], out))
 
 
-def _view(first: Value, wanted: Value) -> str | None:
-    """What follows the text of a tensor to show it in another layout; None where that is no view."""
+def _view(tensor: Arg, first: Value, wanted: Value) -> Arg:
+    """A tensor in another layout; None where that is no view of it."""
     for each in (first, wanted):
         if any(size_of(dim, len(size)) != size for dim, size in zip(each.dims, each.shape, strict=True)):
             return None  # broadcast
-    return viewed_text("", first, wanted)
+    return viewed(tensor, first, wanted)
 
 
 def product_layout(node: Linear, candidates: Sequence[Value]) -> Value:

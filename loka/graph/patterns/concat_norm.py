@@ -7,16 +7,15 @@ out = layer_norm(summed, (d,), weight, bias)
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from loka.graph.ir import ConcatNorm, ForwardIR, Ref, RefKind, Shape, Statement
+from loka.graph.expression import Call, Ref, RefKind, items_of
+from loka.graph.ir import ConcatNorm, ForwardIR, Shape, Statement
 from loka.graph.patterns.fm_interaction import changes_in_place
-from loka.graph.patterns.linear_chain import readers_of
-from loka.graph.patterns.norm import ChainNorm, NormRun, arguments, norm_ending_at
+from loka.graph.patterns.linear_chain import is_pair, readers_of
+from loka.graph.patterns.norm import ChainNorm, NormRun, norm_ending_at
 
-_SUM = "{0} + {1}"
 _CONCATENATIONS = ("torch.cat", "torch.concat", "torch.concatenate")
 
 
@@ -50,7 +49,7 @@ def _found(forward: ForwardIR, shapes: Mapping[str, Shape]) -> Iterator[ConcatNo
         if before is None or not all(readers.get(statements[n].target, set()) <= {*inner, run.last} for n in inner):
             continue
         skipped, parts, residual = [before], concatenated(statements[before]), None
-        if not parts and statements[before].template == _SUM:
+        if not parts and is_pair(statements[before], "add"):
             first, second = statements[before].operands
             for joined, other in ((first, second), (second, first)):
                 inside = only_for(joined.text, before)
@@ -81,20 +80,12 @@ def _is_whole(run: NormRun, shapes: Mapping[str, Shape]) -> bool:
 
 def concatenated(statement: Statement) -> tuple[Ref, ...]:
     """The parts that a statement concatenates along the rows of each sample; () for another operation."""
-    call = arguments(statement)
-    if call is None or statement.call is not None or call[0] not in _CONCATENATIONS:
+    value = statement.value
+    if not isinstance(value, Call) or statement.call is not None or value.target not in _CONCATENATIONS:
         return ()
-    _, positional, named = call
-    given = {**dict(zip(("tensors", "dim"), positional, strict=False)), **named}
-    parts, dim = given.get("tensors"), given.get("dim")
-    if set(given) != {"tensors", "dim"} or not isinstance(parts, ast.List | ast.Tuple) or dim is None:
-        return ()
-    if ast.unparse(dim) not in ("1", "-2"):
-        return ()
-    names = [item.id for item in parts.elts if isinstance(item, ast.Name)]
-    if len(names) != len(parts.elts) or names != [f"operand_{number}" for number in range(len(statement.operands))]:
-        return ()
-    return statement.operands
+    given = {**dict(zip(("tensors", "dim"), value.args, strict=False)), **dict(value.kwargs)}
+    is_of_rows = set(given) == {"tensors", "dim"} and given["dim"] in (1, -2)
+    return statement.operands if is_of_rows and items_of(given["tensors"]) == statement.operands else ()
 
 
 def _is_rows(ref: Ref, shapes: Mapping[str, Shape], width: int) -> bool:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from loka.graph.ir import Cross, ForwardIR, Ref, RefKind, Shape, Statement
+from loka.graph.expression import PRODUCT, Ref, RefKind
+from loka.graph.ir import Cross, ForwardIR, Shape, Statement
 from loka.graph.patterns.fm_interaction import changes_in_place
-from loka.graph.patterns.linear_chain import readers_of
-
-_PRODUCT, _SUM = "{0} * {1}", "{0} + {1}"  # in canonical form, of `torch.addcmul`, too
+from loka.graph.patterns.linear_chain import is_pair, readers_of
 
 
 def find_crosses(forward: ForwardIR, shapes: Mapping[str, Shape]) -> tuple[Cross, ...]:
@@ -58,11 +57,11 @@ def _written_at(
 ) -> Iterator[tuple[int, tuple[Ref, Ref], Ref]]:
     """The readings of a statement as product + residual: index of the product, its two factors, the residual."""
     statement = statements[end]
-    if statement.template == _SUM:
+    if is_pair(statement, "add"):
         left, right = statement.operands
         for product, residual in ((left, right), (right, left)):
             place = only_for(product, end)
-            if place is not None and statements[place].template == _PRODUCT and statements[place].call is None:
+            if place is not None and is_pair(statements[place], "mul"):
                 first, second = statements[place].operands
                 yield place, (first, second), residual
 
@@ -83,7 +82,7 @@ def _cross(
         if made is None or linear is None or {factor.kind, residual.kind} != {RefKind.LOCAL}:
             continue
         call = statements[linear].call
-        if call is None or call.out != "{0}":
+        if call is None or call.out != PRODUCT:
             continue
         bias = _own_bias(statements[linear]) if made == linear else None
         skipped = (multiplied,) if multiplied != end else ()
@@ -94,7 +93,7 @@ def _cross(
 def _biased(statements: Sequence[Statement], place: int, only_for: _Only) -> int | None:
     """Index of the GEMM whose product a statement adds a Parameter to."""
     statement = statements[place]
-    if statement.template != _SUM or RefKind.ATTRIBUTE not in [ref.kind for ref in statement.operands]:
+    if not is_pair(statement, "add") or RefKind.ATTRIBUTE not in [ref.kind for ref in statement.operands]:
         return None
     found = [only_for(ref, place) for ref in statement.operands]
     return next((place for place in found if place is not None), None)
@@ -102,9 +101,5 @@ def _biased(statements: Sequence[Statement], place: int, only_for: _Only) -> int
 
 def _own_bias(statement: Statement) -> Ref | None:
     """The GEMM's own bias, where it is an attribute without a change of view."""
-    call = statement.call
-    index = "" if call is None or call.bias is None else call.bias.removeprefix("{").removesuffix("}")
-    if call is None or call.bias != f"{{{index}}}" or not index.isdecimal():
-        return None
-    ref = statement.operands[int(index)]
-    return ref if ref.kind is RefKind.ATTRIBUTE else None
+    bias = None if statement.call is None else statement.call.bias
+    return bias if isinstance(bias, Ref) and bias.kind is RefKind.ATTRIBUTE else None

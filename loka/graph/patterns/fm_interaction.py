@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from loka.graph.canonical.contractions import Contraction, Node, Source, Value, canonical_values, only_moves_axes
-from loka.graph.ir import WEIGHTED, FmInteraction, ForwardIR, RefKind, Shape, Statement
+from loka.graph.expression import PRODUCT, Arg, RefKind, method, writes
+from loka.graph.ir import WEIGHTED, FmInteraction, ForwardIR, Shape, Statement
 from loka.graph.patterns.linear_chain import readers_of
 
 _PAIRS, _SUMS = (0, 1, 2), (0, 2, 1)  # axes of the products and of the weighted sums as the kernel writes them
@@ -51,7 +52,7 @@ def in_place_reason(statements: Sequence[Statement]) -> str | None:
 
 
 def _writes(step: Statement) -> bool:
-    return step.op.endswith("_") or "inplace=True" in step.template
+    return step.op.endswith("_") or writes(step.value)
 
 
 def without_sums(mix: FmInteraction, forward: ForwardIR) -> FmInteraction:
@@ -80,7 +81,7 @@ class _Result:
     node: Contraction
     gemm: int  # the statement of the product
     last: int  # the statement that is read: the product or a view of it
-    view: str  # "{0}", or a transpose of the kernel's result
+    view: Arg  # of `PRODUCT`, the kernel's result: itself, or a transpose of it
 
     @property
     def within(self) -> tuple[int, ...]:
@@ -160,8 +161,8 @@ class _Finder:
         value, read = self._value(gemm), self._readers.get(self._statements[gemm].target, set())
         view = min(read) if len(read) == 1 else gemm
         if value.axes != axes and view in self._places[node] and self._value(view).axes == axes:
-            return _Result(node, gemm, view, "{0}")
-        return _Result(node, gemm, gemm, "{0}" if value.axes == axes else "{0}.transpose(1, 2)")
+            return _Result(node, gemm, view, PRODUCT)
+        return _Result(node, gemm, gemm, PRODUCT if value.axes == axes else method(PRODUCT, "transpose", 1, 2))
 
     def _inside(self, results: set[int], x: Source) -> set[int]:
         """The results and the views and products between x and them that nothing else reads."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from loka.graph.ir import DTYPE, ForwardIR, Ref, RefKind, Region, SiteCall, Statement, names_read
+from loka.graph.expression import PRODUCT, Call, Ref, RefKind, locals_in, refs_in
+from loka.graph.ir import DTYPE, ForwardIR, Region, Statement
 from loka.graph.patterns.norm import ChainNorm, NormRun, norm_ending_at, norm_starting_at
-
-_PAIRS = {"mul": "{0} * {1}", "add": "{0} + {1}"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +98,7 @@ class _Finder:
         first, last = before.first if before else linear, linear
         stage = ChainStage(region.site, linear, before.norm if before else None)
         call = statements[linear].call
-        if call is not None and call.out == "{0}":
+        if call is not None and call.out == PRODUCT:
             last, stage = self._follow(first, region.last, stage)
         self._free = last + 1
         return LinearChain(first, last, (stage,))
@@ -158,8 +157,7 @@ class _Finder:
         if not alone or gate not in self._known.activations or not _is_plain_activation(act):
             return None
         factors = {ref.text for ref in product.operands}
-        plain = product.op == "mul" and product.template == _PAIRS["mul"]
-        return gate if plain and factors == {taken, act.target} else None
+        return gate if is_pair(product, "mul") and factors == {taken, act.target} else None
 
     def _goes_on(self, last: int, end: int, inside: Collection[str]) -> bool:
         """True if only the statements after `last` up to `end` read it, and they read nothing else of the chain."""
@@ -237,7 +235,7 @@ def _follows(
         return False
     target = statements[chain.last].target
     call = statements[chain.stages[-1].linear].call
-    if following.first not in readers.get(target, set()) or call is None or call.out != "{0}":
+    if following.first not in readers.get(target, set()) or call is None or call.out != PRODUCT:
         return False
     return _input(statements[following.first]) == target
 
@@ -303,36 +301,34 @@ def residual_stage(forward: ForwardIR, chain: LinearChain, stage: ChainStage) ->
 def _input(statement: Statement) -> str | None:
     """The local that a linear multiplies directly; None where the operand is a view or an expression."""
     call = statement.call
-    index = None if call is None else _placeholder(call.x)
-    if index is None or index >= len(statement.operands):
+    x = None if call is None else call.x
+    if call is None or not isinstance(x, Ref) or x.kind is not RefKind.LOCAL:
         return None
-    ref = statement.operands[index]
-    elsewhere = _others(call) if call is not None else ""
-    return ref.text if ref.kind is RefKind.LOCAL and f"{{{index}}}" not in elsewhere else None
+    return None if x in refs_in(call.weight, call.bias) else x.text
 
 
 def _other(statement: Statement, op: str, target: str) -> Ref | None:
     """The other matrix of a sum or product with `target`; None for another operation."""
-    if statement.op != op or not statement.even or statement.template != _PAIRS[op]:
+    if not statement.even or not is_pair(statement, op):
         return None
     others = [ref for ref in statement.operands if ref.text != target]
     return others[0] if len(others) == 1 and others[0].kind is RefKind.LOCAL else None
 
 
-def _others(call: SiteCall) -> str:
-    return call.weight + (call.bias or "")
-
-
-def _placeholder(template: str) -> int | None:
-    """The index in a placeholder, 3 for "{3}"; None for other text."""
-    inner = template.removeprefix("{").removesuffix("}")
-    return int(inner) if template == f"{{{inner}}}" and inner.isdecimal() else None
+def is_pair(statement: Statement, op: str) -> bool:
+    """True for `x + y` ("add") or `x * y` ("mul") of two names, in canonical form."""
+    value = statement.value
+    is_op = isinstance(value, Call) and value.target == f"operator.{op}" and statement.op == op
+    return is_op and isinstance(value, Call) and value.args == statement.operands
 
 
 def _is_plain_activation(statement: Statement) -> bool:
     """True for an activation of its operand, by torch's function of that name."""
-    function = statement.template.removeprefix("torch.").removeprefix("nn.functional.")
-    return function in (f"{statement.op}({{0}})", f"{statement.op}({{0}}, inplace=False)")
+    value = statement.value
+    if not isinstance(value, Call) or value.args != statement.operands[:1]:
+        return False
+    functions = (f"torch.{statement.op}", f"torch.nn.functional.{statement.op}")
+    return value.target in functions and value.kwargs in ((), (("inplace", False),))
 
 
 def readers_of(forward: ForwardIR) -> dict[str, set[int]]:
@@ -346,7 +342,7 @@ def readers_of(forward: ForwardIR) -> dict[str, set[int]]:
         for ref in statement.operands if statement.op != DTYPE else ():
             if ref.kind is RefKind.LOCAL:
                 readers.setdefault(ref.text, set()).add(index)
-    targets = [statement.target for statement in forward.statements]
-    for target in names_read(forward.result, targets):
-        readers.setdefault(target, set()).add(len(targets))
+    targets = {statement.target for statement in forward.statements}
+    for target in targets.intersection(locals_in(forward.result)):
+        readers.setdefault(target, set()).add(len(forward.statements))
     return readers

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import math
 from collections.abc import Iterator, Mapping
 from itertools import chain
 
 from loka.graph.canonical.products import saves_work
-from loka.graph.ir import ForwardIR, NearKind, NearMiss, Ref, RefKind, Shape, Statement
+from loka.graph.expression import Call, Ref, RefKind, text_of
+from loka.graph.ir import ForwardIR, NearKind, NearMiss, Shape, Statement
 from loka.graph.patterns.fm_interaction import changes_in_place
 from loka.graph.patterns.linear_chain import readers_of
-from loka.graph.patterns.norm import TORCH_NORMS, arguments, norm_ending_at, over_other_dimensions
+from loka.graph.patterns.norm import TORCH_NORMS, norm_ending_at, over_other_dimensions
 
 _CONCATENATIONS = frozenset(("cat", "concat", "concatenate"))
 _SUMS = frozenset(("add", "iadd"))
@@ -109,8 +109,8 @@ class _Near:
         if step.op not in _PRODUCTS and step.call is None:
             return
         sources = [self._source(ref) for ref in step.operands]
-        terms = step.template.partition("->")[0].count(",") + 1
-        if step.op == "einsum" and terms == 3 and {ref.kind for ref in step.operands} == set(RefKind):
+        kinds = [ref.kind for ref in _factors(step)]
+        if step.op == "einsum" and len(kinds) == 3 and {RefKind.LOCAL, RefKind.ATTRIBUTE} == set(kinds):
             yield "an einsum multiplies all three operands of its mixing layer: write two products, x @ (x^T @ rank)"
         elif step.call is not None:
             inner = next((each for ref in step.operands if (each := self._behind_views(ref)) is not None), None)
@@ -121,8 +121,7 @@ class _Near:
             others = {other for other in sources if other != source}
             through = self._behind_views(ref, _VIEWS | _PARTS)
             if inner is not None and inner.op == "module" and {self._source(each) for each in inner.operands} & others:
-                made = inner.text().partition(" = ")[2]
-                yield f"x^T @ rank of its mixing layer is made by a module that stays a call, {made}"
+                yield f"x^T @ rank of its mixing layer is made by a module that stays a call, {text_of(inner.value)}"
             of_more = inner is not None and inner.op in _PARTS and through is not None and through.call is not None
             if of_more and through is not None and {self._source(each) for each in through.operands} & others:
                 yield "x^T @ rank of its mixing layer is a part of a larger product: multiply by rank alone"
@@ -151,7 +150,7 @@ class _Near:
         """True for a product of a tensor of three dimensions and a view of it."""
         pair = {self._source(ref) for ref in step.operands}
         shapes = {len(self.shapes.get(ref.text, ())) for ref in step.operands}
-        of_two = step.op in _PRODUCTS and step.call is None and step.template.count("{") == 2
+        of_two = step.op in _PRODUCTS and step.call is None and len(_factors(step)) == 2
         return of_two and (len(pair), shapes) == (1, {3})
 
     def _set_by(self, ref: Ref) -> Statement | None:
@@ -181,10 +180,16 @@ class _Near:
         return len(self._readers.get(step.target, set())) > 1
 
 
+def _factors(step: Statement) -> list[Ref]:
+    """The operands of a product, in order; one that is multiplied by itself is there twice."""
+    return [each for each in step.value.args if isinstance(each, Ref)] if isinstance(step.value, Call) else []
+
+
 def _dimension(step: Statement) -> str | None:
     """The dimension of a concatenation as it is written; "0" where it is not; None for other operations."""
-    call = arguments(step) if step.op in _CONCATENATIONS else None
-    if call is None:
+    value = step.value
+    if not isinstance(value, Call) or step.op not in _CONCATENATIONS:
         return None
-    given = call[1][1] if len(call[1]) > 1 else call[2].get("dim", call[2].get("axis"))
-    return "0" if given is None else ast.unparse(given)
+    named = dict(value.kwargs)
+    given = value.args[1] if len(value.args) > 1 else named.get("dim", named.get("axis"))
+    return "0" if given is None else text_of(given)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from loka.graph.ir import PART, ForwardIR, RefKind, Region, Statement
+from loka.graph.expression import PRODUCT, Ref, RefKind
+from loka.graph.ir import PART, ForwardIR, Region, Statement
 from loka.graph.patterns.linear_chain import readers_of
 from loka.graph.patterns.norm import TORCH_NORMS, norm_ending_at, norm_starting_at, over_other_dimensions
 from loka.graph.sites.flow import ELEMENTWISE
@@ -37,11 +38,11 @@ def find_regions(forward: ForwardIR, wanted: Collection[str]) -> tuple[Region, .
             continue
         first = last = index
         before = index - 1
-        if before >= free and call.x == "{0}":
-            feeds = statement.operands[0].text == statements[before].target
+        if before >= free and isinstance(call.x, Ref):
+            feeds = call.x.text == statements[before].target
             if feeds and readers.get(statements[before].target) == {index}:
                 first = _norm_before(statements, index, free, readers)
-        if call.out == "{0}":
+        if call.out == PRODUCT:
             last = _end(statements, first, index, readers)
         regions.append(Region(call.site, first, last, tuple(s.op for s in statements[first : last + 1])))
         free = last + 1

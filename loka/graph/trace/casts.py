@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -12,13 +11,13 @@ import torch
 from torch import nn
 
 from loka.graph.equivalence import NormsInFloat32
-from loka.graph.ir import GEMMS, CannotTraceError, ForwardIR, Ref, RefKind, Statement, names_read, renamed
+from loka.graph.expression import Arg, Call, Constant, Ref, RefKind, local, locals_in, mapped, method
+from loka.graph.ir import GEMMS, CannotTraceError, ForwardIR, Statement
 from loka.graph.source import has_hooks
 from loka.graph.trace.examples import Examples
 from loka.graph.trace.observed_shapes import observed_values
 from loka.graph.trace.printer import attribute, variable
 
-_DEVICE = re.compile(r"['\"]|\bdevice\b")  # in the text of a call of `to`
 CASTS = frozenset({"to", "type_as", "float", "double", "half", "bfloat16"})
 _OWN_DTYPE = frozenset({"layer_norm"})  # under autocast float32, whatever it reads
 _PAIRS = frozenset({"add", "sub", "mul", "div", "truediv", "addcmul", "cat", "concat", "concatenate", "stack"})
@@ -67,7 +66,7 @@ def with_wide_results(
     `x @ weight + bias` has the dtype of the bias there, and a linear, in which both are one, does not: such a result is
     cast. `parameters` has the expression of one Parameter of each dtype. A call that raises in one form is left out.
     """
-    names = sorted(names_read(forward.result, {step.target for step in forward.statements}))
+    names = sorted({*locals_in(forward.result)} & {step.target for step in forward.statements})
     dtypes: list[dict[str, torch.dtype]] = []
     for each in (traced, forward):
         try:
@@ -83,28 +82,39 @@ def with_wide_results(
         if now == dtype or torch.promote_types(now, dtype) != dtype or dtype not in parameters:
             continue
         wide = variable(f"{name}_wide", taken)
-        operands = Ref(RefKind.LOCAL, name), Ref(RefKind.ATTRIBUTE, parameters[dtype])
-        statements.append(Statement(wide, "to", "{0}.to(torch.promote_types({0}.dtype, {1}.dtype))", operands))
+        made, of = local(name), Ref(RefKind.ATTRIBUTE, parameters[dtype])
+        both = Call("torch.promote_types", (Call("getattr", (made, "dtype")), Call("getattr", (of, "dtype"))))
+        statements.append(Statement(wide, "to", method(made, "to", both)))
         wider[name] = wide
-    return replace(forward, statements=tuple(statements), result=renamed(forward.result, wider))
+    result = mapped(forward.result, lambda ref: local(wider[ref.text]) if ref.text in wider else ref)
+    return replace(forward, statements=tuple(statements), result=result)
 
 
 def _moves(step: Statement) -> bool:
-    return step.op in ("cpu", "cuda") or (step.op == "to" and bool(_DEVICE.search(step.template)))
+    value = step.value
+    if step.op != "to" or not isinstance(value, Call):
+        return step.op in ("cpu", "cuda")
+    return any(map(_is_device, value.args)) or any(name == "device" or _is_device(each) for name, each in value.kwargs)
+
+
+def _is_device(value: Arg) -> bool:
+    if isinstance(value, Call):
+        return value.target == "getattr" and value.args[1:] == ("device",)
+    return isinstance(value, str) or (isinstance(value, Constant) and value.text.startswith("torch.device("))
 
 
 def _calls_of_linears(owner: nn.Module) -> frozenset[str]:
-    """The texts of the calls of torch's own linears."""
+    """The targets of the calls of torch's own linears."""
     found = []
     for name, child in owner.named_modules():
         if name and type(child) is nn.Linear and not has_hooks(child):
             with suppress(CannotTraceError):
-                found.append(f"{attribute(owner, name)}({{0}})")
+                found.append(attribute(owner, name))
     return frozenset(found)
 
 
 class _Call:
-    """The dtypes of one call; `linears` are the texts of calls of linears, which compute in a dtype of their own."""
+    """The dtypes of one call; `linears` are targets of calls of linears, which compute in a dtype of their own."""
 
     def __init__(
         self,
@@ -115,7 +125,7 @@ class _Call:
     ) -> None:
         self._casts, self._dtypes, self._linears = casts, dict(dtypes), linears
         self._made = {step.target: step for step in forward.statements}
-        self._returned = names_read(forward.result, dtypes)
+        self._returned = {*locals_in(forward.result)} & dtypes.keys()
         self._readers: dict[str, list[Statement]] = defaultdict(list)
         for step in forward.statements:
             for name in {ref.text for ref in step.operands if ref.kind is RefKind.LOCAL}:
@@ -135,11 +145,14 @@ class _Call:
     def _feeds_a_gemm(self, name: str) -> bool:
         """True if a GEMM reads a tensor, or a view of it. The cast of an argument may make that call possible."""
         for step in self._readers[name]:
-            if step.op in GEMMS or step.template in self._linears:
+            if step.op in GEMMS or self._is_linear(step):
                 return True
             if (step.op in _KEEPING or step.target in self._casts) and self._feeds_a_gemm(step.target):
                 return True
         return False
+
+    def _is_linear(self, step: Statement) -> bool:
+        return isinstance(step.value, Call) and step.value.target in self._linears
 
     def _is_of_bias(self, step: Statement) -> bool:
         """True for `product += bias`, a sum in the dtype of the product: so is a product with its bias."""
@@ -158,7 +171,7 @@ class _Call:
         return name in self._returned or any(self._reader_tells(step, name, dtype) for step in self._readers[name])
 
     def _reader_tells(self, step: Statement, name: str, dtype: torch.dtype) -> bool:
-        if step.op in GEMMS or step.op in _OWN_DTYPE or step.op == "dtype" or step.template in self._linears:
+        if step.op in GEMMS or step.op in _OWN_DTYPE or step.op == "dtype" or self._is_linear(step):
             return False
         if step.target in self._casts:
             return step.operands[0].text == name and self._tells(step.target, dtype)

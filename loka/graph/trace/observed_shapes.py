@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from loka.graph.equivalence import with_forward
-from loka.graph.ir import ForwardIR, RefKind, Shape, Statement
+from loka.graph.expression import RefKind, local
+from loka.graph.ir import ForwardIR, Shape, Statement
 from loka.graph.trace.examples import Examples, copy_tree
 
 _PAIRS = frozenset({"add", "mul"})
@@ -40,7 +41,7 @@ def observed_values(
     signature = inspect.signature(owner.forward)
     targets = {step.target for step in forward.statements}
     names = [name for name in names if name in targets and name not in signature.parameters]
-    shown = with_forward(owner, replace(forward, result=f"({' '.join(f'{name},' for name in names)})"))
+    shown = with_forward(owner, replace(forward, result=tuple(map(local, names))))
     shown._forward_hooks = OrderedDict()  # the owner's hooks expect its result, and this forward returns all its locals
     with _evaluating(shown), torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         for call in examples.calls:

@@ -7,15 +7,15 @@ from dataclasses import replace
 
 from torch import nn
 
-from loka.graph.ir import ForwardIR, Ref, RefKind, Statement
+from loka.graph.expression import Call, Ref, RefKind, local, method, writes
+from loka.graph.ir import ForwardIR, Statement
 from loka.graph.patterns.linear_chain import readers_of
 from loka.graph.patterns.region import ACTIVATIONS, NORM_MODULES, NORMS
 from loka.graph.sites.flow import ELEMENTWISE
 from loka.graph.source import has_hooks
 
 SUMS = frozenset(("add_", "sub_", "mul_", "div_"))  # methods that return what they write into
-_PLAIN = {"add_": ("add", "+"), "sub_": ("sub", "-")}  # the gradients of a product would be of another dtype
-_IN_PLACE = "inplace=True"
+_PLAIN = {"add_": "add", "sub_": "sub"}  # the gradients of a product would be of another dtype
 # Operations that return a new tensor, never a view of an operand, unless written into one (`out=`).
 _VIEWS = frozenset(
     {"view", "view_as", "reshape", "flatten", "unflatten", "transpose", "permute", "unsqueeze", "squeeze"}
@@ -40,15 +40,15 @@ def out_of_place(forward: ForwardIR, made: Collection[str] = (), sums: bool = Tr
     taken.update(step.target for step in forward.statements)
     for step in forward.statements:
         alone = [ref.text for ref in step.operands if ref.kind is RefKind.LOCAL and len(readers[ref.text]) == 1]
-        if step.op in ACTIVATIONS and _IN_PLACE in step.template and making.intersection(alone) and step.target != "_":
-            step = replace(step, template=step.template.replace(_IN_PLACE, "inplace=False"))
-        plain = step.op.removesuffix("_")
-        if step.op != plain and plain in ACTIVATIONS and making.intersection(alone) and step.target != "_":  # x.relu_()
-            step = replace(step, op=plain, template=step.template.replace(f"{step.op}(", f"{plain}(", 1))
+        called, plain = step.value, step.op.removesuffix("_")
+        if isinstance(called, Call) and plain in ACTIVATIONS and making.intersection(alone) and step.target != "_":
+            kwargs = tuple((name, False if name == "inplace" else value) for name, value in called.kwargs)
+            target = called.target.removesuffix("_") if step.op != plain else called.target  # x.relu_()
+            step = replace(step, op=plain, value=replace(called, target=target, kwargs=kwargs))
         steps = sum_out_of_place(step, making.intersection(alone), taken) if sums else (step,)
         of_first = bool(step.operands) and step.operands[0].text in making.intersection(alone)
         of_new = of_first and step.op in SUMS | _VIEWS
-        if (step.op in MAKING and _IN_PLACE not in step.template and "out=" not in step.template) or of_new:
+        if (step.op in MAKING and not writes(step.value)) or of_new:
             making.add(step.target)
         statements += steps
     return replace(forward, statements=tuple(statements))
@@ -60,18 +60,16 @@ def sum_out_of_place(step: Statement, new: Collection[str], taken: set[str]) -> 
     Any other statement stays alone. `new` are new tensors that this statement alone reads, `taken` the names of locals,
     to which that of the sum is added.
     """
-    op, sign = _PLAIN.get(step.op, ("", ""))
-    if not op or step.operands[0].text not in new or step.target == "_":
+    op, called = _PLAIN.get(step.op), step.value
+    if op is None or not isinstance(called, Call) or step.operands[0].text not in new or step.target == "_":
         return (step,)
-    other = step.template.removeprefix(f"{{0}}.{step.op}(").removesuffix(")")
-    if other not in ("{0}", "{1}"):
+    if called.target != f".{step.op}" or called.kwargs or not all(isinstance(each, Ref) for each in called.args):
         return (step,)
     name = f"{step.target}_wide"
     while name in taken:
         name += "_"
     taken.add(name)
-    cast = (Ref(RefKind.LOCAL, name), step.operands[0])
     return (
-        replace(step, target=name, op=op, template=f"{{0}} {sign} {other}"),
-        replace(step, op="type_as", template="{0}.type_as({1})", operands=cast),
+        replace(step, target=name, op=op, value=replace(called, target=f"operator.{op}")),
+        replace(step, op="type_as", value=method(local(name), "type_as", called.args[0])),
     )

@@ -1,4 +1,4 @@
-"""Python text for traced operations: constants, attribute paths, functions under their public names, statements.
+"""Names for traced operations in Python: constants, attribute paths, functions under their public names, variables.
 
 All of it becomes code, so nothing is copied from a model unchecked: names must be identifiers or are repr'd, and
 constants are printed only for known types.
@@ -9,15 +9,15 @@ from __future__ import annotations
 import builtins
 import keyword
 import math
-import operator
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 
 import torch
 from torch import fx, nn
 
-from loka.graph.ir import CannotTraceError, Ref, RefKind
+from loka.graph.expression import Arg, Call, Constant, Ref, RefKind
+from loka.graph.ir import CannotTraceError
 
 RESERVED = frozenset(
     {*dir(builtins), *keyword.kwlist, *keyword.softkwlist}
@@ -26,13 +26,6 @@ RESERVED = frozenset(
 HIDING = frozenset({"self", "torch", "dispatch", "kernels", "modules", "getattr", "slice", "float", "complex", "abs"})
 # not allowed as names of arguments: the text of the forward, or of the file around it, uses these names
 
-INFIX: dict[Callable[..., object], str] = {
-    operator.add: "+", operator.sub: "-", operator.mul: "*", operator.truediv: "/", operator.floordiv: "//",
-    operator.mod: "%", operator.pow: "**", operator.matmul: "@", operator.and_: "&", operator.or_: "|",
-    operator.xor: "^", operator.lshift: "<<", operator.rshift: ">>", operator.eq: "==", operator.ne: "!=",
-    operator.lt: "<", operator.le: "<=", operator.gt: ">", operator.ge: ">=",
-}  # fmt: skip
-PREFIX: dict[Callable[..., object], str] = {operator.neg: "-", operator.pos: "+", operator.invert: "~"}
 _SINGLETONS = (torch.dtype, torch.layout, torch.memory_format)
 _NAMESPACES = {
     "torch": torch, "torch.nn.functional": torch.nn.functional, "torch.special": torch.special,
@@ -154,70 +147,25 @@ def variable(hint: str, taken: set[str]) -> str:
     return name
 
 
-class Template:
-    """Collects the operands of one statement while its text is printed."""
+def argument(value: object, refs: Mapping[fx.Node, Ref], training: str) -> Arg:
+    """An argument of a traced operation; `training` is the expression that a flag stands for.
 
-    def __init__(
-        self,
-        refs: Mapping[fx.Node, Ref],
-        training: str,
-    ) -> None:
-        self.operands: list[Ref] = []
-        self._refs, self._training = refs, training
-
-    def arg(self, value: object) -> str:
-        """An argument as template text: "{0}" for an operand, the constant otherwise, braces doubled."""
-        if isinstance(value, fx.Node):
-            return self._operand(self._refs[value])
-        if isinstance(value, TrainingFlag):
-            return self._operand(Ref(RefKind.ATTRIBUTE, self._training))
-        if isinstance(value, tuple | list):
-            brackets = "[]" if isinstance(value, list) else "()"
-            return sequence([self.arg(item) for item in value], brackets)
-        if isinstance(value, dict):
-            return "{{" + ", ".join(f"{literal(constant(k))}: {self.arg(v)}" for k, v in value.items()) + "}}"
-        if isinstance(value, slice):
-            return f"slice({self.arg(value.start)}, {self.arg(value.stop)}, {self.arg(value.step)})"
-        return literal(constant(value))
-
-    def _operand(self, ref: Ref) -> str:
-        if ref not in self.operands:
-            self.operands.append(ref)
-        return f"{{{self.operands.index(ref)}}}"
-
-    def index(self, value: object) -> str:
-        """The text inside square brackets."""
-        if isinstance(value, tuple) and value:
-            items = [self._slice(item) for item in value]
-            return ", ".join(items) + ("," if len(items) == 1 else "")
-        return self._slice(value)
-
-    def _slice(self, value: object) -> str:
-        if not isinstance(value, slice):
-            return self.arg(value)
-        start, stop, step = ("" if part is None else self.arg(part) for part in (value.start, value.stop, value.step))
-        return f"{start}:{stop}" + (f":{step}" if step else "")
-
-    def atom(self, value: object) -> str:
-        """An argument before an operator or a dot: constants are put in brackets."""
-        text = self.arg(value)
-        return f"({text})" if not isinstance(value, fx.Node | str | tuple | list | dict) else text
-
-    def side(self, value: object) -> str:
-        """One side of an infix operator."""
-        text = self.arg(value)
-        return f"({text})" if text.startswith("-") else text
-
-    def call(self, function: str, args: Iterable[object], kwargs: dict[str, object]) -> str:
-        """`function(args, name=value)`; `function` is template text."""
-        parts = [self.arg(arg) for arg in args]
-        for name, value in kwargs.items():
-            if not name.isidentifier() or keyword.iskeyword(name):
-                raise CannotTraceError(f"keyword argument {name!r} is no identifier")
-            parts.append(f"{name}={self.arg(value)}")
-        return f"{function}({', '.join(parts)})"
-
-
-def literal(text: str) -> str:
-    """Text escaped so that `str.format` leaves it unchanged."""
-    return text.replace("{", "{{").replace("}", "}}")
+    Raises CannotTraceError for a constant that cannot be printed.
+    """
+    if isinstance(value, fx.Node):
+        return refs[value]
+    if isinstance(value, TrainingFlag):
+        return Ref(RefKind.ATTRIBUTE, training)
+    if isinstance(value, tuple):
+        return tuple(argument(each, refs, training) for each in value)
+    if isinstance(value, list):
+        return Call("list", tuple(argument(each, refs, training) for each in value))
+    if isinstance(value, dict):
+        pairs = ((argument(key, refs, training), argument(item, refs, training)) for key, item in value.items())
+        return Call("dict", tuple(pairs))
+    if isinstance(value, slice):
+        return Call("slice", tuple(argument(each, refs, training) for each in (value.start, value.stop, value.step)))
+    if value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value)):
+        constant(value)  # raises for subclasses
+        return value
+    return Constant(constant(value))

@@ -1,8 +1,9 @@
-"""Printing a reading as statements."""
+"""A reading as statements."""
 
 from __future__ import annotations
 
 import inspect
+import keyword
 import operator
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,16 +11,17 @@ from dataclasses import replace
 from torch import fx, nn
 
 from loka.graph.capture.captured import place_in
-from loka.graph.ir import CannotTraceError, Ref, RefKind, Statement, names_read
+from loka.graph.expression import INFIX, PREFIX, Arg, Call, Ref, RefKind, local, locals_in
+from loka.graph.ir import CannotTraceError, Statement
 from loka.graph.sites.op_names import is_idle_dropout
 from loka.graph.trace.merging import Op
 from loka.graph.trace.out_of_place import makes_its_result
-from loka.graph.trace.printer import INFIX, PREFIX, Template, attribute, is_identifier, literal, public_name, variable
+from loka.graph.trace.printer import argument, attribute, is_identifier, public_name, variable
 from loka.graph.trace.reading import Reading
 
 
 class Printed:
-    """Prints a recording as statements."""
+    """The statements of a recording."""
 
     def __init__(self, module: nn.Module, recording: Reading) -> None:
         self.module = module
@@ -27,7 +29,7 @@ class Printed:
         self.statements: list[Statement] = []
         self.made: dict[str, str] = {}  # locals returned by children that are new tensors, with these children
         self.lines: dict[str, tuple[str, int]] = {}  # of the targets, in the user's code
-        self.result = "None"
+        self.result: Arg = None
         ops = _without_dead(recording)
         self.used = {node for op in ops for node in _inputs(op)}
         self.taken = set(inspect.signature(module.forward).parameters)
@@ -42,60 +44,58 @@ class Printed:
     def _print(self, op: Op) -> None:
         node = op.node
         if node.op == "placeholder":
-            self.refs[node] = Ref(RefKind.LOCAL, str(node.target))
+            self.refs[node] = local(str(node.target))
         elif node.op == "get_attr":
             self.refs[node] = Ref(RefKind.ATTRIBUTE, attribute(self.module, str(node.target)))
         elif node.op == "output":
-            template = self._template(op)
-            text = template.arg(op.args[0])
-            self.result = text.format(*(ref.text for ref in template.operands))
+            self.result = self._arg(op, op.args[0])
         elif is_idle_dropout(node.target, op.args, op.kwargs) and op.args:
             self.refs[node] = self.refs[op.args[0]]
         else:
             self._statement(op)
 
-    def _template(self, op: Op) -> Template:
-        training = attribute(self.module, op.child) + ".training"
-        return Template(self.refs, training)
+    def _arg(self, op: Op, value: object) -> Arg:
+        return argument(value, self.refs, attribute(self.module, op.child) + ".training")
 
     def _statement(self, op: Op) -> None:
-        template = self._template(op)
-        name, hint, text = self._call(op, template)
-        target = variable(hint, self.taken) if op.node in self.used else "_"
-        self.refs[op.node] = Ref(RefKind.LOCAL, target)
+        name, hint, target = self._called(op)
+        kwargs = []
+        for key, item in op.kwargs.items():
+            if not key.isidentifier() or keyword.iskeyword(key):
+                raise CannotTraceError(f"keyword argument {key!r} is no identifier")
+            kwargs.append((key, self._arg(op, item)))
+        value = Call(target, tuple(self._arg(op, each) for each in op.args), tuple(kwargs))
+        made = variable(hint, self.taken) if op.node in self.used else "_"
+        self.refs[op.node] = local(made)
         if op.node.op == "call_module" and makes_its_result(self.module.get_submodule(str(op.node.target))):
-            self.made[target] = str(op.node.target)
+            self.made[made] = str(op.node.target)
         if op.line is not None:
-            self.lines[target] = op.line
-        self.statements.append(Statement(target, name, text, tuple(template.operands), note=op.child))
+            self.lines[made] = op.line
+        self.statements.append(Statement(made, name, value, note=op.child))
 
-    def _call(self, op: Op, template: Template) -> tuple[str, str, str]:
-        """The operation's name, a hint for its target's name, and its template."""
+    def _called(self, op: Op) -> tuple[str, str, str]:
+        """The operation's name, a hint for the name of what it makes, and the target of its call."""
         node, args = op.node, op.args
         target = node.target
         if node.op == "call_module":
-            path = str(target)
-            text = template.call(literal(attribute(self.module, path)), args, op.kwargs)
-            return "module", _last_name(path), text
+            return "module", _last_name(str(target)), attribute(self.module, str(target))
         if node.op == "call_method":
             if not is_identifier(str(target)):
                 raise CannotTraceError(f"method {target!r} cannot be printed")
-            text = template.call(f"{template.atom(args[0])}.{target}", args[1:], op.kwargs)
-            return str(target), self._hint(op, str(target)), text
+            return str(target), self._hint(op, str(target)), f".{target}"
         own = str(getattr(target, "__name__", target)).lstrip("_")
-        # `torch.relu_` writes into its operand, as the method does; `operator.and_` does not.
-        name = own if getattr(target, "__module__", "") != operator.add.__module__ else own.rstrip("_")
-        if target in INFIX and len(args) == 2:
-            return name, name, f"{template.side(args[0])} {INFIX[target]} {template.side(args[1])}"
-        if target in PREFIX:
-            return name, name, f"{PREFIX[target]}{template.side(args[0])}"
-        if target is operator.getitem:
-            return name, "item", f"{template.atom(args[0])}[{template.index(args[1])}]"
+        if getattr(target, "__module__", "") == operator.add.__module__:
+            known = f"operator.{getattr(target, '__name__', '')}"
+            own = own.rstrip("_")  # `torch.relu_` writes into its operand, as the method does; `operator.and_` does not
+            if known in (PREFIX if len(args) == 1 else INFIX):
+                return own, own, known
+            if target is operator.getitem:
+                return own, "item", known
+            if target is operator.abs:
+                return own, own, "abs"
         if target is getattr and len(args) == 2 and is_identifier(args[1]):
-            return str(args[1]), str(args[1]), f"{template.atom(args[0])}.{args[1]}"
-        if target is operator.abs:
-            return name, name, template.call("abs", args, op.kwargs)
-        return name, self._hint(op, name), template.call(public_name(target), args, op.kwargs)
+            return str(args[1]), str(args[1]), "getattr"
+        return own, self._hint(op, own), public_name(target)
 
     def _hint(self, op: Op, name: str) -> str:
         """A name hint: the child's name for a torch.nn child, which is one operation, otherwise the operation's."""
@@ -105,8 +105,7 @@ class Printed:
 
     def _drop_unread(self) -> None:
         """Unread targets become `_`: statements may have effects and stay."""
-        names = {s.target for s in self.statements}
-        read = {ref.text for s in self.statements for ref in s.operands} | names_read(self.result, names)
+        read = {ref.text for s in self.statements for ref in s.operands} | set(locals_in(self.result))
         self.statements = [
             s if s.target in read or s.target == "_" else replace(s, target="_") for s in self.statements
         ]

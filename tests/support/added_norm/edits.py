@@ -22,14 +22,9 @@ class Edit:
 EDITS = (
     Edit(
         "loka/graph/patterns/norm.py",
-        '        "rms_norm": TorchNorm(\n',
+        '        "rms_norm": TorchNorm(nn.RMSNorm),\n',
         r"""
-        "normalize": TorchNorm(
-            ("input", "p", "dim", "eps", "out"),
-            r"(?:, p=2\.0)?, dim=-1(?:, eps=(?P<eps>[\d.e-]+))?",
-            eps=1e-12,
-            fixed={"p": 2.0, "dim": -1, "out": None},
-        ),
+        "normalize": TorchNorm(fixed={"p": 2.0, "dim": -1, "out": None}),
 """,
     ),
     Edit(
