@@ -50,7 +50,7 @@ class Call:
     kwargs: tuple[tuple[str, Arg], ...] = ()
 
 
-Arg = TypeAliasType("Arg", Union[None, bool, int, float, str, Ref, Constant, Call, "tuple[Arg, ...]"])
+Arg = TypeAliasType("Arg", Union[bool, int, float, str, Ref, Constant, Call, "tuple[Arg, ...]", None])
 
 PRODUCT = Ref(RefKind.PRODUCT, "product")
 
@@ -125,9 +125,8 @@ def of_product(view: Arg, product: Arg) -> Arg:
 
 def writes(value: Arg) -> bool:
     """True for a call that is asked to write into a tensor: `inplace=True`, `out=y`."""
-    return isinstance(value, Call) and any(
-        name == "out" or (name, each) == ("inplace", True) for name, each in value.kwargs
-    )
+    kwargs = value.kwargs if isinstance(value, Call) else ()
+    return any(name == "out" or (name, each) == ("inplace", True) for name, each in kwargs)
 
 
 def text_of(value: Arg, name: Callable[[Ref], str] = lambda ref: ref.text) -> str:

@@ -7,7 +7,19 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from loka.errors import LokaError
-from loka.graph.expression import PRODUCT, Arg, Call, Constant, Ref, function, mapped, refs_in, text_of
+from loka.graph.expression import (
+    PRODUCT,
+    Arg,
+    Call,
+    Constant,
+    Ref,
+    function,
+    items_of,
+    mapped,
+    of_product,
+    refs_in,
+    text_of,
+)
 from loka.graph.fingerprint import Fingerprint
 
 Shape = tuple[int | None, ...]  # of a tensor; None is a dimension that differs between calls, such as the batch
@@ -37,7 +49,7 @@ class SiteCall:
     def linear(self, x: Arg, weight: Arg, bias: Arg) -> Arg:
         """The call as torch.nn.functional.linear of these, with the view of its product."""
         product = function("linear", x, weight) if bias is None else function("linear", x, weight, bias)
-        return mapped(self.out, lambda ref: product if ref == PRODUCT else ref)
+        return of_product(self.out, product)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +256,7 @@ def padded(call: SiteCall, columns: int, rows: int, n: int) -> SiteCall:
         return replace(call, x=x, weight=weight)
     first = Call("operator.getitem", (PRODUCT, (Constant("..."), Call("slice", (None, n, None)))))
     bias = None if call.bias is None else function("pad", call.bias, (0, rows))
-    return SiteCall(call.site, x, weight, bias, mapped(call.out, lambda ref: first if ref == PRODUCT else ref))
+    return SiteCall(call.site, x, weight, bias, of_product(call.out, first))
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +282,4 @@ def _padding(value: Arg) -> tuple[Arg, tuple[int, ...]] | None:
     if not isinstance(value, Call) or value.target != "torch.nn.functional.pad" or len(value.args) != 2:
         return None
     inner, sizes = value.args
-    is_plain = isinstance(sizes, tuple) and all(type(each) is int for each in sizes)
-    return (
-        (inner, tuple(each for each in sizes if type(each) is int)) if is_plain and isinstance(sizes, tuple) else None
-    )
+    return inner, tuple(each for each in items_of(sizes) if type(each) is int)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
@@ -108,17 +109,17 @@ def _norm(statement: Statement) -> ChainNorm | None:
     vectors = [named.get("weight"), named.get("bias")]
     weight, bias = map(_vector, vectors)
     sizes, eps = named.get("normalized_shape", (0,)), named["eps"]
-    if not isinstance(sizes, tuple) or len(sizes) != 1 or type(sizes[0]) is not int or type(eps) is not float:
+    if not isinstance(sizes, tuple) or len(sizes) != 1 or type(sizes[0]) is not int or not isinstance(eps, float | int):
         return None
     if [weight is None, bias is None] != [each is None for each in vectors]:
         return None
-    if not isinstance(named["input"], Ref) or any(
-        named[name] != each for name, each in TORCH_NORMS[kind].fixed.items()
-    ):
+    fixed = TORCH_NORMS[kind].fixed
+    if not isinstance(named["input"], Ref) or any(named[name] != each for name, each in fixed.items()):
         return None
-    return ChainNorm(kind, sizes[0], eps, weight, bias)
+    return ChainNorm(kind, sizes[0], float(eps), weight, bias)
 
 
+@cache
 def norm_signature(kind: str) -> inspect.Signature:
     """The signature of a norm of torch.nn.functional."""
     return inspect.signature(getattr(nn.functional, kind))
